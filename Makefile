@@ -1,0 +1,51 @@
+# One tool for everything: `make` lists the targets. `make demo` and `make test` set up all they need.
+.DEFAULT_GOAL := help
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PACKAGES := core plugins/quark_schemes plugins/quark_algos plugins/quark_templates plugins/quark_exporters
+STAMP := $(VENV)/.installed
+PYTEST_ARGS ?=
+
+.PHONY: help install demo test lint types imports check bench clients clean
+
+help:  ## list the targets
+	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## /  \1\t/' | expand -t 14
+
+install: $(STAMP)  ## create .venv with the pinned torch and all distributions, editable
+
+$(STAMP): constraints.txt requirements-dev.txt $(PACKAGES:%=%/pyproject.toml)
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "quark needs Python 3.11 or newer: run make PYTHON=/path/to/python3.11")'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet -c constraints.txt -r requirements-dev.txt
+	$(BIN)/python -m pip install --quiet -c constraints.txt --no-build-isolation $(PACKAGES:%=-e %)
+	@touch $@
+
+demo: install  ## quantize, export, reload and compare the bundled tiny model
+	$(BIN)/quark demo
+
+test: install  ## the whole test suite, offline
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: install  ## ruff: style and errors
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: install  ## mypy, strict on core
+	$(BIN)/mypy
+
+imports: install  ## import-linter: imports go down, plugins never meet
+	$(BIN)/lint-imports
+
+check: lint types imports test  ## everything that continuous integration checks
+
+bench: install  ## benchmarks: ratios to a floor measured in the same run
+	$(BIN)/python -m benchmarks
+
+clients: install  ## load exports in transformers and vLLM (VLLM_PYTHON=/path/to/python of an environment with vLLM)
+	$(BIN)/python -m pytest -m clients tests/clients $(PYTEST_ARGS)
+
+clean:  ## remove everything that make made
+	rm -rf $(VENV) demo-out

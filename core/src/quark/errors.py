@@ -1,0 +1,73 @@
+"""Every exception quark raises on purpose: each names the thing, the culprit and the cure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class QuarkError(Exception):
+    """Base of all errors raised on purpose; the command line prints it as one paragraph and exits with 2."""
+
+
+class ConfigError(QuarkError, ValueError):
+    """A configuration value is wrong or does not fit the model."""
+
+
+class UnknownNameError(ConfigError):
+    """A name that no installed plugin provides.
+
+    Attributes:
+        kind: What was asked for, such as ``"scheme"``.
+        name: The name that is not there.
+        known: The names that are there.
+    """
+
+    def __init__(self, message: str, *, kind: str, name: str, known: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.kind = kind
+        self.name = name
+        self.known = tuple(known)
+
+
+class AmbiguousNameError(ConfigError):
+    """A name that several distributions claim; it fails only when it is asked for."""
+
+
+class PluginError(QuarkError):
+    """A plugin is broken; raised only in strict mode, otherwise recorded and warned once."""
+
+
+class MissingPluginError(QuarkError, ImportError):
+    """A documented name whose plugin is not installed; the message says what to install."""
+
+
+class CheckpointError(QuarkError):
+    """A checkpoint on disk is incomplete, damaged, or points outside its directory."""
+
+
+class CalibrationError(QuarkError, ValueError):
+    """Calibration data are missing, empty, or of a kind that no model can be called with."""
+
+
+class NonFiniteError(QuarkError, ValueError):
+    """A weight or an activation holds NaN or Inf.
+
+    Attributes:
+        tensor: Full name of the tensor.
+    """
+
+    def __init__(self, message: str, *, tensor: str) -> None:
+        super().__init__(message)
+        self.tensor = tensor
+
+
+class UnsupportedError(QuarkError, NotImplementedError):
+    """A combination that is understood but cannot be done, and why."""
+
+
+class OutputError(QuarkError, OSError):
+    """The output place cannot be used: not empty, not writable, or no space left."""
+
+
+class EnvironmentConflictError(QuarkError, RuntimeError):
+    """Another installed distribution owns the same import name."""

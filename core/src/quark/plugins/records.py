@@ -1,0 +1,139 @@
+"""What a plugin registers: frozen records that point at code by name. Making one imports nothing.
+
+Every record has a name (see `quark.names`), perhaps aliases, a one-line summary, a stability, and ``exports``: the documented names that
+come with it, each a lazy reference. An export is keyed by a plain name (``"Int4PerGroupSpec"``: found in every documented module that
+re-exports) or by module and name (``"quark.torch.algorithm.awq.awq:AwqProcessor"``: that module then exists).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import attrs
+
+from quark.lazy import LazyRef, as_lazy_ref, as_optional_lazy_ref
+from quark.names import NAME_RULE, is_valid_name
+
+STABILITIES = ("stable", "provisional", "experimental")
+
+
+def _name(_: Any, attribute: Any, value: object) -> None:
+    if not is_valid_name(value):
+        raise ValueError(f"{attribute.name} {value!r} is not a name: a name is {NAME_RULE}")
+
+
+def _names(instance: Any, attribute: Any, values: tuple[object, ...]) -> None:
+    for value in values:
+        _name(instance, attribute, value)
+
+
+def _exports(values: Mapping[str, str | LazyRef]) -> Mapping[str, LazyRef]:
+    return MappingProxyType({key: as_lazy_ref(ref) for key, ref in dict(values).items()})
+
+
+@attrs.frozen(kw_only=True)
+class Record:
+    """Base of all records.
+
+    Attributes:
+        name: Unique among the records of its kind.
+        aliases: Other names of the same thing, for old configurations.
+        summary: One line for listings.
+        stability: One of `STABILITIES`.
+        exports: Documented names that come with this record.
+        replaces: Distribution whose record of the same name this one stands in for, such as ``"quark-schemes"``.
+
+    Raises:
+        ValueError: A name, an alias, the stability or a reference is malformed.
+    """
+
+    name: str = attrs.field(validator=_name)
+    aliases: tuple[str, ...] = attrs.field(default=(), converter=tuple, validator=_names)
+    summary: str = ""
+    stability: str = attrs.field(default="stable", validator=attrs.validators.in_(STABILITIES))
+    exports: Mapping[str, LazyRef] = attrs.field(factory=dict, converter=_exports, hash=False)
+    replaces: str | None = None
+
+
+@attrs.frozen(kw_only=True)
+class FormatRecord(Record):
+    """A number format: how values become codes and codes become bytes.
+
+    Attributes:
+        format: Reference to a `quark.numerics.NumberFormat` value.
+        bits: Bits of one stored element, scales apart.
+    """
+
+    format: LazyRef = attrs.field(converter=as_lazy_ref)
+    bits: float = attrs.field(validator=attrs.validators.gt(0))
+
+
+@attrs.frozen(kw_only=True)
+class ObserverRecord(Record):
+    """An observer: what of the data it sees decides the range.
+
+    Attributes:
+        observer: Reference to a `quark.numerics.Observer` class.
+        class_name: Documented class name, which JSON configurations hold.
+    """
+
+    observer: LazyRef = attrs.field(converter=as_lazy_ref)
+    class_name: str
+
+
+@attrs.frozen(kw_only=True)
+class SchemeRecord(Record):
+    """A named scheme.
+
+    Attributes:
+        config: Reference to a function without arguments that builds a fresh `quark.specs.layer.QLayerConfig`.
+        kv_cache: Reference to a function that builds the `QTensorConfig` of a cache in this scheme; None where it cannot hold a cache.
+        attention: Likewise for attention probabilities and queries.
+        shares_global_scale: Whether fused projections must share one global scale.
+    """
+
+    config: LazyRef = attrs.field(converter=as_lazy_ref)
+    kv_cache: LazyRef | None = attrs.field(default=None, converter=as_optional_lazy_ref)
+    attention: LazyRef | None = attrs.field(default=None, converter=as_optional_lazy_ref)
+    shares_global_scale: bool = False
+
+
+@attrs.frozen(kw_only=True)
+class AlgorithmRecord(Record):
+    """An algorithm.
+
+    Attributes:
+        kind: ``"transform"`` (changes weights, keeps the function) or ``"rounding"`` (chooses codes).
+        config: Reference to its `quark.specs.algorithm.AlgoConfig` class.
+        processor: Reference to the class that does the work; None while a distribution brings the configuration only.
+    """
+
+    kind: str = attrs.field(validator=attrs.validators.in_(("transform", "rounding")))
+    config: LazyRef = attrs.field(converter=as_lazy_ref)
+    processor: LazyRef | None = attrs.field(default=None, converter=as_optional_lazy_ref)
+
+
+@attrs.frozen(kw_only=True)
+class TemplateRecord(Record):
+    """A model family; its name is ``config.model_type``.
+
+    Attributes:
+        architecture: Reference to a `quark.specs.architecture.Architecture`.
+    """
+
+    architecture: LazyRef = attrs.field(converter=as_lazy_ref)
+
+
+@attrs.frozen(kw_only=True)
+class ExporterRecord(Record):
+    """An exporter.
+
+    Attributes:
+        exporter: Reference to a class with the protocol `quark.export.Exporter`.
+        reads_back: Whether this project can load what it writes.
+    """
+
+    exporter: LazyRef = attrs.field(converter=as_lazy_ref)
+    reads_back: bool = False

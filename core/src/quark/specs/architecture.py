@@ -1,0 +1,56 @@
+"""Architecture: the facts about a model family, stated once, as data. Names are relative patterns, never code."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+
+
+def _tuple(value: Any) -> tuple[str, ...]:
+    return (value,) if isinstance(value, str) else tuple(value or ())
+
+
+@attrs.frozen(kw_only=True)
+class Architecture:
+    """Where things are in a model family.
+
+    Full names are relative to the model; names under "in a block" are relative to one decoder block.
+
+    Attributes:
+        model_type: ``config.model_type`` of the family.
+        decoder_blocks: Full name of the list of decoder blocks, such as ``"model.layers"``.
+        embeddings: Full names of the token embeddings.
+        final_norm: Full name of the norm before the head.
+        head: Full name of the output projection.
+        attention_inputs: In a block: projections that read the normed attention input (q, k, v, or fused).
+        attention_output: In a block: the projection that closes attention.
+        attention_norm: In a block: the norm that feeds ``attention_inputs``.
+        mlp_inputs: In a block: projections that read the normed MLP input.
+        mlp_output: In a block: the projection that closes the MLP.
+        mlp_norm: In a block: the norm that feeds ``mlp_inputs``.
+        norm_has_unit_offset: Norms multiply by ``1 + weight``.
+        kv_layers_name: Documented patterns of the projections whose outputs enter the cache.
+        q_layer_name: Documented patterns of the query projections.
+        gate_up_layers_name: Suffixes of the two MLP input projections.
+        exclude_layers_name: Documented patterns left in float.
+        fused: Suffixes that runtimes fuse into one matrix, and so must agree in format: ``(("q_proj", "k_proj", "v_proj"), …)``.
+    """
+
+    model_type: str
+    decoder_blocks: str | None = None
+    embeddings: tuple[str, ...] = attrs.field(default=(), converter=_tuple)
+    final_norm: str | None = None
+    head: str | None = None
+    attention_inputs: tuple[str, ...] = attrs.field(default=(), converter=_tuple)
+    attention_output: str | None = None
+    attention_norm: str | None = None
+    mlp_inputs: tuple[str, ...] = attrs.field(default=(), converter=_tuple)
+    mlp_output: str | None = None
+    mlp_norm: str | None = None
+    norm_has_unit_offset: bool = False
+    kv_layers_name: tuple[str, ...] | None = attrs.field(default=None, converter=attrs.converters.optional(_tuple))
+    q_layer_name: str | tuple[str, ...] | None = None
+    gate_up_layers_name: tuple[str, ...] = attrs.field(default=("gate_proj", "up_proj"), converter=_tuple)
+    exclude_layers_name: tuple[str, ...] = attrs.field(default=(), converter=_tuple)
+    fused: tuple[tuple[str, ...], ...] = ()

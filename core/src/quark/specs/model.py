@@ -1,0 +1,152 @@
+"""QConfig: how a model is quantized. Documented as ``Config`` and ``QConfig``; this is the one definition."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import attrs
+
+from quark.errors import ConfigError
+from quark.specs.algorithm import AlgoConfig
+from quark.specs.dataclass_view import with_dataclass_view
+from quark.specs.enums import QuantFlow, QuantizationMode
+from quark.specs.layer import QLayerConfig
+from quark.specs.tensor import QTensorConfig
+from quark.version import VERSION
+
+
+def _algorithms(value: Any) -> list[AlgoConfig] | None:
+    """A single object (documented before 0.10) or any iterable of them, as a list."""
+    if value is None:
+        return None
+    if isinstance(value, Iterable) and not isinstance(value, str | Mapping):
+        return list(value)
+    return [value]
+
+
+def _copied_dict(value: Mapping[Any, QLayerConfig] | None) -> dict[Any, QLayerConfig]:
+    return dict(value or {})
+
+
+def _copied_list(value: Iterable[Any] | None) -> list[Any]:
+    if isinstance(value, str):
+        raise ConfigError(f"a list of patterns is wanted, not the single string {value!r}: write [{value!r}]")
+    return list(value or [])
+
+
+def _layer(value: Any) -> QLayerConfig:
+    if not isinstance(value, QLayerConfig):
+        raise ConfigError(f"global_quant_config is a QLayerConfig, not {value!r}")
+    return value
+
+
+@with_dataclass_view
+@attrs.define
+class QConfig:
+    """The quantization of a whole model. Lists and dicts given are copied, so no two configurations share them.
+
+    Which layer gets what: ``exclude``, then ``layer_quant_config`` (first matching pattern), then ``layer_type_quant_config``, then
+    ``global_quant_config``; ``kv_cache_quant_config`` adds output quantization even to excluded layers.
+
+    Attributes:
+        global_quant_config: For every linear layer that nothing else names.
+        exclude: Patterns (``fnmatch``) of module names that keep their weights and inputs.
+        algo_config: Algorithms in order; a single object is taken as a list of one.
+        log_severity_level: Documented; without effect.
+        version: Version that made this configuration.
+        layer_type_quant_config: By module type, a torch class or its name.
+        layer_quant_config: By pattern of module name, first match.
+        kv_cache_quant_config: By pattern: output quantization of key and value projections.
+        kv_cache_group: Patterns of the projections that feed the cache.
+        min_kv_scale: Floor of the cache's scales.
+        kv_cache_post_rope: Quantize keys after the rotary embedding.
+        shared_scale_groups: Groups of name suffixes that share one global scale.
+        softmax_quant_spec: Of the attention probabilities.
+        quant_mode: Only eager mode is offered.
+        quant_flow: Documented; every flow is the same pipeline.
+        gpu_resident_blocks: Documented; without effect.
+        sync_moe_expert_input_amax: Experts share the range of their input.
+        keep_prequantized_layers: Keep layers that come quantized already.
+        pre_quant_opt_config: Documented before 0.12: algorithms that go before ``algo_config``; folded into it.
+    """
+
+    global_quant_config: QLayerConfig = attrs.field(validator=lambda _s, _a, v: _layer(v))
+    exclude: list[str] = attrs.field(factory=list, converter=_copied_list)
+    algo_config: list[AlgoConfig] | None = attrs.field(default=None, converter=_algorithms)
+    log_severity_level: int = 1
+    version: str = VERSION
+    layer_type_quant_config: dict[Any, QLayerConfig] = attrs.field(factory=dict, converter=_copied_dict)
+    layer_quant_config: dict[str, QLayerConfig] = attrs.field(factory=dict, converter=_copied_dict)
+    kv_cache_quant_config: dict[str, QLayerConfig] = attrs.field(factory=dict, converter=_copied_dict)
+    kv_cache_group: list[str] = attrs.field(factory=list, converter=_copied_list)
+    min_kv_scale: float = 0.0
+    kv_cache_post_rope: bool = False
+    shared_scale_groups: list[list[str]] = attrs.field(factory=list, converter=_copied_list)
+    softmax_quant_spec: QTensorConfig | None = None
+    quant_mode: QuantizationMode = QuantizationMode.eager_mode
+    quant_flow: QuantFlow = QuantFlow.standard
+    gpu_resident_blocks: int = 0
+    sync_moe_expert_input_amax: bool = False
+    keep_prequantized_layers: bool = True
+    pre_quant_opt_config: Any = attrs.field(default=None, repr=False, eq=False)
+
+    def __attrs_post_init__(self) -> None:
+        if self.pre_quant_opt_config is not None:
+            first = _algorithms(self.pre_quant_opt_config) or []
+            self.algo_config = first + (self.algo_config or [])
+            self.pre_quant_opt_config = None
+        if self.min_kv_scale < 0:
+            raise ConfigError(f"min_kv_scale={self.min_kv_scale} is negative: a scale is positive, 0.0 means no floor")
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON form, the keys of ``quantization_config`` but for ``export``, which the exporter adds."""
+        softmax = self.softmax_quant_spec
+        return {
+            "global_quant_config": self.global_quant_config.to_dict(),
+            "exclude": list(self.exclude),
+            "algo_config": None if self.algo_config is None else [a.to_dict() for a in self.algo_config],
+            "softmax_quant_spec": None if softmax is None else softmax.to_dict(),
+            "quant_method": "quark",
+            "layer_type_quant_config": {_type_name(k): v.to_dict() for k, v in self.layer_type_quant_config.items()},
+            "layer_quant_config": {k: v.to_dict() for k, v in self.layer_quant_config.items()},
+            "kv_cache_quant_config": {k: v.to_dict() for k, v in self.kv_cache_quant_config.items()},
+            "kv_cache_post_rope": self.kv_cache_post_rope,
+            "quant_mode": self.quant_mode.name,
+            "version": self.version,
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> QConfig:
+        """Read the JSON form of any generation: missing keys and nulls take their defaults, unknown keys are left alone.
+
+        ``algo_config`` entries become `AlgoConfig` objects of their name only through `quark.templates.algorithms`; here they stay out.
+
+        Raises:
+            ConfigError: ``global_quant_config`` is missing or malformed.
+        """
+        if not isinstance(data.get("global_quant_config"), Mapping):
+            raise ConfigError("this quantization_config has no 'global_quant_config': it was not written by quark, or is damaged")
+        export = data.get("export") or {}
+        softmax = data.get("softmax_quant_spec")
+        return cls(
+            global_quant_config=QLayerConfig.from_dict(data["global_quant_config"]),
+            exclude=data.get("exclude"),
+            version=str(data.get("version") or VERSION),
+            layer_type_quant_config=_layers(data, "layer_type_quant_config"),
+            layer_quant_config=_layers(data, "layer_quant_config"),
+            kv_cache_quant_config=_layers(data, "kv_cache_quant_config"),
+            kv_cache_group=export.get("kv_cache_group"),
+            min_kv_scale=float(export.get("min_kv_scale") or 0.0),
+            kv_cache_post_rope=bool(data.get("kv_cache_post_rope")),
+            softmax_quant_spec=None if softmax is None else QTensorConfig.from_dict(softmax),
+            quant_mode=QuantizationMode.from_str(data.get("quant_mode") or "eager_mode"),
+        )
+
+
+def _type_name(key: type | str) -> str:
+    return key if isinstance(key, str) else key.__name__
+
+
+def _layers(data: Mapping[str, Any], key: str) -> dict[str, QLayerConfig]:
+    return {name: QLayerConfig.from_dict(value) for name, value in (data.get(key) or {}).items()}

@@ -1,0 +1,142 @@
+"""QTensorConfig: how one tensor is quantized. Documented under three names; this is the one definition."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from enum import Enum
+from typing import Any
+
+import attrs
+
+from quark.errors import ConfigError
+from quark.specs.dataclass_view import with_dataclass_view
+from quark.specs.enums import Dtype, QSchemeType, RoundType, ScaleType, ZeroPointType
+
+_SCALE_FORMATS = ("float32", "e8m0", "e4m3", "e5m3")
+_LEGACY_KEYS = {"dynamic": "is_dynamic", "axis": "ch_axis"}
+
+
+def observer_name(observer: type | str | None) -> str | None:
+    """The documented name of an observer given as a class or by name."""
+    return observer if observer is None or isinstance(observer, str) else observer.__name__
+
+
+def _member(enum: type[Enum]) -> Any:
+    def convert(value: Any) -> Any:
+        if value is None or isinstance(value, enum):
+            return value
+        if isinstance(value, str):
+            return enum.from_str(value)  # type: ignore[attr-defined]
+        raise ConfigError(f"expected a {enum.__name__} or its name, not {value!r}")
+
+    return convert
+
+
+def _pair(value: Sequence[int] | None) -> tuple[int, int] | None:
+    if value is None:
+        return None
+    pair = tuple(value)
+    if len(pair) != 2 or not all(isinstance(v, int) and v > 0 for v in pair):
+        raise ConfigError(f"block_size is two positive whole numbers [rows, columns], not {value!r}")
+    return pair
+
+
+@with_dataclass_view
+@attrs.frozen
+class QTensorConfig:
+    """The quantization of one tensor: number format × granularity × symmetry × scale × observer × static or dynamic.
+
+    Old names: ``QuantizationSpec`` (to 0.11). Source: spec of the documented surface, §1.2.
+
+    Attributes:
+        dtype: Number format of the elements: a `Dtype`, or its name.
+        observer_cls: Observer class, or its documented name.
+        is_dynamic: Whether ranges are found anew for each tensor at run time (activations) or once (static).
+        qscheme: Which elements share a scale.
+        ch_axis: Axis that keeps its own scales (per channel) or along which groups run (per group).
+        group_size: Elements in a group; -1 is the whole axis.
+        block_size: Rows and columns of a 2-D block.
+        symmetric: Whether the zero point is fixed at 0. None where the format has no zero point.
+        round_method: Rounding between two representable values.
+        scale_type: In which type scales are kept.
+        scale_format: In which number format scales are: None or ``"float32"``, ``"e8m0"``, ``"e4m3"``, ``"e5m3"``.
+        scale_calculation_mode: How a power-of-two scale is chosen: ``"even"``, ``"floor"``, ``"ceil"``.
+        qat_spec: Kept for documented signatures; quantization-aware training is not offered.
+        mx_element_dtype: Element format where ``dtype`` is ``Dtype.mx``.
+        zero_point_type: Whole or real zero points.
+        is_scale_quant: Whether this is a second stage, which quantizes the scale of the first.
+        enable_buffer_reuse: Accepted and written for the sake of readers; without effect.
+        max_input_numel: Likewise.
+
+    Raises:
+        ConfigError: (a ValueError) A value is out of its range or another is missing beside it.
+    """
+
+    dtype: Dtype = attrs.field(converter=_member(Dtype))
+    observer_cls: type | str | None = attrs.field(default=None, eq=observer_name, hash=True)
+    is_dynamic: bool | None = None
+    qscheme: QSchemeType | None = attrs.field(default=None, converter=_member(QSchemeType))
+    ch_axis: int | None = None
+    group_size: int | None = None
+    block_size: tuple[int, int] | None = attrs.field(default=None, converter=_pair)
+    symmetric: bool | None = None
+    round_method: RoundType | None = attrs.field(default=None, converter=_member(RoundType))
+    scale_type: ScaleType | None = attrs.field(default=None, converter=_member(ScaleType))
+    scale_format: str | None = None
+    scale_calculation_mode: str | None = None
+    qat_spec: object = None
+    mx_element_dtype: Dtype | None = attrs.field(default=None, converter=_member(Dtype))
+    zero_point_type: ZeroPointType = attrs.field(default=ZeroPointType.int32, converter=_member(ZeroPointType))
+    is_scale_quant: bool = False
+    enable_buffer_reuse: bool = False
+    max_input_numel: int = 4 * 1024 * 1024
+
+    def __attrs_post_init__(self) -> None:
+        for culprit, cure in _contradictions(self):
+            raise ConfigError(f"QTensorConfig(dtype={self.dtype.name}): {culprit}; {cure}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON form: field names as keys, enums by name, the observer by class name."""
+        out: dict[str, Any] = {}
+        for a in attrs.fields(type(self)):
+            if a.name == "qat_spec":
+                continue
+            value = getattr(self, a.name)
+            out[a.name] = value.name if isinstance(value, Enum) else list(value) if isinstance(value, tuple) else value
+        out["observer_cls"] = observer_name(self.observer_cls)
+        return out
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> QTensorConfig:
+        """Read the JSON form; the older keys ``dynamic`` and ``axis`` are understood.
+
+        Raises:
+            ConfigError: A key is unknown, or ``dtype`` is missing.
+        """
+        values = {_LEGACY_KEYS.get(key, key): value for key, value in data.items()}
+        known = {a.name for a in attrs.fields(cls)}
+        unknown = sorted(set(values) - known)
+        if unknown or "dtype" not in values:
+            problem = f"unknown keys {unknown}" if unknown else "the key 'dtype' is missing"
+            raise ConfigError(f"a tensor's quantization in JSON has {problem}; its keys are {', '.join(sorted(known - {'qat_spec'}))}")
+        return cls(**{key: value for key, value in values.items() if key != "zero_point_type" or value is not None})
+
+    def set(self, **changes: Any) -> QTensorConfig:
+        """A copy with some fields changed."""
+        return attrs.evolve(self, **changes)
+
+
+def _contradictions(spec: QTensorConfig) -> list[tuple[str, str]]:
+    """What contradicts what, each with the cure; only what holds for every number format."""
+    found = []
+    if spec.qscheme is QSchemeType.per_channel and spec.ch_axis is None:
+        found.append(("per_channel needs the axis that keeps its own scales", "set ch_axis, 0 for the output channels of a weight"))
+    if spec.qscheme is QSchemeType.per_group and (spec.ch_axis is None or spec.group_size is None):
+        found.append(("per_group needs ch_axis and group_size", "set ch_axis=-1 and group_size, such as 128"))
+    if spec.qscheme is QSchemeType.per_block and spec.block_size is None:
+        found.append(("per_block needs block_size", "set block_size=[rows, columns], such as [128, 128]"))
+    if spec.group_size is not None and (not isinstance(spec.group_size, int) or spec.group_size == 0 or spec.group_size < -1):
+        found.append((f"group_size={spec.group_size!r} is not a size", "use a positive whole number, or -1 for the whole axis"))
+    if spec.scale_format is not None and spec.scale_format not in _SCALE_FORMATS:
+        found.append((f"scale_format={spec.scale_format!r} is unknown", f"use one of {', '.join(_SCALE_FORMATS)}, or None"))
+    return found
