@@ -1,0 +1,1 @@
+"""Numerics: number formats, observers and tensor quantizers; protocols and the machinery that serves them all."""

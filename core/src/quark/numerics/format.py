@@ -1,0 +1,64 @@
+"""NumberFormat: element codes ↔ values, range, rounding, packing. A format is a value, never a branch."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import torch
+from torch import Tensor
+
+from quark.numerics.granularity import Granularity
+from quark.numerics.qparams import QParams
+from quark.specs.tensor import QTensorConfig
+
+
+class NumberFormat(ABC):
+    """A number format. Implementations are frozen attrs values in plugins; the core knows none by name.
+
+    The engine (`quark.numerics.quantizer`) works on *scaled* values ``t = x / scale (+ zero_point)``, and asks the format to round them.
+
+    Attributes:
+        name: Registered name.
+        bits: Bits of one stored element.
+        storage_dtype: Torch dtype of unpacked codes.
+    """
+
+    name: str
+    bits: float
+    storage_dtype: torch.dtype
+
+    @abstractmethod
+    def spec_problem(self, spec: QTensorConfig) -> str | None:
+        """What a spec of this format lacks or contradicts, with the cure; None where it is complete."""
+
+    @abstractmethod
+    def qparams(self, low: Tensor, high: Tensor, spec: QTensorConfig) -> QParams:
+        """Scales, and zero points, for ranges ``[low, high]``, float32, of any shape; the shape is kept."""
+
+    @abstractmethod
+    def round_(self, t: Tensor) -> Tensor:
+        """Round scaled float32 values in place to the nearest representable ones, ties to even, saturating; returns ``t``."""
+
+    @abstractmethod
+    def encode(self, t: Tensor) -> Tensor:
+        """Codes, in ``storage_dtype``, of values that `round_` has left."""
+
+    @abstractmethod
+    def decode(self, codes: Tensor) -> Tensor:
+        """The float32 values of codes; the inverse of `encode`."""
+
+    @abstractmethod
+    def pack(self, codes: Tensor, granularity: Granularity, order: str) -> Tensor:
+        """Codes ``[O, I]`` as they lie in a checkpoint. Works on meta tensors, so that shapes are known without data."""
+
+    @abstractmethod
+    def unpack(self, packed: Tensor, granularity: Granularity, order: str, shape: tuple[int, ...]) -> Tensor:
+        """The inverse of `pack`, bit for bit."""
+
+    @abstractmethod
+    def pack_qparams(self, qparams: QParams, spec: QTensorConfig, granularity: Granularity, order: str) -> dict[str, Tensor]:
+        """Scales and zero points as they lie in a checkpoint, by suffix: ``scale``, ``zero_point``, ``scale_2``, …"""
+
+    @abstractmethod
+    def unpack_qparams(self, tensors: dict[str, Tensor], spec: QTensorConfig, granularity: Granularity, order: str, shape: tuple[int, ...]) -> QParams:
+        """The inverse of `pack_qparams`; ``shape`` is the tensor's."""

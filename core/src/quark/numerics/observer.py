@@ -1,0 +1,41 @@
+"""Observer: what of the data it sees decides the range of a tensor."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from torch import Tensor
+
+from quark.numerics.granularity import Granularity
+from quark.specs.tensor import QTensorConfig
+
+
+class Observer(ABC):
+    """Collects a statistic of one tensor over any number of calls.
+
+    Two observers of the same tensor can be merged: merging equals having seen both data sets, so ranks can reduce.
+
+    Args:
+        spec: The tensor's quantization.
+        granularity: Which elements share a range.
+    """
+
+    def __init__(self, spec: QTensorConfig, granularity: Granularity) -> None:
+        self.spec = spec
+        self.granularity = granularity
+
+    @abstractmethod
+    def observe(self, x: Tensor) -> None:
+        """Take in one tensor, of any float dtype; nothing of it is kept alive."""
+
+    @abstractmethod
+    def range(self) -> tuple[Tensor, Tensor]:
+        """Low and high, float32, in the granularity's scale shape.
+
+        Raises:
+            CalibrationError: Nothing was observed.
+        """
+
+    @abstractmethod
+    def merge(self, other: Observer) -> None:
+        """Take in what another observer of the same kind has seen."""

@@ -1,0 +1,33 @@
+"""QParams: the numbers that turn codes back into values."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import attrs
+from torch import Tensor
+
+
+@attrs.frozen(eq=False)
+class QParams:
+    """Scales, and zero points where the format has them: ``value = (code − zero_point) · scale · outer_scale``.
+
+    Attributes:
+        scale: Multiplier, float. Shape by granularity: ``[]`` per tensor, ``[C]`` per channel, ``[…, groups]`` per group, ``[…tokens]`` per token.
+        zero_point: As ``scale`` in shape; None for formats without one.
+        outer_scale: Scale of the scale (two-stage specs), float32 ``[]``; None where there is none.
+    """
+
+    scale: Tensor
+    zero_point: Tensor | None = None
+    outer_scale: Tensor | None = None
+
+    def items(self) -> Iterator[tuple[str, Tensor]]:
+        """The tensors that are there, by field name."""
+        for name in ("scale", "zero_point", "outer_scale"):
+            if (value := getattr(self, name)) is not None:
+                yield name, value
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> QParams:
+        """The same with ``change`` applied to every tensor."""
+        return attrs.evolve(self, **{name: change(value) for name, value in self.items()})

@@ -1,0 +1,70 @@
+"""TensorQuantizer: one tensor spec made executable. `quantize → codes`, `dequantize` and `fake_quantize` agree exactly."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from quark.numerics.granularity import Granularity
+from quark.numerics.observer import Observer
+from quark.numerics.qparams import QParams
+from quark.specs.layer import TensorSpec
+
+
+class TensorQuantizer(Protocol):
+    """What the pipeline, the modules and the exporters may ask of a tensor's quantization, single- or multi-stage.
+
+    Attributes:
+        spec: The spec it was made from.
+        granularity: Of the first stage.
+        is_dynamic: Whether ranges are found at run time.
+        is_float: Whether nothing is quantized but the dtype (float16, bfloat16).
+    """
+
+    spec: TensorSpec
+    granularity: Granularity
+    is_dynamic: bool
+    is_float: bool
+
+    def problem(self, shape: tuple[int, ...]) -> str | None:
+        """Why a tensor of that shape cannot be quantized so, with the cure, or None. Needs no data."""
+
+    def observer(self) -> Observer:
+        """A fresh observer for calibration."""
+
+    def qparams_from(self, observer: Observer) -> QParams:
+        """Scales of what an observer has seen."""
+
+    def find_qparams(self, x: Tensor) -> QParams:
+        """Scales of ``x`` itself, by the spec's observer."""
+
+    def fake_quantize(self, x: Tensor, qparams: QParams | None = None, *, out: Tensor | None = None) -> Tensor:
+        """``dequantize(quantize(x))`` in ``x``'s dtype, in few passes; with ``qparams`` None the scales are found from ``x``.
+
+        ``out`` may be ``x`` itself.
+        """
+
+    def round_to_nearest(self, x: Tensor, *, out: Tensor | None = None) -> tuple[Tensor, QParams]:
+        """Find scales and fake-quantize in one go, tile by tile: ``(values, qparams)``. ``out`` may be ``x``."""
+
+    def quantize(self, x: Tensor, qparams: QParams) -> Tensor:
+        """Codes of ``x``, in its shape. For values already on the grid of ``qparams`` these are the codes they came from."""
+
+    def dequantize(self, codes: Tensor, qparams: QParams) -> Tensor:
+        """Float32 values of codes."""
+
+    def pack(self, codes: Tensor, qparams: QParams, *, order: str = "reorder") -> dict[str, Tensor]:
+        """Checkpoint tensors by suffix: ``""`` for the codes, ``scale``, ``zero_point``, ``scale_2``, …; works on meta tensors."""
+
+    def pack_qparams(self, qparams: QParams, *, order: str = "reorder") -> dict[str, Tensor]:
+        """As `pack` without the codes: what is stored of a static activation quantizer."""
+
+    def unpack(self, tensors: dict[str, Tensor], shape: tuple[int, ...], *, order: str = "reorder") -> tuple[Tensor, QParams]:
+        """The inverse of `pack` for a tensor of that shape."""
+
+    def unpack_qparams(self, tensors: dict[str, Tensor], shape: tuple[int, ...], *, order: str = "reorder") -> QParams:
+        """The inverse of `pack_qparams`."""
+
+    def empty_qparams(self, shape: tuple[int, ...], device: str) -> QParams:
+        """Uninitialised scales of the right shapes and dtypes, for meta models and readers."""
