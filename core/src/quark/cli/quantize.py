@@ -1,0 +1,114 @@
+"""``quark quantize``: a checkpoint in, a quantized checkpoint out."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from quark.errors import CalibrationError, ConfigError
+
+if TYPE_CHECKING:
+    from quark.specs.model import QConfig
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("quantize")(quantize)
+
+
+def quantize(
+    model: Annotated[Path, typer.Argument(help="Directory of a float checkpoint in Hugging Face form.")],
+    out: Annotated[Path, typer.Argument(help="Directory to write; must not exist or be empty.")],
+    scheme: Annotated[str, typer.Option(help="Scheme of all linear layers; `quark schemes` lists them.")],
+    algorithm: Annotated[list[str] | None, typer.Option(help="Algorithm to apply; may be repeated, in order.")] = None,
+    kv_cache: Annotated[str | None, typer.Option(help="Scheme of the key-value cache, such as fp8.")] = None,
+    exclude: Annotated[
+        list[str] | None, typer.Option(help="Pattern of layers left in float, beside the template's; may be repeated.")
+    ] = None,
+    layer: Annotated[list[str] | None, typer.Option(help="PATTERN=SCHEME for some layers; may be repeated.")] = None,
+    calib: Annotated[Path | None, typer.Option(help="Text file, or directory of .txt files, for static activation scales.")] = None,
+    num_calib: Annotated[int, typer.Option(min=1, help="Calibration sequences.")] = 128,
+    seq_len: Annotated[int, typer.Option(min=1, help="Tokens in a calibration sequence.")] = 512,
+    device: Annotated[str, typer.Option(help="Torch device to work on.")] = "cpu",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16, or auto: as the checkpoint says.")] = "auto",
+    exporter: Annotated[str, typer.Option(help="Exporter; `quark exporters` lists them.")] = "safetensors",
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+) -> None:
+    """Quantize the checkpoint MODEL and write the result to OUT."""
+    # Torch and transformers are imported here, not above: `quark --help` and the listings do without them.
+    from quark.export.place import refuse_used_directory
+    from quark.model.loading import calibration_tokens, load_model, load_tokenizer, meta_model
+    from quark.pipeline import ModelQuantizer
+    from quark.torch import export_safetensors
+
+    started = time.perf_counter()
+    refuse_used_directory(out)
+    skeleton = meta_model(model)
+    config = make_config(skeleton.config, scheme, algorithm, kv_cache, exclude, layer)
+    quantizer = ModelQuantizer(config)
+    plan = quantizer.plan(skeleton)
+    if dry_run:
+        _print_plan(plan, as_json)
+        return
+    tokenizer = load_tokenizer(model)
+    data = None
+    if plan.calibrated:
+        if calib is None:
+            raise CalibrationError(
+                f"the scheme '{scheme}' has static activation scales and needs calibration text: give --calib FILE or DIR"
+            )
+        data = calibration_tokens(tokenizer, calib, num_calib, seq_len)
+    float_model = load_model(model, dtype, device)
+    quantizer.quantize_model(float_model, data)
+    export_safetensors(float_model, str(out), custom_mode=exporter)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(out)
+    _print_result(out, scheme, len(plan.quantized), time.perf_counter() - started, as_json)
+
+
+def make_config(
+    model_config: Any,
+    scheme: str,
+    algorithm: list[str] | None,
+    kv_cache: str | None,
+    exclude: list[str] | None,
+    layer: list[str] | None,
+) -> QConfig:
+    """The configuration that the options ask for, through the template of the model's family."""
+    from quark.model.family import model_type_of
+    from quark.templates import LLMTemplate
+
+    template = LLMTemplate.get(model_type_of(model_config) or "(none)")
+    return template.get_config(
+        scheme=scheme,
+        algorithm=algorithm or None,
+        kv_cache_scheme=kv_cache,
+        layer_config=dict(_pair(text) for text in layer or []) or None,
+        exclude_layers=[*template.exclude_layers_name, *exclude] if exclude else None,
+    )
+
+
+def _pair(text: str) -> tuple[str, str]:
+    pattern, separator, scheme = text.rpartition("=")
+    if not (pattern and separator and scheme):
+        raise ConfigError(f"--layer {text!r} is not of the form PATTERN=SCHEME, such as '*.down_proj=fp8'")
+    return pattern, scheme
+
+
+def _print_plan(plan: Any, as_json: bool) -> None:
+    from quark.model.plan_text import plan_lines
+
+    typer.echo(json.dumps(plan.to_dict(), indent=2) if as_json else "\n".join(plan_lines(plan)))
+
+
+def _print_result(out: Path, scheme: str, layers: int, seconds: float, as_json: bool) -> None:
+    size = sum(f.stat().st_size for f in out.iterdir() if f.is_file())
+    if as_json:
+        typer.echo(json.dumps({"out": str(out), "scheme": scheme, "layers": layers, "bytes": size, "seconds": round(seconds, 3)}))
+    else:
+        typer.echo(f"{out}: {layers} layers in {scheme}, {size / 1e6:.1f} MB, {seconds:.1f} s")

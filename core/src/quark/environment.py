@@ -1,0 +1,25 @@
+"""Two distributions cannot own the import name ``quark``: find the other one before it does harm."""
+
+from __future__ import annotations
+
+from importlib import metadata
+
+from quark.errors import EnvironmentConflictError
+
+_RIVAL = "amd-quark"
+
+
+def refuse_rival() -> None:
+    """Raise if amd-quark is installed in this environment: its files and ours would lie in one folder.
+
+    Raises:
+        EnvironmentConflictError: It is; the message says how to part them.
+    """
+    try:
+        version = metadata.version(_RIVAL)
+    except metadata.PackageNotFoundError:
+        return
+    raise EnvironmentConflictError(
+        f"{_RIVAL} {version} is installed in the same environment as quark-core, and both own the import name 'quark'. "
+        f"Keep them in separate virtual environments, or run: pip uninstall {_RIVAL}, then pip install --force-reinstall quark-core"
+    )

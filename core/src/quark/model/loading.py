@@ -1,0 +1,121 @@
+"""Checkpoints in Hugging Face form: the structure on meta tensors, the model, its tokenizer, text for calibration.
+
+transformers is imported inside the functions: importing this module, and with it ``quark.torch``, does not pay for it.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quark.errors import CalibrationError, CheckpointError, ConfigError
+
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+def model_config(path: Path) -> Any:
+    """The transformers config of a checkpoint.
+
+    Raises:
+        CheckpointError: There is no such directory, or its config.json is missing or damaged.
+    """
+    from transformers import AutoConfig
+
+    if not (path / "config.json").is_file():
+        what = "there is no such directory" if not path.is_dir() else "it has no config.json"
+        raise CheckpointError(f"'{path}' is not a checkpoint in Hugging Face form: {what}")
+    try:
+        return AutoConfig.from_pretrained(path, trust_remote_code=False)
+    except (ValueError, OSError, json.JSONDecodeError, KeyError) as error:
+        raise CheckpointError(f"'{path / 'config.json'}' cannot be read: {error}") from error
+
+
+def meta_model(path: Path) -> nn.Module:
+    """The model of a checkpoint without its weights, on the meta device.
+
+    Raises:
+        CheckpointError: The directory is no checkpoint.
+        ConfigError: The checkpoint is quantized already.
+    """
+    from transformers import AutoModelForCausalLM
+
+    config = model_config(path)
+    if getattr(config, "quantization_config", None) is not None:
+        raise ConfigError(f"'{path}' is quantized already (its config.json has a quantization_config): give the float checkpoint")
+    with torch.device("meta"):
+        return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+
+
+def load_model(path: Path, dtype: str = "auto", device: str = "cpu") -> nn.Module:
+    """The float model, in evaluation mode.
+
+    Args:
+        path: Checkpoint directory.
+        dtype: A key of float32, bfloat16, float16; ``auto`` takes what the checkpoint says.
+        device: Torch device.
+
+    Raises:
+        ConfigError: An unknown dtype or device.
+        CheckpointError: A shard is missing, truncated, or lies outside the directory.
+    """
+    from transformers import AutoModelForCausalLM
+
+    from quark.model.shards import check_shards
+
+    if dtype != "auto" and dtype not in _DTYPES:
+        raise ConfigError(f"--dtype {dtype!r}: use auto, {', '.join(_DTYPES)}")
+    check_shards(path)
+    try:
+        target = torch.device(device)
+        torch.empty(0, device=target)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(f"the device {device!r} cannot be used here: {error}") from error
+    wanted = dtype if dtype == "auto" else _DTYPES[dtype]
+    model: nn.Module = AutoModelForCausalLM.from_pretrained(path, dtype=wanted, trust_remote_code=False, local_files_only=True)
+    return model.eval().to(target)
+
+
+def load_tokenizer(path: Path) -> Any:
+    """The tokenizer that lies with a checkpoint, or None where there is none."""
+    from transformers import AutoTokenizer
+
+    if not any((path / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")):
+        return None
+    return AutoTokenizer.from_pretrained(path, trust_remote_code=False, local_files_only=True)
+
+
+def read_text(path: Path) -> str:
+    """The text of a file, or of all .txt files of a directory in order of name.
+
+    Raises:
+        CalibrationError: There is no such file, or no text in it.
+    """
+    files = sorted(path.glob("*.txt")) if path.is_dir() else [path]
+    if not files or not all(f.is_file() for f in files):
+        raise CalibrationError(f"'{path}' is neither a text file nor a directory with .txt files")
+    text = "\n\n".join(f.read_text(encoding="utf-8", errors="replace") for f in files)
+    if not text.strip():
+        raise CalibrationError(f"'{path}' holds no text")
+    return text
+
+
+def calibration_tokens(tokenizer: Any, path: Path, count: int, length: int) -> list[Tensor]:
+    """Up to ``count`` sequences of ``length`` tokens, each ``[1, length]``, from the start of the text; the last may be shorter.
+
+    Raises:
+        CalibrationError: The checkpoint has no tokenizer, or the text gives no token.
+    """
+    if tokenizer is None:
+        raise CalibrationError(
+            "the checkpoint has no tokenizer, so text cannot be turned into tokens: use the Python interface with token tensors"
+        )
+    # Eight characters a token is generous for any tokenizer, so no more text than needed is tokenized.
+    text = read_text(path)[: count * length * 8]
+    ids = tokenizer(text, return_tensors="pt")["input_ids"][0][: count * length]
+    if ids.numel() == 0:
+        raise CalibrationError(f"'{path}' gives no tokens")
+    return [row[None] for row in ids.split(length)]

@@ -1,0 +1,59 @@
+"""Which quantization a layer gets, and why: the one place where the order of precedence is stated."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+
+import attrs
+from torch import nn
+
+from quark.nn.layers import LOOKUP_TYPES
+from quark.specs.layer import QLayerConfig
+from quark.specs.model import QConfig
+
+
+@attrs.frozen
+class Resolution:
+    """What a layer gets and which rule said so; ``config`` is None where it stays float."""
+
+    config: QLayerConfig | None
+    reason: str
+
+
+def first_match(name: str, patterns: object) -> str | None:
+    """The first of the patterns that matches a module's full name, case and all."""
+    return next((p for p in patterns if fnmatchcase(name, p)), None)  # type: ignore[attr-defined]
+
+
+def layer_config_for(config: QConfig, name: str, module_type: type[nn.Module]) -> Resolution:
+    """The quantization of the layer ``name``.
+
+    Precedence: ``exclude``, then ``layer_quant_config`` (first matching pattern), then ``layer_type_quant_config`` (exact type), then
+    ``global_quant_config``, which never reaches embeddings. A match in ``kv_cache_quant_config`` adds its output quantization to whatever
+    came out, even to an excluded layer.
+    """
+    base = _without_cache(config, name, module_type)
+    pattern = first_match(name, config.kv_cache_quant_config)
+    output = config.kv_cache_quant_config[pattern].output_tensors if pattern is not None else None
+    if output is None:
+        return base
+    layer = attrs.evolve(base.config or QLayerConfig(), output_tensors=output)
+    return Resolution(layer, f"{base.reason}; cache: {pattern}")
+
+
+def _without_cache(config: QConfig, name: str, module_type: type[nn.Module]) -> Resolution:
+    if (pattern := first_match(name, config.exclude)) is not None:
+        return Resolution(None, f"excluded: {pattern}")
+    if (pattern := first_match(name, config.layer_quant_config)) is not None:
+        return Resolution(_or_float(config.layer_quant_config[pattern]), f"pattern: {pattern}")
+    for key, layer in config.layer_type_quant_config.items():
+        if key is module_type or key == module_type.__name__:
+            return Resolution(_or_float(layer), f"type: {module_type.__name__}")
+    if module_type in LOOKUP_TYPES:
+        return Resolution(None, "embeddings stay float unless named")
+    return Resolution(_or_float(config.global_quant_config), "global")
+
+
+def _or_float(layer: QLayerConfig) -> QLayerConfig | None:
+    """A layer configuration that quantizes nothing is float."""
+    return None if layer == QLayerConfig() else layer

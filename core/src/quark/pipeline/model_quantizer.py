@@ -1,0 +1,112 @@
+"""ModelQuantizer: the documented way in. Quantize a model in memory, in place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+from torch import nn
+
+from quark.algorithms import RoundToNearest
+from quark.environment import refuse_rival
+from quark.errors import ConfigError, UnsupportedError
+from quark.log import get_logger
+from quark.model.family import architecture_of
+from quark.model.plan import QuantPlan, make_plan
+from quark.model.plan_text import plan_lines
+from quark.pipeline.batches import calls
+from quark.pipeline.finite import refuse_non_finite
+from quark.pipeline.progress import reporting
+from quark.pipeline.runner import run
+from quark.pipeline.sink import InPlaceSink
+from quark.specs.enums import QuantizationMode
+from quark.specs.model import QConfig
+
+M = TypeVar("M", bound=nn.Module)
+
+
+class ModelQuantizer:
+    """Quantizes models by one configuration.
+
+    Args:
+        config: What each layer gets. It is never changed.
+        multi_device: Documented; layers are quantized on whatever device they lie.
+
+    Example:
+        >>> from quark.torch import LLMTemplate, ModelQuantizer
+        >>> config = LLMTemplate.get("llama").get_config(scheme="int4_wo_128")
+        >>> quantizer = ModelQuantizer(config)           # then: model = quantizer.quantize_model(model)
+    """
+
+    def __init__(self, config: QConfig, multi_device: bool = False) -> None:
+        refuse_rival()
+        if not isinstance(config, QConfig):
+            raise ConfigError(f"ModelQuantizer is given a QConfig, not a {type(config).__name__}: see LLMTemplate.get(…).get_config(…)")
+        if config.quant_mode is not QuantizationMode.eager_mode:
+            raise UnsupportedError("only quant_mode=QuantizationMode.eager_mode is offered: FX graph mode is not part of this framework")
+        self.config = config
+        self.multi_device = multi_device
+
+    def plan(self, model: nn.Module) -> QuantPlan:
+        """What would be done to ``model``, and why; meta tensors will do. Raises ConfigError with all that is wrong."""
+        return make_plan(model, self.config, architecture_of(model))
+
+    def quantize_model(self, model: M, dataloader: Iterable[Any] | None = None) -> M:
+        """Quantize ``model`` in place, block by block, and return it.
+
+        Args:
+            model: Any module tree; a transformers model of a known family is worked block by block, another as one block.
+            dataloader: Calibration data (see `quark.pipeline.batches.calls`). Needed only where activations have static scales, and read
+                only then.
+
+        Returns:
+            The same object, its layers replaced, with the attributes ``quant_config``, ``quark_plan`` and ``quark_quantized``.
+
+        Raises:
+            ConfigError: The configuration does not fit the model.
+            CalibrationError: Static scales are asked for without data.
+            NonFiniteError: A weight or an activation holds NaN or Inf.
+            UnsupportedError: An algorithm is asked for that no installed distribution implements.
+        """
+        log = get_logger()
+        refuse_missing_processors(self.config)
+        plan = self.plan(model)
+        for line in plan_lines(plan):
+            log.info(line)
+        data = calls(dataloader) if plan.calibrated else []
+        refuse_non_finite(model, plan.quantized)
+        with reporting(len(data)) as progress:
+            run(model, plan, data, RoundToNearest(), InPlaceSink(model), progress)
+        model.quant_config, model.quark_plan, model.quark_quantized = self.config, plan, True  # type: ignore[assignment]
+        log.info("Model quantization has been completed.")
+        return model
+
+    @staticmethod
+    def freeze(model: M, quantize: bool | None = None, runtime_options: object = None) -> M:
+        """Documented step before an export. Weights are rounded as soon as a model is quantized, so this only ends training of them.
+
+        Args:
+            model: A quantized model, changed in place.
+            quantize: Documented; without effect.
+            runtime_options: Documented; without effect.
+
+        Raises:
+            ConfigError: The model has not been quantized.
+        """
+        if not getattr(model, "quark_quantized", False):
+            raise ConfigError("freeze wants a model that quantize_model has returned: this one has not been quantized")
+        return model.requires_grad_(False)
+
+
+def refuse_missing_processors(config: QConfig) -> None:
+    """Raise if an algorithm is configured that this version cannot carry out, before any work."""
+    from quark.plugins import algorithms
+
+    for algorithm in config.algo_config or []:
+        record = algorithms().get(algorithm.name)
+        if record.processor is None:
+            source = algorithms().source(algorithm.name)
+            raise UnsupportedError(
+                f"the algorithm '{algorithm.name}' cannot run: {source.distribution} {source.version} registers its configuration only. "
+                "Leave algo_config out, or install a distribution that brings its processor"
+            )

@@ -1,0 +1,141 @@
+"""The pipeline: blocks from a model, calibrated in lock-step where scales are static, rounded, handed to a sink."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
+
+import torch
+from torch import nn
+
+from quark.algorithms import Rounding
+from quark.model.blocks import Block, decoder_blocks
+from quark.model.plan import PlanRow, QuantPlan
+from quark.nn import QUANTIZED_TYPES, QuantizedLayer
+from quark.pipeline.batches import Call
+from quark.pipeline.lockstep import LockStep, without_cache
+from quark.pipeline.observing import Observation, observations, observing
+from quark.pipeline.sink import BlockSink
+from quark.specs.enums import QSchemeType
+from quark.specs.layer import stages
+
+Progress = Callable[[int, int, str], None]
+"""Called after each block with: blocks done, blocks in all, the block's name."""
+
+
+def run(
+    model: nn.Module, plan: QuantPlan, calls: Sequence[Call], rounding: Rounding, sink: BlockSink, progress: Progress = lambda *_: None
+) -> None:
+    """Quantize ``model`` by ``plan``, block by block.
+
+    Activations are observed in the float model: each sample passes each block once. A block's weights are rounded when all samples have
+    left it. Layers outside the blocks come last.
+
+    Args:
+        model: Changed in place by the sink, and its weights by the rounding.
+        plan: Made from this very model.
+        calls: Calibration forwards; may be empty where nothing in the plan is static.
+        rounding: Chooses codes.
+        sink: Takes finished layers.
+        progress: Told of every finished block.
+    """
+    blocks = decoder_blocks(model, plan.architecture)
+    outside = [r for r in plan.quantized if not any(b.owns(r.name) for b in blocks)]
+    inside = [[r for r in plan.quantized if b.owns(r.name)] for b in blocks]
+    work = _Work(model, plan, rounding, sink)
+    if not plan.calibrated:
+        for i, (block, rows) in enumerate(zip(blocks, inside, strict=True)):
+            work.finish(rows, [])
+            progress(i + 1, len(blocks), block.name)
+        work.finish(outside, [])
+    else:
+        _run_calibrated(model, blocks, inside, outside, calls, work, progress)
+    sink.finish()
+
+
+def _run_calibrated(
+    model: nn.Module,
+    blocks: Sequence[Block],
+    inside: Sequence[list[PlanRow]],
+    outside: list[PlanRow],
+    calls: Sequence[Call],
+    work: _Work,
+    progress: Progress,
+) -> None:
+    seen_outside = observations(outside)
+    with ExitStack() as stack:
+        stack.enter_context(without_cache(model))
+        stack.enter_context(observing(model, seen_outside))
+        steps = stack.enter_context(LockStep(model, [b.module for b in blocks], calls))
+        steps.advance(-1)
+        for i, (block, rows) in enumerate(zip(blocks, inside, strict=True)):
+            seen = observations(rows)
+            last = i == len(blocks) - 1
+            # Behind the last block only layers outside the blocks are left to see: without any, the heads' matrix products are saved.
+            if not last or seen or seen_outside:
+                with observing(model, seen):
+                    steps.advance(i)
+            work.finish(rows, seen)
+            progress(i + 1, len(blocks), block.name)
+    work.finish(outside, seen_outside)
+
+
+class _Work:
+    """What is done to the layers of one block once their statistics are complete."""
+
+    def __init__(self, model: nn.Module, plan: QuantPlan, rounding: Rounding, sink: BlockSink) -> None:
+        self._model = model
+        self._holders = Counter(id(p) for m in model.modules() for p in m._parameters.values() if p is not None)
+        self._groups = plan.config.shared_scale_groups
+        self._rounding = rounding
+        self._sink = sink
+
+    @torch.no_grad()
+    def finish(self, rows: Iterable[PlanRow], seen: Iterable[Observation]) -> None:
+        """Make quantized layers, set their activation scales, round their weights, hand them on."""
+        made = {row.name: self._make(row) for row in rows}
+        for item in seen:
+            layer = made[item.layer]
+            quantizer = layer.input_quantizer if item.slot == "input_tensors" else layer.output_quantizer
+            assert quantizer is not None
+            quantizer.set_qparams(item.qparams())
+        for group, shared in sharing(made, self._groups):
+            self._rounding.round(group, shared_scale=shared)
+        for layer in made.values():
+            _round_bias(layer)
+        self._sink.take(made)
+
+    def _make(self, row: PlanRow) -> QuantizedLayer:
+        layer = self._model.get_submodule(row.name)
+        assert row.config is not None
+        made = QUANTIZED_TYPES[type(layer)].from_float(layer, row.config)
+        # A parameter that another module holds too (tied embeddings) must not be rounded in place: that module would change with it.
+        if row.config.weight is not None and self._holders[id(layer.weight)] > 1:
+            made.weight = nn.Parameter(layer.weight.detach().clone(), requires_grad=False)  # type: ignore[operator]
+        return made
+
+
+def sharing(layers: dict[str, QuantizedLayer], groups: Sequence[Sequence[str]]) -> list[tuple[list[QuantizedLayer], bool]]:
+    """The layers in the sets that are rounded together: siblings named by a group of suffixes share one per-tensor scale."""
+    left = {name: layer for name, layer in layers.items() if layer.weight_quantizer is not None}
+    found: list[tuple[list[QuantizedLayer], bool]] = []
+    for suffixes in groups:
+        for name in [n for n in left if n.rsplit(".", 1)[-1] == suffixes[0]]:
+            parent = name.removesuffix(suffixes[0])
+            members = [parent + s for s in suffixes]
+            if all(m in left and _per_tensor(left[m]) for m in members):
+                found.append(([left.pop(m) for m in members], True))
+    return [*found, *(([layer], False) for layer in left.values())]
+
+
+def _per_tensor(layer: QuantizedLayer) -> bool:
+    specs = stages(layer.layer_config.weight)
+    return len(specs) == 1 and specs[0].qscheme is QSchemeType.per_tensor
+
+
+def _round_bias(layer: QuantizedLayer) -> None:
+    if layer.bias_quantizer is not None:
+        bias = layer.bias.data  # type: ignore[union-attr]
+        _, qparams = layer.bias_quantizer.quantizer.round_to_nearest(bias, out=bias)  # type: ignore[arg-type]
+        layer.bias_quantizer.set_qparams(qparams)

@@ -1,0 +1,35 @@
+"""Sinks take finished blocks. The in-place sink puts quantized layers where the float ones were."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from torch import nn
+
+from quark.nn import QuantizedLayer
+
+
+class BlockSink(Protocol):
+    """Takes the finished layers of one block after another."""
+
+    def take(self, layers: Mapping[str, QuantizedLayer]) -> None:
+        """Take quantized layers by full name."""
+
+    def finish(self) -> None:
+        """All blocks have been taken."""
+
+
+class InPlaceSink:
+    """Replaces layers inside the model they came from."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+
+    def take(self, layers: Mapping[str, QuantizedLayer]) -> None:
+        """Put each layer in the place of the float layer of that name."""
+        for name, layer in layers.items():
+            self._model.set_submodule(name, layer)
+
+    def finish(self) -> None:
+        """Nothing is left to do: the model is complete after each block."""
