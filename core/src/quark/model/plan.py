@@ -164,7 +164,7 @@ def _misfits(rows: tuple[PlanRow, ...]) -> Iterator[str]:
                 found.setdefault(f"{slot}: {problem}", []).append(row)
     for problem, bad in found.items():
         names = ", ".join(r.name for r in bad)
-        fitting = _fitting_schemes([r for r in bad])
+        fitting = _fitting_schemes(bad)
         cure = (
             f" Schemes of the same format that fit: {', '.join(fitting)}."
             if fitting

@@ -55,6 +55,7 @@ class QuantizerModule(nn.Module):
         return self.quantizer.fake_quantize(x, qparams)
 
     def extra_repr(self) -> str:
+        """Format, static or dynamic, granularity."""
         return f"{_formats(self.quantizer.spec)}, {'dynamic' if self.quantizer.is_dynamic else 'static'}, {self.quantizer.granularity}"
 
 

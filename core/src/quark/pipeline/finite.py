@@ -25,8 +25,8 @@ def refuse_non_finite(model: nn.Module, rows: Iterable[PlanRow]) -> None:
                 bad.append(f"{row.name}.{name}")
     if bad:
         raise NonFiniteError(
-            f"NaN or Inf in {len(bad)} tensor(s): {', '.join(bad)}. Nothing has been changed. The checkpoint is damaged or was saved from a "
-            "diverged run; repair it, or exclude these layers",
+            f"NaN or Inf in {len(bad)} tensor(s): {', '.join(bad)}. Nothing has been changed. The checkpoint is damaged or comes "
+            "from a diverged run; repair it, or exclude these layers",
             tensor=bad[0],
         )
 

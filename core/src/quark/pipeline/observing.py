@@ -46,7 +46,7 @@ class Observation:
             ) from error
         if not (torch.isfinite(low).all() and torch.isfinite(high).all()):
             raise NonFiniteError(
-                f"the {self.tensor} holds NaN or Inf during calibration: the model overflows there (float16?) or its weights or data are bad. "
+                f"the {self.tensor} holds NaN or Inf during calibration: the model overflows there (float16?), or weights or data are bad. "
                 "Layers of earlier blocks are quantized already: load the model again before the next try",
                 tensor=self.tensor,
             )

@@ -1,0 +1,81 @@
+"""Rules of this repository that no linter knows."""
+
+import re
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+DISTRIBUTIONS = ["core", *(f"plugins/quark_{part}" for part in ("schemes", "algos", "templates", "exporters"))]
+SOURCES = sorted(p for d in DISTRIBUTIONS for p in (ROOT / d / "src").rglob("*.py"))
+TEXTS = sorted(p for p in ROOT.rglob("*.py") if not {".venv", "build"} & set(p.relative_to(ROOT).parts))
+
+
+def test_there_is_something_to_check() -> None:
+    assert len(SOURCES) > 50
+
+
+@pytest.mark.parametrize("path", TEXTS, ids=lambda p: str(p.relative_to(ROOT)))
+def test_no_file_is_longer_than_400_lines(path: Path) -> None:
+    assert len(path.read_text(encoding="utf-8").splitlines()) <= 400
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_a_source_file_says_what_it_is(path: Path) -> None:
+    assert path.read_text(encoding="utf-8").startswith('"""'), "the first line is a docstring"
+    assert path.stem not in {"utils", "util", "helpers", "misc", "common"} or "torch" in path.parts or path.stem == "common"
+
+
+def test_all_distributions_have_the_one_version() -> None:
+    from quark.version import VERSION
+
+    for distribution in DISTRIBUTIONS:
+        project = tomllib.loads((ROOT / distribution / "pyproject.toml").read_text())["project"]
+        assert project["version"] == VERSION, distribution
+        pins = [d for d in project["dependencies"] if d.startswith("quark-")]
+        assert all(pin.endswith(f"=={VERSION}") for pin in pins), distribution
+
+
+def test_each_distribution_is_typed_and_has_its_own_readme_and_tests() -> None:
+    for distribution in DISTRIBUTIONS:
+        assert (ROOT / distribution / "README.md").is_file(), distribution
+        assert list((ROOT / distribution / "src").rglob("py.typed")), distribution
+        assert list((ROOT / distribution / "tests").rglob("test_*.py")), distribution
+
+
+def registered(kind: str) -> set[str]:
+    """Names of what plugins register, apart from plain words that English and torch use too."""
+    import quark
+
+    return set(getattr(quark, kind)().names())
+
+
+def test_core_knows_no_scheme_algorithm_or_model_by_name() -> None:
+    # Number formats share names with schemes (int8); the torch-free vocabulary documents those, and the bundled tiny model is a llama.
+    allowed = {"core/src/quark/specs/enums.py"}
+    names = (registered("schemes") | registered("algorithms") | registered("templates")) - {"rotation"}
+    quoted = re.compile(r"""["']({})["']""".format("|".join(map(re.escape, sorted(names)))))
+    found = []
+    for path in (p for p in SOURCES if p.is_relative_to(ROOT / "core/src") and "testing" not in p.parts):
+        if str(path.relative_to(ROOT)) in allowed:
+            continue
+        code = re.sub(r'""".*?"""', "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+        code = re.sub(r"(?m)#.*$", "", code)
+        found += [f"{path.relative_to(ROOT)}: {m.group()}" for m in quoted.finditer(code)]
+    assert not found
+
+
+def test_no_code_is_evaluated_and_nothing_is_pickled() -> None:
+    forbidden = re.compile(r"(?<![\w.])(eval|exec)\(|\bpickle\b|torch\.load\(")
+    found = [f"{p.relative_to(ROOT)}: {m.group()}" for p in SOURCES for m in forbidden.finditer(p.read_text(encoding="utf-8"))]
+    assert not found
+
+
+@pytest.mark.parametrize("module", ["quark", "quark.specs.model", "quark.plugins", "quark.templates", "quark.cli.main"])
+def test_light_modules_import_neither_torch_nor_transformers(module: str) -> None:
+    code = f"import sys, {module}; print(sorted({{'torch', 'transformers'}} & set(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
