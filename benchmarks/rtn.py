@@ -1,0 +1,89 @@
+"""Round-to-nearest from load to finished export, beside the floor: copying the checkpoint tensor by tensor through safetensors.
+
+    python -m benchmarks.rtn MODEL [--schemes int4_wo_64,mxfp4_weight_only] [--runs 5]
+
+MODEL is a float checkpoint in Hugging Face form. Copy and quantization alternate; medians and their ratio are printed. Imports of torch and
+transformers are not counted, on either side.
+"""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import shutil
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from quark.errors import QuarkError
+from quark.model.loading import load_model
+from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+
+def copy_checkpoint(source: Path, out: Path) -> None:
+    """Every tensor of every shard, read and written."""
+    out.mkdir()
+    for shard in sorted(source.glob("*.safetensors")):
+        with safe_open(shard, framework="pt") as file:
+            save_file({name: file.get_tensor(name) for name in file.keys()}, out / shard.name, metadata={"format": "pt"})  # noqa: SIM118
+
+
+def quantize(source: Path, out: Path, config_of: Callable[[str], object]) -> None:
+    """Load, quantize, export."""
+    model = load_model(source)
+    ModelQuantizer(config_of(model.config.model_type)).quantize_model(model)
+    export_safetensors(model, str(out))
+
+
+def seconds(action: Callable[[Path], None]) -> float:
+    """Wall time of ``action`` on a fresh path."""
+    with tempfile.TemporaryDirectory() as tmp:
+        start = time.perf_counter()
+        action(Path(tmp) / "out")
+        return time.perf_counter() - start
+
+
+def weights_only(scheme: str) -> Callable[[str], object]:
+    """A configuration of the scheme's weights, its activations left in float: round-to-nearest needs no data then."""
+
+    def make(model_type: str) -> object:
+        from dataclasses import replace
+
+        config = LLMTemplate.get(model_type).get_config(scheme=scheme)
+        return replace(config, global_quant_config=replace(config.global_quant_config, input_tensors=None))
+
+    return make
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--schemes", default="int4_wo_64,fp8,mxfp4_weight_only")
+    parser.add_argument("--runs", type=int, default=5)
+    args = parser.parse_args(arguments)
+    logging.getLogger("quark").setLevel(logging.ERROR)
+    actions: dict[str, Callable[[Path], None]] = {"copy": lambda out: copy_checkpoint(args.model, out)}
+    for scheme in args.schemes.split(","):
+        actions[scheme] = lambda out, s=scheme: quantize(args.model, out, weights_only(s))
+    taken: dict[str, list[float]] = {name: [] for name in actions}
+    for run in range(args.runs + 1):
+        for name, action in actions.items():
+            took = seconds(action)
+            if run:  # the first round warms caches
+                taken[name].append(took)
+    floor = statistics.median(taken["copy"])
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, {shutil.disk_usage('.').free >> 30} GiB free, medians of {args.runs}")
+    for name, values in taken.items():
+        print(f"{name:20s} {statistics.median(values):7.2f} s   {statistics.median(values) / floor:5.2f}× a copy")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except QuarkError as error:
+        raise SystemExit(f"benchmarks.rtn: {error}") from error
