@@ -1,0 +1,7 @@
+"""How good a model is, and how far it is from its reference: pure functions over batches of tokens."""
+
+from quark.evaluate.comparison import Comparison, compare
+from quark.evaluate.perplexity import perplexity
+from quark.evaluate.windows import token_windows
+
+__all__ = ["Comparison", "compare", "perplexity", "token_windows"]

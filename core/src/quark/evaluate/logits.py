@@ -1,0 +1,72 @@
+"""Next-token logits of a model, batch by batch, in the positions that predict a token of the batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quark.errors import ConfigError, NonFiniteError
+
+_CHUNK_ELEMENTS = 1 << 24  # logits worked on at a time: 64 MiB in float32, whatever the vocabulary
+
+
+@contextmanager
+def evaluating(*models: nn.Module) -> Iterator[None]:
+    """The models in evaluation mode and no gradients, until the end of the block; each module's own mode is then restored."""
+    training = [module for model in models for module in model.modules() if module.training]
+    try:
+        for model in models:
+            model.eval()
+        with torch.no_grad():  # not inference mode: what a module sets up at its first call must stay usable afterwards
+            yield
+    finally:
+        for module in training:
+            module.training = True
+
+
+def checked_batch(batch: Tensor) -> Tensor:
+    """The batch itself.
+
+    Raises:
+        ConfigError: It is not a matrix of whole numbers ``[sequences, tokens]`` with at least two tokens a sequence.
+    """
+    if not isinstance(batch, Tensor) or batch.dim() != 2 or batch.shape[1] < 2 or batch.is_floating_point():
+        what = f"a tensor of shape {list(batch.shape)} and {batch.dtype}" if isinstance(batch, Tensor) else f"a {type(batch).__name__}"
+        raise ConfigError(f"a batch of tokens is a matrix of whole numbers [sequences, tokens ≥ 2], not {what}")
+    return batch
+
+
+def next_token_logits(model: nn.Module, batch: Tensor) -> Tensor:
+    """Logits ``[B · (T − 1), V]`` that predict ``batch[:, 1:]`` of a batch ``[B, T]``, in the dtype and on the device of the model.
+
+    The model is called with the token tensor alone; it returns logits ``[B, T, V]``, or an object that has them as ``logits``.
+    """
+    parameter = next(model.parameters(), None)
+    found: Any = model(batch if parameter is None else batch.to(parameter.device))
+    logits: Tensor = getattr(found, "logits", found)
+    return logits[:, :-1].flatten(0, 1)
+
+
+def in_chunks(*rows: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """The tensors cut alike along their first axis, so that a chunk of the first has at most `_CHUNK_ELEMENTS` elements."""
+    size = max(1, _CHUNK_ELEMENTS // max(1, rows[0][0].numel()))
+    yield from zip(*(r.split(size) for r in rows), strict=True)
+
+
+def log_probabilities(logits: Tensor, whose: str) -> Tensor:
+    """Log-softmax over the last axis, in float32 at least.
+
+    Raises:
+        NonFiniteError: A logit is NaN or +Inf, so that every figure made of it would be; −Inf is how a token is ruled out.
+    """
+    total = float(logits.sum(dtype=torch.float64))
+    if math.isnan(total) or total == math.inf:
+        raise NonFiniteError(
+            f"the logits of the {whose} hold NaN or Inf: no figure can be made of them. Try another dtype or scheme", tensor="logits"
+        )
+    return torch.log_softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)), dim=-1)

@@ -1,0 +1,51 @@
+"""Perplexity of a model over tokens."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from torch import Tensor, nn
+
+from quark.errors import ConfigError
+from quark.evaluate.logits import checked_batch, evaluating, in_chunks, log_probabilities, next_token_logits
+
+
+def perplexity(model: nn.Module, token_batches: Iterable[Tensor]) -> float:
+    """``exp`` of the mean negative log-likelihood, in nats, of every token but the first of each sequence.
+
+    Args:
+        model: Called with one batch at a time; returns logits ``[B, T, V]`` or an object with ``logits``. Its modes are left as they were.
+        token_batches: Whole numbers ``[B, T]``; sequences do not see one another.
+
+    Raises:
+        ConfigError: There is no batch, or one has a wrong shape.
+        NonFiniteError: A logit is NaN or Inf.
+    """
+    total, count = 0.0, 0
+    with evaluating(model):
+        for batch in token_batches:
+            logits = next_token_logits(model, checked_batch(batch))
+            targets = batch[:, 1:].flatten().to(logits.device)
+            total += sum(negative_log_likelihood(log_probabilities(part, "model"), t) for part, t in in_chunks(logits, targets))
+            count += targets.numel()
+    return perplexity_of(total, count)
+
+
+def negative_log_likelihood(log_p: Tensor, targets: Tensor) -> float:
+    """Sum over rows of ``−log_p[row, targets[row]]``, in nats, added up in float64. ``log_p`` ``[N, V]``, ``targets`` ``[N]``."""
+    return -float(log_p.gather(-1, targets[:, None]).double().sum())
+
+
+def perplexity_of(total: float, count: int) -> float:
+    """``exp(total / count)``; infinity where that is beyond a float.
+
+    Raises:
+        ConfigError: Nothing was counted.
+    """
+    if count == 0:
+        raise ConfigError("there are no tokens to evaluate: the batches are empty")
+    try:
+        return math.exp(total / count)
+    except OverflowError:
+        return math.inf

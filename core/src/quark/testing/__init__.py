@@ -1,0 +1,1 @@
+"""For tests and demonstrations: the bundled tiny model."""

@@ -1,0 +1,218 @@
+"""Trains the tiny Llama that comes with the package: tokenizer, weights, held-out text and their provenance, from plain-text files.
+
+    python tools/train_tiny_model.py kjv.txt devils_dictionary.txt --out core/src/quark/testing/tiny_llama
+
+Everything is seeded, so the same texts, torch build and number of threads give the same files. It prints the held-out perplexity of the
+model and that of a unigram model over the same tokens: the model must come in below a third of it, or nothing is kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import math
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import attrs
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from torch import Tensor
+from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+END = "<|endoftext|>"
+BLOCK = 6000  # characters that stay together, on one side of the split
+HELD_OUT_EVERY = 48  # one block in so many is held out
+MAX_BYTES = 4_000_000  # of the whole directory, the held-out text apart
+
+
+@attrs.frozen
+class Recipe:
+    """What is trained, and how long. Widths are multiples of 128, so that groups of 128 fit every layer."""
+
+    vocabulary: int = 1024
+    hidden: int = 256
+    intermediate: int = 384
+    blocks: int = 3
+    heads: int = 4
+    kv_heads: int = 2
+    steps: int = 2300
+    batch: int = 8
+    length: int = 256
+    peak_rate: float = 3e-3
+    warmup: int = 100
+    weight_decay: float = 0.05
+    seed: int = 20240229
+
+
+def split(texts: Sequence[str]) -> tuple[str, str]:
+    """Training and held-out text: blocks that end at the end of a line, one in `HELD_OUT_EVERY` held out, across all texts evenly."""
+    kept: list[str] = []
+    held_out: list[str] = []
+    count = 0
+    for text in texts:
+        start = 0
+        while start < len(text):
+            end = text.find("\n", min(start + BLOCK, len(text) - 1)) + 1 or len(text)
+            (held_out if count % HELD_OUT_EVERY == HELD_OUT_EVERY // 2 else kept).append(text[start:end])
+            start, count = end, count + 1
+    return "".join(kept), "".join(held_out)
+
+
+def make_tokenizer(text: str, size: int) -> PreTrainedTokenizerFast:
+    """A byte-level BPE tokenizer of ``size`` tokens, token 0 the end of a text; it adds nothing on its own."""
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    core.train_from_iterator([text], trainers.BpeTrainer(vocab_size=size, special_tokens=[END], initial_alphabet=alphabet))
+    return PreTrainedTokenizerFast(
+        tokenizer_object=core, bos_token=END, eos_token=END, pad_token=END, clean_up_tokenization_spaces=False, model_max_length=1024
+    )
+
+
+def make_model(recipe: Recipe) -> LlamaForCausalLM:
+    """A Llama with tied embeddings, randomly initialised."""
+    config = LlamaConfig(
+        vocab_size=recipe.vocabulary,
+        hidden_size=recipe.hidden,
+        intermediate_size=recipe.intermediate,
+        num_hidden_layers=recipe.blocks,
+        num_attention_heads=recipe.heads,
+        num_key_value_heads=recipe.kv_heads,
+        max_position_embeddings=1024,
+        tie_word_embeddings=True,
+        bos_token_id=0,
+        eos_token_id=0,
+        pad_token_id=0,
+        initializer_range=0.04,
+    )
+    return LlamaForCausalLM(config)
+
+
+def batches(tokens: Tensor, recipe: Recipe) -> Iterator[Tensor]:
+    """Endless batches ``[batch, length + 1]`` of windows: each pass over the text starts at another offset, in another order."""
+    generator = torch.Generator().manual_seed(recipe.seed)
+    span = recipe.length + 1
+    while True:
+        offset = int(torch.randint(span, (), generator=generator))
+        windows = tokens[offset:].unfold(0, span, span)
+        for rows in torch.randperm(len(windows), generator=generator).split(recipe.batch):
+            if len(rows) == recipe.batch:
+                yield windows[rows]
+
+
+def rate(step: int, recipe: Recipe) -> float:
+    """Learning rate: linear warm-up, then half a cosine down to nothing."""
+    if step < recipe.warmup:
+        return recipe.peak_rate * (step + 1) / recipe.warmup
+    done = (step - recipe.warmup) / max(1, recipe.steps - recipe.warmup)
+    return recipe.peak_rate * 0.5 * (1 + math.cos(math.pi * done))
+
+
+def train(model: LlamaForCausalLM, tokens: Tensor, recipe: Recipe) -> None:
+    """Train in place with AdamW; matrices decay, norms do not. Prints the loss now and then."""
+    matrices = [p for p in model.parameters() if p.dim() > 1]
+    vectors = [p for p in model.parameters() if p.dim() == 1]
+    groups = [{"params": matrices, "weight_decay": recipe.weight_decay}, {"params": vectors, "weight_decay": 0.0}]
+    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), lr=recipe.peak_rate)
+    model.train()
+    start, loss_sum = time.perf_counter(), 0.0
+    for step, windows in zip(range(recipe.steps), batches(tokens, recipe), strict=False):
+        for group in optimizer.param_groups:
+            group["lr"] = rate(step, recipe)
+        logits = model(input_ids=windows[:, :-1]).logits.flatten(0, 1)
+        loss = torch.nn.functional.cross_entropy(logits, windows[:, 1:].flatten())
+        optimizer.zero_grad(set_to_none=True)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        loss_sum += loss.item()
+        if (step + 1) % 100 == 0:
+            print(f"step {step + 1:5d}  loss {loss_sum / 100:.3f}  {time.perf_counter() - start:6.0f} s", flush=True)
+            loss_sum = 0.0
+    model.eval()
+
+
+@torch.inference_mode()
+def perplexity(model: LlamaForCausalLM, tokens: Tensor, length: int) -> float:
+    """Held-out perplexity over non-overlapping windows, the tail dropped."""
+    windows = tokens.unfold(0, length, length)
+    total = sum(
+        float(torch.nn.functional.cross_entropy(model(input_ids=w[None]).logits[0, :-1].float(), w[1:], reduction="sum")) for w in windows
+    )
+    return math.exp(total / (len(windows) * (length - 1)))
+
+
+def unigram_perplexity(train_tokens: Tensor, tokens: Tensor, size: int) -> float:
+    """Of a model that knows only how frequent each token is in the training text, one added to every count."""
+    counts = torch.bincount(train_tokens, minlength=size).double() + 1
+    return math.exp(-float((counts / counts.sum()).log()[tokens].mean()))
+
+
+def provenance(sources: Sequence[Path], recipe: Recipe, measured: tuple[float, float]) -> str:
+    """The text of PROVENANCE.md."""
+    rows = "\n".join(f"| `{s.name}` | {s.stat().st_size} | `{hashlib.sha256(s.read_bytes()).hexdigest()}` |" for s in sources)
+    settings = "\n".join(f"| {key} | {value} |" for key, value in attrs.asdict(recipe).items())
+    return f"""# Where this model comes from
+
+A Llama small enough to lie in a package, so that demonstrations and tests have real weights without a network. Made by
+`tools/train_tiny_model.py` with torch {torch.__version__}, from texts in the public domain: the King James Version of the Bible (as in
+Debian's `bible-kjv-text`) and Ambrose Bierce's *The Devil's Dictionary* (1911; as in Debian's `dict-devil`). The weights, the tokenizer and
+the held-out text are under the licence of this repository as far as any right exists in them.
+
+| source | bytes | SHA-256 |
+|---|---|---|
+{rows}
+
+`held_out.txt` is one block of {BLOCK} characters in every {HELD_OUT_EVERY} of the sources, from both; the model has seen none of it.
+Perplexity over its tokens, in windows of {recipe.length}: {measured[0]:.2f}; of a unigram model over the same tokens: {measured[1]:.1f}.
+
+| recipe | |
+|---|---|
+{settings}
+"""
+
+
+def save(folder: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFast, held_out: str) -> None:
+    """Write the checkpoint in bfloat16, the tokenizer and the held-out text."""
+    model.generation_config = GenerationConfig(bos_token_id=0, eos_token_id=0, pad_token_id=0, do_sample=False, max_new_tokens=64)
+    model.to(torch.bfloat16).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    (folder / "held_out.txt").write_text(held_out, encoding="utf-8")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("text", nargs="+", type=Path, help="plain-text files in the public domain")
+    parser.add_argument("--out", type=Path, required=True, help="directory to write; replaced only if the model is good enough")
+    parser.add_argument("--steps", type=int, default=Recipe().steps, help="training steps")
+    options = parser.parse_args(arguments)
+    recipe = Recipe(steps=options.steps)
+    torch.manual_seed(recipe.seed)
+    training, held_out = split([path.read_text(encoding="utf-8") for path in options.text])
+    tokenizer = make_tokenizer(training, recipe.vocabulary)
+    tokens, held_tokens = (torch.tensor(tokenizer(t, add_special_tokens=False, verbose=False)["input_ids"]) for t in (training, held_out))
+    model = make_model(recipe)
+    print(f"{sum(p.numel() for p in model.parameters()):,} parameters, {len(tokens):,} tokens to train on, {len(held_tokens):,} held out")
+    train(model, tokens, recipe)
+    with tempfile.TemporaryDirectory() as scratch:
+        made = Path(scratch) / "tiny"
+        save(made, model, tokenizer, held_out)
+        measured = perplexity(model.float(), held_tokens, recipe.length), unigram_perplexity(tokens, held_tokens, recipe.vocabulary)
+        (made / "PROVENANCE.md").write_text(provenance(options.text, recipe, measured), encoding="utf-8")
+        size = sum(f.stat().st_size for f in made.iterdir() if f.name != "held_out.txt")
+        print(f"held-out perplexity {measured[0]:.2f}, unigram {measured[1]:.1f}, {size:,} bytes")
+        if measured[0] * 3 >= measured[1] or size > MAX_BYTES:
+            print("not good enough: nothing is kept", file=sys.stderr)
+            return 1
+        shutil.copytree(made, options.out, dirs_exist_ok=True)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
