@@ -58,9 +58,9 @@ def test_divergence_equals_torchs_in_float64():
     log_q, log_p = (m(ids)[:, :-1].flatten(0, 1).log_softmax(-1) for m in (model, reference))
     each = nn.functional.kl_div(log_q, log_p, reduction="none", log_target=True).sum(-1)
     found = compare(model, reference, [ids])
-    assert found.mean_kl == pytest.approx(float(each.mean()), rel=1e-12)
-    assert found.p99_kl == pytest.approx(float(each.max()), rel=1e-12)  # of 32 values, ⌈0.99 · 32⌉ = the 32nd
-    assert found.top1_agreement == float((log_q.argmax(-1) == log_p.argmax(-1)).double().mean())
+    assert found.mean_kl == pytest.approx(each.mean().item(), rel=1e-12)
+    assert found.p99_kl == pytest.approx(each.max().item(), rel=1e-12)  # of 32 values, ⌈0.99 · 32⌉ = the 32nd
+    assert found.top1_agreement == (log_q.argmax(-1) == log_p.argmax(-1)).double().mean().item()
     assert found.tokens == 32
 
 
