@@ -1,0 +1,157 @@
+"""The plan: what each layer gets and why, and everything wrong with a configuration at once."""
+
+import pytest
+import torch
+from quark.errors import ConfigError
+from quark.model.plan import make_plan
+from quark.model.plan_text import plan_lines
+from quark.model.resolve import layer_config_for
+from quark.specs.architecture import Architecture
+from quark.specs.layer import QLayerConfig
+from quark.specs.model import QConfig
+from quark.specs.tensor import QTensorConfig
+from torch import nn
+
+
+def int4(group: int = 32) -> QTensorConfig:
+    return QTensorConfig(
+        dtype="int4",
+        observer_cls="PerGroupMinMaxObserver",
+        qscheme="per_group",
+        ch_axis=-1,
+        group_size=group,
+        symmetric=True,
+        is_dynamic=False,
+        round_method="half_even",
+        scale_type="float",
+    )
+
+
+def fp8() -> QTensorConfig:
+    return QTensorConfig(dtype="fp8_e4m3", observer_cls="PerTensorMinMaxObserver", qscheme="per_tensor", symmetric=True, is_dynamic=False)
+
+
+def model() -> nn.Module:
+    """Two blocks, each with q, k, v; an embedding; a head. On meta: a plan needs no weights."""
+    with torch.device("meta"):
+        blocks = nn.ModuleList(
+            nn.ModuleDict({n: nn.Linear(64, 32) for n in ("q_proj", "k_proj", "v_proj")} | {"norm": nn.LayerNorm(64)}) for _ in range(2)
+        )
+        return nn.ModuleDict({"embed": nn.Embedding(10, 64), "layers": blocks, "lm_head": nn.Linear(64, 10)})
+
+
+GLOBAL = QLayerConfig(weight=int4())
+
+
+def weights(plan: object) -> dict[str, object]:
+    return {r.name: r.config and r.config.weight for r in plan.rows}
+
+
+def test_global_reaches_linear_layers_but_no_embedding() -> None:
+    found = weights(make_plan(model(), QConfig(GLOBAL)))
+    assert found["embed"] is None
+    assert found["layers.0.q_proj"] == int4()
+    assert found["lm_head"] == int4()
+
+
+def test_precedence_is_exclude_then_pattern_then_type_then_global() -> None:
+    config = QConfig(
+        GLOBAL,
+        exclude=["lm_head"],
+        layer_quant_config={"*layers.0.*": QLayerConfig(weight=fp8()), "*q_proj": QLayerConfig(weight=int4(64)), "lm_head": QLayerConfig(weight=fp8())},
+        layer_type_quant_config={nn.Linear: QLayerConfig(weight=int4(16))},
+    )
+    found = weights(make_plan(model(), config))
+    assert found["lm_head"] is None
+    assert found["layers.0.q_proj"] == fp8(), "the first matching pattern wins"
+    assert found["layers.1.q_proj"] == int4(64)
+    assert found["layers.1.k_proj"] == int4(16)
+
+
+def test_a_cache_pattern_adds_outputs_and_leaves_the_rest_of_each_layer_alone() -> None:
+    config = QConfig(GLOBAL, exclude=["layers.0.k_proj"], kv_cache_quant_config={"*k_proj": QLayerConfig(output_tensors=fp8())})
+    rows = {r.name: r for r in make_plan(model(), config).rows}
+    assert rows["layers.0.k_proj"].config == QLayerConfig(output_tensors=fp8()), "excluded: only its output"
+    assert rows["layers.1.k_proj"].config == QLayerConfig(weight=int4(), output_tensors=fp8()), "not hurt by the other layer's exclusion"
+    assert "layers.0.k_proj" in make_plan(model(), config).excluded
+
+
+def test_a_layer_type_may_be_given_by_name_as_in_json() -> None:
+    config = QConfig(GLOBAL, layer_type_quant_config={"Linear": QLayerConfig(weight=fp8())})
+    assert layer_config_for(config, "x", nn.Linear).config == QLayerConfig(weight=fp8())
+
+
+def test_each_row_says_which_rule_decided() -> None:
+    config = QConfig(GLOBAL, exclude=["*v_proj"], layer_quant_config={"lm_head": QLayerConfig(weight=fp8())})
+    reasons = {r.name: r.reason for r in make_plan(model(), config).rows}
+    assert reasons["layers.0.v_proj"] == "excluded: *v_proj"
+    assert reasons["lm_head"] == "pattern: lm_head"
+    assert reasons["layers.0.q_proj"] == "global"
+
+
+def test_groups_that_do_not_divide_are_all_listed_with_schemes_that_fit() -> None:
+    with pytest.raises(ConfigError) as error:
+        make_plan(model(), QConfig(QLayerConfig(weight=int4(48))))
+    text = str(error.value)
+    assert "layers.0.q_proj" in text
+    assert "layers.1.v_proj" in text
+    assert "lm_head" in text
+    assert "48" in text
+    assert "int4_wo_64" in text
+    assert "int4_wo_128" not in text.split("fit:")[1]
+
+
+@pytest.mark.parametrize("field", ["exclude", "layer_quant_config", "kv_cache_quant_config"])
+def test_a_pattern_that_matches_nothing_is_refused(field: str) -> None:
+    value = ["*qproj"] if field == "exclude" else {"*qproj": QLayerConfig(output_tensors=fp8())}
+    with pytest.raises(ConfigError, match=rf"'\*qproj' in {field} matches no layer"):
+        make_plan(model(), QConfig(GLOBAL, **{field: value}))
+
+
+def test_an_excluded_pattern_may_match_a_module_that_is_never_quantized() -> None:
+    make_plan(model(), QConfig(GLOBAL, exclude=["*norm"]))
+
+
+def test_the_templates_own_patterns_may_match_nothing() -> None:
+    family = Architecture(model_type="acme", exclude_layers_name=("lm_head", "*.gate.linear"))
+    make_plan(model(), QConfig(GLOBAL, exclude=["lm_head", "*.gate.linear"]), family)
+
+
+def test_a_layer_type_that_cannot_be_quantized_is_refused_with_the_reason() -> None:
+    with pytest.raises(ConfigError, match=r"LayerNorm.*Supported types are .*Linear"):
+        make_plan(model(), QConfig(GLOBAL, layer_type_quant_config={nn.LayerNorm: QLayerConfig(weight=fp8())}))
+
+
+def test_everything_wrong_is_told_at_once() -> None:
+    with pytest.raises(ConfigError) as error:
+        make_plan(model(), QConfig(QLayerConfig(weight=int4(48)), exclude=["nothing"], layer_type_quant_config={nn.LayerNorm: GLOBAL}))
+    assert len(str(error.value).splitlines()) == 3
+
+
+def test_a_tied_head_that_is_to_be_quantized_is_noted() -> None:
+    tied = model()
+    tied["lm_head"].weight = tied["embed"].weight
+    plan = make_plan(tied, QConfig(GLOBAL))
+    assert [r.tied_to for r in plan.rows if r.name == "lm_head"] == ["embed"]
+    assert any("'embed' stays float" in note for note in plan.notes)
+    assert not make_plan(tied, QConfig(GLOBAL, exclude=["lm_head"])).notes
+
+
+def test_the_text_gathers_layers_that_differ_only_in_their_block() -> None:
+    lines = plan_lines(make_plan(model(), QConfig(GLOBAL, exclude=["lm_head"])))
+    assert lines[0] == "Plan: 6 of 8 layers get a quantized weight"
+    assert any("layers.{0-1}.q_proj" in line and "int4/group 32" in line for line in lines)
+    assert sum("q_proj" in line for line in lines) == 1
+
+
+def test_the_plan_is_json() -> None:
+    import json
+
+    data = json.loads(json.dumps(make_plan(model(), QConfig(GLOBAL)).to_dict()))
+    assert data["rows"][1]["config"]["weight"]["dtype"] == "int4"
+
+
+def test_only_static_activations_need_calibration() -> None:
+    static = QLayerConfig(weight=fp8(), input_tensors=fp8())
+    assert len(make_plan(model(), QConfig(static)).calibrated) == 7
+    assert not make_plan(model(), QConfig(GLOBAL)).calibrated
