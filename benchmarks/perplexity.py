@@ -44,7 +44,9 @@ def forward_seconds(model: torch.nn.Module, calib: Tensor) -> float:
     return time.perf_counter() - start
 
 
-def measure(args: argparse.Namespace, scheme: str, calib: Tensor, evaluation: list[Tensor], reference: torch.nn.Module) -> dict[str, object]:
+def measure(
+    args: argparse.Namespace, scheme: str, calib: Tensor, evaluation: list[Tensor], reference: torch.nn.Module
+) -> dict[str, object]:
     """Quantize a fresh copy of the model and report on it."""
     model = load_model(args.model, "float32")
     floor = forward_seconds(model, calib)
@@ -77,7 +79,10 @@ def main(arguments: list[str] | None = None) -> None:
     logging.getLogger("quark").setLevel(logging.ERROR)
     tokenizer = load_tokenizer(args.model)
     calib = sequences(tokenizer, args.text / "foldoc.txt", 200_000, 8, 512)
-    rows = [sequences(tokenizer, args.text / "foldoc.txt", 3_500_000, 8, 512), sequences(tokenizer, args.text / "devil.txt", 20_000, 8, 512)]
+    rows = [
+        sequences(tokenizer, args.text / "foldoc.txt", 3_500_000, 8, 512),
+        sequences(tokenizer, args.text / "devil.txt", 20_000, 8, 512),
+    ]
     evaluation = list(torch.cat(rows).split(4))
     reference = load_model(args.model, "float32")
     print(json.dumps({"scheme": "float", "perplexity": round(perplexity(reference, evaluation), 3)}), flush=True)

@@ -58,7 +58,11 @@ def test_precedence_is_exclude_then_pattern_then_type_then_global() -> None:
     config = QConfig(
         GLOBAL,
         exclude=["lm_head"],
-        layer_quant_config={"*layers.0.*": QLayerConfig(weight=fp8()), "*q_proj": QLayerConfig(weight=int4(64)), "lm_head": QLayerConfig(weight=fp8())},
+        layer_quant_config={
+            "*layers.0.*": QLayerConfig(weight=fp8()),
+            "*q_proj": QLayerConfig(weight=int4(64)),
+            "lm_head": QLayerConfig(weight=fp8()),
+        },
         layer_type_quant_config={nn.Linear: QLayerConfig(weight=int4(16))},
     )
     found = weights(make_plan(model(), config))

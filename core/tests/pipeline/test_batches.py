@@ -45,7 +45,6 @@ def test_a_single_tensor_is_one_batch() -> None:
     assert len(calls(IDS)) == 1
 
 
-
 def test_no_batches_are_refused() -> None:
     with pytest.raises(CalibrationError, match="empty"):
         calls([])

@@ -1,0 +1,167 @@
+"""``quark quantize``: the way from a checkpoint to a checkpoint, and every bad input as one paragraph, exit code 2, nothing written."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from quark.cli.main import main
+from quark.testing.tiny import held_out_text, tiny_model_dir
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+
+
+def run(*arguments: object, monkeypatch: pytest.MonkeyPatch) -> int:
+    """Exit code of the program with these arguments."""
+    monkeypatch.setattr("sys.argv", ["quark", *map(str, arguments)])
+    with pytest.raises(SystemExit) as done:
+        main()
+    return int(done.value.code or 0)
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> Path:
+    path = tmp_path / "calib.txt"
+    path.write_text(held_out_text()[:20_000], encoding="utf-8")
+    return path
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A copy of the bundled model that a test may damage."""
+    return Path(shutil.copytree(tiny_model_dir(), tmp_path / "source"))
+
+
+def test_a_checkpoint_comes_out_with_its_tokenizer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert run("quantize", tiny_model_dir(), out, "--scheme", "int4_wo_64", "--json", monkeypatch=monkeypatch) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["scheme"] == "int4_wo_64"
+    assert (out / "tokenizer.json").is_file()
+    config = json.loads((out / "config.json").read_text())
+    assert config["quantization_config"]["quant_method"] == "quark"
+    with safe_open(out / "model.safetensors", "pt") as file:
+        assert file.get_tensor("model.layers.0.self_attn.q_proj.weight").dtype == torch.int32
+
+
+def test_static_schemes_take_text(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = ("--scheme", "fp8", "--kv-cache", "fp8", "--calib", text, "--num-calib", 2, "--seq-len", 64)
+    assert run("quantize", tiny_model_dir(), tmp_path / "out", *arguments, monkeypatch=monkeypatch) == 0
+    tensors = load_file(tmp_path / "out" / "model.safetensors")
+    assert tensors["model.layers.0.self_attn.k_proj.output_scale"].numel() == 1
+
+
+def test_a_dry_run_prints_the_plan_and_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ("--scheme", "int4_wo_64", "--layer", "*.down_proj=uint4_wo_32", "--dry-run")
+    assert run("quantize", tiny_model_dir(), tmp_path / "out", *arguments, monkeypatch=monkeypatch) == 0
+    printed = capsys.readouterr().out
+    assert "uint4/group 32 asym" in printed
+    assert "pattern: *.down_proj" in printed
+    assert not (tmp_path / "out").exists()
+
+
+BAD = {
+    "an unknown scheme names the closest": (["--scheme", "itn4_wo_64"], "int4_wo_64"),
+    "a static scheme without text": (["--scheme", "int8"], "--calib"),
+    "a pattern that matches nothing": (["--scheme", "int4_wo_64", "--exclude", "*.qproj"], "'*.qproj' in exclude matches no layer"),
+    "a layer option without a scheme": (["--scheme", "int4_wo_64", "--layer", "*.down_proj"], "PATTERN=SCHEME"),
+    "an unknown scheme for a layer": (["--scheme", "int4_wo_64", "--layer", "*.down_proj=fp9"], "fp9"),
+    "an unknown cache scheme": (["--scheme", "int4_wo_64", "--kv-cache", "int4_wo_64"], "int4_wo_64"),
+    "an unknown algorithm": (["--scheme", "int4_wo_64", "--algorithm", "gtpq"], "gptq"),
+    "text that is not there": (["--scheme", "int8", "--calib", "nowhere.txt"], "nowhere.txt"),
+    "an unknown dtype": (["--scheme", "int4_wo_64", "--dtype", "float7"], "float7"),
+    "an unknown device": (["--scheme", "int4_wo_64", "--device", "toaster"], "toaster"),
+    "an unknown exporter": (["--scheme", "int4_wo_64", "--exporter", "safetensor"], "safetensors"),
+}
+
+
+@pytest.mark.parametrize(("options", "words"), BAD.values(), ids=BAD)
+def test_bad_options_are_one_paragraph_and_exit_code_2(
+    options: list[str], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run("quantize", tiny_model_dir(), tmp_path / "out", *options, monkeypatch=monkeypatch) == 2
+    error = capsys.readouterr().err
+    assert words in error
+    assert "Traceback" not in error
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_group_that_does_not_divide_lists_the_layers_and_what_fits(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = json.loads((source / "config.json").read_text())
+    config["intermediate_size"] = 320
+    (source / "config.json").write_text(json.dumps(config))
+    assert run("quantize", source, tmp_path / "out", "--scheme", "int4_wo_128", "--dry-run", monkeypatch=monkeypatch) == 2
+    error = " ".join(capsys.readouterr().err.split())
+    assert "model.layers.0.mlp.down_proj, model.layers.1.mlp.down_proj" in error
+    assert "int4_wo_64" in error
+
+
+def test_an_output_directory_in_use_is_refused_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "precious.txt").write_text("keep me")
+    assert run("quantize", tiny_model_dir(), tmp_path / "out", "--scheme", "int4_wo_64", monkeypatch=monkeypatch) == 2
+    assert "not empty" in capsys.readouterr().err
+    assert [p.name for p in (tmp_path / "out").iterdir()] == ["precious.txt"]
+
+
+def test_a_model_that_is_not_there_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("quantize", tmp_path / "nowhere", tmp_path / "out", "--scheme", "int4_wo_64", monkeypatch=monkeypatch) == 2
+    assert "there is no such directory" in capsys.readouterr().err
+
+
+def test_a_truncated_model_is_refused(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shard = source / "model.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-100])
+    assert run("quantize", source, tmp_path / "out", "--scheme", "int4_wo_64", monkeypatch=monkeypatch) == 2
+    assert "is truncated" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_weight_that_is_not_finite_is_named(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tensors = load_file(source / "model.safetensors")
+    tensors["model.layers.1.mlp.up_proj.weight"][0, 0] = float("nan")
+    save_file(tensors, source / "model.safetensors", metadata={"format": "pt"})
+    assert run("quantize", source, tmp_path / "out", "--scheme", "int4_wo_64", monkeypatch=monkeypatch) == 2
+    assert "model.layers.1.mlp.up_proj.weight" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_quantized_checkpoint_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run("quantize", tiny_model_dir(), tmp_path / "first", "--scheme", "int4_wo_64", monkeypatch=monkeypatch) == 0
+    assert run("quantize", tmp_path / "first", tmp_path / "second", "--scheme", "int4_wo_64", monkeypatch=monkeypatch) == 2
+    assert "quantized already" in capsys.readouterr().err
+
+
+def test_a_family_without_a_template_is_refused_by_name(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(config | {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}))
+    assert run("quantize", source, tmp_path / "out", "--scheme", "int4_wo_64", monkeypatch=monkeypatch) == 2
+    assert "gpt2" in capsys.readouterr().err
+
+
+def test_a_rival_distribution_in_the_environment_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rival = tmp_path / "site" / "amd_quark-0.13.dist-info"
+    rival.mkdir(parents=True)
+    (rival / "METADATA").write_text("Metadata-Version: 2.1\nName: amd-quark\nVersion: 0.13\n")
+    monkeypatch.syspath_prepend(str(rival.parent))
+    assert run("schemes", monkeypatch=monkeypatch) == 2
+    error = capsys.readouterr().err
+    assert "amd-quark 0.13 is installed" in error
+    assert "pip uninstall" in error
