@@ -8,6 +8,7 @@ import attrs
 import torch
 from torch import Tensor, nn
 
+from quark.errors import ConfigError
 from quark.evaluate.logits import checked_batch, evaluating, in_chunks, log_probabilities, next_token_logits
 from quark.evaluate.perplexity import negative_log_likelihood, perplexity_of
 
@@ -42,7 +43,7 @@ def compare(model: nn.Module, reference: nn.Module, token_batches: Iterable[Tens
         token_batches: Whole numbers ``[B, T]``.
 
     Raises:
-        ConfigError: There is no batch, or one has a wrong shape.
+        ConfigError: There is no batch, or one has a wrong shape, or the vocabularies differ.
         NonFiniteError: A logit is NaN or Inf.
     """
     divergences: list[Tensor] = []
@@ -51,6 +52,10 @@ def compare(model: nn.Module, reference: nn.Module, token_batches: Iterable[Tens
         for batch in token_batches:
             logits = next_token_logits(model, checked_batch(batch))
             wanted = next_token_logits(reference, batch).to(logits.device)
+            if wanted.shape != logits.shape:
+                raise ConfigError(
+                    f"the model predicts {logits.shape[-1]} tokens and the reference {wanted.shape[-1]}: compare models of one vocabulary"
+                )
             targets = batch[:, 1:].flatten().to(logits.device)
             for q, p, t in in_chunks(logits, wanted, targets):
                 log_q, log_p = log_probabilities(q, "model"), log_probabilities(p, "reference")

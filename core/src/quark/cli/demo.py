@@ -1,0 +1,134 @@
+"""``quark demo``: watch a small language model being quantized, exported, loaded again and compared, scheme by scheme."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from contextlib import nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+    from quark.cli.demo_run import Bench, Refusal, Row
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("demo")(demo)
+
+
+def demo(
+    out: Annotated[Path | None, typer.Option(help="Keep the exported checkpoints here; must not exist or be empty.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the table as JSON and nothing else.")] = False,
+) -> None:
+    """Quantize the bundled tiny model with every scheme, export it, load it again and compare it with the original."""
+    # Rich, torch and transformers are imported here, not above: `quark --help` and the listings do without them.
+    from rich.console import Console
+
+    from quark.export.place import refuse_used_directory
+
+    started = time.perf_counter()
+    console = Console(quiet=as_json, highlight=False)
+    if out is not None:
+        refuse_used_directory(out)
+    console.print("Loading torch and the bundled model …")
+    from quark.cli.demo_run import Bench
+
+    bench = Bench.bundled()
+    _introduce(console, bench)
+    with tempfile.TemporaryDirectory() if out is None else nullcontext(out) as folder:
+        rows, refusals = _run(console, bench, Path(folder))
+    seconds = time.perf_counter() - started
+    if as_json:
+        typer.echo(json.dumps(_as_json(rows, refusals, seconds), indent=2))
+    else:
+        _conclude(console, rows, refusals, out, seconds)
+    if not all(row.reload_equal for row in rows) or not all(refusal.expected for refusal in refusals):
+        raise typer.Exit(1)
+
+
+def _introduce(console: Console, bench: Bench) -> None:
+    parameters = sum(p.numel() for p in bench.reference.parameters())
+    console.print(
+        f"\nThis is a Llama of {parameters / 1e6:.1f} million parameters, trained on the King James Bible and The Devil's Dictionary.\n"
+        "For every installed scheme it is now [bold]quantized[/] block by block, [bold]exported[/] to safetensors, [bold]loaded again[/] "
+        "from disk,\n"
+        f"and [bold]compared[/] with the original on {bench.windows.numel():,} tokens that it was not trained on.\n"
+    )
+
+
+def _run(console: Console, bench: Bench, folder: Path) -> tuple[list[Row], list[Refusal]]:
+    """All rows, the float model's first, then from many bits to few; and the schemes that gave none."""
+    from quark.cli.demo_run import Refusal, job_name
+
+    rows: list[Row] = []
+    refusals: list[Refusal] = []
+    layers: tuple[Any, ...] = ()
+    jobs = bench.jobs()
+    for number, (scheme, cache) in enumerate(jobs, 1):
+        name = job_name(scheme, cache)
+        console.print(f"  {number:>2}/{len(jobs)}  {name:<24}", end="")
+        result, quantized = bench.try_scheme(scheme, cache, folder / name.replace(" ", ""))
+        if isinstance(result, Refusal):
+            refusals.append(result)
+            console.print("refused" if result.expected else "[red]failed[/]")
+            continue
+        rows.append(result)
+        layers = max(layers, quantized, key=len)
+        reload = "equal" if result.reload_equal else "[red]different[/]"
+        console.print(f"quantized and exported in {result.seconds:4.1f} s   reload = {reload}")
+    rows.sort(key=lambda row: (-row.size.bits, row.name))
+    return [bench.float_row(layers), *rows], refusals
+
+
+def _conclude(console: Console, rows: list[Row], refusals: list[Refusal], out: Path | None, seconds: float) -> None:
+    console.print(_table(rows))
+    for refusal in refusals:
+        console.print(f"{refusal.name}: {refusal.reason}", markup=False)
+    console.print(
+        "\nBits: what a weight takes on disk, its share of scales and zero points included. Perplexity: how many tokens the model wavers\n"
+        "between; lower is better. KL: nats per token by which its predictions left the original's. Top-1: how often both think the same\n"
+        "token likeliest. Reload = equal: the model read from disk gives the same logits as the one in memory, bit for bit.\n"
+    )
+    kept = "The checkpoints were temporary: keep them with --out DIR." if out is None else f"The checkpoints are in {out}."
+    console.print(f"{seconds:.0f} s in all. {kept} Your own model: quark quantize MODEL OUT --scheme NAME", markup=False)
+
+
+def _table(rows: list[Row]) -> Table:
+    from rich.table import Table
+
+    table = Table(title="The bundled model in each scheme", title_justify="left")
+    table.add_column("scheme")
+    for heading in ("weights, kB", "total, kB", "bits", "perplexity", "KL", "top-1", "seconds", "reload"):
+        table.add_column(heading, justify="right")
+    for row in rows:
+        first = row is rows[0]
+        table.add_row(
+            row.name,
+            f"{row.size.weight_bytes / 1e3:,.0f}",
+            f"{row.size.total_bytes / 1e3:,.0f}",
+            f"{row.size.bits:.2f}",
+            f"{row.found.perplexity:.2f}",
+            "" if first else f"{row.found.mean_kl:.4f}",
+            "" if first else f"{row.found.top1_agreement:.1%}",
+            "" if first else f"{row.seconds:.2f}",
+            "" if first else "equal" if row.reload_equal else "[red]different[/]",
+            end_section=first,
+        )
+    return table
+
+
+def _as_json(rows: list[Row], refusals: list[Refusal], seconds: float) -> dict[str, Any]:
+    import attrs
+
+    return {
+        "rows": [attrs.asdict(row) for row in rows],
+        "refused": [attrs.asdict(refusal) for refusal in refusals],
+        "seconds": round(seconds, 2),
+    }
