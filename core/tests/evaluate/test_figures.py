@@ -150,3 +150,8 @@ def test_no_batches_are_refused():
         perplexity(table(1), [])
     with pytest.raises(ConfigError, match="no tokens"):
         compare(table(1), table(1), [])
+
+
+def test_models_of_different_vocabularies_are_not_compared():
+    with pytest.raises(ConfigError, match="predicts 11 tokens and the reference 12"):
+        compare(table(1), Table(torch.zeros(12, 12)), [tokens(2, 1, 5)])
