@@ -6,7 +6,11 @@ from typing import Any
 
 import attrs
 
+from quark.specs.architecture import Architecture
+from quark.specs.dataclass_view import with_dataclass_view
 
+
+@with_dataclass_view
 @attrs.define(kw_only=True)
 class AlgoConfig:
     """Settings of one algorithm. Each algorithm's own class derives from it, in the plugin that brings the algorithm.
@@ -17,9 +21,14 @@ class AlgoConfig:
 
     name: str
 
+    @classmethod
+    def for_architecture(cls, architecture: Architecture) -> AlgoConfig | None:
+        """The settings for a model family, derived from its facts; None where the algorithm derives none. Algorithms override this."""
+        return None
+
     def to_dict(self) -> dict[str, Any]:
-        """JSON form: the fields as they are."""
-        return attrs.asdict(self)
+        """JSON form: the fields as they are, but for those marked ``metadata={"legacy": True}``."""
+        return attrs.asdict(self, filter=lambda attribute, _: not attribute.metadata.get("legacy"))
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> AlgoConfig:

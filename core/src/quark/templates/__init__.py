@@ -1,0 +1,17 @@
+"""Configurations for language models by name: templates of model families, named schemes, algorithm settings. Imports no torch."""
+
+from __future__ import annotations
+
+from quark.templates.algorithms import get_algo_config, get_supported_algorithm_types, load_quant_algo_config_from_file
+from quark.templates.schemes import QuantizationScheme, QuantizationSchemeCollection
+from quark.templates.template import LLMTemplate, template_for
+
+__all__ = [
+    "LLMTemplate",
+    "QuantizationScheme",
+    "QuantizationSchemeCollection",
+    "get_algo_config",
+    "get_supported_algorithm_types",
+    "load_quant_algo_config_from_file",
+    "template_for",
+]

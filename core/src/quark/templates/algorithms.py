@@ -1,0 +1,119 @@
+"""Algorithm settings by name: from a JSON file, or those a model family comes with. Algorithms themselves are plugins."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+from quark.errors import ConfigError, UnknownNameError, UnsupportedError
+from quark.plugins import algorithms, templates
+from quark.specs.algorithm import AlgoConfig
+from quark.specs.architecture import Architecture
+
+LEGACY_KEYS = frozenset({"num_attention_heads", "num_key_value_heads"})
+"""Keys of older configuration files that the model's own configuration has made needless; they are dropped on reading."""
+
+
+def get_supported_algorithm_types() -> list[str]:
+    """Names of the algorithms that installed distributions register."""
+    return list(algorithms().names())
+
+
+def canonical_algorithm(name: str) -> str:
+    """The registered name of an algorithm given in any case, or by an alias.
+
+    Raises:
+        UnknownNameError: (a ValueError) There is no such algorithm; the closest match is named.
+    """
+    try:
+        return algorithms().get(str(name).lower()).name
+    except UnknownNameError as error:
+        raise UnknownNameError(
+            f"Unsupported algorithm: {name}. {error}", kind="algorithm", name=str(name), known=get_supported_algorithm_types()
+        ) from None
+
+
+def require_processor(name: str) -> None:
+    """Refuse an algorithm of which a distribution registers the configuration only.
+
+    Raises:
+        UnsupportedError: (a NotImplementedError) That is so; the message names the distribution.
+    """
+    if algorithms().get(name).processor is None:
+        source = algorithms().source(name)
+        raise UnsupportedError(
+            f"the algorithm '{name}' cannot run: {source.distribution} {source.version} registers its configuration only. "
+            "Leave `algorithm` out, or install a distribution that brings its processor"
+        )
+
+
+def get_algo_config(algorithm_type: str, model_type: str) -> AlgoConfig | None:
+    """The settings that an algorithm derives for a model family.
+
+    Args:
+        algorithm_type: Registered name of an algorithm.
+        model_type: Registered name of a template.
+
+    Returns:
+        The settings; None where the algorithm derives none, or no template of that name is installed.
+
+    Raises:
+        UnknownNameError: (a ValueError) There is no such algorithm.
+    """
+    name = canonical_algorithm(algorithm_type)
+    if model_type not in templates():
+        return None
+    return derived_config(name, templates().load(model_type, "architecture"))
+
+
+def derived_config(name: str, architecture: Architecture) -> AlgoConfig | None:
+    """The settings that the algorithm ``name`` derives from a family's facts, or None."""
+    config_class: type[AlgoConfig] = algorithms().load(name, "config")
+    return config_class.for_architecture(architecture)
+
+
+def algo_config_from_dict(data: Mapping[str, Any]) -> AlgoConfig:
+    """Settings from their JSON form; ``"name"`` says whose they are.
+
+    Raises:
+        UnknownNameError: (a ValueError) No installed distribution has an algorithm of that name.
+        ConfigError: The name is missing, or a key is none of the algorithm's.
+    """
+    if not isinstance(data.get("name"), str):
+        raise ConfigError("an algorithm's configuration needs the key 'name', such as {\"name\": …}, which says whose configuration it is")
+    try:
+        config_class: type[AlgoConfig] = algorithms().load(data["name"], "config")
+    except UnknownNameError as error:
+        raise UnknownNameError(
+            f"Unknown algorithm name {data['name']!r}. {error}", kind="algorithm", name=data["name"], known=get_supported_algorithm_types()
+        ) from None
+    values = {key: value for key, value in data.items() if key not in LEGACY_KEYS}
+    known = {a.name for a in attrs.fields(config_class)}
+    if unknown := sorted(set(values) - known):
+        raise ConfigError(f"the configuration of '{data['name']}' has unknown keys {unknown}; its keys are {', '.join(sorted(known))}")
+    return config_class.from_dict(values)
+
+
+def load_quant_algo_config_from_file(file_path: str | Path) -> AlgoConfig:
+    """Read the settings of one algorithm from a JSON file.
+
+    Args:
+        file_path: A JSON object with the key ``"name"``; other keys are fields of that algorithm's configuration class.
+
+    Raises:
+        ConfigError: (a ValueError) The file is missing or not such an object, the algorithm is unknown, or a key is none of its fields.
+    """
+    path = Path(file_path)
+    try:
+        data = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ConfigError(f"the algorithm configuration '{path}' cannot be read: {error.strerror or error}") from error
+    except ValueError as error:
+        raise ConfigError(f"the algorithm configuration '{path}' is not JSON: {error}") from error
+    if not isinstance(data, dict):
+        raise ConfigError(f"the algorithm configuration '{path}' holds a {type(data).__name__}: a JSON object with a 'name' is wanted")
+    return algo_config_from_dict(data)

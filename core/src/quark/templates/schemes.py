@@ -1,0 +1,151 @@
+"""Named schemes as documented: those that plugins register, and those that a program registers for itself while it runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from quark.errors import ConfigError, UnknownNameError
+from quark.names import closest
+from quark.plugins import SchemeRecord, schemes
+from quark.specs.layer import QLayerConfig
+from quark.specs.tensor import QTensorConfig
+
+
+class QuantizationScheme:
+    """A scheme: something with a layer configuration. Documented base of the scheme classes.
+
+    Args:
+        config: What a layer gets under this scheme.
+    """
+
+    def __init__(self, config: QLayerConfig) -> None:
+        self._config = config
+
+    @property
+    def config(self) -> QLayerConfig:
+        """What a layer gets under this scheme."""
+        return self._config
+
+
+class _RegisteredScheme(QuantizationScheme):
+    """A plugin's scheme; its configuration is built anew each time it is asked for."""
+
+    def __init__(self, build: Callable[[], QLayerConfig]) -> None:
+        self._build = build
+
+    @property
+    def config(self) -> QLayerConfig:
+        return self._build()
+
+
+class QuantizationSchemeCollection:
+    """All schemes on this machine by name, and what was registered at run time.
+
+    Plugins' schemes are looked up in the registry whenever they are asked for; nothing is copied from there.
+    """
+
+    def __init__(self) -> None:
+        self._custom: dict[str, QuantizationScheme] = {}
+
+    def register_scheme(self, scheme_name: str, scheme: QuantizationScheme) -> None:
+        """Add a scheme under a new name.
+
+        Raises:
+            ConfigError: (a ValueError) The name is taken, or ``scheme`` has no layer configuration.
+        """
+        if scheme_name in self._custom or scheme_name in schemes():
+            raise ConfigError(f"Scheme '{scheme_name}' already registered, please use a different name.")
+        if not isinstance(scheme.config, QLayerConfig):
+            raise ConfigError(f"the scheme '{scheme_name}' has no QLayerConfig but {scheme.config!r}")
+        self._custom[scheme_name] = scheme
+
+    def unregister_scheme(self, scheme_name: str) -> None:
+        """Remove a scheme that `register_scheme` added.
+
+        Raises:
+            ConfigError: (a ValueError) There is no such scheme, or it comes from an installed distribution.
+        """
+        if scheme_name in self._custom:
+            del self._custom[scheme_name]
+            return
+        if scheme_name in schemes():
+            raise ConfigError(
+                f"Scheme '{scheme_name}' not registered as custom scheme, quark built-in schemes cannot be unregistered. "
+                f"It comes from {schemes().source(scheme_name).distribution}; QUARK_DISABLED_PLUGINS leaves a plugin out"
+            )
+        raise UnknownNameError(
+            f"Scheme '{scheme_name}' not found, please check the name.{self._hint(scheme_name)}",
+            kind="scheme",
+            name=scheme_name,
+            known=self.get_supported_schemes(),
+        )
+
+    def get_supported_schemes(self) -> list[str]:
+        """Names of all schemes: plugins' in alphabetical order, then one's own in the order of registration."""
+        return [*schemes().names(), *self._custom]
+
+    def get_scheme(self, scheme_name: str) -> QuantizationScheme:
+        """The scheme of that name, or alias.
+
+        Raises:
+            UnknownNameError: (a ValueError) There is none; the closest match is named.
+            AmbiguousNameError: Several distributions claim the name.
+        """
+        if scheme_name in self._custom:
+            return self._custom[scheme_name]
+        self.record(scheme_name)
+        return _RegisteredScheme(schemes().load(scheme_name, "config"))
+
+    def record(self, scheme_name: str) -> SchemeRecord | None:
+        """What a plugin registered under that name; None for a scheme registered at run time. Raises as `get_scheme` does."""
+        if scheme_name in self._custom:
+            return None
+        try:
+            return schemes().get(scheme_name)
+        except UnknownNameError as error:
+            raise UnknownNameError(
+                f"Unsupported quantization scheme: {scheme_name}.{self._hint(scheme_name)} {error}",
+                kind="scheme",
+                name=str(scheme_name),
+                known=self.get_supported_schemes(),
+            ) from None
+
+    def _hint(self, scheme_name: str) -> str:
+        """The closest of the names that only this process knows; the registry's own message covers the others."""
+        near = closest(str(scheme_name), self._custom)
+        return f" Did you mean '{near}', registered in this program?" if near else ""
+
+
+def scheme_part(scheme_name: str, part: str, what: str) -> QTensorConfig:
+    """The tensor spec that a scheme offers for one part of attention.
+
+    Args:
+        scheme_name: Name of a registered scheme.
+        part: Field of `SchemeRecord` that builds it: ``"kv_cache"`` or ``"attention"``.
+        what: How messages call it, such as ``"KV cache scheme"``.
+
+    Raises:
+        UnknownNameError: (a ValueError) There is no such scheme, or it has no such part; those that have one are listed.
+    """
+    able = supported_for(part)
+    if scheme_name not in schemes() or getattr(schemes().get(scheme_name), part) is None:
+        near = closest(str(scheme_name), able)
+        hint = f" Did you mean '{near}'?" if near else ""
+        raise UnknownNameError(
+            f"Unsupported {what}: {scheme_name}.{hint} Installed schemes that can serve: {', '.join(able) or 'none'}",
+            kind=what,
+            name=str(scheme_name),
+            known=able,
+        )
+    spec = schemes().load(scheme_name, part)()
+    if not isinstance(spec, QTensorConfig):
+        source = schemes().source(scheme_name).distribution
+        raise ConfigError(
+            f"the {what} '{scheme_name}' of {source} gives {spec!r} where a QTensorConfig is wanted: its plugin must be mended"
+        )
+    return spec
+
+
+def supported_for(part: str) -> list[str]:
+    """Names of the schemes whose record has that part."""
+    return [name for name in schemes().names() if name not in schemes().conflicts() and getattr(schemes().get(name), part) is not None]

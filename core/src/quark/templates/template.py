@@ -1,0 +1,320 @@
+"""LLMTemplate: from the name of a scheme to the configuration of a whole language model of a known family."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import attrs
+
+from quark.errors import ConfigError, UnknownNameError, UnsupportedError
+from quark.log import get_logger
+from quark.names import closest
+from quark.plugins import TemplateRecord, templates
+from quark.specs.algorithm import AlgoConfig
+from quark.specs.architecture import Architecture
+from quark.specs.layer import QLayerConfig
+from quark.specs.model import QConfig
+from quark.specs.tensor import QTensorConfig
+from quark.templates import projections
+from quark.templates.algorithms import canonical_algorithm, derived_config, get_supported_algorithm_types, require_processor
+from quark.templates.schemes import QuantizationScheme, QuantizationSchemeCollection, scheme_part
+
+_ATTENTION_PROJECTIONS = ("q_proj", "k_proj", "v_proj")
+_CONFIG_SUFFIX = "_config"
+
+
+def _list(value: str | Sequence[str] | None) -> list[str]:
+    return [value] if isinstance(value, str) else list(value or ())
+
+
+class LLMTemplate:
+    """How models of one family are quantized: which layers feed the cache, which stay float, what algorithms need to know.
+
+    Templates of known families come from plugins, as `quark.specs.architecture.Architecture` records; `LLMTemplate.get` makes one of them when it is
+    first asked for. Templates made by hand can be registered beside them.
+
+    Args:
+        model_type: ``config.model_type`` of the family.
+        kv_layers_name: Patterns of the projections whose outputs enter the cache; None for none. Old keyword: ``kv_layer_name``.
+        q_layer_name: Pattern, or patterns, of the query projections.
+        gate_up_layers_name: Suffixes of the two MLP input projections; None for ``gate_proj`` and ``up_proj``.
+        exclude_layers_name: Patterns of layers left in float. Old keyword: ``exclude_layers``.
+        algorithm_configs: Settings by name of algorithm, in any case.
+        f2f_weight_converters: Kept for file-to-file runs.
+        kv_layer_name: Old name of ``kv_layers_name``.
+        exclude_layers: Old name of ``exclude_layers_name``.
+        architecture: Further facts about the family.
+        legacy_algorithm_parameters: ``<algorithm>_config``, the form before ``algorithm_configs``; warns.
+
+    Raises:
+        ConfigError: (a ValueError) A keyword is unknown, an algorithm is, or an argument is given under both its names.
+
+    Example:
+        >>> from quark.torch import LLMTemplate
+        >>> template = LLMTemplate(model_type="acme", kv_layers_name=["*k_proj", "*v_proj"], exclude_layers_name=["lm_head"])
+        >>> template.get_config(scheme="fp8", kv_cache_scheme="fp8").exclude
+        ['lm_head']
+    """
+
+    _registered: ClassVar[dict[str, LLMTemplate]] = {}
+    _made: ClassVar[dict[str, tuple[TemplateRecord, LLMTemplate]]] = {}
+    _schemes: ClassVar[QuantizationSchemeCollection] = QuantizationSchemeCollection()
+
+    def __init__(
+        self,
+        model_type: str,
+        kv_layers_name: Sequence[str] | None = None,
+        q_layer_name: str | Sequence[str] | None = None,
+        gate_up_layers_name: Sequence[str] | None = None,
+        exclude_layers_name: Sequence[str] = (),
+        algorithm_configs: Mapping[str, AlgoConfig | None] | None = None,
+        f2f_weight_converters: Sequence[Any] | None = None,
+        *,
+        kv_layer_name: Sequence[str] | None = None,
+        exclude_layers: Sequence[str] | None = None,
+        architecture: Architecture | None = None,
+        **legacy_algorithm_parameters: AlgoConfig | None,
+    ) -> None:
+        kv_layers = _one_of("kv_layers_name", kv_layers_name, "kv_layer_name", kv_layer_name)
+        excluded = _one_of("exclude_layers_name", exclude_layers_name or None, "exclude_layers", exclude_layers)
+        self.model_type = model_type
+        self.kv_layers_name = None if kv_layers is None else _list(kv_layers)
+        self.q_layer_name = q_layer_name if q_layer_name is None or isinstance(q_layer_name, str) else list(q_layer_name)
+        self.gate_up_layers_name = ["gate_proj", "up_proj"] if gate_up_layers_name is None else list(gate_up_layers_name)
+        self.exclude_layers_name = _list(excluded)
+        self.f2f_weight_converters = None if f2f_weight_converters is None else list(f2f_weight_converters)
+        self.architecture = architecture
+        self.algo_config: dict[str, AlgoConfig | None] = dict.fromkeys(get_supported_algorithm_types())
+        self.algo_config |= _from_legacy(legacy_algorithm_parameters)
+        self.algo_config |= _by_algorithm(algorithm_configs, "`algorithm_configs`")
+
+    def __repr__(self) -> str:
+        return f"LLMTemplate(model_type={self.model_type!r}, kv_layers_name={self.kv_layers_name}, exclude={self.exclude_layers_name})"
+
+    @classmethod
+    def from_architecture(cls, architecture: Architecture) -> LLMTemplate:
+        """The template of a family whose facts are known; each installed algorithm derives its settings from them."""
+        return cls(
+            model_type=architecture.model_type,
+            kv_layers_name=architecture.kv_layers_name,
+            q_layer_name=architecture.q_layer_name,
+            gate_up_layers_name=architecture.gate_up_layers_name,
+            exclude_layers_name=architecture.exclude_layers_name,
+            algorithm_configs={name: derived_config(name, architecture) for name in get_supported_algorithm_types()},
+            architecture=architecture,
+        )
+
+    @classmethod
+    def list_available(cls) -> list[str]:
+        """Model types that have a template: plugins' in alphabetical order, then one's own."""
+        return [*templates().names(), *(name for name in cls._registered if name not in templates())]
+
+    @classmethod
+    def register_template(cls, template: LLMTemplate) -> None:
+        """Make a template available to `get` in this process; one of the same model type is replaced, with a warning."""
+        if template.model_type in cls._registered or template.model_type in templates():
+            get_logger(__name__).warning(
+                f"Template '{template.model_type}' already registered, will overwrite the existing template for the rest of this process."
+            )
+        cls._registered[template.model_type] = template
+
+    @classmethod
+    def get(cls, model_type: str) -> LLMTemplate:
+        """The template of a model type.
+
+        Args:
+            model_type: ``model.config.model_type``, or the first of ``model.config.architectures`` where that is missing.
+
+        Raises:
+            UnknownNameError: (a ValueError) There is none; the closest match, all that there are, and how to make one are named.
+        """
+        if model_type in cls._registered:
+            return cls._registered[model_type]
+        try:
+            record = templates().get(model_type)
+        except UnknownNameError as error:
+            raise cls._no_template(model_type, error) from None
+        made = cls._made.get(record.name)
+        if made is None or made[0] is not record:
+            made = cls._made[record.name] = (record, cls.from_architecture(templates().load(model_type, "architecture")))
+        return made[1]
+
+    @classmethod
+    def _no_template(cls, model_type: str, cause: UnknownNameError) -> UnknownNameError:
+        available = cls.list_available()
+        near = closest(str(model_type), available)
+        hint = f" Did you mean '{near}'?" if near else ""
+        return UnknownNameError(
+            f"There is no model template defined for the model type '{model_type}'.{hint} Available templates: {', '.join(available)}. "
+            f"To add one: LLMTemplate.register_template(LLMTemplate(model_type='{model_type}', kv_layers_name=[…], exclude_layers_name=[…])), "
+            f"or a plugin's quark_register_templates. {cause}",
+            kind="template",
+            name=str(model_type),
+            known=available,
+        )
+
+    @classmethod
+    def register_scheme(cls, scheme_name: str, config: QLayerConfig) -> None:
+        """Make a scheme available to every template in this process.
+
+        Raises:
+            ConfigError: (a ValueError) The name is taken.
+        """
+        cls._schemes.register_scheme(scheme_name, QuantizationScheme(config))
+
+    @classmethod
+    def unregister_scheme(cls, scheme_name: str) -> None:
+        """Remove a scheme that `register_scheme` added.
+
+        Raises:
+            ConfigError: (a ValueError) There is no such scheme, or it comes from a plugin.
+        """
+        cls._schemes.unregister_scheme(scheme_name)
+
+    @classmethod
+    def get_supported_schemes(cls) -> list[str]:
+        """Names of all schemes: plugins' and those registered in this process."""
+        return cls._schemes.get_supported_schemes()
+
+    def get_config(
+        self,
+        scheme: str,
+        algorithm: str | Sequence[str] | None = None,
+        kv_cache_scheme: str | None = None,
+        min_kv_scale: float = 0.0,
+        attention_scheme: str | None = None,
+        layer_config: Mapping[str, str] | None = None,
+        layer_type_config: Mapping[Any, str] | None = None,
+        exclude_layers: Sequence[str] | None = None,
+        algo_configs: Mapping[str, AlgoConfig] | None = None,
+        shared_scale_groups: Sequence[Sequence[str]] | None = None,
+    ) -> QConfig:
+        """The configuration of a whole model. Lists in it are its own: changing them changes neither the template nor another configuration.
+
+        Args:
+            scheme: Name of the scheme of every linear layer.
+            algorithm: Name or names of algorithms to apply, in order.
+            kv_cache_scheme: Name of a scheme that can hold the cache.
+            min_kv_scale: Floor of the cache's scales; 0.0 for none.
+            attention_scheme: Name of a scheme that can hold attention probabilities and queries.
+            layer_config: Scheme by pattern of layer name; the first pattern that matches decides.
+            layer_type_config: Scheme by layer type, a torch class or its name; patterns go before types.
+            exclude_layers: Patterns of layers left in float, in place of the template's; ``[]`` quantizes everything.
+            algo_configs: Settings by name of algorithm, in place of the template's.
+            shared_scale_groups: Groups of name suffixes that share a global scale, in place of the scheme's own; ``[]`` for none.
+
+        Raises:
+            UnknownNameError: (a ValueError) There is no such scheme or algorithm, or the scheme cannot do that.
+            UnsupportedError: (a NotImplementedError) The algorithm cannot run, or has no settings for this family.
+            ConfigError: (a ValueError) A cache is to be quantized but the template names no layers that feed it.
+        """
+        schemes = type(self)._schemes
+        record = schemes.record(scheme)
+        shares = record is not None and record.shares_global_scale and shared_scale_groups is None
+        groups = [_ATTENTION_PROJECTIONS, self.gate_up_layers_name] if shares else shared_scale_groups or ()
+        config = QConfig(
+            global_quant_config=schemes.get_scheme(scheme).config,
+            min_kv_scale=min_kv_scale,
+            exclude=_list(self.exclude_layers_name if exclude_layers is None else exclude_layers),
+            algo_config=self._algorithms(algorithm, algo_configs),
+            layer_quant_config={pattern: schemes.get_scheme(name).config for pattern, name in (layer_config or {}).items()},
+            layer_type_quant_config={kind: schemes.get_scheme(name).config for kind, name in (layer_type_config or {}).items()},
+            kv_cache_group=_list(self.kv_layers_name),
+            shared_scale_groups=[list(group) for group in groups],
+            sync_moe_expert_input_amax=shares,
+        )
+        if kv_cache_scheme:
+            self._quantize_cache(config, scheme_part(kv_cache_scheme, "kv_cache", "KV cache scheme"))
+        if attention_scheme:
+            self._quantize_attention(config, scheme_part(attention_scheme, "attention", "attention scheme"))
+        return config
+
+    def _algorithms(self, algorithm: str | Sequence[str] | None, algo_configs: Mapping[str, AlgoConfig] | None) -> list[AlgoConfig] | None:
+        settings = self.algo_config | _by_algorithm(algo_configs, "`algo_configs`")
+        names = [canonical_algorithm(name) for name in _list(algorithm)]
+        chosen = []
+        for name in names:
+            require_processor(name)
+            found = settings.get(name)
+            if found is None:
+                raise UnsupportedError(
+                    f"No built-in {name} configuration is available for the '{self.model_type}' architecture. "
+                    f"Pass your own to get_config: algo_configs={{'{name}': …}}"
+                )
+            chosen.append(found)
+        return chosen or None
+
+    def _quantize_cache(self, config: QConfig, spec: QTensorConfig) -> None:
+        """Quantize the outputs of the projections that feed the cache; excluded ones keep float weights and inputs."""
+        if not self.kv_layers_name:
+            raise ConfigError(
+                f"the cache of '{self.model_type}' cannot be quantized: its template has no kv_layers_name. Make one with "
+                f"LLMTemplate(model_type='{self.model_type}', kv_layers_name=['*k_proj', '*v_proj'], …), or leave kv_cache_scheme out"
+            )
+        for pattern in self.kv_layers_name:
+            base = projections.base_for(config, pattern, self.architecture) or QLayerConfig()
+            layer = QLayerConfig(input_tensors=base.input_tensors, weight=base.weight, output_tensors=spec)
+            config.kv_cache_quant_config[pattern] = layer
+            config.layer_quant_config[pattern] = layer
+
+    def _quantize_attention(self, config: QConfig, spec: QTensorConfig) -> None:
+        """Quantize attention probabilities, and the outputs of query projections that are not excluded."""
+        config.softmax_quant_spec = spec
+        for pattern in _list(self.q_layer_name):
+            base = projections.base_for(config, pattern, self.architecture)
+            if base is not None:
+                projections.put_before_cover(config, pattern, attrs.evolve(base, output_tensors=spec), self.architecture)
+
+
+def template_for(model_config: Any) -> LLMTemplate:
+    """The template of the model that a configuration describes.
+
+    Args:
+        model_config: A transformers configuration, or the dict of a ``config.json``.
+
+    Raises:
+        ConfigError: It names neither a model type nor an architecture.
+        UnknownNameError: (a ValueError) No template is there for it.
+    """
+    read = model_config.get if isinstance(model_config, Mapping) else lambda key: getattr(model_config, key, None)
+    model_type = read("model_type") or next(iter(read("architectures") or ()), None)
+    if not model_type:
+        raise ConfigError("this model configuration has neither 'model_type' nor 'architectures', so its family is not known")
+    return LLMTemplate.get(model_type)
+
+
+def _one_of(name: str, value: Any, old_name: str, old_value: Any) -> Any:
+    if value is not None and old_value is not None:
+        raise ConfigError(f"LLMTemplate is given both {name} and its old name {old_name}: keep {name}")
+    return old_value if value is None else value
+
+
+def _from_legacy(parameters: Mapping[str, AlgoConfig | None]) -> dict[str, AlgoConfig | None]:
+    """Settings given as ``<algorithm>_config`` keywords."""
+    if not parameters:
+        return {}
+    known = [f"{name}{_CONFIG_SUFFIX}" for name in get_supported_algorithm_types()]
+    for keyword in parameters:
+        if keyword not in known:
+            near = closest(keyword, [*known, "kv_layers_name", "exclude_layers_name", "q_layer_name", "gate_up_layers_name"])
+            raise ConfigError(
+                f"Unsupported legacy algorithm keyword '{keyword}'.{f' Did you mean {near}?' if near else ''} "
+                f"Such keywords are written '<algorithm>_config', here: {', '.join(known) or 'none, as no algorithm is installed'}. "
+                "New code uses `algorithm_configs`"
+            )
+    get_logger(__name__).warning(
+        f"Deprecated keyword arguments of LLMTemplate: {', '.join(sorted(parameters))}. "
+        "Write algorithm_configs={'<algorithm>': …} instead; both are understood in this version."
+    )
+    return {keyword.removesuffix(_CONFIG_SUFFIX): config for keyword, config in parameters.items()}
+
+
+def _by_algorithm(configs: Mapping[str, AlgoConfig | None] | None, where: str) -> dict[str, AlgoConfig | None]:
+    """Settings under the registered names of their algorithms."""
+    try:
+        return {canonical_algorithm(name): config for name, config in (configs or {}).items()}
+    except UnknownNameError as error:
+        raise UnknownNameError(
+            f"Unsupported algorithm '{error.name}' in {where}. {error}", kind=error.kind, name=error.name, known=error.known
+        ) from None

@@ -1,0 +1,1 @@
+"""Quantization algorithms of quark. This version brings their configuration classes."""

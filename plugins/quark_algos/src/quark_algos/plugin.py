@@ -1,0 +1,92 @@
+"""What this distribution registers: seven algorithms, of which this version brings the configuration only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from quark.plugins import AlgorithmRecord, hookimpl
+
+_PROCESSORS = "quark_algos.processors"
+
+
+@hookimpl
+def quark_register_algorithms() -> Iterator[AlgorithmRecord]:
+    """Smoothing, Hessian-based rounding, rotation."""
+    yield AlgorithmRecord(
+        name="awq",
+        summary="activation-aware scales, AWQ; configuration only",
+        kind="transform",
+        config="quark_algos.smoothing:AWQConfig",
+        exports={
+            "AWQConfig": "quark_algos.smoothing:AWQConfig",
+            "quark.torch.algorithm.awq.awq:AwqProcessor": f"{_PROCESSORS}:AwqProcessor",
+        },
+    )
+    yield AlgorithmRecord(
+        name="smoothquant",
+        aliases=("smooth",),
+        summary="SmoothQuant; configuration only",
+        kind="transform",
+        config="quark_algos.smoothing:SmoothQuantConfig",
+        exports={
+            "SmoothQuantConfig": "quark_algos.smoothing:SmoothQuantConfig",
+            "quark.torch.algorithm.awq.smooth:SmoothQuantProcessor": f"{_PROCESSORS}:SmoothQuantProcessor",
+        },
+    )
+    yield AlgorithmRecord(
+        name="autosmoothquant",
+        summary="SmoothQuant with searched shares; configuration only",
+        kind="transform",
+        config="quark_algos.smoothing:AutoSmoothQuantConfig",
+        exports={
+            "AutoSmoothQuantConfig": "quark_algos.smoothing:AutoSmoothQuantConfig",
+            "quark.torch.algorithm.awq.auto_smooth:AutoSmoothQuantProcessor": f"{_PROCESSORS}:AutoSmoothQuantProcessor",
+        },
+    )
+    yield from _rounding()
+    yield AlgorithmRecord(
+        name="rotation",
+        aliases=("quarot",),
+        summary="rotations R1 to R4, QuaRot and SpinQuant; configuration only",
+        kind="transform",
+        config="quark_algos.rotation:RotationConfig",
+        exports={
+            "RotationConfig": "quark_algos.rotation:RotationConfig",
+            "QuaRotConfig": "quark_algos.rotation:QuaRotConfig",
+            "OnlineRotationConfig": "quark_algos.rotation:OnlineRotationConfig",
+            "quark.torch.algorithm.rotation.rotation:RotationProcessor": f"{_PROCESSORS}:RotationProcessor",
+        },
+    )
+
+
+def _rounding() -> Iterator[AlgorithmRecord]:
+    yield AlgorithmRecord(
+        name="gptq",
+        summary="GPTQ; configuration only",
+        kind="rounding",
+        config="quark_algos.hessian:GPTQConfig",
+        exports={
+            "GPTQConfig": "quark_algos.hessian:GPTQConfig",
+            "quark.torch.algorithm.gptq.gptq:GptqProcessor": f"{_PROCESSORS}:GptqProcessor",
+        },
+    )
+    yield AlgorithmRecord(
+        name="gptaq",
+        summary="GPTAQ; configuration only",
+        kind="rounding",
+        config="quark_algos.hessian:GPTAQConfig",
+        exports={
+            "GPTAQConfig": "quark_algos.hessian:GPTAQConfig",
+            "quark.torch.algorithm.gptaq.gptaq:GptaqProcessor": f"{_PROCESSORS}:GptaqProcessor",
+        },
+    )
+    yield AlgorithmRecord(
+        name="qronos",
+        summary="Qronos; configuration only",
+        kind="rounding",
+        config="quark_algos.hessian:QronosConfig",
+        exports={
+            "QronosConfig": "quark_algos.hessian:QronosConfig",
+            "quark.torch.algorithm.qronos.qronos:QronosProcessor": f"{_PROCESSORS}:QronosProcessor",
+        },
+    )

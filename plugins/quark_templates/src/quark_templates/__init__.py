@@ -1,0 +1,1 @@
+"""Model families of quark, one data-only file each."""

@@ -1,0 +1,24 @@
+"""What this distribution registers: one template per model family."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from quark.plugins import TemplateRecord, hookimpl
+
+FAMILIES = {
+    "llama": "Llama 1 to 3, SmolLM2, TinyLlama and other models of that form",
+    "mistral": "Mistral 7B and its relatives",
+    "qwen2": "Qwen2 and Qwen2.5",
+    "qwen3": "Qwen3, dense",
+    "gemma2": "Gemma 2",
+    "opt": "OPT",
+    "phi3": "Phi-3 and Phi-4",
+}
+
+
+@hookimpl
+def quark_register_templates() -> Iterator[TemplateRecord]:
+    """One record per family; its architecture is the constant of the same name in the file of the same name."""
+    for name, summary in FAMILIES.items():
+        yield TemplateRecord(name=name, summary=summary, architecture=f"quark_templates.{name}:{name.upper()}")
