@@ -1,0 +1,1 @@
+"""What quark-exporters registers."""

@@ -1,0 +1,1 @@
+"""What quark-schemes registers."""
