@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import json
 import math
 import shutil
 import sys
@@ -161,9 +162,10 @@ def provenance(sources: Sequence[Path], recipe: Recipe, measured: tuple[float, f
     return f"""# Where this model comes from
 
 A Llama small enough to lie in a package, so that demonstrations and tests have real weights without a network. Made by
-`tools/train_tiny_model.py` with torch {torch.__version__}, from texts in the public domain: the King James Version of the Bible (as in
-Debian's `bible-kjv-text`) and Ambrose Bierce's *The Devil's Dictionary* (1911; as in Debian's `dict-devil`). The weights, the tokenizer and
-the held-out text are under the licence of this repository as far as any right exists in them.
+`tools/train_tiny_model.py` with torch {torch.__version__}, from texts in the public domain: the King James Version of the Bible (1611;
+as in Debian's `bible-kjv-text`; in the United Kingdom the Crown licenses its printing) and Ambrose Bierce's *The Devil's Dictionary* (1911; as in
+Debian's `dict-devil`, after the Internet Wiretap edition). The weights, the tokenizer and the held-out text are under the licence of this
+repository as far as any right exists in them.
 
 | source | bytes | SHA-256 |
 |---|---|---|
@@ -183,7 +185,13 @@ def save(folder: Path, model: LlamaForCausalLM, tokenizer: PreTrainedTokenizerFa
     model.generation_config = GenerationConfig(bos_token_id=0, eos_token_id=0, pad_token_id=0, do_sample=False, max_new_tokens=64)
     model.to(torch.bfloat16).save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    # The name that transformers 4 and 5 both know.
+    described = json.loads((folder / "tokenizer_config.json").read_text())
+    described = {key: value for key, value in described.items() if key != "backend"} | {"tokenizer_class": "PreTrainedTokenizerFast"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(described, indent=2) + "\n")
     (folder / "held_out.txt").write_text(held_out, encoding="utf-8")
+    for file in folder.iterdir():
+        file.chmod(0o644)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,6 +1,6 @@
 """What the demo does with each scheme: quantize the bundled model, export it, load the export, compare. No printing here.
 
-Imports torch; the command imports this module when it runs.
+Imports torch and transformers; the command imports this module when it runs.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 import attrs
 import torch
 from torch import Tensor, nn
+from transformers.utils import logging as transformers_logging
 
 from quark.errors import QuarkError
 from quark.evaluate import Comparison, compare, token_windows
@@ -88,7 +89,8 @@ class Bench:
     def bundled(cls, count: int = 16, length: int = 256) -> Bench:
         """The bundled model, ``count`` windows of ``length`` tokens to evaluate on and others to calibrate with."""
         windows = token_windows(tiny.tiny_tokenizer(), tiny.held_out_text(), length, limit=count)
-        return cls(tiny.tiny_model(DTYPE), windows, tiny.calibration_batches(8, 128))
+        with quiet():
+            return cls(tiny.tiny_model(DTYPE), windows, tiny.calibration_batches(8, 128))
 
     def jobs(self) -> list[tuple[str, str | None]]:
         """Scheme and cache scheme of each run: every registered scheme, and the first that can hold a cache once more with it."""
@@ -154,11 +156,14 @@ def _same_logits(model: nn.Module, other: nn.Module, tokens: Tensor) -> bool:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Our own remarks kept below warnings until the end of the block: the demo says itself what goes on."""
+    """Our remarks below warnings, and the bars of transformers, kept back until the end of the block: the demo says itself what goes on."""
     log = get_logger()
-    before = log.level
+    level, bars = log.level, transformers_logging.is_progress_bar_enabled()
     log.setLevel(logging.WARNING)
+    transformers_logging.disable_progress_bar()
     try:
         yield
     finally:
-        log.setLevel(before)
+        log.setLevel(level)
+        if bars:
+            transformers_logging.enable_progress_bar()

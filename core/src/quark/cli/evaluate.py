@@ -37,10 +37,12 @@ def evaluate(
     """Print the perplexity of MODEL on a text; with --reference also KL divergence from it and agreement of the likeliest token."""
     # Torch and transformers are imported here, not above: `quark --help` and the listings do without them.
     from quark import evaluate as figures
-    from quark.model.loading import load_model
+    from quark.model.loading import load_model, model_config
 
     started = time.perf_counter()
     windows = _windows(model, text, seq_len, limit)
+    if reference is not None:
+        model_config(reference)  # a missing directory is told before the first model is loaded
     batches = windows.split(max(1, _TOKENS_AT_A_TIME // seq_len))
     tried = load_model(model, dtype, device)
     result: dict[str, Any] = {"model": str(model), "windows": len(windows), "seq_len": seq_len}

@@ -1,0 +1,95 @@
+"""``quark evaluate`` from the outside: figures of a float and a quantized checkpoint, and bad input."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from quark.cli import evaluate, quantize
+from quark.errors import QuarkError
+from quark.testing.tiny import tiny_model_dir
+
+app = typer.Typer()
+evaluate.register(app)
+quantize.register(app)  # a program of one command would take its name for an argument
+SHORT = ["--seq-len", "64", "--limit", "4"]
+
+
+def run(*arguments: str | Path) -> dict[str, float]:
+    done = CliRunner().invoke(app, ["evaluate", *map(str, arguments), "--json"], catch_exceptions=False)
+    assert done.exit_code == 0
+    found: dict[str, float] = json.loads(done.stdout)
+    return found
+
+
+def test_the_bundled_text_is_the_default():
+    found = run(tiny_model_dir(), *SHORT)
+    assert (found["windows"], found["tokens"]) == (4, 4 * 63)
+    assert 1 < found["perplexity"] < 100
+
+
+def test_a_model_compared_with_itself_agrees(tmp_path: Path):
+    (tmp_path / "text.txt").write_text("In the beginning God created the heaven and the earth. " * 40)
+    found = run(tiny_model_dir(), "--reference", tiny_model_dir(), "--text", tmp_path / "text.txt", *SHORT)
+    assert (found["mean_kl"], found["p99_kl"], found["top1_agreement"]) == (0, 0, 1)
+    assert found["perplexity"] == found["reference_perplexity"]
+
+
+def test_a_quantized_checkpoint_is_read_and_differs_from_its_reference(tmp_path: Path):
+    quantized = CliRunner().invoke(
+        app, ["quantize", str(tiny_model_dir()), str(tmp_path / "q"), "--scheme", "int4_wo_32"], catch_exceptions=False
+    )
+    assert quantized.exit_code == 0
+    found = run(tmp_path / "q", "--reference", tiny_model_dir(), *SHORT)
+    assert 0 < found["mean_kl"] < found["p99_kl"] < 1
+    assert 0.8 < found["top1_agreement"] < 1
+
+
+def test_people_get_sentences():
+    done = CliRunner().invoke(app, ["evaluate", str(tiny_model_dir()), "--reference", str(tiny_model_dir()), *SHORT])
+    assert "perplexity" in done.stdout
+    assert "100.00%" in done.stdout
+
+
+def without_tokenizer(folder: Path) -> Path:
+    made = shutil.copytree(tiny_model_dir(), folder / "bare")
+    for file in made.glob("tokenizer*"):
+        file.unlink()
+    return made
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--seq-len", "-4"], "at least 2"),
+        (["--limit", "0"], "at least 1"),
+        (["--seq-len", "5000"], "exceed the context"),
+        (["--dtype", "int3"], "dtype"),
+        (["--device", "nowhere"], "device"),
+        (["--reference", "/nowhere/at/all"], "no such directory"),
+        (["--text", "/nowhere/at/all.txt"], "neither a text file"),
+    ],
+)
+def test_bad_options_are_refused_with_the_reason(options: list[str], says: str):
+    with pytest.raises(QuarkError, match=says):
+        CliRunner().invoke(app, ["evaluate", str(tiny_model_dir()), "--limit", "2", *options], catch_exceptions=False)
+
+
+def test_bad_models_and_texts_are_refused_with_the_reason(tmp_path: Path):
+    (tmp_path / "empty.txt").write_text(" \n")
+    (tmp_path / "short.txt").write_text("In the beginning")
+    tiny = tiny_model_dir()
+    for arguments, says in [
+        ([tmp_path / "missing"], "no such directory"),
+        ([tmp_path], "no config.json"),
+        ([without_tokenizer(tmp_path)], "no tokenizer"),
+        ([tiny, "--text", tmp_path / "empty.txt"], "holds no text"),
+        ([tiny, "--text", tmp_path / "short.txt"], "fewer than one window"),
+    ]:
+        with pytest.raises(QuarkError, match=says):
+            CliRunner().invoke(app, ["evaluate", *map(str, arguments)], catch_exceptions=False)
