@@ -162,10 +162,10 @@ def provenance(sources: Sequence[Path], recipe: Recipe, measured: tuple[float, f
     return f"""# Where this model comes from
 
 A Llama small enough to lie in a package, so that demonstrations and tests have real weights without a network. Made by
-`tools/train_tiny_model.py` with torch {torch.__version__}, from texts in the public domain: the King James Version of the Bible (1611;
-as in Debian's `bible-kjv-text`; in the United Kingdom the Crown licenses its printing) and Ambrose Bierce's *The Devil's Dictionary* (1911; as in
-Debian's `dict-devil`, after the Internet Wiretap edition). The weights, the tokenizer and the held-out text are under the licence of this
-repository as far as any right exists in them.
+`tools/train_tiny_model.py` with torch {torch.__version__}, from texts in the public domain: the King James Version of the Bible
+(1611; as in Debian's `bible-kjv-text`; in the United Kingdom the Crown licenses its printing) and Ambrose Bierce's *The Devil's Dictionary*
+(1911; as in Debian's `dict-devil`, after the Internet Wiretap edition). The weights, the tokenizer and the held-out text are under the
+licence of this repository as far as any right exists in them.
 
 | source | bytes | SHA-256 |
 |---|---|---|
