@@ -88,6 +88,8 @@ def _run(console: Console, bench: Bench, folder: Path) -> tuple[list[Row], list[
 
 
 def _conclude(console: Console, rows: list[Row], refusals: list[Refusal], out: Path | None, seconds: float) -> None:
+    from quark.cli.demo_run import PROMPT
+
     console.print(_table(rows))
     for refusal in refusals:
         console.print(f"{refusal.name}: {refusal.reason}", markup=False)
@@ -96,8 +98,11 @@ def _conclude(console: Console, rows: list[Row], refusals: list[Refusal], out: P
         "between; lower is better. KL: nats per token by which its predictions left the original's. Top-1: how often both think the same\n"
         "token likeliest. Reload = equal: the model read from disk gives the same logits as the one in memory, bit for bit.\n"
     )
+    last = min(rows, key=lambda row: row.size.bits)
+    for row in (rows[0], last) if last is not rows[0] else (rows[0],):
+        console.print(f"{row.name + ' goes on:':<34}{PROMPT} … {row.words}", markup=False)
     kept = "The checkpoints were temporary: keep them with --out DIR." if out is None else f"The checkpoints are in {out}."
-    console.print(f"{seconds:.0f} s in all. {kept} Your own model: quark quantize MODEL OUT --scheme NAME", markup=False)
+    console.print(f"\n{seconds:.0f} s in all. {kept} Your own model: quark quantize MODEL OUT --scheme NAME", markup=False)
 
 
 def _table(rows: list[Row]) -> Table:

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import attrs
 import torch
@@ -32,6 +33,7 @@ from quark.testing import tiny
 from quark.torch import export_safetensors, import_model_from_safetensors
 
 DTYPE = torch.bfloat16
+PROMPT = "And God said, Let there be"
 
 
 @attrs.frozen
@@ -53,6 +55,7 @@ class Row:
         found: The model loaded from disk beside the float model.
         seconds: To quantize and to export.
         reload_equal: Whether the loaded model's logits equal those of the model in memory, bit for bit.
+        words: How the loaded model goes on after `PROMPT`.
     """
 
     name: str
@@ -60,6 +63,7 @@ class Row:
     found: Comparison
     seconds: float
     reload_equal: bool
+    words: str
 
 
 @attrs.frozen(kw_only=True)
@@ -79,8 +83,9 @@ class Refusal:
 
 @attrs.frozen(eq=False)
 class Bench:
-    """The float model and the tokens that every scheme is tried with."""
+    """The float model, and the tokens that every scheme is tried with."""
 
+    tokenizer: Any
     reference: nn.Module
     windows: Tensor
     calibration: list[Tensor]
@@ -88,9 +93,10 @@ class Bench:
     @classmethod
     def bundled(cls, count: int = 16, length: int = 256) -> Bench:
         """The bundled model, ``count`` windows of ``length`` tokens to evaluate on and others to calibrate with."""
-        windows = token_windows(tiny.tiny_tokenizer(), tiny.held_out_text(), length, limit=count)
+        tokenizer = tiny.tiny_tokenizer()
+        windows = token_windows(tokenizer, tiny.held_out_text(), length, limit=count)
         with quiet():
-            return cls(tiny.tiny_model(DTYPE), windows, tiny.calibration_batches(8, 128))
+            return cls(tokenizer, tiny.tiny_model(DTYPE), windows, tiny.calibration_batches(8, 128))
 
     def jobs(self) -> list[tuple[str, str | None]]:
         """Scheme and cache scheme of each run: every registered scheme, and the first that can hold a cache once more with it."""
@@ -102,7 +108,7 @@ class Bench:
         """The first row: the model as it comes, its size that of the layers which the schemes quantize."""
         found = compare(self.reference, self.reference, self.windows.split(4))
         size = stored_size(tiny.tiny_model_dir(), quantized)
-        return Row(name="float", size=size, found=found, seconds=0.0, reload_equal=True)
+        return Row(name="float", size=size, found=found, seconds=0.0, reload_equal=True, words=self._words(self.reference))
 
     def try_scheme(self, scheme: str, cache: str | None, folder: Path) -> tuple[Row | Refusal, tuple[PlanRow, ...]]:
         """Quantize, export to ``folder``, load, compare; and which layers got quantized weights."""
@@ -127,7 +133,14 @@ class Bench:
         loaded = import_model_from_safetensors(None, str(folder)).to("cpu")
         found = compare(loaded, self.reference, self.windows.split(4))
         same = _same_logits(model, loaded, self.windows[:2])
-        return Row(name=name, size=stored_size(folder, layers), found=found, seconds=seconds, reload_equal=same), layers
+        size, words = stored_size(folder, layers), self._words(loaded)
+        return Row(name=name, size=size, found=found, seconds=seconds, reload_equal=same, words=words), layers
+
+    def _words(self, model: Any) -> str:
+        prompt = self.tokenizer(PROMPT, return_tensors="pt")
+        with evaluating(model):
+            tokens = model.generate(**prompt, do_sample=False, max_new_tokens=24)[0, prompt["input_ids"].shape[1] :]
+        return " ".join(str(self.tokenizer.decode(tokens)).split())
 
 
 def job_name(scheme: str, cache: str | None) -> str:
