@@ -1,27 +1,90 @@
-"""quark: post-training quantization in which everything that varies is a plugin.
+"""quark: post-training quantization for PyTorch, in which everything that varies is a plugin.
 
-``import quark`` is light. What is registered: ``quark.schemes()``, ``formats()``, ``observers()``, ``algorithms()``, ``templates()``,
-``exporters()``; each a registry with ``names()``, ``get()``, ``conflicts()``, ``failures()``. The documented interface is ``quark.torch``.
+Importing this package imports nothing else; what is installed is found when a registry is first asked for. The documented API is `quark.torch`.
 """
 
 from __future__ import annotations
 
+import sys
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from quark.version import VERSION as __version__
 
 if TYPE_CHECKING:
-    from quark.plugins import algorithms, exporters, formats, observers, schemes, templates
-
-_REGISTRIES = ("algorithms", "exporters", "formats", "observers", "schemes", "templates")
+    from quark.plugins import (
+        AlgorithmRecord,
+        ExporterRecord,
+        FormatRecord,
+        ObserverRecord,
+        Registry,
+        SchemeRecord,
+        TemplateRecord,
+    )
 
 __all__ = ["__version__", "algorithms", "exporters", "formats", "observers", "schemes", "templates"]
 
+# The imports below are inside the functions on purpose: `import quark` stays free of pluggy and of metadata until a registry is asked for.
 
-def __getattr__(name: str) -> Any:
-    # pluggy and the metadata of installed distributions are read when a registry is first asked for.
-    if name in _REGISTRIES:
+
+def formats() -> Registry[FormatRecord]:
+    """All installed number formats."""
+    from quark.plugins import formats as registry
+
+    return registry()
+
+
+def observers() -> Registry[ObserverRecord]:
+    """All installed observers."""
+    from quark.plugins import observers as registry
+
+    return registry()
+
+
+def schemes() -> Registry[SchemeRecord]:
+    """All installed schemes: ``names()``, ``get(name)``, ``conflicts()``, ``failures()``."""
+    from quark.plugins import schemes as registry
+
+    return registry()
+
+
+def algorithms() -> Registry[AlgorithmRecord]:
+    """All installed algorithms."""
+    from quark.plugins import algorithms as registry
+
+    return registry()
+
+
+def templates() -> Registry[TemplateRecord]:
+    """All installed model families."""
+    from quark.plugins import templates as registry
+
+    return registry()
+
+
+def exporters() -> Registry[ExporterRecord]:
+    """All installed exporters."""
+    from quark.plugins import exporters as registry
+
+    return registry()
+
+
+class _RoomThatAnswers(ModuleType):
+    """A subpackage that shares its name with a registry: calling it gives the registry."""
+
+    def __call__(self) -> Registry[Any]:
         from quark import plugins
 
-        return getattr(plugins, name)
-    raise AttributeError(f"module 'quark' has no attribute {name!r}")
+        return getattr(plugins, self.__name__.rpartition(".")[2])()
+
+
+class _Quark(ModuleType):
+    """This package. Importing ``quark.templates`` binds a module over the function `templates`: it then does both."""
+
+    def __setattr__(self, name: str, value: object) -> None:
+        if name in __all__ and type(value) is ModuleType:
+            value.__class__ = _RoomThatAnswers
+        super().__setattr__(name, value)
+
+
+sys.modules[__name__].__class__ = _Quark

@@ -1,19 +1,19 @@
-"""The plugin layer: hook specifications, records, discovery, collection, registries. No torch here."""
+"""The plugin layer: hooks, records, and registries of what installed plugins provide.
 
-from quark.plugins.catalog import (
-    algorithms,
-    catalog,
-    documented_modules,
-    documented_object,
-    emit,
-    exporters,
-    formats,
-    observers,
-    schemes,
-    templates,
-)
+A plugin author needs `hookimpl`, the record classes, and the manual in `quark.plugins.hookspecs`. Everyone else asks a registry:
+``schemes().get("fp8")``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quark.lazy import LazyRef
+from quark.plugins.discovery import Source
 from quark.plugins.events import Event
-from quark.plugins.hookspecs import hookimpl
+from quark.plugins.failures import PluginFailure, PluginWarning
+from quark.plugins.hookspecs import QuarkHooks, hookimpl
+from quark.plugins.plugin_set import PluginSet, current, using
 from quark.plugins.records import (
     AlgorithmRecord,
     ExporterRecord,
@@ -24,24 +24,27 @@ from quark.plugins.records import (
     TemplateRecord,
 )
 from quark.plugins.registry import Registry
-from quark.plugins.sources import PluginFailure, QuarkPluginWarning, Source
 
 __all__ = [
     "AlgorithmRecord",
     "Event",
     "ExporterRecord",
     "FormatRecord",
+    "LazyRef",
     "ObserverRecord",
     "PluginFailure",
-    "QuarkPluginWarning",
+    "PluginSet",
+    "PluginWarning",
+    "QuarkHooks",
     "Record",
     "Registry",
     "SchemeRecord",
     "Source",
     "TemplateRecord",
     "algorithms",
-    "catalog",
+    "current",
     "documented_modules",
+    "documented_names",
     "documented_object",
     "emit",
     "exporters",
@@ -50,4 +53,55 @@ __all__ = [
     "observers",
     "schemes",
     "templates",
+    "using",
 ]
+
+
+def formats() -> Registry[FormatRecord]:
+    """All number formats."""
+    return current().registries["formats"]
+
+
+def observers() -> Registry[ObserverRecord]:
+    """All observers."""
+    return current().registries["observers"]
+
+
+def schemes() -> Registry[SchemeRecord]:
+    """All schemes."""
+    return current().registries["schemes"]
+
+
+def algorithms() -> Registry[AlgorithmRecord]:
+    """All algorithms."""
+    return current().registries["algorithms"]
+
+
+def templates() -> Registry[TemplateRecord]:
+    """All model families."""
+    return current().registries["templates"]
+
+
+def exporters() -> Registry[ExporterRecord]:
+    """All exporters."""
+    return current().registries["exporters"]
+
+
+def documented_object(name: str) -> Any:
+    """The object that a plugin brings under a documented name; see `quark.plugins.exports.Exports.load`."""
+    return current().exports.load(name)
+
+
+def documented_names() -> list[str]:
+    """All documented plain names that plugins bring, sorted."""
+    return current().exports.names()
+
+
+def documented_modules() -> dict[str, dict[str, LazyRef]]:
+    """Documented modules that plugins bring: module → name → reference."""
+    return current().exports.modules()
+
+
+def emit(event: Event) -> None:
+    """Tell every plugin that listens what happened."""
+    current().emit(event)

@@ -1,12 +1,9 @@
-"""Collect what plugins register, each by itself: import → register → call → validate. A failure is recorded; the others carry on."""
+"""Collection: each plugin by itself is imported, registered, called and validated; what fails is recorded, the others carry on."""
 
 from __future__ import annotations
 
-import importlib
 import inspect
-import os
-import warnings
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import attrs
@@ -14,145 +11,206 @@ import pluggy
 
 from quark.errors import PluginError
 from quark.names import closest
-from quark.plugins.discovery import STRICT, Candidate
-from quark.plugins.hookspecs import EVENT_HOOK, HOOKS, KINDS, PROJECT, QuarkSpecs
+from quark.plugins.discovery import Candidate, Source
+from quark.plugins.events import Event
+from quark.plugins.failures import PluginFailure, leave_out
+from quark.plugins.hookspecs import PROJECT, QuarkHooks
+from quark.plugins.kinds import KINDS, Kind
 from quark.plugins.records import Record
-from quark.plugins.sources import PluginFailure, QuarkPluginWarning, Source
 
-_IMPLEMENTATION = f"{PROJECT}_impl"
-_LEAVE_OUT = "set QUARK_DISABLED_PLUGINS={} to leave it out"
+EVENT_HOOK = "quark_on_event"
+_ARGUMENTS: dict[str, tuple[str, ...]] = {
+    name: tuple(inspect.signature(spec).parameters)[1:] for name, spec in vars(QuarkHooks).items() if name.startswith("quark_")
+}
+_FRAGILE = (Exception, SystemExit)  # a plugin that calls sys.exit() must not end its host; Ctrl-C must
+
+
+class _NotIterable(Exception):  # noqa: N818 - never leaves this module
+    pass
 
 
 @attrs.frozen
-class Registration:
-    """A record and where it comes from."""
+class Registered:
+    """A record and the plugin it came from."""
 
     record: Record
     source: Source
 
 
+class _Manager(pluggy.PluginManager):
+    """pluggy's manager, which takes of a plugin only the hooks that are sound and says what is wrong with the others."""
+
+    def __init__(self) -> None:
+        super().__init__(PROJECT)
+        self.add_hookspecs(QuarkHooks)
+        self.complaints: list[tuple[str, str]] = []  # (error, cure) of the plugin that is being registered
+
+    def parse_hookimpl_opts(self, plugin: Any, name: str) -> Any:
+        options = super().parse_hookimpl_opts(plugin, name)
+        if options is None:
+            if _looks_forgotten(plugin, name):
+                self.complaints.append((f"the function '{name}' is not marked as a hook", _spelling_cure(name)))
+            return None
+        complaint = _complaint(getattr(plugin, name), options.get("specname") or name, options)
+        if complaint is not None:
+            self.complaints.append(complaint)
+        elif (options.get("specname") or name) in _ARGUMENTS:
+            return options
+        return None
+
+
+def _looks_forgotten(plugin: Any, name: str) -> bool:
+    """Whether an unmarked function was surely meant as a hook: it is written in the plugin itself, under a hook's name or nearly so."""
+    if not name.startswith(("quark_register", "quark_on_")):
+        return False
+    function = inspect.getattr_static(plugin, name, None)
+    home = getattr(plugin, "__name__", None) if inspect.ismodule(plugin) else type(plugin).__module__
+    return inspect.isfunction(function) and function.__module__ == home
+
+
+def _spelling_cure(name: str) -> str:
+    near = closest(name, _ARGUMENTS)
+    if near == name:
+        return f"write @hookimpl (from quark.plugins) above 'def {name}'"
+    hint = f"perhaps '{near}' is meant; " if near else ""
+    return f"{hint}the hooks are {', '.join(_ARGUMENTS)}, each marked with @hookimpl from quark.plugins"
+
+
+def _complaint(function: Callable[..., Any], hook: str, options: Any) -> tuple[str, str] | None:
+    """What is wrong with one implementation, with the cure; None where nothing is."""
+    if hook not in _ARGUMENTS:
+        return None if options.get("optionalhook") else (f"there is no hook '{hook}'", _spelling_cure(hook))
+    if options.get("wrapper") or options.get("hookwrapper"):
+        return (
+            f"the hook '{hook}' is written as a wrapper, but every plugin is called by itself",
+            "write it as a plain function under a plain @hookimpl",
+        )
+    wanted = [
+        p.name
+        for p in inspect.signature(function).parameters.values()
+        if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
+    ]
+    if unknown := [name for name in wanted if name not in _ARGUMENTS[hook]]:
+        offered = f"only ({', '.join(_ARGUMENTS[hook])})" if _ARGUMENTS[hook] else "no arguments"
+        return (f"the hook '{hook}' asks for unknown arguments ({', '.join(unknown)})", f"write it with {offered}")
+    return None
+
+
 @attrs.define
-class Collected:
-    """Everything that came out of the plugins.
+class Collection:
+    """Everything that a set of plugins provides.
 
     Attributes:
-        registrations: By kind, in order of discovery.
-        failures: What went wrong.
-        listeners: Functions that hear events, with their sources.
-        sources: Every plugin that was found, failed or not.
+        strict: Whether a failure is raised instead of recorded.
+        records: By kind (in the plural), in the order of discovery.
+        failures: What went wrong, in the order it happened.
+        listeners: Implementations of the event hook, with their plugins.
+        sources: Plugins that were imported and registered.
     """
 
-    registrations: dict[str, list[Registration]] = attrs.field(factory=lambda: {kind: [] for kind in KINDS})
+    strict: bool = False
+    records: dict[str, list[Registered]] = attrs.field(factory=lambda: {kind.plural: [] for kind in KINDS})
     failures: list[PluginFailure] = attrs.field(factory=list)
-    listeners: list[tuple[Any, Source]] = attrs.field(factory=list)
+    listeners: list[tuple[Source, Callable[[Event], object]]] = attrs.field(factory=list)
     sources: list[Source] = attrs.field(factory=list)
+    _manager: _Manager = attrs.field(factory=_Manager, init=False, repr=False)
 
-
-def collect(candidates: Iterable[Candidate], environ: Mapping[str, str] | None = None) -> Collected:
-    """Import and call every plugin.
-
-    A generator that raises late keeps what it yielded before. With ``QUARK_STRICT_PLUGINS=1`` the first failure is raised.
-
-    Raises:
-        PluginError: In strict mode, for the first failure.
-    """
-    environ = os.environ if environ is None else environ
-    found = Collected()
-    for candidate in candidates:
-        found.sources.append(candidate.source)
-        for failure in _collect_one(candidate.source, found):
-            found.failures.append(failure)
-            if environ.get(STRICT, "") not in ("", "0"):
-                raise PluginError(str(failure))
-            warnings.warn(QuarkPluginWarning(str(failure)), stacklevel=2)
-    return found
-
-
-def _collect_one(source: Source, found: Collected) -> Iterator[PluginFailure]:
-    def failure(stage: str, error: object, cure: str) -> PluginFailure:
-        text = f"{type(error).__name__}: {error}" if isinstance(error, BaseException) else str(error)
-        return PluginFailure(source, stage, text, f"{cure}, or {_LEAVE_OUT.format(source.entry_point)}")
-
-    upgrade = f"Reinstall or upgrade {source.distribution}"
-    try:
-        plugin = _load(source)
-    except Exception as error:  # anyone's code may raise anything
-        yield failure("import", error, upgrade)
-        return
-    manager = pluggy.PluginManager(PROJECT)
-    manager.add_hookspecs(QuarkSpecs)
-    problems = list(_signature_problems(plugin))
-    for problem, cure in problems:
-        yield failure("register", problem, cure)
-    if problems:
-        return
-    try:
-        manager.register(plugin, name=source.entry_point)
-        manager.check_pending()
-    except Exception as error:
-        yield failure("register", error, upgrade)
-        return
-    for hook in manager.hook.__dict__.values():
-        for implementation in hook.get_hookimpls() if hasattr(hook, "get_hookimpls") else ():
-            if hook.name == EVENT_HOOK:
-                found.listeners.append((implementation.function, source))
+    def add_candidates(self, candidates: Iterable[Candidate]) -> None:
+        """Import each plugin and add what it provides; raises PluginError in strict mode only."""
+        for candidate in candidates:
+            try:
+                plugin = candidate.entry_point.load()
+            except _FRAGILE as error:
+                self._fail(candidate.source, "import", f"importing '{candidate.source.module}' raised {_told(error)}", exception=error)
                 continue
-            kind = hook.name.removeprefix("quark_register_")
-            yield from (failure(*problem) for problem in _records_of(implementation.function, kind, source, found, upgrade))
+            self.add_plugin(plugin, candidate.source)
 
+    def add_plugin(self, plugin: object, source: Source) -> None:
+        """Add what an imported plugin provides: register, call and validate its hooks."""
+        implementations = self._register(plugin, source)
+        if implementations is None:
+            return
+        self.sources.append(source)
+        if EVENT_HOOK in implementations:
+            self.listeners.append((source, _listener(implementations[EVENT_HOOK])))
+        for kind in KINDS:
+            if kind.hook in implementations:
+                self._collect(kind, implementations[kind.hook].function, source)
 
-def _records_of(provide: Any, kind: str, source: Source, found: Collected, upgrade: str) -> Iterator[tuple[str, object, str]]:
-    hook = f"quark_register_{kind}"
-    wanted = KINDS[kind]
-    try:
-        for record in provide() or ():
-            if isinstance(record, wanted):
-                found.registrations[kind].append(Registration(record, source))
+    def _register(self, plugin: object, source: Source) -> dict[str, pluggy.HookImpl] | None:
+        """The plugin's sound hooks by name; None where it could not be registered at all."""
+        self._manager.complaints.clear()
+        try:
+            self._manager.register(plugin, f"{source.distribution}:{source.entry_point}")
+            callers = self._manager.get_hookcallers(plugin) or []
+            found = {c.name: impl for c in callers for impl in c.get_hookimpls() if impl.plugin is plugin}
+        except _FRAGILE as error:
+            self._fail(source, "register", f"registering it raised {_told(error)}", exception=error)
+            return None
+        for problem, cure in self._manager.complaints:
+            self._fail(source, "register", problem, cure=cure)
+        return found
+
+    def _collect(self, kind: Kind, function: Callable[..., Any], source: Source) -> None:
+        for record in self._called(kind, function, source):
+            problem = _defect(kind, record) or self._said_before(kind, record, source)
+            if problem is None:
+                self.records[kind.plural].append(Registered(record, source))
             else:
-                yield "validate", f"{hook} yielded a {type(record).__name__}: {record!r}", f"Yield {wanted.__name__} objects from {hook}"
-    except (ValueError, TypeError) as error:  # what records raise when they are made with a bad name or field
-        yield "validate" if _raised_by_records(error) else "call", _in(hook, error), upgrade
-    except Exception as error:
-        yield "call", _in(hook, error), upgrade
+                self._fail(source, "validate", f"the hook '{kind.hook}' {problem[0]}", cure=problem[1])
+
+    def _called(self, kind: Kind, function: Callable[..., Any], source: Source) -> Iterator[Any]:
+        """What the hook yields, up to where it raises."""
+        kept = 0
+        result: Any = ()
+        try:
+            result = function()
+            if not isinstance(result, Iterable) or isinstance(result, str | bytes):
+                raise _NotIterable
+            for record in result:
+                yield record
+                kept += 1
+        except _NotIterable:
+            told = f"the hook '{kind.hook}' returned {_kind_of(result)}, not an iterable of {kind.record.__name__}"
+            self._fail(source, "validate", told, cure=f"yield each {kind.record.__name__}, or return a list of them")
+        except _FRAGILE as error:
+            before = f" after {kept} record{'s' if kept > 1 else ''}, kept" if kept else ""
+            self._fail(source, "call", f"the hook '{kind.hook}' raised {_told(error)}{before}", exception=error)
+
+    def _said_before(self, kind: Kind, record: Record, source: Source) -> tuple[str, str] | None:
+        """A name used twice within one distribution, which nobody could tell apart by distribution."""
+        names = {record.name, *record.aliases}
+        for other in self.records[kind.plural]:
+            if other.source.distribution == source.distribution and (twice := names & {other.record.name, *other.record.aliases}):
+                return (f"yields the name '{min(twice)}' a second time in one distribution; the first stands", "give each its own name")
+        return None
+
+    def _fail(self, source: Source, stage: str, error: str, *, cure: str | None = None, exception: BaseException | None = None) -> None:
+        failure = PluginFailure(source, stage, error, cure or leave_out(source), exception)
+        if self.strict:
+            raise PluginError(f"{failure} (raised because QUARK_STRICT_PLUGINS is set)") from exception
+        self.failures.append(failure)
 
 
-def _in(hook: str, error: BaseException) -> str:
-    return f"{hook} raised {type(error).__name__}: {error}"
+def _listener(implementation: pluggy.HookImpl) -> Callable[[Event], object]:
+    """The implementation as a function of the event, which it may have left out of its signature."""
+    return implementation.function if implementation.argnames else lambda _: implementation.function()
 
 
-def _raised_by_records(error: BaseException) -> bool:
-    """Whether the error comes from making a record, not from the plugin's own code."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    return trace is not None and str(trace.tb_frame.f_globals.get("__name__", "")).startswith(("quark.plugins.records", "quark.lazy", "attr"))
+def _defect(kind: Kind, record: Any) -> tuple[str, str] | None:
+    if not isinstance(record, kind.record):
+        return (f"yields {_kind_of(record)} where a {kind.record.__name__} is wanted", f"yield {kind.record.__name__}(name=…, …)")
+    try:
+        attrs.validate(record)
+    except _FRAGILE as error:
+        return (f"yields a record that is not valid: {_told(error)}", "mend that field of the record")
+    return None
 
 
-def _load(source: Source) -> Any:
-    module, _, attribute = source.module.partition(":")
-    plugin = importlib.import_module(module.strip())
-    for part in filter(None, attribute.strip().split(".")):
-        plugin = getattr(plugin, part)
-    return plugin
+def _kind_of(value: object) -> str:
+    return "None" if value is None else f"a {type(value).__name__}"
 
 
-def _signature_problems(plugin: Any) -> Iterator[tuple[str, str]]:
-    """Hooks that pluggy would drop in silence or only complain of vaguely: misspelt, with unknown arguments, as wrappers."""
-    for name in dir(plugin):
-        function = getattr(plugin, name, None)
-        options = getattr(function, _IMPLEMENTATION, None)
-        if not isinstance(options, dict):
-            continue
-        hook = options.get("specname") or name
-        if hook not in HOOKS:
-            guess = closest(hook, HOOKS)
-            yield f"'{hook}' is no hook", f"Did you mean '{guess}'? The hooks are {', '.join(HOOKS)}" if guess else f"The hooks are {', '.join(HOOKS)}"
-            continue
-        if hook != EVENT_HOOK and (options.get("wrapper") or options.get("hookwrapper")):
-            yield f"{hook} is marked as a wrapper", "Provider hooks yield records and are never wrappers: use plain @hookimpl"
-        known = {"event"} if hook == EVENT_HOOK else set()
-        given = [p.name for p in inspect.signature(function).parameters.values() if p.default is p.empty]  # type: ignore[arg-type]
-        unknown = [p for p in given if p not in known]
-        if unknown:
-            takes = "only 'event'" if known else "no arguments"
-            yield f"{hook} has unknown argument(s) {', '.join(unknown)}", f"It takes {takes}"
+def _told(error: BaseException) -> str:
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__

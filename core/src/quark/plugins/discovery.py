@@ -1,61 +1,114 @@
-"""Find installed plugins: entry points of the group ``quark``, allowed or denied before anything is imported."""
+"""Discovery: which plugins are installed, found from the metadata of distributions. Nothing is imported."""
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 import attrs
 import importlib_metadata
 
-from quark.plugins.hookspecs import GROUP
-from quark.plugins.sources import Source
+if TYPE_CHECKING:
+    from importlib_metadata import EntryPoint
 
-ALLOW = "QUARK_PLUGINS"
-DENY = "QUARK_DISABLED_PLUGINS"
-STRICT = "QUARK_STRICT_PLUGINS"
+GROUP = "quark"
+RUN_TIME = "run-time"
+"""Stands for the distribution of what a program registers itself, while it runs."""
+
+
+def normalized(distribution: str) -> str:
+    """A distribution's name as package indexes compare it.
+
+    >>> normalized("Quark_Schemes")
+    'quark-schemes'
+    """
+    return re.sub(r"[-_.]+", "-", distribution).lower()
+
+
+@attrs.frozen
+class Source:
+    """Where a plugin comes from; every message about it shows this.
+
+    Attributes:
+        distribution: Normalized name, such as ``"acme-quant"``.
+        version: Its version.
+        module: What its entry point names, such as ``"acme_quant.plugin"``.
+        entry_point: Name of the entry point, such as ``"acme"``.
+    """
+
+    distribution: str
+    version: str = ""
+    module: str = ""
+    entry_point: str = ""
+
+    def __str__(self) -> str:
+        where = f" ({self.module})" if self.module else ""
+        if not self.entry_point:
+            return f"{self.distribution} {self.version}".rstrip() + where
+        return f"plugin '{self.entry_point}' of {self.distribution} {self.version}{where}"
 
 
 @attrs.frozen
 class Candidate:
-    """An installed plugin that has not been imported."""
+    """A plugin that is installed and may be imported."""
 
     source: Source
+    entry_point: EntryPoint
 
 
-def normalized(name: str) -> str:
-    """A distribution's name as installers compare it."""
-    return re.sub(r"[-_.]+", "-", name).lower()
+@attrs.frozen
+class Settings:
+    """What the environment says about plugins.
 
-
-def discover(environ: Mapping[str, str] | None = None, path: Iterable[str] | None = None) -> list[Candidate]:
-    """The plugins installed on ``path`` (default: this interpreter's), in order of distribution and entry point.
-
-    ``QUARK_PLUGINS`` lists those allowed and ``QUARK_DISABLED_PLUGINS`` those denied, by distribution or entry-point name, with commas between.
+    Attributes:
+        strict: Whether a failure is raised rather than recorded (``QUARK_STRICT_PLUGINS``).
+        only: Distributions or entry points to use; None uses all (``QUARK_PLUGINS``, comma-separated).
+        disabled: Distributions or entry points to leave out, also of ``only`` (``QUARK_DISABLED_PLUGINS``, comma-separated).
     """
-    environ = os.environ if environ is None else environ
-    allowed, denied = _listed(environ.get(ALLOW)), _listed(environ.get(DENY))
-    found = [c for c in _installed(path) if not denied & _names(c) and (not allowed or allowed & _names(c))]
-    return sorted(found, key=lambda c: (normalized(c.source.distribution), c.source.entry_point))
+
+    strict: bool = False
+    only: frozenset[str] | None = None
+    disabled: frozenset[str] = frozenset()
+
+    @classmethod
+    def from_environ(cls, environ: Mapping[str, str]) -> Settings:
+        """Read the three variables; an empty one counts as not set."""
+        only = _listed(environ.get("QUARK_PLUGINS", ""))
+        return cls(
+            strict=environ.get("QUARK_STRICT_PLUGINS", "").strip().lower() not in {"", "0", "false", "no", "off"},
+            only=only or None,
+            disabled=_listed(environ.get("QUARK_DISABLED_PLUGINS", "")),
+        )
+
+    def left_out_by(self, source: Source) -> str | None:
+        """The variable that leaves this plugin out, or None."""
+        names = {source.distribution, normalized(source.entry_point)}
+        if names & self.disabled:
+            return "QUARK_DISABLED_PLUGINS"
+        return "QUARK_PLUGINS" if self.only is not None and not names & self.only else None
 
 
-def _installed(path: Iterable[str] | None) -> Iterator[Candidate]:
-    seen: set[str] = set()
+def _listed(text: str) -> frozenset[str]:
+    return frozenset(normalized(part.strip()) for part in text.split(",") if part.strip())
+
+
+def discover(path: Iterable[str] | None = None) -> tuple[Candidate, ...]:
+    """All entry points of the group ``quark``, of all distributions, in a stable order.
+
+    Two distributions may use one entry-point name: both are found. A distribution that lies on the path twice counts once, where it
+    comes first, as for imports.
+
+    Args:
+        path: Folders to look in; ``sys.path`` by default.
+    """
     distributions = importlib_metadata.distributions() if path is None else importlib_metadata.distributions(path=list(path))
+    found: dict[str, list[Candidate]] = {}
     for distribution in distributions:
-        name = distribution.name
-        if not name or normalized(name) in seen:
-            continue  # the first on the path is the one that imports
-        seen.add(normalized(name))
-        for point in distribution.entry_points:
-            if point.group == GROUP:
-                yield Candidate(Source(name, distribution.version or "unknown", point.value, point.name))
-
-
-def _listed(text: str | None) -> set[str]:
-    return {normalized(part) for part in (text or "").split(",") if part.strip()} if text else set()
-
-
-def _names(candidate: Candidate) -> set[str]:
-    return {normalized(candidate.source.distribution), normalized(candidate.source.entry_point)}
+        if not (distribution.read_text("entry_points.txt") or ""):
+            continue
+        points = [point for point in distribution.entry_points if point.group == GROUP]
+        if not points or (name := normalized(distribution.name)) in found:
+            continue
+        found[name] = [Candidate(Source(name, distribution.version, point.value, point.name), point) for point in points]
+    return tuple(candidate for name in sorted(found) for candidate in found[name])

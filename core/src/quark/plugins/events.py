@@ -1,4 +1,4 @@
-"""Events: what the pipeline tells whoever listens."""
+"""Event: what plugins are told while work goes on."""
 
 from __future__ import annotations
 
@@ -9,14 +9,18 @@ from typing import Any
 import attrs
 
 
+def _read_only(payload: Mapping[str, Any]) -> Mapping[str, Any]:
+    return MappingProxyType(dict(payload))
+
+
 @attrs.frozen
 class Event:
-    """Something that happened in a run.
+    """Something that happened.
 
     Attributes:
-        name: Such as ``"run_started"``, ``"block_finished"``, ``"run_finished"``.
-        payload: Facts about it, read-only.
+        name: What, such as ``"run_started"``, ``"block_finished"``, ``"run_finished"``. Listeners ignore names they do not know.
+        payload: Facts about it, read-only; which keys there are depends on the name, and later versions may add some.
     """
 
     name: str
-    payload: Mapping[str, Any] = attrs.field(factory=dict, converter=lambda p: MappingProxyType(dict(p)))
+    payload: Mapping[str, Any] = attrs.field(factory=dict, converter=_read_only, hash=False)

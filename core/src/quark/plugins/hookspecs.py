@@ -1,14 +1,19 @@
-"""The hook specifications: the manual of what a plugin can register.
+"""The hooks of quark: what a plugin may implement. The docstrings here are the manual.
 
-A plugin is a module (or object) behind an entry point of the group ``quark``. It marks functions with ``hookimpl``. A provider hook takes no
-arguments, is no wrapper, and yields (or returns a list of) records, which point at code by name: yielding one must import nothing heavy. Core
-calls every plugin by itself, so one that fails never harms another.
+A plugin is a module (or an object) that a distribution names in the entry-point group ``quark``::
 
-Example:
-    >>> from quark.plugins import SchemeRecord, hookimpl
-    >>> @hookimpl
-    ... def quark_register_schemes():
-    ...     yield SchemeRecord(name="acme_int3", summary="INT3 weights", config="acme_quant.schemes:int3")
+    [project.entry-points.quark]
+    acme = "acme_quant.plugin"
+
+and that implements any of the hooks of `QuarkHooks`, each marked with `hookimpl`::
+
+    from quark.plugins import SchemeRecord, hookimpl
+
+    @hookimpl
+    def quark_register_schemes():
+        yield SchemeRecord(name="acme_int3", summary="3-bit weights", config="acme_quant.schemes:int3")
+
+Keep that module light: it is imported whenever anything is listed. Records point at the rest by ``"module:attribute"``.
 """
 
 from __future__ import annotations
@@ -18,61 +23,60 @@ from collections.abc import Iterable
 import pluggy
 
 from quark.plugins.events import Event
-from quark.plugins.records import AlgorithmRecord, ExporterRecord, FormatRecord, ObserverRecord, Record, SchemeRecord, TemplateRecord
+from quark.plugins.records import AlgorithmRecord, ExporterRecord, FormatRecord, ObserverRecord, SchemeRecord, TemplateRecord
 
 PROJECT = "quark"
-GROUP = "quark"
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
+"""Marks a function of a plugin as an implementation of the hook of the same name."""
 
 
-class QuarkSpecs:
-    """All hooks."""
+class QuarkHooks:
+    """All hooks.
 
-    @hookspec
-    def quark_register_formats(self) -> Iterable[FormatRecord]:
-        """Yield number formats: how values become codes, and codes bytes."""
-        return ()
+    **Provider hooks**, ``quark_register_*``, take no argument and return an iterable of records; a generator is the natural form.
+    Each plugin's hook is called by itself, once per process, when something is first asked for:
 
-    @hookspec
-    def quark_register_observers(self) -> Iterable[ObserverRecord]:
-        """Yield observers: what of the data decides a tensor's range."""
-        return ()
+    * Records are kept one by one. Where a generator raises, what it yielded before stays registered and the failure is recorded.
+    * An exception loses nobody else's records. It is warned about once (`quark.plugins.PluginWarning`), shown by ``quark plugins`` and by
+      every "unknown name" message; with ``QUARK_STRICT_PLUGINS=1`` it is raised.
+    * Order does not matter: a name that two distributions claim is an error when that name is asked for, unless one record says
+      ``replaces="other-distribution"``. Within one distribution the first record of a name stands, the second is a failure.
+    * Wrappers (``@hookimpl(wrapper=True)``) are refused: there is nothing around a call that concerns one plugin only.
 
-    @hookspec
-    def quark_register_schemes(self) -> Iterable[SchemeRecord]:
-        """Yield named schemes: which format, granularity and observer each tensor of a layer gets."""
-        return ()
-
-    @hookspec
-    def quark_register_algorithms(self) -> Iterable[AlgorithmRecord]:
-        """Yield algorithms: transforms, which change weights and keep the function, and roundings, which choose codes."""
-        return ()
+    **The event hook** is for progress bars and loggers; it can neither change a result nor stop a run.
+    """
 
     @hookspec
-    def quark_register_templates(self) -> Iterable[TemplateRecord]:
-        """Yield model families: where projections, norms and decoder blocks are."""
-        return ()
+    def quark_register_formats(self) -> Iterable[FormatRecord]:  # type: ignore[empty-body]
+        """Number formats: element codes ↔ values, range, rounding, packing. Each record points at a `quark.numerics.NumberFormat`."""
 
     @hookspec
-    def quark_register_exporters(self) -> Iterable[ExporterRecord]:
-        """Yield exporters: how a quantized model is written."""
-        return ()
+    def quark_register_observers(self) -> Iterable[ObserverRecord]:  # type: ignore[empty-body]
+        """Observers: how the data seen become a range. Each record points at a `quark.numerics.Observer` class."""
+
+    @hookspec
+    def quark_register_schemes(self) -> Iterable[SchemeRecord]:  # type: ignore[empty-body]
+        """Schemes: a name for a layer configuration. Each record points at a torch-free function that builds a fresh `QLayerConfig`."""
+
+    @hookspec
+    def quark_register_algorithms(self) -> Iterable[AlgorithmRecord]:  # type: ignore[empty-body]
+        """Algorithms: a transform or a rounding. Each record points at its configuration class and at the class that does the work."""
+
+    @hookspec
+    def quark_register_templates(self) -> Iterable[TemplateRecord]:  # type: ignore[empty-body]
+        """Model families, named as ``config.model_type``. Each record points at an `Architecture`."""
+
+    @hookspec
+    def quark_register_exporters(self) -> Iterable[ExporterRecord]:  # type: ignore[empty-body]
+        """Checkpoint writers. Each record points at a class with the protocol `quark.export.Exporter`."""
 
     @hookspec
     def quark_on_event(self, event: Event) -> None:
-        """Hear of an event. What it raises is logged and never stops a run."""
+        """Hear that something happened, such as ``block_finished``.
 
+        Called in the process that works, between two pieces of work: return quickly. Exceptions are logged and forgotten.
 
-KINDS: dict[str, type[Record]] = {
-    "formats": FormatRecord,
-    "observers": ObserverRecord,
-    "schemes": SchemeRecord,
-    "algorithms": AlgorithmRecord,
-    "templates": TemplateRecord,
-    "exporters": ExporterRecord,
-}
-"""Kind of registry → record class; the hook of a kind is ``quark_register_<kind>``."""
-
-EVENT_HOOK = "quark_on_event"
-HOOKS = (*(f"quark_register_{kind}" for kind in KINDS), EVENT_HOOK)
+        Args:
+            event: What happened; see `Event`. An implementation may leave the argument out.
+        """

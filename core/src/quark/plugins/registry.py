@@ -1,160 +1,217 @@
-"""Registry: the records of one kind by name, with their sources, conflicts and errors that say what to do."""
+"""Registry: records of one kind by name. A name that two distributions claim fails when it is asked for, not before."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, Generic, TypeVar, cast
 
-from quark.errors import AmbiguousNameError, MissingPluginError, UnknownNameError
+from quark.errors import AmbiguousNameError, ConfigError, PluginError, UnknownNameError, UnsupportedError
 from quark.lazy import LazyRef
 from quark.names import closest
-from quark.plugins.collection import Registration
-from quark.plugins.discovery import normalized
+from quark.plugins.collection import Registered
+from quark.plugins.discovery import RUN_TIME, Source, normalized
+from quark.plugins.failures import PluginFailure, leave_out
+from quark.plugins.kinds import Kind
 from quark.plugins.records import Record
-from quark.plugins.sources import PluginFailure, Source
 
 R = TypeVar("R", bound=Record)
 
-BUILT_IN = {
-    "formats": "quark-schemes",
-    "observers": "quark-schemes",
-    "schemes": "quark-schemes",
-    "algorithms": "quark-algos",
-    "templates": "quark-templates",
-    "exporters": "quark-exporters",
-}
-"""Which distribution of this project brings the built-in records of a kind."""
 
-RUNTIME = Source("(this program)", "-", "registered at run time", "-")
+def unreplaced(claims: Iterable[Registered]) -> list[Registered]:
+    """Those of several claims on one name whose distribution no other claim replaces."""
+    claims = list(claims)
+    replaced = {
+        normalized(c.record.replaces)
+        for c in claims
+        if c.record.replaces is not None and normalized(c.record.replaces) != c.source.distribution
+    }
+    left = [c for c in claims if c.source.distribution not in replaced]
+    return left or claims  # two that replace each other settle nothing
 
 
 class Registry(Generic[R]):
-    """The records of one kind. A name claimed twice fails when it is asked for, never before.
+    """All records of one kind.
+
+    Iterating gives the records that `names` names. A registry is a view on what plugins yielded, plus what was registered at run time.
 
     Args:
-        kind: Such as ``"schemes"``.
-        registrations: What plugins registered.
-        failures: What went wrong with plugins, shown where a name is not found.
+        kind: Which kind.
+        entries: Records with their plugins; the list is used as it is, so that one set of plugins has one list.
+        failures: Gives the failures of all plugins, for messages.
+        missing: Gives what to say about distributions that are not installed or left out, for messages; may be empty.
     """
 
-    def __init__(self, kind: str, registrations: Iterable[Registration], failures: Iterable[PluginFailure] = ()) -> None:
+    def __init__(
+        self,
+        kind: Kind,
+        entries: list[Registered],
+        failures: Callable[[], Sequence[PluginFailure]],
+        missing: Callable[[Sequence[str]], str],
+    ) -> None:
         self.kind = kind
-        self._failures = list(failures)
-        self._claims: dict[str, list[Registration]] = {}
-        for registration in registrations:
-            self._claim(registration)
-
-    def _claim(self, registration: Registration) -> None:
-        for name in (registration.record.name, *registration.record.aliases):
-            self._claims.setdefault(name, []).append(registration)
+        self._entries = entries
+        self._failures = failures
+        self._missing = missing
 
     def names(self) -> list[str]:
-        """All names, sorted, without aliases; conflicting ones too."""
-        return sorted({r.record.name for claims in self._claims.values() for r in claims})
+        """All names, sorted, without aliases; each can be given to `get`.
+
+        A name that several distributions claim appears once for each of them, as ``"distribution:name"``.
+        """
+        out: list[str] = []
+        for name, claims in self._claims_by_name().items():
+            left = unreplaced(claims)
+            out += [name] if len(left) == 1 else [f"{c.source.distribution}:{name}" for c in left]
+        return sorted(out)
+
+    def get(self, name: str) -> R:
+        """The record of that name, of that alias, or of ``"distribution:name"``.
+
+        Raises:
+            UnknownNameError: (a ValueError) There is none. Says what there is, what comes close, and what may be missing.
+            AmbiguousNameError: (a ValueError) Several distributions claim the name. Says which, and how to choose.
+        """
+        return cast(R, self._find(name).record)
+
+    def load(self, name: str, field: str) -> Any:
+        """Load the object that a lazy reference of a record points at.
+
+        Args:
+            name: As for `get`.
+            field: Field of the record, such as ``"config"``.
+
+        Raises:
+            UnsupportedError: (a NotImplementedError) The record leaves that field empty.
+            PluginError: The reference leads nowhere, or its module cannot be imported; names the plugin.
+        """
+        found = self._find(name)
+        reference = getattr(found.record, field)
+        if reference is None:
+            raise UnsupportedError(f"the {self.kind.name} '{found.record.name}' of {found.source.distribution} has no {field}")
+        return load_for(reference, f"'{field}' of the {self.kind.name} '{found.record.name}'", found.source)
+
+    def source(self, name: str) -> Source:
+        """Where the record of that name comes from; raises as `get` does."""
+        return self._find(name).source
+
+    def conflicts(self) -> dict[str, tuple[Source, ...]]:
+        """Names and aliases that several distributions claim and no ``replaces=`` settles, with the claimants."""
+        keys = {key for entry in self._entries for key in (entry.record.name, *entry.record.aliases)}
+        settled = {key: self._candidates(key) for key in sorted(keys)}
+        return {key: tuple(c.source for c in left) for key, left in settled.items() if len(left) > 1}
+
+    def failures(self) -> tuple[PluginFailure, ...]:
+        """What went wrong with plugins, of whatever kind: a plugin that cannot be imported lacks in every registry."""
+        return tuple(self._failures())
+
+    def register(self, record: R, source: Source | None = None) -> None:
+        """Add a record while the program runs.
+
+        Args:
+            record: A record of this kind. ``replaces=`` works as it does for plugins.
+            source: Where it comes from; by default the program itself, ``"run-time"``.
+
+        Raises:
+            ConfigError: (a ValueError) It is of another kind, or a name of it is taken.
+        """
+        source = source or Source(RUN_TIME)
+        if not isinstance(record, self.kind.record):
+            raise ConfigError(f"a {self.kind.record.__name__} is wanted to register a {self.kind.name}, not {record!r}")
+        rest = [e for e in self._entries if record.replaces is None or e.source.distribution != normalized(record.replaces)]
+        for key in (record.name, *record.aliases):
+            if taken := next((e for e in rest if key in (e.record.name, *e.record.aliases)), None):
+                raise ConfigError(
+                    f"the {self.kind.name} name '{key}' is taken by {taken.source}: choose another name, "
+                    f'or register it with replaces="{taken.source.distribution}"'
+                )
+        self._entries.append(Registered(record, source))
+
+    def unregister(self, name: str) -> None:
+        """Remove a record that `register` added.
+
+        Raises:
+            UnknownNameError: (a ValueError) There is none of that name.
+            ConfigError: (a ValueError) A plugin brings it.
+        """
+        found = next((e for e in self._entries if e.record.name == name and not e.source.entry_point), None)
+        if found is not None:
+            self._entries.remove(found)
+            return
+        source = self._find(name).source
+        raise ConfigError(
+            f"the {self.kind.name} '{name}' comes with {source} and cannot be taken out of a running program; "
+            f"leave the plugin out with QUARK_DISABLED_PLUGINS={source.distribution}"
+        )
+
+    def claims(self) -> list[Registered]:
+        """Every record with its plugin, replaced and contested ones too, by name."""
+        return sorted(self._entries, key=lambda e: (e.record.name, e.source.distribution))
 
     def __contains__(self, name: object) -> bool:
         return isinstance(name, str) and bool(self._candidates(name))
 
     def __iter__(self) -> Iterator[R]:
-        """The records that have no conflict, by name."""
-        return (self.get(name) for name in self.names() if len(_winners(self._claims[name])) == 1)
+        return iter([self.get(name) for name in self.names()])
 
-    def get(self, name: str) -> R:
-        """The record of that name, alias, or ``distribution:name``.
+    def __len__(self) -> int:
+        return len(self.names())
 
-        Raises:
-            UnknownNameError: There is none.
-            AmbiguousNameError: Several distributions claim it.
-        """
-        return self._find(name).record  # type: ignore[return-value]
+    def __repr__(self) -> str:
+        return f"<{self.kind.plural}: {', '.join(self.names()) or 'none'}>"
 
-    def source(self, name: str) -> Source:
-        """Where the record of that name comes from; raises as `get`."""
-        return self._find(name).source
+    def _claims_by_name(self) -> dict[str, list[Registered]]:
+        by_name: dict[str, list[Registered]] = {}
+        for entry in self._entries:
+            by_name.setdefault(entry.record.name, []).append(entry)
+        return by_name
 
-    def load(self, name: str, field: str) -> Any:
-        """The object that a field of the record points to.
+    def _candidates(self, name: str) -> list[Registered]:
+        """Entries that ``name`` may mean: one, none, or several that compete."""
+        distribution, colon, plain = name.rpartition(":")
+        claims = [e for e in self._entries if plain in (e.record.name, *e.record.aliases)]
+        if colon:
+            return [c for c in claims if c.source.distribution == normalized(distribution)]
+        by_name = self._claims_by_name()
+        # An alias of a replaced record leads to the record that stands in for it.
+        standing = [winner for c in claims for winner in unreplaced(by_name[c.record.name])]
+        return unreplaced({id(c): c for c in standing}.values())
 
-        Raises:
-            UnknownNameError, AmbiguousNameError: As `get`.
-            MissingPluginError: The distribution's code cannot be imported.
-        """
-        found = self._find(name)
-        reference: LazyRef | None = getattr(found.record, field)
-        if reference is None:
-            raise UnknownNameError(
-                f"the {self._singular} '{name}' of {found.source} has no {field}", kind=self.kind, name=name, known=self.names()
-            )
-        try:
-            return reference.load()
-        except (ImportError, AttributeError) as error:
-            raise MissingPluginError(
-                f"the {self._singular} '{name}' of {found.source} points to '{reference}', which cannot be loaded: {error}. "
-                f"Reinstall or upgrade {found.source.distribution}"
-            ) from error
-
-    def conflicts(self) -> dict[str, list[Source]]:
-        """Names that several distributions claim, with the claimants."""
-        return {name: [r.source for r in _winners(claims)] for name, claims in sorted(self._claims.items()) if len(_winners(claims)) > 1}
-
-    def failures(self) -> list[PluginFailure]:
-        """What went wrong with plugins while records were collected."""
-        return list(self._failures)
-
-    def register(self, record: R, source: Source = RUNTIME) -> None:
-        """Add a record at run time; raises ValueError if its name is taken."""
-        for name in (record.name, *record.aliases):
-            if name in self:
-                raise ValueError(f"the {self._singular} '{name}' is already registered by {self.source(name)}, please use a different name")
-        self._claim(Registration(record, source))
-
-    def unregister(self, name: str) -> None:
-        """Take away a record that was added at run time; raises ValueError for one that a plugin brought."""
-        found = self._find(name)
-        if found.source != RUNTIME:
-            raise ValueError(f"the {self._singular} '{name}' comes from {found.source} and cannot be unregistered")
-        for key in (found.record.name, *found.record.aliases):
-            self._claims[key] = [r for r in self._claims[key] if r is not found]
-            if not self._claims[key]:
-                del self._claims[key]
-
-    @property
-    def _singular(self) -> str:
-        return self.kind.removesuffix("s")
-
-    def _candidates(self, name: str) -> list[Registration]:
-        distribution, separator, short = name.rpartition(":")
-        if not separator:
-            return _winners(self._claims.get(name, []))
-        return [r for r in self._claims.get(short, []) if normalized(r.source.distribution) == normalized(distribution)]
-
-    def _find(self, name: str) -> Registration:
+    def _find(self, name: str) -> Registered:
         found = self._candidates(name) if isinstance(name, str) else []
-        if not found:
-            raise UnknownNameError(self._unknown(name), kind=self.kind, name=str(name), known=self.names())
-        if len(found) > 1:
-            claims = " and ".join(str(r.source) for r in found)
-            choices = " or ".join(f"'{normalized(r.source.distribution)}:{name}'" for r in found)
-            raise AmbiguousNameError(
-                f"the {self._singular} '{name}' is claimed by {claims}. Ask for {choices}; or one of them sets replaces= to the other's name"
-            )
-        return found[0]
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise AmbiguousNameError(self._contest(name, found))
+        raise UnknownNameError(self._unknown(name), kind=self.kind.name, name=str(name), known=self.names())
 
-    def _unknown(self, name: str) -> str:
-        known = self.names()
-        parts = [f"there is no {self._singular} '{name}'"]
-        if (guess := closest(str(name), [*known, *self._claims])) is not None:
-            parts.append(f"Did you mean '{guess}'?")
-        parts.append(f"Registered: {', '.join(known)}." if known else f"No {self.kind} are registered: pip install {BUILT_IN[self.kind]}.")
-        if self._failures:
-            parts.append("Plugins that failed: " + "; ".join(map(str, self._failures)))
-        return f"{parts[0]}. {' '.join(parts[1:])}"
+    def _contest(self, name: str, found: Sequence[Registered]) -> str:
+        asked = " or ".join(f"'{c.source.distribution}:{c.record.name}'" for c in found)
+        return (
+            f"the {self.kind.name} '{name}' is claimed by {' and by '.join(str(c.source) for c in found)}. "
+            f'Ask for {asked}, leave one out with QUARK_DISABLED_PLUGINS, or let one record say replaces="{found[0].source.distribution}"'
+        )
 
-
-def _winners(claims: list[Registration]) -> list[Registration]:
-    """The claims that stand: those whose distribution another claim does not replace."""
-    replaced = {normalized(r.record.replaces) for r in claims if r.record.replaces}
-    standing = [r for r in claims if normalized(r.source.distribution) not in replaced]
-    return standing or claims
+    def _unknown(self, name: object) -> str:
+        names = self.names()
+        near = closest(str(name), [*names, *(alias for e in self._entries for alias in e.record.aliases)])
+        parts = [f"there is no {self.kind.name} '{name}'."]
+        parts += [f"Did you mean '{near}'?"] if near else []
+        parts += [f"Installed {self.kind.plural}: {', '.join(names) or 'none'}."]
+        parts += [missing] if (missing := self._missing((self.kind.distribution,))) else []
+        parts += [f"A plugin is broken: {failure}." for failure in self._failures()]
+        return " ".join(parts)
 
 
+def load_for(reference: LazyRef, what: str, source: Source) -> Any:
+    """Load a plugin's lazy reference.
+
+    Raises:
+        PluginError: It leads nowhere, or importing its module raised; names the plugin, its distribution and the cure.
+    """
+    try:
+        return reference.load()
+    except Exception as error:
+        raise PluginError(
+            f"{what} points at '{reference}', which cannot be loaded ({type(error).__name__}: {error}). "
+            f"It comes from {source}: {leave_out(source)}"
+        ) from error

@@ -1,0 +1,52 @@
+"""What went wrong with a plugin: recorded, warned about once, and shown wherever it may explain something."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable
+
+import attrs
+
+from quark.plugins.discovery import Source
+
+STAGES = ("import", "register", "call", "validate")
+
+
+class PluginWarning(UserWarning):
+    """A plugin is broken, in part or in whole; everything else goes on without it."""
+
+
+@attrs.frozen
+class PluginFailure:
+    """One failure of one plugin.
+
+    Attributes:
+        source: Which plugin.
+        stage: Where it failed, one of `STAGES`. ``import``: its module; ``register``: its hooks' names and signatures;
+            ``call``: a hook of it raised; ``validate``: what a hook returned.
+        error: What happened, in a sentence.
+        cure: What to do about it.
+        exception: The exception behind it, if there is one.
+    """
+
+    source: Source
+    stage: str = attrs.field(validator=attrs.validators.in_(STAGES))
+    error: str
+    cure: str
+    exception: BaseException | None = attrs.field(default=None, eq=False, repr=False)
+
+    def __str__(self) -> str:
+        return f"{self.source} failed at stage '{self.stage}': {self.error}. Cure: {self.cure}"
+
+
+def leave_out(source: Source) -> str:
+    """The cure that always helps: update the plugin, or do without it."""
+    if not source.distribution:
+        return "mend it"
+    return f"update it (pip install --upgrade {source.distribution}), or leave it out (QUARK_DISABLED_PLUGINS={source.distribution})"
+
+
+def warn_once(failures: Iterable[PluginFailure]) -> None:
+    """Warn about each failure; called once for a set of plugins, after all of it is in place."""
+    for failure in failures:
+        warnings.warn(str(failure), PluginWarning, stacklevel=2)

@@ -1,0 +1,49 @@
+"""The six kinds of things that plugins provide: one row each, from which hooks, registries, listings and messages follow."""
+
+from __future__ import annotations
+
+import attrs
+
+from quark.plugins.records import (
+    AlgorithmRecord,
+    ExporterRecord,
+    FormatRecord,
+    ObserverRecord,
+    Record,
+    SchemeRecord,
+    TemplateRecord,
+)
+
+
+@attrs.frozen
+class Kind:
+    """One kind.
+
+    Attributes:
+        name: In the singular, as messages say it: ``"scheme"``.
+        plural: Name of its registry and of its listing: ``"schemes"``.
+        record: Class that its hook yields.
+        distribution: Which distribution brings the built-in ones, for the cure in messages.
+    """
+
+    name: str
+    plural: str
+    record: type[Record]
+    distribution: str
+
+    @property
+    def hook(self) -> str:
+        """Name of the provider hook."""
+        return f"quark_register_{self.plural}"
+
+
+KINDS = (
+    Kind("format", "formats", FormatRecord, "quark-schemes"),
+    Kind("observer", "observers", ObserverRecord, "quark-schemes"),
+    Kind("scheme", "schemes", SchemeRecord, "quark-schemes"),
+    Kind("algorithm", "algorithms", AlgorithmRecord, "quark-algos"),
+    Kind("template", "templates", TemplateRecord, "quark-templates"),
+    Kind("exporter", "exporters", ExporterRecord, "quark-exporters"),
+)
+BUILT_IN = tuple(dict.fromkeys(kind.distribution for kind in KINDS))
+"""Distributions that a complete installation has."""
