@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from quark.callable_module import make_callable
+from quark.plugins import templates
 from quark.templates.algorithms import get_algo_config, get_supported_algorithm_types, load_quant_algo_config_from_file
 from quark.templates.schemes import QuantizationScheme, QuantizationSchemeCollection
 from quark.templates.template import LLMTemplate, template_for
@@ -15,3 +17,5 @@ __all__ = [
     "load_quant_algo_config_from_file",
     "template_for",
 ]
+
+make_callable(__name__, templates)

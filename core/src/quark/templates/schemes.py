@@ -148,4 +148,4 @@ def scheme_part(scheme_name: str, part: str, what: str) -> QTensorConfig:
 
 def supported_for(part: str) -> list[str]:
     """Names of the schemes whose record has that part."""
-    return [name for name in schemes().names() if name not in schemes().conflicts() and getattr(schemes().get(name), part) is not None]
+    return [record.name for record in schemes() if getattr(record, part) is not None]

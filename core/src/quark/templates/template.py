@@ -31,8 +31,8 @@ def _list(value: str | Sequence[str] | None) -> list[str]:
 class LLMTemplate:
     """How models of one family are quantized: which layers feed the cache, which stay float, what algorithms need to know.
 
-    Templates of known families come from plugins, as `quark.specs.architecture.Architecture` records; `LLMTemplate.get` makes one of them when it is
-    first asked for. Templates made by hand can be registered beside them.
+    Templates of known families come from plugins, as `quark.specs.architecture.Architecture` facts; `LLMTemplate.get` makes one when it
+    is first asked for. Templates made by hand can be registered beside them.
 
     Args:
         model_type: ``config.model_type`` of the family.
@@ -134,21 +134,22 @@ class LLMTemplate:
         try:
             record = templates().get(model_type)
         except UnknownNameError as error:
-            raise cls._no_template(model_type, error) from None
+            raise cls._no_template(model_type) from error
         made = cls._made.get(record.name)
         if made is None or made[0] is not record:
             made = cls._made[record.name] = (record, cls.from_architecture(templates().load(model_type, "architecture")))
         return made[1]
 
     @classmethod
-    def _no_template(cls, model_type: str, cause: UnknownNameError) -> UnknownNameError:
+    def _no_template(cls, model_type: str) -> UnknownNameError:
         available = cls.list_available()
         near = closest(str(model_type), available)
         hint = f" Did you mean '{near}'?" if near else ""
+        failed = "".join(f". A plugin failed: {failure}" for failure in templates().failures())
         return UnknownNameError(
             f"There is no model template defined for the model type '{model_type}'.{hint} Available templates: {', '.join(available)}. "
-            f"To add one: LLMTemplate.register_template(LLMTemplate(model_type='{model_type}', kv_layers_name=[…], exclude_layers_name=[…])), "
-            f"or a plugin's quark_register_templates. {cause}",
+            f"To add one: LLMTemplate.register_template(LLMTemplate(model_type='{model_type}', kv_layers_name=[…], "
+            f"exclude_layers_name=[…])), or a plugin's quark_register_templates{failed}",
             kind="template",
             name=str(model_type),
             known=available,
@@ -190,7 +191,7 @@ class LLMTemplate:
         algo_configs: Mapping[str, AlgoConfig] | None = None,
         shared_scale_groups: Sequence[Sequence[str]] | None = None,
     ) -> QConfig:
-        """The configuration of a whole model. Lists in it are its own: changing them changes neither the template nor another configuration.
+        """The configuration of a whole model. Its lists are its own: changing them changes neither the template nor another configuration.
 
         Args:
             scheme: Name of the scheme of every linear layer.

@@ -1,0 +1,24 @@
+"""A room of the core whose name is also that of a registry: ``quark.templates`` is a package, ``quark.templates()`` its registry."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+
+def make_callable(module: str, call: Callable[[], Any]) -> None:
+    """Make the imported module ``module`` answer calls with ``call()``.
+
+    ``import quark.templates`` binds that package to ``quark.templates``, in front of the registry function of the same name; so the package
+    itself has to be callable. Python's data model allows to exchange a module's class ("Customizing module attribute access").
+    """
+
+    class CallableModule(ModuleType):
+        """A module that can be called."""
+
+        def __call__(self) -> Any:
+            return call()
+
+    sys.modules[module].__class__ = CallableModule

@@ -1,0 +1,1 @@
+"""``quark.common``: documented package of what is not of torch."""

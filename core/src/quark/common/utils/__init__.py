@@ -1,0 +1,1 @@
+"""``quark.common.utils``: documented package of the module `log`."""

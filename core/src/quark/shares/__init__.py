@@ -1,0 +1,1 @@
+"""``quark.shares``: the older name of `quark.common`."""

@@ -1,0 +1,1 @@
+"""``quark.shares.utils``: the older name of `quark.common.utils`."""

@@ -1,0 +1,35 @@
+"""QuantConfigParser: the ``quantization_config`` of a checkpoint as a QConfig, whoever wrote it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from quark.errors import UnsupportedError
+from quark.specs.model import QConfig
+
+_OURS = "quark"
+
+
+class QuantConfigParser:
+    """Documented entry of transformers' loader for checkpoints in other producers' layouts."""
+
+    @staticmethod
+    def from_custom_config(quant_config: Mapping[str, Any], is_bias_quantized: bool = False) -> QConfig:
+        """Read a ``quantization_config``.
+
+        Args:
+            quant_config: The block of ``config.json``; ``"quant_method"`` says whose it is.
+            is_bias_quantized: Documented; without effect.
+
+        Raises:
+            UnsupportedError: (a NotImplementedError) It is another producer's layout, which no part of this version reads.
+            ConfigError: (a ValueError) It is damaged.
+        """
+        method = quant_config.get("quant_method", _OURS)
+        if method != _OURS:
+            raise UnsupportedError(
+                f"a checkpoint with quant_method '{method}' cannot be read: this version reads '{_OURS}' only. "
+                "Load it with the library that wrote it, or export it again in the default layout"
+            )
+        return QConfig.from_dict(quant_config)

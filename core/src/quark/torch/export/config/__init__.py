@@ -1,0 +1,1 @@
+"""Documented package of the module `config`."""

@@ -1,0 +1,7 @@
+"""``quark.torch.export.config.config``: what exports are configured with."""
+
+from __future__ import annotations
+
+from quark.specs.export import ExporterConfig, JsonExporterConfig, OnnxExporterConfig
+
+__all__ = ["ExporterConfig", "JsonExporterConfig", "OnnxExporterConfig"]

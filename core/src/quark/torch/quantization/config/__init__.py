@@ -1,0 +1,1 @@
+"""Documented package of the configuration modules: `config`, `type`, `template`, `algo_configs`."""

@@ -1,0 +1,16 @@
+"""``quark.torch.quantization.config.type``: the documented enumerations."""
+
+from __future__ import annotations
+
+from quark.specs.enums import (
+    DeviceType,
+    Dtype,
+    QSchemeType,
+    QuantFlow,
+    QuantizationMode,
+    RoundType,
+    ScaleType,
+    ZeroPointType,
+)
+
+__all__ = ["DeviceType", "Dtype", "QSchemeType", "QuantFlow", "QuantizationMode", "RoundType", "ScaleType", "ZeroPointType"]

@@ -1,0 +1,16 @@
+"""``quark.templates()`` and ``quark.algorithms()`` are registries although packages of the core have the same names."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+
+@pytest.mark.parametrize("name", ["templates", "algorithms"])
+@pytest.mark.parametrize("first", ["", "import quark.templates, quark.algorithms;", "import quark.torch; quark.torch.ModelQuantizer;"])
+def test_a_registry_can_be_asked_for_whatever_was_imported_before(name: str, first: str) -> None:
+    code = f"import quark; {first} print(type(quark.{name}()).__name__)"
+    done = subprocess.run([sys.executable, "-W", "error::ImportWarning", "-c", code], capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == "Registry", done.stderr
