@@ -60,5 +60,7 @@ class NumberFormat(ABC):
         """Scales and zero points as they lie in a checkpoint, by suffix: ``scale``, ``zero_point``, ``scale_2``, …"""
 
     @abstractmethod
-    def unpack_qparams(self, tensors: dict[str, Tensor], spec: QTensorConfig, granularity: Granularity, order: str, shape: tuple[int, ...]) -> QParams:
+    def unpack_qparams(
+        self, tensors: dict[str, Tensor], spec: QTensorConfig, granularity: Granularity, order: str, shape: tuple[int, ...]
+    ) -> QParams:
         """The inverse of `pack_qparams`; ``shape`` is the tensor's."""

@@ -13,7 +13,7 @@ class QParams:
     """Scales, and zero points where the format has them: ``value = (code − zero_point) · scale · outer_scale``.
 
     Attributes:
-        scale: Multiplier, float. Shape by granularity: ``[]`` per tensor, ``[C]`` per channel, ``[…, groups]`` per group, ``[…tokens]`` per token.
+        scale: Multiplier, float. ``[]`` per tensor, ``[C]`` per channel, ``[…, groups]`` per group, ``[…]`` per token.
         zero_point: As ``scale`` in shape; None for formats without one.
         outer_scale: Scale of the scale (two-stage specs), float32 ``[]``; None where there is none.
     """

@@ -69,7 +69,9 @@ class QLayerConfig:
         for slot in ("input_tensors", "output_tensors"):
             for stage in stages(getattr(self, slot)):
                 if stage.qscheme is QSchemeType.per_group and stage.is_dynamic is False:
-                    raise ConfigError(f"{slot} cannot be static with a scale per group ({stage.dtype.name}): use is_dynamic=True, or a scale per tensor")
+                    raise ConfigError(
+                        f"{slot} cannot be static with a scale per group ({stage.dtype.name}): use is_dynamic=True, or a scale per tensor"
+                    )
 
     def to_dict(self) -> dict[str, Any]:
         """JSON form; every slot is a key, null where nothing is quantized."""
