@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from quark.cli.main import main
-from quark.testing.tiny import held_out_text, tiny_model_dir
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
+
+from quark.cli.main import main
+from quark.testing.tiny import held_out_text, tiny_model_dir
 
 
 def run(*arguments: object, monkeypatch: pytest.MonkeyPatch) -> int:

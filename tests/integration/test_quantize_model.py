@@ -4,13 +4,14 @@ import logging
 
 import pytest
 import torch
+from torch import nn
+from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM, OPTConfig, OPTForCausalLM
+
 from quark.errors import CalibrationError, ConfigError, NonFiniteError, UnsupportedError
 from quark.nn import QuantConv2d, QuantConvTranspose2d, QuantEmbedding, QuantEmbeddingBag, QuantLinear, is_quantized
 from quark.specs.layer import QLayerConfig
 from quark.specs.model import QConfig
 from quark.torch import LLMTemplate, ModelQuantizer
-from torch import nn
-from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM, OPTConfig, OPTForCausalLM
 
 
 def scheme(name: str) -> QLayerConfig:
@@ -140,14 +141,31 @@ def test_the_plan_comes_first_and_completion_last(caplog: pytest.LogCaptureFixtu
     assert caplog.messages[-1] == "Model quantization has been completed."
 
 
-@pytest.mark.parametrize(
-    ("build", "family"),
-    [
-        (lambda: OPTForCausalLM(OPTConfig(vocab_size=64, hidden_size=64, ffn_dim=128, num_hidden_layers=2, num_attention_heads=4, word_embed_proj_dim=64, max_position_embeddings=64)), "opt"),
-        (lambda: Gemma2ForCausalLM(Gemma2Config(vocab_size=64, hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2, head_dim=16, max_position_embeddings=64)), "gemma2"),
-    ],
-    ids=["opt", "gemma2"],
-)  # fmt: skip
+def opt() -> OPTForCausalLM:
+    sizes = {
+        "vocab_size": 64,
+        "hidden_size": 64,
+        "ffn_dim": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "word_embed_proj_dim": 64,
+    }
+    return OPTForCausalLM(OPTConfig(**sizes, max_position_embeddings=64))
+
+
+def gemma2() -> Gemma2ForCausalLM:
+    sizes = {
+        "vocab_size": 64,
+        "hidden_size": 64,
+        "intermediate_size": 128,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "head_dim": 16,
+    }
+    return Gemma2ForCausalLM(Gemma2Config(**sizes, num_key_value_heads=2, max_position_embeddings=64))
+
+
+@pytest.mark.parametrize(("build", "family"), [(opt, "opt"), (gemma2, "gemma2")], ids=["opt", "gemma2"])
 def test_families_whose_blocks_get_arguments_of_their_own_calibrate(build: object, family: str) -> None:
     torch.manual_seed(0)
     model, data = build().eval(), tokens(6, 9)
@@ -188,7 +206,8 @@ def test_embeddings_are_quantized_where_they_are_named() -> None:
     torch.manual_seed(0)
     model = nn.ModuleDict({"a": nn.Embedding(8, 32), "b": nn.EmbeddingBag(8, 32), "c": nn.Embedding(8, 32), "d": nn.Linear(32, 32)})
     only_weight = QLayerConfig(weight=scheme("int4_wo_32").weight)
-    ModelQuantizer(QConfig(only_weight, layer_quant_config={"a": only_weight}, layer_type_quant_config={nn.EmbeddingBag: only_weight})).quantize_model(model)
+    config = QConfig(only_weight, layer_quant_config={"a": only_weight}, layer_type_quant_config={nn.EmbeddingBag: only_weight})
+    ModelQuantizer(config).quantize_model(model)
     assert isinstance(model["a"], QuantEmbedding)
     assert isinstance(model["b"], QuantEmbeddingBag)
     assert type(model["c"]) is nn.Embedding

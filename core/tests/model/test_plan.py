@@ -2,6 +2,8 @@
 
 import pytest
 import torch
+from torch import nn
+
 from quark.errors import ConfigError
 from quark.model.plan import make_plan
 from quark.model.plan_text import plan_lines
@@ -10,7 +12,6 @@ from quark.specs.architecture import Architecture
 from quark.specs.layer import QLayerConfig
 from quark.specs.model import QConfig
 from quark.specs.tensor import QTensorConfig
-from torch import nn
 
 
 def int4(group: int = 32) -> QTensorConfig:

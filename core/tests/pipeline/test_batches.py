@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from torch.utils.data import DataLoader, TensorDataset
+
 from quark.errors import CalibrationError
 from quark.pipeline.batches import calls
-from torch.utils.data import DataLoader, TensorDataset
 
 IDS = torch.arange(12).reshape(3, 4)
 

@@ -2,9 +2,10 @@
 
 import pytest
 import torch
+from torch import nn
+
 from quark.pipeline.batches import Call
 from quark.pipeline.lockstep import LockStep, without_cache
-from torch import nn
 
 
 class Counting(nn.Module):

@@ -7,7 +7,7 @@ re-exports) or by module and name (``"quark.torch.algorithm.awq.awq:AwqProcessor
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -27,6 +27,10 @@ def _name(_: Any, attribute: Any, value: object) -> None:
 def _names(instance: Any, attribute: Any, values: tuple[object, ...]) -> None:
     for value in values:
         _name(instance, attribute, value)
+
+
+def _strings(values: Iterable[str]) -> tuple[str, ...]:
+    return tuple(values)
 
 
 def _exports(values: Mapping[str, str | LazyRef]) -> Mapping[str, LazyRef]:
@@ -50,7 +54,7 @@ class Record:
     """
 
     name: str = attrs.field(validator=_name)
-    aliases: tuple[str, ...] = attrs.field(default=(), converter=tuple, validator=_names)
+    aliases: tuple[str, ...] = attrs.field(default=(), converter=_strings, validator=_names)
     summary: str = ""
     stability: str = attrs.field(default="stable", validator=attrs.validators.in_(STABILITIES))
     exports: Mapping[str, LazyRef] = attrs.field(factory=dict, converter=_exports, hash=False)
