@@ -76,7 +76,7 @@ def plugin_object(module: str, name: str) -> Any:
 
 def is_active(distribution: str) -> bool:
     """Whether any record of that distribution is registered."""
-    from quark.plugins import catalog
+    from quark.plugins.catalog import catalog
 
     return any(
         registry.source(record.name).distribution == distribution for registry in catalog().registries.values() for record in registry
@@ -85,7 +85,7 @@ def is_active(distribution: str) -> bool:
 
 def _exports() -> list[str]:
     """Plain names that plugins' records export, those of processors' own modules apart."""
-    from quark.plugins import catalog
+    from quark.plugins.catalog import catalog
 
     elsewhere = {name for names in catalog().modules.values() for name in names}
     return [name for name in catalog().documented_names() if name not in elsewhere]

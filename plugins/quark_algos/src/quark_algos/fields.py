@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 from attrs import validators
 
 LEGACY = {"legacy": True}
 """Metadata of a keyword that is taken from older configurations and never written."""
 
-positive = validators.gt(0)
+positive: Callable[[Any, Any, Any], Any] = validators.gt(0)
 """Validator of numbers above 0."""
