@@ -1,15 +1,14 @@
 """quark: post-training quantization for PyTorch, in which everything that varies is a plugin.
 
-Importing this package imports nothing else; what is installed is found when a registry is first asked for. The documented API is `quark.torch`.
+Importing this package imports nothing else; what is installed is found when a registry is first asked for. ``quark.templates`` and
+``quark.algorithms`` are packages too, which answer when they are called (see `quark.callable_module`). The documented API is `quark.torch`.
 """
 
 from __future__ import annotations
 
-import sys
-from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from quark.version import VERSION as __version__
+from quark.version import VERSION
 
 if TYPE_CHECKING:
     from quark.plugins import (
@@ -22,6 +21,7 @@ if TYPE_CHECKING:
         TemplateRecord,
     )
 
+__version__ = VERSION
 __all__ = ["__version__", "algorithms", "exporters", "formats", "observers", "schemes", "templates"]
 
 # The imports below are inside the functions on purpose: `import quark` stays free of pluggy and of metadata until a registry is asked for.
@@ -67,24 +67,3 @@ def exporters() -> Registry[ExporterRecord]:
     from quark.plugins import exporters as registry
 
     return registry()
-
-
-class _RoomThatAnswers(ModuleType):
-    """A subpackage that shares its name with a registry: calling it gives the registry."""
-
-    def __call__(self) -> Registry[Any]:
-        from quark import plugins
-
-        return getattr(plugins, self.__name__.rpartition(".")[2])()
-
-
-class _Quark(ModuleType):
-    """This package. Importing ``quark.templates`` binds a module over the function `templates`: it then does both."""
-
-    def __setattr__(self, name: str, value: object) -> None:
-        if name in __all__ and type(value) is ModuleType:
-            value.__class__ = _RoomThatAnswers
-        super().__setattr__(name, value)
-
-
-sys.modules[__name__].__class__ = _Quark

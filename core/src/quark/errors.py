@@ -34,7 +34,7 @@ class AmbiguousNameError(ConfigError):
 
 
 class PluginError(QuarkError):
-    """A plugin is broken; raised only in strict mode, otherwise recorded and warned once."""
+    """A plugin is broken; raised where its code is needed, and in strict mode at once; otherwise recorded and warned about once."""
 
 
 class MissingPluginError(QuarkError, ImportError):

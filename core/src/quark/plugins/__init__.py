@@ -9,11 +9,12 @@ from __future__ import annotations
 from typing import Any
 
 from quark.lazy import LazyRef
+from quark.plugins.catalog import Catalog, using
+from quark.plugins.catalog import catalog as _catalog
 from quark.plugins.discovery import Source
 from quark.plugins.events import Event
 from quark.plugins.failures import PluginFailure, PluginWarning
 from quark.plugins.hookspecs import QuarkHooks, hookimpl
-from quark.plugins.plugin_set import PluginSet, current, using
 from quark.plugins.records import (
     AlgorithmRecord,
     ExporterRecord,
@@ -27,13 +28,13 @@ from quark.plugins.registry import Registry
 
 __all__ = [
     "AlgorithmRecord",
+    "Catalog",
     "Event",
     "ExporterRecord",
     "FormatRecord",
     "LazyRef",
     "ObserverRecord",
     "PluginFailure",
-    "PluginSet",
     "PluginWarning",
     "QuarkHooks",
     "Record",
@@ -42,7 +43,6 @@ __all__ = [
     "Source",
     "TemplateRecord",
     "algorithms",
-    "current",
     "documented_modules",
     "documented_names",
     "documented_object",
@@ -59,49 +59,49 @@ __all__ = [
 
 def formats() -> Registry[FormatRecord]:
     """All number formats."""
-    return current().registries["formats"]
+    return _catalog().registries["formats"]
 
 
 def observers() -> Registry[ObserverRecord]:
     """All observers."""
-    return current().registries["observers"]
+    return _catalog().registries["observers"]
 
 
 def schemes() -> Registry[SchemeRecord]:
     """All schemes."""
-    return current().registries["schemes"]
+    return _catalog().registries["schemes"]
 
 
 def algorithms() -> Registry[AlgorithmRecord]:
     """All algorithms."""
-    return current().registries["algorithms"]
+    return _catalog().registries["algorithms"]
 
 
 def templates() -> Registry[TemplateRecord]:
     """All model families."""
-    return current().registries["templates"]
+    return _catalog().registries["templates"]
 
 
 def exporters() -> Registry[ExporterRecord]:
     """All exporters."""
-    return current().registries["exporters"]
+    return _catalog().registries["exporters"]
 
 
 def documented_object(name: str) -> Any:
     """The object that a plugin brings under a documented name; see `quark.plugins.exports.Exports.load`."""
-    return current().exports.load(name)
+    return _catalog().exports.load(name)
 
 
 def documented_names() -> list[str]:
     """All documented plain names that plugins bring, sorted."""
-    return current().exports.names()
+    return _catalog().exports.names()
 
 
 def documented_modules() -> dict[str, dict[str, LazyRef]]:
     """Documented modules that plugins bring: module → name → reference."""
-    return current().exports.modules()
+    return _catalog().exports.modules()
 
 
 def emit(event: Event) -> None:
     """Tell every plugin that listens what happened."""
-    current().emit(event)
+    _catalog().emit(event)

@@ -19,7 +19,7 @@ from quark.names import NAME_RULE, is_valid_name
 STABILITIES = ("stable", "provisional", "experimental")
 
 
-def _name(_: Any, attribute: Any, value: object) -> None:
+def _name(_: Any, attribute: Any, value: Any) -> None:
     if not is_valid_name(value):
         raise ValueError(f"{attribute.name} {value!r} is not a name: a name is {NAME_RULE}")
 

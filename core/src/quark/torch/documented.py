@@ -75,12 +75,10 @@ def plugin_object(module: str, name: str) -> Any:
 
 
 def is_active(distribution: str) -> bool:
-    """Whether any record of that distribution is registered."""
+    """Whether a plugin of that distribution was found and imported."""
     from quark.plugins.catalog import catalog
 
-    return any(
-        registry.source(record.name).distribution == distribution for registry in catalog().registries.values() for record in registry
-    )
+    return any(source.distribution == distribution for source in catalog().sources())
 
 
 def _exports() -> list[str]:

@@ -1,4 +1,4 @@
-"""PluginSet: plugins with their registries, made from given distributions; and the one of this process, made when first asked for."""
+"""Catalog: plugins with their registries, made from given distributions; and the one of this process, made when first asked for."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+from quark.lazy import LazyRef
 from quark.log import get_logger
 from quark.plugins.collection import Collection
 from quark.plugins.discovery import Candidate, Settings, Source, discover
@@ -18,7 +19,7 @@ from quark.plugins.kinds import BUILT_IN, KINDS
 from quark.plugins.registry import Registry
 
 
-class PluginSet:
+class Catalog:
     """A set of plugins and what they provide.
 
     Args:
@@ -42,13 +43,22 @@ class PluginSet:
         self._collection.add_candidates(c for c in candidates if c.source not in self.left_out)
 
     @classmethod
-    def installed(cls, path: Iterable[str] | None = None, environ: Mapping[str, str] | None = None) -> PluginSet:
+    def installed(cls, path: Iterable[str] | None = None, environ: Mapping[str, str] | None = None) -> Catalog:
         """The plugins on ``path`` (``sys.path`` by default), with the settings of ``environ`` (``os.environ`` by default)."""
         return cls(discover(path), Settings.from_environ(os.environ if environ is None else environ))
 
     def add(self, plugin: object, source: Source) -> None:
         """Add a plugin object that no distribution announces, such as a listener of the running program."""
         self._collection.add_plugin(plugin, source)
+
+    @property
+    def modules(self) -> dict[str, dict[str, LazyRef]]:
+        """Documented modules that records bring; see `Exports.modules`."""
+        return self.exports.modules()
+
+    def documented_names(self) -> list[str]:
+        """Documented plain names that records bring, sorted."""
+        return self.exports.names()
 
     def sources(self) -> tuple[Source, ...]:
         """Plugins that were imported and registered."""
@@ -75,10 +85,10 @@ class PluginSet:
 
 
 _lock = threading.RLock()
-_current: PluginSet | None = None
+_current: Catalog | None = None
 
 
-def current() -> PluginSet:
+def catalog() -> Catalog:
     """The plugins of this process; found, imported and warned about on the first call.
 
     Raises:
@@ -88,17 +98,17 @@ def current() -> PluginSet:
     if _current is None:
         with _lock:
             if _current is None:
-                _current = PluginSet.installed()
+                _current = Catalog.installed()
                 warn_once(_current.failures())
     return _current
 
 
 @contextmanager
-def using(plugins: PluginSet) -> Iterator[PluginSet]:
-    """Let another set be the one of this process inside a ``with`` block; for tests."""
+def using(other: Catalog) -> Iterator[Catalog]:
+    """Let another catalog be the one of this process inside a ``with`` block; for tests."""
     global _current  # noqa: PLW0603
-    before, _current = _current, plugins
+    before, _current = _current, other
     try:
-        yield plugins
+        yield other
     finally:
         _current = before
