@@ -2,8 +2,154 @@
 
 from __future__ import annotations
 
+import json
+import sys
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Annotated, Any
+
 import typer
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print everything that is known, as JSON.")]
+Row = dict[str, Any]
+Column = tuple[str, Callable[[Row], str]]
 
 
 def register(app: typer.Typer) -> None:
-    """Add the listing commands."""
+    """Add the commands, one for plugins and one for each kind of thing they provide."""
+    app.command("plugins", help="List the plugins that are installed, what failed, and names claimed twice.")(_plugins)
+    for kind, columns in _COLUMNS.items():
+        app.command(kind, help=f"List the {kind} of all plugins.")(_command(kind, columns))
+
+
+def _command(kind: str, columns: Sequence[Column]) -> Callable[..., None]:
+    def command(as_json: AsJson = False) -> None:
+        from quark.plugins.report import kind_report
+
+        catalog = _catalog()
+        report = kind_report(catalog, kind)
+        if as_json:
+            typer.echo(json.dumps(report, indent=2))
+            return
+        if report[kind]:
+            _print_table((*columns, *_COMMON), report[kind])
+        else:
+            typer.echo(f"No {kind} are installed. {catalog.missing((catalog.registries[kind].kind.distribution,))}".rstrip())
+        _print_conflicts({kind: report["conflicts"]})
+        _print_failures(report["failures"])
+
+    return command
+
+
+def _plugins(as_json: AsJson = False) -> None:
+    from quark.plugins.report import plugins_report
+
+    report = plugins_report(_catalog())
+    if as_json:
+        typer.echo(json.dumps(report, indent=2))
+        return
+    _print_table(_PLUGIN_COLUMNS, report["plugins"])
+    _print_conflicts(report["conflicts"])
+    _print_failures(report["failures"])
+
+
+def _catalog() -> Any:
+    # Imported here: `quark --help` does without pluggy and the metadata of distributions. Failures are printed below the table instead.
+    from quark.plugins import PluginWarning
+    from quark.plugins.catalog import catalog
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", PluginWarning)
+        return catalog()
+
+
+def _text(key: str) -> Callable[[Row], str]:
+    return lambda row: "" if row.get(key) is None else str(row[key])
+
+
+def _joined(key: str) -> Callable[[Row], str]:
+    return lambda row: ", ".join(row.get(key) or ())
+
+
+def _when(key: str, text: str) -> Callable[[Row], str]:
+    return lambda row: text if row.get(key) else ""
+
+
+def _number(key: str) -> Callable[[Row], str]:
+    return lambda row: "" if row.get(key) is None else f"{row[key]:g}"
+
+
+def _name(row: Row) -> str:
+    return row["name"] if row["status"] == "active" else f"{row['source']['distribution']}:{row['name']}"
+
+
+def _origin(row: Row) -> str:
+    return f"{row['source']['distribution']} {row['source']['version']}".strip()
+
+
+def _remarks(row: Row) -> str:
+    remarks = [row["status"] if row["status"] != "active" else "", row["stability"] if row["stability"] != "stable" else ""]
+    return "; ".join(filter(None, [*remarks, row.get("error", "")]))
+
+
+_COMMON: tuple[Column, ...] = (
+    ("aliases", _joined("aliases")),
+    ("from", _origin),
+    ("summary", _text("summary")),
+    ("remarks", _remarks),
+)
+_COLUMNS: dict[str, tuple[Column, ...]] = {
+    "formats": (("format", _name), ("bits", _number("bits"))),
+    "observers": (("observer", _name), ("class", _text("class_name"))),
+    "schemes": (
+        ("scheme", _name),
+        ("weight", _text("weight")),
+        ("activations", _text("input")),
+        ("bits", _number("effective_bits")),
+        ("calibration", _when("needs_calibration", "needed")),
+        ("KV cache", _when("kv_cache", "yes")),
+    ),
+    "algorithms": (("algorithm", _name), ("kind", _text("kind")), ("runs", _when("configuration_only", "configuration only"))),
+    "templates": (("template", _name), ("decoder blocks", _text("decoder_blocks")), ("left in float", _joined("exclude_layers_name"))),
+    "exporters": (("exporter", _name), ("reads back", _when("reads_back", "yes"))),
+}
+_PLUGIN_COLUMNS: tuple[Column, ...] = (
+    ("plugin", _text("entry_point")),
+    ("distribution", _text("distribution")),
+    ("version", _text("version")),
+    ("module", _text("module")),
+    ("provides", lambda row: ", ".join(f"{n} {kind if n > 1 else kind.removesuffix('s')}" for kind, n in row["provides"].items())),
+    ("status", _text("status")),
+)
+
+
+def _print_table(columns: Sequence[Column], rows: Sequence[Row]) -> None:
+    from rich import box  # rich is imported where it prints: the JSON form does without
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    cells = [[show(row) for _, show in columns] for row in rows]
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    used = [i for i in range(len(columns)) if any(line[i] for line in cells) or not cells]
+    for i in used:
+        table.add_column(columns[i][0], overflow="fold", no_wrap=i == 0)
+    for line in cells:
+        table.add_row(*(Text(line[i]) for i in used))
+    # Where nobody looks at a terminal there is no width to keep to; each row stays one line.
+    Console(width=None if sys.stdout.isatty() else 200).print(table)
+
+
+def _print_conflicts(conflicts: dict[str, dict[str, list[Row]]]) -> None:
+    for kind, names in conflicts.items():
+        for name, sources in names.items():
+            claimants = " and ".join(f"{s['distribution']} {s['version']}" for s in sources)
+            choice = " or ".join(f"{s['distribution']}:{name}" for s in sources)
+            typer.echo(f"The name '{name}' ({kind}) is claimed by {claimants}: ask for {choice}.")
+
+
+def _print_failures(failures: Sequence[Row]) -> None:
+    for failure in failures:
+        s = failure["source"]
+        where = f"plugin '{s['entry_point']}' of {s['distribution']} {s['version']} ({s['module']})"
+        typer.echo(f"{where} failed at stage '{failure['stage']}': {failure['error']}. Cure: {failure['cure']}")

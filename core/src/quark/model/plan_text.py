@@ -6,41 +6,9 @@ import re
 from collections.abc import Iterable
 
 from quark.model.plan import PlanRow, QuantPlan
-from quark.specs.enums import QSchemeType
-from quark.specs.layer import QLayerConfig, TensorSpec, stages
-from quark.specs.tensor import QTensorConfig
+from quark.specs.describe import describe_layer
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
-
-
-def describe_spec(spec: TensorSpec | None) -> str:
-    """A tensor's quantization in a few words: ``int4/group 128``, ``fp8_e4m3/tensor static``, ``float``."""
-    return " + ".join(_describe_stage(s) for s in stages(spec)) or "float"
-
-
-def _describe_stage(stage: QTensorConfig) -> str:
-    shape = {
-        QSchemeType.per_tensor: "tensor",
-        QSchemeType.per_channel: f"channel {stage.ch_axis}",
-        QSchemeType.per_group: f"group {stage.group_size}",
-        QSchemeType.per_block: f"block {stage.block_size}",
-        None: "",
-    }[stage.qscheme]
-    asymmetric = " asym" if stage.symmetric is False else ""
-    scale = f" {stage.scale_format}" if stage.scale_format not in (None, "float32") else ""
-    return f"{stage.dtype.name}/{shape}{asymmetric}{scale}".rstrip("/")
-
-
-def describe_layer(layer: QLayerConfig | None) -> str:
-    """What of a layer is quantized: weight, input, output."""
-    if layer is None:
-        return "float"
-    parts = [f"W {describe_spec(layer.weight)}"]
-    for label, spec in (("in", layer.input_tensors), ("out", layer.output_tensors), ("bias", layer.bias)):
-        if spec is not None:
-            when = "" if label == "bias" else " dynamic" if stages(spec)[0].is_dynamic else " static"
-            parts.append(f"{label} {describe_spec(spec)}{when}")
-    return ", ".join(parts)
 
 
 def _pattern(name: str) -> str:

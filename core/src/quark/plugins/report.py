@@ -1,0 +1,131 @@
+"""What is installed, as plain data: the listings of the command line print it as tables or as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import attrs
+
+from quark.errors import QuarkError
+from quark.lazy import LazyRef
+from quark.plugins.catalog import Catalog
+from quark.plugins.collection import Registered
+from quark.plugins.discovery import Source
+from quark.plugins.failures import PluginFailure
+from quark.plugins.records import AlgorithmRecord, Record, SchemeRecord, TemplateRecord
+from quark.plugins.registry import Registry, load_for
+from quark.specs.describe import describe_activation, describe_spec, effective_bits, needs_calibration
+from quark.specs.layer import QLayerConfig
+
+
+def plugins_report(catalog: Catalog) -> dict[str, Any]:
+    """All plugins: those in use, those that failed, those left out; then conflicts by kind, and failures."""
+    failed = {failure.source for failure in catalog.failures()}
+    active = list(catalog.sources())
+    rows = [_plugin(source, "active, with failures" if source in failed else "active", catalog) for source in active]
+    rows += [_plugin(source, "failed", catalog) for source in sorted(failed - set(active), key=str)]
+    rows += [_plugin(source, f"left out by {variable}", catalog) for source, variable in catalog.left_out.items()]
+    conflicts = {kind: _conflicts(registry) for kind, registry in catalog.registries.items()}
+    return {
+        "plugins": rows,
+        "conflicts": {kind: found for kind, found in conflicts.items() if found},
+        "failures": [_failure(f) for f in catalog.failures()],
+    }
+
+
+def kind_report(catalog: Catalog, kind: str) -> dict[str, Any]:
+    """All records of one kind, with the facts of that kind; then its conflicts, and the failures of all plugins.
+
+    Args:
+        catalog: The plugins.
+        kind: In the plural, such as ``"schemes"``.
+    """
+    registry = catalog.registries[kind]
+    return {
+        "kind": kind,
+        kind: [_entry(claim, catalog) for claim in registry.claims()],
+        "conflicts": _conflicts(registry),
+        "failures": [_failure(f) for f in catalog.failures()],
+    }
+
+
+def _plugin(source: Source, status: str, catalog: Catalog) -> dict[str, Any]:
+    counts = {kind: sum(c.source == source for c in registry.claims()) for kind, registry in catalog.registries.items()}
+    return attrs.asdict(source) | {"status": status, "provides": {kind: n for kind, n in counts.items() if n}}
+
+
+def _failure(failure: PluginFailure) -> dict[str, Any]:
+    return {"source": attrs.asdict(failure.source), "stage": failure.stage, "error": failure.error, "cure": failure.cure}
+
+
+def _conflicts(registry: Registry[Any]) -> dict[str, list[dict[str, Any]]]:
+    return {name: [attrs.asdict(s) for s in sources] for name, sources in registry.conflicts().items()}
+
+
+def _entry(claim: Registered, catalog: Catalog) -> dict[str, Any]:
+    record = claim.record
+    facts = {a.name: _plain(getattr(record, a.name)) for a in attrs.fields(type(record))}
+    derive = _DERIVED.get(type(record))
+    derived: Mapping[str, Any] = {}
+    if derive is not None:
+        try:
+            derived = derive(claim, catalog)
+        except Exception as error:  # the record's function is anybody's code, and a listing shows the others all the same
+            derived = {"error": str(error) if isinstance(error, QuarkError) else f"{type(error).__name__}: {error}"}
+    return facts | {"status": _status(claim, catalog), "source": attrs.asdict(claim.source)} | dict(derived)
+
+
+def _status(claim: Registered, catalog: Catalog) -> str:
+    """Whether asking for the record's name gives this record."""
+    registry = next(r for r in catalog.registries.values() if isinstance(claim.record, r.kind.record))
+    if claim.record.name in registry.conflicts():
+        return "contested"
+    return "active" if registry.get(claim.record.name) is claim.record else "replaced"
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, LazyRef):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {key: _plain(v) for key, v in value.items()}
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _scheme_facts(claim: Registered, catalog: Catalog) -> dict[str, Any]:
+    record = claim.record
+    assert isinstance(record, SchemeRecord)
+    layer = load_for(record.config, f"'config' of the scheme '{record.name}'", claim.source)()
+    if not isinstance(layer, QLayerConfig):
+        raise TypeError(f"{record.config} gives {layer!r} where a QLayerConfig is wanted")
+    formats = catalog.registries["formats"]
+
+    def bits_of(name: str) -> float:
+        return float(formats.get(name).bits)
+
+    return {
+        "weight": describe_spec(layer.weight),
+        "input": describe_activation(layer.input_tensors),
+        "output": describe_activation(layer.output_tensors),
+        "effective_bits": effective_bits(layer.weight, bits_of),
+        "needs_calibration": needs_calibration(layer),
+    }
+
+
+def _algorithm_facts(claim: Registered, catalog: Catalog) -> dict[str, Any]:
+    assert isinstance(claim.record, AlgorithmRecord)
+    return {"configuration_only": claim.record.processor is None}
+
+
+def _template_facts(claim: Registered, catalog: Catalog) -> dict[str, Any]:
+    assert isinstance(claim.record, TemplateRecord)
+    architecture = load_for(claim.record.architecture, f"'architecture' of the template '{claim.record.name}'", claim.source)
+    return {"decoder_blocks": architecture.decoder_blocks, "exclude_layers_name": list(architecture.exclude_layers_name)}
+
+
+_DERIVED: dict[type[Record], Callable[[Registered, Catalog], dict[str, Any]]] = {
+    SchemeRecord: _scheme_facts,
+    AlgorithmRecord: _algorithm_facts,
+    TemplateRecord: _template_facts,
+}
+"""What a listing shows beyond a record's own fields; found by loading torch-free references."""
