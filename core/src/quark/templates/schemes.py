@@ -139,10 +139,8 @@ def scheme_part(scheme_name: str, part: str, what: str) -> QTensorConfig:
         )
     spec = schemes().load(scheme_name, part)()
     if not isinstance(spec, QTensorConfig):
-        source = schemes().source(scheme_name).distribution
-        raise ConfigError(
-            f"the {what} '{scheme_name}' of {source} gives {spec!r} where a QTensorConfig is wanted: its plugin must be mended"
-        )
+        source = schemes().source(scheme_name)
+        raise ConfigError(f"the {what} '{scheme_name}' of {source} gives a {type(spec).__name__}, not a QTensorConfig: mend that plugin")
     return spec
 
 

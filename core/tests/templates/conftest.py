@@ -1,0 +1,95 @@
+"""A small world of registered things, none of them built in: schemes, algorithms and a template of the fictitious family ``acme_net``."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from types import ModuleType
+
+import attrs
+import pytest
+
+from quark.plugins import AlgorithmRecord, SchemeRecord, TemplateRecord, algorithms, schemes, templates
+from quark.specs.algorithm import AlgoConfig
+from quark.specs.architecture import Architecture
+from quark.specs.layer import QLayerConfig
+from quark.specs.tensor import QTensorConfig
+from quark.templates import LLMTemplate
+
+MODULE = "acme_world_of_tests"
+W4 = QTensorConfig(dtype="int4", qscheme="per_group", ch_axis=-1, group_size=32, is_dynamic=False)
+A8 = QTensorConfig(dtype="fp8_e4m3", qscheme="per_tensor", is_dynamic=False)
+NETWORK = Architecture(
+    model_type="acme_net",
+    decoder_blocks="net.blocks",
+    attention_inputs=("attn.q_proj", "attn.k_proj", "attn.v_proj"),
+    attention_output="attn.o_proj",
+    kv_layers_name=("*k_proj", "*v_proj"),
+    q_layer_name="*q_proj",
+    exclude_layers_name="head",
+)
+
+
+@attrs.define(kw_only=True)
+class AcmeConfig(AlgoConfig):
+    """An algorithm that derives its settings from a family's facts."""
+
+    name: str = "acme_runs"
+    blocks: str | None = None
+    strength: float = 1.0
+
+    @classmethod
+    def for_architecture(cls, architecture: Architecture) -> AcmeConfig | None:
+        return cls(blocks=architecture.decoder_blocks)
+
+
+@attrs.define(kw_only=True)
+class BareConfig(AlgoConfig):
+    """An algorithm that derives nothing."""
+
+    name: str = "acme_bare"
+
+
+def _records() -> Iterator[SchemeRecord | AlgorithmRecord | TemplateRecord]:
+    at = f"{MODULE}:"
+    yield SchemeRecord(name="acme_w4", aliases=("acme_four",), config=f"{at}w4")
+    yield SchemeRecord(name="acme_w8a8", config=f"{at}w8a8", kv_cache=f"{at}a8", attention=f"{at}a8")
+    yield SchemeRecord(name="acme_shared", config=f"{at}w4", shares_global_scale=True)
+    yield SchemeRecord(name="acme_broken", config=f"{at}w4", kv_cache=f"{at}w4")
+    yield AlgorithmRecord(name="acme_runs", aliases=("acme_walks",), kind="rounding", config=f"{at}AcmeConfig", processor=f"{at}AcmeConfig")
+    yield AlgorithmRecord(name="acme_bare", kind="rounding", config=f"{at}BareConfig", processor=f"{at}BareConfig")
+    yield AlgorithmRecord(name="acme_talks", kind="transform", config=f"{at}AcmeConfig")
+    yield TemplateRecord(name="acme_net", architecture=f"{at}NETWORK")
+
+
+@pytest.fixture(autouse=True)
+def acme_world() -> Iterator[None]:
+    module = ModuleType(MODULE)
+    module.__dict__.update(
+        w4=lambda: QLayerConfig(weight=W4),
+        w8a8=lambda: QLayerConfig(weight=A8, input_tensors=A8),
+        a8=lambda: A8,
+        AcmeConfig=AcmeConfig,
+        BareConfig=BareConfig,
+        NETWORK=NETWORK,
+    )
+    sys.modules[MODULE] = module
+    registries = {SchemeRecord: schemes(), AlgorithmRecord: algorithms(), TemplateRecord: templates()}
+    records = list(_records())
+    for record in records:
+        registries[type(record)].register(record)  # type: ignore[arg-type]
+    registered, custom = dict(LLMTemplate._registered), dict(LLMTemplate._schemes._custom)
+    yield
+    LLMTemplate._registered.clear()
+    LLMTemplate._registered.update(registered)
+    LLMTemplate._schemes._custom.clear()
+    LLMTemplate._schemes._custom.update(custom)
+    for record in records:
+        registries[type(record)].unregister(record.name)
+    LLMTemplate._made.pop("acme_net", None)
+    del sys.modules[MODULE]
+
+
+@pytest.fixture
+def template() -> LLMTemplate:
+    return LLMTemplate.get("acme_net")

@@ -1,0 +1,62 @@
+"""Schemes by name: registering, taking away, and what is refused."""
+
+from __future__ import annotations
+
+import pytest
+
+from quark.errors import ConfigError, UnknownNameError
+from quark.plugins import schemes
+from quark.specs.layer import QLayerConfig
+from quark.specs.tensor import QTensorConfig
+from quark.templates import LLMTemplate, QuantizationScheme, QuantizationSchemeCollection
+
+OWN = QLayerConfig(weight=QTensorConfig(dtype="int8"))
+
+
+def test_a_scheme_registered_by_a_program_serves_every_template_until_it_is_taken_away(template: LLMTemplate) -> None:
+    LLMTemplate.register_scheme("Custom int8", config=OWN)
+    assert LLMTemplate.get_supported_schemes()[-1] == "Custom int8"
+    assert template.get_config(scheme="Custom int8").global_quant_config == OWN
+    assert LLMTemplate("mine").get_config(scheme="acme_w4", layer_config={"*": "Custom int8"}).layer_quant_config == {"*": OWN}
+    LLMTemplate.unregister_scheme("Custom int8")
+    with pytest.raises(ValueError, match="Unsupported quantization scheme: Custom int8"):
+        template.get_config(scheme="Custom int8")
+
+
+@pytest.mark.parametrize("name", ["acme_w4", "acme_four"])
+def test_a_name_that_is_taken_cannot_be_registered(name: str) -> None:
+    with pytest.raises(ValueError, match=f"Scheme '{name}' already registered, please use a different name."):
+        LLMTemplate.register_scheme(name, config=OWN)
+
+
+def test_a_program_cannot_register_a_name_twice() -> None:
+    LLMTemplate.register_scheme("own", config=OWN)
+    with pytest.raises(ConfigError, match="already registered"):
+        LLMTemplate.register_scheme("own", config=OWN)
+
+
+def test_a_scheme_without_a_layer_configuration_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no QLayerConfig"):
+        LLMTemplate.register_scheme("own", config="int8")  # type: ignore[arg-type]
+
+
+def test_a_plugins_scheme_cannot_be_unregistered() -> None:
+    with pytest.raises(ValueError, match="Scheme 'acme_w4' not registered as custom scheme, quark built-in schemes cannot be unregistered"):
+        LLMTemplate.unregister_scheme("acme_w4")
+
+
+def test_an_unknown_scheme_cannot_be_unregistered() -> None:
+    LLMTemplate.register_scheme("own_one", config=OWN)
+    with pytest.raises(UnknownNameError, match=r"Scheme 'own_ome' not found, please check the name\. Did you mean 'own_one'"):
+        LLMTemplate.unregister_scheme("own_ome")
+
+
+def test_a_collection_sees_what_plugins_register_later() -> None:
+    collection = QuantizationSchemeCollection()
+    assert set(schemes().names()) <= set(collection.get_supported_schemes())
+    assert collection.get_scheme("acme_w4").config.weight is not None
+    assert collection.get_scheme("acme_w4").config is not collection.get_scheme("acme_w4").config
+
+
+def test_the_base_class_of_schemes_holds_a_configuration() -> None:
+    assert QuantizationScheme(OWN).config is OWN
