@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import tempfile
 import time
 from contextlib import nullcontext
@@ -34,7 +35,8 @@ def demo(
     from quark.export.place import refuse_used_directory
 
     started = time.perf_counter()
-    console = Console(quiet=as_json, highlight=False)
+    # Where the output goes to a file, it has no width of its own; the table is to stay in one piece there.
+    console = Console(quiet=as_json, highlight=False, width=None if sys.stdout.isatty() else 110)
     if out is not None:
         refuse_used_directory(out)
     console.print("Loading torch and the bundled model …")
@@ -56,9 +58,8 @@ def demo(
 def _introduce(console: Console, bench: Bench) -> None:
     parameters = sum(p.numel() for p in bench.reference.parameters())
     console.print(
-        f"\nThis is a Llama of {parameters / 1e6:.1f} million parameters, trained on the King James Bible and The Devil's Dictionary.\n"
-        "For every installed scheme it is now [bold]quantized[/] block by block, [bold]exported[/] to safetensors, [bold]loaded again[/] "
-        "from disk,\n"
+        f"\nThis is a Llama of {parameters / 1e6:.1f} million parameters, trained on the King James Bible and The Devil's Dictionary. "
+        "For every installed scheme it is now [bold]quantized[/] block by block, [bold]exported[/] to safetensors, [bold]loaded again[/] from disk, "
         f"and [bold]compared[/] with the original on {bench.windows.numel():,} tokens that it was not trained on.\n"
     )
 
@@ -94,23 +95,24 @@ def _conclude(console: Console, rows: list[Row], refusals: list[Refusal], out: P
     for refusal in refusals:
         console.print(f"{refusal.name}: {refusal.reason}", markup=False)
     console.print(
-        "\nBits: what a weight takes on disk, its share of scales and zero points included. Perplexity: how many tokens the model wavers\n"
-        "between; lower is better. KL: nats per token by which its predictions left the original's. Top-1: how often both think the same\n"
+        "\nBits: what a weight takes on disk, its share of scales and zero points included. Perplexity: how many tokens the model wavers "
+        "between; lower is better. KL: nats per token by which its predictions left the original's. Top-1: how often both think the same "
         "token likeliest. Reload = equal: the model read from disk gives the same logits as the one in memory, bit for bit.\n"
     )
     last = min(rows, key=lambda row: row.size.bits)
     for row in (rows[0], last) if last is not rows[0] else (rows[0],):
-        console.print(f"{row.name + ' goes on:':<34}{PROMPT} … {row.words}", markup=False)
+        console.print(f"{row.name} goes on: {PROMPT} … {row.words}", markup=False)
     kept = "The checkpoints were temporary: keep them with --out DIR." if out is None else f"The checkpoints are in {out}."
     console.print(f"\n{seconds:.0f} s in all. {kept} Your own model: quark quantize MODEL OUT --scheme NAME", markup=False)
 
 
 def _table(rows: list[Row]) -> Table:
+    from rich.box import SIMPLE_HEAD
     from rich.table import Table
 
-    table = Table(title="The bundled model in each scheme", title_justify="left")
+    table = Table(title="The bundled model in each scheme", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("scheme")
-    for heading in ("weights, kB", "total, kB", "bits", "perplexity", "KL", "top-1", "seconds", "reload"):
+    for heading in ("weights\nkB", "total\nkB", "bits", "perplexity", "KL", "top-1", "seconds", "reload"):
         table.add_column(heading, justify="right")
     for row in rows:
         first = row is rows[0]
