@@ -1,0 +1,184 @@
+"""One broken plugin at a time: the others keep working, and the message names plugin, distribution, version, stage and cure."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+
+import quark.plugins.catalog as process
+from quark.errors import PluginError, UnknownNameError
+from quark.plugins import Catalog, PluginFailure, PluginWarning
+from quark.plugins.discovery import discover
+
+BROKEN = {
+    "import fails": ("import a_module_that_is_not_there", "import", "ModuleNotFoundError", []),
+    "import exits": ("raise SystemExit('bye')", "import", "SystemExit: bye", []),
+    "register fails": ("def __dir__():\n    raise RuntimeError('no listing')", "register", "RuntimeError: no listing", []),
+    "hook raises": (
+        "@hookimpl\ndef quark_register_schemes():\n    raise KeyError('x')",
+        "call",
+        "the hook 'quark_register_schemes' raised KeyError: 'x'",
+        [],
+    ),
+    "generator raises late": (
+        "@hookimpl\ndef quark_register_schemes():\n    yield scheme('early')\n    raise OSError('late')",
+        "call",
+        "raised OSError: late after 1 record, kept",
+        ["early"],
+    ),
+    "wrong record type": (
+        "@hookimpl\ndef quark_register_schemes():\n"
+        "    yield FormatRecord(name='f', format='json:dumps', bits=4)\n    yield scheme('after')",
+        "validate",
+        "the hook 'quark_register_schemes' yields a FormatRecord where a SchemeRecord is wanted",
+        ["after"],
+    ),
+    "not records at all": (
+        "@hookimpl\ndef quark_register_schemes():\n    scheme('lost')",
+        "validate",
+        "the hook 'quark_register_schemes' returned None, not an iterable of SchemeRecord",
+        [],
+    ),
+    "bad name": (
+        "@hookimpl\ndef quark_register_schemes():\n    yield scheme('early')\n    yield scheme('Int-4!')",
+        "call",
+        "name 'Int-4!' is not a name",
+        ["early"],
+    ),
+    "bad name that the record's own check did not see": (
+        "@hookimpl\ndef quark_register_schemes():\n    record = scheme('early')\n"
+        "    object.__setattr__(record, 'name', 'Int-4!')\n    yield record\n    yield scheme('after')",
+        "validate",
+        "name 'Int-4!' is not a name",
+        ["after"],
+    ),
+    "one name twice": (
+        "@hookimpl\ndef quark_register_schemes():\n    yield scheme('same')\n    yield scheme('other', aliases=['same'])",
+        "validate",
+        "yields the name 'same' a second time in one distribution",
+        ["same"],
+    ),
+    "misspelt hook": (
+        "@hookimpl\ndef quark_register_scheme():\n    yield scheme('lost')\n"
+        "@hookimpl\ndef quark_register_schemes():\n    yield scheme('kept')",
+        "register",
+        "there is no hook 'quark_register_scheme'",
+        ["kept"],
+    ),
+    "misspelt hook without its mark": (
+        "def quark_register_scheme():\n    yield scheme('lost')",
+        "register",
+        "the function 'quark_register_scheme' is not marked as a hook",
+        [],
+    ),
+    "forgotten mark": (
+        "def quark_register_schemes():\n    yield scheme('lost')",
+        "register",
+        "the function 'quark_register_schemes' is not marked as a hook",
+        [],
+    ),
+    "unknown hook argument": (
+        "@hookimpl\ndef quark_register_schemes(config, registry):\n    yield scheme('lost')",
+        "register",
+        "the hook 'quark_register_schemes' asks for unknown arguments (config, registry)",
+        [],
+    ),
+    "unknown argument of the event hook": (
+        "@hookimpl\ndef quark_on_event(event, run):\n    pass\n@hookimpl\ndef quark_register_schemes():\n    yield scheme('kept')",
+        "register",
+        "the hook 'quark_on_event' asks for unknown arguments (run)",
+        ["kept"],
+    ),
+    "provider hook as wrapper": (
+        "@hookimpl(wrapper=True)\ndef quark_register_schemes():\n    return (yield)",
+        "register",
+        "the hook 'quark_register_schemes' is written as a wrapper",
+        [],
+    ),
+    "provider hook as old-style wrapper": (
+        "@hookimpl(hookwrapper=True)\ndef quark_register_schemes():\n    yield",
+        "register",
+        "the hook 'quark_register_schemes' is written as a wrapper",
+        [],
+    ),
+}
+CURES = {
+    "wrong record type": "yield SchemeRecord(",
+    "not records at all": "yield each SchemeRecord",
+    "one name twice": "give each its own name",
+    "misspelt hook": "perhaps 'quark_register_schemes' is meant",
+    "misspelt hook without its mark": "perhaps 'quark_register_schemes' is meant",
+    "forgotten mark": "write @hookimpl (from quark.plugins) above 'def quark_register_schemes'",
+    "unknown hook argument": "write it with no arguments",
+    "unknown argument of the event hook": "write it with only (event)",
+    "provider hook as wrapper": "plain function",
+    "provider hook as old-style wrapper": "plain function",
+    "bad name that the record's own check did not see": "mend that field",
+}
+
+
+def only_failure(catalog: Catalog) -> PluginFailure:
+    (failure,) = catalog.failures()
+    return failure
+
+
+@pytest.fixture(params=BROKEN)
+def broken(request: pytest.FixtureRequest, site: Any) -> Any:
+    site.case = request.param
+    site.module = site.install("bad-quant", BROKEN[request.param][0], version="0.3", entry_point="bad")
+    return site
+
+
+def test_the_others_keep_working_and_what_was_sound_stays(broken: Any) -> None:
+    schemes = broken.collect().registries["schemes"]
+    assert schemes.names() == sorted(["good", *BROKEN[broken.case][3]])
+    assert schemes.source("good").version == "2.5"
+
+
+def test_the_failure_says_who_where_what_and_what_to_do(broken: Any) -> None:
+    failure = only_failure(broken.collect())
+    _, stage, error, _ = BROKEN[broken.case]
+    assert failure.stage == stage
+    assert error in failure.error
+    text = str(failure)
+    assert text.startswith(f"plugin 'bad' of bad-quant 0.3 ({broken.module}) failed at stage '{stage}': ")
+    assert CURES.get(broken.case, "QUARK_DISABLED_PLUGINS=bad-quant") in text.split("Cure: ")[1]
+
+
+def test_an_unknown_name_says_which_plugin_is_broken(broken: Any) -> None:
+    with pytest.raises(UnknownNameError, match=r"no scheme 'lost'.*plugin 'bad' of bad-quant 0\.3") as caught:
+        broken.collect().registries["schemes"].get("lost")
+    assert caught.value.known == tuple(broken.collect().registries["schemes"].names())
+
+
+def test_in_strict_mode_the_failure_is_raised(broken: Any) -> None:
+    with pytest.raises(PluginError, match=rf"bad-quant 0\.3 .* failed at stage '{BROKEN[broken.case][1]}'"):
+        broken.collect(QUARK_STRICT_PLUGINS="1")
+
+
+def test_leaving_the_broken_plugin_out_is_a_cure(broken: Any) -> None:
+    catalog = broken.collect(QUARK_STRICT_PLUGINS="1", QUARK_DISABLED_PLUGINS="bad-quant")
+    assert catalog.failures() == ()
+    assert catalog.registries["schemes"].names() == ["good"]
+
+
+def test_one_module_under_two_entry_points_is_registered_once(site: Any) -> None:
+    site.install("twice", "@hookimpl\ndef quark_register_schemes():\n    yield scheme('t')", also="second = {module}\n")
+    catalog = site.collect()
+    assert catalog.registries["schemes"].names() == ["good", "t"]
+    assert (only_failure(catalog).stage, only_failure(catalog).source.entry_point) == ("register", "second")
+
+
+def test_failures_are_warned_about_once_in_a_process(site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.install("bad-quant", "1 / 0")
+    with monkeypatch.context() as patch:
+        patch.setattr(process, "_current", None)
+        patch.setattr(process, "discover", lambda path: discover([str(site.path)]))
+        with pytest.warns(PluginWarning, match=r"bad-quant 1\.0 .*ZeroDivisionError") as caught:
+            first = process.catalog()
+        assert len(caught) == 1
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            assert process.catalog() is first

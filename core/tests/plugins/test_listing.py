@@ -1,0 +1,146 @@
+"""What the listing commands show of plugins, sound and broken."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from quark.cli import listing
+from quark.plugins import Catalog, using
+
+PLUGIN = """
+    from quark.plugins import AlgorithmRecord, ExporterRecord, ObserverRecord, TemplateRecord
+    from quark.specs.architecture import Architecture
+    from quark.specs.layer import QLayerConfig
+    from quark.specs.tensor import QTensorConfig
+
+    @hookimpl
+    def quark_register_formats():
+        yield FormatRecord(name="int4", bits=4, summary="4 bits", format="acme:int4")
+        yield FormatRecord(name="fp8_e4m3", bits=8, format="acme:fp8")
+
+    @hookimpl
+    def quark_register_schemes():
+        yield SchemeRecord(name="w4a8", config=f"{__name__}:w4a8", kv_cache="acme:cache", aliases=["w4"], stability="experimental")
+        yield SchemeRecord(name="sick", config="acme:nowhere")
+
+    def w4a8():
+        return QLayerConfig(
+            weight=QTensorConfig(dtype="int4", qscheme="per_group", group_size=32, ch_axis=-1, symmetric=False, scale_type="float16"),
+            input_tensors=QTensorConfig(dtype="fp8_e4m3", qscheme="per_tensor", is_dynamic=False, symmetric=True),
+        )
+
+    @hookimpl
+    def quark_register_observers():
+        yield ObserverRecord(name="minmax", class_name="AcmeMinMax", observer="acme:MinMax")
+
+    @hookimpl
+    def quark_register_algorithms():
+        yield AlgorithmRecord(name="hollow", kind="rounding", config="acme:Config")
+        yield AlgorithmRecord(name="whole", kind="transform", config="acme:Config", processor="acme:Work")
+
+    ARCHITECTURE = Architecture(model_type="acme", decoder_blocks="acme.blocks", exclude_layers_name=["head"])
+
+    @hookimpl
+    def quark_register_templates():
+        yield TemplateRecord(name="acme", architecture=f"{__name__}:ARCHITECTURE")
+
+    @hookimpl
+    def quark_register_exporters():
+        yield ExporterRecord(name="box", exporter="acme:Box", reads_back=True)
+"""
+
+
+@pytest.fixture
+def catalog(site: Any) -> Catalog:
+    site.install("acme-quant", PLUGIN, version="0.1", entry_point="acme")
+    site.install("bad-quant", "1 / 0", version="0.3", entry_point="bad")
+    site.install("rival-quant", "@hookimpl\ndef quark_register_schemes():\n    yield scheme('good')\n")
+    return site.collect()  # type: ignore[no-any-return]
+
+
+def shown(catalog: Catalog, *arguments: str) -> str:
+    """What a listing command prints."""
+    app = typer.Typer()
+    listing.register(app)
+    with using(catalog):
+        done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def row(catalog: Catalog, kind: str, name: str) -> dict[str, Any]:
+    report = json.loads(shown(catalog, kind, "--json"))
+    return next(r for r in report[kind] if r["name"] == name)
+
+
+def test_a_scheme_is_shown_with_what_it_does_to_a_layer(catalog: Catalog) -> None:
+    found = row(catalog, "schemes", "w4a8")
+    facts = {
+        key: found[key] for key in ("weight", "input", "output", "effective_bits", "needs_calibration", "aliases", "stability", "status")
+    }
+    assert facts == {
+        "weight": "int4/group 32 asym",
+        "input": "fp8_e4m3/tensor static",
+        "output": "float",
+        "effective_bits": 4 + (16 + 4) / 32,
+        "needs_calibration": True,
+        "aliases": ["w4"],
+        "stability": "experimental",
+        "status": "active",
+    }
+    assert found["source"] == {"distribution": "acme-quant", "version": "0.1", "module": found["source"]["module"], "entry_point": "acme"}
+    text = shown(catalog, "schemes")
+    for part in ("w4a8", "int4/group 32 asym", "fp8_e4m3/tensor static", "4.625", "needed", "acme-quant 0.1", "experimental"):
+        assert part in text
+
+
+def test_a_scheme_whose_configuration_cannot_be_built_is_listed_all_the_same(catalog: Catalog) -> None:
+    found = row(catalog, "schemes", "sick")
+    assert "points at 'acme:nowhere', which cannot be loaded" in found["error"]
+    assert "acme-quant 0.1" in found["error"]
+
+
+def test_facts_of_the_other_kinds(catalog: Catalog) -> None:
+    assert row(catalog, "formats", "int4")["bits"] == 4
+    assert row(catalog, "observers", "minmax")["class_name"] == "AcmeMinMax"
+    assert row(catalog, "algorithms", "hollow")["configuration_only"] is True
+    assert row(catalog, "algorithms", "whole")["configuration_only"] is False
+    assert row(catalog, "templates", "acme")["decoder_blocks"] == "acme.blocks"
+    assert row(catalog, "exporters", "box")["reads_back"] is True
+    lines = shown(catalog, "algorithms").splitlines()
+    assert [line.split()[0] for line in lines if "configuration only" in line] == ["hollow"]
+
+
+def test_plugins_are_listed_with_failures_and_conflicts(catalog: Catalog) -> None:
+    report = json.loads(shown(catalog, "plugins", "--json"))
+    assert [(r["distribution"], r["status"], r["provides"]) for r in report["plugins"]] == [
+        ("acme-quant", "active", {"formats": 2, "observers": 1, "schemes": 2, "algorithms": 2, "templates": 1, "exporters": 1}),
+        ("good-quant", "active", {"schemes": 1}),
+        ("rival-quant", "active", {"schemes": 1}),
+        ("bad-quant", "failed", {}),
+    ]
+    (failure,) = report["failures"]
+    assert (failure["source"]["distribution"], failure["source"]["version"], failure["stage"]) == ("bad-quant", "0.3", "import")
+    assert failure["cure"]
+    assert [s["distribution"] for s in report["conflicts"]["schemes"]["good"]] == ["good-quant", "rival-quant"]
+    text = shown(catalog, "plugins")
+    assert (
+        "The name 'good' (schemes) is claimed by good-quant 2.5 and rival-quant 1.0: ask for good-quant:good or rival-quant:good." in text
+    )
+    assert "plugin 'bad' of bad-quant 0.3" in text
+
+
+def test_contested_records_are_listed_under_the_names_that_work(catalog: Catalog) -> None:
+    lines = shown(catalog, "schemes").splitlines()
+    assert {line.split()[0] for line in lines if "contested" in line} == {"good-quant:good", "rival-quant:good"}
+
+
+def test_a_plugin_that_is_left_out_is_listed_as_such(site: Any) -> None:
+    catalog = site.collect(QUARK_DISABLED_PLUGINS="good-quant")
+    assert "left out by QUARK_DISABLED_PLUGINS" in shown(catalog, "plugins")
+    assert "No schemes are installed. The built-in ones come with quark-schemes" in shown(catalog, "schemes")

@@ -1,0 +1,53 @@
+"""The listings of what this repository's own plugins provide."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+import quark
+from quark.plugins import kinds
+
+KINDS = ["formats", "observers", "schemes", "algorithms", "templates", "exporters"]
+
+
+def listed(*arguments: str) -> tuple[Any, set[str]]:
+    """What ``quark …`` prints as JSON, and the modules that were imported for it."""
+    code = (
+        "import sys\nfrom quark.cli.main import main\n"
+        "try:\n    main()\nfinally:\n    print(*sys.modules, file=sys.stderr)\n"
+    )  # fmt: skip
+    done = subprocess.run([sys.executable, "-c", code, *arguments, "--json"], capture_output=True, text=True, check=True)
+    return json.loads(done.stdout), set(done.stderr.splitlines()[-1].split())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_is_listed_without_torch(kind: str) -> None:
+    report, loaded = listed(kind)
+    assert [row["name"] for row in report[kind]] == getattr(quark, kind)().names()
+    assert report[kind]
+    assert report["failures"] == []
+    assert report["conflicts"] == {}
+    assert all(row["summary"] and row["source"]["version"] == quark.__version__ for row in report[kind])
+    assert not any("error" in row for row in report[kind])
+    assert not loaded & {"torch", "transformers", "numpy"}
+
+
+def test_each_kind_comes_from_the_distribution_that_messages_say_to_install() -> None:
+    for kind in kinds.KINDS:
+        registry = getattr(quark, kind.plural)()
+        assert {registry.source(name).distribution for name in registry.names()} == {kind.distribution}
+
+
+def test_plugins_are_listed_with_what_they_provide() -> None:
+    report, loaded = listed("plugins")
+    assert {row["distribution"]: row["status"] for row in report["plugins"]} == dict.fromkeys(
+        ["quark-algos", "quark-exporters", "quark-schemes", "quark-templates"], "active"
+    )
+    provided = {kind: n for row in report["plugins"] for kind, n in row["provides"].items()}
+    assert provided == {kind: len(getattr(quark, kind)()) for kind in KINDS}
+    assert "torch" not in loaded
