@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from importlib import metadata
+import importlib_metadata as metadata
 
 from quark.errors import EnvironmentConflictError
 

@@ -144,3 +144,26 @@ def test_a_plugin_that_is_left_out_is_listed_as_such(site: Any) -> None:
     catalog = site.collect(QUARK_DISABLED_PLUGINS="good-quant")
     assert "left out by QUARK_DISABLED_PLUGINS" in shown(catalog, "plugins")
     assert "No schemes are installed. The built-in ones come with quark-schemes" in shown(catalog, "schemes")
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["quantize"], ["schemes", "--help"], ["schemes", "--jsn"], ["schemes", "--json", "x"], ["scheme"]]
+)
+def test_what_is_not_plainly_a_listing_is_left_to_the_command_line_library(arguments: list[str]) -> None:
+    assert not listing.answer(arguments)
+
+
+@pytest.mark.parametrize("arguments", [["plugins"], ["schemes", "--json"]])
+def test_a_plain_listing_is_answered_at_once_and_in_the_same_words(
+    catalog: Catalog, arguments: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with using(catalog):
+        assert listing.answer(arguments)
+    assert capsys.readouterr().out == shown(catalog, *arguments)
+
+
+def test_without_any_plugin_the_listing_says_what_to_install(capsys: pytest.CaptureFixture[str]) -> None:
+    with using(Catalog()):
+        listing.show("plugins")
+    out = capsys.readouterr().out
+    assert all(f"pip install {name}" in out for name in ("quark-schemes", "quark-algos", "quark-templates", "quark-exporters"))

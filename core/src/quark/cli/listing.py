@@ -1,55 +1,76 @@
-"""The listing commands: ``quark plugins`` and ``quark formats|observers|schemes|algorithms|templates|exporters``."""
+"""The listing commands: ``quark plugins`` and ``quark formats|observers|schemes|algorithms|templates|exporters``.
+
+They are what a shell completes from and what scripts ask in loops, so they are answered without the command-line library, which costs more
+than all the rest of a listing; the commands are registered with it all the same, for ``--help`` and for errors in the arguments.
+"""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 import warnings
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Any
 
-import typer
+if TYPE_CHECKING:
+    import typer
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print everything that is known, as JSON.")]
 Row = dict[str, Any]
 Column = tuple[str, Callable[[Row], str]]
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands, one for plugins and one for each kind of thing they provide."""
-    app.command("plugins", help="List the plugins that are installed, what failed, and names claimed twice.")(_plugins)
-    for kind, columns in _COLUMNS.items():
-        app.command(kind, help=f"List the {kind} of all plugins.")(_command(kind, columns))
+    import typer  # the caller has it already
+
+    option = typer.Option(False, "--json", help="Print everything that is known, as JSON.")
+
+    def command_for(what: str) -> Callable[..., None]:
+        def command(as_json: bool = option) -> None:
+            show(what, as_json=as_json)
+
+        return command
+
+    app.command("plugins", help="List the plugins that are installed, what failed, and names claimed twice.")(command_for("plugins"))
+    for kind in _COLUMNS:
+        app.command(kind, help=f"List the {kind} of all plugins.")(command_for(kind))
 
 
-def _command(kind: str, columns: Sequence[Column]) -> Callable[..., None]:
-    def command(as_json: AsJson = False) -> None:
-        from quark.plugins.report import kind_report
-
-        catalog = _catalog()
-        report = kind_report(catalog, kind)
-        if as_json:
-            typer.echo(json.dumps(report, indent=2))
-            return
-        if report[kind]:
-            _print_table((*columns, *_COMMON), report[kind])
-        else:
-            typer.echo(f"No {kind} are installed. {catalog.missing((catalog.registries[kind].kind.distribution,))}".rstrip())
-        _print_conflicts({kind: report["conflicts"]})
-        _print_failures(report["failures"])
-
-    return command
+def answer(arguments: Sequence[str]) -> bool:
+    """Print a listing if these command-line arguments plainly ask for one; whether they did."""
+    what, *options = arguments or [""]
+    if what not in ("plugins", *_COLUMNS) or options not in ([], ["--json"]):
+        return False
+    try:
+        show(what, as_json=bool(options))
+        sys.stdout.flush()
+    except BrokenPipeError:  # such as `quark schemes | head -1`; what is still buffered must not be tried again at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return True
 
 
-def _plugins(as_json: AsJson = False) -> None:
-    from quark.plugins.report import plugins_report
+def show(what: str, *, as_json: bool = False) -> None:
+    """Print a listing.
 
-    report = plugins_report(_catalog())
+    Args:
+        what: ``"plugins"`` or a kind in the plural.
+        as_json: As JSON rather than as a table.
+    """
+    from quark.plugins.report import kind_report, plugins_report
+
+    catalog = _catalog()
+    report = plugins_report(catalog) if what == "plugins" else kind_report(catalog, what)
     if as_json:
-        typer.echo(json.dumps(report, indent=2))
+        print(json.dumps(report, indent=2))
         return
-    _print_table(_PLUGIN_COLUMNS, report["plugins"])
-    _print_conflicts(report["conflicts"])
+    if report[what]:
+        _print_table(_PLUGIN_COLUMNS if what == "plugins" else (*_COLUMNS[what], *_COMMON), report[what])
+    else:
+        kinds = list(catalog.registries) if what == "plugins" else [what]
+        wanted = dict.fromkeys(catalog.registries[kind].kind.distribution for kind in kinds)
+        print(f"No {what} are installed. {catalog.missing(tuple(wanted))}".rstrip())
+    _print_conflicts(report["conflicts"] if what == "plugins" else {what: report["conflicts"]})
     _print_failures(report["failures"])
 
 
@@ -145,11 +166,11 @@ def _print_conflicts(conflicts: dict[str, dict[str, list[Row]]]) -> None:
         for name, sources in names.items():
             claimants = " and ".join(f"{s['distribution']} {s['version']}" for s in sources)
             choice = " or ".join(f"{s['distribution']}:{name}" for s in sources)
-            typer.echo(f"The name '{name}' ({kind}) is claimed by {claimants}: ask for {choice}.")
+            print(f"The name '{name}' ({kind}) is claimed by {claimants}: ask for {choice}.")
 
 
 def _print_failures(failures: Sequence[Row]) -> None:
     for failure in failures:
         s = failure["source"]
         where = f"plugin '{s['entry_point']}' of {s['distribution']} {s['version']} ({s['module']})"
-        typer.echo(f"{where} failed at stage '{failure['stage']}': {failure['error']}. Cure: {failure['cure']}")
+        print(f"{where} failed at stage '{failure['stage']}': {failure['error']}. Cure: {failure['cure']}")

@@ -3,29 +3,42 @@
 from __future__ import annotations
 
 import sys
+from typing import TYPE_CHECKING
 
-import typer
-
-from quark.cli import demo, evaluate, listing, quantize
+from quark.cli import listing
 from quark.environment import refuse_rival
 from quark.errors import QuarkError
 
-app = typer.Typer(
-    name="quark",
-    help="Quantize language models. Schemes, formats, algorithms, templates and exporters are plugins: see `quark plugins`.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
-for command in (quantize, evaluate, demo, listing):
-    command.register(app)
+if TYPE_CHECKING:
+    import typer
+
+
+def program() -> typer.Typer:
+    """The program with all its commands."""
+    # Imported here: typer takes longer to import than a listing takes in all, and listings do without it.
+    import typer
+
+    from quark.cli import demo, evaluate, quantize
+
+    app = typer.Typer(
+        name="quark",
+        help="Quantize language models. Schemes, formats, algorithms, templates and exporters are plugins: see `quark plugins`.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+    )
+    for command in (quantize, evaluate, demo, listing):
+        command.register(app)
+    return app
 
 
 def main() -> None:
     """Run the program."""
     try:
         refuse_rival()
-        app()
+        if not listing.answer(sys.argv[1:]):
+            program()()
     except QuarkError as error:
-        typer.secho(f"quark: {error}", err=True, fg=typer.colors.RED)
+        red, plain = ("\033[31m", "\033[0m") if sys.stderr.isatty() else ("", "")
+        print(f"{red}quark: {error}{plain}", file=sys.stderr)
         sys.exit(2)

@@ -1,0 +1,59 @@
+"""Start-up: listing every scheme beside importing what discovery needs, and ``import quark.torch`` beside ``import torch``.
+
+    python -m benchmarks.startup [--runs 11]
+
+Each line is a fresh interpreter. The commands alternate; medians and their ratio or difference are printed, with the bar they are held to.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+FLOOR = "import pluggy, attrs, importlib_metadata"
+LISTINGS = {
+    "quark.schemes().names()": ["-c", "import quark; quark.schemes().names()"],
+    "quark schemes": ["-c", "from quark.cli.main import main; main()", "schemes"],
+    "quark schemes --json": ["-c", "from quark.cli.main import main; main()", "schemes", "--json"],
+    "quark --help": ["-c", "from quark.cli.main import main; main()", "--help"],
+}
+LISTING_BAR = 3.0
+FACADES = {
+    "import quark.torch": ["-c", "import torch, quark.torch"],
+    "from quark.torch import …": ["-c", "import torch; from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors"],
+}
+FACADE_BAR = 0.3
+
+
+def medians(commands: dict[str, list[str]], runs: int) -> dict[str, float]:
+    """Median wall seconds of each command, run in turns; the first turn warms caches and is not counted."""
+    taken: dict[str, list[float]] = {name: [] for name in commands}
+    for run in range(runs + 1):
+        for name, arguments in commands.items():
+            start = time.perf_counter()
+            subprocess.run([sys.executable, *arguments], check=True, stdout=subprocess.DEVNULL)
+            if run:
+                taken[name].append(time.perf_counter() - start)
+    return {name: statistics.median(values) for name, values in taken.items()}
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--runs", type=int, default=11)
+    runs = parser.parse_args(arguments).runs
+    found = medians({FLOOR: ["-c", FLOOR], **LISTINGS}, runs)
+    print(f"{Path(sys.executable).name} {sys.version.split()[0]}, medians of {runs}; floor: {FLOOR}")
+    for name in LISTINGS:
+        bar = f"(bar {LISTING_BAR:g}×)" if name != "quark --help" else "(no bar: it loads the command-line library)"
+        print(f"{name:28s} {found[name] / found[FLOOR]:6.2f}× the floor   {bar}")
+    found = medians({"import torch": ["-c", "import torch"], **FACADES}, max(3, runs // 2))
+    for name in FACADES:
+        print(f"{name:28s} {found[name] - found['import torch']:+6.2f} s beyond import torch   (bar {FACADE_BAR:g} s)")
+
+
+if __name__ == "__main__":
+    main()
