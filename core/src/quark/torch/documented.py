@@ -82,8 +82,7 @@ def is_active(distribution: str) -> bool:
 
 
 def _exports() -> list[str]:
-    """Plain names that plugins' records export, those of processors' own modules apart."""
+    """Plain names that plugins' records export."""
     from quark.plugins.catalog import catalog
 
-    elsewhere = {name for names in catalog().modules.values() for name in names}
-    return [name for name in catalog().documented_names() if name not in elsewhere]
+    return catalog().documented_names()
