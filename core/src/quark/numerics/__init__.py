@@ -1,1 +1,25 @@
 """Numerics: number formats, observers and tensor quantizers; protocols and the machinery that serves them all."""
+
+from quark.numerics.format import NumberFormat
+from quark.numerics.granularity import Granularity, PerBlock, PerChannel, PerGroup, PerTensor, PerToken, granularity_of
+from quark.numerics.observer import Observer
+from quark.numerics.qparams import QParams
+from quark.numerics.quantizer import TensorQuantizer
+from quark.numerics.resolve import number_format, observer_class, quantizer_for
+
+__all__ = [
+    "Granularity",
+    "NumberFormat",
+    "Observer",
+    "PerBlock",
+    "PerChannel",
+    "PerGroup",
+    "PerTensor",
+    "PerToken",
+    "QParams",
+    "TensorQuantizer",
+    "granularity_of",
+    "number_format",
+    "observer_class",
+    "quantizer_for",
+]

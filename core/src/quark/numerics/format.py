@@ -21,11 +21,18 @@ class NumberFormat(ABC):
         name: Registered name.
         bits: Bits of one stored element.
         storage_dtype: Torch dtype of unpacked codes.
+        is_cast: Whether the format has no scales: values are cast to ``storage_dtype`` and that is all.
+        by_reciprocal: Whether scaled values are ``x · (1 / scale)`` rather than ``x / scale``. The two differ in the last bit, and so in the
+            codes of values halfway between two; each family follows its reference.
+        default_observer: Documented name of the observer of specs that name none.
     """
 
     name: str
     bits: float
     storage_dtype: torch.dtype
+    is_cast: bool = False
+    by_reciprocal: bool = False
+    default_observer: str = "PlaceholderObserver"
 
     @abstractmethod
     def spec_problem(self, spec: QTensorConfig) -> str | None:

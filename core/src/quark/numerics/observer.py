@@ -24,6 +24,11 @@ class Observer(ABC):
         self.spec = spec
         self.granularity = granularity
 
+    @classmethod
+    def spec_problem(cls, spec: QTensorConfig) -> str | None:
+        """Why this observer cannot serve the spec, with the cure, or None."""
+        return None
+
     @abstractmethod
     def observe(self, x: Tensor) -> None:
         """Take in one tensor, of any float dtype; nothing of it is kept alive."""

@@ -1,1 +1,1 @@
-"""quark-schemes."""
+"""quark-schemes: number formats, observers, packing and the named schemes of quark."""

@@ -1,0 +1,68 @@
+"""From a spec's names to objects: number format, observer, quantizer. The registries are asked; nothing is known here by name."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from quark.errors import ConfigError, UnsupportedError
+from quark.numerics.format import NumberFormat
+from quark.numerics.granularity import PerTensor, granularity_of
+from quark.numerics.observer import Observer
+from quark.numerics.quantizer import TensorQuantizer
+from quark.numerics.stage import StageQuantizer
+from quark.plugins import documented_object, formats
+from quark.specs.enums import Dtype
+from quark.specs.layer import TensorSpec
+from quark.specs.tensor import QTensorConfig
+
+
+def number_format(dtype: Dtype | str) -> NumberFormat:
+    """The number format of that name.
+
+    Raises:
+        UnknownNameError: No installed plugin provides it.
+    """
+    found: NumberFormat = formats().load(Dtype(dtype).name if isinstance(dtype, str) else dtype.name, "format")
+    return found
+
+
+def observer_class(spec: QTensorConfig) -> type[Observer]:
+    """The observer of a spec: the class given, or the registered one of that documented name; the format's own where none is named.
+
+    Raises:
+        UnknownNameError: No installed plugin provides it.
+        ConfigError: It is no observer.
+    """
+    named = spec.observer_cls if spec.observer_cls is not None else number_format(spec.dtype).default_observer
+    found = documented_object(named) if isinstance(named, str) else named
+    if not (isinstance(found, type) and issubclass(found, Observer)):
+        raise ConfigError(f"observer_cls={named!r} of {spec.dtype.name} is no observer: give a subclass of quark.numerics.Observer, or its name")
+    return found
+
+
+def quantizer_for(spec: TensorSpec, *, activation: bool) -> TensorQuantizer:
+    """The quantizer of a tensor.
+
+    Args:
+        spec: One stage, or several.
+        activation: Whether the tensor is an activation: a dynamic scale per channel then means one per token.
+
+    Raises:
+        ConfigError: The spec is incomplete.
+        UnknownNameError: A format or an observer is not installed.
+        UnsupportedError: Several stages, which this version does not carry out.
+    """
+    if isinstance(spec, tuple):
+        if len(spec) > 1:
+            names = " → ".join(s.dtype.name for s in spec)
+            raise UnsupportedError(f"specs of several stages ({names}) cannot be carried out by this version: use a scheme of one stage")
+        spec = spec[0]
+    return _quantizer(spec, activation)
+
+
+@lru_cache(maxsize=1024)
+def _quantizer(spec: QTensorConfig, activation: bool) -> TensorQuantizer:
+    """Quantizers are values: layers with equal specs share one."""
+    found = number_format(spec.dtype)
+    granularity = PerTensor() if found.is_cast else granularity_of(spec, activation=activation)
+    return StageQuantizer(spec, granularity, found, observer_class(spec))

@@ -1,0 +1,1 @@
+"""Number formats, one small file for each family."""

@@ -1,0 +1,53 @@
+"""Formats without scales: a plain cast to a 16-bit float."""
+
+from __future__ import annotations
+
+import attrs
+import torch
+from torch import Tensor
+
+from quark.numerics import Granularity, NumberFormat, QParams
+from quark.specs.tensor import QTensorConfig
+
+
+@attrs.frozen(kw_only=True)
+class CastFormat(NumberFormat):
+    """float16 or bfloat16: "codes" are the values in that dtype."""
+
+    name: str
+    bits: int
+    storage_dtype: torch.dtype
+    is_cast: bool = True
+
+    def spec_problem(self, spec: QTensorConfig) -> str | None:
+        return None
+
+    def qparams(self, low: Tensor, high: Tensor, spec: QTensorConfig) -> QParams:
+        return QParams(torch.ones((), device=low.device))
+
+    def round_(self, t: Tensor) -> Tensor:
+        return t.copy_(t.to(self.storage_dtype))
+
+    def encode(self, t: Tensor) -> Tensor:
+        return t.to(self.storage_dtype)
+
+    def decode(self, codes: Tensor) -> Tensor:
+        return codes.float()
+
+    def pack(self, codes: Tensor, granularity: Granularity, order: str) -> Tensor:
+        return codes
+
+    def unpack(self, packed: Tensor, granularity: Granularity, order: str, shape: tuple[int, ...]) -> Tensor:
+        return packed
+
+    def pack_qparams(self, qparams: QParams, spec: QTensorConfig, granularity: Granularity, order: str) -> dict[str, Tensor]:
+        return {}
+
+    def unpack_qparams(
+        self, tensors: dict[str, Tensor], spec: QTensorConfig, granularity: Granularity, order: str, shape: tuple[int, ...]
+    ) -> QParams:
+        return QParams(torch.ones(()))
+
+
+FLOAT16 = CastFormat(name="float16", bits=16, storage_dtype=torch.float16)
+BFLOAT16 = CastFormat(name="bfloat16", bits=16, storage_dtype=torch.bfloat16)

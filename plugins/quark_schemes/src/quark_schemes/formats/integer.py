@@ -1,0 +1,129 @@
+"""Integers: codes are whole numbers between two bounds; a scale, and a zero point where ranges are asymmetric.
+
+Source: spec of the documented surface, §2.1.
+"""
+
+from __future__ import annotations
+
+import attrs
+import torch
+from torch import Tensor
+
+from quark.numerics import Granularity, NumberFormat, PerGroup, QParams
+from quark.specs.enums import RoundType, ScaleType, ZeroPointType
+from quark.specs.tensor import QTensorConfig
+from quark_schemes import packing
+from quark_schemes.formats.scales import SMALLEST_SCALE, in_scale_type
+
+
+@attrs.frozen(kw_only=True)
+class IntegerFormat(NumberFormat):
+    """An integer of ``bits`` bits, signed or not.
+
+    Checkpoints: with a scale per group a weight and its scales are stored transposed, ``[I, O]``; four-bit codes are eight to an int32 word
+    along the last axis.
+    """
+
+    name: str
+    bits: int
+    signed: bool
+    storage_dtype: torch.dtype
+    by_reciprocal: bool = True
+    default_observer: str = "PerTensorMinMaxObserver"
+
+    @property
+    def low(self) -> int:
+        """The smallest code."""
+        return -(1 << (self.bits - 1)) if self.signed else 0
+
+    @property
+    def high(self) -> int:
+        """The largest code."""
+        return self.low + (1 << self.bits) - 1
+
+    def spec_problem(self, spec: QTensorConfig) -> str | None:
+        missing = [name for name in ("is_dynamic", "qscheme", "symmetric") if getattr(spec, name) is None]
+        if missing:
+            return f"{self.name} needs {' and '.join(missing)}: set them, or use a *Spec helper"
+        if spec.round_method not in (None, RoundType.half_even):
+            return f"{self.name} rounds half to even: round_method={spec.round_method.name} is not carried out by this version"
+        if spec.scale_type is ScaleType.pof2:
+            return "scales that are powers of two (ScaleType.pof2) are not carried out by this version: use ScaleType.float"
+        return None
+
+    def qparams(self, low: Tensor, high: Tensor, spec: QTensorConfig) -> QParams:
+        if spec.zero_point_type is ZeroPointType.float32 and not spec.symmetric:
+            return self._real_zero_point(low, high, spec)
+        low, high = low.clamp(max=0), high.clamp(min=0)
+        if spec.symmetric:
+            # Unsigned formats keep zero point 0 here too, as documented: negative values become 0.
+            scale = torch.maximum(-low, high) / ((self.high - self.low) / 2)
+            return QParams(in_scale_type(scale.clamp_(min=SMALLEST_SCALE), spec))
+        scale = in_scale_type(((high - low) / (self.high - self.low)).clamp_(min=SMALLEST_SCALE), spec)
+        zero = (self.low - torch.round(low / scale.float())).clamp_(self.low, self.high)
+        return QParams(scale, zero)
+
+    def _real_zero_point(self, low: Tensor, high: Tensor, spec: QTensorConfig) -> QParams:
+        """The range is not widened to hold 0, and the zero point is neither rounded nor bounded."""
+        scale = (high - low) / (self.high - self.low)
+        scale = in_scale_type(torch.where(scale <= SMALLEST_SCALE, torch.ones_like(scale), scale), spec)
+        return QParams(scale, -low / scale.float())
+
+    def round_(self, t: Tensor) -> Tensor:
+        return t.round_().clamp_(self.low, self.high)
+
+    def encode(self, t: Tensor) -> Tensor:
+        return t.to(self.storage_dtype)
+
+    def decode(self, codes: Tensor) -> Tensor:
+        return codes.float()
+
+    def pack(self, codes: Tensor, granularity: Granularity, order: str) -> Tensor:
+        return self._pack(_laid_out(codes, granularity).contiguous(), order)
+
+    def unpack(self, packed: Tensor, granularity: Granularity, order: str, shape: tuple[int, ...]) -> Tensor:
+        stored = (shape[1], shape[0]) if isinstance(granularity, PerGroup) and len(shape) == 2 else shape
+        return _laid_out(self._unpack(packed, order, stored[-1]), granularity).contiguous()
+
+    def pack_qparams(self, qparams: QParams, spec: QTensorConfig, granularity: Granularity, order: str) -> dict[str, Tensor]:
+        zero = torch.zeros_like(qparams.scale) if qparams.zero_point is None else qparams.zero_point
+        scale, zero = _laid_out(qparams.scale, granularity), _laid_out(zero, granularity)
+        real = spec.zero_point_type is ZeroPointType.float32 and not spec.symmetric
+        stored = zero.contiguous() if real else self._pack(zero.to(self.storage_dtype).contiguous(), order) if zero.ndim else self.encode(zero)
+        return {"scale": scale.contiguous(), "zero_point": stored}
+
+    def unpack_qparams(
+        self, tensors: dict[str, Tensor], spec: QTensorConfig, granularity: Granularity, order: str, shape: tuple[int, ...]
+    ) -> QParams:
+        scale = _laid_out(tensors["scale"], granularity).contiguous()
+        stored = tensors.get("zero_point")
+        if spec.symmetric or stored is None:
+            return QParams(scale)
+        if spec.zero_point_type is ZeroPointType.float32 or stored.ndim == 0:
+            return QParams(scale, _laid_out(stored, granularity).float().contiguous())
+        zero = self._unpack(stored, order, tensors["scale"].shape[-1])
+        return QParams(scale, _laid_out(zero, granularity).float().contiguous())
+
+    def _pack(self, codes: Tensor, order: str) -> Tensor:
+        if self.bits == 4:
+            return packing.pack_nibbles(codes, order)
+        return packing.pack_bits(codes, self.bits) if self.bits < 4 else codes
+
+    def _unpack(self, packed: Tensor, order: str, length: int) -> Tensor:
+        if self.bits == 4:
+            return packing.unpack_nibbles(packed, order, length, signed=self.signed)
+        return packing.unpack_bits(packed, self.bits, signed=self.signed) if self.bits < 4 else packed
+
+
+def _laid_out(x: Tensor, granularity: Granularity) -> Tensor:
+    """Tensors of grouped integer weights lie transposed in a checkpoint; the same function leads back."""
+    return x.t() if isinstance(granularity, PerGroup) and x.ndim == 2 else x
+
+
+INT2 = IntegerFormat(name="int2", bits=2, signed=True, storage_dtype=torch.int8)
+UINT2 = IntegerFormat(name="uint2", bits=2, signed=False, storage_dtype=torch.uint8)
+INT3 = IntegerFormat(name="int3", bits=3, signed=True, storage_dtype=torch.int8)
+INT4 = IntegerFormat(name="int4", bits=4, signed=True, storage_dtype=torch.int8)
+UINT4 = IntegerFormat(name="uint4", bits=4, signed=False, storage_dtype=torch.uint8)
+INT8 = IntegerFormat(name="int8", bits=8, signed=True, storage_dtype=torch.int8)
+UINT8 = IntegerFormat(name="uint8", bits=8, signed=False, storage_dtype=torch.uint8)

@@ -1,0 +1,1 @@
+"""Observers, one small file for each family."""

@@ -1,0 +1,90 @@
+"""Min-max observers: the range is all that was seen. The documented classes differ only in what may share a range.
+
+Source: spec of the documented surface, §2.7.
+"""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from quark.errors import CalibrationError
+from quark.numerics import Granularity, Observer, PerTensor
+from quark.specs.enums import QSchemeType
+from quark.specs.tensor import QTensorConfig
+
+
+class MinMaxObserver(Observer):
+    """Keeps the smallest and the largest value of each set of elements that share a scale."""
+
+    qschemes: ClassVar[tuple[QSchemeType, ...]] = ()
+
+    def __init__(self, spec: QTensorConfig, granularity: Granularity) -> None:
+        super().__init__(spec, granularity)
+        self._low: Tensor | None = None
+        self._high: Tensor | None = None
+
+    @classmethod
+    def spec_problem(cls, spec: QTensorConfig) -> str | None:
+        if spec.qscheme in cls.qschemes:
+            return None
+        serves = " or ".join(q.name for q in cls.qschemes)
+        return f"{cls.__name__} serves {serves}, not {spec.qscheme and spec.qscheme.name}: use the observer of that granularity"
+
+    def observe(self, x: Tensor) -> None:
+        if x.numel() == 0:
+            return
+        if isinstance(self.granularity, PerTensor):
+            low, high = torch.aminmax(x.detach())
+        else:
+            rows = self.granularity.rows(x.detach())
+            # Two reductions along rows are much faster on processors than the fused one, which goes element by element.
+            low, high = rows.amin(dim=1), rows.amax(dim=1)
+        shape = self.granularity.scale_shape(tuple(x.shape))
+        self._take(low.float().reshape(shape), high.float().reshape(shape))
+
+    def _take(self, low: Tensor, high: Tensor) -> None:
+        self._low = low if self._low is None else torch.minimum(self._low, low)
+        self._high = high if self._high is None else torch.maximum(self._high, high)
+
+    def range(self) -> tuple[Tensor, Tensor]:
+        if self._low is None or self._high is None:
+            raise CalibrationError("nothing was observed, so there is no range: run calibration data through the layer")
+        return self._low, self._high
+
+    def merge(self, other: Observer) -> None:
+        assert isinstance(other, MinMaxObserver)
+        if other._low is not None and other._high is not None:
+            self._take(other._low, other._high)
+
+
+class PerTensorMinMaxObserver(MinMaxObserver):
+    """One range."""
+
+    qschemes = (QSchemeType.per_tensor,)
+
+
+class PerChannelMinMaxObserver(MinMaxObserver):
+    """A range for each channel, or for each token."""
+
+    qschemes = (QSchemeType.per_channel,)
+
+
+class PerGroupMinMaxObserver(MinMaxObserver):
+    """A range for each group."""
+
+    qschemes = (QSchemeType.per_group,)
+
+
+class PerBlockMXObserver(MinMaxObserver):
+    """A range for each block of an MX format."""
+
+    qschemes = (QSchemeType.per_group,)
+
+
+class PerBlock2DMinMaxObserver(MinMaxObserver):
+    """A range for each two-dimensional block."""
+
+    qschemes = (QSchemeType.per_block,)

@@ -1,0 +1,22 @@
+"""The placeholder: observes nothing, for formats that need no range."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from quark.numerics import Observer
+
+
+class PlaceholderObserver(Observer):
+    """For formats that only cast."""
+
+    def observe(self, x: Tensor) -> None:
+        """Nothing."""
+
+    def range(self) -> tuple[Tensor, Tensor]:
+        """An empty range."""
+        return torch.zeros(()), torch.zeros(())
+
+    def merge(self, other: Observer) -> None:
+        """Nothing."""

@@ -1,0 +1,110 @@
+"""Codes ↔ bytes of a checkpoint: pure functions on tensors, exact inverses of each other. They work on meta tensors too.
+
+Source: spec of the checkpoint format, §2.1 and §2.3.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from quark.errors import ConfigError
+
+ORDERS = ("reorder", "order")
+_WORD = 8
+
+
+def check_order(order: str) -> None:
+    """Raise ConfigError unless ``order`` is one of `ORDERS`."""
+    if order not in ORDERS:
+        raise ConfigError(f"pack_method {order!r} is unknown: use one of {', '.join(ORDERS)}")
+
+
+def pack_nibbles(codes: Tensor, order: str) -> Tensor:
+    """Eight 4-bit codes to an int32 word, along the last axis: ``[…, K] → […, ceil(K / 8)]``; missing codes are 0.
+
+    Args:
+        codes: int8 or uint8; the low four bits count, so two's complement is kept.
+        order: ``"order"`` puts element *k* of a word in its bits 4k…4k+3; ``"reorder"`` puts elements 0 2 4 6 1 3 5 7 there.
+    """
+    check_order(order)
+    length = codes.shape[-1]
+    nibbles = codes.view(torch.uint8).bitwise_and(0xF)
+    if length % _WORD:
+        nibbles = torch.nn.functional.pad(nibbles, (0, -length % _WORD))
+    pairs = _pairs(nibbles.reshape(*nibbles.shape[:-1], -1, 2, 2, 2), order)
+    low, high = pairs.unbind(-1)
+    # Four bytes, lowest first, are one little-endian word.
+    words = (low | high.bitwise_left_shift(4)).contiguous()
+    return words.view(torch.int32).reshape(*codes.shape[:-1], -1)
+
+
+def unpack_nibbles(words: Tensor, order: str, length: int, *, signed: bool) -> Tensor:
+    """The inverse of `pack_nibbles`: the first ``length`` codes along the last axis, int8 where ``signed``, else uint8."""
+    check_order(order)
+    data = words.contiguous().view(torch.uint8)
+    pairs = torch.stack((data & 0xF, data >> 4), dim=-1).reshape(*words.shape, 2, 2, 2)
+    nibbles = (pairs.movedim(-3, -1) if order == "reorder" else pairs).reshape(*words.shape[:-1], -1)[..., :length]
+    if not signed:
+        return nibbles.contiguous()
+    # Bit 3 is the sign: move it to bit 7 and let the arithmetic shift spread it.
+    return (nibbles << 4).view(torch.int8) >> 4
+
+
+def _pairs(nibbles: Tensor, order: str) -> Tensor:
+    """``[…, 2, 2, 2]`` elements of a word as ``[…, 4, 2]``: the low and high nibble of each of its bytes."""
+    # Element 4p + 2q + r. In order, byte (p, q) holds r = 0, 1; reordered, byte (r, p) holds q = 0, 1.
+    found = nibbles.movedim(-1, -3) if order == "reorder" else nibbles
+    return found.reshape(*nibbles.shape[:-3], 4, 2)
+
+
+def pack_two(codes: Tensor) -> Tensor:
+    """Two 4-bit codes to a byte along the last axis, the even one in the low nibble: ``[…, K] → […, K / 2]`` uint8."""
+    pairs = codes.view(torch.uint8).reshape(*codes.shape[:-1], -1, 2)
+    return (pairs[..., 0] & 0xF) | (pairs[..., 1] << 4)
+
+
+def unpack_two(data: Tensor) -> Tensor:
+    """The inverse of `pack_two`: uint8 codes 0…15."""
+    return torch.stack((data & 0xF, data >> 4), dim=-1).reshape(*data.shape[:-1], -1)
+
+
+def pack_six(codes: Tensor) -> Tensor:
+    """Four 6-bit codes to three bytes along the last axis, little endian: ``[…, K] → […, 3K / 4]`` uint8."""
+    v0, v1, v2, v3 = codes.reshape(*codes.shape[:-1], -1, 4).unbind(-1)
+    return torch.stack((v0 | (v1 << 6), (v1 >> 2) | (v2 << 4), (v2 >> 4) | (v3 << 2)), dim=-1).reshape(*codes.shape[:-1], -1)
+
+
+def unpack_six(data: Tensor) -> Tensor:
+    """The inverse of `pack_six`: uint8 codes 0…63."""
+    b0, b1, b2 = data.reshape(*data.shape[:-1], -1, 3).unbind(-1)
+    codes = (b0 & 0x3F, (b0 >> 6) | ((b1 & 0xF) << 2), (b1 >> 4) | ((b2 & 0x3) << 4), b2 >> 2)
+    return torch.stack(codes, dim=-1).reshape(*data.shape[:-1], -1)
+
+
+def pack_bits(codes: Tensor, bits: int) -> Tensor:
+    """Codes of ``bits`` bits (2 or 3) as bytes along the last axis.
+
+    Two bits: four codes to a byte, the first in the highest bits. Three bits: eight codes to three bytes, little endian.
+    """
+    unsigned = codes.view(torch.uint8) & ((1 << bits) - 1)
+    if bits == 2:
+        a, b, c, d = unsigned.reshape(*codes.shape[:-1], -1, 4).unbind(-1)
+        return (a << 6) | (b << 4) | (c << 2) | d
+    parts = unsigned.reshape(*codes.shape[:-1], -1, 8).to(torch.int32)
+    shifts = torch.arange(0, 24, 3, dtype=torch.int32, device=codes.device)
+    words = (parts << shifts).sum(-1, dtype=torch.int32)
+    found = torch.stack([(words >> shift) & 0xFF for shift in (0, 8, 16)], dim=-1).to(torch.uint8)
+    return found.reshape(*codes.shape[:-1], -1)
+
+
+def unpack_bits(data: Tensor, bits: int, *, signed: bool) -> Tensor:
+    """The inverse of `pack_bits`: int8 where ``signed``, else uint8."""
+    if bits == 2:
+        found = torch.stack([(data >> shift) & 0x3 for shift in (6, 4, 2, 0)], dim=-1)
+    else:
+        b0, b1, b2 = data.reshape(*data.shape[:-1], -1, 3).to(torch.int32).unbind(-1)
+        words = b0 | (b1 << 8) | (b2 << 16)
+        found = torch.stack([(words >> shift) & 0x7 for shift in range(0, 24, 3)], dim=-1).to(torch.uint8)
+    codes = found.reshape(*data.shape[:-1], -1)
+    return (codes << (8 - bits)).view(torch.int8) >> (8 - bits) if signed else codes

@@ -1,0 +1,1 @@
+"""The named schemes: functions that build a fresh layer configuration. No torch here."""

@@ -1,0 +1,25 @@
+"""``*Spec`` helpers of the 16-bit floats, which only cast."""
+
+from __future__ import annotations
+
+import attrs
+
+from quark.specs.enums import Dtype
+from quark.specs.tensor import QTensorConfig
+from quark_schemes.specs.options import OneStageSpec
+
+
+@attrs.define
+class Float16Spec(OneStageSpec):
+    """float16."""
+
+    def to_quantization_spec(self) -> QTensorConfig:
+        return QTensorConfig(dtype=Dtype.float16, observer_cls="PlaceholderObserver")
+
+
+@attrs.define
+class Bfloat16Spec(OneStageSpec):
+    """bfloat16."""
+
+    def to_quantization_spec(self) -> QTensorConfig:
+        return QTensorConfig(dtype=Dtype.bfloat16, observer_cls="PlaceholderObserver")

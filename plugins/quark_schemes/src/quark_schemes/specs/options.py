@@ -1,0 +1,61 @@
+"""The documented option strings of the ``*Spec`` helpers, and what they mean. Enum members are taken as well as strings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import Enum
+from typing import Any
+
+import attrs
+
+from quark.errors import ConfigError
+from quark.specs.enums import RoundType, ScaleType, ZeroPointType
+from quark.specs.tensor import QTensorConfig
+
+PER_TENSOR_OBSERVERS = {
+    "min_max": "PerTensorMinMaxObserver",
+    "histogram": "PerTensorHistogramObserver",
+    "histogrampro": "PerTensorHistogramObserverPro",
+    "MSE": "PerTensorMSEObserver",
+    "percentile": "PerTensorPercentileObserver",
+}
+SCALE_TYPES: dict[str, ScaleType] = {
+    "float": ScaleType.float,
+    "float32": ScaleType.float32,
+    "float16": ScaleType.float16,
+    "bfloat16": ScaleType.bfloat16,
+    "power_of_2": ScaleType.pof2,
+    "float8_e5m3": ScaleType.float8_e5m3,
+}
+ROUND_METHODS: dict[str, RoundType] = {"round": RoundType.round, "floor": RoundType.floor, "half_even": RoundType.half_even}
+ZERO_POINT_TYPES: dict[str, ZeroPointType] = {"int32": ZeroPointType.int32, "float32": ZeroPointType.float32}
+
+
+def choice(option: str, value: Any, choices: Mapping[str, Any]) -> Any:
+    """What ``value`` means: an option string, a member of the enum it stands for, or None.
+
+    Raises:
+        ConfigError: (a ValueError) It is neither.
+    """
+    if value is None or (isinstance(value, Enum) and value in choices.values()):
+        return value
+    if not isinstance(value, str) or value not in choices:
+        raise ConfigError(f"Invalid {option} {value!r}: use one of {', '.join(choices)}")
+    return choices[value]
+
+
+@attrs.define
+class DataTypeSpec:
+    """Base of all ``*Spec`` helpers."""
+
+    def to_quantization_spec(self) -> QTensorConfig | list[QTensorConfig]:
+        """The tensor's quantization, or its stages."""
+        raise TypeError(f"{type(self).__name__} builds nothing: use one of its subclasses")
+
+
+class OneStageSpec(DataTypeSpec):
+    """Base of the helpers that describe one stage."""
+
+    def to_quantization_spec(self) -> QTensorConfig:
+        """The tensor's quantization."""
+        raise TypeError(f"{type(self).__name__} builds nothing: use one of its subclasses")

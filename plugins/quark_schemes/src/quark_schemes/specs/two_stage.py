@@ -1,0 +1,38 @@
+"""``*Spec`` helpers of two stages."""
+
+from __future__ import annotations
+
+import attrs
+
+from quark.errors import ConfigError
+from quark.specs.tensor import QTensorConfig
+from quark_schemes.specs.options import DataTypeSpec, OneStageSpec
+
+
+def _stage(value: OneStageSpec | QTensorConfig) -> QTensorConfig:
+    found = value.to_quantization_spec() if isinstance(value, OneStageSpec) else value
+    if not isinstance(found, QTensorConfig):
+        raise ConfigError(f"a stage is a *Spec helper or a QTensorConfig, not {value!r}")
+    return found
+
+
+@attrs.define
+class ProgressiveSpec(DataTypeSpec):
+    """Quantize, then quantize what came out: ``first_stage``, then ``second_stage``."""
+
+    first_stage: OneStageSpec | QTensorConfig
+    second_stage: OneStageSpec | QTensorConfig
+
+    def to_quantization_spec(self) -> list[QTensorConfig]:
+        return [_stage(self.first_stage), _stage(self.second_stage)]
+
+
+@attrs.define
+class ScaleQuantSpec(DataTypeSpec):
+    """Quantize by ``first_stage``, and its scales by ``second_stage``."""
+
+    first_stage: OneStageSpec | QTensorConfig
+    second_stage: OneStageSpec | QTensorConfig
+
+    def to_quantization_spec(self) -> list[QTensorConfig]:
+        return [_stage(self.first_stage), attrs.evolve(_stage(self.second_stage), is_scale_quant=True)]
