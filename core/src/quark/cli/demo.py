@@ -59,8 +59,9 @@ def _introduce(console: Console, bench: Bench) -> None:
     parameters = sum(p.numel() for p in bench.reference.parameters())
     console.print(
         f"\nThis is a Llama of {parameters / 1e6:.1f} million parameters, trained on the King James Bible and The Devil's Dictionary. "
-        "For every installed scheme it is now [bold]quantized[/] block by block, [bold]exported[/] to safetensors, [bold]loaded again[/] from disk, "
-        f"and [bold]compared[/] with the original on {bench.windows.numel():,} tokens that it was not trained on.\n"
+        "For every installed scheme it is now [bold]quantized[/] block by block, [bold]exported[/] to safetensors, "
+        "[bold]loaded again[/] from disk, and [bold]compared[/] with the original on "
+        f"{bench.windows.numel():,} tokens that it was not trained on.\n"
     )
 
 
