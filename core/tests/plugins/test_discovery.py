@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+import quark.plugins.catalog as process
 from quark.errors import UnknownNameError
+from quark.plugins import Catalog
 from quark.plugins.discovery import Settings, Source, discover
 
 SCHEME = "@hookimpl\ndef quark_register_schemes():\n    yield scheme('{}')\n"
@@ -102,3 +106,25 @@ def test_an_entry_point_may_name_an_object(site: Any) -> None:
 @pytest.mark.parametrize(("value", "strict"), [("1", True), ("true", True), ("0", False), ("", False), ("off", False)])
 def test_strict_mode_is_asked_for_in_words_or_figures(value: str, strict: bool) -> None:
     assert Settings.from_environ({"QUARK_STRICT_PLUGINS": value}).strict is strict
+
+
+def test_arguments_with_defaults_do_not_concern_the_caller(site: Any) -> None:
+    site.install("acme-quant", "@hookimpl\ndef quark_register_schemes(prefix='a', *rest, **more):\n    yield scheme(prefix)")
+    assert names(site, QUARK_STRICT_PLUGINS="1") == ["a", "good"]
+
+
+def test_threads_that_ask_first_at_the_same_time_get_one_catalog(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Catalog] = []
+
+    def slowly() -> Catalog:
+        time.sleep(0.05)
+        made.append(Catalog())
+        return made[-1]
+
+    with monkeypatch.context() as patch:
+        patch.setattr(process, "_current", None)
+        patch.setattr(Catalog, "installed", slowly)
+        with ThreadPoolExecutor(4) as pool:
+            found = list(pool.map(lambda _: process.catalog(), range(4)))
+    assert len(made) == 1
+    assert all(catalog is made[0] for catalog in found)
