@@ -15,7 +15,7 @@ from quark.specs.tensor import QTensorConfig
 class NumberFormat(ABC):
     """A number format. Implementations are frozen attrs values in plugins; the core knows none by name.
 
-    The engine (`quark.numerics.quantizer`) works on *scaled* values ``t = x / scale (+ zero_point)``, and asks the format to round them.
+    The engine (`quark.numerics.stage`) works on *scaled* values ``t = x / scale``, and asks the format to round them.
 
     Attributes:
         name: Registered name.
@@ -43,8 +43,11 @@ class NumberFormat(ABC):
         """Scales, and zero points, for ranges ``[low, high]``, float32, of any shape; the shape is kept."""
 
     @abstractmethod
-    def round_(self, t: Tensor) -> Tensor:
-        """Round scaled float32 values in place to the nearest representable ones, ties to even, saturating; returns ``t``."""
+    def round_(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
+        """Round scaled float32 values in place to the nearest representable ones, ties to even, saturating; returns ``t``.
+
+        A zero point (int32: whole; float: real), broadcast over ``t``, is added on the way; the result counts from it.
+        """
 
     @abstractmethod
     def encode(self, t: Tensor) -> Tensor:

@@ -14,7 +14,7 @@ class QParams:
 
     Attributes:
         scale: Multiplier, float. ``[]`` per tensor, ``[C]`` per channel, ``[…, groups]`` per group, ``[…]`` per token.
-        zero_point: As ``scale`` in shape; None for formats without one.
+        zero_point: As ``scale`` in shape, int32 where whole, float32 where real; None for formats without one.
         outer_scale: Scale of the scale (two-stage specs), float32 ``[]``; None where there is none.
     """
 

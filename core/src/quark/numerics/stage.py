@@ -1,6 +1,6 @@
 """StageQuantizer: a single-stage tensor spec made executable, whatever its number format, granularity and observer.
 
-The arithmetic is ``t = x / scale (+ zero_point)``, rounded by the format, and back; in float32 whatever the tensor's dtype. It runs in tiles
+The arithmetic is ``x / scale``, rounded by the format about its zero point, and back; in float32 whatever the tensor's dtype. It runs in tiles
 that stay in cache, with one scratch tile, so that memory is read and written once however many steps there are.
 """
 
@@ -124,9 +124,7 @@ class StageQuantizer:
         """The scaled, rounded values of one tile, float32, in a tensor of their own."""
         # A float32 scale of one element per row makes the result float32 for 16-bit sources too.
         t = torch.mul(source, 1 / scale) if self.format.by_reciprocal else torch.div(source, scale)
-        if zero is not None:
-            t.add_(zero)
-        return self.format.round_(t)
+        return self.format.round_(t, zero)
 
     def _home(self, rows: Tensor, result: Tensor) -> Tensor:
         """``result``, with what was written to ``rows`` where those are a copy of it and not a view."""
@@ -140,7 +138,7 @@ class StageQuantizer:
             return
         rows = self.granularity.rows(x)
         scale = qparams.scale.reshape(-1, 1).float()
-        zero = None if qparams.zero_point is None else qparams.zero_point.reshape(-1, 1).float()
+        zero = None if qparams.zero_point is None else qparams.zero_point.reshape(-1, 1)
         count, length = rows.shape
         high = max(1, TILE_ELEMENTS // length)
         for top in range(0, count, high):

@@ -25,7 +25,7 @@ class CastFormat(NumberFormat):
     def qparams(self, low: Tensor, high: Tensor, spec: QTensorConfig) -> QParams:
         return QParams(torch.ones((), device=low.device))
 
-    def round_(self, t: Tensor) -> Tensor:
+    def round_(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
         return t.copy_(t.to(self.storage_dtype))
 
     def encode(self, t: Tensor) -> Tensor:

@@ -60,8 +60,8 @@ class IntegerFormat(NumberFormat):
             scale = torch.maximum(-low, high) / ((self.high - self.low) / 2)
             return QParams(in_scale_type(scale.clamp_(min=SMALLEST_SCALE), spec))
         scale = in_scale_type(((high - low) / (self.high - self.low)).clamp_(min=SMALLEST_SCALE), spec)
-        zero = (self.low - torch.round(low / scale.float())).clamp_(self.low, self.high)
-        return QParams(scale, zero)
+        zero = (self.low - torch.round(low / scale.float())).clamp_(self.low, self.high)  # of infinite ranges NaN, which the run refuses
+        return QParams(scale, zero.to(torch.int32))
 
     def _real_zero_point(self, low: Tensor, high: Tensor, spec: QTensorConfig) -> QParams:
         """The range is not widened to hold 0, and the zero point is neither rounded nor bounded."""
@@ -69,8 +69,15 @@ class IntegerFormat(NumberFormat):
         scale = in_scale_type(torch.where(scale <= SMALLEST_SCALE, torch.ones_like(scale), scale), spec)
         return QParams(scale, -low / scale.float())
 
-    def round_(self, t: Tensor) -> Tensor:
-        return t.round_().clamp_(self.low, self.high)
+    def round_(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
+        # A whole zero point moves codes, not ties: halfway values round to even as they do without it.
+        if zero is not None and zero.is_floating_point():
+            t.add_(zero).round_()
+        else:
+            t.round_()
+            if zero is not None:
+                t.add_(zero)
+        return t.clamp_(self.low, self.high)
 
     def encode(self, t: Tensor) -> Tensor:
         return t.to(self.storage_dtype)
@@ -100,9 +107,10 @@ class IntegerFormat(NumberFormat):
         if spec.symmetric or stored is None:
             return QParams(scale)
         if spec.zero_point_type is ZeroPointType.float32 or stored.ndim == 0:
-            return QParams(scale, _laid_out(stored, granularity).float().contiguous())
+            whole = spec.zero_point_type is ZeroPointType.int32
+            return QParams(scale, _laid_out(stored.to(torch.int32) if whole else stored, granularity).contiguous())
         zero = self._unpack(stored, order, tensors["scale"].shape[-1])
-        return QParams(scale, _laid_out(zero, granularity).float().contiguous())
+        return QParams(scale, _laid_out(zero, granularity).to(torch.int32).contiguous())
 
     def _pack(self, codes: Tensor, order: str) -> Tensor:
         if self.bits == 4:

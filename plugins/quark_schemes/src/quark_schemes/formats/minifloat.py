@@ -79,7 +79,7 @@ class MiniFloat(NumberFormat):
             return QParams(shared_exponent_scale(amax, mode, self.mantissa_bits, self.largest_exponent))
         return QParams(in_scale_type(torch.where(amax == 0, SMALLEST_SCALE, amax / self.largest), spec))
 
-    def round_(self, t: Tensor) -> Tensor:
+    def round_(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
         t.clamp_(-self.largest, self.largest)
         smallest = 1 - self.bias
         # The exponent of each value, not below that of the smallest normal number: subnormal numbers share its spacing.
