@@ -20,7 +20,7 @@ from quark.errors import ConfigError, UnknownNameError, UnsupportedError
 from quark.nn import is_quantized
 from quark.specs.tensor import QTensorConfig
 from quark.testing.tiny import calibration_batches, tiny_model, tiny_model_dir
-from quark.torch import LLMTemplate, ModelQuantizer, import_model_from_safetensors
+from quark.torch import LLMTemplate, ModelQuantizer
 
 SNIPPETS = Path(__file__).with_name("snippets")
 TEXTS = ["In the beginning was the word, and the word was quantized.", "A second sentence of another length."]
@@ -141,6 +141,8 @@ def test_the_vllm_page_configures_its_algorithm_from_a_file(vllm_page: dict[str,
 
 
 def test_the_vllm_page_quantizes_and_exports_without_its_algorithm(vllm_page: dict[str, Any]) -> None:
+    from quark.torch import import_model_from_safetensors
+
     vllm_page["quant_config"] = replace(vllm_page["quant_config"], algo_config=None)
     run("vllm_4_quantize", vllm_page)
     folder = Path(vllm_page["EXPORT_DIR"])

@@ -66,7 +66,6 @@ SEED_SPECS = [
 ]  # fmt: skip
 SEED_OBSERVERS = [
     "PlaceholderObserver", "PerTensorMinMaxObserver", "PerChannelMinMaxObserver", "PerGroupMinMaxObserver", "PerBlockMXObserver",
-    "PerTensorPercentileObserver", "PerTensorMSEObserver",
 ]  # fmt: skip
 SEED_SCHEMES = [
     "AmdFP4GlobalScaleScheme", "AmdFP4Scheme", "BFP16Scheme", "FP4Block16ScaleE4M3Scheme", "FP8Scheme", "INT4_FP8Scheme",

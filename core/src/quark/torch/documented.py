@@ -69,8 +69,9 @@ def plugin_object(module: str, name: str) -> Any:
             f"{module}.{name} is brought by the distribution '{owner}', which is not installed or not active: pip install {owner} "
             "(`quark plugins` lists what is active and what failed)"
         )
-    near = closest(name, documented_names(module, {}, plugins=True))
-    hint = f"; did you mean '{near}'?" if near else ""
+    known = {other.lower(): other for other in documented_names(module, {}, plugins=True)}
+    near = closest(name, known)
+    hint = f"; did you mean '{known[near]}'?" if near else ""
     raise AttributeError(f"module '{module}' has no attribute '{name}'{hint}", name=name, obj=sys.modules.get(module))
 
 

@@ -83,14 +83,19 @@ def _scheme(name: str, module: str, summary: str, *classes: str, **parts: str) -
 def quark_register_schemes() -> Iterator[SchemeRecord]:
     """The named schemes."""
     for size in (32, 64, 128):
-        yield _scheme(f"int4_wo_{size}", "integer", f"symmetric INT4 weights, groups of {size}", *(["Int4WeightOnlyScheme"] if size == 32 else []))
-        yield _scheme(f"uint4_wo_{size}", "integer", f"asymmetric UINT4 weights, groups of {size}", *(["Uint4WeightOnlyScheme"] if size == 32 else []))
+        yield _scheme(f"int4_wo_{size}", "integer", f"symmetric INT4 weights, groups of {size}", "Int4WeightOnlyScheme")
+        yield _scheme(f"uint4_wo_{size}", "integer", f"asymmetric UINT4 weights, groups of {size}", "Uint4WeightOnlyScheme")
     yield _scheme("int4_wo_per_channel", "integer", "symmetric INT4 weights, a scale for each channel", "Int4WeightOnlyPerChannelScheme")
-    yield _scheme("uint4_wo_per_channel", "integer", "asymmetric UINT4 weights, a scale for each channel", "Uint4WeightOnlyPerChannelScheme")
+    yield _scheme(
+        "uint4_wo_per_channel", "integer", "asymmetric UINT4 weights, a scale for each channel", "Uint4WeightOnlyPerChannelScheme"
+    )
     yield _scheme("int4_wa_64", "integer", "INT4 weights, dynamic INT4 activations, groups of 64", "Int4WeightAndActivationScheme")
     yield _scheme("int8", "integer", "INT8 weights and static activations, one scale each", "Int8Scheme")
     cache = {"kv_cache": "fp8_outputs", "attention": "fp8_outputs"}
     yield _scheme("fp8", "float8", "E4M3 weights and static activations, one scale each", "FP8Scheme", **cache)
     yield _scheme("ptpc_fp8", "float8", "E4M3 weights per channel, dynamic E4M3 activations per token", "PTPCFP8Scheme")
-    yield _scheme("mxfp4", "mxfp4", "MXFP4 weights and dynamic activations", "MXFP4Scheme")
+    # These classes only describe, as the helpers above do: schemes of their names are not registered by this version.
+    described = ("MXFP6E3M2Scheme", "MXFP6E2M3Scheme", "MXFP4_MXFP6E2M3Scheme", "MXFP4_FP8Scheme", "MX6Scheme", "BFP16Scheme")
+    described += ("AmdFP4Scheme", "AmdFP4GlobalScaleScheme", "FP4Block16ScaleE4M3Scheme", "INT4_FP8Scheme")
+    yield _scheme("mxfp4", "mxfp4", "MXFP4 weights and dynamic activations", "MXFP4Scheme", *described)
     yield _scheme("mxfp4_weight_only", "mxfp4", "MXFP4 weights", "MXFP4WeightOnlyScheme")
