@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from typing import Any
 
 import pytest
@@ -167,3 +168,13 @@ def test_without_any_plugin_the_listing_says_what_to_install(capsys: pytest.Capt
         listing.show("plugins")
     out = capsys.readouterr().out
     assert all(f"pip install {name}" in out for name in ("quark-schemes", "quark-algos", "quark-templates", "quark-exporters"))
+
+
+def test_a_terminal_gets_a_table_that_fits(catalog: Catalog, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    with using(catalog):
+        listing.show("schemes")
+    lines = re.sub(r"\x1b\[\d*m", "", capsys.readouterr().out.split("The name")[0]).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert any(line.split()[:1] == ["w4a8"] for line in lines)

@@ -97,7 +97,7 @@ def _when(key: str, text: str) -> Callable[[Row], str]:
 
 
 def _number(key: str) -> Callable[[Row], str]:
-    return lambda row: "" if row.get(key) is None else f"{row[key]:g}"
+    return lambda row: "" if row.get(key) is None else f"{row[key]:.4g}"
 
 
 def _name(row: Row) -> str:
@@ -145,20 +145,31 @@ _PLUGIN_COLUMNS: tuple[Column, ...] = (
 
 
 def _print_table(columns: Sequence[Column], rows: Sequence[Row]) -> None:
-    from rich import box  # rich is imported where it prints: the JSON form does without
+    """A table of the columns that say something, fitted to a terminal; in a file or a pipe each row is one line, however long."""
+    cells = [[show(row) for _, show in columns] for row in rows]
+    used = [i for i in range(len(columns)) if any(line[i] for line in cells)]
+    titles = [columns[i][0] for i in used]
+    lines = [[line[i] for i in used] for line in cells]
+    if sys.stdout.isatty():
+        _print_fitted(titles, lines)
+        return
+    widths = [max(map(len, column)) for column in zip(titles, *lines, strict=True)]
+    for line in (titles, ["-" * width for width in widths], *lines):
+        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
+
+
+def _print_fitted(titles: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
+    from rich import box  # imported where a terminal is there to fit: other output does without
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
-    cells = [[show(row) for _, show in columns] for row in rows]
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    used = [i for i in range(len(columns)) if any(line[i] for line in cells) or not cells]
-    for i in used:
-        table.add_column(columns[i][0], overflow="fold", no_wrap=i == 0)
-    for line in cells:
-        table.add_row(*(Text(line[i]) for i in used))
-    # Where nobody looks at a terminal there is no width to keep to; each row stays one line.
-    Console(width=None if sys.stdout.isatty() else 200).print(table)
+    for i, title in enumerate(titles):
+        table.add_column(title, overflow="fold", no_wrap=i == 0)
+    for line in lines:
+        table.add_row(*map(Text, line))
+    Console().print(table)
 
 
 def _print_conflicts(conflicts: dict[str, dict[str, list[Row]]]) -> None:
