@@ -72,7 +72,7 @@ class Catalog:
         """Which of these built-in distributions are not here, and what to do about it; empty where all are."""
         absent = [d for d in distributions if d not in self._found]
         said = [f"The built-in ones come with {d}, which is not installed: pip install {d}." for d in absent]
-        said += [f"{source} is left out by {variable}." for source, variable in self.left_out.items()]
+        said += [f"{variable} leaves out {source}." for source, variable in self.left_out.items()]
         return " ".join(said)
 
     def emit(self, event: Event) -> None:
