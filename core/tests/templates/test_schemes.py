@@ -47,7 +47,7 @@ def test_a_plugins_scheme_cannot_be_unregistered() -> None:
 
 def test_an_unknown_scheme_cannot_be_unregistered() -> None:
     LLMTemplate.register_scheme("own_one", config=OWN)
-    with pytest.raises(UnknownNameError, match=r"Scheme 'own_ome' not found, please check the name\. Did you mean 'own_one'"):
+    with pytest.raises(UnknownNameError, match=r"Scheme 'own_ome' not found, please check the name\. \(did you mean 'own_one'"):
         LLMTemplate.unregister_scheme("own_ome")
 
 

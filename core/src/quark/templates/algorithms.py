@@ -33,7 +33,7 @@ def canonical_algorithm(name: str) -> str:
         return algorithms().get(str(name).lower()).name
     except UnknownNameError as error:
         raise UnknownNameError(
-            f"Unsupported algorithm: {name}. {error}", kind="algorithm", name=str(name), known=get_supported_algorithm_types()
+            f"Unsupported algorithm: {name}; {error}", kind="algorithm", name=str(name), known=get_supported_algorithm_types()
         ) from None
 
 
@@ -89,7 +89,7 @@ def algo_config_from_dict(data: Mapping[str, Any]) -> AlgoConfig:
         config_class: type[AlgoConfig] = algorithms().load(data["name"], "config")
     except UnknownNameError as error:
         raise UnknownNameError(
-            f"Unknown algorithm name {data['name']!r}. {error}", kind="algorithm", name=data["name"], known=get_supported_algorithm_types()
+            f"Unknown algorithm name {data['name']!r}; {error}", kind="algorithm", name=data["name"], known=get_supported_algorithm_types()
         ) from None
     values = {key: value for key, value in data.items() if key not in LEGACY_KEYS}
     known = {a.name for a in attrs.fields(config_class)}

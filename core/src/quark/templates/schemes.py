@@ -104,7 +104,7 @@ class QuantizationSchemeCollection:
             return schemes().get(scheme_name)
         except UnknownNameError as error:
             raise UnknownNameError(
-                f"Unsupported quantization scheme: {scheme_name}.{self._hint(scheme_name)} {error}",
+                f"Unsupported quantization scheme: {scheme_name}{self._hint(scheme_name)}; {error}",
                 kind="scheme",
                 name=str(scheme_name),
                 known=self.get_supported_schemes(),
@@ -113,7 +113,7 @@ class QuantizationSchemeCollection:
     def _hint(self, scheme_name: str) -> str:
         """The closest of the names that only this process knows; the registry's own message covers the others."""
         near = closest(str(scheme_name), self._custom)
-        return f" Did you mean '{near}', registered in this program?" if near else ""
+        return f" (did you mean '{near}', registered in this program?)" if near else ""
 
 
 def scheme_part(scheme_name: str, part: str, what: str) -> QTensorConfig:
@@ -132,7 +132,7 @@ def scheme_part(scheme_name: str, part: str, what: str) -> QTensorConfig:
         near = closest(str(scheme_name), able)
         hint = f" Did you mean '{near}'?" if near else ""
         raise UnknownNameError(
-            f"Unsupported {what}: {scheme_name}.{hint} Installed schemes that can serve: {', '.join(able) or 'none'}",
+            f"Unsupported {what}: {scheme_name}.{hint} Schemes that can serve: {', '.join(able) or 'none'}",
             kind=what,
             name=str(scheme_name),
             known=able,

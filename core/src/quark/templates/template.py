@@ -317,5 +317,5 @@ def _by_algorithm(configs: Mapping[str, AlgoConfig | None] | None, where: str) -
         return {canonical_algorithm(name): config for name, config in (configs or {}).items()}
     except UnknownNameError as error:
         raise UnknownNameError(
-            f"Unsupported algorithm '{error.name}' in {where}. {error}", kind=error.kind, name=error.name, known=error.known
+            f"Unsupported algorithm '{error.name}' in {where}; {error}", kind=error.kind, name=error.name, known=error.known
         ) from None
