@@ -51,7 +51,7 @@ def demo(
         typer.echo(json.dumps(_as_json(rows, refusals, seconds), indent=2))
     else:
         _conclude(console, rows, refusals, out, seconds)
-    if not all(row.reload_equal for row in rows) or not all(refusal.expected for refusal in refusals):
+    if len(rows) == 1 or not all(row.reload_equal for row in rows) or not all(refusal.expected for refusal in refusals):
         raise typer.Exit(1)
 
 
@@ -93,8 +93,9 @@ def _conclude(console: Console, rows: list[Row], refusals: list[Refusal], out: P
     from quark.cli.demo_run import PROMPT
 
     console.print(_table(rows))
-    for refusal in refusals:
-        console.print(f"{refusal.name}: {refusal.reason}", markup=False)
+    for reason in dict.fromkeys(refusal.reason for refusal in refusals):
+        names = ", ".join(refusal.name for refusal in refusals if refusal.reason == reason)
+        console.print(f"{names}: {reason}", markup=False)
     console.print(
         "\nBits: what a weight takes on disk, its share of scales and zero points included. Perplexity: how many tokens the model wavers "
         "between; lower is better. KL: nats per token by which its predictions left the original's. Top-1: how often both think the same "

@@ -73,7 +73,7 @@ class Refusal:
     Attributes:
         name: As in `Row`.
         reason: Why.
-        expected: Whether the scheme was refused on purpose (it does not fit the model) rather than broken.
+        expected: Whether it was refused before any work, since it does not fit the model, rather than broken.
     """
 
     name: str
@@ -113,20 +113,22 @@ class Bench:
     def try_scheme(self, scheme: str, cache: str | None, folder: Path) -> tuple[Row | Refusal, tuple[PlanRow, ...]]:
         """Quantize, export to ``folder``, load, compare; and which layers got quantized weights."""
         name = job_name(scheme, cache)
+        planned = False
         try:
             with quiet():
-                return self._try(name, scheme, cache, folder)
+                model = tiny.tiny_model(DTYPE)
+                config = LLMTemplate.get(str(model_type_of(model.config))).get_config(scheme=scheme, kv_cache_scheme=cache)
+                quantizer = ModelQuantizer(config)
+                layers = tuple(r for r in quantizer.plan(model).quantized if r.config is not None and r.config.weight is not None)
+                planned = True
+                return self._carry_out(name, model, quantizer, layers, folder), layers
         except QuarkError as error:
-            return Refusal(name=name, reason=str(error), expected=True), ()
+            return Refusal(name=name, reason=str(error), expected=not planned), ()
         except Exception as error:  # a scheme may be anybody's: one that breaks must not end the demonstration of the others
             return Refusal(name=name, reason=f"{type(error).__name__}: {error}", expected=False), ()
 
-    def _try(self, name: str, scheme: str, cache: str | None, folder: Path) -> tuple[Row, tuple[PlanRow, ...]]:
-        model = tiny.tiny_model(DTYPE)
+    def _carry_out(self, name: str, model: nn.Module, quantizer: ModelQuantizer, layers: Sequence[PlanRow], folder: Path) -> Row:
         started = time.perf_counter()
-        config = LLMTemplate.get(str(model_type_of(model.config))).get_config(scheme=scheme, kv_cache_scheme=cache)
-        quantizer = ModelQuantizer(config)
-        layers = tuple(row for row in quantizer.plan(model).quantized if row.config is not None and row.config.weight is not None)
         quantizer.quantize_model(model, self.calibration)
         export_safetensors(model, str(folder))
         seconds = time.perf_counter() - started
@@ -134,7 +136,7 @@ class Bench:
         found = compare(loaded, self.reference, self.windows.split(4))
         same = _same_logits(model, loaded, self.windows[:2])
         size, words = stored_size(folder, layers), self._words(loaded)
-        return Row(name=name, size=size, found=found, seconds=seconds, reload_equal=same, words=words), layers
+        return Row(name=name, size=size, found=found, seconds=seconds, reload_equal=same, words=words)
 
     def _words(self, model: Any) -> str:
         prompt = self.tokenizer(PROMPT, return_tensors="pt")
