@@ -19,5 +19,6 @@ def get_logger(name: str = "quark") -> logging.Logger:
     root = logging.getLogger("quark")
     if not any(isinstance(h, _StderrUnlessConfigured) for h in root.handlers):
         root.addHandler(_StderrUnlessConfigured())
-        root.setLevel(logging.INFO)
+        if root.level == logging.NOTSET:
+            root.setLevel(logging.INFO)
     return root if name == "quark" else root.getChild(name.removeprefix("quark."))

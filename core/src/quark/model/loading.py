@@ -50,6 +50,23 @@ def meta_model(path: Path) -> nn.Module:
         return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
 
 
+def empty_model(path: Path, attn_implementation: str) -> nn.Module:
+    """The float model of a checkpoint's config.json with weights that are allocated and not initialised, in the checkpoint's dtype.
+
+    Its buffers that no checkpoint holds (rotary tables) are computed. Raises as `model_config`.
+    """
+    from transformers import AutoModelForCausalLM
+    from transformers.initialization import no_init_weights
+
+    config = model_config(path)
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
+    with no_init_weights():
+        return AutoModelForCausalLM.from_config(
+            config, dtype=config.dtype or torch.float32, attn_implementation=attn_implementation, trust_remote_code=False
+        ).eval()
+
+
 def load_model(path: Path, dtype: str = "auto", device: str = "cpu") -> nn.Module:
     """The float model, in evaluation mode.
 

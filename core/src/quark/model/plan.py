@@ -98,11 +98,16 @@ def make_plan(model: nn.Module, config: QConfig, architecture: Architecture | No
             f"this model is quantized already: {len(quantized)} layers, the first is '{quantized[0]}'. "
             "Load the float model again to quantize it differently"
         )
-    rows = tuple(_rows(modules, config))
+    rows = plan_rows(model, config)
     problems = [*_unquantizable_types(config), *_unmatched(rows, modules, config, architecture), *_misfits(rows)]
     if problems:
         raise ConfigError("\n".join(problems))
     return QuantPlan(rows, config, architecture, tuple(_notes(rows)))
+
+
+def plan_rows(model: nn.Module, config: QConfig) -> tuple[PlanRow, ...]:
+    """One row for each layer of ``model`` that could be quantized, in the model's order. Nothing is checked."""
+    return tuple(_rows(dict(model.named_modules()), config))
 
 
 def _rows(modules: dict[str, nn.Module], config: QConfig) -> Iterator[PlanRow]:

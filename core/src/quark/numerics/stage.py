@@ -60,7 +60,7 @@ class StageQuantizer:
 
     def find_qparams(self, x: Tensor) -> QParams:
         if x.numel() == 0:
-            zeros = torch.zeros(self.granularity.scale_shape(tuple(x.shape)), device=x.device)
+            zeros = torch.zeros(self.granularity.scale_shape(tuple(x.shape)), dtype=torch.float32, device=x.device)
             return self.format.qparams(zeros, zeros, self.spec)
         observer = self.observer()
         observer.observe(x)
@@ -88,6 +88,8 @@ class StageQuantizer:
         if self.is_float:
             return self.format.encode(x)
         result = torch.empty(x.shape, dtype=self.format.storage_dtype, device=x.device)
+        if x.is_meta:
+            return result
         target = self.granularity.rows(result)
         for source, place, scale, zero in self._tiles(x, target, qparams):
             place.copy_(self.format.encode(self._rounded(source, scale, zero)))
@@ -117,7 +119,7 @@ class StageQuantizer:
         return self.format.unpack_qparams(tensors, self.spec, self.granularity, order, shape)
 
     def empty_qparams(self, shape: tuple[int, ...], device: str) -> QParams:
-        zeros = torch.zeros(self.granularity.scale_shape(shape), device=device)
+        zeros = torch.zeros(self.granularity.scale_shape(shape), dtype=torch.float32, device=device)
         return self.format.qparams(zeros, zeros, self.spec)
 
     def _rounded(self, source: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:

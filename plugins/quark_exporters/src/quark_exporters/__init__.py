@@ -1,1 +1,1 @@
-"""quark-exporters."""
+"""quark-exporters: checkpoint exporters of quark."""

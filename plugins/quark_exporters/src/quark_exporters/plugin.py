@@ -1,1 +1,19 @@
-"""What quark-exporters registers."""
+"""What quark-exporters registers. Nothing heavy is imported."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from quark.plugins import ExporterRecord, hookimpl
+
+
+@hookimpl
+def quark_register_exporters() -> Iterator[ExporterRecord]:
+    """The exporters."""
+    yield ExporterRecord(
+        name="safetensors",
+        aliases=("quark",),
+        summary="the Quark checkpoint layout, read by transformers and vLLM",
+        exporter="quark_exporters.safetensors.exporter:SafetensorsExporter",
+        reads_back=True,
+    )

@@ -23,7 +23,7 @@ class CastFormat(NumberFormat):
         return None
 
     def qparams(self, low: Tensor, high: Tensor, spec: QTensorConfig) -> QParams:
-        return QParams(torch.ones((), device=low.device))
+        return QParams(torch.ones((), dtype=torch.float32, device=low.device))
 
     def round_(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
         return t.copy_(t.to(self.storage_dtype))

@@ -1,0 +1,123 @@
+"""Read an export back: the same quantized model, with the same logits."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+
+from quark.environment import refuse_rival
+from quark.errors import CheckpointError
+from quark.export.mapping import map_to_quark
+from quark.export.naming import packed_attribute
+from quark.model.family import architecture_of
+from quark.model.loading import empty_model
+from quark.model.plan import QuantPlan, plan_rows
+from quark.model.shards import check_shards
+from quark.nn.packed import PackedLayer
+from quark.specs.export import JsonExporterConfig
+from quark.specs.model import QConfig
+
+
+def import_model_from_safetensors(
+    model: nn.Module | None,
+    model_dir: str | Path,
+    multi_device: bool = False,
+    trust_remote_code: bool = False,
+    attn_implementation: str = "eager",
+    device: str = "cuda",
+    multi_gpu: bool = False,
+) -> nn.Module:
+    """Load an export of the Quark layout.
+
+    Args:
+        model: A float model of the same structure, changed in place; None builds it from the export's own ``config.json``.
+        model_dir: Directory of the export.
+        multi_device, multi_gpu: Documented; without effect.
+        trust_remote_code: Documented; code from a checkpoint is never run.
+        attn_implementation: Of the model that is built where ``model`` is None.
+        device: Where to load to; "cuda" means the CPU on a machine that has none.
+
+    Returns:
+        The model in evaluation mode, its layers as `ModelQuantizer.quantize_model` leaves them.
+
+    Raises:
+        CheckpointError: The export is incomplete or damaged, or its tensors do not fit the model.
+    """
+    refuse_rival()
+    directory = Path(model_dir)
+    config, order = read_quantization_config(directory)
+    shards = check_shards(directory)
+    model = empty_model(directory, attn_implementation) if model is None else model
+    # The plan is made of the float structure: this is what was asked for when the export was made.
+    plan = QuantPlan(plan_rows(model, config), config, architecture_of(model))
+    map_to_quark(model, config, order)
+    loaded: set[str] = set()
+    for shard in shards:
+        with safe_open(shard.path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118 - not a dict
+                loaded.add(_place(model, name, file.get_tensor(name), shard.path))
+    if hasattr(model, "tie_weights"):
+        model.tie_weights()
+    _refuse_missing(model, loaded, directory)
+    for name, layer in list(model.named_modules()):
+        if isinstance(layer, PackedLayer):
+            model.set_submodule(name, layer.unpack())
+    model.quant_config, model.quark_plan, model.quark_quantized = config, plan, True  # type: ignore[assignment]
+    return model.eval().to(device if device != "cuda" or torch.cuda.is_available() else "cpu")
+
+
+def read_quantization_config(directory: Path) -> tuple[QConfig, str]:
+    """The configuration in an export's ``config.json``, and the order of its 4-bit codes.
+
+    Raises:
+        CheckpointError: There is none, or it was written by something else.
+    """
+    path = directory / "config.json"
+    if not path.is_file():
+        raise CheckpointError(f"'{directory}' is no export: it has no config.json")
+    try:
+        data: Any = json.loads(path.read_text(encoding="utf-8"))
+    except (json.JSONDecodeError, UnicodeDecodeError) as error:
+        raise CheckpointError(f"'{path}' is damaged: {error}") from error
+    found = data.get("quantization_config") if isinstance(data, dict) else None
+    if not isinstance(found, dict) or found.get("quant_method") != "quark":
+        method = found.get("quant_method") if isinstance(found, dict) else None
+        raise CheckpointError(f"'{path}' has no quantization_config of quant_method 'quark' (it has {method!r}): load it with transformers instead")
+    return QConfig.from_dict(found), JsonExporterConfig(**(found.get("export") or {})).pack_method
+
+
+def _place(model: nn.Module, name: str, tensor: Tensor, path: Path) -> str:
+    """Put a checkpoint tensor where it belongs; the path it went to."""
+    owner, _, leaf = name.rpartition(".")
+    try:
+        layer = model.get_submodule(owner)
+        attribute = packed_attribute(leaf) if isinstance(layer, PackedLayer) else leaf
+        inner, _, last = attribute.rpartition(".")
+        target = layer.get_submodule(inner)
+        old = target._parameters.get(last) if last in target._parameters else target._buffers[last]
+    except (AttributeError, KeyError):
+        raise CheckpointError(f"'{path}' holds '{name}', for which the model has no place: the export is of another model") from None
+    if old is None or old.shape != tensor.shape:
+        wanted = "nothing" if old is None else list(old.shape)
+        raise CheckpointError(f"'{name}' in '{path}' has the shape {list(tensor.shape)} where the model wants {wanted}: the export is damaged")
+    if last in target._parameters:
+        target._parameters[last] = nn.Parameter(tensor if old.dtype == tensor.dtype else tensor.to(old.dtype), requires_grad=False)
+    else:
+        target._buffers[last] = tensor
+    return f"{owner}.{attribute}" if owner else attribute
+
+
+def _refuse_missing(model: nn.Module, loaded: Iterable[str], directory: Path) -> None:
+    """Raise if a tensor of the model was not in the export; tied ones come from their partner."""
+    have = set(loaded)
+    state = model.state_dict(keep_vars=True)
+    there = {id(state[name]) for name in have if name in state}
+    missing = [name for name, tensor in state.items() if name not in have and id(tensor) not in there]
+    if missing:
+        raise CheckpointError(f"the export '{directory}' lacks {len(missing)} tensor(s), the first is '{missing[0]}': it is incomplete, make it again")

@@ -1,0 +1,119 @@
+"""PackedLayer: a layer as it lies in a checkpoint. It becomes a quantized layer when it is first used, or when it is told to.
+
+Its tensors have the names under which checkpoint loaders look for them (``weight``, ``weight_quantizer.scale``, …), and shapes and dtypes
+that come from packing meta tensors: there is no second formula for them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quark.nn.layers import QUANTIZED_TYPES, QuantizedLayer
+from quark.nn.quantizer_module import QuantizerModule
+from quark.numerics import quantizer_for
+from quark.numerics.quantizer import TensorQuantizer
+from quark.specs.layer import QLayerConfig, TensorSpec
+
+SLOTS = {"weight": "weight_quantizer", "bias": "bias_quantizer", "input_tensors": "input_quantizer", "output_tensors": "output_quantizer"}
+"""Field of a `QLayerConfig` → submodule that holds its scales."""
+
+
+class PackedScales(nn.Module):
+    """The stored scales of one tensor, under their checkpoint suffixes: ``scale``, ``zero_point``, …"""
+
+    def __init__(self, tensors: dict[str, Tensor]) -> None:
+        super().__init__()
+        for suffix, tensor in tensors.items():
+            self.register_buffer(suffix, tensor)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors by suffix."""
+        return dict(self._buffers)  # type: ignore[arg-type]
+
+
+class PackedLayer(nn.Module):
+    """A layer whose weight is packed codes.
+
+    Args:
+        layer: The float layer it stands for, on any device; its tensors are not used.
+        config: How it is quantized.
+        order: Order of 4-bit codes in a word.
+    """
+
+    def __init__(self, layer: nn.Module, config: QLayerConfig, order: str) -> None:
+        super().__init__()
+        weight: Tensor = layer.weight  # type: ignore[assignment]
+        bias: Tensor | None = getattr(layer, "bias", None)  # type: ignore[assignment]
+        self._float = (layer,)  # in a tuple, so that its parameters are not this module's
+        self.layer_config = config
+        self.order = order
+        self.weight_shape, self.dtype = tuple(weight.shape), weight.dtype
+        self._register("weight", config.weight, weight)
+        self._register("bias", config.bias, bias)
+        for slot in ("input_tensors", "output_tensors"):
+            spec = getattr(config, slot)
+            if spec is not None:
+                self._register_scales(slot, quantizer_for(spec, activation=True), (1,))
+        self._ready: QuantizedLayer | None = None
+
+    def _register(self, slot: str, spec: TensorSpec | None, tensor: Tensor | None) -> None:
+        if tensor is None:
+            self.register_parameter(slot, None)
+        elif spec is None:
+            self.register_parameter(slot, nn.Parameter(torch.empty_like(tensor, device="meta"), requires_grad=False))
+        else:
+            packed = packed_meta(quantizer_for(spec, activation=False), tuple(tensor.shape), self.order)
+            self.register_buffer(slot, packed.pop(""))
+            setattr(self, SLOTS[slot], PackedScales(packed))
+
+    def _register_scales(self, slot: str, quantizer: TensorQuantizer, shape: tuple[int, ...]) -> None:
+        if not (quantizer.is_dynamic or quantizer.is_float):
+            setattr(self, SLOTS[slot], PackedScales(quantizer.pack_qparams(quantizer.empty_qparams(shape, "meta"), order=self.order)))
+
+    @torch.no_grad()
+    def unpack(self) -> QuantizedLayer:
+        """The quantized layer of these tensors, on their device; its forward is that of the layer that was exported."""
+        layer = self._float[0]
+        made = QUANTIZED_TYPES[type(layer)].from_float(layer, self.layer_config)
+        made._parameters = dict(made._parameters)
+        for slot in ("weight", "bias"):
+            made._parameters[slot] = self._values(slot, getattr(made, SLOTS[slot]))
+        for slot in ("input_tensors", "output_tensors"):
+            target, stored = getattr(made, SLOTS[slot]), getattr(self, SLOTS[slot], None)
+            if target is not None and stored is not None:
+                target.set_qparams(target.quantizer.unpack_qparams(stored.tensors(), (1,), order=self.order))
+        return made.train(self.training)
+
+    def _values(self, slot: str, target: QuantizerModule | None) -> nn.Parameter | None:
+        stored = getattr(self, slot)
+        if stored is None or target is None:
+            return stored
+        shape = self.weight_shape if slot == "weight" else tuple(stored.shape)
+        tensors = {"": stored, **getattr(self, SLOTS[slot]).tensors()}
+        codes, qparams = target.quantizer.unpack(tensors, shape, order=self.order)
+        target.set_qparams(qparams)
+        return nn.Parameter(target.quantizer.dequantize(codes, qparams).to(self.dtype), requires_grad=False)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        """The quantized layer's forward; the first call unpacks, and lets the packed tensors go."""
+        if self._ready is None:
+            self._ready = self.unpack()
+            for name in ("weight", "bias", *SLOTS.values()):
+                if name in self._buffers or name in self._parameters or name in self._modules:
+                    delattr(self, name)
+        found: Tensor = self._ready(*args, **kwargs)
+        return found
+
+    def extra_repr(self) -> str:
+        """What it stands for."""
+        return f"{type(self._float[0]).__name__}, weight {list(self.weight_shape)}"
+
+
+def packed_meta(quantizer: TensorQuantizer, shape: tuple[int, ...], order: str) -> dict[str, Tensor]:
+    """Checkpoint tensors of a quantized tensor of that shape, on the meta device: their shapes and dtypes, by suffix."""
+    qparams = quantizer.empty_qparams(shape, "meta")
+    codes = quantizer.quantize(torch.empty(shape, dtype=torch.float32, device="meta"), qparams)
+    return quantizer.pack(codes, qparams, order=order)

@@ -1,0 +1,1 @@
+"""The exporter ``safetensors``: the Quark checkpoint layout."""

@@ -1,0 +1,65 @@
+"""``quantization_config`` of an export: exact module names in place of patterns, and never null where a reader wants a list or a dict.
+
+Readers take the first matching pattern, but JSON writers sort keys, so an order of patterns does not survive; exact names need none.
+Source: spec of the checkpoint format, §1, §4 and §10.
+"""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from typing import Any
+
+import attrs
+from torch import nn
+
+from quark.export.protocol import ExportOptions
+from quark.model.plan import QuantPlan
+from quark.specs.export import JsonExporterConfig
+from quark.specs.layer import QLayerConfig
+from quark.specs.model import QConfig
+
+
+def quantization_config(model: nn.Module, options: ExportOptions) -> dict[str, Any]:
+    """The block as it is written. ``model`` has been quantized by `ModelQuantizer`, or read back."""
+    plan: QuantPlan = model.quark_plan  # type: ignore[assignment]
+    config: QConfig = plan.config
+    cache = {row.name: row.config for row in plan.quantized if row.config is not None and _feeds_cache(row.name, config, options)}
+    layers = {
+        row.name: row.config
+        for row in plan.quantized
+        if row.config is not None and row.config != config.global_quant_config and row.name not in plan.excluded
+    }
+    block = JsonExporterConfig(
+        kv_cache_group=sorted(name for name, layer in cache.items() if layer.output_tensors is not None),
+        min_kv_scale=max(options.min_kv_scale, config.min_kv_scale),
+        weight_format=options.weight_format,
+        pack_method=options.pack_method,
+    )
+    exact = attrs.evolve(
+        config,
+        exclude=[*plan.excluded, *_routers(model, config, plan)],
+        layer_type_quant_config={},
+        layer_quant_config={**layers, **_outputs_of_excluded(cache, plan)},
+        kv_cache_quant_config={name: layer for name, layer in cache.items() if layer.output_tensors is not None},
+    )
+    return {**exact.to_dict(), "export": block.to_dict()}
+
+
+def _feeds_cache(name: str, config: QConfig, options: ExportOptions) -> bool:
+    patterns = (*config.kv_cache_quant_config, *config.kv_cache_group, *options.kv_cache_group)
+    return any(fnmatchcase(name, p) for p in patterns)
+
+
+def _outputs_of_excluded(cache: dict[str, QLayerConfig], plan: QuantPlan) -> dict[str, QLayerConfig]:
+    """Excluded layers whose outputs enter the cache: vLLM looks for the group's names among the layers."""
+    return {name: layer for name, layer in cache.items() if name in plan.excluded}
+
+
+def _routers(model: nn.Module, config: QConfig, plan: QuantPlan) -> list[str]:
+    """Modules with a weight that an exclusion names but that are no linear layers here: runtimes may implement them as such."""
+    known = {row.name for row in plan.rows}
+    return [
+        name
+        for name, module in model.named_modules()
+        if name not in known and isinstance(module._parameters.get("weight"), nn.Parameter) and any(fnmatchcase(name, p) for p in config.exclude)
+    ]
