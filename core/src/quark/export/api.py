@@ -91,7 +91,9 @@ class ModelExporter:
 
     export_quark_model = export_safetensors_model
 
-    def export_onnx_model(self, model: nn.Module, input_args: Any, input_names: Iterable[str] = (), output_names: Iterable[str] = ()) -> None:
+    def export_onnx_model(
+        self, model: nn.Module, input_args: Any, input_names: Iterable[str] = (), output_names: Iterable[str] = ()
+    ) -> None:
         """Write an ONNX file, with the exporter that some plugin registers as ``onnx``.
 
         Raises:

@@ -28,7 +28,9 @@ def map_to_quark(model: nn.Module, quant_config: QConfig, pack_method: str = "re
         ConfigError, UnknownNameError: The configuration does not fit the model, or asks for a format that is not installed.
     """
     if custom_mode != "quark":
-        raise UnsupportedError(f"checkpoints of custom_mode '{custom_mode}' are not read here: only 'quark' is; transformers reads others by itself")
+        raise UnsupportedError(
+            f"checkpoints of custom_mode '{custom_mode}' are not read here: only 'quark' is; transformers reads others by itself"
+        )
     for name, layer in list(model.named_modules()):
         if type(layer) not in QUANTIZED_TYPES:
             continue

@@ -26,7 +26,9 @@ def refuse_used_directory(out: Path) -> None:
         OutputError: Something is there already.
     """
     if out.is_dir() and any(out.iterdir()):
-        raise OutputError(f"the output directory '{out}' is not empty: choose another, or remove it first; nothing in it is ever overwritten")
+        raise OutputError(
+            f"the output directory '{out}' is not empty: choose another, or remove it first; nothing in it is ever overwritten"
+        )
     if out.exists() and not out.is_dir():
         raise OutputError(f"the output '{out}' is a file: choose a directory that does not exist yet")
 

@@ -16,9 +16,8 @@ class ExportOptions:
     Attributes:
         weight_format: ``"real_quantized"`` stores codes; ``"fake_quantized"`` the rounded values, as a plain float checkpoint.
         pack_method: Order of 4-bit codes in a word: ``"reorder"`` or ``"order"``.
-        kv_cache_group: Patterns of the projections that feed the cache, beside those of the model's own configuration.
+        kv_cache_group: Patterns of projections whose output scales are merged, beside what the model's own configuration has merged.
         min_kv_scale: Floor of the cache's scales; the larger of this and the configuration's counts.
-        separate_kv_scales: Whether keys and values keep scales of their own. Documented readers expect the larger of the two in both.
         zero_points: Whether zero points of symmetric schemes, all 0, are written; strict readers want them.
         max_shard_bytes: Largest size of one file.
     """
@@ -27,7 +26,6 @@ class ExportOptions:
     pack_method: str = "reorder"
     kv_cache_group: tuple[str, ...] = ()
     min_kv_scale: float = 0.0
-    separate_kv_scales: bool = False
     zero_points: bool = True
     max_shard_bytes: int = attrs.field(default=5_000_000_000, validator=attrs.validators.gt(0))
 

@@ -88,7 +88,9 @@ def read_quantization_config(directory: Path) -> tuple[QConfig, str]:
     found = data.get("quantization_config") if isinstance(data, dict) else None
     if not isinstance(found, dict) or found.get("quant_method") != "quark":
         method = found.get("quant_method") if isinstance(found, dict) else None
-        raise CheckpointError(f"'{path}' has no quantization_config of quant_method 'quark' (it has {method!r}): load it with transformers instead")
+        raise CheckpointError(
+            f"'{path}' has no quantization_config of quant_method 'quark' (it has {method!r}): load it with transformers instead"
+        )
     return QConfig.from_dict(found), JsonExporterConfig(**(found.get("export") or {})).pack_method
 
 
@@ -105,7 +107,9 @@ def _place(model: nn.Module, name: str, tensor: Tensor, path: Path) -> str:
         raise CheckpointError(f"'{path}' holds '{name}', for which the model has no place: the export is of another model") from None
     if old is None or old.shape != tensor.shape:
         wanted = "nothing" if old is None else list(old.shape)
-        raise CheckpointError(f"'{name}' in '{path}' has the shape {list(tensor.shape)} where the model wants {wanted}: the export is damaged")
+        raise CheckpointError(
+            f"'{name}' in '{path}' has the shape {list(tensor.shape)} where the model wants {wanted}: the export is damaged"
+        )
     if last in target._parameters:
         target._parameters[last] = nn.Parameter(tensor if old.dtype == tensor.dtype else tensor.to(old.dtype), requires_grad=False)
     else:
@@ -120,4 +124,6 @@ def _refuse_missing(model: nn.Module, loaded: Iterable[str], directory: Path) ->
     there = {id(state[name]) for name in have if name in state}
     missing = [name for name, tensor in state.items() if name not in have and id(tensor) not in there]
     if missing:
-        raise CheckpointError(f"the export '{directory}' lacks {len(missing)} tensor(s), the first is '{missing[0]}': it is incomplete, make it again")
+        raise CheckpointError(
+            f"the export '{directory}' lacks {len(missing)} tensor(s), the first is '{missing[0]}': it is incomplete, make it again"
+        )

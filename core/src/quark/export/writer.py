@@ -91,7 +91,9 @@ def _write_file(parts: Sequence[Part], path: Path) -> None:
     for part in parts:
         for name, tensor in part.meta.items():
             if tensor.dtype not in NAMES:
-                raise UnsupportedError(f"'{name}' is of {tensor.dtype}, which safetensors cannot hold: quantize it, or convert the model first")
+                raise UnsupportedError(
+                    f"'{name}' is of {tensor.dtype}, which safetensors cannot hold: quantize it, or convert the model first"
+                )
             end = offset + tensor.numel() * tensor.element_size()
             header[name] = {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, end]}
             offset = end
@@ -108,5 +110,7 @@ def _write_part(part: Part, file: BinaryIO) -> None:
     for name, expected in part.meta.items():
         tensor = made[name]
         if tensor.shape != expected.shape or tensor.dtype != expected.dtype:
-            raise RuntimeError(f"'{name}' was announced as {expected.dtype}{list(expected.shape)} and made as {tensor.dtype}{list(tensor.shape)}")
+            raise RuntimeError(
+                f"'{name}' was announced as {expected.dtype}{list(expected.shape)} and made as {tensor.dtype}{list(tensor.shape)}"
+            )
         file.write(memoryview(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()))

@@ -22,8 +22,8 @@ class NumberFormat(ABC):
         bits: Bits of one stored element.
         storage_dtype: Torch dtype of unpacked codes.
         is_cast: Whether the format has no scales: values are cast to ``storage_dtype`` and that is all.
-        by_reciprocal: Whether scaled values are ``x · (1 / scale)`` rather than ``x / scale``. The two differ in the last bit, and so in the
-            codes of values halfway between two; each family follows its reference.
+        by_reciprocal: Whether scaled values are ``x · (1 / scale)`` rather than ``x / scale``. The two differ in the last bit, and so in
+            the codes of values halfway between two; each family follows its reference.
         default_observer: Documented name of the observer of specs that name none.
     """
 

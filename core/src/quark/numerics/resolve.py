@@ -36,7 +36,9 @@ def observer_class(spec: QTensorConfig) -> type[Observer]:
     named = spec.observer_cls if spec.observer_cls is not None else number_format(spec.dtype).default_observer
     found = documented_object(named) if isinstance(named, str) else named
     if not (isinstance(found, type) and issubclass(found, Observer)):
-        raise ConfigError(f"observer_cls={named!r} of {spec.dtype.name} is no observer: give a subclass of quark.numerics.Observer, or its name")
+        raise ConfigError(
+            f"observer_cls={named!r} of {spec.dtype.name} is no observer: give a subclass of quark.numerics.Observer, or its name"
+        )
     return found
 
 

@@ -1,7 +1,7 @@
 """StageQuantizer: a single-stage tensor spec made executable, whatever its number format, granularity and observer.
 
-The arithmetic is ``x / scale``, rounded by the format about its zero point, and back; in float32 whatever the tensor's dtype. It runs in tiles
-that stay in cache, with one scratch tile, so that memory is read and written once however many steps there are.
+The arithmetic is ``x / scale``, rounded by the format about its zero point, and back; in float32 whatever the tensor's dtype. It runs in
+tiles that stay in cache, so that memory is read and written once however many steps there are.
 """
 
 from __future__ import annotations

@@ -44,6 +44,13 @@ class ModelQuantizer:
             raise ConfigError(f"ModelQuantizer is given a QConfig, not a {type(config).__name__}: see LLMTemplate.get(…).get_config(…)")
         if config.quant_mode is not QuantizationMode.eager_mode:
             raise UnsupportedError("only quant_mode=QuantizationMode.eager_mode is offered: FX graph mode is not part of this framework")
+        if config.softmax_quant_spec is not None or config.kv_cache_post_rope:
+            what = (
+                "attention probabilities"
+                if config.softmax_quant_spec is not None
+                else "keys after the rotary embedding (kv_cache_post_rope)"
+            )
+            raise UnsupportedError(f"{what} cannot be quantized by this version: leave attention_scheme and kv_cache_post_rope out")
         self.config = config
         self.multi_device = multi_device
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 
 import torch
@@ -12,13 +12,16 @@ from torch import nn
 from quark.algorithms import Rounding
 from quark.model.blocks import Block, decoder_blocks
 from quark.model.plan import PlanRow, QuantPlan
-from quark.nn import QUANTIZED_TYPES, QuantizedLayer
+from quark.model.resolve import first_match
+from quark.nn import QUANTIZED_TYPES, QuantizedLayer, QuantizerModule
+from quark.numerics import QParams
 from quark.pipeline.batches import Call
 from quark.pipeline.lockstep import LockStep, without_cache
 from quark.pipeline.observing import Observation, observations, observing
 from quark.pipeline.sink import BlockSink
 from quark.specs.enums import QSchemeType
 from quark.specs.layer import stages
+from quark.specs.model import QConfig
 
 Progress = Callable[[int, int, str], None]
 """Called after each block with: blocks done, blocks in all, the block's name."""
@@ -87,7 +90,7 @@ class _Work:
     def __init__(self, model: nn.Module, plan: QuantPlan, rounding: Rounding, sink: BlockSink) -> None:
         self._model = model
         self._holders = Counter(id(p) for m in model.modules() for p in m._parameters.values() if p is not None)
-        self._groups = plan.config.shared_scale_groups
+        self._config = plan.config
         self._rounding = rounding
         self._sink = sink
 
@@ -100,7 +103,8 @@ class _Work:
             quantizer = layer.input_quantizer if item.slot == "input_tensors" else layer.output_quantizer
             assert quantizer is not None
             quantizer.set_qparams(item.qparams())
-        for group, shared in sharing(made, self._groups):
+        settle_cache_scales(made, self._config)
+        for group, shared in sharing(made, self._config.shared_scale_groups):
             self._rounding.round(group, shared_scale=shared)
         for layer in made.values():
             _round_bias(layer)
@@ -114,6 +118,23 @@ class _Work:
         if row.config.weight is not None and self._holders[id(layer.weight)] > 1:
             made.weight = nn.Parameter(layer.weight.detach().clone(), requires_grad=False)  # type: ignore[operator]
         return made
+
+
+def settle_cache_scales(layers: Mapping[str, QuantizedLayer], config: QConfig) -> None:
+    """Give keys and values of one attention the larger of their scales, unless they are to be separate, and none below the floor.
+
+    Done here and not when a checkpoint is written, so that the model in memory computes what the checkpoint will.
+    """
+    patterns = [*config.kv_cache_group, *config.kv_cache_quant_config]
+    siblings: dict[str, list[QuantizerModule]] = {}
+    for name, layer in layers.items():
+        quantizer = layer.output_quantizer
+        if quantizer is not None and quantizer.scale is not None and quantizer.scale.ndim == 0 and first_match(name, patterns) is not None:
+            siblings.setdefault(name if config.separate_kv_scales else name.rpartition(".")[0], []).append(quantizer)
+    for members in siblings.values():
+        scale = torch.stack([m.scale for m in members]).amax().clamp(min=config.min_kv_scale)
+        for member in members:
+            member.set_qparams(QParams(scale.clone(), member.zero_point))
 
 
 def sharing(layers: dict[str, QuantizedLayer], groups: Sequence[Sequence[str]]) -> list[tuple[list[QuantizedLayer], bool]]:

@@ -60,6 +60,7 @@ class QConfig:
         kv_cache_quant_config: By pattern: output quantization of key and value projections.
         kv_cache_group: Patterns of the projections that feed the cache.
         min_kv_scale: Floor of the cache's scales.
+        separate_kv_scales: Keys and values keep scales of their own. By default those of one block share the larger, as documented.
         kv_cache_post_rope: Quantize keys after the rotary embedding.
         shared_scale_groups: Groups of name suffixes that share one global scale.
         softmax_quant_spec: Of the attention probabilities.
@@ -81,6 +82,7 @@ class QConfig:
     kv_cache_quant_config: dict[str, QLayerConfig] = attrs.field(factory=dict, converter=_copied_dict)
     kv_cache_group: list[str] = attrs.field(factory=list, converter=_copied_list)
     min_kv_scale: float = 0.0
+    separate_kv_scales: bool = attrs.field(default=False, kw_only=True)
     kv_cache_post_rope: bool = False
     shared_scale_groups: list[list[str]] = attrs.field(factory=list, converter=_copied_list)
     softmax_quant_spec: QTensorConfig | None = None

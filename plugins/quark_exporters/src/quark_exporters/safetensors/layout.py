@@ -18,7 +18,7 @@ from quark.numerics import QParams
 
 def quantized_parts(model: nn.Module, options: ExportOptions) -> list[Part]:
     """A part for each quantized layer and for each other tensor, in the model's order."""
-    outputs = {} if options.separate_kv_scales else _merged_outputs(model, options)
+    outputs = _merged_outputs(model, options)
     layers = {name: m for name, m in model.named_modules() if isinstance(m, QuantizedLayer)}
     plain = _plain_parts(model, layers)
     return [*plain, *(_layer_part(name, layer, options, outputs.get(name)) for name, layer in layers.items())]
@@ -43,7 +43,7 @@ def _plain_parts(model: nn.Module, layers: dict[str, QuantizedLayer]) -> list[Pa
     parts, seen = [], set()
     for name, tensor in model.state_dict(keep_vars=True).items():
         # Tied parameters are one tensor under several names: readers expect it once, under the first.
-        if name.startswith(inside) and inside or id(tensor) in seen:
+        if (name.startswith(inside) and inside) or id(tensor) in seen:
             continue
         seen.add(id(tensor))
         parts.append(Part({name: tensor.detach().to("meta")}, lambda n=name, t=tensor: {n: t}))  # type: ignore[misc]
@@ -102,16 +102,18 @@ def _wanted(suffix: str, module: QuantizerModule, options: ExportOptions) -> boo
 
 
 def _merged_outputs(model: nn.Module, options: ExportOptions) -> dict[str, QParams]:
-    """Scales of the cache: in each block the largest of those of its keys and values, not below the floor."""
-    patterns = {*model.quant_config.kv_cache_group, *model.quant_config.kv_cache_quant_config, *options.kv_cache_group}  # type: ignore[union-attr]
-    floor = max(options.min_kv_scale, model.quant_config.min_kv_scale)  # type: ignore[union-attr, type-var]
+    """Scales of the cache that the caller wants merged at the export: in each block the largest of them, not below the floor."""
     siblings: dict[str, list[str]] = {}
     scales: dict[str, Tensor] = {}
     for name, layer in model.named_modules():
-        if isinstance(layer, QuantizedLayer) and layer.output_quantizer is not None and any(fnmatchcase(name, p) for p in patterns):
+        if (
+            isinstance(layer, QuantizedLayer)
+            and layer.output_quantizer is not None
+            and any(fnmatchcase(name, p) for p in options.kv_cache_group)
+        ):
             qparams = layer.output_quantizer.qparams
             if qparams is not None and qparams.scale.numel() == 1:
                 siblings.setdefault(name.rpartition(".")[0], []).append(name)
                 scales[name] = qparams.scale
-    merged = {parent: torch.stack([scales[n] for n in names]).amax().clamp(min=floor) for parent, names in siblings.items()}
+    merged = {parent: torch.stack([scales[n] for n in names]).amax().clamp(min=options.min_kv_scale) for parent, names in siblings.items()}
     return {name: QParams(merged[parent]) for parent, names in siblings.items() for name in names}

@@ -61,5 +61,7 @@ def _routers(model: nn.Module, config: QConfig, plan: QuantPlan) -> list[str]:
     return [
         name
         for name, module in model.named_modules()
-        if name not in known and isinstance(module._parameters.get("weight"), nn.Parameter) and any(fnmatchcase(name, p) for p in config.exclude)
+        if name not in known
+        and isinstance(module._parameters.get("weight"), nn.Parameter)
+        and any(fnmatchcase(name, p) for p in config.exclude)
     ]
