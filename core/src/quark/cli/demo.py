@@ -40,11 +40,11 @@ def demo(
     if out is not None:
         refuse_used_directory(out)
     console.print("Loading torch and the bundled model …")
-    from quark.cli.demo_run import Bench
+    from quark.cli.demo_run import Bench, one_thread
 
     bench = Bench.bundled()
     _introduce(console, bench)
-    with tempfile.TemporaryDirectory() if out is None else nullcontext(out) as folder:
+    with one_thread(), tempfile.TemporaryDirectory() if out is None else nullcontext(out) as folder:
         rows, refusals = _run(console, bench, Path(folder))
     seconds = time.perf_counter() - started
     if as_json:

@@ -132,7 +132,9 @@ class Bench:
         quantizer.quantize_model(model, self.calibration)
         export_safetensors(model, str(folder))
         seconds = time.perf_counter() - started
-        loaded = import_model_from_safetensors(None, str(folder)).to("cpu")
+        # Attention computed by the same kernel on both sides: kernels differ in their last bits.
+        attention = str(getattr(model.config, "_attn_implementation", "eager"))
+        loaded = import_model_from_safetensors(None, str(folder), attn_implementation=attention, device="cpu")
         found = compare(loaded, self.reference, self.windows.split(4))
         same = _same_logits(model, loaded, self.windows[:2])
         size, words = stored_size(folder, layers), self._words(loaded)
@@ -167,6 +169,17 @@ def _bytes(dtype: str, shape: tuple[int, ...]) -> int:
 def _same_logits(model: nn.Module, other: nn.Module, tokens: Tensor) -> bool:
     with evaluating(model, other):
         return torch.equal(model(tokens).logits, other(tokens).logits)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Torch on one thread until the end of the block: for matrices this small, threads cost more in waiting than they bring."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @contextmanager
