@@ -29,7 +29,7 @@ def import_model_from_safetensors(
     model_dir: str | Path,
     multi_device: bool = False,
     trust_remote_code: bool = False,
-    attn_implementation: str = "eager",
+    attn_implementation: str | None = None,
     device: str = "cuda",
     multi_gpu: bool = False,
 ) -> nn.Module:
@@ -40,7 +40,7 @@ def import_model_from_safetensors(
         model_dir: Directory of the export.
         multi_device, multi_gpu: Documented; without effect.
         trust_remote_code: Documented; code from a checkpoint is never run.
-        attn_implementation: Of the model that is built where ``model`` is None.
+        attn_implementation: Of the model that is built where ``model`` is None; None is transformers' choice.
         device: Where to load to; "cuda" means the CPU on a machine that has none.
 
     Returns:

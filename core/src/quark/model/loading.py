@@ -50,7 +50,7 @@ def meta_model(path: Path) -> nn.Module:
         return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
 
 
-def empty_model(path: Path, attn_implementation: str) -> nn.Module:
+def empty_model(path: Path, attn_implementation: str | None) -> nn.Module:
     """The float model of a checkpoint's config.json with weights that are allocated and not initialised, in the checkpoint's dtype.
 
     Its buffers that no checkpoint holds (rotary tables) are computed. Raises as `model_config`.

@@ -19,6 +19,7 @@ from quark.pipeline.finite import refuse_non_finite
 from quark.pipeline.progress import reporting
 from quark.pipeline.runner import run
 from quark.pipeline.sink import InPlaceSink
+from quark.plugins import algorithms
 from quark.specs.enums import QuantizationMode
 from quark.specs.model import QConfig
 
@@ -44,13 +45,6 @@ class ModelQuantizer:
             raise ConfigError(f"ModelQuantizer is given a QConfig, not a {type(config).__name__}: see LLMTemplate.get(…).get_config(…)")
         if config.quant_mode is not QuantizationMode.eager_mode:
             raise UnsupportedError("only quant_mode=QuantizationMode.eager_mode is offered: FX graph mode is not part of this framework")
-        if config.softmax_quant_spec is not None or config.kv_cache_post_rope:
-            what = (
-                "attention probabilities"
-                if config.softmax_quant_spec is not None
-                else "keys after the rotary embedding (kv_cache_post_rope)"
-            )
-            raise UnsupportedError(f"{what} cannot be quantized by this version: leave attention_scheme and kv_cache_post_rope out")
         self.config = config
         self.multi_device = multi_device
 
@@ -76,7 +70,7 @@ class ModelQuantizer:
             UnsupportedError: An algorithm is asked for that no installed distribution implements.
         """
         log = get_logger()
-        refuse_missing_processors(self.config)
+        refuse_what_is_not_offered(self.config)
         plan = self.plan(model)
         for line in plan_lines(plan):
             log.info(line)
@@ -105,10 +99,12 @@ class ModelQuantizer:
         return model.requires_grad_(False)
 
 
-def refuse_missing_processors(config: QConfig) -> None:
-    """Raise if an algorithm is configured that this version cannot carry out, before any work."""
-    from quark.plugins import algorithms
-
+def refuse_what_is_not_offered(config: QConfig) -> None:
+    """Raise UnsupportedError if the configuration asks for something that this version cannot carry out, before any work."""
+    if config.softmax_quant_spec is not None:
+        raise UnsupportedError("attention probabilities cannot be quantized by this version: leave attention_scheme out")
+    if config.kv_cache_post_rope:
+        raise UnsupportedError("keys cannot be quantized after the rotary embedding by this version: leave kv_cache_post_rope out")
     for algorithm in config.algo_config or []:
         record = algorithms().get(algorithm.name)
         if record.processor is None:

@@ -86,9 +86,7 @@ def quark_register_schemes() -> Iterator[SchemeRecord]:
         yield _scheme(f"int4_wo_{size}", "integer", f"symmetric INT4 weights, groups of {size}", "Int4WeightOnlyScheme")
         yield _scheme(f"uint4_wo_{size}", "integer", f"asymmetric UINT4 weights, groups of {size}", "Uint4WeightOnlyScheme")
     yield _scheme("int4_wo_per_channel", "integer", "symmetric INT4 weights, a scale per channel", "Int4WeightOnlyPerChannelScheme")
-    yield _scheme(
-        "uint4_wo_per_channel", "integer", "asymmetric UINT4 weights, a scale per channel", "Uint4WeightOnlyPerChannelScheme"
-    )
+    yield _scheme("uint4_wo_per_channel", "integer", "asymmetric UINT4 weights, a scale per channel", "Uint4WeightOnlyPerChannelScheme")
     yield _scheme("int4_wa_64", "integer", "INT4 weights, dynamic INT4 activations, groups of 64", "Int4WeightAndActivationScheme")
     yield _scheme("int8", "integer", "INT8 weights and static activations, one scale each", "Int8Scheme")
     cache = {"kv_cache": "fp8_outputs", "attention": "fp8_outputs"}

@@ -96,7 +96,9 @@ class IntegerFormat(NumberFormat):
         zero = torch.zeros_like(qparams.scale) if qparams.zero_point is None else qparams.zero_point
         scale, zero = _laid_out(qparams.scale, granularity), _laid_out(zero, granularity)
         real = spec.zero_point_type is ZeroPointType.float32 and not spec.symmetric
-        stored = zero.contiguous() if real else self._pack(zero.to(self.storage_dtype).contiguous(), order) if zero.ndim else self.encode(zero)
+        stored = (
+            zero.contiguous() if real else self._pack(zero.to(self.storage_dtype).contiguous(), order) if zero.ndim else self.encode(zero)
+        )
         return {"scale": scale.contiguous(), "zero_point": stored}
 
     def unpack_qparams(

@@ -127,10 +127,24 @@ class MiniFloat(NumberFormat):
 
 
 FP8_E4M3 = MiniFloat(
-    name="fp8_e4m3", bits=8, exponent_bits=4, mantissa_bits=3, bias=7, largest=448.0, keeps_signed_zero=True, torch_dtype=torch.float8_e4m3fn
+    name="fp8_e4m3",
+    bits=8,
+    exponent_bits=4,
+    mantissa_bits=3,
+    bias=7,
+    largest=448.0,
+    keeps_signed_zero=True,
+    torch_dtype=torch.float8_e4m3fn,
 )
 FP8_E5M2 = MiniFloat(
-    name="fp8_e5m2", bits=8, exponent_bits=5, mantissa_bits=2, bias=15, largest=57344.0, keeps_signed_zero=True, torch_dtype=torch.float8_e5m2
+    name="fp8_e5m2",
+    bits=8,
+    exponent_bits=5,
+    mantissa_bits=2,
+    bias=15,
+    largest=57344.0,
+    keeps_signed_zero=True,
+    torch_dtype=torch.float8_e5m2,
 )
 FP6_E3M2 = MiniFloat(name="fp6_e3m2", bits=6, exponent_bits=3, mantissa_bits=2, bias=3, largest=28.0, keeps_signed_zero=False)
 FP6_E2M3 = MiniFloat(name="fp6_e2m3", bits=6, exponent_bits=2, mantissa_bits=3, bias=1, largest=7.5, keeps_signed_zero=False)
