@@ -76,9 +76,7 @@ def main(arguments: list[str] | None = None) -> None:
             if run:  # the first round warms caches
                 taken[name].append(took)
     floor = statistics.median(taken["copy"])
-    print(
-        f"torch {torch.__version__}, {torch.get_num_threads()} threads, {shutil.disk_usage('.').free >> 30} GiB free, medians of {args.runs}"
-    )
+    print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, medians of {args.runs}")
     for name, values in taken.items():
         print(f"{name:20s} {statistics.median(values):7.2f} s   {statistics.median(values) / floor:5.2f}× a copy")
 

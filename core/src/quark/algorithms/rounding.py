@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, cast
 
 import torch
+from torch import Tensor, nn
 
-from quark.nn import QuantizedLayer
+from quark.errors import ConfigError
+from quark.nn import QuantizedLayer, QuantizerModule
+from quark.numerics import QParams
 
 
 class Rounding(Protocol):
@@ -17,39 +20,41 @@ class Rounding(Protocol):
     """
 
     def round(self, layers: Sequence[QuantizedLayer], *, shared_scale: bool) -> None:
-        """Round the weights in place; with ``shared_scale`` the layers get one common per-tensor scale."""
+        """Round the weights; with ``shared_scale`` the layers get one common per-tensor scale."""
 
 
 class RoundToNearest:
-    """Every element to the nearest value its scale allows, which needs no data. Source: spec of the algorithms, §1.1."""
+    """Every element to the nearest value its scale allows, which needs no data. Source: spec of the algorithms, §1.1.
+
+    A layer gets a new parameter, and lets its old one go: weights that are mapped from a checkpoint are read once and never written, which
+    would copy them page by page, and a parameter that another module shares stays what it is there.
+    """
 
     @torch.no_grad()
     def round(self, layers: Sequence[QuantizedLayer], *, shared_scale: bool) -> None:
-        """As `Rounding.round`; one pass over each weight where scales are per group."""
-        if shared_scale:
-            self._round_shared(layers)
-            return
-        for layer in layers:
-            quantizer = layer.weight_quantizer
-            if quantizer is not None:
-                weight = layer.weight.data  # type: ignore[union-attr]
-                _, qparams = quantizer.quantizer.round_to_nearest(weight, out=weight)
-                quantizer.set_qparams(qparams)
-
-    def _round_shared(self, layers: Sequence[QuantizedLayer]) -> None:
-        quantizers = [layer.weight_quantizer for layer in layers]
-        observers = []
+        """As `Rounding.round`."""
+        quantizers = [_quantizer(layer) for layer in layers]
+        found = _shared(layers, quantizers) if shared_scale else None
         for layer, quantizer in zip(layers, quantizers, strict=True):
-            assert quantizer is not None
-            observer = quantizer.quantizer.observer()
-            observer.observe(layer.weight.data)  # type: ignore[union-attr, arg-type]
-            observers.append(observer)
-        merged = observers[0]
-        for other in observers[1:]:
-            merged.merge(other)
-        for layer, quantizer in zip(layers, quantizers, strict=True):
-            assert quantizer is not None
-            qparams = quantizer.quantizer.qparams_from(merged)
-            weight = layer.weight.data  # type: ignore[union-attr]
-            quantizer.quantizer.fake_quantize(weight, qparams, out=weight)  # type: ignore[arg-type]
+            weight = _weight(layer)
+            qparams = quantizer.quantizer.find_qparams(weight) if found is None else found
+            layer.weight = nn.Parameter(quantizer.quantizer.fake_quantize(weight, qparams), requires_grad=False)
             quantizer.set_qparams(qparams)
+
+
+def _shared(layers: Sequence[QuantizedLayer], quantizers: Sequence[QuantizerModule]) -> QParams:
+    """The scales of the range that the weights of all layers span together."""
+    observer = quantizers[0].quantizer.observer()
+    for layer in layers:
+        observer.observe(_weight(layer))
+    return quantizers[0].quantizer.qparams_from(observer)
+
+
+def _quantizer(layer: QuantizedLayer) -> QuantizerModule:
+    if layer.weight_quantizer is None:
+        raise ConfigError("a layer without a weight quantizer cannot be rounded")
+    return layer.weight_quantizer
+
+
+def _weight(layer: QuantizedLayer) -> Tensor:
+    return cast("nn.Parameter", layer.weight).data

@@ -6,6 +6,7 @@ that come from packing meta tensors: there is no second formula for them.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -114,6 +115,12 @@ class PackedLayer(nn.Module):
 
 def packed_meta(quantizer: TensorQuantizer, shape: tuple[int, ...], order: str) -> dict[str, Tensor]:
     """Checkpoint tensors of a quantized tensor of that shape, on the meta device: their shapes and dtypes, by suffix."""
+    return dict(_packed_meta(quantizer, shape, order))
+
+
+@lru_cache(maxsize=1024)
+def _packed_meta(quantizer: TensorQuantizer, shape: tuple[int, ...], order: str) -> dict[str, Tensor]:
+    """Operations on meta tensors take longer than packing a small layer, and a model has few shapes: they are done once for each."""
     qparams = quantizer.empty_qparams(shape, "meta")
     codes = quantizer.quantize(torch.empty(shape, dtype=torch.float32, device="meta"), qparams)
     return quantizer.pack(codes, qparams, order=order)

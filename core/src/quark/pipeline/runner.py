@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 
@@ -89,7 +88,6 @@ class _Work:
 
     def __init__(self, model: nn.Module, plan: QuantPlan, rounding: Rounding, sink: BlockSink) -> None:
         self._model = model
-        self._holders = Counter(id(p) for m in model.modules() for p in m._parameters.values() if p is not None)
         self._config = plan.config
         self._rounding = rounding
         self._sink = sink
@@ -113,11 +111,7 @@ class _Work:
     def _make(self, row: PlanRow) -> QuantizedLayer:
         layer = self._model.get_submodule(row.name)
         assert row.config is not None
-        made = QUANTIZED_TYPES[type(layer)].from_float(layer, row.config)
-        # A parameter that another module holds too (tied embeddings) must not be rounded in place: that module would change with it.
-        if row.config.weight is not None and self._holders[id(layer.weight)] > 1:
-            made.weight = nn.Parameter(layer.weight.detach().clone(), requires_grad=False)  # type: ignore[operator]
-        return made
+        return QUANTIZED_TYPES[type(layer)].from_float(layer, row.config)
 
 
 def settle_cache_scales(layers: Mapping[str, QuantizedLayer], config: QConfig) -> None:
@@ -157,6 +151,6 @@ def _per_tensor(layer: QuantizedLayer) -> bool:
 
 def _round_bias(layer: QuantizedLayer) -> None:
     if layer.bias_quantizer is not None:
-        bias = layer.bias.data  # type: ignore[union-attr]
-        _, qparams = layer.bias_quantizer.quantizer.round_to_nearest(bias, out=bias)  # type: ignore[arg-type]
+        values, qparams = layer.bias_quantizer.quantizer.round_to_nearest(layer.bias.data)  # type: ignore[union-attr, arg-type]
+        layer.bias = nn.Parameter(values, requires_grad=False)
         layer.bias_quantizer.set_qparams(qparams)

@@ -12,6 +12,8 @@ from quark.errors import ConfigError
 
 ORDERS = ("reorder", "order")
 _WORD = 8
+_BYTES = {"order": ((0, 1), (2, 3), (4, 5), (6, 7)), "reorder": ((0, 2), (4, 6), (1, 3), (5, 7))}
+"""Elements in the low and the high nibble of each byte of a word."""
 
 
 def check_order(order: str) -> None:
@@ -37,6 +39,24 @@ def pack_nibbles(codes: Tensor, order: str) -> Tensor:
     # Four bytes, lowest first, are one little-endian word.
     words = (low | high.bitwise_left_shift(4)).contiguous()
     return words.view(torch.int32).reshape(*codes.shape[:-1], -1)
+
+
+def pack_nibbles_across(codes: Tensor, order: str) -> Tensor:
+    """``pack_nibbles(codes.T)`` of a matrix ``[O, I]``: ``[I, ceil(O / 8)]``, without transposing single bytes.
+
+    Rows are combined as they lie, and only the words, an eighth as many, change places.
+    """
+    check_order(order)
+    rows = codes.view(torch.uint8).bitwise_and(0xF)
+    if codes.shape[0] % _WORD:
+        rows = torch.nn.functional.pad(rows, (0, 0, 0, -codes.shape[0] % _WORD))
+    rows = rows.reshape(-1, _WORD, codes.shape[1])
+    words: Tensor | None = None
+    for byte, (low, high) in enumerate(_BYTES[order]):
+        part = rows[:, high].bitwise_left_shift(4).bitwise_or_(rows[:, low]).to(torch.int32)
+        words = part if words is None else words.bitwise_or_(part.bitwise_left_shift_(8 * byte))
+    assert words is not None
+    return words.t().contiguous()
 
 
 def unpack_nibbles(words: Tensor, order: str, length: int, *, signed: bool) -> Tensor:

@@ -86,6 +86,8 @@ class IntegerFormat(NumberFormat):
         return codes.float()
 
     def pack(self, codes: Tensor, granularity: Granularity, order: str) -> Tensor:
+        if self.bits == 4 and isinstance(granularity, PerGroup) and codes.ndim == 2:
+            return packing.pack_nibbles_across(codes, order)
         return self._pack(_laid_out(codes, granularity).contiguous(), order)
 
     def unpack(self, packed: Tensor, granularity: Granularity, order: str, shape: tuple[int, ...]) -> Tensor:
