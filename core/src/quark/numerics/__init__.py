@@ -6,8 +6,10 @@ from quark.numerics.observer import Observer
 from quark.numerics.qparams import QParams
 from quark.numerics.quantizer import TensorQuantizer
 from quark.numerics.resolve import number_format, observer_class, quantizer_for
+from quark.numerics.stage import TILE_ELEMENTS
 
 __all__ = [
+    "TILE_ELEMENTS",
     "Granularity",
     "NumberFormat",
     "Observer",

@@ -24,7 +24,6 @@ from quark_schemes.formats.scales import SMALLEST_SCALE, decode_e8m0, encode_e8m
 _FLOAT32_BIAS = 127
 _FLOAT32_MANTISSA = 23
 _EXPONENT = 0x7F800000
-_MAGNITUDE = 0x7FFFFFFF
 
 
 @attrs.frozen(kw_only=True)
@@ -93,10 +92,11 @@ class MiniFloat(NumberFormat):
         return torch.copysign(rounded, t, out=t)
 
     def encode(self, t: Tensor) -> Tensor:
-        scaled = (t * 2.0 ** (self.bias - _FLOAT32_BIAS)).view(torch.int32)
-        magnitude = scaled.bitwise_and(_MAGNITUDE).bitwise_right_shift_(_FLOAT32_MANTISSA - self.mantissa_bits)
-        sign = t.view(torch.int32).bitwise_right_shift(31).bitwise_and_(1 << (self.bits - 1))
-        codes = magnitude.bitwise_or_(sign).to(torch.uint8)
+        # The arithmetic shift leaves exponent and mantissa at the bottom, and copies of the sign above them.
+        bits = (t * 2.0 ** (self.bias - _FLOAT32_BIAS)).view(torch.int32).bitwise_right_shift_(_FLOAT32_MANTISSA - self.mantissa_bits)
+        sign_bit = 1 << (self.bits - 1)
+        magnitude = bits.bitwise_and(sign_bit - 1)
+        codes = magnitude.bitwise_or_(bits.bitwise_right_shift_(31).bitwise_and_(sign_bit)).to(torch.uint8)
         return codes if self.torch_dtype is None else codes.view(self.torch_dtype)
 
     def decode(self, codes: Tensor) -> Tensor:

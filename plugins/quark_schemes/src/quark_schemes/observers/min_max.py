@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from quark.errors import CalibrationError
-from quark.numerics import Granularity, Observer, PerTensor
+from quark.numerics import TILE_ELEMENTS, Granularity, Observer, PerTensor
 from quark.specs.enums import QSchemeType
 from quark.specs.tensor import QTensorConfig
 
@@ -39,9 +39,7 @@ class MinMaxObserver(Observer):
         if isinstance(self.granularity, PerTensor):
             low, high = torch.aminmax(x.detach())
         else:
-            rows = self.granularity.rows(x.detach())
-            # Two reductions along rows are much faster on processors than the fused one, which goes element by element.
-            low, high = rows.amin(dim=1), rows.amax(dim=1)
+            low, high = _row_ranges(self.granularity.rows(x.detach()))
         shape = self.granularity.scale_shape(tuple(x.shape))
         self._take(low.float().reshape(shape), high.float().reshape(shape))
 
@@ -58,6 +56,25 @@ class MinMaxObserver(Observer):
         assert isinstance(other, MinMaxObserver)
         if other._low is not None and other._high is not None:
             self._take(other._low, other._high)
+
+
+def _row_ranges(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Smallest and largest value of each row ``[rows, elements] → [rows]``, float32.
+
+    Two reductions are much faster on processors than the fused one, and both much faster in float32 than in 16 bits, to which tiles are
+    converted while they lie in cache.
+    """
+    if rows.dtype is torch.float32 or rows.numel() <= TILE_ELEMENTS:
+        values = rows.float()
+        return values.amin(dim=1), values.amax(dim=1)
+    low, high = (torch.empty(rows.shape[0], dtype=torch.float32, device=rows.device) for _ in range(2))
+    step = max(1, TILE_ELEMENTS // rows.shape[1])
+    for top in range(0, rows.shape[0], step):
+        part = slice(top, top + step)
+        tile = rows[part].float()
+        torch.amin(tile, dim=1, out=low[part])
+        torch.amax(tile, dim=1, out=high[part])
+    return low, high
 
 
 class PerTensorMinMaxObserver(MinMaxObserver):
