@@ -18,8 +18,8 @@ from quark.numerics.observer import Observer
 from quark.numerics.qparams import QParams
 from quark.specs.tensor import QTensorConfig
 
-TILE_ELEMENTS = 1 << 18
-"""Float32 elements of a tile: 1 MiB, which the second-level caches of current processors hold together with its source."""
+TILE_ELEMENTS = 1 << 17
+"""Float32 elements of a tile: 512 KiB, which the second-level caches of current processors hold together with its source."""
 
 
 @attrs.frozen(eq=False)
@@ -77,8 +77,9 @@ class StageQuantizer:
         qparams = self.find_qparams(x) if qparams is None else qparams
         result = torch.empty_like(x, memory_format=torch.contiguous_format) if out is None else out
         target = self.granularity.rows(result)
+        scratch = self._scratch(x)
         for source, place, scale, zero in self._tiles(x, target, qparams):
-            t = self._rounded(source, scale, zero)
+            t = self._rounded(source, scale, zero, scratch)
             if zero is not None:
                 t.sub_(zero)
             torch.mul(t, scale, out=place)
@@ -91,8 +92,9 @@ class StageQuantizer:
         if x.is_meta:
             return result
         target = self.granularity.rows(result)
+        scratch = self._scratch(x)
         for source, place, scale, zero in self._tiles(x, target, qparams):
-            place.copy_(self.format.encode(self._rounded(source, scale, zero)))
+            place.copy_(self.format.encode(self._rounded(source, scale, zero, scratch)))
         return self._home(target, result)
 
     def dequantize(self, codes: Tensor, qparams: QParams) -> Tensor:
@@ -122,10 +124,18 @@ class StageQuantizer:
         zeros = torch.zeros(self.granularity.scale_shape(shape), dtype=torch.float32, device=device)
         return self.format.qparams(zeros, zeros, self.spec)
 
-    def _rounded(self, source: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
-        """The scaled, rounded values of one tile, float32, in a tensor of their own."""
-        # A float32 scale of one element per row makes the result float32 for 16-bit sources too.
-        t = torch.mul(source, 1 / scale) if self.format.by_reciprocal else torch.div(source, scale)
+    def _scratch(self, x: Tensor) -> Tensor:
+        """Room for one tile of float32 values, used for all of them: fresh memory for each would cost more than the arithmetic."""
+        return torch.empty(min(x.numel(), max(TILE_ELEMENTS, 1)), dtype=torch.float32, device=x.device)
+
+    def _rounded(self, source: Tensor, scale: Tensor, zero: Tensor | None, scratch: Tensor) -> Tensor:
+        """The scaled, rounded values of one tile, float32, in ``scratch``."""
+        t = scratch[: source.numel()].view(source.shape)
+        # A float32 scale with as many dimensions makes the arithmetic float32 for 16-bit sources too.
+        if self.format.by_reciprocal:
+            torch.mul(source, 1 / scale, out=t)
+        else:
+            torch.div(source, scale, out=t)
         return self.format.round_(t, zero)
 
     def _home(self, rows: Tensor, result: Tensor) -> Tensor:
