@@ -123,9 +123,7 @@ def measure(args: argparse.Namespace, x: Tensor) -> None:
     report(args, floor, taken, theirs if reference else {})
 
 
-def report(
-    args: argparse.Namespace, floor: list[float], taken: dict[tuple[str, str], list[float]], theirs: dict[str, list[float]]
-) -> None:
+def report(args: argparse.Namespace, floor: list[float], taken: dict[tuple[str, str], list[float]], theirs: dict[str, list[float]]) -> None:
     copy, size = statistics.median(floor), 2 * SIDE * SIDE * 4 / 1e9
     print(f"torch {torch.__version__}, {args.threads} threads, {SIDE}×{SIDE} float32, medians of {args.runs}; copy {size / copy:.1f} GB/s")
     for (name, op), values in taken.items():

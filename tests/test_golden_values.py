@@ -3,13 +3,14 @@
 from pathlib import Path
 
 import pytest
-import quark
 import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+import quark
 from quark.numerics import quantizer_for
 from quark.plugins import documented_object
 from quark.specs.layer import QLayerConfig
-from safetensors.torch import load_file
-from torch import Tensor
 
 GOLDEN = Path(__file__).parent / "golden"
 LAYERS = {
@@ -42,7 +43,7 @@ def same_bits(ours: Tensor, theirs: Tensor) -> bool:
 
 
 def test_every_scheme_that_is_registered_was_recorded() -> None:
-    assert SCHEMES == quark.schemes().names()
+    assert quark.schemes().names() == SCHEMES
 
 
 @pytest.mark.parametrize("layer", LAYERS)

@@ -113,7 +113,9 @@ def test_shared_scale_groups_give_siblings_one_scale() -> None:
     config = LLMTemplate.get("llama").get_config(scheme="fp8", shared_scale_groups=[["q_proj", "k_proj", "v_proj"]])
     attention = ModelQuantizer(config).quantize_model(llama(), tokens(8)).model.layers[0].self_attn
     scales = {float(attention.get_submodule(n).weight_quantizer.scale) for n in ("q_proj", "k_proj", "v_proj")}
-    largest = max(float(llama().model.layers[0].self_attn.get_submodule(n).weight.detach().abs().max()) for n in ("q_proj", "k_proj", "v_proj"))
+    largest = max(
+        float(llama().model.layers[0].self_attn.get_submodule(n).weight.detach().abs().max()) for n in ("q_proj", "k_proj", "v_proj")
+    )
     assert scales == {torch.tensor(largest).div(448).item()}
 
 

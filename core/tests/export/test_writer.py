@@ -1,0 +1,74 @@
+"""Streamed safetensors are what the safetensors library reads, in one file or several."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from quark.errors import UnsupportedError
+from quark.export.writer import NAMES, Part, write_shards
+from quark.model.shards import check_shards
+
+
+def part(tensors: dict[str, Tensor]) -> Part:
+    return Part({n: t.to("meta") for n, t in tensors.items()}, lambda: tensors)
+
+
+def read(directory: Path) -> dict[str, Tensor]:
+    return {n: t for shard in check_shards(directory) for n, t in load_file(shard.path).items()}
+
+
+@pytest.mark.parametrize("dtype", NAMES, ids=str)
+def test_every_dtype_comes_back_bit_for_bit(dtype: torch.dtype, tmp_path: Path) -> None:
+    data = torch.randint(0, 2 if dtype is torch.bool else 256, (3, 16), dtype=torch.uint8)
+    tensor = data.bool() if dtype is torch.bool else data.view(dtype)
+    write_shards([part({"a": tensor, "scalar": tensor.reshape(-1)[0].clone()})], tmp_path, 10**9)
+    back = read(tmp_path)
+    assert back["a"].dtype == dtype
+    assert torch.equal(back["a"].reshape(-1).view(torch.uint8), tensor.reshape(-1).view(torch.uint8))
+    assert back["scalar"].shape == ()
+
+
+def test_tensors_that_are_not_contiguous_are_written_in_order(tmp_path: Path) -> None:
+    tensor = torch.arange(12.0).reshape(3, 4).t()
+    write_shards([part({"a": tensor})], tmp_path, 10**9)
+    assert torch.equal(read(tmp_path)["a"], tensor)
+
+
+def test_empty_tensors_are_written(tmp_path: Path) -> None:
+    write_shards([part({"a": torch.zeros(0, 4), "b": torch.ones(2)})], tmp_path, 10**9)
+    assert read(tmp_path)["a"].shape == (0, 4)
+
+
+def test_large_models_are_split_at_parts_with_an_index(tmp_path: Path) -> None:
+    tensors = {f"t{i}": torch.full((10,), float(i)) for i in range(5)}
+    write_shards([part({n: t}) for n, t in tensors.items()], tmp_path, 80)
+    names = sorted(p.name for p in tmp_path.iterdir())
+    assert names[:3] == [f"model-0000{i}-of-00003.safetensors" for i in (1, 2, 3)]
+    assert names[3:] == ["model.safetensors.index.json"]
+    back = read(tmp_path)
+    assert all(torch.equal(back[n], t) for n, t in tensors.items())
+
+
+def test_a_part_larger_than_a_shard_gets_one_of_its_own(tmp_path: Path) -> None:
+    write_shards([part({"a": torch.zeros(100), "b": torch.zeros(100)}), part({"c": torch.zeros(1)})], tmp_path, 8)
+    assert len(check_shards(tmp_path)) == 2
+
+
+def test_only_one_part_is_made_at_a_time(tmp_path: Path) -> None:
+    log: list[str] = []
+
+    def lazily(name: str) -> Part:
+        return Part({name: torch.zeros(2, device="meta")}, lambda: log.append(name) or {name: torch.zeros(2)})
+
+    parts = [lazily("a"), lazily("b")]
+    assert log == []
+    write_shards(parts, tmp_path, 10**9)
+    assert log == ["a", "b"]
+
+
+def test_a_dtype_the_format_has_no_name_for_is_refused_by_tensor(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match=r"'a' is of torch\.complex64"):
+        write_shards([part({"a": torch.zeros(2, dtype=torch.complex64)})], tmp_path, 10**9)

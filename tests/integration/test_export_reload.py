@@ -1,0 +1,242 @@
+"""From memory to disk and back: the same logits through our reader and through transformers; damaged exports are refused."""
+
+import errno
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+from transformers import AutoModelForCausalLM, Gemma2Config, OPTConfig, Phi3Config, Qwen3Config
+
+import quark
+from quark.errors import CheckpointError, ConfigError, OutputError, UnknownNameError, UnsupportedError
+from quark.export.api import export_with
+from quark.export.protocol import ExportOptions
+from quark.specs.layer import QLayerConfig
+from quark.specs.model import QConfig
+from quark.testing.tiny import calibration_batches, tiny_model, tiny_model_dir, tiny_tokenizer
+from quark.torch import LLMTemplate, ModelExporter, ModelQuantizer, export_safetensors, import_model_from_safetensors
+
+IDS = torch.arange(40).reshape(2, 20)
+
+
+def quantized(scheme: str, dtype: torch.dtype = torch.float32, **options: Any) -> nn.Module:
+    config = LLMTemplate.get("llama").get_config(scheme=scheme, **options)
+    return ModelQuantizer(config).quantize_model(tiny_model(dtype), calibration_batches(2, 64))
+
+
+def logits(model: nn.Module) -> torch.Tensor:
+    with torch.no_grad():
+        return model(IDS).logits
+
+
+def config_of(directory: Path) -> dict[str, Any]:
+    return json.loads((directory / "config.json").read_text())["quantization_config"]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("scheme", quark.schemes().names())
+def test_every_scheme_reloads_to_the_same_logits_in_our_reader_and_in_transformers(scheme: str, dtype: torch.dtype, tmp_path: Path) -> None:
+    model = quantized(scheme, dtype, kv_cache_scheme="fp8")
+    export_safetensors(model, tmp_path / "out")
+    expected = logits(model)
+    assert torch.equal(logits(import_model_from_safetensors(None, tmp_path / "out")), expected)
+    assert torch.equal(logits(import_model_from_safetensors(tiny_model(dtype), tmp_path / "out")), expected)
+    assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="auto")), expected)
+
+
+@pytest.mark.parametrize("order", ["order", "reorder"])
+def test_both_orders_of_four_bit_codes_reload(order: str, tmp_path: Path) -> None:
+    model = quantized("uint4_wo_32")
+    export_safetensors(model, tmp_path / "out", pack_method=order)
+    assert config_of(tmp_path / "out")["export"]["pack_method"] == order
+    assert torch.equal(logits(import_model_from_safetensors(None, tmp_path / "out")), logits(model))
+    assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(tmp_path / "out")), logits(model))
+
+
+SIZES = {"vocab_size": 64, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 64}
+MLP = {"intermediate_size": 128, "num_key_value_heads": 2}
+FAMILIES = {
+    "opt": OPTConfig(**SIZES, ffn_dim=128, word_embed_proj_dim=64),
+    "gemma2": Gemma2Config(**SIZES, **MLP, head_dim=16),
+    "phi3": Phi3Config(**SIZES, **MLP, pad_token_id=0),
+    "qwen3": Qwen3Config(**SIZES, **MLP, head_dim=16),
+}
+
+
+@pytest.mark.parametrize("scheme", ["int4_wo_32", "fp8", "mxfp4"])
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family_reloads(family: str, scheme: str, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(FAMILIES[family]).eval()
+    config = LLMTemplate.get(family).get_config(scheme=scheme, kv_cache_scheme="fp8")
+    ModelQuantizer(config).quantize_model(model, [IDS[:1]])
+    export_safetensors(model, tmp_path / "out")
+    assert torch.equal(logits(import_model_from_safetensors(None, tmp_path / "out")), logits(model))
+    assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(tmp_path / "out")), logits(model))
+
+
+def test_mixed_schemes_reload_whatever_the_order_of_patterns(tmp_path: Path) -> None:
+    """JSON sorts keys, so patterns would come back in another order: what is written are exact names."""
+    layers = {"*self_attn*": "int4_wo_64", "*v_proj": "ptpc_fp8", "*layers.0.mlp*": "mxfp4"}
+    model = quantized("uint4_wo_128", layer_config=layers, exclude_layers=["lm_head", "*layers.1.mlp.down_proj"], kv_cache_scheme="fp8")
+    export_safetensors(model, tmp_path / "out")
+    assert not any("*" in key for key in (*config_of(tmp_path / "out")["layer_quant_config"], *config_of(tmp_path / "out")["exclude"]))
+    assert torch.equal(logits(import_model_from_safetensors(None, tmp_path / "out")), logits(model))
+    assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(tmp_path / "out")), logits(model))
+
+
+def test_a_tied_head_that_was_quantized_is_written_apart(tmp_path: Path) -> None:
+    model = quantized("int4_wo_64", exclude_layers=[])
+    export_safetensors(model, tmp_path / "out")
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["tie_word_embeddings"] is False
+    assert torch.equal(logits(import_model_from_safetensors(None, tmp_path / "out")), logits(model))
+
+
+def test_a_tied_head_that_stays_float_is_written_once(tmp_path: Path) -> None:
+    export_safetensors(quantized("int4_wo_64"), tmp_path / "out")
+    assert "lm_head.weight" not in load_file(tmp_path / "out" / "model.safetensors")
+    assert config_of(tmp_path / "out")["exclude"] == ["lm_head"]
+
+
+def test_the_config_has_no_null_where_readers_want_lists_and_dicts_and_five_export_keys(tmp_path: Path) -> None:
+    export_safetensors(quantized("fp8", kv_cache_scheme="fp8", min_kv_scale=0.01), tmp_path / "out")
+    found = config_of(tmp_path / "out")
+    assert all(isinstance(found[k], dict) for k in ("layer_quant_config", "layer_type_quant_config", "kv_cache_quant_config"))
+    assert isinstance(found["exclude"], list)
+    assert sorted(found["export"]) == ["kv_cache_group", "min_kv_scale", "pack_method", "weight_format", "weight_merge_groups"]
+    names = [f"model.layers.{i}.self_attn.{p}" for i in range(3) for p in ("k_proj", "v_proj")]
+    assert found["export"]["kv_cache_group"] == sorted(found["kv_cache_quant_config"]) == sorted(names)
+    keys = {frozenset(layer) for layer in found["layer_quant_config"].values()} | {frozenset(found["global_quant_config"])}
+    assert len(keys) == 1, "vLLM compares key sets of fused shards"
+
+
+def test_scales_are_float32_in_a_16_bit_model(tmp_path: Path) -> None:
+    export_safetensors(quantized("ptpc_fp8", torch.bfloat16), tmp_path / "out")
+    tensors = load_file(tmp_path / "out" / "model.safetensors")
+    assert tensors["model.layers.0.mlp.up_proj.weight_scale"].dtype == torch.float32
+    assert tensors["model.norm.weight"].dtype == torch.bfloat16
+
+
+def test_keys_and_values_share_the_larger_scale_unless_they_are_to_be_separate(tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    config = LLMTemplate.get("llama").get_config(scheme="int4_wo_64", kv_cache_scheme="fp8")
+    found = {}
+    for separate in (False, True):
+        model = ModelQuantizer(replace(config, separate_kv_scales=separate)).quantize_model(tiny_model(), calibration_batches(2, 64))
+        export_safetensors(model, tmp_path / str(separate))
+        tensors = load_file(tmp_path / str(separate) / "model.safetensors")
+        found[separate] = [float(tensors[f"model.layers.0.self_attn.{p}.output_scale"]) for p in ("k_proj", "v_proj")]
+        assert torch.equal(logits(import_model_from_safetensors(None, tmp_path / str(separate))), logits(model))
+    assert found[False][0] == found[False][1] == max(found[True])
+    assert found[True][0] != found[True][1]
+
+
+def test_zero_points_of_symmetric_schemes_can_be_left_out(tmp_path: Path) -> None:
+    model = quantized("int4_wo_64")
+    export_with("safetensors", model, tmp_path / "out", ExportOptions(zero_points=False))
+    assert not any("zero_point" in name for name in load_file(tmp_path / "out" / "model.safetensors"))
+
+
+def test_shards_are_written_and_read(tmp_path: Path) -> None:
+    model = quantized("int8")
+    export_with("safetensors", model, tmp_path / "out", ExportOptions(max_shard_bytes=500_000))
+    assert len(list((tmp_path / "out").glob("*.safetensors"))) > 3
+    assert torch.equal(logits(import_model_from_safetensors(None, tmp_path / "out")), logits(model))
+
+
+def test_tokenizer_and_generation_config_travel_with_the_export(tmp_path: Path) -> None:
+    export_safetensors(quantized("int4_wo_64"), tmp_path / "out")
+    assert {"tokenizer.json", "tokenizer_config.json", "generation_config.json", "config.json"} <= {
+        p.name for p in (tmp_path / "out").iterdir()
+    }
+
+
+def test_the_older_exporter_class_takes_a_path_or_a_config_and_saves_the_tokenizer(tmp_path: Path) -> None:
+    model = quantized("int4_wo_64")
+    ModelExporter(str(tmp_path / "first")).export_safetensors_model(model, quant_config=model.quant_config, tokenizer=tiny_tokenizer())
+    ModelExporter(export_dir=tmp_path / "second").export_quark_model(model)
+    assert (tmp_path / "first" / "tokenizer.json").is_file()
+    assert torch.equal(logits(import_model_from_safetensors(None, tmp_path / "second")), logits(model))
+
+
+def test_fake_quantized_writes_a_plain_float_checkpoint(tmp_path: Path) -> None:
+    model = quantized("int4_wo_64")
+    export_safetensors(model, tmp_path / "out", weight_format="fake_quantized")
+    assert "quantization_config" not in json.loads((tmp_path / "out" / "config.json").read_text())
+    assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(tmp_path / "out")), logits(model))
+
+
+def test_quantizing_does_not_touch_the_checkpoint_it_was_loaded_from() -> None:
+    path = tiny_model_dir() / "model.safetensors"
+    before = hashlib.sha256(path.read_bytes()).hexdigest()
+    quantized("int4_wo_64", torch.bfloat16)
+    assert hashlib.sha256(path.read_bytes()).hexdigest() == before
+
+
+def test_a_model_without_a_transformers_config_cannot_be_exported(tmp_path: Path) -> None:
+    weight_only = QLayerConfig(weight=LLMTemplate.get("llama").get_config(scheme="int8").global_quant_config.weight)
+    model = ModelQuantizer(QConfig(weight_only)).quantize_model(nn.Sequential(nn.Linear(8, 8)))
+    with pytest.raises(UnsupportedError, match="only transformers models"):
+        export_safetensors(model, tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_float_model_cannot_be_exported(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="has not been quantized"):
+        export_safetensors(tiny_model(), tmp_path / "out")
+
+
+def test_no_space_left_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    model = quantized("int4_wo_64")
+    monkeypatch.setattr("quark.export.writer._write_part", full)
+    with pytest.raises(OutputError, match="no space left"):
+        export_safetensors(model, tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_unknown_exporter_names_those_there_are(tmp_path: Path) -> None:
+    with pytest.raises(UnknownNameError, match="safetensors"):
+        export_safetensors(quantized("int4_wo_64"), tmp_path / "out", custom_mode="safetensor")
+
+
+def broken(directory: Path, change: Any) -> Path:
+    export_safetensors(quantized("int4_wo_64"), directory)
+    tensors = load_file(directory / "model.safetensors")
+    change(tensors)
+    save_file(tensors, directory / "model.safetensors", metadata={"format": "pt"})
+    return directory
+
+
+BROKEN: dict[str, tuple[Any, str]] = {
+    "a missing tensor": (lambda t: t.pop("model.layers.1.mlp.up_proj.weight_scale"), "lacks 1 tensor"),
+    "a tensor too many": (lambda t: t.update(stranger=torch.zeros(1)), "no place"),
+    "another shape": (lambda t: t.update({"model.norm.weight": torch.zeros(3)}), r"shape \[3\]"),
+}
+
+
+@pytest.mark.parametrize(("change", "words"), BROKEN.values(), ids=BROKEN)
+def test_a_damaged_export_is_refused(change: Any, words: str, tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=words):
+        import_model_from_safetensors(None, broken(tmp_path / "out", change))
+
+
+def test_a_truncated_export_is_refused(tmp_path: Path) -> None:
+    export_safetensors(quantized("int4_wo_64"), tmp_path / "out")
+    shard = tmp_path / "out" / "model.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-10])
+    with pytest.raises(CheckpointError, match="truncated"):
+        import_model_from_safetensors(None, tmp_path / "out")
+
+
+def test_a_float_checkpoint_is_no_export() -> None:
+    with pytest.raises(CheckpointError, match="no quantization_config"):
+        import_model_from_safetensors(None, tiny_model_dir())
