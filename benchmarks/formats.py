@@ -2,8 +2,9 @@
 
     python -m benchmarks.formats [--runs 9] [--threads 2] [--reference PYTHON]
 
-The floor is ``x.clone()``: read the tensor once, write it once to fresh memory, as quantizing must. Each run times the floor and every operation
-in turn; medians and their ratios are printed, with GB/s of float32 read and written. `fake-quantize` finds its scales from the tensor.
+The floor is ``x.clone()``: read the tensor once, write it once to fresh memory, as quantizing must. Each run times the floor and every
+operation in turn; medians and their ratios are printed, with GB/s of float32 read and written. `fake-quantize` finds its scales from
+the tensor.
 ``--reference`` is the interpreter of an environment with amd-quark 0.13, whose fake-quantize is timed in alternation (compilation off).
 """
 
@@ -17,9 +18,10 @@ import time
 from collections.abc import Callable
 
 import torch
+from torch import Tensor
+
 from quark.numerics import TensorQuantizer, quantizer_for
 from quark.plugins import documented_object
-from torch import Tensor
 
 SIDE = 4096
 CASES: dict[str, tuple[str, dict[str, object]]] = {

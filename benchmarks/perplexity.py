@@ -2,9 +2,9 @@
 
     python -m benchmarks.perplexity MODEL TEXT_DIR [--schemes int4_wo_64,fp8]
 
-Protocol: float32 on the CPU; calibration 8 sequences of 512 tokens from TEXT_DIR/foldoc.txt, character 200,000 on; evaluation 16 sequences of 512
-tokens, 8 from foldoc.txt (character 3,500,000 on) and 8 from devil.txt (character 20,000 on). `ratio` is quantization time ÷ the time of one
-float forward over the calibration tokens in the same run. One JSON line for each scheme.
+Protocol: float32 on the CPU; calibration 8 sequences of 512 tokens from TEXT_DIR/foldoc.txt, character 200,000 on; evaluation 16 sequences
+of 512 tokens, 8 from foldoc.txt (character 3,500,000 on) and 8 from devil.txt (character 20,000 on). `ratio` is quantization time ÷ the time
+of one float forward over the calibration tokens in the same run. One JSON line for each scheme.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ import time
 from pathlib import Path
 
 import torch
+from torch import Tensor
+
 from quark.evaluate import compare, perplexity
 from quark.model.loading import load_model, load_tokenizer
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors
-from torch import Tensor
 
 SCHEMES = (
     "int4_wo_32 int4_wo_64 int4_wo_128 int4_wo_per_channel int4_wa_64 uint4_wo_32 uint4_wo_64 uint4_wo_128 uint4_wo_per_channel "

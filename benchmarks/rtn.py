@@ -17,11 +17,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
 from quark.errors import QuarkError
 from quark.model.loading import load_model
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors
-from safetensors import safe_open
-from safetensors.torch import save_file
 
 
 def copy_checkpoint(source: Path, out: Path) -> None:

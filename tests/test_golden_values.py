@@ -1,4 +1,4 @@
-"""Values and checkpoint tensors equal the recordings of AMD Quark 0.13 bit for bit; each deliberate difference is a test with its reason."""
+"""Values and checkpoint tensors equal recordings of AMD Quark 0.13 bit for bit; each deliberate difference is a test with its reason."""
 
 from pathlib import Path
 
@@ -99,8 +99,8 @@ def test_a_single_spec_equals_the_recording(case: str) -> None:
 
 
 def test_difference_a_real_zero_point_is_added_before_rounding() -> None:
-    """By definition ``code = round(x / scale + zero_point)``: the ends of the range are exact. The reference rounds first, and its simulation
-    then differs from its export."""
+    """By definition ``code = round(x / scale + zero_point)``: the ends of the range are exact. The reference rounds first, and its
+    simulation then differs from its export."""
     data = load_file(GOLDEN / "specs" / f"{REAL_ZERO_POINT}.safetensors")
     values, _ = quantizer_for(spec_of(REAL_ZERO_POINT), activation=False).round_to_nearest(data["x"])
     assert not torch.equal(values, data["y"])

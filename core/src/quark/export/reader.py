@@ -63,7 +63,7 @@ def import_model_from_safetensors(
             for name in file.keys():  # noqa: SIM118 - not a dict
                 loaded.add(_place(model, name, file.get_tensor(name), shard.path))
     if hasattr(model, "tie_weights"):
-        model.tie_weights()
+        model.tie_weights()  # type: ignore[operator]
     _refuse_missing(model, loaded, directory)
     for name, layer in list(model.named_modules()):
         if isinstance(layer, PackedLayer):

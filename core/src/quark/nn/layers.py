@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Self
 
-from torch import Tensor, nn
+from torch import nn
 
 from quark.nn.quantizer_module import QuantizerModule
 from quark.specs.layer import QLayerConfig, TensorSpec
@@ -46,31 +46,32 @@ class QuantizedLayer(nn.Module):
         made.output_quantizer = _quantizer(config.output_tensors, activation=True)
         return made
 
-    def forward(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+    # The float classes name and count their arguments differently; all take the input first.
+    def forward(self, x: Any, *args: Any, **kwargs: Any) -> Any:
         """The float layer's forward between the activation quantizers."""
         if self.input_quantizer is not None:
             x = self.input_quantizer(x)
-        y: Tensor = super().forward(x, *args, **kwargs)
+        y = super().forward(x, *args, **kwargs)
         return y if self.output_quantizer is None else self.output_quantizer(y)
 
 
-class QuantLinear(QuantizedLayer, nn.Linear):
+class QuantLinear(QuantizedLayer, nn.Linear):  # type: ignore[misc]
     """A quantized ``nn.Linear``. Input ``[…, I]``, output ``[…, O]``."""
 
 
-class QuantConv2d(QuantizedLayer, nn.Conv2d):
+class QuantConv2d(QuantizedLayer, nn.Conv2d):  # type: ignore[misc]
     """A quantized ``nn.Conv2d``."""
 
 
-class QuantConvTranspose2d(QuantizedLayer, nn.ConvTranspose2d):
+class QuantConvTranspose2d(QuantizedLayer, nn.ConvTranspose2d):  # type: ignore[misc]
     """A quantized ``nn.ConvTranspose2d``; axis 0 of its weight is the input channels, as torch lays it out."""
 
 
-class QuantEmbedding(QuantizedLayer, nn.Embedding):
+class QuantEmbedding(QuantizedLayer, nn.Embedding):  # type: ignore[misc]
     """A quantized ``nn.Embedding``; only its weight can be quantized, its input being indices."""
 
 
-class QuantEmbeddingBag(QuantizedLayer, nn.EmbeddingBag):
+class QuantEmbeddingBag(QuantizedLayer, nn.EmbeddingBag):  # type: ignore[misc]
     """A quantized ``nn.EmbeddingBag``; only its weight can be quantized."""
 
 

@@ -47,7 +47,7 @@ class PackedLayer(nn.Module):
     def __init__(self, layer: nn.Module, config: QLayerConfig, order: str) -> None:
         super().__init__()
         weight: Tensor = layer.weight  # type: ignore[assignment]
-        bias: Tensor | None = getattr(layer, "bias", None)  # type: ignore[assignment]
+        bias: Tensor | None = getattr(layer, "bias", None)
         self._float = (layer,)  # in a tuple, so that its parameters are not this module's
         self.layer_config = config
         self.order = order
@@ -115,7 +115,7 @@ class PackedLayer(nn.Module):
 
 def packed_meta(quantizer: TensorQuantizer, shape: tuple[int, ...], order: str) -> dict[str, Tensor]:
     """Checkpoint tensors of a quantized tensor of that shape, on the meta device: their shapes and dtypes, by suffix."""
-    return dict(_packed_meta(quantizer, shape, order))
+    return dict(_packed_meta(quantizer, shape, order))  # type: ignore[arg-type]  # quantizers are hashed by identity
 
 
 @lru_cache(maxsize=1024)

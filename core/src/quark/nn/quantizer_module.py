@@ -24,6 +24,10 @@ class QuantizerModule(nn.Module):
         scale, zero_point, outer_scale: Buffers, None until `set_qparams`, or where the format has none.
     """
 
+    scale: Tensor | None
+    zero_point: Tensor | None
+    outer_scale: Tensor | None
+
     def __init__(self, spec: TensorSpec, *, activation: bool) -> None:
         super().__init__()
         self.quantizer = quantizer_for(spec, activation=activation)

@@ -22,10 +22,17 @@ class TensorQuantizer(Protocol):
         is_float: Whether nothing is quantized but the dtype (float16, bfloat16).
     """
 
-    spec: TensorSpec
-    granularity: Granularity
-    is_dynamic: bool
-    is_float: bool
+    @property
+    def spec(self) -> TensorSpec: ...
+
+    @property
+    def granularity(self) -> Granularity: ...
+
+    @property
+    def is_dynamic(self) -> bool: ...
+
+    @property
+    def is_float(self) -> bool: ...
 
     def problem(self, shape: tuple[int, ...]) -> str | None:
         """Why a tensor of that shape cannot be quantized so, with the cure, or None. Needs no data."""

@@ -126,7 +126,7 @@ def settle_cache_scales(layers: Mapping[str, QuantizedLayer], config: QConfig) -
         if quantizer is not None and quantizer.scale is not None and quantizer.scale.ndim == 0 and first_match(name, patterns) is not None:
             siblings.setdefault(name if config.separate_kv_scales else name.rpartition(".")[0], []).append(quantizer)
     for members in siblings.values():
-        scale = torch.stack([m.scale for m in members]).amax().clamp(min=config.min_kv_scale)
+        scale = torch.stack([m.scale for m in members if m.scale is not None]).amax().clamp(min=config.min_kv_scale)
         for member in members:
             member.set_qparams(QParams(scale.clone(), member.zero_point))
 

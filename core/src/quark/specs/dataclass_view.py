@@ -27,7 +27,7 @@ def with_dataclass_view(cls: type[T]) -> type[T]:
     for a in attrs.fields(cls):  # type: ignore[arg-type]
         spec: dict[str, Any] = {"init": a.init, "kw_only": True}
         if isinstance(a.default, attrs.Factory):  # type: ignore[arg-type]
-            spec["default_factory"] = a.default.factory  # type: ignore[union-attr]
+            spec["default_factory"] = a.default.factory
         elif a.default is not attrs.NOTHING:
             spec["default_factory"] = lambda value=a.default: value
         rows.append((a.name, Any, dataclasses.field(**spec)))

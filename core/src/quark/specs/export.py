@@ -52,7 +52,7 @@ class JsonExporterConfig:
     ) -> None:
         groups = None if weight_merge_groups is None else [list(g) for g in weight_merge_groups]
         unknown = {**extra.pop("extra", {}), **extra}
-        self.__attrs_init__(groups, list(kv_cache_group or ()), min_kv_scale, weight_format, pack_method, unknown)  # type: ignore[attr-defined]
+        self.__attrs_init__(groups, list(kv_cache_group or ()), min_kv_scale, weight_format, pack_method, unknown)
 
     def to_dict(self) -> dict[str, Any]:
         """The ``export`` block: exactly the five keys that readers know."""

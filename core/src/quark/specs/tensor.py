@@ -21,15 +21,32 @@ def observer_name(observer: type | str | None) -> str | None:
     return observer if observer is None or isinstance(observer, str) else observer.__name__
 
 
-def _member(enum: type[Enum]) -> Any:
-    def convert(value: Any) -> Any:
-        if value is None or isinstance(value, enum):
-            return value
-        if isinstance(value, str):
-            return enum.from_str(value)  # type: ignore[attr-defined]
-        raise ConfigError(f"expected a {enum.__name__} or its name, not {value!r}")
+def _member(enum: type[Enum], value: Any) -> Any:
+    if value is None or isinstance(value, enum):
+        return value
+    if isinstance(value, str):
+        return enum.from_str(value)  # type: ignore[attr-defined]
+    raise ConfigError(f"expected a {enum.__name__} or its name, not {value!r}")
 
-    return convert
+
+def _dtype(value: Any) -> Any:
+    return _member(Dtype, value)
+
+
+def _qscheme(value: Any) -> Any:
+    return _member(QSchemeType, value)
+
+
+def _round_type(value: Any) -> Any:
+    return _member(RoundType, value)
+
+
+def _scale_type(value: Any) -> Any:
+    return _member(ScaleType, value)
+
+
+def _zero_point_type(value: Any) -> Any:
+    return _member(ZeroPointType, value)
 
 
 def _pair(value: Sequence[int] | None) -> tuple[int, int] | None:
@@ -72,21 +89,21 @@ class QTensorConfig:
         ConfigError: (a ValueError) A value is out of its range or another is missing beside it.
     """
 
-    dtype: Dtype = attrs.field(converter=_member(Dtype))
+    dtype: Dtype = attrs.field(converter=_dtype)
     observer_cls: type | str | None = attrs.field(default=None, eq=observer_name, hash=True)
     is_dynamic: bool | None = None
-    qscheme: QSchemeType | None = attrs.field(default=None, converter=_member(QSchemeType))
+    qscheme: QSchemeType | None = attrs.field(default=None, converter=_qscheme)
     ch_axis: int | None = None
     group_size: int | None = None
     block_size: tuple[int, int] | None = attrs.field(default=None, converter=_pair)
     symmetric: bool | None = None
-    round_method: RoundType | None = attrs.field(default=None, converter=_member(RoundType))
-    scale_type: ScaleType | None = attrs.field(default=None, converter=_member(ScaleType))
+    round_method: RoundType | None = attrs.field(default=None, converter=_round_type)
+    scale_type: ScaleType | None = attrs.field(default=None, converter=_scale_type)
     scale_format: str | None = None
     scale_calculation_mode: str | None = None
     qat_spec: object = None
-    mx_element_dtype: Dtype | None = attrs.field(default=None, converter=_member(Dtype))
-    zero_point_type: ZeroPointType = attrs.field(default=ZeroPointType.int32, converter=_member(ZeroPointType))
+    mx_element_dtype: Dtype | None = attrs.field(default=None, converter=_dtype)
+    zero_point_type: ZeroPointType = attrs.field(default=ZeroPointType.int32, converter=_zero_point_type)
     is_scale_quant: bool = False
     enable_buffer_reuse: bool = False
     max_input_numel: int = 4 * 1024 * 1024

@@ -93,7 +93,14 @@ def quark_register_schemes() -> Iterator[SchemeRecord]:
     yield _scheme("fp8", "float8", "E4M3 weights and static activations, one scale each", "FP8Scheme", **cache)
     yield _scheme("ptpc_fp8", "float8", "E4M3 weights per channel, dynamic E4M3 activations per token", "PTPCFP8Scheme")
     # These classes only describe, as the helpers above do: schemes of their names are not registered by this version.
-    described = ("MXFP6E3M2Scheme", "MXFP6E2M3Scheme", "MXFP4_MXFP6E2M3Scheme", "MXFP4_FP8Scheme", "MX6Scheme", "BFP16Scheme")
+    described: tuple[str, ...] = (
+        "MXFP6E3M2Scheme",
+        "MXFP6E2M3Scheme",
+        "MXFP4_MXFP6E2M3Scheme",
+        "MXFP4_FP8Scheme",
+        "MX6Scheme",
+        "BFP16Scheme",
+    )
     described += ("AmdFP4Scheme", "AmdFP4GlobalScaleScheme", "FP4Block16ScaleE4M3Scheme", "INT4_FP8Scheme")
     yield _scheme("mxfp4", "mxfp4", "MXFP4 weights and dynamic activations", "MXFP4Scheme", *described)
     yield _scheme("mxfp4_weight_only", "mxfp4", "MXFP4 weights", "MXFP4WeightOnlyScheme")
