@@ -57,7 +57,8 @@ class PerChannel(Granularity):
     axis: int
 
     def rows(self, x: Tensor) -> Tensor:
-        return x.movedim(self.axis, 0).reshape(x.shape[self.axis], -1)
+        channels = x.shape[self.axis]
+        return x.movedim(self.axis, 0).reshape(channels, x.numel() // channels if channels else 0)
 
     def scale_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         return (shape[self.axis],)

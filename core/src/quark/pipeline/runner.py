@@ -151,6 +151,6 @@ def _per_tensor(layer: QuantizedLayer) -> bool:
 
 def _round_bias(layer: QuantizedLayer) -> None:
     if layer.bias_quantizer is not None:
-        values, qparams = layer.bias_quantizer.quantizer.round_to_nearest(layer.bias.data)  # type: ignore[union-attr, arg-type]
+        values, qparams = layer.bias_quantizer.quantizer.round_to_nearest(layer.bias.data)  # type: ignore[arg-type]
         layer.bias = nn.Parameter(values, requires_grad=False)
         layer.bias_quantizer.set_qparams(qparams)
