@@ -55,6 +55,17 @@ def test_static_schemes_take_text(tmp_path: Path, text: Path, monkeypatch: pytes
     assert tensors["model.layers.0.self_attn.k_proj.output_scale"].numel() == 1
 
 
+def test_scales_are_shared_or_kept_apart_on_demand(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    arguments = ("--scheme", "fp8", "--kv-cache", "fp8", "--calib", text, "--num-calib", 2, "--seq-len", 64)
+    options = ("--separate-kv-scales", "--share-fused-scales")
+    assert run("quantize", tiny_model_dir(), tmp_path / "out", *arguments, *options, monkeypatch=monkeypatch) == 0
+    tensors = load_file(tmp_path / "out" / "model.safetensors")
+    block = "model.layers.0."
+    assert len({float(tensors[f"{block}self_attn.{p}_proj.weight_scale"]) for p in "qkv"}) == 1
+    assert len({float(tensors[f"{block}mlp.{p}_proj.weight_scale"]) for p in ("gate", "up")}) == 1
+    assert len({float(tensors[f"{block}self_attn.{p}_proj.output_scale"]) for p in "kv"}) == 2
+
+
 def test_a_dry_run_prints_the_plan_and_writes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,4 +1,4 @@
-"""Every code of every format: decoding and encoding are inverse, rounding goes to the nearest value, ties to even, packing loses nothing."""
+"""Every code of every format: decoding and encoding are inverse, rounding goes to the nearest value, ties to even, packing is exact."""
 
 import pytest
 import torch

@@ -36,6 +36,17 @@ def quantize(
     device: Annotated[str, typer.Option(help="Torch device to work on.")] = "cpu",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16, or auto: as the checkpoint says.")] = "auto",
     exporter: Annotated[str, typer.Option(help="Exporter; `quark exporters` lists them.")] = "safetensors",
+    separate_kv_scales: Annotated[
+        bool, typer.Option("--separate-kv-scales", help="Keys and values keep scales of their own; by default they share the larger.")
+    ] = False,
+    share_fused_scales: Annotated[
+        bool,
+        typer.Option(
+            "--share-fused-scales",
+            help="One scale for layers that runtimes fuse (q/k/v, gate/up). With one scale per tensor, vLLM otherwise requantizes all of "
+            "them to the largest, which loses precision.",
+        ),
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
@@ -49,7 +60,8 @@ def quantize(
     started = time.perf_counter()
     refuse_used_directory(out)
     skeleton = meta_model(model)
-    config = make_config(skeleton.config, scheme, algorithm, kv_cache, exclude, layer)
+    config = make_config(skeleton.config, scheme, algorithm, kv_cache, exclude, layer, share_fused_scales)
+    config.separate_kv_scales = separate_kv_scales
     quantizer = ModelQuantizer(config)
     plan = quantizer.plan(skeleton)
     if dry_run:
@@ -78,6 +90,7 @@ def make_config(
     kv_cache: str | None,
     exclude: list[str] | None,
     layer: list[str] | None,
+    share_fused_scales: bool = False,
 ) -> QConfig:
     """The configuration that the options ask for, through the template of the model's family."""
     from quark.model.family import model_type_of
@@ -89,6 +102,7 @@ def make_config(
         algorithm=algorithm or None,
         kv_cache_scheme=kv_cache,
         layer_config=dict(_pair(text) for text in layer or []) or None,
+        shared_scale_groups=[list(g) for g in template.architecture.fused] if share_fused_scales and template.architecture else None,
         exclude_layers=[*template.exclude_layers_name, *exclude] if exclude else None,
     )
 
