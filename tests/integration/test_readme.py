@@ -6,8 +6,9 @@ import types
 from pathlib import Path
 
 import pytest
-import quark
 import torch
+
+import quark
 from quark.plugins import SchemeRecord
 from quark.testing.tiny import tiny_model, tiny_model_dir
 from quark.torch import LLMTemplate, ModelQuantizer
