@@ -1,4 +1,4 @@
-"""``*Spec`` helpers of the integer formats."""
+"""``*Spec`` helpers of the integer formats: three shapes of fields, and for each format its name and its documented defaults."""
 
 from __future__ import annotations
 
@@ -11,226 +11,183 @@ from quark.specs.enums import Dtype, QSchemeType
 from quark.specs.tensor import QTensorConfig
 from quark_schemes.specs.options import PER_TENSOR_OBSERVERS, ROUND_METHODS, SCALE_TYPES, ZERO_POINT_TYPES, OneStageSpec, choice
 
+_SYMMETRIC = attrs.Factory(lambda self: self.symmetric_by_default, takes_self=True)
+
 
 class _Integer(OneStageSpec):
-    """What all helpers of integer formats share."""
+    """What all helpers of integer formats share; the fields are those of the three bases below, in their documented order."""
 
     dtype: ClassVar[Dtype]
+    symmetric_by_default: ClassVar[bool]
+    symmetric: bool | None
+    scale_type: Any
+    round_method: Any
+    is_dynamic: bool | None
 
     def _config(self, qscheme: QSchemeType, observer: str, **more: Any) -> QTensorConfig:
-        if self.is_dynamic is None:  # type: ignore[attr-defined]
+        if self.is_dynamic is None:
             raise ConfigError(f"{type(self).__name__} needs is_dynamic: False for weights, True for activations with ranges of their own")
         return QTensorConfig(
             dtype=self.dtype,
             observer_cls=observer,
-            symmetric=self.symmetric,  # type: ignore[attr-defined]
-            scale_type=choice("scale_type", self.scale_type, SCALE_TYPES),  # type: ignore[attr-defined]
-            round_method=choice("round_method", self.round_method, ROUND_METHODS),  # type: ignore[attr-defined]
+            symmetric=self.symmetric,
+            scale_type=choice("scale_type", self.scale_type, SCALE_TYPES),
+            round_method=choice("round_method", self.round_method, ROUND_METHODS),
             qscheme=qscheme,
-            is_dynamic=self.is_dynamic,  # type: ignore[attr-defined]
+            is_dynamic=self.is_dynamic,
             **more,
         )
 
 
+@attrs.define
 class _PerTensor(_Integer):
+    observer_method: str | None = "min_max"
+    symmetric: bool | None = _SYMMETRIC
+    scale_type: Any = "float"
+    round_method: Any = "half_even"
+    is_dynamic: bool | None = False
+
     def to_quantization_spec(self) -> QTensorConfig:
-        observer = choice("observer_method", self.observer_method, PER_TENSOR_OBSERVERS)  # type: ignore[attr-defined]
+        observer = choice("observer_method", self.observer_method, PER_TENSOR_OBSERVERS)
         return self._config(QSchemeType.per_tensor, observer or PER_TENSOR_OBSERVERS["min_max"])
 
 
+@attrs.define
 class _PerChannel(_Integer):
-    def to_quantization_spec(self) -> QTensorConfig:
-        zero = choice("zero_point_type", getattr(self, "zero_point_type", "int32"), ZERO_POINT_TYPES)
-        return self._config(QSchemeType.per_channel, "PerChannelMinMaxObserver", ch_axis=self.ch_axis, zero_point_type=zero)  # type: ignore[attr-defined]
+    ch_axis: int | None = None
+    symmetric: bool | None = _SYMMETRIC
+    scale_type: Any = "float"
+    round_method: Any = "half_even"
+    is_dynamic: bool | None = False
 
-
-class _PerGroup(_Integer):
     def to_quantization_spec(self) -> QTensorConfig:
-        return self._config(QSchemeType.per_group, "PerGroupMinMaxObserver", ch_axis=self.ch_axis, group_size=self.group_size)  # type: ignore[attr-defined]
+        return self._config(QSchemeType.per_channel, "PerChannelMinMaxObserver", ch_axis=self.ch_axis)
 
 
 @attrs.define
+class _PerGroup(_Integer):
+    ch_axis: int | None = None
+    group_size: int | None = None
+    symmetric: bool | None = _SYMMETRIC
+    scale_type: Any = "float"
+    round_method: Any = "half_even"
+    is_dynamic: bool | None = False
+
+    def to_quantization_spec(self) -> QTensorConfig:
+        return self._config(QSchemeType.per_group, "PerGroupMinMaxObserver", ch_axis=self.ch_axis, group_size=self.group_size)
+
+
+@attrs.define
+class _FourBitPerGroup(_Integer):
+    """As `_PerGroup`; of these two helpers ``is_dynamic`` is documented before the scale's options."""
+
+    ch_axis: int | None = None
+    group_size: int | None = None
+    symmetric: bool | None = _SYMMETRIC
+    is_dynamic: bool | None = False
+    scale_type: Any = "float"
+    round_method: Any = "half_even"
+
+    def to_quantization_spec(self) -> QTensorConfig:
+        return self._config(QSchemeType.per_group, "PerGroupMinMaxObserver", ch_axis=self.ch_axis, group_size=self.group_size)
+
+
 class Int4PerTensorSpec(_PerTensor):
     """INT4, one scale."""
 
-    dtype = Dtype.int4
-    observer_method: str | None = "min_max"
-    symmetric: bool | None = True
-    scale_type: Any = "float"
-    round_method: Any = "half_even"
-    is_dynamic: bool | None = False
+    dtype, symmetric_by_default = Dtype.int4, True
 
 
-@attrs.define
 class Uint4PerTensorSpec(_PerTensor):
     """UINT4, one scale and zero point."""
 
-    dtype = Dtype.uint4
-    observer_method: str | None = "min_max"
-    symmetric: bool | None = False
-    scale_type: Any = "float"
-    round_method: Any = "half_even"
-    is_dynamic: bool | None = False
+    dtype, symmetric_by_default = Dtype.uint4, False
 
 
-@attrs.define
 class Int8PerTensorSpec(_PerTensor):
     """INT8, one scale."""
 
-    dtype = Dtype.int8
-    observer_method: str | None = "min_max"
-    symmetric: bool | None = True
-    scale_type: Any = "float"
-    round_method: Any = "half_even"
-    is_dynamic: bool | None = False
+    dtype, symmetric_by_default = Dtype.int8, True
 
 
-@attrs.define
 class Uint8PerTensorSpec(_PerTensor):
     """UINT8, one scale and zero point."""
 
-    dtype = Dtype.uint8
-    observer_method: str | None = "min_max"
-    symmetric: bool | None = False
-    scale_type: Any = "float"
-    round_method: Any = "half_even"
-    is_dynamic: bool | None = False
+    dtype, symmetric_by_default = Dtype.uint8, False
 
 
-@attrs.define
 class Int3PerChannelSpec(_PerChannel):
     """INT3, a scale and a zero point for each channel."""
 
-    dtype = Dtype.int3
-    ch_axis: int | None = None
-    symmetric: bool | None = False
-    scale_type: Any = "float"
-    round_method: Any = "half_even"
-    is_dynamic: bool | None = False
+    dtype, symmetric_by_default = Dtype.int3, False
 
 
-@attrs.define
 class Int4PerChannelSpec(_PerChannel):
     """INT4, a scale for each channel."""
 
-    dtype = Dtype.int4
-    ch_axis: int | None = None
-    symmetric: bool | None = True
-    scale_type: Any = "float"
-    round_method: Any = "half_even"
-    is_dynamic: bool | None = False
+    dtype, symmetric_by_default = Dtype.int4, True
+
+
+class Int8PerChannelSpec(_PerChannel):
+    """INT8, a scale and a zero point for each channel."""
+
+    dtype, symmetric_by_default = Dtype.int8, False
+
+
+class Uint8PerChannelSpec(_PerChannel):
+    """UINT8, a scale for each channel."""
+
+    dtype, symmetric_by_default = Dtype.uint8, True
 
 
 @attrs.define
-class Uint4PerChannelSpec(_PerChannel):
+class Uint4PerChannelSpec(_Integer):
     """UINT4, a scale and a zero point for each channel. ``is_dynamic`` has no default, as documented."""
 
-    dtype = Dtype.uint4
+    dtype, symmetric_by_default = Dtype.uint4, False
     ch_axis: int | None = None
-    symmetric: bool | None = False
+    symmetric: bool | None = _SYMMETRIC
     scale_type: Any = "float"
     round_method: Any = "half_even"
     is_dynamic: bool | None = None
     zero_point_type: Any = "int32"
 
-
-@attrs.define
-class Int8PerChannelSpec(_PerChannel):
-    """INT8, a scale and a zero point for each channel."""
-
-    dtype = Dtype.int8
-    ch_axis: int | None = None
-    symmetric: bool | None = False
-    scale_type: Any = "float"
-    round_method: Any = "half_even"
-    is_dynamic: bool | None = False
+    def to_quantization_spec(self) -> QTensorConfig:
+        zero = choice("zero_point_type", self.zero_point_type, ZERO_POINT_TYPES)
+        return self._config(QSchemeType.per_channel, "PerChannelMinMaxObserver", ch_axis=self.ch_axis, zero_point_type=zero)
 
 
-@attrs.define
-class Uint8PerChannelSpec(_PerChannel):
-    """UINT8, a scale for each channel."""
-
-    dtype = Dtype.uint8
-    ch_axis: int | None = None
-    symmetric: bool | None = True
-    scale_type: Any = "float"
-    round_method: Any = "half_even"
-    is_dynamic: bool | None = False
-
-
-@attrs.define
 class Int2PerGroupSpec(_PerGroup):
     """INT2, a scale for each group."""
 
-    dtype = Dtype.int2
-    ch_axis: int | None = None
-    group_size: int | None = None
-    symmetric: bool | None = True
-    scale_type: Any = "float"
-    round_method: Any = "half_even"
-    is_dynamic: bool | None = False
+    dtype, symmetric_by_default = Dtype.int2, True
 
 
-@attrs.define
 class Int3PerGroupSpec(_PerGroup):
     """INT3, a scale for each group."""
 
-    dtype = Dtype.int3
-    ch_axis: int | None = None
-    group_size: int | None = None
-    symmetric: bool | None = True
-    scale_type: Any = "float"
-    round_method: Any = "half_even"
-    is_dynamic: bool | None = False
+    dtype, symmetric_by_default = Dtype.int3, True
 
 
-@attrs.define
-class Int4PerGroupSpec(_PerGroup):
-    """INT4, a scale for each group."""
-
-    dtype = Dtype.int4
-    ch_axis: int | None = None
-    group_size: int | None = None
-    symmetric: bool | None = True
-    is_dynamic: bool | None = False
-    scale_type: Any = "float"
-    round_method: Any = "half_even"
-
-
-@attrs.define
-class Uint4PerGroupSpec(_PerGroup):
-    """UINT4, a scale and a zero point for each group."""
-
-    dtype = Dtype.uint4
-    ch_axis: int | None = None
-    group_size: int | None = None
-    symmetric: bool | None = False
-    is_dynamic: bool | None = False
-    scale_type: Any = "float"
-    round_method: Any = "half_even"
-
-
-@attrs.define
 class Int8PerGroupSpec(_PerGroup):
     """INT8, a scale for each group."""
 
-    dtype = Dtype.int8
-    ch_axis: int | None = None
-    group_size: int | None = None
-    symmetric: bool | None = True
-    scale_type: Any = "float"
-    round_method: Any = "half_even"
-    is_dynamic: bool | None = False
+    dtype, symmetric_by_default = Dtype.int8, True
 
 
-@attrs.define
 class Uint8PerGroupSpec(_PerGroup):
     """UINT8, a scale and a zero point for each group."""
 
-    dtype = Dtype.uint8
-    ch_axis: int | None = None
-    group_size: int | None = None
-    symmetric: bool | None = False
-    scale_type: Any = "float"
-    round_method: Any = "half_even"
-    is_dynamic: bool | None = False
+    dtype, symmetric_by_default = Dtype.uint8, False
+
+
+class Int4PerGroupSpec(_FourBitPerGroup):
+    """INT4, a scale for each group."""
+
+    dtype, symmetric_by_default = Dtype.int4, True
+
+
+class Uint4PerGroupSpec(_FourBitPerGroup):
+    """UINT4, a scale and a zero point for each group."""
+
+    dtype, symmetric_by_default = Dtype.uint4, False
