@@ -34,3 +34,26 @@ class AlgoConfig:
     def from_dict(cls, data: dict[str, Any]) -> AlgoConfig:
         """Read the JSON form; raises TypeError for a field the class does not have."""
         return cls(**data)
+
+
+@with_dataclass_view
+@attrs.define(kw_only=True)
+class StoredAlgoConfig(AlgoConfig):
+    """Settings as a checkpoint holds them, kept word for word: reading a checkpoint needs no algorithm to be installed.
+
+    `quark.templates.algorithms.algo_config_from_dict` makes the algorithm's own class of ``to_dict()``.
+
+    Attributes:
+        settings: Everything but the name.
+    """
+
+    settings: dict[str, Any] = attrs.field(factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON form, as it was read."""
+        return {"name": self.name, **self.settings}
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> StoredAlgoConfig:
+        """Keep the JSON form."""
+        return cls(name=str(data.get("name", "")), settings={key: value for key, value in data.items() if key != "name"})

@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 
 from quark.errors import ConfigError
-from quark.specs.algorithm import AlgoConfig
+from quark.specs.algorithm import AlgoConfig, StoredAlgoConfig
 from quark.specs.dataclass_view import with_dataclass_view
 from quark.specs.enums import QuantFlow, QuantizationMode
 from quark.specs.layer import QLayerConfig
@@ -122,7 +122,7 @@ class QConfig:
     def from_dict(cls, data: Mapping[str, Any]) -> QConfig:
         """Read the JSON form of any generation: missing keys and nulls take their defaults, unknown keys are left alone.
 
-        ``algo_config`` entries become `AlgoConfig` objects of their name only through `quark.templates.algorithms`; here they stay out.
+        Entries of ``algo_config`` are kept as `StoredAlgoConfig`, so that no algorithm need be installed to read a checkpoint.
 
         Raises:
             ConfigError: ``global_quant_config`` is missing or malformed.
@@ -134,6 +134,7 @@ class QConfig:
         return cls(
             global_quant_config=QLayerConfig.from_dict(data["global_quant_config"]),
             exclude=data.get("exclude"),
+            algo_config=_stored_algorithms(data.get("algo_config")),
             version=str(data.get("version") or VERSION),
             layer_type_quant_config=_layers(data, "layer_type_quant_config"),
             layer_quant_config=_layers(data, "layer_quant_config"),
@@ -144,6 +145,12 @@ class QConfig:
             softmax_quant_spec=None if softmax is None else QTensorConfig.from_dict(softmax),
             quant_mode=QuantizationMode.from_str(data.get("quant_mode") or "eager_mode"),
         )
+
+
+def _stored_algorithms(value: Any) -> list[AlgoConfig] | None:
+    """``algo_config`` of a checkpoint: a list, before 0.10 one object, or null."""
+    entries = [value] if isinstance(value, Mapping) else value
+    return None if entries is None else [StoredAlgoConfig.from_dict(dict(entry)) for entry in entries]
 
 
 def _type_name(key: type | str) -> str:
