@@ -216,6 +216,15 @@ def test_embeddings_are_quantized_where_they_are_named() -> None:
     assert model["a"](torch.tensor([1])).unique().numel() <= 16
 
 
+def test_an_embedding_takes_the_weight_of_a_scheme_and_not_its_activations() -> None:
+    model = nn.Sequential(nn.Embedding(8, 32), nn.Linear(32, 4))
+    config = QConfig(QLayerConfig(weight=scheme("int8").weight), layer_type_quant_config={nn.Embedding: scheme("int8")})
+    ModelQuantizer(config).quantize_model(model)
+    assert isinstance(model[0], QuantEmbedding)
+    assert model[0].input_quantizer is None
+    assert model(torch.tensor([1, 2])).shape == (2, 4)
+
+
 def test_static_scales_without_data_are_refused_before_any_change() -> None:
     model = llama()
     with pytest.raises(CalibrationError, match="none was given"):

@@ -55,10 +55,12 @@ def quantize(
     from quark.export.place import refuse_used_directory
     from quark.model.loading import calibration_tokens, load_model, load_tokenizer, meta_model
     from quark.pipeline import ModelQuantizer
+    from quark.plugins import exporters
     from quark.torch import export_safetensors
 
     started = time.perf_counter()
     refuse_used_directory(out)
+    exporters().get(exporter)
     skeleton = meta_model(model)
     config = make_config(skeleton.config, scheme, algorithm, kv_cache, exclude, layer, share_fused_scales)
     config.separate_kv_scales = separate_kv_scales

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ from quark.errors import ConfigError
 from quark.model.resolve import layer_config_for
 from quark.nn.layers import LOOKUP_TYPES, QUANTIZED_TYPES, is_quantized
 from quark.numerics import quantizer_for
+from quark.plugins import schemes
 from quark.specs.architecture import Architecture
 from quark.specs.layer import QLayerConfig, stages
 from quark.specs.model import QConfig
@@ -154,9 +156,7 @@ def _unmatched(
 
 
 def _matches(pattern: str, names: Any) -> bool:
-    from fnmatch import filter as matching
-
-    return bool(matching(list(names), pattern))
+    return bool(fnmatch.filter(list(names), pattern))
 
 
 def _misfits(rows: tuple[PlanRow, ...]) -> Iterator[str]:
@@ -186,8 +186,6 @@ def _problem(row: PlanRow, slot: str, spec: Any) -> str | None:
 
 def _fitting_schemes(bad: list[PlanRow]) -> list[str]:
     """Registered schemes whose weight has the format of the first misfit and fits all of them."""
-    from quark.plugins import schemes
-
     asked = bad[0].config
     formats = {s.dtype for s in stages(asked.weight if asked else None)}
     fitting = []

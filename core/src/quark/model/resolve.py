@@ -33,6 +33,9 @@ def layer_config_for(config: QConfig, name: str, module_type: type[nn.Module]) -
     came out, even to an excluded layer.
     """
     base = _without_cache(config, name, module_type)
+    if module_type in LOOKUP_TYPES and base.config is not None:
+        # Their input is indices, which nothing can round: of a scheme for linear layers they take the weight.
+        return Resolution(_or_float(QLayerConfig(weight=base.config.weight)), base.reason)
     pattern = first_match(name, config.kv_cache_quant_config)
     output = config.kv_cache_quant_config[pattern].output_tensors if pattern is not None else None
     if output is None:
