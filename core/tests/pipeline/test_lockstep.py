@@ -58,6 +58,16 @@ def test_each_sample_sees_what_its_own_forward_computes() -> None:
     assert sorted(plain.log) == sorted(stepped.log)
 
 
+def test_forwards_may_stop_behind_the_last_block() -> None:
+    model = Model(2)
+    with LockStep(model, list(model.blocks), [Call((torch.zeros(1),))] * 2, to_the_end=False) as run:
+        for i in range(-1, 2):
+            run.advance(i)
+        assert [name for name, _ in model.log] == ["0", "0", "1", "1"]
+        assert run.finished == 0
+    assert model.grad_modes == [], "nothing behind the blocks has run"
+
+
 def test_an_error_in_a_forward_comes_out_of_advance() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.Linear(3, 3))
     with LockStep(model, list(model), [Call((torch.ones(1, 2),))]) as run:

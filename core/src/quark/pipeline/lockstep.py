@@ -25,6 +25,7 @@ class LockStep:
         model: Called for each call, without gradients.
         blocks: The modules to stop at, in the order in which a forward enters them.
         calls: Arguments of each forward.
+        to_the_end: Whether forwards go on behind the last block; without, they stop there, and the output head is never computed.
 
     Use as a context manager: it registers hooks and takes them away.
 
@@ -38,7 +39,8 @@ class LockStep:
         0
     """
 
-    def __init__(self, model: nn.Module, blocks: Sequence[nn.Module], calls: Sequence[Call]) -> None:
+    def __init__(self, model: nn.Module, blocks: Sequence[nn.Module], calls: Sequence[Call], *, to_the_end: bool = True) -> None:
+        self._to_the_end = to_the_end
         self._model = model
         self._blocks = list(blocks)
         self._calls = list(calls)
@@ -51,6 +53,8 @@ class LockStep:
 
     def __enter__(self) -> Self:
         self._hooks = [b.register_forward_pre_hook(self._gate(i), prepend=True) for i, b in enumerate(self._blocks)]
+        if not self._to_the_end:
+            self._hooks.append(self._blocks[-1].register_forward_hook(self._gate(len(self._blocks))))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -83,7 +87,7 @@ class LockStep:
         self.finished += bool(forward.dead)
 
     def _gate(self, index: int) -> Any:
-        def pause(module: nn.Module, args: Any) -> None:
+        def pause(*_: Any) -> None:
             current = getcurrent()
             if index > self._released and current is not self._parent:
                 self._waiting[current] = index

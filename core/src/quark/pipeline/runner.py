@@ -69,15 +69,12 @@ def _run_calibrated(
     with ExitStack() as stack:
         stack.enter_context(without_cache(model))
         stack.enter_context(observing(model, seen_outside))
-        steps = stack.enter_context(LockStep(model, [b.module for b in blocks], calls))
+        steps = stack.enter_context(LockStep(model, [b.module for b in blocks], calls, to_the_end=bool(seen_outside)))
         steps.advance(-1)
         for i, (block, rows) in enumerate(zip(blocks, inside, strict=True)):
             seen = observations(rows)
-            last = i == len(blocks) - 1
-            # Behind the last block only layers outside the blocks are left to see: without any, the heads' matrix products are saved.
-            if not last or seen or seen_outside:
-                with observing(model, seen):
-                    steps.advance(i)
+            with observing(model, seen):
+                steps.advance(i)
             work.finish(rows, seen)
             progress(i + 1, len(blocks), block.name)
     work.finish(outside, seen_outside)
