@@ -26,8 +26,9 @@ $(STAMP): constraints.txt requirements-dev.txt $(PACKAGES:%=%/pyproject.toml)
 demo: install  ## quantize, export, reload and compare the bundled tiny model
 	$(BIN)/quark demo
 
+# One thread: the tests are small, and threads that wait for each other cost more than they bring.
 test: install  ## the whole test suite, offline
-	$(BIN)/python -m pytest $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_ARGS)
 
 lint: install  ## ruff: style and errors
 	$(BIN)/ruff check .
