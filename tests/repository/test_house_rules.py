@@ -1,5 +1,6 @@
 """Rules of this repository that no linter knows."""
 
+import ast
 import re
 import subprocess
 import sys
@@ -21,6 +22,12 @@ def test_there_is_something_to_check() -> None:
 @pytest.mark.parametrize("path", TEXTS, ids=lambda p: str(p.relative_to(ROOT)))
 def test_no_file_is_longer_than_400_lines(path: Path) -> None:
     assert len(path.read_text(encoding="utf-8").splitlines()) <= 400
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_no_function_is_longer_than_60_lines(path: Path) -> None:
+    functions = [n for n in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(n, ast.FunctionDef)]
+    assert [n.name for n in functions if n.end_lineno is None or n.end_lineno - n.lineno >= 60] == []
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda p: str(p.relative_to(ROOT)))

@@ -12,6 +12,8 @@ import typer
 from quark.errors import CalibrationError, ConfigError
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from quark.specs.model import QConfig
 
 
@@ -53,7 +55,7 @@ def quantize(
     """Quantize the checkpoint MODEL and write the result to OUT."""
     # Torch and transformers are imported here, not above: `quark --help` and the listings do without them.
     from quark.export.place import refuse_used_directory
-    from quark.model.loading import calibration_tokens, load_model, load_tokenizer, meta_model
+    from quark.model.loading import load_model, load_tokenizer, meta_model
     from quark.pipeline import ModelQuantizer
     from quark.plugins import exporters
     from quark.torch import export_safetensors
@@ -70,13 +72,7 @@ def quantize(
         _print_plan(plan, as_json)
         return
     tokenizer = load_tokenizer(model)
-    data = None
-    if plan.calibrated:
-        if calib is None:
-            raise CalibrationError(
-                f"the scheme '{scheme}' has static activation scales and needs calibration text: give --calib FILE or DIR"
-            )
-        data = calibration_tokens(tokenizer, calib, num_calib, seq_len)
+    data = _calibration(tokenizer, scheme, calib, num_calib, seq_len) if plan.calibrated else None
     float_model = load_model(model, dtype, device)
     quantizer.quantize_model(float_model, data)
     export_safetensors(float_model, str(out), custom_mode=exporter)
@@ -107,6 +103,15 @@ def make_config(
         shared_scale_groups=[list(g) for g in template.architecture.fused] if share_fused_scales and template.architecture else None,
         exclude_layers=[*template.exclude_layers_name, *exclude] if exclude else None,
     )
+
+
+def _calibration(tokenizer: Any, scheme: str, calib: Path | None, count: int, length: int) -> list[Tensor]:
+    """Sequences of tokens for what the plan has static scales of."""
+    from quark.model.loading import calibration_tokens
+
+    if calib is None:
+        raise CalibrationError(f"the scheme '{scheme}' has static activation scales and needs calibration text: give --calib FILE or DIR")
+    return calibration_tokens(tokenizer, calib, count, length)
 
 
 def _pair(text: str) -> tuple[str, str]:
