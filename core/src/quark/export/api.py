@@ -9,9 +9,9 @@ from typing import Any
 
 from torch import nn
 
-from quark.errors import ConfigError
+from quark.errors import ConfigError, UnknownNameError
 from quark.export.place import refuse_used_directory
-from quark.export.protocol import Exporter, ExportOptions
+from quark.export.protocol import Exporter, ExportOptions, Tokenizer
 from quark.plugins import exporters
 from quark.specs.export import ExporterConfig, JsonExporterConfig
 from quark.specs.model import QConfig
@@ -25,7 +25,11 @@ def export_with(name: str, model: nn.Module, output_dir: str | Path, options: Ex
         OutputError: The directory is in use, or cannot be written.
         ConfigError: The model has not been quantized.
     """
-    exporter: Exporter = exporters().load(name, "exporter")()
+    try:
+        exporter: Exporter = exporters().load(name, "exporter")()
+    except UnknownNameError as error:
+        cure = f"Exporters come with plugins: install a distribution that registers '{name}' in its hook quark_register_exporters"
+        raise UnknownNameError(f"{error} {cure}", kind=error.kind, name=error.name, known=error.known) from None
     refuse_used_directory(Path(output_dir))
     if not getattr(model, "quark_quantized", False):
         raise ConfigError("this model has not been quantized: give ModelQuantizer(config).quantize_model(model) what it needs, then export")
@@ -67,7 +71,12 @@ class ModelExporter:
         self.export_dir = Path(tempfile.gettempdir() if export_dir is None else export_dir)
 
     def export_safetensors_model(
-        self, model: nn.Module, quant_config: QConfig | None = None, custom_mode: str = "quark", tokenizer: Any = None, **kwargs: Any
+        self,
+        model: nn.Module,
+        quant_config: QConfig | None = None,
+        custom_mode: str = "quark",
+        tokenizer: Tokenizer | None = None,
+        **kwargs: Any,
     ) -> None:
         """Write a checkpoint in Hugging Face form, with its tokenizer where one is given.
 
@@ -84,10 +93,9 @@ class ModelExporter:
             pack_method=json_config.pack_method,
             kv_cache_group=tuple(json_config.kv_cache_group),
             min_kv_scale=json_config.min_kv_scale,
+            tokenizer=tokenizer,
         )
         export_with(custom_mode, model, self.export_dir, options)
-        if tokenizer is not None:
-            tokenizer.save_pretrained(self.export_dir)
 
     export_quark_model = export_safetensors_model
 

@@ -9,6 +9,13 @@ import attrs
 from torch import nn
 
 
+class Tokenizer(Protocol):
+    """What an exporter asks of a tokenizer."""
+
+    def save_pretrained(self, save_directory: str | Path, /) -> object:
+        """Write its files to a directory."""
+
+
 @attrs.frozen(kw_only=True)
 class ExportOptions:
     """What a caller may choose.
@@ -20,6 +27,7 @@ class ExportOptions:
         min_kv_scale: Floor of the cache's scales; the larger of this and the configuration's counts.
         zero_points: Whether zero points of symmetric schemes, all 0, are written; strict readers want them.
         max_shard_bytes: Largest size of one file.
+        tokenizer: Written beside the weights; anything with ``save_pretrained(directory)``. None copies the files beside the source model.
     """
 
     weight_format: str = "real_quantized"
@@ -28,6 +36,7 @@ class ExportOptions:
     min_kv_scale: float = 0.0
     zero_points: bool = True
     max_shard_bytes: int = attrs.field(default=5_000_000_000, validator=attrs.validators.gt(0))
+    tokenizer: Tokenizer | None = None
 
 
 class Exporter(Protocol):

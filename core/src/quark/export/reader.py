@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from quark.environment import refuse_rival
@@ -59,9 +59,8 @@ def import_model_from_safetensors(
     map_to_quark(model, config, order)
     loaded: set[str] = set()
     for shard in shards:
-        with safe_open(shard.path, framework="pt") as file:
-            for name in file.keys():  # noqa: SIM118 - not a dict
-                loaded.add(_place(model, name, file.get_tensor(name), shard.path))
+        for name, tensor in _tensors(shard.path):
+            loaded.add(_place(model, name, tensor, shard.path))
     if hasattr(model, "tie_weights"):
         model.tie_weights()  # type: ignore[operator]
     _refuse_missing(model, loaded, directory)
@@ -91,7 +90,19 @@ def read_quantization_config(directory: Path) -> tuple[QConfig, str]:
         raise CheckpointError(
             f"'{path}' has no quantization_config of quant_method 'quark' (it has {method!r}): load it with transformers instead"
         )
-    return QConfig.from_dict(found), JsonExporterConfig(**(found.get("export") or {})).pack_method
+    block = found.get("export") or {}
+    if not isinstance(block, dict):
+        raise CheckpointError(f"the 'export' block in '{path}' is no dict: the file is damaged")
+    return QConfig.from_dict(found), JsonExporterConfig(**block).pack_method
+
+
+def _tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
+    try:
+        with safe_open(path, framework="pt") as file:
+            for name in file.keys():  # noqa: SIM118 - not a dict
+                yield name, file.get_tensor(name)
+    except SafetensorError as error:
+        raise CheckpointError(f"'{path}' is damaged ({error}): make or fetch the export again") from error
 
 
 def _place(model: nn.Module, name: str, tensor: Tensor, path: Path) -> str:

@@ -6,8 +6,12 @@ Source: the safetensors format, version 0.4.
 
 from __future__ import annotations
 
+import errno
 import json
+import os
+import shutil
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import BinaryIO
 
@@ -58,8 +62,9 @@ def write_shards(parts: Sequence[Part], directory: Path, max_shard_bytes: int) -
 
     Raises:
         UnsupportedError: A dtype has no name in the format.
-        OSError: From the file system.
+        OSError: From the file system; with ``ENOSPC`` before anything is made where the tensors cannot fit.
     """
+    _refuse_small_disk(sum(p.size for p in parts), directory)
     shards = _shards(parts, max_shard_bytes)
     if len(shards) == 1:
         _write_file(shards[0], directory / SINGLE)
@@ -71,6 +76,11 @@ def write_shards(parts: Sequence[Part], directory: Path, max_shard_bytes: int) -
         weight_map |= {tensor: name for part in shard for tensor in part.meta}
     index = {"metadata": {"total_size": sum(p.size for p in parts)}, "weight_map": dict(sorted(weight_map.items()))}
     (directory / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+
+
+def _refuse_small_disk(size: int, directory: Path) -> None:
+    if size > shutil.disk_usage(directory).free:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(directory))
 
 
 def _shards(parts: Sequence[Part], limit: int) -> list[list[Part]]:
@@ -99,18 +109,31 @@ def _write_file(parts: Sequence[Part], path: Path) -> None:
             offset = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    with path.open("wb") as file:
+    with path.open("wb") as file, ThreadPoolExecutor(max_workers=1) as writer:
         file.write(len(text).to_bytes(8, "little") + text)
+        # While one part goes to the file the next is made: two are in memory at most.
+        written = writer.submit(lambda: None)
         for part in parts:
-            _write_part(part, file)
+            made = _make(part)
+            written.result()
+            written = writer.submit(_write_part, made, file)
+        written.result()
 
 
-def _write_part(part: Part, file: BinaryIO) -> None:
+def _make(part: Part) -> list[Tensor]:
+    """The bytes of a part's tensors, in the order in which they were announced."""
     made = part.make()
+    found = []
     for name, expected in part.meta.items():
         tensor = made[name]
         if tensor.shape != expected.shape or tensor.dtype != expected.dtype:
             raise RuntimeError(
                 f"'{name}' was announced as {expected.dtype}{list(expected.shape)} and made as {tensor.dtype}{list(tensor.shape)}"
             )
-        file.write(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        found.append(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8))
+    return found
+
+
+def _write_part(tensors: Sequence[Tensor], file: BinaryIO) -> None:
+    for tensor in tensors:
+        file.write(tensor.numpy().data)

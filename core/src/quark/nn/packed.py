@@ -6,6 +6,7 @@ that come from packing meta tensors: there is no second formula for them.
 
 from __future__ import annotations
 
+import copy
 from functools import lru_cache
 from typing import Any
 
@@ -48,7 +49,7 @@ class PackedLayer(nn.Module):
         super().__init__()
         weight: Tensor = layer.weight  # type: ignore[assignment]
         bias: Tensor | None = getattr(layer, "bias", None)
-        self._float = (layer,)  # in a tuple, so that its parameters are not this module's
+        self._float = (_without_weights(layer),)  # in a tuple, so that its parameters are not this module's
         self.layer_config = config
         self.order = order
         self.weight_shape, self.dtype = tuple(weight.shape), weight.dtype
@@ -111,6 +112,16 @@ class PackedLayer(nn.Module):
     def extra_repr(self) -> str:
         """What it stands for."""
         return f"{type(self._float[0]).__name__}, weight {list(self.weight_shape)}"
+
+
+def _without_weights(layer: nn.Module) -> nn.Module:
+    """A shallow copy on the meta device: a packed layer must not keep the float weights of the model it was made from."""
+    made = copy.copy(layer)
+    made._parameters = {
+        name: None if tensor is None else nn.Parameter(tensor.detach().to("meta"), requires_grad=False)
+        for name, tensor in layer._parameters.items()
+    }
+    return made
 
 
 def packed_meta(quantizer: TensorQuantizer, shape: tuple[int, ...], order: str) -> dict[str, Tensor]:

@@ -53,6 +53,10 @@ class NumberFormat(ABC):
     def encode(self, t: Tensor) -> Tensor:
         """Codes, in ``storage_dtype``, of values that `round_` has left."""
 
+    def codes(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
+        """Codes of scaled values: `round_`, then `encode`; formats may do both at once. ``t`` is not kept."""
+        return self.encode(self.round_(t, zero))
+
     @abstractmethod
     def decode(self, codes: Tensor) -> Tensor:
         """The float32 values of codes; the inverse of `encode`."""

@@ -79,7 +79,7 @@ class StageQuantizer:
         target = self.granularity.rows(result)
         scratch = self._scratch(x)
         for source, place, scale, zero in self._tiles(x, target, qparams):
-            t = self._rounded(source, scale, zero, scratch)
+            t = self.format.round_(self._scaled(source, scale, scratch), zero)
             if zero is not None:
                 t.sub_(zero)
             torch.mul(t, scale, out=place)
@@ -94,7 +94,7 @@ class StageQuantizer:
         target = self.granularity.rows(result)
         scratch = self._scratch(x)
         for source, place, scale, zero in self._tiles(x, target, qparams):
-            place.copy_(self.format.encode(self._rounded(source, scale, zero, scratch)))
+            place.copy_(self.format.codes(self._scaled(source, scale, scratch), zero))
         return self._home(target, result)
 
     def dequantize(self, codes: Tensor, qparams: QParams) -> Tensor:
@@ -128,15 +128,15 @@ class StageQuantizer:
         """Room for one tile of float32 values, used for all of them: fresh memory for each would cost more than the arithmetic."""
         return torch.empty(min(x.numel(), max(TILE_ELEMENTS, 1)), dtype=torch.float32, device=x.device)
 
-    def _rounded(self, source: Tensor, scale: Tensor, zero: Tensor | None, scratch: Tensor) -> Tensor:
-        """The scaled, rounded values of one tile, float32, in ``scratch``."""
+    def _scaled(self, source: Tensor, scale: Tensor, scratch: Tensor) -> Tensor:
+        """The scaled values of one tile, float32, in ``scratch``."""
         t = scratch[: source.numel()].view(source.shape)
         # A float32 scale with as many dimensions makes the arithmetic float32 for 16-bit sources too.
         if self.format.by_reciprocal:
             torch.mul(source, 1 / scale, out=t)
         else:
             torch.div(source, scale, out=t)
-        return self.format.round_(t, zero)
+        return t
 
     def _home(self, rows: Tensor, result: Tensor) -> Tensor:
         """``result``, with what was written to ``rows`` where those are a copy of it and not a view."""

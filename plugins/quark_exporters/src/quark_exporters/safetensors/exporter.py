@@ -50,6 +50,8 @@ class SafetensorsExporter:
         with building(out) as directory:
             write_shards(parts, directory, options.max_shard_bytes)
             self._config_of(model, config, options if codes else None).to_json_file(directory / "config.json")
+            if options.tokenizer is not None:
+                options.tokenizer.save_pretrained(directory)
             self._copy_companions(model, config, directory)
 
     def _config_of(self, model: nn.Module, config: Any, options: ExportOptions | None) -> Any:

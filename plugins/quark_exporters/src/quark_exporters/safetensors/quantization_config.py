@@ -13,10 +13,15 @@ import attrs
 from torch import nn
 
 from quark.export.protocol import ExportOptions
-from quark.model.plan import QuantPlan
+from quark.model.plan import PlanRow, QuantPlan
+from quark.model.resolve import layer_config_for
+from quark.nn.layers import LOOKUP_TYPES, QUANTIZED_TYPES
 from quark.specs.export import JsonExporterConfig
 from quark.specs.layer import QLayerConfig
 from quark.specs.model import QConfig
+
+_TYPES = {t.__name__: t for t in QUANTIZED_TYPES}
+_LOOKUPS = {t.__name__ for t in LOOKUP_TYPES}
 
 
 def quantization_config(model: nn.Module, options: ExportOptions) -> dict[str, Any]:
@@ -24,10 +29,12 @@ def quantization_config(model: nn.Module, options: ExportOptions) -> dict[str, A
     plan: QuantPlan = model.quark_plan  # type: ignore[assignment]
     config: QConfig = plan.config
     cache = {row.name: row.config for row in plan.quantized if row.config is not None and _feeds_cache(row.name, config, options)}
+    excluded = [row.name for row in plan.rows if _is_float(row)]
+    bare = attrs.evolve(config, exclude=[], layer_quant_config={}, layer_type_quant_config={}, kv_cache_quant_config={})
     layers = {
         row.name: row.config
         for row in plan.quantized
-        if row.config is not None and row.config != config.global_quant_config and row.name not in plan.excluded
+        if row.config is not None and not _is_float(row) and row.config != layer_config_for(bare, row.name, _TYPES[row.module_type]).config
     }
     block = JsonExporterConfig(
         kv_cache_group=sorted(name for name, layer in cache.items() if layer.output_tensors is not None),
@@ -36,10 +43,10 @@ def quantization_config(model: nn.Module, options: ExportOptions) -> dict[str, A
         pack_method=options.pack_method,
     )
     exact = attrs.evolve(
-        config,
-        exclude=[*plan.excluded, *_routers(model, config, plan)],
-        layer_type_quant_config={},
-        layer_quant_config={**layers, **_outputs_of_excluded(cache, plan)},
+        bare,
+        exclude=[*excluded, *_routers(model, config, plan)],
+        # Excluded layers whose outputs enter the cache are among them: vLLM looks for the group's names there.
+        layer_quant_config={**layers, **{name: layer for name, layer in cache.items() if name in excluded}},
         kv_cache_quant_config={name: layer for name, layer in cache.items() if layer.output_tensors is not None},
     )
     return {**exact.to_dict(), "export": block.to_dict()}
@@ -50,9 +57,9 @@ def _feeds_cache(name: str, config: QConfig, options: ExportOptions) -> bool:
     return any(fnmatchcase(name, p) for p in patterns)
 
 
-def _outputs_of_excluded(cache: dict[str, QLayerConfig], plan: QuantPlan) -> dict[str, QLayerConfig]:
-    """Excluded layers whose outputs enter the cache: vLLM looks for the group's names among the layers."""
-    return {name: layer for name, layer in cache.items() if name in plan.excluded}
+def _is_float(row: PlanRow) -> bool:
+    """Whether readers must be told to leave the layer alone; its output may still enter a quantized cache."""
+    return row.module_type not in _LOOKUPS and (row.config is None or attrs.evolve(row.config, output_tensors=None) == QLayerConfig())
 
 
 def _routers(model: nn.Module, config: QConfig, plan: QuantPlan) -> list[str]:

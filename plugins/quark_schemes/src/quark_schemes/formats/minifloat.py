@@ -99,6 +99,10 @@ class MiniFloat(NumberFormat):
         codes = magnitude.bitwise_or_(bits.bitwise_right_shift_(31).bitwise_and_(sign_bit)).to(torch.uint8)
         return codes if self.torch_dtype is None else codes.view(self.torch_dtype)
 
+    def codes(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
+        # Torch's cast rounds to the same values, and is the faster of the two in this direction alone.
+        return super().codes(t) if self.torch_dtype is None else t.clamp_(-self.largest, self.largest).to(self.torch_dtype)
+
     def decode(self, codes: Tensor) -> Tensor:
         bits = codes.view(torch.uint8).to(torch.int32)
         sign_bit = 1 << (self.bits - 1)
