@@ -22,8 +22,6 @@ class NumberFormat(ABC):
         bits: Bits of one stored element.
         storage_dtype: Torch dtype of unpacked codes.
         is_cast: Whether the format has no scales: values are cast to ``storage_dtype`` and that is all.
-        by_reciprocal: Whether scaled values are ``x · (1 / scale)`` rather than ``x / scale``. The two differ in the last bit, and so in
-            the codes of values halfway between two; each family follows its reference.
         default_observer: Documented name of the observer of specs that name none.
     """
 
@@ -31,12 +29,19 @@ class NumberFormat(ABC):
     bits: float
     storage_dtype: torch.dtype
     is_cast: bool = False
-    by_reciprocal: bool = False
     default_observer: str = "PlaceholderObserver"
 
     @abstractmethod
     def spec_problem(self, spec: QTensorConfig) -> str | None:
         """What a spec of this format lacks or contradicts, with the cure; None where it is complete."""
+
+    def by_reciprocal(self, spec: QTensorConfig) -> bool:
+        """Whether scaled values are ``x · (1 / scale)`` rather than ``x / scale``, which takes longer.
+
+        The two differ in the last bit, and so in the codes of values halfway between two: each family follows its reference. Where scales
+        are powers of two they are the same.
+        """
+        return False
 
     @abstractmethod
     def qparams(self, low: Tensor, high: Tensor, spec: QTensorConfig) -> QParams:

@@ -132,7 +132,7 @@ class StageQuantizer:
         """The scaled values of one tile, float32, in ``scratch``."""
         t = scratch[: source.numel()].view(source.shape)
         # A float32 scale with as many dimensions makes the arithmetic float32 for 16-bit sources too.
-        if self.format.by_reciprocal:
+        if self.format.by_reciprocal(self.spec):
             torch.mul(source, 1 / scale, out=t)
         else:
             torch.div(source, scale, out=t)

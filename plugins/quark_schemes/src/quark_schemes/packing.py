@@ -80,8 +80,9 @@ def _pairs(nibbles: Tensor, order: str) -> Tensor:
 
 def pack_two(codes: Tensor) -> Tensor:
     """Two 4-bit codes to a byte along the last axis, the even one in the low nibble: ``[…, K] → […, K / 2]`` uint8."""
-    pairs = codes.view(torch.uint8).reshape(*codes.shape[:-1], -1, 2)
-    return (pairs[..., 0] & 0xF) | (pairs[..., 1] << 4)
+    # Two bytes as one little-endian number: the odd code lies eight bits above the even one, and belongs four above.
+    pairs = codes.contiguous().view(torch.int16).bitwise_and(0x0F0F)
+    return pairs.bitwise_or_(pairs.bitwise_right_shift(4)).to(torch.uint8)
 
 
 def unpack_two(data: Tensor) -> Tensor:

@@ -28,7 +28,6 @@ class IntegerFormat(NumberFormat):
     bits: int
     signed: bool
     storage_dtype: torch.dtype
-    by_reciprocal: bool = True
     default_observer: str = "PerTensorMinMaxObserver"
 
     @property
@@ -50,6 +49,9 @@ class IntegerFormat(NumberFormat):
         if spec.scale_type is ScaleType.pof2:
             return "scales that are powers of two (ScaleType.pof2) are not carried out by this version: use ScaleType.float"
         return None
+
+    def by_reciprocal(self, spec: QTensorConfig) -> bool:
+        return True
 
     def qparams(self, low: Tensor, high: Tensor, spec: QTensorConfig) -> QParams:
         if spec.zero_point_type is ZeroPointType.float32 and not spec.symmetric:

@@ -71,6 +71,9 @@ class MiniFloat(NumberFormat):
             return "e8m0 scales are shared by groups: set qscheme=per_group"
         return None
 
+    def by_reciprocal(self, spec: QTensorConfig) -> bool:
+        return spec.scale_format == "e8m0"
+
     def qparams(self, low: Tensor, high: Tensor, spec: QTensorConfig) -> QParams:
         amax = torch.maximum(-low, high)
         if spec.scale_format == "e8m0":

@@ -39,7 +39,7 @@ class MinMaxObserver(Observer):
         if isinstance(self.granularity, PerTensor):
             low, high = torch.aminmax(x.detach())
         else:
-            low, high = _row_ranges(self.granularity.rows(x.detach()))
+            low, high = _row_ranges(self.granularity.rows(x.detach()), symmetric=self.spec.symmetric is not False)
         shape = self.granularity.scale_shape(tuple(x.shape))
         self._take(low.float().reshape(shape), high.float().reshape(shape))
 
@@ -58,23 +58,23 @@ class MinMaxObserver(Observer):
             self._take(other._low, other._high)
 
 
-def _row_ranges(rows: Tensor) -> tuple[Tensor, Tensor]:
-    """Smallest and largest value of each row ``[rows, elements] → [rows]``, float32.
+def _row_ranges(rows: Tensor, *, symmetric: bool) -> tuple[Tensor, Tensor]:
+    """Smallest and largest value of each row ``[rows, elements] → [rows]``, float32; where ``symmetric``, ∓ the largest magnitude.
 
-    Two reductions are much faster on processors than the fused one, and both much faster in float32 than in 16 bits, to which tiles are
-    converted while they lie in cache.
+    Reductions are much faster on processors one by one than fused, and in float32 than in 16 bits, to which tiles are converted while they
+    lie in cache.
     """
-    if rows.dtype is torch.float32 or rows.numel() <= TILE_ELEMENTS:
-        values = rows.float()
-        return values.amin(dim=1), values.amax(dim=1)
     low, high = (torch.empty(rows.shape[0], dtype=torch.float32, device=rows.device) for _ in range(2))
     step = max(1, TILE_ELEMENTS // rows.shape[1])
     for top in range(0, rows.shape[0], step):
         part = slice(top, top + step)
         tile = rows[part].float()
-        torch.amin(tile, dim=1, out=low[part])
-        torch.amax(tile, dim=1, out=high[part])
-    return low, high
+        if symmetric:
+            torch.amax(tile.abs(), dim=1, out=high[part])
+        else:
+            torch.amin(tile, dim=1, out=low[part])
+            torch.amax(tile, dim=1, out=high[part])
+    return (-high if symmetric else low), high
 
 
 class PerTensorMinMaxObserver(MinMaxObserver):
