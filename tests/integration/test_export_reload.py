@@ -97,6 +97,35 @@ def test_a_tied_head_that_was_quantized_is_written_apart(tmp_path: Path) -> None
     assert torch.equal(logits(import_model_from_safetensors(None, tmp_path / "out")), logits(model))
 
 
+@pytest.mark.parametrize("exclude", [["lm_head"], []], ids=["float head", "quantized head"])
+def test_embeddings_that_a_type_names_reload_quantized(exclude: list[str], tmp_path: Path) -> None:
+    config = LLMTemplate.get("llama").get_config(scheme="int4_wo_64", exclude_layers=exclude)
+    config.layer_type_quant_config = {nn.Embedding: config.global_quant_config}
+    model = ModelQuantizer(config).quantize_model(tiny_model(), calibration_batches(1, 64))
+    export_safetensors(model, tmp_path / "out")
+    back = import_model_from_safetensors(None, tmp_path / "out")
+    assert type(back.model.embed_tokens).__name__ == "QuantEmbedding"
+    assert torch.equal(logits(back), logits(model))
+    assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(tmp_path / "out")), logits(model))
+
+
+def test_excluded_attention_with_a_quantized_cache_reloads(tmp_path: Path) -> None:
+    model = quantized("int4_wo_64", exclude_layers=["lm_head", "*self_attn*"], kv_cache_scheme="fp8")
+    export_safetensors(model, tmp_path / "out")
+    found = config_of(tmp_path / "out")
+    assert set(found["export"]["kv_cache_group"]) <= set(found["layer_quant_config"]), "vLLM looks for them there"
+    assert torch.equal(logits(import_model_from_safetensors(None, tmp_path / "out")), logits(model))
+    assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(tmp_path / "out")), logits(model))
+
+
+@pytest.mark.parametrize("scheme", ["uint4_wo_64", "fp8"])
+def test_what_was_read_back_is_exported_to_the_same_bytes(scheme: str, tmp_path: Path) -> None:
+    export_safetensors(quantized(scheme, torch.bfloat16, kv_cache_scheme="fp8"), tmp_path / "first")
+    export_safetensors(import_model_from_safetensors(None, tmp_path / "first"), tmp_path / "second")
+    for name in ("model.safetensors", "config.json"):
+        assert (tmp_path / "first" / name).read_bytes() == (tmp_path / "second" / name).read_bytes()
+
+
 def test_a_tied_head_that_stays_float_is_written_once(tmp_path: Path) -> None:
     export_safetensors(quantized("int4_wo_64"), tmp_path / "out")
     assert "lm_head.weight" not in load_file(tmp_path / "out" / "model.safetensors")
@@ -206,6 +235,29 @@ def test_no_space_left_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_an_unknown_exporter_names_those_there_are(tmp_path: Path) -> None:
     with pytest.raises(UnknownNameError, match="safetensors"):
         export_safetensors(quantized("int4_wo_64"), tmp_path / "out", custom_mode="safetensor")
+
+
+@pytest.mark.parametrize("export", ["onnx", "gguf", "awq"])
+def test_formats_of_plugins_that_are_not_installed_say_what_to_install(export: str, tmp_path: Path) -> None:
+    exporter, model = ModelExporter(tmp_path / "out"), quantized("int4_wo_64")
+    calls = {
+        "onnx": lambda: exporter.export_onnx_model(model, IDS),
+        "gguf": lambda: exporter.export_gguf_model(model, "tokenizer.model", "llama"),
+        "awq": lambda: exporter.export_safetensors_model(model, custom_mode="awq"),
+    }
+    with pytest.raises(UnknownNameError, match=f"install a distribution that registers '{export}'"):
+        calls[export]()
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_tokenizer_that_cannot_be_saved_leaves_nothing(tmp_path: Path) -> None:
+    class Broken:
+        def save_pretrained(self, _: Any) -> None:
+            raise RuntimeError("no")
+
+    with pytest.raises(RuntimeError, match="no"):
+        ModelExporter(tmp_path / "out").export_safetensors_model(quantized("int4_wo_64"), tokenizer=Broken())
+    assert list(tmp_path.iterdir()) == []
 
 
 def broken(directory: Path, change: Any) -> Path:

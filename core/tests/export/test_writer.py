@@ -72,3 +72,13 @@ def test_only_one_part_is_made_at_a_time(tmp_path: Path) -> None:
 def test_a_dtype_the_format_has_no_name_for_is_refused_by_tensor(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match=r"'a' is of torch\.complex64"):
         write_shards([part({"a": torch.zeros(2, dtype=torch.complex64)})], tmp_path, 10**9)
+
+
+def test_a_disk_that_is_too_small_is_told_before_anything_is_made(tmp_path: Path) -> None:
+    def never() -> dict[str, Tensor]:
+        raise AssertionError("made")
+
+    huge = Part({"a": torch.empty(2**50, dtype=torch.uint8, device="meta")}, never)
+    with pytest.raises(OSError, match="No space left"):
+        write_shards([huge], tmp_path, 10**9)
+    assert list(tmp_path.iterdir()) == []

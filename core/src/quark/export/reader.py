@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from quark.environment import refuse_rival
-from quark.errors import CheckpointError
+from quark.errors import CheckpointError, QuarkError
 from quark.export.mapping import map_to_quark
 from quark.export.naming import packed_attribute
 from quark.model.family import architecture_of
@@ -90,10 +90,13 @@ def read_quantization_config(directory: Path) -> tuple[QConfig, str]:
         raise CheckpointError(
             f"'{path}' has no quantization_config of quant_method 'quark' (it has {method!r}): load it with transformers instead"
         )
-    block = found.get("export") or {}
-    if not isinstance(block, dict):
-        raise CheckpointError(f"the 'export' block in '{path}' is no dict: the file is damaged")
-    return QConfig.from_dict(found), JsonExporterConfig(**block).pack_method
+    try:
+        return QConfig.from_dict(found), JsonExporterConfig(**(found.get("export") or {})).pack_method
+    except QuarkError as error:
+        raise CheckpointError(f"the quantization_config in '{path}' cannot be used: {error}") from error
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
+        # A value of the wrong JSON type: a file that someone changed by hand, or that was damaged.
+        raise CheckpointError(f"the quantization_config in '{path}' is malformed ({error}): make or fetch the export again") from error
 
 
 def _tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
