@@ -1,4 +1,4 @@
-"""Write safetensors in a stream: one part at a time is in memory, whatever the size of the model.
+"""Write safetensors in a stream: two parts at a time are in memory, whatever the size of the model.
 
 Sizes are known beforehand from meta tensors, so headers are written first and data follow as they are made.
 Source: the safetensors format, version 0.4.
