@@ -45,7 +45,7 @@ check: lint types imports test  ## everything that continuous integration checks
 bench: install  ## benchmarks: ratios to a floor measured in the same run
 	$(BIN)/python -m benchmarks
 
-clients: install  ## load exports in transformers and vLLM (VLLM_PYTHON=/path/to/python of an environment with vLLM)
+clients: install  ## load exports in transformers, vLLM and AMD Quark (VLLM_PYTHON=, AMDQ_PYTHON=: interpreters that have them)
 	$(BIN)/python -m pytest -m clients tests/clients $(PYTEST_ARGS)
 
 clean:  ## remove everything that make made
