@@ -95,16 +95,26 @@ class MiniFloat(NumberFormat):
         return torch.copysign(rounded, t, out=t)
 
     def encode(self, t: Tensor) -> Tensor:
+        return self._encode(t * self._to_our_exponents)
+
+    def codes(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
+        if self.torch_dtype is not None:
+            # Torch's cast rounds to the same values, and is the faster of the two in this direction alone.
+            return t.clamp_(-self.largest, self.largest).to(self.torch_dtype)
+        return self._encode(self.round_(t, zero).mul_(self._to_our_exponents))
+
+    @property
+    def _to_our_exponents(self) -> float:
+        """Factor that puts this format's exponents where float32 has its own."""
+        return 2.0 ** (self.bias - _FLOAT32_BIAS)
+
+    def _encode(self, scaled: Tensor) -> Tensor:
         # The arithmetic shift leaves exponent and mantissa at the bottom, and copies of the sign above them.
-        bits = (t * 2.0 ** (self.bias - _FLOAT32_BIAS)).view(torch.int32).bitwise_right_shift_(_FLOAT32_MANTISSA - self.mantissa_bits)
+        bits = scaled.view(torch.int32).bitwise_right_shift_(_FLOAT32_MANTISSA - self.mantissa_bits)
         sign_bit = 1 << (self.bits - 1)
         magnitude = bits.bitwise_and(sign_bit - 1)
         codes = magnitude.bitwise_or_(bits.bitwise_right_shift_(31).bitwise_and_(sign_bit)).to(torch.uint8)
         return codes if self.torch_dtype is None else codes.view(self.torch_dtype)
-
-    def codes(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
-        # Torch's cast rounds to the same values, and is the faster of the two in this direction alone.
-        return super().codes(t) if self.torch_dtype is None else t.clamp_(-self.largest, self.largest).to(self.torch_dtype)
 
     def decode(self, codes: Tensor) -> Tensor:
         bits = codes.view(torch.uint8).to(torch.int32)

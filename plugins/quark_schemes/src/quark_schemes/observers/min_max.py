@@ -70,7 +70,9 @@ def _row_ranges(rows: Tensor, *, symmetric: bool) -> tuple[Tensor, Tensor]:
         part = slice(top, top + step)
         tile = rows[part].float()
         if symmetric:
-            torch.amax(tile.abs(), dim=1, out=high[part])
+            # A converted tile is ours to change; a float32 one is the caller's tensor.
+            magnitude = tile.abs() if rows.dtype is torch.float32 else tile.abs_()
+            torch.amax(magnitude, dim=1, out=high[part])
         else:
             torch.amin(tile, dim=1, out=low[part])
             torch.amax(tile, dim=1, out=high[part])
