@@ -112,10 +112,13 @@ def measure(args: argparse.Namespace, x: Tensor) -> None:
     actions = {(name, op): act for name, q in quantizers.items() for op, act in operations(q, x).items()}
     reference = Reference(args.reference, args.threads) if args.reference else None
     floor: list[float] = []
+    warm: list[float] = []
+    target = torch.empty_like(x)
     taken: dict[tuple[str, str], list[float]] = {key: [] for key in actions}
     theirs: dict[str, list[float]] = {name: [] for name in ("copy", *CASES)}
     for run in range(args.runs + 1):
         floor += [seconds(x.clone)] if run else []
+        warm += [seconds(lambda: target.copy_(x))] if run else []
         for key, action in actions.items():
             took = seconds(action)
             taken[key] += [took] if run else []
@@ -123,6 +126,7 @@ def measure(args: argparse.Namespace, x: Tensor) -> None:
             took = reference.seconds(name) if reference else 0.0
             theirs[name] += [took] if run else []
     report(args, floor, taken, theirs if reference else {})
+    print(f"A copy to memory that is there already takes {statistics.median(warm) / statistics.median(floor):.2f} of that floor.")
 
 
 def report(args: argparse.Namespace, floor: list[float], taken: dict[tuple[str, str], list[float]], theirs: dict[str, list[float]]) -> None:
