@@ -5,7 +5,7 @@ from quark.numerics.granularity import Granularity, PerBlock, PerChannel, PerGro
 from quark.numerics.observer import Observer
 from quark.numerics.qparams import QParams
 from quark.numerics.quantizer import TensorQuantizer
-from quark.numerics.resolve import number_format, observer_class, quantizer_for
+from quark.numerics.resolve import format_of, number_format, observer_class, quantizer_for, settled
 from quark.numerics.stage import TILE_ELEMENTS
 
 __all__ = [
@@ -20,8 +20,10 @@ __all__ = [
     "PerToken",
     "QParams",
     "TensorQuantizer",
+    "format_of",
     "granularity_of",
     "number_format",
     "observer_class",
     "quantizer_for",
+    "settled",
 ]

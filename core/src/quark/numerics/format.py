@@ -9,6 +9,7 @@ from torch import Tensor
 
 from quark.numerics.granularity import Granularity
 from quark.numerics.qparams import QParams
+from quark.specs.layer import TensorSpec
 from quark.specs.tensor import QTensorConfig
 
 
@@ -34,6 +35,17 @@ class NumberFormat(ABC):
     @abstractmethod
     def spec_problem(self, spec: QTensorConfig) -> str | None:
         """What a spec of this format lacks or contradicts, with the cure; None where it is complete."""
+
+    def settled(self, spec: QTensorConfig) -> TensorSpec:
+        """What a spec of this format means, spelled out: fields that the format implies are filled in, old spellings are replaced.
+
+        The result may be of another format, or of several stages; its first stage is not settled again.
+        """
+        return spec
+
+    def for_spec(self, spec: QTensorConfig) -> NumberFormat:
+        """This format as a settled spec wants it, where it varies with anything but the scale (a rounding method)."""
+        return self
 
     def by_reciprocal(self, spec: QTensorConfig) -> bool:
         """Whether scaled values are ``x · (1 / scale)`` rather than ``x / scale``, which takes longer.

@@ -12,7 +12,7 @@ from quark.numerics.quantizer import TensorQuantizer
 from quark.numerics.stage import StageQuantizer
 from quark.plugins import documented_object, formats
 from quark.specs.enums import Dtype
-from quark.specs.layer import TensorSpec
+from quark.specs.layer import TensorSpec, stages
 from quark.specs.tensor import QTensorConfig
 
 
@@ -24,6 +24,17 @@ def number_format(dtype: Dtype | str) -> NumberFormat:
     """
     found: NumberFormat = formats().load(Dtype(dtype).name if isinstance(dtype, str) else dtype.name, "format")
     return found
+
+
+def settled(spec: TensorSpec) -> tuple[QTensorConfig, ...]:
+    """The stages that a spec means, each spelled out by its format."""
+    given = (spec,) if isinstance(spec, QTensorConfig) else spec
+    return tuple(stage for one in given for stage in stages(number_format(one.dtype).settled(one)))
+
+
+def format_of(spec: QTensorConfig) -> NumberFormat:
+    """The number format of a settled spec, with the spec's rounding."""
+    return number_format(spec.dtype).for_spec(spec)
 
 
 def observer_class(spec: QTensorConfig) -> type[Observer]:
@@ -54,17 +65,20 @@ def quantizer_for(spec: TensorSpec, *, activation: bool) -> TensorQuantizer:
         UnknownNameError: A format or an observer is not installed.
         UnsupportedError: Several stages, which this version does not carry out.
     """
-    if isinstance(spec, tuple):
-        if len(spec) > 1:
-            names = " → ".join(s.dtype.name for s in spec)
-            raise UnsupportedError(f"specs of several stages ({names}) cannot be carried out by this version: use a scheme of one stage")
-        spec = spec[0]
-    return _quantizer(spec, activation)
+    return _quantizer(spec if isinstance(spec, QTensorConfig) else tuple(spec), activation)
 
 
 @lru_cache(maxsize=1024)
-def _quantizer(spec: QTensorConfig, activation: bool) -> TensorQuantizer:
+def _quantizer(spec: TensorSpec, activation: bool) -> TensorQuantizer:
     """Quantizers are values: layers with equal specs share one."""
-    found = number_format(spec.dtype)
+    found = settled(spec)
+    if len(found) > 1:
+        names = " → ".join(s.dtype.name for s in found)
+        raise UnsupportedError(f"specs of several stages ({names}) cannot be carried out by this version: use a scheme of one stage")
+    return _stage(found[0], activation)
+
+
+def _stage(spec: QTensorConfig, activation: bool) -> StageQuantizer:
+    found = format_of(spec)
     granularity = PerTensor() if found.is_cast else granularity_of(spec, activation=activation)
     return StageQuantizer(spec, granularity, found, observer_class(spec))

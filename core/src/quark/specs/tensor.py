@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import Enum
 from typing import Any
 
@@ -49,6 +49,10 @@ def _zero_point_type(value: Any) -> Any:
     return _member(ZeroPointType, value)
 
 
+def _options(value: Mapping[str, Any] | Iterable[tuple[str, Any]] | None) -> tuple[tuple[str, Any], ...]:
+    return tuple(sorted(dict(value or {}).items()))
+
+
 def _pair(value: Sequence[int] | None) -> tuple[int, int] | None:
     if value is None:
         return None
@@ -84,6 +88,8 @@ class QTensorConfig:
         is_scale_quant: Whether this is a second stage, which quantizes the scale of the first.
         enable_buffer_reuse: Accepted and written for the sake of readers; without effect.
         max_input_numel: Likewise.
+        observer_options: Parameters of the observer by name, such as ``{"percentile": 99.9}``; kept as sorted pairs, and written only where
+            there are any.
 
     Raises:
         ConfigError: (a ValueError) A value is out of its range or another is missing beside it.
@@ -107,6 +113,7 @@ class QTensorConfig:
     is_scale_quant: bool = False
     enable_buffer_reuse: bool = False
     max_input_numel: int = 4 * 1024 * 1024
+    observer_options: tuple[tuple[str, Any], ...] = attrs.field(default=(), converter=_options)
 
     def __attrs_post_init__(self) -> None:
         for culprit, cure in _contradictions(self):
@@ -121,7 +128,8 @@ class QTensorConfig:
             value = getattr(self, a.name)
             out[a.name] = value.name if isinstance(value, Enum) else list(value) if isinstance(value, tuple) else value
         out["observer_cls"] = observer_name(self.observer_cls)
-        return out
+        options = dict(self.observer_options)
+        return {key: value for key, value in out.items() if key != "observer_options"} | ({"observer_options": options} if options else {})
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> QTensorConfig:
