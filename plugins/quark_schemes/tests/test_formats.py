@@ -23,17 +23,17 @@ def all_values(fmt: NumberFormat) -> Tensor:
     codes = torch.arange(1 << int(fmt.bits), dtype=torch.uint8)
     values = fmt.decode(codes if fmt.storage_dtype is torch.uint8 else codes.view(fmt.storage_dtype))
     assert isinstance(fmt, MiniFloat)
-    return values[values.abs() <= fmt.largest].unique()
+    return values[values.abs() <= fmt.shape.largest].unique()
 
 
 def oracle(fmt: MiniFloat) -> Tensor:
     """The values of a small float by its definition, from sign, exponent and mantissa."""
     found = {0.0}
-    for exponent in range(1 << fmt.exponent_bits):
-        for mantissa in range(1 << fmt.mantissa_bits):
-            fraction = mantissa / (1 << fmt.mantissa_bits)
-            value = fraction * 2.0 ** (1 - fmt.bias) if exponent == 0 else (1 + fraction) * 2.0 ** (exponent - fmt.bias)
-            if value <= fmt.largest:
+    for exponent in range(1 << fmt.shape.exponent_bits):
+        for mantissa in range(1 << fmt.shape.mantissa_bits):
+            fraction = mantissa / (1 << fmt.shape.mantissa_bits)
+            value = fraction * 2.0 ** (1 - fmt.shape.bias) if exponent == 0 else (1 + fraction) * 2.0 ** (exponent - fmt.shape.bias)
+            if value <= fmt.shape.largest:
                 found |= {value, -value}
     return torch.tensor(sorted(found))
 
@@ -99,7 +99,7 @@ def test_fp8_keeps_the_sign_of_zero_and_rounds_as_torch_does(name: str) -> None:
     assert isinstance(fmt, MiniFloat)
     g = torch.Generator().manual_seed(0)
     x = torch.cat([torch.randn(5000, generator=g) * 2.0 ** torch.randint(-20, 8, (5000,), generator=g), torch.tensor([-0.0, -1e-9, 0.0])])
-    x = x.clamp(-fmt.largest, fmt.largest)
+    x = x.clamp(-fmt.shape.largest, fmt.shape.largest)
     ours, theirs = fmt.round_(x.clone()), x.to(fmt.storage_dtype).float()
     assert torch.equal(ours.view(torch.int32), theirs.view(torch.int32))
     assert torch.equal(fmt.encode(ours).view(torch.uint8), x.to(fmt.storage_dtype).view(torch.uint8))

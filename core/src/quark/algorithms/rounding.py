@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from quark.errors import ConfigError
 from quark.nn import QuantizedLayer, QuantizerModule
-from quark.numerics import QParams
+from quark.numerics import Observer
 
 
 class Rounding(Protocol):
@@ -20,7 +20,7 @@ class Rounding(Protocol):
     """
 
     def round(self, layers: Sequence[QuantizedLayer], *, shared_scale: bool) -> None:
-        """Round the weights; with ``shared_scale`` the layers get one common per-tensor scale."""
+        """Round the weights; with ``shared_scale`` the layers get one common scale over the whole tensor."""
 
 
 class RoundToNearest:
@@ -34,20 +34,20 @@ class RoundToNearest:
     def round(self, layers: Sequence[QuantizedLayer], *, shared_scale: bool) -> None:
         """As `Rounding.round`."""
         quantizers = [_quantizer(layer) for layer in layers]
-        found = _shared(layers, quantizers) if shared_scale else None
+        shared = _seen_by_all(layers, quantizers) if shared_scale else None
         for layer, quantizer in zip(layers, quantizers, strict=True):
             weight = _weight(layer)
-            qparams = quantizer.quantizer.find_qparams(weight) if found is None else found
+            qparams = quantizer.quantizer.find_qparams(weight, shared)
             layer.weight = nn.Parameter(quantizer.quantizer.fake_quantize(weight, qparams), requires_grad=False)
             quantizer.set_qparams(qparams)
 
 
-def _shared(layers: Sequence[QuantizedLayer], quantizers: Sequence[QuantizerModule]) -> QParams:
-    """The scales of the range that the weights of all layers span together."""
+def _seen_by_all(layers: Sequence[QuantizedLayer], quantizers: Sequence[QuantizerModule]) -> Observer:
+    """An observer of the range that the weights of all layers span together."""
     observer = quantizers[0].quantizer.observer()
     for layer in layers:
         observer.observe(_weight(layer))
-    return quantizers[0].quantizer.qparams_from(observer)
+    return observer
 
 
 def _quantizer(layer: QuantizedLayer) -> QuantizerModule:

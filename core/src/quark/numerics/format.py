@@ -56,6 +56,10 @@ class NumberFormat(ABC):
         return False
 
     @abstractmethod
+    def reach(self, spec: QTensorConfig) -> float:
+        """How many scales a range reaches on either side of 0: the ideal symmetric scale of a range is its largest magnitude ÷ this."""
+
+    @abstractmethod
     def qparams(self, low: Tensor, high: Tensor, spec: QTensorConfig) -> QParams:
         """Scales, and zero points, for ranges ``[low, high]``, float32, of any shape; the shape is kept."""
 

@@ -34,6 +34,10 @@ class TensorQuantizer(Protocol):
     @property
     def is_float(self) -> bool: ...
 
+    @property
+    def has_tensor_scale(self) -> bool:
+        """Whether one scale, or an outer scale, spans the whole tensor: then siblings may share it."""
+
     def problem(self, shape: tuple[int, ...]) -> str | None:
         """Why a tensor of that shape cannot be quantized so, with the cure, or None. Needs no data."""
 
@@ -43,8 +47,13 @@ class TensorQuantizer(Protocol):
     def qparams_from(self, observer: Observer) -> QParams:
         """Scales of what an observer has seen."""
 
-    def find_qparams(self, x: Tensor) -> QParams:
-        """Scales of ``x`` itself, by the spec's observer."""
+    def find_qparams(self, x: Tensor, shared: Observer | None = None) -> QParams:
+        """Scales of ``x`` itself, by the spec's observer.
+
+        Args:
+            x: The tensor.
+            shared: An `observer` that has seen all tensors which are to share their scale over the whole tensor, ``x`` among them.
+        """
 
     def fake_quantize(self, x: Tensor, qparams: QParams | None = None, *, out: Tensor | None = None) -> Tensor:
         """``dequantize(quantize(x))`` in ``x``'s dtype, in few passes; with ``qparams`` None the scales are found from ``x``.
@@ -56,7 +65,10 @@ class TensorQuantizer(Protocol):
         """Find scales and fake-quantize in one go, tile by tile: ``(values, qparams)``. ``out`` may be ``x``."""
 
     def quantize(self, x: Tensor, qparams: QParams) -> Tensor:
-        """Codes of ``x``, in its shape. For values already on the grid of ``qparams`` these are the codes they came from."""
+        """Codes of ``x``, in its shape."""
+
+    def codes_of(self, values: Tensor, qparams: QParams) -> Tensor:
+        """The codes of values that `fake_quantize` has left under the same ``qparams``: the inverse of `dequantize`."""
 
     def dequantize(self, codes: Tensor, qparams: QParams) -> Tensor:
         """Float32 values of codes."""
@@ -74,4 +86,4 @@ class TensorQuantizer(Protocol):
         """The inverse of `pack_qparams`."""
 
     def empty_qparams(self, shape: tuple[int, ...], device: str) -> QParams:
-        """Uninitialised scales of the right shapes and dtypes, for meta models and readers."""
+        """Scales of the right shapes and dtypes, for meta models and readers; their values mean nothing."""

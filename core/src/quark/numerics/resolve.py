@@ -8,7 +8,9 @@ from quark.errors import ConfigError, UnsupportedError
 from quark.numerics.format import NumberFormat
 from quark.numerics.granularity import PerTensor, granularity_of
 from quark.numerics.observer import Observer
+from quark.numerics.progressive import Progressive
 from quark.numerics.quantizer import TensorQuantizer
+from quark.numerics.scaled_scales import ScaledScales
 from quark.numerics.stage import StageQuantizer
 from quark.plugins import documented_object, formats
 from quark.specs.enums import Dtype
@@ -63,7 +65,7 @@ def quantizer_for(spec: TensorSpec, *, activation: bool) -> TensorQuantizer:
     Raises:
         ConfigError: The spec is incomplete.
         UnknownNameError: A format or an observer is not installed.
-        UnsupportedError: Several stages, which this version does not carry out.
+        UnsupportedError: More than two stages.
     """
     return _quantizer(spec if isinstance(spec, QTensorConfig) else tuple(spec), activation)
 
@@ -72,10 +74,13 @@ def quantizer_for(spec: TensorSpec, *, activation: bool) -> TensorQuantizer:
 def _quantizer(spec: TensorSpec, activation: bool) -> TensorQuantizer:
     """Quantizers are values: layers with equal specs share one."""
     found = settled(spec)
-    if len(found) > 1:
+    if len(found) > 2:
         names = " → ".join(s.dtype.name for s in found)
-        raise UnsupportedError(f"specs of several stages ({names}) cannot be carried out by this version: use a scheme of one stage")
-    return _stage(found[0], activation)
+        raise UnsupportedError(f"{len(found)} stages ({names}) cannot be carried out: a tensor has one or two")
+    first, *rest = (_stage(stage, activation) for stage in found)
+    if not rest:
+        return first
+    return ScaledScales(first, rest[0]) if found[1].is_scale_quant else Progressive(first, rest[0])
 
 
 def _stage(spec: QTensorConfig, activation: bool) -> StageQuantizer:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from quark.numerics.format import NumberFormat
-from quark.numerics.granularity import Granularity
+from quark.numerics.granularity import Granularity, PerTensor
 from quark.numerics.observer import Observer
 from quark.numerics.qparams import QParams
 from quark.specs.tensor import QTensorConfig
@@ -48,6 +48,11 @@ class StageQuantizer:
         """Whether the format has no scales: it only casts."""
         return self.format.is_cast
 
+    @property
+    def has_tensor_scale(self) -> bool:
+        """Whether there is one scale over the whole tensor, which siblings may share."""
+        return isinstance(self.granularity, PerTensor) and not self.is_float
+
     def problem(self, shape: tuple[int, ...]) -> str | None:
         return self.format.spec_problem(self.spec) or self.observer_class.spec_problem(self.spec) or self.granularity.problem(shape)
 
@@ -58,7 +63,9 @@ class StageQuantizer:
         low, high = observer.range()
         return self.format.qparams(low, high, self.spec)
 
-    def find_qparams(self, x: Tensor) -> QParams:
+    def find_qparams(self, x: Tensor, shared: Observer | None = None) -> QParams:
+        if shared is not None:
+            return self.qparams_from(shared)
         if x.numel() == 0:
             zeros = torch.zeros(self.granularity.scale_shape(tuple(x.shape)), dtype=torch.float32, device=x.device)
             return self.format.qparams(zeros, zeros, self.spec)
@@ -96,6 +103,9 @@ class StageQuantizer:
         for source, place, scale, zero in self._tiles(x, target, qparams):
             place.copy_(self.format.codes(self._scaled(source, scale, scratch), zero))
         return self._home(target, result)
+
+    def codes_of(self, values: Tensor, qparams: QParams) -> Tensor:
+        return self.quantize(values, qparams)
 
     def dequantize(self, codes: Tensor, qparams: QParams) -> Tensor:
         if self.is_float:
@@ -150,6 +160,8 @@ class StageQuantizer:
             return
         rows = self.granularity.rows(x)
         scale = qparams.scale.reshape(-1, 1).float()
+        if qparams.outer_scale is not None:
+            scale = scale * qparams.outer_scale
         zero = None if qparams.zero_point is None else qparams.zero_point.reshape(-1, 1)
         count, length = rows.shape
         high = max(1, TILE_ELEMENTS // length)

@@ -92,16 +92,19 @@ class SchemeRecord(Record):
     """A named scheme.
 
     Attributes:
-        config: Reference to a function without arguments that builds a fresh `quark.specs.layer.QLayerConfig`.
+        config: Reference to a function that builds a fresh `quark.specs.layer.QLayerConfig`. It can be called without arguments; keyword
+            arguments with defaults are the scheme's options.
         kv_cache: Reference to a function that builds the `QTensorConfig` of a cache in this scheme; None where it cannot hold a cache.
         attention: Likewise for attention probabilities and queries.
         shares_global_scale: Whether fused projections must share one global scale.
+        clients: Programs that load a checkpoint in this scheme, for listings; with what they need in brackets.
     """
 
     config: LazyRef = attrs.field(converter=as_lazy_ref)
     kv_cache: LazyRef | None = attrs.field(default=None, converter=as_optional_lazy_ref)
     attention: LazyRef | None = attrs.field(default=None, converter=as_optional_lazy_ref)
     shares_global_scale: bool = False
+    clients: tuple[str, ...] = attrs.field(default=(), converter=_strings)
 
 
 @attrs.frozen(kw_only=True)

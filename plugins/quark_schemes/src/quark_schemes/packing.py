@@ -79,53 +79,87 @@ def _pairs(nibbles: Tensor, order: str) -> Tensor:
 
 
 def pack_two(codes: Tensor) -> Tensor:
-    """Two 4-bit codes to a byte along the last axis, the even one in the low nibble: ``[…, K] → […, K / 2]`` uint8."""
+    """Two 4-bit codes to a byte along the last axis, the even one in the low nibble: ``[…, K] → […, ceil(K / 2)]`` uint8."""
     # Two bytes as one little-endian number: the odd code lies eight bits above the even one, and belongs four above.
-    pairs = codes.contiguous().view(torch.int16).bitwise_and(0x0F0F)
+    pairs = _whole(codes, 2).contiguous().view(torch.int16).bitwise_and(0x0F0F)
     return pairs.bitwise_or_(pairs.bitwise_right_shift(4)).to(torch.uint8)
 
 
-def unpack_two(data: Tensor) -> Tensor:
-    """The inverse of `pack_two`: uint8 codes 0…15."""
-    return torch.stack((data & 0xF, data >> 4), dim=-1).reshape(*data.shape[:-1], -1)
+def unpack_two(data: Tensor, length: int) -> Tensor:
+    """The inverse of `pack_two`: the first ``length`` codes, uint8 0…15."""
+    return torch.stack((data & 0xF, data >> 4), dim=-1).reshape(*data.shape[:-1], -1)[..., :length]
 
 
 def pack_six(codes: Tensor) -> Tensor:
-    """Four 6-bit codes to three bytes along the last axis, little endian: ``[…, K] → […, 3K / 4]`` uint8."""
-    v0, v1, v2, v3 = codes.reshape(*codes.shape[:-1], -1, 4).unbind(-1)
-    return torch.stack((v0 | (v1 << 6), (v1 >> 2) | (v2 << 4), (v2 >> 4) | (v3 << 2)), dim=-1).reshape(*codes.shape[:-1], -1)
+    """Four 6-bit codes to three bytes along the last axis, little endian: ``[…, K] → […, 3 ceil(K / 4)]`` uint8."""
+    return pack_bits(codes, 6)
 
 
-def unpack_six(data: Tensor) -> Tensor:
-    """The inverse of `pack_six`: uint8 codes 0…63."""
-    b0, b1, b2 = data.reshape(*data.shape[:-1], -1, 3).unbind(-1)
-    codes = (b0 & 0x3F, (b0 >> 6) | ((b1 & 0xF) << 2), (b1 >> 4) | ((b2 & 0x3) << 4), b2 >> 2)
-    return torch.stack(codes, dim=-1).reshape(*data.shape[:-1], -1)
+def unpack_six(data: Tensor, length: int) -> Tensor:
+    """The inverse of `pack_six`: the first ``length`` codes, uint8 0…63."""
+    return unpack_bits(data, 6, length, signed=False)
 
 
 def pack_bits(codes: Tensor, bits: int) -> Tensor:
-    """Codes of ``bits`` bits (2 or 3) as bytes along the last axis.
+    """Codes of 2, 3, 5 or 6 bits as bytes along the last axis; missing codes of the last bytes are 0.
 
-    Two bits: four codes to a byte, the first in the highest bits. Three bits: eight codes to three bytes, little endian.
+    Two bits: four codes to a byte, the first in the highest bits. Others: as many codes as make whole bytes, little endian.
     """
-    unsigned = codes.view(torch.uint8) & ((1 << bits) - 1)
+    unsigned = _whole(codes.view(torch.uint8), _PERIODS[bits]).bitwise_and((1 << bits) - 1)
     if bits == 2:
         a, b, c, d = unsigned.reshape(*codes.shape[:-1], -1, 4).unbind(-1)
         return (a << 6) | (b << 4) | (c << 2) | d
-    parts = unsigned.reshape(*codes.shape[:-1], -1, 8).to(torch.int32)
-    shifts = torch.arange(0, 24, 3, dtype=torch.int32, device=codes.device)
-    words = (parts << shifts).sum(-1, dtype=torch.int32)
-    found = torch.stack([(words >> shift) & 0xFF for shift in (0, 8, 16)], dim=-1).to(torch.uint8)
-    return found.reshape(*codes.shape[:-1], -1)
+    period = _PERIODS[bits]
+    parts = unsigned.reshape(*codes.shape[:-1], -1, period).unbind(-1)
+    found = []
+    for byte in range(period * bits // 8):
+        first = byte * 8 // bits
+        value: Tensor | None = None
+        for i in range(first, min(period, -(-(byte + 1) * 8 // bits))):
+            # Uint8 arithmetic drops what does not fit into this byte, on either side.
+            shift = i * bits - byte * 8
+            part = parts[i] << shift if shift >= 0 else parts[i] >> -shift
+            value = part if value is None else value.bitwise_or_(part)
+        assert value is not None
+        found.append(value)
+    return torch.stack(found, dim=-1).reshape(*codes.shape[:-1], -1)
 
 
-def unpack_bits(data: Tensor, bits: int, *, signed: bool) -> Tensor:
-    """The inverse of `pack_bits`: int8 where ``signed``, else uint8."""
+def unpack_bits(data: Tensor, bits: int, length: int, *, signed: bool) -> Tensor:
+    """The inverse of `pack_bits`: the first ``length`` codes, int8 where ``signed``, else uint8."""
     if bits == 2:
         found = torch.stack([(data >> shift) & 0x3 for shift in (6, 4, 2, 0)], dim=-1)
     else:
-        b0, b1, b2 = data.reshape(*data.shape[:-1], -1, 3).to(torch.int32).unbind(-1)
-        words = b0 | (b1 << 8) | (b2 << 16)
-        found = torch.stack([(words >> shift) & 0x7 for shift in range(0, 24, 3)], dim=-1).to(torch.uint8)
-    codes = found.reshape(*data.shape[:-1], -1)
-    return (codes << (8 - bits)).view(torch.int8) >> (8 - bits) if signed else codes
+        period, mask = _PERIODS[bits], (1 << bits) - 1
+        parts = data.reshape(*data.shape[:-1], -1, period * bits // 8).unbind(-1)
+        codes = []
+        for i in range(period):
+            byte, shift = divmod(i * bits, 8)
+            value = parts[byte] >> shift
+            if shift + bits > 8:
+                value = value.bitwise_or_(parts[byte + 1] << (8 - shift))
+            codes.append(value.bitwise_and_(mask))
+        found = torch.stack(codes, dim=-1)
+    unsigned = found.reshape(*data.shape[:-1], -1)[..., :length]
+    return (unsigned << (8 - bits)).view(torch.int8) >> (8 - bits) if signed else unsigned
+
+
+_PERIODS = {2: 4, 3: 8, 5: 8, 6: 4}
+"""Bits of a code → codes that fill whole bytes."""
+
+
+def _whole(codes: Tensor, period: int) -> Tensor:
+    """``codes`` with zeros behind its last axis, to a multiple of ``period``."""
+    return torch.nn.functional.pad(codes, (0, -codes.shape[-1] % period)) if codes.shape[-1] % period else codes
+
+
+def pack_flags(flags: Tensor) -> Tensor:
+    """Eight flags (uint8, 0 or 1) to a byte along the last axis, the first in the lowest bit: ``[…, 8 K] → […, K]``."""
+    places = torch.arange(8, dtype=torch.uint8, device=flags.device)
+    return (flags.reshape(*flags.shape[:-1], -1, 8) << places).sum(-1, dtype=torch.uint8)
+
+
+def unpack_flags(data: Tensor) -> Tensor:
+    """The inverse of `pack_flags`, uint8."""
+    places = torch.arange(8, dtype=torch.uint8, device=data.device)
+    return (data.unsqueeze(-1) >> places).bitwise_and_(1).reshape(*data.shape[:-1], -1)

@@ -6,22 +6,7 @@ from collections.abc import Callable
 
 from quark.specs.layer import QLayerConfig
 from quark.templates import QuantizationScheme
-from quark_schemes.schemes import float8, integer, mxfp4
-from quark_schemes.specs import (
-    AmdFP4Spec,
-    BFP16Spec,
-    FP4PerGroupSpec,
-    FP8E4M3PerTensorSpec,
-    FP8E5M3PerTensorSpec,
-    Int4PerChannelSpec,
-    MX6Spec,
-    OCP_MXFP4Spec,
-    OCP_MXFP6E2M3Spec,
-    OCP_MXFP6E3M2Spec,
-    ProgressiveSpec,
-    ScaleQuantSpec,
-)
-from quark_schemes.specs.options import DataTypeSpec, OneStageSpec
+from quark_schemes.schemes import block_float, float8, integer, microscaling, two_stage
 
 
 class _Scheme(QuantizationScheme):
@@ -98,103 +83,92 @@ class MXFP4Scheme(_Scheme):
     """MXFP4 weights and dynamic activations."""
 
     def __init__(self) -> None:
-        super().__init__(mxfp4.mxfp4)
+        super().__init__(microscaling.mxfp4)
 
 
 class MXFP4WeightOnlyScheme(_Scheme):
     """MXFP4 weights."""
 
     def __init__(self) -> None:
-        super().__init__(mxfp4.mxfp4_weight_only)
+        super().__init__(microscaling.mxfp4_weight_only)
 
 
-# The classes below describe schemes whose names this version does not register.
-
-
-def _weight_and_input(weight: DataTypeSpec, inputs: DataTypeSpec) -> QLayerConfig:
-    return QLayerConfig(weight=weight.to_quantization_spec(), input_tensors=inputs.to_quantization_spec())
-
-
-def _scaled_twice(group_size: int, second: OneStageSpec, dynamic: bool) -> ScaleQuantSpec:
-    """FP4 groups whose scales are themselves in the format of ``second``."""
-    first = FP4PerGroupSpec(ch_axis=-1, group_size=group_size, is_dynamic=dynamic, scale_type="float32")
-    return ScaleQuantSpec(first_stage=first, second_stage=second)
-
-
-class MXFP6E3M2Scheme(QuantizationScheme):
-    """``mxfp6_e3m2``: OCP MXFP6 weights and inputs, 3 bits of exponent."""
+class MXFP6E3M2Scheme(_Scheme):
+    """OCP MXFP6 weights and activations, three bits of exponent."""
 
     def __init__(self) -> None:
-        super().__init__(_weight_and_input(OCP_MXFP6E3M2Spec(ch_axis=-1, is_dynamic=False), OCP_MXFP6E3M2Spec(ch_axis=-1)))
+        super().__init__(microscaling.mxfp6_e3m2)
 
 
-class MXFP6E2M3Scheme(QuantizationScheme):
-    """``mxfp6_e2m3``: OCP MXFP6 weights and inputs, 2 bits of exponent."""
-
-    def __init__(self) -> None:
-        super().__init__(_weight_and_input(OCP_MXFP6E2M3Spec(ch_axis=-1, is_dynamic=False), OCP_MXFP6E2M3Spec(ch_axis=-1)))
-
-
-class MXFP4_MXFP6E2M3Scheme(QuantizationScheme):  # noqa: N801  the documented name
-    """``mxfp4_mxfp6_e2m3``: OCP MXFP4 weights, MXFP6 inputs."""
+class MXFP6E2M3Scheme(_Scheme):
+    """OCP MXFP6 weights and activations, two bits of exponent."""
 
     def __init__(self) -> None:
-        super().__init__(_weight_and_input(OCP_MXFP4Spec(ch_axis=-1, is_dynamic=False), OCP_MXFP6E2M3Spec(ch_axis=-1)))
+        super().__init__(microscaling.mxfp6_e2m3)
 
 
-class MXFP4_FP8Scheme(QuantizationScheme):  # noqa: N801  the documented name
-    """``mxfp4_fp8``: OCP MXFP4 weights, static FP8 inputs."""
+class MXFP4_MXFP6E2M3Scheme(_Scheme):  # noqa: N801  the documented name
+    """OCP MXFP4 weights, MXFP6 activations."""
 
     def __init__(self) -> None:
-        super().__init__(_weight_and_input(OCP_MXFP4Spec(ch_axis=-1, is_dynamic=False), FP8E4M3PerTensorSpec()))
+        super().__init__(microscaling.mxfp4_mxfp6_e2m3)
 
 
-class AmdFP4Scheme(QuantizationScheme):
-    """``amdfp4``, ``amdfp4_g32``: FP4 in groups of 16 or 32 with E5M3 scales, weights and inputs."""
+class MXFP4_FP8Scheme(_Scheme):  # noqa: N801  the documented name
+    """OCP MXFP4 weights, static FP8 activations."""
+
+    def __init__(self) -> None:
+        super().__init__(microscaling.mxfp4_fp8)
+
+
+class AmdFP4Scheme(_Scheme):
+    """FP4 in groups of ``group_size`` (16 or 32) with E5M3 scales, weights and activations."""
 
     def __init__(self, group_size: int = 16) -> None:
         self.group_size = group_size
-        weight = AmdFP4Spec(ch_axis=-1, group_size=group_size, is_dynamic=False)
-        super().__init__(_weight_and_input(weight, AmdFP4Spec(ch_axis=-1, group_size=group_size, is_dynamic=True)))
+        super().__init__(lambda: two_stage.amdfp4_in_groups(group_size))
 
 
-class AmdFP4GlobalScaleScheme(QuantizationScheme):
-    """``amdfp4_global16``, ``amdfp4_global32``: the same with one more scale over all groups' scales."""
+class AmdFP4GlobalScaleScheme(_Scheme):
+    """The same with one more scale over all groups' scales."""
 
     def __init__(self, group_size: int) -> None:
         self.group_size = group_size
-        second = FP8E5M3PerTensorSpec(scale_type="float32")
-        super().__init__(_weight_and_input(_scaled_twice(group_size, second, False), _scaled_twice(group_size, second, True)))
+        super().__init__(lambda: two_stage.amdfp4_with_global_scale(group_size))
 
 
-class FP4Block16ScaleE4M3Scheme(QuantizationScheme):
-    """``nvfp4``: FP4 in groups of 16 with E4M3 scales and one more scale over all of those, weights and inputs."""
-
-    def __init__(self) -> None:
-        second = FP8E4M3PerTensorSpec(scale_type="float32")
-        super().__init__(_weight_and_input(_scaled_twice(16, second, False), _scaled_twice(16, second, True)))
-
-
-class MX6Scheme(QuantizationScheme):
-    """``mx6``: shared exponents of blocks and sub-blocks, weights and inputs."""
+class FP4Block16ScaleE4M3Scheme(_Scheme):
+    """``nvfp4``: FP4 in groups of 16 with E4M3 scales and one more scale over all of those, weights and activations."""
 
     def __init__(self) -> None:
-        both = MX6Spec(ch_axis=-1, block_size=32)
-        super().__init__(_weight_and_input(both, both))
+        super().__init__(two_stage.nvfp4)
 
 
-class BFP16Scheme(QuantizationScheme):
-    """``bfp16``: one exponent for eight values, weights and inputs."""
-
-    def __init__(self) -> None:
-        both = BFP16Spec(ch_axis=-1)
-        super().__init__(_weight_and_input(both, both))
-
-
-class INT4_FP8Scheme(QuantizationScheme):  # noqa: N801  the documented name
-    """``int4_fp8``: weights first in FP8, one scale, then in 4 bits, a scale per channel; FP8 inputs, ranges found as they come."""
+class INT4_FP8Scheme(_Scheme):  # noqa: N801  the documented name
+    """Weights first in FP8, one scale, then in 4 bits, a scale per channel; dynamic FP8 activations."""
 
     def __init__(self) -> None:
-        first, second = FP8E4M3PerTensorSpec(scale_type="float32"), Int4PerChannelSpec(ch_axis=0, scale_type="float32")
-        weight = ProgressiveSpec(first_stage=first, second_stage=second)
-        super().__init__(_weight_and_input(weight, FP8E4M3PerTensorSpec(scale_type="float32", is_dynamic=True)))
+        super().__init__(two_stage.int4_fp8)
+
+
+class MX6Scheme(_Scheme):
+    """Shared exponents of blocks and bits of pairs, six bits in all, weights and activations."""
+
+    def __init__(self, block_size: int = 16) -> None:
+        self.block_size = block_size
+        super().__init__(lambda: block_float.mx6(block_size))
+
+
+class MX9Scheme(_Scheme):
+    """The same with nine bits in all."""
+
+    def __init__(self, block_size: int = 16) -> None:
+        self.block_size = block_size
+        super().__init__(lambda: block_float.mx9(block_size))
+
+
+class BFP16Scheme(_Scheme):
+    """One exponent for eight values, weights and activations."""
+
+    def __init__(self) -> None:
+        super().__init__(block_float.bfp16)

@@ -22,6 +22,9 @@ class CastFormat(NumberFormat):
     def spec_problem(self, spec: QTensorConfig) -> str | None:
         return None
 
+    def reach(self, spec: QTensorConfig) -> float:
+        return torch.finfo(self.storage_dtype).max
+
     def qparams(self, low: Tensor, high: Tensor, spec: QTensorConfig) -> QParams:
         return QParams(torch.ones((), dtype=torch.float32, device=low.device))
 

@@ -10,10 +10,11 @@ import torch
 from torch import Tensor
 
 from quark.numerics import Granularity, NumberFormat, PerGroup, QParams
-from quark.specs.enums import RoundType, ScaleType, ZeroPointType
+from quark.specs.enums import RoundType, ZeroPointType
 from quark.specs.tensor import QTensorConfig
 from quark_schemes import packing
-from quark_schemes.formats.scales import SMALLEST_SCALE, in_scale_type
+from quark_schemes.formats.scales import SMALLEST_SCALE, scale_format_of
+from quark_schemes.formats.small_float import WHOLE_ROUNDINGS
 
 
 @attrs.frozen(kw_only=True)
@@ -28,6 +29,7 @@ class IntegerFormat(NumberFormat):
     bits: int
     signed: bool
     storage_dtype: torch.dtype
+    rounding: RoundType = RoundType.half_even
     default_observer: str = "PerTensorMinMaxObserver"
 
     @property
@@ -44,14 +46,18 @@ class IntegerFormat(NumberFormat):
         missing = [name for name in ("is_dynamic", "qscheme", "symmetric") if getattr(spec, name) is None]
         if missing:
             return f"{self.name} needs {' and '.join(missing)}: set them, or use a *Spec helper"
-        if spec.round_method not in (None, RoundType.half_even):
-            return f"{self.name} rounds half to even: round_method={spec.round_method.name} is not carried out by this version"
-        if spec.scale_type is ScaleType.pof2:
-            return "scales that are powers of two (ScaleType.pof2) are not carried out by this version: use ScaleType.float"
+        if spec.scale_calculation_mode not in (None, "ceil", "floor"):
+            return f"{self.name} has scale_calculation_mode 'ceil' or 'floor' for powers of two, not {spec.scale_calculation_mode!r}"
         return None
+
+    def for_spec(self, spec: QTensorConfig) -> IntegerFormat:
+        return self if spec.round_method in (None, self.rounding) else attrs.evolve(self, rounding=spec.round_method)
 
     def by_reciprocal(self, spec: QTensorConfig) -> bool:
         return True
+
+    def reach(self, spec: QTensorConfig) -> float:
+        return (self.high - self.low) / 2
 
     def qparams(self, low: Tensor, high: Tensor, spec: QTensorConfig) -> QParams:
         if spec.zero_point_type is ZeroPointType.float32 and not spec.symmetric:
@@ -59,24 +65,25 @@ class IntegerFormat(NumberFormat):
         low, high = low.clamp(max=0), high.clamp(min=0)
         if spec.symmetric:
             # Unsigned formats keep zero point 0 here too, as documented: negative values become 0.
-            scale = torch.maximum(-low, high) / ((self.high - self.low) / 2)
-            return QParams(in_scale_type(scale.clamp_(min=SMALLEST_SCALE), spec))
-        scale = in_scale_type(((high - low) / (self.high - self.low)).clamp_(min=SMALLEST_SCALE), spec)
+            scale = torch.maximum(-low, high) / self.reach(spec)
+            return QParams(scale_format_of(spec).round(scale.clamp_(min=SMALLEST_SCALE)))
+        scale = scale_format_of(spec).round(((high - low) / (self.high - self.low)).clamp_(min=SMALLEST_SCALE))
         zero = (self.low - torch.round(low / scale.float())).clamp_(self.low, self.high)  # of infinite ranges NaN, which the run refuses
         return QParams(scale, zero.to(torch.int32))
 
     def _real_zero_point(self, low: Tensor, high: Tensor, spec: QTensorConfig) -> QParams:
         """The range is not widened to hold 0, and the zero point is neither rounded nor bounded."""
         scale = (high - low) / (self.high - self.low)
-        scale = in_scale_type(torch.where(scale <= SMALLEST_SCALE, torch.ones_like(scale), scale), spec)
+        scale = scale_format_of(spec).round(torch.where(scale <= SMALLEST_SCALE, torch.ones_like(scale), scale))
         return QParams(scale, -low / scale.float())
 
     def round_(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
         # A whole zero point moves codes, not ties: halfway values round to even as they do without it.
+        rounded = WHOLE_ROUNDINGS[self.rounding]
         if zero is not None and zero.is_floating_point():
-            t.add_(zero).round_()
+            rounded(t.add_(zero))
         else:
-            t.round_()
+            rounded(t)
             if zero is not None:
                 t.add_(zero)
         return t.clamp_(self.low, self.high)
@@ -103,12 +110,12 @@ class IntegerFormat(NumberFormat):
         stored = (
             zero.contiguous() if real else self._pack(zero.to(self.storage_dtype).contiguous(), order) if zero.ndim else self.encode(zero)
         )
-        return {"scale": scale.contiguous(), "zero_point": stored}
+        return {"scale": scale_format_of(spec).encode(scale.contiguous()), "zero_point": stored}
 
     def unpack_qparams(
         self, tensors: dict[str, Tensor], spec: QTensorConfig, granularity: Granularity, order: str, shape: tuple[int, ...]
     ) -> QParams:
-        scale = _laid_out(tensors["scale"], granularity).contiguous()
+        scale = scale_format_of(spec).decode(_laid_out(tensors["scale"], granularity).contiguous())
         stored = tensors.get("zero_point")
         if spec.symmetric or stored is None:
             return QParams(scale)
@@ -126,7 +133,7 @@ class IntegerFormat(NumberFormat):
     def _unpack(self, packed: Tensor, order: str, length: int) -> Tensor:
         if self.bits == 4:
             return packing.unpack_nibbles(packed, order, length, signed=self.signed)
-        return packing.unpack_bits(packed, self.bits, signed=self.signed) if self.bits < 4 else packed
+        return packing.unpack_bits(packed, self.bits, length, signed=self.signed) if self.bits < 4 else packed
 
 
 def _laid_out(x: Tensor, granularity: Granularity) -> Tensor:
@@ -141,3 +148,4 @@ INT4 = IntegerFormat(name="int4", bits=4, signed=True, storage_dtype=torch.int8)
 UINT4 = IntegerFormat(name="uint4", bits=4, signed=False, storage_dtype=torch.uint8)
 INT8 = IntegerFormat(name="int8", bits=8, signed=True, storage_dtype=torch.int8)
 UINT8 = IntegerFormat(name="uint8", bits=8, signed=False, storage_dtype=torch.uint8)
+INT16 = IntegerFormat(name="int16", bits=16, signed=True, storage_dtype=torch.int16)

@@ -1,50 +1,141 @@
-"""Scales: in which type they are kept, and the shared exponents of MX formats.
+"""Scales: in which number format they are kept, how an ideal scale is rounded to it, and the shared exponents of MX formats.
 
-Source: spec of the documented surface, §2.1 and §2.4; OCP Microscaling Formats v1.0.
+Source: spec of the documented surface, §2.1, §2.4 and §2.6; OCP Microscaling Formats v1.0.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
+import attrs
 import torch
 from torch import Tensor
 
 from quark.errors import ConfigError
 from quark.specs.enums import ScaleType
 from quark.specs.tensor import QTensorConfig
+from quark_schemes.formats.small_float import E4M3, E5M3, FloatShape, decode_small, encode_small, round_small_
 
 SMALLEST_SCALE = 2.0**-23
 """Floor of integer scales, float32's machine epsilon: smaller tensors become 0."""
 
+MODES = ("even", "floor", "ceil", "rceil")
+"""How the power of two of an MX block is chosen."""
+
 _BIAS = 127
 _MANTISSA = 23
-_NARROW = {ScaleType.float16: torch.float16, ScaleType.bfloat16: torch.bfloat16}
 
 
-def in_scale_type(scale: Tensor, spec: QTensorConfig) -> Tensor:
-    """Scales as they are kept: float32, unless the spec's ``scale_type`` names a 16-bit type, to which they are rounded first."""
-    narrow = _NARROW.get(spec.scale_type) if spec.scale_type is not None else None
-    return scale if narrow is None else scale.to(narrow)
+class ScaleFormat(ABC):
+    """In which numbers scales are kept. The three methods work on any shape."""
+
+    @abstractmethod
+    def round(self, ideal: Tensor) -> Tensor:
+        """Scales as they are used, of ideal ones (positive, float32)."""
+
+    def encode(self, scale: Tensor) -> Tensor:
+        """Scales as they lie in a checkpoint, of rounded ones."""
+        return scale
+
+    def decode(self, stored: Tensor) -> Tensor:
+        """The inverse of `encode`."""
+        return stored
 
 
-def shared_exponent_scale(amax: Tensor, mode: str, mantissa_bits: int, largest_exponent: int) -> Tensor:
+@attrs.frozen
+class PlainScales(ScaleFormat):
+    """Scales of a torch dtype; none is 0, however small the ideal one."""
+
+    dtype: torch.dtype
+
+    def round(self, ideal: Tensor) -> Tensor:
+        return ideal if self.dtype is torch.float32 else ideal.clamp(min=torch.finfo(self.dtype).tiny).to(self.dtype)
+
+
+@attrs.frozen
+class PowerOfTwoScales(ScaleFormat):
+    """Powers of two; the next one above an ideal scale, so that nothing saturates, unless the mode is ``"floor"``.
+
+    Attributes:
+        mode: ``"ceil"`` or ``"floor"``.
+        stored: What a checkpoint holds: float32, bytes (exponent + 127), or torch's own dtype of such bytes.
+    """
+
+    mode: str
+    stored: torch.dtype
+
+    def round(self, ideal: Tensor) -> Tensor:
+        return shared_exponent_scale(ideal, self.mode, 0, 0)
+
+    def encode(self, scale: Tensor) -> Tensor:
+        return scale if self.stored is torch.float32 else encode_e8m0(scale).view(self.stored)
+
+    def decode(self, stored: Tensor) -> Tensor:
+        return stored if self.stored is torch.float32 else decode_e8m0(stored.view(torch.uint8))
+
+
+@attrs.frozen
+class SmallFloatScales(ScaleFormat):
+    """Small floats. No scale is 0: where the ideal one is too small the smallest serves, which is still nearer than nothing."""
+
+    shape: FloatShape
+    stored: torch.dtype = torch.uint8
+
+    def round(self, ideal: Tensor) -> Tensor:
+        return round_small_(ideal.clone(), self.shape).clamp_(min=self.shape.smallest)
+
+    def encode(self, scale: Tensor) -> Tensor:
+        return encode_small(scale * self.shape.to_own_exponents, self.shape).view(self.stored)
+
+    def decode(self, stored: Tensor) -> Tensor:
+        return decode_small(stored.view(torch.uint8), self.shape)
+
+
+_BY_TYPE: dict[ScaleType, ScaleFormat] = {
+    ScaleType.float16: PlainScales(torch.float16),
+    ScaleType.bfloat16: PlainScales(torch.bfloat16),
+    ScaleType.float8_e5m3: SmallFloatScales(E5M3),
+}
+_BY_FORMAT: dict[str, ScaleFormat] = {
+    "e4m3": SmallFloatScales(E4M3, torch.float8_e4m3fn),
+    "e5m3": SmallFloatScales(E5M3),
+}
+_STORED_POWERS = {ScaleType.pof2: torch.float32, ScaleType.float8_e8m0fnu: torch.float8_e8m0fnu}
+
+
+def scale_format_of(spec: QTensorConfig) -> ScaleFormat:
+    """In which numbers the scales of a spec are kept: by its ``scale_format``, else by its ``scale_type``; float32 where both leave it open."""
+    if spec.scale_format in _BY_FORMAT:
+        return _BY_FORMAT[spec.scale_format]
+    if spec.scale_format == "e8m0" or spec.scale_type in _STORED_POWERS:
+        stored = torch.uint8 if spec.scale_type not in _STORED_POWERS else _STORED_POWERS[spec.scale_type]
+        return PowerOfTwoScales("floor" if spec.scale_calculation_mode == "floor" else "ceil", stored)
+    return _BY_TYPE.get(spec.scale_type, PlainScales(torch.float32)) if spec.scale_type else PlainScales(torch.float32)
+
+
+def shared_exponent_scale(amax: Tensor, mode: str, mantissa_bits: int, largest_exponent: int, largest: float = 1.0) -> Tensor:
     """The power of two that a block shares, float32, in ``[2^-127, 2^127]``.
 
     Args:
         amax: Largest magnitude of each block, float32, any shape.
-        mode: ``"even"`` rounds ``amax`` to the element's mantissa first, ``"floor"`` takes its exponent, ``"ceil"`` the next power of two.
+        mode: ``"even"`` rounds ``amax`` to the element's mantissa first, ``"floor"`` takes its exponent, ``"ceil"`` the next power of two;
+            ``"rceil"`` is the smallest power of two with which nothing saturates.
         mantissa_bits: Of the element format.
         largest_exponent: Of the element format, such as 2 for E2M1 (largest value 6).
+        largest: Largest value of the element format; for ``"rceil"`` only.
 
     Raises:
         ConfigError: The mode is unknown.
     """
+    if mode not in MODES:
+        raise ConfigError(f"scale_calculation_mode={mode!r} is unknown: use one of {', '.join(MODES)}")
+    if mode == "rceil":
+        amax, mode, largest_exponent = amax / largest, "ceil", 0
     bits = amax.contiguous().view(torch.int32)
     if mode == "even":
         bits = bits + (1 << (_MANTISSA - mantissa_bits - 1))
     elif mode == "ceil":
         bits = bits + ((1 << _MANTISSA) - 1)
-    elif mode != "floor":
-        raise ConfigError(f"scale_calculation_mode={mode!r} is unknown: use even, floor or ceil")
     exponent = (bits >> _MANTISSA).sub_(_BIAS + largest_exponent).clamp_(-_BIAS, _BIAS)
     scale = power_of_two(exponent)
     # An empty block needs some scale: the smallest normal number, as the reference writes it, serves processors that flush subnormal ones.

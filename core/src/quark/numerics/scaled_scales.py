@@ -1,0 +1,155 @@
+"""ScaledScales: two stages, of which the second quantizes the scales of the first. NVFP4 and its relatives.
+
+``value = code · block scale · outer scale``: the block scales are in a small format, relative to one outer scale over the whole tensor, with
+which the largest of them is the largest value of that format. Source: spec of the documented surface, §2.6.
+"""
+
+from __future__ import annotations
+
+import attrs
+import torch
+from torch import Tensor
+
+from quark.numerics.granularity import Granularity, PerTensor
+from quark.numerics.observer import Observer
+from quark.numerics.qparams import QParams
+from quark.numerics.stage import StageQuantizer
+from quark.specs.tensor import QTensorConfig
+
+_OUTER_OF_ZEROS = 2.0**-23
+
+
+@attrs.frozen(eq=False)
+class ScaledScales:
+    """See `quark.numerics.quantizer.TensorQuantizer` for what each method promises.
+
+    `QParams` hold the block scales as values of the second stage's format, and the outer scale. Of activations whose blocks are dynamic
+    only the outer scale is kept, as ``scale``: block scales are found at each call.
+
+    Attributes:
+        blocks: The first stage; its scales are in float32.
+        scales: The second stage: one scale over the whole tensor.
+    """
+
+    blocks: StageQuantizer
+    scales: StageQuantizer
+
+    @property
+    def spec(self) -> tuple[QTensorConfig, ...]:
+        """Both stages."""
+        return (self.blocks.spec, self.scales.spec)
+
+    @property
+    def granularity(self) -> Granularity:
+        """Of the first stage."""
+        return self.blocks.granularity
+
+    @property
+    def is_dynamic(self) -> bool:
+        """Whether nothing is found beforehand, not even the outer scale."""
+        return self.scales.is_dynamic
+
+    @property
+    def is_float(self) -> bool:
+        """Never."""
+        return False
+
+    @property
+    def has_tensor_scale(self) -> bool:
+        """Always: the outer scale."""
+        return True
+
+    @property
+    def _keeps_outer_only(self) -> bool:
+        return self.blocks.is_dynamic and not self.is_dynamic
+
+    def problem(self, shape: tuple[int, ...]) -> str | None:
+        if not isinstance(self.scales.granularity, PerTensor):
+            return f"scales are quantized with one scale over all of them: set qscheme=per_tensor in the second stage, {_name(self.scales)}"
+        if self.blocks.spec.symmetric is False:
+            return f"scales of {_name(self.blocks)} with zero points cannot be quantized: set symmetric=True"
+        return self.blocks.problem(shape) or self.scales.problem(())
+
+    def observer(self) -> Observer:
+        return self.scales.observer()
+
+    def qparams_from(self, observer: Observer) -> QParams:
+        return QParams(self._outer(observer))
+
+    def find_qparams(self, x: Tensor, shared: Observer | None = None) -> QParams:
+        observer = shared or self._seen(x)
+        return self._blocks_under(x, self._outer(observer))
+
+    def round_to_nearest(self, x: Tensor, *, out: Tensor | None = None) -> tuple[Tensor, QParams]:
+        qparams = self.find_qparams(x)
+        return self.blocks.fake_quantize(x, qparams, out=out), qparams
+
+    def fake_quantize(self, x: Tensor, qparams: QParams | None = None, *, out: Tensor | None = None) -> Tensor:
+        return self.blocks.fake_quantize(x, self._complete(x, qparams), out=out)
+
+    def quantize(self, x: Tensor, qparams: QParams) -> Tensor:
+        return self.blocks.quantize(x, self._complete(x, qparams))
+
+    def codes_of(self, values: Tensor, qparams: QParams) -> Tensor:
+        return self.blocks.codes_of(values, qparams)
+
+    def dequantize(self, codes: Tensor, qparams: QParams) -> Tensor:
+        return self.blocks.dequantize(codes, qparams)
+
+    def pack(self, codes: Tensor, qparams: QParams, *, order: str = "reorder") -> dict[str, Tensor]:
+        return {"": self.blocks.format.pack(codes, self.granularity, order), **self.pack_qparams(qparams, order=order)}
+
+    def pack_qparams(self, qparams: QParams, *, order: str = "reorder") -> dict[str, Tensor]:
+        if qparams.outer_scale is None:
+            return {"scale_2": qparams.scale}
+        encoded = attrs.evolve(qparams, scale=self.scales.format.encode(qparams.scale))
+        return {**self.blocks.pack_qparams(encoded, order=order), "scale_2": qparams.outer_scale}
+
+    def unpack(self, tensors: dict[str, Tensor], shape: tuple[int, ...], *, order: str = "reorder") -> tuple[Tensor, QParams]:
+        codes = self.blocks.format.unpack(tensors[""], self.granularity, order, shape)
+        return codes, self.unpack_qparams(tensors, shape, order=order)
+
+    def unpack_qparams(self, tensors: dict[str, Tensor], shape: tuple[int, ...], *, order: str = "reorder") -> QParams:
+        if "scale" not in tensors:
+            return QParams(tensors["scale_2"])
+        stored = self.blocks.unpack_qparams(tensors, shape, order=order)
+        return QParams(self.scales.format.decode(stored.scale), stored.zero_point, tensors["scale_2"])
+
+    def empty_qparams(self, shape: tuple[int, ...], device: str) -> QParams:
+        outer = torch.ones((), dtype=torch.float32, device=device)
+        if self._keeps_outer_only:
+            return QParams(outer)
+        return QParams(torch.ones(self.granularity.scale_shape(shape), dtype=torch.float32, device=device), None, outer)
+
+    def _seen(self, x: Tensor) -> Observer:
+        observer = self.observer()
+        observer.observe(x if x.numel() else x.new_zeros(1))
+        return observer
+
+    def _outer(self, observer: Observer) -> Tensor:
+        """The outer scale of a range: one division by both reaches, so that nothing is rounded in between."""
+        low, high = observer.range()
+        amax = torch.maximum(-low, high)
+        outer = amax / (self.blocks.format.reach(self.blocks.spec) * self.scales.format.reach(self.scales.spec))
+        return torch.where(outer == 0, _OUTER_OF_ZEROS, outer)
+
+    def _blocks_under(self, x: Tensor, outer: Tensor) -> QParams:
+        """Block scales of ``x`` relative to ``outer``."""
+        if x.numel() == 0:
+            return QParams(torch.ones(self.granularity.scale_shape(tuple(x.shape)), device=x.device), None, outer)
+        observer = self.blocks.observer()
+        observer.observe(x)
+        low, high = observer.range()
+        relative = torch.maximum(-low, high) / (outer * self.blocks.format.reach(self.blocks.spec))
+        scale = self.scales.format.round_(relative)
+        # A scale that is too small for its format makes its block 0, whatever it is replaced by; 1 divides without harm.
+        return QParams(torch.where(scale == 0, 1.0, scale), None, outer)
+
+    def _complete(self, x: Tensor, qparams: QParams | None) -> QParams:
+        if qparams is None:
+            return self.find_qparams(x)
+        return self._blocks_under(x, qparams.scale) if qparams.outer_scale is None else qparams
+
+
+def _name(stage: StageQuantizer) -> str:
+    return stage.spec.dtype.name

@@ -1,0 +1,140 @@
+"""Block floating point: whole mantissas under a power of two that a block shares. MXINT8, BFP16.
+
+A value is ``mantissa · 2^(E − fraction bits)``; ``E`` is the exponent of the block's largest magnitude and lies in a checkpoint as a byte,
+E + 127. Zero points there are none.
+
+Source: OCP Microscaling Formats v1.0 (MXINT8); spec of the documented surface, §2.4 and §2.5.
+"""
+
+from __future__ import annotations
+
+import attrs
+import torch
+from torch import Tensor
+
+from quark.errors import ConfigError
+from quark.numerics import Granularity, NumberFormat, QParams
+from quark.specs.enums import Dtype, QSchemeType, RoundType
+from quark.specs.layer import TensorSpec
+from quark.specs.tensor import QTensorConfig
+from quark_schemes.formats.scales import MODES, decode_e8m0, encode_e8m0, shared_exponent_scale
+from quark_schemes.formats.small_float import WHOLE_ROUNDINGS
+
+_SMALLEST = 2.0**-126
+
+
+@attrs.frozen(kw_only=True)
+class BlockFloat(NumberFormat):
+    """Mantissas in two's complement that share an exponent.
+
+    Attributes:
+        low, high: Bounds of the mantissa.
+        fraction_bits: Bits of the mantissa behind the point.
+        block: The documented size of a block.
+        grows: Whether the exponent is one higher where the largest value would round beyond ``high``; without, it saturates.
+        modes: Of ``scale_calculation_mode``, those that count; the first is the default. Empty: the exponent is that of the largest value.
+        even_bits: Mantissa bits to which mode ``"even"`` rounds the largest value.
+    """
+
+    name: str
+    bits: float
+    storage_dtype: torch.dtype
+    low: int
+    high: int
+    fraction_bits: int
+    block: int
+    grows: bool = False
+    modes: tuple[str, ...] = ()
+    even_bits: int = 0
+    rounding: RoundType = RoundType.half_even
+    default_observer: str = "PerBlockMXObserver"
+
+    def settled(self, spec: QTensorConfig) -> TensorSpec:
+        return attrs.evolve(
+            spec,
+            qscheme=QSchemeType.per_group,
+            ch_axis=-1 if spec.ch_axis is None else spec.ch_axis,
+            group_size=self.block if spec.group_size is None else spec.group_size,
+            is_dynamic=spec.is_dynamic is not False,
+            # Where the exponent depends on which end of the range is the largest, observers must tell the two apart.
+            symmetric=not self.grows,
+            observer_cls=spec.observer_cls or self.default_observer,
+        )
+
+    def for_spec(self, spec: QTensorConfig) -> BlockFloat:
+        return self if spec.round_method in (None, self.rounding) else attrs.evolve(self, rounding=spec.round_method)
+
+    def spec_problem(self, spec: QTensorConfig) -> str | None:
+        if self.modes and spec.scale_calculation_mode not in (None, *self.modes):
+            return f"scale_calculation_mode={spec.scale_calculation_mode!r} is unknown: use one of {', '.join(self.modes)}"
+        return None
+
+    def by_reciprocal(self, spec: QTensorConfig) -> bool:
+        return True  # exact: scales are powers of two, none so small that its reciprocal overflows
+
+    def reach(self, spec: QTensorConfig) -> float:
+        return float(self.high)
+
+    def qparams(self, low: Tensor, high: Tensor, spec: QTensorConfig) -> QParams:
+        amax = torch.maximum(-low, high)
+        mode = (spec.scale_calculation_mode or self.modes[0]) if self.modes else "floor"
+        # In units of the mantissa's last place the largest value is 2^fraction_bits, or more.
+        scale = shared_exponent_scale(amax, mode, self.even_bits, 0, self.high / (1 << self.fraction_bits))
+        scale = (scale * 2.0**-self.fraction_bits).clamp(min=_SMALLEST)
+        if self.grows:
+            scale = torch.where(WHOLE_ROUNDINGS[self.rounding](high / scale) > self.high, scale * 2, scale)
+        return QParams(scale)
+
+    def round_(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
+        return WHOLE_ROUNDINGS[self.rounding](t).clamp_(self.low, self.high)
+
+    def encode(self, t: Tensor) -> Tensor:
+        return t.to(self.storage_dtype)
+
+    def decode(self, codes: Tensor) -> Tensor:
+        return codes.float()
+
+    def pack(self, codes: Tensor, granularity: Granularity, order: str) -> Tensor:
+        return codes
+
+    def unpack(self, packed: Tensor, granularity: Granularity, order: str, shape: tuple[int, ...]) -> Tensor:
+        return packed
+
+    def pack_qparams(self, qparams: QParams, spec: QTensorConfig, granularity: Granularity, order: str) -> dict[str, Tensor]:
+        return {"scale": encode_e8m0(qparams.scale * 2.0**self.fraction_bits)}
+
+    def unpack_qparams(
+        self, tensors: dict[str, Tensor], spec: QTensorConfig, granularity: Granularity, order: str, shape: tuple[int, ...]
+    ) -> QParams:
+        return QParams(decode_e8m0(tensors["scale"]) * 2.0**-self.fraction_bits)
+
+
+@attrs.frozen(kw_only=True)
+class MxFormat(BlockFloat):
+    """The documented ``mx``: the spec names its elements' format beside it. Integer elements are this class's own."""
+
+    element: Dtype
+
+    def settled(self, spec: QTensorConfig) -> TensorSpec:
+        if spec.mx_element_dtype is None:
+            raise ConfigError("Dtype.mx needs mx_element_dtype: Dtype.int8, fp4, fp6_e2m3, fp6_e3m2, fp8_e4m3 or fp8_e5m2")
+        found = super().settled(spec)
+        assert isinstance(found, QTensorConfig)
+        if spec.mx_element_dtype is self.element:
+            return found
+        return attrs.evolve(found, dtype=spec.mx_element_dtype, mx_element_dtype=None, scale_format="e8m0", symmetric=None)
+
+
+MX = MxFormat(
+    name="mx",
+    bits=8,
+    storage_dtype=torch.int8,
+    low=-127,
+    high=127,
+    fraction_bits=6,
+    block=32,
+    modes=MODES,
+    even_bits=8,
+    element=Dtype.int8,
+)
+BFP16 = BlockFloat(name="bfp16", bits=8, storage_dtype=torch.int8, low=-128, high=127, fraction_bits=6, block=8, grows=True)

@@ -1,0 +1,133 @@
+"""Arithmetic of small floating-point numbers: rounding, encoding and decoding as pure functions of a `FloatShape`.
+
+Rounding adds and takes away a power of two so large that only the wanted bits of a value survive the sum: the processor then rounds half
+to even by itself. Encoding multiplies by a power of two that puts the format's exponents, subnormal numbers included, where float32 has
+its own, so that a shift gives the code. No tables, no searches.
+
+Source: OCP 8-bit Floating Point Specification v1.0; OCP Microscaling Formats v1.0; spec of the documented surface, §2.2–2.4.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import attrs
+import torch
+from torch import Tensor
+
+from quark.specs.enums import RoundType
+
+FLOAT32_BIAS = 127
+FLOAT32_MANTISSA = 23
+_EXPONENT = 0x7F800000
+
+
+def round_half_away(t: Tensor) -> Tensor:
+    """Round to whole numbers in place, halfway values away from zero."""
+    down = t.trunc()
+    return torch.where((t - down).abs_() >= 0.5, down + t.sign(), down, out=t)
+
+
+WHOLE_ROUNDINGS: dict[RoundType, Callable[[Tensor], Tensor]] = {
+    RoundType.half_even: torch.Tensor.round_,
+    RoundType.floor: torch.Tensor.floor_,
+    RoundType.round: round_half_away,
+}
+"""Rounding to whole numbers, in place, by documented method."""
+
+
+@attrs.frozen(kw_only=True)
+class FloatShape:
+    """What a small float is made of.
+
+    Attributes:
+        exponent_bits, mantissa_bits, bias: Of the format.
+        largest: Largest finite value, to which larger ones saturate.
+        signed: Whether there is a sign bit; without, negative values become 0.
+        keeps_signed_zero: Whether −0, and small negative values that round to it, stay −0.
+    """
+
+    exponent_bits: int
+    mantissa_bits: int
+    bias: int
+    largest: float
+    signed: bool = True
+    keeps_signed_zero: bool = False
+
+    @property
+    def bits(self) -> int:
+        """Bits of one code."""
+        return self.exponent_bits + self.mantissa_bits + self.signed
+
+    @property
+    def largest_exponent(self) -> int:
+        """Exponent of the largest value."""
+        return math.frexp(self.largest)[1] - 1
+
+    @property
+    def smallest(self) -> float:
+        """The smallest positive value, a subnormal number."""
+        return 2.0 ** (1 - self.bias - self.mantissa_bits)
+
+    @property
+    def to_own_exponents(self) -> float:
+        """Factor that puts this format's exponents where float32 has its own."""
+        return 2.0 ** (self.bias - FLOAT32_BIAS)
+
+
+def round_small_(t: Tensor, shape: FloatShape, rounding: RoundType = RoundType.half_even) -> Tensor:
+    """Round float32 values in place to those of ``shape``, saturating; NaN stays. Returns ``t``.
+
+    Args:
+        t: Values, any shape.
+        shape: The format.
+        rounding: Half to even; ``floor`` towards −∞; ``round`` halfway values away from zero.
+    """
+    t.clamp_(-shape.largest if shape.signed else 0.0, shape.largest)
+    exponent = _spacing_exponent(t, shape)
+    if rounding is not RoundType.half_even:
+        spacing = (exponent - (shape.mantissa_bits << FLOAT32_MANTISSA)).view(torch.float32)
+        return t.copy_(WHOLE_ROUNDINGS[rounding](t / spacing).mul_(spacing))
+    # 1.5 · 2^(exponent + 23 − mantissa bits): adding it leaves exactly the wanted mantissa bits.
+    magic = exponent.add_(((FLOAT32_MANTISSA - shape.mantissa_bits) << FLOAT32_MANTISSA) | (1 << (FLOAT32_MANTISSA - 1)))
+    offset = magic.view(torch.float32)
+    if not shape.keeps_signed_zero:
+        return t.add_(offset).sub_(offset)
+    rounded = torch.add(t, offset).sub_(offset)
+    return torch.copysign(rounded, t, out=t)
+
+
+def _spacing_exponent(t: Tensor, shape: FloatShape) -> Tensor:
+    """Each value's exponent field, not below that of the smallest normal number: subnormal numbers share its spacing."""
+    smallest = (1 - shape.bias + FLOAT32_BIAS) << FLOAT32_MANTISSA
+    return t.view(torch.int32).bitwise_and(_EXPONENT).clamp_(min=smallest)
+
+
+def encode_small(scaled: Tensor, shape: FloatShape) -> Tensor:
+    """Codes, uint8, of values of the format multiplied by ``shape.to_own_exponents``. ``scaled`` is not kept."""
+    # The arithmetic shift leaves exponent and mantissa at the bottom, and copies of the sign above them.
+    bits = scaled.view(torch.int32).bitwise_right_shift_(FLOAT32_MANTISSA - shape.mantissa_bits)
+    if not shape.signed:
+        return bits.to(torch.uint8)
+    sign_bit = 1 << (shape.bits - 1)
+    magnitude = bits.bitwise_and(sign_bit - 1)
+    return magnitude.bitwise_or_(bits.bitwise_right_shift_(31).bitwise_and_(sign_bit)).to(torch.uint8)
+
+
+def decode_small(codes: Tensor, shape: FloatShape) -> Tensor:
+    """Float32 values of uint8 codes; the inverse of `encode_small`."""
+    bits = codes.to(torch.int32)
+    magnitude_bits = shape.bits - shape.signed
+    magnitude = bits.bitwise_and((1 << magnitude_bits) - 1).bitwise_left_shift_(FLOAT32_MANTISSA - shape.mantissa_bits)
+    if shape.signed:
+        magnitude.bitwise_or_(bits.bitwise_and_(1 << magnitude_bits).bitwise_left_shift_(31 - magnitude_bits))
+    return magnitude.view(torch.float32).mul_(1 / shape.to_own_exponents)
+
+
+E4M3 = FloatShape(exponent_bits=4, mantissa_bits=3, bias=7, largest=448.0, keeps_signed_zero=True)
+E5M2 = FloatShape(exponent_bits=5, mantissa_bits=2, bias=15, largest=57344.0, keeps_signed_zero=True)
+E5M3 = FloatShape(exponent_bits=5, mantissa_bits=3, bias=15, largest=114688.0, signed=False)
+E3M2 = FloatShape(exponent_bits=3, mantissa_bits=2, bias=3, largest=28.0)
+E2M3 = FloatShape(exponent_bits=2, mantissa_bits=3, bias=1, largest=7.5)
+E2M1 = FloatShape(exponent_bits=2, mantissa_bits=1, bias=1, largest=6.0)

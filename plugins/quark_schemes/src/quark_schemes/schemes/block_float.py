@@ -1,0 +1,31 @@
+"""Block floating point schemes: BFP16, and shared microexponents."""
+
+from __future__ import annotations
+
+from quark.specs.layer import QLayerConfig
+from quark_schemes.specs.block_float import BFP16Spec, MX6Spec, MX9Spec
+from quark_schemes.specs.options import OneStageSpec
+
+
+def _both(helper: OneStageSpec) -> QLayerConfig:
+    spec = helper.to_quantization_spec()
+    return QLayerConfig(weight=spec, input_tensors=spec)
+
+
+def bfp16() -> QLayerConfig:
+    """BFP16 weights and activations, an exponent for eight values."""
+    return _both(BFP16Spec(ch_axis=-1))
+
+
+def mx6(block_size: int = 16) -> QLayerConfig:
+    """MX6 weights and activations.
+
+    Args:
+        block_size: Values that share an exponent: 16 by the format's definition and since 0.13; 32 was the default before.
+    """
+    return _both(MX6Spec(ch_axis=-1, block_size=block_size))
+
+
+def mx9(block_size: int = 16) -> QLayerConfig:
+    """MX9 weights and activations; ``block_size`` as for `mx6`."""
+    return _both(MX9Spec(ch_axis=-1, block_size=block_size))

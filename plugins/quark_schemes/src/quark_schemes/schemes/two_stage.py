@@ -1,0 +1,63 @@
+"""Schemes whose scales are quantized themselves, or whose weights are quantized twice."""
+
+from __future__ import annotations
+
+from quark.specs.layer import QLayerConfig
+from quark_schemes.specs.float8 import FP8E4M3PerTensorSpec, FP8E5M3PerTensorSpec
+from quark_schemes.specs.integer import Int4PerChannelSpec
+from quark_schemes.specs.microscaling import AmdFP4Spec, FP4PerGroupSpec
+from quark_schemes.specs.options import OneStageSpec
+from quark_schemes.specs.two_stage import ProgressiveSpec, ScaleQuantSpec
+
+
+def _fp4_under(scales: OneStageSpec, group_size: int) -> QLayerConfig:
+    """FP4 weights and activations in groups whose scales ``scales`` quantizes; activations' block scales are dynamic, the outer is static."""
+    weight, activation = (
+        ScaleQuantSpec(FP4PerGroupSpec(ch_axis=-1, group_size=group_size, is_dynamic=dynamic, scale_type="float32"), scales)
+        for dynamic in (False, True)
+    )
+    return QLayerConfig(weight=weight.to_quantization_spec(), input_tensors=activation.to_quantization_spec())
+
+
+def nvfp4() -> QLayerConfig:
+    """FP4 in groups of 16, E4M3 scales, one more scale over all of them."""
+    return _fp4_under(FP8E4M3PerTensorSpec(scale_type="float32", is_dynamic=False), 16)
+
+
+def amdfp4_with_global_scale(group_size: int) -> QLayerConfig:
+    """FP4 in groups of 16 or 32, E5M3 scales, one more scale over all of them."""
+    return _fp4_under(FP8E5M3PerTensorSpec(scale_type="float32", is_dynamic=False), group_size)
+
+
+def amdfp4_global16() -> QLayerConfig:
+    """FP4 in groups of 16, E5M3 scales, one more scale over all of them."""
+    return amdfp4_with_global_scale(16)
+
+
+def amdfp4_global32() -> QLayerConfig:
+    """FP4 in groups of 32, E5M3 scales, one more scale over all of them."""
+    return amdfp4_with_global_scale(32)
+
+
+def amdfp4_in_groups(group_size: int) -> QLayerConfig:
+    """FP4 weights and dynamic activations in groups of 16 or 32 with E5M3 scales."""
+    weight, activation = (AmdFP4Spec(ch_axis=-1, group_size=group_size, is_dynamic=dynamic) for dynamic in (False, True))
+    return QLayerConfig(weight=weight.to_quantization_spec(), input_tensors=activation.to_quantization_spec())
+
+
+def amdfp4() -> QLayerConfig:
+    """FP4 weights and dynamic activations, groups of 16, E5M3 scales."""
+    return amdfp4_in_groups(16)
+
+
+def amdfp4_g32() -> QLayerConfig:
+    """FP4 weights and dynamic activations, groups of 32, E5M3 scales."""
+    return amdfp4_in_groups(32)
+
+
+def int4_fp8() -> QLayerConfig:
+    """Weights first in E4M3, one scale, then from there in INT4, a scale per channel; dynamic E4M3 activations."""
+    first = FP8E4M3PerTensorSpec(scale_type="float32", is_dynamic=False)
+    weight = ProgressiveSpec(first, Int4PerChannelSpec(ch_axis=0, scale_type="float32", is_dynamic=False))
+    activation = FP8E4M3PerTensorSpec(scale_type="float32", is_dynamic=True)
+    return QLayerConfig(weight=weight.to_quantization_spec(), input_tensors=activation.to_quantization_spec())
