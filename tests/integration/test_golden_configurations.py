@@ -28,7 +28,7 @@ def request(scheme: str) -> QConfig:
 
 
 def test_the_schemes_of_this_version_are_recorded() -> None:
-    assert len(SCHEMES) >= 14
+    assert len(SCHEMES) >= 23
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)

@@ -129,6 +129,7 @@ _COLUMNS: dict[str, tuple[Column, ...]] = {
         ("bits", _number("effective_bits")),
         ("calibration", _when("needs_calibration", "needed")),
         ("KV cache", _when("kv_cache", "yes")),
+        ("loaded by", _joined("clients")),
     ),
     "algorithms": (("algorithm", _name), ("kind", _text("kind")), ("runs", _when("configuration_only", "configuration only"))),
     "templates": (("template", _name), ("decoder blocks", _text("decoder_blocks")), ("left in float", _joined("exclude_layers_name"))),

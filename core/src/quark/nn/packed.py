@@ -7,7 +7,7 @@ that come from packing meta tensors: there is no second formula for them.
 from __future__ import annotations
 
 import copy
-from functools import lru_cache
+from functools import cache, lru_cache
 from typing import Any
 
 import torch
@@ -19,8 +19,24 @@ from quark.numerics import quantizer_for
 from quark.numerics.quantizer import TensorQuantizer
 from quark.specs.layer import QLayerConfig, TensorSpec
 
+PREFIXES = {"weight": "weight", "bias": "bias", "input_tensors": "input", "output_tensors": "output"}
+"""Field of a `QLayerConfig` → first word of its tensors' names in a checkpoint."""
+
 SLOTS = {"weight": "weight_quantizer", "bias": "bias_quantizer", "input_tensors": "input_quantizer", "output_tensors": "output_quantizer"}
 """Field of a `QLayerConfig` → submodule that holds its scales."""
+
+
+@cache
+def is_flat(suffix: str) -> bool:
+    """Whether a stored scale lies beside the weight under its checkpoint name (``weight_scale_2``), and not in a submodule.
+
+    transformers looks there for what belongs to second stages; up to 5.19 its loader renamed those names too.
+    """
+    if not suffix.endswith("_2"):
+        return False
+    from transformers.quantizers import quantizer_quark  # only where a checkpoint of two stages is read, which transformers does anyway
+
+    return hasattr(quantizer_quark, "CHECKPOINT_KEYS")
 
 
 class PackedScales(nn.Module):
@@ -53,6 +69,7 @@ class PackedLayer(nn.Module):
         self.layer_config = config
         self.order = order
         self.weight_shape, self.dtype = tuple(weight.shape), weight.dtype
+        self._flat: dict[str, tuple[str, str]] = {}
         self._register("weight", config.weight, weight)
         self._register("bias", config.bias, bias)
         for slot in ("input_tensors", "output_tensors"):
@@ -69,11 +86,22 @@ class PackedLayer(nn.Module):
         else:
             packed = packed_meta(quantizer_for(spec, activation=False), tuple(tensor.shape), self.order)
             self.register_buffer(slot, packed.pop(""))
-            setattr(self, SLOTS[slot], PackedScales(packed))
+            self._store(slot, packed)
 
     def _register_scales(self, slot: str, quantizer: TensorQuantizer, shape: tuple[int, ...]) -> None:
         if not (quantizer.is_dynamic or quantizer.is_float):
-            setattr(self, SLOTS[slot], PackedScales(quantizer.pack_qparams(quantizer.empty_qparams(shape, "meta"), order=self.order)))
+            self._store(slot, quantizer.pack_qparams(quantizer.empty_qparams(shape, "meta"), order=self.order))
+
+    def _store(self, slot: str, scales: dict[str, Tensor]) -> None:
+        setattr(self, SLOTS[slot], PackedScales({suffix: t for suffix, t in scales.items() if not is_flat(suffix)}))
+        for suffix in filter(is_flat, scales):
+            self._flat[f"{PREFIXES[slot]}_{suffix}"] = (slot, suffix)
+            self.register_buffer(f"{PREFIXES[slot]}_{suffix}", scales[suffix])
+
+    def _stored(self, slot: str) -> dict[str, Tensor]:
+        inner: PackedScales | None = getattr(self, SLOTS[slot], None)
+        flat = {suffix: getattr(self, name) for name, (owner, suffix) in self._flat.items() if owner == slot}
+        return flat if inner is None else {**inner.tensors(), **flat}
 
     @torch.no_grad()
     def unpack(self) -> QuantizedLayer:
@@ -84,9 +112,9 @@ class PackedLayer(nn.Module):
         for slot in ("weight", "bias"):
             made._parameters[slot] = self._values(slot, getattr(made, SLOTS[slot]))
         for slot in ("input_tensors", "output_tensors"):
-            target, stored = getattr(made, SLOTS[slot]), getattr(self, SLOTS[slot], None)
-            if target is not None and stored is not None:
-                target.set_qparams(target.quantizer.unpack_qparams(stored.tensors(), (1,), order=self.order))
+            target, stored = getattr(made, SLOTS[slot]), self._stored(slot)
+            if target is not None and stored:
+                target.set_qparams(target.quantizer.unpack_qparams(stored, (1,), order=self.order))
         return made.train(self.training)
 
     def _values(self, slot: str, target: QuantizerModule | None) -> nn.Parameter | None:
@@ -94,7 +122,7 @@ class PackedLayer(nn.Module):
         if stored is None or target is None:
             return stored
         shape = self.weight_shape if slot == "weight" else tuple(stored.shape)
-        tensors = {"": stored, **getattr(self, SLOTS[slot]).tensors()}
+        tensors = {"": stored, **self._stored(slot)}
         codes, qparams = target.quantizer.unpack(tensors, shape, order=self.order)
         target.set_qparams(qparams)
         return nn.Parameter(target.quantizer.dequantize(codes, qparams).to(self.dtype), requires_grad=False)
@@ -103,7 +131,7 @@ class PackedLayer(nn.Module):
         """The quantized layer's forward; the first call unpacks, and lets the packed tensors go."""
         if self._ready is None:
             self._ready = self.unpack()
-            for name in ("weight", "bias", *SLOTS.values()):
+            for name in ("weight", "bias", *SLOTS.values(), *self._flat):
                 if name in self._buffers or name in self._parameters or name in self._modules:
                     delattr(self, name)
         found: Tensor = self._ready(*args, **kwargs)

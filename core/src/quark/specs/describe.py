@@ -30,7 +30,7 @@ def _describe_stage(stage: QTensorConfig) -> str:
         QSchemeType.per_channel: f"channel {stage.ch_axis}",
         QSchemeType.per_group: f"group {stage.group_size}",
         QSchemeType.per_block: f"block {stage.block_size}",
-        None: "",
+        None: f"block {stage.group_size}" if stage.group_size else "",
     }[stage.qscheme]
     asymmetric = " asym" if stage.symmetric is False else ""
     scale = f" {stage.scale_format}" if stage.scale_format not in (None, "float32") else ""
@@ -39,7 +39,11 @@ def _describe_stage(stage: QTensorConfig) -> str:
 
 def describe_activation(spec: TensorSpec | None) -> str:
     """As `describe_spec`, and when the range is found: ``fp8_e4m3/tensor static``."""
-    return "float" if spec is None else f"{describe_spec(spec)} {'dynamic' if stages(spec)[0].is_dynamic else 'static'}"
+    if spec is None:
+        return "float"
+    first, last = stages(spec)[0], stages(spec)[-1]
+    when = {True: " dynamic", False: " static", None: " dynamic" if first.group_size else ""}[first.is_dynamic]
+    return f"{describe_spec(spec)}{when}{' under static' if first.is_dynamic and last.is_dynamic is False else ''}"
 
 
 def describe_layer(layer: QLayerConfig | None) -> str:
@@ -93,11 +97,13 @@ def _format(stage: QTensorConfig) -> str:
 def _scale_bits(stage: QTensorConfig) -> int:
     if stage.scale_format is not None:
         return _SCALE_BITS[stage.scale_format]
+    if stage.qscheme is None:
+        return 8  # a block's shared exponent
     return 32 if stage.scale_type is None else _SCALE_TYPE_BITS.get(stage.scale_type, 32)
 
 
 def _elements_per_scale(stage: QTensorConfig) -> int | None:
     """Elements that share a scale, where that does not depend on the tensor's shape."""
-    if stage.qscheme is QSchemeType.per_group and stage.group_size is not None and stage.group_size > 0:
+    if stage.qscheme in (QSchemeType.per_group, None) and stage.group_size is not None and stage.group_size > 0:
         return stage.group_size
     return prod(stage.block_size) if stage.qscheme is QSchemeType.per_block and stage.block_size is not None else None

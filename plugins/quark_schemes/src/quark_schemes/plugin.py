@@ -141,12 +141,13 @@ def _two_stage_schemes() -> Iterator[SchemeRecord]:
     amd = "FP4 weights and dynamic activations, groups of {}, E5M3 scales"
     yield _scheme("amdfp4", "two_stage", amd.format(16), _TRANSFORMERS, "AmdFP4Scheme")
     yield _scheme("amdfp4_g32", "two_stage", amd.format(32), _TRANSFORMERS, "AmdFP4Scheme")
+    # Runtimes fuse query, key and value projections, and gate and up, of this scheme: each such group has one outer scale.
     shared: dict[str, Any] = {"shares_global_scale": True}
     nv = "FP4 weights and activations, groups of 16, E4M3 scales under one more scale"
     classes = ("FP4Block16ScaleE4M3Scheme", "AmdFP4GlobalScaleScheme")
     yield _scheme("nvfp4", "two_stage", nv, _ON_GPU, classes[0], aliases=("fp4_block16_scale_e4m3",), **shared)
     for size in (16, 32):
         summary = f"FP4 weights and activations, groups of {size}, E5M3 scales under one more scale"
-        yield _scheme(f"amdfp4_global{size}", "two_stage", summary, _TRANSFORMERS, classes[1], **shared)
+        yield _scheme(f"amdfp4_global{size}", "two_stage", summary, _TRANSFORMERS, classes[1])
     twice = "weights first in E4M3, from there in INT4 per channel; dynamic E4M3 activations"
     yield _scheme("int4_fp8", "two_stage", twice, _TRANSFORMERS, "INT4_FP8Scheme")
