@@ -17,6 +17,19 @@ if TYPE_CHECKING:
     from quark.specs.model import QConfig
 
 
+PostRope = Annotated[
+    bool, typer.Option("--kv-cache-post-rope", help="Round keys of the cache after the rotary embedding; wants --kv-cache.")
+]
+ShareFused = Annotated[
+    bool,
+    typer.Option(
+        "--share-fused-scales",
+        help="One scale for layers that runtimes fuse (q/k/v, gate/up). With one scale per tensor, vLLM otherwise requantizes all of "
+        "them to the largest, which loses precision.",
+    ),
+]
+
+
 def register(app: typer.Typer) -> None:
     """Add the command."""
     app.command("quantize")(quantize)
@@ -28,6 +41,8 @@ def quantize(
     scheme: Annotated[str, typer.Option(help="Scheme of all linear layers; `quark schemes` lists them.")],
     algorithm: Annotated[list[str] | None, typer.Option(help="Algorithm to apply; may be repeated, in order.")] = None,
     kv_cache: Annotated[str | None, typer.Option(help="Scheme of the key-value cache, such as fp8.")] = None,
+    kv_cache_post_rope: PostRope = False,
+    attention_scheme: Annotated[str | None, typer.Option(help="Scheme of attention probabilities and queries, such as fp8.")] = None,
     exclude: Annotated[
         list[str] | None, typer.Option(help="Pattern of layers left in float, beside the template's; may be repeated.")
     ] = None,
@@ -41,14 +56,7 @@ def quantize(
     separate_kv_scales: Annotated[
         bool, typer.Option("--separate-kv-scales", help="Keys and values keep scales of their own; by default they share the larger.")
     ] = False,
-    share_fused_scales: Annotated[
-        bool,
-        typer.Option(
-            "--share-fused-scales",
-            help="One scale for layers that runtimes fuse (q/k/v, gate/up). With one scale per tensor, vLLM otherwise requantizes all of "
-            "them to the largest, which loses precision.",
-        ),
-    ] = False,
+    share_fused_scales: ShareFused = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
@@ -64,7 +72,9 @@ def quantize(
     refuse_used_directory(out)
     exporters().get(exporter)
     skeleton = meta_model(model)
-    config = make_config(skeleton.config, scheme, algorithm, kv_cache, exclude, layer, share_fused_scales)
+    config = make_config(
+        skeleton.config, scheme, algorithm, kv_cache, exclude, layer, share_fused_scales, attention_scheme, kv_cache_post_rope
+    )
     config.separate_kv_scales = separate_kv_scales
     quantizer = ModelQuantizer(config)
     plan = quantizer.plan(skeleton)
@@ -89,6 +99,8 @@ def make_config(
     exclude: list[str] | None,
     layer: list[str] | None,
     share_fused_scales: bool = False,
+    attention_scheme: str | None = None,
+    kv_cache_post_rope: bool = False,
 ) -> QConfig:
     """The configuration that the options ask for, through the template of the model's family."""
     from quark.model.family import model_type_of
@@ -99,6 +111,8 @@ def make_config(
         scheme=scheme,
         algorithm=algorithm or None,
         kv_cache_scheme=kv_cache,
+        attention_scheme=attention_scheme,
+        kv_cache_post_rope=kv_cache_post_rope,
         layer_config=dict(_pair(text) for text in layer or []) or None,
         shared_scale_groups=[list(g) for g in template.architecture.fused] if share_fused_scales and template.architecture else None,
         exclude_layers=[*template.exclude_layers_name, *exclude] if exclude else None,

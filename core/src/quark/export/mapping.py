@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import attrs
 from torch import nn
 
 from quark.errors import UnsupportedError
+from quark.model.attention import AttentionRow, attention_rows
+from quark.model.family import architecture_of
+from quark.model.plan import plan_rows
 from quark.model.resolve import layer_config_for
 from quark.nn import QUANTIZED_TYPES
-from quark.nn.packed import PackedLayer
+from quark.nn.attention import KEY, PROBABILITIES
+from quark.nn.attention_switch import switch_attention
+from quark.nn.packed import SLOTS, PackedLayer, PackedScales
+from quark.nn.packed_quantizer import PackedQuantizer, packed_scales
 from quark.specs.model import QConfig
 
 
 def map_to_quark(model: nn.Module, quant_config: QConfig, pack_method: str = "reorder", custom_mode: str = "quark") -> nn.Module:
-    """Replace every layer that the configuration quantizes by a `PackedLayer`, in place.
+    """Replace every layer that the configuration quantizes by a `PackedLayer`, in place; attention gets quantizers where it says so.
 
     Args:
         model: A float model, its weights on the meta device or not; they are not used.
@@ -24,17 +33,35 @@ def map_to_quark(model: nn.Module, quant_config: QConfig, pack_method: str = "re
         The same object.
 
     Raises:
-        UnsupportedError: Another ``custom_mode``.
+        UnsupportedError: Another ``custom_mode``; or attention is quantized, and the model's attention cannot be exchanged.
         ConfigError, UnknownNameError: The configuration does not fit the model, or asks for a format that is not installed.
     """
     if custom_mode != "quark":
         raise UnsupportedError(
             f"checkpoints of custom_mode '{custom_mode}' are not read here: only 'quark' is; transformers reads others by itself"
         )
+    attentions = attention_rows(model, plan_rows(model, quant_config), quant_config, architecture_of(model))
+    inside = {a.key_layer for a in attentions}
     for name, layer in list(model.named_modules()):
         if type(layer) not in QUANTIZED_TYPES:
             continue
         config = layer_config_for(quant_config, name, type(layer)).config
         if config is not None:
-            model.set_submodule(name, PackedLayer(layer, config, pack_method))
+            # The output that attention quantizes is no business of the layer, though its scales are stored with it.
+            own = attrs.evolve(config, output_tensors=None) if name in inside else config
+            model.set_submodule(name, PackedLayer(layer, own, pack_method))
+    _map_attention(model, attentions, pack_method, eager=quant_config.softmax_quant_spec is not None)
     return model
+
+
+def _map_attention(model: nn.Module, attentions: Sequence[AttentionRow], order: str, *, eager: bool) -> None:
+    for row in attentions:
+        module = model.get_submodule(row.name)
+        if row.probabilities is not None:
+            setattr(module, PROBABILITIES, PackedQuantizer(row.probabilities, order, largest=1.0))
+        if row.key is not None and row.key_layer is not None:
+            stored = PackedScales(packed_scales(row.key, order))
+            setattr(model.get_submodule(row.key_layer), SLOTS["output_tensors"], stored)
+            setattr(module, KEY, PackedQuantizer(row.key, order, stored))
+    if attentions:
+        switch_attention(model, [a.name for a in attentions], eager=eager)

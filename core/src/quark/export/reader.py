@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+import attrs
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
@@ -14,12 +15,15 @@ from torch import Tensor, nn
 from quark.environment import refuse_rival
 from quark.errors import CheckpointError, QuarkError
 from quark.export.mapping import map_to_quark
-from quark.export.naming import packed_attribute
+from quark.export.naming import attention_attribute, has_probabilities, packed_attribute
+from quark.log import get_logger
+from quark.model.attention import attention_rows
 from quark.model.family import architecture_of
 from quark.model.loading import empty_model
-from quark.model.plan import QuantPlan, plan_rows
+from quark.model.plan import QuantPlan, has_static_scale, plan_rows
 from quark.model.shards import check_shards
 from quark.nn.packed import PackedLayer
+from quark.nn.packed_quantizer import PackedQuantizer
 from quark.specs.export import JsonExporterConfig
 from quark.specs.model import QConfig
 
@@ -53,9 +57,14 @@ def import_model_from_safetensors(
     directory = Path(model_dir)
     config, order = read_quantization_config(directory)
     shards = check_shards(directory)
+    if has_static_scale(config.softmax_quant_spec) and not any(has_probabilities(shard.tensors) for shard in shards):
+        # Such exports are made where the scales cannot be found, and say so in no other way.
+        get_logger(__name__).warning(f"'{directory}' holds no scales of attention probabilities: they stay float")
+        config = attrs.evolve(config, softmax_quant_spec=None)
     model = empty_model(directory, attn_implementation) if model is None else model
     # The plan is made of the float structure: this is what was asked for when the export was made.
-    plan = QuantPlan(plan_rows(model, config), config, architecture_of(model))
+    rows, architecture = plan_rows(model, config), architecture_of(model)
+    plan = QuantPlan(rows, config, architecture, attentions=attention_rows(model, rows, config, architecture))
     map_to_quark(model, config, order)
     loaded: set[str] = set()
     for shard in shards:
@@ -65,7 +74,7 @@ def import_model_from_safetensors(
         model.tie_weights()  # type: ignore[operator]
     _refuse_missing(model, loaded, directory)
     for name, layer in list(model.named_modules()):
-        if isinstance(layer, PackedLayer):
+        if isinstance(layer, PackedLayer | PackedQuantizer):
             model.set_submodule(name, layer.unpack())
     model.quant_config, model.quark_plan, model.quark_quantized = config, plan, True  # type: ignore[assignment]
     return model.eval().to(device if device != "cuda" or torch.cuda.is_available() else "cpu")
@@ -113,7 +122,7 @@ def _place(model: nn.Module, name: str, tensor: Tensor, path: Path) -> str:
     owner, _, leaf = name.rpartition(".")
     try:
         layer = model.get_submodule(owner)
-        attribute = packed_attribute(leaf) if isinstance(layer, PackedLayer) else leaf
+        attribute = packed_attribute(leaf) if isinstance(layer, PackedLayer) else attention_attribute(leaf)
         inner, _, last = attribute.rpartition(".")
         target = layer.get_submodule(inner)
         old = target._parameters.get(last) if last in target._parameters else target._buffers[last]

@@ -10,12 +10,13 @@ import attrs
 from torch import nn
 
 from quark.errors import ConfigError
+from quark.model.attention import AttentionRow, attention_facts, attention_problems, attention_rows
 from quark.model.resolve import layer_config_for
 from quark.nn.layers import LOOKUP_TYPES, QUANTIZED_TYPES, is_quantized
 from quark.numerics import quantizer_for
 from quark.plugins import schemes
 from quark.specs.architecture import Architecture
-from quark.specs.layer import QLayerConfig, stages
+from quark.specs.layer import QLayerConfig, TensorSpec, stages
 from quark.specs.model import QConfig
 
 
@@ -49,12 +50,14 @@ class QuantPlan:
         config: The configuration it was made from.
         architecture: Facts about the model family, None where it is not known.
         notes: Remarks worth reading that are no errors.
+        attentions: The attention modules of which something is quantized.
     """
 
     rows: tuple[PlanRow, ...]
     config: QConfig = attrs.field(eq=False)
     architecture: Architecture | None = None
     notes: tuple[str, ...] = ()
+    attentions: tuple[AttentionRow, ...] = ()
 
     @property
     def quantized(self) -> tuple[PlanRow, ...]:
@@ -68,22 +71,32 @@ class QuantPlan:
         return tuple(r.name for r in self.rows if r.module_type not in lookups and (r.config is None or r.config.weight is None))
 
     @property
-    def calibrated(self) -> tuple[PlanRow, ...]:
+    def calibrated(self) -> tuple[PlanRow | AttentionRow, ...]:
         """Rows whose activations have static scales, so that calibration data are needed."""
-        return tuple(r for r in self.quantized if any(True for _ in static_activations(r.config)))
+        layers = (r for r in self.quantized if any(True for _ in static_activations(r.config)))
+        return (*layers, *(a for a in self.attentions if has_static_scale(a.probabilities) or has_static_scale(a.key)))
 
     def to_dict(self) -> dict[str, Any]:
         """JSON form, saved beside the result."""
         rows = [attrs.asdict(r, filter=lambda a, _: a.name != "config") | {"config": r.config and r.config.to_dict()} for r in self.rows]
-        return {"rows": rows, "notes": list(self.notes), "model_type": self.architecture and self.architecture.model_type}
+        return {
+            "rows": rows,
+            "attentions": attention_facts(self.attentions),
+            "notes": list(self.notes),
+            "model_type": self.architecture and self.architecture.model_type,
+        }
 
 
 def static_activations(layer: QLayerConfig | None) -> Iterator[str]:
     """The slots of a layer whose activations need calibration: a stage that is static and not merely a cast."""
     for slot in ("input_tensors", "output_tensors"):
-        spec = None if layer is None else getattr(layer, slot)
-        if any(s.is_dynamic is False for s in stages(spec)) and spec is not None and not quantizer_for(spec, activation=True).is_float:
+        if layer is not None and has_static_scale(getattr(layer, slot)):
             yield slot
+
+
+def has_static_scale(spec: TensorSpec | None) -> bool:
+    """Whether an activation of that spec needs calibration."""
+    return spec is not None and any(s.is_dynamic is False for s in stages(spec)) and not quantizer_for(spec, activation=True).is_float
 
 
 def make_plan(model: nn.Module, config: QConfig, architecture: Architecture | None = None) -> QuantPlan:
@@ -101,10 +114,16 @@ def make_plan(model: nn.Module, config: QConfig, architecture: Architecture | No
             "Load the float model again to quantize it differently"
         )
     rows = plan_rows(model, config)
-    problems = [*_unquantizable_types(config), *_unmatched(rows, modules, config, architecture), *_misfits(rows)]
+    attentions = attention_rows(model, rows, config, architecture)
+    problems = [
+        *_unquantizable_types(config),
+        *_unmatched(rows, modules, config, architecture),
+        *_misfits(rows),
+        *attention_problems(attentions, rows, config, architecture),
+    ]
     if problems:
         raise ConfigError("\n".join(problems))
-    return QuantPlan(rows, config, architecture, tuple(_notes(rows)))
+    return QuantPlan(rows, config, architecture, tuple(_notes(rows)), attentions)
 
 
 def plan_rows(model: nn.Module, config: QConfig) -> tuple[PlanRow, ...]:

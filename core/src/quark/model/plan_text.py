@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 
 from quark.model.plan import PlanRow, QuantPlan
-from quark.specs.describe import describe_layer
+from quark.specs.describe import describe_activation, describe_layer
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
@@ -19,6 +19,15 @@ def _numbers(rows: Iterable[PlanRow]) -> str:
     found = sorted({int(m.group()) for r in rows if (m := _NUMBER.search(r.name))})
     contiguous = found == list(range(found[0], found[-1] + 1)) if found else False
     return "" if not found else f"{found[0]}-{found[-1]}" if contiguous and len(found) > 1 else ",".join(map(str, found))
+
+
+def _attention_lines(plan: QuantPlan) -> Iterator[str]:
+    of_probabilities = sum(1 for a in plan.attentions if a.probabilities is not None)
+    of_keys = sum(1 for a in plan.attentions if a.key is not None)
+    if of_probabilities:
+        yield f"  attention: probabilities of {of_probabilities} modules {describe_activation(plan.config.softmax_quant_spec)}"
+    if of_keys:
+        yield f"  attention: keys of {of_keys} modules after the rotary embedding"
 
 
 def plan_lines(plan: QuantPlan) -> list[str]:
@@ -36,4 +45,4 @@ def plan_lines(plan: QuantPlan) -> list[str]:
     head = f"Plan: {weights} of {len(plan.rows)} layers get a quantized weight" + (
         "; calibration data are needed" if plan.calibrated else ""
     )
-    return [head, *lines, *(f"  note: {note}" for note in plan.notes)]
+    return [head, *lines, *_attention_lines(plan), *(f"  note: {note}" for note in plan.notes)]

@@ -14,6 +14,7 @@ from quark.log import get_logger
 from quark.model.family import architecture_of
 from quark.model.plan import QuantPlan, make_plan
 from quark.model.plan_text import plan_lines
+from quark.nn.attention_switch import refuse_unswitchable, switch_attention
 from quark.pipeline.batches import calls
 from quark.pipeline.finite import refuse_non_finite
 from quark.pipeline.progress import reporting
@@ -67,15 +68,21 @@ class ModelQuantizer:
             ConfigError: The configuration does not fit the model.
             CalibrationError: Static scales are asked for without data.
             NonFiniteError: A weight or an activation holds NaN or Inf.
-            UnsupportedError: An algorithm is asked for that no installed distribution implements.
+            UnsupportedError: An algorithm is asked for that no installed distribution implements; or attention is to be quantized in a
+                model whose attention cannot be exchanged.
         """
         log = get_logger()
         refuse_what_is_not_offered(self.config)
         plan = self.plan(model)
         for line in plan_lines(plan):
             log.info(line)
+        attentions = [a.name for a in plan.attentions]
+        if attentions:
+            refuse_unswitchable(model, attentions)
         data = calls(dataloader) if plan.calibrated else []
         refuse_non_finite(model, plan.quantized)
+        if attentions:
+            switch_attention(model, attentions, eager=plan.config.softmax_quant_spec is not None)
         with reporting(len(data)) as progress:
             run(model, plan, data, RoundToNearest(), InPlaceSink(model), progress)
         model.quant_config, model.quark_plan, model.quark_quantized = self.config, plan, True  # type: ignore[assignment]
@@ -101,10 +108,6 @@ class ModelQuantizer:
 
 def refuse_what_is_not_offered(config: QConfig) -> None:
     """Raise UnsupportedError if the configuration asks for something that this version cannot carry out, before any work."""
-    if config.softmax_quant_spec is not None:
-        raise UnsupportedError("attention probabilities cannot be quantized by this version: leave attention_scheme out")
-    if config.kv_cache_post_rope:
-        raise UnsupportedError("keys cannot be quantized after the rotary embedding by this version: leave kv_cache_post_rope out")
     for algorithm in config.algo_config or []:
         record = algorithms().get(algorithm.name)
         if record.processor is None:

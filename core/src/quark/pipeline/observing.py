@@ -1,9 +1,9 @@
-"""Observe the activations of some layers while forwards run through them."""
+"""Observe the activations of some layers and attention modules while forwards run through them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import attrs
@@ -11,25 +11,40 @@ import torch
 from torch import Tensor, nn
 
 from quark.errors import CalibrationError, NonFiniteError
-from quark.model.plan import PlanRow, static_activations
+from quark.model.attention import AttentionRow
+from quark.model.plan import PlanRow, has_static_scale, static_activations
+from quark.nn.attention import KEY, PROBABILITIES
 from quark.numerics import QParams, quantizer_for
 from quark.numerics.observer import Observer
 from quark.numerics.quantizer import TensorQuantizer
 
+_NAMES = {"input_tensors": "input", "output_tensors": "output", "prob_output": "attention probabilities"}
+
 
 @attrs.frozen(eq=False)
 class Observation:
-    """What is being collected of one activation: the input or the output of one layer."""
+    """What is being collected of one activation.
+
+    Attributes:
+        layer: Full name of a layer, or of an attention module.
+        slot: ``input_tensors`` or ``output_tensors`` of a layer, or ``prob_output`` of an attention module.
+        quantizer: Makes scales of what was seen.
+        observer: Sees.
+        attention: The attention module whose keys are seen in place of the layer's output; None to see the output itself.
+    """
 
     layer: str
     slot: str
     quantizer: TensorQuantizer
     observer: Observer
+    attention: str | None = None
 
     @property
     def tensor(self) -> str:
         """What people call it."""
-        return f"{'input' if self.slot == 'input_tensors' else 'output'} of '{self.layer}'"
+        if self.attention is not None:
+            return f"keys of '{self.attention}' after the rotary embedding"
+        return f"{_NAMES[self.slot]} of '{self.layer}'"
 
     def qparams(self) -> QParams:
         """The scales of what was seen.
@@ -53,31 +68,52 @@ class Observation:
         return self.quantizer.qparams_from(self.observer)
 
 
-def observations(rows: Iterable[PlanRow]) -> list[Observation]:
-    """A fresh observation for every activation of these layers that has a static scale."""
+def observations(rows: Iterable[PlanRow], attentions: Sequence[AttentionRow] = ()) -> list[Observation]:
+    """A fresh observation for every activation of these layers and attention modules that has a static scale."""
+    keys = {a.key_layer: a.name for a in attentions}
     found = []
     for row in rows:
         for slot in static_activations(row.config):
             quantizer = quantizer_for(getattr(row.config, slot), activation=True)
-            found.append(Observation(row.name, slot, quantizer, quantizer.observer()))
+            attention = keys.get(row.name) if slot == "output_tensors" else None
+            found.append(Observation(row.name, slot, quantizer, quantizer.observer(), attention))
+    for module in attentions:
+        if module.probabilities is not None and has_static_scale(module.probabilities):
+            quantizer = quantizer_for(module.probabilities, activation=True)
+            found.append(Observation(module.name, "prob_output", quantizer, quantizer.observer()))
     return found
 
 
 @contextmanager
 def observing(model: nn.Module, wanted: Iterable[Observation]) -> Iterator[None]:
-    """Let the observations see what their layers get and give while the body runs."""
-    hooks: list[Any] = []
-    try:
+    """Let the observations see what their modules get and give while the body runs."""
+    with ExitStack() as stack:
         for item in wanted:
-            layer = model.get_submodule(item.layer)
-            if item.slot == "input_tensors":
-                hooks.append(layer.register_forward_pre_hook(_see_input(item)))
+            module = model.get_submodule(item.attention or item.layer)
+            if item.attention is not None:
+                stack.enter_context(_in_place_of_quantizer(module, KEY, item))
+            elif item.slot == "prob_output":
+                stack.enter_context(_in_place_of_quantizer(module, PROBABILITIES, item))
+            elif item.slot == "input_tensors":
+                stack.callback(module.register_forward_pre_hook(_see_input(item)).remove)
             else:
-                hooks.append(layer.register_forward_hook(_see_output(item)))
+                stack.callback(module.register_forward_hook(_see_output(item)).remove)
+        yield
+
+
+@contextmanager
+def _in_place_of_quantizer(attention: nn.Module, name: str, item: Observation) -> Iterator[None]:
+    """What attention calls to quantize a tensor sees that tensor and returns it as it is."""
+
+    def see(x: Tensor) -> Tensor:
+        item.observer.observe(x.detach())
+        return x
+
+    setattr(attention, name, see)
+    try:
         yield
     finally:
-        for hook in hooks:
-            hook.remove()
+        delattr(attention, name)
 
 
 def _see_input(item: Observation) -> Any:

@@ -9,17 +9,17 @@ import torch
 from torch import nn
 
 from quark.algorithms import Rounding
+from quark.model.attention import AttentionRow
 from quark.model.blocks import Block, decoder_blocks
 from quark.model.plan import PlanRow, QuantPlan
 from quark.model.resolve import first_match
 from quark.nn import QUANTIZED_TYPES, QuantizedLayer, QuantizerModule
 from quark.numerics import QParams
+from quark.pipeline.attention import quantize_attention
 from quark.pipeline.batches import Call
 from quark.pipeline.lockstep import LockStep, without_cache
 from quark.pipeline.observing import Observation, observations, observing
 from quark.pipeline.sink import BlockSink
-from quark.specs.enums import QSchemeType
-from quark.specs.layer import stages
 from quark.specs.model import QConfig
 
 Progress = Callable[[int, int, str], None]
@@ -48,16 +48,17 @@ def run(
     work = _Work(model, plan, rounding, sink)
     if not plan.calibrated:
         for i, (block, rows) in enumerate(zip(blocks, inside, strict=True)):
-            work.finish(rows, [])
+            work.finish(rows, [], [a for a in plan.attentions if block.owns(a.name)])
             progress(i + 1, len(blocks), block.name)
         work.finish(outside, [])
     else:
-        _run_calibrated(model, blocks, inside, outside, calls, work, progress)
+        _run_calibrated(model, plan, blocks, inside, outside, calls, work, progress)
     sink.finish()
 
 
 def _run_calibrated(
     model: nn.Module,
+    plan: QuantPlan,
     blocks: Sequence[Block],
     inside: Sequence[list[PlanRow]],
     outside: list[PlanRow],
@@ -72,10 +73,11 @@ def _run_calibrated(
         steps = stack.enter_context(LockStep(model, [b.module for b in blocks], calls, to_the_end=bool(seen_outside)))
         steps.advance(-1)
         for i, (block, rows) in enumerate(zip(blocks, inside, strict=True)):
-            seen = observations(rows)
+            attentions = [a for a in plan.attentions if block.owns(a.name)]
+            seen = observations(rows, attentions)
             with observing(model, seen):
                 steps.advance(i)
-            work.finish(rows, seen)
+            work.finish(rows, seen, attentions)
             progress(i + 1, len(blocks), block.name)
     work.finish(outside, seen_outside)
 
@@ -90,15 +92,16 @@ class _Work:
         self._sink = sink
 
     @torch.no_grad()
-    def finish(self, rows: Iterable[PlanRow], seen: Iterable[Observation]) -> None:
+    def finish(self, rows: Iterable[PlanRow], seen: Sequence[Observation], attentions: Sequence[AttentionRow] = ()) -> None:
         """Make quantized layers, set their activation scales, round their weights, hand them on."""
         made = {row.name: self._make(row) for row in rows}
-        for item in seen:
+        for item in (s for s in seen if s.layer in made):
             layer = made[item.layer]
             quantizer = layer.input_quantizer if item.slot == "input_tensors" else layer.output_quantizer
             assert quantizer is not None
             quantizer.set_qparams(item.qparams())
         settle_cache_scales(made, self._config)
+        quantize_attention(self._model, made, attentions, seen)
         for group, shared in sharing(made, self._config.shared_scale_groups):
             self._rounding.round(group, shared_scale=shared)
         for layer in made.values():
@@ -129,21 +132,20 @@ def settle_cache_scales(layers: Mapping[str, QuantizedLayer], config: QConfig) -
 
 
 def sharing(layers: dict[str, QuantizedLayer], groups: Sequence[Sequence[str]]) -> list[tuple[list[QuantizedLayer], bool]]:
-    """The layers in the sets that are rounded together: siblings named by a group of suffixes share one per-tensor scale."""
+    """The layers in the sets that are rounded together: siblings named by a group of suffixes share one scale over the whole tensor."""
     left = {name: layer for name, layer in layers.items() if layer.weight_quantizer is not None}
     found: list[tuple[list[QuantizedLayer], bool]] = []
     for suffixes in groups:
         for name in [n for n in left if n.rsplit(".", 1)[-1] == suffixes[0]]:
             parent = name.removesuffix(suffixes[0])
             members = [parent + s for s in suffixes]
-            if all(m in left and _per_tensor(left[m]) for m in members):
+            if all(m in left and _has_tensor_scale(left[m]) for m in members):
                 found.append(([left.pop(m) for m in members], True))
     return [*found, *(([layer], False) for layer in left.values())]
 
 
-def _per_tensor(layer: QuantizedLayer) -> bool:
-    specs = stages(layer.layer_config.weight)
-    return len(specs) == 1 and specs[0].qscheme is QSchemeType.per_tensor
+def _has_tensor_scale(layer: QuantizedLayer) -> bool:
+    return layer.weight_quantizer is not None and layer.weight_quantizer.quantizer.has_tensor_scale
 
 
 def _round_bias(layer: QuantizedLayer) -> None:

@@ -190,6 +190,8 @@ class LLMTemplate:
         exclude_layers: Sequence[str] | None = None,
         algo_configs: Mapping[str, AlgoConfig] | None = None,
         shared_scale_groups: Sequence[Sequence[str]] | None = None,
+        *,
+        kv_cache_post_rope: bool = False,
     ) -> QConfig:
         """The configuration of a whole model. Its lists are its own: changing them changes neither the template nor another configuration.
 
@@ -204,6 +206,8 @@ class LLMTemplate:
             exclude_layers: Patterns of layers left in float, in place of the template's; ``[]`` quantizes everything.
             algo_configs: Settings by name of algorithm, in place of the template's.
             shared_scale_groups: Groups of name suffixes that share a global scale, in place of the scheme's own; ``[]`` for none.
+            kv_cache_post_rope: Round keys of the cache after the rotary embedding, in place of the projection's output; wants
+                ``kv_cache_scheme``.
 
         Raises:
             UnknownNameError: (a ValueError) There is no such scheme or algorithm, or the scheme cannot do that.
@@ -224,6 +228,7 @@ class LLMTemplate:
             kv_cache_group=_list(self.kv_layers_name),
             shared_scale_groups=[list(group) for group in groups],
             sync_moe_expert_input_amax=shares,
+            kv_cache_post_rope=kv_cache_post_rope,
         )
         if kv_cache_scheme:
             self._quantize_cache(config, scheme_part(kv_cache_scheme, "kv_cache", "KV cache scheme"))

@@ -8,26 +8,31 @@ from fnmatch import fnmatchcase
 import torch
 from torch import Tensor, nn
 
-from quark.export.naming import checkpoint_name
+from quark.export.naming import checkpoint_name, probabilities_name
 from quark.export.protocol import ExportOptions
 from quark.export.writer import Part
+from quark.model.plan import QuantPlan
 from quark.nn import QuantizedLayer, QuantizerModule
+from quark.nn.attention import KEY, PROBABILITIES
 from quark.nn.packed import SLOTS, packed_meta
 from quark.numerics import QParams
 
 
 def quantized_parts(model: nn.Module, options: ExportOptions) -> list[Part]:
     """A part for each quantized layer and for each other tensor, in the model's order."""
-    outputs = _merged_outputs(model, options)
     layers = {name: m for name, m in model.named_modules() if isinstance(m, QuantizedLayer)}
-    plain = _plain_parts(model, layers)
-    return [*plain, *(_layer_part(name, layer, options, outputs.get(name)) for name, layer in layers.items())]
+    attention = _attention_quantizers(model)
+    outputs = _output_quantizers(model, layers)
+    merged = _merged_outputs(outputs, options)
+    plain = _plain_parts(model, [*layers, *attention])
+    parts = (_layer_part(name, layer, options, outputs.get(name), merged.get(name)) for name, layer in layers.items())
+    return [*plain, *parts, *(part for name, module in attention.items() for part in _probability_parts(name, module, options))]
 
 
 def float_parts(model: nn.Module) -> list[Part]:
     """Every parameter and persistent buffer of a float model; weights are the rounded values, scales are left out."""
     scales = {f"{name}." for name, m in model.named_modules() if isinstance(m, QuantizerModule)}
-    return [part for part in _plain_parts(model, {}) if not any(name.startswith(tuple(scales)) for name in part.meta)]
+    return [part for part in _plain_parts(model, []) if not any(name.startswith(tuple(scales)) for name in part.meta)]
 
 
 def is_tied_apart(model: nn.Module) -> bool:
@@ -38,8 +43,30 @@ def is_tied_apart(model: nn.Module) -> bool:
     return head is not None and head.weight is not embedding.weight
 
 
-def _plain_parts(model: nn.Module, layers: dict[str, QuantizedLayer]) -> list[Part]:
-    inside = tuple(f"{name}." for name in layers)
+def _attention_quantizers(model: nn.Module) -> dict[str, QuantizerModule]:
+    """Quantizers of attention modules by full name: of probabilities, and of keys, whose scales are stored with the projection."""
+    return {n: m for n, m in model.named_modules() if isinstance(m, QuantizerModule) and n.rpartition(".")[2] in (PROBABILITIES, KEY)}
+
+
+def _output_quantizers(model: nn.Module, layers: dict[str, QuantizedLayer]) -> dict[str, QuantizerModule]:
+    """What quantizes the output of each layer, be it inside attention, after the rotary embedding."""
+    plan: QuantPlan = model.quark_plan  # type: ignore[assignment]
+    inside = {a.key_layer: getattr(model.get_submodule(a.name), KEY) for a in plan.attentions if a.key_layer is not None}
+    found = {name: inside.get(name, layer.output_quantizer) for name, layer in layers.items()}
+    return {name: quantizer for name, quantizer in found.items() if quantizer is not None}
+
+
+def _probability_parts(name: str, module: QuantizerModule, options: ExportOptions) -> Iterator[Part]:
+    attention, _, attribute = name.rpartition(".")
+    tensors = (
+        {probabilities_name(attention, s): t for s, t in _activation(module, None, options).items()} if attribute == PROBABILITIES else {}
+    )
+    if tensors:
+        yield Part({n: t.to("meta") for n, t in tensors.items()}, lambda: tensors)
+
+
+def _plain_parts(model: nn.Module, elsewhere: list[str]) -> list[Part]:
+    inside = tuple(f"{name}." for name in elsewhere)
     parts, seen = [], set()
     for name, tensor in model.state_dict(keep_vars=True).items():
         # Tied parameters are one tensor under several names: readers expect it once, under the first.
@@ -50,12 +77,12 @@ def _plain_parts(model: nn.Module, layers: dict[str, QuantizedLayer]) -> list[Pa
     return parts
 
 
-def _layer_part(name: str, layer: QuantizedLayer, options: ExportOptions, output: QParams | None) -> Part:
-    meta = dict(_meta(name, layer, options))
-    return Part(meta, lambda: {n: t for n, t in _tensors(name, layer, options, output) if n in meta})
+def _layer_part(name: str, layer: QuantizedLayer, options: ExportOptions, output: QuantizerModule | None, merged: QParams | None) -> Part:
+    meta = dict(_meta(name, layer, options, output))
+    return Part(meta, lambda: {n: t for n, t in _tensors(name, layer, options, output, merged) if n in meta})
 
 
-def _meta(name: str, layer: QuantizedLayer, options: ExportOptions) -> Iterator[tuple[str, Tensor]]:
+def _meta(name: str, layer: QuantizedLayer, options: ExportOptions, output: QuantizerModule | None) -> Iterator[tuple[str, Tensor]]:
     for slot in ("weight", "bias"):
         tensor = getattr(layer, slot, None)
         if tensor is None:
@@ -66,12 +93,14 @@ def _meta(name: str, layer: QuantizedLayer, options: ExportOptions) -> Iterator[
             continue
         packed = packed_meta(quantizer.quantizer, tuple(tensor.shape), options.pack_method)
         yield from ((checkpoint_name(name, slot, suffix), t) for suffix, t in packed.items() if _wanted(suffix, quantizer, options))
-    for slot in ("input_tensors", "output_tensors"):
-        for suffix, t in _activation(getattr(layer, SLOTS[slot]), None, options).items():
+    for slot, module in (("input_tensors", layer.input_quantizer), ("output_tensors", output)):
+        for suffix, t in _activation(module, None, options).items():
             yield checkpoint_name(name, slot, suffix), t.to("meta")
 
 
-def _tensors(name: str, layer: QuantizedLayer, options: ExportOptions, output: QParams | None) -> Iterator[tuple[str, Tensor]]:
+def _tensors(
+    name: str, layer: QuantizedLayer, options: ExportOptions, output: QuantizerModule | None, merged: QParams | None
+) -> Iterator[tuple[str, Tensor]]:
     for slot in ("weight", "bias"):
         tensor = getattr(layer, slot, None)
         quantizer: QuantizerModule | None = getattr(layer, SLOTS[slot])
@@ -80,11 +109,11 @@ def _tensors(name: str, layer: QuantizedLayer, options: ExportOptions, output: Q
         if quantizer is None or quantizer.qparams is None:
             yield checkpoint_name(name, slot, ""), tensor
             continue
-        codes = quantizer.quantizer.quantize(tensor.detach(), quantizer.qparams)
+        codes = quantizer.quantizer.codes_of(tensor.detach(), quantizer.qparams)
         packed = quantizer.quantizer.pack(codes, quantizer.qparams, order=options.pack_method)
         yield from ((checkpoint_name(name, slot, suffix), t) for suffix, t in packed.items())
-    for slot, qparams in (("input_tensors", None), ("output_tensors", output)):
-        for suffix, t in _activation(getattr(layer, SLOTS[slot]), qparams, options).items():
+    for slot, module, qparams in (("input_tensors", layer.input_quantizer, None), ("output_tensors", output, merged)):
+        for suffix, t in _activation(module, qparams, options).items():
             yield checkpoint_name(name, slot, suffix), t
 
 
@@ -101,17 +130,13 @@ def _wanted(suffix: str, module: QuantizerModule, options: ExportOptions) -> boo
     return options.zero_points or not suffix.startswith("zero_point") or module.zero_point is not None
 
 
-def _merged_outputs(model: nn.Module, options: ExportOptions) -> dict[str, QParams]:
+def _merged_outputs(outputs: dict[str, QuantizerModule], options: ExportOptions) -> dict[str, QParams]:
     """Scales of the cache that the caller wants merged at the export: in each block the largest of them, not below the floor."""
     siblings: dict[str, list[str]] = {}
     scales: dict[str, Tensor] = {}
-    for name, layer in model.named_modules():
-        if (
-            isinstance(layer, QuantizedLayer)
-            and layer.output_quantizer is not None
-            and any(fnmatchcase(name, p) for p in options.kv_cache_group)
-        ):
-            qparams = layer.output_quantizer.qparams
+    for name, quantizer in outputs.items():
+        if any(fnmatchcase(name, p) for p in options.kv_cache_group):
+            qparams = quantizer.qparams
             if qparams is not None and qparams.scale.numel() == 1:
                 siblings.setdefault(name.rpartition(".")[0], []).append(name)
                 scales[name] = qparams.scale

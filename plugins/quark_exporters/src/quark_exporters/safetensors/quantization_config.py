@@ -21,6 +21,7 @@ from quark.specs.layer import QLayerConfig
 from quark.specs.model import QConfig
 
 _TYPES = {t.__name__: t for t in QUANTIZED_TYPES}
+_QUERIES = "*q_proj"
 _LOOKUPS = {t.__name__ for t in LOOKUP_TYPES}
 
 
@@ -46,10 +47,22 @@ def quantization_config(model: nn.Module, options: ExportOptions) -> dict[str, A
         bare,
         exclude=[*excluded, *_routers(model, config, plan)],
         # Excluded layers whose outputs enter the cache are among them: vLLM looks for the group's names there.
-        layer_quant_config={**layers, **{name: layer for name, layer in cache.items() if name in excluded}},
+        layer_quant_config={**_queries_as_one(layers, plan), **{name: layer for name, layer in cache.items() if name in excluded}},
         kv_cache_quant_config={name: layer for name, layer in cache.items() if layer.output_tensors is not None},
     )
     return {**exact.to_dict(), "export": block.to_dict()}
+
+
+def _queries_as_one(layers: dict[str, QLayerConfig], plan: QuantPlan) -> dict[str, QLayerConfig]:
+    """Query projections with a quantized output under one pattern, if they are all alike: vLLM forgives such outputs only under that key.
+
+    No other pattern is written, so that nothing competes with it; excluded layers stay excluded.
+    """
+    queries = {row.name: row.config for row in plan.quantized if fnmatchcase(row.name, _QUERIES) and not _is_float(row)}
+    first = next(iter(queries.values()), None)
+    if first is None or first.output_tensors is None or any(layers.get(name) != first for name in queries):
+        return layers
+    return {_QUERIES: first, **{name: layer for name, layer in layers.items() if name not in queries}}
 
 
 def _feeds_cache(name: str, config: QConfig, options: ExportOptions) -> bool:

@@ -1,0 +1,94 @@
+"""Attention with quantized probabilities or keys, behind transformers' attention interface.
+
+An attention module says what is quantized by two attributes, each a callable or None: ``prob_output_quantizer`` and ``key_quantizer``.
+Without them the functions here compute what transformers' own do. Source: the interface of transformers 5 (``AttentionInterface``).
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+PROBABILITIES = "prob_output_quantizer"
+"""Attribute of an attention module that quantizes its probabilities; also the name under which checkpoint loaders look for their scales."""
+
+KEY = "key_quantizer"
+"""Attribute of an attention module that quantizes its keys, after the rotary embedding."""
+
+
+def eager_attention(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    dropout: float = 0.0,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    position_bias: Tensor | None = None,
+    **_: Any,
+) -> tuple[Tensor, Tensor]:
+    """Attention with its probabilities in memory.
+
+    Args:
+        module: The attention module that calls; its quantizers are looked up on it.
+        query: ``[batch, heads, queries, d]``.
+        key: ``[batch, key heads, keys, d]``; ``heads`` is a multiple of ``key heads``.
+        value: ``[batch, key heads, keys, dv]``.
+        attention_mask: Added to the logits, broadcastable to ``[batch, heads, queries, keys]``.
+        scaling: Factor of the logits; None is ``1 / sqrt(d)``.
+        dropout: Share of the probabilities that is dropped in training.
+        softcap: Logits are squashed to ``(-softcap, softcap)``.
+        s_aux: Sinks, one logit a head ``[heads]``: they take part in the normalisation and get no value.
+        position_bias: Added to the logits, as the mask.
+
+    Returns:
+        ``[batch, queries, heads, dv]``, and the probabilities ``[batch, heads, queries, keys]`` that were used, both in ``query``'s dtype.
+    """
+    key = _quantized(module, KEY, key)
+    groups = query.shape[1] // key.shape[1]
+    logits = torch.matmul(query, _repeated(key, groups).transpose(2, 3)) * (1 / math.sqrt(query.shape[-1]) if scaling is None else scaling)
+    if softcap is not None:
+        logits = torch.tanh(logits / softcap) * softcap
+    for bias in (position_bias, attention_mask):
+        logits = logits if bias is None else logits + bias
+    # Rounded in the precision of the softmax, before the cast to the model's dtype would round them once more.
+    probabilities = _quantized(module, PROBABILITIES, _softmax(logits, s_aux)).to(query.dtype)
+    probabilities = functional.dropout(probabilities, p=dropout, training=module.training)
+    return torch.matmul(probabilities, _repeated(value, groups)).transpose(1, 2).contiguous(), probabilities
+
+
+def sdpa_attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
+) -> tuple[Tensor, Tensor | None]:
+    """Transformers' fused attention over quantized keys. Arguments as `eager_attention`; there are no probabilities to return."""
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    key = _quantized(module, KEY, key)
+    found: tuple[Tensor, Tensor | None] = ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, attention_mask, **options)
+    return found
+
+
+def _softmax(logits: Tensor, sinks: Tensor | None) -> Tensor:
+    """Probabilities over the keys, in float32; with sinks in the logits' dtype, as models that have them are written."""
+    if sinks is None:
+        return torch.softmax(logits, dim=-1, dtype=torch.float32)
+    extended = torch.cat([logits, sinks.reshape(1, -1, 1, 1).expand(*logits.shape[:-1], 1)], dim=-1)
+    extended = extended - extended.max(dim=-1, keepdim=True).values
+    return torch.softmax(extended, dim=-1)[..., :-1]
+
+
+def _repeated(x: Tensor, groups: int) -> Tensor:
+    """Each head of ``[batch, heads, tokens, d]`` as often as there are queries that share it."""
+    return x if groups == 1 else x[:, :, None].expand(-1, -1, groups, -1, -1).flatten(1, 2)
+
+
+def _quantized(module: nn.Module, name: str, x: Tensor) -> Tensor:
+    quantizer = getattr(module, name, None)
+    found: Tensor = x if quantizer is None else quantizer(x)
+    return found

@@ -1,0 +1,106 @@
+"""Which modules are attention, and what is wrong with a configuration of them."""
+
+import pytest
+import torch
+from torch import nn
+
+from quark.errors import ConfigError
+from quark.model.attention import AttentionRow
+from quark.model.plan import QuantPlan, make_plan
+from quark.model.plan_text import plan_lines
+from quark.specs.architecture import Architecture
+from quark.specs.layer import QLayerConfig
+from quark.specs.model import QConfig
+from quark.specs.tensor import QTensorConfig
+
+NAMES = Architecture(model_type="acme", decoder_blocks="layers", kv_layers_name=("*k_proj", "*v_proj"), q_layer_name="*q_proj")
+
+
+def fp8(**changes: object) -> QTensorConfig:
+    fields = {"dtype": "fp8_e4m3", "observer_cls": "PerTensorMinMaxObserver", "qscheme": "per_tensor", "symmetric": True}
+    return QTensorConfig(**{**fields, "is_dynamic": False, **changes})  # type: ignore[arg-type]
+
+
+def model(projections: tuple[str, ...] = ("q_proj", "k_proj", "v_proj"), attention: str = "self_attn") -> nn.Module:
+    """Two blocks and a tower beside them, all with attention."""
+    with torch.device("meta"):
+        blocks = [nn.ModuleDict({attention: nn.ModuleDict({n: nn.Linear(8, 8) for n in projections})}) for _ in range(3)]
+        return nn.ModuleDict({"tower": blocks[0], "layers": nn.ModuleList(blocks[1:]), "lm_head": nn.Linear(8, 8)})
+
+
+def config(*, softmax: QTensorConfig | None = None, cache: QTensorConfig | None = None, post_rope: bool = False) -> QConfig:
+    patterns = {} if cache is None else {p: QLayerConfig(output_tensors=cache) for p in ("*k_proj", "*v_proj", "*qkv_proj")}
+    return QConfig(QLayerConfig(weight=fp8()), softmax_quant_spec=softmax, kv_cache_quant_config=patterns, kv_cache_post_rope=post_rope)
+
+
+def plan(**options: QTensorConfig) -> QuantPlan:
+    return make_plan(model(), config(**options), NAMES)  # type: ignore[arg-type]
+
+
+def two(asked: QConfig) -> QConfig:
+    """Without the pattern of fused projections, which the model does not have."""
+    asked.kv_cache_quant_config.pop("*qkv_proj")
+    return asked
+
+
+def test_attention_is_where_the_projections_of_the_decoder_blocks_are() -> None:
+    assert plan(softmax=fp8()).attentions == tuple(AttentionRow(f"layers.{i}.self_attn", fp8()) for i in range(2))
+
+
+def test_without_an_architecture_attention_is_what_is_called_so() -> None:
+    found = make_plan(model(attention="my_attention"), config(softmax=fp8())).attentions
+    assert [a.name for a in found] == ["tower.my_attention", "layers.0.my_attention", "layers.1.my_attention"]
+
+
+def test_nothing_of_attention_is_planned_unless_it_is_asked_for() -> None:
+    assert make_plan(model(), two(config(cache=fp8())), NAMES).attentions == ()
+
+
+def test_keys_after_the_rotary_embedding_belong_to_attention_and_values_stay_with_their_projection() -> None:
+    made = make_plan(model(), two(config(cache=fp8(), post_rope=True)), NAMES)
+    assert made.attentions == tuple(AttentionRow(f"layers.{i}.self_attn", None, fp8(), f"layers.{i}.self_attn.k_proj") for i in range(2))
+
+
+@pytest.mark.parametrize(("spec", "needed"), [(fp8(), True), (fp8(is_dynamic=True), False)])
+def test_static_probabilities_need_calibration(spec: QTensorConfig, needed: bool) -> None:
+    assert bool(plan(softmax=spec).calibrated) is needed
+
+
+def test_the_plan_tells_of_attention() -> None:
+    asked = two(config(softmax=fp8(), cache=fp8(), post_rope=True))
+    made = make_plan(model(), asked, NAMES)
+    lines = "\n".join(plan_lines(made))
+    assert "attention: probabilities of 2 modules fp8_e4m3/tensor static" in lines
+    assert "attention: keys of 2 modules after the rotary embedding" in lines
+    assert made.to_dict()["attentions"][0] == {
+        "name": "layers.0.self_attn",
+        "probabilities": True,
+        "keys_after_rotary_embedding": "layers.0.self_attn.k_proj",
+    }
+
+
+def per_channel() -> QTensorConfig:
+    return fp8(observer_cls="PerChannelMinMaxObserver", qscheme="per_channel", ch_axis=1, is_dynamic=True)
+
+
+def refusals() -> dict[str, tuple[nn.Module, QConfig, str]]:
+    fused = config(cache=fp8(), post_rope=True)
+    fused.kv_cache_quant_config = {"*qkv_proj": fused.kv_cache_quant_config["*qkv_proj"]}
+    return {
+        "no attention": (
+            nn.Sequential(nn.Linear(8, 8)),
+            config(softmax=fp8()),
+            "no attention module was found.*leave attention_scheme out",
+        ),
+        "no cache": (model(), config(post_rope=True), "no cache is to be quantized: add kv_cache_scheme"),
+        "fused keys": (model(("qkv_proj",)), fused, "'tower.self_attn.qkv_proj' feeds the cache.*Leave kv_cache_post_rope out"),
+        "scales per channel": (model(), config(softmax=per_channel()), "softmax_quant_spec wants one scale per tensor"),
+        "keys per channel": (model(), two(config(cache=per_channel(), post_rope=True)), "key's output_tensors.*one scale per tensor"),
+    }
+
+
+@pytest.mark.parametrize("case", refusals())
+def test_what_cannot_be_done_is_refused_with_the_cure(case: str) -> None:
+    asked_of, asked, words = refusals()[case]
+    with pytest.raises(ConfigError, match=f"(?s){words}"):
+        make_plan(asked_of, asked)

@@ -1,0 +1,294 @@
+"""Quantized attention from configuration to checkpoint and back: probabilities, and keys after the rotary embedding."""
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma2Config,
+    GPTNeoXConfig,
+    GptOssConfig,
+    LlamaConfig,
+    OPTConfig,
+    Phi3Config,
+    PreTrainedConfig,
+    Qwen3Config,
+)
+
+from quark.cli.main import main
+from quark.errors import CalibrationError, CheckpointError, ConfigError, UnsupportedError
+from quark.nn import QuantizerModule
+from quark.nn.attention_switch import switch_attention
+from quark.specs.model import QConfig
+from quark.testing.tiny import calibration_batches, held_out_text, tiny_model, tiny_model_dir
+from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
+
+IDS = torch.arange(40).reshape(2, 20)
+SIZES = {"vocab_size": 64, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4, "max_position_embeddings": 64}
+GROUPED = SIZES | {"intermediate_size": 128, "num_key_value_heads": 2}
+FAMILIES: dict[str, PreTrainedConfig] = {
+    "llama": LlamaConfig(**GROUPED),
+    "qwen3": Qwen3Config(**GROUPED, head_dim=16),
+    "gemma2": Gemma2Config(**GROUPED, head_dim=16, sliding_window=8),
+    "phi3": Phi3Config(**GROUPED, pad_token_id=0),
+    "opt": OPTConfig(**SIZES, ffn_dim=128, word_embed_proj_dim=64),
+    "gpt_neox": GPTNeoXConfig(**SIZES, intermediate_size=128),
+    "gpt_oss": GptOssConfig(**GROUPED, head_dim=16, num_local_experts=4, num_experts_per_tok=2, sliding_window=8),
+}
+PROBABILITIES = {"attention_scheme": "fp8"}
+KEYS = {"kv_cache_scheme": "fp8", "kv_cache_post_rope": True}
+OPTIONS = {"probabilities": PROBABILITIES, "keys": KEYS, "both": PROBABILITIES | KEYS}
+BLOCK = "model.layers.0.self_attn."
+
+
+def asked(family: str = "llama", **options: Any) -> QConfig:
+    return LLMTemplate.get(family).get_config(scheme="int4_wo_32", **options)
+
+
+def small(family: str, dtype: torch.dtype = torch.float32, **options: Any) -> nn.Module:
+    torch.manual_seed(0)
+    model: nn.Module = AutoModelForCausalLM.from_config(copy.deepcopy(FAMILIES[family]), dtype=dtype, **options)
+    return model.eval()
+
+
+def quantized(model: nn.Module | None = None, family: str = "llama", **options: Any) -> nn.Module:
+    data = calibration_batches(2, 64) if model is None else [IDS]
+    return ModelQuantizer(asked(family, **options)).quantize_model(tiny_model() if model is None else model, data)
+
+
+def logits(model: nn.Module, **inputs: Tensor) -> Tensor:
+    with torch.no_grad():
+        found: Tensor = model(IDS, **inputs).logits
+    return found
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_without_quantizers_our_eager_attention_is_that_of_transformers_bit_for_bit(family: str, dtype: torch.dtype) -> None:
+    model = small(family, dtype, attn_implementation="eager")
+    padded = torch.ones_like(IDS)
+    padded[1, :5] = 0
+    expected = logits(model, attention_mask=padded)
+    names = [n for n, m in model.named_modules() if n.endswith(("attn", "attention"))]
+    switch_attention(model, names, eager=True)
+    assert model.config._attn_implementation == "quark_eager"
+    assert torch.equal(logits(model, attention_mask=padded), expected)
+
+
+def test_without_quantizers_our_fused_attention_is_that_of_transformers_bit_for_bit() -> None:
+    model = small("llama", attn_implementation="sdpa")
+    expected = logits(model)
+    switch_attention(model, [BLOCK[:-1]], eager=False)
+    assert model.config._attn_implementation == "quark_sdpa"
+    assert torch.equal(logits(model), expected)
+
+
+def reloads(model: nn.Module, directory: Path) -> None:
+    """Through our reader, built anew and into a float model, and through transformers."""
+    export_safetensors(model, directory)
+    expected = logits(model)
+    assert torch.equal(logits(import_model_from_safetensors(None, directory)), expected)
+    assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(directory, dtype="auto")), expected)
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_the_bundled_model_reloads_to_the_same_logits(options: dict[str, Any], dtype: torch.dtype, tmp_path: Path) -> None:
+    model = quantized(tiny_model(dtype), **options)
+    assert not torch.equal(logits(model), logits(quantized(tiny_model(dtype)))), "attention is quantized"
+    reloads(model, tmp_path / "out")
+    assert "quark_" not in (tmp_path / "out" / "config.json").read_text(), "the implementation is this process's affair"
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
+@pytest.mark.parametrize("family", ["qwen3", "gemma2"])
+def test_other_families_reload_to_the_same_logits(family: str, options: dict[str, Any], tmp_path: Path) -> None:
+    reloads(quantized(small(family), family, **options), tmp_path / "out")
+
+
+@pytest.mark.parametrize("family", ["opt", "phi3"])
+def test_probabilities_of_other_attention_reload_to_the_same_logits(family: str, tmp_path: Path) -> None:
+    reloads(quantized(small(family), family, **PROBABILITIES), tmp_path / "out")
+
+
+def test_a_switched_model_can_be_filled_from_an_export(tmp_path: Path) -> None:
+    model = quantized(**OPTIONS["both"])
+    export_safetensors(model, tmp_path / "out")
+    assert torch.equal(logits(import_model_from_safetensors(tiny_model(), tmp_path / "out")), logits(model))
+
+
+def test_an_eager_model_stays_eager_when_only_keys_are_quantized(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    model = quantized(small("llama", attn_implementation="eager"), **KEYS)
+    assert model.config._attn_implementation == "quark_eager"
+    export_safetensors(model, tmp_path / "out")
+    back = import_model_from_safetensors(None, tmp_path / "out", attn_implementation="eager")
+    assert torch.equal(logits(back), logits(model))
+
+
+def test_scales_have_the_names_that_runtimes_look_for(tmp_path: Path) -> None:
+    export_safetensors(quantized(**OPTIONS["both"]), tmp_path / "out")
+    tensors = load_file(tmp_path / "out" / "model.safetensors")
+    found = {n.removeprefix(BLOCK): t for n, t in tensors.items() if n.startswith(BLOCK) and "output" in n}
+    assert set(found) == {f"{p}_proj.output_scale" for p in "qkv"} | {"prob_output_scale"}
+    assert all(t.numel() == 1 for t in found.values())
+    # The first token attends to itself alone, so the largest probability is 1, and FP8 E4M3 ends at 448.
+    assert float(found["prob_output_scale"]) == pytest.approx(1 / 448, rel=2**-23)
+    assert torch.equal(found["k_proj.output_scale"], found["v_proj.output_scale"]), "keys and values share the larger"
+    written = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
+    assert written["kv_cache_post_rope"] is True
+    assert written["softmax_quant_spec"]["dtype"] == "fp8_e4m3"
+    # vLLM sets the output quantization of queries aside only under this very key.
+    assert "*q_proj" in written["layer_quant_config"]
+    assert not any(name.endswith(".q_proj") for name in written["layer_quant_config"])
+
+
+def test_queries_that_differ_are_written_under_their_own_names_and_reload(tmp_path: Path) -> None:
+    model = quantized(**PROBABILITIES, layer_config={"*layers.0.self_attn.q_proj": "int4_wo_64"})
+    reloads(model, tmp_path / "out")
+    written = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]["layer_quant_config"]
+    assert {f"model.layers.{i}.self_attn.q_proj" for i in range(3)} <= set(written)
+    assert "*q_proj" not in written
+
+
+def quantizer(model: nn.Module, name: str) -> QuantizerModule:
+    found = model.get_submodule(name)
+    assert isinstance(found, QuantizerModule)
+    return found
+
+
+def test_scales_of_keys_are_those_of_the_float_model_after_the_rotary_embedding() -> None:
+    config = asked(**KEYS)
+    config.separate_kv_scales = True
+    data = calibration_batches(2, 64)
+    model = ModelQuantizer(config).quantize_model(tiny_model(), data)
+    assert model.get_submodule(BLOCK + "k_proj").output_quantizer is None, "it has moved to the attention module"
+    plain = tiny_model()
+    with torch.no_grad():
+        caches = [plain(batch, use_cache=True).past_key_values for batch in data]
+    for i in range(config_layers(plain)):
+        # The float model's cache holds exactly these keys.
+        largest = max(float(cache.layers[i].keys.abs().max()) for cache in caches)
+        name = f"model.layers.{i}.self_attn."
+        assert float(quantizer(model, name + "key_quantizer").scale) == pytest.approx(largest / 448, rel=1e-5)  # type: ignore[arg-type]
+        assert quantizer(model, name + "v_proj.output_quantizer").scale is not None
+
+
+def config_layers(model: nn.Module) -> int:
+    return int(model.config.num_hidden_layers)  # type: ignore[union-attr,arg-type]
+
+
+def test_calibration_runs_each_sample_once() -> None:
+    model, data, entered = tiny_model(), calibration_batches(3, 16), []
+    model.get_submodule("model.layers.0").register_forward_hook(lambda *_: entered.append(1))
+    ModelQuantizer(asked(**OPTIONS["both"])).quantize_model(model, data)
+    assert len(entered) == 3
+
+
+def test_no_observer_is_left_behind() -> None:
+    model = quantized(**PROBABILITIES)
+    attention = model.get_submodule(BLOCK[:-1])
+    assert isinstance(attention.prob_output_quantizer, QuantizerModule)
+    assert not {"prob_output_quantizer", "key_quantizer"} & set(vars(attention))
+
+
+def test_dynamic_probabilities_need_no_data_and_reload(tmp_path: Path) -> None:
+    config = asked(**PROBABILITIES)
+    assert config.softmax_quant_spec is not None
+    config.softmax_quant_spec = attrs.evolve(config.softmax_quant_spec, is_dynamic=True)
+    config.layer_quant_config = {}
+    model = ModelQuantizer(config).quantize_model(tiny_model())
+    export_safetensors(model, tmp_path / "out")
+    assert not any("prob_output" in name for name in load_file(tmp_path / "out" / "model.safetensors"))
+    assert torch.equal(logits(import_model_from_safetensors(None, tmp_path / "out")), logits(model))
+
+
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
+def test_generation_with_a_cache_gives_the_tokens_of_generation_without(options: dict[str, Any]) -> None:
+    model = quantized(**options)
+    prompt = calibration_batches(1, 16)[0]
+    settings = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0, "attention_mask": torch.ones_like(prompt)}
+    cached, plain = (model.generate(prompt, use_cache=use, **settings) for use in (True, False))  # type: ignore[operator]
+    assert cached.shape == (1, 24)
+    assert torch.equal(cached, plain)
+
+
+def test_an_export_without_scales_of_probabilities_leaves_them_float(tmp_path: Path) -> None:
+    """Models that were not run in eager mode are exported so elsewhere."""
+    model = quantized(**PROBABILITIES)
+    export_safetensors(model, tmp_path / "out")
+    drop(tmp_path / "out", lambda name: "prob_output" in name)
+    back = import_model_from_safetensors(None, tmp_path / "out", attn_implementation="eager")
+    for i in range(config_layers(model)):
+        model.get_submodule(f"model.layers.{i}.self_attn").prob_output_quantizer = None  # type: ignore[assignment]
+    assert back.config._attn_implementation == "eager"
+    assert torch.equal(logits(back), logits(model))
+
+
+def test_an_export_that_lacks_some_scales_of_attention_is_refused(tmp_path: Path) -> None:
+    export_safetensors(quantized(**PROBABILITIES), tmp_path / "out")
+    drop(tmp_path / "out", lambda name: name == BLOCK + "prob_output_scale")
+    with pytest.raises(CheckpointError, match=r"lacks 1 tensor.*layers\.0\.self_attn\.prob_output_quantizer\.scale"):
+        import_model_from_safetensors(None, tmp_path / "out")
+
+
+def drop(directory: Path, unwanted: Any) -> None:
+    file = directory / "model.safetensors"
+    save_file({n: t for n, t in load_file(file).items() if not unwanted(n)}, file, {"format": "pt"})
+
+
+def test_attention_that_calibration_does_not_reach_is_named() -> None:
+    model = tiny_model()
+    model.get_submodule("model.layers.0").forward = lambda hidden, *_, **__: hidden  # type: ignore[method-assign]
+    with pytest.raises(CalibrationError, match="no calibration batch reached"):
+        ModelQuantizer(asked(**PROBABILITIES)).quantize_model(model, calibration_batches(1, 8))
+
+
+class Bare(nn.Module):
+    """Attention outside transformers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.attn = nn.ModuleDict({"q_proj": nn.Linear(32, 32)})
+
+
+def test_a_model_outside_transformers_is_refused_before_any_work() -> None:
+    model = Bare()
+    config = asked(**PROBABILITIES)
+    config.exclude, config.layer_quant_config = [], {}
+    with pytest.raises(UnsupportedError, match="attention of a Bare cannot be quantized: only transformers models"):
+        ModelQuantizer(config).quantize_model(model)
+    assert type(model.attn["q_proj"]) is nn.Linear
+
+
+def test_another_implementation_of_attention_is_refused_with_the_cure() -> None:
+    model = tiny_model()
+    model.config._attn_implementation_internal = "flex_attention"  # type: ignore[union-attr]
+    with pytest.raises(UnsupportedError, match=r"'flex_attention'.*set_attn_implementation"):
+        ModelQuantizer(asked(**PROBABILITIES)).quantize_model(model, [IDS])
+
+
+def test_a_fused_projection_has_no_keys_of_its_own() -> None:
+    with pytest.raises(ConfigError, match=r"'model\.layers\.0\.self_attn\.qkv_proj' feeds the cache"):
+        ModelQuantizer(asked("phi3", **KEYS)).plan(small("phi3"))
+
+
+def test_the_command_line_quantizes_attention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text(held_out_text()[:4000])
+    options = ["--attention-scheme", "fp8", "--kv-cache", "fp8", "--kv-cache-post-rope", "--num-calib", "2", "--seq-len", "32"]
+    arguments = ["quantize", str(tiny_model_dir()), str(tmp_path / "out"), "--scheme", "int4_wo_64", "--calib", str(text), *options]
+    monkeypatch.setattr("sys.argv", ["quark", *arguments])
+    with pytest.raises(SystemExit) as done:
+        main()
+    assert not done.value.code
+    written = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
+    assert written["kv_cache_post_rope"] is True
+    assert BLOCK + "prob_output_scale" in load_file(tmp_path / "out" / "model.safetensors")
