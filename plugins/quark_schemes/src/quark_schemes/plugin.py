@@ -9,6 +9,17 @@ from quark.plugins import FormatRecord, ObserverRecord, SchemeRecord, hookimpl
 
 _SPECS = "quark_schemes.specs:"
 _CLASSES = "quark_schemes.scheme_classes:"
+_EMULATION = {
+    f"quark.torch.{module}:{name}": f"quark_schemes.emulation:{name}"
+    for module, names in {
+        "kernel.mx": ("dq_mxfp4", "qdq_mxfp4"),
+        "kernel.hw_emulation.hw_emulation_interface": ("fake_quantize_fp4_fp6_per_group_with_scale", "dequantize_fp4_fp6_per_group"),
+        "quantization.utils": ("even_round", "reshape_to_blocks"),
+        "utils.pack": ("create_pack_method",),
+    }.items()
+    for name in names
+}
+"""What runtimes import to emulate MX formats, by documented module and name."""
 
 
 def _specs(*names: str) -> dict[str, str]:
@@ -27,7 +38,8 @@ def _integer(name: str, bits: int, *specs: str) -> FormatRecord:
 
 def _minifloat(name: str, bits: int, summary: str, *specs: str) -> FormatRecord:
     reference = f"quark_schemes.formats.minifloat:{name.upper()}"
-    return FormatRecord(name=name, summary=summary, bits=bits, format=reference, exports=_specs(*specs))
+    exports = _specs(*specs) | (_EMULATION if name == "fp4" else {})
+    return FormatRecord(name=name, summary=summary, bits=bits, format=reference, exports=exports)
 
 
 def _block_float(name: str, bits: float, module: str, summary: str, *specs: str) -> FormatRecord:
@@ -51,6 +63,8 @@ def quark_register_formats() -> Iterator[FormatRecord]:
     yield _minifloat("fp8_e4m3", 8, "FP8 E4M3 (OCP, finite only): ±448", *e4m3)
     yield _minifloat("fp8_e5m2", 8, "FP8 E5M2 (OCP): ±57344", *e5m2)
     yield _minifloat("fp8_e5m3", 8, "unsigned FP8 E5M3, for scales: up to 114688", "FP8E5M3PerTensorSpec")
+    e8m0 = "quark_schemes.formats.power_of_two:FP8_E8M0"
+    yield FormatRecord(name="fp8_e8m0", summary="powers of two, for scales", bits=8, format=e8m0, aliases=("e8m0",))
     yield _minifloat("fp6_e3m2", 6, "FP6 E3M2: ±28", "FP6E3M2PerGroupSpec", "OCP_MXFP6E3M2Spec")
     yield _minifloat("fp6_e2m3", 6, "FP6 E2M3: ±7.5", "FP6E2M3PerGroupSpec", "OCP_MXFP6E2M3Spec")
     fp4 = ("FP4PerGroupSpec", "OCP_MXSpec", "OCP_MXFP4Spec", "OCP_MXFP4DiffsSpec", "AmdFP4Spec", "ProgressiveSpec", "ScaleQuantSpec")
@@ -76,11 +90,32 @@ def _observer(name: str, class_name: str, module: str, summary: str) -> Observer
 def quark_register_observers() -> Iterator[ObserverRecord]:
     """The observers, under their documented class names."""
     yield _observer("placeholder", "PlaceholderObserver", "placeholder", "observes nothing")
+    base = "quark_schemes.observers.min_max:MinMaxObserver"
+    names = {"MinMaxObserver": base, "UniformScalingObserver": base}
+    anything = "all that was seen, whatever shares a range"
+    yield ObserverRecord(name="min_max", class_name="MinMaxObserver", observer=base, summary=anything, exports=names)
     yield _observer("per_tensor_min_max", "PerTensorMinMaxObserver", "min_max", "all that was seen, one range")
     yield _observer("per_channel_min_max", "PerChannelMinMaxObserver", "min_max", "all that was seen, a range for each channel or token")
     yield _observer("per_group_min_max", "PerGroupMinMaxObserver", "min_max", "all that was seen, a range for each group")
     yield _observer("per_block_mx", "PerBlockMXObserver", "min_max", "all that was seen, a range for each block of an MX format")
     yield _observer("per_block_2d_min_max", "PerBlock2DMinMaxObserver", "min_max", "all that was seen, a range for each 2-D block")
+    same = "all that was seen, a range for each block"
+    yield _observer("per_block_bfp", "PerBlockBFPObserver", "min_max", f"{same} of a block float")
+    yield _observer("per_block_mx_buffer_reuse", "PerBlockMXBufferReuseObserver", "min_max", f"{same} of an MX format")
+    yield _observer("per_block_mx_diffs", "PerBlockMXDiffsObserver", "min_max", f"{same} of an MX format")
+    share = "a given share of the values; option percentile (99.99999999)"
+    yield _observer("per_tensor_percentile", "PerTensorPercentileObserver", "percentile", share)
+    yield _observer("per_tensor_mse", "PerTensorMSEObserver", "mse", "least squared error, one range")
+    yield _observer("per_channel_mse", "PerChannelMSEObserver", "mse", "least squared error, a range for each channel of a weight")
+    yield _observer("per_group_mse", "PerGroupMSEObserver", "mse", "least squared error, a range for each group of a weight")
+    narrowest = "of the narrowest ranges for given shares of the values, that of least squared error"
+    yield _observer("per_tensor_histogram", "PerTensorHistogramObserver", "narrowing", narrowest)
+    pairs = "of all ranges from bin to bin, that of least expected squared error; integers"
+    yield _observer("per_tensor_histogram_pro", "PerTensorHistogramObserverPro", "narrowing", pairs)
+    for name, title in (("per_tensor", "PerTensor"), ("per_channel", "PerChannel")):
+        nearest, best = "the power of two nearest to the min-max scale", "of five powers of two, that of least squared error"
+        yield _observer(f"{name}_pow2_min_max", f"{title}PowOf2MinMaxObserver", "power_of_two", nearest)
+        yield _observer(f"{name}_pow2_min_mse", f"{title}PowOf2MinMSEObserver", "power_of_two", best)
 
 
 _EVERYWHERE = ("transformers", "vLLM (CPU, CUDA, ROCm)")
@@ -92,9 +127,7 @@ _TRANSFORMERS = ("transformers",)
 def _scheme(name: str, module: str, summary: str, clients: tuple[str, ...], *classes: str, **more: Any) -> SchemeRecord:
     reference = f"quark_schemes.schemes.{module}:"
     parts = {part: reference + more.pop(part) for part in ("kv_cache", "attention") if part in more}
-    return SchemeRecord(
-        name=name, summary=summary, config=reference + name, clients=clients, exports=_classes(*classes), **parts, **more
-    )
+    return SchemeRecord(name=name, summary=summary, config=reference + name, clients=clients, exports=_classes(*classes), **parts, **more)
 
 
 @hookimpl

@@ -17,7 +17,7 @@ from quark.specs.tensor import QTensorConfig
 
 
 class MinMaxObserver(Observer):
-    """Keeps the smallest and the largest value of each set of elements that share a scale."""
+    """Keeps the smallest and the largest value of each set of elements that share a scale; serves every granularity."""
 
     qschemes: ClassVar[tuple[QSchemeType, ...]] = ()
 
@@ -28,7 +28,7 @@ class MinMaxObserver(Observer):
 
     @classmethod
     def spec_problem(cls, spec: QTensorConfig) -> str | None:
-        if spec.qscheme in cls.qschemes:
+        if not cls.qschemes or spec.qscheme in cls.qschemes:
             return None
         serves = " or ".join(q.name for q in cls.qschemes)
         return f"{cls.__name__} serves {serves}, not {spec.qscheme and spec.qscheme.name}: use the observer of that granularity"
@@ -101,6 +101,18 @@ class PerBlockMXObserver(MinMaxObserver):
     """A range for each block of an MX format."""
 
     qschemes = (QSchemeType.per_group,)
+
+
+class PerBlockMXBufferReuseObserver(PerBlockMXObserver):
+    """The same: documented for its memory, which here never depended on it."""
+
+
+class PerBlockMXDiffsObserver(PerBlockMXObserver):
+    """The same: the exponent is chosen by the spec's ``scale_calculation_mode``, as runtimes choose it, and not by trial."""
+
+
+class PerBlockBFPObserver(PerBlockMXObserver):
+    """A range for each block of a block floating-point format."""
 
 
 class PerBlock2DMinMaxObserver(MinMaxObserver):

@@ -1,0 +1,162 @@
+"""Histograms that merge exactly: what the observers of one range per tensor keep of their data.
+
+Bins are ``2^k / BINS`` wide on either side of 0, where ``2^k`` is the smallest power of two above every magnitude seen; zeros are counted
+by themselves. When ``k`` grows, neighbouring bins merge pairwise, edge on edge. So the counts depend on the data alone, not on their order
+nor on how they were split: merging two histograms equals having filled one with both data sets, bit for bit.
+"""
+
+from __future__ import annotations
+
+import math
+
+import attrs
+import torch
+from torch import Tensor
+
+from quark.numerics import TILE_ELEMENTS
+
+BINS = 1 << 13
+"""Bins on either side of 0; a power of two. The largest magnitude lies in the upper half of its side: a bin is at most 1/4096 of it."""
+
+_LOG_BINS = BINS.bit_length() - 1
+_SMALLEST_EXPONENT = -100  # below, the factor that turns values into bins would leave float32; such values share the bins next to 0
+
+
+@attrs.frozen(eq=False)
+class Distribution:
+    """The bins that hold any values, ascending; none reaches beyond the values themselves.
+
+    Attributes:
+        left, right: Edges, float64 ``[bins]``; the zeros' own bin has no width.
+        counts: Values in each, int64 ``[bins]``.
+        low, high: The smallest and the largest value; of magnitudes on both sides of 0, ``low`` is the left edge of the first bin.
+    """
+
+    left: Tensor
+    right: Tensor
+    counts: Tensor
+    low: float
+    high: float
+
+    @property
+    def centres(self) -> Tensor:
+        """The middle of each bin, float64 ``[bins]``."""
+        return (self.left + self.right) / 2
+
+    def quantile(self, fraction: float) -> float:
+        """The value below which a share ``fraction``, 0 to 1, of the values lies; within a bin's width of ``torch.quantile``.
+
+        Between two values that follow each other the result is interpolated, as there; where in its bin a value lies is interpolated too.
+        """
+        rank = fraction * (int(self.counts.sum()) - 1)
+        below = math.floor(rank)
+        return self._ranked(below) * (1 - (rank - below)) + self._ranked(math.ceil(rank)) * (rank - below)
+
+    def _ranked(self, rank: int) -> float:
+        """Where the value lies that ``rank`` others precede."""
+        until = self.counts.cumsum(0)
+        if rank in (0, int(until[-1]) - 1):
+            return self.high if rank else self.low
+        place = int(torch.searchsorted(until, rank, right=True))
+        count = int(self.counts[place])
+        within = (rank - (int(until[place]) - count) + 0.5) / count
+        left, right = float(self.left[place]), float(self.right[place])
+        return left + (right - left) * within
+
+
+class Histogram:
+    """Counts of values in bins, and the exact smallest and largest value.
+
+    Attributes:
+        low, high: Float32 ``[]`` on the CPU; None before anything was seen. NaN and Inf stay in them, and what was seen together with such
+            values is not counted.
+    """
+
+    def __init__(self) -> None:
+        self.low: Tensor | None = None
+        self.high: Tensor | None = None
+        self._exponent = _SMALLEST_EXPONENT
+        self._counts: Tensor | None = None
+
+    @property
+    def device(self) -> torch.device:
+        """Where counts are kept: where the data were."""
+        return torch.device("cpu") if self._counts is None else self._counts.device
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether something was seen, and neither NaN nor Inf."""
+        return self.low is not None and self.high is not None and bool(torch.isfinite(self.low) & torch.isfinite(self.high))
+
+    def observe(self, x: Tensor) -> None:
+        """Count the values of a tensor of any float dtype and shape."""
+        if x.numel() == 0:
+            return
+        low, high = (bound.float().cpu() for bound in torch.aminmax(x))
+        self._widen(low, high)
+        if not (torch.isfinite(low) & torch.isfinite(high)):
+            return
+        counts = self._grown(_exponent_above(max(-float(low), float(high))), x.device)
+        bins_per_unit = math.ldexp(1.0, _LOG_BINS - self._exponent)
+        values = x.reshape(-1)
+        for start in range(0, values.numel(), TILE_ELEMENTS):
+            tile = values[start : start + TILE_ELEMENTS].float()
+            # Conversion cuts towards 0, so that a bin begins at its end nearer to 0; the sign makes room for the zeros between the sides.
+            index = (tile * bins_per_unit).to(torch.int32).add_(tile.sign().to(torch.int32)).add_(BINS)
+            counts += torch.bincount(index, minlength=2 * BINS + 1)
+
+    def merge(self, other: Histogram) -> None:
+        """Count what another histogram has counted."""
+        if other.low is None or other.high is None:
+            return
+        self._widen(other.low, other.high)
+        if other._counts is not None:
+            mine = self._grown(other._exponent, other._counts.device)
+            mine += _rebinned(other._counts, self._exponent - other._exponent).to(mine.device)
+
+    def distribution(self, *, magnitudes: bool = False) -> Distribution:
+        """The values seen, or their magnitudes. Something was seen, and all of it was finite."""
+        assert self.low is not None
+        assert self.high is not None
+        assert self._counts is not None
+        low, high = float(self.low), float(self.high)
+        counts, first = self._counts, -BINS
+        if magnitudes:
+            counts, first = counts[BINS:].clone(), 0
+            counts[1:] += self._counts[:BINS].flip(0)
+            low, high = max(low, -high, 0.0), max(-low, high)
+        place = counts.nonzero().squeeze(1)
+        width = math.ldexp(1.0, self._exponent - _LOG_BINS)
+        # Bin 3 holds [2w, 3w), bin -3 holds (-3w, -2w], bin 0 the zeros.
+        outer = (place + first).double() * width
+        left = torch.where(outer > 0, outer - width, outer).clamp(low, high)
+        right = torch.where(outer < 0, outer + width, outer).clamp(low, high)
+        return Distribution(left, right, counts[place], float(left[0]), high)
+
+    def _widen(self, low: Tensor, high: Tensor) -> None:
+        self.low = low if self.low is None else torch.minimum(self.low, low)
+        self.high = high if self.high is None else torch.maximum(self.high, high)
+
+    def _grown(self, exponent: int, device: torch.device) -> Tensor:
+        """The counts, with bins wide enough for magnitudes below ``2^exponent``; to be added to in place."""
+        if self._counts is None:
+            self._counts = torch.zeros(2 * BINS + 1, dtype=torch.int64, device=device)
+        if exponent > self._exponent:
+            self._counts = _rebinned(self._counts, exponent - self._exponent)
+            self._exponent = exponent
+        return self._counts
+
+
+def _exponent_above(magnitude: float) -> int:
+    """The smallest ``k``, not below `_SMALLEST_EXPONENT`, with ``magnitude < 2^k``."""
+    return max(math.frexp(magnitude)[1], _SMALLEST_EXPONENT) if magnitude else _SMALLEST_EXPONENT
+
+
+def _rebinned(counts: Tensor, doublings: int) -> Tensor:
+    """The counts in bins ``2^doublings`` times as wide."""
+    if doublings == 0:
+        return counts
+    offset = torch.arange(-BINS, BINS + 1, device=counts.device)
+    # Beyond all bins of a side the shift need not go; shifts of 64 and more mean nothing.
+    place = offset.sign() * ((offset.abs().sub_(1) >> min(doublings, _LOG_BINS)) + 1)
+    return torch.zeros_like(counts).index_add_(0, place + BINS, counts)

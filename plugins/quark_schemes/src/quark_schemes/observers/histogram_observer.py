@@ -1,0 +1,76 @@
+"""Base of the observers that keep a histogram and choose one range from it."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Collection
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from quark.errors import CalibrationError
+from quark.numerics import Granularity, Observer
+from quark.specs.enums import QSchemeType
+from quark.specs.tensor import QTensorConfig
+from quark_schemes.observers.histogram import Histogram
+
+
+def options_problem(observer: str, spec: QTensorConfig, known: Collection[str] = ()) -> str | None:
+    """Which of the spec's observer options this observer does not have, or None."""
+    unknown = [name for name, _ in spec.observer_options if name not in known]
+    if not unknown:
+        return None
+    cure = f"its options are {', '.join(known)}" if known else "it has none, leave observer_options out"
+    return f"{observer} has no option {', '.join(map(repr, unknown))}: {cure}"
+
+
+class HistogramObserver(Observer):
+    """Fills a histogram; subclasses choose the range. Merging is exact."""
+
+    options: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, spec: QTensorConfig, granularity: Granularity) -> None:
+        super().__init__(spec, granularity)
+        self._histogram = Histogram()
+        self._chosen: tuple[Tensor, Tensor] | None = None
+
+    @classmethod
+    def spec_problem(cls, spec: QTensorConfig) -> str | None:
+        if spec.qscheme is not QSchemeType.per_tensor:
+            return f"{cls.__name__} serves per_tensor, not {spec.qscheme and spec.qscheme.name}: use the observer of that granularity"
+        return options_problem(cls.__name__, spec, cls.options)
+
+    def observe(self, x: Tensor) -> None:
+        self._chosen = None
+        self._histogram.observe(x.detach())
+
+    def range(self) -> tuple[Tensor, Tensor]:
+        seen = self._histogram
+        if seen.low is None or seen.high is None:
+            raise CalibrationError("nothing was observed, so there is no range: run calibration data through the layer")
+        if not seen.is_finite:
+            return seen.low.to(seen.device), seen.high.to(seen.device)
+        if self._chosen is None:
+            # Searches take longer than to keep what they found.
+            low, high = self._choose(seen)
+            self._chosen = (_scalar(low, seen.device), _scalar(high, seen.device))
+        return self._chosen
+
+    def merge(self, other: Observer) -> None:
+        assert isinstance(other, type(self))
+        self._chosen = None
+        self._histogram.merge(other._histogram)
+
+    @property
+    def is_symmetric(self) -> bool:
+        """Whether ranges lie evenly about 0: formats without a zero point need not say so."""
+        return self.spec.symmetric is not False
+
+    @abstractmethod
+    def _choose(self, seen: Histogram) -> tuple[Tensor | float, Tensor | float]:
+        """Low and high, one value each; something was seen, and all of it was finite."""
+
+
+def _scalar(value: Tensor | float, device: torch.device) -> Tensor:
+    return torch.as_tensor(value, dtype=torch.float32, device=device).reshape(())

@@ -1,0 +1,105 @@
+"""Search for the range with which a format represents values best: the squared error of rounding and clipping together.
+
+All functions work on rows ``[rows, elements]``, one range for each: the rows of a weight, or one row of histogram bins with their counts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import torch
+from torch import Tensor
+
+from quark.numerics import format_of
+from quark.specs.enums import ZeroPointType
+from quark.specs.tensor import QTensorConfig
+
+Range = tuple[Tensor, Tensor]
+"""Low and high, float32 ``[rows]``."""
+
+
+def has_real_zero_point(spec: QTensorConfig) -> bool:
+    """Whether ranges need not hold 0."""
+    return spec.symmetric is False and spec.zero_point_type is ZeroPointType.float32
+
+
+def error_norms(values: Tensor, low: Tensor, high: Tensor, spec: QTensorConfig, weights: Tensor | None = None) -> Tensor:
+    """Root of the summed squared error of quantizing each row with its range, as the engine does it; float64 ``[rows]``.
+
+    Args:
+        values: Float32 ``[rows, elements]``.
+        low, high: Ranges, float32 ``[rows]``.
+        spec: The quantization.
+        weights: How often each element counts, float64 ``[elements]``; None: once.
+    """
+    found = format_of(spec)
+    qparams = found.qparams(low, high, spec)
+    scale = qparams.scale.float().unsqueeze(1)
+    zero = None if qparams.zero_point is None else qparams.zero_point.unsqueeze(1)
+    t = found.round_(values * (1 / scale) if found.by_reciprocal(spec) else values / scale, zero)
+    if zero is not None:
+        t.sub_(zero)
+    error = t.mul_(scale).sub_(values)
+    # In float64 no error is so small that its square is lost.
+    weighted = error if weights is None else error * weights.sqrt()
+    return torch.linalg.vector_norm(weighted, dim=1, dtype=torch.float64)
+
+
+def best_range(values: Tensor, candidates: Iterable[Range], spec: QTensorConfig, weights: Tensor | None = None) -> Range:
+    """Of the candidates, for each row the one of least error; the earlier of two that are as good, so give wide ones first."""
+    remaining = iter(candidates)
+    low, high = next(remaining)
+    least = error_norms(values, low, high, spec, weights)
+    for next_low, next_high in remaining:
+        error = error_norms(values, next_low, next_high, spec, weights)
+        better = error < least
+        least = torch.where(better, error, least)
+        low, high = torch.where(better, next_low, low), torch.where(better, next_high, high)
+    return low, high
+
+
+def shrunk_range(
+    values: Tensor, low: Tensor, high: Tensor, spec: QTensorConfig, factors: Sequence[float], weights: Tensor | None = None
+) -> Range:
+    """The best of the ranges that ``factors`` shrink the full ones to.
+
+    Symmetric ranges take one factor. Asymmetric ones first take one for both ends, then the low end, then the high end takes its own while
+    the other stays. Ends shrink towards 0, or, where the range need not hold 0, towards the row's median.
+
+    Args:
+        values: Float32 ``[rows, elements]``.
+        low, high: The rows' full ranges, float32 ``[rows]``.
+        spec: The quantization.
+        factors: Descending from 1.
+        weights: How often each element counts, float64 ``[elements]``, only with one row; None: once.
+    """
+    if spec.symmetric is not False:
+        amax = torch.maximum(-low, high)
+        return best_range(values, ((-amax * f, amax * f) for f in factors), spec, weights)
+    if has_real_zero_point(spec):
+        centre = _medians(values, weights)
+    else:
+        low, high, centre = low.clamp(max=0), high.clamp(min=0), torch.zeros_like(low)
+    lows, highs = _Shrunk(low, centre, factors), _Shrunk(high, centre, factors)
+    best_low, best_high = best_range(values, zip(lows, highs, strict=True), spec, weights)
+    best_low, _ = best_range(values, ((end, best_high) for end in lows), spec, weights)
+    _, best_high = best_range(values, ((best_low, end) for end in highs), spec, weights)
+    return best_low, best_high
+
+
+class _Shrunk:
+    """One end of the range under each factor in turn; can be gone through again."""
+
+    def __init__(self, end: Tensor, centre: Tensor, factors: Sequence[float]) -> None:
+        self.end, self.centre, self.factors = end, centre, factors
+
+    def __iter__(self) -> Iterator[Tensor]:
+        # The full range is given as it is: by way of the centre its last bit could be lost.
+        return (self.end if f == 1 else self.centre + (self.end - self.centre) * f for f in self.factors)
+
+
+def _medians(values: Tensor, weights: Tensor | None) -> Tensor:
+    if weights is None:
+        return values.median(dim=1).values
+    until = weights.cumsum(0)
+    return values[:, torch.searchsorted(until, until[-1:] / 2).clamp_(max=values.shape[1] - 1)].squeeze(1)

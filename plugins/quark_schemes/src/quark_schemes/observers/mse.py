@@ -1,0 +1,49 @@
+"""Observers of least squared error: the full range, shrunk as far as finer steps gain more than clipping loses.
+
+Per tensor the error is that of the histogram's bin centres, which differs from the data's own by at most half a bin's width, root mean
+square: the distance to the nearest value of a format changes no faster than the value itself. Per channel and per group it is the data's.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from quark.specs.enums import QSchemeType
+from quark_schemes.observers.histogram import Histogram
+from quark_schemes.observers.histogram_observer import HistogramObserver
+from quark_schemes.observers.least_squares import Range, shrunk_range
+from quark_schemes.observers.row_search import RowSearchObserver
+
+_STEPS_TO_HALF = 16
+TENSOR_FACTORS = tuple(2 ** (-i / _STEPS_TO_HALF) for i in range(10 * _STEPS_TO_HALF + 1))
+"""To what a tensor's range is shrunk: 16 steps to each half, ten times: activations have outliers a thousand times as large as the rest."""
+ROW_FACTORS = TENSOR_FACTORS[: 3 * _STEPS_TO_HALF + 1]
+"""To what the range of a weight's channel or group is shrunk, to an eighth in the end."""
+
+
+class PerTensorMSEObserver(HistogramObserver):
+    """One range, of least squared error in the spec's own format. See `shrunk_range` for the ranges that are tried."""
+
+    def _choose(self, seen: Histogram) -> tuple[Tensor | float, Tensor | float]:
+        values = seen.distribution()
+        device = values.counts.device
+        low, high = (torch.tensor([bound], dtype=torch.float32, device=device) for bound in (values.low, values.high))
+        return shrunk_range(values.centres.float().unsqueeze(0), low, high, self.spec, TENSOR_FACTORS, values.counts.double())
+
+
+class _RowMSEObserver(RowSearchObserver):
+    def _search(self, rows: Tensor, low: Tensor, high: Tensor) -> Range:
+        return shrunk_range(rows, low, high, self.spec, ROW_FACTORS)
+
+
+class PerChannelMSEObserver(_RowMSEObserver):
+    """A range of least squared error for each channel of a weight."""
+
+    qschemes = (QSchemeType.per_channel,)
+
+
+class PerGroupMSEObserver(_RowMSEObserver):
+    """A range of least squared error for each group of a weight."""
+
+    qschemes = (QSchemeType.per_group,)

@@ -1,0 +1,138 @@
+"""Histogram observers that narrow the range from both ends, bin by bin, to where the expected squared error is least.
+
+Source: PyTorch's ``HistogramObserver`` for the idea: what is clipped costs the square of how far it moves, what is kept a rounding error.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+
+import attrs
+import torch
+from torch import Tensor
+
+from quark.numerics import format_of
+from quark.specs.tensor import QTensorConfig
+from quark_schemes.formats.integer import IntegerFormat
+from quark_schemes.observers.histogram import Distribution, Histogram
+from quark_schemes.observers.histogram_observer import HistogramObserver
+from quark_schemes.observers.least_squares import Range, best_range, has_real_zero_point
+
+CLIPPED_SHARES = (0.0, *(2.0 ** (-i / 4) for i in range(80, 11, -1)))
+"""Of all values, the shares that ranges leave out: none, then from a millionth to an eighth, four steps to each double."""
+
+_COARSE = 256
+
+
+class PerTensorHistogramObserver(HistogramObserver):
+    """One range: of the narrowest that hold a given share of the values, the one of least squared error in the spec's own format.
+
+    For each of `CLIPPED_SHARES` both ends move in, from bin edge to bin edge, until the range is the shortest that leaves out no more than
+    that share: the end with fewer values gives way. Symmetric ranges lose the largest magnitudes.
+    """
+
+    def _choose(self, seen: Histogram) -> tuple[Tensor | float, Tensor | float]:
+        values = seen.distribution()
+        lows, highs = self._narrowest(seen)
+        return best_range(values.centres.float().unsqueeze(0), _one_by_one(lows, highs), self.spec, values.counts.double())
+
+    def _narrowest(self, seen: Histogram) -> tuple[Tensor, Tensor]:
+        """The narrowest range for each share, float64 ``[shares]``."""
+        values = seen.distribution(magnitudes=self.is_symmetric)
+        until = values.counts.cumsum(0)
+        total = int(until[-1])
+        kept = torch.tensor([total - math.floor(share * total) for share in CLIPPED_SHARES], device=until.device)
+        if self.is_symmetric:
+            threshold = values.right[torch.searchsorted(until, kept)]
+            return -threshold, threshold
+        # From each start the end is the first bin with which enough values are in; beyond the last bin there is none.
+        end = torch.searchsorted(until, (until - values.counts) + kept.unsqueeze(1))
+        width = torch.cat([values.right, values.right.new_full((1,), torch.inf)])[end] - values.left
+        start = width.argmin(dim=1)
+        return values.left[start], values.right[end.gather(1, start.unsqueeze(1)).squeeze(1)]
+
+
+def _one_by_one(lows: Tensor, highs: Tensor) -> Iterator[Range]:
+    return zip(lows.float().split(1), highs.float().split(1), strict=True)
+
+
+class PerTensorHistogramObserverPro(HistogramObserver):
+    """One range: of all pairs of a start and an end bin, the one of least expected squared error. For integers, whose steps are even.
+
+    A value beyond the range costs the square of its distance, one inside, wherever it lies in its step, ``step² / 12``; zeros cost nothing
+    where 0 is a value of the format. All pairs are weighed, first 256 starts with as many ends, then every one around the best.
+    """
+
+    @classmethod
+    def spec_problem(cls, spec: QTensorConfig) -> str | None:
+        if not isinstance(format_of(spec), IntegerFormat):
+            return f"{cls.__name__} serves integers, not {spec.dtype.name}: use PerTensorHistogramObserver or PerTensorMSEObserver"
+        return super().spec_problem(spec)
+
+    def _choose(self, seen: Histogram) -> tuple[Tensor | float, Tensor | float]:
+        values = seen.distribution(magnitudes=self.is_symmetric)
+        steps = 2 * format_of(self.spec).reach(self.spec)
+        if not has_real_zero_point(self.spec):
+            rounded = values.centres != 0
+            values = attrs.evolve(values, left=values.left[rounded], right=values.right[rounded], counts=values.counts[rounded])
+        if self.is_symmetric:
+            cost = ExpectedError(values, steps / 2)
+            _, threshold = _least(cost, values.right.new_zeros(1), _outermost_first(values.right))
+            return -threshold, threshold
+        starts, ends = values.left, values.right.flip(0)
+        if not has_real_zero_point(self.spec):
+            zero = starts.new_zeros(1)
+            starts, ends = torch.cat([starts[starts < 0], zero]), torch.cat([ends[ends > 0], zero])
+        return _least(ExpectedError(values, steps), starts, ends)
+
+
+def _outermost_first(edges: Tensor) -> Tensor:
+    return torch.cat([edges.flip(0), edges.new_zeros(1)])
+
+
+class ExpectedError:
+    """The expected squared error of quantizing a distribution, for many ranges at once.
+
+    Args:
+        values: The distribution; values at 0 that cost nothing are left out.
+        steps: How many steps a range has.
+    """
+
+    def __init__(self, values: Distribution, steps: float) -> None:
+        self._centres, self._steps = values.centres, steps
+        counts = values.counts.double()
+        moments = torch.stack([counts, counts * self._centres, counts * self._centres.square()])
+        # Column i sums the first i bins.
+        self._below = torch.nn.functional.pad(moments.cumsum(1), (1, 0))
+
+    def __call__(self, starts: Tensor, ends: Tensor) -> Tensor:
+        """Float64 ``[starts, ends]``, for ranges of float64 ``[starts]`` and ``[ends]``; infinite where one ends before it starts."""
+        starts, ends = starts.contiguous(), ends.contiguous()
+        under = self._below[:, torch.searchsorted(self._centres, starts)]
+        over = self._below[:, -1:] - self._below[:, torch.searchsorted(self._centres, ends, right=True)]
+        inside = self._below[0, -1] - under[0].unsqueeze(1) - over[0]
+        step = (ends - starts.unsqueeze(1)) / self._steps
+        cost = _moved(under, starts).unsqueeze(1) + _moved(over, ends) + inside * step.square() / 12
+        return torch.where(step >= 0, cost, torch.inf)
+
+
+def _moved(moments: Tensor, end: Tensor) -> Tensor:
+    """Σ (value − end)² of clipped values, from their number, sum and sum of squares."""
+    number, total, squares = moments
+    return (squares - 2 * end * total + end.square() * number).clamp_(min=0)
+
+
+def _least(cost: ExpectedError, starts: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:
+    """The pair of least cost; both are in order, the outermost first. To all pairs in two rounds, where there are many."""
+    strides = [max(1, -(-len(edges) // _COARSE)) for edges in (starts, ends)]
+    coarse = cost(starts[:: strides[0]], ends[:: strides[1]])
+    row, column = divmod(int(coarse.argmin()), coarse.shape[1])
+    starts, ends = _around(starts, row * strides[0], strides[0]), _around(ends, column * strides[1], strides[1])
+    fine = cost(starts, ends)
+    row, column = divmod(int(fine.argmin()), fine.shape[1])
+    return starts[row], ends[column]
+
+
+def _around(edges: Tensor, place: int, stride: int) -> Tensor:
+    return edges[max(0, place - stride) : place + stride + 1]

@@ -1,0 +1,43 @@
+"""The percentile observer: the range leaves out a small share of the values, the farthest ones."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from torch import Tensor
+
+from quark.specs.tensor import QTensorConfig
+from quark_schemes.observers.histogram import Histogram
+from quark_schemes.observers.histogram_observer import HistogramObserver
+
+
+class PerTensorPercentileObserver(HistogramObserver):
+    """One range that holds ``percentile`` percent of the values.
+
+    Symmetric: ``(-t, t)`` where ``t`` is that percentile of the magnitudes. Asymmetric: from the ``100 - percentile`` to the ``percentile``
+    of the values; so each side may lose its share. Zeros count like any value. The observer option ``percentile`` replaces the documented
+    default, which is next to the largest value.
+
+    Attributes:
+        percentile: Above 0, to 100; asymmetric from 50.
+    """
+
+    options = ("percentile",)
+    percentile: ClassVar[float] = 99.99999999
+
+    @classmethod
+    def spec_problem(cls, spec: QTensorConfig) -> str | None:
+        value = dict(spec.observer_options).get("percentile", cls.percentile)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 100:
+            return f"{cls.__name__} cannot use percentile={value!r}: give a number above 0 and up to 100, such as 99.9"
+        if spec.symmetric is False and value < 50:
+            return f"{cls.__name__} cannot use percentile={value!r} for an asymmetric range, whose ends would cross: give 50 to 100"
+        return super().spec_problem(spec)
+
+    def _choose(self, seen: Histogram) -> tuple[Tensor | float, Tensor | float]:
+        share = float(dict(self.spec.observer_options).get("percentile", self.percentile)) / 100
+        if self.is_symmetric:
+            threshold = seen.distribution(magnitudes=True).quantile(share)
+            return -threshold, threshold
+        values = seen.distribution()
+        return values.quantile(1 - share), values.quantile(share)

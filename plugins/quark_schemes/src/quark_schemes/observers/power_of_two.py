@@ -1,0 +1,117 @@
+"""Observers whose scales are powers of two, whatever the spec's scale type: they give ranges of which exactly such scales come.
+
+Min-max takes the power of two nearest to the min-max scale, as documented; it may clip. Min-MSE tries two more on either side.
+Source: AMD Quark 0.13's observers of these names for the choice of exponents.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from quark.numerics import format_of
+from quark.specs.enums import QSchemeType
+from quark.specs.tensor import QTensorConfig
+from quark_schemes.formats.scales import SMALLEST_SCALE, power_of_two
+from quark_schemes.observers.histogram import Histogram
+from quark_schemes.observers.histogram_observer import HistogramObserver
+from quark_schemes.observers.least_squares import Range, best_range, has_real_zero_point
+from quark_schemes.observers.min_max import MinMaxObserver
+from quark_schemes.observers.row_search import RowSearchObserver
+
+_OFFSETS = (2, 1, 0, -1, -2)  # wide ranges first: of two that are as good the wider is taken
+_SMALLEST_EXPONENT = math.frexp(SMALLEST_SCALE)[1] - 1
+_LARGEST_EXPONENT = 104  # the range of a 16-bit integer with this scale still is a float32
+
+
+def power_of_two_problem(observer: str, spec: QTensorConfig) -> str | None:
+    """Why no range gives the spec a power of two as its scale, with the cure, or None."""
+    if has_real_zero_point(spec):
+        return f"{observer} keeps zero points whole: set zero_point_type=ZeroPointType.int32"
+    if spec.scale_format == "e8m0":
+        return f"{observer} is for scales that are no powers of two by themselves: use a min-max observer with scale_format='e8m0'"
+    return None
+
+
+class _Powers:
+    """The ranges whose scales are powers of two near the min-max scale, for ranges of any shape.
+
+    Asymmetric ranges keep the zero point of the min-max scale, so that both ends clip, or gain, in proportion.
+    """
+
+    def __init__(self, low: Tensor, high: Tensor, spec: QTensorConfig) -> None:
+        low, high = low.clamp(max=0).double(), high.clamp(min=0).double()
+        reach = format_of(spec).reach(spec)
+        if spec.symmetric is not False:
+            self._below = self._above = torch.full_like(low, reach).float()
+            scale = (torch.maximum(-low, high) / reach).clamp_(min=SMALLEST_SCALE)
+        else:
+            scale = ((high - low) / (2 * reach)).clamp_(min=SMALLEST_SCALE)
+            self._below = (-low / scale).round_().float()
+            self._above = 2 * reach - self._below
+        self._nearest = scale.log2().round_()
+
+    def range(self, offset: int) -> Range:
+        """The range whose scale is exactly the power of two ``offset`` places above the nearest one; float32."""
+        exponent = (self._nearest + offset).clamp_(_SMALLEST_EXPONENT, _LARGEST_EXPONENT)
+        scale = power_of_two(exponent.to(torch.int32))
+        return -self._below * scale, self._above * scale
+
+
+class _PowOf2MinMaxObserver(MinMaxObserver):
+    @classmethod
+    def spec_problem(cls, spec: QTensorConfig) -> str | None:
+        return super().spec_problem(spec) or power_of_two_problem(cls.__name__, spec)
+
+    def range(self) -> tuple[Tensor, Tensor]:
+        low, high = super().range()
+        finite = torch.isfinite(low) & torch.isfinite(high)
+        found = _Powers(low, high, self.spec).range(0)
+        return torch.where(finite, found[0], low), torch.where(finite, found[1], high)
+
+
+class PerTensorPowOf2MinMaxObserver(_PowOf2MinMaxObserver):
+    """One range, with the power of two that is nearest to the min-max scale."""
+
+    qschemes = (QSchemeType.per_tensor,)
+
+
+class PerChannelPowOf2MinMaxObserver(_PowOf2MinMaxObserver):
+    """A range for each channel, with the power of two that is nearest to the min-max scale."""
+
+    qschemes = (QSchemeType.per_channel,)
+
+
+def _of_least_error(values: Tensor, low: Tensor, high: Tensor, spec: QTensorConfig, weights: Tensor | None = None) -> Range:
+    powers = _Powers(low, high, spec)
+    return best_range(values, (powers.range(offset) for offset in _OFFSETS), spec, weights)
+
+
+class PerTensorPowOf2MinMSEObserver(HistogramObserver):
+    """One range: of five powers of two around the min-max scale, that of least squared error."""
+
+    @classmethod
+    def spec_problem(cls, spec: QTensorConfig) -> str | None:
+        return super().spec_problem(spec) or power_of_two_problem(cls.__name__, spec)
+
+    def _choose(self, seen: Histogram) -> tuple[Tensor | float, Tensor | float]:
+        values = seen.distribution()
+        low, high = (torch.tensor([bound], dtype=torch.float32, device=values.counts.device) for bound in (values.low, values.high))
+        return _of_least_error(values.centres.float().unsqueeze(0), low, high, self.spec, values.counts.double())
+
+
+class PerChannelPowOf2MinMSEObserver(RowSearchObserver):
+    """A range for each channel of a weight: of five powers of two around the min-max scale, that of least squared error."""
+
+    qschemes = (QSchemeType.per_channel,)
+
+    @classmethod
+    def spec_problem(cls, spec: QTensorConfig) -> str | None:
+        return super().spec_problem(spec) or power_of_two_problem(cls.__name__, spec)
+
+    def _search(self, rows: Tensor, low: Tensor, high: Tensor) -> Range:
+        found = _of_least_error(rows, low, high, self.spec)
+        finite = torch.isfinite(low) & torch.isfinite(high)
+        return torch.where(finite, found[0], low), torch.where(finite, found[1], high)

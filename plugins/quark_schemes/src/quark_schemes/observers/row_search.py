@@ -1,0 +1,83 @@
+"""Base of the observers that search a range for each row of a weight, on the weight itself."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from quark.errors import CalibrationError
+from quark.numerics import TILE_ELEMENTS, Granularity, Observer
+from quark.specs.enums import QSchemeType
+from quark.specs.tensor import QTensorConfig
+from quark_schemes.observers.histogram_observer import options_problem
+from quark_schemes.observers.least_squares import Range
+
+
+class RowSearchObserver(Observer):
+    """Searches a range for each row, on the spot: nothing of the tensor is kept, so it sees one tensor, once.
+
+    A histogram for each row, from which ranges of several tensors could be chosen, would be larger than the weight. Dynamic activations,
+    which have a fresh observer each time, are served too. Merging with an observer that has seen nothing is exact.
+    """
+
+    qschemes: ClassVar[tuple[QSchemeType, ...]] = ()
+
+    def __init__(self, spec: QTensorConfig, granularity: Granularity) -> None:
+        super().__init__(spec, granularity)
+        self._range: Range | None = None
+
+    @classmethod
+    def spec_problem(cls, spec: QTensorConfig) -> str | None:
+        if spec.qscheme not in cls.qschemes:
+            serves = " or ".join(q.name for q in cls.qschemes)
+            return f"{cls.__name__} serves {serves}, not {spec.qscheme and spec.qscheme.name}: use the observer of that granularity"
+        return options_problem(cls.__name__, spec)
+
+    def observe(self, x: Tensor) -> None:
+        """Search the ranges.
+
+        Raises:
+            CalibrationError: A tensor was observed before.
+        """
+        if x.numel() == 0:
+            return
+        if self._range is not None:
+            raise self._seen_twice()
+        shape = self.granularity.scale_shape(tuple(x.shape))
+        rows = self.granularity.rows(x.detach())
+        low, high = (torch.empty(rows.shape[0], dtype=torch.float32, device=rows.device) for _ in range(2))
+        step = max(1, TILE_ELEMENTS // rows.shape[1])
+        for top in range(0, rows.shape[0], step):
+            part = slice(top, top + step)
+            tile = rows[part].float()
+            low[part], high[part] = self._search(tile, torch.amin(tile, dim=1), torch.amax(tile, dim=1))
+        self._range = low.reshape(shape), high.reshape(shape)
+
+    def range(self) -> tuple[Tensor, Tensor]:
+        if self._range is None:
+            raise CalibrationError("nothing was observed, so there is no range: run calibration data through the layer")
+        return self._range
+
+    def merge(self, other: Observer) -> None:
+        """Take over what the other has found.
+
+        Raises:
+            CalibrationError: Both have observed a tensor.
+        """
+        assert isinstance(other, type(self))
+        if self._range is not None and other._range is not None:
+            raise self._seen_twice()
+        self._range = self._range or other._range
+
+    def _seen_twice(self) -> CalibrationError:
+        return CalibrationError(
+            f"{type(self).__name__} is for weights, which are seen once, and it was given a second tensor: "
+            "use a min-max observer for static activations, or one range per tensor (PerTensorMSEObserver)"
+        )
+
+    @abstractmethod
+    def _search(self, rows: Tensor, low: Tensor, high: Tensor) -> Range:
+        """The range of each row of ``[rows, elements]``, float32; ``low`` and ``high`` are its extremes. NaN and Inf stay visible."""

@@ -1,0 +1,196 @@
+"""Observers: documented, mergeable, honest about NaN, and part of the whole: helpers name them and models are calibrated with them."""
+
+import math
+from typing import Any
+
+import attrs
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+import quark
+from quark.errors import CalibrationError
+from quark.numerics import Observer, TensorQuantizer, quantizer_for
+from quark.specs.layer import QLayerConfig
+from quark.specs.model import QConfig
+from quark.specs.tensor import QTensorConfig
+from quark.testing.tiny import calibration_batches, tiny_model
+from quark.torch import ModelQuantizer
+from quark.torch.quantization.observer import observer as documented
+from quark_schemes.specs import FP8E4M3PerTensorSpec, Int4PerTensorSpec, Int8PerTensorSpec, Uint8PerTensorSpec
+from quark_schemes.specs.options import PER_TENSOR_OBSERVERS
+
+TENSOR = [
+    "PerTensorMinMaxObserver",
+    "PerTensorHistogramObserver",
+    "PerTensorHistogramObserverPro",
+    "PerTensorPercentileObserver",
+    "PerTensorMSEObserver",
+    "PerTensorPowOf2MinMaxObserver",
+    "PerTensorPowOf2MinMSEObserver",
+]
+CHANNEL = ["PerChannelMinMaxObserver", "PerChannelPowOf2MinMaxObserver"]
+GROUP = ["PerGroupMinMaxObserver", "PerBlockMXObserver", "PerBlockBFPObserver", "PerBlockMXBufferReuseObserver", "PerBlockMXDiffsObserver"]
+ONCE = ["PerChannelMSEObserver", "PerGroupMSEObserver", "PerChannelPowOf2MinMSEObserver"]
+SHAPE = {"per_channel": {"ch_axis": 0}, "per_group": {"ch_axis": -1, "group_size": 8}}
+
+
+def spec_of(observer: str, dtype: str = "int8", symmetric: bool = True, **more: Any) -> QTensorConfig:
+    qscheme = "per_tensor" if "Tensor" in observer else "per_channel" if "Channel" in observer else "per_group"
+    shape = SHAPE.get(qscheme, {})
+    return QTensorConfig(dtype=dtype, observer_cls=observer, is_dynamic=False, qscheme=qscheme, symmetric=symmetric, **shape, **more)
+
+
+def quantizer_of(observer: str, *args: Any, **more: Any) -> TensorQuantizer:
+    return quantizer_for(spec_of(observer, *args, **more), activation=False)
+
+
+def seen(observer: str, *tensors: Tensor, **more: Any) -> Observer:
+    found = quantizer_of(observer, **more).observer()
+    for x in tensors:
+        found.observe(x)
+    return found
+
+
+def same(a: Observer, b: Observer) -> bool:
+    return all(torch.equal(x, y) for x, y in zip(a.range(), b.range(), strict=True))
+
+
+def heavy_tailed(rows: int = 16, seed: int = 0) -> Tensor:
+    g = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, 64, generator=g) + 0.3
+    x[:, 5] *= 12
+    return x
+
+
+def test_every_documented_name_is_an_observer() -> None:
+    for name in [*TENSOR, *CHANNEL, *GROUP, *ONCE, "PlaceholderObserver", "PerBlock2DMinMaxObserver"]:
+        found = getattr(documented, name)
+        assert issubclass(found, documented.ObserverBase)
+        assert found.__name__ == name
+    assert issubclass(documented.PerTensorMinMaxObserver, documented.UniformScalingObserver)
+
+
+def test_every_registered_observer_loads_under_its_class_name() -> None:
+    records = [quark.observers().get(name) for name in quark.observers().names()]
+    assert len(records) >= 20
+    for record in records:
+        assert record.observer.load().__name__ == record.class_name
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("name", TENSOR)
+@settings(max_examples=12)
+@given(data=st.data())
+def test_merging_observers_of_a_tensor_equals_having_seen_both(name: str, symmetric: bool, data: st.DataObject) -> None:
+    values = st.lists(st.floats(-1e6, 1e6, width=32), min_size=1, max_size=20).map(torch.tensor)
+    a, b = data.draw(values), data.draw(values)
+    merged = seen(name, a, symmetric=symmetric)
+    merged.range()
+    merged.merge(seen(name, b, symmetric=symmetric))
+    assert same(merged, seen(name, b, a, symmetric=symmetric))
+    assert same(merged, seen(name, torch.cat([a, b]), symmetric=symmetric))
+
+
+@pytest.mark.parametrize("name", [*CHANNEL, *GROUP])
+def test_merging_observers_of_rows_equals_having_seen_both(name: str) -> None:
+    a, b = heavy_tailed(seed=1), heavy_tailed(seed=2)
+    merged = seen(name, a, symmetric=False)
+    merged.merge(seen(name, b, symmetric=False))
+    assert same(merged, seen(name, b, a, symmetric=False))
+
+
+@pytest.mark.parametrize("name", [*TENSOR, *CHANNEL, *GROUP, *ONCE])
+def test_merging_with_an_observer_that_saw_nothing_changes_nothing(name: str) -> None:
+    x = heavy_tailed()
+    full, empty = seen(name, x), seen(name)
+    full.merge(seen(name))
+    empty.merge(seen(name, x))
+    assert same(full, seen(name, x))
+    assert same(empty, seen(name, x))
+
+
+@pytest.mark.parametrize("name", ONCE)
+def test_observers_of_weights_refuse_a_second_tensor(name: str) -> None:
+    x = heavy_tailed()
+    observer = seen(name, x, torch.empty(0, 64))
+    with pytest.raises(CalibrationError, match="seen once"):
+        observer.observe(x)
+    with pytest.raises(CalibrationError, match="seen once"):
+        observer.merge(seen(name, x))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("name", [*TENSOR, *CHANNEL, *ONCE])
+def test_values_that_are_no_numbers_stay_visible(name: str, symmetric: bool, bad: float) -> None:
+    x = heavy_tailed()
+    x[3, 4] = bad
+    low, high = seen(name, x, symmetric=symmetric).range()
+    assert not torch.isfinite(torch.stack([low, high])).all()
+    if name not in ONCE:
+        later = seen(name, x, heavy_tailed(), symmetric=symmetric)
+        later.merge(seen(name, heavy_tailed(), symmetric=symmetric))
+        assert not torch.isfinite(torch.stack(later.range())).all()
+
+
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("name", [*TENSOR, *CHANNEL, *ONCE])
+def test_zeros_quantize_to_zeros_and_nothing_seen_is_an_error(name: str, symmetric: bool) -> None:
+    quantizer = quantizer_of(name, symmetric=symmetric)
+    y, qparams = quantizer.round_to_nearest(torch.zeros(4, 16))
+    assert not y.any()
+    assert torch.isfinite(qparams.scale).all()
+    with pytest.raises(CalibrationError, match="nothing was observed"):
+        seen(name, torch.empty(4, 0), symmetric=symmetric).range()
+
+
+@pytest.mark.parametrize("name", [n for n in [*TENSOR, *ONCE] if not n.endswith("TensorMinMaxObserver")])
+def test_observers_refuse_another_granularity_and_options_they_do_not_have(name: str) -> None:
+    other = {"qscheme": "per_block", "block_size": (4, 4), "ch_axis": None, "group_size": None}
+    wrong = quantizer_for(attrs.evolve(spec_of(name), **other), activation=False).problem((8, 8))
+    assert wrong is not None
+    assert "serves per_" in wrong
+    if "PowOf2MinMax" not in name:
+        problem = quantizer_of(name, observer_options={"tilt": 3}).problem((8, 8))
+        assert problem is not None
+        assert "no option 'tilt'" in problem
+
+
+@pytest.mark.parametrize("method", PER_TENSOR_OBSERVERS)
+@pytest.mark.parametrize("helper", [Int8PerTensorSpec, Uint8PerTensorSpec, Int4PerTensorSpec, FP8E4M3PerTensorSpec])
+def test_every_documented_observer_method_quantizes_a_tensor(helper: Any, method: str) -> None:
+    spec = helper(observer_method=method, is_dynamic=False).to_quantization_spec()
+    quantizer = quantizer_for(spec, activation=False)
+    x = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
+    if method == "histogrampro" and helper is FP8E4M3PerTensorSpec:
+        assert "serves integers" in (quantizer.problem((64, 64)) or "")
+        return
+    assert quantizer.problem((64, 64)) is None
+    y, _ = quantizer.round_to_nearest(x)
+    unsigned_symmetric = helper is Uint8PerTensorSpec and spec.symmetric
+    step = 8 / (15 if helper is Int4PerTensorSpec else 255)
+    assert unsigned_symmetric or float((y - x).abs().mean()) < step
+
+
+@pytest.mark.parametrize(("dtype", "observer"), [("int8", "PerTensorPercentileObserver"), ("fp8_e4m3", "PerTensorMSEObserver")])
+def test_static_activations_are_calibrated_with_the_observer_of_their_spec(dtype: str, observer: str) -> None:
+    options = {"percentile": 99.0} if "Percentile" in observer else {}
+    activation = spec_of(observer, dtype, observer_options=options)
+    model, batches = tiny_model(), calibration_batches(n=2, length=32)
+    name = "model.layers.0.self_attn.q_proj"
+    expected = quantizer_for(activation, activation=True).observer()
+    hook = model.get_submodule(name).register_forward_pre_hook(lambda _, args: expected.observe(args[0]))
+    with torch.no_grad():
+        for ids in batches:
+            model(ids)
+    hook.remove()
+    weight = spec_of("PerTensorMinMaxObserver", dtype)
+    quantized = ModelQuantizer(QConfig(QLayerConfig(weight=weight, input_tensors=activation))).quantize_model(model, batches)
+    layer = quantized.get_submodule(name)
+    reach = 127.5 if dtype == "int8" else 448.0
+    assert float(layer.input_quantizer.scale) == pytest.approx(float(expected.range()[1]) / reach)
+    with torch.no_grad():
+        assert torch.isfinite(quantized(batches[0]).logits).all()
