@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from importlib import import_module
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -39,16 +40,23 @@ class PluginModules(MetaPathFinder, Loader):
     def exec_module(self, module: ModuleType) -> None:
         from quark.plugins import documented_modules
 
-        names: dict[str, LazyRef] = dict(documented_modules().get(module.__name__, {}))
+        known = documented_modules()
+        names: dict[str, LazyRef] = dict(known.get(module.__name__, {}))
+        below = {name.removeprefix(f"{module.__name__}.").partition(".")[0] for name in known if name.startswith(f"{module.__name__}.")}
 
         def find(name: str) -> object:
-            if name not in names:
+            if name in names:
+                setattr(module, name, names[name].load())
+            elif name in below:
+                # A module below a made package is there without being imported by name.
+                setattr(module, name, import_module(f"{module.__name__}.{name}"))
+            else:
                 raise AttributeError(f"module '{module.__name__}' has no attribute '{name}'", name=name, obj=module)
-            setattr(module, name, names[name].load())
             return getattr(module, name)
 
-        module.__doc__ = f"Documented module of plugins; it holds {', '.join(sorted(names)) or 'modules only'}."
-        module.__dict__.update(__getattr__=find, __all__=sorted(names), __dir__=lambda: sorted({*vars(module), *names}))
+        public = sorted(below | set(names))
+        module.__doc__ = f"Documented module of plugins; it holds {', '.join(public)}."
+        module.__dict__.update(__getattr__=find, __all__=public, __dir__=lambda: sorted({*vars(module), *public}))
 
 
 def install() -> None:

@@ -1,0 +1,197 @@
+"""MX formats computed in plain torch, under the names and in the shapes that runtimes without MX hardware import from AMD Quark.
+
+All functions take any device and rank, leave their arguments alone, read nothing back from the device, and can be traced whole by
+``torch.compile``. The arithmetic is that of the formats themselves, so a runtime computes exactly what was calibrated and exported.
+
+*Blocks* are the two-dimensional view of a tensor that all of them share: ``[R, N, G]``, where the quantized axis is split into N blocks of
+G elements, the last one filled with zeros, and all other axes make up the R rows.
+
+Source: spec of the checkpoint format, §8.2; spec of the documented surface, §2.3 and §2.4; OCP Microscaling Formats v1.0.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor
+
+from quark.errors import ConfigError, UnsupportedError
+from quark.specs.enums import Dtype
+from quark_schemes.formats.scales import SMALLEST_SCALE, decode_e8m0, shared_exponent_scale
+from quark_schemes.formats.small_float import E2M1, E2M3, E3M2, E4M3, E5M2, FloatShape, decode_small, encode_small, round_small_
+from quark_schemes.packing import pack_six, pack_two, unpack_six, unpack_two
+
+_BLOCK = 32
+_PACKED: dict[str, FloatShape] = {"fp4": E2M1, "fp6_e2m3": E2M3, "fp6_e3m2": E3M2}
+_SHAPES: dict[str, FloatShape] = {**_PACKED, "fp8_e4m3": E4M3, "fp8_e5m2": E5M2}
+_LOWEST_SCALE, _HIGHEST_SCALE = 2.0**-127, 2.0**127
+
+
+def dq_mxfp4(x: Tensor, scale: Tensor, float_dtype: torch.dtype) -> Tensor:
+    """Values of packed MXFP4 codes: ``[…, K / 2] → […, K]``.
+
+    Args:
+        x: Bytes, the even element in the low nibble: uint8.
+        scale: Exponent + 127 of each block of 32, 255 for NaN: ``[…, ceil(K / 32)]`` uint8, or torch's own E8M0 dtype.
+        float_dtype: Any float dtype; values it cannot hold are rounded once.
+
+    Raises:
+        ConfigError: There is not one scale for each block.
+    """
+    length = 2 * x.shape[-1]
+    blocks = -(-length // _BLOCK)
+    if tuple(scale.shape) != (*x.shape[:-1], blocks):
+        raise ConfigError(f"dq_mxfp4: codes of shape {tuple(x.shape)} need scales {(*x.shape[:-1], blocks)}, not {tuple(scale.shape)}")
+    data = torch.nn.functional.pad(x, (0, -x.shape[-1] % (_BLOCK // 2))) if length % _BLOCK else x
+    # Bfloat16 holds every product exactly: its exponents are those of the scales.
+    values = _pairs(data).reshape(*scale.shape, _BLOCK)
+    values = values.mul_(decode_e8m0(scale.view(torch.uint8)).bfloat16().unsqueeze(-1))
+    return values.reshape(*x.shape[:-1], blocks * _BLOCK)[..., :length].to(float_dtype).contiguous()
+
+
+def _pairs(data: Tensor) -> Tensor:
+    """Both values of each byte, as a flat bfloat16 tensor."""
+    # A byte picks two values at once, as one integer: several times as fast as taking it apart.
+    codes = unpack_two(torch.arange(256, dtype=torch.uint8, device=data.device).unsqueeze(-1), 2)
+    table = decode_small(codes, E2M1).bfloat16().view(torch.int32).squeeze(-1)
+    return table.index_select(0, data.reshape(-1).int()).view(torch.bfloat16)
+
+
+def qdq_mxfp4(x: Tensor, scale_calculation_mode: str = "even") -> Tensor:
+    """``x`` as MXFP4 would hold it, in blocks of 32 along the last axis: same shape and dtype, no gradient.
+
+    Args:
+        x: Any float dtype and rank.
+        scale_calculation_mode: See `quark_schemes.formats.scales.shared_exponent_scale`.
+
+    Raises:
+        ConfigError: The mode is unknown.
+    """
+    blocks = reshape_to_blocks(x.detach(), _BLOCK, -1).float()
+    amax = blocks.abs().amax(-1, keepdim=True)
+    scale = shared_exponent_scale(amax, scale_calculation_mode, E2M1.mantissa_bits, E2M1.largest_exponent, E2M1.largest)
+    return _from_blocks(round_small_(blocks / scale, E2M1).mul_(scale), x.shape, -1).to(x.dtype)
+
+
+def even_round(max_abs: Tensor, dtype: str | Dtype) -> Tensor:
+    """The power of two that a block shares, with mode ``"even"``: float32 in ``[2^-127, 2^127]``, same shape; NaN for NaN.
+
+    Args:
+        max_abs: Largest magnitude of each block, any float dtype.
+        dtype: Of the elements: fp4, fp6_e2m3, fp6_e3m2, fp8_e4m3 or fp8_e5m2.
+
+    Raises:
+        UnsupportedError: The element format is another one.
+    """
+    shape = _shape(dtype, _SHAPES, "even_round")
+    amax = max_abs.detach().float()
+    scale = shared_exponent_scale(amax, "even", shape.mantissa_bits, shape.largest_exponent)
+    # Documented are the ends of the range where our own quantizers keep a normal number and Inf.
+    return torch.where(amax == 0, _LOWEST_SCALE, scale.clamp(max=_HIGHEST_SCALE))
+
+
+def reshape_to_blocks(x: Tensor, block_size: int, axis: int) -> Tensor:
+    """``x`` as blocks ``[R, N, block_size]``: ``axis`` changes places with the last one and is split; same dtype."""
+    rows = x.transpose(axis, -1)
+    rows = rows.reshape(math.prod(rows.shape[:-1]), rows.shape[-1])
+    if rows.shape[-1] % block_size:
+        rows = torch.nn.functional.pad(rows, (0, -rows.shape[-1] % block_size))
+    return rows.reshape(rows.shape[0], rows.shape[1] // block_size, block_size)
+
+
+def _from_blocks(blocks: Tensor, shape: torch.Size, axis: int) -> Tensor:
+    """The inverse of `reshape_to_blocks` for a tensor of this shape."""
+    swapped = list(shape)
+    swapped[axis], swapped[-1] = swapped[-1], swapped[axis]
+    rows = blocks.reshape(blocks.shape[0], blocks.shape[1] * blocks.shape[2])
+    return rows[:, : swapped[-1]].reshape(swapped).transpose(axis, -1)
+
+
+def _scale_of(blocks: Tensor, scale: Tensor, caller: str) -> Tensor:
+    """One scale for each block as ``[R, N, 1]`` float32."""
+    rows, count, _ = blocks.shape
+    if scale.numel() != rows * count:
+        raise ConfigError(f"{caller}: {rows} rows of {count} blocks need as many scales, not those of shape {tuple(scale.shape)}")
+    return scale.float().reshape(rows, count, 1)
+
+
+def fake_quantize_fp4_fp6_per_group_with_scale(
+    input_tensor: Tensor, scale: Tensor, axis: int, group_size: int, quant_dtype: str | Dtype, **_: Any
+) -> Tensor:
+    """``input_tensor`` rounded, half to even and saturating, to multiples of given scales: same shape and dtype, no gradient.
+
+    Args:
+        input_tensor: Any float dtype and rank.
+        scale: One for each block of ``group_size`` along ``axis``, in the order of blocks: ``[R, N]`` or ``[R, N, 1]``; 0 means 2^-23.
+        axis: The axis that is split.
+        group_size: Elements that share a scale.
+        quant_dtype: fp4, fp6_e2m3 or fp6_e3m2.
+
+    Raises:
+        ConfigError: There is not one scale for each block.
+        UnsupportedError: The element format is another one.
+    """
+    shape = _shape(quant_dtype, _PACKED, "fake_quantize_fp4_fp6_per_group_with_scale")
+    blocks = reshape_to_blocks(input_tensor.detach(), group_size, axis).float()
+    scales = _scale_of(blocks, scale.detach(), "fake_quantize_fp4_fp6_per_group_with_scale")
+    scales = torch.where(scales == 0, SMALLEST_SCALE, scales)
+    return _from_blocks(round_small_(blocks / scales, shape).mul_(scales), input_tensor.shape, axis).to(input_tensor.dtype)
+
+
+def dequantize_fp4_fp6_per_group(inputs: Tensor, scale: Tensor, axis: int, group_size: int, **_: Any) -> Tensor:
+    """Unpacked values times their scales: shape and dtype of ``inputs``.
+
+    Args:
+        inputs: Values of codes, as ``create_pack_method(…).unpack`` gives them.
+        scale: Multipliers, shaped as ``inputs`` but with one element per block on ``axis``; an axis of 1 behind that one is allowed.
+        axis: The axis that is split.
+        group_size: Elements that share a scale.
+
+    Raises:
+        ConfigError: There is not one scale for each block.
+    """
+    blocks = reshape_to_blocks(inputs, group_size, axis).float()
+    if scale.dim() == inputs.dim() + 1:
+        scale = scale.squeeze(axis % inputs.dim() + 1)
+    scales = _scale_of(blocks, scale.transpose(axis, -1), "dequantize_fp4_fp6_per_group")
+    return _from_blocks(blocks * scales, inputs.shape, axis).to(inputs.dtype).contiguous()
+
+
+@attrs.frozen
+class PackedFloats:
+    """Values of the small float ``shape`` ↔ bytes along the last axis: two FP4 codes to a byte, four FP6 codes to three."""
+
+    shape: FloatShape
+
+    def pack(self, to_pack: Tensor, reorder: bool = False) -> Tensor:
+        """Bytes of values that the format can hold: ``[…, K] → […, K / 2]`` or ``[…, 3 K / 4]`` uint8; ``reorder`` is for integers."""
+        codes = encode_small(to_pack.detach().float() * self.shape.to_own_exponents, self.shape)
+        return pack_two(codes) if self.shape.bits == 4 else pack_six(codes)
+
+    def unpack(self, to_unpack: Tensor, reorder: bool = False, origin_packed_axis_size: int | None = None) -> Tensor:
+        """Float32 values of bytes, the first ``origin_packed_axis_size`` on the last axis; ``reorder`` is for integers."""
+        length = to_unpack.shape[-1] * 8 // self.shape.bits if origin_packed_axis_size is None else origin_packed_axis_size
+        codes = unpack_two(to_unpack, length) if self.shape.bits == 4 else unpack_six(to_unpack, length)
+        return decode_small(codes, self.shape)
+
+
+def create_pack_method(qscheme: str | None, dtype: str | Dtype, mx_element_dtype: str | None = None) -> PackedFloats:
+    """How values of ``dtype`` lie in a checkpoint; the other two arguments are for formats that this function does not know.
+
+    Raises:
+        UnsupportedError: The format is not fp4, fp6_e2m3 or fp6_e3m2.
+    """
+    return _METHODS[_shape(dtype, _PACKED, "create_pack_method")]
+
+
+_METHODS = {shape: PackedFloats(shape) for shape in _PACKED.values()}
+
+
+def _shape(dtype: str | Dtype, known: dict[str, FloatShape], caller: str) -> FloatShape:
+    name = dtype.value if isinstance(dtype, Dtype) else dtype
+    if name not in known:
+        raise UnsupportedError(f"{caller} does not know the format {name!r}: use one of {', '.join(known)}")
+    return known[name]
