@@ -1,0 +1,129 @@
+"""acme_nf3: a code is an index into eight quantiles of the normal distribution; 0 is one of them, ±1 are the ends.
+
+Source: the construction of NormalFloat (Dettmers et al., "QLoRA", 2023, §3), for three bits.
+"""
+
+from __future__ import annotations
+
+from statistics import NormalDist
+
+import torch
+from torch import Tensor
+
+from quark.numerics import Granularity, NumberFormat, QParams
+from quark.specs.enums import RoundType, ScaleType
+from quark.specs.tensor import QTensorConfig
+
+BITS = 3
+SMALLEST_SCALE = float(torch.finfo(torch.float32).tiny)
+"""Floor of scales, float32's smallest normal number: a group of zeros needs some scale that can be divided by."""
+
+
+def normal_quantiles(bits: int) -> Tensor:
+    """The ``2^bits`` values of the codebook, rising, float32, in [-1, 1].
+
+    On either side of 0 they are equally spaced in probability, with one more above it than below. The last one stands at the probability
+    ``1 - d``, where d is the mean of half of ``1 / 2^bits`` and half of ``1 / (2^bits - 1)``; all are then divided by it.
+    """
+    count = 1 << bits
+    above, below = count // 2, count // 2 - 1
+    reach = 0.5 - (1 / count + 1 / (count - 1)) / 4
+    normal = NormalDist()
+    largest = normal.inv_cdf(0.5 + reach)
+    low = [-normal.inv_cdf(0.5 + reach * i / below) / largest for i in range(below, 0, -1)]
+    high = [normal.inv_cdf(0.5 + reach * i / above) / largest for i in range(1, above + 1)]
+    return torch.tensor([*low, 0.0, *high], dtype=torch.float32, device="cpu")
+
+
+def nearest_boundaries(values: Tensor) -> Tensor:
+    """For rising values ``[n]`` the bounds ``[n - 1]``, float32: above bound *i*, value *i + 1* is the nearest; up to it, value *i*.
+
+    Midpoints are taken in float64, where they are exact, and rounded down: no float32 number lies between a midpoint and its bound. A
+    number that is exactly halfway goes to the even code.
+    """
+    exact = (values[:-1].double() + values[1:].double()) / 2
+    bound = exact.float()
+    odd = torch.arange(len(bound), device=values.device) % 2 == 1
+    too_high = (bound.double() > exact) | ((bound.double() == exact) & odd)
+    return torch.where(too_high, torch.nextafter(bound, torch.tensor(-torch.inf, device=values.device)), bound)
+
+
+VALUES = normal_quantiles(BITS)
+BOUNDS = nearest_boundaries(VALUES)
+
+
+def pack_three(codes: Tensor) -> Tensor:
+    """Eight 3-bit codes in three bytes along the last axis, little endian: ``[…, K] → […, 3 ceil(K / 8)]`` uint8; missing codes are 0."""
+    whole = torch.nn.functional.pad(codes, (0, -codes.shape[-1] % 8)).to(torch.int32)
+    places = torch.arange(0, 24, 3, dtype=torch.int32, device=codes.device)
+    words = (whole.reshape(*codes.shape[:-1], -1, 8) << places).sum(-1, keepdim=True, dtype=torch.int32)
+    return ((words >> torch.arange(0, 24, 8, dtype=torch.int32, device=codes.device)) & 0xFF).to(torch.uint8).reshape(*codes.shape[:-1], -1)
+
+
+def unpack_three(packed: Tensor, length: int) -> Tensor:
+    """The inverse of `pack_three`: the first ``length`` codes, uint8 0…7."""
+    places = torch.arange(0, 24, 8, dtype=torch.int32, device=packed.device)
+    words = (packed.reshape(*packed.shape[:-1], -1, 3).to(torch.int32) << places).sum(-1, keepdim=True, dtype=torch.int32)
+    codes = (words >> torch.arange(0, 24, 3, dtype=torch.int32, device=packed.device)) & 0x7
+    return codes.to(torch.uint8).reshape(*packed.shape[:-1], -1)[..., :length].contiguous()
+
+
+class AcmeNf3(NumberFormat):
+    """The number format. It has no state; the one instance is `ACME_NF3`.
+
+    Values beyond ±1 scale saturate. NaN stays NaN when it is rounded; three bits have no code for it, so that `encode` makes it the last.
+    """
+
+    name = "acme_nf3"
+    bits = BITS
+    storage_dtype = torch.uint8
+    default_observer = "AcmeRmsObserver"
+
+    def spec_problem(self, spec: QTensorConfig) -> str | None:
+        missing = [name for name in ("is_dynamic", "qscheme") if getattr(spec, name) is None]
+        if missing:
+            return f"{self.name} needs {' and '.join(missing)}: set them, or use the scheme acme_nf3_g64"
+        if spec.symmetric is False:
+            return f"{self.name} has no zero point: set symmetric=True or None"
+        if spec.scale_format not in (None, "float32") or spec.scale_type not in (None, ScaleType.float, ScaleType.float32):
+            return f"{self.name} keeps its scales in float32: leave out scale_format and scale_type"
+        if spec.round_method not in (None, RoundType.half_even):
+            return f"{self.name} rounds to the nearest value only: leave out round_method"
+        return None
+
+    def reach(self, spec: QTensorConfig) -> float:
+        return 1.0
+
+    def qparams(self, low: Tensor, high: Tensor, spec: QTensorConfig) -> QParams:
+        return QParams(torch.maximum(-low, high).clamp(min=SMALLEST_SCALE))
+
+    def round_(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
+        nearest = self.decode(self.encode(t))
+        return t.copy_(torch.where(t.isnan(), t, nearest))
+
+    def encode(self, t: Tensor) -> Tensor:
+        # A value of the codebook is the nearest to itself: rounding and looking up are one search.
+        return torch.bucketize(t, BOUNDS.to(t.device), out_int32=True).to(self.storage_dtype)
+
+    def codes(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
+        return self.encode(t)
+
+    def decode(self, codes: Tensor) -> Tensor:
+        return VALUES.to(codes.device)[codes.to(torch.int32)]
+
+    def pack(self, codes: Tensor, granularity: Granularity, order: str) -> Tensor:
+        return pack_three(codes)
+
+    def unpack(self, packed: Tensor, granularity: Granularity, order: str, shape: tuple[int, ...]) -> Tensor:
+        return unpack_three(packed, shape[-1])
+
+    def pack_qparams(self, qparams: QParams, spec: QTensorConfig, granularity: Granularity, order: str) -> dict[str, Tensor]:
+        return {"scale": qparams.scale}
+
+    def unpack_qparams(
+        self, tensors: dict[str, Tensor], spec: QTensorConfig, granularity: Granularity, order: str, shape: tuple[int, ...]
+    ) -> QParams:
+        return QParams(tensors["scale"])
+
+
+ACME_NF3 = AcmeNf3()

@@ -1,0 +1,69 @@
+"""AcmeRmsObserver: the range is a multiple of the root mean square, no more than the largest magnitude.
+
+A rare large value then saturates, and the others keep finer steps than under a min-max range.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from quark.errors import CalibrationError
+from quark.numerics import Granularity, Observer
+from quark.specs.tensor import QTensorConfig
+
+DEFAULT_MULTIPLE = 2.15
+"""Range ÷ root mean square. For normal values in groups of 64 the mean squared error of acme_nf3 is least near it (2.1 to 2.2)."""
+
+
+class AcmeRmsObserver(Observer):
+    """Keeps the sum of squares, the number of elements and the largest magnitude of each set of elements that share a scale.
+
+    Observers of the same tensor merge: sums and numbers add up, and the larger magnitude stands. Sums are float64, in which no float32
+    value squares to 0 or to infinity. The observer option ``multiple`` replaces `DEFAULT_MULTIPLE`.
+    """
+
+    def __init__(self, spec: QTensorConfig, granularity: Granularity) -> None:
+        super().__init__(spec, granularity)
+        self._multiple = float(dict(spec.observer_options).get("multiple", DEFAULT_MULTIPLE))
+        self._squares: Tensor | None = None
+        self._largest: Tensor | None = None
+        self._count = 0
+
+    @classmethod
+    def spec_problem(cls, spec: QTensorConfig) -> str | None:
+        options = dict(spec.observer_options)
+        multiple = options.pop("multiple", DEFAULT_MULTIPLE)
+        if options:
+            return f"AcmeRmsObserver has no option {', '.join(map(repr, options))}: its only one is 'multiple'"
+        if isinstance(multiple, bool) or not isinstance(multiple, int | float) or not 0 < multiple < math.inf:
+            return f"AcmeRmsObserver cannot use multiple={multiple!r}: give a positive finite number, such as {DEFAULT_MULTIPLE}"
+        return None
+
+    def observe(self, x: Tensor) -> None:
+        if x.numel() == 0:
+            return
+        rows = self.granularity.rows(x.detach())
+        shape = self.granularity.scale_shape(tuple(x.shape))
+        squares = torch.linalg.vector_norm(rows, dim=-1, dtype=torch.float64).square()
+        largest = torch.linalg.vector_norm(rows, ord=torch.inf, dim=-1, dtype=torch.float32)
+        self._take(squares.reshape(shape), largest.reshape(shape), rows.shape[-1])
+
+    def _take(self, squares: Tensor, largest: Tensor, count: int) -> None:
+        self._squares = squares if self._squares is None else self._squares + squares
+        self._largest = largest if self._largest is None else torch.maximum(self._largest, largest)
+        self._count += count
+
+    def range(self) -> tuple[Tensor, Tensor]:
+        if self._squares is None or self._largest is None:
+            raise CalibrationError("nothing was observed, so there is no range: run calibration data through the layer")
+        rms = (self._squares / self._count).sqrt()
+        high = torch.minimum((self._multiple * rms).float(), self._largest)
+        return -high, high
+
+    def merge(self, other: Observer) -> None:
+        assert isinstance(other, AcmeRmsObserver)
+        if other._squares is not None and other._largest is not None:
+            self._take(other._squares, other._largest, other._count)

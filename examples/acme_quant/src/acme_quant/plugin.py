@@ -1,0 +1,40 @@
+"""What acme-quant registers. Imported for every listing: torch stays out, records point at the rest by name."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from quark.plugins import FormatRecord, ObserverRecord, SchemeRecord, hookimpl
+
+
+@hookimpl
+def quark_register_formats() -> Iterator[FormatRecord]:
+    """One number format."""
+    yield FormatRecord(
+        name="acme_nf3", bits=3, format="acme_quant.codebook:ACME_NF3", summary="eight normal quantiles in [-1, 1], 0 among them"
+    )
+
+
+@hookimpl
+def quark_register_observers() -> Iterator[ObserverRecord]:
+    """One observer. Its class name is exported too: specs name an observer by it, and so do checkpoints."""
+    reference = "acme_quant.observer:AcmeRmsObserver"
+    yield ObserverRecord(
+        name="acme_rms",
+        class_name="AcmeRmsObserver",
+        observer=reference,
+        exports={"AcmeRmsObserver": reference},
+        summary="a multiple of the root mean square, no more than was seen; option multiple (2.15)",
+    )
+
+
+@hookimpl
+def quark_register_schemes() -> Iterator[SchemeRecord]:
+    """One scheme."""
+    yield SchemeRecord(
+        name="acme_nf3_g64",
+        config="acme_quant.schemes:acme_nf3_g64",
+        summary="acme_nf3 weights, groups of 64",
+        clients=("transformers",),
+        stability="experimental",
+    )

@@ -1,0 +1,25 @@
+"""The scheme acme_nf3_g64. No torch here: listings call this function."""
+
+from __future__ import annotations
+
+from quark.specs.layer import QLayerConfig
+from quark.specs.tensor import QTensorConfig
+
+
+def acme_nf3_g64(group_size: int = 64) -> QLayerConfig:
+    """Weights in acme_nf3 along the input, a float32 scale for each group; activations stay float.
+
+    Args:
+        group_size: Elements that share a scale; divides the number of inputs. With 64 a weight takes 3.5 bits.
+    """
+    weight = QTensorConfig(
+        dtype="acme_nf3",
+        observer_cls="AcmeRmsObserver",
+        is_dynamic=False,
+        qscheme="per_group",
+        ch_axis=-1,
+        group_size=group_size,
+        symmetric=True,
+        scale_type="float32",
+    )
+    return QLayerConfig(weight=weight)
