@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from quark.errors import CalibrationError, ConfigError, UnknownNameError, UnsupportedError
+from quark.errors import CalibrationError, ConfigError, UnknownNameError
 from quark.numerics import TensorQuantizer, quantizer_for
 from quark.numerics import stage as engine
 from quark.plugins import documented_object
@@ -195,12 +195,6 @@ def test_groups_along_another_axis_than_the_last_are_refused() -> None:
     spec = documented_object("Int4PerGroupSpec")(ch_axis=0, group_size=16).to_quantization_spec()
     with pytest.raises(ConfigError, match="groups run along the last axis"):
         quantizer_for(spec, activation=False)
-
-
-def test_several_stages_are_refused_by_name() -> None:
-    stage = documented_object("Int4PerTensorSpec")().to_quantization_spec()
-    with pytest.raises(UnsupportedError, match="int4 → int4"):
-        quantizer_for((stage, stage), activation=False)
 
 
 def test_casts_have_no_scales() -> None:

@@ -52,14 +52,36 @@ def test_packing_across_equals_packing_the_transpose(order: str, rows: int, colu
     assert torch.equal(packing.pack_nibbles_across(codes, order), packing.pack_nibbles(codes.t().contiguous(), order))
 
 
-@pytest.mark.parametrize("bits", [2, 3])
+@pytest.mark.parametrize("bits", [2, 3, 5, 6])
 @pytest.mark.parametrize("signed", [True, False])
-def test_two_and_three_bits_come_back(bits: int, signed: bool) -> None:
+@given(length=st.integers(1, 40), seed=st.integers(0, 99))
+def test_codes_of_few_bits_come_back_whatever_the_length(bits: int, signed: bool, length: int, seed: int) -> None:
     low = -(1 << (bits - 1)) if signed else 0
-    codes = (torch.arange(48).reshape(2, 24) % (1 << bits) + low).to(torch.int8 if signed else torch.uint8)
+    g = torch.Generator().manual_seed(seed)
+    codes = torch.randint(low, low + (1 << bits), (2, length), generator=g).to(torch.int8 if signed else torch.uint8)
     packed = packing.pack_bits(codes, bits)
-    assert packed.shape == (2, 24 * bits // 8)
-    assert torch.equal(packing.unpack_bits(packed, bits, signed=signed), codes)
+    period = {2: 4, 3: 8, 5: 8, 6: 4}[bits]
+    assert packed.shape == (2, -(-length // period) * period * bits // 8)
+    assert torch.equal(packing.unpack_bits(packed, bits, length, signed=signed), codes)
+
+
+@pytest.mark.parametrize("bits", [3, 5, 6])
+def test_codes_of_few_bits_are_little_endian(bits: int) -> None:
+    codes = torch.arange(1, 9, dtype=torch.uint8) % (1 << bits)
+    value = sum(int(c) << (bits * i) for i, c in enumerate(codes))
+    assert bytes(packing.pack_bits(codes, bits).tolist()) == value.to_bytes(bits, "little")
+
+
+def test_two_bit_codes_have_the_first_in_the_highest_bits() -> None:
+    assert packing.pack_bits(torch.tensor([1, 2, 3, 0], dtype=torch.uint8), 2).tolist() == [0b01101100]
+
+
+@given(st.lists(st.booleans(), min_size=8, max_size=64))
+def test_flags_come_back_and_the_first_is_the_lowest_bit(flags: list[bool]) -> None:
+    whole = torch.tensor(flags[: len(flags) // 8 * 8], dtype=torch.uint8)
+    packed = packing.pack_flags(whole)
+    assert torch.equal(packing.unpack_flags(packed), whole)
+    assert int(packed[0]) == sum(int(f) << i for i, f in enumerate(whole[:8]))
 
 
 def test_an_unknown_order_is_refused() -> None:

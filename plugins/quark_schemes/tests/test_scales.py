@@ -4,7 +4,9 @@ import pytest
 import torch
 
 from quark.errors import ConfigError
-from quark_schemes.formats.scales import decode_e8m0, encode_e8m0, power_of_two, shared_exponent_scale
+from quark.numerics import quantizer_for
+from quark.specs.tensor import QTensorConfig
+from quark_schemes.formats.scales import decode_e8m0, encode_e8m0, power_of_two, scale_format_of, shared_exponent_scale
 
 EXAMPLES = [
     (1.0, 0.25, 0.25, 0.25),
@@ -23,6 +25,78 @@ EXAMPLES = [
 def test_the_scale_of_fp4_blocks_in_each_mode(amax: float, even: float, floor: float, ceil: float) -> None:
     found = [float(shared_exponent_scale(torch.tensor([amax]), mode, 1, 2)) for mode in ("even", "floor", "ceil")]
     assert found == [even, floor, ceil]
+
+
+@pytest.mark.parametrize(("mantissa_bits", "largest_exponent", "largest"), [(1, 2, 6.0), (3, 8, 448.0), (2, 4, 28.0), (3, 2, 7.5)])
+def test_rceil_is_the_smallest_power_of_two_with_which_nothing_saturates(mantissa_bits: int, largest_exponent: int, largest: float) -> None:
+    amax = torch.rand(1000, generator=torch.Generator().manual_seed(0)) * 100 + 1e-3
+    amax[:3] = torch.tensor([largest, 2 * largest, largest / 4])
+    scale = shared_exponent_scale(amax, "rceil", mantissa_bits, largest_exponent, largest)
+    assert (amax / scale <= largest).all()
+    assert (amax / (scale / 2) > largest).all()
+    assert torch.equal(torch.frexp(scale)[0], torch.full_like(scale, 0.5))
+
+
+SCALES = {
+    "float16": {"scale_type": "float16"},
+    "bfloat16": {"scale_type": "bfloat16"},
+    "pof2": {"scale_type": "pof2"},
+    "e5m3": {"scale_type": "float8_e5m3"},
+    "e8m0": {"scale_type": "float8_e8m0fnu"},
+    "e4m3 format": {"scale_format": "e4m3"},
+    "e5m3 format": {"scale_format": "e5m3"},
+    "e8m0 format": {"scale_format": "e8m0"},
+}
+
+
+@pytest.mark.parametrize("kind", SCALES)
+def test_every_kind_of_scale_is_on_its_own_grid_positive_and_comes_back_from_storage(kind: str) -> None:
+    scales = scale_format_of(QTensorConfig(dtype="int4", **SCALES[kind]))
+    ideal = torch.logspace(-12, 2, 200)
+    used = scales.round(ideal)
+    assert (used > 0).all()
+    stored = scales.encode(used)
+    assert torch.equal(scales.decode(stored).float(), used.float())
+    assert torch.equal(scales.round(used.float()).float(), used.float()), "rounding again changes nothing"
+    assert stored.element_size() == {"pof2": 4, "float16": 2, "bfloat16": 2}.get(kind, 1)
+    usual = (ideal > 1e-2) & (ideal < 100)
+    widest = 1.0 if "e8m0" in kind or kind == "pof2" else 2.0**-4
+    assert ((used.float() / ideal - 1).abs()[usual] <= widest * (1 + 1e-6)).all()
+
+
+@pytest.mark.parametrize("mode", ["ceil", "floor"])
+def test_power_of_two_scales_are_the_nearest_on_the_side_of_their_mode(mode: str) -> None:
+    spec = QTensorConfig(dtype="int4", scale_type="pof2", scale_calculation_mode=mode)
+    ideal = torch.tensor([0.3, 0.5, 0.7, 1.0, 1.5])
+    assert scale_format_of(spec).round(ideal).tolist() == ([0.5, 0.5, 1, 1, 2] if mode == "ceil" else [0.25, 0.5, 0.5, 1, 1])
+
+
+@pytest.mark.parametrize("kind", [k for k in SCALES if k != "e4m3 format"])
+@pytest.mark.parametrize("dtype", ["int4", "uint4", "int8", "fp4", "fp8_e4m3"])
+def test_a_tensor_quantizes_and_reloads_with_every_kind_of_scale(dtype: str, kind: str) -> None:
+    grouped = {"qscheme": "per_group", "ch_axis": -1, "group_size": 16, "is_dynamic": False}
+    spec = QTensorConfig(dtype=dtype, symmetric=dtype != "uint4", **grouped, **SCALES[kind])
+    quantizer = quantizer_for(spec, activation=False)
+    x = torch.randn(16, 64, generator=torch.Generator().manual_seed(0))
+    assert quantizer.problem((16, 64)) is None
+    values, qparams = quantizer.round_to_nearest(x)
+    packed = quantizer.pack(quantizer.codes_of(values, qparams), qparams)
+    assert torch.equal(quantizer.dequantize(*quantizer.unpack(packed, (16, 64))), values)
+    described = quantizer.pack(
+        torch.empty(16, 64, dtype=quantizer.codes_of(values, qparams).dtype, device="meta"), qparams.map(lambda t: t.to("meta"))
+    )
+    assert {k: (t.shape, t.dtype) for k, t in described.items()} == {k: (t.shape, t.dtype) for k, t in packed.items()}
+    # Half a step, and what a scale that was rounded down cuts off. Powers of two are rounded up, by a factor below 2; those of MX blocks
+    # go by mode "even", with which up to 7 of 6 are cut off.
+    amax = quantizer.granularity.rows(x).abs().amax(1).repeat_interleave(16).reshape(x.shape)
+    cut = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "e5m3": 2.0**-4, "e5m3 format": 2.0**-4}.get(kind, 0.0)
+    cut = 1 / 7 if kind == "e8m0 format" and dtype.startswith("fp") else cut
+    assert ((values - x).abs() <= (_half_steps(dtype) * (1 + cut if cut else 2) + cut) * amax).all()
+
+
+def _half_steps(dtype: str) -> float:
+    """Half of the widest step, in units of the range's largest magnitude."""
+    return {"int4": 1 / 15, "uint4": 2 / 15, "int8": 1 / 255, "fp4": 1 / 6, "fp8_e4m3": 16 / 448}[dtype]
 
 
 def test_an_empty_block_gets_the_smallest_normal_scale_and_a_broken_one_stays_visible() -> None:
@@ -49,5 +123,5 @@ def test_powers_of_two_are_exact() -> None:
 
 
 def test_an_unknown_mode_is_refused() -> None:
-    with pytest.raises(ConfigError, match="use even, floor or ceil"):
+    with pytest.raises(ConfigError, match="use one of even, floor, ceil, rceil"):
         shared_exponent_scale(torch.ones(1), "up", 1, 2)

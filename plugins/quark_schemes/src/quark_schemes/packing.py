@@ -62,7 +62,7 @@ def pack_nibbles_across(codes: Tensor, order: str) -> Tensor:
 def unpack_nibbles(words: Tensor, order: str, length: int, *, signed: bool) -> Tensor:
     """The inverse of `pack_nibbles`: the first ``length`` codes along the last axis, int8 where ``signed``, else uint8."""
     check_order(order)
-    data = words.contiguous().view(torch.uint8)
+    data = words.reshape(-1).view(torch.uint8)
     pairs = torch.stack((data & 0xF, data >> 4), dim=-1).reshape(*words.shape, 2, 2, 2)
     nibbles = (pairs.movedim(-3, -1) if order == "reorder" else pairs).reshape(*words.shape[:-1], -1)[..., :length]
     if not signed:

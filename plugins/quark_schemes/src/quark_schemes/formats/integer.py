@@ -30,7 +30,7 @@ class IntegerFormat(NumberFormat):
     signed: bool
     storage_dtype: torch.dtype
     rounding: RoundType = RoundType.half_even
-    default_observer: str = "PerTensorMinMaxObserver"
+    default_observer: str = "MinMaxObserver"
 
     @property
     def low(self) -> int:

@@ -1,4 +1,4 @@
-"""Small floating-point numbers as element formats: FP8, FP6 and FP4, by one class. The arithmetic is `quark_schemes.formats.small_float`."""
+"""Small floating-point numbers as element formats: FP8, FP6 and FP4, by one class. The arithmetic is in `small_float`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ class MiniFloat(NumberFormat):
     shape: FloatShape
     torch_dtype: torch.dtype | None = None
     rounding: RoundType = RoundType.half_even
-    default_observer: str = "PerTensorMinMaxObserver"
+    default_observer: str = "MinMaxObserver"
 
     @property
     def bits(self) -> int:  # type: ignore[override]
@@ -92,16 +92,20 @@ class MiniFloat(NumberFormat):
         return round_small_(t, self.shape, self.rounding)
 
     def encode(self, t: Tensor) -> Tensor:
-        return self._stored(encode_small(t * self.shape.to_own_exponents, self.shape))
+        # Torch's cast knows NaN and, in this direction alone, is the faster of the two.
+        return t.to(self.torch_dtype) if self.torch_dtype is not None else self._encode(t * self.shape.to_own_exponents)
 
     def codes(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
         if self.torch_dtype is not None and self.rounding is RoundType.half_even:
-            # Torch's cast rounds to the same values, and is the faster of the two in this direction alone.
             return t.clamp_(-self.shape.largest, self.shape.largest).to(self.torch_dtype)
-        return self._stored(encode_small(self.round_(t, zero).mul_(self.shape.to_own_exponents), self.shape))
+        rounded = self.round_(t, zero)
+        return self.encode(rounded) if self.torch_dtype is not None else self._encode(rounded.mul_(self.shape.to_own_exponents))
 
-    def _stored(self, codes: Tensor) -> Tensor:
-        return codes if self.torch_dtype is None else codes.view(self.torch_dtype)
+    def _encode(self, scaled: Tensor) -> Tensor:
+        if not self.shape.nan_codes:
+            return encode_small(scaled, self.shape)
+        nan = scaled.isnan()
+        return encode_small(scaled, self.shape).masked_fill_(nan, self.shape.nan_codes[0])
 
     def decode(self, codes: Tensor) -> Tensor:
         return decode_small(codes.view(torch.uint8), self.shape)

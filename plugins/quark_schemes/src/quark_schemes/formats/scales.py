@@ -85,7 +85,10 @@ class SmallFloatScales(ScaleFormat):
         return round_small_(ideal.clone(), self.shape).clamp_(min=self.shape.smallest)
 
     def encode(self, scale: Tensor) -> Tensor:
-        return encode_small(scale * self.shape.to_own_exponents, self.shape).view(self.stored)
+        if self.stored is not torch.uint8:
+            return scale.to(self.stored)
+        codes = encode_small(scale * self.shape.to_own_exponents, self.shape)
+        return codes.masked_fill_(scale.isnan(), self.shape.nan_codes[0])
 
     def decode(self, stored: Tensor) -> Tensor:
         return decode_small(stored.view(torch.uint8), self.shape)
@@ -104,13 +107,13 @@ _STORED_POWERS = {ScaleType.pof2: torch.float32, ScaleType.float8_e8m0fnu: torch
 
 
 def scale_format_of(spec: QTensorConfig) -> ScaleFormat:
-    """In which numbers the scales of a spec are kept: by its ``scale_format``, else by its ``scale_type``; float32 where both leave it open."""
+    """In which numbers the scales of a spec are kept: by its ``scale_format``, else by its ``scale_type``, else float32."""
     if spec.scale_format in _BY_FORMAT:
         return _BY_FORMAT[spec.scale_format]
     if spec.scale_format == "e8m0" or spec.scale_type in _STORED_POWERS:
-        stored = torch.uint8 if spec.scale_type not in _STORED_POWERS else _STORED_POWERS[spec.scale_type]
+        stored = _STORED_POWERS.get(spec.scale_type or ScaleType.float, torch.uint8)
         return PowerOfTwoScales("floor" if spec.scale_calculation_mode == "floor" else "ceil", stored)
-    return _BY_TYPE.get(spec.scale_type, PlainScales(torch.float32)) if spec.scale_type else PlainScales(torch.float32)
+    return _BY_TYPE.get(spec.scale_type or ScaleType.float, PlainScales(torch.float32))
 
 
 def shared_exponent_scale(amax: Tensor, mode: str, mantissa_bits: int, largest_exponent: int, largest: float = 1.0) -> Tensor:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import lru_cache
 
 import attrs
 import torch
@@ -46,6 +47,7 @@ class FloatShape:
         largest: Largest finite value, to which larger ones saturate.
         signed: Whether there is a sign bit; without, negative values become 0.
         keeps_signed_zero: Whether −0, and small negative values that round to it, stay −0.
+        nan_codes, infinite_codes: Codes of positive sign that are no numbers.
     """
 
     exponent_bits: int
@@ -54,6 +56,8 @@ class FloatShape:
     largest: float
     signed: bool = True
     keeps_signed_zero: bool = False
+    nan_codes: tuple[int, ...] = ()
+    infinite_codes: tuple[int, ...] = ()
 
     @property
     def bits(self) -> int:
@@ -105,7 +109,10 @@ def _spacing_exponent(t: Tensor, shape: FloatShape) -> Tensor:
 
 
 def encode_small(scaled: Tensor, shape: FloatShape) -> Tensor:
-    """Codes, uint8, of values of the format multiplied by ``shape.to_own_exponents``. ``scaled`` is not kept."""
+    """Codes, uint8, of values of the format multiplied by ``shape.to_own_exponents``. ``scaled`` is not kept.
+
+    NaN has no code here: formats that have one are encoded by torch's own cast, or by the caller.
+    """
     # The arithmetic shift leaves exponent and mantissa at the bottom, and copies of the sign above them.
     bits = scaled.view(torch.int32).bitwise_right_shift_(FLOAT32_MANTISSA - shape.mantissa_bits)
     if not shape.signed:
@@ -116,7 +123,14 @@ def encode_small(scaled: Tensor, shape: FloatShape) -> Tensor:
 
 
 def decode_small(codes: Tensor, shape: FloatShape) -> Tensor:
-    """Float32 values of uint8 codes; the inverse of `encode_small`."""
+    """Float32 values of uint8 codes; the inverse of `encode_small`. Codes that are no numbers become NaN or Inf."""
+    if shape.nan_codes:
+        # A table of 256 values is as fast as arithmetic, and knows the exceptions.
+        return torch.index_select(_table(shape, codes.device), 0, codes.reshape(-1).int()).reshape(codes.shape)
+    return _decode_numbers(codes, shape)
+
+
+def _decode_numbers(codes: Tensor, shape: FloatShape) -> Tensor:
     bits = codes.to(torch.int32)
     magnitude_bits = shape.bits - shape.signed
     magnitude = bits.bitwise_and((1 << magnitude_bits) - 1).bitwise_left_shift_(FLOAT32_MANTISSA - shape.mantissa_bits)
@@ -125,9 +139,29 @@ def decode_small(codes: Tensor, shape: FloatShape) -> Tensor:
     return magnitude.view(torch.float32).mul_(1 / shape.to_own_exponents)
 
 
-E4M3 = FloatShape(exponent_bits=4, mantissa_bits=3, bias=7, largest=448.0, keeps_signed_zero=True)
-E5M2 = FloatShape(exponent_bits=5, mantissa_bits=2, bias=15, largest=57344.0, keeps_signed_zero=True)
-E5M3 = FloatShape(exponent_bits=5, mantissa_bits=3, bias=15, largest=114688.0, signed=False)
+@lru_cache(maxsize=16)
+def _table(shape: FloatShape, device: torch.device) -> Tensor:
+    """The value of every code."""
+    values = _decode_numbers(torch.arange(1 << shape.bits, dtype=torch.uint8), shape)
+    for codes, value in ((shape.nan_codes, torch.nan), (shape.infinite_codes, torch.inf)):
+        for code in codes:
+            values[code] = value
+            if shape.signed:
+                values[code | 1 << (shape.bits - 1)] = -value
+    return values.to(device)
+
+
+E4M3 = FloatShape(exponent_bits=4, mantissa_bits=3, bias=7, largest=448.0, keeps_signed_zero=True, nan_codes=(0x7F,))
+E5M2 = FloatShape(
+    exponent_bits=5,
+    mantissa_bits=2,
+    bias=15,
+    largest=57344.0,
+    keeps_signed_zero=True,
+    nan_codes=(0x7D, 0x7E, 0x7F),
+    infinite_codes=(0x7C,),
+)
+E5M3 = FloatShape(exponent_bits=5, mantissa_bits=3, bias=15, largest=114688.0, signed=False, nan_codes=(0xFF,))
 E3M2 = FloatShape(exponent_bits=3, mantissa_bits=2, bias=3, largest=28.0)
 E2M3 = FloatShape(exponent_bits=2, mantissa_bits=3, bias=1, largest=7.5)
 E2M1 = FloatShape(exponent_bits=2, mantissa_bits=1, bias=1, largest=6.0)

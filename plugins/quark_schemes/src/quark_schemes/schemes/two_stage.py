@@ -11,7 +11,7 @@ from quark_schemes.specs.two_stage import ProgressiveSpec, ScaleQuantSpec
 
 
 def _fp4_under(scales: OneStageSpec, group_size: int) -> QLayerConfig:
-    """FP4 weights and activations in groups whose scales ``scales`` quantizes; activations' block scales are dynamic, the outer is static."""
+    """FP4 weights and activations in groups, their scales in the format of ``scales``; activations' are dynamic under a static one."""
     weight, activation = (
         ScaleQuantSpec(FP4PerGroupSpec(ch_axis=-1, group_size=group_size, is_dynamic=dynamic, scale_type="float32"), scales)
         for dynamic in (False, True)
