@@ -25,7 +25,8 @@ from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors
 
 SCHEMES = (
     "int4_wo_32 int4_wo_64 int4_wo_128 int4_wo_per_channel int4_wa_64 uint4_wo_32 uint4_wo_64 uint4_wo_128 uint4_wo_per_channel "
-    "int8 fp8 ptpc_fp8 mxfp4 mxfp4_weight_only"
+    "int8 fp8 ptpc_fp8 mxfp4 mxfp4_weight_only mxfp6_e3m2 mxfp6_e2m3 mxfp4_mxfp6_e2m3 mxfp4_fp8 amdfp4 amdfp4_g32 nvfp4 amdfp4_global16 "
+    "amdfp4_global32 int4_fp8 mx6 mx9 bfp16"
 )
 
 

@@ -177,3 +177,18 @@ def test_a_rival_distribution_in_the_environment_is_refused(
     error = capsys.readouterr().err
     assert "amd-quark 0.13 is installed" in error
     assert "pip uninstall" in error
+
+
+def test_a_scheme_takes_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = tmp_path / "out"
+    arguments = (tiny_model_dir(), out, "--scheme", "mx6", "--scheme-option", "block_size=32")
+    assert run("quantize", *arguments, monkeypatch=monkeypatch) == 0
+    tensors = load_file(out / "model.safetensors")
+    assert tensors["model.layers.0.self_attn.q_proj.weight_scale"].shape[1] * 32 == 256
+
+
+def test_an_option_that_is_no_pair_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = (tiny_model_dir(), tmp_path / "out", "--scheme", "mx6", "--scheme-option", "32")
+    assert run("quantize", *arguments, monkeypatch=monkeypatch) == 2
+    assert "is not NAME=VALUE" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()

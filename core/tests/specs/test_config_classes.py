@@ -160,7 +160,7 @@ def test_older_json_keys_of_a_tensor_are_understood() -> None:
         (lambda: QTensorConfig(dtype="int4", qscheme="per_block"), "per_block needs"),
         (lambda: QTensorConfig(dtype="int4", block_size=[1]), "two positive whole numbers"),
         (lambda: QTensorConfig(dtype="int4", group_size=0), "not a size"),
-        (lambda: QTensorConfig(dtype="int4", scale_format="e1m6"), "scale_format='e1m6'"),
+        (lambda: QTensorConfig(dtype="int4", scale_format="E1 M6"), "scale_format='E1 M6'"),
         (lambda: QTensorConfig(dtype=8), "expected a Dtype"),
         (lambda: QLayerConfig(weight="int8"), "is a QTensorConfig"),
         (lambda: QConfig(global_quant_config=None), "is a QLayerConfig"),

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 PostRope = Annotated[
     bool, typer.Option("--kv-cache-post-rope", help="Round keys of the cache after the rotary embedding; wants --kv-cache.")
 ]
+SchemeOptions = Annotated[
+    list[str] | None, typer.Option("--scheme-option", help="NAME=VALUE for the scheme, such as block_size=32; may be repeated.")
+]
 ShareFused = Annotated[
     bool,
     typer.Option(
@@ -39,6 +42,7 @@ def quantize(
     model: Annotated[Path, typer.Argument(help="Directory of a float checkpoint in Hugging Face form.")],
     out: Annotated[Path, typer.Argument(help="Directory to write; must not exist or be empty.")],
     scheme: Annotated[str, typer.Option(help="Scheme of all linear layers; `quark schemes` lists them.")],
+    scheme_option: SchemeOptions = None,
     algorithm: Annotated[list[str] | None, typer.Option(help="Algorithm to apply; may be repeated, in order.")] = None,
     kv_cache: Annotated[str | None, typer.Option(help="Scheme of the key-value cache, such as fp8.")] = None,
     kv_cache_post_rope: PostRope = False,
@@ -73,7 +77,16 @@ def quantize(
     exporters().get(exporter)
     skeleton = meta_model(model)
     config = make_config(
-        skeleton.config, scheme, algorithm, kv_cache, exclude, layer, share_fused_scales, attention_scheme, kv_cache_post_rope
+        skeleton.config,
+        scheme,
+        algorithm,
+        kv_cache,
+        exclude,
+        layer,
+        share_fused_scales,
+        attention_scheme,
+        kv_cache_post_rope,
+        scheme_option,
     )
     config.separate_kv_scales = separate_kv_scales
     quantizer = ModelQuantizer(config)
@@ -101,6 +114,7 @@ def make_config(
     share_fused_scales: bool = False,
     attention_scheme: str | None = None,
     kv_cache_post_rope: bool = False,
+    scheme_option: list[str] | None = None,
 ) -> QConfig:
     """The configuration that the options ask for, through the template of the model's family."""
     from quark.model.family import model_type_of
@@ -113,6 +127,7 @@ def make_config(
         kv_cache_scheme=kv_cache,
         attention_scheme=attention_scheme,
         kv_cache_post_rope=kv_cache_post_rope,
+        scheme_options=dict(_option(text) for text in scheme_option or []),
         layer_config=dict(_pair(text) for text in layer or []) or None,
         shared_scale_groups=[list(g) for g in template.architecture.fused] if share_fused_scales and template.architecture else None,
         exclude_layers=[*template.exclude_layers_name, *exclude] if exclude else None,
@@ -139,6 +154,13 @@ def _print_plan(plan: Any, as_json: bool) -> None:
     from quark.model.plan_text import plan_lines
 
     typer.echo(json.dumps(plan.to_dict(), indent=2) if as_json else "\n".join(plan_lines(plan)))
+
+
+def _option(text: str) -> tuple[str, object]:
+    name, separator, value = text.partition("=")
+    if not (name and separator and value):
+        raise ConfigError(f"--scheme-option {text!r} is not NAME=VALUE, such as block_size=32")
+    return name, int(value) if value.lstrip("-").isdigit() else value
 
 
 def _print_result(out: Path, scheme: str, layers: int, seconds: float, as_json: bool) -> None:

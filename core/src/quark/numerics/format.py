@@ -65,8 +65,9 @@ class NumberFormat(ABC):
 
     @abstractmethod
     def round_(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
-        """Round scaled float32 values in place to the nearest representable ones, ties to even, saturating; returns ``t``.
+        """Round scaled float32 values in place to the nearest representable ones, ties to the even code, saturating; returns ``t``.
 
+        NaN stays NaN. Formats in which neighbours share bits look at the last axis, which holds whole groups of the spec's granularity.
         A zero point (int32: whole; float: real), broadcast over ``t``, is added on the way; the result counts from it.
         """
 

@@ -12,7 +12,7 @@ from quark.numerics.progressive import Progressive
 from quark.numerics.quantizer import TensorQuantizer
 from quark.numerics.scaled_scales import ScaledScales
 from quark.numerics.stage import StageQuantizer
-from quark.plugins import documented_object, formats
+from quark.plugins import documented_object, formats, observers
 from quark.specs.enums import Dtype
 from quark.specs.layer import TensorSpec, stages
 from quark.specs.tensor import QTensorConfig
@@ -40,19 +40,25 @@ def format_of(spec: QTensorConfig) -> NumberFormat:
 
 
 def observer_class(spec: QTensorConfig) -> type[Observer]:
-    """The observer of a spec: the class given, or the registered one of that documented name; the format's own where none is named.
+    """The observer of a spec: the class given, or the registered one of that name or class name; the format's own where none is named.
 
     Raises:
         UnknownNameError: No installed plugin provides it.
         ConfigError: It is no observer.
     """
     named = spec.observer_cls if spec.observer_cls is not None else number_format(spec.dtype).default_observer
-    found = documented_object(named) if isinstance(named, str) else named
+    found = _registered(named) if isinstance(named, str) else named
     if not (isinstance(found, type) and issubclass(found, Observer)):
         raise ConfigError(
             f"observer_cls={named!r} of {spec.dtype.name} is no observer: give a subclass of quark.numerics.Observer, or its name"
         )
     return found
+
+
+def _registered(name: str) -> object:
+    """The observer registered under a name or a class name, or else what plugins document under it."""
+    record = next((r for r in observers() if name in (r.class_name, r.name, *r.aliases)), None)
+    return documented_object(name) if record is None else observers().load(record.name, "observer")
 
 
 def quantizer_for(spec: TensorSpec, *, activation: bool) -> TensorQuantizer:

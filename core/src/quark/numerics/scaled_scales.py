@@ -1,6 +1,6 @@
 """ScaledScales: two stages, of which the second quantizes the scales of the first. NVFP4 and its relatives.
 
-``value = code · block scale · outer scale``: block scales are in a small format, relative to one outer scale over the whole tensor, with which
+``value = code · block scale · outer scale``: block scales are in a small format, relative to one outer scale over the whole tensor, with
 which the largest of them is the largest value of that format. Source: spec of the documented surface, §2.6.
 """
 

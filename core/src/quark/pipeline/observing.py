@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -17,6 +18,9 @@ from quark.nn.attention import KEY, PROBABILITIES
 from quark.numerics import QParams, quantizer_for
 from quark.numerics.observer import Observer
 from quark.numerics.quantizer import TensorQuantizer
+
+_EXPERT = re.compile(r"(\bexperts\.)\d+(\.)")
+"""The number of an expert in a layer's name."""
 
 _NAMES = {"input_tensors": "input", "output_tensors": "output", "prob_output": "attention probabilities"}
 
@@ -81,6 +85,24 @@ def observations(rows: Iterable[PlanRow], attentions: Sequence[AttentionRow] = (
         if module.probabilities is not None and has_static_scale(module.probabilities):
             quantizer = quantizer_for(module.probabilities, activation=True)
             found.append(Observation(module.name, "prob_output", quantizer, quantizer.observer()))
+    return found
+
+
+def pooled(seen: Sequence[Observation]) -> list[Observation]:
+    """The same observations, with one range for the input of each projection of all experts of a layer.
+
+    An expert that few calibration tokens reach, or none, then gets the range of its siblings. Only ranges over whole tensors are pooled.
+    """
+    ranges: dict[tuple[str, str], Observer] = {}
+    found = []
+    for item in seen:
+        key = (_EXPERT.sub(r"\1*\2", item.layer), item.slot)
+        if item.slot != "input_tensors" or key[0] == item.layer or not item.quantizer.has_tensor_scale:
+            found.append(item)
+            continue
+        if key in ranges:
+            ranges[key].merge(item.observer)
+        found.append(attrs.evolve(item, observer=ranges.setdefault(key, item.observer)))
     return found
 
 

@@ -18,7 +18,7 @@ from quark.numerics import QParams
 from quark.pipeline.attention import quantize_attention
 from quark.pipeline.batches import Call
 from quark.pipeline.lockstep import LockStep, without_cache
-from quark.pipeline.observing import Observation, observations, observing
+from quark.pipeline.observing import Observation, observations, observing, pooled
 from quark.pipeline.sink import BlockSink
 from quark.specs.model import QConfig
 
@@ -95,6 +95,7 @@ class _Work:
     def finish(self, rows: Iterable[PlanRow], seen: Sequence[Observation], attentions: Sequence[AttentionRow] = ()) -> None:
         """Make quantized layers, set their activation scales, round their weights, hand them on."""
         made = {row.name: self._make(row) for row in rows}
+        seen = pooled(seen) if self._config.sync_moe_expert_input_amax else seen
         for item in (s for s in seen if s.layer in made):
             layer = made[item.layer]
             quantizer = layer.input_quantizer if item.slot == "input_tensors" else layer.output_quantizer

@@ -197,7 +197,8 @@ class Registry(Generic[R]):
         parts = [f"there is no {self.kind.name} '{name}'."]
         parts += [f"Did you mean '{near}'?"] if near else []
         parts += [f"Installed {self.kind.plural}: {', '.join(names) or 'none'}."]
-        parts += [missing] if (missing := self._missing((self.kind.distribution,))) else []
+        missing = self._missing((self.kind.distribution,))
+        parts += [missing or "If another distribution brings it, install that one."]
         parts += [f"A plugin is broken: {failure}." for failure in self._failures()]
         return " ".join(parts)
 

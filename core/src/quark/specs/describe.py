@@ -84,7 +84,7 @@ def effective_bits(spec: TensorSpec | None, bits_of: Callable[[str], float]) -> 
     for stage in elements:
         shared = _elements_per_scale(stage)
         if shared is not None:
-            scale = _scale_bits(stage) if scale_stage is None else bits_of(_format(scale_stage))
+            scale = _scale_bits(stage, bits_of) if scale_stage is None else bits_of(_format(scale_stage))
             zero = bits_of(_format(stage)) if stage.symmetric is False else 0
             total += (scale + zero) / shared
     return total
@@ -94,9 +94,9 @@ def _format(stage: QTensorConfig) -> str:
     return (stage.mx_element_dtype or stage.dtype).name
 
 
-def _scale_bits(stage: QTensorConfig) -> int:
+def _scale_bits(stage: QTensorConfig, bits_of: Callable[[str], float]) -> float:
     if stage.scale_format is not None:
-        return _SCALE_BITS[stage.scale_format]
+        return _SCALE_BITS.get(stage.scale_format) or bits_of(stage.scale_format)
     if stage.qscheme is None:
         return 8  # a block's shared exponent
     return 32 if stage.scale_type is None else _SCALE_TYPE_BITS.get(stage.scale_type, 32)

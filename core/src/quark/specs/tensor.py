@@ -9,6 +9,7 @@ from typing import Any
 import attrs
 
 from quark.errors import ConfigError
+from quark.names import is_valid_name
 from quark.specs.dataclass_view import with_dataclass_view
 from quark.specs.enums import Dtype, QSchemeType, RoundType, ScaleType, ZeroPointType
 
@@ -80,8 +81,9 @@ class QTensorConfig:
         symmetric: Whether the zero point is fixed at 0. None where the format has no zero point.
         round_method: Rounding between two representable values.
         scale_type: In which type scales are kept.
-        scale_format: In which number format scales are: None or ``"float32"``, ``"e8m0"``, ``"e4m3"``, ``"e5m3"``.
-        scale_calculation_mode: How a power-of-two scale is chosen: ``"even"``, ``"floor"``, ``"ceil"``.
+        scale_format: In which number format scales are: None or ``"float32"``, ``"e8m0"``, ``"e4m3"``, ``"e5m3"``; or a name that the
+            number format of the elements knows.
+        scale_calculation_mode: How a power-of-two scale is chosen: ``"even"``, ``"floor"``, ``"ceil"``, ``"rceil"``.
         qat_spec: Kept for documented signatures; quantization-aware training is not offered.
         mx_element_dtype: Element format where ``dtype`` is ``Dtype.mx``.
         zero_point_type: Whole or real zero points.
@@ -162,6 +164,8 @@ def _contradictions(spec: QTensorConfig) -> list[tuple[str, str]]:
         found.append(("per_block needs block_size", "set block_size=[rows, columns], such as [128, 128]"))
     if spec.group_size is not None and (not isinstance(spec.group_size, int) or spec.group_size == 0 or spec.group_size < -1):
         found.append((f"group_size={spec.group_size!r} is not a size", "use a positive whole number, or -1 for the whole axis"))
-    if spec.scale_format is not None and spec.scale_format not in _SCALE_FORMATS:
-        found.append((f"scale_format={spec.scale_format!r} is unknown", f"use one of {', '.join(_SCALE_FORMATS)}, or None"))
+    if spec.scale_format is not None and not is_valid_name(spec.scale_format):
+        found.append(
+            (f"scale_format={spec.scale_format!r} is no name", f"use one of {', '.join(_SCALE_FORMATS)}, or one of the format's own")
+        )
     return found

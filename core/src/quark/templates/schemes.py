@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from quark.errors import ConfigError, UnknownNameError
 from quark.names import closest
@@ -95,6 +97,25 @@ class QuantizationSchemeCollection:
             return self._custom[scheme_name]
         self.record(scheme_name)
         return _RegisteredScheme(schemes().load(scheme_name, "config"))
+
+    def layer_config(self, scheme_name: str, options: Mapping[str, Any] | None = None) -> QLayerConfig:
+        """What a layer gets under a scheme, built with its options.
+
+        Raises:
+            UnknownNameError: (a ValueError) There is no such scheme.
+            ConfigError: (a ValueError) The scheme has no such option; those that it has are named.
+        """
+        if not options:
+            return self.get_scheme(scheme_name).config
+        record = self.record(scheme_name)
+        build = None if record is None else schemes().load(scheme_name, "config")
+        known = {} if build is None else dict(inspect.signature(build).parameters)
+        if unknown := sorted(set(options) - set(known)):
+            its = ", ".join(f"{name}={parameter.default!r}" for name, parameter in known.items()) or "none"
+            raise ConfigError(f"the scheme '{scheme_name}' has no option {', '.join(unknown)}; its options: {its}")
+        assert build is not None
+        found: QLayerConfig = build(**options)
+        return found
 
     def record(self, scheme_name: str) -> SchemeRecord | None:
         """What a plugin registered under that name; None for a scheme registered at run time. Raises as `get_scheme` does."""

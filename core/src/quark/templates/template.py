@@ -192,6 +192,7 @@ class LLMTemplate:
         shared_scale_groups: Sequence[Sequence[str]] | None = None,
         *,
         kv_cache_post_rope: bool = False,
+        scheme_options: Mapping[str, Any] | None = None,
     ) -> QConfig:
         """The configuration of a whole model. Its lists are its own: changing them changes neither the template nor another configuration.
 
@@ -208,6 +209,7 @@ class LLMTemplate:
             shared_scale_groups: Groups of name suffixes that share a global scale, in place of the scheme's own; ``[]`` for none.
             kv_cache_post_rope: Round keys of the cache after the rotary embedding, in place of the projection's output; wants
                 ``kv_cache_scheme``.
+            scheme_options: Options of ``scheme`` by name, such as ``{"block_size": 32}``; a scheme's summary tells what it has.
 
         Raises:
             UnknownNameError: (a ValueError) There is no such scheme or algorithm, or the scheme cannot do that.
@@ -219,7 +221,7 @@ class LLMTemplate:
         shares = record is not None and record.shares_global_scale and shared_scale_groups is None
         groups = [_ATTENTION_PROJECTIONS, self.gate_up_layers_name] if shares else shared_scale_groups or ()
         config = QConfig(
-            global_quant_config=schemes.get_scheme(scheme).config,
+            global_quant_config=schemes.layer_config(scheme, scheme_options),
             min_kv_scale=min_kv_scale,
             exclude=_list(self.exclude_layers_name if exclude_layers is None else exclude_layers),
             algo_config=self._algorithms(algorithm, algo_configs),

@@ -17,13 +17,11 @@ def quark_register_formats() -> Iterator[FormatRecord]:
 
 @hookimpl
 def quark_register_observers() -> Iterator[ObserverRecord]:
-    """One observer. Its class name is exported too: specs name an observer by it, and so do checkpoints."""
-    reference = "acme_quant.observer:AcmeRmsObserver"
+    """One observer. Specs name it by its class name, and so do checkpoints."""
     yield ObserverRecord(
         name="acme_rms",
         class_name="AcmeRmsObserver",
-        observer=reference,
-        exports={"AcmeRmsObserver": reference},
+        observer="acme_quant.observer:AcmeRmsObserver",
         summary="a multiple of the root mean square, no more than was seen; option multiple (2.15)",
     )
 

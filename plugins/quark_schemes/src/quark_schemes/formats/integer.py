@@ -13,7 +13,7 @@ from quark.numerics import Granularity, NumberFormat, PerGroup, QParams
 from quark.specs.enums import RoundType, ZeroPointType
 from quark.specs.tensor import QTensorConfig
 from quark_schemes import packing
-from quark_schemes.formats.scales import SMALLEST_SCALE, scale_format_of
+from quark_schemes.formats.scales import SMALLEST_SCALE, scale_format_of, scale_problem
 from quark_schemes.formats.small_float import WHOLE_ROUNDINGS
 
 
@@ -48,7 +48,7 @@ class IntegerFormat(NumberFormat):
             return f"{self.name} needs {' and '.join(missing)}: set them, or use a *Spec helper"
         if spec.scale_calculation_mode not in (None, "ceil", "floor"):
             return f"{self.name} has scale_calculation_mode 'ceil' or 'floor' for powers of two, not {spec.scale_calculation_mode!r}"
-        return None
+        return scale_problem(spec)
 
     def for_spec(self, spec: QTensorConfig) -> IntegerFormat:
         return self if spec.round_method in (None, self.rounding) else attrs.evolve(self, rounding=spec.round_method)

@@ -11,7 +11,7 @@ from quark.specs.enums import QSchemeType, RoundType
 from quark.specs.layer import TensorSpec
 from quark.specs.tensor import QTensorConfig
 from quark_schemes import packing
-from quark_schemes.formats.scales import MODES, SMALLEST_SCALE, scale_format_of, shared_exponent_scale
+from quark_schemes.formats.scales import MODES, SMALLEST_SCALE, scale_format_of, scale_problem, shared_exponent_scale
 from quark_schemes.formats.small_float import E2M1, E2M3, E3M2, E4M3, E5M2, E5M3, FloatShape, decode_small, encode_small, round_small_
 
 
@@ -72,7 +72,7 @@ class MiniFloat(NumberFormat):
             return "e8m0 scales are shared by groups or blocks: set qscheme=per_group"
         if spec.scale_calculation_mode not in (None, *MODES):
             return f"scale_calculation_mode={spec.scale_calculation_mode!r} is unknown: use one of {', '.join(MODES)}"
-        return None
+        return scale_problem(spec)
 
     def by_reciprocal(self, spec: QTensorConfig) -> bool:
         return spec.scale_format == "e8m0"

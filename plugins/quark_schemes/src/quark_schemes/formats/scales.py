@@ -82,7 +82,9 @@ class SmallFloatScales(ScaleFormat):
     stored: torch.dtype = torch.uint8
 
     def round(self, ideal: Tensor) -> Tensor:
-        return round_small_(ideal.clone(), self.shape).clamp_(min=self.shape.smallest)
+        rounded = round_small_(ideal.clone(), self.shape).clamp_(min=self.shape.smallest)
+        # What holds Inf or NaN stays visible: saturated, a broken block would look like a large one.
+        return torch.where(torch.isfinite(ideal), rounded, ideal)
 
     def encode(self, scale: Tensor) -> Tensor:
         if self.stored is not torch.uint8:
@@ -103,7 +105,15 @@ _BY_FORMAT: dict[str, ScaleFormat] = {
     "e4m3": SmallFloatScales(E4M3, torch.float8_e4m3fn),
     "e5m3": SmallFloatScales(E5M3),
 }
+_NAMES = ("float32", "e8m0", *_BY_FORMAT)
 _STORED_POWERS = {ScaleType.pof2: torch.float32, ScaleType.float8_e8m0fnu: torch.float8_e8m0fnu}
+
+
+def scale_problem(spec: QTensorConfig) -> str | None:
+    """Why scales cannot be kept as a spec asks, with the cure, or None."""
+    if spec.scale_format in (None, *_NAMES):
+        return None
+    return f"scale_format={spec.scale_format!r} is unknown to {spec.dtype.name}: use one of {', '.join(_NAMES)}, or None"
 
 
 def scale_format_of(spec: QTensorConfig) -> ScaleFormat:
