@@ -1,40 +1,58 @@
-"""Speed of every number format on a 4096 × 4096 float32 tensor, beside a plain copy.
+"""Speed and peak memory of every number format on a 4096 × 4096 float32 tensor, beside a plain copy.
 
-    python -m benchmarks.formats [--runs 9] [--threads 2] [--reference PYTHON]
+    python -m benchmarks.formats [--runs 9] [--threads 2] [--only mxfp4,mx6] [--reference PYTHON]
 
 The floor is ``x.clone()``: read the tensor once, write it once to fresh memory, as quantizing must. Each run times the floor and every
 operation in turn; medians and their ratios are printed, with GB/s of float32 read and written. `fake-quantize` finds its scales from
-the tensor.
+the tensor; its peak memory, the tensor and the result included, is in units of the tensor (Linux only).
 ``--reference`` is the interpreter of an environment with amd-quark 0.13, whose fake-quantize is timed in alternation (compilation off).
 """
 
 from __future__ import annotations
 
 import argparse
+import ctypes
 import json
 import statistics
 import subprocess
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
+import quark
 from quark.numerics import TensorQuantizer, quantizer_for
 from quark.plugins import documented_object
 
 SIDE = 4096
+LAST = {"ch_axis": -1}
 CASES: dict[str, tuple[str, dict[str, object]]] = {
-    "int4 groups of 128": ("Int4PerGroupSpec", {"ch_axis": -1, "group_size": 128}),
-    "uint4 groups of 128": ("Uint4PerGroupSpec", {"ch_axis": -1, "group_size": 128}),
-    "int4 groups of 32": ("Int4PerGroupSpec", {"ch_axis": -1, "group_size": 32}),
+    "int2 groups of 32": ("Int2PerGroupSpec", {**LAST, "group_size": 32}),
+    "int3 groups of 128": ("Int3PerGroupSpec", {**LAST, "group_size": 128}),
+    "int4 groups of 128": ("Int4PerGroupSpec", {**LAST, "group_size": 128}),
+    "uint4 groups of 128": ("Uint4PerGroupSpec", {**LAST, "group_size": 128}),
+    "int4 groups of 32": ("Int4PerGroupSpec", {**LAST, "group_size": 32}),
     "int4 per channel": ("Int4PerChannelSpec", {"ch_axis": 0}),
     "int8 per tensor": ("Int8PerTensorSpec", {}),
+    "uint8 per tensor": ("Uint8PerTensorSpec", {}),
     "fp8 e4m3 per tensor": ("FP8E4M3PerTensorSpec", {}),
     "fp8 e4m3 per channel": ("FP8E4M3PerChannelSpec", {"ch_axis": 0}),
-    "mxfp4": ("OCP_MXFP4Spec", {"ch_axis": -1}),
-    "mxfp6 e2m3": ("OCP_MXFP6E2M3Spec", {"ch_axis": -1}),
+    "fp8 e5m2 per tensor": ("FP8E5M2PerTensorSpec", {}),
+    "fp4 groups of 32": ("FP4PerGroupSpec", {**LAST, "group_size": 32}),
+    "mxfp4": ("OCP_MXFP4Spec", LAST),
+    "mxfp6 e2m3": ("OCP_MXFP6E2M3Spec", LAST),
+    "mxfp6 e3m2": ("OCP_MXFP6E3M2Spec", LAST),
+    "mxfp8 e4m3": ("OCP_MXFP8E4M3Spec", LAST),
+    "mxint8": ("OCP_MXINT8Spec", LAST),
+    "amdfp4": ("AmdFP4Spec", {**LAST, "group_size": 16}),
+    "mx6": ("MX6Spec", {**LAST, "block_size": 16}),
+    "mx9": ("MX9Spec", {**LAST, "block_size": 16}),
+    "bfp16": ("BFP16Spec", LAST),
 }
+TWO_STAGES = ("nvfp4", "int4_fp8")
+"""Schemes whose weights are measured too; the reference is not asked for these."""
 REFERENCE = """
 import json, os, statistics, sys, time
 os.environ["QUARK_DISABLE_COMPILE"] = "1"
@@ -46,7 +64,9 @@ torch.set_num_threads(threads)
 x = torch.randn(side, side, generator=torch.Generator().manual_seed(0))
 made = {}
 for name, (cls, options) in cases.items():
-    fq = FakeQuantizeBase.get_fake_quantize(getattr(c, cls)(is_dynamic=True, **options).to_quantization_spec())
+    helper = getattr(c, cls)
+    dynamic = {"is_dynamic": True} if "is_dynamic" in helper.__dataclass_fields__ else {}
+    fq = FakeQuantizeBase.get_fake_quantize(helper(**dynamic, **options).to_quantization_spec())
     fq.enable_observer(); fq.enable_fake_quant()
     made[name] = fq
 print("ready", flush=True)
@@ -62,7 +82,7 @@ for line in sys.stdin:
 def operations(quantizer: TensorQuantizer, x: Tensor) -> dict[str, Callable[[], object]]:
     """The operations of one format, each on data prepared beforehand."""
     values, qparams = quantizer.round_to_nearest(x)
-    codes = quantizer.quantize(values, qparams)
+    codes = quantizer.codes_of(values, qparams)
     packed = quantizer.pack(codes, qparams)
     return {
         "fake-quantize": lambda: quantizer.fake_quantize(x),
@@ -83,8 +103,8 @@ def seconds(action: Callable[[], object]) -> float:
 class Reference:
     """amd-quark in its own interpreter, one timing a line."""
 
-    def __init__(self, python: str, threads: int) -> None:
-        arguments = [python, "-c", REFERENCE, json.dumps(CASES), str(SIDE), str(threads)]
+    def __init__(self, python: str, threads: int, cases: dict[str, tuple[str, dict[str, object]]]) -> None:
+        arguments = [python, "-c", REFERENCE, json.dumps(cases), str(SIDE), str(threads)]
         self._process = subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         while self._line() != "ready":
             pass
@@ -104,18 +124,47 @@ class Reference:
         return float(self._line())
 
 
+def quantizers(only: str) -> dict[str, TensorQuantizer]:
+    """A quantizer for each case."""
+    wanted = only.split(",") if only else [*CASES, *TWO_STAGES]
+    specs = {name: quark.schemes().load(name, "config")().weight for name in TWO_STAGES if name in wanted}
+    for name in (n for n in CASES if n in wanted):
+        helper, options = documented_object(CASES[name][0]), CASES[name][1]
+        static = {"is_dynamic": False} if any(a.name == "is_dynamic" for a in helper.__attrs_attrs__) else {}
+        specs[name] = helper(**static, **options).to_quantization_spec()
+    return {name: quantizer_for(spec, activation=False) for name, spec in specs.items()}
+
+
+def peak(action: Callable[[], object], x: Tensor) -> float | None:
+    """Peak memory of a call in units of ``x``, which counts as one; None where the system does not tell."""
+    try:
+        # What earlier calls have freed goes back to the system, so that it is not used again unseen.
+        ctypes.CDLL(None).malloc_trim(0)
+        Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    except (OSError, AttributeError):
+        return None
+    before = _status("VmRSS")
+    kept = action()
+    found = (_status("VmHWM") - before) * 1024 / x.nbytes + 1
+    del kept
+    return found
+
+
+def _status(field: str) -> int:
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(field))
+
+
 def measure(args: argparse.Namespace, x: Tensor) -> None:
-    quantizers = {
-        name: quantizer_for(documented_object(cls)(is_dynamic=False, **options).to_quantization_spec(), activation=False)
-        for name, (cls, options) in CASES.items()
-    }
-    actions = {(name, op): act for name, q in quantizers.items() for op, act in operations(q, x).items()}
-    reference = Reference(args.reference, args.threads) if args.reference else None
+    made = quantizers(args.only)
+    actions = {(name, op): act for name, q in made.items() for op, act in operations(q, x).items()}
+    cases = {name: CASES[name] for name in made if name in CASES}
+    reference = Reference(args.reference, args.threads, cases) if args.reference else None
     floor: list[float] = []
     warm: list[float] = []
     target = torch.empty_like(x)
     taken: dict[tuple[str, str], list[float]] = {key: [] for key in actions}
-    theirs: dict[str, list[float]] = {name: [] for name in ("copy", *CASES)}
+    theirs: dict[str, list[float]] = {name: [] for name in ("copy", *cases)}
     for run in range(args.runs + 1):
         floor += [seconds(x.clone)] if run else []
         warm += [seconds(lambda: target.copy_(x))] if run else []
@@ -125,24 +174,34 @@ def measure(args: argparse.Namespace, x: Tensor) -> None:
         for name in theirs if reference else ():
             took = reference.seconds(name) if reference else 0.0
             theirs[name] += [took] if run else []
-    report(args, floor, taken, theirs if reference else {})
+    peaks = {name: peak(actions[name, "fake-quantize"], x) for name in made}
+    report(args, floor, taken, theirs if reference else {}, peaks)
     print(f"A copy to memory that is there already takes {statistics.median(warm) / statistics.median(floor):.2f} of that floor.")
 
 
-def report(args: argparse.Namespace, floor: list[float], taken: dict[tuple[str, str], list[float]], theirs: dict[str, list[float]]) -> None:
+def report(
+    args: argparse.Namespace,
+    floor: list[float],
+    taken: dict[tuple[str, str], list[float]],
+    theirs: dict[str, list[float]],
+    peaks: dict[str, float | None],
+) -> None:
     copy, size = statistics.median(floor), 2 * SIDE * SIDE * 4 / 1e9
     print(f"torch {torch.__version__}, {args.threads} threads, {SIDE}×{SIDE} float32, medians of {args.runs}; copy {size / copy:.1f} GB/s")
     for (name, op), values in taken.items():
         time_ = statistics.median(values)
         beside = ""
-        if op == "fake-quantize" and theirs:
-            beside = f"   amd-quark {statistics.median(theirs[name]) / statistics.median(theirs['copy']):6.2f}× its copy"
+        if op == "fake-quantize":
+            beside = "" if peaks[name] is None else f"   peak {peaks[name]:.2f}× the tensor"
+        if op == "fake-quantize" and name in theirs:
+            beside += f"   amd-quark {statistics.median(theirs[name]) / statistics.median(theirs['copy']):6.2f}× its copy"
         print(f"{name:22s} {op:14s} {size / time_:7.2f} GB/s {time_ / copy:6.2f}× a copy{beside}")
 
 
 def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=9)
+    parser.add_argument("--only", default="", help="names of cases, separated by commas")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--reference", help="interpreter of an environment with amd-quark 0.13")
     args = parser.parse_args(arguments)

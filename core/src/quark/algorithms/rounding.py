@@ -37,8 +37,12 @@ class RoundToNearest:
         shared = _seen_by_all(layers, quantizers) if shared_scale else None
         for layer, quantizer in zip(layers, quantizers, strict=True):
             weight = _weight(layer)
-            qparams = quantizer.quantizer.find_qparams(weight, shared)
-            layer.weight = nn.Parameter(quantizer.quantizer.fake_quantize(weight, qparams), requires_grad=False)
+            if shared is None:
+                values, qparams = quantizer.quantizer.round_to_nearest(weight)
+            else:
+                qparams = quantizer.quantizer.find_qparams(weight, shared)
+                values = quantizer.quantizer.fake_quantize(weight, qparams)
+            layer.weight = nn.Parameter(values, requires_grad=False)
             quantizer.set_qparams(qparams)
 
 

@@ -35,6 +35,11 @@ class Granularity(ABC):
         """Why a tensor of that shape cannot be quantized so, or None."""
         return None
 
+    @property
+    def is_local(self) -> bool:
+        """Whether no scale spans two vectors along the last axis, so that a tensor can be worked on in parts."""
+        return False
+
 
 @attrs.frozen
 class PerTensor(Granularity):
@@ -75,6 +80,8 @@ class PerChannel(Granularity):
 class PerToken(Granularity):
     """A scale for each vector along the last axis, at any rank. ``[2, 5, 8] → scale [2, 5]``."""
 
+    is_local = True
+
     def rows(self, x: Tensor) -> Tensor:
         return x.reshape(-1, x.shape[-1])
 
@@ -90,6 +97,7 @@ class PerGroup(Granularity):
     """A scale for each run of ``size`` elements along the last axis; -1 is the whole axis. ``[4, 8], size 4 → scale [4, 2]``."""
 
     size: int
+    is_local = True
 
     def _size(self, length: int) -> int:
         return length if self.size == -1 else self.size

@@ -122,7 +122,7 @@ class Progressive:
 
     def _between(self, x: Tensor, first: QParams) -> Tensor:
         """The first stage's codes as float32 values, its scale taken off; a tensor of one's own."""
-        return self.first.format.decode(self.first.quantize(x, first))
+        return self.first.in_scales(x, first)
 
 
 def _parted(qparams: QParams) -> tuple[QParams, QParams]:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from quark.numerics.granularity import Granularity, PerTensor
 from quark.numerics.observer import Observer
+from quark.numerics.parts import in_parts
 from quark.numerics.qparams import QParams
 from quark.numerics.stage import StageQuantizer
 from quark.specs.tensor import QTensorConfig
@@ -81,14 +82,31 @@ class ScaledScales:
         return self._blocks_under(x, self._outer(observer))
 
     def round_to_nearest(self, x: Tensor, *, out: Tensor | None = None) -> tuple[Tensor, QParams]:
-        qparams = self.find_qparams(x)
-        return self.blocks.fake_quantize(x, qparams, out=out), qparams
+        return self._round_under(self._outer(self._seen(x)), x, out)
 
     def fake_quantize(self, x: Tensor, qparams: QParams | None = None, *, out: Tensor | None = None) -> Tensor:
-        return self.blocks.fake_quantize(x, self._complete(x, qparams), out=out)
+        if qparams is None:
+            return self.round_to_nearest(x, out=out)[0]
+        if qparams.outer_scale is None:
+            return self._round_under(qparams.scale, x, out)[0]
+        return self.blocks.fake_quantize(x, qparams, out=out)
+
+    def _round_under(self, outer: Tensor, x: Tensor, out: Tensor | None) -> tuple[Tensor, QParams]:
+        """Values of ``x`` under an outer scale, and the scales with which they were made."""
+        if not self.granularity.is_local or x.numel() == 0 or not (out is None or out.is_contiguous()):
+            qparams = self._blocks_under(x, outer)
+            return self.blocks.fake_quantize(x, qparams, out=out), qparams
+        result = torch.empty_like(x, memory_format=torch.contiguous_format) if out is None else out
+
+        def work(part: Tensor, place: Tensor) -> QParams:
+            qparams = self._blocks_under(part, outer)
+            self.blocks.fake_quantize(part, qparams, out=place)
+            return qparams
+
+        return result, in_parts(x, result, self.granularity.scale_shape(tuple(x.shape)), work)
 
     def quantize(self, x: Tensor, qparams: QParams) -> Tensor:
-        return self.blocks.quantize(x, self._complete(x, qparams))
+        return self.blocks.quantize(x, self._blocks_under(x, qparams.scale) if qparams.outer_scale is None else qparams)
 
     def codes_of(self, values: Tensor, qparams: QParams) -> Tensor:
         return self.blocks.codes_of(values, qparams)
@@ -144,11 +162,6 @@ class ScaledScales:
         scale = self.scales.format.round_(relative)
         # A scale that is too small for its format makes its block 0, whatever it is replaced by; 1 divides without harm.
         return QParams(torch.where(scale == 0, 1.0, scale), None, outer)
-
-    def _complete(self, x: Tensor, qparams: QParams | None) -> QParams:
-        if qparams is None:
-            return self.find_qparams(x)
-        return self._blocks_under(x, qparams.scale) if qparams.outer_scale is None else qparams
 
 
 def _name(stage: StageQuantizer) -> str:

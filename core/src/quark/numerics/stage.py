@@ -15,6 +15,7 @@ from torch import Tensor
 from quark.numerics.format import NumberFormat
 from quark.numerics.granularity import Granularity, PerTensor
 from quark.numerics.observer import Observer
+from quark.numerics.parts import in_parts
 from quark.numerics.qparams import QParams
 from quark.specs.tensor import QTensorConfig
 
@@ -74,22 +75,38 @@ class StageQuantizer:
         return self.qparams_from(observer)
 
     def round_to_nearest(self, x: Tensor, *, out: Tensor | None = None) -> tuple[Tensor, QParams]:
+        if self.is_float or not self.granularity.is_local or x.numel() == 0 or not (out is None or out.is_contiguous()):
+            qparams = self.find_qparams(x)
+            return self.fake_quantize(x, qparams, out=out), qparams
+        result = torch.empty_like(x, memory_format=torch.contiguous_format) if out is None else out
+        return result, in_parts(x, result, self.granularity.scale_shape(tuple(x.shape)), self._round_part)
+
+    def _round_part(self, x: Tensor, out: Tensor) -> QParams:
         qparams = self.find_qparams(x)
-        return self.fake_quantize(x, qparams, out=out), qparams
+        self.fake_quantize(x, qparams, out=out)
+        return qparams
 
     def fake_quantize(self, x: Tensor, qparams: QParams | None = None, *, out: Tensor | None = None) -> Tensor:
         if self.is_float:
             cast = self.format.decode(self.format.encode(x)).to(x.dtype)
             return cast if out is None else out.copy_(cast)
-        qparams = self.find_qparams(x) if qparams is None else qparams
+        if qparams is None:
+            return self.round_to_nearest(x, out=out)[0]
         result = torch.empty_like(x, memory_format=torch.contiguous_format) if out is None else out
+        return self._rounded(x, qparams, result, rescale=True)
+
+    def in_scales(self, x: Tensor, qparams: QParams) -> Tensor:
+        """The values that codes of ``x`` stand for before they are scaled, float32; of symmetric specs."""
+        return self._rounded(x, qparams, torch.empty(x.shape, dtype=torch.float32, device=x.device), rescale=False)
+
+    def _rounded(self, x: Tensor, qparams: QParams, result: Tensor, *, rescale: bool) -> Tensor:
         target = self.granularity.rows(result)
         scratch = self._scratch(x)
         for source, place, scale, zero in self._tiles(x, target, qparams):
             t = self.format.round_(self._scaled(source, scale, scratch), zero)
             if zero is not None:
                 t.sub_(zero)
-            torch.mul(t, scale, out=place)
+            torch.mul(t, scale if rescale else 1.0, out=place)
         return self._home(target, result)
 
     def quantize(self, x: Tensor, qparams: QParams) -> Tensor:
