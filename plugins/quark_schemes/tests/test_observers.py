@@ -13,6 +13,7 @@ from torch import Tensor
 import quark
 from quark.errors import CalibrationError
 from quark.numerics import Observer, TensorQuantizer, quantizer_for
+from quark.plugins import documented_object
 from quark.specs.layer import QLayerConfig
 from quark.specs.model import QConfig
 from quark.specs.tensor import QTensorConfig
@@ -194,3 +195,17 @@ def test_static_activations_are_calibrated_with_the_observer_of_their_spec(dtype
     assert float(layer.input_quantizer.scale) == pytest.approx(float(expected.range()[1]) / reach)
     with torch.no_grad():
         assert torch.isfinite(quantized(batches[0]).logits).all()
+
+
+@pytest.mark.parametrize("helper", ["Int8PerTensorSpec", "FP8E4M3PerTensorSpec", "FP8E5M2PerTensorSpec"])
+def test_helpers_pass_options_on_and_json_keeps_them(helper: str) -> None:
+    made = documented_object(helper)
+    x = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
+    scales = {}
+    for percentile in (90.0, 99.9):
+        spec = made(observer_method="percentile", observer_options={"percentile": percentile}).to_quantization_spec()
+        assert QTensorConfig.from_dict(spec.to_dict()) == spec
+        assert spec.to_dict()["observer_options"] == {"percentile": percentile}
+        scales[percentile] = float(quantizer_for(spec, activation=False).find_qparams(x).scale)
+    assert scales[90.0] < scales[99.9]
+    assert "observer_options" not in made().to_quantization_spec().to_dict(), "readers that know no such key are spared it"

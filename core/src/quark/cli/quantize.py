@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 PostRope = Annotated[
     bool, typer.Option("--kv-cache-post-rope", help="Round keys of the cache after the rotary embedding; wants --kv-cache.")
 ]
+Exclude = Annotated[list[str] | None, typer.Option(help="Pattern of layers left in float, beside the template's; may be repeated.")]
 SchemeOptions = Annotated[
     list[str] | None, typer.Option("--scheme-option", help="NAME=VALUE for the scheme, such as block_size=32; may be repeated.")
 ]
@@ -47,9 +48,7 @@ def quantize(
     kv_cache: Annotated[str | None, typer.Option(help="Scheme of the key-value cache, such as fp8.")] = None,
     kv_cache_post_rope: PostRope = False,
     attention_scheme: Annotated[str | None, typer.Option(help="Scheme of attention probabilities and queries, such as fp8.")] = None,
-    exclude: Annotated[
-        list[str] | None, typer.Option(help="Pattern of layers left in float, beside the template's; may be repeated.")
-    ] = None,
+    exclude: Exclude = None,
     layer: Annotated[list[str] | None, typer.Option(help="PATTERN=SCHEME for some layers; may be repeated.")] = None,
     calib: Annotated[Path | None, typer.Option(help="Text file, or directory of .txt files, for static activation scales.")] = None,
     num_calib: Annotated[int, typer.Option(min=1, help="Calibration sequences.")] = 128,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import attrs
@@ -19,6 +20,7 @@ class _E4M3Like(OneStageSpec):
     observer_method: str | None = "min_max"
     scale_type: Any = None
     is_dynamic: bool | None = False
+    observer_options: Mapping[str, Any] | None = None
 
     def to_quantization_spec(self) -> QTensorConfig:
         return QTensorConfig(
@@ -29,6 +31,7 @@ class _E4M3Like(OneStageSpec):
             round_method=RoundType.half_even,
             qscheme=QSchemeType.per_tensor,
             is_dynamic=self.is_dynamic,
+            observer_options=self.observer_options,
         )
 
 
@@ -55,6 +58,7 @@ class FP8E5M2PerTensorSpec(OneStageSpec):
     scale_type: Any = "float"
     round_method: Any = "half_even"
     is_dynamic: bool | None = False
+    observer_options: Mapping[str, Any] | None = None
 
     def to_quantization_spec(self) -> QTensorConfig:
         return QTensorConfig(
@@ -65,6 +69,7 @@ class FP8E5M2PerTensorSpec(OneStageSpec):
             round_method=choice("round_method", self.round_method, ROUND_METHODS),
             qscheme=QSchemeType.per_tensor,
             is_dynamic=self.is_dynamic,
+            observer_options=self.observer_options,
         )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import attrs
@@ -46,10 +47,11 @@ class _PerTensor(_Integer):
     scale_type: Any = "float"
     round_method: Any = "half_even"
     is_dynamic: bool | None = False
+    observer_options: Mapping[str, Any] | None = None
 
     def to_quantization_spec(self) -> QTensorConfig:
-        observer = choice("observer_method", self.observer_method, PER_TENSOR_OBSERVERS)
-        return self._config(QSchemeType.per_tensor, observer or PER_TENSOR_OBSERVERS["min_max"])
+        observer = choice("observer_method", self.observer_method, PER_TENSOR_OBSERVERS) or PER_TENSOR_OBSERVERS["min_max"]
+        return self._config(QSchemeType.per_tensor, observer, observer_options=self.observer_options)
 
 
 @attrs.define
