@@ -39,11 +39,18 @@ def test_the_ten_lines_of_python_quantize_export_and_load(tmp_path: Path, monkey
     assert len([line for line in BLOCKS[0].splitlines() if line.strip()]) <= 10
 
 
+def test_the_choices_shown_are_configurations() -> None:
+    module = types.ModuleType("readme")
+    module.__dict__["LLMTemplate"] = LLMTemplate
+    run(BLOCKS[1], module)
+    assert len(BLOCKS[1].splitlines()) == 4
+
+
 def test_the_plugin_of_ten_lines_registers_a_scheme_that_quantizes(monkeypatch: pytest.MonkeyPatch) -> None:
     module = types.ModuleType("acme_quant.plugin")
     monkeypatch.setitem(sys.modules, "acme_quant", types.ModuleType("acme_quant"))
     monkeypatch.setitem(sys.modules, "acme_quant.plugin", module)
-    found = run(BLOCKS[1], module)
+    found = run(BLOCKS[2], module)
     (record,) = found["quark_register_schemes"]()
     assert isinstance(record, SchemeRecord)
     quark.schemes().register(record)

@@ -20,6 +20,9 @@ if TYPE_CHECKING:
 PostRope = Annotated[
     bool, typer.Option("--kv-cache-post-rope", help="Round keys of the cache after the rotary embedding; wants --kv-cache.")
 ]
+SeparateKv = Annotated[
+    bool, typer.Option("--separate-kv-scales", help="Keys and values keep scales of their own; by default they share the larger.")
+]
 Exclude = Annotated[list[str] | None, typer.Option(help="Pattern of layers left in float, beside the template's; may be repeated.")]
 SchemeOptions = Annotated[
     list[str] | None, typer.Option("--scheme-option", help="NAME=VALUE for the scheme, such as block_size=32; may be repeated.")
@@ -56,9 +59,7 @@ def quantize(
     device: Annotated[str, typer.Option(help="Torch device to work on.")] = "cpu",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16, or auto: as the checkpoint says.")] = "auto",
     exporter: Annotated[str, typer.Option(help="Exporter; `quark exporters` lists them.")] = "safetensors",
-    separate_kv_scales: Annotated[
-        bool, typer.Option("--separate-kv-scales", help="Keys and values keep scales of their own; by default they share the larger.")
-    ] = False,
+    separate_kv_scales: SeparateKv = False,
     share_fused_scales: ShareFused = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
