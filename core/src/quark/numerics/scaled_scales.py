@@ -158,7 +158,9 @@ class ScaledScales:
         observer = self.blocks.observer()
         observer.observe(x)
         low, high = observer.range()
-        relative = torch.maximum(-low, high) / (outer * self.blocks.format.reach(self.blocks.spec))
+        amax, reach = torch.maximum(-low, high), self.blocks.format.reach(self.blocks.spec)
+        # Scales that are stored come of one division. Those of activations are found first and made relative then: bits depend on it.
+        relative = amax / reach / outer if self._keeps_outer_only else amax / (outer * reach)
         scale = self.scales.format.round_(relative)
         # A scale that is too small for its format makes its block 0, whatever it is replaced by; 1 divides without harm.
         return QParams(torch.where(scale == 0, 1.0, scale), None, outer)
