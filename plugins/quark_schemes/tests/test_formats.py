@@ -253,5 +253,20 @@ def test_formats_of_scales_are_refused_for_weights(name: str) -> None:
     assert "holds scales" in str(quantizer.problem((4, 4)))
 
 
+@pytest.mark.parametrize("shape", [(1,), (1, 1), (1, 1, 1)], ids=str)
+@pytest.mark.parametrize("name", [n for n in ELEMENTWISE if n != "fp8_e5m3"])
+def test_a_single_element_is_a_tensor_like_any_other(name: str, shape: tuple[int, ...]) -> None:
+    from quark.numerics import quantizer_for
+
+    quantizer = quantizer_for(spec(name), activation=False)
+    x = torch.full(shape, 0.7)
+    values, qparams = quantizer.round_to_nearest(x)
+    # It is the end of its own range, so within half a step of it: an integer's step is the range ÷ its reach.
+    step = 0.7 / quantizer.format.reach(spec(name)) if name in INTEGERS else 0.0  # type: ignore[attr-defined]
+    assert (values.shape, qparams.scale.shape) == (shape, ())
+    assert abs(float(values) - 0.7) <= step / 2 + 1e-6
+    assert torch.equal(quantizer.dequantize(quantizer.quantize(x, qparams), qparams), values)
+
+
 def spec(name: str, **more: Any) -> QTensorConfig:
     return QTensorConfig(dtype=name, qscheme="per_tensor", symmetric=True, is_dynamic=False, **more)

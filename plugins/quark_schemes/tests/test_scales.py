@@ -94,6 +94,26 @@ def test_a_tensor_quantizes_and_reloads_with_every_kind_of_scale(dtype: str, kin
     assert ((values - x).abs() <= (_half_steps(dtype) * (1 + cut if cut else 2) + cut) * amax).all()
 
 
+@pytest.mark.parametrize("scale", [{}, {"scale_type": "float8_e8m0fnu"}, {"scale_format": "e8m0"}, {"scale_type": "pof2"}], ids=str)
+@pytest.mark.parametrize("dtype", ["fp8_e4m3", "int8"])
+def test_two_dimensional_blocks_have_a_scale_each_and_reload(dtype: str, scale: dict[str, str]) -> None:
+    """As runtimes read block FP8: scales ``[rows / R, columns / C]``, of E8M0 type where the spec's scale type says so."""
+    spec = QTensorConfig(dtype=dtype, qscheme="per_block", block_size=(4, 8), symmetric=True, is_dynamic=False, **scale)
+    quantizer = quantizer_for(spec, activation=False)
+    x = torch.randn(16, 64, generator=torch.Generator().manual_seed(0))
+    assert quantizer.problem((16, 64)) is None
+    assert "is not made of blocks of [4, 8]" in str(quantizer.problem((16, 60)))
+    values, qparams = quantizer.round_to_nearest(x)
+    packed = quantizer.pack(quantizer.codes_of(values, qparams), qparams)
+    assert packed["scale"].shape == (4, 8)
+    stored = {"float8_e8m0fnu": torch.float8_e8m0fnu, "e8m0": torch.uint8}.get(next(iter(scale.values()), ""), torch.float32)
+    assert packed["scale"].dtype == stored
+    assert torch.equal(quantizer.dequantize(*quantizer.unpack(packed, (16, 64))), values)
+    block = quantizer_for(spec.set(qscheme="per_tensor", block_size=None, scale_format=None), activation=False)
+    if "scale_format" not in scale:
+        assert torch.equal(values[4:8, 8:16], block.fake_quantize(x[4:8, 8:16])), "each block is a tensor of its own"
+
+
 def _half_steps(dtype: str) -> float:
     """Half of the widest step, in units of the range's largest magnitude."""
     return {"int4": 1 / 15, "uint4": 2 / 15, "int8": 1 / 255, "fp4": 1 / 6, "fp8_e4m3": 16 / 448}[dtype]
