@@ -18,6 +18,7 @@ from quark.export.api import export_with
 from quark.export.protocol import ExportOptions
 from quark.specs.layer import QLayerConfig
 from quark.specs.model import QConfig
+from quark.specs.tensor import QTensorConfig
 from quark.testing.tiny import calibration_batches, tiny_model, tiny_model_dir, tiny_tokenizer
 from quark.torch import LLMTemplate, ModelExporter, ModelQuantizer, export_safetensors, import_model_from_safetensors
 
@@ -292,3 +293,31 @@ def test_a_truncated_export_is_refused(tmp_path: Path) -> None:
 def test_a_float_checkpoint_is_no_export() -> None:
     with pytest.raises(CheckpointError, match="no quantization_config"):
         import_model_from_safetensors(None, tiny_model_dir())
+
+
+BLOCK_FP8 = {"dtype": "fp8_e4m3", "qscheme": "per_block", "block_size": (128, 128), "symmetric": True, "is_dynamic": False}
+DIALECTS: dict[str, tuple[dict[str, object], dict[str, object]]] = {
+    "block fp8": (BLOCK_FP8, {"dtype": "fp8_e4m3", "group_size": 128, "symmetric": True}),
+    "block fp8 with e8m0 scales": (
+        {**BLOCK_FP8, "scale_type": "float8_e8m0fnu"},
+        {"dtype": "fp8_e4m3", "group_size": 128, "symmetric": True, "scale_type": "float8_e8m0fnu"},
+    ),
+    "mxfp8": (
+        {"dtype": "fp8_e4m3", "qscheme": "per_group", "ch_axis": -1, "group_size": 32, "scale_format": "e8m0", "is_dynamic": False},
+        {"dtype": "fp8_e4m3", "group_size": 32, "scale_format": "e8m0"},
+    ),
+}
+"""Specs that no named scheme has and that runtimes read."""
+
+
+@pytest.mark.parametrize("dialect", DIALECTS)
+def test_specs_beyond_the_named_schemes_reload(dialect: str, tmp_path: Path) -> None:
+    weight, activation = DIALECTS[dialect]
+    layer = QLayerConfig(
+        weight=QTensorConfig(**weight), input_tensors=QTensorConfig(qscheme="per_group", ch_axis=-1, is_dynamic=True, **activation)
+    )
+    config = QConfig(global_quant_config=layer, exclude=["lm_head"])
+    model = ModelQuantizer(config).quantize_model(tiny_model(torch.bfloat16))
+    export_safetensors(model, tmp_path / "out")
+    assert torch.equal(logits(import_model_from_safetensors(None, tmp_path / "out")), logits(model))
+    assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(tmp_path / "out", dtype="auto")), logits(model))
