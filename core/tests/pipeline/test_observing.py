@@ -60,6 +60,19 @@ def test_experts_share_the_range_of_their_inputs_and_one_without_tokens_gets_it_
     assert model.gate.input_quantizer.scale > 0  # type: ignore[union-attr, operator]
 
 
-def test_without_it_an_expert_that_no_token_reaches_is_refused_by_name() -> None:
-    with pytest.raises(CalibrationError, match=r"experts\.2\.up_proj"):
-        quantized("fp8", sync=False)
+def test_without_it_experts_keep_their_own_ranges_and_one_without_tokens_has_its_siblings(caplog: pytest.LogCaptureFixture) -> None:
+    model = quantized("fp8", sync=False)
+    first, second, idle = input_scales(model, "up_proj")
+    assert not torch.equal(first, second)
+    assert torch.equal(idle, torch.maximum(first, second))
+    assert any("reached 2 layer(s) of experts, the first is 'experts.2.up_proj'" in r.message for r in caplog.records)
+
+
+def test_where_no_expert_is_reached_the_range_would_be_made_up() -> None:
+    class Idle(Mixture):
+        def forward(self, x: Tensor) -> Tensor:
+            return self.gate(x)
+
+    layer: QLayerConfig = schemes().load("fp8", "config")()
+    with pytest.raises(CalibrationError, match=r"no calibration batch reached 'experts\.0\.up_proj'"):
+        ModelQuantizer(QConfig(global_quant_config=layer)).quantize_model(Idle(), [torch.randn(4, 32)])

@@ -10,6 +10,7 @@ from torch import nn
 from quark.errors import UnsupportedError
 from quark.model.attention import AttentionRow, attention_rows
 from quark.model.family import architecture_of
+from quark.model.mixtures import separate_experts
 from quark.model.plan import plan_rows
 from quark.model.resolve import layer_config_for
 from quark.nn import QUANTIZED_TYPES
@@ -40,6 +41,7 @@ def map_to_quark(model: nn.Module, quant_config: QConfig, pack_method: str = "re
         raise UnsupportedError(
             f"checkpoints of custom_mode '{custom_mode}' are not read here: only 'quark' is; transformers reads others by itself"
         )
+    separate_experts(model, quant_config)
     attentions = attention_rows(model, plan_rows(model, quant_config), quant_config, architecture_of(model))
     inside = {a.key_layer for a in attentions}
     for name, layer in list(model.named_modules()):

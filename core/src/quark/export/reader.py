@@ -20,6 +20,7 @@ from quark.log import get_logger
 from quark.model.attention import attention_rows
 from quark.model.family import architecture_of
 from quark.model.loading import empty_model
+from quark.model.mixtures import separate_experts
 from quark.model.plan import QuantPlan, has_static_scale, plan_rows
 from quark.model.shards import check_shards
 from quark.nn.packed import PackedLayer
@@ -63,6 +64,7 @@ def import_model_from_safetensors(
         config = attrs.evolve(config, softmax_quant_spec=None)
     model = empty_model(directory, attn_implementation) if model is None else model
     # The plan is made of the float structure: this is what was asked for when the export was made.
+    separate_experts(model, config)
     rows, architecture = plan_rows(model, config), architecture_of(model)
     plan = QuantPlan(rows, config, architecture, attentions=attention_rows(model, rows, config, architecture))
     map_to_quark(model, config, order)

@@ -11,6 +11,7 @@ from torch import nn
 
 from quark.errors import ConfigError
 from quark.model.attention import AttentionRow, attention_facts, attention_problems, attention_rows
+from quark.model.mixtures import fused_parameters
 from quark.model.resolve import layer_config_for
 from quark.nn.layers import LOOKUP_TYPES, QUANTIZED_TYPES, is_quantized
 from quark.numerics import quantizer_for
@@ -123,7 +124,7 @@ def make_plan(model: nn.Module, config: QConfig, architecture: Architecture | No
     ]
     if problems:
         raise ConfigError("\n".join(problems))
-    return QuantPlan(rows, config, architecture, tuple(_notes(rows)), attentions)
+    return QuantPlan(rows, config, architecture, tuple(_notes(rows, model)), attentions)
 
 
 def plan_rows(model: nn.Module, config: QConfig) -> tuple[PlanRow, ...]:
@@ -216,7 +217,13 @@ def _fitting_schemes(bad: list[PlanRow]) -> list[str]:
     return fitting
 
 
-def _notes(rows: tuple[PlanRow, ...]) -> Iterator[str]:
+def _notes(rows: tuple[PlanRow, ...], model: nn.Module) -> Iterator[str]:
+    fused = list(fused_parameters(model))
+    if fused:
+        yield (
+            f"{len(fused)} fused matrices of experts stay float, the first is '{fused[0]}': they are excluded, or of a form that cannot be "
+            "taken apart"
+        )
     for row in rows:
         if row.tied_to is not None and row.config is not None and row.config.weight is not None:
             yield (

@@ -12,6 +12,7 @@ from quark.environment import refuse_rival
 from quark.errors import ConfigError, UnsupportedError
 from quark.log import get_logger
 from quark.model.family import architecture_of
+from quark.model.mixtures import separate_experts
 from quark.model.plan import QuantPlan, make_plan
 from quark.model.plan_text import plan_lines
 from quark.nn.attention_switch import refuse_unswitchable, switch_attention
@@ -50,7 +51,11 @@ class ModelQuantizer:
         self.multi_device = multi_device
 
     def plan(self, model: nn.Module) -> QuantPlan:
-        """What would be done to ``model``, and why; meta tensors will do. Raises ConfigError with all that is wrong."""
+        """What would be done to ``model``, and why; meta tensors will do. Raises ConfigError with all that is wrong.
+
+        Fused experts that are to be quantized are taken apart for it; the model computes what it did.
+        """
+        separate_experts(model, self.config)
         return make_plan(model, self.config, architecture_of(model))
 
     def quantize_model(self, model: M, dataloader: Iterable[Any] | None = None) -> M:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from quark.errors import CalibrationError, NonFiniteError
+from quark.log import get_logger
 from quark.model.attention import AttentionRow
 from quark.model.plan import PlanRow, has_static_scale, static_activations
 from quark.nn.attention import KEY, PROBABILITIES
@@ -49,6 +50,15 @@ class Observation:
         if self.attention is not None:
             return f"keys of '{self.attention}' after the rotary embedding"
         return f"{_NAMES[self.slot]} of '{self.layer}'"
+
+    @property
+    def has_seen(self) -> bool:
+        """Whether anything was seen."""
+        try:
+            self.observer.range()
+        except CalibrationError:
+            return False
+        return True
 
     def qparams(self) -> QParams:
         """The scales of what was seen.
@@ -88,22 +98,33 @@ def observations(rows: Iterable[PlanRow], attentions: Sequence[AttentionRow] = (
     return found
 
 
-def pooled(seen: Sequence[Observation]) -> list[Observation]:
-    """The same observations, with one range for the input of each projection of all experts of a layer.
+def pooled(seen: Sequence[Observation], *, shared: bool) -> list[Observation]:
+    """The same observations, but that experts which no token reached have the range of their siblings; a warning names them.
 
-    An expert that few calibration tokens reach, or none, then gets the range of its siblings. Only ranges over whole tensors are pooled.
+    Args:
+        seen: Of one block.
+        shared: Whether all experts are to have the range of all, for the input of each projection. Other than ranges over
+            whole tensors are left alone.
     """
-    ranges: dict[tuple[str, str], Observer] = {}
-    found = []
+    groups: dict[tuple[str, str], list[Observation]] = {}
     for item in seen:
-        key = (_EXPERT.sub(r"\1*\2", item.layer), item.slot)
-        if item.slot != "input_tensors" or key[0] == item.layer or not item.quantizer.has_tensor_scale:
-            found.append(item)
-            continue
-        if key in ranges:
-            ranges[key].merge(item.observer)
-        found.append(attrs.evolve(item, observer=ranges.setdefault(key, item.observer)))
-    return found
+        if item.slot == "input_tensors" and item.quantizer.has_tensor_scale and _EXPERT.search(item.layer):
+            groups.setdefault((_EXPERT.sub(r"\1*\2", item.layer), item.slot), []).append(item)
+    replaced: dict[int, Observer] = {}
+    idle: list[str] = []
+    for members in groups.values():
+        common = members[0].quantizer.observer()
+        for item in members:
+            common.merge(item.observer)
+        unseen = [item for item in members if not item.has_seen]
+        idle += [item.layer for item in unseen]
+        replaced |= {id(item): common for item in (members if shared else unseen)}
+    if idle:
+        get_logger(__name__).warning(
+            f"No calibration token reached {len(idle)} layer(s) of experts, the first is '{idle[0]}': their input ranges are those of "
+            "their siblings. More, or more varied, calibration data reach more experts."
+        )
+    return [attrs.evolve(item, observer=replaced.get(id(item), item.observer)) for item in seen]
 
 
 @contextmanager

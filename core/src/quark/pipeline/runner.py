@@ -95,7 +95,7 @@ class _Work:
     def finish(self, rows: Iterable[PlanRow], seen: Sequence[Observation], attentions: Sequence[AttentionRow] = ()) -> None:
         """Make quantized layers, set their activation scales, round their weights, hand them on."""
         made = {row.name: self._make(row) for row in rows}
-        seen = pooled(seen) if self._config.sync_moe_expert_input_amax else seen
+        seen = pooled(seen, shared=self._config.sync_moe_expert_input_amax)
         for item in (s for s in seen if s.layer in made):
             layer = made[item.layer]
             quantizer = layer.input_quantizer if item.slot == "input_tensors" else layer.output_quantizer

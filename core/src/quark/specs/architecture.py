@@ -29,6 +29,9 @@ class Architecture:
         mlp_inputs: In a block: projections that read the normed MLP input.
         mlp_output: In a block: the projection that closes the MLP.
         mlp_norm: In a block: the norm that feeds ``mlp_inputs``.
+        experts: In a block: the experts of a mixture, all of them.
+        router: In a block: what chooses among the experts; it stays float.
+        shared_experts: In a block: projections of experts that every token passes.
         norm_has_unit_offset: Norms multiply by ``1 + weight``.
         kv_layers_name: Documented patterns of the projections whose outputs enter the cache.
         q_layer_name: Documented patterns of the query projections.
@@ -48,6 +51,9 @@ class Architecture:
     mlp_inputs: tuple[str, ...] = attrs.field(default=(), converter=_tuple)
     mlp_output: str | None = None
     mlp_norm: str | None = None
+    experts: str | None = None
+    router: str | None = None
+    shared_experts: tuple[str, ...] = attrs.field(default=(), converter=_tuple)
     norm_has_unit_offset: bool = False
     kv_layers_name: tuple[str, ...] | None = attrs.field(default=None, converter=attrs.converters.optional(_tuple))
     q_layer_name: str | tuple[str, ...] | None = None

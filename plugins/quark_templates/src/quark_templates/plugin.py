@@ -16,9 +16,18 @@ FAMILIES = {
     "phi3": "Phi-3 and Phi-4",
 }
 
+MIXTURES = {
+    "mixtral": "Mixtral",
+    "qwen2_moe": "Qwen1.5-MoE and Qwen2-MoE",
+    "qwen3_moe": "Qwen3, mixtures of experts",
+    "olmoe": "OLMoE",
+    "gpt_oss": "GPT-OSS",
+}
+"""Families of mixtures of experts."""
+
 
 @hookimpl
 def quark_register_templates() -> Iterator[TemplateRecord]:
     """One record per family; its architecture is the constant of the same name in the file of the same name."""
-    for name, summary in FAMILIES.items():
+    for name, summary in (FAMILIES | MIXTURES).items():
         yield TemplateRecord(name=name, summary=summary, architecture=f"quark_templates.{name}:{name.upper()}")

@@ -1,0 +1,23 @@
+"""Mixtral: Mistral's attention, a mixture of experts in every block."""
+
+from __future__ import annotations
+
+from quark.specs.architecture import Architecture
+
+MIXTRAL = Architecture(
+    model_type="mixtral",
+    decoder_blocks="model.layers",
+    embeddings="model.embed_tokens",
+    final_norm="model.norm",
+    head="lm_head",
+    attention_inputs=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    attention_output="self_attn.o_proj",
+    attention_norm="input_layernorm",
+    mlp_norm="post_attention_layernorm",
+    experts="mlp.experts",
+    router="mlp.gate",
+    kv_layers_name=("*k_proj", "*v_proj"),
+    q_layer_name="*q_proj",
+    exclude_layers_name=("lm_head", "*.gate", "*.gate.linear"),
+    fused=(("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")),
+)

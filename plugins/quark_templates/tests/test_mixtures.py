@@ -1,0 +1,146 @@
+"""Families of mixtures: every fact on a tiny random model, experts taken apart without a change, quantized and read back one by one."""
+
+from __future__ import annotations
+
+import json
+from fnmatch import fnmatchcase
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM
+
+import quark
+from quark.model.mixtures import separate_experts
+from quark.nn import QuantizedLayer
+from quark.nn.experts import SeparateExperts
+from quark.specs.architecture import Architecture
+from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
+from quark_templates.plugin import MIXTURES
+
+DOCUMENTED = json.loads((Path(__file__).parent / "documented_mixtures.json").read_text(encoding="utf-8"))
+IDS = torch.arange(3, 63).reshape(3, 20)
+EXPERTS = 4
+SIZES = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 8,
+    "intermediate_size": 64,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
+    "max_position_embeddings": 64,
+    "num_experts_per_tok": 2,
+    "num_experts": EXPERTS,
+    "num_local_experts": EXPERTS,
+    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+FIELDS = {"mixtral": "num_local_experts", "gpt_oss": "num_local_experts"}
+
+
+@cache
+def config(model_type: str) -> AutoConfig:
+    unused = {"num_experts", "num_local_experts"} - {FIELDS.get(model_type, "num_experts")}
+    if model_type != "qwen2_moe":
+        unused.add("shared_expert_intermediate_size")
+    return AutoConfig.for_model(model_type, **{k: v for k, v in SIZES.items() if k not in unused})
+
+
+def model_of(model_type: str, dtype: torch.dtype = torch.float32) -> nn.Module:
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config(model_type), dtype=dtype).eval()
+    model.set_experts_implementation("eager")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.normal_(0, 0.2)
+    return model
+
+
+def logits(model: nn.Module) -> Tensor:
+    with torch.no_grad():
+        return model(IDS).logits
+
+
+@pytest.fixture(params=sorted(MIXTURES))
+def model_type(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def facts_of(model_type: str) -> Architecture:
+    found: Architecture = quark.templates().load(model_type, "architecture")
+    return found
+
+
+def blocks(model: nn.Module, facts: Architecture) -> nn.ModuleList:
+    found = model.get_submodule(facts.decoder_blocks or "")
+    assert isinstance(found, nn.ModuleList)
+    return found
+
+
+@pytest.mark.parametrize("model_type", sorted(set(MIXTURES) & set(DOCUMENTED)))
+def test_documented_fields_are_as_documented(model_type: str) -> None:
+    template, documented = LLMTemplate.get(model_type), DOCUMENTED[model_type]
+    assert template.kv_layers_name == documented["kv_layers"]
+    assert [template.q_layer_name] == documented["q_layers"]
+    assert template.exclude_layers_name == documented["exclude"]
+    assert template.gate_up_layers_name == documented["gate_up"]
+
+
+def test_everything_named_is_there_and_nothing_else_is_linear(model_type: str) -> None:
+    model, facts = model_of(model_type), facts_of(model_type)
+    assert facts.model_type == model.config.model_type == model_type
+    assert [model.get_submodule(name) for name in facts.embeddings] == [model.get_input_embeddings()]
+    assert model.get_submodule(facts.head or "") is model.get_output_embeddings()
+    assert model.get_submodule(facts.final_norm or "").weight.shape == (32,)
+    known = {*facts.attention_inputs, facts.attention_output or "", *facts.shared_experts}
+    for block in blocks(model, facts):
+        linear = {name for name, m in block.named_modules() if isinstance(m, nn.Linear)}
+        excluded = {n for n in linear if any(fnmatchcase(f"model.layers.0.{n}", p) for p in facts.exclude_layers_name)}
+        assert linear - excluded == known
+        assert block.get_submodule(facts.router or "").weight.shape[0] == EXPERTS
+        for norm, heirs in ((facts.attention_norm, facts.attention_inputs), (facts.mlp_norm, (facts.router or "",))):
+            assert block.get_submodule(norm or "").weight.shape == (32,)
+            assert all(block.get_submodule(heir).weight.shape[-1] == 32 for heir in heirs)
+
+
+def test_taking_experts_apart_changes_nothing_in_float64_and_copies_nothing(model_type: str) -> None:
+    model, facts = model_of(model_type, torch.float64), facts_of(model_type)
+    before = logits(model)
+    fused = {name: p.data_ptr() for name, p in model.named_parameters() if p.ndim == 3}
+    names = separate_experts(model, LLMTemplate.get(model_type).get_config("int4_wo_32"))
+    assert names == [f"model.layers.{i}.{facts.experts}" for i in range(2)]
+    assert (logits(model) - before).abs().max() < 1e-12
+    assert {model.get_submodule(f"{name}.0.down_proj").weight.data_ptr() for name in names} <= set(fused.values())
+    assert not any(p.ndim == 3 for p in model.parameters())
+
+
+@pytest.mark.parametrize("scheme", ["int4_wo_32", "fp8", "mxfp4", "nvfp4"])
+def test_experts_are_quantized_one_by_one_and_read_back(model_type: str, scheme: str, tmp_path: Path) -> None:
+    model = model_of(model_type)
+    config = LLMTemplate.get(model_type).get_config(scheme, kv_cache_scheme="fp8")
+    ModelQuantizer(config).quantize_model(model, list(IDS.split(1)))
+    experts = [m for m in model.modules() if isinstance(m, SeparateExperts)]
+    assert [len(list(m.children())) for m in experts] == [EXPERTS, EXPERTS]
+    assert all(isinstance(layer, QuantizedLayer) for m in experts for expert in m.children() for layer in expert.children())
+    export_safetensors(model, tmp_path / "out")
+    expected = logits(model)
+    assert expected.isfinite().all()
+    assert torch.equal(logits(import_model_from_safetensors(None, tmp_path / "out")), expected)
+    assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(tmp_path / "out")), expected)
+
+
+def test_excluded_experts_stay_fused_and_the_plan_says_so() -> None:
+    model = model_of("mixtral")
+    template = LLMTemplate.get("mixtral")
+    config = template.get_config("int4_wo_32", exclude_layers=[*template.exclude_layers_name, "*experts*"])
+    plan = ModelQuantizer(config).plan(model)
+    assert any("4 fused matrices of experts stay float" in note for note in plan.notes)
+    assert not any(isinstance(m, SeparateExperts) for m in model.modules())
