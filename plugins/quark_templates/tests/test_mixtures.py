@@ -28,29 +28,46 @@ SIZES = {
     "hidden_size": 32,
     "num_hidden_layers": 2,
     "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
     "intermediate_size": 64,
     "moe_intermediate_size": 32,
-    "shared_expert_intermediate_size": 32,
     "max_position_embeddings": 64,
     "num_experts_per_tok": 2,
-    "num_experts": EXPERTS,
-    "num_local_experts": EXPERTS,
     "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
     "pad_token_id": 0,
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
-FIELDS = {"mixtral": "num_local_experts", "gpt_oss": "num_local_experts"}
+GROUPED = {"num_key_value_heads": 2, "head_dim": 8}
+ROUTED = {"n_routed_experts": EXPERTS, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1, "n_shared_experts": 1}
+LOW_RANK = {
+    **ROUTED,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 32,
+    "kv_lora_rank": 32,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 8,
+}
+INDEXED = {**LOW_RANK, "index_n_heads": 2, "index_head_dim": 16, "index_topk": 8}
+OWN_SIZES: dict[str, dict[str, object]] = {
+    "mixtral": {**GROUPED, "num_local_experts": EXPERTS},
+    "qwen2_moe": {**GROUPED, "num_experts": EXPERTS, "shared_expert_intermediate_size": 32},
+    "qwen3_moe": {**GROUPED, "num_experts": EXPERTS},
+    "olmoe": {**GROUPED, "num_experts": EXPERTS},
+    "gpt_oss": {**GROUPED, "num_local_experts": EXPERTS},
+    "deepseek_v2": {**LOW_RANK, "topk_method": "greedy"},
+    "deepseek_v3": LOW_RANK,
+    "deepseek_v32": INDEXED,
+    "glm4_moe": {**GROUPED, **ROUTED},
+    "glm_moe_dsa": INDEXED,
+    "minimax_m2": {**GROUPED, "num_local_experts": EXPERTS},
+    "phimoe": {**GROUPED, "num_local_experts": EXPERTS},
+}
 
 
 @cache
 def config(model_type: str) -> AutoConfig:
-    unused = {"num_experts", "num_local_experts"} - {FIELDS.get(model_type, "num_experts")}
-    if model_type != "qwen2_moe":
-        unused.add("shared_expert_intermediate_size")
-    return AutoConfig.for_model(model_type, **{k: v for k, v in SIZES.items() if k not in unused})
+    return AutoConfig.for_model(model_type, **SIZES, **OWN_SIZES[model_type])
 
 
 def model_of(model_type: str, dtype: torch.dtype = torch.float32) -> nn.Module:
@@ -89,7 +106,8 @@ def blocks(model: nn.Module, facts: Architecture) -> nn.ModuleList:
 def test_documented_fields_are_as_documented(model_type: str) -> None:
     template, documented = LLMTemplate.get(model_type), DOCUMENTED[model_type]
     assert template.kv_layers_name == documented["kv_layers"]
-    assert [template.q_layer_name] == documented["q_layers"]
+    named = template.q_layer_name
+    assert ([named] if isinstance(named, str) else named) == documented["q_layers"]
     assert template.exclude_layers_name == documented["exclude"]
     assert template.gate_up_layers_name == documented["gate_up"]
 
@@ -100,15 +118,20 @@ def test_everything_named_is_there_and_nothing_else_is_linear(model_type: str) -
     assert [model.get_submodule(name) for name in facts.embeddings] == [model.get_input_embeddings()]
     assert model.get_submodule(facts.head or "") is model.get_output_embeddings()
     assert model.get_submodule(facts.final_norm or "").weight.shape == (32,)
-    known = {*facts.attention_inputs, facts.attention_output or "", *facts.shared_experts}
+    attention = {*facts.attention_inputs, *facts.attention_inner, facts.attention_output or ""}
+    dense = {*facts.mlp_inputs, facts.mlp_output or ""} - {""}
+    sparse = 0
     for block in blocks(model, facts):
         linear = {name for name, m in block.named_modules() if isinstance(m, nn.Linear)}
-        excluded = {n for n in linear if any(fnmatchcase(f"model.layers.0.{n}", p) for p in facts.exclude_layers_name)}
-        assert linear - excluded == known
-        assert block.get_submodule(facts.router or "").weight.shape[0] == EXPERTS
-        for norm, heirs in ((facts.attention_norm, facts.attention_inputs), (facts.mlp_norm, (facts.router or "",))):
-            assert block.get_submodule(norm or "").weight.shape == (32,)
-            assert all(block.get_submodule(heir).weight.shape[-1] == 32 for heir in heirs)
+        mixture = any(name == facts.experts for name, _ in block.named_modules())
+        known = attention | (set(facts.shared_experts) if mixture else dense)
+        assert known <= linear
+        assert all(any(fnmatchcase(f"model.layers.0.{n}", p) for p in facts.exclude_layers_name) for n in linear - known)
+        assert {block.get_submodule(norm or "").weight.shape for norm in (facts.attention_norm, facts.mlp_norm)} == {(32,)}
+        if mixture:
+            sparse += 1
+            assert block.get_submodule(facts.router or "").weight.shape == (EXPERTS, 32)
+    assert sparse == (1 if dense else 2)
 
 
 def test_taking_experts_apart_changes_nothing_in_float64_and_copies_nothing(model_type: str) -> None:
@@ -116,7 +139,7 @@ def test_taking_experts_apart_changes_nothing_in_float64_and_copies_nothing(mode
     before = logits(model)
     fused = {name: p.data_ptr() for name, p in model.named_parameters() if p.ndim == 3}
     names = separate_experts(model, LLMTemplate.get(model_type).get_config("int4_wo_32"))
-    assert names == [f"model.layers.{i}.{facts.experts}" for i in range(2)]
+    assert names == [f"model.layers.{i}.{facts.experts}" for i in ((1,) if facts.mlp_output else (0, 1))]
     assert (logits(model) - before).abs().max() < 1e-12
     assert {model.get_submodule(f"{name}.0.down_proj").weight.data_ptr() for name in names} <= set(fused.values())
     assert not any(p.ndim == 3 for p in model.parameters())
@@ -128,7 +151,7 @@ def test_experts_are_quantized_one_by_one_and_read_back(model_type: str, scheme:
     config = LLMTemplate.get(model_type).get_config(scheme, kv_cache_scheme="fp8")
     ModelQuantizer(config).quantize_model(model, list(IDS.split(1)))
     experts = [m for m in model.modules() if isinstance(m, SeparateExperts)]
-    assert [len(list(m.children())) for m in experts] == [EXPERTS, EXPERTS]
+    assert {len(list(m.children())) for m in experts} == {EXPERTS}
     assert all(isinstance(layer, QuantizedLayer) for m in experts for expert in m.children() for layer in expert.children())
     export_safetensors(model, tmp_path / "out")
     expected = logits(model)

@@ -25,6 +25,7 @@ class Architecture:
         head: Full name of the output projection.
         attention_inputs: In a block: projections that read the normed attention input (q, k, v, or fused).
         attention_output: In a block: the projection that closes attention.
+        attention_inner: In a block: projections between those inputs and that output, such as the second factors of low-rank ones.
         attention_norm: In a block: the norm that feeds ``attention_inputs``.
         mlp_inputs: In a block: projections that read the normed MLP input.
         mlp_output: In a block: the projection that closes the MLP.
@@ -47,6 +48,7 @@ class Architecture:
     head: str | None = None
     attention_inputs: tuple[str, ...] = attrs.field(default=(), converter=_tuple)
     attention_output: str | None = None
+    attention_inner: tuple[str, ...] = attrs.field(default=(), converter=_tuple)
     attention_norm: str | None = None
     mlp_inputs: tuple[str, ...] = attrs.field(default=(), converter=_tuple)
     mlp_output: str | None = None

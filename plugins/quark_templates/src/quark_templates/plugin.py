@@ -22,6 +22,13 @@ MIXTURES = {
     "qwen3_moe": "Qwen3, mixtures of experts",
     "olmoe": "OLMoE",
     "gpt_oss": "GPT-OSS",
+    "deepseek_v2": "DeepSeek-V2",
+    "deepseek_v3": "DeepSeek-V3 and R1",
+    "deepseek_v32": "DeepSeek-V3.2",
+    "glm4_moe": "GLM-4.5 and 4.6",
+    "glm_moe_dsa": "GLM-5",
+    "minimax_m2": "MiniMax-M2",
+    "phimoe": "Phi-3.5-MoE",
 }
 """Families of mixtures of experts."""
 

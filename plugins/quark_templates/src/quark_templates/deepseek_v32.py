@@ -1,0 +1,27 @@
+"""DeepSeek-V3.2: as DeepSeek-V3, and an indexer that chooses the tokens which attention looks at."""
+
+from __future__ import annotations
+
+from quark.specs.architecture import Architecture
+
+DEEPSEEK_V32 = Architecture(
+    model_type="deepseek_v32",
+    decoder_blocks="model.layers",
+    embeddings="model.embed_tokens",
+    final_norm="model.norm",
+    head="lm_head",
+    attention_inputs=("self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa", "self_attn.indexer.wk", "self_attn.indexer.weights_proj"),
+    attention_inner=("self_attn.q_b_proj", "self_attn.kv_b_proj", "self_attn.indexer.wq_b"),
+    attention_output="self_attn.o_proj",
+    attention_norm="input_layernorm",
+    mlp_inputs=("mlp.gate_proj", "mlp.up_proj"),
+    mlp_output="mlp.down_proj",
+    mlp_norm="post_attention_layernorm",
+    experts="mlp.experts",
+    router="mlp.gate",
+    shared_experts=("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj", "mlp.shared_experts.down_proj"),
+    kv_layers_name=("*kv_b_proj",),
+    q_layer_name=("*q_a_proj", "*q_b_proj"),
+    exclude_layers_name=("lm_head", "*mlp.gate", "*mlp.gate.linear", "model.layers.61.*", "*self_attn*"),
+    fused=(("gate_proj", "up_proj"),),
+)
