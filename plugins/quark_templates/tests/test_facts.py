@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from copy import deepcopy
 from fnmatch import fnmatchcase
-from functools import cache
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -16,37 +17,7 @@ from quark.specs.architecture import Architecture
 from quark_templates.plugin import FAMILIES
 
 DOCUMENTED = json.loads((Path(__file__).parent / "documented_templates.json").read_text(encoding="utf-8"))
-HEADS, KV_HEADS, HIDDEN, MLP, LAYERS = 4, 2, 32, 48, 2
-
-
-@cache
-def tiny_model(model_type: str) -> nn.Module:
-    from transformers import AutoConfig, AutoModelForCausalLM
-
-    names = {
-        "vocab_size": 64,
-        "hidden_size": HIDDEN,
-        "num_hidden_layers": LAYERS,
-        "num_attention_heads": HEADS,
-        "max_position_embeddings": 64,
-        "pad_token_id": 0,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-    }
-    names |= (
-        {"ffn_dim": MLP, "word_embed_proj_dim": HIDDEN}
-        if model_type == "opt"
-        else {"intermediate_size": MLP, "num_key_value_heads": KV_HEADS, "head_dim": HIDDEN // HEADS}
-    )
-    if model_type == "phi3":
-        del names["head_dim"]
-    torch.manual_seed(0)
-    return AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **names), dtype=torch.float32).eval()
-
-
-@pytest.fixture(params=sorted(FAMILIES))
-def family(request: pytest.FixtureRequest) -> tuple[nn.Module, Architecture]:
-    return tiny_model(request.param), quark.templates().load(request.param, "architecture")
+IDS = torch.arange(3, 11).unsqueeze(0)
 
 
 def blocks_of(model: nn.Module, facts: Architecture) -> nn.ModuleList:
@@ -59,6 +30,27 @@ def linears(module: nn.Module) -> dict[str, nn.Linear]:
     return {name: m for name, m in module.named_modules() if isinstance(m, nn.Linear)}
 
 
+def inputs_and_outputs(
+    module: nn.Module, names: list[str], model: nn.Module
+) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], Any]:
+    """What went into and came out of some submodules of a module in one forward pass, and the cache it left."""
+    came_in: dict[str, torch.Tensor] = {}
+    went_out: dict[str, torch.Tensor] = {}
+
+    def watch(name: str) -> torch.utils.hooks.RemovableHandle:
+        def hook(_: nn.Module, args: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
+            came_in[name], went_out[name] = args[0], output
+
+        return module.get_submodule(name).register_forward_hook(hook)
+
+    handles = [watch(name) for name in names]
+    with torch.no_grad():
+        cache = model(IDS, use_cache=True).past_key_values
+    for handle in handles:
+        handle.remove()
+    return came_in, went_out, cache
+
+
 def test_each_family_is_listed_as_a_template() -> None:
     assert set(FAMILIES) <= set(quark.templates().names())
 
@@ -69,7 +61,7 @@ def test_the_name_of_a_family_is_its_model_type(family: tuple[nn.Module, Archite
     assert quark.templates().get(facts.model_type).name == facts.model_type
 
 
-@pytest.mark.parametrize("model_type", sorted(FAMILIES))
+@pytest.mark.parametrize("model_type", DOCUMENTED)
 def test_documented_fields_are_as_documented(model_type: str) -> None:
     from quark.templates import LLMTemplate
 
@@ -81,14 +73,21 @@ def test_documented_fields_are_as_documented(model_type: str) -> None:
 
 
 def test_the_blocks_are_all_there(family: tuple[nn.Module, Architecture]) -> None:
-    assert len(blocks_of(*family)) == LAYERS
+    model, facts = family
+    assert len(blocks_of(model, facts)) == model.config.num_hidden_layers == 2
 
 
-def test_embeddings_head_and_final_norm_are_what_they_are_called(family: tuple[nn.Module, Architecture]) -> None:
+def test_embeddings_and_head_are_what_they_are_called(family: tuple[nn.Module, Architecture]) -> None:
     model, facts = family
     assert [model.get_submodule(name) for name in facts.embeddings] == [model.get_input_embeddings()]
     assert model.get_submodule(facts.head or "") is model.get_output_embeddings()
-    assert model.get_submodule(facts.final_norm or "").weight.shape == (HIDDEN,)
+
+
+def test_the_final_norm_feeds_the_head(family: tuple[nn.Module, Architecture]) -> None:
+    model, facts = family
+    norm, head = facts.final_norm or "", facts.head or ""
+    came_in, went_out, _ = inputs_and_outputs(model, [norm, head], model)
+    assert torch.equal(came_in[head], went_out[norm])
 
 
 def test_every_linear_of_a_block_has_exactly_one_place(family: tuple[nn.Module, Architecture]) -> None:
@@ -116,17 +115,24 @@ def test_cache_patterns_match_attention_inputs_only_and_once_per_block_each(fami
     model, facts = family
     for pattern in facts.kv_layers_name or ():
         found = [name for name in linears(model) if fnmatchcase(name, pattern)]
-        assert len(found) == LAYERS
+        assert len(found) == model.config.num_hidden_layers
         assert all(name.endswith(facts.attention_inputs) for name in found)
 
 
-def test_outputs_that_enter_the_cache_have_the_width_of_the_key_value_heads(family: tuple[nn.Module, Architecture]) -> None:
+def test_outputs_that_enter_the_cache_are_what_the_cache_holds(family: tuple[nn.Module, Architecture]) -> None:
+    """Values are held as the projection put them out; keys are rotated on the way, and a fused matrix adds the queries."""
     model, facts = family
-    width = HIDDEN // HEADS * (HEADS if facts.model_type == "opt" else KV_HEADS)
-    fused = HIDDEN + 2 * width
-    for name, linear in linears(model).items():
-        if any(fnmatchcase(name, p) for p in facts.kv_layers_name or ()):
-            assert linear.out_features == (fused if len(facts.attention_inputs) == 1 else width)
+    names = [[name for name in linears(model) if fnmatchcase(name, p)] for p in facts.kv_layers_name or ()]
+    _, went_out, cache = inputs_and_outputs(model, [name for found in names for name in found], model)
+    for found in zip(*names, strict=True):
+        held = cache.layers[names[0].index(found[0])]
+        keys, values = (states.transpose(1, 2).flatten(2) for states in (held.keys, held.values))
+        if len(found) == 1:
+            assert went_out[found[0]].shape[-1] == model.config.hidden_size + keys.shape[-1] + values.shape[-1]
+        else:
+            key, value = found
+            assert went_out[key].shape == keys.shape
+            assert torch.equal(went_out[value], values)
 
 
 def test_fused_projections_are_siblings_with_one_input(family: tuple[nn.Module, Architecture]) -> None:
@@ -137,48 +143,29 @@ def test_fused_projections_are_siblings_with_one_input(family: tuple[nn.Module, 
         assert len({blocks_of(model, facts)[0].get_submodule(path).in_features for path in paths}) == 1
 
 
-def inputs_and_outputs(block: nn.Module, names: list[str], model: nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
-    """What went into and came out of some modules of a block in one forward pass."""
-    came_in: dict[str, torch.Tensor] = {}
-    went_out: dict[str, torch.Tensor] = {}
-
-    def watch(name: str) -> None:
-        def hook(_: nn.Module, args: tuple[torch.Tensor, ...], output: torch.Tensor) -> None:
-            came_in[name], went_out[name] = args[0], output
-
-        handles.append(block.get_submodule(name).register_forward_hook(hook))
-
-    handles: list[torch.utils.hooks.RemovableHandle] = []
-    for name in names:
-        watch(name)
-    with torch.no_grad():
-        model(torch.arange(3, 11).unsqueeze(0))
-    for handle in handles:
-        handle.remove()
-    return came_in, went_out
-
-
-def test_each_norm_feeds_the_projections_it_is_said_to_feed(family: tuple[nn.Module, Architecture]) -> None:
+def test_each_norm_feeds_the_projections_it_is_said_to_feed_and_where_none_is_named_none_does(
+    family: tuple[nn.Module, Architecture],
+) -> None:
     model, facts = family
-    norms = {facts.attention_norm or "": facts.attention_inputs, facts.mlp_norm or "": facts.mlp_inputs}
-    names = [*norms, *facts.attention_inputs, *facts.mlp_inputs]
+    parts = ((facts.attention_norm, facts.attention_inputs), (facts.mlp_norm, facts.mlp_inputs))
     for block in blocks_of(model, facts):
-        came_in, went_out = inputs_and_outputs(block, names, model)
-        for norm, projections in norms.items():
+        norms = [name for name, m in block.named_modules() if "Norm" in type(m).__name__]
+        came_in, went_out, _ = inputs_and_outputs(block, [*norms, *facts.attention_inputs, *facts.mlp_inputs], model)
+        for named, projections in parts:
             for projection in projections:
-                assert torch.equal(came_in[projection], went_out[norm])
+                assert [name for name in norms if torch.equal(came_in[projection], went_out[name])] == ([] if named is None else [named])
 
 
 def test_norms_have_a_unit_offset_exactly_where_it_is_said(family: tuple[nn.Module, Architecture]) -> None:
     model, facts = family
     block = blocks_of(model, facts)[0]
-    norm = block.get_submodule(facts.attention_norm or "")
-    bare = norm.weight.detach().clone()
-    try:
+    norms = [block.get_submodule(name) for name in (facts.attention_norm, facts.mlp_norm) if name is not None]
+    for norm in map(deepcopy, [*norms, model.get_submodule(facts.final_norm or "")]):
+        if not list(norm.parameters()):
+            assert facts.norm_has_unit_offset is False, "a norm without parameters multiplies by nothing"
+            continue
         with torch.no_grad():
-            norm.weight.zero_()
-        silent = norm(torch.randn(1, 4, HIDDEN)).abs().sum().item() == 0
-    finally:
-        with torch.no_grad():
-            norm.weight.copy_(bare)
-    assert silent is not facts.norm_has_unit_offset
+            for parameter in norm.parameters():
+                parameter.zero_()
+            silent = norm(torch.randn(1, 4, model.config.hidden_size)).abs().sum().item() == 0
+        assert silent is not facts.norm_has_unit_offset
