@@ -12,7 +12,7 @@ import typer
 from quark.errors import CalibrationError, ConfigError
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from torch import Tensor, nn
 
     from quark.specs.model import QConfig
 
@@ -77,16 +77,7 @@ def quantize(
     exporters().get(exporter)
     skeleton = meta_model(model)
     config = make_config(
-        skeleton.config,
-        scheme,
-        algorithm,
-        kv_cache,
-        exclude,
-        layer,
-        share_fused_scales,
-        attention_scheme,
-        kv_cache_post_rope,
-        scheme_option,
+        skeleton, scheme, algorithm, kv_cache, exclude, layer, share_fused_scales, attention_scheme, kv_cache_post_rope, scheme_option
     )
     config.separate_kv_scales = separate_kv_scales
     quantizer = ModelQuantizer(config)
@@ -105,7 +96,7 @@ def quantize(
 
 
 def make_config(
-    model_config: Any,
+    model: nn.Module,
     scheme: str,
     algorithm: list[str] | None,
     kv_cache: str | None,
@@ -117,10 +108,9 @@ def make_config(
     scheme_option: list[str] | None = None,
 ) -> QConfig:
     """The configuration that the options ask for, through the template of the model's family."""
-    from quark.model.family import model_type_of
-    from quark.templates import LLMTemplate
+    from quark.model.family import template_of
 
-    template = LLMTemplate.get(model_type_of(model_config) or "(none)")
+    template = template_of(model)
     return template.get_config(
         scheme=scheme,
         algorithm=algorithm or None,

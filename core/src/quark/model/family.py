@@ -6,8 +6,12 @@ from typing import Any
 
 from torch import nn
 
+from quark.errors import UnknownNameError
+from quark.log import get_logger
+from quark.model.inference import infer_architecture, inferred_lines
 from quark.plugins import templates
 from quark.specs.architecture import Architecture
+from quark.templates import LLMTemplate
 
 
 def model_type_of(model_config: Any) -> str | None:
@@ -17,9 +21,27 @@ def model_type_of(model_config: Any) -> str | None:
 
 
 def architecture_of(model: nn.Module) -> Architecture | None:
-    """Facts about the family of ``model``, or None where no template is registered for it."""
+    """Facts about the family of ``model``: its template's, or what its modules show; None where neither says anything."""
     name = model_type_of(getattr(model, "config", None))
     if name is None or name not in templates():
-        return None
+        return None if name is None else infer_architecture(model, name)
     found: Architecture = templates().load(name, "architecture")
     return found
+
+
+def template_of(model: nn.Module) -> LLMTemplate:
+    """The template of a model's type, or one made of what its modules show, which is logged.
+
+    Raises:
+        UnknownNameError: (a ValueError) There is no template, and the modules show no plain decoder.
+    """
+    name = model_type_of(getattr(model, "config", None)) or "(none)"
+    try:
+        return LLMTemplate.get(name)
+    except UnknownNameError:
+        found = infer_architecture(model, name)
+        if found is None:
+            raise
+    for line in inferred_lines(found):
+        get_logger(__name__).warning(line)
+    return LLMTemplate.from_architecture(found)
