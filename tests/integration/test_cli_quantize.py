@@ -196,13 +196,12 @@ def test_an_option_that_is_no_pair_is_refused(tmp_path: Path, monkeypatch: pytes
 
 
 def test_a_family_without_a_template_is_quantized_by_what_its_modules_show(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}
     AutoModelForCausalLM.from_config(AutoConfig.for_model("persimmon", **sizes)).save_pretrained(tmp_path / "source")
     assert run("quantize", tmp_path / "source", tmp_path / "out", "--scheme", "int4_wo_32", monkeypatch=monkeypatch) == 0
-    told = capsys.readouterr()
-    assert "There is no template for the model type 'persimmon'; this was inferred" in told.out + told.err
+    assert "There is no template for the model type 'persimmon'; this was inferred" in caplog.text
     tensors = load_file(tmp_path / "out" / "model.safetensors")
     assert tensors["model.layers.1.mlp.dense_h_to_4h.weight"].dtype == torch.int32
     assert tensors["lm_head.weight"].dtype == torch.float32
