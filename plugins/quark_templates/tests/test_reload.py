@@ -1,0 +1,38 @@
+"""Every family, quantized with its template, exported and read back: the same logits to the bit."""
+
+from __future__ import annotations
+
+from copy import deepcopy
+from fnmatch import fnmatchcase
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from torch import nn
+
+from quark.specs.architecture import Architecture
+from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
+
+IDS = torch.arange(40).reshape(2, 20)
+
+
+def logits(model: nn.Module) -> torch.Tensor:
+    with torch.no_grad():
+        found: torch.Tensor = model(IDS).logits
+    return found
+
+
+def test_four_bit_weights_and_an_eight_bit_cache_reload_to_the_same_logits(family: tuple[nn.Module, Architecture], tmp_path: Path) -> None:
+    tiny, facts = family
+    config = LLMTemplate.get(facts.model_type).get_config(scheme="int4_wo_32", kv_cache_scheme="fp8" if facts.kv_layers_name else None)
+    model = ModelQuantizer(config).quantize_model(deepcopy(tiny), [IDS[:1]])
+    export_safetensors(model, tmp_path / "out")
+    expected = logits(model)
+    assert not torch.equal(expected, logits(tiny)), "nothing was quantized"
+    assert torch.equal(logits(import_model_from_safetensors(None, tmp_path / "out")), expected)
+    projections = {name for name, m in tiny.named_modules() if isinstance(m, nn.Linear) and name != facts.head}
+    with safe_open(tmp_path / "out" / "model.safetensors", "pt") as tensors:
+        names = set(tensors.keys())
+    assert {name.removesuffix(".weight_scale") for name in names if name.endswith(".weight_scale")} == projections
+    cached = {name for name in projections if any(fnmatchcase(name, p) for p in facts.kv_layers_name or ())}
+    assert {name.removesuffix(".output_scale") for name in names if name.endswith(".output_scale")} == cached
