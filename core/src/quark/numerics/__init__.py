@@ -5,7 +5,7 @@ from quark.numerics.granularity import Granularity, PerBlock, PerChannel, PerGro
 from quark.numerics.observer import Observer
 from quark.numerics.qparams import QParams
 from quark.numerics.quantizer import TensorQuantizer
-from quark.numerics.resolve import format_of, number_format, observer_class, quantizer_for, settled
+from quark.numerics.resolve import format_of, number_format, observer_class, packed_dtype, quantizer_for, settled
 from quark.numerics.stage import TILE_ELEMENTS
 
 __all__ = [
@@ -24,6 +24,7 @@ __all__ = [
     "granularity_of",
     "number_format",
     "observer_class",
+    "packed_dtype",
     "quantizer_for",
     "settled",
 ]

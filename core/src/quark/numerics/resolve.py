@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from functools import lru_cache
 
+import torch
+
 from quark.errors import ConfigError, UnsupportedError
 from quark.numerics.format import NumberFormat
-from quark.numerics.granularity import PerTensor, granularity_of
+from quark.numerics.granularity import PerGroup, PerTensor, granularity_of
 from quark.numerics.observer import Observer
 from quark.numerics.progressive import Progressive
 from quark.numerics.quantizer import TensorQuantizer
@@ -17,6 +19,9 @@ from quark.specs.enums import Dtype
 from quark.specs.layer import TensorSpec, stages
 from quark.specs.tensor import QTensorConfig
 
+_EXAMPLE = 32
+"""Side of a matrix that every format can pack."""
+
 
 def number_format(dtype: Dtype | str) -> NumberFormat:
     """The number format of that name.
@@ -26,6 +31,13 @@ def number_format(dtype: Dtype | str) -> NumberFormat:
     """
     found: NumberFormat = formats().load(Dtype(dtype).name if isinstance(dtype, str) else dtype.name, "format")
     return found
+
+
+def packed_dtype(dtype: Dtype | str) -> torch.dtype:
+    """In which torch dtype a checkpoint holds codes of that format; raises as `number_format`."""
+    found = number_format(dtype)
+    codes = torch.empty(_EXAMPLE, _EXAMPLE, dtype=found.storage_dtype, device="meta")
+    return found.pack(codes, PerGroup(_EXAMPLE), "order").dtype
 
 
 def settled(spec: TensorSpec) -> tuple[QTensorConfig, ...]:

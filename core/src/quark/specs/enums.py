@@ -6,10 +6,15 @@ made when it is first used (``Dtype("acme_nf3")``). Whether a format of that nam
 
 from __future__ import annotations
 
+import math
 from enum import Enum
 from typing import Any
 
+from quark.lazy import LazyRef
 from quark.names import NAME_RULE, is_valid_name
+
+_FORMATS = LazyRef("quark.plugins:formats")
+_PACKED_DTYPE = LazyRef("quark.numerics:packed_dtype")
 
 
 class _Vocabulary(Enum):
@@ -67,6 +72,35 @@ class Dtype(_Vocabulary):
     def from_str(cls, text: str) -> Dtype:
         """The number format of that name, upper or lower case; a plugin's name is as good as a documented one."""
         return cls(text.lower())
+
+    @classmethod
+    def from_torch_dtype(cls, torch_dtype: Any) -> Dtype:
+        """The documented number format that is a torch dtype, such as ``torch.float8_e4m3fn``.
+
+        Raises:
+            ValueError: None is.
+        """
+        name = str(torch_dtype).removeprefix("torch.").replace("float8_", "fp8_").removesuffix("fn")
+        if name not in cls.__members__:
+            raise ValueError(f"{torch_dtype} is no number format of Dtype; it has {', '.join(cls.__members__)}")
+        return cls[name]
+
+    def to_bitwidth(self) -> int:
+        """Whole bits that an element takes, its part of what a block shares included for mx6 and mx9.
+
+        Raises:
+            UnknownNameError: (a ValueError) No installed plugin brings the format.
+        """
+        # Only what is installed can tell: the registry is asked when the question is.
+        return math.ceil(_FORMATS.load()().get(self.name).bits)
+
+    def to_torch_packed_dtype(self) -> Any:
+        """The torch dtype in which a checkpoint holds codes of this format.
+
+        Raises:
+            UnknownNameError: (a ValueError) No installed plugin brings the format.
+        """
+        return _PACKED_DTYPE.load()(self)
 
 
 class QSchemeType(_Vocabulary):
