@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import quark
-from quark.model.mixtures import separate_experts
+from quark.model.mixtures import fused_parameters, separate_experts
 from quark.nn import QuantizedLayer
 from quark.nn.experts import SeparateExperts
 from quark.specs.architecture import Architecture
@@ -23,6 +23,7 @@ from quark_templates.plugin import MIXTURES
 DOCUMENTED = json.loads((Path(__file__).parent / "documented_mixtures.json").read_text(encoding="utf-8"))
 IDS = torch.arange(3, 63).reshape(3, 20)
 EXPERTS = 4
+ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 SIZES = {
     "vocab_size": 64,
     "hidden_size": 32,
@@ -32,7 +33,7 @@ SIZES = {
     "moe_intermediate_size": 32,
     "max_position_embeddings": 64,
     "num_experts_per_tok": 2,
-    "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+    "rope_parameters": ROPE,
     "pad_token_id": 0,
     "bos_token_id": 1,
     "eos_token_id": 2,
@@ -59,15 +60,36 @@ OWN_SIZES: dict[str, dict[str, object]] = {
     "deepseek_v3": LOW_RANK,
     "deepseek_v32": INDEXED,
     "glm4_moe": {**GROUPED, **ROUTED},
+    "glm4_moe_lite": {**LOW_RANK, "rope_parameters": {**ROPE, "partial_rotary_factor": 1.0}},
     "glm_moe_dsa": INDEXED,
+    "granitemoehybrid": {
+        "num_key_value_heads": 2,
+        "num_local_experts": EXPERTS,
+        "layer_types": ["mamba", "attention"],
+        "shared_intermediate_size": 32,
+        "mamba_n_heads": 4,
+        "mamba_d_head": 16,
+        "mamba_d_state": 16,
+        "mamba_n_groups": 1,
+    },
     "minimax_m2": {**GROUPED, "num_local_experts": EXPERTS},
     "phimoe": {**GROUPED, "num_local_experts": EXPERTS},
+    "qwen3_next": {
+        **GROUPED,
+        "num_experts": EXPERTS,
+        "shared_expert_intermediate_size": 32,
+        "layer_types": ["linear_attention", "full_attention"],
+        "linear_num_key_heads": 4,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8,
+    },
 }
 
 
 @cache
 def config(model_type: str) -> AutoConfig:
-    return AutoConfig.for_model(model_type, **SIZES, **OWN_SIZES[model_type])
+    return AutoConfig.for_model(model_type, **{**SIZES, **OWN_SIZES[model_type]})
 
 
 def model_of(model_type: str, dtype: torch.dtype = torch.float32) -> nn.Module:
@@ -124,7 +146,8 @@ def test_everything_named_is_there_and_nothing_else_is_linear(model_type: str) -
     for block in blocks(model, facts):
         linear = {name for name, m in block.named_modules() if isinstance(m, nn.Linear)}
         mixture = any(name == facts.experts for name, _ in block.named_modules())
-        known = attention | (set(facts.shared_experts) if mixture else dense)
+        mixes = any(name.startswith("self_attn") for name in linear)
+        known = (attention if mixes else set(facts.mixer)) | (set(facts.shared_experts) if mixture else dense)
         assert known <= linear
         assert all(any(fnmatchcase(f"model.layers.0.{n}", p) for p in facts.exclude_layers_name) for n in linear - known)
         assert {block.get_submodule(norm or "").weight.shape for norm in (facts.attention_norm, facts.mlp_norm)} == {(32,)}
@@ -137,12 +160,12 @@ def test_everything_named_is_there_and_nothing_else_is_linear(model_type: str) -
 def test_taking_experts_apart_changes_nothing_in_float64_and_copies_nothing(model_type: str) -> None:
     model, facts = model_of(model_type, torch.float64), facts_of(model_type)
     before = logits(model)
-    fused = {name: p.data_ptr() for name, p in model.named_parameters() if p.ndim == 3}
+    fused = {model.get_parameter(name).data_ptr() for name in fused_parameters(model)}
     names = separate_experts(model, LLMTemplate.get(model_type).get_config("int4_wo_32"))
     assert names == [f"model.layers.{i}.{facts.experts}" for i in ((1,) if facts.mlp_output else (0, 1))]
     assert (logits(model) - before).abs().max() < 1e-12
-    assert {model.get_submodule(f"{name}.0.down_proj").weight.data_ptr() for name in names} <= set(fused.values())
-    assert not any(p.ndim == 3 for p in model.parameters())
+    assert {model.get_submodule(f"{name}.0.down_proj").weight.data_ptr() for name in names} <= fused
+    assert list(fused_parameters(model)) == []
 
 
 @pytest.mark.parametrize("scheme", ["int4_wo_32", "fp8", "mxfp4", "nvfp4"])

@@ -27,6 +27,7 @@ class Architecture:
         attention_output: In a block: the projection that closes attention.
         attention_inner: In a block: projections between those inputs and that output, such as the second factors of low-rank ones.
         attention_norm: In a block: the norm that feeds ``attention_inputs``.
+        mixer: In blocks that have no attention: projections of what stands in its place, such as a state-space model.
         mlp_inputs: In a block: projections that read the normed MLP input.
         mlp_output: In a block: the projection that closes the MLP.
         mlp_norm: In a block: the norm that feeds ``mlp_inputs``.
@@ -50,6 +51,7 @@ class Architecture:
     attention_output: str | None = None
     attention_inner: tuple[str, ...] = attrs.field(default=(), converter=_tuple)
     attention_norm: str | None = None
+    mixer: tuple[str, ...] = attrs.field(default=(), converter=_tuple)
     mlp_inputs: tuple[str, ...] = attrs.field(default=(), converter=_tuple)
     mlp_output: str | None = None
     mlp_norm: str | None = None

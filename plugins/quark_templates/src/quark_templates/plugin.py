@@ -45,9 +45,12 @@ MIXTURES = {
     "deepseek_v3": "DeepSeek-V3 and R1",
     "deepseek_v32": "DeepSeek-V3.2",
     "glm4_moe": "GLM-4.5 and 4.6",
+    "glm4_moe_lite": "GLM-4.7-Flash",
     "glm_moe_dsa": "GLM-5",
+    "granitemoehybrid": "Granite 4",
     "minimax_m2": "MiniMax-M2",
     "phimoe": "Phi-3.5-MoE",
+    "qwen3_next": "Qwen3-Next",
 }
 """Families of mixtures of experts."""
 

@@ -1,0 +1,25 @@
+"""Granite 4: blocks of Mamba-2 or attention, each with a mixture and a shared MLP, both with gate and up in one matrix."""
+
+from __future__ import annotations
+
+from quark.specs.architecture import Architecture
+
+GRANITEMOEHYBRID = Architecture(
+    model_type="granitemoehybrid",
+    decoder_blocks="model.layers",
+    embeddings="model.embed_tokens",
+    final_norm="model.norm",
+    head="lm_head",
+    attention_inputs=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    attention_output="self_attn.o_proj",
+    attention_norm="input_layernorm",
+    mixer=("mamba.in_proj", "mamba.out_proj"),
+    mlp_norm="post_attention_layernorm",
+    experts="block_sparse_moe.experts",
+    router="block_sparse_moe.router",
+    shared_experts=("shared_mlp.input_linear", "shared_mlp.output_linear"),
+    kv_layers_name=("*k_proj", "*v_proj"),
+    q_layer_name="*q_proj",
+    exclude_layers_name=("lm_head", "*router*"),
+    fused=(("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")),
+)
