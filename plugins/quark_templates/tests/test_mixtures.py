@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 import quark
 from quark.model.mixtures import fused_parameters, separate_experts
 from quark.nn import QuantizedLayer
-from quark.nn.experts import SeparateExperts
+from quark.nn.experts import SeparateExperts, showing_all
 from quark.specs.architecture import Architecture
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
 from quark_templates.plugin import MIXTURES
@@ -190,3 +190,24 @@ def test_excluded_experts_stay_fused_and_the_plan_says_so() -> None:
     plan = ModelQuantizer(config).plan(model)
     assert any("4 fused matrices of experts stay float" in note for note in plan.notes)
     assert not any(isinstance(m, SeparateExperts) for m in model.modules())
+
+
+def test_every_expert_can_be_calibrated_on_every_token() -> None:
+    """Then all experts of a layer have the range of its whole input, and the model computes what it did."""
+    config_ = LLMTemplate.get("mixtral").get_config("fp8")
+    config_.calibrate_all_experts = True
+    model = ModelQuantizer(config_).quantize_model(model_of("mixtral"), list(IDS.split(1)))
+    mixture = model.get_submodule("model.layers.0.mlp.experts")
+    assert isinstance(mixture, SeparateExperts)
+    assert not mixture.shows_all, "only while calibrating"
+    inputs = {float(expert.up_proj.input_quantizer.scale) for expert in mixture.children()}
+    assert len(inputs) == 1
+    routed = ModelQuantizer(LLMTemplate.get("mixtral").get_config("fp8")).quantize_model(model_of("mixtral"), list(IDS.split(1)))
+    own = {float(e.up_proj.input_quantizer.scale) for e in routed.get_submodule("model.layers.0.mlp.experts").children()}
+    assert max(own) == max(inputs)
+    assert len(own) > 1
+    separate = model_of("mixtral", torch.float64)
+    separate_experts(separate, config_)
+    before = logits(separate)
+    with showing_all(separate, True):
+        assert torch.equal(logits(separate), before)

@@ -20,6 +20,10 @@ if TYPE_CHECKING:
 PostRope = Annotated[
     bool, typer.Option("--kv-cache-post-rope", help="Round keys of the cache after the rotary embedding; wants --kv-cache.")
 ]
+AllExperts = Annotated[
+    bool,
+    typer.Option("--calibrate-all-experts", help="Calibrate every expert of a mixture on every token, not on those routed to it alone."),
+]
 SeparateKv = Annotated[
     bool, typer.Option("--separate-kv-scales", help="Keys and values keep scales of their own; by default they share the larger.")
 ]
@@ -60,6 +64,7 @@ def quantize(
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16, or auto: as the checkpoint says.")] = "auto",
     exporter: Annotated[str, typer.Option(help="Exporter; `quark exporters` lists them.")] = "safetensors",
     separate_kv_scales: SeparateKv = False,
+    calibrate_all_experts: AllExperts = False,
     share_fused_scales: ShareFused = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
@@ -79,7 +84,7 @@ def quantize(
     config = make_config(
         skeleton, scheme, algorithm, kv_cache, exclude, layer, share_fused_scales, attention_scheme, kv_cache_post_rope, scheme_option
     )
-    config.separate_kv_scales = separate_kv_scales
+    config.separate_kv_scales, config.calibrate_all_experts = separate_kv_scales, calibrate_all_experts
     quantizer = ModelQuantizer(config)
     plan = quantizer.plan(skeleton)
     if dry_run:

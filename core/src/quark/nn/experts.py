@@ -8,6 +8,8 @@ Source: the experts interface of transformers 5.
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -36,7 +38,12 @@ class SeparateExperts(nn.Module):
 
     Args:
         fused: A module with ``is_fused(fused)``; its parameters are shared.
+
+    Attributes:
+        shows_all: Whether every expert runs on every token, for those who observe it; what is computed stays the same.
     """
+
+    shows_all = False
 
     def __init__(self, fused: nn.Module) -> None:
         up, down = fused._parameters[_UP], fused._parameters[_DOWN]
@@ -66,11 +73,11 @@ class SeparateExperts(nn.Module):
         assert chosen is not None
         assert weights is not None
         result = torch.zeros_like(hidden_states)
-        for index in chosen.unique().tolist():
+        for index in range(len(self._modules)) if self.shows_all else chosen.unique().tolist():
             expert = self._modules.get(str(index))
             if expert is not None:
                 token, place = torch.where(chosen == index)
-                output = self._run(expert, hidden_states[token])
+                output = self._run(expert, hidden_states)[token] if self.shows_all else self._run(expert, hidden_states[token])
                 result.index_add_(0, token, (output * weights[token, place, None]).to(result.dtype))
         return result
 
@@ -80,6 +87,19 @@ class SeparateExperts(nn.Module):
         gated = shell._apply_gate(torch.cat([getattr(expert, name)(x) for name in inputs], dim=-1))
         found: Tensor = getattr(expert, last)(gated)
         return found
+
+
+@contextmanager
+def showing_all(model: nn.Module, wanted: bool) -> Iterator[None]:
+    """While the body runs, every expert of ``model`` sees every token, if ``wanted``."""
+    found = [m for m in model.modules() if isinstance(m, SeparateExperts)] if wanted else []
+    for mixture in found:
+        mixture.shows_all = True
+    try:
+        yield
+    finally:
+        for mixture in found:
+            mixture.shows_all = False
 
 
 def _expert(fused: Any, up: Tensor, down: Tensor, index: int) -> Expert:

@@ -14,6 +14,7 @@ from quark.model.blocks import Block, decoder_blocks
 from quark.model.plan import PlanRow, QuantPlan
 from quark.model.resolve import first_match
 from quark.nn import QUANTIZED_TYPES, QuantizedLayer, QuantizerModule
+from quark.nn.experts import showing_all
 from quark.numerics import QParams
 from quark.pipeline.attention import quantize_attention
 from quark.pipeline.batches import Call
@@ -69,6 +70,7 @@ def _run_calibrated(
     seen_outside = observations(outside)
     with ExitStack() as stack:
         stack.enter_context(without_cache(model))
+        stack.enter_context(showing_all(model, plan.config.calibrate_all_experts))
         stack.enter_context(observing(model, seen_outside))
         steps = stack.enter_context(LockStep(model, [b.module for b in blocks], calls, to_the_end=bool(seen_outside)))
         steps.advance(-1)

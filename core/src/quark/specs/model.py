@@ -68,6 +68,7 @@ class QConfig:
         quant_flow: Documented; every flow is the same pipeline.
         gpu_resident_blocks: Documented; without effect.
         sync_moe_expert_input_amax: Experts share the range of their input.
+        calibrate_all_experts: Every expert is calibrated on every token, and not on those routed to it alone.
         keep_prequantized_layers: Keep layers that come quantized already.
         pre_quant_opt_config: Documented before 0.12: algorithms that go before ``algo_config``; folded into it.
     """
@@ -83,6 +84,7 @@ class QConfig:
     kv_cache_group: list[str] = attrs.field(factory=list, converter=_copied_list)
     min_kv_scale: float = 0.0
     separate_kv_scales: bool = attrs.field(default=False, kw_only=True)
+    calibrate_all_experts: bool = attrs.field(default=False, kw_only=True)
     kv_cache_post_rope: bool = False
     shared_scale_groups: list[list[str]] = attrs.field(factory=list, converter=_copied_list)
     softmax_quant_spec: QTensorConfig | None = None
