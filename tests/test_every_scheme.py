@@ -92,7 +92,7 @@ def test_a_tensor_of_tiny_values_gives_finite_values_of_its_size(scheme: str) ->
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_a_larger_error_of_a_weight_comes_only_with_fewer_bits(scheme: str) -> None:
+def test_the_error_of_a_normal_weight_is_what_its_bits_allow(scheme: str) -> None:
     """Relative error on normal weights, against what uniform or logarithmic steps of that many bits allow."""
     x = data(64, 512)
     error = float((weight_quantizer(scheme).fake_quantize(x) - x).norm() / x.norm())

@@ -5,13 +5,23 @@ from pathlib import Path
 import pytest
 import torch
 from torch import nn
-from transformers import AutoConfig, AutoModelForCausalLM, BertConfig, BertForMaskedLM, T5Config, T5ForConditionalGeneration
+from transformers import (
+    AlbertConfig,
+    AlbertForMaskedLM,
+    AutoConfig,
+    AutoModelForCausalLM,
+    BertConfig,
+    BertForMaskedLM,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
 from quark.errors import UnknownNameError
 from quark.model.family import architecture_of, template_of
 from quark.model.inference import infer_architecture
 from quark.nn import QuantizedLayer
-from quark.plugins import templates
+from quark.plugins import schemes, templates
+from quark.specs.model import QConfig
 from quark.testing.tiny import tiny_model
 from quark.torch import ModelQuantizer, export_safetensors, import_model_from_safetensors
 
@@ -58,6 +68,17 @@ def test_an_encoder_with_a_decoder_is_not_plain_and_is_refused() -> None:
     assert infer_architecture(model, "t5") is None
     with pytest.raises(UnknownNameError, match="no model template defined for the model type 't5'"):
         template_of(model)
+
+
+def test_blocks_that_are_passed_several_times_are_not_plain() -> None:
+    config = AlbertConfig(**SMALL, intermediate_size=64, embedding_size=32)
+    assert infer_architecture(AlbertForMaskedLM(config), "albert") is None
+
+
+def test_the_plan_says_that_blocks_were_inferred() -> None:
+    layer = schemes().load("int4_wo_32", "config")()
+    plan = ModelQuantizer(QConfig(global_quant_config=layer, exclude=["lm_head"])).plan(persimmon())
+    assert any("a template for the model type 'persimmon'" in note and "'model.layers'" in note for note in plan.notes)
 
 
 def test_layers_outside_the_blocks_stay_float() -> None:

@@ -134,6 +134,20 @@ def test_scales_in_e4m3_of_one_stage_mean_two() -> None:
     assert torch.equal(quantizer.fake_quantize(x), weight_quantizer("nvfp4").fake_quantize(x))
 
 
+def test_scales_of_scales_may_be_powers_of_two() -> None:
+    blocks = stage("fp4", qscheme="per_group", ch_axis=-1, group_size=16, scale_type="float32")
+    quantizer = quantizer_for((blocks, stage("fp8_e8m0", is_scale_quant=True)), activation=False)
+    assert quantizer.problem((8, 64)) is None
+    x = data(8, 64)
+    values, qparams = quantizer.round_to_nearest(x)
+    assert qparams.outer_scale == x.abs().max() / 6
+    assert torch.equal(torch.frexp(qparams.scale)[0], torch.full_like(qparams.scale, 0.5))
+    packed = quantizer.pack(quantizer.codes_of(values, qparams), qparams)
+    assert packed["scale"].dtype == torch.uint8
+    assert torch.equal(quantizer.dequantize(*quantizer.unpack(packed, (8, 64))), values)
+    assert (values - x).norm() / x.norm() < 0.15
+
+
 def stage(dtype: str, **more: object) -> QTensorConfig:
     return QTensorConfig(dtype=dtype, is_dynamic=False, symmetric=True, **{"qscheme": "per_tensor", **more})  # type: ignore[arg-type]
 

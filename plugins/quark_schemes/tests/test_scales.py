@@ -48,6 +48,23 @@ SCALES = {
     "e8m0 format": {"scale_format": "e8m0"},
 }
 
+DTYPES = ("int4", "uint4", "int8", "fp4", "fp8_e4m3")
+
+
+@pytest.mark.parametrize("dtype", ["int4", "fp4"])
+def test_e4m3_scales_serve_small_tensors_too_by_one_more_scale(dtype: str) -> None:
+    """By themselves they end at 2^-9: a tensor of values near 1e-4 would be lost."""
+    grouped = {"qscheme": "per_group", "ch_axis": -1, "group_size": 16, "is_dynamic": False, "symmetric": True}
+    quantizer = quantizer_for(QTensorConfig(dtype=dtype, scale_format="e4m3", **grouped), activation=False)
+    x = torch.randn(16, 64, generator=torch.Generator().manual_seed(0)) * 1e-4
+    assert (quantizer.fake_quantize(x) - x).norm() / x.norm() < 0.15
+
+
+def test_scales_of_asymmetric_integers_cannot_be_in_e4m3() -> None:
+    grouped = {"qscheme": "per_group", "ch_axis": -1, "group_size": 16, "is_dynamic": False, "symmetric": False}
+    quantizer = quantizer_for(QTensorConfig(dtype="uint4", scale_format="e4m3", **grouped), activation=False)
+    assert "set symmetric=True" in str(quantizer.problem((16, 64)))
+
 
 @pytest.mark.parametrize("kind", SCALES)
 def test_every_kind_of_scale_is_on_its_own_grid_positive_and_comes_back_from_storage(kind: str) -> None:
@@ -71,9 +88,8 @@ def test_power_of_two_scales_are_the_nearest_on_the_side_of_their_mode(mode: str
     assert scale_format_of(spec).round(ideal).tolist() == ([0.5, 0.5, 1, 1, 2] if mode == "ceil" else [0.25, 0.5, 0.5, 1, 1])
 
 
-@pytest.mark.parametrize("kind", [k for k in SCALES if k != "e4m3 format"])
-@pytest.mark.parametrize("dtype", ["int4", "uint4", "int8", "fp4", "fp8_e4m3"])
-def test_a_tensor_quantizes_and_reloads_with_every_kind_of_scale(dtype: str, kind: str) -> None:
+@pytest.mark.parametrize(("kind", "dtype"), [(k, d) for k in SCALES for d in DTYPES if (k, d) != ("e4m3 format", "uint4")])
+def test_a_tensor_quantizes_and_reloads_with_every_kind_of_scale(kind: str, dtype: str) -> None:
     grouped = {"qscheme": "per_group", "ch_axis": -1, "group_size": 16, "is_dynamic": False}
     spec = QTensorConfig(dtype=dtype, symmetric=dtype != "uint4", **grouped, **SCALES[kind])
     quantizer = quantizer_for(spec, activation=False)
@@ -89,7 +105,7 @@ def test_a_tensor_quantizes_and_reloads_with_every_kind_of_scale(dtype: str, kin
     # Half a step, and what a scale that was rounded down cuts off. Powers of two are rounded up, by a factor below 2; those of MX blocks
     # go by mode "even", with which up to 7 of 6 are cut off.
     amax = quantizer.granularity.rows(x).abs().amax(1).repeat_interleave(16).reshape(x.shape)
-    cut = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "e5m3": 2.0**-4, "e5m3 format": 2.0**-4}.get(kind, 0.0)
+    cut = {"float16": 2.0**-11, "bfloat16": 2.0**-8, "e5m3": 2.0**-4, "e5m3 format": 2.0**-4, "e4m3 format": 2.0**-4}.get(kind, 0.0)
     cut = 1 / 7 if kind == "e8m0 format" and dtype.startswith("fp") else cut
     assert ((values - x).abs() <= (_half_steps(dtype) * (1 + cut if cut else 2) + cut) * amax).all()
 

@@ -21,8 +21,9 @@ _GATES = ("*router*", "*.gate")
 def infer_architecture(model: nn.Module, model_type: str) -> Architecture | None:
     """What the module tree of a language model shows, or None where it is not plain.
 
-    The decoder blocks are the one list of modules of one class that holds linear layers; a model with two such lists (an encoder and a
-    decoder, a vision tower) is not plain. Linear layers outside the blocks, and routers, are left in float.
+    The decoder blocks are the one list of modules of one class that holds linear layers. A model with two such lists (an encoder and a
+    decoder, a vision tower) is not plain, nor is one that passes a block several times. Linear layers outside the blocks, and routers, are
+    left in float.
 
     Args:
         model: A transformers model, on any device; meta tensors will do.
@@ -32,6 +33,8 @@ def infer_architecture(model: nn.Module, model_type: str) -> Architecture | None
     if len(lists) != 1 or not hasattr(model, "get_output_embeddings"):
         return None
     blocks = lists[0]
+    if len(list(model.get_submodule(blocks).children())) != getattr(getattr(model, "config", None), "num_hidden_layers", None):
+        return None  # a block that is passed several times, say: its first pass is not the last
     linear = [name for name, m in model.named_modules() if isinstance(m, nn.Linear)]
     inside = [name for name in linear if name.startswith(f"{blocks}.")]
     outside = [name for name in linear if name not in set(inside)]

@@ -15,7 +15,7 @@ from quark.model.mixtures import fused_parameters
 from quark.model.resolve import layer_config_for
 from quark.nn.layers import LOOKUP_TYPES, QUANTIZED_TYPES, is_quantized
 from quark.numerics import quantizer_for
-from quark.plugins import schemes
+from quark.plugins import schemes, templates
 from quark.specs.architecture import Architecture
 from quark.specs.layer import QLayerConfig, TensorSpec, stages
 from quark.specs.model import QConfig
@@ -124,7 +124,7 @@ def make_plan(model: nn.Module, config: QConfig, architecture: Architecture | No
     ]
     if problems:
         raise ConfigError("\n".join(problems))
-    return QuantPlan(rows, config, architecture, tuple(_notes(rows, model)), attentions)
+    return QuantPlan(rows, config, architecture, tuple(_notes(rows, model, architecture)), attentions)
 
 
 def plan_rows(model: nn.Module, config: QConfig) -> tuple[PlanRow, ...]:
@@ -217,7 +217,12 @@ def _fitting_schemes(bad: list[PlanRow]) -> list[str]:
     return fitting
 
 
-def _notes(rows: tuple[PlanRow, ...], model: nn.Module) -> Iterator[str]:
+def _notes(rows: tuple[PlanRow, ...], model: nn.Module, architecture: Architecture | None) -> Iterator[str]:
+    if architecture is not None and architecture.model_type not in templates():
+        yield (
+            f"no plugin brings a template for the model type '{architecture.model_type}': its modules show decoder blocks at "
+            f"'{architecture.decoder_blocks}', by which it is worked"
+        )
     fused = list(fused_parameters(model))
     if fused:
         yield (

@@ -11,9 +11,10 @@ from torch import Tensor
 
 from quark.numerics import Granularity, NumberFormat, PerGroup, QParams
 from quark.specs.enums import RoundType, ZeroPointType
+from quark.specs.layer import TensorSpec
 from quark.specs.tensor import QTensorConfig
 from quark_schemes import packing
-from quark_schemes.formats.scales import SMALLEST_SCALE, scale_format_of, scale_problem
+from quark_schemes.formats.scales import SMALLEST_SCALE, scale_format_of, scale_problem, with_outer_scale
 from quark_schemes.formats.small_float import WHOLE_ROUNDINGS
 
 
@@ -49,6 +50,9 @@ class IntegerFormat(NumberFormat):
         if spec.scale_calculation_mode not in (None, "ceil", "floor"):
             return f"{self.name} has scale_calculation_mode 'ceil' or 'floor' for powers of two, not {spec.scale_calculation_mode!r}"
         return scale_problem(spec)
+
+    def settled(self, spec: QTensorConfig) -> TensorSpec:
+        return with_outer_scale(spec)
 
     def for_spec(self, spec: QTensorConfig) -> IntegerFormat:
         return self if spec.round_method in (None, self.rounding) else attrs.evolve(self, rounding=spec.round_method)

@@ -11,7 +11,7 @@ from quark.specs.enums import QSchemeType, RoundType
 from quark.specs.layer import TensorSpec
 from quark.specs.tensor import QTensorConfig
 from quark_schemes import packing
-from quark_schemes.formats.scales import MODES, SMALLEST_SCALE, scale_format_of, scale_problem, shared_exponent_scale
+from quark_schemes.formats.scales import MODES, SMALLEST_SCALE, scale_format_of, scale_problem, shared_exponent_scale, with_outer_scale
 from quark_schemes.formats.small_float import E2M1, E2M3, E3M2, E4M3, E5M2, E5M3, FloatShape, decode_small, encode_small, round_small_
 
 
@@ -42,20 +42,7 @@ class MiniFloat(NumberFormat):
         return self.torch_dtype or torch.uint8
 
     def settled(self, spec: QTensorConfig) -> TensorSpec:
-        if spec.scale_format != "e4m3" or spec.is_scale_quant:
-            return spec
-        # Scales in E4M3 reach too short a way by themselves: they are relative to one more scale over the whole tensor.
-        inner = attrs.evolve(spec, scale_format="float32", scale_type="float32")
-        outer = QTensorConfig(
-            dtype="fp8_e4m3",
-            observer_cls="PerTensorMinMaxObserver",
-            is_dynamic=spec.is_dynamic,
-            qscheme="per_tensor",
-            symmetric=True,
-            scale_type="float32",
-            is_scale_quant=True,
-        )
-        return (inner, outer)
+        return with_outer_scale(spec)
 
     def for_spec(self, spec: QTensorConfig) -> MiniFloat:
         return self if spec.round_method in (None, self.rounding) else attrs.evolve(self, rounding=spec.round_method)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from quark.errors import ConfigError
 from quark.specs.enums import ScaleType
+from quark.specs.layer import TensorSpec
 from quark.specs.tensor import QTensorConfig
 from quark_schemes.formats.small_float import E4M3, E5M3, FloatShape, decode_small, encode_small, round_small_
 
@@ -114,6 +115,25 @@ def scale_problem(spec: QTensorConfig) -> str | None:
     if spec.scale_format in (None, *_NAMES):
         return None
     return f"scale_format={spec.scale_format!r} is unknown to {spec.dtype.name}: use one of {', '.join(_NAMES)}, or None"
+
+
+def with_outer_scale(spec: QTensorConfig) -> TensorSpec:
+    """What a spec of one stage with E4M3 scales means; other specs mean themselves.
+
+    Such scales reach too short a way alone: they are relative to one more scale over the whole tensor.
+    """
+    if spec.scale_format != "e4m3" or spec.is_scale_quant:
+        return spec
+    outer = QTensorConfig(
+        dtype="fp8_e4m3",
+        observer_cls="PerTensorMinMaxObserver",
+        is_dynamic=spec.is_dynamic,
+        qscheme="per_tensor",
+        symmetric=True,
+        scale_type="float32",
+        is_scale_quant=True,
+    )
+    return (attrs.evolve(spec, scale_format="float32", scale_type="float32"), outer)
 
 
 def scale_format_of(spec: QTensorConfig) -> ScaleFormat:
