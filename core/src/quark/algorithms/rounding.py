@@ -1,26 +1,61 @@
-"""Rounding: choose the codes of a weight. A run has exactly one; this is the default one."""
+"""Rounding: choose the codes of weights. A run has exactly one; this is the default one."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Protocol, cast
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, Protocol, TypeVar, cast
 
+import attrs
 import torch
 from torch import Tensor, nn
 
+from quark.algorithms.statistics import Statistic
 from quark.errors import ConfigError
 from quark.nn import QuantizedLayer, QuantizerModule
 from quark.numerics import Observer
 
+S = TypeVar("S", bound=Statistic)
+Figures = Mapping[str, float | int | str | bool]
+"""What a rounding has to say about one layer, by name: JSON values."""
 
-class Rounding(Protocol):
-    """Chooses the codes of the layers that share an input.
 
-    On return each layer's ``weight`` holds values on the grid of its ``weight_quantizer``, whose scales are set.
+@attrs.frozen(eq=False)
+class Problem:
+    """Layers to be rounded together: all have one spec of weights, and, where statistics are given, one input.
+
+    Attributes:
+        layers: By full name. Their ``weight`` is the float one.
+        statistics: Of their input, by class; empty for a rounding that needs none, and for layers that no calibration token has reached.
+        shares_scale: Whether they get one common scale over the whole tensor.
     """
 
-    def round(self, layers: Sequence[QuantizedLayer], *, shared_scale: bool) -> None:
-        """Round the weights; with ``shared_scale`` the layers get one common scale over the whole tensor."""
+    layers: Mapping[str, QuantizedLayer]
+    statistics: Mapping[type[Statistic], Statistic] = attrs.field(factory=dict)
+    shares_scale: bool = False
+
+    def statistic(self, kind: type[S]) -> S:
+        """The statistic of that class, which the rounding has declared."""
+        return cast("S", self.statistics[kind])
+
+
+class Rounding(Protocol):
+    """Chooses codes.
+
+    Attributes:
+        needs: Statistics of the layers' inputs; without any, no data are wanted.
+    """
+
+    needs: Sequence[type[Statistic]]
+
+    def takes(self, name: str) -> bool:
+        """Whether it rounds the layer of that name, relative to its block; others are rounded to nearest."""
+
+    def round(self, problem: Problem) -> Mapping[str, Figures]:
+        """Round the weights of the layers.
+
+        On return each layer's ``weight`` is a new parameter with values on the grid of its ``weight_quantizer``, whose scales are set.
+        Returns what is worth reporting, by layer.
+        """
 
 
 class RoundToNearest:
@@ -30,13 +65,20 @@ class RoundToNearest:
     would copy them page by page, and a parameter that another module shares stays what it is there.
     """
 
+    needs: ClassVar[Sequence[type[Statistic]]] = ()
+
+    def takes(self, name: str) -> bool:
+        """Everything."""
+        return True
+
     @torch.no_grad()
-    def round(self, layers: Sequence[QuantizedLayer], *, shared_scale: bool) -> None:
-        """As `Rounding.round`."""
-        quantizers = [_quantizer(layer) for layer in layers]
-        shared = _seen_by_all(layers, quantizers) if shared_scale else None
+    def round(self, problem: Problem) -> Mapping[str, Figures]:
+        """As `Rounding.round`; there is nothing to report."""
+        layers = list(problem.layers.values())
+        quantizers = [weight_quantizer(layer) for layer in layers]
+        shared = _seen_by_all(layers, quantizers) if problem.shares_scale else None
         for layer, quantizer in zip(layers, quantizers, strict=True):
-            weight = _weight(layer)
+            weight = float_weight(layer)
             if shared is None:
                 values, qparams = quantizer.quantizer.round_to_nearest(weight)
             else:
@@ -44,21 +86,29 @@ class RoundToNearest:
                 values = quantizer.quantizer.fake_quantize(weight, qparams)
             layer.weight = nn.Parameter(values, requires_grad=False)
             quantizer.set_qparams(qparams)
+        return {}
 
 
 def _seen_by_all(layers: Sequence[QuantizedLayer], quantizers: Sequence[QuantizerModule]) -> Observer:
     """An observer of the range that the weights of all layers span together."""
     observer = quantizers[0].quantizer.observer()
     for layer in layers:
-        observer.observe(_weight(layer))
+        observer.observe(float_weight(layer))
     return observer
 
 
-def _quantizer(layer: QuantizedLayer) -> QuantizerModule:
+def weight_quantizer(layer: QuantizedLayer) -> QuantizerModule:
+    """Of a layer whose weight is to be quantized.
+
+    Raises:
+        ConfigError: It is not.
+    """
     if layer.weight_quantizer is None:
         raise ConfigError("a layer without a weight quantizer cannot be rounded")
     return layer.weight_quantizer
 
 
-def _weight(layer: QuantizedLayer) -> Tensor:
+def float_weight(layer: QuantizedLayer) -> Tensor:
+    """The weight of a layer that has not been rounded yet."""
     return cast("nn.Parameter", layer.weight).data
+

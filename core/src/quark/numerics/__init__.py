@@ -2,6 +2,7 @@
 
 from quark.numerics.format import NumberFormat
 from quark.numerics.granularity import Granularity, PerBlock, PerChannel, PerGroup, PerTensor, PerToken, granularity_of
+from quark.numerics.grid import GroupScales, WeightGrid
 from quark.numerics.observer import Observer
 from quark.numerics.qparams import QParams
 from quark.numerics.quantizer import TensorQuantizer
@@ -11,6 +12,7 @@ from quark.numerics.stage import TILE_ELEMENTS
 __all__ = [
     "TILE_ELEMENTS",
     "Granularity",
+    "GroupScales",
     "NumberFormat",
     "Observer",
     "PerBlock",
@@ -20,6 +22,7 @@ __all__ = [
     "PerToken",
     "QParams",
     "TensorQuantizer",
+    "WeightGrid",
     "format_of",
     "granularity_of",
     "number_format",

@@ -71,6 +71,17 @@ class NumberFormat(ABC):
         A zero point (int32: whole; float: real), broadcast over ``t``, is added on the way; the result counts from it.
         """
 
+    def steps(self, t: Tensor) -> Tensor | None:
+        """Factors by which neighbours that share bits make their scale finer, one for each of the scaled values ``t``; None for none.
+
+        With them in its scale, an element is rounded by `alone`, whatever its neighbours are.
+        """
+        return None
+
+    def alone(self) -> NumberFormat:
+        """The format of one element: this one, or where neighbours share bits, what those leave to it."""
+        return self
+
     @abstractmethod
     def encode(self, t: Tensor) -> Tensor:
         """Codes, in ``storage_dtype``, of values that `round_` has left."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -18,7 +19,12 @@ class Observer(ABC):
     Args:
         spec: The tensor's quantization.
         granularity: Which elements share a range.
+
+    Attributes:
+        is_extremes: Whether the range of one tensor is just its smallest and its largest value.
     """
+
+    is_extremes: ClassVar[bool] = False
 
     def __init__(self, spec: QTensorConfig, granularity: Granularity) -> None:
         self.spec = spec

@@ -69,6 +69,10 @@ class Progressive:
         """The first stage's scale alone, which is all that a range tells."""
         return self.first.qparams_from(observer)
 
+    def outer_scale(self, observer: Observer) -> Tensor:
+        """The first stage's scale, of what an observer has seen."""
+        return self.first.qparams_from(observer).scale
+
     def find_qparams(self, x: Tensor, shared: Observer | None = None) -> QParams:
         first = self.first.find_qparams(x, shared)
         return attrs.evolve(self.second.find_qparams(self._between(x, first)), outer_scale=first.scale)

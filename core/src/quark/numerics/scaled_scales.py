@@ -75,14 +75,14 @@ class ScaledScales:
         return self.scales.observer()
 
     def qparams_from(self, observer: Observer) -> QParams:
-        return QParams(self._outer(observer))
+        return QParams(self.outer_scale(observer))
 
     def find_qparams(self, x: Tensor, shared: Observer | None = None) -> QParams:
         observer = shared or self._seen(x)
-        return self._blocks_under(x, self._outer(observer))
+        return self._blocks_under(x, self.outer_scale(observer))
 
     def round_to_nearest(self, x: Tensor, *, out: Tensor | None = None) -> tuple[Tensor, QParams]:
-        return self._round_under(self._outer(self._seen(x)), x, out)
+        return self._round_under(self.outer_scale(self._seen(x)), x, out)
 
     def fake_quantize(self, x: Tensor, qparams: QParams | None = None, *, out: Tensor | None = None) -> Tensor:
         if qparams is None:
@@ -144,7 +144,7 @@ class ScaledScales:
         observer.observe(x if x.numel() else x.new_zeros(1))
         return observer
 
-    def _outer(self, observer: Observer) -> Tensor:
+    def outer_scale(self, observer: Observer) -> Tensor:
         """The outer scale of a range: one division by both reaches, so that nothing is rounded in between."""
         low, high = observer.range()
         amax = torch.maximum(-low, high)
@@ -161,9 +161,16 @@ class ScaledScales:
         amax, reach = torch.maximum(-low, high), self.blocks.format.reach(self.blocks.spec)
         # Scales that are stored come of one division. Those of activations are found first and made relative then: bits depend on it.
         relative = amax / reach / outer if self._keeps_outer_only else amax / (outer * reach)
+        return QParams(self._stored(relative), None, outer)
+
+    def block_scales(self, amax: Tensor, outer: Tensor) -> Tensor:
+        """Scales of a weight's blocks relative to ``outer``, as stored; ``amax`` is the largest magnitude of each, any shape."""
+        return self._stored(amax / (outer * self.blocks.format.reach(self.blocks.spec)))
+
+    def _stored(self, relative: Tensor) -> Tensor:
         scale = self.scales.format.round_(relative)
         # A scale that is too small for its format makes its block 0, whatever it is replaced by; 1 divides without harm.
-        return QParams(torch.where(scale == 0, 1.0, scale), None, outer)
+        return torch.where(scale == 0, 1.0, scale)
 
 
 def _name(stage: StageQuantizer) -> str:

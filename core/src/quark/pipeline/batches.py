@@ -32,25 +32,26 @@ def _moved(value: Any, device: torch.device) -> Any:
     return value.to(device) if isinstance(value, Tensor) else value
 
 
-def calls(data: Iterable[Any] | None) -> list[Call]:
+def calls(data: Iterable[Any] | None, wanted_by: str = "activations with static scales") -> list[Call]:
     """Every batch of ``data`` as a call; a batch that is a list of dicts is one call for each.
 
     Args:
         data: A DataLoader or any iterable of tensors, dicts (BatchEncoding too), lists of dicts; or one tensor or dict. Batches may differ
             in length; token ids are ``[batch, tokens]`` or ``[tokens]``.
+        wanted_by: What needs the data, for the message.
 
     Raises:
         CalibrationError: There is no data, it is empty, or a batch is of another kind.
     """
     if data is None:
         raise CalibrationError(
-            "activations with static scales need calibration data, and none was given: pass a DataLoader, a list of token tensors, or "
-            "--calib on the command line; or use a scheme whose activations are dynamic or float"
+            f"{wanted_by} need calibration data, and none was given: pass a DataLoader, a list of token tensors, or "
+            "--calib on the command line; or use a scheme whose activations are dynamic or float, and no algorithm that looks at them"
         )
     batches: Iterable[Any] = [data] if isinstance(data, Tensor | Mapping) else data
     found = [call for number, batch in enumerate(batches) for call in _calls_of(batch, number)]
     if not found:
-        raise CalibrationError("the calibration data are empty: static scales would be made up. Give at least one sequence")
+        raise CalibrationError("the calibration data are empty: what is found from them would be made up. Give at least one sequence")
     return found
 
 

@@ -1,12 +1,12 @@
-"""Run many forwards through one model in lock-step: all of them reach a block before any enters it.
+"""Run many forwards through one model in lock-step: all of them reach a place before any goes beyond it.
 
 Each forward is a greenlet that pauses in the middle of the model's own code, so no arguments are captured, none are replayed from another
-sample, and any module code will do. One forward per sample in all, whatever the number of blocks.
+sample, and any module code will do. One forward per sample in all, whatever the number of blocks, and of pauses inside them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import Any, Self
@@ -18,16 +18,43 @@ from torch import nn
 from quark.pipeline.batches import Call
 
 
+class Forward(greenlet):
+    """One forward of a run.
+
+    Attributes:
+        call: What the model is called with.
+        number: Of the call.
+        is_float: Whether it is to compute what the float model does, beside one that computes what the quantized model does.
+    """
+
+    def __init__(self, call: Call, number: int, is_float: bool, parent: Any) -> None:
+        super().__init__(call.run, parent)
+        self.call = call
+        self.number = number
+        self.is_float = is_float
+
+
+def current_forward() -> Forward | None:
+    """The forward that this code runs in, or None outside of one."""
+    current = getcurrent()
+    return current if isinstance(current, Forward) else None
+
+
 class LockStep:
-    """Forwards of ``model``, one per call, that stop at the entry of each block.
+    """Forwards of ``model``, one or two per call, that stop at the entry of each block, and wherever they are told to.
 
     Args:
         model: Called for each call, without gradients.
         blocks: The modules to stop at, in the order in which a forward enters them.
         calls: Arguments of each forward.
         to_the_end: Whether forwards go on behind the last block; without, they stop there, and the output head is never computed.
+        with_float: Whether each call has a second forward, which is to compute what the float model does.
 
     Use as a context manager: it registers hooks and takes them away.
+
+    Attributes:
+        stopped: Forwards that have called `stop`, with the place they gave; `go_on` takes them out.
+        finished: How many forwards have ended.
 
     Example:
         >>> from torch import ones
@@ -39,16 +66,19 @@ class LockStep:
         0
     """
 
-    def __init__(self, model: nn.Module, blocks: Sequence[nn.Module], calls: Sequence[Call], *, to_the_end: bool = True) -> None:
+    def __init__(
+        self, model: nn.Module, blocks: Sequence[nn.Module], calls: Sequence[Call], *, to_the_end: bool = True, with_float: bool = False
+    ) -> None:
         self._to_the_end = to_the_end
         self._model = model
         self._blocks = list(blocks)
-        self._calls = list(calls)
         self._released = -1
         self._parent = getcurrent()
-        self._waiting: dict[Any, int] = {}
+        kinds = (False, True) if with_float else (False,)
+        self._fresh = [Forward(call, i, is_float, self._parent) for is_float in kinds for i, call in enumerate(calls)]
+        self._waiting: dict[Forward, int] = {}
         self._hooks: list[Any] = []
-        self._started = False
+        self.stopped: dict[Forward, Any] = {}
         self.finished = 0
 
     def __enter__(self) -> Self:
@@ -60,27 +90,40 @@ class LockStep:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         for hook in self._hooks:
             hook.remove()
-        for paused in list(self._waiting):
+        for paused in [*self._waiting, *self.stopped]:
             paused.throw(GreenletExit)
         self._waiting.clear()
+        self.stopped.clear()
 
     @torch.no_grad()
     def advance(self, block: int) -> None:
-        """Let every forward run until it waits at a block beyond ``block``, or ends.
+        """Let every forward run until it waits at a block beyond ``block``, stops, or ends.
 
-        An exception in a forward comes out here.
+        An exception in a forward comes out here, and in `go_on`.
         """
         self._released = block
-        if not self._started:
-            self._started = True
-            for call in self._calls:
-                self._resume(greenlet(call.run, parent=self._parent), self._model)
-            return
-        for paused in [g for g, at in self._waiting.items() if at <= block]:
-            del self._waiting[paused]
-            self._resume(paused)
+        fresh, self._fresh = self._fresh, []
+        for forward in fresh:
+            self._resume(forward, self._model)
+        for forward in [f for f, at in self._waiting.items() if at <= block and f not in fresh]:
+            del self._waiting[forward]
+            self._resume(forward)
 
-    def _resume(self, forward: Any, *args: Any) -> None:
+    def stop(self, place: Any) -> None:
+        """Pause the forward that this is called in, until `go_on`."""
+        current = current_forward()
+        assert current is not None
+        self.stopped[current] = place
+        self._parent.switch()
+
+    @torch.no_grad()
+    def go_on(self, forwards: Iterable[Forward]) -> None:
+        """Let stopped forwards run on, one after another, each until it waits, stops again, or ends."""
+        for forward in forwards:
+            del self.stopped[forward]
+            self._resume(forward)
+
+    def _resume(self, forward: Forward, *args: Any) -> None:
         forward.switch(*args)
         # Grad mode belongs to the thread, not to the greenlet: a forward that pauses inside a context of its own must not leak it.
         torch.set_grad_enabled(False)
@@ -88,8 +131,8 @@ class LockStep:
 
     def _gate(self, index: int) -> Any:
         def pause(*_: Any) -> None:
-            current = getcurrent()
-            if index > self._released and current is not self._parent:
+            current = current_forward()
+            if index > self._released and current is not None:
                 self._waiting[current] = index
                 self._parent.switch()
 

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 from torch import nn
 
-from quark.algorithms import RoundToNearest
+from quark.algorithms import Rounding, RoundToNearest
 from quark.environment import refuse_rival
 from quark.errors import ConfigError, UnsupportedError
 from quark.log import get_logger
@@ -77,20 +77,22 @@ class ModelQuantizer:
                 model whose attention cannot be exchanged.
         """
         log = get_logger()
-        refuse_what_is_not_offered(self.config)
+        rounding = rounding_of(self.config)
         plan = self.plan(model)
         for line in plan_lines(plan):
             log.info(line)
         attentions = [a.name for a in plan.attentions]
         if attentions:
             refuse_unswitchable(model, attentions)
-        data = calls(dataloader) if plan.calibrated else []
+        data = calls(dataloader, wanted_by=_wishes(plan, rounding)) if plan.calibrated or rounding.needs else []
         refuse_non_finite(model, plan.quantized)
         if attentions:
             switch_attention(model, attentions, eager=plan.config.softmax_quant_spec is not None)
         with reporting(len(data)) as progress:
-            run(model, plan, data, RoundToNearest(), InPlaceSink(model), progress)
+            findings = run(model, plan, data, rounding, InPlaceSink(model), progress)
         model.quant_config, model.quark_plan, model.quark_quantized = self.config, plan, True  # type: ignore[assignment]
+        model.quark_findings = findings  # type: ignore[assignment]
+        findings.log()
         log.info("Model quantization has been completed.")
         return model
 
@@ -111,13 +113,31 @@ class ModelQuantizer:
         return model.requires_grad_(False)
 
 
-def refuse_what_is_not_offered(config: QConfig) -> None:
-    """Raise UnsupportedError if the configuration asks for something that this version cannot carry out, before any work."""
-    for algorithm in config.algo_config or []:
-        record = algorithms().get(algorithm.name)
+def rounding_of(config: QConfig) -> Rounding:
+    """What chooses codes: the one rounding among the configured algorithms, or round-to-nearest.
+
+    Raises:
+        UnsupportedError: An algorithm's distribution registers its configuration only.
+        ConfigError: There are two roundings.
+    """
+    roundings = []
+    for settings in config.algo_config or []:
+        record = algorithms().get(settings.name)
         if record.processor is None:
-            source = algorithms().source(algorithm.name)
+            source = algorithms().source(settings.name)
             raise UnsupportedError(
-                f"the algorithm '{algorithm.name}' cannot run: {source.distribution} {source.version} registers its configuration only. "
+                f"the algorithm '{settings.name}' cannot run: {source.distribution} {source.version} registers its configuration only. "
                 "Leave algo_config out, or install a distribution that brings its processor"
             )
+        if record.kind == "rounding":
+            roundings.append((settings, algorithms().load(settings.name, "processor")))
+    if len(roundings) > 1:
+        names = " and ".join(f"'{settings.name}'" for settings, _ in roundings)
+        raise ConfigError(f"{names} both choose the codes of weights: a run has one such algorithm. Name the one that is wanted")
+    return roundings[0][1](roundings[0][0]) if roundings else RoundToNearest()
+
+
+def _wishes(plan: QuantPlan, rounding: Rounding) -> str:
+    """What calibration data are wanted for."""
+    static = "activations with static scales" if plan.calibrated else ""
+    return " and ".join(w for w in (static, f"{type(rounding).__name__}" if rounding.needs else "") if w)

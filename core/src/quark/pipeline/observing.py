@@ -19,6 +19,7 @@ from quark.nn.attention import KEY, PROBABILITIES
 from quark.numerics import QParams, quantizer_for
 from quark.numerics.observer import Observer
 from quark.numerics.quantizer import TensorQuantizer
+from quark.pipeline.lockstep import current_forward
 
 _EXPERT = re.compile(r"(\bexperts\.)\d+(\.)")
 """The number of an expert in a layer's name."""
@@ -149,7 +150,8 @@ def _in_place_of_quantizer(attention: nn.Module, name: str, item: Observation) -
     """What attention calls to quantize a tensor sees that tensor and returns it as it is."""
 
     def see(x: Tensor) -> Tensor:
-        item.observer.observe(x.detach())
+        if not _in_float_forward():
+            item.observer.observe(x.detach())
         return x
 
     setattr(attention, name, see)
@@ -161,13 +163,44 @@ def _in_place_of_quantizer(attention: nn.Module, name: str, item: Observation) -
 
 def _see_input(item: Observation) -> Any:
     def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
-        item.observer.observe(args[0].detach())
+        if not _in_float_forward():
+            item.observer.observe(args[0].detach())
 
     return hook
 
 
 def _see_output(item: Observation) -> Any:
     def hook(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
-        item.observer.observe(output.detach())
+        if not _in_float_forward():
+            item.observer.observe(output.detach())
 
     return hook
+
+
+def expert_layers_among(names: Iterable[str]) -> list[str]:
+    """Those names that are of layers of experts."""
+    return [name for name in names if _EXPERT.search(name)]
+
+
+@contextmanager
+def counting(model: nn.Module, names: Iterable[str]) -> Iterator[dict[str, int]]:
+    """Count the tokens that reach each of these layers while the body runs."""
+    tokens = dict.fromkeys(names, 0)
+
+    def see(name: str) -> Any:
+        def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
+            if not _in_float_forward():
+                tokens[name] += args[0].numel() // args[0].shape[-1]
+
+        return hook
+
+    with ExitStack() as stack:
+        for name in tokens:
+            stack.callback(model.get_submodule(name).register_forward_pre_hook(see(name)).remove)
+        yield tokens
+
+
+def _in_float_forward() -> bool:
+    """Whether this is called for the sake of what the float model computes: what is observed is the quantized one."""
+    forward = current_forward()
+    return forward is not None and forward.is_float

@@ -8,19 +8,22 @@ from contextlib import ExitStack
 import torch
 from torch import nn
 
-from quark.algorithms import Rounding
+from quark.algorithms import Rounding, RoundToNearest
 from quark.model.attention import AttentionRow
 from quark.model.blocks import Block, decoder_blocks
 from quark.model.plan import PlanRow, QuantPlan
 from quark.model.resolve import first_match
-from quark.nn import QUANTIZED_TYPES, QuantizedLayer, QuantizerModule
+from quark.nn import QuantizedLayer, QuantizerModule, quantized_class
 from quark.nn.experts import showing_all
 from quark.numerics import QParams
 from quark.pipeline.attention import quantize_attention
 from quark.pipeline.batches import Call
+from quark.pipeline.findings import Findings
 from quark.pipeline.lockstep import LockStep, without_cache
-from quark.pipeline.observing import Observation, observations, observing, pooled
+from quark.pipeline.observing import Observation, counting, expert_layers_among, observations, observing, pooled
+from quark.pipeline.problems import problems
 from quark.pipeline.sink import BlockSink
+from quark.pipeline.solving import BlockSolver, Company
 from quark.specs.model import QConfig
 
 Progress = Callable[[int, int, str], None]
@@ -29,16 +32,17 @@ Progress = Callable[[int, int, str], None]
 
 def run(
     model: nn.Module, plan: QuantPlan, calls: Sequence[Call], rounding: Rounding, sink: BlockSink, progress: Progress = lambda *_: None
-) -> None:
+) -> Findings:
     """Quantize ``model`` by ``plan``, block by block.
 
-    Activations are observed in the float model: each sample passes each block once. A block's weights are rounded when all samples have
-    left it. Layers outside the blocks come last.
+    A rounding that needs no statistics leaves calibration to the float model: each sample passes each block once, and the block's weights
+    are rounded when all samples have left it. One that needs some rounds each layer in the middle of that pass, so that the layers behind
+    it get what the quantized model will give them. Layers outside the blocks come last, and are rounded to nearest.
 
     Args:
         model: Changed in place by the sink, and its weights by the rounding.
         plan: Made from this very model.
-        calls: Calibration forwards; may be empty where nothing in the plan is static.
+        calls: Calibration forwards; may be empty where nothing in the plan is static and the rounding needs nothing.
         rounding: Chooses codes.
         sink: Takes finished layers.
         progress: Told of every finished block.
@@ -47,14 +51,15 @@ def run(
     outside = [r for r in plan.quantized if not any(b.owns(r.name) for b in blocks)]
     inside = [[r for r in plan.quantized if b.owns(r.name)] for b in blocks]
     work = _Work(model, plan, rounding, sink)
-    if not plan.calibrated:
+    if not plan.calibrated and not rounding.needs:
         for i, (block, rows) in enumerate(zip(blocks, inside, strict=True)):
-            work.finish(rows, [], [a for a in plan.attentions if block.owns(a.name)])
+            work.finish(work.made(rows), [], [a for a in plan.attentions if block.owns(a.name)])
             progress(i + 1, len(blocks), block.name)
-        work.finish(outside, [])
+        work.finish(work.made(outside), [])
     else:
         _run_calibrated(model, plan, blocks, inside, outside, calls, work, progress)
     sink.finish()
+    return work.findings
 
 
 def _run_calibrated(
@@ -72,31 +77,53 @@ def _run_calibrated(
         stack.enter_context(without_cache(model))
         stack.enter_context(showing_all(model, plan.config.calibrate_all_experts))
         stack.enter_context(observing(model, seen_outside))
-        steps = stack.enter_context(LockStep(model, [b.module for b in blocks], calls, to_the_end=bool(seen_outside)))
+        steps = stack.enter_context(
+            LockStep(model, [b.module for b in blocks], calls, to_the_end=bool(seen_outside), with_float=work.wants_float)
+        )
         steps.advance(-1)
         for i, (block, rows) in enumerate(zip(blocks, inside, strict=True)):
             attentions = [a for a in plan.attentions if block.owns(a.name)]
             seen = observations(rows, attentions)
-            with observing(model, seen):
-                steps.advance(i)
-            work.finish(rows, seen, attentions)
+            made = work.made(rows)
+            with observing(model, seen), counting(model, expert_layers_among(made)) as tokens:
+                work.lead(steps, i, block, made)
+            work.findings.count(tokens)
+            work.finish(made, seen, attentions)
             progress(i + 1, len(blocks), block.name)
-    work.finish(outside, seen_outside)
+    work.finish(work.made(outside), seen_outside)
 
 
 class _Work:
-    """What is done to the layers of one block once their statistics are complete."""
+    """What is done to the layers of one block."""
 
     def __init__(self, model: nn.Module, plan: QuantPlan, rounding: Rounding, sink: BlockSink) -> None:
         self._model = model
         self._config = plan.config
         self._rounding = rounding
+        self._company = Company(plan.architecture, plan.config.shared_scale_groups)
         self._sink = sink
+        self._nearest = RoundToNearest()
+        self.findings = Findings()
+        self.wants_float = any(kind.wants_float for kind in rounding.needs)
+
+    def made(self, rows: Iterable[PlanRow]) -> dict[str, QuantizedLayer]:
+        """Quantized layers, not yet rounded, by full name."""
+        return {row.name: self._make(row) for row in rows}
+
+    def lead(self, steps: LockStep, index: int, block: Block, made: Mapping[str, QuantizedLayer]) -> None:
+        """Lead all forwards through a block, and round its layers on the way if the rounding wants to see their inputs."""
+        if not self._rounding.needs:
+            steps.advance(index)
+            return
+        rounded = {n: (self._model.get_submodule(n), q) for n, q in made.items() if _has_input_channels(q)}
+        solver = BlockSolver(steps, block, rounded, self._rounding, self._company)
+        solver.work(index)
+        self.findings.add(solver.figures)
+        self.findings.missed(n for n in rounded if n not in solver.figures)
 
     @torch.no_grad()
-    def finish(self, rows: Iterable[PlanRow], seen: Sequence[Observation], attentions: Sequence[AttentionRow] = ()) -> None:
-        """Make quantized layers, set their activation scales, round their weights, hand them on."""
-        made = {row.name: self._make(row) for row in rows}
+    def finish(self, made: Mapping[str, QuantizedLayer], seen: Sequence[Observation], attentions: Sequence[AttentionRow] = ()) -> None:
+        """Set activation scales, round the weights that are not, hand the layers on."""
         seen = pooled(seen, shared=self._config.sync_moe_expert_input_amax)
         for item in (s for s in seen if s.layer in made):
             layer = made[item.layer]
@@ -105,8 +132,9 @@ class _Work:
             quantizer.set_qparams(item.qparams())
         settle_cache_scales(made, self._config)
         quantize_attention(self._model, made, attentions, seen)
-        for group, shared in sharing(made, self._config.shared_scale_groups):
-            self._rounding.round(group, shared_scale=shared)
+        left = {n: layer for n, layer in made.items() if n not in self.findings.layers}
+        for problem in problems(left, self._config.shared_scale_groups):
+            self._nearest.round(problem)
         for layer in made.values():
             _round_bias(layer)
         self._sink.take(made)
@@ -114,7 +142,13 @@ class _Work:
     def _make(self, row: PlanRow) -> QuantizedLayer:
         layer = self._model.get_submodule(row.name)
         assert row.config is not None
-        return QUANTIZED_TYPES[type(layer)].from_float(layer, row.config)
+        return quantized_class(layer).from_float(layer, row.config)
+
+
+def _has_input_channels(layer: QuantizedLayer) -> bool:
+    """Whether a layer multiplies its input by a matrix of codes: roundings that look at inputs are for those."""
+    module = layer.weight_quantizer
+    return isinstance(layer, nn.Linear) and module is not None and not module.quantizer.is_float
 
 
 def settle_cache_scales(layers: Mapping[str, QuantizedLayer], config: QConfig) -> None:
@@ -132,23 +166,6 @@ def settle_cache_scales(layers: Mapping[str, QuantizedLayer], config: QConfig) -
         scale = torch.stack([m.scale for m in members if m.scale is not None]).amax().clamp(min=config.min_kv_scale)
         for member in members:
             member.set_qparams(QParams(scale.clone(), member.zero_point))
-
-
-def sharing(layers: dict[str, QuantizedLayer], groups: Sequence[Sequence[str]]) -> list[tuple[list[QuantizedLayer], bool]]:
-    """The layers in the sets that are rounded together: siblings named by a group of suffixes share one scale over the whole tensor."""
-    left = {name: layer for name, layer in layers.items() if layer.weight_quantizer is not None}
-    found: list[tuple[list[QuantizedLayer], bool]] = []
-    for suffixes in groups:
-        for name in [n for n in left if n.rsplit(".", 1)[-1] == suffixes[0]]:
-            parent = name.removesuffix(suffixes[0])
-            members = [parent + s for s in suffixes]
-            if all(m in left and _has_tensor_scale(left[m]) for m in members):
-                found.append(([left.pop(m) for m in members], True))
-    return [*found, *(([layer], False) for layer in left.values())]
-
-
-def _has_tensor_scale(layer: QuantizedLayer) -> bool:
-    return layer.weight_quantizer is not None and layer.weight_quantizer.quantizer.has_tensor_scale
 
 
 def _round_bias(layer: QuantizedLayer) -> None:

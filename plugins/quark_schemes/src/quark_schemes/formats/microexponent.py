@@ -58,6 +58,12 @@ class Microexponent(BlockFloat):
         magic = halved.neg_().add_(_bits(1.5 * 2.0**23)).view(torch.float32)
         return t.add_(magic).sub_(magic)
 
+    def steps(self, t: Tensor) -> Tensor:
+        return (_bits(1.0) - self._halved(t)).view(torch.float32)
+
+    def alone(self) -> BlockFloat:
+        return BlockFloat(**attrs.asdict(self, recurse=False))
+
     def _halved(self, t: Tensor) -> Tensor:
         """Int32, shaped as ``t``: one exponent's worth of float32 bits where the step is halved, else 0."""
         below = t.view(torch.int32).bitwise_and(_MAGNITUDE).sub_(_bits(self._limit))

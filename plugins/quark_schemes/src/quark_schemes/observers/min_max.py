@@ -20,6 +20,7 @@ class MinMaxObserver(Observer):
     """Keeps the smallest and the largest value of each set of elements that share a scale; serves every granularity."""
 
     qschemes: ClassVar[tuple[QSchemeType, ...]] = ()
+    is_extremes = True
 
     def __init__(self, spec: QTensorConfig, granularity: Granularity) -> None:
         super().__init__(spec, granularity)

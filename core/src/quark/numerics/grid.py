@@ -1,0 +1,220 @@
+"""WeightGrid: the values that the weights of some layers may take, for algorithms that choose them column by column.
+
+Layers that share an input are stacked into one matrix, and that lies transposed, ``Wt [K, N]``: an input channel, which is what such
+algorithms go along, is then a row of contiguous memory. Scales lie likewise, ``[groups, N]``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Self
+
+import attrs
+import torch
+from torch import Tensor
+
+from quark.numerics.format import NumberFormat
+from quark.numerics.granularity import PerChannel, PerGroup
+from quark.numerics.observer import Observer
+from quark.numerics.progressive import Progressive
+from quark.numerics.qparams import QParams
+from quark.numerics.quantizer import TensorQuantizer
+from quark.numerics.scaled_scales import ScaledScales
+from quark.numerics.stage import StageQuantizer
+
+
+@attrs.frozen(eq=False)
+class GroupScales:
+    """Scales of some groups of input channels, for every row.
+
+    Attributes:
+        scale: What codes are multiplied by, float32, outer scales included: ``[groups, N]``, or ``[K, N]`` where elements differ.
+        inverse: Its reciprocal, for formats that multiply by it; else None.
+        zero: Zero points, ``[groups, N]``, or None.
+        stored: As `QParams.scale` holds them, ``[groups, N]``.
+    """
+
+    scale: Tensor
+    inverse: Tensor | None
+    zero: Tensor | None
+    stored: Tensor
+
+    def at(self, group: int) -> GroupScales:
+        """The scales of one group, each ``[N]``."""
+        return self._map(lambda x: x[group])
+
+    def part(self, groups: slice | Tensor) -> GroupScales:
+        """The scales of some groups."""
+        return self._map(lambda x: x[groups])
+
+    def expanded(self, size: int) -> GroupScales:
+        """One row for each input channel of groups of that size."""
+        return self._map(lambda x: x.repeat_interleave(size, 0))
+
+    def where(self, better: Tensor, other: GroupScales) -> GroupScales:
+        """These, but the other's where ``better [groups, N]`` says so; neither may differ within groups."""
+        names = ("scale", "inverse", "zero", "stored")
+        both = {n: (getattr(self, n), getattr(other, n)) for n in names}
+        return GroupScales(**{n: None if a is None else torch.where(better, b, a) for n, (a, b) in both.items()})
+
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> GroupScales:
+        """Scales of consecutive groups as one."""
+        names = ("scale", "inverse", "zero", "stored")
+        found = {n: [getattr(p, n) for p in parts] for n in names}
+        return cls(**{n: None if found[n][0] is None else torch.cat(found[n]) for n in names})
+
+    def _map(self, change: object) -> GroupScales:
+        values = {a.name: getattr(self, a.name) for a in attrs.fields(GroupScales)}
+        return GroupScales(**{n: None if v is None else change(v) for n, v in values.items()})  # type: ignore[operator]
+
+
+class WeightGrid:
+    """What stacked weights may become.
+
+    Args:
+        quantizers: Of the weights of each layer, all of one spec.
+        rows: Of each layer, N in all.
+        weight: ``Wt [K, N]``, float32; outer scales, and scales that span rows, are found from it.
+        shared: Whether the layers share the scale that spans a whole tensor.
+
+    Attributes:
+        group: Input channels that share a scale in one row; K where there is one scale for each row, tensor or block of rows.
+        fixed: The scales, where they span rows: they cannot be found group by group. Else None.
+    """
+
+    def __init__(self, quantizers: Sequence[TensorQuantizer], rows: Sequence[int], weight: Tensor, *, shared: bool = False) -> None:
+        self._quantizers = quantizers
+        self._rows = list(rows)
+        self._stage, self._outer = self._opened(weight, shared)
+        self._exact = self._stage.format.alone()
+        self._by_reciprocal = self._stage.format.by_reciprocal(self._stage.spec)
+        self.columns = weight.shape[0]
+        found = self._stage.granularity
+        self.group = (found.size if found.size != -1 else self.columns) if isinstance(found, PerGroup) else self.columns
+        is_local = isinstance(found, PerGroup) or (isinstance(found, PerChannel) and found.axis in (0, -2))
+        self.fixed = None if is_local else self._spanning(weight, shared)
+
+    def scales(self, w: Tensor, shrink: Tensor | float | None = None) -> GroupScales:
+        """Scales of ``w [m · group, N]`` by its ranges, each multiplied by ``shrink`` (broadcast over ``[m, N]``) first."""
+        low, high = self._ranges(w)
+        if shrink is not None:
+            low, high = low * shrink, high * shrink
+        return self.rounded_scales(low, high)
+
+    def rounded_scales(self, low: Tensor, high: Tensor) -> GroupScales:
+        """Scales of ranges ``[m, N]``, as the spec stores them."""
+        if self._outer is None:
+            found = self._stage.format.qparams(low, high, self._stage.spec)
+            return self._made(found.scale, found.zero_point, None)
+        quantizer = self._quantizers[0]
+        if isinstance(quantizer, Progressive):
+            between = quantizer.first.format.round_  # the second stage sees what the first has rounded; the order is kept
+            found = self._stage.format.qparams(between(low / self._outer), between(high / self._outer), self._stage.spec)
+            return self._made(found.scale, found.zero_point, self._outer)
+        assert isinstance(quantizer, ScaledScales)
+        return self._made(quantizer.block_scales(torch.maximum(-low, high), self._outer), None, self._outer)
+
+    def with_steps(self, w: Tensor, scales: GroupScales) -> GroupScales:
+        """The same; but where a format lets elements share finer steps inside a group, decided by ``w [m · group, N]``: one row for each
+        input channel."""
+        if not self.has_steps:
+            return scales
+        size = w.shape[0] // scales.scale.shape[0]
+        each = scales.expanded(size)
+        steps = self._stage.format.steps((w / each.scale).t().contiguous())
+        assert steps is not None
+        scale = each.scale * steps.t()
+        return attrs.evolve(each, scale=scale, inverse=None if each.inverse is None else 1 / scale)
+
+    @property
+    def has_steps(self) -> bool:
+        """Whether `with_steps` has anything to decide."""
+        return self._exact is not self._stage.format
+
+    def round_(self, t: Tensor, scales: GroupScales) -> Tensor:
+        """Round ``t [m · group, N]`` in place to values of the grid, or ``[N]`` with the scales of one group; returns it."""
+        size = 1 if t.ndim == 1 else t.shape[0] // scales.scale.shape[0]
+        if size > 1:
+            self._round(t.view(-1, size, t.shape[1]), scales._map(lambda x: x.unsqueeze(1)))
+            return t
+        return self._round(t, scales)
+
+    def _round(self, t: Tensor, scales: GroupScales) -> Tensor:
+        if scales.inverse is None:
+            t.div_(scales.scale)
+        else:
+            t.mul_(scales.inverse)
+        self._exact.round_(t, scales.zero)
+        if scales.zero is not None:
+            t.sub_(scales.zero)
+        return t.mul_(scales.scale)
+
+    def qparams(self, scales: GroupScales) -> list[QParams]:
+        """What each layer's quantizer is to keep, of the scales of all groups."""
+        found = []
+        for index, quantizer in enumerate(self._quantizers):
+            part, kept = self._slice(index), quantizer.granularity.gathered
+            zero = None if scales.zero is None else kept(scales.zero[:, part].t()).contiguous()
+            outer = None if self._outer is None else self._outer[part.start].clone()
+            found.append(QParams(kept(scales.stored[:, part].t()).contiguous(), zero, outer))
+        return found
+
+    def _opened(self, weight: Tensor, shared: bool) -> tuple[StageQuantizer, Tensor | None]:
+        """The stage whose codes are stored, and the scale above it for each row ``[N]``, or None."""
+        first = self._quantizers[0]
+        if isinstance(first, StageQuantizer):
+            return first, None
+        assert isinstance(first, ScaledScales | Progressive)
+        common = self._observer(weight) if shared else None
+        outers = [q.outer_scale(common or self._observer(weight[:, self._slice(i)])) for i, q in enumerate(self._two_stage())]
+        each = [o.reshape(1).expand(rows) for o, rows in zip(outers, self._rows, strict=True)]
+        return first.blocks if isinstance(first, ScaledScales) else first.second, torch.cat(each)
+
+    def _two_stage(self) -> list[ScaledScales | Progressive]:
+        return [q for q in self._quantizers if isinstance(q, ScaledScales | Progressive)]
+
+    def _observer(self, weight: Tensor) -> Observer:
+        observer = self._quantizers[0].observer()
+        observer.observe(weight)
+        return observer
+
+    def _slice(self, index: int) -> slice:
+        start = sum(self._rows[:index])
+        return slice(start, start + self._rows[index])
+
+    def _spanning(self, weight: Tensor, shared: bool) -> GroupScales:
+        """Scales that span rows, by each layer's own quantizer, spread over rows and groups."""
+        common = self._observer(weight) if shared else None
+        found = []
+        for index in range(len(self._quantizers)):
+            w = weight[:, self._slice(index)].t()
+            q = self._stage.find_qparams(w if self._outer is None else w / self._outer[self._slice(index), None], common)
+            spread = self._stage.granularity.spread
+            found.append([None if x is None else spread(x, tuple(w.shape)).t() for x in (q.scale, q.zero_point)])
+        scale, zero = (None if part[0] is None else torch.cat([p for p in part if p is not None], 1) for part in zip(*found, strict=True))
+        assert scale is not None
+        self.group = self.columns // scale.shape[0]
+        return self._made(scale.contiguous(), None if zero is None else zero.contiguous(), self._outer)
+
+    def _ranges(self, w: Tensor) -> tuple[Tensor, Tensor]:
+        groups = w.reshape(-1, self.group, w.shape[1])
+        if self._stage.observer_class.is_extremes:
+            if self._stage.spec.symmetric is not False:
+                high = groups.abs().amax(1)
+                return -high, high
+            return groups.amin(1), groups.amax(1)
+        observer = self._stage.observer_class(self._stage.spec, PerGroup(self.group))
+        observer.observe(w.t() if self._outer is None else w.t() / self._outer[:, None])
+        low, high = (x.reshape(w.shape[1], -1).t().contiguous() for x in observer.range())
+        return (low, high) if self._outer is None else (low * self._outer, high * self._outer)
+
+    def _made(self, stored: Tensor, zero: Tensor | None, outer: Tensor | None) -> GroupScales:
+        scale = stored.float() if outer is None else stored.float() * outer
+        return GroupScales(scale, 1 / scale if self._by_reciprocal else None, zero, stored)
+
+    @property
+    def format(self) -> NumberFormat:
+        """Whose codes are stored."""
+        return self._stage.format
+

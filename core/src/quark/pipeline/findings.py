@@ -1,0 +1,68 @@
+"""Findings: what a run has to say about the layers it rounded, and about those that calibration hardly reached."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import attrs
+
+from quark.log import get_logger
+
+FEW = 0.05
+"""A layer of an expert has few tokens if it has less than this share of what its siblings have on average."""
+
+
+@attrs.define(eq=False)
+class Findings:
+    """What was found, by full name of the layer; JSON values.
+
+    Attributes:
+        layers: Figures of each layer that calibrated rounding has rounded: ``tokens``, and what the algorithm says (damping, errors, …).
+        tokens: How many tokens reached each layer of an expert.
+        unreached: Layers that were to be rounded by their inputs and got none: they are rounded to nearest.
+    """
+
+    layers: dict[str, dict[str, Any]] = attrs.field(factory=dict)
+    tokens: dict[str, int] = attrs.field(factory=dict)
+    unreached: list[str] = attrs.field(factory=list)
+
+    def add(self, figures: Mapping[str, dict[str, Any]]) -> None:
+        """Take in the figures of more layers."""
+        self.layers |= figures
+
+    def count(self, tokens: Mapping[str, int]) -> None:
+        """Take in token counts of one block's experts."""
+        self.tokens |= tokens
+
+    def missed(self, names: Iterable[str]) -> None:
+        """Layers that no token has reached."""
+        self.unreached += names
+
+    def lines(self) -> Iterator[str]:
+        """What people should know."""
+        if self.tokens:
+            mean = sum(self.tokens.values()) / len(self.tokens)
+            few = {n: t for n, t in self.tokens.items() if t < FEW * mean}
+            counts = f"{min(self.tokens.values())} to {max(self.tokens.values())} tokens, {mean:.0f} on average"
+            yield f"Calibration reached {len(self.tokens)} layers of experts with {counts}."
+            if few:
+                worst = min(few, key=lambda n: few[n])
+                yield (
+                    f"{len(few)} of them got less than {FEW:.0%} of the average; the least, '{worst}', {few[worst]}. More data, or "
+                    "calibrate_all_experts=True, reach them."
+                )
+        if self.unreached:
+            yield (
+                f"No calibration token reached {len(self.unreached)} layer(s), the first is '{self.unreached[0]}': "
+                "their weights are rounded to nearest."
+            )
+
+    def log(self) -> None:
+        """Tell people."""
+        for line in self.lines():
+            get_logger(__name__).warning(line)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON form."""
+        return {"layers": self.layers, "expert_tokens": self.tokens, "unreached": self.unreached}

@@ -1,0 +1,90 @@
+"""Stations: in place of each layer's forward while its block is worked on, so that forwards stop where a weight is still to be rounded."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quark.nn import QuantizedLayer
+from quark.pipeline.lockstep import Forward, LockStep, current_forward
+
+
+class Station:
+    """Stands in for one layer: a forward stops here until the layer is rounded, and then passes through the rounded one.
+
+    Forwards of the float model stop too, where their input is wanted, and pass through the float layer.
+
+    Args:
+        name: Full name of the layer.
+        number: Its place among the layers of the block.
+        layer: The float layer.
+        made: The quantized one, its weight not yet rounded.
+        run: Whose forwards come here.
+
+    Attributes:
+        arrived: What each forward that stopped here brought, or was foreseen to bring.
+        is_done: Whether the layer is rounded.
+    """
+
+    def __init__(self, name: str, number: int, layer: nn.Module, made: QuantizedLayer, run: LockStep) -> None:
+        self.name = name
+        self.number = number
+        self.layer = layer
+        self.made = made
+        self.arrived: dict[Forward, Tensor] = {}
+        self.is_done = False
+        self._run = run
+        self._foreseen: dict[Forward, Tensor] | None = None
+        self._plain: Any = layer.forward
+
+    def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        """In place of the layer's forward."""
+        forward = current_forward()
+        if forward is None:
+            found: Tensor = self._plain(x, *args, **kwargs)
+            return found
+        if self.is_done and self._foreseen is not None and self._foreseen.pop(forward, x) is not x:
+            self._reopen()
+        if not self.is_done:
+            self.arrived[forward] = x
+            self._run.stop(self)
+        found = self._plain(x, *args, **kwargs) if forward.is_float else self.made.product(x, *args, **kwargs)
+        return found
+
+    def done(self, foreseen: Mapping[Forward, Tensor] | None = None) -> None:
+        """The layer is rounded; ``foreseen`` are the inputs it was rounded for, where forwards have not brought them here yet."""
+        self.is_done = True
+        self.arrived = {}
+        self._foreseen = None if foreseen is None else dict(foreseen)
+
+    def _reopen(self) -> None:
+        """Another input came than was foreseen: the layer is to be rounded anew."""
+        self.made.weight = self.layer.weight
+        self.is_done, self._foreseen = False, None
+
+
+@contextmanager
+def stationed(stations: Collection[Station]) -> Iterator[None]:
+    """While the body runs, the stations stand in for their layers."""
+    own = [s.layer.__dict__.get("forward") for s in stations]  # of a layer that others have wrapped
+    for station in stations:
+        station.layer.forward = station  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        for station, wrapped in zip(stations, own, strict=True):
+            del station.layer.forward
+            if wrapped is not None:
+                station.layer.forward = wrapped
+
+
+def tokens_of(x: Tensor, forward: Forward) -> Tensor:
+    """``x`` as ``[tokens, K]``, without those that the forward's ``attention_mask [batch, tokens]`` leaves out."""
+    mask = forward.call.kwargs.get("attention_mask")
+    if isinstance(mask, Tensor) and mask.ndim == 2 and x.ndim == 3 and mask.shape == x.shape[:2] and not bool(mask.all()):
+        return x[mask.to(device=x.device, dtype=torch.bool)]
+    return x.reshape(-1, x.shape[-1])
