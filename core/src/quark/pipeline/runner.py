@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 
 import torch
 from torch import nn
@@ -24,6 +24,7 @@ from quark.pipeline.observing import Observation, counting, expert_layers_among,
 from quark.pipeline.problems import problems
 from quark.pipeline.sink import BlockSink
 from quark.pipeline.solving import BlockSolver, Company
+from quark.pipeline.source import BlockSource, InMemorySource
 from quark.specs.model import QConfig
 
 Progress = Callable[[int, int, str], None]
@@ -31,7 +32,13 @@ Progress = Callable[[int, int, str], None]
 
 
 def run(
-    model: nn.Module, plan: QuantPlan, calls: Sequence[Call], rounding: Rounding, sink: BlockSink, progress: Progress = lambda *_: None
+    model: nn.Module,
+    plan: QuantPlan,
+    calls: Sequence[Call],
+    rounding: Rounding,
+    sink: BlockSink,
+    progress: Progress = lambda *_: None,
+    source: BlockSource | None = None,
 ) -> Findings:
     """Quantize ``model`` by ``plan``, block by block.
 
@@ -46,18 +53,24 @@ def run(
         rounding: Chooses codes.
         sink: Takes finished layers.
         progress: Told of every finished block.
+        source: Has the tensors of ``model``, where that does not have them itself.
     """
     blocks = decoder_blocks(model, plan.architecture)
     outside = [r for r in plan.quantized if not any(b.owns(r.name) for b in blocks)]
     inside = [[r for r in plan.quantized if b.owns(r.name)] for b in blocks]
-    work = _Work(model, plan, rounding, sink)
+    work = _Work(model, plan, rounding, sink, source or InMemorySource())
+    work.source.load(None)
     if not plan.calibrated and not rounding.needs:
         for i, (block, rows) in enumerate(zip(blocks, inside, strict=True)):
-            work.finish(work.made(rows), [], [a for a in plan.attentions if block.owns(a.name)])
+            with work.at(block):
+                work.finish(work.made(rows), [], [a for a in plan.attentions if block.owns(a.name)])
             progress(i + 1, len(blocks), block.name)
-        work.finish(work.made(outside), [])
+        seen_outside: list[Observation] = []
     else:
-        _run_calibrated(model, plan, blocks, inside, outside, calls, work, progress)
+        seen_outside = observations(outside)
+        _run_calibrated(model, plan, blocks, inside, seen_outside, calls, work, progress)
+    work.finish(work.made(outside), seen_outside)
+    sink.end_block(None)
     sink.finish()
     return work.findings
 
@@ -67,12 +80,11 @@ def _run_calibrated(
     plan: QuantPlan,
     blocks: Sequence[Block],
     inside: Sequence[list[PlanRow]],
-    outside: list[PlanRow],
+    seen_outside: Sequence[Observation],
     calls: Sequence[Call],
     work: _Work,
     progress: Progress,
 ) -> None:
-    seen_outside = observations(outside)
     with ExitStack() as stack:
         stack.enter_context(without_cache(model))
         stack.enter_context(showing_all(model, plan.config.calibrate_all_experts))
@@ -84,27 +96,36 @@ def _run_calibrated(
         for i, (block, rows) in enumerate(zip(blocks, inside, strict=True)):
             attentions = [a for a in plan.attentions if block.owns(a.name)]
             seen = observations(rows, attentions)
-            made = work.made(rows)
-            with observing(model, seen), counting(model, expert_layers_among(made)) as tokens:
-                work.lead(steps, i, block, made)
-            work.findings.count(tokens)
-            work.finish(made, seen, attentions)
+            with work.at(block):
+                made = work.made(rows)
+                with observing(model, seen), counting(model, expert_layers_among(made)) as tokens:
+                    work.lead(steps, i, block, made)
+                work.findings.count(tokens)
+                work.finish(made, seen, attentions)
             progress(i + 1, len(blocks), block.name)
-    work.finish(work.made(outside), seen_outside)
 
 
 class _Work:
     """What is done to the layers of one block."""
 
-    def __init__(self, model: nn.Module, plan: QuantPlan, rounding: Rounding, sink: BlockSink) -> None:
+    def __init__(self, model: nn.Module, plan: QuantPlan, rounding: Rounding, sink: BlockSink, source: BlockSource) -> None:
         self._model = model
         self._config = plan.config
         self._rounding = rounding
         self._company = Company(plan.architecture, plan.config.shared_scale_groups)
         self._sink = sink
+        self.source = source
         self._nearest = RoundToNearest()
         self.findings = Findings()
         self.wants_float = any(kind.wants_float for kind in rounding.needs)
+
+    @contextmanager
+    def at(self, block: Block) -> Iterator[None]:
+        """The tensors of a block are there while the body runs; when it ends, its layers have been taken."""
+        self.source.load(block)
+        yield
+        self._sink.end_block(block)
+        self.source.release(block)
 
     def made(self, rows: Iterable[PlanRow]) -> dict[str, QuantizedLayer]:
         """Quantized layers, not yet rounded, by full name."""

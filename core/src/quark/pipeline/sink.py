@@ -7,6 +7,7 @@ from typing import Protocol
 
 from torch import nn
 
+from quark.model.blocks import Block
 from quark.nn import QuantizedLayer
 
 
@@ -15,6 +16,9 @@ class BlockSink(Protocol):
 
     def take(self, layers: Mapping[str, QuantizedLayer]) -> None:
         """Take quantized layers by full name."""
+
+    def end_block(self, block: Block | None) -> None:
+        """All layers of a block have been taken, or of None, those outside the blocks; its other tensors are final too."""
 
     def finish(self) -> None:
         """All blocks have been taken."""
@@ -30,6 +34,9 @@ class InPlaceSink:
         """Put each layer in the place of the float layer of that name."""
         for name, layer in layers.items():
             self._model.set_submodule(name, layer)
+
+    def end_block(self, block: Block | None) -> None:
+        """The block is complete."""
 
     def finish(self) -> None:
         """Nothing is left to do: the model is complete after each block."""
