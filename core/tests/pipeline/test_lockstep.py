@@ -103,3 +103,13 @@ def test_without_cache_gives_back_mode_and_switch() -> None:
         assert model.config.use_cache is False
     assert model.training
     assert model.config.use_cache is True
+
+
+def test_without_cache_reaches_the_config_of_the_part_that_makes_text() -> None:
+    model = nn.Linear(2, 2)
+    text = type("Config", (), {"use_cache": True})()
+    model.config = type("Config", (), {"get_text_config": lambda self: text})()
+    with without_cache(model):
+        assert text.use_cache is False
+    assert text.use_cache is True
+    assert not hasattr(model.config, "use_cache")

@@ -69,7 +69,7 @@ class Spy(RoundToNearest):
         return {name: p.statistic(Inputs).seen for p in self.problems for name in p.layers}
 
 
-def quantized(model: nn.Module, config: QConfig, rounding: Any, data: Any = IDS, architecture: Architecture | None | str = "") -> Findings:
+def quantized(model: nn.Module, config: QConfig, rounding: Any, data: Any = IDS, architecture: Architecture | str | None = "") -> Findings:
     facts = architecture_of(model) if isinstance(architecture, str) else architecture
     return run(model, make_plan(model, config, facts), calls(data), rounding, InPlaceSink(model))
 
@@ -248,3 +248,53 @@ def test_moments_are_the_sums_of_their_definition_and_merge(columns: int) -> Non
     torch.testing.assert_close(second.matrix().double(), x.double().t() @ x.double(), rtol=1e-4, atol=1e-4)
     torch.testing.assert_close(cross.matrix().double(), (f - x).double().t() @ x.double(), rtol=1e-4, atol=1e-4)
     assert second.tokens == cross.tokens == 64
+
+
+def two_passes(model: nn.Module, spy: Spy, data: Any = IDS, scheme: str = "int4_wo_32") -> None:
+    run(model, make_plan(model, config(scheme), architecture_of(model)), calls(data), spy, InPlaceSink(model), two_passes=True)
+
+
+def test_two_passes_show_what_the_rounded_blocks_before_give_to_the_block_in_float() -> None:
+    model, spy = tiny.tiny_model(), Spy()
+    two_passes(model, spy)
+    shown = spy.inputs()
+    mixed = tiny.tiny_model()
+    last = len(mixed.model.layers) - 1
+    for i in range(last):
+        mixed.model.layers[i] = model.model.layers[i]
+    names = [name for name in shown if f".{last}." in name]
+    assert len(names) == 7
+    for name, expected in inputs_of(mixed, names, IDS).items():
+        assert all(torch.equal(a, b) for a, b in zip(shown[name], expected, strict=True)), name
+
+
+def test_two_passes_pass_each_block_twice_and_find_shared_inputs() -> None:
+    model, spy = tiny.tiny_model(), Spy()
+    count = [0]
+    model.model.layers[1].mlp.register_forward_hook(lambda m, a, o: count.__setitem__(0, count[0] + a[0].shape[0] * a[0].shape[1]))
+    two_passes(model, spy)
+    assert count[0] == 2 * sum(ids.numel() for ids in IDS)
+    assert [len(p.layers) for p in spy.problems] == [3, 1, 2, 1] * len(model.model.layers)
+
+
+def test_two_passes_compare_with_the_float_model() -> None:
+    model, spy = tiny.tiny_model(), Spy(FloatInputs)
+    two_passes(model, spy)
+    found = {name: p.statistic(FloatInputs).float_seen for p in spy.problems for name in p.layers}
+    for name, expected in inputs_of(tiny.tiny_model(), list(found), IDS).items():
+        assert all(torch.equal(a, b) for a, b in zip(found[name], expected, strict=True)), name
+
+
+@pytest.mark.parametrize("scheme", ["mxfp4", "fp8", "nvfp4"])
+def test_two_passes_settle_the_scales_of_activations(scheme: str) -> None:
+    model = tiny.tiny_model()
+    two_passes(model, Spy(), scheme=scheme)
+    with torch.no_grad():
+        assert torch.isfinite(model(IDS[0]).logits).all()
+
+
+def test_too_little_memory_for_activations_means_two_passes_and_the_plan_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quark.pipeline.model_quantizer.rounding_of", lambda _: Spy())
+    for memory, expected in ((0, 1), (1 << 40, 0), (None, 0)):
+        model = ModelQuantizer(attrs.evolve(config(), activation_memory=memory)).quantize_model(tiny.tiny_model(), IDS)
+        assert sum("passed twice" in note for note in model.quark_plan.notes) == expected

@@ -42,6 +42,7 @@ PATHS = {
     "quark.torch.quantization.config.template": ["LLMTemplate", "QuantizationScheme", "QuantizationSchemeCollection"],
     "quark.torch.quantization.config.algo_configs": ["get_algo_config", "get_supported_algorithm_types"],
     "quark.torch.quantization.observer.observer": ["ObserverBase"],
+    "quark.torch.quantization.weight_convert": ["Chunk", "Concatenate", "ConversionOps", "SplitFusedExperts", "WeightConverter"],
     "quark.torch.export": ["ExporterConfig", "JsonExporterConfig", "ModelExporter", "OnnxExporterConfig", "export_safetensors"],
     "quark.torch.export.api": ["ModelExporter", "export_safetensors", "import_model_from_safetensors"],
     "quark.torch.export.config.config": ["ExporterConfig", "JsonExporterConfig"],

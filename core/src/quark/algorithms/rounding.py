@@ -39,13 +39,11 @@ class Problem:
 
 
 class Rounding(Protocol):
-    """Chooses codes.
+    """Chooses codes."""
 
-    Attributes:
-        needs: Statistics of the layers' inputs; without any, no data are wanted.
-    """
-
-    needs: Sequence[type[Statistic]]
+    @property
+    def needs(self) -> Sequence[type[Statistic]]:
+        """Statistics of the layers' inputs; without any, no data are wanted. A plain attribute will do."""
 
     def takes(self, name: str) -> bool:
         """Whether it rounds the layer of that name, relative to its block; others are rounded to nearest."""
@@ -111,4 +109,3 @@ def weight_quantizer(layer: QuantizedLayer) -> QuantizerModule:
 def float_weight(layer: QuantizedLayer) -> Tensor:
     """The weight of a layer that has not been rounded yet."""
     return cast("nn.Parameter", layer.weight).data
-

@@ -117,7 +117,10 @@ class SecondMoment64(SecondMoment):
 
 
 class CrossMoment(Statistic):
-    """``D = Σ (x_float − x) xᵀ [K, K]``, float32: what the error of the inputs has in common with them. 0 where the float input is not known."""
+    """``D = Σ (x_float − x) xᵀ [K, K]``, float32: what the error of the inputs has in common with them.
+
+    Tokens whose float input is not known add nothing.
+    """
 
     wants_float = True
 

@@ -63,7 +63,7 @@ def _windows(model: Path, text: Path | None, seq_len: int, limit: int | None) ->
     from quark.model.loading import load_tokenizer, model_config, read_text
     from quark.testing.tiny import held_out_text
 
-    context = getattr(model_config(model), "max_position_embeddings", None)
+    context = getattr(model_config(model).get_text_config(), "max_position_embeddings", None)
     if isinstance(context, int) and seq_len > context:
         raise ConfigError(f"windows of {seq_len} tokens exceed the context of '{model}', {context}: use --seq-len {context} or less")
     tokenizer = load_tokenizer(model)

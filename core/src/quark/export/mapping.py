@@ -13,7 +13,7 @@ from quark.model.family import architecture_of
 from quark.model.mixtures import separate_experts
 from quark.model.plan import plan_rows
 from quark.model.resolve import layer_config_for
-from quark.nn import QUANTIZED_TYPES
+from quark.nn import counts_as
 from quark.nn.attention import KEY, PROBABILITIES
 from quark.nn.attention_switch import switch_attention
 from quark.nn.packed import SLOTS, PackedLayer, PackedScales
@@ -45,9 +45,10 @@ def map_to_quark(model: nn.Module, quant_config: QConfig, pack_method: str = "re
     attentions = attention_rows(model, plan_rows(model, quant_config), quant_config, architecture_of(model))
     inside = {a.key_layer for a in attentions}
     for name, layer in list(model.named_modules()):
-        if type(layer) not in QUANTIZED_TYPES:
+        kind = counts_as(layer)
+        if kind is None:
             continue
-        config = layer_config_for(quant_config, name, type(layer)).config
+        config = layer_config_for(quant_config, name, kind).config
         if config is not None:
             # The output that attention quantizes is no business of the layer, though its scales are stored with it.
             own = attrs.evolve(config, output_tensors=None) if name in inside else config

@@ -80,7 +80,7 @@ def _key_problems(attentions: Sequence[AttentionRow], rows: Sequence[PlanRow], c
         yield "kv_cache_post_rope says where keys of a quantized cache are rounded, but no cache is to be quantized: add kv_cache_scheme"
         return
     served = {row.name for row in attentions if row.key is not None}
-    # Only decoder blocks have a cache; what a pattern hits elsewhere keeps the quantization of its output.
+    # Only decoder blocks have a cache: what a pattern hits elsewhere is not quantized for it.
     fed = [r.name for r in rows if r.name.startswith(inside) and first_match(r.name, config.kv_cache_quant_config) is not None]
     without = [name for name in fed if name.rpartition(".")[0] not in served]
     if without:

@@ -7,7 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from quark.specs.architecture import Architecture
 
 
-def shared_inputs(names: Sequence[str], architecture: Architecture | None, siblings: Iterable[Sequence[str]] = ()) -> dict[str, tuple[str, ...]]:
+def shared_inputs(
+    names: Sequence[str], architecture: Architecture | None, siblings: Iterable[Sequence[str]] = ()
+) -> dict[str, tuple[str, ...]]:
     """The layers that read what a layer reads, itself among them, for each that has such company.
 
     Args:

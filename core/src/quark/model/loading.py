@@ -34,6 +34,27 @@ def model_config(path: Path) -> Any:
         raise CheckpointError(f"'{path / 'config.json'}' cannot be read: {error}") from error
 
 
+def auto_class(config: Any) -> Any:
+    """The Auto class of transformers whose models include the one that a checkpoint's config names.
+
+    That is the one for text, or, for a model of several parts, the one for images and text; what no ``architectures`` decides is the first
+    that knows the config, text before images.
+
+    Args:
+        config: A transformers config.
+    """
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    named = set(config.architectures or ())
+    known = [auto for auto in (AutoModelForCausalLM, AutoModelForImageTextToText) if type(config) in auto._model_mapping]
+    exact = [auto for auto in known if named & _class_names(auto._model_mapping[type(config)])]
+    return [*exact, *known, AutoModelForCausalLM][0]
+
+
+def _class_names(classes: Any) -> set[str]:
+    return {c.__name__ for c in (classes if isinstance(classes, list | tuple) else (classes,))}
+
+
 def meta_model(path: Path) -> nn.Module:
     """The model of a checkpoint without its weights, on the meta device.
 
@@ -41,13 +62,11 @@ def meta_model(path: Path) -> nn.Module:
         CheckpointError: The directory is no checkpoint.
         ConfigError: The checkpoint is quantized already.
     """
-    from transformers import AutoModelForCausalLM
-
     config = model_config(path)
     if getattr(config, "quantization_config", None) is not None:
         raise ConfigError(f"'{path}' is quantized already (its config.json has a quantization_config): give the float checkpoint")
     with torch.device("meta"):
-        return AutoModelForCausalLM.from_config(config, trust_remote_code=False)
+        return auto_class(config).from_config(config, trust_remote_code=False)
 
 
 def empty_model(path: Path, attn_implementation: str | None) -> nn.Module:
@@ -55,14 +74,13 @@ def empty_model(path: Path, attn_implementation: str | None) -> nn.Module:
 
     Its buffers that no checkpoint holds (rotary tables) are computed. Raises as `model_config`.
     """
-    from transformers import AutoModelForCausalLM
     from transformers.initialization import no_init_weights
 
     config = model_config(path)
     if hasattr(config, "quantization_config"):
         del config.quantization_config
     with no_init_weights():
-        return AutoModelForCausalLM.from_config(
+        return auto_class(config).from_config(
             config, dtype=config.dtype or torch.float32, attn_implementation=attn_implementation, trust_remote_code=False
         ).eval()
 
@@ -79,8 +97,6 @@ def load_model(path: Path, dtype: str = "auto", device: str = "cpu") -> nn.Modul
         ConfigError: An unknown dtype or device.
         CheckpointError: A shard is missing, truncated, or lies outside the directory.
     """
-    from transformers import AutoModelForCausalLM
-
     from quark.model.shards import check_shards
 
     if dtype != "auto" and dtype not in _DTYPES:
@@ -92,7 +108,7 @@ def load_model(path: Path, dtype: str = "auto", device: str = "cpu") -> nn.Modul
     except (RuntimeError, AssertionError) as error:
         raise ConfigError(f"the device {device!r} cannot be used here: {error}") from error
     wanted = dtype if dtype == "auto" else _DTYPES[dtype]
-    model: nn.Module = AutoModelForCausalLM.from_pretrained(path, dtype=wanted, trust_remote_code=False, local_files_only=True)
+    model: nn.Module = auto_class(model_config(path)).from_pretrained(path, dtype=wanted, trust_remote_code=False, local_files_only=True)
     return model.eval().to(target)
 
 

@@ -13,7 +13,7 @@ from quark.errors import ConfigError
 from quark.model.attention import AttentionRow, attention_facts, attention_problems, attention_rows
 from quark.model.mixtures import fused_parameters
 from quark.model.resolve import layer_config_for
-from quark.nn.layers import LOOKUP_TYPES, QUANTIZED_TYPES, is_quantized
+from quark.nn.layers import LOOKUP_TYPES, QUANTIZED_TYPES, counts_as, is_quantized, linear_weight
 from quark.numerics import quantizer_for
 from quark.plugins import schemes, templates
 from quark.specs.architecture import Architecture
@@ -27,8 +27,8 @@ class PlanRow:
 
     Attributes:
         name: Full module name.
-        module_type: Class name of the float module.
-        shape: Of the weight.
+        module_type: Name of the class that the float module counts as (`quark.nn.layers.counts_as`).
+        shape: Of the weight, ``[out, in]`` of a linear layer, whichever way it lies.
         config: What it gets; None where it stays float.
         reason: Which rule said so.
         tied_to: Full name of the module whose parameter this one shares; None where it shares none.
@@ -114,7 +114,7 @@ def make_plan(model: nn.Module, config: QConfig, architecture: Architecture | No
             f"this model is quantized already: {len(quantized)} layers, the first is '{quantized[0]}'. "
             "Load the float model again to quantize it differently"
         )
-    rows = plan_rows(model, config)
+    rows = plan_rows(model, config, architecture)
     attentions = attention_rows(model, rows, config, architecture)
     problems = [
         *_unquantizable_types(config),
@@ -127,20 +127,26 @@ def make_plan(model: nn.Module, config: QConfig, architecture: Architecture | No
     return QuantPlan(rows, config, architecture, tuple(_notes(rows, model, architecture)), attentions)
 
 
-def plan_rows(model: nn.Module, config: QConfig) -> tuple[PlanRow, ...]:
-    """One row for each layer of ``model`` that could be quantized, in the model's order. Nothing is checked."""
-    return tuple(_rows(dict(model.named_modules()), config))
+def plan_rows(model: nn.Module, config: QConfig, architecture: Architecture | None = None) -> tuple[PlanRow, ...]:
+    """One row for each layer of ``model`` that could be quantized, in the model's order. Nothing is checked.
+
+    Where the architecture names decoder blocks, what is said of the cache reaches no layer outside them. Exports have exact names, and are
+    read without it.
+    """
+    blocks = architecture.decoder_blocks if architecture is not None else None
+    return tuple(_rows(dict(model.named_modules()), config, "" if blocks is None else f"{blocks}."))
 
 
-def _rows(modules: dict[str, nn.Module], config: QConfig) -> Iterator[PlanRow]:
+def _rows(modules: dict[str, nn.Module], config: QConfig, inside: str) -> Iterator[PlanRow]:
     first_owner: dict[int, str] = {}
     for name, module in modules.items():
-        if type(module) not in QUANTIZED_TYPES:
+        kind = counts_as(module)
+        if kind is None:
             continue
         weight: Any = module.weight
         owner = first_owner.setdefault(id(weight), name)
-        found = layer_config_for(config, name, type(module))
-        yield PlanRow(name, type(module).__name__, tuple(weight.shape), found.config, found.reason, None if owner == name else owner)
+        found = layer_config_for(config, name, kind, has_cache=name.startswith(inside))
+        yield PlanRow(name, kind.__name__, tuple(linear_weight(module).shape), found.config, found.reason, None if owner == name else owner)
 
 
 def _unquantizable_types(config: QConfig) -> Iterator[str]:

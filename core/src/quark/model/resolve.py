@@ -25,12 +25,18 @@ def first_match(name: str, patterns: object) -> str | None:
     return next((p for p in patterns if fnmatchcase(name, p)), None)  # type: ignore[attr-defined]
 
 
-def layer_config_for(config: QConfig, name: str, module_type: type[nn.Module]) -> Resolution:
+def layer_config_for(config: QConfig, name: str, module_type: type[nn.Module], has_cache: bool = True) -> Resolution:
     """The quantization of the layer ``name``.
 
     Precedence: ``exclude``, then ``layer_quant_config`` (first matching pattern), then ``layer_type_quant_config`` (exact type), then
     ``global_quant_config``, which never reaches embeddings. A match in ``kv_cache_quant_config`` adds its output quantization to whatever
     came out, even to an excluded layer.
+
+    Args:
+        config: Of the whole model.
+        name: Full module name.
+        module_type: What the layer counts as.
+        has_cache: Whether the layer lies where there is a cache, which a pattern cannot say: ``*v_proj`` means no vision tower.
     """
     base = _without_cache(config, name, module_type)
     if module_type in LOOKUP_TYPES and base.config is not None:
@@ -38,8 +44,13 @@ def layer_config_for(config: QConfig, name: str, module_type: type[nn.Module]) -
         return Resolution(_or_float(QLayerConfig(weight=base.config.weight)), base.reason)
     pattern = first_match(name, config.kv_cache_quant_config)
     output = config.kv_cache_quant_config[pattern].output_tensors if pattern is not None else None
-    if output is None:
+    if pattern is None or output is None:
         return base
+    if not has_cache:
+        # Templates say it under the same pattern in layer_quant_config as well: there, too, it is meant for the cache.
+        if base.config != config.kv_cache_quant_config[pattern]:
+            return base
+        return Resolution(_or_float(attrs.evolve(config.kv_cache_quant_config[pattern], output_tensors=None)), base.reason)
     layer = attrs.evolve(base.config or QLayerConfig(), output_tensors=output)
     return Resolution(layer, f"{base.reason}; cache: {pattern}")
 

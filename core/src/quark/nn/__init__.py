@@ -3,19 +3,24 @@
 from quark.nn.layers import (
     LOOKUP_TYPES,
     QUANTIZED_TYPES,
+    QuantConv1D,
     QuantConv2d,
     QuantConvTranspose2d,
     QuantEmbedding,
     QuantEmbeddingBag,
     QuantizedLayer,
     QuantLinear,
+    counts_as,
     is_quantized,
+    linear_weight,
+    quantized_class,
 )
 from quark.nn.quantizer_module import QuantizerModule
 
 __all__ = [
     "LOOKUP_TYPES",
     "QUANTIZED_TYPES",
+    "QuantConv1D",
     "QuantConv2d",
     "QuantConvTranspose2d",
     "QuantEmbedding",
@@ -23,5 +28,8 @@ __all__ = [
     "QuantLinear",
     "QuantizedLayer",
     "QuantizerModule",
+    "counts_as",
     "is_quantized",
+    "linear_weight",
+    "quantized_class",
 ]

@@ -71,8 +71,8 @@ class QuantConv1D(QuantLinear):
     """A quantized linear layer whose float class keeps its weight ``[in, out]``, as ``Conv1D`` of transformers does.
 
     Its own weight is ``[out, in]``, a view of the float one: channels and groups are those of any linear layer. In a checkpoint weight and
-    codes are ``[in, out]``, as runtimes of such models expect, who transpose every ``weight`` and nothing else; scales are those of a linear
-    layer. Source: vLLM's loader of GPT-2.
+    codes are ``[in, out]``, since runtimes of such models transpose every ``weight`` and nothing else; scales are those of a linear layer.
+    Source: vLLM's loader of GPT-2.
     """
 
     @classmethod

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quark.nn.layers import QUANTIZED_TYPES, QuantizedLayer
+from quark.nn.layers import QuantizedLayer, linear_weight, quantized_class
 from quark.nn.quantizer_module import QuantizerModule
 from quark.numerics import quantizer_for
 from quark.numerics.quantizer import TensorQuantizer
@@ -63,13 +63,14 @@ class PackedLayer(nn.Module):
 
     def __init__(self, layer: nn.Module, config: QLayerConfig, order: str) -> None:
         super().__init__()
-        weight: Tensor = layer.weight  # type: ignore[assignment]
+        weight = linear_weight(layer)
         bias: Tensor | None = getattr(layer, "bias", None)
         self._float = (_without_weights(layer),)  # in a tuple, so that its parameters are not this module's
         self.layer_config = config
         self.order = order
         self.weight_shape, self.dtype = tuple(weight.shape), weight.dtype
         self._flat: dict[str, tuple[str, str]] = {}
+        self._as_stored = quantized_class(layer).as_stored
         self._register("weight", config.weight, weight)
         self._register("bias", config.bias, bias)
         for slot in ("input_tensors", "output_tensors"):
@@ -82,10 +83,11 @@ class PackedLayer(nn.Module):
         if tensor is None:
             self.register_parameter(slot, None)
         elif spec is None:
-            self.register_parameter(slot, nn.Parameter(torch.empty_like(tensor, device="meta"), requires_grad=False))
+            stored = torch.empty_like(self._as_stored(tensor), device="meta")
+            self.register_parameter(slot, nn.Parameter(stored, requires_grad=False))
         else:
             packed = packed_meta(quantizer_for(spec, activation=False), tuple(tensor.shape), self.order)
-            self.register_buffer(slot, packed.pop(""))
+            self.register_buffer(slot, self._as_stored(packed.pop("")))
             self._store(slot, packed)
 
     def _register_scales(self, slot: str, quantizer: TensorQuantizer, shape: tuple[int, ...]) -> None:
@@ -107,7 +109,7 @@ class PackedLayer(nn.Module):
     def unpack(self) -> QuantizedLayer:
         """The quantized layer of these tensors, on their device; its forward is that of the layer that was exported."""
         layer = self._float[0]
-        made = QUANTIZED_TYPES[type(layer)].from_float(layer, self.layer_config)
+        made = quantized_class(layer).from_float(layer, self.layer_config)
         made._parameters = dict(made._parameters)
         for slot in ("weight", "bias"):
             made._parameters[slot] = self._values(slot, getattr(made, SLOTS[slot]))
@@ -119,10 +121,13 @@ class PackedLayer(nn.Module):
 
     def _values(self, slot: str, target: QuantizerModule | None) -> nn.Parameter | None:
         stored = getattr(self, slot)
-        if stored is None or target is None:
-            return stored
+        if stored is None:
+            return None
+        matrix = self._as_stored(stored)
+        if target is None:
+            return matrix if isinstance(matrix, nn.Parameter) else nn.Parameter(matrix, requires_grad=False)
         shape = self.weight_shape if slot == "weight" else tuple(stored.shape)
-        tensors = {"": stored, **self._stored(slot)}
+        tensors = {"": matrix, **self._stored(slot)}
         codes, qparams = target.quantizer.unpack(tensors, shape, order=self.order)
         target.set_qparams(qparams)
         return nn.Parameter(target.quantizer.dequantize(codes, qparams).to(self.dtype), requires_grad=False)

@@ -6,8 +6,8 @@ algorithms go along, is then a row of contiguous memory. Scales lie likewise, ``
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Self
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import attrs
 import torch
@@ -41,32 +41,38 @@ class GroupScales:
 
     def at(self, group: int) -> GroupScales:
         """The scales of one group, each ``[N]``."""
-        return self._map(lambda x: x[group])
+        return self.map(lambda x: x[group])
 
     def part(self, groups: slice | Tensor) -> GroupScales:
         """The scales of some groups."""
-        return self._map(lambda x: x[groups])
+        return self.map(lambda x: x[groups])
 
     def expanded(self, size: int) -> GroupScales:
         """One row for each input channel of groups of that size."""
-        return self._map(lambda x: x.repeat_interleave(size, 0))
+        return self.map(lambda x: x.repeat_interleave(size, 0))
 
     def where(self, better: Tensor, other: GroupScales) -> GroupScales:
         """These, but the other's where ``better [groups, N]`` says so; neither may differ within groups."""
-        names = ("scale", "inverse", "zero", "stored")
-        both = {n: (getattr(self, n), getattr(other, n)) for n in names}
-        return GroupScales(**{n: None if a is None else torch.where(better, b, a) for n, (a, b) in both.items()})
+        return _with_all([self, other], lambda parts: torch.where(better, parts[1], parts[0]))
 
-    @classmethod
-    def joined(cls, parts: Sequence[Self]) -> GroupScales:
+    @staticmethod
+    def joined(parts: Sequence[GroupScales]) -> GroupScales:
         """Scales of consecutive groups as one."""
-        names = ("scale", "inverse", "zero", "stored")
-        found = {n: [getattr(p, n) for p in parts] for n in names}
-        return cls(**{n: None if found[n][0] is None else torch.cat(found[n]) for n in names})
+        return _with_all(parts, torch.cat)
 
-    def _map(self, change: object) -> GroupScales:
-        values = {a.name: getattr(self, a.name) for a in attrs.fields(GroupScales)}
-        return GroupScales(**{n: None if v is None else change(v) for n, v in values.items()})  # type: ignore[operator]
+    def map(self, change: Callable[[Tensor], Tensor]) -> GroupScales:
+        """The same with ``change`` applied to every tensor."""
+        return _with_all([self], lambda parts: change(parts[0]))
+
+
+def _with_all(parts: Sequence[GroupScales], change: Callable[[Any], Tensor]) -> GroupScales:
+    """What ``change`` makes of the scales of all parts, of their inverses, and so on; what is None stays so."""
+
+    def made(name: str) -> Any:
+        found = [getattr(p, name) for p in parts]
+        return None if found[0] is None else change(found)
+
+    return GroupScales(**{a.name: made(a.name) for a in attrs.fields(GroupScales)})
 
 
 class WeightGrid:
@@ -136,7 +142,7 @@ class WeightGrid:
         """Round ``t [m · group, N]`` in place to values of the grid, or ``[N]`` with the scales of one group; returns it."""
         size = 1 if t.ndim == 1 else t.shape[0] // scales.scale.shape[0]
         if size > 1:
-            self._round(t.view(-1, size, t.shape[1]), scales._map(lambda x: x.unsqueeze(1)))
+            self._round(t.view(-1, size, t.shape[1]), scales.map(lambda x: x.unsqueeze(1)))
             return t
         return self._round(t, scales)
 
@@ -217,4 +223,3 @@ class WeightGrid:
     def format(self) -> NumberFormat:
         """Whose codes are stored."""
         return self._stage.format
-

@@ -6,10 +6,10 @@ sample, and any module code will do. One forward per sample in all, whatever the
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, cast
 
 import torch
 from greenlet import GreenletExit, getcurrent, greenlet
@@ -54,6 +54,7 @@ class LockStep:
 
     Attributes:
         stopped: Forwards that have called `stop`, with the place they gave; `go_on` takes them out.
+        detours: By index of a block, what is called in place of its forward: with that forward, then its arguments.
         finished: How many forwards have ended.
 
     Example:
@@ -74,22 +75,26 @@ class LockStep:
         self._blocks = list(blocks)
         self._released = -1
         self._parent = getcurrent()
-        kinds = (False, True) if with_float else (False,)
-        self._fresh = [Forward(call, i, is_float, self._parent) for is_float in kinds for i, call in enumerate(calls)]
+        # The float forward of a call runs before the other, which may be compared with it.
+        kinds = (True, False) if with_float else (False,)
+        self._fresh = [Forward(call, i, is_float, self._parent) for i, call in enumerate(calls) for is_float in kinds]
         self._waiting: dict[Forward, int] = {}
-        self._hooks: list[Any] = []
+        self._taken_back = ExitStack()
         self.stopped: dict[Forward, Any] = {}
+        self.detours: dict[int, Callable[..., Any]] = {}
         self.finished = 0
 
     def __enter__(self) -> Self:
-        self._hooks = [b.register_forward_pre_hook(self._gate(i), prepend=True) for i, b in enumerate(self._blocks)]
+        for i, block in enumerate(self._blocks):
+            self._taken_back.callback(block.register_forward_pre_hook(self._gate(i), prepend=True).remove)
+            # A module looks its forward up before its hooks run: what is to be exchanged while one waits there must be so beforehand.
+            self._taken_back.enter_context(replaced_forward(block, self._way(i, block.forward)))
         if not self._to_the_end:
-            self._hooks.append(self._blocks[-1].register_forward_hook(self._gate(len(self._blocks))))
+            self._taken_back.callback(self._blocks[-1].register_forward_hook(self._gate(len(self._blocks))).remove)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        for hook in self._hooks:
-            hook.remove()
+        self._taken_back.close()
         for paused in [*self._waiting, *self.stopped]:
             paused.throw(GreenletExit)
         self._waiting.clear()
@@ -105,7 +110,8 @@ class LockStep:
         fresh, self._fresh = self._fresh, []
         for forward in fresh:
             self._resume(forward, self._model)
-        for forward in [f for f, at in self._waiting.items() if at <= block and f not in fresh]:
+        waiting = [f for f, at in self._waiting.items() if at <= block and f not in fresh]
+        for forward in sorted(waiting, key=lambda f: (f.number, not f.is_float)):
             del self._waiting[forward]
             self._resume(forward)
 
@@ -129,6 +135,13 @@ class LockStep:
         torch.set_grad_enabled(False)
         self.finished += bool(forward.dead)
 
+    def _way(self, index: int, plain: Callable[..., Any]) -> Callable[..., Any]:
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            detour = self.detours.get(index)
+            return plain(*args, **kwargs) if detour is None else detour(plain, *args, **kwargs)
+
+        return forward
+
     def _gate(self, index: int) -> Any:
         def pause(*_: Any) -> None:
             current = current_forward()
@@ -141,16 +154,33 @@ class LockStep:
 
 @contextmanager
 def without_cache(model: nn.Module) -> Iterator[None]:
-    """The model in evaluation mode and, where its config has the switch, without a key-value cache, which calibration would only fill."""
-    config = getattr(model, "config", None)
-    used = getattr(config, "use_cache", None)
+    """The model in evaluation mode and, where its config has the switch, without a key-value cache, which calibration would only fill.
+
+    Of models of several parts the config of the part that makes text has it.
+    """
+    config = cast("Any", getattr(model, "config", None))
+    configs = [config, config.get_text_config()] if hasattr(config, "get_text_config") else [config]
+    used = {id(c): (c, c.use_cache) for c in configs if getattr(c, "use_cache", None) is not None}
     training = model.training
     model.eval()
-    if used is not None:
-        config.use_cache = False  # type: ignore[union-attr]
+    for c, _ in used.values():
+        c.use_cache = False
     try:
         yield
     finally:
         model.train(training)
-        if used is not None:
-            config.use_cache = used  # type: ignore[union-attr]
+        for c, before in used.values():
+            c.use_cache = before
+
+
+@contextmanager
+def replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """While the body runs, ``forward`` stands in for the module's own; hooks go on as they do."""
+    own = module.__dict__.get("forward")  # of a module that others have wrapped
+    module.forward = forward
+    try:
+        yield
+    finally:
+        del module.forward
+        if own is not None:
+            module.forward = own

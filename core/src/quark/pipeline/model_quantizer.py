@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any, TypeVar
+from collections.abc import Iterable, Sequence
+from typing import Any, TypeVar, cast
 
+import attrs
 from torch import nn
 
 from quark.algorithms import Rounding, RoundToNearest
 from quark.environment import refuse_rival
 from quark.errors import ConfigError, UnsupportedError
 from quark.log import get_logger
+from quark.model.blocks import decoder_blocks
 from quark.model.family import architecture_of
 from quark.model.mixtures import separate_experts
 from quark.model.plan import QuantPlan, make_plan
 from quark.model.plan_text import plan_lines
 from quark.nn.attention_switch import refuse_unswitchable, switch_attention
-from quark.pipeline.batches import calls
+from quark.pipeline.batches import Call, calls
 from quark.pipeline.finite import refuse_non_finite
+from quark.pipeline.memory import SHARE, free_bytes, held_bytes, tokens_in
 from quark.pipeline.progress import reporting
 from quark.pipeline.runner import run
 from quark.pipeline.sink import InPlaceSink
@@ -26,6 +29,11 @@ from quark.specs.enums import QuantizationMode
 from quark.specs.model import QConfig
 
 M = TypeVar("M", bound=nn.Module)
+
+TWO_PASSES = (
+    "activations of all calibration samples would take more memory than allowed (activation_memory): each block is passed twice, and its "
+    "layers are calibrated on what its float weights give"
+)
 
 
 class ModelQuantizer:
@@ -79,17 +87,20 @@ class ModelQuantizer:
         log = get_logger()
         rounding = rounding_of(self.config)
         plan = self.plan(model)
+        data = calls(dataloader, wanted_by=_wishes(plan, rounding)) if plan.calibrated or rounding.needs else []
+        two_passes = needs_two_passes(model, plan, rounding, data)
+        if two_passes:
+            plan = attrs.evolve(plan, notes=(*plan.notes, TWO_PASSES))
         for line in plan_lines(plan):
             log.info(line)
         attentions = [a.name for a in plan.attentions]
         if attentions:
             refuse_unswitchable(model, attentions)
-        data = calls(dataloader, wanted_by=_wishes(plan, rounding)) if plan.calibrated or rounding.needs else []
         refuse_non_finite(model, plan.quantized)
         if attentions:
             switch_attention(model, attentions, eager=plan.config.softmax_quant_spec is not None)
         with reporting(len(data)) as progress:
-            findings = run(model, plan, data, rounding, InPlaceSink(model), progress)
+            findings = run(model, plan, data, rounding, InPlaceSink(model), progress, two_passes=two_passes)
         model.quant_config, model.quark_plan, model.quark_quantized = self.config, plan, True  # type: ignore[assignment]
         model.quark_findings = findings  # type: ignore[assignment]
         findings.log()
@@ -113,6 +124,21 @@ class ModelQuantizer:
         return model.requires_grad_(False)
 
 
+def needs_two_passes(model: nn.Module, plan: QuantPlan, rounding: Rounding, data: Sequence[Call]) -> bool:
+    """Whether forwards that wait inside a block would hold more than the configuration, or the machine, allows."""
+    if not rounding.needs:
+        return False
+    blocks = decoder_blocks(model, plan.architecture)
+    inside = [[r for r in plan.quantized if b.owns(r.name)] for b in blocks]
+    streams = 2 if any(kind.wants_float for kind in rounding.needs) else 1
+    held = held_bytes(blocks, inside, model, tokens_in(data), streams)
+    allowed = plan.config.activation_memory
+    if allowed is None:
+        free = free_bytes(next(model.parameters()).device)
+        allowed = held if free is None else int(SHARE * free)
+    return held > allowed
+
+
 def rounding_of(config: QConfig) -> Rounding:
     """What chooses codes: the one rounding among the configured algorithms, or round-to-nearest.
 
@@ -134,7 +160,10 @@ def rounding_of(config: QConfig) -> Rounding:
     if len(roundings) > 1:
         names = " and ".join(f"'{settings.name}'" for settings, _ in roundings)
         raise ConfigError(f"{names} both choose the codes of weights: a run has one such algorithm. Name the one that is wanted")
-    return roundings[0][1](roundings[0][0]) if roundings else RoundToNearest()
+    if not roundings:
+        return RoundToNearest()
+    settings, processor = roundings[0]
+    return cast("Rounding", processor(settings))
 
 
 def _wishes(plan: QuantPlan, rounding: Rounding) -> str:

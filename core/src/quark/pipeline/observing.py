@@ -72,7 +72,7 @@ class Observation:
             low, high = self.observer.range()
         except CalibrationError as error:
             raise CalibrationError(
-                f"no calibration batch reached '{self.layer}': its static scale would be made up. Give data that use it"
+                f"no calibration batch reached '{self.layer}': its static scale would be made up. Give data that use it, or exclude it"
             ) from error
         if not (torch.isfinite(low).all() and torch.isfinite(high).all()):
             raise NonFiniteError(

@@ -29,7 +29,7 @@ def problems(
     alike: dict[object, dict[str, QuantizedLayer]] = {}
     for name, layer in left.items():
         assert layer.weight_quantizer is not None
-        alike.setdefault((layer.weight_quantizer.quantizer, layer.weight.dtype, type(layer)), {})[name] = layer  # type: ignore[union-attr]
+        alike.setdefault((layer.weight_quantizer.quantizer, layer.weight.dtype, type(layer)), {})[name] = layer
     return [*found, *(Problem(members, statistics or {}) for members in alike.values())]
 
 

@@ -25,6 +25,7 @@ from quark.pipeline.problems import problems
 from quark.pipeline.sink import BlockSink
 from quark.pipeline.solving import BlockSolver, Company
 from quark.pipeline.source import BlockSource, InMemorySource
+from quark.pipeline.two_passes import TwoPasses
 from quark.specs.model import QConfig
 
 Progress = Callable[[int, int, str], None]
@@ -39,6 +40,8 @@ def run(
     sink: BlockSink,
     progress: Progress = lambda *_: None,
     source: BlockSource | None = None,
+    *,
+    two_passes: bool = False,
 ) -> Findings:
     """Quantize ``model`` by ``plan``, block by block.
 
@@ -54,11 +57,12 @@ def run(
         sink: Takes finished layers.
         progress: Told of every finished block.
         source: Has the tensors of ``model``, where that does not have them itself.
+        two_passes: Whether a rounding that needs statistics works between two plain passes of each block, for which less is held.
     """
     blocks = decoder_blocks(model, plan.architecture)
     outside = [r for r in plan.quantized if not any(b.owns(r.name) for b in blocks)]
     inside = [[r for r in plan.quantized if b.owns(r.name)] for b in blocks]
-    work = _Work(model, plan, rounding, sink, source or InMemorySource())
+    work = _Work(model, plan, rounding, sink, source or InMemorySource(), TwoPasses if two_passes else BlockSolver)
     work.source.load(None)
     if not plan.calibrated and not rounding.needs:
         for i, (block, rows) in enumerate(zip(blocks, inside, strict=True)):
@@ -108,13 +112,22 @@ def _run_calibrated(
 class _Work:
     """What is done to the layers of one block."""
 
-    def __init__(self, model: nn.Module, plan: QuantPlan, rounding: Rounding, sink: BlockSink, source: BlockSource) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        plan: QuantPlan,
+        rounding: Rounding,
+        sink: BlockSink,
+        source: BlockSource,
+        solver: type[BlockSolver | TwoPasses],
+    ) -> None:
         self._model = model
         self._config = plan.config
         self._rounding = rounding
         self._company = Company(plan.architecture, plan.config.shared_scale_groups)
         self._sink = sink
         self.source = source
+        self._solver = solver
         self._nearest = RoundToNearest()
         self.findings = Findings()
         self.wants_float = any(kind.wants_float for kind in rounding.needs)
@@ -137,7 +150,7 @@ class _Work:
             steps.advance(index)
             return
         rounded = {n: (self._model.get_submodule(n), q) for n, q in made.items() if _has_input_channels(q)}
-        solver = BlockSolver(steps, block, rounded, self._rounding, self._company)
+        solver = self._solver(steps, block, rounded, self._rounding, self._company)
         solver.work(index)
         self.findings.add(solver.figures)
         self.findings.missed(n for n in rounded if n not in solver.figures)

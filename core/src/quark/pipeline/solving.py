@@ -6,6 +6,7 @@ That is true-sequential calibration for the price of one forward: whatever a lay
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import attrs
@@ -14,11 +15,11 @@ from torch import Tensor, nn
 from quark.algorithms import Problem, Rounding, Statistic
 from quark.model.blocks import Block
 from quark.model.inputs import shared_inputs
-from quark.nn import QuantizedLayer
+from quark.nn import QuantizedLayer, QuantizerModule
 from quark.nn.experts import SeparateExperts
-from quark.pipeline.lockstep import Forward, LockStep
+from quark.pipeline.lockstep import Forward, LockStep, replaced_forward
 from quark.pipeline.problems import problems
-from quark.pipeline.stations import Station, stationed, tokens_of
+from quark.pipeline.stations import Station, tokens_of
 from quark.specs.architecture import Architecture
 
 Statistics = Mapping[type[Statistic], Statistic]
@@ -91,13 +92,15 @@ class BlockSolver:
         self._stations = {n: Station(n, i, layer, made, run) for i, (n, (layer, made)) in enumerate(wanted.items())}
         inside = company.of([n.removeprefix(self._prefix) for n in wanted])
         self._company_of = {self._prefix + n: [self._prefix + m for m in members] for n, members in inside.items()}
-        self._routed = tuple(f"{self._prefix}{n}." for n, m in block.module.named_modules() if isinstance(m, SeparateExperts))
+        self._routed = routed_prefixes(block)
         self._last: _Solved | None = None
         self.figures: dict[str, dict[str, Any]] = {}
 
     def work(self, index: int) -> None:
         """Lead every forward through the block, which is the run's of that index."""
-        with stationed(self._stations.values()):
+        with ExitStack() as stack:
+            for station in self._stations.values():
+                stack.enter_context(replaced_forward(station.layer, station))
             self._run.advance(index)
             while self._run.stopped:
                 self._step()
@@ -170,10 +173,22 @@ class BlockSolver:
 
 def _settle_input_scale(layer: QuantizedLayer, inputs: Mapping[Forward, Tensor]) -> None:
     """Give a static input quantizer the scale of what the layer is about to get."""
-    module = layer.input_quantizer
-    if module is None or module.quantizer.is_dynamic or module.quantizer.is_float:
+    module = static_input(layer)
+    if module is None:
         return
     observer = module.quantizer.observer()
     for x in inputs.values():
         observer.observe(x)
     module.set_qparams(module.quantizer.qparams_from(observer))
+
+
+def static_input(layer: QuantizedLayer) -> QuantizerModule | None:
+    """The quantizer of a layer's input, where that has a scale to be found by calibration."""
+    module = layer.input_quantizer
+    return None if module is None or module.quantizer.is_dynamic or module.quantizer.is_float else module
+
+
+def routed_prefixes(block: Block) -> tuple[str, ...]:
+    """What the full names of experts' layers in a block begin with."""
+    names = (n for n, m in block.module.named_modules() if isinstance(m, SeparateExperts))
+    return tuple(f"{block.name}.{n}.".lstrip(".") for n in names)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -65,21 +64,6 @@ class Station:
         """Another input came than was foreseen: the layer is to be rounded anew."""
         self.made.weight = self.layer.weight
         self.is_done, self._foreseen = False, None
-
-
-@contextmanager
-def stationed(stations: Collection[Station]) -> Iterator[None]:
-    """While the body runs, the stations stand in for their layers."""
-    own = [s.layer.__dict__.get("forward") for s in stations]  # of a layer that others have wrapped
-    for station in stations:
-        station.layer.forward = station  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        for station, wrapped in zip(stations, own, strict=True):
-            del station.layer.forward
-            if wrapped is not None:
-                station.layer.forward = wrapped
 
 
 def tokens_of(x: Tensor, forward: Forward) -> Tensor:

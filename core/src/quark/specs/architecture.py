@@ -6,6 +6,16 @@ from typing import Any
 
 import attrs
 
+WeightConversion = tuple[str, tuple[str, ...], tuple[tuple[str | int, ...], ...]]
+"""What a stored tensor becomes: the end of its name, the ends of the others' names, and steps of `quark.model.conversion_ops` by name, each
+with its arguments. A star in a name stands for the number of an expert."""
+
+FUSED_EXPERTS: tuple[WeightConversion, ...] = (
+    ("gate_up_proj", ("gate_proj.weight", "up_proj.weight"), (("SplitFusedExperts", 0),)),
+    ("down_proj", ("down_proj.weight",), (("SplitFusedExperts", 0),)),
+)
+"""The common layout of fused experts: ``gate_up_proj`` ``[E, 2 I, H]``, gate first, and ``down_proj`` ``[E, H, I]``."""
+
 
 def _tuple(value: Any) -> tuple[str, ...]:
     return (value,) if isinstance(value, str) else tuple(value or ())
@@ -40,6 +50,7 @@ class Architecture:
         gate_up_layers_name: Suffixes of the two MLP input projections.
         exclude_layers_name: Documented patterns left in float.
         fused: Suffixes that runtimes fuse into one matrix, and so must agree in format: ``(("q_proj", "k_proj", "v_proj"), …)``.
+        weight_converters: How stored tensors become those of single layers, where it is not `FUSED_EXPERTS` or templates document it.
     """
 
     model_type: str
@@ -64,3 +75,4 @@ class Architecture:
     gate_up_layers_name: tuple[str, ...] = attrs.field(default=("gate_proj", "up_proj"), converter=_tuple)
     exclude_layers_name: tuple[str, ...] = attrs.field(default=(), converter=_tuple)
     fused: tuple[tuple[str, ...], ...] = ()
+    weight_converters: tuple[WeightConversion, ...] = ()

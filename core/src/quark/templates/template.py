@@ -24,6 +24,14 @@ _ATTENTION_PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 _CONFIG_SUFFIX = "_config"
 
 
+def _converters(architecture: Architecture) -> list[Any] | None:
+    if not architecture.weight_converters:
+        return None
+    from quark.model.weight_converters import make_converters  # imports torch, which templates do without
+
+    return list(make_converters(architecture.weight_converters))
+
+
 def _list(value: str | Sequence[str] | None) -> list[str]:
     return [value] if isinstance(value, str) else list(value or ())
 
@@ -41,7 +49,8 @@ class LLMTemplate:
         gate_up_layers_name: Suffixes of the two MLP input projections; None for ``gate_proj`` and ``up_proj``.
         exclude_layers_name: Patterns of layers left in float. Old keyword: ``exclude_layers``.
         algorithm_configs: Settings by name of algorithm, in any case.
-        f2f_weight_converters: Kept for file-to-file runs.
+        f2f_weight_converters: What file-to-file runs make of stored tensors first (`quark.torch.quantization.weight_convert`); None for
+            nothing.
         kv_layer_name: Old name of ``kv_layers_name``.
         exclude_layers: Old name of ``exclude_layers_name``.
         architecture: Further facts about the family.
@@ -102,6 +111,7 @@ class LLMTemplate:
             gate_up_layers_name=architecture.gate_up_layers_name,
             exclude_layers_name=architecture.exclude_layers_name,
             algorithm_configs={name: derived_config(name, architecture) for name in get_supported_algorithm_types()},
+            f2f_weight_converters=_converters(architecture),
             architecture=architecture,
         )
 

@@ -89,9 +89,10 @@ def _meta(name: str, layer: QuantizedLayer, options: ExportOptions, output: Quan
             continue
         quantizer: QuantizerModule | None = getattr(layer, SLOTS[slot])
         if quantizer is None:
-            yield checkpoint_name(name, slot, ""), tensor.detach().to("meta")
+            yield checkpoint_name(name, slot, ""), layer.as_stored(tensor.detach()).to("meta")
             continue
         packed = packed_meta(quantizer.quantizer, tuple(tensor.shape), options.pack_method)
+        packed[""] = layer.as_stored(packed[""])
         yield from ((checkpoint_name(name, slot, suffix), t) for suffix, t in packed.items() if _wanted(suffix, quantizer, options))
     for slot, module in (("input_tensors", layer.input_quantizer), ("output_tensors", output)):
         for suffix, t in _activation(module, None, options).items():
@@ -107,10 +108,11 @@ def _tensors(
         if tensor is None:
             continue
         if quantizer is None or quantizer.qparams is None:
-            yield checkpoint_name(name, slot, ""), tensor
+            yield checkpoint_name(name, slot, ""), layer.as_stored(tensor)
             continue
         codes = quantizer.quantizer.codes_of(tensor.detach(), quantizer.qparams)
         packed = quantizer.quantizer.pack(codes, quantizer.qparams, order=options.pack_method)
+        packed[""] = layer.as_stored(packed[""])
         yield from ((checkpoint_name(name, slot, suffix), t) for suffix, t in packed.items())
     for slot, module, qparams in (("input_tensors", layer.input_quantizer, None), ("output_tensors", output, merged)):
         for suffix, t in _activation(module, qparams, options).items():

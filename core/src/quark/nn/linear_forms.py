@@ -1,0 +1,56 @@
+"""Linear layers by another name: subclasses of ``nn.Linear`` that compute what it does, and classes that keep their weight transposed."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
+
+TRANSPOSED_LINEAR: set[str] = {"transformers.pytorch_utils.Conv1D"}
+"""Full names of classes that compute ``x @ weight + bias``, ``weight`` ``[in, out]``, ``bias`` ``[out]``. Others may be added."""
+
+NO_LINEAR: set[type[nn.Module]] = {NonDynamicallyQuantizableLinear}
+"""Subclasses of ``nn.Linear`` that are never taken for one: their owner reads the weight and goes past the forward. Others may be added."""
+
+_IN, _OUT = 3, 2
+_TOLERANCE = 1e-12
+
+
+def is_transposed_linear(layer: nn.Module) -> bool:
+    """Whether a layer is of one of the classes `TRANSPOSED_LINEAR`, exactly."""
+    return f"{type(layer).__module__}.{type(layer).__qualname__}" in TRANSPOSED_LINEAR
+
+
+def is_verbatim_linear(layer: nn.Module) -> bool:
+    """Whether a layer is of a subclass of ``nn.Linear`` and computes the same, so that it may be quantized like one.
+
+    It has a weight and a bias and nothing else, and its forward, tried on a copy with small random float64 tensors in their place, gives
+    what ``nn.Linear`` gives. Routers that choose, low-rank adapters, weights in codes and grouped matrices are told apart by that.
+    """
+    if not isinstance(layer, nn.Linear) or type(layer) in NO_LINEAR or layer._modules or layer._buffers:
+        return False
+    weight, bias = layer._parameters.get("weight"), layer._parameters.get("bias")
+    plain = set(layer._parameters) == {"weight", "bias"} and type(weight) is nn.Parameter and weight.is_floating_point()
+    if not plain or weight is None or tuple(weight.shape) != (layer.out_features, layer.in_features):
+        return False
+    return type(layer).forward is nn.Linear.forward or _forward_agrees(layer, has_bias=bias is not None)
+
+
+def _forward_agrees(layer: nn.Linear, *, has_bias: bool) -> bool:
+    # Models are prepared for loading under the meta device, where nothing could be compared.
+    with torch.device("cpu"), torch.no_grad():
+        generator = torch.Generator().manual_seed(0)
+        sizes = ((_OUT, _IN), (_OUT,), (2, 2, _IN))
+        weight, bias, x = (torch.randn(size, generator=generator, dtype=torch.float64) for size in sizes)
+        tiny = copy.copy(layer)
+        tiny._parameters = {"weight": nn.Parameter(weight), "bias": nn.Parameter(bias) if has_bias else None}
+        tiny.in_features, tiny.out_features = _IN, _OUT
+        expected = functional.linear(x, weight, bias if has_bias else None)
+        try:
+            found = type(tiny).forward(tiny, x)
+        except Exception:  # of any kind, the class is anyone's: what cannot be called like a linear layer is none
+            return False
+        return isinstance(found, Tensor) and found.shape == expected.shape and torch.allclose(found, expected, rtol=0, atol=_TOLERANCE)

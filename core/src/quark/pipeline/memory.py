@@ -1,0 +1,56 @@
+"""How much memory calibration needs to hold activations, and how much there is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+
+from quark.model.blocks import Block
+from quark.model.plan import PlanRow
+from quark.pipeline.batches import Call
+
+SHARE = 0.5
+"""Of the free memory, what activations may take where nothing else is asked for."""
+
+
+def tokens_in(calls: Iterable[Call]) -> int:
+    """Tokens of all calls: elements of their token ids, or vectors of their first floating-point argument."""
+    found = 0
+    for call in calls:
+        first = next((v for v in (*call.args, *call.kwargs.values()) if isinstance(v, Tensor)), None)
+        if first is not None:
+            found += first.numel() // (first.shape[-1] if first.is_floating_point() and first.ndim > 1 else 1)
+    return found
+
+
+def held_bytes(blocks: Sequence[Block], inside: Sequence[Sequence[PlanRow]], model: nn.Module, tokens: int, streams: int) -> int:
+    """About what forwards that wait inside a block hold: the residual stream and its normed form, a layer's input, and what others gave.
+
+    Args:
+        blocks: All of them.
+        inside: The layers of each.
+        model: For its dtype.
+        tokens: Of all calls together.
+        streams: Forwards of each call.
+    """
+    widest = 0
+    for _, rows in zip(blocks, inside, strict=True):
+        shapes = [r.shape for r in rows if len(r.shape) == 2]
+        if shapes:
+            widest = max(widest, 2 * min(max(s) for s in shapes) + max(s[0] + s[1] for s in shapes))
+    size = next((p.element_size() for p in model.parameters()), 4)
+    return tokens * widest * size * streams
+
+
+def free_bytes(device: torch.device) -> int | None:
+    """Memory that could be taken on a device; None where that cannot be told."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    try:
+        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
+    except OSError:
+        return None
+    return next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), None)

@@ -1,0 +1,119 @@
+"""Round the weights of one block between two plain passes: the fallback where memory cannot hold what forwards keep while they wait inside.
+
+The first pass shows each layer's input while all weights of the block are still float, the second goes on with rounded ones. Only what
+enters the block is held for every sample. Twice the work of `quark.pipeline.solving`, and layers are not rounded for what the rounded
+layers before them in the same block give, but it needs no more than the block's own inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from typing import Any
+
+from torch import Tensor, nn
+
+from quark.algorithms import Rounding, Statistic
+from quark.model.blocks import Block
+from quark.nn import QuantizedLayer
+from quark.pipeline.lockstep import Forward, LockStep, current_forward, replaced_forward
+from quark.pipeline.problems import problems
+from quark.pipeline.solving import Company, routed_prefixes, static_input
+from quark.pipeline.stations import tokens_of
+
+Layers = Mapping[str, tuple[nn.Module, QuantizedLayer]]
+
+
+class TwoPasses:
+    """Rounds the layers of one block; takes and gives what `quark.pipeline.solving.BlockSolver` does."""
+
+    def __init__(self, run: LockStep, block: Block, layers: Layers, rounding: Rounding, company: Company) -> None:
+        self._run = run
+        self._rounding = rounding
+        self._groups = company.groups
+        prefix = f"{block.name}." if block.name else ""
+        self._layers = {n: pair for n, pair in layers.items() if rounding.takes(n.removeprefix(prefix))}
+        self._routed = routed_prefixes(block)
+        self._ranges = {n: (q, q.quantizer.observer()) for n, (_, made) in self._layers.items() if (q := static_input(made)) is not None}
+        self._leaders: dict[str, str] = {}
+        self._statistics: dict[str, dict[type[Statistic], Statistic]] = {}
+        self._last: tuple[Forward | None, str, Tensor | None] = (None, "", None)
+        self._floats: dict[tuple[int, str], Tensor] = {}
+        self._is_rounded = False
+        self.figures: dict[str, dict[str, Any]] = {}
+
+    def work(self, index: int) -> None:
+        """Lead every forward through the block, which is the run's of that index."""
+        with ExitStack() as stack:
+            self._run.detours[index] = self._passed
+            for name, (layer, made) in self._layers.items():
+                stack.enter_context(replaced_forward(layer, self._shown(name, layer.forward, made)))
+            self._run.advance(index)
+            self._round()
+            self._is_rounded = True
+            self._run.go_on(list(self._run.stopped))
+
+    def _passed(self, plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """In place of the block's forward."""
+        forward = current_forward()
+        if forward is None or forward.is_float:
+            return plain(*args, **kwargs)
+        plain(*args, **kwargs)
+        for name in [key for key in self._floats if key[0] == forward.number]:
+            del self._floats[name]
+        self._run.stop(self)
+        return plain(*args, **kwargs)
+
+    def _shown(self, name: str, plain: Callable[..., Any], made: QuantizedLayer) -> Callable[..., Any]:
+        def forward_of_layer(x: Tensor, *args: Any, **kwargs: Any) -> Any:
+            forward = current_forward()
+            if forward is None or forward.is_float:
+                if forward is not None:
+                    self._floats[(forward.number, name)] = x
+                return plain(x, *args, **kwargs)
+            if self._is_rounded:
+                return made.product(x, *args, **kwargs)
+            self._see(name, made, x, forward)
+            return plain(x, *args, **kwargs)
+
+        return forward_of_layer
+
+    def _see(self, name: str, made: QuantizedLayer, x: Tensor, forward: Forward) -> None:
+        """Take the input of a layer into the statistics of the first one that reads the same tensor, which is where both are one."""
+        if name in self._ranges:
+            self._ranges[name][1].observe(x)
+        last_forward, last_name, last_x = self._last
+        same = last_forward is forward and last_x is x
+        leader = self._leaders.setdefault(name, self._leaders.get(last_name, name) if same and self._alike(name, last_name) else name)
+        self._last = (forward, name, x)
+        if leader != name:
+            return
+        found = self._statistics.setdefault(name, {kind: kind(x.shape[-1], x.device) for kind in self._rounding.needs})
+        quantizer = made.input_quantizer
+        # A static scale is not known before all inputs have been seen.
+        is_ready = quantizer is not None and quantizer.quantizer.is_dynamic
+        seen = tokens_of(quantizer(x) if quantizer is not None and is_ready else x, forward)
+        reference = None if name.startswith(self._routed) else self._floats.get((forward.number, name))
+        same_shape = reference is not None and reference.shape == x.shape
+        for statistic in found.values():
+            statistic.update(seen, tokens_of(reference, forward) if same_shape and reference is not None else None)
+
+    def _alike(self, name: str, other: str) -> bool:
+        """Whether two layers quantize their input alike."""
+        return bool(self._layers[name][1].layer_config.input_tensors == self._layers[other][1].layer_config.input_tensors)
+
+    def _round(self) -> None:
+        for name in self._leaders:
+            if name in self._ranges:
+                module, observer = self._ranges[name]
+                module.set_qparams(module.quantizer.qparams_from(observer))
+        together: dict[str, dict[str, QuantizedLayer]] = {}
+        for name, leader in self._leaders.items():
+            together.setdefault(leader, {})[name] = self._layers[name][1]
+        for leader, members in together.items():
+            statistics = self._statistics.pop(leader)
+            tokens = max((s.tokens for s in statistics.values()), default=0)
+            for problem in problems(members, self._groups, statistics):
+                said = self._rounding.round(problem)
+                for name in problem.layers:
+                    self.figures[name] = {"tokens": tokens, **said.get(name, {})}

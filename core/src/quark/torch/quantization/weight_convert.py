@@ -1,0 +1,18 @@
+"""``quark.torch.quantization.weight_convert``: the documented weight converters."""
+
+from __future__ import annotations
+
+from quark.model.conversion_ops import Chunk, Concatenate, ConversionOps, FuseExperts, SplitFusedExperts, Transpose
+from quark.model.weight_converters import WeightConverter, apply_converters, revert_converters
+
+__all__ = [
+    "Chunk",
+    "Concatenate",
+    "ConversionOps",
+    "FuseExperts",
+    "SplitFusedExperts",
+    "Transpose",
+    "WeightConverter",
+    "apply_converters",
+    "revert_converters",
+]

@@ -1,0 +1,32 @@
+"""Checkpoints of several kinds of model: which Auto class loads them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+
+from quark.model.loading import auto_class, model_config
+
+
+@pytest.mark.parametrize(
+    ("model_type", "named", "wanted"),
+    [
+        ("llama", None, AutoModelForCausalLM),
+        ("mistral3", None, AutoModelForImageTextToText),
+        ("mllama", ["MllamaForConditionalGeneration"], AutoModelForImageTextToText),
+        ("mllama", ["MllamaForCausalLM"], AutoModelForCausalLM),
+        ("qwen3_5", ["Qwen3_5ForConditionalGeneration"], AutoModelForImageTextToText),
+        ("qwen3_5", ["OfSomeoneElse"], AutoModelForCausalLM),
+        ("vit", ["ViTModel"], AutoModelForCausalLM),
+    ],
+)
+def test_the_architecture_that_a_config_names_decides_and_text_comes_first(model_type: str, named: list[str] | None, wanted: type) -> None:
+    config = AutoConfig.for_model(model_type, architectures=named)
+    assert auto_class(config) is wanted
+
+
+def test_what_is_named_in_a_file_decides_as_well(tmp_path: Path) -> None:
+    AutoConfig.for_model("mllama", architectures=["MllamaForConditionalGeneration"]).save_pretrained(tmp_path)
+    assert auto_class(model_config(tmp_path)) is AutoModelForImageTextToText
