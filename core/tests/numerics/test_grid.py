@@ -57,7 +57,9 @@ def test_a_column_by_itself_is_rounded_as_in_the_whole(scheme: str) -> None:
     scales = grid.fixed or grid.scales(wt)
     whole = grid.round_(wt.clone(), grid.with_steps(wt, scales))
     each = grid.with_steps(wt, scales) if grid.has_steps else scales.expanded(grid.group)
+    rounded = grid.rounder(each)
     for k in (0, 1, 77, K - 1):
+        assert torch.equal(rounded(wt[k].clone(), k), whole[k])
         assert torch.equal(grid.round_(wt[k].clone(), each.at(k)), whole[k])
 
 
@@ -71,7 +73,10 @@ def test_layers_that_share_an_outer_scale_have_the_scales_of_the_larger() -> Non
     assert all(same(a, b) for a, b in zip(grid.qparams(grid.scales(transposed(weights()))), expected, strict=True))
 
 
-def test_a_shrunk_range_has_smaller_scales() -> None:
-    grid = grid_of(quark.schemes().load("int4_wo_32", "config")().weight)
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_scales_of_some_rows_are_those_of_the_whole(scheme: str) -> None:
+    grid = grid_of(quark.schemes().load(scheme, "config")().weight)
     wt = transposed(weights())
-    assert torch.allclose(grid.scales(wt, 0.5).scale, grid.scales(wt).scale / 2)
+    if grid.fixed is None:
+        part = slice(40, 60)
+        assert torch.equal(grid.scales(wt[:, part].contiguous(), part).scale, grid.scales(wt).scale[:, part])

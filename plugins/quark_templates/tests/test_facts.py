@@ -13,6 +13,7 @@ import torch
 from torch import nn
 
 import quark
+from quark.nn import counts_as
 from quark.specs.architecture import Architecture
 from quark_templates.plugin import FAMILIES
 
@@ -26,8 +27,8 @@ def blocks_of(model: nn.Module, facts: Architecture) -> nn.ModuleList:
     return blocks
 
 
-def linears(module: nn.Module) -> dict[str, nn.Linear]:
-    return {name: m for name, m in module.named_modules() if isinstance(m, nn.Linear)}
+def linears(module: nn.Module) -> dict[str, nn.Module]:
+    return {name: m for name, m in module.named_modules() if counts_as(m) is nn.Linear}
 
 
 def inputs_and_outputs(

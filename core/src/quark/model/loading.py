@@ -80,9 +80,11 @@ def empty_model(path: Path, attn_implementation: str | None) -> nn.Module:
     if hasattr(config, "quantization_config"):
         del config.quantization_config
     with no_init_weights():
-        return auto_class(config).from_config(
-            config, dtype=config.dtype or torch.float32, attn_implementation=attn_implementation, trust_remote_code=False
-        ).eval()
+        return (
+            auto_class(config)
+            .from_config(config, dtype=config.dtype or torch.float32, attn_implementation=attn_implementation, trust_remote_code=False)
+            .eval()
+        )
 
 
 def load_model(path: Path, dtype: str = "auto", device: str = "cpu") -> nn.Module:

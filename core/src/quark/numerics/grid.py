@@ -23,6 +23,10 @@ from quark.numerics.scaled_scales import ScaledScales
 from quark.numerics.stage import StageQuantizer
 
 
+ALL = slice(None)
+"""All rows of a stack."""
+
+
 @attrs.frozen(eq=False)
 class GroupScales:
     """Scales of some groups of input channels, for every row.
@@ -101,25 +105,23 @@ class WeightGrid:
         is_local = isinstance(found, PerGroup) or (isinstance(found, PerChannel) and found.axis in (0, -2))
         self.fixed = None if is_local else self._spanning(weight, shared)
 
-    def scales(self, w: Tensor, shrink: Tensor | float | None = None) -> GroupScales:
-        """Scales of ``w [m · group, N]`` by its ranges, each multiplied by ``shrink`` (broadcast over ``[m, N]``) first."""
-        low, high = self._ranges(w)
-        if shrink is not None:
-            low, high = low * shrink, high * shrink
-        return self.rounded_scales(low, high)
+    def scales(self, w: Tensor, rows: slice = ALL) -> GroupScales:
+        """Scales of ``w [m · group, n]`` by its ranges; ``rows`` are those of the n in the stack."""
+        return self.scales_of_ranges(*self.ranges(w, rows), rows)
 
-    def rounded_scales(self, low: Tensor, high: Tensor) -> GroupScales:
-        """Scales of ranges ``[m, N]``, as the spec stores them."""
-        if self._outer is None:
+    def scales_of_ranges(self, low: Tensor, high: Tensor, rows: slice = ALL) -> GroupScales:
+        """Scales of ranges ``[m, n]``, as the spec stores them."""
+        outer = None if self._outer is None else self._outer[rows]
+        if outer is None:
             found = self._stage.format.qparams(low, high, self._stage.spec)
             return self._made(found.scale, found.zero_point, None)
         quantizer = self._quantizers[0]
         if isinstance(quantizer, Progressive):
             between = quantizer.first.format.round_  # the second stage sees what the first has rounded; the order is kept
-            found = self._stage.format.qparams(between(low / self._outer), between(high / self._outer), self._stage.spec)
-            return self._made(found.scale, found.zero_point, self._outer)
+            found = self._stage.format.qparams(between(low / outer), between(high / outer), self._stage.spec)
+            return self._made(found.scale, found.zero_point, outer)
         assert isinstance(quantizer, ScaledScales)
-        return self._made(quantizer.block_scales(torch.maximum(-low, high), self._outer), None, self._outer)
+        return self._made(quantizer.block_scales(torch.maximum(-low, high), outer), None, outer)
 
     def with_steps(self, w: Tensor, scales: GroupScales) -> GroupScales:
         """The same; but where a format lets elements share finer steps inside a group, decided by ``w [m · group, N]``: one row for each
@@ -145,6 +147,26 @@ class WeightGrid:
             self._round(t.view(-1, size, t.shape[1]), scales.map(lambda x: x.unsqueeze(1)))
             return t
         return self._round(t, scales)
+
+    def rounder(self, scales: GroupScales) -> Callable[[Tensor, int], Tensor]:
+        """A function that rounds one input channel, ``t [N]``, in place, given its number; ``scales`` have a row for each channel.
+
+        It is what `round_` does with ``scales.at(number)``, made ready for loops over all channels.
+        """
+        scale, inverse, zero = (None if x is None else x.unbind(0) for x in (scales.scale, scales.inverse, scales.zero))
+        assert scale is not None
+        exact = self._exact.round_
+
+        def round_symmetric(t: Tensor, k: int) -> Tensor:
+            scaled = t.div_(scale[k]) if inverse is None else t.mul_(inverse[k])
+            return exact(scaled).mul_(scale[k])
+
+        def round_asymmetric(t: Tensor, k: int) -> Tensor:
+            assert zero is not None
+            scaled = t.div_(scale[k]) if inverse is None else t.mul_(inverse[k])
+            return exact(scaled, zero[k]).sub_(zero[k]).mul_(scale[k])
+
+        return round_symmetric if zero is None else round_asymmetric
 
     def _round(self, t: Tensor, scales: GroupScales) -> Tensor:
         if scales.inverse is None:
@@ -203,7 +225,8 @@ class WeightGrid:
         self.group = self.columns // scale.shape[0]
         return self._made(scale.contiguous(), None if zero is None else zero.contiguous(), self._outer)
 
-    def _ranges(self, w: Tensor) -> tuple[Tensor, Tensor]:
+    def ranges(self, w: Tensor, rows: slice = ALL) -> tuple[Tensor, Tensor]:
+        """Low and high ``[m, n]`` of the groups of ``w [m · group, n]``, by the spec's observer."""
         groups = w.reshape(-1, self.group, w.shape[1])
         if self._stage.observer_class.is_extremes:
             if self._stage.spec.symmetric is not False:
@@ -211,9 +234,10 @@ class WeightGrid:
                 return -high, high
             return groups.amin(1), groups.amax(1)
         observer = self._stage.observer_class(self._stage.spec, PerGroup(self.group))
-        observer.observe(w.t() if self._outer is None else w.t() / self._outer[:, None])
-        low, high = (x.reshape(w.shape[1], -1).t().contiguous() for x in observer.range())
-        return (low, high) if self._outer is None else (low * self._outer, high * self._outer)
+        outer = 1 if self._outer is None else self._outer[rows]
+        observer.observe((w / outer).t())
+        low, high = (x.reshape(w.shape[1], -1).t() * outer for x in observer.range())
+        return low.contiguous(), high.contiguous()
 
     def _made(self, stored: Tensor, zero: Tensor | None, outer: Tensor | None) -> GroupScales:
         scale = stored.float() if outer is None else stored.float() * outer

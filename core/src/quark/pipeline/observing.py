@@ -71,9 +71,8 @@ class Observation:
         try:
             low, high = self.observer.range()
         except CalibrationError as error:
-            raise CalibrationError(
-                f"no calibration batch reached '{self.layer}': its static scale would be made up. Give data that use it, or exclude it"
-            ) from error
+            cure = "Give data that use it" + (", or exclude it" if self.slot == "input_tensors" else "")
+            raise CalibrationError(f"no calibration batch reached '{self.layer}': its static scale would be made up. {cure}") from error
         if not (torch.isfinite(low).all() and torch.isfinite(high).all()):
             raise NonFiniteError(
                 f"the {self.tensor} holds NaN or Inf during calibration: the model overflows there (float16?), or weights or data are bad. "

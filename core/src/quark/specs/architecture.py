@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping
+from typing import Any, Literal
 
 import attrs
 
@@ -15,6 +16,9 @@ FUSED_EXPERTS: tuple[WeightConversion, ...] = (
     ("down_proj", ("down_proj.weight",), (("SplitFusedExperts", 0),)),
 )
 """The common layout of fused experts: ``gate_up_proj`` ``[E, 2 I, H]``, gate first, and ``down_proj`` ``[E, H, I]``."""
+
+Rows = Literal["all", "last", "last_of_each_head"]
+"""Which rows of a matrix are meant: all, the last ones as one run, or the last ones of what each head has in it."""
 
 
 def _tuple(value: Any) -> tuple[str, ...]:
@@ -37,20 +41,45 @@ class Architecture:
         attention_output: In a block: the projection that closes attention.
         attention_inner: In a block: projections between those inputs and that output, such as the second factors of low-rank ones.
         attention_norm: In a block: the norm that feeds ``attention_inputs``.
-        mixer: In blocks that have no attention: projections of what stands in its place, such as a state-space model.
+        attention_inner_norms: In a block: norms inside attention, each with the projections that read it, such as those between the two
+            factors of a low-rank projection. Norms on single heads are not among them.
+        attention_value: In a block: the projection whose output reaches ``attention_output`` linearly, key-value heads repeated; whatever
+            is multiplied to it on the way does not depend on it. None where there is none.
+        attention_value_rows: Which of its rows are the values.
+        attention_output_norm: In a block: the norm on what ``attention_output`` puts out, before that is added to the residual stream.
+        mixer: In blocks that have no attention: projections of what stands in its place, such as a state-space model; the last closes it,
+            the others read the output of ``attention_norm``.
+        mixer_context: Those of ``mixer`` that read something else, such as what a vision tower has seen.
         mlp_inputs: In a block: projections that read the normed MLP input.
         mlp_output: In a block: the projection that closes the MLP.
-        mlp_norm: In a block: the norm that feeds ``mlp_inputs``.
+        mlp_norm: In a block: the norm that feeds ``mlp_inputs``, and router and experts of a mixture.
+        mlp_value: In a block: the projection whose output reaches ``mlp_output`` only multiplied by what does not depend on it, or through a
+            ReLU alone, so that positive factors pass. None where there is none.
+        mlp_value_rows: Which of its rows do.
+        mlp_output_norm: As ``attention_output_norm``, of the MLP or the mixture.
         experts: In a block: the experts of a mixture, all of them.
         router: In a block: what chooses among the experts; it stays float.
-        shared_experts: In a block: projections of experts that every token passes.
+        expert_inputs: In one expert: projections that read the normed input, once experts are separate layers.
+        expert_output: In one expert: the projection that closes it.
+        expert_value: In one expert: what ``mlp_value`` is in a block.
+        shared_experts: In a block: projections of experts that every token passes; the last closes them, the others read the normed input.
+        shared_expert_value: What ``mlp_value`` is for them.
+        shared_expert_value_rows: Which of its rows do.
+        shared_expert_gate: In a block: what weighs their output by the normed input.
         norm_has_unit_offset: Norms multiply by ``1 + weight``.
+        norm_subtracts_mean: Norms of blocks and the final one subtract the mean, as LayerNorm does; without, they are RMSNorms.
+        embedding_norm: Full name of a norm on the embeddings, before the first block.
+        position_embeddings: Full name of learned positions that are added to the embeddings.
+        inserted_embeddings: Full names of projections whose outputs stand in for token embeddings or are added to the residual stream, such
+            as those that close a vision tower.
         kv_layers_name: Documented patterns of the projections whose outputs enter the cache.
         q_layer_name: Documented patterns of the query projections.
         gate_up_layers_name: Suffixes of the two MLP input projections.
         exclude_layers_name: Documented patterns left in float.
         fused: Suffixes that runtimes fuse into one matrix, and so must agree in format: ``(("q_proj", "k_proj", "v_proj"), …)``.
         weight_converters: How stored tensors become those of single layers, where it is not `FUSED_EXPERTS` or templates document it.
+        algorithm_defaults: By name of an algorithm, the values that templates document in place of its own defaults.
+        unsupported: By name of an algorithm, why this family cannot take it, where that does not follow from the other facts.
     """
 
     model_type: str
@@ -62,17 +91,37 @@ class Architecture:
     attention_output: str | None = None
     attention_inner: tuple[str, ...] = attrs.field(default=(), converter=_tuple)
     attention_norm: str | None = None
+    attention_inner_norms: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    attention_value: str | None = None
+    attention_value_rows: Rows = "all"
+    attention_output_norm: str | None = None
     mixer: tuple[str, ...] = attrs.field(default=(), converter=_tuple)
+    mixer_context: tuple[str, ...] = attrs.field(default=(), converter=_tuple)
     mlp_inputs: tuple[str, ...] = attrs.field(default=(), converter=_tuple)
     mlp_output: str | None = None
     mlp_norm: str | None = None
+    mlp_value: str | None = None
+    mlp_value_rows: Rows = "all"
+    mlp_output_norm: str | None = None
     experts: str | None = None
     router: str | None = None
+    expert_inputs: tuple[str, ...] = attrs.field(default=("gate_proj", "up_proj"), converter=_tuple)
+    expert_output: str = "down_proj"
+    expert_value: str | None = "up_proj"
     shared_experts: tuple[str, ...] = attrs.field(default=(), converter=_tuple)
+    shared_expert_value: str | None = None
+    shared_expert_value_rows: Rows = "all"
+    shared_expert_gate: str | None = None
     norm_has_unit_offset: bool = False
+    norm_subtracts_mean: bool = False
+    embedding_norm: str | None = None
+    position_embeddings: str | None = None
+    inserted_embeddings: tuple[str, ...] = attrs.field(default=(), converter=_tuple)
     kv_layers_name: tuple[str, ...] | None = attrs.field(default=None, converter=attrs.converters.optional(_tuple))
     q_layer_name: str | tuple[str, ...] | None = None
     gate_up_layers_name: tuple[str, ...] = attrs.field(default=("gate_proj", "up_proj"), converter=_tuple)
     exclude_layers_name: tuple[str, ...] = attrs.field(default=(), converter=_tuple)
     fused: tuple[tuple[str, ...], ...] = ()
     weight_converters: tuple[WeightConversion, ...] = ()
+    algorithm_defaults: Mapping[str, Mapping[str, Any]] = attrs.field(factory=dict, hash=False)
+    unsupported: Mapping[str, str] = attrs.field(factory=dict, hash=False)

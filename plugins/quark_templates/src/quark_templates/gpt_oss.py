@@ -20,4 +20,10 @@ GPT_OSS = Architecture(
     q_layer_name="*q_proj",
     exclude_layers_name=("lm_head", "*router*"),
     fused=(("q_proj", "k_proj", "v_proj"),),
+    weight_converters=(
+        ("experts.gate_up_proj", ("experts.*.gate_up_proj.weight",), (("Transpose", 1, 2), ("SplitFusedExperts", 0))),
+        ("experts.down_proj", ("experts.*.down_proj.weight",), (("Transpose", 1, 2), ("SplitFusedExperts", 0))),
+        ("experts.gate_up_proj_bias", ("experts.*.gate_up_proj.bias",), (("SplitFusedExperts", 0, 2),)),
+        ("experts.down_proj_bias", ("experts.*.down_proj.bias",), (("SplitFusedExperts", 0, 2),)),
+    ),
 )

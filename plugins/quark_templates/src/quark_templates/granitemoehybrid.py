@@ -22,4 +22,12 @@ GRANITEMOEHYBRID = Architecture(
     q_layer_name="*q_proj",
     exclude_layers_name=("lm_head", "*router*"),
     fused=(("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")),
+    weight_converters=(
+        (
+            "block_sparse_moe.input_linear.weight",
+            ("block_sparse_moe.experts.*.gate_proj.weight", "block_sparse_moe.experts.*.up_proj.weight"),
+            (("SplitFusedExperts", 0),),
+        ),
+        ("block_sparse_moe.output_linear.weight", ("block_sparse_moe.experts.*.down_proj.weight",), (("SplitFusedExperts", 0),)),
+    ),
 )

@@ -18,6 +18,7 @@ QWEN3_NEXT = Architecture(
     experts="mlp.experts",
     router="mlp.gate",
     shared_experts=("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj", "mlp.shared_expert.down_proj"),
+    norm_has_unit_offset=True,
     kv_layers_name="*qkvz",
     q_layer_name="*qkvz",
     exclude_layers_name=(

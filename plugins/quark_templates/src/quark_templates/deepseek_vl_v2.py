@@ -1,0 +1,30 @@
+"""DeepSeek-OCR, whose configurations bear the type ``deepseek_vl_v2``: the first DeepSeek-MoE's blocks beside two vision towers.
+
+The documented exclusions are names of that model. DeepSeek-VL2 itself, of the same type, keeps its parts at ``vision``, ``projector`` and
+``language``, which none of them matches. The code comes with the checkpoints: verified on a module skeleton, after that code's names.
+"""
+
+from __future__ import annotations
+
+from quark.specs.architecture import Architecture
+
+DEEPSEEK_VL_V2 = Architecture(
+    model_type="deepseek_vl_v2",
+    decoder_blocks="model.layers",
+    embeddings="model.embed_tokens",
+    final_norm="model.norm",
+    head="lm_head",
+    attention_inputs=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    attention_output="self_attn.o_proj",
+    attention_norm="input_layernorm",
+    mlp_inputs=("mlp.gate_proj", "mlp.up_proj"),
+    mlp_output="mlp.down_proj",
+    mlp_norm="post_attention_layernorm",
+    experts="mlp.experts",
+    router="mlp.gate",
+    shared_experts=("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj", "mlp.shared_experts.down_proj"),
+    kv_layers_name=("*k_proj", "*v_proj"),
+    q_layer_name="*q_proj",
+    exclude_layers_name=("lm_head", "model.sam_model*", "model.vision_model*", "model.projector*"),
+    fused=(("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")),
+)

@@ -1,0 +1,24 @@
+"""Gemma 3 with its vision tower: the language part has norms before and after each part, all of them multiplying by 1 + weight."""
+
+from __future__ import annotations
+
+from quark.specs.architecture import Architecture
+
+GEMMA3 = Architecture(
+    model_type="gemma3",
+    decoder_blocks="model.language_model.layers",
+    embeddings="model.language_model.embed_tokens",
+    final_norm="model.language_model.norm",
+    head="lm_head",
+    attention_inputs=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    attention_output="self_attn.o_proj",
+    attention_norm="input_layernorm",
+    mlp_inputs=("mlp.gate_proj", "mlp.up_proj"),
+    mlp_output="mlp.down_proj",
+    mlp_norm="pre_feedforward_layernorm",
+    norm_has_unit_offset=True,
+    kv_layers_name=("*language_model.*k_proj", "*language_model.*v_proj"),
+    q_layer_name="*language_model.*q_proj",
+    exclude_layers_name=("*vision_tower*", "*multi_modal_projector*", "*lm_head"),
+    fused=(("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")),
+)

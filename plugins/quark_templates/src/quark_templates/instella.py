@@ -1,0 +1,26 @@
+"""Instella: Llama's block with other names of its norms, queries and keys normed across all heads.
+
+Its code comes with the checkpoints: verified on a module skeleton, after AMD's published implementation.
+"""
+
+from __future__ import annotations
+
+from quark.specs.architecture import Architecture
+
+INSTELLA = Architecture(
+    model_type="instella",
+    decoder_blocks="model.layers",
+    embeddings="model.embed_tokens",
+    final_norm="model.norm",
+    head="lm_head",
+    attention_inputs=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    attention_output="self_attn.o_proj",
+    attention_norm="pre_attention_layernorm",
+    mlp_inputs=("mlp.gate_proj", "mlp.up_proj"),
+    mlp_output="mlp.down_proj",
+    mlp_norm="pre_feedforward_layernorm",
+    kv_layers_name=("*k_proj", "*v_proj"),
+    q_layer_name="*q_proj",
+    exclude_layers_name="lm_head",
+    fused=(("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")),
+)

@@ -1,0 +1,39 @@
+"""Kimi-K2: DeepSeek-V3's architecture; only the routed experts are quantized.
+
+Its code comes with the checkpoints and derives from DeepSeek-V3's: verified on transformers' DeepSeek-V3 under this name, and on a module
+skeleton whose experts are modules of their own, as in that code.
+"""
+
+from __future__ import annotations
+
+from quark.specs.architecture import Architecture
+
+KIMI_K2 = Architecture(
+    model_type="kimi_k2",
+    decoder_blocks="model.layers",
+    embeddings="model.embed_tokens",
+    final_norm="model.norm",
+    head="lm_head",
+    attention_inputs=("self_attn.q_a_proj", "self_attn.kv_a_proj_with_mqa"),
+    attention_inner=("self_attn.q_b_proj", "self_attn.kv_b_proj"),
+    attention_output="self_attn.o_proj",
+    attention_norm="input_layernorm",
+    mlp_inputs=("mlp.gate_proj", "mlp.up_proj"),
+    mlp_output="mlp.down_proj",
+    mlp_norm="post_attention_layernorm",
+    experts="mlp.experts",
+    router="mlp.gate",
+    shared_experts=("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj", "mlp.shared_experts.down_proj"),
+    kv_layers_name=("*kv_a_proj_with_mqa", "*kv_b_proj"),
+    q_layer_name="*q_a_proj",
+    exclude_layers_name=(
+        "*self_attn*",
+        "*mlp.gate",
+        "*lm_head",
+        "*mlp.gate_proj",
+        "*mlp.up_proj",
+        "*mlp.down_proj",
+        "*shared_experts*",
+    ),
+    fused=(("gate_proj", "up_proj"),),
+)

@@ -1,0 +1,23 @@
+"""Mistral Small 3.1 and later, and Ministral 3: Mistral's decoder behind a Pixtral vision tower."""
+
+from __future__ import annotations
+
+from quark.specs.architecture import Architecture
+
+MISTRAL3 = Architecture(
+    model_type="mistral3",
+    decoder_blocks="model.language_model.layers",
+    embeddings="model.language_model.embed_tokens",
+    final_norm="model.language_model.norm",
+    head="lm_head",
+    attention_inputs=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    attention_output="self_attn.o_proj",
+    attention_norm="input_layernorm",
+    mlp_inputs=("mlp.gate_proj", "mlp.up_proj"),
+    mlp_output="mlp.down_proj",
+    mlp_norm="post_attention_layernorm",
+    kv_layers_name=("*language_model.*k_proj", "*language_model.*v_proj"),
+    q_layer_name="*language_model.*q_proj",
+    exclude_layers_name=("*vision_tower*", "*multi_modal_projector*", "*lm_head"),
+    fused=(("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")),
+)

@@ -1,0 +1,23 @@
+"""Qwen2-VL: Qwen2's decoder, with biases in query, key and value, behind a vision tower."""
+
+from __future__ import annotations
+
+from quark.specs.architecture import Architecture
+
+QWEN2_VL = Architecture(
+    model_type="qwen2_vl",
+    decoder_blocks="model.language_model.layers",
+    embeddings="model.language_model.embed_tokens",
+    final_norm="model.language_model.norm",
+    head="lm_head",
+    attention_inputs=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    attention_output="self_attn.o_proj",
+    attention_norm="input_layernorm",
+    mlp_inputs=("mlp.gate_proj", "mlp.up_proj"),
+    mlp_output="mlp.down_proj",
+    mlp_norm="post_attention_layernorm",
+    kv_layers_name=("*k_proj", "*v_proj"),
+    q_layer_name="*q_proj",
+    exclude_layers_name=("lm_head", "*.visual.*"),
+    fused=(("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")),
+)

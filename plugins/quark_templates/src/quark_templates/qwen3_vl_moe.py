@@ -1,0 +1,27 @@
+"""Qwen3-VL, mixtures: Qwen3-MoE's decoder behind a vision tower. Published checkpoints hold the fused matrices of experts transposed."""
+
+from __future__ import annotations
+
+from quark.specs.architecture import Architecture
+
+QWEN3_VL_MOE = Architecture(
+    model_type="qwen3_vl_moe",
+    decoder_blocks="model.language_model.layers",
+    embeddings="model.language_model.embed_tokens",
+    final_norm="model.language_model.norm",
+    head="lm_head",
+    attention_inputs=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+    attention_output="self_attn.o_proj",
+    attention_norm="input_layernorm",
+    mlp_norm="post_attention_layernorm",
+    experts="mlp.experts",
+    router="mlp.gate",
+    kv_layers_name=("*k_proj", "*v_proj"),
+    q_layer_name="*q_proj",
+    exclude_layers_name=("lm_head", "*mlp.gate", "*mlp.gate.linear", "*.visual.*"),
+    fused=(("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")),
+    weight_converters=(
+        ("gate_up_proj", ("gate_proj.weight", "up_proj.weight"), (("Transpose", 1, 2), ("SplitFusedExperts", 0))),
+        ("down_proj", ("down_proj.weight",), (("Transpose", 1, 2), ("SplitFusedExperts", 0))),
+    ),
+)

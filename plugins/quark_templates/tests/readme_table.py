@@ -1,0 +1,44 @@
+"""The table of families in README.md, from the tables of the plugin. Run as a script, it rewrites the one in the file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from quark_templates import plugin
+
+README = Path(__file__).parents[1] / "README.md"
+START, END = "<!-- families: python tests/readme_table.py -->\n", "<!-- /families -->"
+DOCUMENTED: list[str] = json.loads((Path(__file__).parent / "documented_types.json").read_text(encoding="utf-8"))
+OWN_CODE, SKELETON, MISSING = "tiny model of transformers' own code", "module skeleton after published facts", "not there"
+
+
+def tables() -> dict[str, dict[str, str]]:
+    """The plugin's tables of families, by their names."""
+    return {name: table for name, table in vars(plugin).items() if name.isupper() and isinstance(table, dict)}
+
+
+def checked_on() -> dict[str, str]:
+    """What the facts of each model type are checked on, the documented ones without facts included."""
+    there = {model_type: SKELETON if name == "REMOTE" else OWN_CODE for name, table in tables().items() for model_type in table}
+    return dict.fromkeys(DOCUMENTED, MISSING) | there
+
+
+def rendered() -> str:
+    """The table, documented types first."""
+    summaries = {model_type: summary for table in tables().values() for model_type, summary in table.items()}
+    rows = sorted(checked_on().items(), key=lambda row: (row[0] not in DOCUMENTED, row[0]))
+    lines = [f"| `{t}` | {summaries.get(t, '')} | {'yes' if t in DOCUMENTED else ''} | {what} |" for t, what in rows]
+    return "\n".join(["| Model type | Models | Documented | Facts checked on |", "|---|---|---|---|", *lines]) + "\n"
+
+
+def parts(text: str) -> tuple[str, str, str]:
+    """What stands before the table, the table, and what stands after it."""
+    before, _, rest = text.partition(START)
+    table, _, after = rest.partition(END)
+    return before + START, table, END + after
+
+
+if __name__ == "__main__":
+    before, _, after = parts(README.read_text(encoding="utf-8"))
+    README.write_text(before + rendered() + after, encoding="utf-8")

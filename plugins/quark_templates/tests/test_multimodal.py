@@ -1,0 +1,186 @@
+"""Families that see, and their text parts: every fact of the language part on a tiny random model with its vision tower."""
+
+from __future__ import annotations
+
+import json
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import quark
+from quark.model.mixtures import separate_experts
+from quark.model.weight_converters import apply_converters
+from quark.nn import counts_as
+from quark.specs.architecture import Architecture
+from quark.torch import LLMTemplate
+from quark_templates.plugin import MULTIMODAL, TEXT_PARTS
+
+from .seeing_models import EXPERTS, IDS, image_batch, model_of
+
+DOCUMENTED = json.loads((Path(__file__).parent / "documented_multimodal.json").read_text(encoding="utf-8"))
+ABSENT = {
+    "mllama": {"multi_modal_projector"},  # the name in published checkpoints; the module lies under "model."
+    "qwen3_5": {"*mtp*"},  # transformers leaves out the layers that predict several tokens
+    "qwen3_5_text": {"*mtp*"},
+    "qwen3_5_moe": {"mtp.*", "*mlp.gate.linear"},  # Quark wraps routers into a layer of its own
+    "qwen3_5_moe_text": {"mtp.*", "*mlp.gate.linear"},
+    "qwen3_vl_moe": {"*mlp.gate.linear"},
+}
+"""Patterns that match nothing in transformers' models."""
+
+
+def linears(module: nn.Module) -> dict[str, nn.Module]:
+    return {name: m for name, m in module.named_modules() if counts_as(m) is nn.Linear}
+
+
+def blocks_of(model: nn.Module, facts: Architecture) -> dict[str, nn.Module]:
+    return {f"{facts.decoder_blocks}.{name}": block for name, block in model.get_submodule(facts.decoder_blocks or "").named_children()}
+
+
+def matches(name: str, patterns: tuple[str, ...]) -> bool:
+    return any(fnmatchcase(name, p) for p in patterns)
+
+
+def watched(model: nn.Module, names: list[str], **batch: Any) -> tuple[dict[str, Tensor], dict[str, Tensor], Any]:
+    """What went into and came out of some modules in one forward pass, and the cache it left."""
+    came_in: dict[str, Tensor] = {}
+    went_out: dict[str, Tensor] = {}
+
+    def watch(name: str) -> Any:
+        def hook(_: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+            came_in[name], went_out[name] = args[0], output
+
+        return model.get_submodule(name).register_forward_hook(hook)
+
+    handles = [watch(name) for name in names]
+    with torch.no_grad():
+        cache = model(**batch, use_cache=True).past_key_values
+    for handle in handles:
+        handle.remove()
+    return came_in, went_out, cache
+
+
+def batch_of(model_type: str) -> dict[str, Tensor]:
+    """What passes every block: text, but for blocks that attend to an image."""
+    return image_batch(model_type) if model_type == "mllama" else {"input_ids": IDS}
+
+
+@pytest.fixture(params=sorted(MULTIMODAL | TEXT_PARTS))
+def model_type(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def facts(model_type: str) -> Architecture:
+    found: Architecture = quark.templates().load(model_type, "architecture")
+    return found
+
+
+@pytest.mark.parametrize("documented_type", DOCUMENTED)
+def test_documented_fields_are_as_documented(documented_type: str) -> None:
+    template, documented = LLMTemplate.get(documented_type), DOCUMENTED[documented_type]
+    assert template.kv_layers_name == documented["kv_layers"]
+    assert [template.q_layer_name] == documented["q_layers"]
+    assert template.exclude_layers_name == documented["exclude"]
+    assert template.gate_up_layers_name == documented["gate_up"]
+
+
+def test_blocks_embeddings_head_and_final_norm_are_what_they_are_called(model_type: str, facts: Architecture) -> None:
+    model = model_of(model_type)
+    assert facts.model_type == model.config.model_type == model_type
+    assert len(blocks_of(model, facts)) == model.config.get_text_config().num_hidden_layers
+    assert [model.get_submodule(name) for name in facts.embeddings] == [model.get_input_embeddings()]
+    assert model.get_submodule(facts.head or "") is model.get_output_embeddings()
+    came_in, went_out, _ = watched(model, [facts.final_norm or "", facts.head or ""], input_ids=IDS)
+    assert torch.equal(came_in[facts.head or ""], went_out[facts.final_norm or ""])
+
+
+def test_every_linear_of_a_block_has_one_place_or_is_excluded(model_type: str, facts: Architecture) -> None:
+    model = model_of(model_type)
+    attention = {*facts.attention_inputs, facts.attention_output or ""}
+    mlp = {*facts.mlp_inputs, facts.mlp_output or "", *facts.shared_experts} - {""}
+    kinds = set()
+    for name, block in blocks_of(model, facts).items():
+        found, attends = set(linears(block)), facts.attention_output in linears(block)
+        kinds.add(attends)
+        known = (attention if attends else set(facts.mixer)) | mlp
+        assert known <= found
+        assert all(matches(f"{name}.{left}", facts.exclude_layers_name) for left in found - known)
+        assert (facts.experts is not None) == any(n == facts.experts for n, _ in block.named_modules())
+        if facts.experts is not None:
+            assert block.get_submodule(facts.router or "").weight.shape == (EXPERTS, 32)
+    assert kinds == ({True, False} if facts.mixer else {True})
+
+
+def test_every_linear_outside_the_blocks_is_excluded_but_for_the_vision_model_of_llama(model_type: str, facts: Architecture) -> None:
+    outside = [name for name in linears(model_of(model_type)) if not name.startswith(f"{facts.decoder_blocks}.")]
+    left = {name.partition(".layers.")[0] for name in outside if not matches(name, facts.exclude_layers_name)}
+    seeing = {"model.vision_model.transformer", "model.vision_model.global_transformer", "model.multi_modal_projector"}
+    assert left == (seeing if model_type == "mllama" else set())
+
+
+def test_every_pattern_matches_what_transformers_has(model_type: str, facts: Architecture) -> None:
+    names = [name for name, _ in model_of(model_type).named_modules()]
+    patterns = {*(facts.kv_layers_name or ()), str(facts.q_layer_name), *facts.exclude_layers_name}
+    assert {p for p in patterns if not any(fnmatchcase(name, p) for name in names)} == ABSENT.get(model_type, set())
+
+
+def test_norms_feed_what_they_are_said_to_feed_and_projections_share_their_input(model_type: str, facts: Architecture) -> None:
+    model = model_of(model_type)
+    crossing = [p for p in facts.mixer if p.startswith("cross_attn.")]
+    mixing = [p for p in facts.mixer if not p.endswith("out_proj")] if not crossing else crossing[:1]
+    mlp = [*facts.mlp_inputs, *facts.shared_experts[:2]]
+    for name, block in blocks_of(model, facts).items():
+        first = list(facts.attention_inputs) if facts.attention_output in linears(block) else mixing
+        parts = ((facts.attention_norm, first), (facts.mlp_norm, mlp))
+        norms = [f"{name}.{n}" for n, m in block.named_modules() if type(m).__name__.endswith("Norm")]
+        projections = [f"{name}.{p}" for _, found in parts for p in found]
+        came_in, went_out, _ = watched(model, norms + projections, **batch_of(model_type))
+        for named, found in parts:
+            inputs = [came_in[f"{name}.{p}"].flatten(0, -2) for p in found]
+            assert len({x.data_ptr() for x in inputs}) <= 1
+            fed_by = [n for n in norms if inputs and torch.equal(went_out[n].flatten(0, -2), inputs[0])]
+            assert fed_by == ([f"{name}.{named}"] if inputs else [])
+
+
+def test_norms_have_a_unit_offset_exactly_where_it_is_said(model_type: str, facts: Architecture) -> None:
+    model = model_of(model_type)
+    names = [f"{facts.decoder_blocks}.0.{facts.attention_norm}", f"{facts.decoder_blocks}.0.{facts.mlp_norm}", facts.final_norm or ""]
+    for norm in map(model.get_submodule, names):
+        norm.weight.data.zero_()
+        assert norm(torch.ones(1, 32)).any().item() is facts.norm_has_unit_offset
+
+
+def test_outputs_that_enter_the_cache_are_what_the_cache_holds(model_type: str, facts: Architecture) -> None:
+    """Values are held as the projection put them out; keys are normed or rotated on the way."""
+    model = model_of(model_type)
+    keys, values = ([name for name in linears(model) if fnmatchcase(name, p)] for p in facts.kv_layers_name or ())
+    blocks = list(blocks_of(model, facts))
+    attending = [i for i, name in enumerate(blocks) if any(key.startswith(f"{name}.") for key in keys)]
+    assert len(keys) == len(values) == len(attending)
+    assert len(attending) == sum("linear_attn.out_proj" not in linears(model.get_submodule(name)) for name in blocks)
+    _, went_out, cache = watched(model, keys + values, **batch_of(model_type))
+    for i, key, value in zip(attending, keys, values, strict=True):
+        held = cache.layers[i]
+        assert key.rpartition(".")[0] == value.rpartition(".")[0]
+        assert went_out[key].numel() == held.keys.numel()
+        assert torch.equal(went_out[value].flatten(0, -2), held.values.transpose(1, 2).flatten(2).flatten(0, -2))
+
+
+@pytest.mark.parametrize(("mixed_type", "transposed"), [("qwen3_5_moe", False), ("qwen3_vl_moe", True)])
+def test_fused_experts_of_published_checkpoints_are_converted_to_those_of_the_model(mixed_type: str, transposed: bool) -> None:
+    """Qwen3-VL's lie ``[experts, in, out]`` there, as transformers' and vLLM's loaders know; Qwen3.5's as the model has them."""
+    model, converters = model_of(mixed_type), LLMTemplate.get(mixed_type).f2f_weight_converters
+    name = "model.language_model.layers.0.mlp.experts"
+    stored = {n: p.transpose(1, 2) if transposed else p for n, p in model.named_parameters() if n.startswith(name)}
+    assert sorted(p.ndim for p in stored.values()) == [3, 3]
+    separate_experts(model, LLMTemplate.get(mixed_type).get_config("int4_wo_32"))
+    assert converters is not None
+    made = apply_converters(stored, converters)
+    wanted = {n: p for n, p in model.named_parameters() if n.startswith(f"{name}.")}
+    assert made.keys() == wanted.keys()
+    assert all(torch.equal(made[n], p) for n, p in wanted.items())

@@ -1,0 +1,35 @@
+"""README.md says of every model type what its facts are checked on, and says it as the tables of the plugin have it."""
+
+from __future__ import annotations
+
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING_NAMES
+
+import quark
+
+from .readme_table import DOCUMENTED, MISSING, OWN_CODE, README, SKELETON, checked_on, parts, rendered, tables
+from .skeletons import SKELETONS
+
+
+def test_the_table_of_families_is_up_to_date() -> None:
+    _, table, _ = parts(README.read_text(encoding="utf-8"))
+    assert table == rendered(), "run: python plugins/quark_templates/tests/readme_table.py"
+
+
+def test_a_type_is_in_one_table_and_those_without_a_template_are_said_to_be_not_there() -> None:
+    named = [model_type for table in tables().values() for model_type in table]
+    assert len(named) == len(set(named))
+    registered = {name for name in quark.templates().names() if name in named or name in DOCUMENTED}
+    assert registered == set(named) == {name for name, what in checked_on().items() if what != MISSING}
+
+
+def test_what_is_said_to_be_checked_on_a_skeleton_has_one() -> None:
+    assert {name for name, what in checked_on().items() if what == SKELETON} == set(SKELETONS)
+
+
+def test_transformers_has_code_of_exactly_the_families_that_are_said_to_be_checked_on_it() -> None:
+    assert {name for name, what in checked_on().items() if what == OWN_CODE} <= set(CONFIG_MAPPING_NAMES)
+    assert not set(SKELETONS) & set(CONFIG_MAPPING_NAMES)
+
+
+def test_the_documented_types_are_forty_one() -> None:
+    assert len(DOCUMENTED) == len(set(DOCUMENTED)) == 41

@@ -1,0 +1,121 @@
+"""Checkpoints with fused experts, as transformers saves them: their weights one by one, back again, and found without reading them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM
+
+import quark
+from quark.model.mixtures import separate_experts
+from quark.model.shards import check_shards
+from quark.model.stored_slices import stored_slices
+from quark.model.weight_converters import apply_converters, converters_of, revert_converters
+from quark.nn.experts import SeparateExperts
+from quark.specs.architecture import Architecture
+from quark.torch import LLMTemplate
+
+IDS = torch.arange(3, 23).reshape(2, 10)
+SIZES = {
+    "vocab_size": 64,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 64,
+    "num_experts_per_tok": 2,
+    "pad_token_id": 0,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+}
+OWN_SIZES: dict[str, dict[str, object]] = {
+    "gpt_oss": {"head_dim": 8, "num_local_experts": 4},
+    "granitemoehybrid": {
+        "num_local_experts": 4,
+        "layer_types": ["mamba", "attention"],
+        "shared_intermediate_size": 32,
+        "mamba_n_heads": 4,
+        "mamba_d_head": 16,
+        "mamba_d_state": 16,
+        "mamba_n_groups": 1,
+    },
+    "qwen3_moe": {"head_dim": 8, "num_experts": 4, "moe_intermediate_size": 32},
+}
+FUSED = ("gpt_oss", "granitemoehybrid")
+"""Families that transformers saves with fused experts."""
+
+
+def model_of(model_type: str) -> nn.Module:
+    torch.manual_seed(0)
+    config = AutoConfig.for_model(model_type, **SIZES, **OWN_SIZES[model_type])
+    return AutoModelForCausalLM.from_config(config, dtype=torch.float32).eval()
+
+
+def logits(model: nn.Module) -> Tensor:
+    with torch.no_grad():
+        return model(IDS).logits
+
+
+def facts_of(model_type: str) -> Architecture:
+    found: Architecture = quark.templates().load(model_type, "architecture")
+    return found
+
+
+def saved(model_type: str, directory: Path) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The tensors of a checkpoint of a tiny model, and those of its single experts as they are named when they are quantized."""
+    model = model_of(model_type)
+    model.save_pretrained(directory)
+    separate_experts(model, LLMTemplate.get(model_type).get_config("int4_wo_32"))
+    mixtures = [f"{name}." for name, m in model.named_modules() if isinstance(m, SeparateExperts)]
+    experts = {name: t for name, t in model.state_dict().items() if name.startswith(tuple(mixtures))}
+    return load_file(directory / "model.safetensors"), experts
+
+
+@pytest.mark.parametrize("model_type", FUSED)
+def test_converters_give_the_weights_that_the_model_has_and_undo_it(model_type: str, tmp_path: Path) -> None:
+    stored, experts = saved(model_type, tmp_path)
+    converters = converters_of(facts_of(model_type))
+    converted = apply_converters(stored, converters)
+    assert not experts.keys() & stored.keys()
+    assert experts.keys() <= converted.keys()
+    assert all(torch.equal(converted[name], experts[name]) for name in experts)
+    assert not [name for name, tensor in converted.items() if tensor.ndim == 3 and "conv1d" not in name]
+    storages = {tensor.untyped_storage().data_ptr() for tensor in stored.values()}
+    assert {tensor.untyped_storage().data_ptr() for tensor in converted.values()} == storages
+    back = revert_converters(converted, converters)
+    assert back.keys() == stored.keys()
+    assert all(torch.equal(back[name], stored[name]) for name in stored)
+
+
+@pytest.mark.parametrize("model_type", FUSED)
+def test_a_checkpoint_that_was_converted_there_and_back_is_the_same_model(model_type: str, tmp_path: Path) -> None:
+    stored, _ = saved(model_type, tmp_path)
+    converters = converters_of(facts_of(model_type))
+    back = revert_converters(apply_converters(stored, converters), converters)
+    save_file({name: tensor.contiguous() for name, tensor in back.items()}, tmp_path / "model.safetensors", {"format": "pt"})
+    assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(tmp_path)), logits(model_of(model_type)))
+
+
+@pytest.mark.parametrize("model_type", FUSED)
+def test_single_experts_are_found_in_headers_and_read_alone(model_type: str, tmp_path: Path) -> None:
+    _, experts = saved(model_type, tmp_path)
+    (shard,) = check_shards(tmp_path)
+    places = stored_slices({name: shape for name, (_, shape) in shard.tensors.items()}, converters_of(facts_of(model_type)))
+    with safe_open(shard.path, "pt") as file:
+        assert all(torch.equal(places[name].read(file.get_slice(places[name].stored)), expert) for name, expert in experts.items())
+
+
+def test_experts_that_lie_one_by_one_are_left_alone(tmp_path: Path) -> None:
+    stored, experts = saved("qwen3_moe", tmp_path)
+    assert experts.keys() <= stored.keys()
+    assert apply_converters(stored, converters_of(facts_of("qwen3_moe"))).keys() == stored.keys()
+
+
+def test_templates_hold_the_converters_of_their_family() -> None:
+    assert LLMTemplate.get("gpt_oss").f2f_weight_converters == converters_of(facts_of("gpt_oss"))
+    assert LLMTemplate.get("llama").f2f_weight_converters is None
