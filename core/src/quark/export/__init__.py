@@ -2,7 +2,16 @@
 
 from quark.export.api import ModelExporter, export_safetensors
 from quark.export.mapping import map_to_quark
-from quark.export.protocol import Exporter, ExportOptions
+from quark.export.protocol import BlockStream, Exporter, ExportOptions, StreamingExporter
 from quark.export.reader import import_model_from_safetensors
 
-__all__ = ["ExportOptions", "Exporter", "ModelExporter", "export_safetensors", "import_model_from_safetensors", "map_to_quark"]
+__all__ = [
+    "BlockStream",
+    "ExportOptions",
+    "Exporter",
+    "ModelExporter",
+    "StreamingExporter",
+    "export_safetensors",
+    "import_model_from_safetensors",
+    "map_to_quark",
+]

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import attrs
 from torch import nn
+
+from quark.model.blocks import Block
 
 
 class Tokenizer(Protocol):
@@ -53,4 +56,34 @@ class Exporter(Protocol):
             ConfigError: The model has not been quantized.
             UnsupportedError: The exporter cannot hold this model or these options.
             OutputError: The place cannot be written.
+        """
+
+
+class BlockStream(Protocol):
+    """An export that is written while the model is being quantized."""
+
+    def write(self, block: Block | None) -> None:
+        """Write what lies in a finished block, or with None what lies in none; its tensors may be gone when this has returned."""
+
+    def finish(self) -> None:
+        """Every block has been written, and None: write what is left."""
+
+
+@runtime_checkable
+class StreamingExporter(Exporter, Protocol):
+    """An exporter that need not have the whole model in memory. One that lacks this method gets complete models."""
+
+    def stream(self, model: nn.Module, foreseen: nn.Module, out: Path, options: ExportOptions) -> AbstractContextManager[BlockStream]:
+        """Begin an export of ``model`` to the directory ``out``, which does not exist or is empty.
+
+        What it writes does not differ from what `Exporter.export` writes of the same model. ``out`` appears when the context ends well.
+
+        Args:
+            model: Still float, its weights on the meta device but for those of the block that is worked on. It has its ``quark_plan``.
+            foreseen: The same model as it will be when it is quantized, on the meta device: layers and scales of the right shapes.
+            out: Where to.
+            options: As for `Exporter.export`.
+
+        Raises:
+            As `Exporter.export`, before anything is written where that can be known.
         """

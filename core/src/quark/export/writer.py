@@ -1,7 +1,7 @@
 """Write safetensors in a stream: two parts at a time are in memory, whatever the size of the model.
 
-Sizes are known beforehand from meta tensors, so headers are written first and data follow as they are made.
-Source: the safetensors format, version 0.4.
+Sizes are known beforehand from meta tensors, so every header is written first, every tensor has its place in a file from then on, and parts
+may come in any order. Source: the safetensors format, version 0.4.
 """
 
 from __future__ import annotations
@@ -10,10 +10,12 @@ import errno
 import json
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
-from typing import BinaryIO
+from types import TracebackType
+from typing import Self
 
 import attrs
 import torch
@@ -52,31 +54,108 @@ class Part:
     meta: Mapping[str, Tensor]
     make: Callable[[], Mapping[str, Tensor]]
 
-    @property
-    def size(self) -> int:
-        """Bytes of all tensors."""
-        return sum(t.numel() * t.element_size() for t in self.meta.values())
-
 
 def write_shards(parts: Sequence[Part], directory: Path, max_shard_bytes: int) -> None:
-    """Write ``model.safetensors``, or several shards and their index where one file would be too large.
+    """Write parts in their order, all at once; raises as `ShardWriter`."""
+    with ShardWriter([part.meta for part in parts], directory, max_shard_bytes) as writer:
+        for part in parts:
+            writer.write(part)
+        writer.finish()
+
+
+@attrs.frozen(eq=False)
+class _Place:
+    """Where a tensor lies: in which file, from which byte on, and what it is."""
+
+    file: int
+    offset: int
+    meta: Tensor
+
+
+class ShardWriter:
+    """``model.safetensors``, or several shards and their index where one file would be too large, filled part by part.
+
+    Which bytes go where is fixed by what is announced, not by the order in which it comes. Use as a context manager: it closes the files.
+
+    Args:
+        announced: Meta tensors by full name, for each part; the order is that of the files.
+        directory: Where to; it exists.
+        max_shard_bytes: Largest size of the tensors in one file; a larger part has a file of its own.
 
     Raises:
         UnsupportedError: A dtype has no name in the format.
-        OSError: From the file system; with ``ENOSPC`` before anything is made where the tensors cannot fit.
+        OSError: From the file system; with ``ENOSPC`` before anything is written where the tensors cannot fit.
     """
-    _refuse_small_disk(sum(p.size for p in parts), directory)
-    shards = _shards(parts, max_shard_bytes)
-    if len(shards) == 1:
-        _write_file(shards[0], directory / SINGLE)
-        return
-    weight_map: dict[str, str] = {}
-    for i, shard in enumerate(shards):
-        name = f"model-{i + 1:05d}-of-{len(shards):05d}.safetensors"
-        _write_file(shard, directory / name)
-        weight_map |= {tensor: name for part in shard for tensor in part.meta}
-    index = {"metadata": {"total_size": sum(p.size for p in parts)}, "weight_map": dict(sorted(weight_map.items()))}
-    (directory / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+
+    def __init__(self, announced: Iterable[Mapping[str, Tensor]], directory: Path, max_shard_bytes: int) -> None:
+        self._directory = directory
+        shards = _shards(list(announced), max_shard_bytes)
+        headers = [_header(shard) for shard in shards]
+        names = _file_names(len(shards))
+        self._size = sum(_size(part) for shard in shards for part in shard)
+        self._names = names
+        self._places: dict[str, _Place] = {}
+        for i, (shard, header) in enumerate(zip(shards, headers, strict=True)):
+            offset = len(header)
+            for name, meta in ((n, t) for part in shard for n, t in part.items()):
+                self._places[name] = _Place(i, offset, meta)
+                offset += _bytes(meta)
+        self._left = set(self._places)
+        _refuse_small_disk(self._size, directory)
+        self._files: list[int] = []
+        with ExitStack() as stack:
+            for name, header in zip(names, headers, strict=True):
+                self._files.append(os.open(directory / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644))
+                stack.callback(os.close, self._files[-1])
+                _write_at(self._files[-1], memoryview(header), 0)
+            # While one part goes to its file the next is made: two are in memory at most.
+            self._thread = stack.enter_context(ThreadPoolExecutor(max_workers=1))
+            self._closing = stack.pop_all()
+        self._pending: Future[None] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._closing.close()
+
+    def __contains__(self, name: object) -> bool:
+        """Whether a tensor of that full name was announced."""
+        return name in self._places
+
+    def write(self, part: Part) -> None:
+        """Make a part and write it, to the places of its tensors; the writing may still go on when this returns."""
+        made = [(self._places[name], _checked(name, tensor, self._places[name].meta)) for name, tensor in _made(part)]
+        self._wait()
+        self._left.difference_update(part.meta)
+        self._pending = self._thread.submit(self._write_all, made)
+
+    def finish(self) -> None:
+        """Wait for all that is being written, and write the index.
+
+        Raises:
+            RuntimeError: Something that was announced has not been written.
+        """
+        self._wait()
+        if self._left:
+            raise RuntimeError(f"{len(self._left)} announced tensor(s) were not written, the first is '{min(self._left)}'")
+        if len(self._files) > 1:
+            weight_map = {name: self._names[place.file] for name, place in sorted(self._places.items())}
+            index = {"metadata": {"total_size": self._size}, "weight_map": weight_map}
+            (self._directory / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+
+    def _wait(self) -> None:
+        if self._pending is not None:
+            self._pending.result()
+        self._pending = None
+
+    def _write_all(self, tensors: Sequence[tuple[_Place, Tensor]]) -> None:
+        for place, tensor in tensors:
+            _write_at(self._files[place.file], memoryview(tensor.numpy().data), place.offset)
+
+
+def _file_names(count: int) -> list[str]:
+    return [SINGLE] if count == 1 else [f"model-{i + 1:05d}-of-{count:05d}.safetensors" for i in range(count)]
 
 
 def _refuse_small_disk(size: int, directory: Path) -> None:
@@ -84,57 +163,58 @@ def _refuse_small_disk(size: int, directory: Path) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(directory))
 
 
-def _shards(parts: Sequence[Part], limit: int) -> list[list[Part]]:
-    shards: list[list[Part]] = [[]]
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _size(part: Mapping[str, Tensor]) -> int:
+    return sum(_bytes(t) for t in part.values())
+
+
+def _shards(parts: Sequence[Mapping[str, Tensor]], limit: int) -> list[list[Mapping[str, Tensor]]]:
+    shards: list[list[Mapping[str, Tensor]]] = [[]]
     size = 0
     for part in parts:
-        if shards[-1] and size + part.size > limit:
+        if shards[-1] and size + _size(part) > limit:
             shards.append([])
             size = 0
         shards[-1].append(part)
-        size += part.size
+        size += _size(part)
     return shards
 
 
-def _write_file(parts: Sequence[Part], path: Path) -> None:
+def _header(parts: Sequence[Mapping[str, Tensor]]) -> bytes:
+    """All that stands before the data in a file."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0
-    for part in parts:
-        for name, tensor in part.meta.items():
-            if tensor.dtype not in NAMES:
-                raise UnsupportedError(
-                    f"'{name}' is of {tensor.dtype}, which safetensors cannot hold: quantize it, or convert the model first"
-                )
-            end = offset + tensor.numel() * tensor.element_size()
-            header[name] = {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, end]}
-            offset = end
+    for name, tensor in ((n, t) for part in parts for n, t in part.items()):
+        if tensor.dtype not in NAMES:
+            raise UnsupportedError(f"'{name}' is of {tensor.dtype}, which safetensors cannot hold: quantize it, or convert the model first")
+        end = offset + _bytes(tensor)
+        header[name] = {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, end]}
+        offset = end
     text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
-    with path.open("wb") as file, ThreadPoolExecutor(max_workers=1) as writer:
-        file.write(len(text).to_bytes(8, "little") + text)
-        # While one part goes to the file the next is made: two are in memory at most.
-        written = writer.submit(lambda: None)
-        for part in parts:
-            made = _make(part)
-            written.result()
-            written = writer.submit(_write_part, made, file)
-        written.result()
+    return len(text).to_bytes(8, "little") + text
 
 
-def _make(part: Part) -> list[Tensor]:
-    """The bytes of a part's tensors, in the order in which they were announced."""
+def _made(part: Part) -> Iterable[tuple[str, Tensor]]:
+    """A part's tensors, in the order in which they were announced."""
     made = part.make()
-    found = []
-    for name, expected in part.meta.items():
-        tensor = made[name]
-        if tensor.shape != expected.shape or tensor.dtype != expected.dtype:
-            raise RuntimeError(
-                f"'{name}' was announced as {expected.dtype}{list(expected.shape)} and made as {tensor.dtype}{list(tensor.shape)}"
-            )
-        found.append(tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8))
-    return found
+    return [(name, made[name]) for name in part.meta]
 
 
-def _write_part(tensors: Sequence[Tensor], file: BinaryIO) -> None:
-    for tensor in tensors:
-        file.write(tensor.numpy().data)
+def _checked(name: str, tensor: Tensor, expected: Tensor) -> Tensor:
+    """The bytes of a tensor, if it is what was announced."""
+    if tensor.shape != expected.shape or tensor.dtype != expected.dtype:
+        raise RuntimeError(
+            f"'{name}' was announced as {expected.dtype}{list(expected.shape)} and made as {tensor.dtype}{list(tensor.shape)}"
+        )
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+
+
+def _write_at(file: int, data: memoryview, offset: int) -> None:
+    """Write all of ``data``; one call may write less than it is given."""
+    done = 0
+    while done < data.nbytes:
+        done += os.pwrite(file, data[done:], offset + done)

@@ -13,8 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from quark.errors import CalibrationError, CheckpointError, ConfigError
+from quark.model.shards import check_shards
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+_STORED = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 
 def model_config(path: Path) -> Any:
@@ -55,8 +57,12 @@ def _class_names(classes: Any) -> set[str]:
     return {c.__name__ for c in (classes if isinstance(classes, list | tuple) else (classes,))}
 
 
-def meta_model(path: Path) -> nn.Module:
+def meta_model(path: Path, dtype: torch.dtype | None = None) -> nn.Module:
     """The model of a checkpoint without its weights, on the meta device.
+
+    Args:
+        path: Directory of the checkpoint.
+        dtype: Of its weights; None is what the config says.
 
     Raises:
         CheckpointError: The directory is no checkpoint.
@@ -66,7 +72,72 @@ def meta_model(path: Path) -> nn.Module:
     if getattr(config, "quantization_config", None) is not None:
         raise ConfigError(f"'{path}' is quantized already (its config.json has a quantization_config): give the float checkpoint")
     with torch.device("meta"):
-        return auto_class(config).from_config(config, trust_remote_code=False)
+        return auto_class(config).from_config(config, dtype=dtype or config.dtype, trust_remote_code=False)
+
+
+def skeleton(path: Path, dtype: str, device: torch.device) -> nn.Module:
+    """As `load_model`, without reading a weight: parameters and persistent buffers are on the meta device, in the dtypes they are to have.
+
+    Buffers that no checkpoint holds (rotary tables) are computed, on ``device``. Source: what ``from_pretrained`` of transformers 5 does.
+
+    Args:
+        path: Directory of the checkpoint.
+        dtype: As of `load_model`.
+        device: Where the buffers go.
+
+    Raises:
+        CheckpointError, ConfigError: As `load_model` and `meta_model`.
+    """
+    from transformers import GenerationConfig
+
+    wanted = torch_dtype(dtype) or model_config(path).dtype or _first_dtype(path)
+    model: Any = meta_model(path, wanted)
+    for name, parameter in _kept_wide(model, wanted):
+        owner, _, leaf = name.rpartition(".")
+        setattr(model.get_submodule(owner), leaf, nn.Parameter(parameter.to(torch.float32), requires_grad=False))
+    for name, buffer in list(model.named_non_persistent_buffers()):
+        owner, _, leaf = name.rpartition(".")
+        model.get_submodule(owner)._buffers[leaf] = torch.empty_like(buffer, device=device)
+    with torch.random.fork_rng(devices=[]):
+        model.initialize_weights()  # of which meta tensors take nothing
+    if (path / "generation_config.json").is_file():
+        model.generation_config = GenerationConfig.from_pretrained(path)
+    found: nn.Module = model.eval()
+    return found
+
+
+def torch_dtype(name: str) -> torch.dtype | None:
+    """The dtype of that name on the command line; None for ``auto``. Raises ConfigError for others."""
+    if name != "auto" and name not in _DTYPES:
+        raise ConfigError(f"--dtype {name!r}: use auto, {', '.join(_DTYPES)}")
+    return _DTYPES.get(name)
+
+
+def torch_device(name: str) -> torch.device:
+    """The device of that name. Raises ConfigError where it cannot be used."""
+    try:
+        target = torch.device(name)
+        torch.empty(0, device=target)
+    except (RuntimeError, AssertionError) as error:
+        raise ConfigError(f"the device {name!r} cannot be used here: {error}") from error
+    return target
+
+
+def _first_dtype(path: Path) -> torch.dtype:
+    """Of the first tensor of floating-point numbers that is stored."""
+    stored = (_STORED.get(dtype) for shard in check_shards(path) for dtype, _ in shard.tensors.values())
+    return next((dtype for dtype in stored if dtype is not None), torch.float32)
+
+
+def _kept_wide(model: Any, dtype: torch.dtype) -> list[tuple[str, nn.Parameter]]:
+    """Parameters that a model of that dtype keeps in float32 nevertheless, as its class says."""
+    from transformers.core_model_loading import build_glob_alternation
+
+    patterns = list(model._get_dtype_plan(dtype))
+    if not patterns:
+        return []
+    expression = build_glob_alternation(patterns)[0]
+    return [(name, p) for name, p in model.named_parameters() if expression.search(name) and p.dtype == dtype]
 
 
 def empty_model(path: Path, attn_implementation: str | None) -> nn.Module:
@@ -99,17 +170,9 @@ def load_model(path: Path, dtype: str = "auto", device: str = "cpu") -> nn.Modul
         ConfigError: An unknown dtype or device.
         CheckpointError: A shard is missing, truncated, or lies outside the directory.
     """
-    from quark.model.shards import check_shards
-
-    if dtype != "auto" and dtype not in _DTYPES:
-        raise ConfigError(f"--dtype {dtype!r}: use auto, {', '.join(_DTYPES)}")
+    wanted = torch_dtype(dtype) or "auto"
     check_shards(path)
-    try:
-        target = torch.device(device)
-        torch.empty(0, device=target)
-    except (RuntimeError, AssertionError) as error:
-        raise ConfigError(f"the device {device!r} cannot be used here: {error}") from error
-    wanted = dtype if dtype == "auto" else _DTYPES[dtype]
+    target = torch_device(device)
     model: nn.Module = auto_class(model_config(path)).from_pretrained(path, dtype=wanted, trust_remote_code=False, local_files_only=True)
     return model.eval().to(target)
 

@@ -64,6 +64,11 @@ class GroupScales:
         """Scales of consecutive groups as one."""
         return _with_all(parts, torch.cat)
 
+    @staticmethod
+    def beside(parts: Sequence[GroupScales]) -> GroupScales:
+        """Scales of the same groups for consecutive rows as one."""
+        return _with_all(parts, lambda found: torch.cat(found, 1))
+
     def map(self, change: Callable[[Tensor], Tensor]) -> GroupScales:
         """The same with ``change`` applied to every tensor."""
         return _with_all([self], lambda parts: change(parts[0]))
@@ -187,6 +192,26 @@ class WeightGrid:
             outer = None if self._outer is None else self._outer[part.start].clone()
             found.append(QParams(kept(scales.stored[:, part].t()).contiguous(), zero, outer))
         return found
+
+    def weights(self, qt: Tensor, scales: GroupScales) -> list[tuple[Tensor, QParams]]:
+        """The weights ``[rows, K]`` of each layer and their scales, of values on the grid, ``[K, N]``: exactly what their codes say."""
+        found = []
+        for index, (quantizer, qparams) in enumerate(zip(self._quantizers, self.qparams(scales), strict=True)):
+            values = qt[:, self._slice(index)].t().contiguous()
+            if not isinstance(quantizer, StageQuantizer):  # two multiplications may differ from one by their product in the last bit
+                values = quantizer.dequantize(quantizer.codes_of(values, qparams), qparams)
+            found.append((values, qparams))
+        return found
+
+    @property
+    def reach(self) -> float:
+        """How many scales a range reaches on either side of 0; of symmetric specs."""
+        return self._stage.format.reach(self._stage.spec)
+
+    @property
+    def is_symmetric(self) -> bool:
+        """Whether there are no zero points."""
+        return self._stage.spec.symmetric is not False
 
     def _opened(self, weight: Tensor, shared: bool) -> tuple[StageQuantizer, Tensor | None]:
         """The stage whose codes are stored, and the scale above it for each row ``[N]``, or None."""

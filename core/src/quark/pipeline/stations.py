@@ -39,6 +39,7 @@ class Station:
         self._run = run
         self._foreseen: dict[Forward, Tensor] | None = None
         self._plain: Any = layer.forward
+        self._float_weight = made.weight
 
     def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """In place of the layer's forward."""
@@ -62,7 +63,7 @@ class Station:
 
     def _reopen(self) -> None:
         """Another input came than was foreseen: the layer is to be rounded anew."""
-        self.made.weight = self.layer.weight
+        self.made.weight = self._float_weight
         self.is_done, self._foreseen = False, None
 
 

@@ -26,9 +26,23 @@ class AlgoConfig:
         """The settings for a model family, derived from its facts; None where the algorithm derives none. Algorithms override this."""
         return None
 
+    @classmethod
+    def refusal(cls, architecture: Architecture) -> str | None:
+        """Why nothing can be derived for a family, in the words of an error message; None where it can, or nothing more can be said."""
+        return None
+
     def to_dict(self) -> dict[str, Any]:
-        """JSON form: the fields as they are, but for those marked ``metadata={"legacy": True}``."""
-        return attrs.asdict(self, filter=lambda attribute, _: not attribute.metadata.get("legacy"))
+        """JSON form: the fields as they are.
+
+        Not those marked ``metadata={"legacy": True}``; and those marked ``{"own": True}``, which the documented class does not have, only
+        where they differ from their default, so that what needs none of them can be read by who knows none.
+        """
+
+        def is_written(attribute: Any, value: Any) -> bool:
+            known = attribute.metadata
+            return not known.get("legacy") and not (known.get("own") and value == attribute.default)
+
+        return attrs.asdict(self, filter=is_written)
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> AlgoConfig:

@@ -53,8 +53,8 @@ class Architecture:
         mlp_inputs: In a block: projections that read the normed MLP input.
         mlp_output: In a block: the projection that closes the MLP.
         mlp_norm: In a block: the norm that feeds ``mlp_inputs``, and router and experts of a mixture.
-        mlp_value: In a block: the projection whose output reaches ``mlp_output`` only multiplied by what does not depend on it, or through a
-            ReLU alone, so that positive factors pass. None where there is none.
+        mlp_value: In a block: the projection whose output reaches ``mlp_output`` only multiplied by what does not depend on it, or through
+            a ReLU alone, so that positive factors pass. None where there is none.
         mlp_value_rows: Which of its rows do.
         mlp_output_norm: As ``attention_output_norm``, of the MLP or the mixture.
         experts: In a block: the experts of a mixture, all of them.
@@ -67,11 +67,12 @@ class Architecture:
         shared_expert_value_rows: Which of its rows do.
         shared_expert_gate: In a block: what weighs their output by the normed input.
         norm_has_unit_offset: Norms multiply by ``1 + weight``.
+        norm_has_weight: The norms of blocks and the final one have parameters; without, no scale can be folded into them.
         norm_subtracts_mean: Norms of blocks and the final one subtract the mean, as LayerNorm does; without, they are RMSNorms.
         embedding_norm: Full name of a norm on the embeddings, before the first block.
         position_embeddings: Full name of learned positions that are added to the embeddings.
-        inserted_embeddings: Full names of projections whose outputs stand in for token embeddings or are added to the residual stream, such
-            as those that close a vision tower.
+        inserted_embeddings: Full names, or patterns, of projections whose outputs stand in for token embeddings or are added to the residual
+            stream, such as those that close a vision tower.
         kv_layers_name: Documented patterns of the projections whose outputs enter the cache.
         q_layer_name: Documented patterns of the query projections.
         gate_up_layers_name: Suffixes of the two MLP input projections.
@@ -113,6 +114,7 @@ class Architecture:
     shared_expert_value_rows: Rows = "all"
     shared_expert_gate: str | None = None
     norm_has_unit_offset: bool = False
+    norm_has_weight: bool = True
     norm_subtracts_mean: bool = False
     embedding_norm: str | None = None
     position_embeddings: str | None = None

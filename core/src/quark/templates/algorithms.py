@@ -71,9 +71,18 @@ def get_algo_config(algorithm_type: str, model_type: str) -> AlgoConfig | None:
 
 
 def derived_config(name: str, architecture: Architecture) -> AlgoConfig | None:
-    """The settings that the algorithm ``name`` derives from a family's facts, or None."""
+    """The settings that the algorithm ``name`` derives from a family's facts, or None; the family's documented values go before defaults."""
     config_class: type[AlgoConfig] = algorithms().load(name, "config")
-    return config_class.for_architecture(architecture)
+    if refusal(name, architecture) is not None:
+        return None
+    derived = config_class.for_architecture(architecture)
+    return derived if derived is None else attrs.evolve(derived, **architecture.algorithm_defaults.get(name, {}))
+
+
+def refusal(name: str, architecture: Architecture) -> str | None:
+    """Why the algorithm ``name`` cannot be applied to a family; None where it can, or no reason is known."""
+    config_class: type[AlgoConfig] = algorithms().load(name, "config")
+    return architecture.unsupported.get(name) or config_class.refusal(architecture)
 
 
 def algo_config_from_dict(data: Mapping[str, Any]) -> AlgoConfig:

@@ -17,7 +17,7 @@ from quark.specs.layer import QLayerConfig
 from quark.specs.model import QConfig
 from quark.specs.tensor import QTensorConfig
 from quark.templates import projections
-from quark.templates.algorithms import canonical_algorithm, derived_config, get_supported_algorithm_types, require_processor
+from quark.templates.algorithms import canonical_algorithm, derived_config, get_supported_algorithm_types, refusal, require_processor
 from quark.templates.schemes import QuantizationScheme, QuantizationSchemeCollection, scheme_part
 
 _ATTENTION_PROJECTIONS = ("q_proj", "k_proj", "v_proj")
@@ -256,8 +256,9 @@ class LLMTemplate:
             require_processor(name)
             found = settings.get(name)
             if found is None:
+                reason = self.architecture and refusal(name, self.architecture)
                 raise UnsupportedError(
-                    f"No built-in {name} configuration is available for the '{self.model_type}' architecture. "
+                    f"No built-in {name} configuration is available for the '{self.model_type}' architecture{f': {reason}' if reason else ''}. "
                     f"Pass your own to get_config: algo_configs={{'{name}': …}}"
                 )
             chosen.append(found)

@@ -10,5 +10,8 @@ from attrs import validators
 LEGACY = {"legacy": True}
 """Metadata of a keyword that is taken from older configurations and never written."""
 
+OWN = {"own": True}
+"""Metadata of a keyword that the documented class does not have: written only where it is not the default."""
+
 positive: Callable[[Any, Any, Any], Any] = validators.gt(0)
 """Validator of numbers above 0."""

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+from typing import Self
+
 import attrs
 from attrs import validators
 
 from quark.errors import ConfigError
 from quark.specs.algorithm import AlgoConfig
+from quark.specs.architecture import Architecture
 from quark.specs.dataclass_view import with_dataclass_view
-from quark_algos.fields import LEGACY, positive
+from quark_algos.fields import LEGACY, OWN, positive
+from quark_algos.sites import linear_layers
+
+PRESETS = ("best", "reference")
+SCALE_SEARCHES = ("minmax", "mse", "hessian")
 
 
 @with_dataclass_view
@@ -19,6 +26,10 @@ class _HessianConfig(AlgoConfig):
     block_size: int = attrs.field(default=128, validator=positive)
     desc_act: bool = True
     static_groups: bool = True
+    preset: str = attrs.field(default="best", validator=validators.in_(PRESETS), metadata=OWN)
+    scale_search: str | None = attrs.field(default=None, validator=validators.optional(validators.in_(SCALE_SEARCHES)), metadata=OWN)
+    descent_passes: int | None = attrs.field(default=None, validator=validators.optional(validators.ge(0)), metadata=OWN)
+    float64: bool = attrs.field(default=False, metadata=OWN)
     true_sequential: bool = attrs.field(default=True, repr=False, eq=False, metadata=LEGACY)
     embedding_layers: list[str] | None = attrs.field(default=None, repr=False, eq=False, metadata=LEGACY)
 
@@ -29,6 +40,21 @@ class _HessianConfig(AlgoConfig):
                 "set static_groups=True, or desc_act=False"
             )
 
+    @classmethod
+    def for_architecture(cls, architecture: Architecture) -> Self | None:
+        """All projections of a decoder block, in the order in which data flows."""
+        if cls.refusal(architecture) is not None:
+            return None
+        return cls(  # type: ignore[call-arg]
+            inside_layer_modules=list(linear_layers(architecture)), model_decoder_layers=architecture.decoder_blocks
+        )
+
+    @classmethod
+    def refusal(cls, architecture: Architecture) -> str | None:
+        """The projections are not known."""
+        known = architecture.decoder_blocks and linear_layers(architecture)
+        return None if known else "the projections of its decoder blocks are not known"
+
 
 @with_dataclass_view
 @attrs.define(kw_only=True)
@@ -36,12 +62,17 @@ class GPTQConfig(_HessianConfig):
     """GPTQ: columns are rounded one after another, each spreading its error over the rest (arXiv 2210.17323).
 
     Attributes:
-        block_size: Columns between two updates of the rest of the matrix.
+        block_size: Columns between two updates of the rest of the matrix. It changes the speed, and the last bits.
         damp_percent: Share of the Hessian's mean diagonal that is added to it, above 0 and below 1.
         desc_act: Go through the columns by descending diagonal of the Hessian.
         static_groups: Find the groups' scales before any column is rounded; needed with ``desc_act``.
-        inside_layer_modules: Names of the linear layers, relative to a decoder block.
-        model_decoder_layers: Full name of the list of decoder blocks.
+        inside_layer_modules: Names of the linear layers, relative to a decoder block; ``*`` stands for anything. Empty: all of them.
+        model_decoder_layers: Full name of the list of decoder blocks; documented, the model's template knows it.
+        preset: ``"reference"`` is the published algorithm with the documented defaults; ``"best"`` also searches scales by what they do to
+            the outputs. Single choices below go before it.
+        scale_search: Of group scales: ``"minmax"``, ``"mse"`` of the weights, or ``"hessian"``, of the outputs; None as the preset has it.
+        descent_passes: Sweeps of coordinate descent over the finished codes; None as the preset has it.
+        float64: Sum and factor the Hessian in float64.
         true_sequential: Accepted from configurations before 0.12; calibration is sequential here in any case.
         embedding_layers: Accepted from configurations before 0.6; not needed.
 
@@ -62,11 +93,13 @@ class GPTAQConfig(GPTQConfig):
     """GPTAQ: GPTQ that also makes up for the error of the inputs that earlier layers have left (arXiv 2504.02692).
 
     Attributes:
-        alpha: Weight of that term.
+        alpha: Share of that correction which is made.
+        correction_damping: Share of the Hessian's mean diagonal that holds the correction back; None as the preset has it.
     """
 
     name: str = "gptaq"
     alpha: float = 0.25
+    correction_damping: float | None = attrs.field(default=None, validator=validators.optional(positive), metadata=OWN)
 
 
 @with_dataclass_view
@@ -78,7 +111,9 @@ class QronosConfig(_HessianConfig):
         inside_layer_modules: Names of the linear layers, relative to a decoder block.
         model_decoder_layers: Full name of the list of decoder blocks.
         alpha: Damping, as a share of the Hessian's largest eigenvalue, above 0.
-        beta: Scale of the Hessian's inverse before its second factorization, for accuracy alone, above 0.
+        beta: Documented; scale of the Hessian's inverse before its second factorization. There is no inverse here, and no second one.
+        correction_share: Share of the correction for quantized inputs which is made, 0 to 1; None as the preset has it.
+        correction_damping: Share of the Hessian's mean diagonal that holds the correction back; None as the preset has it.
     """
 
     name: str = "qronos"
@@ -86,3 +121,7 @@ class QronosConfig(_HessianConfig):
     model_decoder_layers: str
     alpha: float = attrs.field(default=1e-3, validator=positive)
     beta: float = attrs.field(default=1e4, validator=positive)
+    correction_share: float | None = attrs.field(
+        default=None, validator=validators.optional([validators.ge(0), validators.le(1)]), metadata=OWN
+    )
+    correction_damping: float | None = attrs.field(default=None, validator=validators.optional(positive), metadata=OWN)

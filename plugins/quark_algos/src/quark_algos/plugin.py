@@ -62,8 +62,9 @@ def quark_register_algorithms() -> Iterator[AlgorithmRecord]:
 def _rounding() -> Iterator[AlgorithmRecord]:
     yield AlgorithmRecord(
         name="gptq",
-        summary="GPTQ; configuration only",
+        summary="GPTQ: each column rounded in view of the errors of those before it",
         kind="rounding",
+        processor="quark_algos.rounding:ColumnRounding",
         config="quark_algos.hessian:GPTQConfig",
         exports={
             "GPTQConfig": "quark_algos.hessian:GPTQConfig",
@@ -72,8 +73,9 @@ def _rounding() -> Iterator[AlgorithmRecord]:
     )
     yield AlgorithmRecord(
         name="gptaq",
-        summary="GPTAQ; configuration only",
+        summary="GPTAQ: GPTQ that also makes up for the error of its inputs",
         kind="rounding",
+        processor="quark_algos.rounding:ColumnRounding",
         config="quark_algos.hessian:GPTAQConfig",
         exports={
             "GPTAQConfig": "quark_algos.hessian:GPTAQConfig",
@@ -82,8 +84,9 @@ def _rounding() -> Iterator[AlgorithmRecord]:
     )
     yield AlgorithmRecord(
         name="qronos",
-        summary="Qronos; configuration only",
+        summary="Qronos: weights and inputs corrected together, then GPTQ",
         kind="rounding",
+        processor="quark_algos.rounding:ColumnRounding",
         config="quark_algos.hessian:QronosConfig",
         exports={
             "QronosConfig": "quark_algos.hessian:QronosConfig",

@@ -1,0 +1,90 @@
+"""Calibrated rounding on a real model: time against one forward, perplexity, divergence, memory.
+
+    python -m benchmarks.calibrated MODEL TEXT_DIR [--runs gptq/int4_wo_64,qronos/mxfp4] [--preset best|reference] [--dtype bfloat16]
+
+Protocol: that of `benchmarks.perplexity`. `ratio` is the whole of quantize_model ÷ one float forward over the calibration tokens, the faster
+of two, in the same process; `peak_blocks` is the growth of resident memory over the loaded model ÷ the size of one block's weights in float32.
+One process and one JSON line for each run, so that neither timings nor memory of one depend on another.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import resource
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import attrs
+import torch
+
+from benchmarks.perplexity import forward_seconds, sequences
+from quark.evaluate import compare
+from quark.model.loading import load_model, load_tokenizer
+from quark.torch import LLMTemplate, ModelQuantizer
+
+RUNS = "gptq/int4_wo_64,gptaq/int4_wo_64,qronos/int4_wo_64"
+
+
+def measure(args: argparse.Namespace, algorithm: str, scheme: str) -> dict[str, object]:
+    """Quantize a fresh copy of the model and report on it."""
+    tokenizer = load_tokenizer(args.model)
+    calib = sequences(tokenizer, args.text / "foldoc.txt", 200_000, 8, 512)
+    model = load_model(args.model, args.dtype)
+    floor = min(forward_seconds(model, calib) for _ in range(2))
+    template = LLMTemplate.get(model.config.model_type)
+    names = [] if algorithm == "none" else [algorithm]
+    config = template.get_config(scheme=scheme, algorithm=names or None)
+    for settings in config.algo_config or []:
+        config.algo_config = [attrs.evolve(settings, preset=args.preset, **json.loads(args.options))]
+    before = _resident()
+    start = time.perf_counter()
+    ModelQuantizer(config).quantize_model(model, list(calib.split(1)))
+    took = time.perf_counter() - start
+    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before) / _block_bytes(model)
+    result = {"algorithm": algorithm, "scheme": scheme, "preset": args.preset, "dtype": args.dtype, "ratio": round(took / floor, 2)}
+    result |= {"seconds": round(took, 2), "peak_blocks": round(grown, 2)}
+    if not args.no_quality:
+        rows = [sequences(tokenizer, args.text / f, at, 8, 512) for f, at in (("foldoc.txt", 3_500_000), ("devil.txt", 20_000))]
+        found = compare(model, load_model(args.model, args.dtype), list(torch.cat(rows).split(4)))
+        result |= {"perplexity": round(found.perplexity, 3), "mean_kl": round(found.mean_kl, 4), "top1": round(found.top1_agreement, 4)}
+    return result
+
+
+def _resident() -> float:
+    """Bytes of resident memory; reading them sets the peak back to them."""
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
+    return float(pages * resource.getpagesize())
+
+
+def _block_bytes(model: torch.nn.Module) -> float:
+    blocks = model.get_submodule("model.layers")
+    return 4.0 * sum(p.numel() for p in next(iter(blocks.children())).parameters())
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("text", type=Path)
+    parser.add_argument("--runs", default=RUNS, help="ALGORITHM/SCHEME,…; the algorithm none is round-to-nearest")
+    parser.add_argument("--preset", default="best")
+    parser.add_argument("--dtype", default="float32")
+    parser.add_argument("--options", default="{}", help="further fields of the algorithm's settings, as JSON")
+    parser.add_argument("--no-quality", action="store_true", help="time and memory only")
+    args = parser.parse_args(arguments)
+    logging.getLogger("quark").setLevel(logging.ERROR)
+    runs = args.runs.split(",")
+    if len(runs) == 1:
+        print(json.dumps(measure(args, *runs[0].split("/"))), flush=True)
+        return
+    given = arguments if arguments is not None else sys.argv[1:]
+    for run in runs:
+        subprocess.run([sys.executable, "-m", "benchmarks.calibrated", *given, "--runs", run], check=False)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,110 @@
+"""The factor that every rounding of this kind goes by: ``H + λ I = A · diag(d) · Aᵀ`` with A upper triangular and of unit diagonal.
+
+GPTQ factors the inverse of H instead, and gives the same codes: there is no need for an inverse. Source: spec of the algorithms, §1.2.
+"""
+
+from __future__ import annotations
+
+import attrs
+import torch
+from torch import Tensor
+
+from quark.errors import QuarkError
+
+ATTEMPTS = 5
+"""How often the damping is made ten times stronger where a matrix turns out to be indefinite."""
+
+
+class SingularError(QuarkError):
+    """A second moment cannot be factored, however strongly it is damped."""
+
+
+@attrs.frozen(eq=False)
+class Damped:
+    """A second moment that can be factored.
+
+    Attributes:
+        h: ``H + λ I``, with dead channels given a 1 on the diagonal, ``[K, K]``.
+        damping: λ as a share of the mean of H's diagonal.
+        dead: Channels that are 0 in all tokens, ``[K]``, bool.
+        attempts: How often it was tried, with ever stronger damping.
+    """
+
+    h: Tensor
+    damping: float
+    dead: Tensor
+    attempts: int = 1
+
+
+@attrs.frozen(eq=False)
+class Factor:
+    """``H + λ I`` in factors, for one order of the channels.
+
+    Attributes:
+        a: A ``[K, K]``, upper triangular, of unit diagonal.
+        pivots: d ``[K]``.
+        damped: What was factored, in the order of the factor.
+    """
+
+    a: Tensor
+    pivots: Tensor
+    damped: Damped
+
+
+def damped(h: Tensor, share: float) -> Damped:
+    """Add ``share`` of the mean diagonal to the diagonal of ``h [K, K]``; a copy is returned.
+
+    Raises:
+        SingularError: ``h`` holds NaN or Inf.
+    """
+    diagonal = h.diagonal()
+    if not bool(torch.isfinite(diagonal).all()):
+        raise SingularError(
+            "the second moment of a layer's inputs holds NaN or Inf: activations overflow during calibration. Use another dtype, "
+            "or look at the data"
+        )
+    dead = diagonal <= 0
+    made = h.clone()
+    alive = diagonal[~dead]
+    mean = float(alive.mean()) if alive.numel() else 1.0
+    made.diagonal().add_(share * mean)
+    made.diagonal()[dead] = mean
+    return Damped(made, share, dead)
+
+
+def factor(h: Tensor, share: float, order: Tensor | None = None) -> Factor:
+    """Damp a second moment and factor it.
+
+    Args:
+        h: H ``[K, K]``, symmetric, as a raw sum or any multiple of it, float32 or float64.
+        share: Of the mean diagonal, λ. Ten times that, and so on, where it does not do; how much it was is in the result.
+        order: A permutation of the channels ``[K]``; the factor is that of the permuted matrix.
+
+    Raises:
+        SingularError: NaN or Inf; or indefinite in spite of all damping.
+    """
+    permuted = h if order is None else h[order][:, order]
+    for attempt in range(1, ATTEMPTS + 1):
+        ready = attrs.evolve(damped(permuted, share), attempts=attempt)
+        # H = R Rᵀ with R upper triangular is the Cholesky factor of H with rows and columns reversed, reversed again.
+        lower, failed = torch.linalg.cholesky_ex(ready.h.flip(0, 1))
+        if not bool(failed):
+            r = lower.flip(0, 1)  # [K, K]
+            root = r.diagonal().clone()
+            return Factor(r.div_(root), root.square_(), ready)
+        share = max(share, 1e-6) * 10
+    raise SingularError(
+        f"the second moment of a layer's inputs [{h.shape[0]} channels] is indefinite even with damping {share / 10:g} of its mean "
+        "diagonal: the calibration data are too few or degenerate. Give more sequences"
+    )
+
+
+def largest_eigenvalue(h: Tensor, steps: int = 30) -> float:
+    """The largest eigenvalue of a positive semidefinite ``h [K, K]``, from below, by power iteration from the diagonal."""
+    v = h.diagonal().clone()
+    value = 0.0
+    for _ in range(steps):
+        v = v / v.norm().clamp(min=torch.finfo(h.dtype).tiny)
+        v = h @ v
+        value = float(v.norm())
+    return value

@@ -1,0 +1,118 @@
+"""Choose scales by what rounding with them does to the outputs: ``δ H_gg δᵀ`` for each row and group, δ its rounding error.
+
+Ranges are shrunk, or stretched, by a few factors and the best one is kept, for each group by itself. Source: spec of the algorithms, §1.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from quark.numerics import GroupScales, WeightGrid
+
+FACTORS = tuple(1.0 - 0.025 * i for i in range(20))
+"""Of ranges, from all of it down to a little more than half."""
+POWERS = (1.0, 0.5, 2.0)
+"""The same where scales are powers of two."""
+WIDEST = 256
+"""Groups of more channels than this are judged by H's diagonal alone: products with whole blocks of it would cost more than solving."""
+PIECE = 1 << 17
+"""Weights that are worked on at a time, so that they stay in cache."""
+
+
+def search(wt: Tensor, grid: WeightGrid, h: Tensor | None, factors: Sequence[float] | None = None) -> GroupScales:
+    """Scales of all groups, each the best of several.
+
+    Args:
+        wt: Wᵀ ``[m · group, N]``, float32.
+        grid: With ``grid.fixed`` None.
+        h: H ``[m · group, m · group]`` of the same channels, of which the blocks on the diagonal count; None for plain squared errors.
+        factors: By which ranges are multiplied; None for `FACTORS`, or `POWERS` where scales are powers of two.
+    """
+    weights = None if h is None else _weights(h, grid.group)
+    size = max(1, PIECE // wt.shape[0])
+    parts = []
+    for left in range(0, wt.shape[1], size):
+        rows = slice(left, min(left + size, wt.shape[1]))
+        parts.append(_search_piece(wt[:, rows].contiguous(), rows, grid, weights, factors))
+    return GroupScales.beside(parts)
+
+
+def _search_piece(w: Tensor, rows: slice, grid: WeightGrid, weights: Tensor | None, factors: Sequence[float] | None) -> GroupScales:
+    low, high = grid.ranges(w, rows)
+    best = grid.scales_of_ranges(low, high, rows)
+    tried = factors or (POWERS if _is_power_of_two(best.scale) else FACTORS)
+    room = torch.empty_like(w)
+    least = _loss(w, grid, best, weights, room)
+    for factor in tried:
+        if factor == 1.0:
+            continue
+        scales = grid.scales_of_ranges(low * factor, high * factor, rows)
+        loss = _loss(w, grid, scales, weights, room)
+        best = best.where(loss < least, scales)
+        least = torch.minimum(least, loss)
+    return best
+
+
+def _loss(w: Tensor, grid: WeightGrid, scales: GroupScales, weights: Tensor | None, room: Tensor) -> Tensor:
+    """The weighted squared error of each group of each row, ``[m, n]``."""
+    error = grid.round_(room.copy_(w), grid.with_steps(w, scales)).sub_(w).view(-1, grid.group, w.shape[1])  # [m, g, n]
+    if weights is None:
+        return error.square_().sum(1)
+    if weights.ndim == 2:
+        return error.square_().mul_(weights[:, :, None]).sum(1)
+    return torch.bmm(weights, error).mul_(error).sum(1)
+
+
+def _weights(h: Tensor, group: int) -> Tensor:
+    """The blocks of H on its diagonal, ``[m, g, g]``, or where groups are wide, its diagonal, ``[m, g]``."""
+    if group > WIDEST:
+        return h.diagonal().reshape(-1, group)
+    blocks = h.reshape(h.shape[0] // group, group, -1, group)
+    return torch.diagonal(blocks, dim1=0, dim2=2).permute(2, 0, 1).contiguous()
+
+
+def _is_power_of_two(scale: Tensor) -> bool:
+    return bool((torch.frexp(scale)[0] == 0.5).all())
+
+
+def refit(wt: Tensor, q: Tensor, e: Tensor, h: Tensor, grid: WeightGrid, scales: GroupScales) -> GroupScales:
+    """Scales that fit the codes there are best: ``s_g`` minimises ``tr(E H Eᵀ)`` for its row and group, all other groups being as they are.
+
+    Every second group of channels is refitted against the others as they were, then the rest against those; so the objective does not grow
+    before scales are rounded to their format. Groups for which codes are all 0 keep their scale.
+
+    Args:
+        wt: Wᵀ ``[K, N]``, in the channels' own order.
+        q, e: Qᵀ and Eᵀ, likewise.
+        h: ``H + λ I [K, K]``, likewise.
+        grid: Of symmetric spec.
+        scales: By which ``q`` was rounded.
+
+    Returns:
+        The new scales, as stored; ``q`` is to be rounded anew with them.
+    """
+    group, rows = grid.group, wt.shape[1]
+    blocks = _blocks(h, group)  # [m, g, g]
+    codes = q.view(-1, group, rows) / scales.scale.unsqueeze(1)
+    error = e.clone()
+    factor = torch.ones_like(scales.scale)  # [m, N]
+    for first in (0, 1):
+        pull = (h @ error).view(-1, group, rows)[first::2]  # Σ over all channels of H e
+        c = codes[first::2]
+        own = torch.bmm(blocks[first::2], c)
+        curvature = own.mul(c).sum(1)
+        s = scales.scale[first::2]
+        step = torch.where(curvature > 0, c.mul(pull).sum(1) / curvature, 0.0)
+        new = torch.where(s + step > 0, s + step, s)
+        factor[first::2] = new / s
+        error.view(-1, group, rows)[first::2] -= c * (new - s).unsqueeze(1)
+    high = scales.scale * factor * grid.reach
+    return grid.scales_of_ranges(-high, high)
+
+
+def _blocks(h: Tensor, group: int) -> Tensor:
+    blocks = h.reshape(h.shape[0] // group, group, -1, group)
+    return torch.diagonal(blocks, dim1=0, dim2=2).permute(2, 0, 1).contiguous()

@@ -1,0 +1,144 @@
+"""Sweeps over the columns of a weight, each rounded in view of the errors of the others: LDLQ, which is GPTQ, and coordinate descent.
+
+Both take a column to ``t_k = b_k + Σ_j V_j M_jk`` over the columns j before it: in LDLQ b is the weight, V the errors so far and M the
+factor; in descent b holds what all columns say and V their changes. Columns are worked in blocks: what earlier blocks say is one matrix
+product, and inside a block a smaller one for each few columns, so that a single column is left with a handful of operations on one row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import attrs
+import torch
+from torch import Tensor
+
+from quark.numerics import GroupScales, WeightGrid
+from quark_algos.columns.factor import Factor
+
+BLOCK = 128
+"""Columns between two products with all that went before."""
+FEW = 16
+"""Columns between two products inside a block."""
+
+Rounder = Callable[[Tensor, int], Tensor]
+Chooser = Callable[[Tensor, int], GroupScales]
+
+
+@attrs.frozen(eq=False)
+class Swept:
+    """A weight whose columns are all rounded.
+
+    Attributes:
+        q: Qᵀ ``[K, N]``.
+        e: Eᵀ ``[K, N]``.
+        loss: ``Σ_k d_k (t_k − q_k)²``, which is ``tr(E (H + λ I) Eᵀ)`` of each row ``[N]``.
+    """
+
+    q: Tensor
+    e: Tensor
+    loss: Tensor
+
+    @classmethod
+    def room_for(cls, wt: Tensor) -> Swept:
+        """Of the shape of Wᵀ, nothing rounded yet."""
+        return cls(torch.empty_like(wt), torch.empty_like(wt), wt.new_zeros(wt.shape[1]))
+
+
+def ldlq(wt: Tensor, factor: Factor, rounded: Rounder, block: int = BLOCK) -> Swept:
+    """Round column after column: ``t_k = w_k + Σ_{j<k} (w_j − q_j) A_jk``, and ``q_k`` is the nearest value of the grid to that.
+
+    Errors are always against the original weight, which is not changed. The codes are those of GPTQ with the same damping and order.
+
+    Args:
+        wt: Wᵀ ``[K, N]``, float, its channels in the factor's order.
+        factor: Of H in that order.
+        rounded: Of `WeightGrid.rounder`.
+        block: Columns of a block; the result depends on it in the last bits alone.
+    """
+    done = Swept.room_for(wt)
+    for start in range(0, wt.shape[0], block):
+        _round_block(_begun(wt, factor, done, start, min(start + block, wt.shape[0])), wt, factor, rounded, done, start)
+    return done
+
+
+def ldlq_choosing(wt: Tensor, factor: Factor, grid: WeightGrid, choose: Chooser) -> tuple[Swept, GroupScales, GroupScales]:
+    """`ldlq`, with the scales of a group chosen when its first column is reached, from what its columns are to become.
+
+    Args:
+        wt, factor: As of `ldlq`, the channels in their own order.
+        grid: With ``grid.fixed`` None.
+        choose: Gives the scales of the group ``t [group, N]`` of that number.
+
+    Returns:
+        What was rounded; the scales of all groups; the same with a row for each channel.
+    """
+    done = Swept.room_for(wt)
+    found, spread = [], []
+    for start in range(0, wt.shape[0], grid.group):
+        base = _begun(wt, factor, done, start, start + grid.group)
+        scales = choose(base, start // grid.group)
+        found.append(scales)
+        spread.append(grid.with_steps(base, scales) if grid.has_steps else scales.expanded(grid.group))
+        _round_block(base, wt, factor, _from(grid.rounder(spread[-1]), start), done, start)
+    return done, GroupScales.joined(found), GroupScales.joined(spread)
+
+
+def _from(rounded: Rounder, start: int) -> Rounder:
+    """A rounder whose first column has the number ``start``."""
+    return lambda t, k: rounded(t, k - start)
+
+
+def _begun(wt: Tensor, factor: Factor, done: Swept, start: int, stop: int) -> Tensor:
+    """The columns of a block as all columns before the block leave them, ``[block, N]``; a tensor of one's own."""
+    return torch.addmm(wt[start:stop], factor.a[:start, start:stop].t(), done.e[:start]) if start else wt[start:stop].clone()
+
+
+def _round_block(base: Tensor, wt: Tensor, factor: Factor, rounded: Rounder, done: Swept, start: int) -> None:
+    """Round the columns from ``start`` on, ``base [block, N]`` being what earlier blocks have made of them; it is used up."""
+    a, q, e = factor.a, done.q, done.e
+    stop = start + base.shape[0]
+    for few in range(start, stop, FEW):
+        last = min(few + FEW, stop)
+        if few > start:
+            base[few - start : last - start].addmm_(a[start:few, few:last].t(), e[start:few])
+        for k in range(few, last):
+            t = base[k - start]
+            if k > few:
+                t.addmv_(e[few:k].t(), a[few:k, k])
+            torch.sub(wt[k], rounded(q[k].copy_(t), k), out=e[k])
+    done.loss.add_(torch.mv(base.sub_(q[start:stop]).square_().t(), factor.pivots[start:stop]))
+
+
+def descend(done: Swept, h: Tensor, rounded: Rounder) -> bool:
+    """One sweep of coordinate descent, in place: each column to the best value the grid has, all others being as they are.
+
+    ``q_k ← nearest(q_k + (E H)_k / H_kk)``; the objective ``tr(E H Eᵀ)`` never grows.
+
+    Args:
+        done: What `ldlq` has left.
+        h: ``H + λ I [K, K]``, in the same order.
+        rounded: Of `WeightGrid.rounder`.
+
+    Returns:
+        Whether anything has changed.
+    """
+    weights = h / h.diagonal()  # [K, K], column k by H_kk
+    q, e, changed = done.q, done.e, False
+    for start in range(0, q.shape[0], BLOCK):
+        stop = min(start + BLOCK, q.shape[0])
+        base = torch.addmm(q[start:stop], weights[:, start:stop].t(), e)
+        change = torch.empty_like(base)  # of E
+        for few in range(start, stop, FEW):
+            last = min(few + FEW, stop)
+            if few > start:
+                base[few - start : last - start].addmm_(weights[start:few, few:last].t(), change[: few - start])
+            for k in range(few, last):
+                t = base[k - start]
+                if k > few:
+                    t.addmv_(change[few - start : k - start].t(), weights[few:k, k])
+                torch.sub(q[k], rounded(t, k), out=change[k - start])
+                q[k] = t
+        e[start:stop] += change
+        changed = changed or bool(change.any())
+    return changed

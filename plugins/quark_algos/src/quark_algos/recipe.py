@@ -1,0 +1,81 @@
+"""Recipes: what the settings of GPTQ, GPTAQ and Qronos come down to, presets resolved."""
+
+from __future__ import annotations
+
+import attrs
+
+from quark_algos.hessian import GPTAQConfig, GPTQConfig, QronosConfig
+
+
+@attrs.frozen(kw_only=True)
+class Recipe:
+    """How the columns of a weight are rounded.
+
+    Attributes:
+        block: Columns between two products with all that went before.
+        by_importance: Columns by descending diagonal of H, or in their own order.
+        static_groups: Scales before any column is rounded, or each group's when its first column is reached.
+        damping: Share of H's mean diagonal, or where that is None, ``eigen_damping`` of H's largest eigenvalue.
+        eigen_damping: See there.
+        scales: How scales are found: ``"minmax"``, ``"mse"`` or ``"hessian"``.
+        passes: Sweeps of coordinate descent.
+        share: Of the correction for quantized inputs.
+        correction_damping: Share of H's mean diagonal that holds that correction back; None for the damping itself.
+        float64: Whether H is summed and factored in float64.
+        modules: Patterns of the layers, relative to a block; empty for all.
+    """
+
+    block: int
+    by_importance: bool
+    static_groups: bool
+    damping: float | None
+    eigen_damping: float = 0.0
+    scales: str
+    passes: int
+    share: float = 0.0
+    correction_damping: float | None = None
+    float64: bool
+    modules: tuple[str, ...]
+
+
+BEST_SHARE = 0.5
+BEST_CORRECTION_DAMPING = 0.1
+BEST_DAMPING = 0.01
+"""What the preset "best" takes for the correction; by held-out perplexity and divergence, see the benchmark of calibrated rounding."""
+
+
+def recipe_of(settings: GPTQConfig | QronosConfig) -> Recipe:
+    """The recipe that the settings of one of the three algorithms mean."""
+    best = settings.preset == "best"
+    common = Recipe(
+        block=settings.block_size,
+        by_importance=settings.desc_act,
+        static_groups=settings.static_groups,
+        damping=settings.damp_percent if isinstance(settings, GPTQConfig) else None,
+        scales=settings.scale_search or ("hessian" if best else "minmax"),
+        passes=settings.descent_passes or 0,
+        float64=settings.float64,
+        modules=tuple(settings.inside_layer_modules),
+    )
+    if isinstance(settings, QronosConfig):
+        return _qronos(settings, common, best)
+    return _gptaq(settings, common, best) if isinstance(settings, GPTAQConfig) else common
+
+
+def _gptaq(settings: GPTAQConfig, common: Recipe, best: bool) -> Recipe:
+    return attrs.evolve(
+        common,
+        share=settings.alpha,
+        correction_damping=settings.correction_damping or (BEST_CORRECTION_DAMPING if best else None),
+    )
+
+
+def _qronos(settings: QronosConfig, common: Recipe, best: bool) -> Recipe:
+    share = settings.correction_share
+    return attrs.evolve(
+        common,
+        damping=BEST_DAMPING if best else None,
+        eigen_damping=settings.alpha,
+        share=share if share is not None else (BEST_SHARE if best else 1.0),
+        correction_damping=settings.correction_damping or (BEST_CORRECTION_DAMPING if best else None),
+    )
