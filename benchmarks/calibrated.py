@@ -2,9 +2,9 @@
 
     python -m benchmarks.calibrated MODEL TEXT_DIR [--runs gptq/int4_wo_64,qronos/mxfp4] [--preset best|reference] [--dtype bfloat16]
 
-Protocol: that of `benchmarks.perplexity`. `ratio` is the whole of quantize_model ÷ one float forward over the calibration tokens, the faster
-of two, in the same process; `peak_blocks` is the growth of resident memory over the loaded model ÷ the size of one block's weights in float32.
-One process and one JSON line for each run, so that neither timings nor memory of one depend on another.
+Protocol: that of `benchmarks.perplexity`. `ratio` is the whole of quantize_model ÷ one float forward over the calibration tokens, the
+faster of two, in the same process; `peak_blocks` is the growth of resident memory over the loaded model ÷ the size of one block's weights
+in float32. One process and one JSON line for each run, so that neither timings nor memory of one depend on another.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import json
 import logging
-import resource
 import subprocess
 import sys
 import time
@@ -44,7 +43,7 @@ def measure(args: argparse.Namespace, algorithm: str, scheme: str) -> dict[str, 
     start = time.perf_counter()
     ModelQuantizer(config).quantize_model(model, list(calib.split(1)))
     took = time.perf_counter() - start
-    grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before) / _block_bytes(model)
+    grown = (_peak() - before) / _block_bytes(model)
     result = {"algorithm": algorithm, "scheme": scheme, "preset": args.preset, "dtype": args.dtype, "ratio": round(took / floor, 2)}
     result |= {"seconds": round(took, 2), "peak_blocks": round(grown, 2)}
     if not args.no_quality:
@@ -57,8 +56,13 @@ def measure(args: argparse.Namespace, algorithm: str, scheme: str) -> dict[str, 
 def _resident() -> float:
     """Bytes of resident memory; reading them sets the peak back to them."""
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    return float(pages * resource.getpagesize())
+    return _peak()
+
+
+def _peak() -> float:
+    """The most bytes of resident memory since then."""
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return next(1024.0 * int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
 
 
 def _block_bytes(model: torch.nn.Module) -> float:

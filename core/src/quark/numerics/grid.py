@@ -153,12 +153,18 @@ class WeightGrid:
             return t
         return self._round(t, scales)
 
-    def rounder(self, scales: GroupScales) -> Callable[[Tensor, int], Tensor]:
-        """A function that rounds one input channel, ``t [N]``, in place, given its number; ``scales`` have a row for each channel.
+    def rounder(self, scales: GroupScales, order: Tensor | None = None) -> Callable[[Tensor, int], Tensor]:
+        """A function that rounds one input channel, ``t [N]``, in place, given its number.
 
-        It is what `round_` does with ``scales.at(number)``, made ready for loops over all channels.
+        It is what `round_` does with the scales of that channel, made ready for loops over all channels.
+
+        Args:
+            scales: Of all groups, or of all channels (`with_steps`).
+            order: A permutation of the channels ``[K]``: number k then means channel ``order[k]``.
         """
-        scale, inverse, zero = (None if x is None else x.unbind(0) for x in (scales.scale, scales.inverse, scales.zero))
+        span = self.columns // scales.scale.shape[0]
+        which = ((torch.arange(self.columns) if order is None else order) // span).tolist()
+        scale, inverse, zero = (_picked(x, which) for x in (scales.scale, scales.inverse, scales.zero))
         assert scale is not None
         exact = self._exact.round_
 
@@ -272,3 +278,11 @@ class WeightGrid:
     def format(self) -> NumberFormat:
         """Whose codes are stored."""
         return self._stage.format
+
+
+def _picked(x: Tensor | None, which: list[int]) -> list[Tensor] | None:
+    """Rows of ``x``, views of it, in that order."""
+    if x is None:
+        return None
+    rows = x.unbind(0)
+    return [rows[i] for i in which]

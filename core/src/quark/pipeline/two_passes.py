@@ -52,6 +52,7 @@ class TwoPasses:
             self._round()
             self._is_rounded = True
             self._run.go_on(list(self._run.stopped))
+            del self._run.detours[index]
 
     def _passed(self, plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """In place of the block's forward."""

@@ -20,6 +20,15 @@ FUSED_EXPERTS: tuple[WeightConversion, ...] = (
 Rows = Literal["all", "last", "last_of_each_head"]
 """Which rows of a matrix are meant: all, the last ones as one run, or the last ones of what each head has in it."""
 
+ExpertForm = Literal["interface", "sorted", "stacked"]
+"""How a model holds the experts of a mixture, and calls them: as its class says by the experts interface of transformers; or
+
+- ``sorted``: ``gate_up_proj`` ``[E, H, 2 I]``, gate first, and ``down_proj`` ``[E, I, H]``, called with every token once for each expert,
+  ``[E · tokens, H]``, weighted already, and zero where it is not routed;
+- ``stacked``: a parameter ``[E · I, H]`` for each projection, called with tokens, choices and weights, as by the interface.
+
+Between the projections of an expert, the activated gate is multiplied to the other, by the module's own activation."""
+
 
 def _tuple(value: Any) -> tuple[str, ...]:
     return (value,) if isinstance(value, str) else tuple(value or ())
@@ -58,6 +67,7 @@ class Architecture:
         mlp_value_rows: Which of its rows do.
         mlp_output_norm: As ``attention_output_norm``, of the MLP or the mixture.
         experts: In a block: the experts of a mixture, all of them.
+        expert_form: How they are held fused, where their class does not say it.
         router: In a block: what chooses among the experts; it stays float.
         expert_inputs: In one expert: projections that read the normed input, once experts are separate layers.
         expert_output: In one expert: the projection that closes it.
@@ -71,8 +81,8 @@ class Architecture:
         norm_subtracts_mean: Norms of blocks and the final one subtract the mean, as LayerNorm does; without, they are RMSNorms.
         embedding_norm: Full name of a norm on the embeddings, before the first block.
         position_embeddings: Full name of learned positions that are added to the embeddings.
-        inserted_embeddings: Full names, or patterns, of projections whose outputs stand in for token embeddings or are added to the residual
-            stream, such as those that close a vision tower.
+        inserted_embeddings: Full names, or patterns, of projections whose outputs stand in for token embeddings or are added to the
+            residual stream, such as those that close a vision tower.
         kv_layers_name: Documented patterns of the projections whose outputs enter the cache.
         q_layer_name: Documented patterns of the query projections.
         gate_up_layers_name: Suffixes of the two MLP input projections.
@@ -105,6 +115,7 @@ class Architecture:
     mlp_value_rows: Rows = "all"
     mlp_output_norm: str | None = None
     experts: str | None = None
+    expert_form: ExpertForm = "interface"
     router: str | None = None
     expert_inputs: tuple[str, ...] = attrs.field(default=("gate_proj", "up_proj"), converter=_tuple)
     expert_output: str = "down_proj"

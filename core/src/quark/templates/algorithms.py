@@ -71,7 +71,7 @@ def get_algo_config(algorithm_type: str, model_type: str) -> AlgoConfig | None:
 
 
 def derived_config(name: str, architecture: Architecture) -> AlgoConfig | None:
-    """The settings that the algorithm ``name`` derives from a family's facts, or None; the family's documented values go before defaults."""
+    """The settings that the algorithm ``name`` derives from a family's facts, or None; documented values go before defaults."""
     config_class: type[AlgoConfig] = algorithms().load(name, "config")
     if refusal(name, architecture) is not None:
         return None

@@ -256,9 +256,10 @@ class LLMTemplate:
             require_processor(name)
             found = settings.get(name)
             if found is None:
-                reason = self.architecture and refusal(name, self.architecture)
+                reason = refusal(name, self.architecture) if self.architecture else None
                 raise UnsupportedError(
-                    f"No built-in {name} configuration is available for the '{self.model_type}' architecture{f': {reason}' if reason else ''}. "
+                    f"No built-in {name} configuration is available for the '{self.model_type}' architecture"
+                    f"{f': {reason}' if reason else ''}. "
                     f"Pass your own to get_config: algo_configs={{'{name}': …}}"
                 )
             chosen.append(found)

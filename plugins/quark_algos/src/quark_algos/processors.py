@@ -1,9 +1,65 @@
-"""The documented processor classes, so that documents which import them run on; making one says that this version has none."""
+"""The documented processor classes: an algorithm applied to a model by hand, in place of a configuration that names it."""
 
 from __future__ import annotations
 
-from quark.errors import UnsupportedError
+from collections.abc import Iterable
+from typing import Any
+
+import attrs
+from torch import nn
+
+from quark.errors import ConfigError, UnsupportedError
+from quark.pipeline import ModelQuantizer
 from quark.specs.algorithm import AlgoConfig
+from quark.specs.model import QConfig
+
+
+class RoundingProcessor:
+    """Quantizes a float model with one algorithm.
+
+    Args:
+        model: A float model whose ``quant_config`` attribute says what each layer gets.
+        quant_algo_config: The algorithm's settings.
+        calib_data: As of `quark.pipeline.ModelQuantizer.quantize_model`.
+
+    Raises:
+        ConfigError: (a ValueError) The model has no ``quant_config``.
+
+    Example:
+        >>> from torch import nn
+        >>> GptqProcessor(nn.Linear(8, 8), None, [])
+        Traceback (most recent call last):
+        quark.errors.ConfigError: GptqProcessor does not know what a Linear is to be quantized to: set model.quant_config to a QConfig…
+    """
+
+    def __init__(self, model: nn.Module, quant_algo_config: AlgoConfig, calib_data: Iterable[Any] | None = None) -> None:
+        config = getattr(model, "quant_config", None)
+        if not isinstance(config, QConfig):
+            raise ConfigError(
+                f"{type(self).__name__} does not know what a {type(model).__name__} is to be quantized to: set model.quant_config to a "
+                "QConfig first; or name the algorithm there, as in get_config(scheme=…, algorithm=…), and call ModelQuantizer"
+            )
+        self.model = model
+        self.quant_algo_config = quant_algo_config
+        self.calib_data = calib_data
+        self._config = config
+
+    def apply(self) -> None:
+        """Quantize the model in place; raises as `quark.pipeline.ModelQuantizer.quantize_model`."""
+        config = attrs.evolve(self._config, algo_config=[self.quant_algo_config])
+        ModelQuantizer(config).quantize_model(self.model, self.calib_data)
+
+
+class GptqProcessor(RoundingProcessor):
+    """Of `GPTQConfig`."""
+
+
+class GptaqProcessor(RoundingProcessor):
+    """Of `GPTAQConfig`."""
+
+
+class QronosProcessor(RoundingProcessor):
+    """Of `QronosConfig`."""
 
 
 class MissingProcessor:
@@ -35,18 +91,6 @@ class SmoothQuantProcessor(MissingProcessor):
 
 class AutoSmoothQuantProcessor(MissingProcessor):
     """Of `AutoSmoothQuantConfig`."""
-
-
-class GptqProcessor(MissingProcessor):
-    """Of `GPTQConfig`."""
-
-
-class GptaqProcessor(MissingProcessor):
-    """Of `GPTAQConfig`."""
-
-
-class QronosProcessor(MissingProcessor):
-    """Of `QronosConfig`."""
 
 
 class RotationProcessor(MissingProcessor):

@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable
+from itertools import chain
+from typing import Any, Self
 
 import attrs
 
 from quark.specs.algorithm import AlgoConfig
+from quark.specs.architecture import Architecture
 from quark.specs.dataclass_view import with_dataclass_view
 from quark_algos.fields import LEGACY
+from quark_algos.sites import enclosing, readers_of_attention_norm, readers_of_mlp_norm, writers_of_attention, writers_of_mlp
+
+_HERE, _BEFORE = "layer_id", "pre_layer_id"
+"""What stands for the number of a block, and of the one before it."""
 
 
 @with_dataclass_view
@@ -37,7 +44,9 @@ class RotationConfig(AlgoConfig):
     """Rotations R1 to R4 of a model (QuaRot, arXiv 2404.00456; SpinQuant, arXiv 2405.16406).
 
     Attributes:
-        scaling_layers: Which modules a rotation is folded into, by block position.
+        scaling_layers: Which modules R1 is folded into, by block position: ``first_layer``, ``middle_layers``, ``last_layer``, each a list
+            of ``prev_modules``, which write to the residual stream, ``norm_module`` and ``next_modules``, which read it through that norm.
+            ``layer_id`` and ``pre_layer_id`` stand for numbers of blocks; names that a block does not have are passed over there.
         r1: Rotate the residual stream.
         r2: Rotate values, head by head.
         r3: Rotate queries and keys after the rotary embedding.
@@ -87,6 +96,36 @@ class RotationConfig(AlgoConfig):
             self.random = None
 
     @classmethod
+    def for_architecture(cls, architecture: Architecture) -> Self | None:
+        """R1 on everything that writes to the residual stream or reads it; the other rotations are off."""
+        if cls.refusal(architecture) is not None:
+            return None
+        blocks = architecture.decoder_blocks or ""
+        plain_value = architecture.attention_value if architecture.attention_value_rows == "all" else None
+        return cls(
+            scaling_layers=_residual_stream(architecture),
+            backbone=blocks.rpartition(".")[0],
+            model_decoder_layers=blocks,
+            v_proj=plain_value or "",
+            o_proj=architecture.attention_output or "",
+            self_attn=enclosing(architecture.attention_inputs),
+            mlp=enclosing(next(iter(readers_of_mlp_norm(architecture)))),
+        )
+
+    @classmethod
+    def refusal(cls, architecture: Architecture) -> str | None:
+        """Something between the residual stream and those who write to it or read it does not commute with a rotation."""
+        a = architecture
+        if a.attention_output_norm or a.mlp_output_norm:
+            named = " and ".join(name for name in (a.attention_output_norm, a.mlp_output_norm) if name)
+            return f"the weights of {named} scale single channels of what is added to the residual stream, which cannot be rotated then"
+        if a.embedding_norm:
+            return f"the weights of {a.embedding_norm} scale single channels of the residual stream, which cannot be rotated then"
+        if not all((a.decoder_blocks, a.embeddings, a.final_norm, a.head, a.attention_norm, a.mlp_norm, a.attention_inputs)):
+            return "not all is known that writes to its residual stream or reads it"
+        return None
+
+    @classmethod
     def from_dict(cls, data: dict[str, Any]) -> RotationConfig:
         """Read the JSON form; the older name ``"quarot"`` means all four rotations unless said otherwise."""
         if data.get("name") == "quarot":
@@ -102,3 +141,27 @@ class QuaRotConfig(RotationConfig):
     r2: bool = True
     r3: bool = True
     r4: bool = True
+
+
+def _residual_stream(facts: Architecture) -> dict[str, list[dict[str, Any]]]:
+    """Who writes to the residual stream and who reads it, in the documented form."""
+
+    def in_blocks(number: str, names: Iterable[str]) -> list[str]:
+        return [f"{facts.decoder_blocks}.{number}.{name}" for name in names]
+
+    def entry(writers: list[str], norm: str | None, readers: Iterable[tuple[str, ...]]) -> dict[str, Any]:
+        read = dict.fromkeys(chain.from_iterable(readers))
+        return {"prev_modules": writers, "norm_module": f"{facts.decoder_blocks}.{_HERE}.{norm}", "next_modules": in_blocks(_HERE, read)}
+
+    before_attention, before_mlp = readers_of_attention_norm(facts), readers_of_mlp_norm(facts)
+    from_attention, from_mlp = writers_of_attention(facts), writers_of_mlp(facts)
+    embedded = [*facts.embeddings, *([facts.position_embeddings] if facts.position_embeddings else []), *facts.inserted_embeddings]
+    if facts.mlp_norm == facts.attention_norm:  # side by side
+        before_attention, from_mlp, inside = (*before_attention, *before_mlp), (*from_attention, *from_mlp), []
+    else:
+        inside = [entry(in_blocks(_HERE, from_attention), facts.mlp_norm, before_mlp)]
+    return {
+        "first_layer": [entry(embedded, facts.attention_norm, before_attention), *inside],
+        "middle_layers": [entry(in_blocks(_BEFORE, from_mlp), facts.attention_norm, before_attention), *inside],
+        "last_layer": [{"prev_modules": in_blocks(_HERE, from_mlp), "norm_module": facts.final_norm, "next_modules": [facts.head]}],
+    }

@@ -16,7 +16,7 @@ from quark.specs.algorithm import AlgoConfig
 from quark_algos.columns.correction import corrected
 from quark_algos.columns.factor import Factor, factor, largest_eigenvalue
 from quark_algos.columns.scales import search
-from quark_algos.columns.sweep import descend, ldlq, ldlq_choosing
+from quark_algos.columns.sweep import Swept, descend, ldlq, ldlq_choosing
 from quark_algos.hessian import GPTQConfig, QronosConfig
 from quark_algos.recipe import Recipe, recipe_of
 
@@ -62,12 +62,12 @@ class ColumnRounding:
             wt = corrected(wt, problem.statistic(CrossMoment).matrix(), gentle, recipe.share)
         quantizers = [weight_quantizer(layer) for layer in layers]
         grid = WeightGrid([q.quantizer for q in quantizers], [w.shape[0] for w in weights], wt, shared=problem.shares_scale)
-        qt, scales, loss = _rounded(wt, h, grid, solved, recipe)
-        for layer, quantizer, (values, qparams) in zip(layers, quantizers, grid.weights(qt, scales), strict=True):
+        done, scales = _rounded(wt, h, grid, solved, recipe)
+        for layer, quantizer, (values, qparams) in zip(layers, quantizers, grid.weights(done.q, scales), strict=True):
             quantizer.set_qparams(qparams)
             layer.weight = nn.Parameter(values.to(float_weight(layer).dtype), requires_grad=False)
         figures = solved.figures | {"few_tokens": moment.tokens < wt.shape[0]}
-        parts = loss.split([w.shape[0] for w in weights])
+        parts = done.loss.split([w.shape[0] for w in weights])
         return {
             name: figures | {"output_mse": float(part.mean()) / max(moment.tokens, 1)}
             for name, part in zip(problem.layers, parts, strict=True)
@@ -133,14 +133,12 @@ def _single(found: Factor) -> Factor:
     return Factor(found.a.float(), found.pivots.float(), attrs.evolve(found.damped, h=found.damped.h.float()))
 
 
-def _rounded(wt: Tensor, h: Tensor, grid: WeightGrid, ready: _Ready, recipe: Recipe) -> tuple[Tensor, GroupScales, Tensor]:
-    """Qᵀ in the channels' own order, the scales of all groups, and the loss of each row."""
+def _rounded(wt: Tensor, h: Tensor, grid: WeightGrid, ready: _Ready, recipe: Recipe) -> tuple[Swept, GroupScales]:
+    """The rounded weight, and the scales of all groups."""
     if recipe.static_groups or grid.fixed is not None or grid.group == grid.columns:
         scales = grid.fixed or _scales(wt, h, grid, recipe)
-        each = grid.with_steps(wt, scales) if grid.has_steps else scales.expanded(grid.group)
-        if ready.order is not None:
-            each, wt = each.part(ready.order), wt[ready.order]
-        done = ldlq(wt, ready.factor, grid.rounder(each), recipe.block)
+        each = grid.with_steps(wt, scales)
+        done = ldlq(wt, ready.factor, grid.rounder(each, ready.order), recipe.block, ready.order)
     else:
 
         def choose(t: Tensor, number: int) -> GroupScales:
@@ -148,15 +146,10 @@ def _rounded(wt: Tensor, h: Tensor, grid: WeightGrid, ready: _Ready, recipe: Rec
             return _scales(t, h[part, part], grid, recipe)
 
         done, scales, each = ldlq_choosing(wt, ready.factor, grid, choose)
-    rounder = grid.rounder(each)
     for _ in range(recipe.passes):
-        if not descend(done, ready.factor.damped.h, rounder):
+        if not descend(done, ready.factor.damped.h, grid.rounder(each, ready.order)):
             break
-    if ready.order is None:
-        return done.q, scales, done.loss
-    own = torch.empty_like(done.q)
-    own[ready.order] = done.q
-    return own, scales, done.loss
+    return done, scales
 
 
 def _scales(wt: Tensor, h: Tensor, grid: WeightGrid, recipe: Recipe) -> GroupScales:

@@ -2,21 +2,43 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 import attrs
 from attrs import validators
 
 from quark.specs.algorithm import AlgoConfig
+from quark.specs.architecture import Architecture
 from quark.specs.dataclass_view import with_dataclass_view
 from quark_algos.fields import LEGACY, positive
+from quark_algos.sites import sites_of
 
 COMPUTE_SCALE_LOSSES = ("MSE", "MAE", "RMSE")
 
 
+@attrs.define(kw_only=True)
+class _SmoothingConfig(AlgoConfig):
+    """What the three have in common: they move scale at the sites of a family."""
+
+    @classmethod
+    def for_architecture(cls, architecture: Architecture) -> Self | None:
+        """All sites of the family, in the documented form."""
+        if cls.refusal(architecture) is not None:
+            return None
+        places = [site.documented() for site in sites_of(architecture)]
+        return cls(scaling_layers=places, model_decoder_layers=architecture.decoder_blocks)  # type: ignore[call-arg]
+
+    @classmethod
+    def refusal(cls, architecture: Architecture) -> str | None:
+        """Nothing is known that a scale could be folded into."""
+        if architecture.decoder_blocks and sites_of(architecture):
+            return None
+        return "no operation is known in its decoder blocks into which a scale can be folded"
+
+
 @with_dataclass_view
 @attrs.define(kw_only=True)
-class AWQConfig(AlgoConfig):
+class AWQConfig(_SmoothingConfig):
     """Activation-aware weight quantization: scales that protect the channels with large activations (arXiv 2306.00978).
 
     Attributes:
@@ -38,7 +60,7 @@ class AWQConfig(AlgoConfig):
 
 @with_dataclass_view
 @attrs.define(kw_only=True)
-class SmoothQuantConfig(AlgoConfig):
+class SmoothQuantConfig(_SmoothingConfig):
     """SmoothQuant: part of the activations' range goes into the weights (arXiv 2211.10438).
 
     Attributes:
@@ -66,7 +88,7 @@ class SmoothQuantConfig(AlgoConfig):
 
 @with_dataclass_view
 @attrs.define(kw_only=True)
-class AutoSmoothQuantConfig(AlgoConfig):
+class AutoSmoothQuantConfig(_SmoothingConfig):
     """SmoothQuant with the share searched for each place.
 
     Attributes:

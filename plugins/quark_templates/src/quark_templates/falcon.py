@@ -19,6 +19,7 @@ FALCON = Architecture(
     mlp_inputs="mlp.dense_h_to_4h",
     mlp_output="mlp.dense_4h_to_h",
     mlp_norm="input_layernorm",
+    norm_subtracts_mean=True,
     kv_layers_name="*query_key_value",
     q_layer_name="*query_key_value",
     exclude_layers_name="lm_head",

@@ -13,6 +13,7 @@ MINIMAX_M2 = Architecture(
     attention_inputs=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     attention_output="self_attn.o_proj",
     attention_norm="input_layernorm",
+    attention_value="self_attn.v_proj",
     mlp_norm="post_attention_layernorm",
     experts="mlp.experts",
     router="mlp.gate",

@@ -13,6 +13,7 @@ MIXTRAL = Architecture(
     attention_inputs=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     attention_output="self_attn.o_proj",
     attention_norm="input_layernorm",
+    attention_value="self_attn.v_proj",
     mlp_norm="post_attention_layernorm",
     experts="mlp.experts",
     router="mlp.gate",
@@ -20,4 +21,5 @@ MIXTRAL = Architecture(
     q_layer_name="*q_proj",
     exclude_layers_name=("lm_head", "*.gate", "*.gate.linear"),
     fused=(("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")),
+    algorithm_defaults={"smoothquant": {"alpha": 0.8}, "autosmoothquant": {"compute_scale_loss": "MAE"}},
 )

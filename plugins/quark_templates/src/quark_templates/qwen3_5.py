@@ -15,6 +15,7 @@ QWEN3_5 = Architecture(
     attention_inputs=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     attention_output="self_attn.o_proj",
     attention_norm="input_layernorm",
+    attention_value="self_attn.v_proj",
     mixer=(
         "linear_attn.in_proj_qkv",
         "linear_attn.in_proj_z",
@@ -25,7 +26,9 @@ QWEN3_5 = Architecture(
     mlp_inputs=("mlp.gate_proj", "mlp.up_proj"),
     mlp_output="mlp.down_proj",
     mlp_norm="post_attention_layernorm",
+    mlp_value="mlp.up_proj",
     norm_has_unit_offset=True,
+    inserted_embeddings="model.visual.merger.linear_fc2",
     kv_layers_name=("*self_attn.k_proj", "*self_attn.v_proj"),
     q_layer_name="*self_attn.q_proj",
     exclude_layers_name=("lm_head", "model.visual.*", "*mtp*"),
@@ -35,6 +38,7 @@ QWEN3_5 = Architecture(
         ("in_proj_qkv", "in_proj_z"),
         ("in_proj_b", "in_proj_a"),
     ),
+    algorithm_defaults={"smoothquant": {"alpha": 0.5}},
 )
 
 QWEN3_5_TEXT = attrs.evolve(
@@ -43,5 +47,6 @@ QWEN3_5_TEXT = attrs.evolve(
     decoder_blocks="model.layers",
     embeddings="model.embed_tokens",
     final_norm="model.norm",
+    inserted_embeddings=(),
     exclude_layers_name=("lm_head", "*mtp*"),
 )

@@ -15,6 +15,7 @@ QWEN3_5_MOE = Architecture(
     attention_inputs=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     attention_output="self_attn.o_proj",
     attention_norm="input_layernorm",
+    attention_value="self_attn.v_proj",
     mixer=(
         "linear_attn.in_proj_qkv",
         "linear_attn.in_proj_z",
@@ -26,7 +27,10 @@ QWEN3_5_MOE = Architecture(
     experts="mlp.experts",
     router="mlp.gate",
     shared_experts=("mlp.shared_expert.gate_proj", "mlp.shared_expert.up_proj", "mlp.shared_expert.down_proj"),
+    shared_expert_value="mlp.shared_expert.up_proj",
+    shared_expert_gate="mlp.shared_expert_gate",
     norm_has_unit_offset=True,
+    inserted_embeddings="model.visual.merger.linear_fc2",
     kv_layers_name=("*k_proj", "*v_proj"),
     q_layer_name="*q_proj",
     exclude_layers_name=(
@@ -47,6 +51,7 @@ QWEN3_5_MOE = Architecture(
         ("in_proj_b", "in_proj_a"),
     ),
     weight_converters=FUSED_EXPERTS,
+    algorithm_defaults={"smoothquant": {"alpha": 0.5}, "autosmoothquant": {"compute_scale_loss": "MAE"}},
 )
 
 QWEN3_5_MOE_TEXT = attrs.evolve(
@@ -55,5 +60,6 @@ QWEN3_5_MOE_TEXT = attrs.evolve(
     decoder_blocks="model.layers",
     embeddings="model.embed_tokens",
     final_norm="model.norm",
+    inserted_embeddings=(),
     exclude_layers_name=tuple(p for p in QWEN3_5_MOE.exclude_layers_name if p != "model.visual.*"),
 )

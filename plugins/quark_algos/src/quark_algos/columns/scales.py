@@ -5,54 +5,60 @@ Ranges are shrunk, or stretched, by a few factors and the best one is kept, for 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
 from quark.numerics import GroupScales, WeightGrid
 
-FACTORS = tuple(1.0 - 0.025 * i for i in range(20))
-"""Of ranges, from all of it down to a little more than half."""
+COARSE = (1.0, 0.925, 0.85, 0.775, 0.7, 0.625, 0.55)
+"""Of ranges, from all of it down to a little more than half: the best of these is found first, for each row and group."""
+FINE = (-0.025, 0.025)
+"""Then these are added to it."""
 POWERS = (1.0, 0.5, 2.0)
-"""The same where scales are powers of two."""
+"""In place of both where scales are powers of two."""
 WIDEST = 256
 """Groups of more channels than this are judged by H's diagonal alone: products with whole blocks of it would cost more than solving."""
 PIECE = 1 << 17
 """Weights that are worked on at a time, so that they stay in cache."""
 
 
-def search(wt: Tensor, grid: WeightGrid, h: Tensor | None, factors: Sequence[float] | None = None) -> GroupScales:
+def search(wt: Tensor, grid: WeightGrid, h: Tensor | None) -> GroupScales:
     """Scales of all groups, each the best of several.
 
     Args:
         wt: Wᵀ ``[m · group, N]``, float32.
         grid: With ``grid.fixed`` None.
         h: H ``[m · group, m · group]`` of the same channels, of which the blocks on the diagonal count; None for plain squared errors.
-        factors: By which ranges are multiplied; None for `FACTORS`, or `POWERS` where scales are powers of two.
     """
     weights = None if h is None else _weights(h, grid.group)
     size = max(1, PIECE // wt.shape[0])
     parts = []
     for left in range(0, wt.shape[1], size):
         rows = slice(left, min(left + size, wt.shape[1]))
-        parts.append(_search_piece(wt[:, rows].contiguous(), rows, grid, weights, factors))
+        parts.append(_search_piece(wt[:, rows].contiguous(), rows, grid, weights))
     return GroupScales.beside(parts)
 
 
-def _search_piece(w: Tensor, rows: slice, grid: WeightGrid, weights: Tensor | None, factors: Sequence[float] | None) -> GroupScales:
+def _search_piece(w: Tensor, rows: slice, grid: WeightGrid, weights: Tensor | None) -> GroupScales:
     low, high = grid.ranges(w, rows)
     best = grid.scales_of_ranges(low, high, rows)
-    tried = factors or (POWERS if _is_power_of_two(best.scale) else FACTORS)
     room = torch.empty_like(w)
     least = _loss(w, grid, best, weights, room)
-    for factor in tried:
-        if factor == 1.0:
-            continue
+    chosen = torch.ones_like(least)
+
+    def attempt(factor: Tensor) -> None:
+        nonlocal best, least, chosen
         scales = grid.scales_of_ranges(low * factor, high * factor, rows)
         loss = _loss(w, grid, scales, weights, room)
-        best = best.where(loss < least, scales)
-        least = torch.minimum(least, loss)
+        better = loss < least
+        best, least, chosen = best.where(better, scales), torch.where(better, loss, least), torch.where(better, factor, chosen)
+
+    in_powers = _is_power_of_two(best.scale)
+    for factor in (POWERS if in_powers else COARSE)[1:]:
+        attempt(torch.full_like(least, factor))
+    centre = chosen
+    for step in () if in_powers else FINE:
+        attempt(centre + step)
     return best
 
 

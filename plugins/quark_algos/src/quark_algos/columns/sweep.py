@@ -27,38 +27,47 @@ Chooser = Callable[[Tensor, int], GroupScales]
 
 @attrs.frozen(eq=False)
 class Swept:
-    """A weight whose columns are all rounded.
+    """A weight whose columns are rounded.
 
     Attributes:
-        q: Qᵀ ``[K, N]``.
-        e: Eᵀ ``[K, N]``.
+        q: Qᵀ ``[K, N]``, its channels in their own order.
+        e: Eᵀ ``[K, N]``, in the order in which they were rounded.
         loss: ``Σ_k d_k (t_k − q_k)²``, which is ``tr(E (H + λ I) Eᵀ)`` of each row ``[N]``.
+        order: That order ``[K]``, or None for their own.
     """
 
     q: Tensor
     e: Tensor
     loss: Tensor
+    order: Tensor | None = None
 
     @classmethod
-    def room_for(cls, wt: Tensor) -> Swept:
+    def room_for(cls, wt: Tensor, order: Tensor | None = None) -> Swept:
         """Of the shape of Wᵀ, nothing rounded yet."""
-        return cls(torch.empty_like(wt), torch.empty_like(wt), wt.new_zeros(wt.shape[1]))
+        return cls(torch.empty_like(wt), torch.empty_like(wt), wt.new_zeros(wt.shape[1]), order)
+
+    def places(self, start: int, stop: int) -> slice | Tensor:
+        """Where the columns that are rounded from ``start`` to ``stop`` lie in Q and W."""
+        return slice(start, stop) if self.order is None else self.order[start:stop]
 
 
-def ldlq(wt: Tensor, factor: Factor, rounded: Rounder, block: int = BLOCK) -> Swept:
+def ldlq(wt: Tensor, factor: Factor, rounded: Rounder, block: int = BLOCK, order: Tensor | None = None) -> Swept:
     """Round column after column: ``t_k = w_k + Σ_{j<k} (w_j − q_j) A_jk``, and ``q_k`` is the nearest value of the grid to that.
 
     Errors are always against the original weight, which is not changed. The codes are those of GPTQ with the same damping and order.
 
     Args:
-        wt: Wᵀ ``[K, N]``, float, its channels in the factor's order.
-        factor: Of H in that order.
-        rounded: Of `WeightGrid.rounder`.
+        wt: Wᵀ ``[K, N]``, float.
+        factor: Of H, its channels in the order to be rounded in.
+        rounded: Of `WeightGrid.rounder`, for that order.
         block: Columns of a block; the result depends on it in the last bits alone.
+        order: A permutation of the channels ``[K]``; None for their own order.
     """
-    done = Swept.room_for(wt)
+    done = Swept.room_for(wt, order)
     for start in range(0, wt.shape[0], block):
-        _round_block(_begun(wt, factor, done, start, min(start + block, wt.shape[0])), wt, factor, rounded, done, start)
+        stop = min(start + block, wt.shape[0])
+        part = wt[done.places(start, stop)]
+        _round_block(_begun(part, factor, done, start), part, factor, rounded, done, start)
     return done
 
 
@@ -71,43 +80,47 @@ def ldlq_choosing(wt: Tensor, factor: Factor, grid: WeightGrid, choose: Chooser)
         choose: Gives the scales of the group ``t [group, N]`` of that number.
 
     Returns:
-        What was rounded; the scales of all groups; the same with a row for each channel.
+        What was rounded; the scales of all groups; the same as the rounder wants them.
     """
     done = Swept.room_for(wt)
     found, spread = [], []
     for start in range(0, wt.shape[0], grid.group):
-        base = _begun(wt, factor, done, start, start + grid.group)
+        part = wt[start : start + grid.group]
+        base = _begun(part, factor, done, start)
         scales = choose(base, start // grid.group)
         found.append(scales)
         spread.append(grid.with_steps(base, scales) if grid.has_steps else scales.expanded(grid.group))
-        _round_block(base, wt, factor, _from(grid.rounder(spread[-1]), start), done, start)
+        _round_block(base, part, factor, _from(spread[-1], grid, start), done, start)
     return done, GroupScales.joined(found), GroupScales.joined(spread)
 
 
-def _from(rounded: Rounder, start: int) -> Rounder:
-    """A rounder whose first column has the number ``start``."""
-    return lambda t, k: rounded(t, k - start)
+def _from(scales: GroupScales, grid: WeightGrid, start: int) -> Rounder:
+    """A rounder of the columns from ``start`` on; ``scales`` have a row for each."""
+    return lambda t, k: grid.round_(t, scales.at(k - start))
 
 
-def _begun(wt: Tensor, factor: Factor, done: Swept, start: int, stop: int) -> Tensor:
-    """The columns of a block as all columns before the block leave them, ``[block, N]``; a tensor of one's own."""
-    return torch.addmm(wt[start:stop], factor.a[:start, start:stop].t(), done.e[:start]) if start else wt[start:stop].clone()
+def _begun(part: Tensor, factor: Factor, done: Swept, start: int) -> Tensor:
+    """The columns ``part [block, N]`` as all columns before them leave them; a tensor of one's own."""
+    stop = start + part.shape[0]
+    return torch.addmm(part, factor.a[:start, start:stop].t(), done.e[:start]) if start else part.clone()
 
 
-def _round_block(base: Tensor, wt: Tensor, factor: Factor, rounded: Rounder, done: Swept, start: int) -> None:
-    """Round the columns from ``start`` on, ``base [block, N]`` being what earlier blocks have made of them; it is used up."""
-    a, q, e = factor.a, done.q, done.e
-    stop = start + base.shape[0]
+def _round_block(base: Tensor, part: Tensor, factor: Factor, rounded: Rounder, done: Swept, start: int) -> None:
+    """Round the columns from ``start`` on, ``base [block, N]`` being what earlier blocks have made of ``part``; it is used up."""
+    a, e = factor.a, done.e
+    stop = start + part.shape[0]
+    q = torch.empty_like(base)
     for few in range(start, stop, FEW):
         last = min(few + FEW, stop)
         if few > start:
             base[few - start : last - start].addmm_(a[start:few, few:last].t(), e[start:few])
         for k in range(few, last):
-            t = base[k - start]
+            t, value = base[k - start], q[k - start]
             if k > few:
                 t.addmv_(e[few:k].t(), a[few:k, k])
-            torch.sub(wt[k], rounded(q[k].copy_(t), k), out=e[k])
-    done.loss.add_(torch.mv(base.sub_(q[start:stop]).square_().t(), factor.pivots[start:stop]))
+            torch.sub(part[k - start], rounded(value.copy_(t), k), out=e[k])
+    done.q[done.places(start, stop)] = q
+    done.loss.add_(torch.mv(base.sub_(q).square_().t(), factor.pivots[start:stop]))
 
 
 def descend(done: Swept, h: Tensor, rounded: Rounder) -> bool:
@@ -116,18 +129,19 @@ def descend(done: Swept, h: Tensor, rounded: Rounder) -> bool:
     ``q_k ← nearest(q_k + (E H)_k / H_kk)``; the objective ``tr(E H Eᵀ)`` never grows.
 
     Args:
-        done: What `ldlq` has left.
+        done: What `ldlq` has left; its ``loss`` stays what it was.
         h: ``H + λ I [K, K]``, in the same order.
-        rounded: Of `WeightGrid.rounder`.
+        rounded: Of `WeightGrid.rounder`, likewise.
 
     Returns:
         Whether anything has changed.
     """
     weights = h / h.diagonal()  # [K, K], column k by H_kk
-    q, e, changed = done.q, done.e, False
-    for start in range(0, q.shape[0], BLOCK):
-        stop = min(start + BLOCK, q.shape[0])
-        base = torch.addmm(q[start:stop], weights[:, start:stop].t(), e)
+    e, changed = done.e, False
+    for start in range(0, e.shape[0], BLOCK):
+        stop = min(start + BLOCK, e.shape[0])
+        q = done.q[done.places(start, stop)].clone()
+        base = torch.addmm(q, weights[:, start:stop].t(), e)
         change = torch.empty_like(base)  # of E
         for few in range(start, stop, FEW):
             last = min(few + FEW, stop)
@@ -137,8 +151,9 @@ def descend(done: Swept, h: Tensor, rounded: Rounder) -> bool:
                 t = base[k - start]
                 if k > few:
                     t.addmv_(change[few - start : k - start].t(), weights[few:k, k])
-                torch.sub(q[k], rounded(t, k), out=change[k - start])
-                q[k] = t
+                torch.sub(q[k - start], rounded(t, k), out=change[k - start])
+                q[k - start] = t
         e[start:stop] += change
+        done.q[done.places(start, stop)] = q
         changed = changed or bool(change.any())
     return changed

@@ -1,0 +1,133 @@
+"""What a rotation of the residual stream must know of a family, R1: who writes to it and who reads it; on a tiny model of the family."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import attrs
+import pytest
+import torch
+from torch import Tensor, nn
+
+from quark.specs.architecture import Architecture
+from quark.templates.algorithms import get_algo_config, refusal
+from quark_algos.rotation import RotationConfig
+
+from .whole_models import ALL, IDS, batch_for, blocks_of, distance, facts_of, logits, named_by, weights_of, whole_model
+
+WIDTH = 32
+TOLERANCE = 1e-9
+CANNOT = {"bloom", "deepseek_vl_v2", "exaone4", "gemma2", "gemma3", "gemma3_text", "glm4", "glm4v", "grok-1", "olmo2", "olmo3"}
+"""Those with weights in norms that write to the stream, and DeepSeek-OCR, whose images write to it past all layers."""
+
+
+class Plain(nn.Module):
+    """RMSNorm without a weight, and what its bias has become; a LayerNorm is one, where the stream has mean zero."""
+
+    def __init__(self, eps: float, bias: Tensor) -> None:
+        super().__init__()
+        self.eps, self.bias = eps, bias
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps) + self.bias
+
+
+def eps_of(norm: nn.Module) -> float:
+    """What a norm adds to the mean square; torch's RMSNorm takes the least that matters unless told, OLMo's LayerNorm writes 1e-5."""
+    if isinstance(norm, nn.RMSNorm) and norm.eps is None:
+        return torch.finfo(torch.float64).eps
+    return next((float(getattr(norm, name)) for name in ("eps", "variance_epsilon") if hasattr(norm, name)), 1e-5)
+
+
+def plain(norm: nn.Module, facts: Architecture, q: Tensor) -> tuple[Plain, Tensor]:
+    """What stands for a norm in the rotated stream, and the weight that goes into its readers."""
+    stored = norm.weight if facts.norm_has_weight else torch.ones(len(q), dtype=q.dtype)
+    assert isinstance(stored, Tensor)
+    weight = stored + (1.0 if facts.norm_has_unit_offset else 0.0)
+    bias = getattr(norm, "bias", None)
+    return Plain(eps_of(norm), torch.zeros_like(weight) if bias is None else (bias / weight) @ q), weight
+
+
+def write(module: nn.Module, by: Tensor) -> None:
+    """Multiply what a module puts out by a matrix."""
+    weight = module.weight if isinstance(module, nn.Embedding) else weights_of(module).t()
+    weight.copy_(weight @ by)
+    if getattr(module, "bias", None) is not None:
+        module.bias.copy_(module.bias @ by)  # type: ignore[operator, union-attr]
+
+
+def everywhere(config: RotationConfig, count: int) -> Iterator[tuple[list[str], str, list[str]]]:
+    """Entries of the configuration with numbers of blocks put in."""
+    for index in range(count + 1):
+        part = "first_layer" if index == 0 else "last_layer" if index == count else "middle_layers"
+        here = min(index, count - 1)
+        assert isinstance(config.scaling_layers, dict)
+        for entry in config.scaling_layers[part]:
+            lists = (entry["prev_modules"], [entry["norm_module"]], entry["next_modules"])
+            put = [[name.replace("pre_layer_id", str(index - 1)).replace("layer_id", str(here)) for name in names] for names in lists]
+            yield put[0], put[1][0], put[2]
+
+
+@torch.no_grad()
+def rotate(model: nn.Module, facts: Architecture) -> None:
+    """R1 by a random rotation, in place, as the derived configuration says."""
+    config = RotationConfig.for_architecture(facts)
+    assert config is not None
+    head = model.get_submodule(facts.head or "")
+    head.weight = nn.Parameter(weights_of(head).clone())  # where it is tied to the embeddings
+    q, _ = torch.linalg.qr(torch.randn(WIDTH, WIDTH, dtype=torch.float64, generator=torch.Generator().manual_seed(3)))
+    # What subtracts a mean does so no more once it is rotated: it never gets one.
+    centre = torch.eye(WIDTH, dtype=torch.float64) - (1 / WIDTH if facts.norm_subtracts_mean else 0.0)
+    for writers, norm, readers in everywhere(config, len(blocks_of(model, facts))):
+        for name in (found for writer in writers for found in named_by(model, writer)):
+            write(model.get_submodule(name), centre @ q)
+        replacement, weight = plain(model.get_submodule(norm), facts, q)
+        model.set_submodule(norm, replacement)
+        for name in (found for reader in readers for found in named_by(model, reader)):
+            read = weights_of(model.get_submodule(name))
+            read.copy_((read * weight) @ q)
+
+
+@pytest.mark.parametrize("model_type", sorted(set(ALL) - CANNOT))
+def test_the_rotated_model_computes_what_it_did(model_type: str) -> None:
+    model, facts = whole_model(model_type), facts_of(model_type)
+    batch = batch_for(model_type, model)
+    expected = logits(model, batch)
+    before = weights_of(model.get_submodule(facts.embeddings[0])).detach().clone()
+    rotate(model, facts)
+    assert distance(weights_of(model.get_submodule(facts.embeddings[0])).detach(), before) > 0.1
+    assert distance(logits(model, batch), expected) < TOLERANCE
+
+
+@pytest.mark.parametrize("model_type", sorted(CANNOT))
+def test_those_that_cannot_be_rotated_say_why(model_type: str) -> None:
+    reason = refusal("rotation", facts_of(model_type))
+    assert reason is not None
+    assert "residual stream" in reason
+    assert get_algo_config("rotation", model_type) is None
+
+
+@pytest.mark.parametrize("model_type", sorted(CANNOT - {"deepseek_vl_v2", "exaone4", "olmo2", "olmo3"}))
+def test_norms_that_write_to_the_stream_do_stand_in_the_way(model_type: str) -> None:
+    model = whole_model(model_type)
+    facts = attrs.evolve(facts_of(model_type), attention_output_norm=None, mlp_output_norm=None, embedding_norm=None)
+    batch = batch_for(model_type, model)
+    expected = logits(model, batch)
+    rotate(model, facts)
+    assert distance(logits(model, batch), expected) > 1e-3
+
+
+@pytest.mark.parametrize("model_type", [t for t in ALL if facts_of(t).attention_output_norm])
+def test_norms_on_outputs_read_what_they_are_said_to(model_type: str) -> None:
+    """The last tensor that attention or MLP puts out goes into the norm, whole."""
+    model, facts = whole_model(model_type), facts_of(model_type)
+    for block in blocks_of(model, facts):
+        for norm, writers in ((facts.attention_output_norm, facts.attention_output), (facts.mlp_output_norm, facts.mlp_output)):
+            came_in: list[Tensor] = []
+            went_out: list[Tensor] = []
+            block.get_submodule(norm or "").register_forward_pre_hook(lambda _, args, into=came_in: into.append(args[0]))
+            if writers:
+                block.get_submodule(writers).register_forward_hook(lambda _, args, output, into=went_out: into.append(output))
+            logits(model, {"input_ids": IDS})
+            assert len(came_in) == 1
+            assert not went_out or torch.equal(came_in[0], went_out[0])

@@ -1,0 +1,100 @@
+"""What algorithms derive from the facts of a family holds on a tiny model of it: scales move without a change, inputs are shared."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from quark.specs.architecture import Architecture
+from quark_algos.sites import Site, of_experts, readers_of_attention_norm, sites_of
+
+from .whole_models import ALL, batch_for, blocks_of, distance, each_block, facts_of, heads_of, logits, named_by, weights_of, whole_model
+
+TOLERANCE = 1e-9
+"""Far above the rounding of float64 in two blocks, far below what a scale does."""
+
+
+def scale_rows(module: nn.Module, rows: slice | Tensor, by: Tensor, offset: float = 0.0) -> None:
+    """Multiply output channels."""
+    with torch.no_grad():
+        weight = weights_of(module)
+        factor = by if weight.ndim == 1 else by[:, None]
+        weight[rows] = (weight[rows] + offset) * factor - offset
+        if getattr(module, "bias", None) is not None:
+            module.bias[rows] *= by  # type: ignore[operator]
+
+
+def value_rows(site: Site, outputs: int, columns: int, heads: int) -> tuple[Tensor, int]:
+    """Indices of the rows that hold values or an MLP's values, and to how many heads each of them goes."""
+    if site.kind == "mlp_value":
+        return torch.arange(0 if site.rows == "all" else outputs - columns, outputs), 1
+    if site.rows == "last_of_each_head":
+        each, wanted = outputs // heads, columns // heads
+        return torch.arange(outputs).view(heads, each)[:, each - wanted :].flatten(), 1
+    held = outputs if site.rows == "all" else (outputs - columns) // 2  # before them: queries, as many as columns, and keys
+    return torch.arange(outputs - held, outputs), columns // held
+
+
+def pairs(site: Site, prev: list[str], layers: list[list[str]]) -> list[tuple[str, list[str]]]:
+    """What is scaled, with its own readers: expert by expert where there is a star in both."""
+    if "*" not in site.prev:
+        return [(prev[0], [name for found in layers for name in found])]
+    return list(zip(prev, ([name] for found in layers for name in found), strict=True))
+
+
+def move_scale(site: Site, block: nn.Module, prev: str, readers: list[str], facts: Architecture, heads: int, *, undo: bool) -> None:
+    """Divide what ``prev`` puts out, or multiply what its readers take by the same."""
+    source, targets = block.get_submodule(prev), [block.get_submodule(name) for name in readers]
+    generator = torch.Generator().manual_seed(len(prev))
+    if "norm" in site.kind:
+        rows, repeats = torch.arange(weights_of(source).shape[0]), 1
+    else:
+        rows, repeats = value_rows(site, weights_of(source).shape[0], weights_of(targets[0]).shape[1], heads)
+    scale = torch.rand(len(rows), generator=generator, dtype=torch.float64) * 1.5 + 0.5
+    if not undo:
+        unit = facts.norm_has_unit_offset and "norm" in site.kind
+        scale_rows(source, rows, 1 / scale, 1.0 if unit else 0.0)
+        return
+    spread = scale.view(-1, weights_of(targets[0]).shape[1] // heads).repeat_interleave(repeats, 0).flatten() if repeats > 1 else scale
+    with torch.no_grad():
+        for target in targets:
+            weights_of(target).mul_(spread)
+
+
+@pytest.mark.parametrize("model_type", ALL)
+def test_a_scale_moves_at_every_site_without_a_change_of_the_logits(model_type: str) -> None:
+    model, facts = whole_model(model_type), facts_of(model_type)
+    batch, heads = batch_for(model_type, model), heads_of(model)
+    expected = logits(model, batch)
+    for site in sites_of(facts):
+        places = [
+            (block, prev, readers)
+            for block, (found, *layers) in each_block(model, facts, (site.prev, *site.layers))
+            for prev, readers in pairs(site, found, layers)
+        ]
+        assert places, f"{site} holds in no block"
+        for block, prev, readers in places:
+            move_scale(site, block, prev, readers, facts, heads, undo=False)
+        assert distance(logits(model, batch), expected) > 1e-6, f"{site}: nobody reads it"
+        for block, prev, readers in places:
+            move_scale(site, block, prev, readers, facts, heads, undo=True)
+        assert distance(logits(model, batch), expected) < TOLERANCE, site
+
+
+@pytest.mark.parametrize("model_type", ALL)
+def test_projections_listed_together_receive_the_same_tensor(model_type: str) -> None:
+    model, facts = whole_model(model_type), facts_of(model_type)
+    groups = [*readers_of_attention_norm(facts), facts.mlp_inputs]
+    watched: list[list[nn.Module]] = []
+    for block in blocks_of(model, facts):
+        watched += [[block.get_submodule(n) for n in names] for names in groups if names and all(named_by(block, n) for n in names)]
+        for_each = [named_by(block, name) for name in of_experts(facts, facts.expert_inputs)]
+        watched += [[block.get_submodule(n) for n in names] for names in zip(*for_each, strict=True)]
+    received: dict[nn.Module, Tensor] = {}
+    for module in (module for group in watched for module in group):
+        module.register_forward_pre_hook(lambda m, args: received.__setitem__(m, args[0]))
+    logits(model, batch_for(model_type, model))
+    ran = [group for group in watched if any(module in received for module in group)]
+    assert len(ran) >= 2 * len(blocks_of(model, facts))
+    assert all(received[module] is received[group[0]] for group in ran for module in group)

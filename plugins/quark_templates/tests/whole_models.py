@@ -1,0 +1,129 @@
+"""A tiny model of any family, in float64 throughout and with separate experts, for laws that hold exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from transformers import AutoConfig, AutoModelForCausalLM
+
+import quark
+from quark.model.mixtures import separate_experts
+from quark.specs.architecture import Architecture
+from quark.torch import LLMTemplate
+from quark_templates.plugin import CONVOLUTIONAL, FAMILIES, MIXTURES, MULTIMODAL, REMOTE, TEXT_PARTS
+
+from . import seeing_models, test_mixtures
+from .conftest import tiny_model
+from .skeletons import SKELETONS
+from .skeletons.parts import HEADS
+
+ALL = sorted(FAMILIES | MIXTURES | REMOTE | CONVOLUTIONAL | MULTIMODAL | TEXT_PARTS)
+IDS = torch.arange(3, 63).reshape(3, 20)
+IMAGE = 5
+"""The token in whose place a part of an image stands; an image is 16 pixels wide and high, in patches of 4."""
+
+
+class InFloat64(TorchFunctionMode):
+    """Models compute norms, softmax and routers in float32 whatever they are given; here, in float64."""
+
+    def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
+        args = tuple(torch.float64 if arg is torch.float32 else arg for arg in args)
+        named = {name: torch.float64 if value is torch.float32 else value for name, value in (kwargs or {}).items()}
+        return (Tensor.double if func is Tensor.float else func)(*args, **named)
+
+
+def facts_of(model_type: str) -> Architecture:
+    found: Architecture = quark.templates().load(model_type, "architecture")
+    return found
+
+
+def whole_model(model_type: str) -> nn.Module:
+    """The caller's own. Norms differ from each other, and so do the biases of norms."""
+    model = _made(model_type).double()
+    generator = torch.Generator().manual_seed(7)
+    with torch.no_grad():
+        for vector in (p for p in model.parameters() if p.ndim == 1):
+            vector.add_(torch.rand(vector.shape, generator=generator, dtype=torch.float64) * 0.2)
+    separate_experts(model, LLMTemplate.get(model_type).get_config("int4_wo_32"))
+    return model
+
+
+def _made(model_type: str) -> nn.Module:
+    if model_type in FAMILIES:
+        return deepcopy(tiny_model(model_type))
+    if model_type in MIXTURES:
+        return test_mixtures.model_of(model_type)
+    if model_type in REMOTE:
+        return SKELETONS[model_type]()
+    if model_type in CONVOLUTIONAL:
+        sizes = {**test_mixtures.GROUPED, "vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4}
+        kinds = {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False}
+        torch.manual_seed(0)
+        return AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **sizes, **kinds), dtype=torch.float32).eval()
+    return seeing_models.model_of(model_type)
+
+
+def heads_of(model: nn.Module) -> int:
+    config = getattr(model.config, "text_config", model.config)
+    return int(getattr(config, "num_attention_heads", HEADS))
+
+
+def batch_for(model_type: str, model: nn.Module) -> dict[str, Tensor]:
+    """Text, with an image where the model sees."""
+    if model_type in ("gemma3", "mllama"):
+        return {name: t.double() if t.is_floating_point() else t for name, t in seeing_models.image_batch(model_type).items()}
+    if not hasattr(model.config, "vision_config"):
+        return {"input_ids": IDS}
+    model.config.image_token_id = IMAGE
+    ids = torch.tensor([[1, *[IMAGE] * (16 if model_type == "llava" else 4), 9, 10, 11]])
+    generator = torch.Generator().manual_seed(1)
+    vision = model.config.vision_config
+    if not hasattr(vision, "temporal_patch_size"):
+        pixels = torch.randn(1, 3, 16, 16, dtype=torch.float64, generator=generator)
+        return {"input_ids": ids, "pixel_values": pixels, **({"image_sizes": torch.tensor([[16, 16]])} if model_type == "mistral3" else {})}
+    pixels = torch.randn(16, 3 * vision.temporal_patch_size * vision.patch_size**2, dtype=torch.float64, generator=generator)
+    kinds = (ids == IMAGE).long()
+    return {"input_ids": ids, "pixel_values": pixels, "image_grid_thw": torch.tensor([[1, 4, 4]]), "mm_token_type_ids": kinds}
+
+
+def logits(model: nn.Module, batch: dict[str, Tensor]) -> Tensor:
+    """In float64."""
+    with torch.no_grad(), InFloat64():
+        found: Tensor = model(**batch).logits
+    assert found.dtype is torch.float64
+    return found
+
+
+def blocks_of(model: nn.Module, facts: Architecture) -> list[nn.Module]:
+    return list(model.get_submodule(facts.decoder_blocks or "").children())
+
+
+def named_by(module: nn.Module, pattern: str) -> list[str]:
+    """Names of submodules that a name, or a pattern with a star, stands for."""
+    return [name for name, _ in module.named_modules() if fnmatchcase(name, pattern) and name.count(".") == pattern.count(".")]
+
+
+def distance(found: Tensor, expected: Tensor) -> float:
+    """The largest difference, relative to the largest value."""
+    return float((found - expected).abs().max() / expected.abs().max())
+
+
+def weights_of(module: nn.Module) -> Tensor:
+    """A view with one row for each output."""
+    weight = module.weight
+    assert isinstance(weight, Tensor)
+    return weight.t() if type(module).__name__ == "Conv1D" else weight
+
+
+def each_block(model: nn.Module, facts: Architecture, names: tuple[str, ...]) -> Iterator[tuple[nn.Module, list[list[str]]]]:
+    """Blocks that have something for each name, with what that is."""
+    for block in blocks_of(model, facts):
+        found = [named_by(block, name) for name in names]
+        if all(found):
+            yield block, found
