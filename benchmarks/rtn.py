@@ -1,9 +1,9 @@
 """Round-to-nearest from load to finished export, beside the floor: copying the checkpoint tensor by tensor through safetensors.
 
-    python -m benchmarks.rtn MODEL [--schemes int4_wo_64,mxfp4_weight_only] [--runs 5]
+    python -m benchmarks.rtn MODEL [--schemes int4_wo_64,mxfp4_weight_only] [--routes memory,disk] [--runs 5]
 
-MODEL is a float checkpoint in Hugging Face form. Copy and quantization alternate; medians and their ratio are printed. Imports of torch and
-transformers are not counted, on either side.
+MODEL is a float checkpoint in Hugging Face form. Copy and quantization alternate, with the whole model in memory and block by block
+from disk to disk; medians and their ratio are printed. Imports of torch and transformers are not counted, on either side.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from quark.errors import QuarkError
-from quark.model.loading import load_model
+from quark.model.loading import load_model, model_config
+from quark.pipeline import quantize_checkpoint
+from quark.specs.model import QConfig
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors
 
 
@@ -33,11 +35,19 @@ def copy_checkpoint(source: Path, out: Path) -> None:
             save_file({name: file.get_tensor(name) for name in file.keys()}, out / shard.name, metadata={"format": "pt"})  # noqa: SIM118
 
 
-def quantize(source: Path, out: Path, config_of: Callable[[str], object]) -> None:
+def in_memory(source: Path, out: Path, config_of: Callable[[str], QConfig]) -> None:
     """Load, quantize, export."""
     model = load_model(source)
     ModelQuantizer(config_of(model.config.model_type)).quantize_model(model)
     export_safetensors(model, str(out))
+
+
+def from_disk(source: Path, out: Path, config_of: Callable[[str], QConfig]) -> None:
+    """The same, block by block."""
+    quantize_checkpoint(source, out, config_of(model_config(source).model_type))
+
+
+ROUTES = {"memory": in_memory, "disk": from_disk}
 
 
 def seconds(action: Callable[[Path], None]) -> float:
@@ -48,10 +58,10 @@ def seconds(action: Callable[[Path], None]) -> float:
         return time.perf_counter() - start
 
 
-def weights_only(scheme: str) -> Callable[[str], object]:
+def weights_only(scheme: str) -> Callable[[str], QConfig]:
     """A configuration of the scheme's weights, its activations left in float: round-to-nearest needs no data then."""
 
-    def make(model_type: str) -> object:
+    def make(model_type: str) -> QConfig:
         from dataclasses import replace
 
         config = LLMTemplate.get(model_type).get_config(scheme=scheme)
@@ -64,12 +74,14 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("--schemes", default="int4_wo_64,fp8,mxfp4_weight_only")
+    parser.add_argument("--routes", default=",".join(ROUTES))
     parser.add_argument("--runs", type=int, default=5)
     args = parser.parse_args(arguments)
     logging.getLogger("quark").setLevel(logging.ERROR)
     actions: dict[str, Callable[[Path], None]] = {"copy": lambda out: copy_checkpoint(args.model, out)}
     for scheme in args.schemes.split(","):
-        actions[scheme] = lambda out, s=scheme: quantize(args.model, out, weights_only(s))
+        for route in args.routes.split(","):
+            actions[f"{scheme} {route}"] = lambda out, s=scheme, r=route: ROUTES[r](args.model, out, weights_only(s))
     taken: dict[str, list[float]] = {name: [] for name in actions}
     for run in range(args.runs + 1):
         for name, action in actions.items():
@@ -79,7 +91,7 @@ def main(arguments: list[str] | None = None) -> None:
     floor = statistics.median(taken["copy"])
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, medians of {args.runs}")
     for name, values in taken.items():
-        print(f"{name:20s} {statistics.median(values):7.2f} s   {statistics.median(values) / floor:5.2f}× a copy")
+        print(f"{name:26s} {statistics.median(values):7.2f} s   {statistics.median(values) / floor:5.2f}× a copy")
 
 
 if __name__ == "__main__":

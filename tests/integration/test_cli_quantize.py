@@ -162,9 +162,9 @@ def test_a_family_without_a_template_is_refused_by_name(
     tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = json.loads((source / "config.json").read_text())
-    (source / "config.json").write_text(json.dumps(config | {"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}))
+    (source / "config.json").write_text(json.dumps(config | {"model_type": "openai-gpt", "architectures": ["OpenAIGPTLMHeadModel"]}))
     assert run("quantize", source, tmp_path / "out", "--scheme", "int4_wo_64", monkeypatch=monkeypatch) == 2
-    assert "gpt2" in capsys.readouterr().err
+    assert "openai-gpt" in capsys.readouterr().err
 
 
 def test_a_rival_distribution_in_the_environment_is_refused(

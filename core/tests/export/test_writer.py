@@ -8,7 +8,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from quark.errors import UnsupportedError
-from quark.export.writer import NAMES, Part, write_shards
+from quark.export.writer import NAMES, Part, ShardWriter, write_shards
 from quark.model.shards import check_shards
 
 
@@ -82,3 +82,29 @@ def test_a_disk_that_is_too_small_is_told_before_anything_is_made(tmp_path: Path
     with pytest.raises(OSError, match="No space left"):
         write_shards([huge], tmp_path, 10**9)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_parts_may_come_in_any_order(tmp_path: Path) -> None:
+    parts = [part({name: torch.full((40,), float(i))}) for i, name in enumerate("abc")]
+    for name, order in (("forward", parts), ("backward", parts[::-1])):
+        (tmp_path / name).mkdir()
+        with ShardWriter([p.meta for p in parts], tmp_path / name, 200) as writer:
+            for p in order:
+                writer.write(p)
+            writer.finish()
+    written = [{f.name: f.read_bytes() for f in (tmp_path / name).iterdir()} for name in ("forward", "backward")]
+    assert len(written[0]) == 4
+    assert written[0] == written[1]
+
+
+def test_a_part_that_was_announced_and_not_written_is_no_finished_export(tmp_path: Path) -> None:
+    parts = [part({name: torch.zeros(4)}) for name in "ab"]
+    with ShardWriter([p.meta for p in parts], tmp_path, 10**9) as writer:
+        writer.write(parts[0])
+        with pytest.raises(RuntimeError, match="the first is 'b'"):
+            writer.finish()
+
+
+def test_a_part_that_is_not_as_announced_is_refused(tmp_path: Path) -> None:
+    with ShardWriter([{"a": torch.zeros(4, device="meta")}], tmp_path, 10**9) as writer, pytest.raises(RuntimeError, match="announced"):
+        writer.write(part({"a": torch.zeros(5)}))

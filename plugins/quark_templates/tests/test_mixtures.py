@@ -59,6 +59,8 @@ OWN_SIZES: dict[str, dict[str, object]] = {
     "deepseek_v2": {**LOW_RANK, "topk_method": "greedy"},
     "deepseek_v3": LOW_RANK,
     "deepseek_v32": INDEXED,
+    "dots1": {**GROUPED, **ROUTED},
+    "ernie4_5_moe": {**GROUPED, "moe_k": 2, "moe_num_experts": EXPERTS, "moe_num_shared_experts": 1},
     "glm4_moe": {**GROUPED, **ROUTED},
     "glm4_moe_lite": {**LOW_RANK, "rope_parameters": {**ROPE, "partial_rotary_factor": 1.0}},
     "glm_moe_dsa": INDEXED,

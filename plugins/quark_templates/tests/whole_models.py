@@ -16,14 +16,14 @@ import quark
 from quark.model.mixtures import separate_experts
 from quark.specs.architecture import Architecture
 from quark.torch import LLMTemplate
-from quark_templates.plugin import CONVOLUTIONAL, FAMILIES, MIXTURES, MULTIMODAL, REMOTE, TEXT_PARTS
+from quark_templates.plugin import CONVOLUTIONAL, FAMILIES, MIXTURES, MULTIMODAL, OWN_FORMS, REMOTE, TEXT_PARTS
 
-from . import seeing_models, test_mixtures
+from . import own_forms, seeing_models, test_mixtures
 from .conftest import tiny_model
 from .skeletons import SKELETONS
 from .skeletons.parts import HEADS
 
-ALL = sorted(FAMILIES | MIXTURES | REMOTE | CONVOLUTIONAL | MULTIMODAL | TEXT_PARTS)
+ALL = sorted(FAMILIES | MIXTURES | REMOTE | CONVOLUTIONAL | MULTIMODAL | OWN_FORMS | TEXT_PARTS)
 IDS = torch.arange(3, 63).reshape(3, 20)
 IMAGE = 5
 """The token in whose place a part of an image stands; an image is 16 pixels wide and high, in patches of 4."""
@@ -59,6 +59,8 @@ def _made(model_type: str) -> nn.Module:
         return deepcopy(tiny_model(model_type))
     if model_type in MIXTURES:
         return test_mixtures.model_of(model_type)
+    if model_type in OWN_FORMS:
+        return own_forms.model_of(model_type)
     if model_type in REMOTE:
         return SKELETONS[model_type]()
     if model_type in CONVOLUTIONAL:
@@ -75,10 +77,10 @@ def heads_of(model: nn.Module) -> int:
 
 
 def batch_for(model_type: str, model: nn.Module) -> dict[str, Tensor]:
-    """Text, with an image where the model sees."""
+    """Text, with an image where the model sees, but for mixtures with forms of their own."""
     if model_type in ("gemma3", "mllama"):
         return {name: t.double() if t.is_floating_point() else t for name, t in seeing_models.image_batch(model_type).items()}
-    if not hasattr(model.config, "vision_config"):
+    if model_type in OWN_FORMS or not hasattr(model.config, "vision_config"):
         return {"input_ids": IDS}
     model.config.image_token_id = IMAGE
     ids = torch.tensor([[1, *[IMAGE] * (16 if model_type == "llava" else 4), 9, 10, 11]])

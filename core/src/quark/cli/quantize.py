@@ -71,11 +71,11 @@ def quantize(
 ) -> None:
     """Quantize the checkpoint MODEL and write the result to OUT."""
     # Torch and transformers are imported here, not above: `quark --help` and the listings do without them.
+    from quark.export import ExportOptions
     from quark.export.place import refuse_used_directory
-    from quark.model.loading import load_model, load_tokenizer, meta_model
-    from quark.pipeline import ModelQuantizer
+    from quark.model.loading import load_tokenizer, meta_model
+    from quark.pipeline import ModelQuantizer, quantize_checkpoint
     from quark.plugins import exporters
-    from quark.torch import export_safetensors
 
     started = time.perf_counter()
     refuse_used_directory(out)
@@ -85,18 +85,14 @@ def quantize(
         skeleton, scheme, algorithm, kv_cache, exclude, layer, share_fused_scales, attention_scheme, kv_cache_post_rope, scheme_option
     )
     config.separate_kv_scales, config.calibrate_all_experts = separate_kv_scales, calibrate_all_experts
-    quantizer = ModelQuantizer(config)
-    plan = quantizer.plan(skeleton)
+    plan = ModelQuantizer(config).plan(skeleton)
     if dry_run:
         _print_plan(plan, as_json)
         return
     tokenizer = load_tokenizer(model)
     data = _calibration(tokenizer, scheme, calib, num_calib, seq_len) if plan.calibrated else None
-    float_model = load_model(model, dtype, device)
-    quantizer.quantize_model(float_model, data)
-    export_safetensors(float_model, str(out), custom_mode=exporter)
-    if tokenizer is not None:
-        tokenizer.save_pretrained(out)
+    options = ExportOptions(tokenizer=tokenizer)
+    quantize_checkpoint(model, out, config, data, device=device, dtype=dtype, exporter=exporter, options=options)
     _print_result(out, scheme, len(plan.quantized), time.perf_counter() - started, as_json)
 
 

@@ -17,6 +17,20 @@ from quark.specs.export import ExporterConfig, JsonExporterConfig
 from quark.specs.model import QConfig
 
 
+def exporter_of(name: str) -> Exporter:
+    """The registered exporter of that name.
+
+    Raises:
+        UnknownNameError: There is none.
+    """
+    try:
+        made: Exporter = exporters().load(name, "exporter")()
+    except UnknownNameError as error:
+        cure = f"Exporters come with plugins: install a distribution that registers '{name}' in its hook quark_register_exporters"
+        raise UnknownNameError(f"{error} {cure}", kind=error.kind, name=error.name, known=error.known) from None
+    return made
+
+
 def export_with(name: str, model: nn.Module, output_dir: str | Path, options: ExportOptions | None = None) -> None:
     """Export with the registered exporter of that name.
 
@@ -25,11 +39,7 @@ def export_with(name: str, model: nn.Module, output_dir: str | Path, options: Ex
         OutputError: The directory is in use, or cannot be written.
         ConfigError: The model has not been quantized.
     """
-    try:
-        exporter: Exporter = exporters().load(name, "exporter")()
-    except UnknownNameError as error:
-        cure = f"Exporters come with plugins: install a distribution that registers '{name}' in its hook quark_register_exporters"
-        raise UnknownNameError(f"{error} {cure}", kind=error.kind, name=error.name, known=error.known) from None
+    exporter = exporter_of(name)
     refuse_used_directory(Path(output_dir))
     if not getattr(model, "quark_quantized", False):
         raise ConfigError("this model has not been quantized: give ModelQuantizer(config).quantize_model(model) what it needs, then export")

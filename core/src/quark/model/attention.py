@@ -118,7 +118,8 @@ def _projections(architecture: Architecture | None) -> list[str]:
     if architecture is None:
         return []
     queries = architecture.q_layer_name or ()
-    return [*((queries,) if isinstance(queries, str) else queries), *(architecture.kv_layers_name or ())]
+    named = [*((queries,) if isinstance(queries, str) else queries), *(architecture.kv_layers_name or ())]
+    return architecture.with_modules(named)
 
 
 def _key_projection(attention: str, rows: Iterable[PlanRow], config: QConfig) -> PlanRow | None:

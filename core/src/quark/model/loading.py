@@ -92,9 +92,11 @@ def skeleton(path: Path, dtype: str, device: torch.device) -> nn.Module:
 
     wanted = torch_dtype(dtype) or model_config(path).dtype or _first_dtype(path)
     model: Any = meta_model(path, wanted)
-    for name, parameter in _kept_wide(model, wanted):
+    for name in _kept_wide(model, wanted):
         owner, _, leaf = name.rpartition(".")
-        setattr(model.get_submodule(owner), leaf, nn.Parameter(parameter.to(torch.float32), requires_grad=False))
+        module = model.get_submodule(owner)
+        wide = getattr(module, leaf).detach().to(torch.float32)
+        setattr(module, leaf, nn.Parameter(wide, requires_grad=False) if leaf in module._parameters else wide)
     for name, buffer in list(model.named_non_persistent_buffers()):
         owner, _, leaf = name.rpartition(".")
         model.get_submodule(owner)._buffers[leaf] = torch.empty_like(buffer, device=device)
@@ -129,15 +131,13 @@ def _first_dtype(path: Path) -> torch.dtype:
     return next((dtype for dtype in stored if dtype is not None), torch.float32)
 
 
-def _kept_wide(model: Any, dtype: torch.dtype) -> list[tuple[str, nn.Parameter]]:
-    """Parameters that a model of that dtype keeps in float32 nevertheless, as its class says."""
+def _kept_wide(model: Any, dtype: torch.dtype) -> list[str]:
+    """Tensors that a model of that dtype keeps in float32 nevertheless, as its class says."""
     from transformers.core_model_loading import build_glob_alternation
 
     patterns = list(model._get_dtype_plan(dtype))
-    if not patterns:
-        return []
-    expression = build_glob_alternation(patterns)[0]
-    return [(name, p) for name, p in model.named_parameters() if expression.search(name) and p.dtype == dtype]
+    expression = build_glob_alternation(patterns)[0] if patterns else None
+    return [name for name, t in model.state_dict().items() if expression is not None and t.dtype == dtype and expression.search(name)]
 
 
 def empty_model(path: Path, attn_implementation: str | None) -> nn.Module:

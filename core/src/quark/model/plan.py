@@ -165,8 +165,8 @@ def _unmatched(
 ) -> Iterator[str]:
     """Patterns that match no layer; those that the model's own template brings may match nothing, as long as one of them does."""
     names = [r.name for r in rows]
-    own = set(architecture.exclude_layers_name) if architecture else set()
-    cache = set(architecture.kv_layers_name or ()) if architecture else set()
+    own = set(architecture.with_modules(architecture.exclude_layers_name)) if architecture else set()
+    cache = set(architecture.with_modules(architecture.kv_layers_name or ())) if architecture else set()
     cache_found = any(_matches(p, names) for p in cache)
     wanted = {
         "exclude": [p for p in config.exclude if p not in own],

@@ -22,7 +22,6 @@ from quark.numerics.quantizer import TensorQuantizer
 from quark.numerics.scaled_scales import ScaledScales
 from quark.numerics.stage import StageQuantizer
 
-
 ALL = slice(None)
 """All rows of a stack."""
 
@@ -215,9 +214,9 @@ class WeightGrid:
         return self._stage.format.reach(self._stage.spec)
 
     @property
-    def is_symmetric(self) -> bool:
-        """Whether there are no zero points."""
-        return self._stage.spec.symmetric is not False
+    def can_be_refitted(self) -> bool:
+        """Whether a row's scales may be anything: each is of one group of one row alone, with no zero point and no steps below it."""
+        return self.fixed is None and self._stage.spec.symmetric is not False and not self.has_steps
 
     def _opened(self, weight: Tensor, shared: bool) -> tuple[StageQuantizer, Tensor | None]:
         """The stage whose codes are stored, and the scale above it for each row ``[N]``, or None."""

@@ -3,37 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, TypeVar, cast
+from pathlib import Path
+from typing import Any, TypeVar
 
-import attrs
+import torch
 from torch import nn
 
-from quark.algorithms import Rounding, RoundToNearest
 from quark.environment import refuse_rival
 from quark.errors import ConfigError, UnsupportedError
 from quark.log import get_logger
-from quark.model.blocks import decoder_blocks
-from quark.model.family import architecture_of
-from quark.model.mixtures import separate_experts
-from quark.model.plan import QuantPlan, make_plan
-from quark.model.plan_text import plan_lines
-from quark.nn.attention_switch import refuse_unswitchable, switch_attention
-from quark.pipeline.batches import Call, calls
+from quark.model.plan import QuantPlan
 from quark.pipeline.finite import refuse_non_finite
-from quark.pipeline.memory import SHARE, free_bytes, held_bytes, tokens_in
-from quark.pipeline.progress import reporting
-from quark.pipeline.runner import run
+from quark.pipeline.from_disk import quantize_checkpoint
+from quark.pipeline.job import plan_of, prepared
 from quark.pipeline.sink import InPlaceSink
-from quark.plugins import algorithms
 from quark.specs.enums import QuantizationMode
 from quark.specs.model import QConfig
 
 M = TypeVar("M", bound=nn.Module)
-
-TWO_PASSES = (
-    "activations of all calibration samples would take more memory than allowed (activation_memory): each block is passed twice, and its "
-    "layers are calibrated on what its float weights give"
-)
 
 
 class ModelQuantizer:
@@ -63,8 +50,7 @@ class ModelQuantizer:
 
         Fused experts that are to be quantized are taken apart for it; the model computes what it did.
         """
-        separate_experts(model, self.config)
-        return make_plan(model, self.config, architecture_of(model))
+        return plan_of(model, self.config)
 
     def quantize_model(self, model: M, dataloader: Iterable[Any] | None = None) -> M:
         """Quantize ``model`` in place, block by block, and return it.
@@ -84,28 +70,49 @@ class ModelQuantizer:
             UnsupportedError: An algorithm is asked for that no installed distribution implements; or attention is to be quantized in a
                 model whose attention cannot be exchanged.
         """
-        log = get_logger()
-        rounding = rounding_of(self.config)
-        plan = self.plan(model)
-        data = calls(dataloader, wanted_by=_wishes(plan, rounding)) if plan.calibrated or rounding.needs else []
-        two_passes = needs_two_passes(model, plan, rounding, data)
-        if two_passes:
-            plan = attrs.evolve(plan, notes=(*plan.notes, TWO_PASSES))
-        for line in plan_lines(plan):
-            log.info(line)
-        attentions = [a.name for a in plan.attentions]
-        if attentions:
-            refuse_unswitchable(model, attentions)
-        refuse_non_finite(model, plan.quantized)
-        if attentions:
-            switch_attention(model, attentions, eager=plan.config.softmax_quant_spec is not None)
-        with reporting(len(data)) as progress:
-            findings = run(model, plan, data, rounding, InPlaceSink(model), progress, two_passes=two_passes)
-        model.quant_config, model.quark_plan, model.quark_quantized = self.config, plan, True  # type: ignore[assignment]
-        model.quark_findings = findings  # type: ignore[assignment]
-        findings.log()
-        log.info("Model quantization has been completed.")
+        device = next((p.device for p in model.parameters()), torch.device("cpu"))
+        job = prepared(model, self.config, dataloader, device)
+        refuse_non_finite(model, job.plan.quantized)
+        job.run(model, InPlaceSink(model))
         return model
+
+    def direct_quantize_checkpoint(
+        self,
+        pretrained_model_path: str | Path,
+        save_path: str | Path,
+        keep_excluded_layers_as_original_model_state: bool = False,
+        *legacy_device_args: str | torch.device,
+        weight_converters: Sequence[Any] | None = None,
+        device: str | torch.device | Sequence[str | torch.device] | None = None,
+        presharded_weights: dict[str, int] | None = None,
+    ) -> None:
+        """The documented way from a checkpoint to a checkpoint, for what needs no data; `quark.pipeline.quantize_checkpoint` takes them.
+
+        Args:
+            pretrained_model_path: Directory of a float checkpoint.
+            save_path: Directory to write; must not exist or be empty.
+            keep_excluded_layers_as_original_model_state: Documented; without effect, for sources are float and excluded layers stay so.
+            legacy_device_args: ``device`` in its old place.
+            weight_converters: Documented; without effect, for fused experts are taken apart wherever they are quantized.
+            device: Torch device; None is "cuda", or the CPU on a machine that has none. Of several the first is used.
+            presharded_weights: Documented; not offered.
+
+        Raises:
+            UnsupportedError: ``presharded_weights`` are given.
+            CalibrationError: The configuration wants calibration data.
+            As `quark.pipeline.quantize_checkpoint`.
+        """
+        if presharded_weights is not None:
+            raise UnsupportedError("presharded_weights cannot be read: give the checkpoint as one directory, without them")
+        if weight_converters:
+            get_logger().warning("weight_converters are left out: fused experts that are quantized are taken apart without them")
+        wanted = device if device is not None else next(iter(legacy_device_args), None)
+        several = isinstance(wanted, Sequence) and not isinstance(wanted, str)
+        if several:
+            get_logger().info("Of several devices the first is used.")
+        first: Any = wanted[0] if several else wanted  # type: ignore[index]
+        default = "cuda" if torch.cuda.is_available() else "cpu"
+        quantize_checkpoint(pretrained_model_path, save_path, self.config, device=str(first or default))
 
     @staticmethod
     def freeze(model: M, quantize: bool | None = None, runtime_options: object = None) -> M:
@@ -122,51 +129,3 @@ class ModelQuantizer:
         if not getattr(model, "quark_quantized", False):
             raise ConfigError("freeze wants a model that quantize_model has returned: this one has not been quantized")
         return model.requires_grad_(False)
-
-
-def needs_two_passes(model: nn.Module, plan: QuantPlan, rounding: Rounding, data: Sequence[Call]) -> bool:
-    """Whether forwards that wait inside a block would hold more than the configuration, or the machine, allows."""
-    if not rounding.needs:
-        return False
-    blocks = decoder_blocks(model, plan.architecture)
-    inside = [[r for r in plan.quantized if b.owns(r.name)] for b in blocks]
-    streams = 2 if any(kind.wants_float for kind in rounding.needs) else 1
-    held = held_bytes(blocks, inside, model, tokens_in(data), streams)
-    allowed = plan.config.activation_memory
-    if allowed is None:
-        free = free_bytes(next(model.parameters()).device)
-        allowed = held if free is None else int(SHARE * free)
-    return held > allowed
-
-
-def rounding_of(config: QConfig) -> Rounding:
-    """What chooses codes: the one rounding among the configured algorithms, or round-to-nearest.
-
-    Raises:
-        UnsupportedError: An algorithm's distribution registers its configuration only.
-        ConfigError: There are two roundings.
-    """
-    roundings = []
-    for settings in config.algo_config or []:
-        record = algorithms().get(settings.name)
-        if record.processor is None:
-            source = algorithms().source(settings.name)
-            raise UnsupportedError(
-                f"the algorithm '{settings.name}' cannot run: {source.distribution} {source.version} registers its configuration only. "
-                "Leave algo_config out, or install a distribution that brings its processor"
-            )
-        if record.kind == "rounding":
-            roundings.append((settings, algorithms().load(settings.name, "processor")))
-    if len(roundings) > 1:
-        names = " and ".join(f"'{settings.name}'" for settings, _ in roundings)
-        raise ConfigError(f"{names} both choose the codes of weights: a run has one such algorithm. Name the one that is wanted")
-    if not roundings:
-        return RoundToNearest()
-    settings, processor = roundings[0]
-    return cast("Rounding", processor(settings))
-
-
-def _wishes(plan: QuantPlan, rounding: Rounding) -> str:
-    """What calibration data are wanted for."""
-    static = "activations with static scales" if plan.calibrated else ""
-    return " and ".join(w for w in (static, f"{type(rounding).__name__}" if rounding.needs else "") if w)

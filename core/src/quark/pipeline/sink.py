@@ -1,4 +1,4 @@
-"""Sinks take finished blocks. The in-place sink puts quantized layers where the float ones were."""
+"""Sinks take finished blocks. One puts quantized layers where the float ones were, another writes them to an export besides."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Protocol
 
 from torch import nn
 
+from quark.export.protocol import BlockStream
 from quark.model.blocks import Block
 from quark.nn import QuantizedLayer
 
@@ -40,3 +41,24 @@ class InPlaceSink:
 
     def finish(self) -> None:
         """Nothing is left to do: the model is complete after each block."""
+
+
+class CheckpointSink(InPlaceSink):
+    """Writes each block as soon as it is finished; its layers lie in their places meanwhile, where exporters look for them.
+
+    Args:
+        model: The layers' own.
+        stream: The export, begun.
+    """
+
+    def __init__(self, model: nn.Module, stream: BlockStream) -> None:
+        super().__init__(model)
+        self._stream = stream
+
+    def end_block(self, block: Block | None) -> None:
+        """Write it."""
+        self._stream.write(block)
+
+    def finish(self) -> None:
+        """Complete the export."""
+        self._stream.finish()

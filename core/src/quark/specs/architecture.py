@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 import attrs
@@ -87,6 +87,8 @@ class Architecture:
         q_layer_name: Documented patterns of the query projections.
         gate_up_layers_name: Suffixes of the two MLP input projections.
         exclude_layers_name: Documented patterns left in float.
+        module_patterns: Documented patterns that name layers as published checkpoints do, each with one that names them as the modules of
+            transformers are called. Configurations have both.
         fused: Suffixes that runtimes fuse into one matrix, and so must agree in format: ``(("q_proj", "k_proj", "v_proj"), …)``.
         weight_converters: How stored tensors become those of single layers, where it is not `FUSED_EXPERTS` or templates document it.
         algorithm_defaults: By name of an algorithm, the values that templates document in place of its own defaults.
@@ -134,7 +136,12 @@ class Architecture:
     q_layer_name: str | tuple[str, ...] | None = None
     gate_up_layers_name: tuple[str, ...] = attrs.field(default=("gate_proj", "up_proj"), converter=_tuple)
     exclude_layers_name: tuple[str, ...] = attrs.field(default=(), converter=_tuple)
+    module_patterns: tuple[tuple[str, str], ...] = ()
     fused: tuple[tuple[str, ...], ...] = ()
     weight_converters: tuple[WeightConversion, ...] = ()
     algorithm_defaults: Mapping[str, Mapping[str, Any]] = attrs.field(factory=dict, hash=False)
     unsupported: Mapping[str, str] = attrs.field(factory=dict, hash=False)
+
+    def with_modules(self, patterns: Iterable[str]) -> list[str]:
+        """Documented patterns, each followed by those for the same layers in `module_patterns`."""
+        return [name for pattern in patterns for name in (pattern, *(own for one, own in self.module_patterns if one == pattern))]

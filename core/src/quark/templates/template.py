@@ -233,11 +233,11 @@ class LLMTemplate:
         config = QConfig(
             global_quant_config=schemes.layer_config(scheme, scheme_options),
             min_kv_scale=min_kv_scale,
-            exclude=_list(self.exclude_layers_name if exclude_layers is None else exclude_layers),
+            exclude=self._with_modules(self.exclude_layers_name if exclude_layers is None else exclude_layers),
             algo_config=self._algorithms(algorithm, algo_configs),
             layer_quant_config={pattern: schemes.get_scheme(name).config for pattern, name in (layer_config or {}).items()},
             layer_type_quant_config={kind: schemes.get_scheme(name).config for kind, name in (layer_type_config or {}).items()},
-            kv_cache_group=_list(self.kv_layers_name),
+            kv_cache_group=self._with_modules(self.kv_layers_name),
             shared_scale_groups=[list(group) for group in groups],
             sync_moe_expert_input_amax=shares,
             kv_cache_post_rope=kv_cache_post_rope,
@@ -265,6 +265,9 @@ class LLMTemplate:
             chosen.append(found)
         return chosen or None
 
+    def _with_modules(self, patterns: str | Sequence[str] | None) -> list[str]:
+        return self.architecture.with_modules(_list(patterns)) if self.architecture else _list(patterns)
+
     def _quantize_cache(self, config: QConfig, spec: QTensorConfig) -> None:
         """Quantize the outputs of the projections that feed the cache; excluded ones keep float weights and inputs."""
         if not self.kv_layers_name:
@@ -272,7 +275,7 @@ class LLMTemplate:
                 f"the cache of '{self.model_type}' cannot be quantized: its template has no kv_layers_name. Make one with "
                 f"LLMTemplate(model_type='{self.model_type}', kv_layers_name=['*k_proj', '*v_proj'], …), or leave kv_cache_scheme out"
             )
-        for pattern in self.kv_layers_name:
+        for pattern in self._with_modules(self.kv_layers_name):
             base = projections.base_for(config, pattern, self.architecture) or QLayerConfig()
             layer = QLayerConfig(input_tensors=base.input_tensors, weight=base.weight, output_tensors=spec)
             config.kv_cache_quant_config[pattern] = layer
@@ -281,7 +284,7 @@ class LLMTemplate:
     def _quantize_attention(self, config: QConfig, spec: QTensorConfig) -> None:
         """Quantize attention probabilities, and the outputs of query projections that are not excluded."""
         config.softmax_quant_spec = spec
-        for pattern in _list(self.q_layer_name):
+        for pattern in self._with_modules(self.q_layer_name):
             base = projections.base_for(config, pattern, self.architecture)
             if base is not None:
                 projections.put_before_cover(config, pattern, attrs.evolve(base, output_tensors=spec), self.architecture)

@@ -28,6 +28,7 @@ class _HessianConfig(AlgoConfig):
     static_groups: bool = True
     preset: str = attrs.field(default="best", validator=validators.in_(PRESETS), metadata=OWN)
     scale_search: str | None = attrs.field(default=None, validator=validators.optional(validators.in_(SCALE_SEARCHES)), metadata=OWN)
+    scale_refits: int | None = attrs.field(default=None, validator=validators.optional(validators.ge(0)), metadata=OWN)
     descent_passes: int | None = attrs.field(default=None, validator=validators.optional(validators.ge(0)), metadata=OWN)
     float64: bool = attrs.field(default=False, metadata=OWN)
     true_sequential: bool = attrs.field(default=True, repr=False, eq=False, metadata=LEGACY)
@@ -69,8 +70,9 @@ class GPTQConfig(_HessianConfig):
         inside_layer_modules: Names of the linear layers, relative to a decoder block; ``*`` stands for anything. Empty: all of them.
         model_decoder_layers: Full name of the list of decoder blocks; documented, the model's template knows it.
         preset: ``"reference"`` is the published algorithm with the documented defaults; ``"best"`` also searches scales by what they do to
-            the outputs. Single choices below go before it.
+            the outputs, and damps by 0.05 at least. Single choices below go before it.
         scale_search: Of group scales: ``"minmax"``, ``"mse"`` of the weights, or ``"hessian"``, of the outputs; None as the preset has it.
+        scale_refits: How often scales are fitted to the finished codes, and the weight rounded anew; None as the preset has it.
         descent_passes: Sweeps of coordinate descent over the finished codes; None as the preset has it.
         float64: Sum and factor the Hessian in float64.
         true_sequential: Accepted from configurations before 0.12; calibration is sequential here in any case.
@@ -110,7 +112,7 @@ class QronosConfig(_HessianConfig):
     Attributes:
         inside_layer_modules: Names of the linear layers, relative to a decoder block.
         model_decoder_layers: Full name of the list of decoder blocks.
-        alpha: Damping, as a share of the Hessian's largest eigenvalue, above 0.
+        alpha: Damping, as a share of the Hessian's largest eigenvalue, above 0; of the preset "reference".
         beta: Documented; scale of the Hessian's inverse before its second factorization. There is no inverse here, and no second one.
         correction_share: Share of the correction for quantized inputs which is made, 0 to 1; None as the preset has it.
         correction_damping: Share of the Hessian's mean diagonal that holds the correction back; None as the preset has it.

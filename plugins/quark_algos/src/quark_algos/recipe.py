@@ -18,6 +18,7 @@ class Recipe:
         damping: Share of H's mean diagonal, or where that is None, ``eigen_damping`` of H's largest eigenvalue.
         eigen_damping: See there.
         scales: How scales are found: ``"minmax"``, ``"mse"`` or ``"hessian"``.
+        refits: How often scales are fitted to the codes there are, and the weight rounded anew.
         passes: Sweeps of coordinate descent.
         share: Of the correction for quantized inputs.
         correction_damping: Share of H's mean diagonal that holds that correction back; None for the damping itself.
@@ -31,6 +32,7 @@ class Recipe:
     damping: float | None
     eigen_damping: float = 0.0
     scales: str
+    refits: int
     passes: int
     share: float = 0.0
     correction_damping: float | None = None
@@ -40,8 +42,8 @@ class Recipe:
 
 BEST_SHARE = 0.5
 BEST_CORRECTION_DAMPING = 0.1
-BEST_DAMPING = 0.01
-"""What the preset "best" takes for the correction; by held-out perplexity and divergence, see the benchmark of calibrated rounding."""
+BEST_DAMPING = 0.05
+"""What the preset "best" takes for the correction, and its least damping: by held-out perplexity, see the benchmark."""
 
 
 def recipe_of(settings: GPTQConfig | QronosConfig) -> Recipe:
@@ -51,8 +53,9 @@ def recipe_of(settings: GPTQConfig | QronosConfig) -> Recipe:
         block=settings.block_size,
         by_importance=settings.desc_act,
         static_groups=settings.static_groups,
-        damping=settings.damp_percent if isinstance(settings, GPTQConfig) else None,
+        damping=_damping(settings, best),
         scales=settings.scale_search or ("hessian" if best else "minmax"),
+        refits=settings.scale_refits or 0,
         passes=settings.descent_passes or 0,
         float64=settings.float64,
         modules=tuple(settings.inside_layer_modules),
@@ -60,6 +63,12 @@ def recipe_of(settings: GPTQConfig | QronosConfig) -> Recipe:
     if isinstance(settings, QronosConfig):
         return _qronos(settings, common, best)
     return _gptaq(settings, common, best) if isinstance(settings, GPTAQConfig) else common
+
+
+def _damping(settings: GPTQConfig | QronosConfig, best: bool) -> float | None:
+    if isinstance(settings, GPTQConfig):
+        return max(settings.damp_percent, BEST_DAMPING) if best else settings.damp_percent
+    return BEST_DAMPING if best else None
 
 
 def _gptaq(settings: GPTAQConfig, common: Recipe, best: bool) -> Recipe:
@@ -74,7 +83,6 @@ def _qronos(settings: QronosConfig, common: Recipe, best: bool) -> Recipe:
     share = settings.correction_share
     return attrs.evolve(
         common,
-        damping=BEST_DAMPING if best else None,
         eigen_damping=settings.alpha,
         share=share if share is not None else (BEST_SHARE if best else 1.0),
         correction_damping=settings.correction_damping or (BEST_CORRECTION_DAMPING if best else None),

@@ -14,7 +14,8 @@ from quark.algorithms import CrossMoment, Figures, Problem, SecondMoment, Second
 from quark.numerics import GroupScales, WeightGrid
 from quark.specs.algorithm import AlgoConfig
 from quark_algos.columns.correction import corrected
-from quark_algos.columns.factor import Factor, factor, largest_eigenvalue
+from quark_algos.columns.factor import Factor, damped, factor, largest_eigenvalue
+from quark_algos.columns.refit import refit
 from quark_algos.columns.scales import search
 from quark_algos.columns.sweep import Swept, descend, ldlq, ldlq_choosing
 from quark_algos.hessian import GPTQConfig, QronosConfig
@@ -111,7 +112,7 @@ def _ready(moment: SecondMoment, h: Tensor, recipe: Recipe) -> _Ready:
     if key not in moment.derived:
         assert recipe.damping is not None
         order = torch.argsort(h.diagonal(), descending=True, stable=True) if key[1] else None
-        moment.derived[key] = _Ready(order, _single(factor(h, recipe.damping, order)), h.diagonal() <= 0)
+        moment.derived[key] = _Ready(order, factor(h, recipe.damping, order).to(torch.float32), h.diagonal() <= 0)
     found: _Ready = moment.derived[key]
     return found
 
@@ -121,16 +122,9 @@ def _correction_factor(moment: SecondMoment, h: Tensor, recipe: Recipe) -> Facto
     assert share is not None
     key = ("correction", share)
     if key not in moment.derived:
-        moment.derived[key] = _single(factor(h, share))
+        moment.derived[key] = factor(h, share).to(torch.float32)
     found: Factor = moment.derived[key]
     return found
-
-
-def _single(found: Factor) -> Factor:
-    """A factor in float32, in which weights are rounded whatever H was summed in."""
-    if found.a.dtype is torch.float32:
-        return found
-    return Factor(found.a.float(), found.pivots.float(), attrs.evolve(found.damped, h=found.damped.h.float()))
 
 
 def _rounded(wt: Tensor, h: Tensor, grid: WeightGrid, ready: _Ready, recipe: Recipe) -> tuple[Swept, GroupScales]:
@@ -139,6 +133,9 @@ def _rounded(wt: Tensor, h: Tensor, grid: WeightGrid, ready: _Ready, recipe: Rec
         scales = grid.fixed or _scales(wt, h, grid, recipe)
         each = grid.with_steps(wt, scales)
         done = ldlq(wt, ready.factor, grid.rounder(each, ready.order), recipe.block, ready.order)
+        for _ in range(recipe.refits if grid.can_be_refitted else 0):
+            done, scales = _refitted(wt, h, grid, ready, recipe, done, scales)
+        each = grid.with_steps(wt, scales)
     else:
 
         def choose(t: Tensor, number: int) -> GroupScales:
@@ -150,6 +147,19 @@ def _rounded(wt: Tensor, h: Tensor, grid: WeightGrid, ready: _Ready, recipe: Rec
         if not descend(done, ready.factor.damped.h, grid.rounder(each, ready.order)):
             break
     return done, scales
+
+
+def _refitted(
+    wt: Tensor, h: Tensor, grid: WeightGrid, ready: _Ready, recipe: Recipe, done: Swept, scales: GroupScales
+) -> tuple[Swept, GroupScales]:
+    """Scales fitted to the codes, and the weight rounded anew under them; rows that gain nothing stay as they are."""
+    assert recipe.damping is not None
+    factors = refit(done.q, done.e_in_place(), damped(h, recipe.damping).h, grid.group)
+    high = scales.scale * factors * grid.reach
+    fitted = grid.scales_of_ranges(-high, high)
+    again = ldlq(wt, ready.factor, grid.rounder(fitted, ready.order), recipe.block, ready.order)
+    better = again.loss < done.loss  # [N]
+    return done.where(better, again), scales.where(better.expand_as(scales.scale), fitted)
 
 
 def _scales(wt: Tensor, h: Tensor, grid: WeightGrid, recipe: Recipe) -> GroupScales:

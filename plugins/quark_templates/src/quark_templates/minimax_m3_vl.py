@@ -17,7 +17,8 @@ MINIMAX_M3_VL = Architecture(
     head="lm_head",
     attention_inputs=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     attention_output="self_attn.o_proj",
-    attention_norm="input_layernorm",
+    # In blocks with an indexer that reads the normed input as well: no norm is named that would have these inputs alone.
+    attention_norm=None,
     attention_value="self_attn.v_proj",
     mlp_inputs="mlp.gate_up_proj",
     mlp_output="mlp.down_proj",

@@ -54,6 +54,8 @@ MIXTURES = {
     "deepseek_v2": "DeepSeek-V2",
     "deepseek_v3": "DeepSeek-V3 and R1",
     "deepseek_v32": "DeepSeek-V3.2",
+    "dots1": "dots.llm1",
+    "ernie4_5_moe": "ERNIE 4.5, mixtures of experts",
     "glm4_moe": "GLM-4.5 and 4.6",
     "glm4_moe_lite": "GLM-4.7-Flash",
     "glm_moe_dsa": "GLM-5",
@@ -95,6 +97,16 @@ MULTIMODAL = {
 }
 """Families of language models that also see."""
 
+OWN_FORMS = {
+    "dbrx": "DBRX",
+    "deepseek_v4": "DeepSeek-V4",
+    "kimi_k25": "Kimi-K2.5 and K2.6",
+    "llama4": "Llama 4 with its vision tower",
+    "llama4_text": "Llama 4, text only",
+    "minimax_m3_vl": "MiniMax-M3",
+}
+"""Mixtures with a form of their own, of experts, of blocks, or of names in checkpoints; some of them see."""
+
 TEXT_PARTS = {
     "qwen3_5_text": "Qwen3.5, dense, text only",
     "qwen3_5_moe_text": "Qwen3.5, mixtures of experts, text only",
@@ -105,7 +117,7 @@ TEXT_PARTS = {
 @hookimpl
 def quark_register_templates() -> Iterator[TemplateRecord]:
     """One record per family; its architecture is the constant of the same name in the file of the same name, dashes as underscores."""
-    for name, summary in (FAMILIES | MIXTURES | REMOTE | CONVOLUTIONAL | MULTIMODAL | TEXT_PARTS).items():
+    for name, summary in (FAMILIES | MIXTURES | REMOTE | CONVOLUTIONAL | MULTIMODAL | OWN_FORMS | TEXT_PARTS).items():
         written = name.replace("-", "_")
-        file = written.removesuffix("_text") if name in TEXT_PARTS else written
+        file = written.removesuffix("_text") if name in OWN_FORMS | TEXT_PARTS else written
         yield TemplateRecord(name=name, summary=summary, architecture=f"quark_templates.{file}:{written.upper()}")

@@ -50,6 +50,10 @@ class Factor:
     pivots: Tensor
     damped: Damped
 
+    def to(self, dtype: torch.dtype) -> Factor:
+        """The same in another precision."""
+        return Factor(self.a.to(dtype), self.pivots.to(dtype), attrs.evolve(self.damped, h=self.damped.h.to(dtype)))
+
 
 def damped(h: Tensor, share: float) -> Damped:
     """Add ``share`` of the mean diagonal to the diagonal of ``h [K, K]``; a copy is returned.
@@ -83,15 +87,18 @@ def factor(h: Tensor, share: float, order: Tensor | None = None) -> Factor:
     Raises:
         SingularError: NaN or Inf; or indefinite in spite of all damping.
     """
-    permuted = h if order is None else h[order][:, order]
+    permuted = h if order is None else h.index_select(0, order).index_select(1, order)
     for attempt in range(1, ATTEMPTS + 1):
-        ready = attrs.evolve(damped(permuted, share), attempts=attempt)
+        # What cannot be factored in float32 by then may be in float64.
+        exact = permuted.double() if attempt == ATTEMPTS else permuted
+        ready = attrs.evolve(damped(exact, share), attempts=attempt)
         # H = R Rᵀ with R upper triangular is the Cholesky factor of H with rows and columns reversed, reversed again.
         lower, failed = torch.linalg.cholesky_ex(ready.h.flip(0, 1))
         if not bool(failed):
             r = lower.flip(0, 1)  # [K, K]
             root = r.diagonal().clone()
-            return Factor(r.div_(root), root.square_(), ready)
+            found = Factor(r.div_(root), root.square_(), ready)
+            return found if exact.dtype is h.dtype else found.to(h.dtype)
         share = max(share, 1e-6) * 10
     raise SingularError(
         f"the second moment of a layer's inputs [{h.shape[0]} channels] is indefinite even with damping {share / 10:g} of its mean "

@@ -7,7 +7,8 @@ product, and inside a block a smaller one for each few columns, so that a single
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
 import attrs
 import torch
@@ -23,6 +24,20 @@ FEW = 16
 
 Rounder = Callable[[Tensor, int], Tensor]
 Chooser = Callable[[Tensor, int], GroupScales]
+
+
+@contextmanager
+def one_thread(device: torch.device) -> Iterator[None]:
+    """On processors, work in this thread alone while the body runs: a row is too short for threads to gain what they lose in waiting."""
+    before = torch.get_num_threads()
+    if device.type != "cpu" or before == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 @attrs.frozen(eq=False)
@@ -45,6 +60,19 @@ class Swept:
     def room_for(cls, wt: Tensor, order: Tensor | None = None) -> Swept:
         """Of the shape of Wᵀ, nothing rounded yet."""
         return cls(torch.empty_like(wt), torch.empty_like(wt), wt.new_zeros(wt.shape[1]), order)
+
+    def e_in_place(self) -> Tensor:
+        """Eᵀ with its channels in their own order."""
+        if self.order is None:
+            return self.e
+        own = torch.empty_like(self.e)
+        own[self.order] = self.e
+        return own
+
+    def where(self, better: Tensor, other: Swept) -> Swept:
+        """This, but the other's rows where ``better [N]`` says so; both were rounded in one order."""
+        q, e, loss = (torch.where(better, b, a) for a, b in ((self.q, other.q), (self.e, other.e), (self.loss, other.loss)))
+        return Swept(q, e, loss, self.order)
 
     def places(self, start: int, stop: int) -> slice | Tensor:
         """Where the columns that are rounded from ``start`` to ``stop`` lie in Q and W."""
@@ -110,15 +138,16 @@ def _round_block(base: Tensor, part: Tensor, factor: Factor, rounded: Rounder, d
     a, e = factor.a, done.e
     stop = start + part.shape[0]
     q = torch.empty_like(base)
-    for few in range(start, stop, FEW):
-        last = min(few + FEW, stop)
-        if few > start:
-            base[few - start : last - start].addmm_(a[start:few, few:last].t(), e[start:few])
-        for k in range(few, last):
-            t, value = base[k - start], q[k - start]
-            if k > few:
-                t.addmv_(e[few:k].t(), a[few:k, k])
-            torch.sub(part[k - start], rounded(value.copy_(t), k), out=e[k])
+    with one_thread(base.device):
+        for few in range(start, stop, FEW):
+            last = min(few + FEW, stop)
+            if few > start:
+                base[few - start : last - start].addmm_(a[start:few, few:last].t(), e[start:few])
+            for k in range(few, last):
+                t, value = base[k - start], q[k - start]
+                if k > few:
+                    t.addmv_(e[few:k].t(), a[few:k, k])
+                torch.sub(part[k - start], rounded(value.copy_(t), k), out=e[k])
     done.q[done.places(start, stop)] = q
     done.loss.add_(torch.mv(base.sub_(q).square_().t(), factor.pivots[start:stop]))
 
@@ -143,16 +172,17 @@ def descend(done: Swept, h: Tensor, rounded: Rounder) -> bool:
         q = done.q[done.places(start, stop)].clone()
         base = torch.addmm(q, weights[:, start:stop].t(), e)
         change = torch.empty_like(base)  # of E
-        for few in range(start, stop, FEW):
-            last = min(few + FEW, stop)
-            if few > start:
-                base[few - start : last - start].addmm_(weights[start:few, few:last].t(), change[: few - start])
-            for k in range(few, last):
-                t = base[k - start]
-                if k > few:
-                    t.addmv_(change[few - start : k - start].t(), weights[few:k, k])
-                torch.sub(q[k - start], rounded(t, k), out=change[k - start])
-                q[k - start] = t
+        with one_thread(base.device):
+            for few in range(start, stop, FEW):
+                last = min(few + FEW, stop)
+                if few > start:
+                    base[few - start : last - start].addmm_(weights[start:few, few:last].t(), change[: few - start])
+                for k in range(few, last):
+                    t = base[k - start]
+                    if k > few:
+                        t.addmv_(change[few - start : k - start].t(), weights[few:k, k])
+                    torch.sub(q[k - start], rounded(t, k), out=change[k - start])
+                    q[k - start] = t
         e[start:stop] += change
         done.q[done.places(start, stop)] = q
         changed = changed or bool(change.any())

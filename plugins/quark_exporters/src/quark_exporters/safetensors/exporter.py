@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +13,10 @@ from torch import nn
 
 from quark.errors import UnsupportedError
 from quark.export.place import building
-from quark.export.protocol import ExportOptions
-from quark.export.writer import write_shards
-from quark_exporters.safetensors.layout import float_parts, is_tied_apart, quantized_parts
+from quark.export.protocol import BlockStream, ExportOptions
+from quark.export.writer import Part, ShardWriter
+from quark.model.blocks import Block
+from quark_exporters.safetensors.layout import WHOLE, Region, float_parts, is_tied_apart, quantized_parts
 from quark_exporters.safetensors.quantization_config import quantization_config
 
 COMPANIONS = (
@@ -29,6 +32,7 @@ COMPANIONS = (
     "chat_template.json",
     "preprocessor_config.json",
     "processor_config.json",
+    "video_preprocessor_config.json",
     "generation_config.json",
 )
 """Files that belong to a checkpoint beside its weights; copied from where the model was loaded, if that is a directory."""
@@ -39,39 +43,79 @@ class SafetensorsExporter:
 
     def export(self, model: nn.Module, out: Path, options: ExportOptions) -> None:
         """As `quark.export.Exporter.export`; ``model`` is a transformers model."""
+        with self.stream(model, model, out, options) as stream:
+            stream.write(Block("", model))
+            stream.finish()
+
+    @contextmanager
+    def stream(self, model: nn.Module, foreseen: nn.Module, out: Path, options: ExportOptions) -> Iterator[BlockStream]:
+        """As `quark.export.StreamingExporter.stream`."""
         config = getattr(model, "config", None)
         if config is None or not hasattr(config, "to_json_file"):
             raise UnsupportedError(
                 f"a {type(model).__name__} has no transformers config, without which no reader could rebuild it: only transformers models "
                 "can be exported to a checkpoint in Hugging Face form"
             )
-        codes = options.weight_format == "real_quantized"
-        parts = quantized_parts(model, options) if codes else float_parts(model)
-        with building(out) as directory:
-            write_shards(parts, directory, options.max_shard_bytes)
-            self._config_of(model, config, options if codes else None).to_json_file(directory / "config.json")
-            if options.tokenizer is not None:
-                options.tokenizer.save_pretrained(directory)
-            self._copy_companions(model, config, directory)
+        announced = [part.meta for part in _parts(foreseen, options, WHOLE)]
+        with building(out) as directory, ShardWriter(announced, directory, options.max_shard_bytes) as writer:
+            yield _Stream(model, options, directory, writer)
 
-    def _config_of(self, model: nn.Module, config: Any, options: ExportOptions | None) -> Any:
-        """A copy of the model's config that says how it was quantized; without options, a plain float one."""
-        made = copy.deepcopy(config)
-        made.architectures = made.architectures or [type(model).__name__]
-        made.dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
-        if is_tied_apart(model):
-            made.tie_word_embeddings = False
-        if hasattr(made, "quantization_config"):
-            del made.quantization_config
-        if options is not None:
-            made.quantization_config = quantization_config(model, options)
-        return made
 
-    def _copy_companions(self, model: nn.Module, config: Any, directory: Path) -> None:
-        generation = getattr(model, "generation_config", None)
-        if generation is not None:
-            generation.save_pretrained(directory)
-        source = Path(getattr(config, "_name_or_path", "") or "")
-        for name in COMPANIONS:
-            if source.name and (source / name).is_file() and not (directory / name).exists():
-                shutil.copyfile(source / name, directory / name)
+class _Stream:
+    """One export under way."""
+
+    def __init__(self, model: nn.Module, options: ExportOptions, directory: Path, writer: ShardWriter) -> None:
+        self._model = model
+        self._options = options
+        self._directory = directory
+        self._writer = writer
+        self._written: list[str] = []
+
+    def write(self, block: Block | None) -> None:
+        """As `quark.export.BlockStream.write`."""
+        if block is None and "" in self._written:
+            return  # the model is one block, and nothing lies outside
+        region = Region(without=tuple(self._written)) if block is None else Region(block.name)
+        if block is not None:
+            self._written.append(block.name)
+        for part in _parts(self._model, self._options, region):
+            # A tied parameter was announced once, under the first of its names.
+            if all(name in self._writer for name in part.meta):
+                self._writer.write(part)
+
+    def finish(self) -> None:
+        """As `quark.export.BlockStream.finish`."""
+        self._writer.finish()
+        real = self._options.weight_format == "real_quantized"
+        _config_of(self._model, self._options if real else None).to_json_file(self._directory / "config.json")
+        if self._options.tokenizer is not None:
+            self._options.tokenizer.save_pretrained(self._directory)
+        _copy_companions(self._model, self._directory)
+
+
+def _parts(model: nn.Module, options: ExportOptions, region: Region) -> list[Part]:
+    return quantized_parts(model, options, region) if options.weight_format == "real_quantized" else float_parts(model, region)
+
+
+def _config_of(model: Any, options: ExportOptions | None) -> Any:
+    """A copy of the model's config that says how it was quantized; without options, a plain float one."""
+    made = copy.deepcopy(model.config)
+    made.architectures = made.architectures or [type(model).__name__]
+    made.dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
+    if is_tied_apart(model):
+        made.tie_word_embeddings = False
+    if hasattr(made, "quantization_config"):
+        del made.quantization_config
+    if options is not None:
+        made.quantization_config = quantization_config(model, options)
+    return made
+
+
+def _copy_companions(model: Any, directory: Path) -> None:
+    generation = getattr(model, "generation_config", None)
+    if generation is not None:
+        generation.save_pretrained(directory)
+    source = Path(getattr(model.config, "_name_or_path", "") or "")
+    for name in COMPANIONS:
+        if source.name and (source / name).is_file() and not (directory / name).exists():
+            shutil.copyfile(source / name, directory / name)

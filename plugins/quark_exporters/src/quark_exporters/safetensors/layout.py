@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 
+import attrs
 import torch
 from torch import Tensor, nn
 
@@ -18,21 +19,52 @@ from quark.nn.packed import SLOTS, packed_meta
 from quark.numerics import QParams
 
 
-def quantized_parts(model: nn.Module, options: ExportOptions) -> list[Part]:
-    """A part for each quantized layer and for each other tensor, in the model's order."""
-    layers = {name: m for name, m in model.named_modules() if isinstance(m, QuantizedLayer)}
-    attention = _attention_quantizers(model)
+@attrs.frozen
+class Region:
+    """A part of a model: what lies under one module, but for what lies under some of those below.
+
+    Attributes:
+        root: Full name of the module; empty for the model itself.
+        without: Full names of modules that are left out.
+    """
+
+    root: str = ""
+    without: tuple[str, ...] = ()
+
+    def modules(self, model: nn.Module) -> dict[str, nn.Module]:
+        """Its modules by full name, in the model's order."""
+        found = model.get_submodule(self.root).named_modules(prefix=self.root)
+        return {name: module for name, module in found if not self._leaves_out(name)}
+
+    def state(self, model: nn.Module) -> dict[str, Tensor]:
+        """Its parameters and persistent buffers by full name, in the model's order; tied ones are one object."""
+        prefix = f"{self.root}." if self.root else ""
+        found = model.get_submodule(self.root).state_dict(keep_vars=True, prefix=prefix)
+        return {name: tensor for name, tensor in found.items() if not self._leaves_out(name)}
+
+    def _leaves_out(self, name: str) -> bool:
+        return f"{name}.".startswith(tuple(f"{module}." for module in self.without))
+
+
+WHOLE = Region()
+
+
+def quantized_parts(model: nn.Module, options: ExportOptions, region: Region = WHOLE) -> list[Part]:
+    """A part for each quantized layer and for each other tensor of a region, in the model's order."""
+    modules = region.modules(model)
+    layers = {name: m for name, m in modules.items() if isinstance(m, QuantizedLayer)}
+    attention = _attention_quantizers(modules)
     outputs = _output_quantizers(model, layers)
     merged = _merged_outputs(outputs, options)
-    plain = _plain_parts(model, [*layers, *attention])
+    plain = _plain_parts(region.state(model), [*layers, *attention])
     parts = (_layer_part(name, layer, options, outputs.get(name), merged.get(name)) for name, layer in layers.items())
     return [*plain, *parts, *(part for name, module in attention.items() for part in _probability_parts(name, module, options))]
 
 
-def float_parts(model: nn.Module) -> list[Part]:
+def float_parts(model: nn.Module, region: Region = WHOLE) -> list[Part]:
     """Every parameter and persistent buffer of a float model; weights are the rounded values, scales are left out."""
-    scales = {f"{name}." for name, m in model.named_modules() if isinstance(m, QuantizerModule)}
-    return [part for part in _plain_parts(model, []) if not any(name.startswith(tuple(scales)) for name in part.meta)]
+    scales = tuple(f"{name}." for name, m in region.modules(model).items() if isinstance(m, QuantizerModule))
+    return [part for part in _plain_parts(region.state(model), []) if not any(name.startswith(scales) for name in part.meta)]
 
 
 def is_tied_apart(model: nn.Module) -> bool:
@@ -43,15 +75,15 @@ def is_tied_apart(model: nn.Module) -> bool:
     return head is not None and head.weight is not embedding.weight
 
 
-def _attention_quantizers(model: nn.Module) -> dict[str, QuantizerModule]:
+def _attention_quantizers(modules: Mapping[str, nn.Module]) -> dict[str, QuantizerModule]:
     """Quantizers of attention modules by full name: of probabilities, and of keys, whose scales are stored with the projection."""
-    return {n: m for n, m in model.named_modules() if isinstance(m, QuantizerModule) and n.rpartition(".")[2] in (PROBABILITIES, KEY)}
+    return {n: m for n, m in modules.items() if isinstance(m, QuantizerModule) and n.rpartition(".")[2] in (PROBABILITIES, KEY)}
 
 
 def _output_quantizers(model: nn.Module, layers: dict[str, QuantizedLayer]) -> dict[str, QuantizerModule]:
     """What quantizes the output of each layer, be it inside attention, after the rotary embedding."""
     plan: QuantPlan = model.quark_plan  # type: ignore[assignment]
-    inside = {a.key_layer: getattr(model.get_submodule(a.name), KEY) for a in plan.attentions if a.key_layer is not None}
+    inside = {a.key_layer: getattr(model.get_submodule(a.name), KEY) for a in plan.attentions if a.key_layer in layers}
     found = {name: inside.get(name, layer.output_quantizer) for name, layer in layers.items()}
     return {name: quantizer for name, quantizer in found.items() if quantizer is not None}
 
@@ -65,10 +97,10 @@ def _probability_parts(name: str, module: QuantizerModule, options: ExportOption
         yield Part({n: t.to("meta") for n, t in tensors.items()}, lambda: tensors)
 
 
-def _plain_parts(model: nn.Module, elsewhere: list[str]) -> list[Part]:
+def _plain_parts(state: Mapping[str, Tensor], elsewhere: Sequence[str]) -> list[Part]:
     inside = tuple(f"{name}." for name in elsewhere)
     parts, seen = [], set()
-    for name, tensor in model.state_dict(keep_vars=True).items():
+    for name, tensor in state.items():
         # Tied parameters are one tensor under several names: readers expect it once, under the first.
         if (name.startswith(inside) and inside) or id(tensor) in seen:
             continue
