@@ -3,8 +3,8 @@
     python -m benchmarks.calibrated MODEL TEXT_DIR [--runs gptq/int4_wo_64,qronos/mxfp4] [--preset best|reference] [--dtype bfloat16]
 
 Protocol: that of `benchmarks.perplexity`. `ratio` is the whole of quantize_model ÷ one float forward over the calibration tokens, the
-faster of two, in the same process; `peak_blocks` is the growth of resident memory over the loaded model ÷ the size of one block's weights
-in float32. One process and one JSON line for each run, so that neither timings nor memory of one depend on another.
+faster of two, in the same process; `peak` is the growth of resident memory over the loaded model ÷ one block's weights, second moments and
+activations in float32. One process and one JSON line for each run, so that neither timings nor memory of one depend on another.
 """
 
 from __future__ import annotations
@@ -39,13 +39,14 @@ def measure(args: argparse.Namespace, algorithm: str, scheme: str) -> dict[str, 
     config = template.get_config(scheme=scheme, algorithm=names or None)
     for settings in config.algo_config or []:
         config.algo_config = [attrs.evolve(settings, preset=args.preset, **json.loads(args.options))]
+    allowed = _allowed_bytes(model, calib.numel())
     before = _resident()
     start = time.perf_counter()
     ModelQuantizer(config).quantize_model(model, list(calib.split(1)))
     took = time.perf_counter() - start
-    grown = (_peak() - before) / _block_bytes(model)
+    grown = (_peak() - before) / allowed
     result = {"algorithm": algorithm, "scheme": scheme, "preset": args.preset, "dtype": args.dtype, "ratio": round(took / floor, 2)}
-    result |= {"seconds": round(took, 2), "peak_blocks": round(grown, 2)}
+    result |= {"seconds": round(took, 2), "peak": round(grown, 2)}
     if not args.no_quality:
         rows = [sequences(tokenizer, args.text / f, at, 8, 512) for f, at in (("foldoc.txt", 3_500_000), ("devil.txt", 20_000))]
         found = compare(model, load_model(args.model, args.dtype), list(torch.cat(rows).split(4)))
@@ -65,9 +66,14 @@ def _peak() -> float:
     return next(1024.0 * int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
 
 
-def _block_bytes(model: torch.nn.Module) -> float:
-    blocks = model.get_submodule("model.layers")
-    return 4.0 * sum(p.numel() for p in next(iter(blocks.children())).parameters())
+def _allowed_bytes(model: torch.nn.Module, tokens: int) -> float:
+    """Of one block, all in float32: its weights, one second moment for each input, and what goes into and comes out of its layers."""
+    block = next(iter(model.get_submodule("model.layers").children()))
+    linears = {n.rsplit(".", 1)[-1]: m for n, m in block.named_modules() if isinstance(m, torch.nn.Linear)}
+    inputs = [m.in_features for n, m in linears.items() if n not in ("k_proj", "v_proj", "up_proj")]  # those read what others read
+    outputs = [m.out_features for m in linears.values()]
+    weights = sum(p.numel() for p in block.parameters())
+    return 4.0 * (weights + sum(k * k for k in inputs) + tokens * (sum(inputs) + sum(outputs)))
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -57,7 +57,9 @@ def quantize(
     attention_scheme: Annotated[str | None, typer.Option(help="Scheme of attention probabilities and queries, such as fp8.")] = None,
     exclude: Exclude = None,
     layer: Annotated[list[str] | None, typer.Option(help="PATTERN=SCHEME for some layers; may be repeated.")] = None,
-    calib: Annotated[Path | None, typer.Option(help="Text file, or directory of .txt files, for static activation scales.")] = None,
+    calib: Annotated[
+        Path | None, typer.Option(help="Text file, or directory of .txt files, for static activation scales and calibrated rounding.")
+    ] = None,
     num_calib: Annotated[int, typer.Option(min=1, help="Calibration sequences.")] = 128,
     seq_len: Annotated[int, typer.Option(min=1, help="Tokens in a calibration sequence.")] = 512,
     device: Annotated[str, typer.Option(help="Torch device to work on.")] = "cpu",
@@ -75,6 +77,7 @@ def quantize(
     from quark.export.place import refuse_used_directory
     from quark.model.loading import load_tokenizer, meta_model
     from quark.pipeline import ModelQuantizer, quantize_checkpoint
+    from quark.pipeline.job import rounding_of, wants_data
     from quark.plugins import exporters
 
     started = time.perf_counter()
@@ -90,7 +93,8 @@ def quantize(
         _print_plan(plan, as_json)
         return
     tokenizer = load_tokenizer(model)
-    data = _calibration(tokenizer, scheme, calib, num_calib, seq_len) if plan.calibrated else None
+    wants = wants_data(plan, rounding_of(config))
+    data = _calibration(tokenizer, wants, calib, num_calib, seq_len) if wants else None
     options = ExportOptions(tokenizer=tokenizer)
     quantize_checkpoint(model, out, config, data, device=device, dtype=dtype, exporter=exporter, options=options)
     _print_result(out, scheme, len(plan.quantized), time.perf_counter() - started, as_json)
@@ -125,12 +129,12 @@ def make_config(
     )
 
 
-def _calibration(tokenizer: Any, scheme: str, calib: Path | None, count: int, length: int) -> list[Tensor]:
-    """Sequences of tokens for what the plan has static scales of."""
+def _calibration(tokenizer: Any, wanted_by: str, calib: Path | None, count: int, length: int) -> list[Tensor]:
+    """Sequences of tokens for what looks at activations."""
     from quark.model.loading import calibration_tokens
 
     if calib is None:
-        raise CalibrationError(f"the scheme '{scheme}' has static activation scales and needs calibration text: give --calib FILE or DIR")
+        raise CalibrationError(f"{wanted_by} need calibration text: give --calib FILE or DIR")
     return calibration_tokens(tokenizer, calib, count, length)
 
 

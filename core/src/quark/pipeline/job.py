@@ -76,14 +76,15 @@ def prepared(model: nn.Module, config: QConfig, dataloader: Iterable[Any] | None
     """
     rounding = rounding_of(config)
     plan = plan_of(model, config)
-    data = calls(dataloader, wanted_by=_wishes(plan, rounding)) if plan.calibrated or rounding.needs else []
+    if plan.attentions:
+        refuse_unswitchable(model, [a.name for a in plan.attentions])
+    wants = wants_data(plan, rounding)
+    data = calls(dataloader, wanted_by=wants) if wants else []
     two_passes = needs_two_passes(model, plan, rounding, data, device)
     if two_passes:
         plan = attrs.evolve(plan, notes=(*plan.notes, TWO_PASSES))
     for line in plan_lines(plan):
         get_logger().info(line)
-    if plan.attentions:
-        refuse_unswitchable(model, [a.name for a in plan.attentions])
     return Job(plan, rounding, data, two_passes)
 
 
@@ -141,7 +142,7 @@ def rounding_of(config: QConfig) -> Rounding:
     return cast("Rounding", processor(settings))
 
 
-def _wishes(plan: QuantPlan, rounding: Rounding) -> str:
-    """What calibration data are wanted for."""
+def wants_data(plan: QuantPlan, rounding: Rounding) -> str:
+    """What calibration data are wanted for; empty where nothing wants them."""
     static = "activations with static scales" if plan.calibrated else ""
     return " and ".join(w for w in (static, f"{type(rounding).__name__}" if rounding.needs else "") if w)

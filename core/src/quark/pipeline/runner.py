@@ -20,6 +20,7 @@ from quark.pipeline.attention import quantize_attention
 from quark.pipeline.batches import Call
 from quark.pipeline.findings import Findings
 from quark.pipeline.lockstep import LockStep, without_cache
+from quark.pipeline.memory import return_freed
 from quark.pipeline.observing import Observation, counting, expert_layers_among, observations, observing, pooled
 from quark.pipeline.problems import problems
 from quark.pipeline.sink import BlockSink
@@ -139,6 +140,7 @@ class _Work:
         yield
         self._sink.end_block(block)
         self.source.release(block)
+        return_freed()
 
     def made(self, rows: Iterable[PlanRow]) -> dict[str, QuantizedLayer]:
         """Quantized layers, not yet rounded, by full name."""
