@@ -1,6 +1,7 @@
-"""Tries acme_nf3_g64 on quark's bundled tiny model: quantize, export, load, compare. Prints one line of JSON.
+"""Tries acme_nf3_g64, alone and with acme_weighted, on quark's bundled tiny model: quantize, export, load, compare. Prints a line of JSON.
 
-Usage: ``python try_it.py OUT``, where OUT is a directory that does not exist. The plugin is named and never imported here.
+Usage: ``python try_it.py OUT``, where OUT is a directory that does not exist: ``plain`` and ``weighted`` will be in it. The plugin is named
+and never imported here.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import json
 import math
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +20,7 @@ from quark.evaluate import perplexity, token_windows
 from quark.specs.layer import QLayerConfig
 from quark.specs.model import QConfig
 from quark.specs.tensor import QTensorConfig
-from quark.testing.tiny import held_out_text, tiny_model, tiny_tokenizer
+from quark.testing.tiny import calibration_batches, held_out_text, tiny_model, tiny_tokenizer
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
 
 
@@ -37,25 +39,32 @@ def logits(model: nn.Module, tokens: Tensor) -> Tensor:
     return found
 
 
-def main(out: Path) -> None:
-    """Quantize with the scheme, and for comparison with two-bit integers; print what was found."""
-    windows = token_windows(tiny_tokenizer(), held_out_text(), 256, limit=16)
-    model = ModelQuantizer(LLMTemplate.get("llama").get_config(scheme="acme_nf3_g64")).quantize_model(tiny_model())
+def tried(algorithm: str | None, out: Path, tokens: Tensor) -> tuple[nn.Module, dict[str, Any]]:
+    """The model as it is read back from ``out``, and what was found on the way there and back."""
+    config = LLMTemplate.get("llama").get_config(scheme="acme_nf3_g64", algorithm=algorithm)
+    # The beginning of the held-out text is for evaluation, the end for calibration: they do not meet.
+    model: Any = ModelQuantizer(config).quantize_model(tiny_model(), calibration_batches(8, 256))
     export_safetensors(model, out)
-    expected = logits(model, windows[:2])
-    loaded = import_model_from_safetensors(None, out, device="cpu")
+    loaded: Any = import_model_from_safetensors(None, out, device="cpu")
     by_transformers = AutoModelForCausalLM.from_pretrained(out, dtype="auto")
+    expected = logits(model, tokens)
+    return loaded, {
+        "reload_equal": torch.equal(logits(loaded, tokens), expected),
+        "transformers_equal": torch.equal(logits(by_transformers, tokens), expected),
+        "settings": [settings.to_dict() for settings in loaded.quant_config.algo_config or []],
+        "figures": model.quark_findings.to_dict()["layers"],
+    }
+
+
+def main(out: Path) -> None:
+    """Quantize with the scheme, alone and with the algorithm, and for comparison with two-bit integers; print what was found."""
+    windows = token_windows(tiny_tokenizer(), held_out_text(), 256, limit=16)
+    plain, found = tried(None, out / "plain", windows[:2])
+    weighted, found_weighted = tried("acme_weighted", out / "weighted", windows[:2])
     coarse = ModelQuantizer(weight_only("int2", "PerGroupMinMaxObserver")).quantize_model(tiny_model())
-    nats = {
-        name: math.log(perplexity(m, torch.split(windows, 4)))
-        for name, m in {"float": tiny_model(), "acme_nf3": loaded, "int2": coarse}.items()
-    }
-    found = {
-        "reload_equal": torch.equal(logits(loaded, windows[:2]), expected),
-        "transformers_equal": torch.equal(logits(by_transformers, windows[:2]), expected),
-        "nats_per_token": nats,
-    }
-    print(json.dumps(found))
+    models = {"float": tiny_model(), "plain": plain, "weighted": weighted, "int2": coarse}
+    nats = {name: math.log(perplexity(m, torch.split(windows, 4))) for name, m in models.items()}
+    print(json.dumps({"plain": found, "weighted": found_weighted, "nats_per_token": nats}))
 
 
 if __name__ == "__main__":

@@ -56,6 +56,15 @@ def test_static_schemes_take_text(tmp_path: Path, text: Path, monkeypatch: pytes
     assert tensors["model.layers.0.self_attn.k_proj.output_scale"].numel() == 1
 
 
+def test_calibrated_rounding_takes_text_and_asks_for_it(
+    tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ("quantize", tiny_model_dir(), tmp_path / "out", "--scheme", "int4_wo_64", "--algorithm", "gptq")
+    assert run(*arguments, monkeypatch=monkeypatch) == 2
+    assert "--calib" in capsys.readouterr().err
+    assert run(*arguments, "--calib", text, "--num-calib", 2, "--seq-len", 64, monkeypatch=monkeypatch) == 0
+
+
 def test_scales_are_shared_or_kept_apart_on_demand(tmp_path: Path, text: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     arguments = ("--scheme", "fp8", "--kv-cache", "fp8", "--calib", text, "--num-calib", 2, "--seq-len", 64)
     options = ("--separate-kv-scales", "--share-fused-scales")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from quark.plugins import FormatRecord, ObserverRecord, SchemeRecord, hookimpl
+from quark.plugins import AlgorithmRecord, FormatRecord, ObserverRecord, SchemeRecord, hookimpl
 
 
 @hookimpl
@@ -35,4 +35,16 @@ def quark_register_schemes() -> Iterator[SchemeRecord]:
         summary="acme_nf3 weights, groups of 64",
         clients=("transformers",),
         stability="experimental",
+    )
+
+
+@hookimpl
+def quark_register_algorithms() -> Iterator[AlgorithmRecord]:
+    """One algorithm, with its settings and what does the work."""
+    yield AlgorithmRecord(
+        name="acme_weighted",
+        kind="rounding",
+        config="acme_quant.weighted_config:AcmeWeightedConfig",
+        processor="acme_quant.weighted:AcmeWeighted",
+        summary="scales searched by the mean square of each input channel, then round-to-nearest",
     )

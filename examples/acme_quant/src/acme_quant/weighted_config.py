@@ -1,0 +1,43 @@
+"""AcmeWeightedConfig: the settings of acme_weighted. No torch here: templates derive settings for their family without it."""
+
+from __future__ import annotations
+
+from typing import Self
+
+import attrs
+from attrs import validators
+
+from quark.errors import ConfigError
+from quark.specs.algorithm import AlgoConfig
+from quark.specs.architecture import Architecture
+from quark.specs.dataclass_view import with_dataclass_view
+
+
+@with_dataclass_view
+@attrs.define(kw_only=True)
+class AcmeWeightedConfig(AlgoConfig):
+    """Which ranges acme_weighted tries for each group of weights, beside the one that the spec's observer gives.
+
+    Attributes:
+        narrowest: The least of them as a share of the observer's range, above 0.
+        widest: The largest, likewise; more than ``narrowest``.
+        steps: How many are tried, from one end to the other; at least 2.
+
+    Raises:
+        ConfigError: (a ValueError) ``widest`` is not more than ``narrowest``.
+        ValueError: A number is out of its range.
+    """
+
+    name: str = "acme_weighted"
+    narrowest: float = attrs.field(default=0.6, validator=validators.gt(0))
+    widest: float = 1.2
+    steps: int = attrs.field(default=13, validator=validators.ge(2))
+
+    def __attrs_post_init__(self) -> None:
+        if not self.widest > self.narrowest:
+            raise ConfigError(f"{self.name}: widest={self.widest} is not more than narrowest={self.narrowest}: give a larger one")
+
+    @classmethod
+    def for_architecture(cls, architecture: Architecture) -> Self:
+        """The defaults: they suit every family, since they name no layers."""
+        return cls()
