@@ -65,7 +65,7 @@ def run(site: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     [
         ("schemes", "acme_nf3_g64", {"weight": "acme_nf3/group 64", "effective_bits": 3.5, "needs_calibration": False}),
         ("formats", "acme_nf3", {"bits": 3}),
-        ("algorithms", "acme_weighted", {"kind": "rounding", "ready": True}),
+        ("algorithms", "acme_weighted", {"kind": "rounding", "configuration_only": False}),
     ],
 )
 def test_what_it_registers_is_listed_with_its_distribution_and_without_torch(
@@ -135,7 +135,7 @@ def test_without_the_plugin_its_checkpoint_is_refused_by_the_name_of_the_format(
         import_model_from_safetensors(None, trial.out / "plain", device="cpu")
 
 
-def test_it_imports_the_core_and_torch_and_no_plugin_of_ours() -> None:
+def test_it_imports_the_core_torch_and_attrs_and_no_plugin_of_ours() -> None:
     imported = set()
     for path in (EXAMPLE / "src").rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -143,7 +143,7 @@ def test_it_imports_the_core_and_torch_and_no_plugin_of_ours() -> None:
                 imported |= {alias.name.partition(".")[0] for alias in node.names}
             elif isinstance(node, ast.ImportFrom) and node.level == 0:
                 imported.add((node.module or "").partition(".")[0])
-    assert imported - sys.stdlib_module_names == {"quark", "torch"}
+    assert imported - sys.stdlib_module_names - {"acme_quant"} == {"quark", "torch", "attrs"}
 
 
 def test_readme_names_every_file_of_the_example() -> None:

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import nn
 
-from quark.errors import ConfigError, UnknownNameError, UnsupportedError
+from quark.errors import CalibrationError, ConfigError, UnknownNameError, UnsupportedError
 from quark.nn import is_quantized
 from quark.specs.tensor import QTensorConfig
 from quark.testing.tiny import calibration_batches, tiny_model, tiny_model_dir
@@ -103,7 +103,7 @@ def test_the_configuration_steps_of_2024_run_from_specs_to_a_quantized_model() -
     assert len(quantized_names(namespace["quant_model"])) == 22
 
 
-def test_an_algorithm_object_of_2024_is_taken_and_its_run_refused() -> None:
+def test_an_algorithm_object_of_2024_is_taken_and_runs() -> None:
     from quark.torch.quantization.config.config import Config
 
     namespace: dict[str, Any] = {"Config": Config, "replace": replace}
@@ -111,8 +111,11 @@ def test_an_algorithm_object_of_2024_is_taken_and_its_run_refused() -> None:
         run(f"config_step_{step}", namespace)
     config = Config(global_quant_config=namespace["W_UINT4_PER_GROUP_CONFIG"], algo_config=namespace["ALGORITHM_CONFIG"])
     assert config.algo_config == [namespace["ALGORITHM_CONFIG"]]
-    with pytest.raises(UnsupportedError, match="'gptq' cannot run"):
+    with pytest.raises(CalibrationError, match="needed by the algorithm 'gptq'"):
         ModelQuantizer(config).quantize_model(tiny_model())
+    model = ModelQuantizer(config).quantize_model(tiny_model(), calibration_batches(2, 32))
+    by_gptq = {row.name.rsplit(".", 1)[-1] for row in model.quark_plan.rows if row.algorithm == "gptq"}
+    assert by_gptq == {name.rsplit(".", 1)[-1] for name in namespace["ALGORITHM_CONFIG"].inside_layer_modules}
 
 
 @pytest.fixture

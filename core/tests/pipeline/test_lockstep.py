@@ -47,6 +47,14 @@ def test_all_samples_pass_a_block_before_any_enters_the_next() -> None:
         assert run.finished == 4
 
 
+def test_forwards_that_are_given_up_leave_the_grad_mode_as_it_was() -> None:
+    model = Model(3)
+    with LockStep(model, list(model.blocks), [Call((torch.ones(2),))], to_the_end=False) as run:
+        run.advance(-1)
+        run.advance(0)
+    assert torch.is_grad_enabled()
+
+
 def test_each_sample_sees_what_its_own_forward_computes() -> None:
     plain, stepped = Model(3), Model(3)
     inputs = [torch.full((n + 1,), float(n)) for n in range(3)]

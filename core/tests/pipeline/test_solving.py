@@ -226,7 +226,7 @@ def test_a_failure_leaves_the_layers_their_own_forwards() -> None:
 
 def test_without_data_the_error_names_the_algorithm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quark.pipeline.job.rounding_of", lambda _: Spy())
-    with pytest.raises(CalibrationError, match="Spy need"):
+    with pytest.raises(CalibrationError, match="needed by Spy"):
         ModelQuantizer(config()).quantize_model(tiny.tiny_model())
 
 

@@ -134,7 +134,7 @@ def _calibration(tokenizer: Any, wanted_by: str, calib: Path | None, count: int,
     from quark.model.loading import calibration_tokens
 
     if calib is None:
-        raise CalibrationError(f"{wanted_by} need calibration text: give --calib FILE or DIR")
+        raise CalibrationError(f"calibration text is needed by {wanted_by}: give --calib FILE or DIR")
     return calibration_tokens(tokenizer, calib, count, length)
 
 

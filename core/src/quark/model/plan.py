@@ -31,6 +31,7 @@ class PlanRow:
         shape: Of the weight, ``[out, in]`` of a linear layer, whichever way it lies.
         config: What it gets; None where it stays float.
         reason: Which rule said so.
+        algorithm: Name of the algorithm that chooses the weight's codes; None where they are rounded to nearest.
         tied_to: Full name of the module whose parameter this one shares; None where it shares none.
     """
 
@@ -40,6 +41,7 @@ class PlanRow:
     config: QLayerConfig | None
     reason: str
     tied_to: str | None = None
+    algorithm: str | None = None
 
 
 @attrs.frozen

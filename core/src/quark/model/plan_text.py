@@ -34,7 +34,8 @@ def plan_lines(plan: QuantPlan) -> list[str]:
     """The plan as lines of text, aligned."""
     grouped: dict[tuple[str, str, str, tuple[int, ...]], list[PlanRow]] = {}
     for row in plan.rows:
-        grouped.setdefault((_pattern(row.name), describe_layer(row.config), row.reason, row.shape), []).append(row)
+        what = describe_layer(row.config) + (f", by {row.algorithm}" if row.algorithm else "")
+        grouped.setdefault((_pattern(row.name), what, row.reason, row.shape), []).append(row)
     table = [
         (pattern.replace("*", f"{{{_numbers(rows)}}}", 1), "×".join(map(str, shape)), what, reason)
         for (pattern, what, reason, shape), rows in grouped.items()

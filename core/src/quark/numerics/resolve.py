@@ -14,7 +14,8 @@ from quark.numerics.progressive import Progressive
 from quark.numerics.quantizer import TensorQuantizer
 from quark.numerics.scaled_scales import ScaledScales
 from quark.numerics.stage import StageQuantizer
-from quark.plugins import documented_object, formats, observers
+from quark.plugins import Catalog, documented_object, formats, observers
+from quark.plugins.catalog import catalog
 from quark.specs.enums import Dtype
 from quark.specs.layer import TensorSpec, stages
 from quark.specs.tensor import QTensorConfig
@@ -85,12 +86,12 @@ def quantizer_for(spec: TensorSpec, *, activation: bool) -> TensorQuantizer:
         UnknownNameError: A format or an observer is not installed.
         UnsupportedError: More than two stages.
     """
-    return _quantizer(spec if isinstance(spec, QTensorConfig) else tuple(spec), activation)
+    return _quantizer(spec if isinstance(spec, QTensorConfig) else tuple(spec), activation, catalog())
 
 
 @lru_cache(maxsize=1024)
-def _quantizer(spec: TensorSpec, activation: bool) -> TensorQuantizer:
-    """Quantizers are values: layers with equal specs share one."""
+def _quantizer(spec: TensorSpec, activation: bool, plugins: Catalog) -> TensorQuantizer:
+    """Quantizers are values: layers with equal specs share one, as long as ``plugins`` are those that names are looked up in."""
     found = settled(spec)
     if len(found) > 2:
         names = " → ".join(s.dtype.name for s in found)

@@ -45,7 +45,7 @@ def calls(data: Iterable[Any] | None, wanted_by: str = "activations with static 
     """
     if data is None:
         raise CalibrationError(
-            f"{wanted_by} need calibration data, and none was given: pass a DataLoader, a list of token tensors, or "
+            f"calibration data are needed by {wanted_by}, and none were given: pass a DataLoader, a list of token tensors, or "
             "--calib on the command line; or use a scheme whose activations are dynamic or float, and no algorithm that looks at them"
         )
     batches: Iterable[Any] = [data] if isinstance(data, Tensor | Mapping) else data

@@ -15,7 +15,7 @@ from quark.log import get_logger
 from quark.model.blocks import decoder_blocks
 from quark.model.family import architecture_of
 from quark.model.mixtures import separate_experts
-from quark.model.plan import QuantPlan, make_plan
+from quark.model.plan import PlanRow, QuantPlan, make_plan
 from quark.model.plan_text import plan_lines
 from quark.nn.attention_switch import refuse_unswitchable, switch_attention
 from quark.pipeline.batches import Call, calls
@@ -25,6 +25,7 @@ from quark.pipeline.runner import run
 from quark.pipeline.sink import BlockSink
 from quark.pipeline.source import BlockSource
 from quark.plugins import algorithms
+from quark.specs.algorithm import AlgoConfig
 from quark.specs.model import QConfig
 
 TWO_PASSES = (
@@ -91,7 +92,26 @@ def prepared(model: nn.Module, config: QConfig, dataloader: Iterable[Any] | None
 def plan_of(model: nn.Module, config: QConfig) -> QuantPlan:
     """What would be done to ``model``; fused experts that are to be quantized are taken apart for it. Raises ConfigError."""
     separate_experts(model, config)
-    return make_plan(model, config, architecture_of(model))
+    plan = make_plan(model, config, architecture_of(model))
+    settings, rounding = _rounding_of(config)
+    if settings is None:
+        return plan
+    blocks = [b.name for b in decoder_blocks(model, plan.architecture)]
+    rows = tuple(attrs.evolve(r, algorithm=settings.name) if _is_taken(r, blocks, rounding) else r for r in plan.rows)
+    if not any(r.algorithm for r in rows):
+        raise ConfigError(
+            f"the algorithm '{settings.name}' takes none of this model's layers: the names in its configuration are relative to a decoder "
+            f"block, and a layer here is '{plan.rows[-1].name if plan.rows else '(none)'}'"
+        )
+    return attrs.evolve(plan, rows=rows)
+
+
+def _is_taken(row: PlanRow, blocks: Sequence[str], rounding: Rounding) -> bool:
+    """Whether the rounding chooses the codes of a layer."""
+    if row.config is None or row.config.weight is None or row.module_type != nn.Linear.__name__:
+        return False
+    block = next((b for b in blocks if b == "" or row.name.startswith(f"{b}.")), None)
+    return block is not None and rounding.takes(row.name.removeprefix(f"{block}."))
 
 
 def switch_if_wanted(model: nn.Module, plan: QuantPlan) -> None:
@@ -116,6 +136,11 @@ def needs_two_passes(model: nn.Module, plan: QuantPlan, rounding: Rounding, data
 
 
 def rounding_of(config: QConfig) -> Rounding:
+    """What chooses codes; raises as `_rounding_of`."""
+    return _rounding_of(config)[1]
+
+
+def _rounding_of(config: QConfig) -> tuple[AlgoConfig | None, Rounding]:
     """What chooses codes: the one rounding among the configured algorithms, or round-to-nearest.
 
     Raises:
@@ -137,12 +162,13 @@ def rounding_of(config: QConfig) -> Rounding:
         names = " and ".join(f"'{settings.name}'" for settings, _ in roundings)
         raise ConfigError(f"{names} both choose the codes of weights: a run has one such algorithm. Name the one that is wanted")
     if not roundings:
-        return RoundToNearest()
+        return None, RoundToNearest()
     settings, processor = roundings[0]
-    return cast("Rounding", processor(settings))
+    return settings, cast("Rounding", processor(settings))
 
 
 def wants_data(plan: QuantPlan, rounding: Rounding) -> str:
     """What calibration data are wanted for; empty where nothing wants them."""
     static = "activations with static scales" if plan.calibrated else ""
-    return " and ".join(w for w in (static, f"{type(rounding).__name__}" if rounding.needs else "") if w)
+    name = next((f"the algorithm '{r.algorithm}'" for r in plan.rows if r.algorithm), type(rounding).__name__)
+    return " and ".join(w for w in (static, name if rounding.needs else "") if w)

@@ -95,8 +95,10 @@ class LockStep:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._taken_back.close()
+        enabled = torch.is_grad_enabled()
         for paused in [*self._waiting, *self.stopped]:
             paused.throw(GreenletExit)
+        torch.set_grad_enabled(enabled)  # forwards that end inside a context of their own leave theirs
         self._waiting.clear()
         self.stopped.clear()
 

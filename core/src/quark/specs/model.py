@@ -68,8 +68,8 @@ class QConfig:
         quant_flow: Documented; every flow is the same pipeline.
         gpu_resident_blocks: Documented; without effect.
         sync_moe_expert_input_amax: Experts share the range of their input.
-        activation_memory: Bytes that activations may take while calibrated rounding holds those of all samples in the middle of a block; None
-            for half of what is free. Where more are needed, each block is passed twice instead; 0 asks for that.
+        activation_memory: Bytes that activations may take while calibrated rounding holds those of all samples in the middle of a block;
+            None for half of what is free. Where more are needed, each block is passed twice instead; 0 asks for that.
         calibrate_all_experts: Every expert is calibrated on every token, and not on those routed to it alone.
         keep_prequantized_layers: Keep layers that come quantized already.
         pre_quant_opt_config: Documented before 0.12: algorithms that go before ``algo_config``; folded into it.

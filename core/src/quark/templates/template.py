@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import attrs
 
 from quark.errors import ConfigError, UnknownNameError, UnsupportedError
+from quark.lazy import LazyRef
 from quark.log import get_logger
 from quark.names import closest
 from quark.plugins import TemplateRecord, templates
@@ -24,12 +25,14 @@ _ATTENTION_PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 _CONFIG_SUFFIX = "_config"
 
 
+_MAKE_CONVERTERS = LazyRef("quark.model.weight_converters:make_converters")
+"""Imports torch, which templates do without unless a family has converters."""
+
+
 def _converters(architecture: Architecture) -> list[Any] | None:
     if not architecture.weight_converters:
         return None
-    from quark.model.weight_converters import make_converters  # imports torch, which templates do without
-
-    return list(make_converters(architecture.weight_converters))
+    return list(_MAKE_CONVERTERS.load()(architecture.weight_converters))
 
 
 def _list(value: str | Sequence[str] | None) -> list[str]:

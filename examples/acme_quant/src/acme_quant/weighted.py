@@ -1,7 +1,7 @@
 """acme_weighted: scales chosen by the inputs. A group's range is the one whose rounding errors weigh least, each element's error squared
 and multiplied by the mean square of its input channel; then every element goes to the nearest value, as ever.
 
-That is the error of the outputs if channels were not correlated. The weighting is that of AWQ's and llama.cpp's importance matrices.
+That is the error of the outputs if channels were not correlated. llama.cpp weighs by its importance matrices likewise.
 """
 
 from __future__ import annotations

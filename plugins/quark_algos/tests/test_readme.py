@@ -1,0 +1,80 @@
+"""The README's code runs as it stands, and its tables name every setting, with the numbers that are used."""
+
+from __future__ import annotations
+
+import re
+import sys
+import types
+from pathlib import Path
+
+import attrs
+import pytest
+import torch
+from torch import nn
+
+import quark
+from quark.plugins import AlgorithmRecord
+from quark.specs.model import QConfig
+from quark.torch import LLMTemplate, ModelQuantizer
+from quark_algos.columns.factor import ATTEMPTS
+from quark_algos.hessian import GPTAQConfig, GPTQConfig, QronosConfig
+from quark_algos.recipe import BEST_CORRECTION_DAMPING, BEST_DAMPING, BEST_SHARE
+from quark_algos.rounding import FEW_TOKENS_DAMPING
+
+README = (Path(__file__).resolve().parents[1] / "README.md").read_text(encoding="utf-8")
+FIRST, OWN = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+
+
+def run(code: str, module: types.ModuleType) -> dict[str, object]:
+    """Execute a block as a module of its own."""
+    exec(compile(code, "README.md", "exec"), module.__dict__)
+    return module.__dict__
+
+
+def test_the_first_example_runs_and_its_figures_are_those_named_there() -> None:
+    *_, last = FIRST.strip().splitlines()
+    found = run(FIRST, types.ModuleType("readme"))["model"].quark_findings.layers["model.layers.0.mlp.down_proj"]
+    assert list(found) == last.partition("# ")[2].split(", ")
+
+
+def test_the_algorithm_of_one_s_own_is_registered_and_rounds(monkeypatch: pytest.MonkeyPatch) -> None:
+    module = types.ModuleType("my_quant.silent")
+    monkeypatch.setitem(sys.modules, "my_quant", types.ModuleType("my_quant"))
+    monkeypatch.setitem(sys.modules, "my_quant.silent", module)
+    found = run(OWN, module)
+    (record,) = found["quark_register_algorithms"]()
+    assert isinstance(record, AlgorithmRecord)
+    model = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 64))
+    with torch.no_grad():
+        model[0].bias[7] = -1e3
+    layer = LLMTemplate.get("llama").get_config("int4_wo_64").global_quant_config
+    data = [torch.randn(5, 64, generator=torch.Generator().manual_seed(0))]
+    quark.algorithms().register(record)
+    try:
+        config = QConfig(global_quant_config=layer, algo_config=[found["DropSilentConfig"]()])
+        ModelQuantizer(config).quantize_model(model, data)
+    finally:
+        quark.algorithms().unregister(record.name)
+    figures = model.quark_findings.layers
+    silent = (torch.relu(model[0](data[0])) == 0).all(0)
+    assert silent[7]
+    assert (figures["0"]["silent"], figures["2"]["silent"]) == (0, int(silent.sum()))
+    assert (model[2].weight[:, silent] == 0).all()
+    assert (model[2].weight[:, ~silent] != 0).any(0).all()
+
+
+def test_every_setting_is_explained_for_every_class_that_has_it() -> None:
+    rows = re.findall(r"^\| ([^|]*) \| ([^|]*) \| ([^|]*)\|$", README, flags=re.MULTILINE)
+    explained = {(re.findall(r"`(\w+)`", field)[0], who.strip()) for field, who, _ in rows if "`" in field}
+    without_effect = {name for name, _ in re.findall(r"^\| (?:[^|`]*)`(\w+)` \| ([^|]*)\|$", README, flags=re.MULTILINE)}
+    for who, settings in {"GPTQ": GPTQConfig, "GPTAQ": GPTAQConfig, "Qronos": QronosConfig}.items():
+        named = {field for field, classes in explained if classes == "all" or who in classes.split(", ")} | without_effect
+        assert {a.name for a in attrs.fields(settings)} - {"name"} <= named, who
+
+
+def test_the_numbers_are_those_in_use() -> None:
+    text = " ".join(README.split())
+    assert f"λ of {BEST_DAMPING} of the mean diagonal at least" in text
+    assert f"a λ of its own, {BEST_CORRECTION_DAMPING}, and for Qronos a share of {BEST_SHARE}" in text
+    assert f"damped by {FEW_TOKENS_DAMPING} at least" in text
+    assert f"up to {['no', 'one', 'two', 'three', 'four', 'five', 'six'][ATTEMPTS]} attempts" in text
