@@ -22,6 +22,7 @@ from quark.export import ExportOptions
 from quark.export.api import export_with
 from quark.model.loading import load_model
 from quark.pipeline import ModelQuantizer, quantize_checkpoint
+from quark.pipeline.job import Algorithms
 from quark.specs.model import QConfig
 from quark.testing.tiny import tiny_model_dir
 from quark.torch import LLMTemplate
@@ -99,7 +100,7 @@ def test_the_bytes_are_those_of_the_export_from_memory(choice: str, tmp_path: Pa
 
 @pytest.mark.parametrize("scheme", ["int4_wo_64", "fp8"])
 def test_so_they_are_when_layers_are_rounded_in_lock_step(scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quark.pipeline.job.rounding_of", lambda _: Calibrated())
+    monkeypatch.setattr("quark.pipeline.job.algorithms_of", lambda _: Algorithms((), (), Calibrated(), None))
     disk, memory = both_ways(tiny_model_dir(), tmp_path, config("llama", scheme=scheme))
     assert files(disk) == files(memory)
 
@@ -241,7 +242,7 @@ def test_tensors_that_the_model_has_no_place_for_are_told_and_left_out(tmp_path:
 
 
 def test_data_that_are_wanted_and_missing_are_asked_for_first(tmp_path: Path) -> None:
-    with pytest.raises(CalibrationError, match="none was given"):
+    with pytest.raises(CalibrationError, match="none were given"):
         quantize_checkpoint(tiny_model_dir(), tmp_path / "out", config("llama", scheme="fp8"))
     assert list(tmp_path.iterdir()) == []
 

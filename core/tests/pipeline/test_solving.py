@@ -18,6 +18,7 @@ from quark.model.plan import make_plan
 from quark.pipeline import ModelQuantizer
 from quark.pipeline.batches import calls
 from quark.pipeline.findings import Findings
+from quark.pipeline.job import Algorithms
 from quark.pipeline.runner import run
 from quark.pipeline.sink import InPlaceSink
 from quark.specs.architecture import Architecture
@@ -225,8 +226,8 @@ def test_a_failure_leaves_the_layers_their_own_forwards() -> None:
 
 
 def test_without_data_the_error_names_the_algorithm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quark.pipeline.job.rounding_of", lambda _: Spy())
-    with pytest.raises(CalibrationError, match="needed by Spy"):
+    monkeypatch.setattr("quark.pipeline.job.algorithms_of", lambda _: Algorithms((), (), Spy(), None))
+    with pytest.raises(CalibrationError, match="needed by the algorithm 'Spy'"):
         ModelQuantizer(config()).quantize_model(tiny.tiny_model())
 
 
@@ -294,7 +295,7 @@ def test_two_passes_settle_the_scales_of_activations(scheme: str) -> None:
 
 
 def test_too_little_memory_for_activations_means_two_passes_and_the_plan_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quark.pipeline.job.rounding_of", lambda _: Spy())
+    monkeypatch.setattr("quark.pipeline.job.algorithms_of", lambda _: Algorithms((), (), Spy(), None))
     for memory, expected in ((0, 1), (1 << 40, 0), (None, 0)):
         model = ModelQuantizer(attrs.evolve(config(), activation_memory=memory)).quantize_model(tiny.tiny_model(), IDS)
         assert sum("passed twice" in note for note in model.quark_plan.notes) == expected

@@ -1,13 +1,16 @@
-"""What changes weights: the Rounding protocol, the statistics it may ask for, and round-to-nearest, the default."""
+"""What changes weights: the protocols Transform and Rounding, the statistics they may ask for, and round-to-nearest, the default."""
 
 from quark.algorithms.rounding import Figures, Problem, Rounding, RoundToNearest, float_weight, weight_quantizer
 from quark.algorithms.statistics import AbsMax, AbsMean, CrossMoment, SecondMoment, SecondMoment64, Statistic
+from quark.algorithms.transform import STAGES, BlockAtHand, Transform
 from quark.callable_module import make_callable
 from quark.plugins import algorithms
 
 __all__ = [
+    "STAGES",
     "AbsMax",
     "AbsMean",
+    "BlockAtHand",
     "CrossMoment",
     "Figures",
     "Problem",
@@ -16,6 +19,7 @@ __all__ = [
     "SecondMoment",
     "SecondMoment64",
     "Statistic",
+    "Transform",
     "float_weight",
     "weight_quantizer",
 ]

@@ -77,7 +77,7 @@ def quantize(
     from quark.export.place import refuse_used_directory
     from quark.model.loading import load_tokenizer, meta_model
     from quark.pipeline import ModelQuantizer, quantize_checkpoint
-    from quark.pipeline.job import rounding_of, wants_data
+    from quark.pipeline.job import algorithms_of, wants_data
     from quark.plugins import exporters
 
     started = time.perf_counter()
@@ -93,7 +93,7 @@ def quantize(
         _print_plan(plan, as_json)
         return
     tokenizer = load_tokenizer(model)
-    wants = wants_data(plan, rounding_of(config))
+    wants = wants_data(plan, algorithms_of(config))
     data = _calibration(tokenizer, wants, calib, num_calib, seq_len) if wants else None
     options = ExportOptions(tokenizer=tokenizer)
     quantize_checkpoint(model, out, config, data, device=device, dtype=dtype, exporter=exporter, options=options)

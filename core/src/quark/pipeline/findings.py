@@ -20,12 +20,14 @@ class Findings:
     Attributes:
         layers: Figures of each layer that calibrated rounding has rounded: ``tokens``, and what the algorithm says (damping, errors, …).
         tokens: How many tokens reached each layer of an expert.
+        transformed: What transforms say of layers and blocks.
         unreached: Layers that were to be rounded by their inputs and got none: they are rounded to nearest.
     """
 
     layers: dict[str, dict[str, Any]] = attrs.field(factory=dict)
     tokens: dict[str, int] = attrs.field(factory=dict)
     unreached: list[str] = attrs.field(factory=list)
+    transformed: dict[str, dict[str, Any]] = attrs.field(factory=dict)
 
     def add(self, figures: Mapping[str, dict[str, Any]]) -> None:
         """Take in the figures of more layers."""
@@ -65,4 +67,4 @@ class Findings:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON form."""
-        return {"layers": self.layers, "expert_tokens": self.tokens, "unreached": self.unreached}
+        return {"layers": self.layers, "expert_tokens": self.tokens, "unreached": self.unreached, "transformed": self.transformed}

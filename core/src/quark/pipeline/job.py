@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, cast
+from typing import Any
 
 import attrs
 import torch
 from torch import nn
 
-from quark.algorithms import Rounding, RoundToNearest
+from quark.algorithms import STAGES, Rounding, RoundToNearest, Transform
 from quark.errors import ConfigError, UnsupportedError
 from quark.log import get_logger
 from quark.model.blocks import decoder_blocks
@@ -25,7 +25,6 @@ from quark.pipeline.runner import run
 from quark.pipeline.sink import BlockSink
 from quark.pipeline.source import BlockSource
 from quark.plugins import algorithms
-from quark.specs.algorithm import AlgoConfig
 from quark.specs.model import QConfig
 
 TWO_PASSES = (
@@ -35,18 +34,39 @@ TWO_PASSES = (
 
 
 @attrs.frozen(eq=False)
+class Algorithms:
+    """What changes weights in one run.
+
+    Attributes:
+        transforms: In the order in which they go, with their registered ``names``.
+        rounding: Chooses codes.
+        rounding_name: Registered name of the algorithm it comes from; None for round-to-nearest.
+    """
+
+    transforms: tuple[Transform, ...]
+    names: tuple[str, ...]
+    rounding: Rounding
+    rounding_name: str | None
+
+    @property
+    def needs_data(self) -> bool:
+        """Whether any of them looks at inputs."""
+        return bool(self.rounding.needs) or any(t.needs for t in self.transforms)
+
+
+@attrs.frozen(eq=False)
 class Job:
     """What is to be done to one model.
 
     Attributes:
         plan: Made from this very model.
-        rounding: Chooses codes.
+        algorithms: What changes weights.
         data: Calibration forwards; empty where nothing wants them.
         two_passes: Whether each block is passed twice, for want of memory.
     """
 
     plan: QuantPlan
-    rounding: Rounding
+    algorithms: Algorithms
     data: Sequence[Call]
     two_passes: bool
 
@@ -55,7 +75,17 @@ class Job:
         switch_if_wanted(model, self.plan)
         model.quant_config, model.quark_plan = self.plan.config, self.plan  # type: ignore[assignment]
         with reporting(len(self.data)) as progress:
-            findings = run(model, self.plan, self.data, self.rounding, sink, progress, source, two_passes=self.two_passes)
+            findings = run(
+                model,
+                self.plan,
+                self.data,
+                self.algorithms.rounding,
+                sink,
+                progress,
+                source,
+                two_passes=self.two_passes,
+                transforms=self.algorithms.transforms,
+            )
         model.quark_quantized, model.quark_findings = True, findings  # type: ignore[assignment]
         findings.log()
         get_logger().info("Model quantization has been completed.")
@@ -75,33 +105,40 @@ def prepared(model: nn.Module, config: QConfig, dataloader: Iterable[Any] | None
         CalibrationError: Data are wanted, and there are none.
         UnsupportedError: An algorithm cannot run, or attention is to be quantized and cannot be exchanged.
     """
-    rounding = rounding_of(config)
+    chosen = algorithms_of(config)
     plan = plan_of(model, config)
     if plan.attentions:
         refuse_unswitchable(model, [a.name for a in plan.attentions])
-    wants = wants_data(plan, rounding)
+    wants = wants_data(plan, chosen)
     data = calls(dataloader, wanted_by=wants) if wants else []
-    two_passes = needs_two_passes(model, plan, rounding, data, device)
+    two_passes = needs_two_passes(model, plan, chosen.rounding, data, device)
     if two_passes:
         plan = attrs.evolve(plan, notes=(*plan.notes, TWO_PASSES))
     for line in plan_lines(plan):
         get_logger().info(line)
-    return Job(plan, rounding, data, two_passes)
+    return Job(plan, chosen, data, two_passes)
 
 
 def plan_of(model: nn.Module, config: QConfig) -> QuantPlan:
     """What would be done to ``model``; fused experts that are to be quantized are taken apart for it. Raises ConfigError."""
     separate_experts(model, config)
     plan = make_plan(model, config, architecture_of(model))
-    settings, rounding = _rounding_of(config)
-    if settings is None:
+    chosen = algorithms_of(config)
+    if chosen.transforms and plan.architecture is None:
+        raise ConfigError(
+            f"'{chosen.names[0]}' goes by facts about the model's family, and this {type(model).__name__} is of none that is known: "
+            "register a template for it, or leave the algorithm out"
+        )
+    notes = tuple(f"each block is changed first, and computes what it did: {name}" for name in chosen.names)
+    plan = attrs.evolve(plan, notes=(*plan.notes, *notes))
+    if chosen.rounding_name is None:
         return plan
     blocks = [b.name for b in decoder_blocks(model, plan.architecture)]
-    rows = tuple(attrs.evolve(r, algorithm=settings.name) if _is_taken(r, blocks, rounding) else r for r in plan.rows)
+    rows = tuple(attrs.evolve(r, algorithm=chosen.rounding_name) if _is_taken(r, blocks, chosen.rounding) else r for r in plan.rows)
     if not any(r.algorithm for r in rows):
         raise ConfigError(
-            f"the algorithm '{settings.name}' takes none of this model's layers: the names in its configuration are relative to a decoder "
-            f"block, and a layer here is '{plan.rows[-1].name if plan.rows else '(none)'}'"
+            f"the algorithm '{chosen.rounding_name}' takes none of this model's layers: the names in its configuration are relative to a "
+            f"decoder block, and a layer here is '{plan.rows[-1].name if plan.rows else '(none)'}'"
         )
     return attrs.evolve(plan, rows=rows)
 
@@ -135,19 +172,15 @@ def needs_two_passes(model: nn.Module, plan: QuantPlan, rounding: Rounding, data
     return held > allowed
 
 
-def rounding_of(config: QConfig) -> Rounding:
-    """What chooses codes; raises as `_rounding_of`."""
-    return _rounding_of(config)[1]
-
-
-def _rounding_of(config: QConfig) -> tuple[AlgoConfig | None, Rounding]:
-    """What chooses codes: the one rounding among the configured algorithms, or round-to-nearest.
+def algorithms_of(config: QConfig) -> Algorithms:
+    """What the configured algorithms come down to: transforms in the order in which they go, and one rounding.
 
     Raises:
         UnsupportedError: An algorithm's distribution registers its configuration only.
-        ConfigError: There are two roundings.
+        ConfigError: There are two roundings, or two transforms of one kind.
     """
-    roundings = []
+    transforms: dict[str, tuple[str, Transform]] = {}
+    chosen: tuple[str, Rounding] | None = None
     for settings in config.algo_config or []:
         record = algorithms().get(settings.name)
         if record.processor is None:
@@ -156,19 +189,31 @@ def _rounding_of(config: QConfig) -> tuple[AlgoConfig | None, Rounding]:
                 f"the algorithm '{settings.name}' cannot run: {source.distribution} {source.version} registers its configuration only. "
                 "Leave algo_config out, or install a distribution that brings its processor"
             )
+        made = algorithms().load(settings.name, "processor")(settings)
         if record.kind == "rounding":
-            roundings.append((settings, algorithms().load(settings.name, "processor")))
-    if len(roundings) > 1:
-        names = " and ".join(f"'{settings.name}'" for settings, _ in roundings)
-        raise ConfigError(f"{names} both choose the codes of weights: a run has one such algorithm. Name the one that is wanted")
-    if not roundings:
-        return None, RoundToNearest()
-    settings, processor = roundings[0]
-    return settings, cast("Rounding", processor(settings))
+            if chosen is not None:
+                raise ConfigError(
+                    f"'{chosen[0]}' and '{settings.name}' both choose the codes of weights: a run has one such algorithm. "
+                    "Name the one that is wanted"
+                )
+            chosen = (settings.name, made)
+        elif made.stage in transforms:
+            raise ConfigError(
+                f"'{transforms[made.stage][0]}' and '{settings.name}' do the same thing by different rules ({made.stage}): the second "
+                "would undo the first. Name the one that is wanted"
+            )
+        else:
+            transforms[made.stage] = (settings.name, made)
+    ordered = [transforms[stage] for stage in STAGES if stage in transforms]
+    own = next((r for _, t in ordered if (r := t.rounding()) is not None), None)
+    name, rounding = chosen or (next((n for n, t in ordered if t.rounding() is not None), None), own or RoundToNearest())
+    return Algorithms(tuple(t for _, t in ordered), tuple(n for n, _ in ordered), rounding, name)
 
 
-def wants_data(plan: QuantPlan, rounding: Rounding) -> str:
+def wants_data(plan: QuantPlan, chosen: Algorithms) -> str:
     """What calibration data are wanted for; empty where nothing wants them."""
-    static = "activations with static scales" if plan.calibrated else ""
-    name = next((f"the algorithm '{r.algorithm}'" for r in plan.rows if r.algorithm), type(rounding).__name__)
-    return " and ".join(w for w in (static, name if rounding.needs else "") if w)
+    names = [*(n for n, t in zip(chosen.names, chosen.transforms, strict=True) if t.needs)]
+    if chosen.rounding.needs and chosen.rounding_name not in names:
+        names.append(chosen.rounding_name or type(chosen.rounding).__name__)
+    static = ["activations with static scales"] if plan.calibrated else []
+    return " and ".join([*static, *(f"the algorithm '{n}'" for n in names)])

@@ -17,6 +17,9 @@ from torch import nn
 
 from quark.pipeline.batches import Call
 
+ENTRY = "entry"
+"""A place to `LockStep.stop` at, as good as the gate at a block's entry: `LockStep.advance` lets forwards go on from there too."""
+
 
 class Forward(greenlet):
     """One forward of a run.
@@ -53,6 +56,7 @@ class LockStep:
     Use as a context manager: it registers hooks and takes them away.
 
     Attributes:
+        calls: How many there are.
         stopped: Forwards that have called `stop`, with the place they gave; `go_on` takes them out.
         detours: By index of a block, what is called in place of its forward: with that forward, then its arguments.
         finished: How many forwards have ended.
@@ -80,6 +84,7 @@ class LockStep:
         self._fresh = [Forward(call, i, is_float, self._parent) for i, call in enumerate(calls) for is_float in kinds]
         self._waiting: dict[Forward, int] = {}
         self._taken_back = ExitStack()
+        self.calls = len(calls)
         self.stopped: dict[Forward, Any] = {}
         self.detours: dict[int, Callable[..., Any]] = {}
         self.finished = 0
@@ -113,8 +118,10 @@ class LockStep:
         for forward in fresh:
             self._resume(forward, self._model)
         waiting = [f for f, at in self._waiting.items() if at <= block and f not in fresh]
+        waiting += [f for f, place in self.stopped.items() if place is ENTRY]
         for forward in sorted(waiting, key=lambda f: (f.number, not f.is_float)):
-            del self._waiting[forward]
+            self._waiting.pop(forward, None)
+            self.stopped.pop(forward, None)
             self._resume(forward)
 
     def stop(self, place: Any) -> None:

@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 import torch
 from torch import nn
 
-from quark.algorithms import Rounding, RoundToNearest
+from quark.algorithms import Rounding, RoundToNearest, Transform
 from quark.model.attention import AttentionRow
 from quark.model.blocks import Block, decoder_blocks
 from quark.model.plan import PlanRow, QuantPlan
@@ -26,6 +26,7 @@ from quark.pipeline.problems import problems
 from quark.pipeline.sink import BlockSink
 from quark.pipeline.solving import BlockSolver, Company
 from quark.pipeline.source import BlockSource, InMemorySource
+from quark.pipeline.transforming import Transforming
 from quark.pipeline.two_passes import TwoPasses
 from quark.specs.model import QConfig
 
@@ -43,6 +44,7 @@ def run(
     source: BlockSource | None = None,
     *,
     two_passes: bool = False,
+    transforms: Sequence[Transform] = (),
 ) -> Findings:
     """Quantize ``model`` by ``plan``, block by block.
 
@@ -58,16 +60,19 @@ def run(
         sink: Takes finished layers.
         progress: Told of every finished block.
         source: Has the tensors of ``model``, where that does not have them itself.
+        transforms: Change each block before it is rounded, in this order; those that need statistics cost one more pass of each block.
         two_passes: Whether a rounding that needs statistics works between two plain passes of each block, for which less is held.
     """
     blocks = decoder_blocks(model, plan.architecture)
     outside = [r for r in plan.quantized if not any(b.owns(r.name) for b in blocks)]
     inside = [[r for r in plan.quantized if b.owns(r.name)] for b in blocks]
-    work = _Work(model, plan, rounding, sink, source or InMemorySource(), TwoPasses if two_passes else BlockSolver)
+    work = _Work(model, plan, rounding, sink, source or InMemorySource(), TwoPasses if two_passes else BlockSolver, transforms)
     work.source.load(None)
-    if not plan.calibrated and not rounding.needs:
+    work.begin()
+    if not plan.calibrated and not rounding.needs and not any(t.needs for t in transforms):
         for i, (block, rows) in enumerate(zip(blocks, inside, strict=True)):
             with work.at(block):
+                work.transform(None, i, block, rows)
                 work.finish(work.made(rows), [], [a for a in plan.attentions if block.owns(a.name)])
             progress(i + 1, len(blocks), block.name)
         seen_outside: list[Observation] = []
@@ -102,6 +107,7 @@ def _run_calibrated(
             attentions = [a for a in plan.attentions if block.owns(a.name)]
             seen = observations(rows, attentions)
             with work.at(block):
+                work.transform(steps, i, block, rows)
                 made = work.made(rows)
                 with observing(model, seen), counting(model, expert_layers_among(made)) as tokens:
                     work.lead(steps, i, block, made)
@@ -121,6 +127,7 @@ class _Work:
         sink: BlockSink,
         source: BlockSource,
         solver: type[BlockSolver | TwoPasses],
+        transforms: Sequence[Transform],
     ) -> None:
         self._model = model
         self._config = plan.config
@@ -129,6 +136,8 @@ class _Work:
         self._sink = sink
         self.source = source
         self._solver = solver
+        self._transforms = transforms
+        self._architecture = plan.architecture
         self._nearest = RoundToNearest()
         self.findings = Findings()
         self.wants_float = any(kind.wants_float for kind in rounding.needs)
@@ -141,6 +150,20 @@ class _Work:
         self._sink.end_block(block)
         self.source.release(block)
         return_freed()
+
+    def begin(self) -> None:
+        """Let transforms change what lies outside the blocks."""
+        for transform in self._transforms:
+            assert self._architecture is not None
+            transform.outside(self._model, self._architecture)
+
+    def transform(self, steps: LockStep | None, index: int, block: Block, rows: Sequence[PlanRow]) -> None:
+        """Let transforms change a block at whose entry all forwards wait, and wait again."""
+        if self._transforms:
+            assert self._architecture is not None
+            stage = Transforming(steps, index, block, rows, self._transforms, self._architecture)
+            stage.work()
+            self.findings.transformed |= stage.figures
 
     def made(self, rows: Iterable[PlanRow]) -> dict[str, QuantizedLayer]:
         """Quantized layers, not yet rounded, by full name."""

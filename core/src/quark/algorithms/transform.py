@@ -1,0 +1,68 @@
+"""Transform: change the weights of a block and keep what it computes, so that rounding does less harm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol, TypeVar, cast
+
+import attrs
+from torch import nn
+
+from quark.algorithms.rounding import Figures, Rounding
+from quark.algorithms.statistics import Statistic
+from quark.specs.architecture import Architecture
+from quark.specs.layer import QLayerConfig
+
+S = TypeVar("S", bound=Statistic)
+
+STAGES = ("rotation", "scaling")
+"""Kinds of transforms, in the order in which they go; a run has one of each kind at most."""
+
+
+@attrs.frozen(eq=False)
+class BlockAtHand:
+    """One block that a transform may change. Layers are named relative to it.
+
+    Attributes:
+        name: Full name of the block.
+        module: The block, all its weights float.
+        architecture: Facts about the family.
+        configs: What each layer is going to be quantized to.
+        statistics: Of the input of each of these layers, by class: of what the quantized blocks before give to this one in float.
+        harm: The relative squared error of the block's output on held-out tokens, were the block rounded to nearest as it is now; None
+            where no transform asks for statistics, since no forward is at hand then.
+    """
+
+    name: str
+    module: nn.Module
+    architecture: Architecture
+    configs: Mapping[str, QLayerConfig]
+    statistics: Mapping[str, Mapping[type[Statistic], Statistic]]
+    harm: Callable[[], float] | None = None
+
+    def statistic(self, layer: str, kind: type[S]) -> S | None:
+        """The statistic of that class of a layer's input; None where no token reached it, or it is not going to be quantized."""
+        return cast("S | None", self.statistics.get(layer, {}).get(kind))
+
+
+class Transform(Protocol):
+    """Changes weights in place of modules' parameters, and keeps the function.
+
+    Attributes:
+        stage: One of `STAGES`.
+    """
+
+    stage: str
+
+    @property
+    def needs(self) -> Sequence[type[Statistic]]:
+        """Statistics of layers' inputs in float; without any, no data are wanted."""
+
+    def outside(self, model: nn.Module, architecture: Architecture) -> None:
+        """Change what lies outside the blocks, before anything runs."""
+
+    def apply(self, block: BlockAtHand) -> Mapping[str, Figures]:
+        """Change one block; returns what is worth reporting, by full name of a layer or of the block."""
+
+    def rounding(self) -> Rounding | None:
+        """The rounding that goes with it where a run names none; None for round-to-nearest."""
