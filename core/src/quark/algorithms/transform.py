@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol, TypeVar, cast
 
 import attrs
-from torch import nn
+from torch import Tensor, nn
 
 from quark.algorithms.rounding import Figures, Rounding
 from quark.algorithms.statistics import Statistic
@@ -31,6 +31,7 @@ class BlockAtHand:
         statistics: Of the input of each of these layers, by class: of what the quantized blocks before give to this one in float.
         harm: The relative squared error of the block's output on held-out tokens, were the block rounded to nearest as it is now; None
             where no transform asks for statistics, since no forward is at hand then.
+        output: The block's output on the same tokens, as its weights are now, ``[batch, tokens, channels]``; None likewise.
     """
 
     name: str
@@ -39,6 +40,7 @@ class BlockAtHand:
     configs: Mapping[str, QLayerConfig]
     statistics: Mapping[str, Mapping[type[Statistic], Statistic]]
     harm: Callable[[], float] | None = None
+    output: Callable[[], Tensor] | None = None
 
     def statistic(self, layer: str, kind: type[S]) -> S | None:
         """The statistic of that class of a layer's input; None where no token reached it, or it is not going to be quantized."""

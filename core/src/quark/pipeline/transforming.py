@@ -76,6 +76,7 @@ class Transforming:
             self._configs,
             self._statistics,
             self._harm if self._reference is not None else None,
+            self._output if self._reference is not None else None,
         )
         for transform in self._transforms:
             for name, figures in transform.apply(at_hand).items():
@@ -133,19 +134,25 @@ class Transforming:
 
     def _harm(self) -> float:
         """See `BlockAtHand.harm`."""
-        run, held, reference = self._run, self._held, self._reference
-        assert run is not None
-        assert held is not None
-        assert reference is not None
+        assert self._reference is not None
         with ExitStack() as stack:
             for layer, made in self._rounded().values():
                 stack.enter_context(replaced_forward(layer, _trying(made)))
-            self._is_wanted = True
-            run.go_on([held])
-        assert self._tried is not None
-        error = (self._tried.float() - reference.float()).square().sum()
-        self._tried = None
-        return float(error / reference.float().square().sum().clamp(min=torch.finfo(torch.float32).tiny))
+            found = self._output()
+        reference = self._reference.float()
+        error = (found.float() - reference).square().sum()
+        return float(error / reference.square().sum().clamp(min=torch.finfo(torch.float32).tiny))
+
+    def _output(self) -> Tensor:
+        """See `BlockAtHand.output`."""
+        run, held = self._run, self._held
+        assert run is not None
+        assert held is not None
+        self._is_wanted = True
+        run.go_on([held])
+        found, self._tried = self._tried, None
+        assert found is not None
+        return found
 
     def _rounded(self) -> dict[str, tuple[nn.Module, QuantizedLayer]]:
         """Every layer, and a copy of it that is rounded to nearest."""
