@@ -35,10 +35,9 @@ def measure(args: argparse.Namespace, algorithm: str, scheme: str) -> dict[str, 
     model = load_model(args.model, args.dtype)
     floor = min(forward_seconds(model, calib) for _ in range(2))
     template = LLMTemplate.get(model.config.model_type)
-    names = [] if algorithm == "none" else [algorithm]
+    names = [] if algorithm == "none" else algorithm.split("+")
     config = template.get_config(scheme=scheme, algorithm=names or None)
-    for settings in config.algo_config or []:
-        config.algo_config = [attrs.evolve(settings, preset=args.preset, **json.loads(args.options))]
+    config.algo_config = [attrs.evolve(a, preset=args.preset, **json.loads(args.options)) for a in config.algo_config or []] or None
     allowed = _allowed_bytes(model, calib.numel())
     before = _resident()
     start = time.perf_counter()
@@ -80,7 +79,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("text", type=Path)
-    parser.add_argument("--runs", default=RUNS, help="ALGORITHM/SCHEME,…; the algorithm none is round-to-nearest")
+    parser.add_argument("--runs", default=RUNS, help="ALGORITHM/SCHEME,…; several algorithms are joined by +, none is round-to-nearest")
     parser.add_argument("--preset", default="best")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--options", default="{}", help="further fields of the algorithm's settings, as JSON")

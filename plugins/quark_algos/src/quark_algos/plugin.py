@@ -1,4 +1,4 @@
-"""What this distribution registers: seven algorithms, of which this version brings the configuration only."""
+"""What this distribution registers: three transforms, of rotation the configuration only, and three roundings."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ def quark_register_algorithms() -> Iterator[AlgorithmRecord]:
     """Smoothing, Hessian-based rounding, rotation."""
     yield AlgorithmRecord(
         name="awq",
-        summary="activation-aware scales, AWQ; configuration only",
+        summary="AWQ: scales that protect the channels with large activations, searched by the outputs",
         kind="transform",
+        processor="quark_algos.scaling:Awq",
         config="quark_algos.smoothing:AWQConfig",
         exports={
             "AWQConfig": "quark_algos.smoothing:AWQConfig",
@@ -25,8 +26,9 @@ def quark_register_algorithms() -> Iterator[AlgorithmRecord]:
     yield AlgorithmRecord(
         name="smoothquant",
         aliases=("smooth",),
-        summary="SmoothQuant; configuration only",
+        summary="SmoothQuant: part of the activations' range goes into the weights",
         kind="transform",
+        processor="quark_algos.scaling:SmoothQuant",
         config="quark_algos.smoothing:SmoothQuantConfig",
         exports={
             "SmoothQuantConfig": "quark_algos.smoothing:SmoothQuantConfig",
@@ -35,8 +37,9 @@ def quark_register_algorithms() -> Iterator[AlgorithmRecord]:
     )
     yield AlgorithmRecord(
         name="autosmoothquant",
-        summary="SmoothQuant with searched shares; configuration only",
+        summary="SmoothQuant with the share searched for each place",
         kind="transform",
+        processor="quark_algos.scaling:AutoSmoothQuant",
         config="quark_algos.smoothing:AutoSmoothQuantConfig",
         exports={
             "AutoSmoothQuantConfig": "quark_algos.smoothing:AutoSmoothQuantConfig",

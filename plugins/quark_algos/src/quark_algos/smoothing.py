@@ -10,9 +10,10 @@ from attrs import validators
 from quark.specs.algorithm import AlgoConfig
 from quark.specs.architecture import Architecture
 from quark.specs.dataclass_view import with_dataclass_view
-from quark_algos.fields import LEGACY, positive
+from quark_algos.fields import LEGACY, OWN, positive
 from quark_algos.sites import sites_of
 
+PRESETS = ("best", "reference")
 COMPUTE_SCALE_LOSSES = ("MSE", "MAE", "RMSE")
 
 
@@ -45,12 +46,14 @@ class AWQConfig(_SmoothingConfig):
         scaling_layers: One dict per place where a scale can be folded: ``prev_op``, ``layers``, ``inp``, ``module2inspect``; names are
             relative to a decoder block.
         model_decoder_layers: Full name of the list of decoder blocks.
+        preset: ``"best"`` takes the scales of a block back where they do harm on held-out tokens, and ``"reference"`` keeps them and warns.
         embedding_layers: Accepted from configurations before 0.6; not needed.
         num_attention_heads: Accepted from configurations before 0.12; the model knows it.
         num_key_value_heads: Likewise.
     """
 
     name: str = "awq"
+    preset: str = attrs.field(default="best", validator=validators.in_(PRESETS), metadata=OWN)
     scaling_layers: list[dict[str, Any]] = attrs.field(factory=list)
     model_decoder_layers: str = ""
     embedding_layers: list[str] | None = attrs.field(default=None, repr=False, eq=False, metadata=LEGACY)
@@ -64,10 +67,12 @@ class SmoothQuantConfig(_SmoothingConfig):
     """SmoothQuant: part of the activations' range goes into the weights (arXiv 2211.10438).
 
     Attributes:
-        alpha: Share of the range that moves, 0 to 1.
+        alpha: Share of the range that moves, 0 to 1. For the documented default of 1, which makes int8 worse by far where activations have
+            outliers in many channels, the preset ``"best"`` takes 0.5, the paper's.
         scale_clamp_min: Smallest scale, above 0.
         scaling_layers: As in `AWQConfig`.
         model_decoder_layers: Full name of the list of decoder blocks.
+        preset: ``"best"`` takes the scales of a block back where they do harm on held-out tokens, and ``"reference"`` keeps them and warns.
         embedding_layers: Accepted from configurations before 0.6; not needed.
         num_attention_heads: Accepted from configurations before 0.12; the model knows it.
         num_key_value_heads: Likewise.
@@ -77,6 +82,7 @@ class SmoothQuantConfig(_SmoothingConfig):
     """
 
     name: str = "smooth"
+    preset: str = attrs.field(default="best", validator=validators.in_(PRESETS), metadata=OWN)
     alpha: float = attrs.field(default=1.0, validator=[validators.ge(0), validators.le(1)])
     scale_clamp_min: float = attrs.field(default=1e-3, validator=positive)
     scaling_layers: list[dict[str, Any]] = attrs.field(factory=list)
@@ -95,6 +101,7 @@ class AutoSmoothQuantConfig(_SmoothingConfig):
         scaling_layers: As in `AWQConfig`; None where the family's own are meant.
         model_decoder_layers: Full name of the list of decoder blocks.
         compute_scale_loss: What the search minimises: one of `COMPUTE_SCALE_LOSSES`.
+        preset: ``"best"`` takes the scales of a block back where they do harm on held-out tokens, and ``"reference"`` keeps them and warns.
         embedding_layers: Accepted from configurations before 0.6; not needed.
         num_attention_heads: Accepted from configurations before 0.12; the model knows it.
         num_key_value_heads: Likewise.
@@ -104,6 +111,7 @@ class AutoSmoothQuantConfig(_SmoothingConfig):
     """
 
     name: str = "autosmoothquant"
+    preset: str = attrs.field(default="best", validator=validators.in_(PRESETS), metadata=OWN)
     scaling_layers: list[dict[str, Any]] | None = None
     model_decoder_layers: str | None = None
     compute_scale_loss: str = attrs.field(default="MSE", validator=validators.in_(COMPUTE_SCALE_LOSSES))

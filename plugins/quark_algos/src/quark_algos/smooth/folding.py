@@ -1,7 +1,7 @@
 """Folding: a scale goes out of one operation and into those that read it, and the block computes what it did before.
 
-``prev`` puts out ``y / s`` where it put out ``y``; the readers have ``W · diag(s)`` where they had ``W``. Parameters are made anew and never
-written: they may be mapped from a checkpoint, or be another module's too.
+``prev`` puts out ``y / s`` where it put out ``y``; the readers have ``W · diag(s)`` where they had ``W``. Parameters are made anew and
+never written: they may be mapped from a checkpoint, or be another module's too.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ _ULPS_OF_OFFSETS = 16
 def fold(modules: SiteModules, s: Tensor) -> Tensor:
     """Divide the outputs of ``prev`` by ``s``, and multiply what its readers take by the same.
 
-    New weights are computed in float32, or float64 where they or ``s`` are, and kept in the dtype of the old. A norm's new weight is rounded
-    by that; the readers are multiplied by what the norm was really divided by, so that their own rounding is the only difference. That
-    matters most where a norm multiplies by ``1 + weight``: close to -1 a weight of 16 bits leaves few bits for the sum.
+    New weights are computed in float32, or float64 where they or ``s`` are, and kept in the dtype of the old. A norm's new weight is
+    rounded by that; the readers are multiplied by what the norm was really divided by, so that their own rounding is the only difference.
+    That matters most where a norm multiplies by ``1 + weight``: close to -1 a weight of 16 bits leaves few bits for the sum.
 
     Args:
         modules: Of one site, by `quark_algos.smooth.places.resolve`.
@@ -164,7 +164,7 @@ def holds(modules: SiteModules, s: Tensor, run: Callable[[], Tensor]) -> float:
 def allowed(modules: SiteModules, dtype: torch.dtype) -> float:
     """The largest result of `holds` with the scales of `probe` that rounding explains; ``dtype`` is the one the block computes in.
 
-    Results of sums in another order differ by a few units in the last place. Where a norm multiplies by ``1 + weight``, its readers' columns
-    are not multiplied by powers of two, and every product is rounded anew.
+    Results of sums in another order differ by a few units in the last place. Where a norm multiplies by ``1 + weight``, its readers'
+    columns are not multiplied by powers of two, and every product is rounded anew.
     """
     return (_ULPS_OF_OFFSETS if modules.unit_offset else _ULPS) * torch.finfo(dtype).eps

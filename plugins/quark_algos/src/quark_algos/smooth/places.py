@@ -107,8 +107,7 @@ def _one(site: Site, name: str, prev: nn.Module, readers: Mapping[str, nn.Module
         return f"{name}: {found}"
     channels, rows = found
     unit = facts.norm_has_unit_offset and "norm" in site.kind
-    once = {id(module): n for n, module in reversed(readers.items())}
-    kept = {n: module for n, module in readers.items() if once[id(module)] == n}
+    kept = {n: m for m, n in {m: n for n, m in readers.items()}.items()}  # by one of its names, where a module has several
     return SiteModules(site, name, prev, kept, channels, rows, unit)
 
 

@@ -1,0 +1,252 @@
+"""SmoothQuant, AutoSmoothQuant and AWQ as transforms: plumbing between the pipeline and `quark_algos.smooth`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, cast
+
+import torch
+from torch import Tensor, nn
+
+from quark.algorithms import AbsMax, AbsMean, BlockAtHand, Figures, Rounding, SecondMoment, Statistic
+from quark.log import get_logger
+from quark.nn.layers import linear_weight
+from quark.numerics import WeightGrid, quantizer_for
+from quark.specs.algorithm import AlgoConfig
+from quark.specs.architecture import Architecture
+from quark.specs.layer import QLayerConfig
+from quark_algos.hand_written import places_of
+from quark_algos.searched import SearchedNearest
+from quark_algos.sites import sites_of
+from quark_algos.smooth.candidates import smoothquant
+from quark_algos.smooth.folding import Kept, allowed, fold, holds, probe
+from quark_algos.smooth.places import SiteModules, resolve
+from quark_algos.smooth.quadratic import Quadratic
+from quark_algos.smooth.scales import ActivationErrors, Loss, Part, autosmooth, awq
+from quark_algos.smoothing import AutoSmoothQuantConfig, AWQConfig, SmoothQuantConfig
+
+SAMPLE = 256
+"""Tokens on which the rounding of activations is tried."""
+SANE_ALPHA = 0.5
+"""What the preset "best" takes for the documented default of 1, which leaves nothing of the weights' ranges."""
+
+
+class TokenSample(Statistic):
+    """Some tokens, float32: an eighth of `SAMPLE` of each batch, spread over it, until there are as many."""
+
+    def __init__(self, columns: int, device: torch.device) -> None:
+        super().__init__(columns, device)
+        self.value = torch.empty(0, columns, device=device)
+
+    def take(self, x: Tensor, reference: Tensor | None) -> None:
+        wanted = min(SAMPLE - len(self.value), SAMPLE // 8)
+        self.value = torch.cat((self.value, x[:: max(1, len(x) // max(wanted, 1))][:wanted].float()))
+
+    def add(self, other: TokenSample) -> None:
+        self.value = torch.cat((self.value, other.value))[:SAMPLE]
+
+
+class Scaling(ABC):
+    """Moves scale at the sites of each block, and looks on held-out tokens whether that does good.
+
+    Each site is tried once with scales of its own before it is used: where a variant of a family computes something else than its facts
+    say, the block's output changes, and the site is left out with a warning. Where the scales of a block do more harm than good, the preset
+    ``"best"`` takes them back; ``"reference"`` keeps them, and warns by how much.
+
+    Args:
+        settings: An `AWQConfig`, `SmoothQuantConfig` or `AutoSmoothQuantConfig`.
+    """
+
+    stage = "scaling"
+    needs: ClassVar[Sequence[type[Statistic]]] = ()
+
+    def __init__(self, settings: AlgoConfig) -> None:
+        assert isinstance(settings, AWQConfig | SmoothQuantConfig | AutoSmoothQuantConfig)
+        self._preset = settings.preset
+        self._hand_written = list(settings.scaling_layers or [])
+        self._heads = 1
+        self._refused: set[str] = set()
+        self._tried: set[str] = set()
+
+    def outside(self, model: nn.Module, architecture: Architecture) -> None:
+        """Nothing is changed; how many heads attention has is remembered."""
+        config: Any = getattr(model, "config", None)
+        text = config.get_text_config() if hasattr(config, "get_text_config") else config
+        self._heads = int(getattr(text, "num_attention_heads", 1) or 1)
+
+    def rounding(self) -> Rounding | None:
+        """Round-to-nearest."""
+        return None
+
+    @torch.no_grad()
+    def apply(self, block: BlockAtHand) -> Mapping[str, Figures]:
+        """As `quark.algorithms.Transform.apply`."""
+        before = block.harm() if block.harm else None
+        kept: list[Kept] = []
+        figures: dict[str, Figures] = {}
+        for modules in self._places(block):
+            scale = self._scale(modules, block)
+            if scale is not None and not bool((scale == 1).all()):
+                kept.append(Kept.of(modules))
+                fold(modules, scale)
+                figures[f"{block.name}.{modules.name}".lstrip(".")] = {"scale_min": float(scale.min()), "scale_max": float(scale.max())}
+        if before is None or block.harm is None or not kept:
+            return figures
+        after = block.harm()
+        if after > before and self._preset == "best":
+            for one in reversed(kept):
+                one.restore()
+            return {block.name: {"error_before": before, "error_after": after, "applied": False}}
+        if after > before:
+            get_logger(__name__).warning(
+                f"'{block.name}': moving scale makes the rounded block's error {after / before:.2f} times as large on held-out tokens. "
+                "preset='best' would leave it out"
+            )
+        return figures | {block.name: {"error_before": before, "error_after": after, "applied": True}}
+
+    def _places(self, block: BlockAtHand) -> list[SiteModules]:
+        """The sites of a block that hold in it, and have something to quantize behind them."""
+        known = sites_of(block.architecture)
+        found: list[SiteModules] = []
+        for place in places_of(self._hand_written or [s.documented() for s in known], known):
+            site = place.site
+            if site.prev in self._refused or (place.condition is not None and not place.condition.holds(block.module)):
+                continue
+            modules = resolve(site, block.module, block.architecture, self._heads)
+            if isinstance(modules, str):
+                continue
+            wanted = [m for m in modules if any(name in block.configs for name in m.readers)]
+            if wanted and site.prev not in self._tried and not self._is_sound(wanted[0], block):
+                continue
+            found += wanted
+        return found
+
+    def _is_sound(self, modules: SiteModules, block: BlockAtHand) -> bool:
+        """Whether a scale at a site leaves the block's output what it is; a site that does not is refused from then on."""
+        if block.output is None:
+            return True
+        self._tried.add(modules.site.prev)
+        dtype = linear_weight(next(iter(modules.readers.values()))).dtype
+        found = holds(modules, probe(modules), block.output)
+        if found <= 16 * allowed(modules, dtype):
+            return True
+        self._refused.add(modules.site.prev)
+        get_logger(__name__).warning(
+            f"'{block.name}.{modules.name}' is left out: a scale there changes what the block computes (by {found:.1e}); this model is "
+            "another variant of its family than the template's facts are about"
+        )
+        return False
+
+    @abstractmethod
+    def _scale(self, modules: SiteModules, block: BlockAtHand) -> Tensor | None:
+        """The scale of a site, ``[C]``; None where nothing is known of its inputs."""
+
+    def _read(self, modules: SiteModules, block: BlockAtHand) -> dict[str, nn.Module]:
+        """The readers that are quantized and that tokens reached."""
+        return {n: m for n, m in modules.readers.items() if n in block.configs and n in block.statistics}
+
+    def _combined(self, modules: SiteModules, block: BlockAtHand, kind: type[AbsMax] | type[AbsMean]) -> Tensor:
+        """The largest of what the readers' inputs have, ``[K]``: experts read different tokens."""
+        values = [s.value for n in self._read(modules, block) if (s := block.statistic(n, kind)) is not None]
+        return torch.stack(values).amax(0)
+
+
+class SmoothQuant(Scaling):
+    """``s = max|x|^α / max|w|^(1−α)``."""
+
+    needs = (AbsMax,)
+
+    def __init__(self, settings: AlgoConfig) -> None:
+        super().__init__(settings)
+        assert isinstance(settings, SmoothQuantConfig)
+        self._alpha, self._smallest = settings.alpha, settings.scale_clamp_min
+        if self._preset == "best" and settings.alpha == 1.0:
+            self._alpha = SANE_ALPHA
+
+    def _scale(self, modules: SiteModules, block: BlockAtHand) -> Tensor | None:
+        readers = self._read(modules, block)
+        if not readers:
+            return None
+        x = modules.channels.reduced(self._combined(modules, block, AbsMax), "max")
+        w = torch.stack([linear_weight(m).abs().amax(0).float() for m in readers.values()]).amax(0)
+        return smoothquant(x, modules.channels.reduced(w, "max"), self._alpha, self._smallest)
+
+
+class _Searched(Scaling):
+    """What AWQ and AutoSmoothQuant have in common: candidates judged by closed forms in the second moment."""
+
+    def _parts(self, modules: SiteModules, block: BlockAtHand) -> list[Part]:
+        """The readers, those with one input and one spec as one part."""
+        alike: dict[tuple[int, Any], list[str]] = {}
+        for name in self._read(modules, block):
+            alike.setdefault((id(block.statistics[name]), block.configs[name].weight), []).append(name)
+        quadratics: dict[int, Quadratic] = {}
+        parts = []
+        for (key, _), names in alike.items():
+            moment = cast("SecondMoment", block.statistic(names[0], SecondMoment))
+            quadratic = quadratics.setdefault(key, Quadratic(moment.matrix()))
+            parts.append(_part([modules.readers[n] for n in names], block.configs[names[0]], quadratic, moment.tokens))
+        return parts
+
+
+def _part(layers: Sequence[nn.Module], config: QLayerConfig, quadratic: Quadratic, tokens: int) -> Part:
+    assert config.weight is not None
+    quantizer = quantizer_for(config.weight, activation=False)
+    weights = [linear_weight(layer) for layer in layers]
+    rows = [w.shape[0] for w in weights]
+
+    def grid_of(wt: Tensor) -> WeightGrid:
+        return WeightGrid([quantizer] * len(rows), rows, wt)
+
+    return Part(torch.cat(weights).t().float().contiguous(), quadratic, grid_of, tokens)
+
+
+class Awq(_Searched):
+    """AWQ: ``s`` a power of the mean magnitude of the inputs, searched; and, where no rounding is named, scales searched by the outputs."""
+
+    needs = (SecondMoment, AbsMean)
+
+    def rounding(self) -> Rounding | None:
+        """AWQ's clipping, as a search of scales."""
+        return SearchedNearest()
+
+    def _scale(self, modules: SiteModules, block: BlockAtHand) -> Tensor | None:
+        parts = self._parts(modules, block)
+        return awq(parts, self._combined(modules, block, AbsMean), channels=modules.channels).scale if parts else None
+
+
+class AutoSmoothQuant(_Searched):
+    """SmoothQuant with the share searched, by the errors of weights and of activations."""
+
+    needs = (SecondMoment, AbsMax, TokenSample)
+
+    def __init__(self, settings: AlgoConfig) -> None:
+        super().__init__(settings)
+        assert isinstance(settings, AutoSmoothQuantConfig)
+        self._loss = cast("Loss", settings.compute_scale_loss)
+
+    def _scale(self, modules: SiteModules, block: BlockAtHand) -> Tensor | None:
+        parts = self._parts(modules, block)
+        if not parts:
+            return None
+        name = next(iter(self._read(modules, block)))
+        sample = cast("TokenSample", block.statistic(name, TokenSample)).value
+        errors = ActivationErrors(sample, _rounding_of_inputs(block.configs[name]))
+        return autosmooth(parts, self._combined(modules, block, AbsMax), errors, channels=modules.channels, loss=self._loss).scale
+
+
+def _rounding_of_inputs(config: QLayerConfig) -> Any:
+    """How a layer's inputs will be rounded; a static scale is taken to be that of the tokens at hand."""
+    if config.input_tensors is None:
+        return lambda x: x
+    quantizer = quantizer_for(config.input_tensors, activation=True)
+
+    def round_(x: Tensor) -> Tensor:
+        if quantizer.is_float or quantizer.is_dynamic:
+            return quantizer.fake_quantize(x)
+        observer = quantizer.observer()
+        observer.observe(x)
+        return quantizer.fake_quantize(x, quantizer.qparams_from(observer))
+
+    return round_
