@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import nn
 
-from quark.errors import CalibrationError, ConfigError, UnknownNameError, UnsupportedError
+from quark.errors import CalibrationError, ConfigError, UnknownNameError
 from quark.nn import is_quantized
 from quark.specs.tensor import QTensorConfig
 from quark.testing.tiny import calibration_batches, tiny_model, tiny_model_dir
@@ -56,20 +56,16 @@ def test_templates_are_listed_and_make_an_fp8_configuration(capsys: pytest.Captu
     assert len(quantized_names(model)) == 21
 
 
-def test_the_block_with_every_option_is_refused_for_its_algorithm_alone() -> None:
-    with pytest.raises(UnsupportedError, match="'awq' cannot run: quark-algos"):
-        run("templates_options", {"nn": nn})
-
-
-def test_the_block_with_every_option_works_without_the_algorithm_until_the_norms_are_planned() -> None:
-    without = {'    algorithm="awq",               # Quantization algorithm\n': ""}
-    config = run("templates_options", {"nn": nn}, without)["config"]
+def test_the_block_with_every_option_works_until_the_norms_are_planned() -> None:
+    config = run("templates_options", {"nn": nn})["config"]
     assert config.min_kv_scale == 1.0
     assert config.layer_type_quant_config[nn.LayerNorm].weight.dtype.name == "fp8_e4m3"
     assert isinstance(config.softmax_quant_spec, QTensorConfig)
     with pytest.raises(ConfigError, match="layer_type_quant_config names LayerNorm, which has no matrix of weights"):
         ModelQuantizer(config).plan(tiny_model())
-    plan = ModelQuantizer(replace(config, layer_type_quant_config={})).plan(tiny_model())
+    model = ModelQuantizer(replace(config, layer_type_quant_config={})).quantize_model(tiny_model(), calibration_batches(2, 32))
+    plan = model.quark_plan
+    assert {r.algorithm for r in plan.quantized} == {"awq"}
     assert {r.config.weight.dtype.name for r in plan.quantized if "mlp" in r.name and r.config} == {"fp4"}  # type: ignore[union-attr]
 
 
@@ -137,17 +133,13 @@ def vllm_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]
     return run("vllm_3_config", namespace, {file: str(algorithm)})
 
 
-def test_the_vllm_page_configures_its_algorithm_from_a_file(vllm_page: dict[str, Any]) -> None:
-    assert [a.name for a in vllm_page["quant_config"].algo_config] == ["autosmoothquant"]
-    with pytest.raises(UnsupportedError, match="'autosmoothquant' cannot run"):
-        run("vllm_4_quantize", vllm_page)
-
-
-def test_the_vllm_page_quantizes_and_exports_without_its_algorithm(vllm_page: dict[str, Any]) -> None:
+def test_the_vllm_page_quantizes_by_its_algorithm_from_a_file_and_exports(vllm_page: dict[str, Any]) -> None:
     from quark.torch import import_model_from_safetensors
 
-    vllm_page["quant_config"] = replace(vllm_page["quant_config"], algo_config=None)
+    assert [a.name for a in vllm_page["quant_config"].algo_config] == ["autosmoothquant"]
     run("vllm_4_quantize", vllm_page)
+    judged = [f for f in vllm_page["quant_model"].quark_findings.transformed.values() if "applied" in f]
+    assert len(judged) == 3
     folder = Path(vllm_page["EXPORT_DIR"])
     written = json.loads((folder / "config.json").read_text())["quantization_config"]
     assert written["quant_method"] == "quark"

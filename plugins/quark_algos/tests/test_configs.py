@@ -145,7 +145,7 @@ def test_values_out_of_their_range_are_refused(make: Any, words: str) -> None:
         make()
 
 
-@pytest.mark.parametrize("name", [*(r.name for r in quark_register_algorithms() if r.processor is None), "smooth", "AWQ"])
+@pytest.mark.parametrize("name", [*(r.name for r in quark_register_algorithms() if r.processor is None), "quarot", "Rotation"])
 def test_asking_for_an_algorithm_names_the_distribution_that_lacks_it(name: str) -> None:
     from quark.specs.layer import QLayerConfig
     from quark.specs.tensor import QTensorConfig

@@ -11,7 +11,7 @@ from quark.testing import tiny
 from quark.torch import LLMTemplate, ModelQuantizer
 from quark_algos import processors
 from quark_algos.hessian import GPTQConfig
-from quark_algos.smoothing import AWQConfig
+from quark_algos.rotation import RotationConfig
 
 DATA = [torch.arange(3, 163)[None]]
 
@@ -30,6 +30,6 @@ def test_a_processor_without_a_configuration_of_the_model_says_what_to_set() -> 
         processors.QronosProcessor(tiny.tiny_model(), GPTQConfig(), DATA)
 
 
-def test_processors_that_are_missing_say_so() -> None:
-    with pytest.raises(UnsupportedError, match="AwqProcessor cannot run"):
-        processors.AwqProcessor(tiny.tiny_model(), AWQConfig(), DATA)
+def test_the_processor_that_is_missing_says_so() -> None:
+    with pytest.raises(UnsupportedError, match="RotationProcessor cannot run"):
+        processors.RotationProcessor(tiny.tiny_model(), RotationConfig(scaling_layers=[]), DATA)

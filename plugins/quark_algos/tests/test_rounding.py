@@ -1,10 +1,8 @@
-"""GPTQ, GPTAQ and Qronos in whole runs: their settings, what models and data may look like, and what is said about it."""
+"""What the settings of GPTQ, GPTAQ and Qronos do in whole runs, and what is said about it."""
 
 from __future__ import annotations
 
-import copy
 import json
-from functools import cache
 from typing import Any
 
 import attrs
@@ -12,37 +10,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-import quark
-from quark.errors import QuarkError
-from quark.nn import QuantizedLayer
 from quark.specs.algorithm import AlgoConfig
-from quark.specs.model import QConfig
-from quark.testing import tiny
-from quark.torch import LLMTemplate, ModelQuantizer
+from quark.torch import LLMTemplate
 from quark_algos.hessian import GPTAQConfig, GPTQConfig, QronosConfig
 
-QRONOS = QronosConfig(inside_layer_modules=[], model_decoder_layers="")
-TOKENS, LAYERS = 512, 21
-
-
-@cache
-def float_model(dtype: torch.dtype = torch.float32) -> nn.Module:
-    return tiny.tiny_model(dtype)
-
-
-@cache
-def data() -> list[Tensor]:
-    return list(torch.cat(tiny.calibration_batches(4, 128)).split(2))
-
-
-def quantized(settings: AlgoConfig | None, scheme: str = "int4_wo_64", batches: Any = None, dtype: torch.dtype = torch.float32) -> Any:
-    config = LLMTemplate.get("llama").get_config(scheme=scheme)
-    config.algo_config = [settings] if settings else None
-    return ModelQuantizer(config).quantize_model(copy.deepcopy(float_model(dtype)), data() if batches is None else batches)
-
-
-def layers(model: nn.Module) -> dict[str, QuantizedLayer]:
-    return {n: m for n, m in model.named_modules() if isinstance(m, QuantizedLayer)}
+from .runs import LAYERS, QRONOS, TOKENS, error, layers, off_grid, quantized, same, to_nearest
 
 
 def scale(model: nn.Module, name: str) -> Tensor:
@@ -50,28 +22,6 @@ def scale(model: nn.Module, name: str) -> Tensor:
     assert found is not None
     assert found.scale is not None
     return found.scale
-
-
-def same(one: nn.Module, other: nn.Module) -> bool:
-    return all(torch.equal(a, b) for a, b in zip(one.state_dict().values(), other.state_dict().values(), strict=True))
-
-
-def error(model: nn.Module, batches: list[Tensor] | None = None) -> float:
-    """Mean squared error of a logit on what was calibrated on, or on other tokens."""
-    with torch.no_grad():
-        return float(sum((model(x).logits - float_model()(x).logits).square().mean() for x in batches or data()))
-
-
-def off_grid(model: nn.Module) -> list[str]:
-    """Layers whose weight is not exactly what its codes say."""
-    found = []
-    for name, layer in layers(model).items():
-        assert layer.weight_quantizer is not None
-        quantizer, qparams = layer.weight_quantizer.quantizer, layer.weight_quantizer.qparams()
-        weight = layer.weight.detach().float()
-        again = quantizer.dequantize(quantizer.codes_of(weight, qparams), qparams).to(layer.weight.dtype)
-        found += [] if torch.equal(again, layer.weight) else [name]
-    return found
 
 
 @pytest.mark.parametrize("preset", ["best", "reference"])
@@ -90,7 +40,7 @@ def test_each_preset_rounds_all_layers_and_tells_how(settings: AlgoConfig, prese
     else:
         assert set(said) == {0.01}
     assert {f["tokens"] for f in figures.values()} == {TOKENS}
-    assert error(model) < 0.7 * error(quantized(None))
+    assert error(model) < 0.7 * error(to_nearest())
     assert not off_grid(model)
 
 
@@ -99,7 +49,7 @@ def test_a_higher_damping_than_that_of_the_preset_is_kept() -> None:
 
 
 def test_only_the_named_layers_are_taken_and_others_rounded_to_nearest() -> None:
-    model, plain = quantized(GPTQConfig(inside_layer_modules=["self_attn.?_proj", "down_proj"])), quantized(None)
+    model, plain = quantized(GPTQConfig(inside_layer_modules=["self_attn.?_proj", "down_proj"])), to_nearest()
     taken = {n for n in layers(model) if "self_attn" in n or "down_proj" in n}
     assert set(model.quark_findings.layers) == taken
     assert {r.name for r in model.quark_plan.rows if r.algorithm == "gptq"} == taken
@@ -109,7 +59,7 @@ def test_only_the_named_layers_are_taken_and_others_rounded_to_nearest() -> None
 
 def test_static_scales_are_those_of_the_float_weight_and_fresh_ones_are_not() -> None:
     name = "model.layers.0.mlp.gate_proj"
-    plain = scale(quantized(None), name)
+    plain = scale(to_nearest(), name)
     choices = {"preset": "reference", "inside_layer_modules": ["mlp.gate_proj"]}
     static = [quantized(GPTQConfig(desc_act=loud, **choices)) for loud in (True, False)]
     fresh = quantized(GPTQConfig(desc_act=False, static_groups=False, **choices))
@@ -117,7 +67,7 @@ def test_static_scales_are_those_of_the_float_weight_and_fresh_ones_are_not() ->
     assert torch.equal(scale(fresh, name)[..., :1], plain[..., :1]), "the first group is as it was when it is reached"
     assert not torch.equal(scale(fresh, name)[..., 1:], plain[..., 1:])
     assert len({layers(m)[name].weight.detach().numpy().tobytes() for m in (*static, fresh)}) == 3
-    nearest = error(quantized(None))
+    nearest = error(to_nearest())
     for model in (*static, fresh):
         assert error(model) < nearest
         assert not off_grid(model)
@@ -126,7 +76,7 @@ def test_static_scales_are_those_of_the_float_weight_and_fresh_ones_are_not() ->
 @pytest.mark.parametrize("scheme", ["uint4_wo_64", "mxfp4", "nvfp4", "int4_fp8", "mx6"])
 def test_fresh_scales_work_with_other_formats(scheme: str) -> None:
     model = quantized(GPTQConfig(desc_act=False, static_groups=False), scheme)
-    assert error(model) < 0.9 * error(quantized(None, scheme))
+    assert error(model) < 0.9 * error(to_nearest(scheme))
     assert not off_grid(model)
 
 
@@ -137,7 +87,7 @@ def test_layers_that_share_an_outer_scale_keep_sharing_it() -> None:
         for name in ("q", "k", "v"):
             quantizer = layers(model)[f"model.layers.{i}.self_attn.{name}_proj"].weight_quantizer
             assert quantizer is not None
-            found.append(quantizer.qparams().scale_of_scales)
+            found.append(quantizer.qparams.outer_scale)
         assert torch.equal(found[0], found[1])
         assert torch.equal(found[0], found[2])
 
@@ -156,79 +106,19 @@ def test_float64_is_as_good_and_not_the_same() -> None:
     assert all(layer.weight.dtype is torch.float32 for layer in layers(other).values())
 
 
-@pytest.mark.parametrize("choice", [{"scale_search": "mse"}, {"scale_search": "minmax"}, {"scale_refits": 1}, {"descent_passes": 2}], ids=str)
+@pytest.mark.parametrize(
+    "choice", [{"scale_search": "mse"}, {"scale_search": "minmax"}, {"scale_refits": 1}, {"descent_passes": 2}], ids=str
+)
 def test_single_choices_go_before_the_preset(choice: dict[str, Any]) -> None:
     model = quantized(GPTQConfig(**choice))
     assert not same(model, quantized(GPTQConfig()))
-    assert error(model) < error(quantized(None))
+    assert error(model) < error(to_nearest())
     assert not off_grid(model)
 
 
 @pytest.mark.parametrize("settings", [GPTQConfig(), GPTAQConfig(), QRONOS], ids=lambda s: s.name)
 def test_two_runs_give_the_same_bits(settings: AlgoConfig) -> None:
     assert same(quantized(settings, "mxfp4"), quantized(settings, "mxfp4"))
-
-
-def test_a_bfloat16_model_stays_one() -> None:
-    model = quantized(GPTQConfig(), dtype=torch.bfloat16)
-    assert {layer.weight.dtype for layer in layers(model).values()} == {torch.bfloat16}
-    assert len(model.quark_findings.layers) == LAYERS
-    assert error(model) < error(quantized(None, dtype=torch.bfloat16))
-
-
-def test_dicts_and_tensors_give_the_same_model() -> None:
-    dicts = [{"input_ids": x, "attention_mask": torch.ones_like(x)} for x in data()]
-    assert same(quantized(GPTQConfig()), quantized(GPTQConfig(), batches=dicts))
-
-
-def test_sequences_may_differ_in_length_and_padding_does_not_count() -> None:
-    short, long = data()[0][:1, :50], data()[1][:1]
-    filled = torch.cat([nn.functional.pad(short, (0, 78), value=7), long])
-    mask = torch.ones_like(filled)
-    mask[0, 50:] = 0
-    apart = quantized(GPTQConfig(), batches=[short, long])
-    padded = quantized(GPTQConfig(), batches=[{"input_ids": filled, "attention_mask": mask}])
-    careless = quantized(GPTQConfig(), batches=[filled])
-    counts = [{f["tokens"] for f in m.quark_findings.layers.values()} for m in (apart, padded, careless)]
-    assert counts == [{178}, {178}, {256}]
-    first = "model.layers.0.self_attn.q_proj"
-    expected, found, wrong = (layers(m)[first].weight for m in (apart, padded, careless))
-    assert (found != expected).float().mean() < 0.01 < (wrong != expected).float().mean()
-
-
-def test_fewer_tokens_than_channels_are_damped_told_and_survived() -> None:
-    for settings in (GPTQConfig(preset="reference"), QRONOS):
-        model = quantized(settings, batches=[data()[0][:1, :40]])
-        figures = model.quark_findings.layers.values()
-        assert all(f["few_tokens"] and f["damping"] >= 0.1 and f["tokens"] == 40 for f in figures)
-        assert error(model) < 3 * error(quantized(None))
-        assert not off_grid(model)
-
-
-def test_one_token_is_enough_to_get_through() -> None:
-    model = quantized(GPTAQConfig(), "mxfp4", batches=[torch.tensor([[5]])])
-    assert {f["tokens"] for f in model.quark_findings.layers.values()} == {1}
-    assert error(model) < float("inf")
-
-
-def test_where_memory_is_short_blocks_are_passed_twice_and_it_is_nearly_as_good() -> None:
-    config = LLMTemplate.get("llama").get_config(scheme="int4_wo_64")
-    config.algo_config, config.activation_memory = [GPTAQConfig()], 0
-    model = ModelQuantizer(config).quantize_model(copy.deepcopy(float_model()), data())
-    assert any("passed twice" in note for note in model.quark_plan.notes)
-    assert error(model) < 0.7 * error(quantized(None))
-
-
-def test_the_tied_head_is_left_alone_or_rounded_to_nearest_and_embeddings_stay() -> None:
-    config = LLMTemplate.get("llama").get_config(scheme="int4_wo_64", exclude_layers=[])
-    config.algo_config = [GPTQConfig()]
-    model: Any = ModelQuantizer(config).quantize_model(copy.deepcopy(float_model()), data())
-    before: Any = float_model()
-    assert torch.equal(model.model.embed_tokens.weight, before.model.embed_tokens.weight)
-    assert not torch.equal(model.lm_head.weight, before.lm_head.weight)
-    assert "lm_head" not in model.quark_findings.layers
-    kept = quantized(GPTQConfig())
-    assert kept.lm_head.weight is kept.model.embed_tokens.weight
 
 
 def test_settings_of_one_configuration_are_not_those_of_another() -> None:
@@ -242,10 +132,3 @@ def test_settings_of_one_configuration_are_not_those_of_another() -> None:
         assert second[0].preset == "best"
     finally:
         changed.preset = "best"
-
-
-@pytest.mark.parametrize("bad", [float("inf"), float("nan"), 1e25])
-def test_activations_that_overflow_are_refused(bad: float) -> None:
-    config = QConfig(global_quant_config=quark.schemes().load("int4_wo_32", "config")(), algo_config=[GPTQConfig()])
-    with pytest.raises(QuarkError, match="NaN or Inf"):
-        ModelQuantizer(config).quantize_model(nn.Sequential(nn.Linear(32, 8)), [torch.full((4, 32), bad)])

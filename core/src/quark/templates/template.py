@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
@@ -265,7 +266,7 @@ class LLMTemplate:
                     f"{f': {reason}' if reason else ''}. "
                     f"Pass your own to get_config: algo_configs={{'{name}': …}}"
                 )
-            chosen.append(found)
+            chosen.append(copy.deepcopy(found))
         return chosen or None
 
     def _with_modules(self, patterns: str | Sequence[str] | None) -> list[str]:

@@ -14,7 +14,7 @@ from quark.specs.algorithm import AlgoConfig
 from quark.specs.model import QConfig
 
 
-class RoundingProcessor:
+class Processor:
     """Quantizes a float model with one algorithm.
 
     Args:
@@ -50,20 +50,32 @@ class RoundingProcessor:
         ModelQuantizer(config).quantize_model(self.model, self.calib_data)
 
 
-class GptqProcessor(RoundingProcessor):
+class GptqProcessor(Processor):
     """Of `GPTQConfig`."""
 
 
-class GptaqProcessor(RoundingProcessor):
+class GptaqProcessor(Processor):
     """Of `GPTAQConfig`."""
 
 
-class QronosProcessor(RoundingProcessor):
+class QronosProcessor(Processor):
     """Of `QronosConfig`."""
 
 
-class MissingProcessor:
-    """An algorithm's processor that this version does not bring.
+class AwqProcessor(Processor):
+    """Of `AWQConfig`."""
+
+
+class SmoothQuantProcessor(Processor):
+    """Of `SmoothQuantConfig`."""
+
+
+class AutoSmoothQuantProcessor(Processor):
+    """Of `AutoSmoothQuantConfig`."""
+
+
+class RotationProcessor:
+    """Of `RotationConfig`, of which this version brings the configuration only.
 
     Args:
         model: As documented.
@@ -77,21 +89,5 @@ class MissingProcessor:
     def __init__(self, model: object, quant_algo_config: AlgoConfig, calib_data: object = None) -> None:
         raise UnsupportedError(
             f"{type(self).__name__} cannot run: this version of quark-algos brings the algorithm's configuration only. "
-            "Round-to-nearest, the default, needs no processor: leave algo_config out"
+            "Leave rotation out; smoothing and calibrated rounding need none"
         )
-
-
-class AwqProcessor(MissingProcessor):
-    """Of `AWQConfig`."""
-
-
-class SmoothQuantProcessor(MissingProcessor):
-    """Of `SmoothQuantConfig`."""
-
-
-class AutoSmoothQuantProcessor(MissingProcessor):
-    """Of `AutoSmoothQuantConfig`."""
-
-
-class RotationProcessor(MissingProcessor):
-    """Of `RotationConfig`."""

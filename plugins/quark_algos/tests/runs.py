@@ -1,0 +1,79 @@
+"""Runs of calibrated rounding on the bundled tiny model, and what can be asked of their results."""
+
+from __future__ import annotations
+
+import copy
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quark.nn import QuantizedLayer
+from quark.specs.algorithm import AlgoConfig
+from quark.testing import tiny
+from quark.torch import LLMTemplate, ModelQuantizer
+from quark_algos.hessian import QronosConfig
+
+QRONOS = QronosConfig(inside_layer_modules=[], model_decoder_layers="")
+TOKENS, LAYERS = 512, 21
+
+
+@cache
+def float_model(dtype: torch.dtype = torch.float32) -> nn.Module:
+    """To be copied, not changed."""
+    return tiny.tiny_model(dtype)
+
+
+@cache
+def data() -> list[Tensor]:
+    """What is calibrated on, unless a test says otherwise."""
+    return list(torch.cat(tiny.calibration_batches(4, 128)).split(2))
+
+
+@cache
+def _float_logits() -> list[Tensor]:
+    with torch.no_grad():
+        return [float_model()(x).logits for x in data()]
+
+
+def quantized(settings: AlgoConfig | None, scheme: str = "int4_wo_64", batches: Any = None, dtype: torch.dtype = torch.float32) -> Any:
+    """A copy of the tiny model, rounded by those settings, or to nearest."""
+    config = LLMTemplate.get("llama").get_config(scheme=scheme)
+    config.algo_config = [settings] if settings else None
+    return ModelQuantizer(config).quantize_model(copy.deepcopy(float_model(dtype)), data() if batches is None else batches)
+
+
+@cache
+def to_nearest(scheme: str = "int4_wo_64", dtype: torch.dtype = torch.float32) -> Any:
+    """Rounded to nearest; not to be changed."""
+    return quantized(None, scheme, dtype=dtype)
+
+
+def error(model: nn.Module) -> float:
+    """Mean squared error of a logit on `data`."""
+    with torch.no_grad():
+        return float(sum((model(x).logits - y).square().mean() for x, y in zip(data(), _float_logits(), strict=True)))
+
+
+def layers(model: nn.Module) -> dict[str, QuantizedLayer]:
+    """Its quantized layers."""
+    return {n: m for n, m in model.named_modules() if isinstance(m, QuantizedLayer)}
+
+
+def same(one: nn.Module, other: nn.Module) -> bool:
+    """Whether all bits are equal."""
+    return all(torch.equal(a, b) for a, b in zip(one.state_dict().values(), other.state_dict().values(), strict=True))
+
+
+def off_grid(model: nn.Module) -> list[str]:
+    """Layers whose weight is not exactly what its codes say."""
+    found = []
+    for name, layer in layers(model).items():
+        assert layer.weight_quantizer is not None
+        quantizer, qparams = layer.weight_quantizer.quantizer, layer.weight_quantizer.qparams
+        assert qparams is not None
+        weight = layer.weight.detach().float()
+        again = quantizer.dequantize(quantizer.codes_of(weight, qparams), qparams).to(layer.weight.dtype)
+        found += [] if torch.equal(again, layer.weight) else [name]
+    return found
