@@ -100,8 +100,10 @@ def skeleton(path: Path, dtype: str, device: torch.device) -> nn.Module:
     for name, buffer in list(model.named_non_persistent_buffers()):
         owner, _, leaf = name.rpartition(".")
         model.get_submodule(owner)._buffers[leaf] = torch.empty_like(buffer, device=device)
+    for tensor in model.state_dict(keep_vars=True).values():
+        tensor._is_hf_initialized = True  # to be read: without this mark, transformers draws random numbers for meta tensors too
     with torch.random.fork_rng(devices=[]):
-        model.initialize_weights()  # of which meta tensors take nothing
+        model.initialize_weights()
     if (path / "generation_config.json").is_file():
         model.generation_config = GenerationConfig.from_pretrained(path)
     found: nn.Module = model.eval()

@@ -33,4 +33,6 @@ def refuse_non_finite(model: nn.Module, rows: Iterable[PlanRow]) -> None:
 
 def _is_finite(x: Tensor) -> bool:
     """One read of the tensor: NaN and Inf survive a sum. A sum may overflow by itself, so a bad one is looked at again."""
-    return bool(torch.isfinite(x.sum(dtype=torch.float32))) or bool(torch.isfinite(x).all())
+    # Sums are made in float32 whatever comes out; of bfloat16, whose range is the same, the result is twice as fast in its own dtype.
+    total = x.sum() if x.dtype is torch.bfloat16 else x.sum(dtype=torch.float32)
+    return bool(torch.isfinite(total)) or bool(torch.isfinite(x).all())

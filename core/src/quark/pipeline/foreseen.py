@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from functools import lru_cache
 
 import torch
@@ -23,7 +22,7 @@ def foreseen(model: nn.Module, plan: QuantPlan) -> nn.Module:
         model: Not quantized yet, its parameters on the meta device.
         plan: Made from it.
     """
-    made = copy.deepcopy(model)
+    made = _structure(model)
     layers: dict[str, QuantizedLayer] = {}
     for row in plan.quantized:
         assert row.config is not None
@@ -39,6 +38,18 @@ def foreseen(model: nn.Module, plan: QuantPlan) -> nn.Module:
         made.set_submodule(name, quantized)
     made.quark_plan = plan  # type: ignore[assignment]
     return made
+
+
+def _structure(model: nn.Module) -> nn.Module:
+    """A copy of the modules and not of what they hold; a module that lies in two places is one in the copy too."""
+    copies: dict[int, nn.Module] = {}
+    for module in model.modules():
+        copies[id(module)] = made = module.__class__.__new__(module.__class__)
+        # Dicts are the tables of parameters, buffers and submodules: those are changed in the copy.
+        made.__dict__.update({k: dict(v) if type(v) is dict else v for k, v in module.__dict__.items()})
+    for made in copies.values():
+        made._modules = {name: None if child is None else copies[id(child)] for name, child in made._modules.items()}
+    return copies[id(model)]
 
 
 def _give_scales(layer: QuantizedLayer, row: PlanRow) -> None:

@@ -17,6 +17,9 @@ from quark.pipeline.batches import Call
 SHARE = 0.5
 """Of the free memory, what activations may take where nothing else is asked for."""
 
+LEAST_RETURNED = 64 << 20
+"""Bytes that blocks must have freed before they are given back to the system; larger blocks give theirs back one by one."""
+
 
 def tokens_in(calls: Iterable[Call]) -> int:
     """Tokens of all calls: elements of their token ids, or vectors of their first floating-point argument."""
@@ -62,11 +65,25 @@ def return_freed() -> None:
     """Give memory that is free in this process back to the system, where its C library can be told to.
 
     That of Linux keeps what lies between allocations in use: without this, float weights that rounded ones have replaced would stay
-    resident, a block's worth for each block.
+    resident, a block's worth for each block. See `FreedMemory` for when.
     """
     trim = _trim()
     if trim is not None:
         trim(0)
+
+
+class FreedMemory:
+    """Counts what blocks free, and returns it when there is enough: each return takes a while, and so does the memory's coming back."""
+
+    def __init__(self) -> None:
+        self._bytes = 0
+
+    def add(self, size: int) -> None:
+        """``size`` more bytes have been freed, or some of them."""
+        self._bytes += size
+        if self._bytes >= LEAST_RETURNED:
+            return_freed()
+            self._bytes = 0
 
 
 @cache

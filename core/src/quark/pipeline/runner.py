@@ -20,7 +20,7 @@ from quark.pipeline.attention import quantize_attention
 from quark.pipeline.batches import Call
 from quark.pipeline.findings import Findings
 from quark.pipeline.lockstep import LockStep, without_cache
-from quark.pipeline.memory import return_freed
+from quark.pipeline.memory import FreedMemory
 from quark.pipeline.observing import Observation, counting, expert_layers_among, observations, observing, pooled
 from quark.pipeline.problems import problems
 from quark.pipeline.sink import BlockSink
@@ -139,6 +139,7 @@ class _Work:
         self._transforms = transforms
         self._architecture = plan.architecture
         self._nearest = RoundToNearest()
+        self._freed = FreedMemory()
         self.findings = Findings()
         self.wants_float = any(kind.wants_float for kind in rounding.needs)
 
@@ -146,10 +147,11 @@ class _Work:
     def at(self, block: Block) -> Iterator[None]:
         """The tensors of a block are there while the body runs; when it ends, its layers have been taken."""
         self.source.load(block)
+        size = sum(p.nbytes for p in block.module.parameters())
         yield
         self._sink.end_block(block)
         self.source.release(block)
-        return_freed()
+        self._freed.add(size)
 
     def begin(self) -> None:
         """Let transforms change what lies outside the blocks."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from functools import lru_cache
 from typing import Any, Protocol
 
 import torch
@@ -107,10 +108,10 @@ class CheckpointSource:
         for module in block.module.modules():
             for leaf, parameter in module._parameters.items():
                 if parameter is not None and not parameter.is_meta and id(parameter) not in self._kept:
-                    module._parameters[leaf] = nn.Parameter(parameter.detach().to("meta"), requires_grad=False)
+                    module._parameters[leaf] = nn.Parameter(_meta(parameter.shape, parameter.dtype), requires_grad=False)
             for leaf, buffer in module._buffers.items():
                 if buffer is not None and leaf not in module._non_persistent_buffers_set and id(buffer) not in self._kept:
-                    module._buffers[leaf] = buffer.to("meta")
+                    module._buffers[leaf] = _meta(buffer.shape, buffer.dtype)
 
     def _place(self, name: str, tensor: Tensor) -> Tensor:
         """Put a tensor wherever the model has the one of that name; tied modules share it."""
@@ -140,6 +141,12 @@ class CheckpointSource:
                 )
                 owner, _, leaf = name.rpartition(".")
                 self._model.get_submodule(owner)._parameters[leaf] = nn.Parameter(torch.empty_like(state[name]), requires_grad=False)
+
+
+# Blocks are alike, and meta tensors are slow to make.
+@lru_cache(maxsize=256)
+def _meta(shape: torch.Size, dtype: torch.dtype) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
 
 
 def _common_block(names: Iterable[str], blocks: Iterable[str]) -> str | None:

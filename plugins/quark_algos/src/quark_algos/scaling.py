@@ -56,6 +56,9 @@ class Scaling(ABC):
 
     Args:
         settings: An `AWQConfig`, `SmoothQuantConfig` or `AutoSmoothQuantConfig`.
+
+    Raises:
+        ConfigError: An entry of ``scaling_layers`` is incomplete, or its condition is not understood.
     """
 
     stage = "scaling"
@@ -65,6 +68,7 @@ class Scaling(ABC):
         assert isinstance(settings, AWQConfig | SmoothQuantConfig | AutoSmoothQuantConfig)
         self._preset = settings.preset
         self._hand_written = list(settings.scaling_layers or [])
+        places_of(self._hand_written, ())  # what is wrong with them is said before any work
         self._heads = 1
         self._refused: set[str] = set()
         self._tried: set[str] = set()

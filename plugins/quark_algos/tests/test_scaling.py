@@ -1,0 +1,150 @@
+"""SmoothQuant, AutoSmoothQuant and AWQ in whole runs: on every scheme, in any order, by hand, from disk, and never in silence."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import torch
+from torch import Tensor, nn
+
+import quark
+from quark.errors import CalibrationError, ConfigError
+from quark.pipeline import quantize_checkpoint
+from quark.specs.algorithm import AlgoConfig
+from quark.specs.model import QConfig
+from quark.testing import tiny
+from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
+from quark_algos.hand_written import Condition
+from quark_algos.smoothing import AWQConfig, SmoothQuantConfig
+
+SCHEMES = [n for n in quark.schemes().names() if quark.schemes().load(n, "config")().weight is not None]
+NAMES = ["awq", "smoothquant", "autosmoothquant"]
+DATA = tiny.calibration_batches(4, 96)
+
+
+def config(algorithm: Any, scheme: str = "int4_wo_128", **changes: Any) -> QConfig:
+    made = LLMTemplate.get("llama").get_config(scheme=scheme, algorithm=algorithm)
+    made.algo_config = [attrs.evolve(a, **changes) for a in made.algo_config or []] if changes else made.algo_config
+    return made
+
+
+def quantized(algorithm: Any, scheme: str = "int4_wo_128", **changes: Any) -> nn.Module:
+    return ModelQuantizer(config(algorithm, scheme, **changes)).quantize_model(tiny.tiny_model(), DATA)
+
+
+def judged(model: nn.Module) -> dict[str, Any]:
+    return {n: f for n, f in model.quark_findings.transformed.items() if "applied" in f}
+
+
+def logits(model: nn.Module, ids: Tensor = DATA[0]) -> Tensor:
+    with torch.no_grad():
+        found: Tensor = model(ids).logits
+    return found
+
+
+def error(model: nn.Module) -> float:
+    """On tokens that were not calibrated on."""
+    text = torch.tensor(tiny.tiny_tokenizer()(tiny.held_out_text(), verbose=False)["input_ids"])[-2048:].view(16, 128)
+    return float((logits(model, text) - logits(tiny.tiny_model(), text)).square().mean())
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("name", NAMES)
+def test_every_scheme_can_be_smoothed_and_no_block_is_left_worse(name: str, scheme: str) -> None:
+    model = quantized(name, scheme)
+    assert torch.isfinite(logits(model)).all()
+    for figures in judged(model).values():
+        assert figures["applied"] == (figures["error_after"] <= figures["error_before"])
+
+
+def test_awq_makes_groups_of_four_bits_better() -> None:
+    assert error(quantized("awq")) < 0.9 * error(quantized(None))
+
+
+def test_the_reference_preset_keeps_what_does_harm_and_says_how_much(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="quark"):
+        model = quantized("smoothquant", "int8", preset="reference", alpha=1.0)
+    worse = [n for n, f in judged(model).items() if f["error_after"] > f["error_before"]]
+    assert worse
+    assert all(f["applied"] for f in judged(model).values())
+    assert sum("times as large on held-out tokens" in r.message for r in caplog.records) == len(worse)
+
+
+def test_what_is_taken_back_leaves_no_trace() -> None:
+    """With a share of 1 and the preset's cure left out, every block of this scheme is worse."""
+    changed = quantized("smoothquant", "int4_wo_128", alpha=0.999)
+    assert not any(f["applied"] for f in judged(changed).values())
+    plain = quantized(None)
+    assert all(torch.equal(a, b) for a, b in zip(changed.state_dict().values(), plain.state_dict().values(), strict=True))
+
+
+def test_the_order_in_which_algorithms_are_named_does_not_matter() -> None:
+    one, other = quantized(["awq", "gptq"]), quantized(["gptq", "awq"])
+    assert all(torch.equal(a, b) for a, b in zip(one.state_dict().values(), other.state_dict().values(), strict=True))
+    assert {r.algorithm for r in one.quark_plan.quantized} == {"gptq"}
+    assert any("awq" in note for note in one.quark_plan.notes)
+
+
+@pytest.mark.parametrize(
+    ("names", "words"), [(["awq", "smoothquant"], "'awq' and 'smooth' do the same thing"), (["gptq", "qronos"], "both choose the codes")]
+)
+def test_algorithms_that_exclude_each_other_are_refused_before_any_work(names: list[str], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        quantized(names)
+
+
+def test_without_data_the_error_names_the_algorithm() -> None:
+    with pytest.raises(CalibrationError, match="needed by the algorithm 'awq'"):
+        ModelQuantizer(config("awq")).quantize_model(tiny.tiny_model())
+
+
+def test_exports_reload_to_the_same_logits(tmp_path: Path) -> None:
+    model = quantized(["smoothquant", "gptq"], "int8")
+    export_safetensors(model, tmp_path / "out")
+    again = import_model_from_safetensors(None, str(tmp_path / "out"), device="cpu")
+    assert torch.equal(logits(again), logits(model))
+
+
+def test_from_disk_gives_the_checkpoint_that_the_model_in_memory_gives(tmp_path: Path) -> None:
+    model = ModelQuantizer(config("awq")).quantize_model(tiny.tiny_model(torch.bfloat16), DATA)
+    export_safetensors(model, tmp_path / "memory")
+    quantize_checkpoint(tiny.tiny_model_dir(), tmp_path / "disk", config("awq"), DATA)
+    for file in ("model.safetensors", "config.json"):
+        assert (tmp_path / "disk" / file).read_bytes() == (tmp_path / "memory" / file).read_bytes()
+
+
+def hand_written(condition: str) -> AlgoConfig:
+    return SmoothQuantConfig(
+        alpha=0.3,
+        preset="reference",
+        scaling_layers=[
+            {"prev_op": "self_attn.v_proj", "layers": ["self_attn.o_proj"], "inp": "self_attn.o_proj", "condition": condition},
+            {"prev_op": "mlp.up_proj", "layers": ["mlp.down_proj"], "inp": "mlp.down_proj"},
+        ],
+    )
+
+
+def test_places_written_by_hand_are_the_only_ones_and_keep_their_conditions() -> None:
+    shape = "module.self_attn.v_proj.weight.shape {} module.self_attn.o_proj.weight.shape"
+    for operator, expected in (("==", {"mlp.up_proj"}), ("!=", {"mlp.up_proj", "self_attn.v_proj"})):
+        made = config(None, "int8")
+        made.algo_config = [hand_written(shape.format(operator))]
+        found = ModelQuantizer(made).quantize_model(tiny.tiny_model(), DATA).quark_findings.transformed
+        assert {n.split(".", 3)[3] for n, f in found.items() if "scale_max" in f} == expected
+
+
+@pytest.mark.parametrize("text", ["__import__('os')", "module.a.weight.shape < module.b.weight.shape", "True", "module.a.shape == 1"])
+def test_a_condition_that_is_no_comparison_of_shapes_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="is not understood"):
+        Condition.parse(text)
+
+
+def test_an_entry_without_layers_is_refused() -> None:
+    made = config(None)
+    made.algo_config = [AWQConfig(scaling_layers=[{"prev_op": "mlp.up_proj"}])]
+    with pytest.raises(ConfigError, match="names its 'prev_op' and its 'layers'"):
+        ModelQuantizer(made).quantize_model(tiny.tiny_model(), DATA)
