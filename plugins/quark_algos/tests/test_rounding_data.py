@@ -48,8 +48,10 @@ def test_fewer_tokens_than_channels_are_damped_told_and_survived() -> None:
 
 def test_one_token_is_enough_to_get_through() -> None:
     model = quantized(GPTAQConfig(), "mxfp4", batches=[torch.tensor([[5]])])
-    assert {f["tokens"] for f in model.quark_findings.layers.values()} == {1}
-    assert error(model) < float("inf")
+    figures = model.quark_findings.layers.values()
+    assert {f["tokens"] for f in figures} == {1}
+    assert max(f["dead"] for f in figures) > 20, "of small inputs fp4 makes zeros"
+    assert error(model) < 3 * error(to_nearest("mxfp4")), "channels that this token left out keep their weights"
 
 
 def test_where_memory_is_short_blocks_are_passed_twice_and_it_is_nearly_as_good() -> None:

@@ -57,7 +57,8 @@ class ColumnRounding:
         h = moment.matrix()
         recipe = self._fitting(moment.tokens, h)
         solved = _ready(moment, h, recipe)
-        wt[solved.dead] = 0
+        if moment.tokens >= wt.shape[0]:  # of a few tokens, silence says little about others
+            wt[solved.dead] = 0
         if recipe.share and CrossMoment in problem.statistics:
             gentle = _correction_factor(moment, h, recipe)
             wt = corrected(wt, problem.statistic(CrossMoment).matrix(), gentle, recipe.share)

@@ -28,6 +28,8 @@ from quark_algos.smoothing import AutoSmoothQuantConfig, AWQConfig, SmoothQuantC
 
 SAMPLE = 256
 """Tokens on which the rounding of activations is tried."""
+ROWS = 512
+"""Rows of the readers, spread over all of them, on which scales are tried: what suits these suits the rest."""
 SANE_ALPHA = 0.5
 """What the preset "best" takes for the documented default of 1, which leaves nothing of the weights' ranges."""
 
@@ -198,6 +200,9 @@ def _part(layers: Sequence[nn.Module], config: QLayerConfig, quadratic: Quadrati
     assert config.weight is not None
     quantizer = quantizer_for(config.weight, activation=False)
     weights = [linear_weight(layer) for layer in layers]
+    # Scales that span rows depend on all of them.
+    step = max(1, sum(w.shape[0] for w in weights) // ROWS) if quantizer.granularity.is_local else 1
+    weights = [w[::step] for w in weights]
     rows = [w.shape[0] for w in weights]
 
     def grid_of(wt: Tensor) -> WeightGrid:
