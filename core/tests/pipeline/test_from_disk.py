@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from transformers import initialization
 
 from quark.errors import ConfigError
 from quark.model.blocks import Block, decoder_blocks
@@ -52,6 +53,14 @@ def test_a_skeleton_holds_no_weight_and_has_the_buffers_and_dtypes_of_the_model(
     assert buffers
     assert all(torch.equal(buffers[n], b) for n, b in wanted.named_buffers())
     assert not found.training
+
+
+def test_a_skeleton_draws_no_random_numbers_for_weights_that_will_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    def drawn(tensor: torch.Tensor, **_: Any) -> torch.Tensor:
+        raise AssertionError(f"random numbers for a {tensor.device} tensor of shape {list(tensor.shape)}")
+
+    monkeypatch.setitem(initialization.TORCH_INIT_FUNCTIONS, "normal_", drawn)
+    skeleton(tiny_model_dir(), "auto", CPU)
 
 
 def test_an_unknown_dtype_is_refused() -> None:
@@ -107,3 +116,17 @@ def test_what_is_foreseen_has_the_scales_that_calibration_finds_and_no_values() 
     assert facts == {name: (t.shape, t.dtype) for name, t in wanted.state_dict().items()}
     assert all(t.is_meta for t in found.state_dict().values())
     assert all(not isinstance(m, type(found.get_submodule("model.layers.0.mlp.up_proj"))) for m in model.modules())
+
+
+def test_what_is_foreseen_shares_modules_where_the_model_does_and_leaves_the_model_as_it_is() -> None:
+    model, plan, _ = opened()
+    twice = nn.LayerNorm(4, device="meta")
+    model.add_module("one", twice)
+    model.add_module("other", twice)
+    before = [(name, id(m), id(m._parameters.get("weight"))) for name, m in model.named_modules(remove_duplicate=False)]
+    found = foreseen(model, plan)
+    assert found.get_submodule("one") is found.get_submodule("other")
+    assert found.get_submodule("one") is not twice
+    assert not {id(m) for m in found.modules()} & {id(m) for m in model.modules()}
+    assert [(name, id(m), id(m._parameters.get("weight"))) for name, m in model.named_modules(remove_duplicate=False)] == before
+    assert not hasattr(model, "quark_plan")

@@ -6,6 +6,7 @@ from copy import deepcopy
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+import pytest
 import torch
 from safetensors import safe_open
 from torch import nn
@@ -23,9 +24,16 @@ def logits(model: nn.Module) -> torch.Tensor:
     return found
 
 
-def test_four_bit_weights_and_an_eight_bit_cache_reload_to_the_same_logits(family: tuple[nn.Module, Architecture], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("scheme", "algorithm"), [("int4_wo_32", None), ("fp8", None), ("mxfp4", None), ("int4_wo_32", ["awq", "gptq"])], ids=str
+)
+def test_weights_and_an_eight_bit_cache_reload_to_the_same_logits(
+    family: tuple[nn.Module, Architecture], scheme: str, algorithm: list[str] | None, tmp_path: Path
+) -> None:
     tiny, facts = family
-    config = LLMTemplate.get(facts.model_type).get_config(scheme="int4_wo_32", kv_cache_scheme="fp8" if facts.kv_layers_name else None)
+    template = LLMTemplate.get(facts.model_type)
+    names = [name for name in algorithm or [] if template.algo_config[name] is not None]
+    config = template.get_config(scheme=scheme, algorithm=names or None, kv_cache_scheme="fp8" if facts.kv_layers_name else None)
     model = ModelQuantizer(config).quantize_model(deepcopy(tiny), [IDS[:1]])
     export_safetensors(model, tmp_path / "out")
     expected = logits(model)

@@ -54,6 +54,12 @@ class Findings:
                     f"{len(few)} of them got less than {FEW:.0%} of the average; the least, '{worst}', {few[worst]}. More data, or "
                     "calibrate_all_experts=True, reach them."
                 )
+        few_layers = [n for n, figures in self.layers.items() if figures.get("few_tokens")]
+        if few_layers:
+            yield (
+                f"{len(few_layers)} of {len(self.layers)} layers got fewer tokens than they have input channels, the first is "
+                f"'{few_layers[0]}' with {self.layers[few_layers[0]]['tokens']}: they are rounded more cautiously. More data do better."
+            )
         if self.unreached:
             yield (
                 f"No calibration token reached {len(self.unreached)} layer(s), the first is '{self.unreached[0]}': "
