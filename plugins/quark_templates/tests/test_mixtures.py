@@ -185,6 +185,23 @@ def test_experts_are_quantized_one_by_one_and_read_back(model_type: str, scheme:
     assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(tmp_path / "out")), expected)
 
 
+@pytest.mark.parametrize("algorithm", [["gptq"], ["awq", "qronos"]], ids="+".join)
+def test_experts_are_rounded_for_the_tokens_they_get_counted_and_read_back(model_type: str, algorithm: list[str], tmp_path: Path) -> None:
+    template = LLMTemplate.get(model_type)
+    names = [name for name in algorithm if template.algo_config[name] is not None]
+    model = ModelQuantizer(template.get_config("int4_wo_32", algorithm=names)).quantize_model(model_of(model_type), list(IDS.split(1)))
+    tokens = model.quark_findings.tokens
+    rounded = model.quark_findings.layers
+    assert tokens
+    assert {n for n in tokens if tokens[n]} <= set(rounded)
+    assert set(model.quark_findings.unreached) == {n for n in tokens if not tokens[n]}
+    assert all(rounded[n]["tokens"] == tokens[n] for n in tokens if tokens[n])
+    export_safetensors(model, tmp_path / "out")
+    expected = logits(model)
+    assert expected.isfinite().all()
+    assert torch.equal(logits(import_model_from_safetensors(None, tmp_path / "out")), expected)
+
+
 def test_excluded_experts_stay_fused_and_the_plan_says_so() -> None:
     model = model_of("mixtral")
     template = LLMTemplate.get("mixtral")

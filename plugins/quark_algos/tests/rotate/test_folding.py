@@ -7,7 +7,7 @@ from typing import Any
 import attrs
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from quark.errors import ConfigError, UnsupportedError
 from quark.specs.architecture import Architecture
@@ -15,41 +15,12 @@ from quark_algos.rotate.folding import block, fuse_norms, outside, r1_of, values
 from quark_algos.rotate.hadamard import Rotation
 from quark_algos.rotate.stream import check, in_block, outside_blocks
 
-from ..smooth.blocks import HEADS, IDS, InFloat64, facts_of, model_of
+from .models import HEAD, HEADS, WIDTH, blocks_of, distance, facts_of, logits, model_of
 
-WIDTH, HEAD = 32, 8
-TWO = {"num_hidden_layers": 2}
 TOLERANCE = 1e-9
-FAMILIES = {
-    "llama": {},
-    "qwen3": {},
-    "gemma": {},
-    "mixtral": {},
-    "qwen3_moe": {"num_experts": 3, "moe_intermediate_size": 24},
-    "opt": {},
-    "phi3": {},
-    "phi": {},
-    "gpt2": {},
-    "gpt_neox": {},
-    "stablelm": {},
-}
-UNTIED = [("llama", {"tie_word_embeddings": False}), ("qwen3", {"tie_word_embeddings": True})]
-CASES = [*FAMILIES.items(), *UNTIED]
-
-
-def logits(model: nn.Module) -> Tensor:
-    with torch.no_grad(), InFloat64():
-        found: Tensor = model(IDS).logits
-    assert found.dtype is torch.float64
-    return found
-
-
-def blocks_of(model: nn.Module, facts: Architecture) -> list[nn.Module]:
-    return list(model.get_submodule(facts.decoder_blocks or "").children())
-
-
-def distance(found: Tensor, expected: Tensor) -> float:
-    return float((found - expected).abs().max() / expected.abs().max())
+FAMILIES = ["gemma", "gpt2", "gpt_neox", "llama", "mixtral", "opt", "phi", "phi3", "qwen3", "qwen3_moe", "stablelm"]
+TIED_OR_NOT: list[tuple[str, dict[str, Any]]] = [("llama", {"tie_word_embeddings": True}), ("qwen3", {"tie_word_embeddings": True})]
+CASES = [*((name, {}) for name in FAMILIES), *TIED_OR_NOT]
 
 
 def rotate(model: nn.Module, facts: Architecture, rotation: Rotation | None) -> None:
@@ -58,19 +29,10 @@ def rotate(model: nn.Module, facts: Architecture, rotation: Rotation | None) -> 
         block(module, facts, rotation)
 
 
-def biased_norms(model: nn.Module) -> nn.Module:
-    """Norms far from what they would be were they folded already."""
-    generator = torch.Generator().manual_seed(3)
-    for name, vector in model.named_parameters():
-        if vector.ndim == 1:
-            vector.data += torch.rand(vector.shape, generator=generator, dtype=vector.dtype) * (0.5 if name.endswith("bias") else 0.3)
-    return model
-
-
 @pytest.mark.parametrize(("size", "seed"), [(None, None), (None, 4), (16, 4)])
 @pytest.mark.parametrize(("model_type", "sizes"), CASES)
 def test_the_rotated_model_computes_what_it_did(model_type: str, sizes: dict[str, Any], size: int | None, seed: int | None) -> None:
-    facts, model = facts_of(model_type), biased_norms(model_of(model_type, **TWO, **sizes))
+    facts, model = facts_of(model_type), model_of(model_type, **sizes)
     before, embedded = logits(model), model.get_submodule(facts.embeddings[0]).get_parameter("weight")
     rotate(model, facts, r1_of(WIDTH, facts, size, seed))
     assert distance(model.get_submodule(facts.embeddings[0]).get_parameter("weight"), embedded) > 0.1
@@ -79,7 +41,7 @@ def test_the_rotated_model_computes_what_it_did(model_type: str, sizes: dict[str
 
 def test_a_wider_model_rotates_in_blocks_of_32() -> None:
     facts = facts_of("llama")
-    model = biased_norms(model_of("llama", hidden_size=96, **TWO))
+    model = model_of("llama", hidden_size=96)
     before = logits(model)
     rotation = r1_of(96, facts, 32)
     assert rotation.block == 32
@@ -90,7 +52,7 @@ def test_a_wider_model_rotates_in_blocks_of_32() -> None:
 @pytest.mark.parametrize("seed", [None, 4])
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_values_rotate_by_head(model_type: str, seed: int | None) -> None:
-    facts, model = facts_of(model_type), biased_norms(model_of(model_type, **TWO, **FAMILIES[model_type]))
+    facts, model = facts_of(model_type), model_of(model_type)
     before, rotation = logits(model), Rotation.of(HEAD, seed=seed)
     for module in blocks_of(model, facts):
         columns = module.get_submodule(facts.attention_output or "").get_parameter("weight")
@@ -101,7 +63,7 @@ def test_values_rotate_by_head(model_type: str, seed: int | None) -> None:
 
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_norms_fuse_without_a_rotation_too(model_type: str) -> None:
-    facts, model = facts_of(model_type), biased_norms(model_of(model_type, **TWO, **FAMILIES[model_type]))
+    facts, model = facts_of(model_type), model_of(model_type)
     before = logits(model)
     outside(model, facts, None)
     for module in blocks_of(model, facts):
@@ -114,7 +76,7 @@ def test_norms_fuse_without_a_rotation_too(model_type: str) -> None:
 
 @pytest.mark.parametrize("model_type", ["llama", "gemma", "mixtral", "opt"])
 def test_every_module_that_touches_the_stream_counts(model_type: str) -> None:
-    facts, model = facts_of(model_type), biased_norms(model_of(model_type, **TWO))
+    facts, model = facts_of(model_type), model_of(model_type)
     before, state = logits(model), {name: p.detach().clone() for name, p in model.named_parameters(remove_duplicate=False)}
     rotate(model, facts, r1_of(WIDTH, facts, seed=1))
     streams = [outside_blocks(model, facts), *(in_block(module, facts) for module in blocks_of(model, facts))]
@@ -155,13 +117,13 @@ def test_weights_of_16_bits_are_rounded_once() -> None:
 
 
 def test_a_bias_that_no_reader_takes_stays_with_its_norm_unless_its_weight_is_zero() -> None:
-    facts, model = facts_of("opt"), biased_norms(model_of("opt"))
+    facts, model = facts_of("opt"), model_of("opt")
     final = model.get_submodule(facts.final_norm or "")
     before, bias = logits(model), final.get_parameter("bias")
     rotate(model, facts, r1_of(WIDTH, facts))
     assert distance(final.get_parameter("bias"), bias) > 0.1
     assert distance(logits(model), before) < TOLERANCE
-    other = biased_norms(model_of("opt"))
+    other = model_of("opt")
     other.get_submodule(facts.final_norm or "").get_parameter("weight").data[3] = 0
     kept = dict(other.named_parameters())
     with pytest.raises(UnsupportedError, match="the weight 0"):
@@ -209,7 +171,7 @@ def test_what_does_not_fit_is_refused_before_anything_changes() -> None:
 
 def test_fused_experts_are_refused() -> None:
     facts, model = facts_of("mixtral"), model_of("mixtral")
-    (module,) = blocks_of(model, facts)
+    module = blocks_of(model, facts)[0]
     experts = nn.Module()
     experts.down_proj = nn.Parameter(torch.zeros(3, WIDTH, 64))
     module.set_submodule(facts.experts or "", experts)

@@ -1,7 +1,7 @@
 """Folding rotations into weights: R1 into all that writes to the residual stream or reads it, R2 into attention's values and its output.
 
-With the stream ``x`` rotated to ``x · R``, writers put out ``y · R``, and readers have ``W · diag(γ) · R``, the weight γ of their norm folded
-in, so that the norm commutes with R. Parameters are made anew and never written: they may be mapped from a checkpoint, or be another
+With the stream ``x`` rotated to ``x · R``, writers put out ``y · R``, and readers have ``W · diag(γ) · R``, the weight γ of their norm
+folded in, so that the norm commutes with R. Parameters are made anew and never written: they may be mapped from a checkpoint, or be another
 module's too. Each is computed in float32, or float64 where it is that, and rounded once to its dtype.
 
 Where norms subtract the mean, R must keep it (`Rotation.keeps_mean`): so the model keeps its LayerNorms, and any runtime can load it.
@@ -9,7 +9,7 @@ Where norms subtract the mean, R must keep it (`Rotation.keeps_mean`): so the mo
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -110,10 +110,10 @@ def values(module: nn.Module, facts: Architecture, rotation: Rotation, heads: in
 
 
 def untie(model: nn.Module) -> bool:
-    """Say in the configuration of a model of transformers that head and embeddings have weights of their own; returns whether that is new."""
-    config = getattr(model, "config", None)
-    text = config.get_text_config() if hasattr(config, "get_text_config") else None
-    tied = [one for one in (config, text) if getattr(one, "tie_word_embeddings", False)]
+    """Say in a model's configuration that its head and embeddings have weights of their own; returns whether that is new."""
+    config: Any = getattr(model, "config", None)
+    configs = [config, config.get_text_config()] if hasattr(config, "get_text_config") else [config]
+    tied = [one for one in configs if getattr(one, "tie_word_embeddings", False)]
     for one in tied:
         one.tie_word_embeddings = False
     return bool(tied)
@@ -156,7 +156,7 @@ def _fold_norm(reading: Reading, facts: Architecture, rotation: Rotation | None,
 
 
 def _takes_norm_bias(reading: Reading, facts: Architecture) -> bool:
-    """Whether all readers can take a norm's bias; if not, it must be possible to leave it with the norm, where it is divided by the weight."""
+    """Whether all readers can take a norm's bias. If not it stays with the norm, divided by the weight, which must be possible."""
     if all(_own(reader, ("bias",)) for reader in reading.readers.values()):
         return True
     if _own(reading.norm, ("weight", "bias")) == ("weight", "bias"):
@@ -172,13 +172,9 @@ def _see_fit(stream: Stream, facts: Architecture, rotation: Rotation) -> None:
         raise ConfigError(f"the norms of {facts.model_type} subtract the mean, and this rotation does not keep it; make one by r1_of()")
     for name, module in stream.writers.items():
         _see_width(name, module.get_parameter("weight").shape[1 if _puts_out_columns(module) else 0], rotation)
-    for name, module in chain_readers(stream.readings):
-        _see_width(name, module.get_parameter("weight").shape[input_axis(module)], rotation)
-
-
-def chain_readers(readings: Iterable[Reading]) -> list[tuple[str, nn.Module]]:
-    """All readers of some norms, with their names."""
-    return [item for reading in readings for item in reading.readers.items()]
+    for reading in stream.readings:
+        for name, module in reading.readers.items():
+            _see_width(name, module.get_parameter("weight").shape[input_axis(module)], rotation)
 
 
 def _see_width(name: str, width: int, rotation: Rotation) -> None:

@@ -61,7 +61,9 @@ def transform(x: Tensor, order: int, *, transposed: bool = False) -> Tensor:
     """
     factors = factors_of(order)
     if factors is None:
-        raise ConfigError(f"no Hadamard matrix of order {order} is known here; rotate in blocks of {largest_order(order)}, which divides it")
+        raise ConfigError(
+            f"no Hadamard matrix of order {order} is known here; rotate in blocks of {largest_order(order)}, which divides it"
+        )
     shape, right = x.shape, order
     for factor in factors:
         right //= factor
@@ -141,7 +143,9 @@ class Rotation:
             cure = f"take {largest_order(self.block)}, which divides it"
             raise ConfigError(f"rotation_size {self.block} is the order of no Hadamard matrix known here; {cure}")
         if self.signs is not None and tuple(self.signs.shape) != (self.width,):
-            raise ConfigError(f"a rotation of width {self.width} was given signs of shape {tuple(self.signs.shape)}; give one for each channel")
+            raise ConfigError(
+                f"a rotation of width {self.width} was given signs of shape {tuple(self.signs.shape)}; give one for each channel"
+            )
 
     @classmethod
     def of(cls, width: int, size: int | None = None, seed: int | None = None, *, keeps_mean: bool = False) -> Self:
@@ -172,7 +176,8 @@ class Rotation:
             x: ``[…, width]``, of a floating dtype, on any device.
 
         Returns:
-            ``[…, width]``, a new tensor of the same dtype and device. It is computed in float32, or float64 where ``x`` is, and rounded once.
+            ``[…, width]``, a new tensor of that dtype, on that device. It is computed in float32, or float64 where ``x`` is, and rounded
+            once.
 
         Raises:
             ConfigError: The last axis has another size.

@@ -88,12 +88,14 @@ def in_block(block: nn.Module, facts: Architecture) -> Stream:
         places.setdefault(norm or "", []).extend(chain.from_iterable(groups))
     readings = []
     for name, readers in places.items():
-        norm, found = matching(block, (name,)), matching(block, readers)
-        if bool(norm) != bool(found):
-            has, lacks = (name, "any of " + ", ".join(readers)) if norm else (", ".join(found), name)
-            raise UnsupportedError(f"a block of this {facts.model_type} cannot be rotated: it has {has} but not {lacks}; leave rotation out")
-        if norm:
-            readings.append(Reading(name, norm[name], found))
+        norms, found = matching(block, (name,)), matching(block, readers)
+        if bool(norms) != bool(found):
+            has, lacks = (name, "any of " + ", ".join(readers)) if norms else (", ".join(found), name)
+            raise UnsupportedError(
+                f"a block of this {facts.model_type} cannot be rotated: it has {has} but not {lacks}; leave rotation out"
+            )
+        if norms:
+            readings.append(Reading(name, norms[name], found))
     writers = matching(block, (*writers_of_attention(facts), *writers_of_mlp(facts)))
     _see_single_experts(block, facts, writers)
     if not readings or not writers:
