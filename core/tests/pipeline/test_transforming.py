@@ -41,6 +41,7 @@ class Scaling:
     """Divides the norm before attention by powers of two, which change no bit of the result, and remembers what it was shown."""
 
     stage = "scaling"
+    works_by_block = True
 
     def __init__(self, needs: Sequence[type[Statistic]] = (Inputs,), spoil: float = 0.0) -> None:
         self.needs = needs

@@ -11,9 +11,7 @@ import attrs
 import pytest
 
 import quark
-from quark.errors import UnsupportedError
 from quark.specs.algorithm import AlgoConfig
-from quark.torch import LLMTemplate
 from quark.torch.quantization import load_quant_algo_config_from_file
 from quark_algos.hessian import GPTAQConfig, GPTQConfig, QronosConfig
 from quark_algos.plugin import quark_register_algorithms
@@ -40,9 +38,8 @@ def test_the_seven_documented_algorithms_are_registered() -> None:
 
 
 @pytest.mark.parametrize("record", list(quark_register_algorithms()), ids=lambda r: r.name)
-def test_what_is_registered_can_be_loaded_and_is_said_to_be_a_configuration_only_where_it_is(record: Any) -> None:
-    assert record.summary.endswith("configuration only") == (record.processor is None)
-    assert record.processor is None or record.processor.load()
+def test_what_is_registered_can_be_loaded(record: Any) -> None:
+    assert record.processor.load()
     assert issubclass(record.config.load(), AlgoConfig)
     assert all(reference.load() for reference in record.exports.values())
 
@@ -143,16 +140,3 @@ def test_settings_of_online_rotations_are_read_from_a_dict() -> None:
 def test_values_out_of_their_range_are_refused(make: Any, words: str) -> None:
     with pytest.raises(ValueError, match=words):
         make()
-
-
-@pytest.mark.parametrize("name", [*(r.name for r in quark_register_algorithms() if r.processor is None), "quarot", "Rotation"])
-def test_asking_for_an_algorithm_names_the_distribution_that_lacks_it(name: str) -> None:
-    from quark.specs.layer import QLayerConfig
-    from quark.specs.tensor import QTensorConfig
-
-    LLMTemplate.register_scheme("own int8", QLayerConfig(weight=QTensorConfig(dtype="int8")))
-    try:
-        with pytest.raises(UnsupportedError, match=r"cannot run: quark-algos \S+ registers its configuration only"):
-            LLMTemplate.get("llama").get_config(scheme="own int8", algorithm=name)
-    finally:
-        LLMTemplate.unregister_scheme("own int8")

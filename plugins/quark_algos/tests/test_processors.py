@@ -6,12 +6,11 @@ import attrs
 import pytest
 import torch
 
-from quark.errors import ConfigError, UnsupportedError
+from quark.errors import ConfigError
 from quark.testing import tiny
 from quark.torch import LLMTemplate, ModelQuantizer
 from quark_algos import processors
 from quark_algos.hessian import GPTQConfig
-from quark_algos.rotation import RotationConfig
 
 DATA = [torch.arange(3, 163)[None]]
 
@@ -28,8 +27,3 @@ def test_applying_a_processor_equals_configuring_its_algorithm() -> None:
 def test_a_processor_without_a_configuration_of_the_model_says_what_to_set() -> None:
     with pytest.raises(ConfigError, match=r"set model\.quant_config"):
         processors.QronosProcessor(tiny.tiny_model(), GPTQConfig(), DATA)
-
-
-def test_the_processor_that_is_missing_says_so() -> None:
-    with pytest.raises(UnsupportedError, match="RotationProcessor cannot run"):
-        processors.RotationProcessor(tiny.tiny_model(), RotationConfig(scaling_layers=[]), DATA)

@@ -52,9 +52,11 @@ class Transform(Protocol):
 
     Attributes:
         stage: One of `STAGES`.
+        works_by_block: Whether it does with one block in memory at a time, and changes nothing outside the blocks.
     """
 
     stage: str
+    works_by_block: bool
 
     @property
     def needs(self) -> Sequence[type[Statistic]]:

@@ -15,7 +15,7 @@ from quark.model.shards import check_shards
 from quark.model.stored_tensors import StoredTensors
 from quark.pipeline.finite import refuse_non_finite
 from quark.pipeline.foreseen import foreseen
-from quark.pipeline.job import prepared
+from quark.pipeline.job import algorithms_of, prepared
 from quark.pipeline.sink import CheckpointSink, InPlaceSink
 from quark.pipeline.source import CheckpointSource
 from quark.specs.model import QConfig
@@ -34,7 +34,8 @@ def quantize_checkpoint(
 ) -> QuantPlan:
     """Quantize a checkpoint. The result is what loading, `ModelQuantizer.quantize_model` and an export give, byte for byte.
 
-    Only what lies in no decoder block, and one block, are in memory. An exporter that cannot write block by block gets the whole model.
+    Only what lies in no decoder block, and one block, are in memory. An exporter that cannot write block by block gets the whole model, and
+    so does a transform that changes what lies outside the blocks, such as a rotation.
 
     Args:
         source: Directory of a float checkpoint in Hugging Face form.
@@ -63,7 +64,7 @@ def quantize_checkpoint(
     """
     refuse_used_directory(Path(out))
     writer = exporter_of(exporter)
-    if isinstance(writer, StreamingExporter):
+    if isinstance(writer, StreamingExporter) and all(t.works_by_block for t in algorithms_of(config).transforms):
         return _streamed(Path(source), Path(out), config, data, device, dtype, writer, options or ExportOptions())
     return _whole(Path(source), Path(out), config, data, device, dtype, writer, options or ExportOptions())
 

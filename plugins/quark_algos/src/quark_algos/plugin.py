@@ -1,4 +1,4 @@
-"""What this distribution registers: three transforms, of rotation the configuration only, and three roundings."""
+"""What this distribution registers: four transforms and three roundings."""
 
 from __future__ import annotations
 
@@ -50,8 +50,9 @@ def quark_register_algorithms() -> Iterator[AlgorithmRecord]:
     yield AlgorithmRecord(
         name="rotation",
         aliases=("quarot",),
-        summary="rotations R1 to R4, QuaRot and SpinQuant; configuration only",
+        summary="rotation of the residual stream (R1) and of attention's values (R2), folded into the weights; QuaRot",
         kind="transform",
+        processor="quark_algos.rotating:Rotate",
         config="quark_algos.rotation:RotationConfig",
         exports={
             "RotationConfig": "quark_algos.rotation:RotationConfig",

@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 from torch import nn
 
-from quark.errors import ConfigError, UnsupportedError
+from quark.errors import ConfigError
 from quark.pipeline import ModelQuantizer
 from quark.specs.algorithm import AlgoConfig
 from quark.specs.model import QConfig
@@ -74,20 +74,5 @@ class AutoSmoothQuantProcessor(Processor):
     """Of `AutoSmoothQuantConfig`."""
 
 
-class RotationProcessor:
-    """Of `RotationConfig`, of which this version brings the configuration only.
-
-    Args:
-        model: As documented.
-        quant_algo_config: As documented.
-        calib_data: As documented.
-
-    Raises:
-        UnsupportedError: (a NotImplementedError) Always.
-    """
-
-    def __init__(self, model: object, quant_algo_config: AlgoConfig, calib_data: object = None) -> None:
-        raise UnsupportedError(
-            f"{type(self).__name__} cannot run: this version of quark-algos brings the algorithm's configuration only. "
-            "Leave rotation out; smoothing and calibrated rounding need none"
-        )
+class RotationProcessor(Processor):
+    """Of `RotationConfig`."""

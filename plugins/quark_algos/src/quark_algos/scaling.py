@@ -64,6 +64,7 @@ class Scaling(ABC):
     """
 
     stage = "scaling"
+    works_by_block = True
     needs: ClassVar[Sequence[type[Statistic]]] = ()
 
     def __init__(self, settings: AlgoConfig) -> None:

@@ -177,3 +177,12 @@ def test_fused_experts_are_refused() -> None:
     module.set_submodule(facts.experts or "", experts)
     with pytest.raises(UnsupportedError, match="separate_experts"):
         block(module, facts, r1_of(WIDTH, facts))
+
+
+def test_values_that_gates_multiply_are_left_alone() -> None:
+    facts, model = facts_of("llama"), model_of("llama")
+    module = blocks_of(model, facts)[0]
+    module.set_submodule("self_attn.q_proj", nn.Linear(WIDTH, 2 * WIDTH))
+    kept = dict(module.named_parameters())
+    assert "gates" in (values(module, facts, Rotation.of(HEAD), HEADS) or "")
+    assert all(p is kept[name] for name, p in module.named_parameters())

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from quark.errors import ConfigError, UnsupportedError
 from quark.specs.architecture import Architecture
 from quark_algos.rotate.hadamard import Rotation
-from quark_algos.rotate.stream import Reading, Stream, in_block, outside_blocks
+from quark_algos.rotate.stream import Reading, Stream, in_block, matching, outside_blocks
 from quark_algos.sites import sites_of
 from quark_algos.smooth.places import SiteModules, input_axis, resolve
 
@@ -76,8 +76,8 @@ def fuse_norms(module: nn.Module, facts: Architecture) -> None:
 def values(module: nn.Module, facts: Architecture, rotation: Rotation, heads: int) -> str | None:
     """Fold R2 into one block: every head's values are rotated, and the columns of attention's output with them.
 
-    That is right where values reach the output as sums over tokens only. Where a gate multiplies single channels on the way, the output
-    changes: compare what the block puts out before and after.
+    That is right where values reach the output as sums over tokens only. Gates that multiply single channels on the way are told by queries
+    that are wider than the output's input, since they come with those (Qwen3-Next); others would have to be known by facts.
 
     Args:
         module: The block.
@@ -98,6 +98,8 @@ def values(module: nn.Module, facts: Architecture, rotation: Rotation, heads: in
     if isinstance(found, str):
         return found
     (modules,) = found
+    if gated := _gated(module, facts, modules.channels.columns):
+        return gated
     width = modules.channels.columns // heads
     if width != rotation.width:
         raise ConfigError(f"{modules.name}: heads of {width} channels, and a rotation of width {rotation.width}; make one for the head")
@@ -106,6 +108,17 @@ def values(module: nn.Module, facts: Architecture, rotation: Rotation, heads: in
         _replace(reader, "weight", _in_columns(reader, rotation.apply(_master(by_head)).flatten(-2)))
     for name in _own(modules.prev, ("weight", "bias")):
         _replace(modules.prev, name, _rotated_values(modules, name, rotation))
+    return None
+
+
+def _gated(module: nn.Module, facts: Architecture, columns: int) -> str | None:
+    """Why values cannot be rotated, where a projection beside that of the values puts out more than all heads take."""
+    if facts.attention_value_rows != "all" or facts.attention_value not in facts.attention_inputs:
+        return None
+    for name, projection in matching(module, facts.attention_inputs).items():
+        outputs = projection.get_parameter("weight").shape[1 - input_axis(projection)]
+        if outputs > columns:
+            return f"{name} has {outputs} outputs for {columns} channels of the heads, so gates may multiply single channels of the values"
     return None
 
 
