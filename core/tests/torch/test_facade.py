@@ -139,11 +139,13 @@ def test_a_module_that_no_plugin_documents_does_not_exist() -> None:
         importlib.import_module("quark.torch.algorithm.nonsense")
 
 
-def test_a_processor_that_this_version_lacks_says_so_when_it_is_made() -> None:
+def test_the_documented_processors_are_there() -> None:
     from quark.torch.algorithm.awq.awq import AwqProcessor
+    from quark.torch.algorithm.gptq.gptq import GptqProcessor
     from quark.torch.quantization import AWQConfig
 
-    with pytest.raises(NotImplementedError, match="configuration only"):
+    assert AwqProcessor is not GptqProcessor
+    with pytest.raises(ValueError, match=r"set model\.quant_config"):
         AwqProcessor(None, AWQConfig(), None)
 
 

@@ -10,9 +10,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import quark
+from quark.algorithms import SecondMoment64
+from quark.numerics import GroupScales, WeightGrid
 from quark.specs.algorithm import AlgoConfig
-from quark.torch import LLMTemplate
+from quark.specs.model import QConfig
+from quark.torch import LLMTemplate, ModelQuantizer
+from quark_algos.columns.scales import search
 from quark_algos.hessian import GPTAQConfig, GPTQConfig, QronosConfig
+from quark_algos.rounding import ColumnRounding
 
 from .runs import LAYERS, QRONOS, TOKENS, error, layers, off_grid, quantized, same, to_nearest
 
@@ -99,11 +105,46 @@ def test_the_size_of_blocks_does_not_matter() -> None:
     assert error(one) == pytest.approx(error(other), rel=0.1)
 
 
-def test_float64_is_as_good_and_not_the_same() -> None:
+def test_float64_is_asked_for_and_as_good() -> None:
+    assert list(ColumnRounding(GPTQConfig(float64=True)).needs) == [SecondMoment64]
     one, other = quantized(GPTQConfig()), quantized(GPTQConfig(float64=True))
-    assert not same(one, other) or error(one) == error(other)
     assert error(one) == pytest.approx(error(other), rel=0.1)
     assert all(layer.weight.dtype is torch.float32 for layer in layers(other).values())
+
+
+def test_without_its_share_the_correction_leaves_gptq_and_with_it_something_else() -> None:
+    plain = quantized(GPTQConfig())
+    assert same(quantized(GPTAQConfig(alpha=0.0)), plain)
+    assert same(quantized(attrs.evolve(QRONOS, correction_share=0.0)), plain)
+    assert not same(quantized(GPTAQConfig()), plain)
+    assert not same(quantized(GPTAQConfig()), quantized(GPTAQConfig(alpha=0.5)))
+    assert not same(quantized(QRONOS), plain)
+
+
+def test_scales_that_are_refitted_never_expect_a_larger_error_of_the_same_inputs() -> None:
+    before, after = (quantized(GPTQConfig(preset="reference", scale_refits=n)).quark_findings.layers for n in (0, 1))
+    for name in ("q_proj", "k_proj", "v_proj"):
+        key = f"model.layers.0.self_attn.{name}"
+        assert after[key]["output_mse"] < before[key]["output_mse"]
+
+
+def test_fresh_scales_are_searched_by_the_moments_of_their_own_channels(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Tensor] = []
+
+    def spy(t: Tensor, grid: WeightGrid, h: Tensor) -> GroupScales:
+        seen.append(h)
+        return search(t, grid, h)
+
+    monkeypatch.setattr("quark_algos.rounding.search", spy)
+    x = torch.randn(200, 96, generator=torch.Generator().manual_seed(0))
+    settings = GPTQConfig(desc_act=False, static_groups=False)
+    config = QConfig(global_quant_config=quark.schemes().load("int4_wo_32", "config")(), algo_config=[settings])
+    ModelQuantizer(config).quantize_model(nn.Sequential(nn.Linear(96, 8)), [x])
+    expected = x.t() @ x
+    assert len(seen) == 3
+    for number, h in enumerate(seen):
+        part = slice(32 * number, 32 * number + 32)
+        torch.testing.assert_close(h, expected[part, part])
 
 
 @pytest.mark.parametrize(

@@ -14,14 +14,14 @@ from quark.algorithms import CrossMoment, Figures, Problem, SecondMoment, Second
 from quark.numerics import GroupScales, WeightGrid
 from quark.specs.algorithm import AlgoConfig
 from quark_algos.columns.correction import corrected
-from quark_algos.columns.factor import Factor, damped, factor, largest_eigenvalue
+from quark_algos.columns.factor import Factor, SingularError, damped, factor, largest_eigenvalue
 from quark_algos.columns.refit import refit
 from quark_algos.columns.scales import search
 from quark_algos.columns.sweep import Swept, descend, ldlq, ldlq_choosing
 from quark_algos.hessian import GPTQConfig, QronosConfig
 from quark_algos.recipe import Recipe, recipe_of
 
-FEW_TOKENS_DAMPING = 0.1
+FEW_TOKENS_DAMPING = 1.0
 """Least damping of layers that got fewer tokens than they have input channels: their H is singular, and their correction left out."""
 
 
@@ -55,8 +55,11 @@ class ColumnRounding:
         wt = torch.cat(weights).t().float().contiguous()  # [K, N]
         moment = problem.statistic(self._moment)
         h = moment.matrix()
-        recipe = self._fitting(moment.tokens, h)
-        solved = _ready(moment, h, recipe)
+        try:
+            recipe = self._fitting(moment.tokens, h)
+            solved = _ready(moment, h, recipe)
+        except SingularError as error:
+            raise SingularError(f"{', '.join(problem.layers)}: {error}") from error
         if moment.tokens >= wt.shape[0]:  # of a few tokens, silence says little about others
             wt[solved.dead] = 0
         if recipe.share and CrossMoment in problem.statistics:

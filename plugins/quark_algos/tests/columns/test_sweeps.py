@@ -13,7 +13,7 @@ from quark.specs.enums import Dtype
 from quark_algos.columns import scales as scales_module
 from quark_algos.columns import sweep
 from quark_algos.columns.factor import factor
-from quark_algos.columns.scales import search
+from quark_algos.columns.scales import COARSE, FINE, search
 from quark_algos.columns.sweep import Swept, descend, ldlq, ldlq_choosing
 
 from . import published
@@ -134,3 +134,19 @@ def test_the_search_is_never_worse_than_the_whole_range(seed: int, weighted: boo
         return torch.stack([published.objective(e[i * 16 : i * 16 + 16].t(), b) for i, b in enumerate(blocks)])
 
     assert (loss(search(wt, grid, H if weighted else None)) <= loss(plain) * (1 + 1e-5)).all()
+
+
+def test_the_search_goes_on_finely_around_the_best_coarse_range() -> None:
+    s = setting(7)
+    wt = s.wt.float()
+    grid, _ = grid_for(INT4, s.wt)
+    low, high = grid.ranges(wt)
+
+    def loss(x: GroupScales) -> torch.Tensor:
+        return (grid.round_(wt.clone(), x) - wt).double().square().view(6, 16, N).sum(1)
+
+    coarse = torch.stack([loss(grid.scales_of_ranges(low * f, high * f)) for f in COARSE])
+    best = torch.tensor(COARSE)[coarse.argmin(0)]
+    fine = torch.stack([loss(grid.scales_of_ranges(low * (best + f), high * (best + f))) for f in (0.0, *FINE)]).amin(0)
+    torch.testing.assert_close(loss(search(wt, grid, None)), fine, rtol=1e-5, atol=0)
+    assert (fine < coarse.amin(0)).float().mean() > 0.3
