@@ -73,15 +73,20 @@ def return_freed() -> None:
 
 
 class FreedMemory:
-    """Counts what blocks free, and returns it when there is enough: each return takes a while, and so does the memory's coming back."""
+    """Counts what blocks free, and returns it when there is enough: each return takes a while, and so does the memory's coming back.
 
-    def __init__(self) -> None:
+    Args:
+        enough: Bytes. Runs that do much with a block can afford to return all of it at once.
+    """
+
+    def __init__(self, enough: int = LEAST_RETURNED) -> None:
+        self._enough = enough
         self._bytes = 0
 
     def add(self, size: int) -> None:
         """``size`` more bytes have been freed, or some of them."""
         self._bytes += size
-        if self._bytes >= LEAST_RETURNED:
+        if self._bytes >= self._enough:
             return_freed()
             self._bytes = 0
 

@@ -139,7 +139,7 @@ class _Work:
         self._transforms = transforms
         self._architecture = plan.architecture
         self._nearest = RoundToNearest()
-        self._freed = FreedMemory()
+        self._freed = FreedMemory(1) if rounding.needs else FreedMemory()
         self.findings = Findings()
         self.wants_float = any(kind.wants_float for kind in rounding.needs)
 
