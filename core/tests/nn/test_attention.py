@@ -167,3 +167,20 @@ def test_a_packed_quantizer_may_find_its_scales_elsewhere() -> None:
     assert list(packed.state_dict()) == [], "a checkpoint's loader sees the scales in one place"
     stored._buffers["scale"] = torch.tensor(0.25)
     assert float(packed.unpack().scale) == 0.25  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("attention", [eager_attention, sdpa_attention])
+def test_queries_and_keys_in_another_basis_give_the_same_and_keys_are_quantized_in_it(attention: Any) -> None:
+    query, key, value, mask = tensors(torch.float64)
+    basis, _ = torch.linalg.qr(torch.randn(8, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1)))
+    seen = []
+
+    def quantizer(x: Tensor) -> Tensor:
+        seen.append(x)
+        return x
+
+    plain, _ = attention(module(), query, key, value, mask)
+    found, _ = attention(module(head_basis=lambda x: x @ basis, key_quantizer=quantizer), query, key, value, mask)
+    assert torch.allclose(found, plain, rtol=0, atol=1e-6)  # the softmax is in float32
+    assert torch.allclose(seen[0], key @ basis)
+    assert not torch.allclose(attention(module(key_quantizer=lambda x: x @ basis), query, key, value, mask)[0], plain, atol=1e-3)

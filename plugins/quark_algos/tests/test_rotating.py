@@ -64,8 +64,8 @@ def test_rotation_says_that_nothing_judges_it(caplog: pytest.LogCaptureFixture) 
     assert any("nothing here judges" in r.message for r in caplog.records)
 
 
-@pytest.mark.parametrize("field", ["r3", "r4", "trainable"])
-def test_rotations_that_run_with_the_model_or_are_learnt_are_refused_before_any_work(field: str) -> None:
+@pytest.mark.parametrize("field", ["trainable", "train_smooth"])
+def test_rotations_that_are_learnt_are_refused_before_any_work(field: str) -> None:
     config = LLMTemplate.get("llama").get_config("int4_wo_128")
     config.algo_config = [settings(**{field: True})]
     with pytest.raises(UnsupportedError, match=f"rotation with {field} is not offered"):

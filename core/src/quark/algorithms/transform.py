@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, TypeVar, cast
+from typing import Protocol, TypeVar, cast, runtime_checkable
 
 import attrs
 from torch import Tensor, nn
 
 from quark.algorithms.rounding import Figures, Rounding
 from quark.algorithms.statistics import Statistic
+from quark.model.plan import QuantPlan
+from quark.specs.algorithm import AlgoConfig
 from quark.specs.architecture import Architecture
 from quark.specs.layer import QLayerConfig
 
@@ -47,8 +49,37 @@ class BlockAtHand:
         return cast("S | None", self.statistics.get(layer, {}).get(kind))
 
 
+@attrs.frozen
+class Settled:
+    """What an algorithm is going to do to one model.
+
+    Attributes:
+        settings: As they are written to its checkpoint.
+        notes: Lines for the plan.
+    """
+
+    settings: AlgoConfig
+    notes: tuple[str, ...] = ()
+
+
+@runtime_checkable
+class Settling(Protocol):
+    """A transform whose settings become definite, such as by names of layers, when it is known what will be done to a model."""
+
+    def settle(self, model: nn.Module, plan: QuantPlan) -> Settled:
+        """Decide. Nothing of the model is changed, and its tensors may be meta tensors.
+
+        The run that follows is made from the settings that this returns, which settle to themselves.
+
+        Raises:
+            ConfigError, UnsupportedError: What is asked for does not fit this model.
+        """
+
+
 class Transform(Protocol):
     """Changes weights in place of modules' parameters, and keeps the function.
+
+    What else it leaves in the model, such as hooks on layers, is put back on reading by the record's ``restorer``.
 
     Attributes:
         stage: One of `STAGES`.

@@ -8,6 +8,7 @@ import attrs
 from torch import nn
 
 from quark.errors import UnsupportedError
+from quark.export.restoring import restorers_of
 from quark.model.attention import AttentionRow, attention_rows
 from quark.model.family import architecture_of
 from quark.model.mixtures import separate_experts
@@ -24,6 +25,8 @@ from quark.specs.model import QConfig
 def map_to_quark(model: nn.Module, quant_config: QConfig, pack_method: str = "reorder", custom_mode: str = "quark") -> nn.Module:
     """Replace every layer that the configuration quantizes by a `PackedLayer`, in place; attention gets quantizers where it says so.
 
+    Algorithms that run with the model put back what they left in it.
+
     Args:
         model: A float model, its weights on the meta device or not; they are not used.
         quant_config: From the checkpoint's ``quantization_config``.
@@ -35,6 +38,7 @@ def map_to_quark(model: nn.Module, quant_config: QConfig, pack_method: str = "re
 
     Raises:
         UnsupportedError: Another ``custom_mode``; or attention is quantized, and the model's attention cannot be exchanged.
+        MissingPluginError: An algorithm that runs with the model is not installed.
         ConfigError, UnknownNameError: The configuration does not fit the model, or asks for a format that is not installed.
     """
     if custom_mode != "quark":
@@ -42,6 +46,8 @@ def map_to_quark(model: nn.Module, quant_config: QConfig, pack_method: str = "re
             f"checkpoints of custom_mode '{custom_mode}' are not read here: only 'quark' is; transformers reads others by itself"
         )
     separate_experts(model, quant_config)
+    for restorer in restorers_of(quant_config):
+        restorer.restore(model, quant_config)
     attentions = attention_rows(model, plan_rows(model, quant_config), quant_config, architecture_of(model))
     inside = {a.key_layer for a in attentions}
     for name, layer in list(model.named_modules()):

@@ -16,6 +16,7 @@ from quark.environment import refuse_rival
 from quark.errors import CheckpointError, QuarkError
 from quark.export.mapping import map_to_quark
 from quark.export.naming import attention_attribute, has_probabilities, packed_attribute
+from quark.export.restoring import missing_algorithms, restorers_of
 from quark.log import get_logger
 from quark.model.attention import attention_rows
 from quark.model.family import architecture_of
@@ -53,6 +54,7 @@ def import_model_from_safetensors(
 
     Raises:
         CheckpointError: The export is incomplete or damaged, or its tensors do not fit the model.
+        MissingPluginError: An algorithm that runs with the model is not installed.
     """
     refuse_rival()
     directory = Path(model_dir)
@@ -68,10 +70,7 @@ def import_model_from_safetensors(
     rows, architecture = plan_rows(model, config), architecture_of(model)
     plan = QuantPlan(rows, config, architecture, attentions=attention_rows(model, rows, config, architecture))
     map_to_quark(model, config, order)
-    loaded: set[str] = set()
-    for shard in shards:
-        for name, tensor in _tensors(shard.path):
-            loaded.add(_place(model, name, tensor, shard.path))
+    loaded = _load(model, [shard.path for shard in shards], config)
     if hasattr(model, "tie_weights"):
         model.tie_weights()  # type: ignore[operator]
     _refuse_missing(model, loaded, directory)
@@ -108,6 +107,25 @@ def read_quantization_config(directory: Path) -> tuple[QConfig, str]:
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         # A value of the wrong JSON type: a file that someone changed by hand, or that was damaged.
         raise CheckpointError(f"the quantization_config in '{path}' is malformed ({error}): make or fetch the export again") from error
+
+
+def _load(model: nn.Module, paths: Iterable[Path], config: QConfig) -> set[str]:
+    """Put all tensors of the files into the model; the paths they went to."""
+    restorers, missing = restorers_of(config), missing_algorithms(config)
+    loaded = set()
+    for path in paths:
+        for name, tensor in _tensors(path):
+            wanted = name
+            for restorer in restorers:
+                wanted = restorer.place_of(wanted, tensor)
+            try:
+                loaded.add(_place(model, wanted, tensor, path))
+            except CheckpointError as error:
+                if not missing:
+                    raise
+                who = f"it was made with {', '.join(missing)}, which no installed distribution brings, and the tensor may be of that"
+                raise CheckpointError(f"{error}; {who}") from None
+    return loaded
 
 
 def _tensors(path: Path) -> Iterator[tuple[str, Tensor]]:

@@ -1,7 +1,8 @@
 """Attention with quantized probabilities or keys, behind transformers' attention interface.
 
-An attention module says what is quantized by two attributes, each a callable or None: ``prob_output_quantizer`` and ``key_quantizer``.
-Without them the functions here compute what transformers' own do. Source: the interface of transformers 5 (``AttentionInterface``).
+An attention module says what is quantized by two attributes, each a callable or None: ``prob_output_quantizer`` and ``key_quantizer``. A
+third, ``head_basis``, says in which basis. Without them the functions here compute what transformers' own do. Source: the interface of
+transformers 5 (``AttentionInterface``).
 """
 
 from __future__ import annotations
@@ -18,6 +19,10 @@ PROBABILITIES = "prob_output_quantizer"
 
 KEY = "key_quantizer"
 """Attribute of an attention module that quantizes its keys, after the rotary embedding."""
+
+BASIS = "head_basis"
+"""Attribute of an attention module: a callable that takes queries and keys of each head, ``[…, d]``, to another orthogonal basis before
+keys are quantized. By itself it changes no logit."""
 
 
 def eager_attention(
@@ -50,7 +55,7 @@ def eager_attention(
     Returns:
         ``[batch, queries, heads, dv]``, and the probabilities ``[batch, heads, queries, keys]`` that were used, both in ``query``'s dtype.
     """
-    key = _quantized(module, KEY, key)
+    query, key = _applied(module, BASIS, query), _applied(module, KEY, _applied(module, BASIS, key))
     groups = query.shape[1] // key.shape[1]
     logits = torch.matmul(query, _repeated(key, groups).transpose(2, 3)) * (1 / math.sqrt(query.shape[-1]) if scaling is None else scaling)
     if softcap is not None:
@@ -58,7 +63,7 @@ def eager_attention(
     for bias in (position_bias, attention_mask):
         logits = logits if bias is None else logits + bias
     # Rounded in the precision of the softmax, before the cast to the model's dtype would round them once more.
-    probabilities = _quantized(module, PROBABILITIES, _softmax(logits, s_aux)).to(query.dtype)
+    probabilities = _applied(module, PROBABILITIES, _softmax(logits, s_aux)).to(query.dtype)
     probabilities = functional.dropout(probabilities, p=dropout, training=module.training)
     return torch.matmul(probabilities, _repeated(value, groups)).transpose(1, 2).contiguous(), probabilities
 
@@ -69,7 +74,7 @@ def sdpa_attention(
     """Transformers' fused attention over quantized keys. Arguments as `eager_attention`; there are no probabilities to return."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    key = _quantized(module, KEY, key)
+    query, key = _applied(module, BASIS, query), _applied(module, KEY, _applied(module, BASIS, key))
     found: tuple[Tensor, Tensor | None] = ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, attention_mask, **options)
     return found
 
@@ -88,7 +93,7 @@ def _repeated(x: Tensor, groups: int) -> Tensor:
     return x if groups == 1 else x[:, :, None].expand(-1, -1, groups, -1, -1).flatten(1, 2)
 
 
-def _quantized(module: nn.Module, name: str, x: Tensor) -> Tensor:
-    quantizer = getattr(module, name, None)
-    found: Tensor = x if quantizer is None else quantizer(x)
+def _applied(module: nn.Module, name: str, x: Tensor) -> Tensor:
+    function = getattr(module, name, None)
+    found: Tensor = x if function is None else function(x)
     return found

@@ -9,7 +9,7 @@ import attrs
 import torch
 from torch import nn
 
-from quark.algorithms import STAGES, Rounding, RoundToNearest, Transform
+from quark.algorithms import STAGES, Rounding, RoundToNearest, Settling, Transform
 from quark.errors import ConfigError, UnsupportedError
 from quark.log import get_logger
 from quark.model.blocks import decoder_blocks
@@ -105,8 +105,8 @@ def prepared(model: nn.Module, config: QConfig, dataloader: Iterable[Any] | None
         CalibrationError: Data are wanted, and there are none.
         UnsupportedError: An algorithm cannot run, or attention is to be quantized and cannot be exchanged.
     """
-    chosen = algorithms_of(config)
     plan = plan_of(model, config)
+    chosen = algorithms_of(plan.config)
     if plan.attentions:
         refuse_unswitchable(model, [a.name for a in plan.attentions])
     wants = wants_data(plan, chosen)
@@ -120,17 +120,17 @@ def prepared(model: nn.Module, config: QConfig, dataloader: Iterable[Any] | None
 
 
 def plan_of(model: nn.Module, config: QConfig) -> QuantPlan:
-    """What would be done to ``model``; fused experts that are to be quantized are taken apart for it. Raises ConfigError."""
+    """What would be done to ``model``; fused experts that are to be quantized are taken apart. Raises ConfigError, UnsupportedError."""
+    chosen = algorithms_of(config)
     separate_experts(model, config)
     plan = make_plan(model, config, architecture_of(model))
-    chosen = algorithms_of(config)
     if chosen.transforms and plan.architecture is None:
         raise ConfigError(
             f"'{chosen.names[0]}' goes by facts about the model's family, and this {type(model).__name__} is of none that is known: "
             "register a template for it, or leave the algorithm out"
         )
     notes = tuple(f"each block is changed first, and computes what it did: {name}" for name in chosen.names)
-    plan = attrs.evolve(plan, notes=(*plan.notes, *notes))
+    plan = _settled(model, attrs.evolve(plan, notes=(*plan.notes, *notes)), chosen)
     if chosen.rounding_name is None:
         return plan
     blocks = [b.name for b in decoder_blocks(model, plan.architecture)]
@@ -141,6 +141,16 @@ def plan_of(model: nn.Module, config: QConfig) -> QuantPlan:
             f"decoder block, and a layer here is '{plan.rows[-1].name if plan.rows else '(none)'}'"
         )
     return attrs.evolve(plan, rows=rows)
+
+
+def _settled(model: nn.Module, plan: QuantPlan, chosen: Algorithms) -> QuantPlan:
+    """The plan with the settings of transforms as they hold for this very model."""
+    for name, transform in zip(chosen.names, chosen.transforms, strict=True):
+        if isinstance(transform, Settling):
+            found = transform.settle(model, plan)
+            settings = [found.settings if a.name == name else a for a in plan.config.algo_config or []]
+            plan = attrs.evolve(plan, config=attrs.evolve(plan.config, algo_config=settings), notes=(*plan.notes, *found.notes))
+    return plan
 
 
 def _is_taken(row: PlanRow, blocks: Sequence[str], rounding: Rounding) -> bool:
@@ -177,10 +187,14 @@ def algorithms_of(config: QConfig) -> Algorithms:
 
     Raises:
         UnsupportedError: An algorithm's distribution registers its configuration only.
-        ConfigError: There are two roundings, or two transforms of one kind.
+        ConfigError: An algorithm is there twice, or there are two roundings, or two transforms of one kind.
     """
     transforms: dict[str, tuple[str, Transform]] = {}
     chosen: tuple[str, Rounding] | None = None
+    names = [settings.name for settings in config.algo_config or []]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"the algorithm '{name}' is named twice: a run has it once. Leave all but one out")
     for settings in config.algo_config or []:
         record = algorithms().get(settings.name)
         if record.processor is None:
@@ -206,8 +220,8 @@ def algorithms_of(config: QConfig) -> Algorithms:
             transforms[made.stage] = (settings.name, made)
     ordered = [transforms[stage] for stage in STAGES if stage in transforms]
     own = next((r for _, t in ordered if (r := t.rounding()) is not None), None)
-    name, rounding = chosen or (next((n for n, t in ordered if t.rounding() is not None), None), own or RoundToNearest())
-    return Algorithms(tuple(t for _, t in ordered), tuple(n for n, _ in ordered), rounding, name)
+    rounding_name, rounding = chosen or (next((n for n, t in ordered if t.rounding() is not None), None), own or RoundToNearest())
+    return Algorithms(tuple(t for _, t in ordered), tuple(n for n, _ in ordered), rounding, rounding_name)
 
 
 def wants_data(plan: QuantPlan, chosen: Algorithms) -> str:

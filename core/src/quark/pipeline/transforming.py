@@ -66,9 +66,15 @@ class Transforming:
         self.figures: dict[str, dict[str, Any]] = {}
 
     def work(self) -> None:
-        """Show, and apply each transform in turn."""
+        """Apply each transform in turn; those that need statistics are shown what the ones before them have made of the block."""
+        first = next((i for i, t in enumerate(self._transforms) if t.needs), len(self._transforms))
+        self._apply(self._transforms[:first])
         if self._run is not None and self._kinds:
             self._show(self._run)
+        self._apply(self._transforms[first:])
+        self._reference = None
+
+    def _apply(self, transforms: Sequence[Transform]) -> None:
         at_hand = BlockAtHand(
             self._block.name,
             self._block.module,
@@ -78,10 +84,9 @@ class Transforming:
             self._harm if self._reference is not None else None,
             self._output if self._reference is not None else None,
         )
-        for transform in self._transforms:
+        for transform in transforms:
             for name, figures in transform.apply(at_hand).items():
                 self.figures.setdefault(name, {}).update(figures)
-        self._reference = None
 
     def _show(self, run: LockStep) -> None:
         """The first pass: every forward goes through the float block, and waits at its entry again."""

@@ -115,11 +115,14 @@ class AlgorithmRecord(Record):
         kind: ``"transform"`` (changes weights, keeps the function) or ``"rounding"`` (chooses codes).
         config: Reference to its `quark.specs.algorithm.AlgoConfig` class.
         processor: Reference to the class that does the work; None while a distribution brings the configuration only.
+        restorer: Reference to a class with the protocol `quark.export.restoring.Restorer`, which is made with the settings: it puts back
+            what the algorithm leaves in a model beside weights. None where it leaves nothing.
     """
 
     kind: str = attrs.field(validator=attrs.validators.in_(("transform", "rounding")))
     config: LazyRef = attrs.field(converter=as_lazy_ref)
     processor: LazyRef | None = attrs.field(default=None, converter=as_optional_lazy_ref)
+    restorer: LazyRef | None = attrs.field(default=None, converter=as_optional_lazy_ref)
 
 
 @attrs.frozen(kw_only=True)

@@ -31,6 +31,10 @@ class AlgoConfig:
         """Why nothing can be derived for a family, in the words of an error message; None where it can, or nothing more can be said."""
         return None
 
+    def runs_with_model(self) -> bool:
+        """Whether the algorithm leaves something in the model that runs with it, beside the weights: readers must then put it back."""
+        return False
+
     def to_dict(self) -> dict[str, Any]:
         """JSON form: the fields as they are.
 
@@ -59,15 +63,22 @@ class StoredAlgoConfig(AlgoConfig):
 
     Attributes:
         settings: Everything but the name.
+        is_run: Whether the checkpoint says that the algorithm runs with the model.
     """
 
     settings: dict[str, Any] = attrs.field(factory=dict)
+    is_run: bool = False
+
+    def runs_with_model(self) -> bool:
+        """As the checkpoint says; checkpoints of others do not say it."""
+        return self.is_run
 
     def to_dict(self) -> dict[str, Any]:
         """JSON form, as it was read."""
         return {"name": self.name, **self.settings}
 
     @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> StoredAlgoConfig:
+    def from_dict(cls, data: dict[str, Any], *, is_run: bool = False) -> StoredAlgoConfig:
         """Keep the JSON form."""
-        return cls(name=str(data.get("name", "")), settings={key: value for key, value in data.items() if key != "name"})
+        settings = {key: value for key, value in data.items() if key != "name"}
+        return cls(name=str(data.get("name", "")), settings=settings, is_run=is_run)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -14,6 +14,8 @@ from quark.specs.enums import QuantFlow, QuantizationMode
 from quark.specs.layer import QLayerConfig
 from quark.specs.tensor import QTensorConfig
 from quark.version import VERSION
+
+_RUN = "run_time_algorithms"
 
 
 def _algorithms(value: Any) -> list[AlgoConfig] | None:
@@ -107,8 +109,12 @@ class QConfig:
             raise ConfigError(f"min_kv_scale={self.min_kv_scale} is negative: a scale is positive, 0.0 means no floor")
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON form, the keys of ``quantization_config`` but for ``export``, which the exporter adds."""
+        """JSON form, the keys of ``quantization_config`` but for ``export``, which the exporter adds.
+
+        ``run_time_algorithms`` is a key of our own, there only where an algorithm runs with the model: other readers pass it over.
+        """
         softmax = self.softmax_quant_spec
+        run = [a.name for a in self.algo_config or () if a.runs_with_model()]
         return {
             "global_quant_config": self.global_quant_config.to_dict(),
             "exclude": list(self.exclude),
@@ -121,6 +127,7 @@ class QConfig:
             "kv_cache_post_rope": self.kv_cache_post_rope,
             "quant_mode": self.quant_mode.name,
             "version": self.version,
+            **({_RUN: run} if run else {}),
         }
 
     @classmethod
@@ -139,7 +146,7 @@ class QConfig:
         return cls(
             global_quant_config=QLayerConfig.from_dict(data["global_quant_config"]),
             exclude=data.get("exclude"),
-            algo_config=_stored_algorithms(data.get("algo_config")),
+            algo_config=_stored_algorithms(data.get("algo_config"), data.get(_RUN) or ()),
             version=str(data.get("version") or VERSION),
             layer_type_quant_config=_layers(data, "layer_type_quant_config"),
             layer_quant_config=_layers(data, "layer_quant_config"),
@@ -152,10 +159,10 @@ class QConfig:
         )
 
 
-def _stored_algorithms(value: Any) -> list[AlgoConfig] | None:
-    """``algo_config`` of a checkpoint: a list, before 0.10 one object, or null."""
+def _stored_algorithms(value: Any, run: Sequence[str]) -> list[AlgoConfig] | None:
+    """``algo_config`` of a checkpoint: a list, before 0.10 one object, or null; and the names of those that run with the model."""
     entries = [value] if isinstance(value, Mapping) else value
-    return None if entries is None else [StoredAlgoConfig.from_dict(dict(entry)) for entry in entries]
+    return None if entries is None else [StoredAlgoConfig.from_dict(dict(e), is_run=e.get("name") in run) for e in entries]
 
 
 def _type_name(key: type | str) -> str:

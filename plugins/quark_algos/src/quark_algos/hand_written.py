@@ -10,7 +10,12 @@ import attrs
 from torch import Tensor, nn
 
 from quark.errors import ConfigError
-from quark_algos.sites import Site
+from quark.log import get_logger
+from quark.model.blocks import decoder_blocks
+from quark.names import closest
+from quark.specs.architecture import Architecture
+from quark_algos.sites import Site, sites_of
+from quark_algos.smooth.places import resolve, submodule
 
 _SIDE = r"module\.([A-Za-z_][\w.]*)\.weight\.shape"
 _CONDITION = re.compile(rf"\s*{_SIDE}\s*(==|!=)\s*{_SIDE}\s*")
@@ -44,10 +49,10 @@ class Condition:
         """For that block; False where it lacks one of the modules."""
         shapes = []
         for name in (self.left, self.right):
-            try:
-                weight = getattr(block.get_submodule(name), "weight", None)
-            except AttributeError:
+            module = submodule(block, name)
+            if module is None:
                 return False
+            weight = getattr(module, "weight", None)
             shapes.append(weight.shape if isinstance(weight, Tensor) else None)
         return (shapes[0] == shapes[1]) is self.is_equal
 
@@ -58,6 +63,65 @@ class Place:
 
     site: Site
     condition: Condition | None = None
+
+    def sites(self, block: nn.Module) -> tuple[Site, ...]:
+        """What it means in a block: its site, or, where its names are only the ends of names there, one for each place that has them all.
+
+        Documents name the projections of experts so: ``up_proj`` and ``down_proj`` are those of every expert, and of a dense MLP.
+        """
+        prev, first = self.site.prev, self.site.layers[0]
+        if "*" in first or submodule(block, first) is not None:
+            return (self.site,)
+        holders = [name.removesuffix(f".{first}") for name, _ in block.named_modules() if name.endswith(f".{first}")]
+        made = (
+            attrs.evolve(self.site, prev=f"{holder}.{prev}", layers=tuple(f"{holder}.{layer}" for layer in self.site.layers), inspect=None)
+            for holder in holders
+            if submodule(block, f"{holder}.{prev}") is not None
+        )
+        return tuple(made) or (self.site,)
+
+
+def see_places(places: Sequence[Place], model: nn.Module, facts: Architecture, heads: int) -> None:
+    """Tell of places that are nowhere in a model, which changes nothing there; those that its family has may be.
+
+    Args:
+        places: Written by hand.
+        model: The whole model; meta tensors will do.
+        facts: About its family.
+        heads: Of queries in its attention.
+
+    Raises:
+        ConfigError: None of them is in the model.
+    """
+    known = {(site.prev, frozenset(site.layers)) for site in sites_of(facts)}
+    own = [place for place in places if (place.site.prev, frozenset(place.site.layers)) not in known]
+    blocks = [block.module for block in decoder_blocks(model, facts)] if own else []
+    is_somewhere = len(own) < len(places)
+    lines = []
+    for place in own:
+        reason = _nowhere(place, blocks, facts, heads)
+        is_somewhere = is_somewhere or reason is None
+        if reason is not None:
+            lines.append(f"the scaling layer '{place.site.prev}' -> {', '.join(place.site.layers)} is nowhere in this model: {reason}")
+    if not is_somewhere and lines:
+        raise ConfigError(f"{lines[0]}; nor is any other that is named. Leave scaling_layers empty to have what the model's family has")
+    for line in lines:
+        get_logger(__name__).warning(f"{line}. It is left out")
+
+
+def _nowhere(place: Place, blocks: Sequence[nn.Module], facts: Architecture, heads: int) -> str | None:
+    """Why a place does not hold in any of these blocks; None where it does in one."""
+    reason = "there are no blocks"
+    for block in blocks:
+        for site in place.sites(block):
+            found = resolve(site, block, facts, heads)
+            if not isinstance(found, str):
+                return None
+            reason = found
+    names = {name for block in blocks for name, _ in block.named_modules()}
+    missing = [name for name in (place.site.prev, *place.site.layers) if name not in names and "*" not in name]
+    near = closest(missing[0], names) if missing else None
+    return reason + (f"; did you mean '{near}'?" if near else "")
 
 
 def places_of(scaling_layers: Sequence[Mapping[str, Any]], known: Sequence[Site]) -> tuple[Place, ...]:
@@ -75,6 +139,7 @@ def places_of(scaling_layers: Sequence[Mapping[str, Any]], known: Sequence[Site]
 
 def _place(entry: Mapping[str, Any], known: Sequence[Site]) -> Place:
     prev, layers = entry.get("prev_op"), entry.get("layers")
+    layers = [layers] if isinstance(layers, str) else layers
     if not isinstance(prev, str) or not layers:
         raise ConfigError(f"a scaling layer names its 'prev_op' and its 'layers': {dict(entry)!r} does not")
     condition = Condition.parse(entry["condition"]) if entry.get("condition") else None

@@ -50,9 +50,10 @@ def quark_register_algorithms() -> Iterator[AlgorithmRecord]:
     yield AlgorithmRecord(
         name="rotation",
         aliases=("quarot",),
-        summary="rotation of the residual stream (R1) and of attention's values (R2), folded into the weights; QuaRot",
+        summary="rotations of the residual stream and of values, folded into weights, of keys and of layers' inputs, run with the model",
         kind="transform",
         processor="quark_algos.rotating:Rotate",
+        restorer="quark_algos.restoring:RestoreRotations",
         config="quark_algos.rotation:RotationConfig",
         exports={
             "RotationConfig": "quark_algos.rotation:RotationConfig",

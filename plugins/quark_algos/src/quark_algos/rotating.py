@@ -1,28 +1,35 @@
-"""Rotation as a transform: R1 and R2 folded into the weights. Plumbing between the pipeline and `quark_algos.rotate`."""
+"""Rotation as a transform: R1 and R2 folded into weights, R3 and R4 run with the model. Plumbing around `quark_algos.rotate`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
+import attrs
 import torch
 from torch import nn
 
-from quark.algorithms import BlockAtHand, Figures, Rounding, Statistic
+from quark.algorithms import BlockAtHand, Figures, Rounding, Settled, Statistic
 from quark.errors import UnsupportedError
 from quark.log import get_logger
+from quark.model.plan import QuantPlan
 from quark.specs.algorithm import AlgoConfig
 from quark.specs.architecture import Architecture
-from quark_algos.rotate import folding
+from quark_algos.rotate import folding, stored
+from quark_algos.rotate.choice import block_size, online_layers, rotate_heads, rotated_attentions
 from quark_algos.rotate.hadamard import Rotation
-from quark_algos.rotation import RotationConfig
+from quark_algos.rotate.hand_written import HandWritten, hand_written
+from quark_algos.rotate.online import InputRotation, rotate_input
+from quark_algos.rotation import OnlineRotationConfig, RotationConfig
 
-_NOT_OFFERED = ("r3", "r4", "online_r1_rotation", "online_config", "trainable", "train_smooth")
 _SEEDS = {"r1": 0, "r2": 1}
 
 
 class Rotate:
     """Rotates the residual stream (R1) and attention's values (R2); both are part of the weights afterwards, and cost nothing at run time.
+
+    Rotated while the model runs are queries and keys (R3), and inputs of layers: of those that close MLPs (R4), and of those that read the
+    residual stream, if R1 is asked for that way.
 
     Whether a rotation does good depends on the format: block formats such as MXFP4 live on blocks of like values, which a rotation of the
     full width mixes. It is folded before anything is calibrated, and cannot be taken back block by block, so that nothing judges it here;
@@ -32,7 +39,7 @@ class Rotate:
         settings: A `RotationConfig`.
 
     Raises:
-        UnsupportedError: It asks for rotations that run with the model, or are learnt.
+        UnsupportedError: It asks for rotations that are learnt, or for inputs that are scaled before.
     """
 
     stage = "rotation"
@@ -41,25 +48,49 @@ class Rotate:
 
     def __init__(self, settings: AlgoConfig) -> None:
         assert isinstance(settings, RotationConfig)
-        asked = [name for name in _NOT_OFFERED if getattr(settings, name)]
+        asked = settings.refused()
         if asked:
-            raise UnsupportedError(
-                f"rotation with {', '.join(asked)} is not offered: only what can be folded into weights is, r1 and r2. Leave the rest out"
-            )
+            raise UnsupportedError(f"rotation with {', '.join(asked)} is not offered: rotations here are Hadamard matrices. Leave that out")
         self._settings = settings
+        self._online: dict[str, InputRotation] = {}
         self._r1: Rotation | None = None
+        self._by_hand: HandWritten | None = None
         self._heads = 1
 
+    def settle(self, model: nn.Module, plan: QuantPlan) -> Settled:
+        """As `quark.algorithms.Settling.settle`: the layers whose inputs are rotated get named, R3 is left out where it changes nothing."""
+        asked, shapes = self._settings, {row.name: row.shape for row in plan.rows}
+        names = online_layers(asked, model, plan)
+        sizes = {block_size(asked, name, shapes[name][1]) for name in names}
+        heads = rotated_attentions(model, plan.attentions, plan.rows) if asked.r3 else {}
+        online = attrs.evolve(asked.online_config or OnlineRotationConfig(shared_parallel=False), online_rotation_layers=list(names))
+        settings = attrs.evolve(asked, r3=bool(heads), r4=asked.r4 and bool(names), online_config=online if names else None)
+        notes = []
+        if names:
+            blocks = ", ".join(str(size) for size in sorted(sizes))
+            notes.append(
+                f"inputs of {len(names)} layers are rotated while the model runs, in blocks of {blocks}; the first is '{names[0]}'"
+            )
+        elif asked.r4:
+            notes.append("r4 is left out: no layer that closes an MLP is going to be quantized")
+        if heads:
+            notes.append(f"queries and keys of {len(heads)} attention modules are rotated while the model runs")
+        elif asked.r3:
+            notes.append("r3 is left out: no keys are quantized after the rotary embedding (kv_cache_post_rope)")
+        return Settled(settings, tuple(notes))
+
     def outside(self, model: nn.Module, architecture: Architecture) -> None:
-        """Rotate embeddings and head; the head gets a weight of its own."""
+        """Rotate embeddings and head, which gets a weight of its own; get ready what runs with the model."""
         config: Any = model.config
         text = config.get_text_config() if hasattr(config, "get_text_config") else config
         self._heads = int(text.num_attention_heads)
-        settings = self._settings
-        if settings.r1:
-            seed = _SEEDS["r1"] if settings.random_r1 else None
-            self._r1 = folding.r1_of(int(text.hidden_size), architecture, settings.rotation_size, seed)
-            folding.outside(model, architecture, self._r1)
+        settings, is_folded, width = self._settings, self._settings.r1 and not self._settings.online_r1_rotation, int(text.hidden_size)
+        self._by_hand = found = hand_written(settings, model, architecture, width) if is_folded else None
+        self._get_ready(model)
+        if is_folded:
+            facts = architecture if found is None else found.facts
+            self._r1 = folding.r1_of(width, facts, settings.rotation_size, _SEEDS["r1"] if settings.random_r1 else None)
+            folding.outside(model, facts, self._r1, None if found is None else found.outside.of(model))
         get_logger(__name__).warning(
             "The model is rotated before it is calibrated, and nothing here judges whether that does good: compare with a run without "
             "rotation, above all for formats whose blocks share a scale."
@@ -68,14 +99,39 @@ class Rotate:
     @torch.no_grad()
     def apply(self, block: BlockAtHand) -> Mapping[str, Figures]:
         """As `quark.algorithms.Transform.apply`."""
+        found = self._by_hand
         if self._r1 is not None:
-            folding.block(block.module, block.architecture, self._r1)
+            facts, stream = (block.architecture, None) if found is None else (found.facts, found.blocks[block.name].of(block.module))
+            folding.block(block.module, facts, self._r1, stream)
+        figures = self._rotate_inputs(block)
         if not self._settings.r2:
-            return {block.name: {"r1": self._settings.r1, "r2": False}}
+            return figures | {block.name: {"r1": self._settings.r1, "r2": False}}
         value = block.architecture.attention_value
         width = None if value is None else int(getattr(block.module.get_submodule(value), "out_features", 0))
         reason = self._rotate_values(block, width)
-        return {block.name: {"r1": self._settings.r1, "r2": reason is None, **({} if reason is None else {"r2_reason": reason})}}
+        said: Figures = {"r1": self._settings.r1, "r2": reason is None, **({} if reason is None else {"r2_reason": reason})}
+        return figures | {block.name: said}
+
+    def _get_ready(self, model: nn.Module) -> None:
+        """R3, and what R4 needs: the plan that the model has says where."""
+        plan: QuantPlan | None = getattr(model, "quark_plan", None)
+        if plan is None:
+            return
+        if self._settings.r3:
+            rotate_heads(model, rotated_attentions(model, plan.attentions, plan.rows))
+        shapes, rotations = {row.name: row.shape for row in plan.rows}, dict[int, InputRotation]()
+        for name in online_layers(self._settings, model, plan):
+            size = block_size(self._settings, name, shapes[name][1])
+            self._online[name] = rotations.setdefault(size, InputRotation(size))
+        stored.keep(model, set(rotations))
+
+    def _rotate_inputs(self, block: BlockAtHand) -> dict[str, Figures]:
+        """R4, and R1 online; the size of the rotation by full name of a layer."""
+        prefix = f"{block.name}." if block.name else ""
+        inside = {name: rotation for name, rotation in self._online.items() if name.startswith(prefix)}
+        for name, rotation in inside.items():
+            rotate_input(block.module.get_submodule(name.removeprefix(prefix)), rotation)
+        return {name: {"input_rotation": rotation.size} for name, rotation in inside.items()}
 
     def _rotate_values(self, block: BlockAtHand, width: int | None) -> str | None:
         """R2; the reason why not, where that is so."""

@@ -25,8 +25,9 @@ class OnlineRotationConfig:
 
     Attributes:
         shared_parallel: Layers that read the same input share one rotation.
-        online_rotation_layers: Names of the layers, relative to a decoder block; None for all.
-        use_input_prescale: Scale inputs before rotating them.
+        online_rotation_layers: Full names of the layers whose inputs are rotated while the model runs; None for all that R4, and R1 where
+            it runs with the model, are about. Checkpoints name them always.
+        use_input_prescale: Scale inputs before rotating them; not offered.
     """
 
     shared_parallel: bool
@@ -34,8 +35,14 @@ class OnlineRotationConfig:
     use_input_prescale: bool = False
 
 
+_DROPPED = "shared_input_rotation"
+"""A key of older releases that says nothing: names of tensors do."""
+
+
 def _online(value: Any) -> Any:
-    return OnlineRotationConfig(**value) if isinstance(value, dict) else value
+    if not isinstance(value, dict):
+        return value
+    return OnlineRotationConfig(**{"shared_parallel": False} | {key: one for key, one in value.items() if key != _DROPPED})
 
 
 @with_dataclass_view
@@ -49,8 +56,9 @@ class RotationConfig(AlgoConfig):
             ``layer_id`` and ``pre_layer_id`` stand for numbers of blocks; names that a block does not have are passed over there.
         r1: Rotate the residual stream.
         r2: Rotate values, head by head.
-        r3: Rotate queries and keys after the rotary embedding.
-        r4: Rotate the input of the MLP's output projection.
+        r3: Rotate queries and keys after the rotary embedding, head by head, while the model runs. It is done where keys are quantized
+            there (``kv_cache_post_rope``), and changes nothing elsewhere.
+        r4: Rotate the input of the MLP's output projection, and of experts', while the model runs.
         rotation_size: Size of the blocks of a block-diagonal rotation; None for the full width.
         random_r1: Take a random rotation for R1 instead of a Hadamard matrix. ``random`` sets both this and ``random_r2``.
         random_r2: Likewise for R2.
@@ -60,10 +68,11 @@ class RotationConfig(AlgoConfig):
         o_proj: Projection that closes attention, likewise.
         self_attn: Attention, likewise.
         mlp: MLP, likewise.
-        online_r1_rotation: Run R1 with the model; None is False.
+        online_r1_rotation: Rotate the inputs of the layers that read the residual stream while the model runs, in place of the stream; None
+            is False.
         online_config: Settings of rotations that run with the model.
-        trainable: Learn the rotations.
-        train_smooth: Learn smoothing scales as well.
+        trainable: Learn the rotations; not offered.
+        train_smooth: Learn smoothing scales as well; not offered.
         smooth_positions: Where.
         random: Accepted from configurations before 0.12.
     """
@@ -94,6 +103,16 @@ class RotationConfig(AlgoConfig):
         if self.random is not None:
             self.random_r1 = self.random_r2 = self.random
             self.random = None
+
+    def runs_with_model(self) -> bool:
+        """As the base class says: R3, R4, and R1 online."""
+        named = self.online_config is not None and bool(self.online_config.online_rotation_layers)
+        return bool(self.r3 or self.r4 or (self.r1 and self.online_r1_rotation) or named)
+
+    def refused(self) -> list[str]:
+        """Names of fields that are set and not offered."""
+        found = [name for name in ("trainable", "train_smooth") if getattr(self, name)]
+        return found + (["use_input_prescale"] if self.online_config is not None and self.online_config.use_input_prescale else [])
 
     @classmethod
     def for_architecture(cls, architecture: Architecture) -> Self | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any, ClassVar, cast
 
 import torch
@@ -16,9 +17,10 @@ from quark.numerics import WeightGrid, quantizer_for
 from quark.specs.algorithm import AlgoConfig
 from quark.specs.architecture import Architecture
 from quark.specs.layer import QLayerConfig
-from quark_algos.hand_written import places_of
+from quark_algos.hand_written import places_of, see_places
+from quark_algos.rotate.online import is_rotated
 from quark_algos.searched import SearchedNearest
-from quark_algos.sites import sites_of
+from quark_algos.sites import Site, sites_of
 from quark_algos.smooth.candidates import smoothquant
 from quark_algos.smooth.folding import Kept, allowed, fold, holds, probe
 from quark_algos.smooth.places import SiteModules, resolve
@@ -73,14 +75,15 @@ class Scaling(ABC):
         self._hand_written = list(settings.scaling_layers or [])
         places_of(self._hand_written, ())  # what is wrong with them is said before any work
         self._heads = 1
-        self._refused: set[str] = set()
-        self._tried: set[str] = set()
+        self._refused: set[Site] = set()
+        self._tried: set[Site] = set()
 
     def outside(self, model: nn.Module, architecture: Architecture) -> None:
-        """Nothing is changed; how many heads attention has is remembered."""
+        """Nothing is changed; how many heads attention has is remembered, and sites written by hand that are nowhere are told of."""
         config: Any = getattr(model, "config", None)
         text = config.get_text_config() if hasattr(config, "get_text_config") else config
         self._heads = int(getattr(text, "num_attention_heads", 1) or 1)
+        see_places(places_of(self._hand_written, sites_of(architecture)), model, architecture, self._heads)
 
     def rounding(self) -> Rounding | None:
         """Round-to-nearest."""
@@ -91,8 +94,15 @@ class Scaling(ABC):
         """As `quark.algorithms.Transform.apply`."""
         before = block.harm() if block.harm else None
         kept: list[Kept] = []
-        figures: dict[str, Figures] = {}
-        for modules in self._places(block):
+        places = self._places(block)
+        rotated = {m.name: [n for n, reader in m.readers.items() if is_rotated(reader)] for m in places}
+        left_out: dict[str, Figures] = {
+            f"{block.name}.{name}".lstrip("."): {"left_out": f"the input of {names[0]} is rotated while the model runs"}
+            for name, names in rotated.items()
+            if names
+        }
+        figures = dict(left_out)
+        for modules in (m for m in places if not rotated[m.name]):
             scale = self._scale(modules, block)
             if scale is not None and not bool((scale == 1).all()):
                 kept.append(Kept.of(modules))
@@ -104,7 +114,7 @@ class Scaling(ABC):
         if after > before and self._preset == "best":
             for one in reversed(kept):
                 one.restore()
-            return {block.name: {"error_before": before, "error_after": after, "applied": False}}
+            return left_out | {block.name: {"error_before": before, "error_after": after, "applied": False}}
         if after > before:
             get_logger(__name__).warning(
                 f"'{block.name}': moving scale makes the rounded block's error {after / before:.2f} times as large on held-out tokens. "
@@ -118,27 +128,27 @@ class Scaling(ABC):
         found: list[SiteModules] = []
         for place in places_of(self._hand_written or [s.documented() for s in known], known):
             site = place.site
-            if site.prev in self._refused or (place.condition is not None and not place.condition.holds(block.module)):
+            if site in self._refused or (place.condition is not None and not place.condition.holds(block.module)):
                 continue
-            modules = resolve(site, block.module, block.architecture, self._heads)
-            if isinstance(modules, str):
-                continue
+            resolved = (resolve(site, block.module, block.architecture, self._heads) for site in place.sites(block.module))
+            modules = chain.from_iterable(made for made in resolved if not isinstance(made, str))
             wanted = [m for m in modules if any(name in block.configs for name in m.readers)]
-            if wanted and site.prev not in self._tried and not self._is_sound(wanted[0], block):
+            passes = not any(is_rotated(reader) for m in wanted for reader in m.readers.values())
+            if wanted and passes and site not in self._tried and not self._is_sound(wanted[0], block, site):
                 continue
             found += wanted
         return found
 
-    def _is_sound(self, modules: SiteModules, block: BlockAtHand) -> bool:
-        """Whether a scale at a site leaves the block's output what it is; a site that does not is refused from then on."""
+    def _is_sound(self, modules: SiteModules, block: BlockAtHand, named: Site) -> bool:
+        """Whether a scale there leaves the block's output what it is; if not, the site that was named is refused from then on."""
         if block.output is None:
             return True
-        self._tried.add(modules.site.prev)
+        self._tried.add(named)
         dtype = linear_weight(next(iter(modules.readers.values()))).dtype
         found = holds(modules, probe(modules), block.output)
         if found <= 16 * allowed(modules, dtype):
             return True
-        self._refused.add(modules.site.prev)
+        self._refused.add(named)
         get_logger(__name__).warning(
             f"'{block.name}.{modules.name}' is left out: a scale there changes what the block computes (by {found:.1e}); this model is "
             "another variant of its family than the template's facts are about"

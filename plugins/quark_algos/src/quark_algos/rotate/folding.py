@@ -35,36 +35,38 @@ def r1_of(width: int, facts: Architecture, size: int | None = None, seed: int | 
 
 
 @torch.no_grad()
-def outside(model: nn.Module, facts: Architecture, rotation: Rotation | None) -> None:
+def outside(model: nn.Module, facts: Architecture, rotation: Rotation | None, stream: Stream | None = None) -> None:
     """Fold R1 into embeddings, positions and the head, and the final norm into the head, which is untied from the embeddings.
 
     Args:
         model: A model of transformers, or one built alike. What is in its blocks is not touched, and may be on the meta device.
         facts: About its family.
         rotation: Of the width of the stream, by `r1_of`; None only folds the norm.
+        stream: What touches the stream there, where facts are not to say it.
 
     Raises:
         UnsupportedError: The family, or this variant, cannot be rotated.
         ConfigError: The rotation has another width, or does not keep the mean though norms subtract it.
     """
-    _fold(outside_blocks(model, facts), facts, rotation)
+    _fold(stream or outside_blocks(model, facts), facts, rotation)
     untie(model)
 
 
 @torch.no_grad()
-def block(module: nn.Module, facts: Architecture, rotation: Rotation | None) -> None:
+def block(module: nn.Module, facts: Architecture, rotation: Rotation | None, stream: Stream | None = None) -> None:
     """Fold R1 and the norms into one decoder block; it computes for ``x · R`` what it did for ``x``, times R.
 
     Args:
         module: The block. Its experts must be separate layers.
         facts: About its family.
         rotation: As for `outside`, the same one; None only folds the norms.
+        stream: As for `outside`.
 
     Raises:
         UnsupportedError: The family, or this block, cannot be rotated.
         ConfigError: As for `outside`.
     """
-    _fold(in_block(module, facts), facts, rotation)
+    _fold(stream or in_block(module, facts), facts, rotation)
 
 
 def fuse_norms(module: nn.Module, facts: Architecture) -> None:

@@ -2,92 +2,94 @@
 
 from __future__ import annotations
 
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from quark.errors import ConfigError
 from quark_algos.rotate.hadamard import Rotation
+from quark_algos.rotate.online_matrix import product
 from quark_algos.smooth.places import input_axis
 
-CHILD = "input_rotation"
-"""By what name a layer holds the rotation of its input."""
 
+class InputRotation:
+    """A hook before a layer's forward: the layer gets ``x · R``, R of equal blocks ``M / √size``, M of +1 and -1, on its diagonal.
 
-class OnlineRotation(nn.Module):
-    """``x · R`` for the last axis, in float32, or float64 where ``x`` is, and rounded once.
+    All layers of a model that are rotated in blocks of one size share one of these, whatever their width. It is no module: a layer with it
+    has the children and tensors that it had, and is quantized like any other.
 
     Args:
-        rotation: R.
+        size: Of a block; order of a Hadamard matrix that is known here.
 
     Attributes:
-        signs: Those of R, ``[width]``, int8, a buffer that is stored with the model; ones where R has none.
-        block: Order of the Hadamard matrix, int64, a scalar buffer that is stored too.
-        keeps_mean: Which form R has, bool, likewise.
+        size: As given.
+        matrix: M, ``[size, size]``, float32, on any device, where it is another than that of
+            `quark_algos.rotate.online_matrix`; None otherwise.
+
+    Raises:
+        ConfigError: No Hadamard matrix of that order is known here.
     """
 
-    signs: Tensor
-    block: Tensor
-    keeps_mean: Tensor
+    def __init__(self, size: int) -> None:
+        Rotation(size, size)
+        self.size = size
+        self.matrix: Tensor | None = None
 
-    def __init__(self, rotation: Rotation) -> None:
-        super().__init__()
-        signs = torch.ones(rotation.width, dtype=torch.int8) if rotation.signs is None else rotation.signs.clone()
-        self.register_buffer("signs", signs)
-        self.register_buffer("block", torch.tensor(rotation.block))
-        self.register_buffer("keeps_mean", torch.tensor(rotation.keeps_mean))
-        self._rotation = rotation
+    def apply(self, x: Tensor) -> Tensor:
+        """``x · R`` along the last axis, computed in float32, or float64 where ``x`` is, and rounded once.
 
-    @classmethod
-    def of_width(cls, width: int) -> Self:
-        """One to load a state into: of that width, without signs, as if nothing were stored."""
-        return cls(Rotation.of(width))
+        Args:
+            x: ``[…, width]``, of a floating dtype; the size divides the width.
 
-    def forward(self, x: Tensor) -> Tensor:
-        """``[…, width]``, of the dtype of ``x`` ``[…, width]``."""
-        return self._rotation.apply(x)
+        Returns:
+            A new tensor of that shape and dtype, on that device.
 
-    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
-        super()._load_from_state_dict(*args, **kwargs)
-        self._rotation = Rotation(len(self.signs), int(self.block), self.signs.cpu().clone(), bool(self.keeps_mean))
+        Raises:
+            ConfigError: The size does not divide the width.
+        """
+        Rotation(x.shape[-1], self.size)  # sees that it fits
+        master = x.to(torch.float64 if x.dtype is torch.float64 else torch.float32).unflatten(-1, (-1, self.size))
+        found = product(master, self.size) if self.matrix is None else master @ self.matrix.to(device=x.device, dtype=master.dtype)
+        return (found / self.size**0.5).flatten(-2).to(x.dtype)
 
-    def extra_repr(self) -> str:
-        return f"width={self._rotation.width}, block={self._rotation.block}"
+    def __call__(self, layer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        """As torch calls a forward pre-hook."""
+        return (self.apply(args[0]), *args[1:])
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.size})"
 
 
 @torch.no_grad()
-def rotate_input(layer: nn.Module, rotation: Rotation) -> OnlineRotation:
+def rotate_input(layer: nn.Module, rotation: InputRotation) -> None:
     """Fold R into a layer's weight, and rotate its input by R from now on; the layer computes what it did.
 
-    The weight is made anew, ``W · R``, computed in float32, or float64 where it is that, and rounded once. The layer holds the rotation by
-    the name `CHILD`, and applies it in a hook before its forward.
+    The weight is made anew, ``W · R``, computed in float32, or float64 where it is that, and rounded once.
 
     Args:
         layer: A linear one, or one of those that keep the weight transposed.
-        rotation: Of the width of the layer's input.
-
-    Returns:
-        What rotates the input.
+        rotation: Of a size that divides the width of the layer's input.
 
     Raises:
-        ConfigError: The layer's input is rotated already, or has another width.
+        ConfigError: The layer's input is rotated already, or has a width that the size does not divide.
     """
-    if isinstance(getattr(layer, CHILD, None), OnlineRotation):
+    if is_rotated(layer):
         raise ConfigError("the input of this layer is rotated already; rotate it once")
     old, transposed = layer.get_parameter("weight"), input_axis(layer) == 0
     new = rotation.apply(old.t()).t() if transposed else rotation.apply(old)
     layer.weight = nn.Parameter(new.contiguous(), requires_grad=old.requires_grad)
-    return install(layer, OnlineRotation(rotation))
+    install(layer, rotation)
 
 
-def install(layer: nn.Module, online: OnlineRotation) -> OnlineRotation:
-    """Rotate a layer's input from now on, and leave its weight as it is: it is that for a rotated input already."""
-    layer.register_module(CHILD, online)
-    layer.register_forward_pre_hook(_rotate_first)
-    return online
+def install(layer: nn.Module, rotation: InputRotation) -> None:
+    """Rotate a layer's input from now on, and leave its weight as it is: it is that for a rotated input already.
+
+    The hook comes first, so that whatever else looks at the layer's input sees the rotated one.
+    """
+    layer.register_forward_pre_hook(rotation, prepend=True)
 
 
-def _rotate_first(layer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-    # By the layer's own attribute: copies of the layer have copies of it.
-    return (layer.get_submodule(CHILD)(args[0]), *args[1:])
+def is_rotated(layer: nn.Module) -> bool:
+    """Whether a layer's input is rotated while the model runs."""
+    return any(isinstance(hook, InputRotation) for hook in layer._forward_pre_hooks.values())

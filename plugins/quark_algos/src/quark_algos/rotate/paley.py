@@ -13,6 +13,9 @@ from torch import Tensor
 
 from quark_algos.rotate.circulants import WILLIAMSON
 
+_PLUS_ROW = torch.tensor([[1.0, 1.0], [1.0, -1.0]], dtype=torch.float64)
+_MINUS_ROW = torch.tensor([[1.0, -1.0], [-1.0, -1.0]], dtype=torch.float64)
+
 
 def has_order(m: int) -> bool:
     """Whether `hadamard` constructs a matrix of this order without a factor of two by Sylvester's doubling."""
@@ -48,6 +51,36 @@ def hadamard(m: int) -> Tensor:
 
 
 @cache
+def as_published(m: int) -> Tensor:
+    """A Hadamard matrix in the form in which others have it in tables, so that they compute the same.
+
+    Paley's first construction, its first column positive, where its field is of prime order; else his second as four blocks, where its is;
+    else what `hadamard` gives. So are the matrices of order 12, 20, 28, 36, 60, 108 and 140 that AMD Quark 0.13 has; its matrix of
+    order 40 is two by two times that of order 20.
+
+    Args:
+        m: One for which `has_order` is true, or 40.
+
+    Returns:
+        ``[m, m]``, float64, each value 1 or -1, kept as by `hadamard`. Its first column is not always ones.
+
+    Raises:
+        ValueError: As `hadamard`.
+    """
+    if m == 40:
+        return torch.kron(hadamard(2), as_published(20))
+    if m % 4 == 0 and (_prime_power(m - 1) or (0, 0))[1] == 1:
+        found = _paley_one(m - 1)
+        signs = torch.ones(m, dtype=torch.float64).index_fill_(0, torch.tensor([0]), -1)
+        return found * signs[:, None] * signs
+    q = m // 2 - 1
+    if m % 4 == 0 and q % 4 == 1 and (_prime_power(q) or (0, 0))[1] == 1:
+        conference, unit = _bordered(q), torch.eye(q + 1, dtype=torch.float64)
+        return torch.kron(_PLUS_ROW, conference) + torch.kron(_MINUS_ROW, unit)
+    return hadamard(m)
+
+
+@cache
 def _paley_kind(m: int) -> int | None:
     if m % 4:
         return None
@@ -65,8 +98,7 @@ def _paley_one(q: int) -> Tensor:
 
 def _paley_two(q: int) -> Tensor:
     """Blocks of two for each value of a symmetric conference matrix."""
-    one, other = torch.tensor([[1.0, 1.0], [1.0, -1.0]]).double(), torch.tensor([[1.0, -1.0], [-1.0, -1.0]]).double()
-    return torch.kron(_bordered(q), one) + torch.kron(torch.eye(q + 1, dtype=torch.float64), other)
+    return torch.kron(_bordered(q), _PLUS_ROW) + torch.kron(torch.eye(q + 1, dtype=torch.float64), _MINUS_ROW)
 
 
 def _bordered(q: int) -> Tensor:

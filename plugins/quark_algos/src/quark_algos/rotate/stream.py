@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import chain
 
 import attrs
@@ -13,6 +13,7 @@ from quark.errors import UnsupportedError
 from quark.specs.architecture import Architecture
 from quark_algos.rotation import RotationConfig
 from quark_algos.sites import readers_of_attention_norm, readers_of_mlp_norm, writers_of_attention, writers_of_mlp
+from quark_algos.smooth.places import submodule
 
 
 @attrs.frozen(eq=False)
@@ -83,11 +84,8 @@ def in_block(block: nn.Module, facts: Architecture) -> Stream:
             fused experts.
     """
     check(facts)
-    places: dict[str, list[str]] = {}
-    for norm, groups in ((facts.attention_norm, readers_of_attention_norm(facts)), (facts.mlp_norm, readers_of_mlp_norm(facts))):
-        places.setdefault(norm or "", []).extend(chain.from_iterable(groups))
     readings = []
-    for name, readers in places.items():
+    for name, readers in norms_and_readers(facts).items():
         norms, found = matching(block, (name,)), matching(block, readers)
         if bool(norms) != bool(found):
             has, lacks = (name, "any of " + ", ".join(readers)) if norms else (", ".join(found), name)
@@ -97,31 +95,33 @@ def in_block(block: nn.Module, facts: Architecture) -> Stream:
         if norms:
             readings.append(Reading(name, norms[name], found))
     writers = matching(block, (*writers_of_attention(facts), *writers_of_mlp(facts)))
-    _see_single_experts(block, facts, writers)
+    see_single_experts(block, facts, writers)
     if not readings or not writers:
         raise UnsupportedError(f"a block of this {facts.model_type} cannot be rotated: nothing that its facts name is in it")
     return Stream(writers, tuple(readings))
 
 
+def norms_and_readers(facts: Architecture) -> dict[str, tuple[str, ...]]:
+    """The norms of a block with the patterns of what reads the stream through them; a norm that feeds attention and MLP, once."""
+    places: dict[str, tuple[str, ...]] = {}
+    for norm, groups in ((facts.attention_norm, readers_of_attention_norm(facts)), (facts.mlp_norm, readers_of_mlp_norm(facts))):
+        places[norm or ""] = (*places.get(norm or "", ()), *chain.from_iterable(groups))
+    return places
+
+
 def matching(module: nn.Module, patterns: Iterable[str]) -> dict[str, nn.Module]:
     """Submodules that names or patterns mean, each once; a star stands for one part of a name."""
     patterns = tuple(patterns)
-    found = {name: m for name in patterns if "*" not in name and (m := _submodule(module, name)) is not None}
+    found = {name: m for name in patterns if "*" not in name and (m := submodule(module, name)) is not None}
     starred = [re.compile(re.escape(pattern).replace(r"\*", r"[^.]+")) for pattern in patterns if "*" in pattern]
     if starred:
         found |= {name: m for name, m in module.named_modules() if any(one.fullmatch(name) for one in starred)}
     return {name: m for m, name in {m: name for name, m in found.items()}.items()}
 
 
-def _submodule(module: nn.Module, name: str) -> nn.Module | None:
-    try:
-        return module.get_submodule(name) if name else None
-    except AttributeError:
-        return None
-
-
-def _see_single_experts(block: nn.Module, facts: Architecture, writers: dict[str, nn.Module]) -> None:
-    holder = _submodule(block, facts.experts) if facts.experts else None
+def see_single_experts(block: nn.Module, facts: Architecture, writers: Mapping[str, nn.Module]) -> None:
+    """See that the experts of a block, if there are any, are separate layers and write to the stream; else UnsupportedError."""
+    holder = submodule(block, facts.experts) if facts.experts else None
     if holder is None or not any(True for _ in _own_matrices(holder)):
         return
     if not any(name.startswith(f"{facts.experts}.") for name in writers):

@@ -72,13 +72,19 @@ def resolve(site: Site, block: nn.Module, facts: Architecture, heads: int) -> tu
     return tuple(made)
 
 
+def submodule(block: nn.Module, name: str) -> nn.Module | None:
+    """The submodule of that name; None where there is none, or the name is empty."""
+    try:
+        return block.get_submodule(name) if name else None
+    except AttributeError:
+        return None
+
+
 def _matches(name: str, block: nn.Module) -> dict[str, nn.Module]:
     """Modules that a name means, by their names in the block; the experts of a star in the order of their numbers."""
     if "*" not in name:
-        try:
-            return {name: block.get_submodule(name)}
-        except AttributeError:
-            return {}
+        module = submodule(block, name)
+        return {} if module is None else {name: module}
     before, after = name.split(".*.")
     holder = _matches(before, block)
     numbers = [n for n, _ in holder[before].named_children() if re.fullmatch(r"\d+", n)] if holder else []

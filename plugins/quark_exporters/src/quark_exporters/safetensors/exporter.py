@@ -15,7 +15,9 @@ from quark.errors import UnsupportedError
 from quark.export.place import building
 from quark.export.protocol import BlockStream, ExportOptions
 from quark.export.writer import Part, ShardWriter
+from quark.log import get_logger
 from quark.model.blocks import Block
+from quark.model.plan import QuantPlan
 from quark_exporters.safetensors.layout import WHOLE, Region, float_parts, is_tied_apart, quantized_parts
 from quark_exporters.safetensors.quantization_config import quantization_config
 
@@ -56,6 +58,7 @@ class SafetensorsExporter:
                 f"a {type(model).__name__} has no transformers config, without which no reader could rebuild it: only transformers models "
                 "can be exported to a checkpoint in Hugging Face form"
             )
+        _see_who_runs(model, options)
         announced = [part.meta for part in _parts(foreseen, options, WHOLE)]
         with building(out) as directory, ShardWriter(announced, directory, options.max_shard_bytes) as writer:
             yield _Stream(model, options, directory, writer)
@@ -91,6 +94,26 @@ class _Stream:
         if self._options.tokenizer is not None:
             self._options.tokenizer.save_pretrained(self._directory)
         _copy_companions(self._model, self._directory)
+
+
+def _see_who_runs(model: nn.Module, options: ExportOptions) -> None:
+    """Say what algorithms that run with the model mean for its readers.
+
+    Raises:
+        UnsupportedError: The export is to be a plain float model, which could not say that something runs with it.
+    """
+    plan: QuantPlan | None = getattr(model, "quark_plan", None)
+    names = [a.name for a in (plan.config.algo_config if plan else None) or () if a.runs_with_model()]
+    if names and options.weight_format != "real_quantized":
+        raise UnsupportedError(
+            f"the algorithm {', '.join(names)} runs with this model, which an export of weight_format '{options.weight_format}' cannot "
+            "say: take 'real_quantized', or settings that leave all in the weights"
+        )
+    if names:
+        get_logger(__name__).warning(
+            f"The algorithm {', '.join(names)} runs with this model: this project and transformers with it load the export; vLLM does not "
+            "know such algorithms and would compute something else without a word."
+        )
 
 
 def _parts(model: nn.Module, options: ExportOptions, region: Region) -> list[Part]:
