@@ -45,9 +45,9 @@ def data() -> list[Tensor]:
 
 
 def settings(names: tuple[str, ...]) -> list[AlgoConfig]:
-    """The documented ones; rotations with R2."""
+    """The documented ones; rotations with R2, and applied whether they do good or not."""
     made = LLMTemplate.get("llama").get_config("int8", algorithm=list(names)).algo_config or []
-    return [attrs.evolve(one, r2=True) if isinstance(one, RotationConfig) else one for one in made]
+    return [attrs.evolve(one, r2=True, preset="reference") if isinstance(one, RotationConfig) else one for one in made]
 
 
 def run(algorithms: list[AlgoConfig], scheme: str, dtype: torch.dtype = torch.float32, batches: Any = None) -> nn.Module:

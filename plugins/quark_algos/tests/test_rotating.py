@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import attrs
 import pytest
@@ -51,6 +52,7 @@ def test_a_rotated_model_computes_what_it_did(changes: dict[str, object]) -> Non
 @pytest.mark.parametrize("algorithm", [["rotation"], ["gptq", "awq", "rotation"]], ids="+".join)
 def test_a_rotated_model_is_quantized_exported_and_read_back(algorithm: list[str], tmp_path: Path) -> None:
     config = LLMTemplate.get("llama").get_config("int4_wo_128", algorithm=algorithm)
+    config.algo_config = [attrs.evolve(a, preset="reference") for a in config.algo_config or []]
     model = ModelQuantizer(config).quantize_model(tiny.tiny_model(torch.bfloat16), DATA)
     export_safetensors(model, tmp_path / "memory")
     again = import_model_from_safetensors(None, str(tmp_path / "memory"), device="cpu")
@@ -59,9 +61,42 @@ def test_a_rotated_model_is_quantized_exported_and_read_back(algorithm: list[str
     assert (tmp_path / "disk" / "model.safetensors").read_bytes() == (tmp_path / "memory" / "model.safetensors").read_bytes()
 
 
-def test_rotation_says_that_nothing_judges_it(caplog: pytest.LogCaptureFixture) -> None:
+def test_without_data_rotation_says_that_nothing_judges_it(caplog: pytest.LogCaptureFixture) -> None:
     ModelQuantizer(LLMTemplate.get("llama").get_config("int4_wo_128", algorithm="rotation")).quantize_model(tiny.tiny_model())
-    assert any("nothing here judges" in r.message for r in caplog.records)
+    assert any("nothing judges" in r.message for r in caplog.records)
+
+
+def judged(scheme: str, preset: str) -> Any:
+    config = LLMTemplate.get("llama").get_config(scheme)
+    config.algo_config = [settings(preset=preset)]
+    return ModelQuantizer(config).quantize_model(tiny.tiny_model(), DATA)
+
+
+def test_rotation_that_does_harm_is_left_out_with_its_figures(caplog: pytest.LogCaptureFixture) -> None:
+    model = judged("nvfp4", "best")
+    plain = ModelQuantizer(LLMTemplate.get("llama").get_config("nvfp4")).quantize_model(tiny.tiny_model(), DATA)
+    assert torch.equal(logits(model), logits(plain))
+    assert model.quant_config.algo_config is None
+    assert any("it is left out" in r.message and "times as large" in r.message for r in caplog.records)
+    found = model.quark_findings.judged["rotation"]
+    assert found["after"] > found["before"] > 0
+    assert not found["goes_on"]
+    assert "left out, since it would do harm: rotation" in model.quark_plan.notes
+
+
+def test_the_reference_preset_rotates_where_it_does_harm_and_says_how_much(caplog: pytest.LogCaptureFixture) -> None:
+    model = judged("nvfp4", "reference")
+    assert any("it is applied" in r.message and "times as large" in r.message for r in caplog.records)
+    assert model.quark_findings.judged["rotation"]["goes_on"]
+    assert model.quark_findings.transformed["model.layers.0"]["r1"]
+
+
+def test_rotation_that_does_good_is_applied_without_a_word(caplog: pytest.LogCaptureFixture) -> None:
+    model = judged("int8", "best")
+    found = model.quark_findings.judged["rotation"]
+    assert found["after"] < found["before"]
+    assert model.quark_findings.transformed["model.layers.0"]["r1"]
+    assert not [r for r in caplog.records if "otation" in r.message and r.levelname == "WARNING"]
 
 
 @pytest.mark.parametrize("field", ["trainable", "train_smooth"])

@@ -29,9 +29,9 @@ WIDTH = 384  # of the tiny model's MLP
 
 
 def rotated(scheme: str, *algorithms: str, asked: dict[str, Any] | None = None, **options: Any) -> QConfig:
-    """A configuration with R4 alone, unless other settings are asked for."""
+    """A configuration with R4 alone, unless other settings are asked for; it is applied whether it does good or not."""
     config = LLMTemplate.get("llama").get_config(scheme, algorithm=[*algorithms, "rotation"], **options)
-    changes = {"r1": False, "r4": True, **(asked or {})}
+    changes = {"r1": False, "r4": True, "preset": "reference", **(asked or {})}
     config.algo_config = [attrs.evolve(a, **changes) if isinstance(a, RotationConfig) else a for a in config.algo_config or []]
     return config
 
@@ -250,7 +250,7 @@ def test_transposed_layers_and_experts_are_rotated_too(model_type: str, tmp_path
     from .rotate.models import IDS, model_of
 
     config = LLMTemplate.get(model_type).get_config("int4_wo_per_channel", algorithm="gptq")
-    config.algo_config = [RotationConfig(scaling_layers=[], r1=False, r4=True), *(config.algo_config or [])]
+    config.algo_config = [RotationConfig(scaling_layers=[], r1=False, r4=True, preset="reference"), *(config.algo_config or [])]
     model: Any = ModelQuantizer(config).quantize_model(model_of(model_type, torch.float32), [IDS[:1], IDS[1:]])
     names = [n for n, m in model.named_modules() if is_rotated(m)]
     assert all(n.endswith(("mlp.c_proj", "down_proj")) for n in names)

@@ -2,7 +2,7 @@
 
 from quark.algorithms.rounding import Figures, Problem, Rounding, RoundToNearest, float_weight, weight_quantizer
 from quark.algorithms.statistics import AbsMax, AbsMean, CrossMoment, SecondMoment, SecondMoment64, Statistic
-from quark.algorithms.transform import STAGES, BlockAtHand, Settled, Settling, Transform
+from quark.algorithms.transform import STAGES, BlockAtHand, Judged, Settled, Settling, Transform
 from quark.callable_module import make_callable
 from quark.plugins import algorithms
 
@@ -13,6 +13,7 @@ __all__ = [
     "BlockAtHand",
     "CrossMoment",
     "Figures",
+    "Judged",
     "Problem",
     "RoundToNearest",
     "Rounding",

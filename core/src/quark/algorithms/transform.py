@@ -31,8 +31,8 @@ class BlockAtHand:
         architecture: Facts about the family.
         configs: What each layer is going to be quantized to.
         statistics: Of the input of each of these layers, by class: of what the quantized blocks before give to this one in float.
-        harm: The relative squared error of the block's output on held-out tokens, were the block rounded to nearest as it is now; None
-            where no transform asks for statistics, since no forward is at hand then.
+        harm: The relative squared error of the block's output, the mean over held-out tokens, were the block rounded to nearest as it is
+            now; None where no transform asks for statistics, since no forward is at hand then.
         output: The block's output on the same tokens, as its weights are now, ``[batch, tokens, channels]``; None likewise.
     """
 
@@ -101,3 +101,25 @@ class Transform(Protocol):
 
     def rounding(self) -> Rounding | None:
         """The rounding that goes with it where a run names none; None for round-to-nearest."""
+
+
+@runtime_checkable
+class Judged(Transform, Protocol):
+    """A transform of the whole model that is tried on copies of blocks first: where calibration data are at hand, before anything changes.
+
+    Example:
+        The run calls, for one held-out sample::
+
+            transform.prepare(model, architecture)
+            for each block: transform.apply(a copy), on transform.moved(the block's input)
+            goes_on = transform.verdict(before, after)
+    """
+
+    def prepare(self, model: nn.Module, architecture: Architecture) -> None:
+        """Get ready to `Transform.apply` to copies of the blocks of a model that stays as it is."""
+
+    def moved(self, x: Tensor) -> Tensor:
+        """What goes from block to block in the changed model, where ``x [batch, tokens, channels]`` does in this one."""
+
+    def verdict(self, before: float, after: float) -> bool:
+        """Whether to go on, given relative errors of blocks rounded to nearest, means over blocks, as they are and as they would be."""

@@ -21,6 +21,7 @@ class Findings:
         layers: Figures of each layer that calibrated rounding has rounded: ``tokens``, and what the algorithm says (damping, errors, …).
         tokens: How many tokens reached each layer of an expert.
         transformed: What transforms say of layers and blocks.
+        judged: Of transforms that change the whole model, by name: errors before and after, and whether they were applied.
         unreached: Layers that were to be rounded by their inputs and got none: they are rounded to nearest.
     """
 
@@ -28,6 +29,7 @@ class Findings:
     tokens: dict[str, int] = attrs.field(factory=dict)
     unreached: list[str] = attrs.field(factory=list)
     transformed: dict[str, dict[str, Any]] = attrs.field(factory=dict)
+    judged: dict[str, dict[str, Any]] = attrs.field(factory=dict)
 
     def add(self, figures: Mapping[str, dict[str, Any]]) -> None:
         """Take in the figures of more layers."""
@@ -73,4 +75,10 @@ class Findings:
 
     def to_dict(self) -> dict[str, Any]:
         """JSON form."""
-        return {"layers": self.layers, "expert_tokens": self.tokens, "unreached": self.unreached, "transformed": self.transformed}
+        return {
+            "layers": self.layers,
+            "expert_tokens": self.tokens,
+            "unreached": self.unreached,
+            "transformed": self.transformed,
+            "judged": self.judged,
+        }

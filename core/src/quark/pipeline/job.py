@@ -9,7 +9,7 @@ import attrs
 import torch
 from torch import nn
 
-from quark.algorithms import STAGES, Rounding, RoundToNearest, Settling, Transform
+from quark.algorithms import STAGES, Judged, Rounding, RoundToNearest, Settling, Transform
 from quark.errors import ConfigError, UnsupportedError
 from quark.log import get_logger
 from quark.model.blocks import decoder_blocks
@@ -19,6 +19,7 @@ from quark.model.plan import PlanRow, QuantPlan, make_plan
 from quark.model.plan_text import plan_lines
 from quark.nn.attention_switch import refuse_unswitchable, switch_attention
 from quark.pipeline.batches import Call, calls
+from quark.pipeline.judging import judged
 from quark.pipeline.memory import SHARE, free_bytes, held_bytes, tokens_in
 from quark.pipeline.progress import reporting
 from quark.pipeline.runner import run
@@ -49,6 +50,11 @@ class Algorithms:
     rounding_name: str | None
 
     @property
+    def by_name(self) -> dict[str, Transform]:
+        """Transforms by their names, in order."""
+        return dict(zip(self.names, self.transforms, strict=True))
+
+    @property
     def needs_data(self) -> bool:
         """Whether any of them looks at inputs."""
         return bool(self.rounding.needs) or any(t.needs for t in self.transforms)
@@ -61,7 +67,7 @@ class Job:
     Attributes:
         plan: Made from this very model.
         algorithms: What changes weights.
-        data: Calibration forwards; empty where nothing wants them.
+        data: Calibration forwards; empty where nothing wants them, or could do with them and got none.
         two_passes: Whether each block is passed twice, for want of memory.
     """
 
@@ -71,21 +77,29 @@ class Job:
     two_passes: bool
 
     def run(self, model: nn.Module, sink: BlockSink, source: BlockSource | None = None) -> None:
-        """Quantize ``model``; what is known of it then are its attributes ``quark_plan``, ``quark_findings`` and so on."""
+        """Quantize ``model``; what is known of it then are its attributes ``quark_plan``, ``quark_findings`` and so on.
+
+        Transforms that change the whole model, and would do harm, are left out; the plan that the model has then says so.
+        """
         switch_if_wanted(model, self.plan)
-        model.quant_config, model.quark_plan = self.plan.config, self.plan  # type: ignore[assignment]
+        model.quark_plan = self.plan  # type: ignore[assignment]
+        judgements = judged(model, self.plan, self.algorithms.by_name, self.data)
+        plan = _without([name for name, judgement in judgements.items() if not judgement.goes_on], self.plan)
+        model.quant_config, model.quark_plan = plan.config, plan  # type: ignore[assignment]
+        left = {a.name for a in plan.config.algo_config or []}
         with reporting(len(self.data)) as progress:
             findings = run(
                 model,
-                self.plan,
+                plan,
                 self.data,
                 self.algorithms.rounding,
                 sink,
                 progress,
                 source,
                 two_passes=self.two_passes,
-                transforms=self.algorithms.transforms,
+                transforms=[t for name, t in self.algorithms.by_name.items() if name in left],
             )
+        findings.judged = {name: attrs.asdict(judgement) for name, judgement in judgements.items()}
         model.quark_quantized, model.quark_findings = True, findings  # type: ignore[assignment]
         findings.log()
         get_logger().info("Model quantization has been completed.")
@@ -110,7 +124,8 @@ def prepared(model: nn.Module, config: QConfig, dataloader: Iterable[Any] | None
     if plan.attentions:
         refuse_unswitchable(model, [a.name for a in plan.attentions])
     wants = wants_data(plan, chosen)
-    data = calls(dataloader, wanted_by=wants) if wants else []
+    judges = dataloader is not None and any(isinstance(t, Judged) for t in chosen.transforms)
+    data = calls(dataloader, wanted_by=wants) if wants or judges else []
     two_passes = needs_two_passes(model, plan, chosen.rounding, data, device)
     if two_passes:
         plan = attrs.evolve(plan, notes=(*plan.notes, TWO_PASSES))
@@ -141,6 +156,15 @@ def plan_of(model: nn.Module, config: QConfig) -> QuantPlan:
             f"decoder block, and a layer here is '{plan.rows[-1].name if plan.rows else '(none)'}'"
         )
     return attrs.evolve(plan, rows=rows)
+
+
+def _without(names: Sequence[str], plan: QuantPlan) -> QuantPlan:
+    """The plan without some algorithms."""
+    if not names:
+        return plan
+    left = [a for a in plan.config.algo_config or [] if a.name not in names]
+    notes = tuple(f"left out, since it would do harm: {name}" for name in names)
+    return attrs.evolve(plan, config=attrs.evolve(plan.config, algo_config=left or None), notes=(*plan.notes, *notes))
 
 
 def _settled(model: nn.Module, plan: QuantPlan, chosen: Algorithms) -> QuantPlan:

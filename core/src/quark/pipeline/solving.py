@@ -163,11 +163,11 @@ class BlockSolver:
         # Tokens are routed differently in the float model: theirs are none to compare with.
         comparable = bool(floats) and not leader.name.startswith(self._routed)
         for forward, x in sorted(inputs.items(), key=lambda item: item[0].number):
-            seen = tokens_of(x if quantizer is None else quantizer(x), forward)
+            seen = tokens_of(x if quantizer is None else quantizer(x), forward.call)
             reference = floats.get(forward.number) if comparable else None
             same = reference is not None and reference.shape == x.shape
             for statistic in found.values():
-                statistic.update(seen, tokens_of(reference, forward) if same and reference is not None else None)
+                statistic.update(seen, tokens_of(reference, forward.call) if same and reference is not None else None)
         return found
 
 

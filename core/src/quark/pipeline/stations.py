@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from quark.nn import QuantizedLayer
+from quark.pipeline.batches import Call
 from quark.pipeline.lockstep import Forward, LockStep, current_forward
 
 
@@ -67,9 +68,9 @@ class Station:
         self.is_done, self._foreseen = False, None
 
 
-def tokens_of(x: Tensor, forward: Forward) -> Tensor:
-    """``x`` as ``[tokens, K]``, without those that the forward's ``attention_mask [batch, tokens]`` leaves out."""
-    mask = forward.call.kwargs.get("attention_mask")
+def tokens_of(x: Tensor, call: Call) -> Tensor:
+    """``x`` as ``[tokens, K]``, without those that the call's ``attention_mask [batch, tokens]`` leaves out."""
+    mask = call.kwargs.get("attention_mask")
     if isinstance(mask, Tensor) and mask.ndim == 2 and x.ndim == 3 and mask.shape == x.shape[:2] and not bool(mask.all()):
         return x[mask.to(device=x.device, dtype=torch.bool)]
     return x.reshape(-1, x.shape[-1])

@@ -6,17 +6,14 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from quark.algorithms import BlockAtHand, RoundToNearest, Statistic, Transform
+from quark.algorithms import BlockAtHand, Statistic, Transform
 from quark.model.blocks import Block
 from quark.model.plan import PlanRow
-from quark.nn import QuantizedLayer, quantized_class
-from quark.pipeline.lockstep import ENTRY, Forward, LockStep, current_forward, replaced_forward
-from quark.pipeline.problems import problems
-from quark.pipeline.solving import static_input
+from quark.pipeline.lockstep import ENTRY, Forward, LockStep, current_forward
 from quark.pipeline.stations import tokens_of
+from quark.pipeline.trial import as_rounded, configs_of, relative_error, tensor_of
 from quark.specs.architecture import Architecture
 
 
@@ -49,12 +46,7 @@ class Transforming:
         self._block = block
         self._transforms = transforms
         self._architecture = architecture
-        prefix = f"{block.name}." if block.name else ""
-        self._configs = {
-            r.name.removeprefix(prefix): r.config
-            for r in rows
-            if r.config is not None and r.config.weight is not None and r.module_type == nn.Linear.__name__
-        }
+        self._configs = configs_of(block.name, rows)
         self._kinds = tuple(dict.fromkeys(kind for t in transforms for kind in t.needs))
         self._statistics: dict[str, dict[type[Statistic], Statistic]] = {}
         self._last: tuple[Forward | None, str, Tensor | None] = (None, "", None)
@@ -104,10 +96,10 @@ class Transforming:
             return plain(*args, **kwargs)
         if not forward.is_float:
             # The last of the samples judges what is done.
-            self._held, self._reference = forward, _tensor_of(plain(*args, **kwargs))
+            self._held, self._reference = forward, tensor_of(plain(*args, **kwargs))
         run.stop(ENTRY)
         while self._is_wanted and forward is self._held:
-            self._tried, self._is_wanted = _tensor_of(plain(*args, **kwargs)), False
+            self._tried, self._is_wanted = tensor_of(plain(*args, **kwargs)), False
             run.stop(ENTRY)
         detour = run.detours.get(self._index)
         return plain(*args, **kwargs) if detour is None or detour == self._passed else detour(plain, *args, **kwargs)
@@ -129,7 +121,7 @@ class Transforming:
             self._last = (forward, name, args[0])
             if not is_counted:
                 for statistic in mine.values():
-                    statistic.update(tokens_of(x, forward))
+                    statistic.update(tokens_of(x, forward.call))
 
         return see
 
@@ -140,13 +132,9 @@ class Transforming:
     def _harm(self) -> float:
         """See `BlockAtHand.harm`."""
         assert self._reference is not None
-        with ExitStack() as stack:
-            for layer, made in self._rounded().values():
-                stack.enter_context(replaced_forward(layer, _trying(made)))
-            found = self._output()
-        reference = self._reference.float()
-        error = (found.float() - reference).square().sum()
-        return float(error / reference.square().sum().clamp(min=torch.finfo(torch.float32).tiny))
+        assert self._held is not None
+        with as_rounded(self._block.module, self._configs):
+            return relative_error(self._output(), self._reference, self._held.call)
 
     def _output(self) -> Tensor:
         """See `BlockAtHand.output`."""
@@ -158,34 +146,3 @@ class Transforming:
         found, self._tried = self._tried, None
         assert found is not None
         return found
-
-    def _rounded(self) -> dict[str, tuple[nn.Module, QuantizedLayer]]:
-        """Every layer, and a copy of it that is rounded to nearest."""
-        nearest = RoundToNearest()
-        found = {}
-        for name, config in self._configs.items():
-            layer = self._block.module.get_submodule(name)
-            found[name] = (layer, quantized_class(layer).from_float(layer, config))
-        for problem in problems({name: made for name, (_, made) in found.items()}, ()):
-            nearest.round(problem)
-        return found
-
-
-def _trying(made: QuantizedLayer) -> Callable[..., Any]:
-    """A layer's forward through its rounded copy; a static input scale is that of the first input."""
-
-    def forward(x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        module = static_input(made)
-        if module is not None and module.qparams is None:
-            observer = module.quantizer.observer()
-            observer.observe(x)
-            module.set_qparams(module.quantizer.qparams_from(observer))
-        return made.product(x, *args, **kwargs)
-
-    return forward
-
-
-def _tensor_of(output: Any) -> Tensor:
-    """What a block adds to the residual stream: its output, or the first of several."""
-    found: Tensor = output if isinstance(output, Tensor) else output[0]
-    return found

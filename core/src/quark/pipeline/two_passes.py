@@ -93,11 +93,11 @@ class TwoPasses:
         quantizer = made.input_quantizer
         # A static scale is not known before all inputs have been seen.
         is_ready = quantizer is not None and quantizer.quantizer.is_dynamic
-        seen = tokens_of(quantizer(x) if quantizer is not None and is_ready else x, forward)
+        seen = tokens_of(quantizer(x) if quantizer is not None and is_ready else x, forward.call)
         reference = None if name.startswith(self._routed) else self._floats.get((forward.number, name))
         same_shape = reference is not None and reference.shape == x.shape
         for statistic in found.values():
-            statistic.update(seen, tokens_of(reference, forward) if same_shape and reference is not None else None)
+            statistic.update(seen, tokens_of(reference, forward.call) if same_shape and reference is not None else None)
 
     def _alike(self, name: str, other: str) -> bool:
         """Whether two layers quantize their input alike."""

@@ -15,3 +15,6 @@ OWN = {"own": True}
 
 positive: Callable[[Any, Any, Any], Any] = validators.gt(0)
 """Validator of numbers above 0."""
+
+PRESETS = ("best", "reference")
+"""What wins on held-out text, and what is published or documented."""

@@ -11,10 +11,9 @@ from quark.errors import ConfigError
 from quark.specs.algorithm import AlgoConfig
 from quark.specs.architecture import Architecture
 from quark.specs.dataclass_view import with_dataclass_view
-from quark_algos.fields import LEGACY, OWN, positive
+from quark_algos.fields import LEGACY, OWN, PRESETS, positive
 from quark_algos.sites import linear_layers
 
-PRESETS = ("best", "reference")
 SCALE_SEARCHES = ("minmax", "mse", "hessian")
 
 

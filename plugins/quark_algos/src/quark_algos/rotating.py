@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 import attrs
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from quark.algorithms import BlockAtHand, Figures, Rounding, Settled, Statistic
 from quark.errors import UnsupportedError
@@ -32,8 +32,9 @@ class Rotate:
     residual stream, if R1 is asked for that way.
 
     Whether a rotation does good depends on the format: block formats such as MXFP4 live on blocks of like values, which a rotation of the
-    full width mixes. It is folded before anything is calibrated, and cannot be taken back block by block, so that nothing judges it here;
-    that is said in a warning.
+    full width mixes. It cannot be taken back block by block, so it is tried on copies of the blocks before: where it does harm on held-out
+    tokens, the preset ``"best"`` leaves it out, and ``"reference"`` applies it, and both say by how much. Without calibration data nothing
+    can be tried, which is said in a warning.
 
     Args:
         settings: A `RotationConfig`.
@@ -56,6 +57,7 @@ class Rotate:
         self._r1: Rotation | None = None
         self._by_hand: HandWritten | None = None
         self._heads = 1
+        self._is_judged = False
 
     def settle(self, model: nn.Module, plan: QuantPlan) -> Settled:
         """As `quark.algorithms.Settling.settle`: the layers whose inputs are rotated get named, R3 is left out where it changes nothing."""
@@ -79,22 +81,56 @@ class Rotate:
             notes.append("r3 is left out: no keys are quantized after the rotary embedding (kv_cache_post_rope)")
         return Settled(settings, tuple(notes))
 
-    def outside(self, model: nn.Module, architecture: Architecture) -> None:
-        """Rotate embeddings and head, which gets a weight of its own; get ready what runs with the model."""
+    def prepare(self, model: nn.Module, architecture: Architecture) -> None:
+        """As `quark.algorithms.Judged.prepare`: everything is checked and made that blocks are rotated with."""
         config: Any = model.config
         text = config.get_text_config() if hasattr(config, "get_text_config") else config
         self._heads = int(text.num_attention_heads)
-        settings, is_folded, width = self._settings, self._settings.r1 and not self._settings.online_r1_rotation, int(text.hidden_size)
-        self._by_hand = found = hand_written(settings, model, architecture, width) if is_folded else None
-        self._get_ready(model)
-        if is_folded:
+        settings, width = self._settings, int(text.hidden_size)
+        if settings.r1 and not settings.online_r1_rotation:
+            self._by_hand = found = hand_written(settings, model, architecture, width)
             facts = architecture if found is None else found.facts
             self._r1 = folding.r1_of(width, facts, settings.rotation_size, _SEEDS["r1"] if settings.random_r1 else None)
-            folding.outside(model, facts, self._r1, None if found is None else found.outside.of(model))
+        plan: QuantPlan | None = getattr(model, "quark_plan", None)
+        if plan is not None:
+            shapes, made = {row.name: row.shape for row in plan.rows}, dict[int, InputRotation]()
+            for name in online_layers(settings, model, plan):
+                size = block_size(settings, name, shapes[name][1])
+                self._online[name] = made.setdefault(size, InputRotation(size))
+
+    def moved(self, x: Tensor) -> Tensor:
+        """As `quark.algorithms.Judged.moved`."""
+        return x if self._r1 is None else self._r1.apply(x)
+
+    def verdict(self, before: float, after: float) -> bool:
+        """As `quark.algorithms.Judged.verdict`."""
+        self._is_judged = True
+        if after <= before:
+            return True
+        goes_on, errors = self._settings.preset == "reference", f"{before:.2g} to {after:.2g}"
+        done = "it is applied, since preset='reference' asks for it" if goes_on else "it is left out; preset='reference' would apply it"
         get_logger(__name__).warning(
-            "The model is rotated before it is calibrated, and nothing here judges whether that does good: compare with a run without "
-            "rotation, above all for formats whose blocks share a scale."
+            f"Rotation does harm here: on held-out tokens it makes the error of blocks rounded to nearest {after / before:.2f} times as "
+            f"large ({errors}), so {done}."
         )
+        return goes_on
+
+    def outside(self, model: nn.Module, architecture: Architecture) -> None:
+        """Rotate embeddings and head, which gets a weight of its own; get ready what runs with the model."""
+        self.prepare(model, architecture)
+        plan: QuantPlan | None = getattr(model, "quark_plan", None)
+        if self._settings.r3 and plan is not None:
+            rotate_heads(model, rotated_attentions(model, plan.attentions, plan.rows))
+        stored.keep(model, {rotation.size for rotation in self._online.values()})
+        if self._r1 is not None:
+            found = self._by_hand
+            facts, stream = (architecture, None) if found is None else (found.facts, found.outside.of(model))
+            folding.outside(model, facts, self._r1, stream)
+        if not self._is_judged:
+            get_logger(__name__).warning(
+                "The model is rotated, and nothing judges whether that does good: with calibration data it would be tried before. Compare "
+                "with a run without rotation, above all for formats whose blocks share a scale."
+            )
 
     @torch.no_grad()
     def apply(self, block: BlockAtHand) -> Mapping[str, Figures]:
@@ -111,19 +147,6 @@ class Rotate:
         reason = self._rotate_values(block, width)
         said: Figures = {"r1": self._settings.r1, "r2": reason is None, **({} if reason is None else {"r2_reason": reason})}
         return figures | {block.name: said}
-
-    def _get_ready(self, model: nn.Module) -> None:
-        """R3, and what R4 needs: the plan that the model has says where."""
-        plan: QuantPlan | None = getattr(model, "quark_plan", None)
-        if plan is None:
-            return
-        if self._settings.r3:
-            rotate_heads(model, rotated_attentions(model, plan.attentions, plan.rows))
-        shapes, rotations = {row.name: row.shape for row in plan.rows}, dict[int, InputRotation]()
-        for name in online_layers(self._settings, model, plan):
-            size = block_size(self._settings, name, shapes[name][1])
-            self._online[name] = rotations.setdefault(size, InputRotation(size))
-        stored.keep(model, set(rotations))
 
     def _rotate_inputs(self, block: BlockAtHand) -> dict[str, Figures]:
         """R4, and R1 online; the size of the rotation by full name of a layer."""

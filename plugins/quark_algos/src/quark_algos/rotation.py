@@ -7,11 +7,12 @@ from itertools import chain
 from typing import Any, Self
 
 import attrs
+from attrs import validators
 
 from quark.specs.algorithm import AlgoConfig
 from quark.specs.architecture import Architecture
 from quark.specs.dataclass_view import with_dataclass_view
-from quark_algos.fields import LEGACY
+from quark_algos.fields import LEGACY, OWN, PRESETS
 from quark_algos.sites import enclosing, readers_of_attention_norm, readers_of_mlp_norm, writers_of_attention, writers_of_mlp
 
 _HERE, _BEFORE = "layer_id", "pre_layer_id"
@@ -74,6 +75,7 @@ class RotationConfig(AlgoConfig):
         trainable: Learn the rotations; not offered.
         train_smooth: Learn smoothing scales as well; not offered.
         smooth_positions: Where.
+        preset: ``"best"`` leaves rotation out where it does harm on held-out tokens, and ``"reference"`` applies it and warns.
         random: Accepted from configurations before 0.12.
     """
 
@@ -97,6 +99,7 @@ class RotationConfig(AlgoConfig):
     trainable: bool = False
     train_smooth: bool | None = None
     smooth_positions: list[str] | None = None
+    preset: str = attrs.field(default="best", validator=validators.in_(PRESETS), metadata=OWN)
     random: bool | None = attrs.field(default=None, repr=False, eq=False, metadata=LEGACY)
 
     def __attrs_post_init__(self) -> None:

@@ -10,10 +10,9 @@ from attrs import validators
 from quark.specs.algorithm import AlgoConfig
 from quark.specs.architecture import Architecture
 from quark.specs.dataclass_view import with_dataclass_view
-from quark_algos.fields import LEGACY, OWN, positive
+from quark_algos.fields import LEGACY, OWN, PRESETS, positive
 from quark_algos.sites import sites_of
 
-PRESETS = ("best", "reference")
 COMPUTE_SCALE_LOSSES = ("MSE", "MAE", "RMSE")
 
 
