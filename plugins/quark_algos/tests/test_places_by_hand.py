@@ -128,3 +128,19 @@ def test_a_site_that_leaves_a_reader_out_is_found_out_though_the_same_norm_has_a
         found = smoothed(tiny.tiny_model(), [DOCUMENTED[2], part])
     assert set(found) == {"post_attention_layernorm"}
     assert any("changes what the block computes" in r.message for r in caplog.records)
+
+
+def test_sites_that_do_not_hold_are_in_the_plan_with_the_reason() -> None:
+    entries = [
+        {"prev_op": "input_layernorm", "layers": ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"]},
+        {
+            "prev_op": "self_attn.v_proj",
+            "layers": ["self_attn.o_proj"],
+            "condition": "module.self_attn.v_proj.weight.shape == module.mlp.up_proj.weight.shape",
+        },
+    ]
+    config = LLMTemplate.get("llama").get_config("int4_wo_32")
+    config.algo_config = [AWQConfig(scaling_layers=entries)]
+    notes = ModelQuantizer(config).plan(tiny.tiny_model()).notes
+    expected = "no scale is moved from 'self_attn.v_proj' to self_attn.o_proj in every block: its condition does not hold"
+    assert [note for note in notes if "no scale is moved" in note] == [expected]

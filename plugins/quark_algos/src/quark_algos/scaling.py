@@ -10,14 +10,16 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from quark.algorithms import AbsMax, AbsMean, BlockAtHand, Figures, Rounding, SecondMoment, Statistic
+from quark.algorithms import AbsMax, AbsMean, BlockAtHand, Figures, Rounding, SecondMoment, Settled, Statistic
 from quark.log import get_logger
+from quark.model.plan import QuantPlan
 from quark.nn.layers import linear_weight
 from quark.numerics import WeightGrid, quantizer_for
 from quark.specs.algorithm import AlgoConfig
 from quark.specs.architecture import Architecture
 from quark.specs.layer import QLayerConfig
-from quark_algos.hand_written import places_of, see_places
+from quark_algos.hand_written import Place, places_of, see_places
+from quark_algos.left_out import left_out
 from quark_algos.rotate.online import is_rotated
 from quark_algos.searched import SearchedNearest
 from quark_algos.sites import Site, sites_of
@@ -71,6 +73,7 @@ class Scaling(ABC):
 
     def __init__(self, settings: AlgoConfig) -> None:
         assert isinstance(settings, AWQConfig | SmoothQuantConfig | AutoSmoothQuantConfig)
+        self._settings = settings
         self._preset = settings.preset
         self._hand_written = list(settings.scaling_layers or [])
         places_of(self._hand_written, ())  # what is wrong with them is said before any work
@@ -78,12 +81,21 @@ class Scaling(ABC):
         self._refused: set[Site] = set()
         self._tried: set[Site] = set()
 
+    def settle(self, model: nn.Module, plan: QuantPlan) -> Settled:
+        """As `quark.algorithms.Settling.settle`: sites that do not hold in this model are told of, settings stay as they are.
+
+        Raises:
+            ConfigError: None of the sites written by hand is in the model.
+        """
+        facts, heads = plan.architecture, _heads_of(model)
+        if facts is None:
+            return Settled(self._settings)
+        see_places(places_of(self._hand_written, sites_of(facts)), model, facts, heads)
+        return Settled(self._settings, left_out(self._asked(facts), model, facts, heads))
+
     def outside(self, model: nn.Module, architecture: Architecture) -> None:
-        """Nothing is changed; how many heads attention has is remembered, and sites written by hand that are nowhere are told of."""
-        config: Any = getattr(model, "config", None)
-        text = config.get_text_config() if hasattr(config, "get_text_config") else config
-        self._heads = int(getattr(text, "num_attention_heads", 1) or 1)
-        see_places(places_of(self._hand_written, sites_of(architecture)), model, architecture, self._heads)
+        """Nothing is changed; how many heads attention has is remembered."""
+        self._heads = _heads_of(model)
 
     def rounding(self) -> Rounding | None:
         """Round-to-nearest."""
@@ -122,11 +134,15 @@ class Scaling(ABC):
             )
         return figures | {block.name: {"error_before": before, "error_after": after, "applied": True}}
 
+    def _asked(self, facts: Architecture) -> tuple[Place, ...]:
+        """Sites written by hand, or all of the family."""
+        known = sites_of(facts)
+        return places_of(self._hand_written or [site.documented() for site in known], known)
+
     def _places(self, block: BlockAtHand) -> list[SiteModules]:
         """The sites of a block that hold in it, and have something to quantize behind them."""
-        known = sites_of(block.architecture)
         found: list[SiteModules] = []
-        for place in places_of(self._hand_written or [s.documented() for s in known], known):
+        for place in self._asked(block.architecture):
             site = place.site
             if site in self._refused or (place.condition is not None and not place.condition.holds(block.module)):
                 continue
@@ -167,6 +183,13 @@ class Scaling(ABC):
         """The largest of what the readers' inputs have, ``[K]``: experts read different tokens."""
         values = [s.value for n in self._read(modules, block) if (s := block.statistic(n, kind)) is not None]
         return torch.stack(values).amax(0)
+
+
+def _heads_of(model: nn.Module) -> int:
+    """Of queries in attention; 1 where the model does not say."""
+    config: Any = getattr(model, "config", None)
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    return int(getattr(text, "num_attention_heads", 1) or 1)
 
 
 class SmoothQuant(Scaling):
