@@ -1,10 +1,10 @@
 """Calibrated rounding on a real model: time against one forward, perplexity, divergence, memory.
 
-    python -m benchmarks.calibrated MODEL TEXT_DIR [--runs gptq/int4_wo_64,qronos/mxfp4] [--preset best|reference] [--dtype bfloat16]
+    python -m benchmarks.calibrated MODEL TEXT_DIR [--runs gptq/int4_wo_64,qronos/mxfp4|table] [--preset best|reference] [--dtype bfloat16]
 
 Protocol: that of `benchmarks.perplexity`. `ratio` is the whole of quantize_model ÷ one float forward over the calibration tokens, the
 faster of two, in the same process; `peak` is the growth of resident memory over the loaded model ÷ one block's weights, second moments and
-activations in float32. One process and one JSON line for each run, so that neither timings nor memory of one depend on another.
+activations in float32. One process and one JSON line for each run, so that timings and memory of none depend on another; then a table.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ import logging
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import attrs
 import torch
@@ -26,6 +28,7 @@ from quark.model.loading import load_model, load_tokenizer
 from quark.torch import LLMTemplate, ModelQuantizer
 
 RUNS = "gptq/int4_wo_64,gptaq/int4_wo_64,qronos/int4_wo_64"
+TABLE = [f"{a}/{s}" for s in ("int4_wo_64", "uint4_wo_64", "mxfp4", "nvfp4", "mxfp6_e3m2") for a in ("none", "gptq", "gptaq", "qronos")]
 
 
 def measure(args: argparse.Namespace, algorithm: str, scheme: str) -> dict[str, object]:
@@ -79,20 +82,39 @@ def main(arguments: list[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("text", type=Path)
-    parser.add_argument("--runs", default=RUNS, help="ALGORITHM/SCHEME,…; several algorithms are joined by +, none is round-to-nearest")
+    parser.add_argument("--runs", default=RUNS, help="ALGORITHM/SCHEME,…; algorithms joined by +, none for round-to-nearest; or: table")
     parser.add_argument("--preset", default="best")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--options", default="{}", help="further fields of the algorithm's settings, as JSON")
     parser.add_argument("--no-quality", action="store_true", help="time and memory only")
     args = parser.parse_args(arguments)
     logging.getLogger("quark").setLevel(logging.ERROR)
-    runs = args.runs.split(",")
+    runs = TABLE if args.runs == "table" else args.runs.split(",")
     if len(runs) == 1:
         print(json.dumps(measure(args, *runs[0].split("/"))), flush=True)
         return
     given = arguments if arguments is not None else sys.argv[1:]
-    for run in runs:
-        subprocess.run([sys.executable, "-m", "benchmarks.calibrated", *given, "--runs", run], check=False)
+    lines = [_in_own_process([*given, "--runs", run]) for run in runs]
+    if not args.no_quality:
+        print("\n".join(_table([json.loads(line) for line in lines if line])))
+
+
+def _in_own_process(arguments: list[str]) -> str:
+    """Measure one run; its line, which is printed too, empty where it failed."""
+    done = subprocess.run([sys.executable, "-m", "benchmarks.calibrated", *arguments], check=False, stdout=subprocess.PIPE, text=True)
+    line = done.stdout.strip()
+    print(line, flush=True)
+    return line
+
+
+def _table(results: list[dict[str, Any]]) -> Iterator[str]:
+    """Markdown: an algorithm in each row, a scheme in each column; perplexity, mean divergence, share of equal best tokens."""
+    found = {(r["algorithm"], r["scheme"]): "{perplexity:.2f} / {mean_kl:.3f} / {top1:.3f}".format(**r) for r in results}
+    schemes = list(dict.fromkeys(scheme for _, scheme in found))
+    yield " | ".join(["|", *schemes, ""]).strip()
+    yield "|---" * (len(schemes) + 1) + "|"
+    for algorithm in dict.fromkeys(name for name, _ in found):
+        yield " | ".join([f"| {algorithm}", *(found.get((algorithm, scheme), "") for scheme in schemes), ""]).strip()
 
 
 if __name__ == "__main__":

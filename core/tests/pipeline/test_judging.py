@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar
 
 import pytest
@@ -14,7 +14,7 @@ from quark.model.family import architecture_of
 from quark.model.plan import QuantPlan, make_plan
 from quark.pipeline.batches import calls
 from quark.pipeline.judging import Judgement, judged
-from quark.pipeline.trial import relative_error
+from quark.pipeline.trial import error_by_token, relative_error
 from quark.specs.architecture import Architecture
 from quark.testing import tiny
 from quark.torch import LLMTemplate
@@ -98,17 +98,19 @@ def test_without_data_nothing_is_judged() -> None:
     assert not transform.is_prepared
 
 
-def test_a_token_of_enormous_size_does_not_hide_the_errors_of_others() -> None:
+def test_by_token_one_of_enormous_size_does_not_hide_the_errors_of_others() -> None:
     wanted = torch.ones(1, 4, 8)
     wanted[0, 0] = 1000.0
     found = wanted.clone()
     found[0, 1:] += 0.5
-    assert relative_error(found, wanted, calls(IDS)[0]) == pytest.approx(0.75 * 0.25)
+    assert error_by_token(found, wanted, calls(IDS)[0]) == pytest.approx(0.75 * 0.25)
+    assert relative_error(found, wanted, calls(IDS)[0]) == pytest.approx(0.75 / 1e6, rel=1e-4)
 
 
-def test_tokens_that_a_mask_leaves_out_do_not_count() -> None:
+@pytest.mark.parametrize("measure", [error_by_token, relative_error])
+def test_tokens_that_a_mask_leaves_out_do_not_count(measure: Callable[..., float]) -> None:
     mask = torch.tensor([[1, 1, 0, 0]])
     call = calls([{"input_ids": IDS[0][:, :4], "attention_mask": mask}])[0]
     wanted, found = torch.ones(1, 4, 8), torch.ones(1, 4, 8)
     found[0, 2:] = torch.nan
-    assert relative_error(found, wanted, call) == 0.0
+    assert measure(found, wanted, call) == 0.0

@@ -31,7 +31,7 @@ class BlockAtHand:
         architecture: Facts about the family.
         configs: What each layer is going to be quantized to.
         statistics: Of the input of each of these layers, by class: of what the quantized blocks before give to this one in float.
-        harm: The relative squared error of the block's output, the mean over held-out tokens, were the block rounded to nearest as it is
+        harm: The relative squared error of the block's output on held-out tokens, were the block rounded to nearest as it is
             now; None where no transform asks for statistics, since no forward is at hand then.
         output: The block's output on the same tokens, as its weights are now, ``[batch, tokens, channels]``; None likewise.
     """

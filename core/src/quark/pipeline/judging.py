@@ -16,7 +16,7 @@ from quark.model.blocks import Block, decoder_blocks
 from quark.model.plan import QuantPlan
 from quark.pipeline.batches import Call
 from quark.pipeline.lockstep import without_cache
-from quark.pipeline.trial import as_rounded, configs_of, relative_error, tensor_of
+from quark.pipeline.trial import as_rounded, configs_of, error_by_token, tensor_of
 from quark.specs.layer import QLayerConfig
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -27,7 +27,7 @@ class Judgement:
     """What was found about one transform.
 
     Attributes:
-        before: The relative error of blocks rounded to nearest, on a held-out sample (see `quark.pipeline.trial.relative_error`), the mean
+        before: The relative error of blocks rounded to nearest, on a held-out sample (see `quark.pipeline.trial.error_by_token`), the mean
             over blocks, as they are.
         after: As the transform would make them.
         goes_on: Whether it is applied.
@@ -103,7 +103,7 @@ class _Trial:
 
     def _look(self, block: Block, configs: Mapping[str, QLayerConfig], given: Arguments, wanted: Tensor) -> None:
         with as_rounded(block.module, configs):
-            before = relative_error(tensor_of(block.module(*given[0], **given[1])), wanted, self._call)
+            before = error_by_token(tensor_of(block.module(*given[0], **given[1])), wanted, self._call)
         for name, transform in self._transforms.items():
             moved = _moved(given, transform)
             if moved is None:
@@ -113,7 +113,7 @@ class _Trial:
             assert facts is not None
             transform.apply(BlockAtHand(block.name, copied, facts, configs, {}))
             with as_rounded(copied, configs):
-                after = relative_error(tensor_of(copied(*moved[0], **moved[1])), transform.moved(wanted), self._call)
+                after = error_by_token(tensor_of(copied(*moved[0], **moved[1])), transform.moved(wanted), self._call)
             self.errors[name].append((before, after))
 
 

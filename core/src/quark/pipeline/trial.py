@@ -19,6 +19,8 @@ from quark.pipeline.solving import static_input
 from quark.pipeline.stations import tokens_of
 from quark.specs.layer import QLayerConfig
 
+_TINY = torch.finfo(torch.float32).tiny
+
 
 def configs_of(block: str, rows: Sequence[PlanRow]) -> dict[str, QLayerConfig]:
     """What each linear layer of a block, named relative to it, is going to be quantized to; layers of other kinds are left out."""
@@ -41,25 +43,37 @@ def as_rounded(block: nn.Module, configs: Mapping[str, QLayerConfig]) -> Iterato
 
 
 def relative_error(found: Tensor, reference: Tensor, call: Call) -> float:
-    """The squared error of each token ÷ the square of what it should be, the mean over tokens; those that a mask leaves out do not count.
-
-    Token by token, since the norm in front of the next block divides each by its own size: a few tokens of enormous activations, which many
-    models have, would else be all that counts.
+    """The squared error of all tokens ÷ the squares of what they should be; those that a mask leaves out do not count.
 
     Args:
         found: Of a block, ``[batch, tokens, channels]``.
         reference: What it should be, likewise.
         call: That the tokens are of.
     """
-    wanted = tokens_of(reference, call).float()
-    error = (tokens_of(found, call).float() - wanted).square().sum(-1)
-    return float((error / wanted.square().sum(-1).clamp(min=torch.finfo(torch.float32).tiny)).mean())
+    error, size = _squares(found, reference, call)
+    return float(error.sum() / size.sum().clamp(min=_TINY))
+
+
+def error_by_token(found: Tensor, reference: Tensor, call: Call) -> float:
+    """The same ratio of each token, and the mean over tokens. Arguments as `relative_error`.
+
+    The norm in front of the next block divides each token by its own size, so each counts alike here. In `relative_error` a few tokens of
+    enormous activations count for nearly all, which many models have, and to which all others attend.
+    """
+    error, size = _squares(found, reference, call)
+    return float((error / size.clamp(min=_TINY)).mean())
 
 
 def tensor_of(output: Any) -> Tensor:
     """What a block adds to the residual stream: its output, or the first of several."""
     found: Tensor = output if isinstance(output, Tensor) else output[0]
     return found
+
+
+def _squares(found: Tensor, reference: Tensor, call: Call) -> tuple[Tensor, Tensor]:
+    """Of each token's error, and of what it should be."""
+    wanted = tokens_of(reference, call).float()
+    return (tokens_of(found, call).float() - wanted).square().sum(-1), wanted.square().sum(-1)
 
 
 def _rounded(block: nn.Module, configs: Mapping[str, QLayerConfig]) -> dict[str, QuantizedLayer]:
