@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from copy import deepcopy
 from fnmatch import fnmatchcase
-from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import quark
 from quark.model.mixtures import separate_experts
 from quark.specs.architecture import Architecture
+from quark.testing.float64 import InFloat64
 from quark.torch import LLMTemplate
 from quark_templates.plugin import CONVOLUTIONAL, FAMILIES, MIXTURES, MULTIMODAL, OWN_FORMS, REMOTE, TEXT_PARTS
 
@@ -27,15 +26,6 @@ ALL = sorted(FAMILIES | MIXTURES | REMOTE | CONVOLUTIONAL | MULTIMODAL | OWN_FOR
 IDS = torch.arange(3, 63).reshape(3, 20)
 IMAGE = 5
 """The token in whose place a part of an image stands; an image is 16 pixels wide and high, in patches of 4."""
-
-
-class InFloat64(TorchFunctionMode):
-    """Models compute norms, softmax and routers in float32 whatever they are given; here, in float64."""
-
-    def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
-        args = tuple(torch.float64 if arg is torch.float32 else arg for arg in args)
-        named = {name: torch.float64 if value is torch.float32 else value for name, value in (kwargs or {}).items()}
-        return (Tensor.double if func is Tensor.float else func)(*args, **named)
 
 
 def facts_of(model_type: str) -> Architecture:

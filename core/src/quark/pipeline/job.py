@@ -81,10 +81,10 @@ class Job:
 
         Transforms that change the whole model, and would do harm, are left out; the plan that the model has then says so.
         """
-        switch_if_wanted(model, self.plan)
         model.quark_plan = self.plan  # type: ignore[assignment]
         judgements = judged(model, self.plan, self.algorithms.by_name, self.data)
-        plan = _without([name for name, judgement in judgements.items() if not judgement.goes_on], self.plan)
+        plan = self._plan_without(model, [name for name, judgement in judgements.items() if not judgement.goes_on])
+        switch_if_wanted(model, plan)
         model.quant_config, model.quark_plan = plan.config, plan  # type: ignore[assignment]
         left = {a.name for a in plan.config.algo_config or []}
         with reporting(len(self.data)) as progress:
@@ -103,6 +103,15 @@ class Job:
         model.quark_quantized, model.quark_findings = True, findings  # type: ignore[assignment]
         findings.log()
         get_logger().info("Model quantization has been completed.")
+
+    def _plan_without(self, model: nn.Module, names: Sequence[str]) -> QuantPlan:
+        """The plan as it is without some algorithms."""
+        if not names:
+            return self.plan
+        left = [a for a in self.plan.config.algo_config or [] if a.name not in names]
+        plan = plan_of(model, attrs.evolve(self.plan.config, algo_config=left or None))
+        notes = [TWO_PASSES] if self.two_passes else []
+        return attrs.evolve(plan, notes=(*plan.notes, *notes, *(f"left out, since it would do harm: {name}" for name in names)))
 
 
 def prepared(model: nn.Module, config: QConfig, dataloader: Iterable[Any] | None, device: torch.device) -> Job:
@@ -156,15 +165,6 @@ def plan_of(model: nn.Module, config: QConfig) -> QuantPlan:
             f"decoder block, and a layer here is '{plan.rows[-1].name if plan.rows else '(none)'}'"
         )
     return attrs.evolve(plan, rows=rows)
-
-
-def _without(names: Sequence[str], plan: QuantPlan) -> QuantPlan:
-    """The plan without some algorithms."""
-    if not names:
-        return plan
-    left = [a for a in plan.config.algo_config or [] if a.name not in names]
-    notes = tuple(f"left out, since it would do harm: {name}" for name in names)
-    return attrs.evolve(plan, config=attrs.evolve(plan.config, algo_config=left or None), notes=(*plan.notes, *notes))
 
 
 def _settled(model: nn.Module, plan: QuantPlan, chosen: Algorithms) -> QuantPlan:

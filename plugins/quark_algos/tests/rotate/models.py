@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import quark
 from quark.model.mixtures import separate_experts
 from quark.specs.architecture import Architecture
+from quark.testing.float64 import InFloat64
 from quark.torch import LLMTemplate
 
 WIDTH, HEADS, HEAD = 32, 4, 8
@@ -36,15 +35,6 @@ SIZES = {
 }
 OWN_SIZES: dict[str, dict[str, Any]] = {"phi": {"num_key_value_heads": HEADS}, "qwen3_moe": {"num_experts": 3}}
 IDS = torch.arange(3, 43).reshape(2, 20)
-
-
-class InFloat64(TorchFunctionMode):
-    """Models compute norms, softmax and routers in float32 whatever they are given; here, in float64."""
-
-    def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: dict[str, Any] | None = None) -> Any:
-        args = tuple(torch.float64 if arg is torch.float32 else arg for arg in args)
-        named = {name: torch.float64 if value is torch.float32 else value for name, value in (kwargs or {}).items()}
-        return (Tensor.double if func is Tensor.float else func)(*args, **named)
 
 
 def facts_of(model_type: str) -> Architecture:
