@@ -245,6 +245,7 @@ class LLMTemplate:
             shared_scale_groups=[list(group) for group in groups],
             sync_moe_expert_input_amax=shares,
             kv_cache_post_rope=kv_cache_post_rope,
+            scheme=scheme if record is None else record.name,
         )
         if kv_cache_scheme:
             self._quantize_cache(config, scheme_part(kv_cache_scheme, "kv_cache", "KV cache scheme"))
