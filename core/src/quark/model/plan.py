@@ -197,8 +197,8 @@ def _misfits(rows: tuple[PlanRow, ...], scheme: str | None) -> Iterator[str]:
             spec = None if row.config is None else getattr(row.config, slot)
             if spec is not None and (problem := _problem(row, slot, spec)) is not None:
                 slots.setdefault(problem, []).append(slot)
-        for problem, where in slots.items():
-            found.setdefault((tuple(where), problem), []).append(row)
+        for problem, failing in slots.items():
+            found.setdefault((tuple(failing), problem), []).append(row)
     for (where, problem), bad in found.items():
         asked = f"{' and '.join(where)}: {problem}"
         yield f"{len(bad)} layer(s) cannot be quantized as asked ({asked}): {folded(r.name for r in bad)}. {_cure(bad, scheme)}"
