@@ -28,7 +28,10 @@ AllExperts = Annotated[
 SeparateKv = Annotated[
     bool, typer.Option("--separate-kv-scales", help="Keys and values keep scales of their own; by default they share the larger.")
 ]
-Exclude = Annotated[list[str] | None, typer.Option(help="Pattern of layers left in float, beside the template's; may be repeated.")]
+Exclude = Annotated[
+    list[str] | None,
+    typer.Option(help="Pattern of layers to leave in float, added to those that the model's template leaves in float; may be repeated."),
+]
 SchemeOptions = Annotated[
     list[str] | None,
     typer.Option(
