@@ -1,5 +1,6 @@
 """The plan: what each layer gets and why, and everything wrong with a configuration at once."""
 
+import attrs
 import pytest
 import torch
 from torch import nn
@@ -8,6 +9,7 @@ from quark.errors import ConfigError
 from quark.model.plan import make_plan
 from quark.model.plan_text import plan_lines
 from quark.model.resolve import layer_config_for
+from quark.plugins import schemes
 from quark.specs.architecture import Architecture
 from quark.specs.layer import QLayerConfig
 from quark.specs.model import QConfig
@@ -98,12 +100,33 @@ def test_groups_that_do_not_divide_are_all_listed_with_schemes_that_fit() -> Non
     with pytest.raises(ConfigError) as error:
         make_plan(model(), QConfig(QLayerConfig(weight=int4(48))))
     text = str(error.value)
-    assert "layers.0.q_proj" in text
-    assert "layers.1.v_proj" in text
-    assert "lm_head" in text
+    assert "7 layer(s)" in text
+    assert "layers.{0-1}.q_proj, layers.{0-1}.k_proj, layers.{0-1}.v_proj, lm_head" in text
     assert "48" in text
     assert "int4_wo_64" in text
     assert "int4_wo_128" not in text.split("fit:")[1]
+
+
+def test_one_misfit_of_weight_and_input_is_told_once_and_no_refused_scheme_is_named_as_one_that_fits() -> None:
+    asked = schemes().load("mx6", "config")(block_size=48)
+    with pytest.raises(ConfigError) as error:
+        make_plan(model(), QConfig(asked, scheme="mx6"))
+    text = str(error.value)
+    assert text.count("cannot be quantized as asked") == 1
+    assert "input_tensors and weight: " in text
+    assert "fit:" not in text
+    assert "The scheme 'mx6' fits with its default options" in text
+
+
+def test_a_scheme_whose_weight_fits_and_whose_input_does_not_is_not_named_as_one_that_fits() -> None:
+    # 32 divides 96 and 64 does not: int4_wa_64 quantizes both, and a spec of weights alone is refused here.
+    with torch.device("meta"):
+        layer = nn.ModuleDict({"layer": nn.Linear(96, 64)})
+    config = QConfig(QLayerConfig(input_tensors=attrs.evolve(int4(64), is_dynamic=True), weight=int4(32)))
+    with pytest.raises(ConfigError) as error:
+        make_plan(layer, config)
+    named = str(error.value).split("fit: ")[1].rstrip(".").split(", ")
+    assert {"int4_wo_32", "int4_wo_per_channel"} == set(named)
 
 
 @pytest.mark.parametrize("field", ["exclude", "layer_quant_config", "kv_cache_quant_config"])

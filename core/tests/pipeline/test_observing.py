@@ -65,7 +65,7 @@ def test_without_it_experts_keep_their_own_ranges_and_one_without_tokens_has_its
     first, second, idle = input_scales(model, "up_proj")
     assert not torch.equal(first, second)
     assert torch.equal(idle, torch.maximum(first, second))
-    assert any("reached 2 layer(s) of experts, the first is 'experts.2.up_proj'" in r.message for r in caplog.records)
+    assert any("reached 2 layer(s) of experts: experts.2.up_proj, experts.2.down_proj." in r.message for r in caplog.records)
 
 
 def test_where_no_expert_is_reached_the_range_would_be_made_up() -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from quark.cli import listing
 from quark.environment import refuse_rival
 from quark.errors import QuarkError
+from quark.version import VERSION
 
 if TYPE_CHECKING:
     import typer
@@ -27,9 +28,21 @@ def program() -> typer.Typer:
         add_completion=False,
         pretty_exceptions_enable=False,
     )
+    version = typer.Option(False, "--version", is_eager=True, callback=_print_version, help="Print the version and stop.")
+
+    @app.callback()
+    def options(version: bool = version) -> None:
+        """Options of the program itself."""
+
     for command in (quantize, evaluate, demo, listing):
         command.register(app)
     return app
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        print(f"quark {VERSION}")
+        sys.exit()
 
 
 def main() -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,22 +14,48 @@ from quark.errors import ConfigError, UnknownNameError
 from quark.export.place import refuse_used_directory
 from quark.export.protocol import Exporter, ExportOptions, Tokenizer
 from quark.plugins import exporters
+from quark.plugins.options import Option, called, checked, options_of
 from quark.specs.export import ExporterConfig, JsonExporterConfig
 from quark.specs.model import QConfig
 
 
-def exporter_of(name: str) -> Exporter:
-    """The registered exporter of that name.
+def exporter_of(name: str, options: ExportOptions | None = None) -> Exporter:
+    """The registered exporter of that name, made with the options of its own.
 
     Raises:
         UnknownNameError: There is none.
+        ConfigError: (a ValueError) It has no such option, or refuses its value.
     """
+    whose, own = f"the exporter '{name}'", {} if options is None else options.own
     try:
-        made: Exporter = exporters().load(name, "exporter")()
+        kind = exporters().load(name, "exporter")
+        made: Exporter = called(whose, kind, checked(whose, options_of(kind), own)) if own else kind()
     except UnknownNameError as error:
         cure = f"Exporters come with plugins: install a distribution that registers '{name}' in its hook quark_register_exporters"
         raise UnknownNameError(f"{error} {cure}", kind=error.kind, name=error.name, known=error.known) from None
     return made
+
+
+def exporter_options(name: str) -> tuple[Option, ...]:
+    """What can be chosen of an export: options of the exporter's own, then those of every exporter, the fields of `ExportOptions`."""
+    own = options_of(exporters().load(name, "exporter"))
+    return (*own, *options_of(ExportOptions, without=("own", "tokenizer", *(option.name for option in own))))
+
+
+def export_options(name: str, given: Mapping[str, Any], tokenizer: Tokenizer | None = None) -> ExportOptions:
+    """Options for an exporter, those of its own among them, from one mapping.
+
+    Raises:
+        ConfigError: (a ValueError) There is no such option, or a value cannot be used; lists what there is.
+    """
+    whose, own = f"the exporter '{name}'", {option.name for option in options_of(exporters().load(name, "exporter"))}
+    values = checked(whose, exporter_options(name), given)
+    common = {key: value for key, value in values.items() if key not in own}
+    JsonExporterConfig(**{key: value for key, value in common.items() if key in ("weight_format", "pack_method")})  # refuses others
+    make = functools.partial(ExportOptions, own={key: values[key] for key in values if key in own}, tokenizer=tokenizer)
+    options: ExportOptions = called(whose, make, common)
+    exporter_of(name, options)  # a value that the exporter refuses is told before any work
+    return options
 
 
 def export_with(name: str, model: nn.Module, output_dir: str | Path, options: ExportOptions | None = None) -> None:
@@ -39,7 +66,7 @@ def export_with(name: str, model: nn.Module, output_dir: str | Path, options: Ex
         OutputError: The directory is in use, or cannot be written.
         ConfigError: The model has not been quantized.
     """
-    exporter = exporter_of(name)
+    exporter = exporter_of(name, options)
     refuse_used_directory(Path(output_dir))
     if not getattr(model, "quark_quantized", False):
         raise ConfigError("this model has not been quantized: give ModelQuantizer(config).quantize_model(model) what it needs, then export")

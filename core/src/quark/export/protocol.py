@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import attrs
 from torch import nn
@@ -30,6 +31,7 @@ class ExportOptions:
         min_kv_scale: Floor of the cache's scales; the larger of this and the configuration's counts.
         zero_points: Whether zero points of symmetric schemes, all 0, are written; strict readers want them.
         max_shard_bytes: Largest size of one file.
+        own: Options of the exporter's own, by name: keyword arguments of its class.
         tokenizer: Written beside the weights; anything with ``save_pretrained(directory)``. None copies the files beside the source model.
     """
 
@@ -39,14 +41,15 @@ class ExportOptions:
     min_kv_scale: float = 0.0
     zero_points: bool = True
     max_shard_bytes: int = attrs.field(default=5_000_000_000, validator=attrs.validators.gt(0))
+    own: Mapping[str, Any] = attrs.field(factory=dict)
     tokenizer: Tokenizer | None = None
 
 
 class Exporter(Protocol):
     """Writes a quantized model.
 
-    Implementations are classes without constructor arguments. They write into a directory made by `quark.export.place.building`, so that a
-    failed export leaves nothing behind.
+    Implementations are classes that can be called without arguments; keyword arguments with defaults are options of the exporter's own.
+    They write into a directory made by `quark.export.place.building`, so that a failed export leaves nothing behind.
     """
 
     def export(self, model: nn.Module, out: Path, options: ExportOptions) -> None:

@@ -24,6 +24,7 @@ from quark.model.loading import empty_model
 from quark.model.mixtures import separate_experts
 from quark.model.plan import QuantPlan, has_static_scale, plan_rows
 from quark.model.shards import check_shards
+from quark.names import folded
 from quark.nn.packed import PackedLayer
 from quark.nn.packed_quantizer import PackedQuantizer
 from quark.specs.export import JsonExporterConfig
@@ -168,5 +169,5 @@ def _refuse_missing(model: nn.Module, loaded: Iterable[str], directory: Path) ->
     missing = [name for name, tensor in state.items() if name not in have and id(tensor) not in there]
     if missing:
         raise CheckpointError(
-            f"the export '{directory}' lacks {len(missing)} tensor(s), the first is '{missing[0]}': it is incomplete, make it again"
+            f"the export '{directory}' lacks {len(missing)} tensor(s): {folded(missing)}. It is incomplete, make it again"
         )

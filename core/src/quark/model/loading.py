@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from quark.errors import CalibrationError, CheckpointError, ConfigError
+from quark.model.modeling import known_to_transformers
 from quark.model.shards import check_shards
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -20,20 +21,22 @@ _STORED = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "
 
 
 def model_config(path: Path) -> Any:
-    """The transformers config of a checkpoint.
+    """The transformers config of a checkpoint; the model class that a plugin brings for it is imported first.
 
     Raises:
-        CheckpointError: There is no such directory, or its config.json is missing or damaged.
+        CheckpointError: There is no such directory, its config.json is missing or damaged, or nobody knows its model type.
+        PluginError: The plugin's module cannot be imported.
     """
     from transformers import AutoConfig
 
     if not (path / "config.json").is_file():
         what = "there is no such directory" if not path.is_dir() else "it has no config.json"
         raise CheckpointError(f"'{path}' is not a checkpoint in Hugging Face form: {what}")
-    try:
-        return AutoConfig.from_pretrained(path, trust_remote_code=False)
-    except (ValueError, OSError, json.JSONDecodeError, KeyError) as error:
-        raise CheckpointError(f"'{path / 'config.json'}' cannot be read: {error}") from error
+    with known_to_transformers(path / "config.json"):
+        try:
+            return AutoConfig.from_pretrained(path, trust_remote_code=False)
+        except (ValueError, OSError, json.JSONDecodeError, KeyError) as error:
+            raise CheckpointError(f"'{path / 'config.json'}' cannot be read: {error}") from error
 
 
 def auto_class(config: Any) -> Any:
@@ -111,9 +114,9 @@ def skeleton(path: Path, dtype: str, device: torch.device) -> nn.Module:
 
 
 def torch_dtype(name: str) -> torch.dtype | None:
-    """The dtype of that name on the command line; None for ``auto``. Raises ConfigError for others."""
+    """The torch dtype of that name; None for ``auto``. Raises ConfigError for others."""
     if name != "auto" and name not in _DTYPES:
-        raise ConfigError(f"--dtype {name!r}: use auto, {', '.join(_DTYPES)}")
+        raise ConfigError(f"the dtype {name!r} cannot be used: use auto, {', '.join(_DTYPES)}")
     return _DTYPES.get(name)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import attrs
@@ -13,11 +13,12 @@ from quark.errors import ConfigError
 from quark.model.attention import AttentionRow, attention_facts, attention_problems, attention_rows
 from quark.model.mixtures import fused_parameters
 from quark.model.resolve import layer_config_for
+from quark.names import folded
 from quark.nn.layers import LOOKUP_TYPES, QUANTIZED_TYPES, counts_as, is_quantized, linear_weight
 from quark.numerics import quantizer_for
 from quark.plugins import schemes, templates
 from quark.specs.architecture import Architecture
-from quark.specs.layer import QLayerConfig, TensorSpec, stages
+from quark.specs.layer import SLOTS, QLayerConfig, TensorSpec, stages
 from quark.specs.model import QConfig
 
 
@@ -113,7 +114,7 @@ def make_plan(model: nn.Module, config: QConfig, architecture: Architecture | No
     quantized = [name for name, m in modules.items() if is_quantized(m)]
     if quantized:
         raise ConfigError(
-            f"this model is quantized already: {len(quantized)} layers, the first is '{quantized[0]}'. "
+            f"this model is quantized already: {len(quantized)} layers, {folded(quantized)}. "
             "Load the float model again to quantize it differently"
         )
     rows = plan_rows(model, config, architecture)
@@ -121,7 +122,7 @@ def make_plan(model: nn.Module, config: QConfig, architecture: Architecture | No
     problems = [
         *_unquantizable_types(config),
         *_unmatched(rows, modules, config, architecture),
-        *_misfits(rows),
+        *_misfits(rows, config.scheme),
         *attention_problems(attentions, rows, config, architecture),
     ]
     if problems:
@@ -187,23 +188,29 @@ def _matches(pattern: str, names: Any) -> bool:
     return bool(fnmatch.filter(list(names), pattern))
 
 
-def _misfits(rows: tuple[PlanRow, ...]) -> Iterator[str]:
-    """Specs that are incomplete or do not fit their layer, gathered by what is wrong."""
-    found: dict[str, list[PlanRow]] = {}
+def _misfits(rows: tuple[PlanRow, ...], scheme: str | None) -> Iterator[str]:
+    """Specs that are incomplete or do not fit their layer, gathered by what is wrong; ``scheme`` is the one that was asked for."""
+    found: dict[tuple[tuple[str, ...], str], list[PlanRow]] = {}
     for row in rows:
-        for slot in ("weight", "input_tensors", "output_tensors", "bias"):
+        slots: dict[str, list[str]] = {}
+        for slot in SLOTS:
             spec = None if row.config is None else getattr(row.config, slot)
             if spec is not None and (problem := _problem(row, slot, spec)) is not None:
-                found.setdefault(f"{slot}: {problem}", []).append(row)
-    for problem, bad in found.items():
-        names = ", ".join(r.name for r in bad)
-        fitting = _fitting_schemes(bad)
-        cure = (
-            f" Schemes of the same format that fit: {', '.join(fitting)}."
-            if fitting
-            else " Exclude these layers, or give them another scheme."
-        )
-        yield f"{len(bad)} layer(s) cannot be quantized as asked ({problem}): {names}.{cure}"
+                slots.setdefault(problem, []).append(slot)
+        for problem, failing in slots.items():
+            found.setdefault((tuple(failing), problem), []).append(row)
+    for (where, problem), bad in found.items():
+        asked = f"{' and '.join(where)}: {problem}"
+        yield f"{len(bad)} layer(s) cannot be quantized as asked ({asked}): {folded(r.name for r in bad)}. {_cure(bad, scheme)}"
+
+
+def _cure(bad: Sequence[PlanRow], scheme: str | None) -> str:
+    """What could be done instead; the scheme that was asked for fits these layers, if at all, without the options that it was given."""
+    fitting = _fitting_schemes(bad)
+    others = ", ".join(name for name in fitting if name != scheme)
+    cures = [f"Schemes of the same format that fit: {others}."] if others else []
+    cures += [f"The scheme '{scheme}' fits with its default options."] if scheme in fitting else []
+    return " ".join(cures) or "Exclude these layers, or give them another scheme."
 
 
 def _problem(row: PlanRow, slot: str, spec: Any) -> str | None:
@@ -212,15 +219,19 @@ def _problem(row: PlanRow, slot: str, spec: Any) -> str | None:
     return quantizer_for(spec, activation=slot in ("input_tensors", "output_tensors")).problem(shapes[slot])
 
 
-def _fitting_schemes(bad: list[PlanRow]) -> list[str]:
-    """Registered schemes whose weight has the format of the first misfit and fits all of them."""
+def _fits(row: PlanRow, layer: QLayerConfig) -> bool:
+    return all((spec := getattr(layer, slot)) is None or _problem(row, slot, spec) is None for slot in SLOTS)
+
+
+def _fitting_schemes(bad: Sequence[PlanRow]) -> list[str]:
+    """Registered schemes whose weight has the format of the first misfit, and that fit all of them in every slot."""
     asked = bad[0].config
     formats = {s.dtype for s in stages(asked.weight if asked else None)}
     fitting = []
     for name in schemes().names():
         layer: QLayerConfig = schemes().load(name, "config")()
         same = layer.weight is not None and {s.dtype for s in stages(layer.weight)} == formats
-        if same and all(_problem(r, "weight", layer.weight) is None for r in bad):
+        if same and all(_fits(row, layer) for row in bad):
             fitting.append(name)
     return fitting
 
@@ -234,8 +245,8 @@ def _notes(rows: tuple[PlanRow, ...], model: nn.Module, architecture: Architectu
     fused = list(fused_parameters(model))
     if fused:
         yield (
-            f"{len(fused)} fused matrices of experts stay float, the first is '{fused[0]}': they are excluded, or of a form that cannot be "
-            "taken apart"
+            f"{len(fused)} fused matrices of experts stay float: {folded(fused)}. They are excluded, or of a form that "
+            "cannot be taken apart"
         )
     for row in rows:
         if row.tied_to is not None and row.config is not None and row.config.weight is not None:

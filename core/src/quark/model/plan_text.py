@@ -2,23 +2,11 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
-from quark.model.plan import PlanRow, QuantPlan
+from quark.model.plan import QuantPlan
+from quark.names import fold_names, without_numbers
 from quark.specs.describe import describe_activation, describe_layer
-
-_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
-
-
-def _pattern(name: str) -> str:
-    return _NUMBER.sub("*", name)
-
-
-def _numbers(rows: Iterable[PlanRow]) -> str:
-    found = sorted({int(m.group()) for r in rows if (m := _NUMBER.search(r.name))})
-    contiguous = found == list(range(found[0], found[-1] + 1)) if found else False
-    return "" if not found else f"{found[0]}-{found[-1]}" if contiguous and len(found) > 1 else ",".join(map(str, found))
 
 
 def _attention_lines(plan: QuantPlan) -> Iterator[str]:
@@ -32,13 +20,14 @@ def _attention_lines(plan: QuantPlan) -> Iterator[str]:
 
 def plan_lines(plan: QuantPlan) -> list[str]:
     """The plan as lines of text, aligned."""
-    grouped: dict[tuple[str, str, str, tuple[int, ...]], list[PlanRow]] = {}
+    grouped: dict[tuple[str, str, str, tuple[int, ...]], list[str]] = {}
     for row in plan.rows:
         what = describe_layer(row.config) + (f", by {row.algorithm}" if row.algorithm else "")
-        grouped.setdefault((_pattern(row.name), what, row.reason, row.shape), []).append(row)
+        grouped.setdefault((without_numbers(row.name), what, row.reason, row.shape), []).append(row.name)
     table = [
-        (pattern.replace("*", f"{{{_numbers(rows)}}}", 1), "×".join(map(str, shape)), what, reason)
-        for (pattern, what, reason, shape), rows in grouped.items()
+        (pattern, "×".join(map(str, shape)), what, reason)
+        for (_, what, reason, shape), names in grouped.items()
+        for pattern in fold_names(names)
     ]
     widths = [max((len(line[i]) for line in table), default=0) for i in range(3)]
     lines = [f"  {n:<{widths[0]}}  {s:<{widths[1]}}  {w:<{widths[2]}}  ({r})" for n, s, w, r in table]

@@ -21,6 +21,7 @@ from torch import Tensor
 from quark.errors import CheckpointError
 from quark.log import get_logger
 from quark.model.shards import Shard
+from quark.names import folded
 
 
 @attrs.frozen(eq=False)
@@ -99,7 +100,7 @@ class StoredTensors:
         missing = [name for name, tensor in state.items() if id(tensor) not in have]
         if missing:
             raise CheckpointError(
-                f"'{self._directory}' lacks {len(missing)} tensor(s) of a {type(self._model).__name__}, the first is '{missing[0]}': it is "
+                f"'{self._directory}' lacks {len(missing)} tensor(s) of a {type(self._model).__name__}: {folded(missing)}. It is "
                 "incomplete, or its config.json is of another model"
             )
 
@@ -178,6 +179,6 @@ def _tell_unused(names: Sequence[str], model: Any, directory: Path) -> None:
     left_out = [name for name in names if not any(p.search(name) for p in ignored)]
     if left_out:
         get_logger(__name__).warning(
-            f"'{directory}' holds {len(left_out)} tensor(s) that a {type(model).__name__} has no place for, the first is '{left_out[0]}': "
-            "they are left out of the result"
+            f"'{directory}' holds {len(left_out)} tensor(s) that a {type(model).__name__} has no place for: {folded(left_out)}. "
+            "They are left out of the result"
         )

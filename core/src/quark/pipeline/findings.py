@@ -8,6 +8,7 @@ from typing import Any
 import attrs
 
 from quark.log import get_logger
+from quark.names import folded
 
 FEW = 0.05
 """A layer of an expert has few tokens if it has less than this share of what its siblings have on average."""
@@ -58,14 +59,15 @@ class Findings:
                 )
         few_layers = [n for n, figures in self.layers.items() if figures.get("few_tokens")]
         if few_layers:
+            fewest = min(self.layers[name]["tokens"] for name in few_layers)
             yield (
-                f"{len(few_layers)} of {len(self.layers)} layers got fewer tokens than they have input channels, the first is "
-                f"'{few_layers[0]}' with {self.layers[few_layers[0]]['tokens']}: they are rounded more cautiously. More data do better."
+                f"{len(few_layers)} of {len(self.layers)} layers got fewer tokens than they have input channels, {fewest} at the least: "
+                f"{folded(few_layers)}. They are rounded more cautiously. More data do better."
             )
         if self.unreached:
             yield (
-                f"No calibration token reached {len(self.unreached)} layer(s), the first is '{self.unreached[0]}': "
-                "their weights are rounded to nearest."
+                f"No calibration token reached {len(self.unreached)} layer(s): {folded(self.unreached)}. "
+                "Their weights are rounded to nearest."
             )
 
     def log(self) -> None:

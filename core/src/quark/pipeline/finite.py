@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from quark.errors import NonFiniteError
 from quark.model.plan import PlanRow
+from quark.names import folded
 
 
 def refuse_non_finite(model: nn.Module, rows: Iterable[PlanRow]) -> None:
@@ -25,7 +26,7 @@ def refuse_non_finite(model: nn.Module, rows: Iterable[PlanRow]) -> None:
                 bad.append(f"{row.name}.{name}")
     if bad:
         raise NonFiniteError(
-            f"NaN or Inf in {len(bad)} tensor(s): {', '.join(bad)}. Nothing has been changed. The checkpoint is damaged or comes "
+            f"NaN or Inf in {len(bad)} tensor(s): {folded(bad)}. Nothing has been changed. The checkpoint is damaged or comes "
             "from a diverged run; repair it, or exclude these layers",
             tensor=bad[0],
         )

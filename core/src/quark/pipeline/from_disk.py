@@ -45,7 +45,7 @@ def quantize_checkpoint(
         device: Torch device to work on.
         dtype: Of the float model: a key of float32, bfloat16, float16; ``auto`` takes what the checkpoint says.
         exporter: Name of an exporter.
-        options: Of the export.
+        options: Of the export, those of the exporter's own among them.
 
     Returns:
         What was done to each layer.
@@ -63,7 +63,7 @@ def quantize_checkpoint(
         >>> plan = quantize_checkpoint("Llama-3-8B", "Llama-3-8B-int4", config)  # doctest: +SKIP
     """
     refuse_used_directory(Path(out))
-    writer = exporter_of(exporter)
+    writer = exporter_of(exporter, options)
     if isinstance(writer, StreamingExporter) and all(t.works_by_block for t in algorithms_of(config).transforms):
         return _streamed(Path(source), Path(out), config, data, device, dtype, writer, options or ExportOptions())
     return _whole(Path(source), Path(out), config, data, device, dtype, writer, options or ExportOptions())

@@ -15,6 +15,7 @@ from quark.errors import CalibrationError, NonFiniteError
 from quark.log import get_logger
 from quark.model.attention import AttentionRow
 from quark.model.plan import PlanRow, has_static_scale, static_activations
+from quark.names import folded
 from quark.nn.attention import KEY, PROBABILITIES
 from quark.numerics import QParams, quantizer_for
 from quark.numerics.observer import Observer
@@ -121,7 +122,7 @@ def pooled(seen: Sequence[Observation], *, shared: bool) -> list[Observation]:
         replaced |= {id(item): common for item in (members if shared else unseen)}
     if idle:
         get_logger(__name__).warning(
-            f"No calibration token reached {len(idle)} layer(s) of experts, the first is '{idle[0]}': their input ranges are those of "
+            f"No calibration token reached {len(idle)} layer(s) of experts: {folded(idle)}. Their input ranges are those of "
             "their siblings. More, or more varied, calibration data reach more experts."
         )
     return [attrs.evolve(item, observer=replaced.get(id(item), item.observer)) for item in seen]

@@ -65,7 +65,10 @@ class QuarkHooks:
 
     @hookspec
     def quark_register_templates(self) -> Iterable[TemplateRecord]:  # type: ignore[empty-body]
-        """Model families, named as ``config.model_type``. Each record points at an `Architecture`."""
+        """Model families, named as ``config.model_type``. Each record points at an `Architecture`.
+
+        The record of a family that transformers does not know also names the module that registers its model class (``modeling``).
+        """
 
     @hookspec
     def quark_register_exporters(self) -> Iterable[ExporterRecord]:  # type: ignore[empty-body]

@@ -29,6 +29,11 @@ def _names(instance: Any, attribute: Any, values: tuple[object, ...]) -> None:
         _name(instance, attribute, value)
 
 
+def _module(_: Any, attribute: Any, value: Any) -> None:
+    if not isinstance(value, str) or not all(part.isidentifier() for part in value.split(".")):
+        raise ValueError(f"{attribute.name} {value!r} is not a module: write 'package.module'")
+
+
 def _strings(values: Iterable[str]) -> tuple[str, ...]:
     return tuple(values)
 
@@ -131,9 +136,13 @@ class TemplateRecord(Record):
 
     Attributes:
         architecture: Reference to a `quark.specs.architecture.Architecture`.
+        modeling: Module that registers the model class with transformers (``AutoConfig.register``, ``AutoModelForCausalLM.register``),
+            such as ``"acme_quant.modeling"``. It is imported when a ``config.json`` of this model type is read. None where transformers
+            knows the class.
     """
 
     architecture: LazyRef = attrs.field(converter=as_lazy_ref)
+    modeling: str | None = attrs.field(default=None, validator=attrs.validators.optional(_module))
 
 
 @attrs.frozen(kw_only=True)

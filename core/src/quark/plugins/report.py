@@ -50,6 +50,24 @@ def kind_report(catalog: Catalog, kind: str) -> dict[str, Any]:
     }
 
 
+def record_report(catalog: Catalog, kind: str, name: str) -> dict[str, Any]:
+    """One record with the facts of its kind.
+
+    Args:
+        catalog: The plugins.
+        kind: In the plural, such as ``"schemes"``.
+        name: As for `Registry.get`, whose errors are raised.
+    """
+    registry = catalog.registries[kind]
+    record, source = registry.get(name), registry.source(name)
+    contested = len(registry.conflicts().get(record.name, ())) > 1
+    return {
+        "kind": kind,
+        "name": f"{source.distribution}:{record.name}" if contested else record.name,
+        "entry": _entry(Registered(record, source), catalog),
+    }
+
+
 def _plugin(source: Source, status: str, catalog: Catalog) -> dict[str, Any]:
     counts = {kind: sum(c.source == source for c in registry.claims()) for kind, registry in catalog.registries.items()}
     return attrs.asdict(source) | {"status": status, "provides": {kind: n for kind, n in counts.items() if n}}

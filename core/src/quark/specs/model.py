@@ -73,6 +73,7 @@ class QConfig:
         activation_memory: Bytes that activations may take while calibrated rounding holds those of all samples in the middle of a block;
             None for half of what is free. Where more are needed, each block is passed twice instead; 0 asks for that.
         calibrate_all_experts: Every expert is calibrated on every token, and not on those routed to it alone.
+        scheme: Name of the scheme that ``global_quant_config`` was made of, for messages; never written.
         keep_prequantized_layers: Keep layers that come quantized already.
         pre_quant_opt_config: Documented before 0.12: algorithms that go before ``algo_config``; folded into it.
     """
@@ -90,6 +91,7 @@ class QConfig:
     separate_kv_scales: bool = attrs.field(default=False, kw_only=True)
     calibrate_all_experts: bool = attrs.field(default=False, kw_only=True)
     activation_memory: int | None = attrs.field(default=None, kw_only=True)
+    scheme: str | None = attrs.field(default=None, kw_only=True, eq=False, repr=False)
     kv_cache_post_rope: bool = False
     shared_scale_groups: list[list[str]] = attrs.field(factory=list, converter=_copied_list)
     softmax_quant_spec: QTensorConfig | None = None

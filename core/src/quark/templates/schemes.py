@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from quark.errors import ConfigError, UnknownNameError
 from quark.names import closest
 from quark.plugins import SchemeRecord, schemes
+from quark.plugins.options import called, checked, options_of
 from quark.specs.layer import QLayerConfig
 from quark.specs.tensor import QTensorConfig
 
@@ -103,19 +103,17 @@ class QuantizationSchemeCollection:
 
         Raises:
             UnknownNameError: (a ValueError) There is no such scheme.
-            ConfigError: (a ValueError) The scheme has no such option; those that it has are named.
+            ConfigError: (a ValueError) The scheme has no such option, or refuses its value; those that it has are named.
         """
         if not options:
             return self.get_scheme(scheme_name).config
-        record = self.record(scheme_name)
+        whose, record = f"the scheme '{scheme_name}'", self.record(scheme_name)
         build = None if record is None else schemes().load(scheme_name, "config")
-        known = {} if build is None else dict(inspect.signature(build).parameters)
-        if unknown := sorted(set(options) - set(known)):
-            its = ", ".join(f"{name}={parameter.default!r}" for name, parameter in known.items()) or "none"
-            raise ConfigError(f"the scheme '{scheme_name}' has no option {', '.join(unknown)}; its options: {its}")
-        assert build is not None
-        found: QLayerConfig = build(**options)
-        return found
+        known = () if build is None else options_of(build)
+        given = checked(whose, known, options)
+        assert build is not None  # what is registered at run time has no options: all that is given is refused
+        layer: QLayerConfig = called(whose, build, given)
+        return layer
 
     def record(self, scheme_name: str) -> SchemeRecord | None:
         """What a plugin registered under that name; None for a scheme registered at run time. Raises as `get_scheme` does."""

@@ -19,7 +19,14 @@ from quark.specs.layer import QLayerConfig
 from quark.specs.model import QConfig
 from quark.specs.tensor import QTensorConfig
 from quark.templates import projections
-from quark.templates.algorithms import canonical_algorithm, derived_config, get_supported_algorithm_types, refusal, require_processor
+from quark.templates.algorithms import (
+    canonical_algorithm,
+    derived_config,
+    get_supported_algorithm_types,
+    refusal,
+    require_processor,
+    with_options,
+)
 from quark.templates.schemes import QuantizationScheme, QuantizationSchemeCollection, scheme_part
 
 _ATTENTION_PROJECTIONS = ("q_proj", "k_proj", "v_proj")
@@ -207,6 +214,7 @@ class LLMTemplate:
         *,
         kv_cache_post_rope: bool = False,
         scheme_options: Mapping[str, Any] | None = None,
+        algorithm_options: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> QConfig:
         """The configuration of a whole model. Its lists are its own: changing them changes neither the template nor another configuration.
 
@@ -223,12 +231,15 @@ class LLMTemplate:
             shared_scale_groups: Groups of name suffixes that share a global scale, in place of the scheme's own; ``[]`` for none.
             kv_cache_post_rope: Round keys of the cache after the rotary embedding, in place of the projection's output; wants
                 ``kv_cache_scheme``.
-            scheme_options: Options of ``scheme`` by name, such as ``{"block_size": 32}``; a scheme's summary tells what it has.
+            scheme_options: Options of ``scheme`` by name, such as ``{"block_size": 32}``; ``quark schemes NAME`` shows them.
+            algorithm_options: Options of each of ``algorithm`` by name, such as ``{"gptq": {"damp_percent": 0.05}}``, in place of what its
+                settings say; ``quark algorithms NAME`` shows them.
 
         Raises:
             UnknownNameError: (a ValueError) There is no such scheme or algorithm, or the scheme cannot do that.
             UnsupportedError: (a NotImplementedError) The algorithm cannot run, or has no settings for this family.
-            ConfigError: (a ValueError) A cache is to be quantized but the template names no layers that feed it.
+            ConfigError: (a ValueError) An option is unknown or of the wrong type; or a cache is to be quantized but the template
+                names no layers that feed it.
         """
         schemes = type(self)._schemes
         record = schemes.record(scheme)
@@ -238,13 +249,14 @@ class LLMTemplate:
             global_quant_config=schemes.layer_config(scheme, scheme_options),
             min_kv_scale=min_kv_scale,
             exclude=self._with_modules(self.exclude_layers_name if exclude_layers is None else exclude_layers),
-            algo_config=self._algorithms(algorithm, algo_configs),
+            algo_config=self._algorithms(algorithm, algo_configs, algorithm_options),
             layer_quant_config={pattern: schemes.get_scheme(name).config for pattern, name in (layer_config or {}).items()},
             layer_type_quant_config={kind: schemes.get_scheme(name).config for kind, name in (layer_type_config or {}).items()},
             kv_cache_group=self._with_modules(self.kv_layers_name),
             shared_scale_groups=[list(group) for group in groups],
             sync_moe_expert_input_amax=shares,
             kv_cache_post_rope=kv_cache_post_rope,
+            scheme=scheme if record is None else record.name,
         )
         if kv_cache_scheme:
             self._quantize_cache(config, scheme_part(kv_cache_scheme, "kv_cache", "KV cache scheme"))
@@ -252,9 +264,18 @@ class LLMTemplate:
             self._quantize_attention(config, scheme_part(attention_scheme, "attention", "attention scheme"))
         return config
 
-    def _algorithms(self, algorithm: str | Sequence[str] | None, algo_configs: Mapping[str, AlgoConfig] | None) -> list[AlgoConfig] | None:
+    def _algorithms(
+        self,
+        algorithm: str | Sequence[str] | None,
+        algo_configs: Mapping[str, AlgoConfig] | None,
+        algorithm_options: Mapping[str, Mapping[str, Any]] | None,
+    ) -> list[AlgoConfig] | None:
         settings = self.algo_config | _by_algorithm(algo_configs, "`algo_configs`")
         names = [canonical_algorithm(name) for name in _list(algorithm)]
+        options = {canonical_algorithm(name): given for name, given in (algorithm_options or {}).items()}
+        if idle := [name for name in options if name not in names]:
+            applied = f"this run applies {', '.join(names)}" if names else "this run applies none"
+            raise ConfigError(f"there are options for the algorithm '{idle[0]}', and {applied}: name it as an algorithm too")
         chosen = []
         for name in names:
             require_processor(name)
@@ -266,7 +287,7 @@ class LLMTemplate:
                     f"{f': {reason}' if reason else ''}. "
                     f"Pass your own to get_config: algo_configs={{'{name}': …}}"
                 )
-            chosen.append(copy.deepcopy(found))
+            chosen.append(with_options(name, copy.deepcopy(found), options.get(name, {})))
         return chosen or None
 
     def _with_modules(self, patterns: str | Sequence[str] | None) -> list[str]:

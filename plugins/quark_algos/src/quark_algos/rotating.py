@@ -13,6 +13,7 @@ from quark.algorithms import BlockAtHand, Figures, Rounding, Settled, Statistic
 from quark.errors import UnsupportedError
 from quark.log import get_logger
 from quark.model.plan import QuantPlan
+from quark.names import folded
 from quark.specs.algorithm import AlgoConfig
 from quark.specs.architecture import Architecture
 from quark_algos.rotate import folding, stored
@@ -70,9 +71,7 @@ class Rotate:
         notes = []
         if names:
             blocks = ", ".join(str(size) for size in sorted(sizes))
-            notes.append(
-                f"inputs of {len(names)} layers are rotated while the model runs, in blocks of {blocks}; the first is '{names[0]}'"
-            )
+            notes.append(f"inputs of {len(names)} layers are rotated while the model runs, in blocks of {blocks}: {folded(names)}")
         elif asked.r4:
             notes.append("r4 is left out: no layer that closes an MLP is going to be quantized")
         if heads:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from quark.algorithms import CrossMoment, Figures, Problem, SecondMoment, SecondMoment64, Statistic, float_weight, weight_quantizer
+from quark.names import folded
 from quark.numerics import GroupScales, WeightGrid
 from quark.specs.algorithm import AlgoConfig
 from quark_algos.columns.correction import corrected
@@ -59,7 +60,7 @@ class ColumnRounding:
             recipe = self._fitting(moment.tokens, h)
             solved = _ready(moment, h, recipe)
         except SingularError as error:
-            raise SingularError(f"{', '.join(problem.layers)}: {error}") from error
+            raise SingularError(f"{folded(problem.layers)}: {error}") from error
         if moment.tokens >= wt.shape[0]:  # of a few tokens, silence says little about others
             wt[solved.dead] = 0
         if recipe.share and CrossMoment in problem.statistics:
