@@ -62,7 +62,7 @@ def test_a_tensor_the_index_promises_must_be_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["{", "[]", '{"weight_map": {}}', '{"weight_map": {"a": 1}}'])
 def test_a_damaged_index_is_refused(tmp_path: Path, text: str) -> None:
     (sharded(tmp_path) / INDEX).write_text(text)
-    with pytest.raises(CheckpointError, match="not a safetensors index"):
+    with pytest.raises(CheckpointError, match=rf"{INDEX}' (is no JSON file|holds a list|is not a safetensors index)"):
         check_shards(tmp_path)
 
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
 
 import attrs
 import torch
@@ -20,6 +18,7 @@ from quark.export.restoring import missing_algorithms, restorers_of
 from quark.log import get_logger
 from quark.model.attention import attention_rows
 from quark.model.family import architecture_of
+from quark.model.json_files import read_json
 from quark.model.loading import empty_model
 from quark.model.mixtures import separate_experts
 from quark.model.plan import QuantPlan, has_static_scale, plan_rows
@@ -27,6 +26,7 @@ from quark.model.shards import check_shards
 from quark.nn.packed import PackedLayer
 from quark.nn.packed_quantizer import PackedQuantizer
 from quark.specs.export import JsonExporterConfig
+from quark.specs.json_values import value_of
 from quark.specs.model import QConfig
 
 
@@ -90,23 +90,16 @@ def read_quantization_config(directory: Path) -> tuple[QConfig, str]:
     path = directory / "config.json"
     if not path.is_file():
         raise CheckpointError(f"'{directory}' is no export: it has no config.json")
-    try:
-        data: Any = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"'{path}' is damaged: {error}") from error
-    found = data.get("quantization_config") if isinstance(data, dict) else None
+    found = read_json(path).get("quantization_config")
     if not isinstance(found, dict) or found.get("quant_method") != "quark":
         method = found.get("quant_method") if isinstance(found, dict) else None
         raise CheckpointError(
             f"'{path}' has no quantization_config of quant_method 'quark' (it has {method!r}): load it with transformers instead"
         )
     try:
-        return QConfig.from_dict(found), JsonExporterConfig(**(found.get("export") or {})).pack_method
+        return QConfig.from_dict(found), JsonExporterConfig(**value_of(found, "export", Mapping, {})).pack_method
     except QuarkError as error:
-        raise CheckpointError(f"the quantization_config in '{path}' cannot be used: {error}") from error
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        # A value of the wrong JSON type: a file that someone changed by hand, or that was damaged.
-        raise CheckpointError(f"the quantization_config in '{path}' is malformed ({error}): make or fetch the export again") from error
+        raise CheckpointError(f"the quantization_config in '{path}' cannot be used: {error}. Make or fetch the export again") from error
 
 
 def _load(model: nn.Module, paths: Iterable[Path], config: QConfig) -> set[str]:
