@@ -74,5 +74,5 @@ def test_no_weights_at_all_are_refused(tmp_path: Path) -> None:
 def test_a_header_of_nonsense_is_refused(tmp_path: Path) -> None:
     body = b'{"a": 7}'
     (tmp_path / SINGLE).write_bytes(len(body).to_bytes(8, "little") + body + b"\0" * 8)
-    with pytest.raises(CheckpointError, match="damaged safetensors header"):
+    with pytest.raises(CheckpointError, match="Error while deserializing header"):
         check_shards(tmp_path)

@@ -23,8 +23,8 @@ from quark.model.loading import empty_model
 from quark.model.mixtures import separate_experts
 from quark.model.plan import QuantPlan, has_static_scale, plan_rows
 from quark.model.shards import check_shards
+from quark.model.unpacking import unpack_all
 from quark.nn.packed import PackedLayer
-from quark.nn.packed_quantizer import PackedQuantizer
 from quark.specs.export import JsonExporterConfig
 from quark.specs.json_values import value_of
 from quark.specs.model import QConfig
@@ -74,9 +74,7 @@ def import_model_from_safetensors(
     if hasattr(model, "tie_weights"):
         model.tie_weights()  # type: ignore[operator]
     _refuse_missing(model, loaded, directory)
-    for name, layer in list(model.named_modules()):
-        if isinstance(layer, PackedLayer | PackedQuantizer):
-            model.set_submodule(name, layer.unpack())
+    unpack_all(model, directory)
     model.quant_config, model.quark_plan, model.quark_quantized = config, plan, True  # type: ignore[assignment]
     return model.eval().to(device if device != "cuda" or torch.cuda.is_available() else "cpu")
 

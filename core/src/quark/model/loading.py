@@ -16,6 +16,7 @@ from quark.errors import CalibrationError, CheckpointError, ConfigError
 from quark.model.foreign_errors import reading
 from quark.model.json_files import bounded_bytes, read_json
 from quark.model.shards import check_shards
+from quark.model.unpacking import unpack_all
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _STORED = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
@@ -179,7 +180,7 @@ def empty_model(path: Path, attn_implementation: str | None) -> nn.Module:
 
 
 def load_model(path: Path, dtype: str = "auto", device: str = "cpu") -> nn.Module:
-    """The float model, in evaluation mode.
+    """The model of a checkpoint, float or quantized, in evaluation mode.
 
     Args:
         path: Checkpoint directory.
@@ -188,15 +189,25 @@ def load_model(path: Path, dtype: str = "auto", device: str = "cpu") -> nn.Modul
 
     Raises:
         ConfigError: An unknown dtype or device.
-        CheckpointError: A shard is missing, truncated, or lies outside the directory.
+        CheckpointError: A shard is missing, truncated, or lies outside the directory; or weights and config.json do not belong together.
     """
     wanted = torch_dtype(dtype) or "auto"
     config = model_config(path)
     check_shards(path)
     target = torch_device(device)
     with reading(path, "weights and config.json do not belong together, or are damaged; fetch the checkpoint again"):
-        model: nn.Module = auto_class(config).from_pretrained(path, dtype=wanted, trust_remote_code=False, local_files_only=True)
-    return model.eval().to(target)
+        model, report = auto_class(config).from_pretrained(
+            path, dtype=wanted, trust_remote_code=False, local_files_only=True, output_loading_info=True
+        )
+    if missing := sorted(report["missing_keys"]):
+        # transformers fills them with random numbers, and warns.
+        raise CheckpointError(
+            f"'{path}' lacks {len(missing)} tensor(s) of a {type(model).__name__}, the first is '{missing[0]}': it is incomplete, or its "
+            "config.json is of another model"
+        )
+    found: nn.Module = model.eval().to(target)
+    unpack_all(found, path)
+    return found
 
 
 def load_tokenizer(path: Path) -> Any:
@@ -211,7 +222,9 @@ def load_tokenizer(path: Path) -> Any:
     with reading(
         path, "its tokenizer is damaged, or needs code of its own, which is never run; fetch tokenizer.json and tokenizer_config.json again"
     ):
-        return AutoTokenizer.from_pretrained(path, trust_remote_code=False, local_files_only=True)
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False, local_files_only=True)
+        tokenizer("some text")  # some settings are looked at only when it is used
+    return tokenizer
 
 
 def read_text(path: Path) -> str:
