@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 import attrs
@@ -11,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from quark.environment import refuse_rival
-from quark.errors import CheckpointError, QuarkError
+from quark.errors import AmbiguousNameError, CheckpointError, ConfigError, QuarkError, UnknownNameError, UnsupportedError
 from quark.export.mapping import map_to_quark
 from quark.export.naming import attention_attribute, has_probabilities, packed_attribute
 from quark.export.restoring import missing_algorithms, restorers_of
@@ -28,6 +29,8 @@ from quark.nn.packed import PackedLayer
 from quark.specs.export import JsonExporterConfig
 from quark.specs.json_values import value_of
 from quark.specs.model import QConfig
+
+_FLOATS = {torch.float16, torch.bfloat16, torch.float32, torch.float64}  # numbers, whichever of them they are; all others are codes
 
 
 def import_model_from_safetensors(
@@ -55,6 +58,7 @@ def import_model_from_safetensors(
     Raises:
         CheckpointError: The export is incomplete or damaged, or its tensors do not fit the model.
         MissingPluginError: An algorithm that runs with the model is not installed.
+        UnknownNameError, UnsupportedError: Another thing that the export asks for is not installed, or cannot be done.
     """
     refuse_rival()
     directory = Path(model_dir)
@@ -65,11 +69,12 @@ def import_model_from_safetensors(
         get_logger(__name__).warning(f"'{directory}' holds no scales of attention probabilities: they stay float")
         config = attrs.evolve(config, softmax_quant_spec=None)
     model = empty_model(directory, attn_implementation) if model is None else model
-    # The plan is made of the float structure: this is what was asked for when the export was made.
-    separate_experts(model, config)
-    rows, architecture = plan_rows(model, config), architecture_of(model)
-    plan = QuantPlan(rows, config, architecture, attentions=attention_rows(model, rows, config, architecture))
-    map_to_quark(model, config, order)
+    with _naming(directory / "config.json"):
+        # The plan is made of the float structure: this is what was asked for when the export was made.
+        separate_experts(model, config)
+        rows, architecture = plan_rows(model, config), architecture_of(model)
+        plan = QuantPlan(rows, config, architecture, attentions=attention_rows(model, rows, config, architecture))
+        map_to_quark(model, config, order)
     loaded = _load(model, [shard.path for shard in shards], config)
     if hasattr(model, "tie_weights"):
         model.tie_weights()  # type: ignore[operator]
@@ -98,6 +103,20 @@ def read_quantization_config(directory: Path) -> tuple[QConfig, str]:
         return QConfig.from_dict(found), JsonExporterConfig(**value_of(found, "export", Mapping, {})).pack_method
     except QuarkError as error:
         raise CheckpointError(f"the quantization_config in '{path}' cannot be used: {error}. Make or fetch the export again") from error
+
+
+@contextmanager
+def _naming(file: Path) -> Iterator[None]:
+    """Name the file of a configuration that does not fit the model, or asks for what is not there."""
+    try:
+        yield
+    except UnknownNameError as error:
+        said = f"{error} (wanted by the quantization_config in '{file}')"
+        raise UnknownNameError(said, kind=error.kind, name=error.name, known=error.known) from None
+    except (AmbiguousNameError, UnsupportedError) as error:
+        raise type(error)(f"{error} (wanted by the quantization_config in '{file}')") from None
+    except ConfigError as error:
+        raise CheckpointError(f"the quantization_config in '{file}' does not fit the model: {error}") from error
 
 
 def _load(model: nn.Module, paths: Iterable[Path], config: QConfig) -> set[str]:
@@ -143,6 +162,10 @@ def _place(model: nn.Module, name: str, tensor: Tensor, path: Path) -> str:
         wanted = "nothing" if old is None else list(old.shape)
         raise CheckpointError(
             f"'{name}' in '{path}' has the shape {list(tensor.shape)} where the model wants {wanted}: the export is damaged"
+        )
+    if tensor.dtype != old.dtype and not {tensor.dtype, old.dtype} <= _FLOATS:
+        raise CheckpointError(
+            f"'{name}' in '{path}' is of {tensor.dtype} where the model wants {old.dtype}: the export is damaged, or of something else"
         )
     if last in target._parameters:
         target._parameters[last] = nn.Parameter(tensor if old.dtype == tensor.dtype else tensor.to(old.dtype), requires_grad=False)

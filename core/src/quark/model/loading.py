@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from quark.errors import CalibrationError, CheckpointError, ConfigError
 from quark.model.foreign_errors import reading
 from quark.model.json_files import bounded_bytes, read_json
-from quark.model.shards import check_shards
+from quark.model.shards import check_shards, refuse_codes
 from quark.model.unpacking import unpack_all
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -193,7 +193,9 @@ def load_model(path: Path, dtype: str = "auto", device: str = "cpu") -> nn.Modul
     """
     wanted = torch_dtype(dtype) or "auto"
     config = model_config(path)
-    check_shards(path)
+    shards = check_shards(path)
+    if getattr(config, "quantization_config", None) is None:
+        refuse_codes(shards, path)
     target = torch_device(device)
     with reading(path, "weights and config.json do not belong together, or are damaged; fetch the checkpoint again"):
         model, report = auto_class(config).from_pretrained(

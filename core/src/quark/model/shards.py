@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import attrs
@@ -11,6 +11,7 @@ from safetensors import SafetensorError, safe_open
 from quark.errors import CheckpointError
 from quark.model.json_files import read_json
 
+_NARROW_FLOATS = ("F8", "F6", "F4")
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
 
@@ -57,6 +58,21 @@ def check_shards(directory: Path) -> list[Shard]:
             )
     _refuse_twice(shards, directory)
     return list(shards.values())
+
+
+def refuse_codes(shards: Iterable[Shard], directory: Path) -> None:
+    """Check that a checkpoint that does not say it is quantized is not.
+
+    Raises:
+        CheckpointError: A tensor is stored in numbers of 8 bits or fewer, which are codes that mean nothing without their scales.
+    """
+    for shard in shards:
+        for tensor, (dtype, _) in shard.tensors.items():
+            if dtype.startswith(_NARROW_FLOATS):
+                raise CheckpointError(
+                    f"'{shard.path}' holds '{tensor}' as {dtype}, and no quantization_config in '{directory}/config.json' says what "
+                    "its scales are: give the float checkpoint, or bring the quantization_config back"
+                )
 
 
 def _refuse_twice(shards: Mapping[str, Shard], directory: Path) -> None:

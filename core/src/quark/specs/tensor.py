@@ -31,6 +31,8 @@ _JSON_TYPES: dict[str, type] = {
     "mx_element_dtype": str,
     "zero_point_type": str,
     "is_scale_quant": bool,
+    "enable_buffer_reuse": bool,
+    "max_input_numel": int,
     "observer_options": Mapping,
 }
 _LEGACY_KEYS = {"dynamic": "is_dynamic", "axis": "ch_axis"}
@@ -162,7 +164,7 @@ class QTensorConfig:
         values = {_LEGACY_KEYS.get(key, key): value for key, value in checked(data, Mapping, "a tensor's quantization").items()}
         known = {a.name for a in attrs.fields(cls)}
         unknown = sorted(set(values) - known)
-        if unknown or "dtype" not in values:
+        if unknown or values.get("dtype") is None:
             problem = f"unknown keys {unknown}" if unknown else "the key 'dtype' is missing"
             raise ConfigError(f"a tensor's quantization in JSON has {problem}; its keys are {', '.join(sorted(known - {'qat_spec'}))}")
         for key, kind in _JSON_TYPES.items():
