@@ -165,3 +165,13 @@ def test_scales_of_inputs_that_none_can_be_are_refused(value: float, tmp_path: P
     damaged = with_tensor(exported(tmp_path / "fp8", "fp8"), tmp_path / "out", f"{Q_PROJ}.input_scale", first_is(value))
     with pytest.raises(CheckpointError, match=rf"1 of 1 scale\(s\) of the input of '{Q_PROJ}'"):
         logits(damaged)
+
+
+@pytest.mark.parametrize("key_value", [("group_size", 7), ("group_size", 10**30), ("scale_calculation_mode", "x"), ("scale_format", "x")])
+def test_settings_of_inputs_that_fit_no_layer_are_refused_when_the_export_is_read(key_value: tuple[str, Any], tmp_path: Path) -> None:
+    directory = exported(tmp_path / "out", "mxfp4")
+    data = json.loads((directory / "config.json").read_text())
+    put(data["quantization_config"]["global_quant_config"]["input_tensors"], key_value[:1], key_value[1])
+    (directory / "config.json").write_text(json.dumps(data))
+    with pytest.raises(CheckpointError, match="cannot be quantized as asked"):
+        import_model_from_safetensors(None, directory)

@@ -187,6 +187,16 @@ def _matches(pattern: str, names: Any) -> bool:
     return bool(fnmatch.filter(list(names), pattern))
 
 
+def refuse_misfits(rows: tuple[PlanRow, ...]) -> None:
+    """Raise where a spec does not fit its layer: what a checkpoint says need not come from a plan that was checked.
+
+    Raises:
+        ConfigError: All such specs, in one message.
+    """
+    if problems := list(_misfits(rows)):
+        raise ConfigError("\n".join(problems))
+
+
 def _misfits(rows: tuple[PlanRow, ...]) -> Iterator[str]:
     """Specs that are incomplete or do not fit their layer, gathered by what is wrong."""
     found: dict[str, list[PlanRow]] = {}
