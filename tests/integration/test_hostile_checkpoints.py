@@ -242,3 +242,13 @@ def test_a_config_that_names_files_elsewhere_gets_none_of_them(sources: Path, pr
     code, _ = program("quantize", directory, tmp_path / "out", "--scheme", "int4_wo_32")
     assert code == 0
     assert not [p.name for p in (tmp_path / "out").iterdir() if p.is_file() and "secret" in p.read_text(errors="ignore")]
+
+
+def test_a_token_id_that_would_take_all_memory_is_refused(sources: Path, program: Program, tmp_path: Path) -> None:
+    directory = Path(shutil.copytree(sources / "float", tmp_path / "in"))
+    tokenizer = json.loads((directory / "tokenizer.json").read_text())
+    tokenizer["model"]["vocab"]["W"] = 10**9
+    (directory / "tokenizer.json").write_text(json.dumps(tokenizer))
+    code, said = program("evaluate", directory, "--text", sources / "text.txt", "--seq-len", 32, "--limit", 1)
+    assert code == 2
+    assert "tokenizer.json' has the token id 1,000,000,000" in said

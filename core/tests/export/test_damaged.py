@@ -175,3 +175,11 @@ def test_settings_of_inputs_that_fit_no_layer_are_refused_when_the_export_is_rea
     (directory / "config.json").write_text(json.dumps(data))
     with pytest.raises(CheckpointError, match="cannot be quantized as asked"):
         import_model_from_safetensors(None, directory)
+
+
+def test_layers_without_elements_are_refused(export: Path, tmp_path: Path) -> None:
+    shutil.copytree(export, tmp_path, dirs_exist_ok=True)
+    data = json.loads((export / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(data | {"intermediate_size": 0}))
+    with pytest.raises(CheckpointError, match=r"have weights without elements, the first is 'model\.layers\.0\.mlp\.gate_proj'"):
+        import_model_from_safetensors(None, tmp_path)

@@ -21,6 +21,8 @@ from quark.model.unpacking import unpack_all
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _STORED = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 _MOST_PARTS = 10_000  # layers, or experts of a layer: of a model that can be built in time
+# An id of eight digits in tokenizer.json: the vocabulary is laid out up to the largest, whatever time and memory that takes.
+_FAR_ID = re.compile(rb'":(?<!length":)\s*(\d{8,18})\s*[,}]')
 _NO_MODEL = "no model can be built of it; it is damaged, fetch it again"
 
 
@@ -220,7 +222,8 @@ def load_tokenizer(path: Path) -> Any:
     if not files:
         return None
     for file in files:
-        bounded_bytes(file)
+        if found := _FAR_ID.search(bounded_bytes(file)):
+            raise CheckpointError(f"'{file}' has the token id {int(found[1]):,}, and no vocabulary is so large: fetch it again")
     with reading(
         path, "its tokenizer is damaged, or needs code of its own, which is never run; fetch tokenizer.json and tokenizer_config.json again"
     ):

@@ -193,6 +193,9 @@ def refuse_misfits(rows: tuple[PlanRow, ...]) -> None:
     Raises:
         ConfigError: All such specs, in one message.
     """
+    empty = [row.name for row in rows if row.config is not None and 0 in row.shape]
+    if empty:
+        raise ConfigError(f"{len(empty)} layer(s) that are to be quantized have weights without elements, the first is '{empty[0]}'")
     if problems := list(_misfits(rows)):
         raise ConfigError("\n".join(problems))
 
