@@ -188,6 +188,19 @@ def _matches(pattern: str, names: Any) -> bool:
     return bool(fnmatch.filter(list(names), pattern))
 
 
+def refuse_misfits(rows: tuple[PlanRow, ...]) -> None:
+    """Raise where a spec does not fit its layer: what a checkpoint says need not come from a plan that was checked.
+
+    Raises:
+        ConfigError: All such specs, in one message.
+    """
+    empty = [row.name for row in rows if row.config is not None and 0 in row.shape]
+    if empty:
+        raise ConfigError(f"{len(empty)} layer(s) that are to be quantized have weights without elements: {folded(empty)}")
+    if problems := list(_misfits(rows, None)):
+        raise ConfigError("\n".join(problems))
+
+
 def _misfits(rows: tuple[PlanRow, ...], scheme: str | None) -> Iterator[str]:
     """Specs that are incomplete or do not fit their layer, gathered by what is wrong; ``scheme`` is the one that was asked for."""
     found: dict[tuple[tuple[str, ...], str], list[PlanRow]] = {}

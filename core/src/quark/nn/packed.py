@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from quark.nn.layers import QuantizedLayer, linear_weight, quantized_class
 from quark.nn.quantizer_module import QuantizerModule
+from quark.nn.stored_scales import refuse_bad_scales
 from quark.numerics import quantizer_for
 from quark.numerics.quantizer import TensorQuantizer
 from quark.specs.layer import QLayerConfig, TensorSpec
@@ -59,15 +60,17 @@ class PackedLayer(nn.Module):
         layer: The float layer it stands for, on any device; its tensors are not used.
         config: How it is quantized.
         order: Order of 4-bit codes in a word.
+        name: Full name of the layer in its model, for messages.
     """
 
-    def __init__(self, layer: nn.Module, config: QLayerConfig, order: str) -> None:
+    def __init__(self, layer: nn.Module, config: QLayerConfig, order: str, name: str = "a layer") -> None:
         super().__init__()
         weight = linear_weight(layer)
         bias: Tensor | None = getattr(layer, "bias", None)
         self._float = (_without_weights(layer),)  # in a tuple, so that its parameters are not this module's
         self.layer_config = config
         self.order = order
+        self._name = name
         self.weight_shape, self.dtype = tuple(weight.shape), weight.dtype
         self._flat: dict[str, tuple[str, str]] = {}
         self._as_stored = quantized_class(layer).as_stored
@@ -107,7 +110,11 @@ class PackedLayer(nn.Module):
 
     @torch.no_grad()
     def unpack(self) -> QuantizedLayer:
-        """The quantized layer of these tensors, on their device; its forward is that of the layer that was exported."""
+        """The quantized layer of these tensors, on their device; its forward is that of the layer that was exported.
+
+        Raises:
+            CheckpointError: A scale is none.
+        """
         layer = self._float[0]
         made = quantized_class(layer).from_float(layer, self.layer_config)
         made._parameters = dict(made._parameters)
@@ -116,7 +123,9 @@ class PackedLayer(nn.Module):
         for slot in ("input_tensors", "output_tensors"):
             target, stored = getattr(made, SLOTS[slot]), self._stored(slot)
             if target is not None and stored:
-                target.set_qparams(target.quantizer.unpack_qparams(stored, (1,), order=self.order))
+                qparams = target.quantizer.unpack_qparams(stored, (1,), order=self.order)
+                refuse_bad_scales(qparams, f"the {PREFIXES[slot]} of '{self._name}'", activation=True)
+                target.set_qparams(qparams)
         return made.train(self.training)
 
     def _values(self, slot: str, target: QuantizerModule | None) -> nn.Parameter | None:
@@ -129,6 +138,7 @@ class PackedLayer(nn.Module):
         shape = self.weight_shape if slot == "weight" else tuple(stored.shape)
         tensors = {"": matrix, **self._stored(slot)}
         codes, qparams = target.quantizer.unpack(tensors, shape, order=self.order)
+        refuse_bad_scales(qparams, f"the {slot} of '{self._name}'", activation=False)
         target.set_qparams(qparams)
         return nn.Parameter(target.quantizer.dequantize(codes, qparams).to(self.dtype), requires_grad=False)
 

@@ -14,6 +14,7 @@ from quark.errors import ConfigError, UnsupportedError
 from quark.log import get_logger
 from quark.model.plan import QuantPlan
 from quark.pipeline.finite import refuse_non_finite
+from quark.pipeline.fit_model import refuse_no_model, refuse_unfit
 from quark.pipeline.from_disk import quantize_checkpoint
 from quark.pipeline.job import plan_of, prepared
 from quark.pipeline.sink import InPlaceSink
@@ -50,6 +51,7 @@ class ModelQuantizer:
 
         Fused experts that are to be quantized are taken apart for it; the model computes what it did.
         """
+        refuse_no_model(model)
         return plan_of(model, self.config)
 
     def quantize_model(self, model: M, dataloader: Iterable[Any] | None = None) -> M:
@@ -64,14 +66,16 @@ class ModelQuantizer:
             The same object, its layers replaced, with the attributes ``quant_config``, ``quark_plan`` and ``quark_quantized``.
 
         Raises:
-            ConfigError: The configuration does not fit the model.
+            ConfigError: The configuration does not fit the model; or it is none, is compiled, or has weights that are no plain floats.
             CalibrationError: Static scales are asked for without data.
             NonFiniteError: A weight or an activation holds NaN or Inf.
             UnsupportedError: An algorithm is asked for that no installed distribution implements; or attention is to be quantized in a
                 model whose attention cannot be exchanged.
         """
+        refuse_no_model(model)
         device = next((p.device for p in model.parameters()), torch.device("cpu"))
         job = prepared(model, self.config, dataloader, device)
+        refuse_unfit(model, job.plan.quantized)
         refuse_non_finite(model, job.plan.quantized)
         job.run(model, InPlaceSink(model))
         return model

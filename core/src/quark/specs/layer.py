@@ -10,6 +10,7 @@ import attrs
 from quark.errors import ConfigError
 from quark.specs.dataclass_view import with_dataclass_view
 from quark.specs.enums import DeviceType, QSchemeType
+from quark.specs.json_values import checked, value_of
 from quark.specs.tensor import QTensorConfig
 
 TensorSpec = QTensorConfig | tuple[QTensorConfig, ...]
@@ -80,9 +81,9 @@ class QLayerConfig:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> QLayerConfig:
-        """Read the JSON form; missing slots are None."""
-        unknown = sorted(set(data) - {*SLOTS, "target_device"})
+        """Read the JSON form; missing slots are None. Raises ConfigError for an unknown key, or a value of another type than it has."""
+        unknown = sorted(set(checked(data, Mapping, "a layer's quantization")) - {*SLOTS, "target_device"})
         if unknown:
             raise ConfigError(f"a layer's quantization in JSON has unknown keys {unknown}; its keys are {', '.join(SLOTS)}, target_device")
-        device = data.get("target_device")
+        device = value_of(data, "target_device", str)
         return cls(**{s: _from_json(data.get(s)) for s in SLOTS}, target_device=None if device is None else DeviceType.from_str(device))

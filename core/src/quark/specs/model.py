@@ -11,6 +11,7 @@ from quark.errors import ConfigError
 from quark.specs.algorithm import AlgoConfig, StoredAlgoConfig
 from quark.specs.dataclass_view import with_dataclass_view
 from quark.specs.enums import QuantFlow, QuantizationMode
+from quark.specs.json_values import checked, strings_of, value_of
 from quark.specs.layer import QLayerConfig
 from quark.specs.tensor import QTensorConfig
 from quark.version import VERSION
@@ -139,32 +140,35 @@ class QConfig:
         Entries of ``algo_config`` are kept as `StoredAlgoConfig`, so that no algorithm need be installed to read a checkpoint.
 
         Raises:
-            ConfigError: ``global_quant_config`` is missing or malformed.
+            ConfigError: ``global_quant_config`` is missing, or a value is of another type than it has.
         """
-        if not isinstance(data.get("global_quant_config"), Mapping):
+        if not isinstance(data, Mapping) or data.get("global_quant_config") is None:
             raise ConfigError("this quantization_config has no 'global_quant_config': it was not written by quark, or is damaged")
-        export = data.get("export") or {}
+        export = value_of(data, "export", Mapping, {})
         softmax = data.get("softmax_quant_spec")
         return cls(
-            global_quant_config=QLayerConfig.from_dict(data["global_quant_config"]),
-            exclude=data.get("exclude"),
-            algo_config=_stored_algorithms(data.get("algo_config"), data.get(_RUN) or ()),
+            global_quant_config=QLayerConfig.from_dict(value_of(data, "global_quant_config", Mapping)),
+            exclude=strings_of(data, "exclude"),
+            algo_config=_stored_algorithms(data.get("algo_config"), strings_of(data, _RUN)),
             version=str(data.get("version") or VERSION),
             layer_type_quant_config=_layers(data, "layer_type_quant_config"),
             layer_quant_config=_layers(data, "layer_quant_config"),
             kv_cache_quant_config=_layers(data, "kv_cache_quant_config"),
-            kv_cache_group=export.get("kv_cache_group"),
-            min_kv_scale=float(export.get("min_kv_scale") or 0.0),
-            kv_cache_post_rope=bool(data.get("kv_cache_post_rope")),
+            kv_cache_group=strings_of(export, "kv_cache_group"),
+            min_kv_scale=float(value_of(export, "min_kv_scale", float, 0.0)),
+            kv_cache_post_rope=value_of(data, "kv_cache_post_rope", bool, False),
             softmax_quant_spec=None if softmax is None else QTensorConfig.from_dict(softmax),
-            quant_mode=QuantizationMode.from_str(data.get("quant_mode") or "eager_mode"),
+            quant_mode=QuantizationMode.from_str(value_of(data, "quant_mode", str, "eager_mode")),
         )
 
 
 def _stored_algorithms(value: Any, run: Sequence[str]) -> list[AlgoConfig] | None:
     """``algo_config`` of a checkpoint: a list, before 0.10 one object, or null; and the names of those that run with the model."""
-    entries = [value] if isinstance(value, Mapping) else value
-    return None if entries is None else [StoredAlgoConfig.from_dict(dict(e), is_run=e.get("name") in run) for e in entries]
+    if value is None:
+        return None
+    entries = [value] if isinstance(value, Mapping) else checked(value, list, "algo_config")
+    settings = [checked(entry, Mapping, "algo_config") for entry in entries]
+    return [StoredAlgoConfig.from_dict(dict(s), is_run=value_of(s, "name", str, "") in run) for s in settings]
 
 
 def _type_name(key: type | str) -> str:
@@ -172,4 +176,4 @@ def _type_name(key: type | str) -> str:
 
 
 def _layers(data: Mapping[str, Any], key: str) -> dict[str, QLayerConfig]:
-    return {name: QLayerConfig.from_dict(value) for name, value in (data.get(key) or {}).items()}
+    return {name: QLayerConfig.from_dict(value) for name, value in value_of(data, key, Mapping, {}).items()}

@@ -12,8 +12,29 @@ from quark.errors import ConfigError
 from quark.names import is_valid_name
 from quark.specs.dataclass_view import with_dataclass_view
 from quark.specs.enums import Dtype, QSchemeType, RoundType, ScaleType, ZeroPointType
+from quark.specs.json_values import checked, value_of
 
 _SCALE_FORMATS = ("float32", "e8m0", "e4m3", "e5m3")
+_JSON_TYPES: dict[str, type] = {
+    "dtype": str,
+    "observer_cls": str,
+    "is_dynamic": bool,
+    "qscheme": str,
+    "ch_axis": int,
+    "group_size": int,
+    "block_size": list,
+    "symmetric": bool,
+    "round_method": str,
+    "scale_type": str,
+    "scale_format": str,
+    "scale_calculation_mode": str,
+    "mx_element_dtype": str,
+    "zero_point_type": str,
+    "is_scale_quant": bool,
+    "enable_buffer_reuse": bool,
+    "max_input_numel": int,
+    "observer_options": Mapping,
+}
 _LEGACY_KEYS = {"dynamic": "is_dynamic", "axis": "ch_axis"}
 
 
@@ -138,14 +159,16 @@ class QTensorConfig:
         """Read the JSON form; the older keys ``dynamic`` and ``axis`` are understood.
 
         Raises:
-            ConfigError: A key is unknown, or ``dtype`` is missing.
+            ConfigError: A key is unknown, or ``dtype`` is missing, or a value is of another type than it has.
         """
-        values = {_LEGACY_KEYS.get(key, key): value for key, value in data.items()}
+        values = {_LEGACY_KEYS.get(key, key): value for key, value in checked(data, Mapping, "a tensor's quantization").items()}
         known = {a.name for a in attrs.fields(cls)}
         unknown = sorted(set(values) - known)
-        if unknown or "dtype" not in values:
+        if unknown or values.get("dtype") is None:
             problem = f"unknown keys {unknown}" if unknown else "the key 'dtype' is missing"
             raise ConfigError(f"a tensor's quantization in JSON has {problem}; its keys are {', '.join(sorted(known - {'qat_spec'}))}")
+        for key, kind in _JSON_TYPES.items():
+            value_of(values, key, kind)
         return cls(**{key: value for key, value in values.items() if key != "zero_point_type" or value is not None})
 
     def set(self, **changes: Any) -> QTensorConfig:
