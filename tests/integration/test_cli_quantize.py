@@ -201,7 +201,7 @@ def test_a_scheme_takes_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_an_option_that_is_no_pair_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = (tiny_model_dir(), tmp_path / "out", "--scheme", "mx6", "--scheme-option", "32")
     assert run("quantize", *arguments, monkeypatch=monkeypatch) == 2
-    assert "is not NAME=VALUE" in capsys.readouterr().err
+    assert "is not KEY=VALUE" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 
