@@ -71,8 +71,7 @@ def import_model_from_safetensors(
     plan = QuantPlan(rows, config, architecture, attentions=attention_rows(model, rows, config, architecture))
     map_to_quark(model, config, order)
     loaded = _load(model, [shard.path for shard in shards], config)
-    if hasattr(model, "tie_weights"):
-        model.tie_weights()  # type: ignore[operator]
+    _tie(model, loaded)
     _refuse_missing(model, loaded, directory)
     for name, layer in list(model.named_modules()):
         if isinstance(layer, PackedLayer | PackedQuantizer):
@@ -158,6 +157,26 @@ def _place(model: nn.Module, name: str, tensor: Tensor, path: Path) -> str:
     else:
         target._buffers[last] = tensor
     return f"{owner}.{attribute}" if owner else attribute
+
+
+def _tie(model: nn.Module, loaded: set[str]) -> None:
+    """Give names that the export does not hold the tensor that they share with one that it holds; what it holds stays as it was read.
+
+    The export decides and not the config of ``model``: quantizing gives a tied head a weight of its own.
+    """
+    if not hasattr(model, "tie_weights") or loaded.issuperset(model.state_dict()):
+        return
+    owners = {path: (model.get_submodule(path.rpartition(".")[0]), path.rpartition(".")[2]) for path in loaded}
+    tensors: dict[str, Tensor] = {path: getattr(module, leaf) for path, (module, leaf) in owners.items()}
+    model.tie_weights()  # type: ignore[operator]
+    for path, (module, leaf) in owners.items():
+        own = tensors[path]
+        if getattr(module, leaf) is not own:
+            module._parameters.pop(leaf, None)
+            if isinstance(own, nn.Parameter):
+                module._parameters[leaf] = own
+            else:
+                module._buffers[leaf] = own
 
 
 def _refuse_missing(model: nn.Module, loaded: Iterable[str], directory: Path) -> None:
