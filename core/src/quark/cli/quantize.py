@@ -31,6 +31,7 @@ Exclude = Annotated[list[str] | None, typer.Option(help="Pattern of layers left 
 SchemeOptions = Annotated[
     list[str] | None, typer.Option("--scheme-option", help="NAME=VALUE for the scheme, such as block_size=32; may be repeated.")
 ]
+Strict = Annotated[bool, typer.Option("--strict", help="A pattern that matches no layer is an error, not a warning.")]
 ShareFused = Annotated[
     bool,
     typer.Option(
@@ -68,6 +69,7 @@ def quantize(
     separate_kv_scales: SeparateKv = False,
     calibrate_all_experts: AllExperts = False,
     share_fused_scales: ShareFused = False,
+    strict: Strict = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
@@ -88,6 +90,7 @@ def quantize(
         skeleton, scheme, algorithm, kv_cache, exclude, layer, share_fused_scales, attention_scheme, kv_cache_post_rope, scheme_option
     )
     config.separate_kv_scales, config.calibrate_all_experts = separate_kv_scales, calibrate_all_experts
+    config.strict = strict
     plan = ModelQuantizer(config).plan(skeleton)
     if dry_run:
         _print_plan(plan, as_json)
@@ -148,7 +151,8 @@ def _pair(text: str) -> tuple[str, str]:
 def _print_plan(plan: Any, as_json: bool) -> None:
     from quark.model.plan_text import plan_lines
 
-    typer.echo(json.dumps(plan.to_dict(), indent=2) if as_json else "\n".join(plan_lines(plan)))
+    lines = [*plan_lines(plan), *(f"  warning: {warning}" for warning in plan.warnings)]
+    typer.echo(json.dumps(plan.to_dict(), indent=2) if as_json else "\n".join(lines))
 
 
 def _option(text: str) -> tuple[str, object]:

@@ -10,6 +10,8 @@ from quark.specs.describe import describe_activation, describe_layer
 
 _NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
 
+_MOST_RULES = 16
+
 
 def _pattern(name: str) -> str:
     return _NUMBER.sub("*", name)
@@ -30,6 +32,13 @@ def _attention_lines(plan: QuantPlan) -> Iterator[str]:
         yield f"  attention: keys of {of_keys} modules after the rotary embedding"
 
 
+def _rule_lines(plan: QuantPlan) -> Iterator[str]:
+    for field in dict.fromkeys(rule.field for rule in plan.rules):
+        rules = [rule for rule in plan.rules if rule.field == field]
+        more = f", and {len(rules) - _MOST_RULES} more" if len(rules) > _MOST_RULES else ""
+        yield f"  {field} matches: {', '.join(f'{rule.rule} {rule.layers}' for rule in rules[:_MOST_RULES])}{more}"
+
+
 def plan_lines(plan: QuantPlan) -> list[str]:
     """The plan as lines of text, aligned."""
     grouped: dict[tuple[str, str, str, tuple[int, ...]], list[PlanRow]] = {}
@@ -46,4 +55,4 @@ def plan_lines(plan: QuantPlan) -> list[str]:
     head = f"Plan: {weights} of {len(plan.rows)} layers get a quantized weight" + (
         "; calibration data are needed" if plan.calibrated else ""
     )
-    return [head, *lines, *_attention_lines(plan), *(f"  note: {note}" for note in plan.notes)]
+    return [head, *lines, *_attention_lines(plan), *_rule_lines(plan), *(f"  note: {note}" for note in plan.notes)]

@@ -140,6 +140,8 @@ def prepared(model: nn.Module, config: QConfig, dataloader: Iterable[Any] | None
         plan = attrs.evolve(plan, notes=(*plan.notes, TWO_PASSES))
     for line in plan_lines(plan):
         get_logger().info(line)
+    for warning in plan.warnings:
+        get_logger().warning(warning)
     return Job(plan, chosen, data, two_passes)
 
 

@@ -72,6 +72,7 @@ class QConfig:
         sync_moe_expert_input_amax: Experts share the range of their input.
         activation_memory: Bytes that activations may take while calibrated rounding holds those of all samples in the middle of a block;
             None for half of what is free. Where more are needed, each block is passed twice instead; 0 asks for that.
+        strict: A pattern that matches no layer, or a layer type that cannot be quantized, is an error and not a warning.
         calibrate_all_experts: Every expert is calibrated on every token, and not on those routed to it alone.
         keep_prequantized_layers: Keep layers that come quantized already.
         pre_quant_opt_config: Documented before 0.12: algorithms that go before ``algo_config``; folded into it.
@@ -89,6 +90,7 @@ class QConfig:
     min_kv_scale: float = 0.0
     separate_kv_scales: bool = attrs.field(default=False, kw_only=True)
     calibrate_all_experts: bool = attrs.field(default=False, kw_only=True)
+    strict: bool = attrs.field(default=False, kw_only=True)
     activation_memory: int | None = attrs.field(default=None, kw_only=True)
     kv_cache_post_rope: bool = False
     shared_scale_groups: list[list[str]] = attrs.field(factory=list, converter=_copied_list)
