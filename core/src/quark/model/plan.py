@@ -13,7 +13,6 @@ from quark.model.attention import AttentionRow, attention_facts, attention_probl
 from quark.model.mixtures import fused_parameters
 from quark.model.patterns import Rule, rules_of
 from quark.model.resolve import layer_config_for
-from quark.names import folded
 from quark.nn.layers import LOOKUP_TYPES, counts_as, is_quantized, linear_weight
 from quark.numerics import quantizer_for
 from quark.plugins import schemes, templates
@@ -168,7 +167,7 @@ def _misfits(rows: tuple[PlanRow, ...]) -> Iterator[str]:
             if spec is not None and (problem := _problem(row, slot, spec)) is not None:
                 found.setdefault(f"{slot}: {problem}", []).append(row)
     for problem, bad in found.items():
-        names = folded(r.name for r in bad)
+        names = ", ".join(r.name for r in bad)
         fitting = _fitting_schemes(bad)
         cure = (
             f" Schemes of the same format that fit: {', '.join(fitting)}."
