@@ -71,6 +71,11 @@ class ModelQuantizer:
                 model whose attention cannot be exchanged.
         """
         device = next((p.device for p in model.parameters()), torch.device("cpu"))
+        if device.type == "meta" and all(p.is_meta for p in model.parameters()):
+            raise ConfigError(
+                "this model is on the meta device and has no weights to quantize: load them first, or quantize the checkpoint itself with "
+                "quark.pipeline.quantize_checkpoint, which has one block in memory at a time"
+            )
         job = prepared(model, self.config, dataloader, device)
         refuse_non_finite(model, job.plan.quantized)
         job.run(model, InPlaceSink(model))
