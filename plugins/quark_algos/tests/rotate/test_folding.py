@@ -177,19 +177,27 @@ def test_fused_experts_are_refused() -> None:
     experts = nn.Module()
     experts.down_proj = nn.Parameter(torch.zeros(3, WIDTH, 64))
     module.set_submodule(facts.experts or "", experts)
-    with pytest.raises(UnsupportedError, match="of a form that cannot be taken apart: leave the rotation out"):
+    with pytest.raises(UnsupportedError, match="of a form that cannot be taken apart: rotate nothing"):
         block(module, facts, r1_of(WIDTH, facts))
 
 
 def test_what_is_advised_for_fused_experts_is_true() -> None:
     """Experts that stay float stay fused, and are refused; those that the configuration quantizes are taken apart by the run itself."""
     template = LLMTemplate.get("qwen3_moe")
-    sizes = {"vocab_size": 64, "hidden_size": 64, "intermediate_size": 64, "moe_intermediate_size": 64, "head_dim": 16, "num_experts": 2}
+    sizes = {
+        "vocab_size": 64,
+        "hidden_size": 64,
+        "intermediate_size": 64,
+        "moe_intermediate_size": 64,
+        "head_dim": 16,
+        "num_experts": 2,
+        "num_experts_per_tok": 1,
+    }
     family = AutoConfig.for_model("qwen3_moe", **sizes, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=4)
     options = {"scheme": "int4_wo_32", "algorithm": "rotation"}
     excluding = template.get_config(**options, exclude_layers=["lm_head", "*.gate", "*experts*"])
     data = [torch.arange(16)[None]]
-    with pytest.raises(UnsupportedError, match="do not exclude them, or leave the rotation out"):
+    with pytest.raises(UnsupportedError, match="do not exclude them, or rotate nothing"):
         ModelQuantizer(excluding).quantize_model(AutoModelForCausalLM.from_config(family).eval(), data)
     ModelQuantizer(template.get_config(**options)).quantize_model(AutoModelForCausalLM.from_config(family).eval(), data)
     excluding.algo_config = None

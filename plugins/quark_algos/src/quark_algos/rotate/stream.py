@@ -128,9 +128,9 @@ def see_single_experts(block: nn.Module, facts: Architecture, writers: Mapping[s
     if not any(name.startswith(f"{facts.experts}.") for name in writers):
         parts = expert_parts(holder, facts.expert_form, facts.expert_inputs, facts.expert_output)
         cure = (
-            "they are of a form that cannot be taken apart: leave the rotation out"
+            "they are of a form that cannot be taken apart: rotate nothing"
             if parts is None
-            else "they are taken apart where the configuration quantizes one of their layers: do not exclude them, or leave the rotation out"
+            else "they are taken apart where the configuration quantizes one of their layers: do not exclude them, or rotate nothing"
         )
         raise UnsupportedError(f"a block of this {facts.model_type} cannot be rotated: its experts ({facts.experts}) are fused; {cure}")
 
