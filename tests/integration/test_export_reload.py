@@ -195,13 +195,6 @@ def test_the_older_exporter_class_takes_a_path_or_a_config_and_saves_the_tokeniz
     assert torch.equal(logits(import_model_from_safetensors(None, tmp_path / "second")), logits(model))
 
 
-def test_fake_quantized_writes_a_plain_float_checkpoint(tmp_path: Path) -> None:
-    model = quantized("int4_wo_64")
-    export_safetensors(model, tmp_path / "out", weight_format="fake_quantized")
-    assert "quantization_config" not in json.loads((tmp_path / "out" / "config.json").read_text())
-    assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(tmp_path / "out")), logits(model))
-
-
 def test_quantizing_does_not_touch_the_checkpoint_it_was_loaded_from() -> None:
     path = tiny_model_dir() / "model.safetensors"
     before = hashlib.sha256(path.read_bytes()).hexdigest()

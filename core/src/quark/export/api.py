@@ -55,7 +55,8 @@ def export_safetensors(
         model: What `ModelQuantizer.quantize_model` returned.
         output_dir: Does not exist, or is empty.
         custom_mode: Name of an exporter; ``"quark"`` is the Quark layout.
-        weight_format: ``"real_quantized"`` (None too) or ``"fake_quantized"``.
+        weight_format: ``"real_quantized"`` (None too) stores codes; ``"fake_quantized"`` the rounded values, which the reader here and
+            transformers with it load to the same model. Other runtimes pass that setting over: a warning says so.
         pack_method: ``"reorder"`` or ``"order"``.
 
     Raises:

@@ -24,7 +24,7 @@ class ExportOptions:
     """What a caller may choose.
 
     Attributes:
-        weight_format: ``"real_quantized"`` stores codes; ``"fake_quantized"`` the rounded values, as a plain float checkpoint.
+        weight_format: ``"real_quantized"`` stores codes; ``"fake_quantized"`` the rounded values, and the same scales.
         pack_method: Order of 4-bit codes in a word: ``"reorder"`` or ``"order"``.
         kv_cache_group: Patterns of projections whose output scales are merged, beside what the model's own configuration has merged.
         min_kv_scale: Floor of the cache's scales; the larger of this and the configuration's counts.

@@ -53,21 +53,23 @@ class PackedScales(nn.Module):
 
 
 class PackedLayer(nn.Module):
-    """A layer whose weight is packed codes.
+    """A layer whose weight is packed codes, or the rounded values themselves.
 
     Args:
         layer: The float layer it stands for, on any device; its tensors are not used.
         config: How it is quantized.
         order: Order of 4-bit codes in a word.
+        holds_values: Whether the checkpoint has rounded values where there are codes otherwise; their scales lie beside them all the same.
     """
 
-    def __init__(self, layer: nn.Module, config: QLayerConfig, order: str) -> None:
+    def __init__(self, layer: nn.Module, config: QLayerConfig, order: str, *, holds_values: bool = False) -> None:
         super().__init__()
         weight = linear_weight(layer)
         bias: Tensor | None = getattr(layer, "bias", None)
         self._float = (_without_weights(layer),)  # in a tuple, so that its parameters are not this module's
         self.layer_config = config
         self.order = order
+        self._holds_values = holds_values
         self.weight_shape, self.dtype = tuple(weight.shape), weight.dtype
         self._flat: dict[str, tuple[str, str]] = {}
         self._as_stored = quantized_class(layer).as_stored
@@ -82,12 +84,15 @@ class PackedLayer(nn.Module):
     def _register(self, slot: str, spec: TensorSpec | None, tensor: Tensor | None) -> None:
         if tensor is None:
             self.register_parameter(slot, None)
-        elif spec is None:
+            return
+        packed = {} if spec is None else packed_meta(quantizer_for(spec, activation=False), tuple(tensor.shape), self.order)
+        codes = packed.pop("", None)
+        if codes is None or self._holds_values:
             stored = torch.empty_like(self._as_stored(tensor), device="meta")
             self.register_parameter(slot, nn.Parameter(stored, requires_grad=False))
         else:
-            packed = packed_meta(quantizer_for(spec, activation=False), tuple(tensor.shape), self.order)
-            self.register_buffer(slot, self._as_stored(packed.pop("")))
+            self.register_buffer(slot, self._as_stored(codes))
+        if packed:
             self._store(slot, packed)
 
     def _register_scales(self, slot: str, quantizer: TensorQuantizer, shape: tuple[int, ...]) -> None:
@@ -127,6 +132,9 @@ class PackedLayer(nn.Module):
         if target is None:
             return matrix if isinstance(matrix, nn.Parameter) else nn.Parameter(matrix, requires_grad=False)
         shape = self.weight_shape if slot == "weight" else tuple(stored.shape)
+        if self._holds_values:
+            target.set_qparams(target.quantizer.unpack_qparams(self._stored(slot), shape, order=self.order))
+            return nn.Parameter(matrix, requires_grad=False)
         tensors = {"": matrix, **self._stored(slot)}
         codes, qparams = target.quantizer.unpack(tensors, shape, order=self.order)
         target.set_qparams(qparams)

@@ -92,6 +92,7 @@ class QConfig:
         strict: A pattern that matches no layer, or a layer type that cannot be quantized, is an error and not a warning.
         calibrate_all_experts: Every expert is calibrated on every token, and not on those routed to it alone.
         keep_prequantized_layers: Keep layers that come quantized already.
+        weight_format: Of the checkpoint that this was read from: ``"fake_quantized"`` holds rounded values in place of their codes.
         pre_quant_opt_config: Documented before 0.12: algorithms that go before ``algo_config``; folded into it.
     """
 
@@ -108,6 +109,7 @@ class QConfig:
     separate_kv_scales: bool = attrs.field(default=False, kw_only=True)
     calibrate_all_experts: bool = attrs.field(default=False, kw_only=True)
     strict: bool = attrs.field(default=False, kw_only=True)
+    weight_format: str = attrs.field(default="real_quantized", kw_only=True, eq=False, repr=False)
     activation_memory: int | None = attrs.field(default=None, kw_only=True)
     kv_cache_post_rope: bool = False
     shared_scale_groups: list[list[str]] = attrs.field(factory=list, converter=_copied_list)
@@ -189,6 +191,7 @@ class QConfig:
             kv_cache_quant_config=_layers(data, "kv_cache_quant_config"),
             kv_cache_group=export.get("kv_cache_group"),
             min_kv_scale=float(export.get("min_kv_scale") or 0.0),
+            weight_format=str(export.get("weight_format") or "real_quantized"),
             kv_cache_post_rope=bool(data.get("kv_cache_post_rope")),
             softmax_quant_spec=None if softmax is None else QTensorConfig.from_dict(softmax),
             quant_mode=QuantizationMode.from_str(data.get("quant_mode") or "eager_mode"),

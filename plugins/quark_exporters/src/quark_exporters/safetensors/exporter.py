@@ -14,11 +14,11 @@ from torch import nn
 from quark.errors import UnsupportedError
 from quark.export.place import building
 from quark.export.protocol import BlockStream, ExportOptions
-from quark.export.writer import Part, ShardWriter
+from quark.export.writer import ShardWriter
 from quark.log import get_logger
 from quark.model.blocks import Block
 from quark.model.plan import QuantPlan
-from quark_exporters.safetensors.layout import WHOLE, Region, float_parts, is_tied_apart, quantized_parts
+from quark_exporters.safetensors.layout import WHOLE, Region, is_tied_apart, quantized_parts
 from quark_exporters.safetensors.quantization_config import quantization_config
 
 COMPANIONS = (
@@ -59,7 +59,7 @@ class SafetensorsExporter:
                 "can be exported to a checkpoint in Hugging Face form"
             )
         _see_who_runs(model, options)
-        announced = [part.meta for part in _parts(foreseen, options, WHOLE)]
+        announced = [part.meta for part in quantized_parts(foreseen, options, WHOLE)]
         with building(out) as directory, ShardWriter(announced, directory, options.max_shard_bytes) as writer:
             yield _Stream(model, options, directory, writer)
 
@@ -81,7 +81,7 @@ class _Stream:
         region = Region(without=tuple(self._written)) if block is None else Region(block.name)
         if block is not None:
             self._written.append(block.name)
-        for part in _parts(self._model, self._options, region):
+        for part in quantized_parts(self._model, self._options, region):
             # A tied parameter was announced once, under the first of its names.
             if all(name in self._writer for name in part.meta):
                 self._writer.write(part)
@@ -89,48 +89,36 @@ class _Stream:
     def finish(self) -> None:
         """As `quark.export.BlockStream.finish`."""
         self._writer.finish()
-        real = self._options.weight_format == "real_quantized"
-        _config_of(self._model, self._options if real else None).to_json_file(self._directory / "config.json")
+        _config_of(self._model, self._options).to_json_file(self._directory / "config.json")
         if self._options.tokenizer is not None:
             self._options.tokenizer.save_pretrained(self._directory)
         _copy_companions(self._model, self._directory)
 
 
 def _see_who_runs(model: nn.Module, options: ExportOptions) -> None:
-    """Say what algorithms that run with the model mean for its readers.
-
-    Raises:
-        UnsupportedError: The export is to be a plain float model, which could not say that something runs with it.
-    """
+    """Say what algorithms that run with the model, and weights that are no codes, mean for the model's readers."""
     plan: QuantPlan | None = getattr(model, "quark_plan", None)
     names = [a.name for a in (plan.config.algo_config if plan else None) or () if a.runs_with_model()]
-    if names and options.weight_format != "real_quantized":
-        raise UnsupportedError(
-            f"the algorithm {', '.join(names)} runs with this model, which an export of weight_format '{options.weight_format}' cannot "
-            "say: take 'real_quantized', or settings that leave all in the weights"
-        )
     if names:
         get_logger(__name__).warning(
             f"The algorithm {', '.join(names)} runs with this model: this project and transformers with it load the export; vLLM does not "
             "know such algorithms and would compute something else without a word."
         )
+    if options.weight_format != "real_quantized":
+        get_logger(__name__).warning(
+            f"weight_format='{options.weight_format}' stores rounded values where codes are expected: this project and transformers with "
+            "it load the export; vLLM passes that setting over and would take the values for codes. For vLLM, take 'real_quantized'."
+        )
 
 
-def _parts(model: nn.Module, options: ExportOptions, region: Region) -> list[Part]:
-    return quantized_parts(model, options, region) if options.weight_format == "real_quantized" else float_parts(model, region)
-
-
-def _config_of(model: Any, options: ExportOptions | None) -> Any:
-    """A copy of the model's config that says how it was quantized; without options, a plain float one."""
+def _config_of(model: Any, options: ExportOptions) -> Any:
+    """A copy of the model's config that says how it was quantized."""
     made = copy.deepcopy(model.config)
     made.architectures = made.architectures or [type(model).__name__]
     made.dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
     if is_tied_apart(model):
         made.tie_word_embeddings = False
-    if hasattr(made, "quantization_config"):
-        del made.quantization_config
-    if options is not None:
-        made.quantization_config = quantization_config(model, options)
+    made.quantization_config = quantization_config(model, options)
     return made
 
 
