@@ -76,7 +76,7 @@ def quantize(
     """Quantize the checkpoint MODEL and write the result to OUT."""
     # Torch and transformers are imported here, not above: `quark --help` and the listings do without them.
     from quark.export import ExportOptions
-    from quark.export.place import refuse_used_directory
+    from quark.export.destination import refuse_used_directory
     from quark.model.loading import load_tokenizer, meta_model
     from quark.pipeline import ModelQuantizer, quantize_checkpoint
     from quark.pipeline.job import algorithms_of, wants_data

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from quark.errors import OutputError
+from quark.export.destination import move_into_place, refuse_used_directory
 
 _CURES = {
     errno.ENOSPC: "there is no space left on the device; free some, or choose another place",
@@ -19,35 +20,25 @@ _CURES = {
 }
 
 
-def refuse_used_directory(out: Path) -> None:
-    """Raise unless ``out`` is free: it does not exist, or is an empty directory.
-
-    Raises:
-        OutputError: Something is there already.
-    """
-    if out.is_dir() and any(out.iterdir()):
-        raise OutputError(
-            f"the output directory '{out}' is not empty: choose another, or remove it first; nothing in it is ever overwritten"
-        )
-    if out.exists() and not out.is_dir():
-        raise OutputError(f"the output '{out}' is a file: choose a directory that does not exist yet")
-
-
 @contextmanager
-def building(out: Path) -> Iterator[Path]:
+def building(out: Path, *, overwrite: bool = False) -> Iterator[Path]:
     """A temporary directory beside ``out``, renamed to it when the body ends well and removed when it does not.
+
+    Args:
+        out: Where to; see `quark.export.destination.refuse_used_directory`.
+        overwrite: Whether an earlier export there is replaced.
 
     Raises:
         OutputError: ``out`` is in use, or writing fails for want of space or rights.
     """
-    refuse_used_directory(out)
+    refuse_used_directory(out, overwrite=overwrite)
     temporary: Path | None = None
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".partial", dir=out.parent))
         yield temporary
         temporary.chmod(0o755)
-        temporary.rename(out)
+        move_into_place(temporary, out, overwrite=overwrite)
     except OSError as error:
         if isinstance(error, OutputError) or error.errno is None:
             raise

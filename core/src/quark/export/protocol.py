@@ -30,6 +30,7 @@ class ExportOptions:
         min_kv_scale: Floor of the cache's scales; the larger of this and the configuration's counts.
         zero_points: Whether zero points of symmetric schemes, all 0, are written; strict readers want them.
         max_shard_bytes: Largest size of one file.
+        overwrite: Whether an earlier export in the same place is replaced, once the new one is complete.
         tokenizer: Written beside the weights; anything with ``save_pretrained(directory)``. None copies the files beside the source model.
     """
 
@@ -39,6 +40,7 @@ class ExportOptions:
     min_kv_scale: float = 0.0
     zero_points: bool = True
     max_shard_bytes: int = attrs.field(default=5_000_000_000, validator=attrs.validators.gt(0))
+    overwrite: bool = False
     tokenizer: Tokenizer | None = None
 
 
@@ -50,7 +52,7 @@ class Exporter(Protocol):
     """
 
     def export(self, model: nn.Module, out: Path, options: ExportOptions) -> None:
-        """Write ``model`` to the directory ``out``, which does not exist or is empty.
+        """Write ``model`` to the directory ``out``, of which `quark.export.destination.refuse_used_directory` has been asked.
 
         Raises:
             ConfigError: The model has not been quantized.
@@ -74,7 +76,7 @@ class StreamingExporter(Exporter, Protocol):
     """An exporter that need not have the whole model in memory. One that lacks this method gets complete models."""
 
     def stream(self, model: nn.Module, foreseen: nn.Module, out: Path, options: ExportOptions) -> AbstractContextManager[BlockStream]:
-        """Begin an export of ``model`` to the directory ``out``, which does not exist or is empty.
+        """Begin an export of ``model`` to the directory ``out``, as `Exporter.export`.
 
         What it writes does not differ from what `Exporter.export` writes of the same model. ``out`` appears when the context ends well.
 

@@ -12,6 +12,7 @@ from typing import Any
 from torch import nn
 
 from quark.errors import UnsupportedError
+from quark.export.destination import COMPANIONS
 from quark.export.place import building
 from quark.export.protocol import BlockStream, ExportOptions
 from quark.export.writer import ShardWriter
@@ -20,24 +21,6 @@ from quark.model.blocks import Block
 from quark.model.plan import QuantPlan
 from quark_exporters.safetensors.layout import WHOLE, Region, is_tied_apart, quantized_parts
 from quark_exporters.safetensors.quantization_config import quantization_config
-
-COMPANIONS = (
-    "tokenizer.json",
-    "tokenizer_config.json",
-    "tokenizer.model",
-    "special_tokens_map.json",
-    "added_tokens.json",
-    "vocab.json",
-    "vocab.txt",
-    "merges.txt",
-    "chat_template.jinja",
-    "chat_template.json",
-    "preprocessor_config.json",
-    "processor_config.json",
-    "video_preprocessor_config.json",
-    "generation_config.json",
-)
-"""Files that belong to a checkpoint beside its weights; copied from where the model was loaded, if that is a directory."""
 
 
 class SafetensorsExporter:
@@ -60,7 +43,7 @@ class SafetensorsExporter:
             )
         _see_who_runs(model, options)
         announced = [part.meta for part in quantized_parts(foreseen, options, WHOLE)]
-        with building(out) as directory, ShardWriter(announced, directory, options.max_shard_bytes) as writer:
+        with building(out, overwrite=options.overwrite) as directory, ShardWriter(announced, directory, options.max_shard_bytes) as writer:
             yield _Stream(model, options, directory, writer)
 
 
