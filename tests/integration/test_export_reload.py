@@ -13,7 +13,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, Gemma2Config, OPTConfig, Phi3Config, Qwen3Config
 
 import quark
-from quark.errors import CheckpointError, ConfigError, OutputError, UnknownNameError, UnsupportedError
+from quark.errors import CheckpointError, ConfigError, OutputError, UnknownNameError
 from quark.export.api import export_with
 from quark.export.protocol import ExportOptions
 from quark.specs.layer import QLayerConfig
@@ -202,12 +202,15 @@ def test_quantizing_does_not_touch_the_checkpoint_it_was_loaded_from() -> None:
     assert hashlib.sha256(path.read_bytes()).hexdigest() == before
 
 
-def test_a_model_without_a_transformers_config_cannot_be_exported(tmp_path: Path) -> None:
-    weight_only = QLayerConfig(weight=LLMTemplate.get("llama").get_config(scheme="int8").global_quant_config.weight)
-    model = ModelQuantizer(QConfig(weight_only)).quantize_model(nn.Sequential(nn.Linear(8, 8)))
-    with pytest.raises(UnsupportedError, match="only transformers models"):
-        export_safetensors(model, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
+def test_a_model_without_a_transformers_config_is_read_back_into_a_float_one(tmp_path: Path) -> None:
+    layer = LLMTemplate.get("llama").get_config(scheme="int8").global_quant_config
+    x = torch.randn(3, 8, generator=torch.Generator().manual_seed(0))
+    model = ModelQuantizer(QConfig(layer)).quantize_model(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)), [x])
+    export_safetensors(model, tmp_path / "out")
+    back = import_model_from_safetensors(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)), tmp_path / "out")
+    assert torch.equal(back(x), model(x))
+    with pytest.raises(CheckpointError, match=r"config\.json"):
+        import_model_from_safetensors(None, tmp_path / "out")
 
 
 def test_a_float_model_cannot_be_exported(tmp_path: Path) -> None:

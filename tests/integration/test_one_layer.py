@@ -1,7 +1,8 @@
-"""Models that are one layer: quantized in place as any other."""
+"""Models that are one layer: quantized in place, exported and read back as any other."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,7 +13,7 @@ from quark.errors import ConfigError
 from quark.nn import QuantConv2d, QuantEmbedding, QuantizedLayer, QuantLinear
 from quark.specs.layer import QLayerConfig
 from quark.specs.model import QConfig
-from quark.torch import LLMTemplate, ModelQuantizer
+from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
 
 
 def layer_config(scheme: str) -> QLayerConfig:
@@ -58,3 +59,19 @@ def test_a_bare_embedding_is_quantized_where_its_type_is_named() -> None:
     assert isinstance(ModelQuantizer(config).quantize_model(layer), QuantEmbedding)
     assert isinstance(layer, QuantizedLayer)
     assert not torch.equal(layer.weight, nn.Embedding(10, 64).weight)
+
+
+@pytest.mark.parametrize("weight_format", ["real_quantized", "fake_quantized"])
+@pytest.mark.parametrize("name", CASES)
+def test_a_bare_layer_is_exported_and_read_back(name: str, weight_format: str, tmp_path: Path) -> None:
+    make, quantized_class, x = CASES[name]
+    layer = ModelQuantizer(QConfig(global_quant_config=layer_config("int8"))).quantize_model(make(), [x])
+    export_safetensors(layer, tmp_path / "out", weight_format=weight_format)
+    given = make()
+    back = import_model_from_safetensors(given, tmp_path / "out")
+    assert back is given
+    assert isinstance(back, quantized_class)
+    assert torch.equal(back(x), layer(x))
+    export_safetensors(back, tmp_path / "again", weight_format=weight_format)
+    for file in ("model.safetensors", "config.json"):
+        assert (tmp_path / "again" / file).read_bytes() == (tmp_path / "out" / file).read_bytes()

@@ -12,6 +12,7 @@ from torch import nn
 from quark.errors import ConfigError, UnknownNameError
 from quark.export.destination import refuse_used_directory
 from quark.export.protocol import Exporter, ExportOptions, Tokenizer
+from quark.model.one_layer import as_model
 from quark.plugins import exporters
 from quark.specs.export import ExporterConfig, JsonExporterConfig
 from quark.specs.model import QConfig
@@ -44,7 +45,7 @@ def export_with(name: str, model: nn.Module, output_dir: str | Path, options: Ex
     refuse_used_directory(Path(output_dir), overwrite=options.overwrite)
     if not getattr(model, "quark_quantized", False):
         raise ConfigError("this model has not been quantized: give ModelQuantizer(config).quantize_model(model) what it needs, then export")
-    exporter.export(model, Path(output_dir), options)
+    exporter.export(as_model(model), Path(output_dir), options)
 
 
 def export_safetensors(
@@ -56,7 +57,7 @@ def export_safetensors(
     *,
     overwrite: bool = False,
 ) -> None:
-    """Write a quantized transformers model as a checkpoint in Hugging Face form.
+    """Write a quantized model as a checkpoint in Hugging Face form. One that is no transformers model is read back into a float one.
 
     Args:
         model: What `ModelQuantizer.quantize_model` returned.

@@ -22,6 +22,7 @@ from quark.model.attention import attention_rows
 from quark.model.family import architecture_of
 from quark.model.loading import empty_model
 from quark.model.mixtures import separate_experts
+from quark.model.one_layer import as_model, put_back
 from quark.model.plan import QuantPlan, has_static_scale, plan_rows
 from quark.model.shards import check_shards
 from quark.nn.packed import PackedLayer
@@ -42,7 +43,8 @@ def import_model_from_safetensors(
     """Load an export of the Quark layout.
 
     Args:
-        model: A float model of the same structure, changed in place; None builds it from the export's own ``config.json``.
+        model: A float model of the same structure, changed in place; None builds it from the export's own ``config.json``, which only that
+            of a transformers model tells.
         model_dir: Directory of the export.
         multi_device, multi_gpu: Documented; without effect.
         trust_remote_code: Documented; code from a checkpoint is never run.
@@ -64,7 +66,8 @@ def import_model_from_safetensors(
         # Such exports are made where the scales cannot be found, and say so in no other way.
         get_logger(__name__).warning(f"'{directory}' holds no scales of attention probabilities: they stay float")
         config = attrs.evolve(config, softmax_quant_spec=None)
-    model = empty_model(directory, attn_implementation) if model is None else model
+    wanted = empty_model(directory, attn_implementation) if model is None else model
+    model = as_model(wanted)
     # The plan is made of the float structure: this is what was asked for when the export was made.
     separate_experts(model, config)
     rows, architecture = plan_rows(model, config), architecture_of(model)
@@ -77,7 +80,8 @@ def import_model_from_safetensors(
         if isinstance(layer, PackedLayer | PackedQuantizer):
             model.set_submodule(name, layer.unpack())
     model.quant_config, model.quark_plan, model.quark_quantized = config, plan, True  # type: ignore[assignment]
-    return model.eval().to(device if device != "cuda" or torch.cuda.is_available() else "cpu")
+    put_back(model, wanted)
+    return wanted.eval().to(device if device != "cuda" or torch.cuda.is_available() else "cpu")
 
 
 def read_quantization_config(directory: Path) -> tuple[QConfig, str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,7 +12,6 @@ from typing import Any
 
 from torch import nn
 
-from quark.errors import UnsupportedError
 from quark.export.destination import COMPANIONS
 from quark.export.place import building
 from quark.export.protocol import BlockStream, ExportOptions
@@ -27,7 +27,7 @@ class SafetensorsExporter:
     """Writes the Quark layout. Source: spec of the checkpoint format, §1–4 and §10."""
 
     def export(self, model: nn.Module, out: Path, options: ExportOptions) -> None:
-        """As `quark.export.Exporter.export`; ``model`` is a transformers model."""
+        """As `quark.export.Exporter.export`."""
         with self.stream(model, model, out, options) as stream:
             stream.write(Block("", model))
             stream.finish()
@@ -35,12 +35,6 @@ class SafetensorsExporter:
     @contextmanager
     def stream(self, model: nn.Module, foreseen: nn.Module, out: Path, options: ExportOptions) -> Iterator[BlockStream]:
         """As `quark.export.StreamingExporter.stream`."""
-        config = getattr(model, "config", None)
-        if config is None or not hasattr(config, "to_json_file"):
-            raise UnsupportedError(
-                f"a {type(model).__name__} has no transformers config, without which no reader could rebuild it: only transformers models "
-                "can be exported to a checkpoint in Hugging Face form"
-            )
         _see_who_runs(model, options)
         announced = [part.meta for part in quantized_parts(foreseen, options, WHOLE)]
         with building(out, overwrite=options.overwrite) as directory, ShardWriter(announced, directory, options.max_shard_bytes) as writer:
@@ -72,7 +66,11 @@ class _Stream:
     def finish(self) -> None:
         """As `quark.export.BlockStream.finish`."""
         self._writer.finish()
-        _config_of(self._model, self._options).to_json_file(self._directory / "config.json")
+        config = _config_of(self._model, self._options)
+        if isinstance(config, dict):
+            (self._directory / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        else:
+            config.to_json_file(self._directory / "config.json")
         if self._options.tokenizer is not None:
             self._options.tokenizer.save_pretrained(self._directory)
         _copy_companions(self._model, self._directory)
@@ -95,7 +93,9 @@ def _see_who_runs(model: nn.Module, options: ExportOptions) -> None:
 
 
 def _config_of(model: Any, options: ExportOptions) -> Any:
-    """A copy of the model's config that says how it was quantized."""
+    """A copy of the model's config that says how it was quantized; of one that has no transformers config, what can be said of it."""
+    if not _has_config(model):
+        return {"architectures": [type(model).__name__], "quantization_config": quantization_config(model, options)}
     made = copy.deepcopy(model.config)
     made.architectures = made.architectures or [type(model).__name__]
     made.dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
@@ -105,7 +105,13 @@ def _config_of(model: Any, options: ExportOptions) -> Any:
     return made
 
 
+def _has_config(model: nn.Module) -> bool:
+    return hasattr(getattr(model, "config", None), "to_json_file")
+
+
 def _copy_companions(model: Any, directory: Path) -> None:
+    if not _has_config(model):
+        return
     generation = getattr(model, "generation_config", None)
     if generation is not None:
         generation.save_pretrained(directory)
