@@ -24,6 +24,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "shared scales": {"scheme": "nvfp4"},
     "gptq": {"scheme": "int4_wo_64", "algorithm": "gptq"},
     "awq": {"scheme": "int4_wo_64", "algorithm": "awq"},
+    "awq of two stages": {"scheme": "int4_fp8", "algorithm": "awq"},
     "rotation": {"scheme": "int4_wo_64", "algorithm": "rotation"},
 }
 
