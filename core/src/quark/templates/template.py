@@ -217,9 +217,7 @@ class LLMTemplate:
         kv_cache_post_rope: bool = False,
         scheme_options: Mapping[str, Any] | None = None,
     ) -> QConfig:
-        """The configuration of a whole model. It is its own: changing it changes neither the template nor another configuration.
-
-        Settings of algorithms that were given, here or to the template, are in it as they are.
+        """The configuration of a whole model. It is its own but for settings of algorithms that were given: those are in it as they are.
 
         Args:
             scheme: Name of the scheme of every linear layer.
