@@ -90,7 +90,10 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(
 BAD = {
     "an unknown scheme names the closest": (["--scheme", "itn4_wo_64"], "int4_wo_64"),
     "a static scheme without text": (["--scheme", "int8"], "--calib"),
-    "a pattern that matches nothing": (["--scheme", "int4_wo_64", "--exclude", "*.qproj"], "'*.qproj' in exclude matches no layer"),
+    "a pattern that matches nothing": (
+        ["--scheme", "int4_wo_64", "--exclude", "*.qproj", "--strict"],
+        "'*.qproj' in exclude matches no layer",
+    ),
     "a layer option without a scheme": (["--scheme", "int4_wo_64", "--layer", "*.down_proj"], "PATTERN=SCHEME"),
     "an unknown scheme for a layer": (["--scheme", "int4_wo_64", "--layer", "*.down_proj=fp9"], "fp9"),
     "an unknown cache scheme": (["--scheme", "int4_wo_64", "--kv-cache", "int4_wo_64"], "int4_wo_64"),

@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from quark.errors import OutputError
-from quark.export.place import building, refuse_used_directory
+from quark.export.destination import refuse_used_directory
+from quark.export.place import building
 
 
 def test_a_complete_export_is_renamed_into_place(tmp_path: Path) -> None:

@@ -58,5 +58,15 @@ def test_a_collection_sees_what_plugins_register_later() -> None:
     assert collection.get_scheme("acme_w4").config is not collection.get_scheme("acme_w4").config
 
 
-def test_the_base_class_of_schemes_holds_a_configuration() -> None:
-    assert QuantizationScheme(OWN).config is OWN
+def test_the_base_class_of_schemes_gives_a_configuration_of_its_own_each_time() -> None:
+    scheme = QuantizationScheme(OWN)
+    assert scheme.config == OWN
+    scheme.config.weight = None
+    assert scheme.config == OWN
+
+
+def test_aliases_are_among_the_supported_schemes() -> None:
+    supported = QuantizationSchemeCollection().get_supported_schemes()
+    assert "fp4_block16_scale_e4m3" in supported
+    assert len(set(supported)) == len(supported)
+    assert all(QuantizationSchemeCollection().get_scheme(name) for name in supported)

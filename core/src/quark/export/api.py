@@ -11,8 +11,9 @@ from typing import Any
 from torch import nn
 
 from quark.errors import ConfigError, UnknownNameError
-from quark.export.place import refuse_used_directory
+from quark.export.destination import refuse_used_directory
 from quark.export.protocol import Exporter, ExportOptions, Tokenizer
+from quark.model.one_layer import as_model
 from quark.plugins import exporters
 from quark.plugins.options import Option, called, checked, options_of
 from quark.specs.export import ExporterConfig, JsonExporterConfig
@@ -66,31 +67,41 @@ def export_with(name: str, model: nn.Module, output_dir: str | Path, options: Ex
         OutputError: The directory is in use, or cannot be written.
         ConfigError: The model has not been quantized.
     """
+    options = options or ExportOptions()
     exporter = exporter_of(name, options)
-    refuse_used_directory(Path(output_dir))
+    refuse_used_directory(Path(output_dir), overwrite=options.overwrite)
     if not getattr(model, "quark_quantized", False):
         raise ConfigError("this model has not been quantized: give ModelQuantizer(config).quantize_model(model) what it needs, then export")
-    exporter.export(model, Path(output_dir), options or ExportOptions())
+    exporter.export(as_model(model), Path(output_dir), options)
 
 
 def export_safetensors(
-    model: nn.Module, output_dir: str | Path, custom_mode: str = "quark", weight_format: str | None = None, pack_method: str = "reorder"
+    model: nn.Module,
+    output_dir: str | Path,
+    custom_mode: str = "quark",
+    weight_format: str | None = None,
+    pack_method: str = "reorder",
+    *,
+    overwrite: bool = False,
 ) -> None:
-    """Write a quantized transformers model as a checkpoint in Hugging Face form.
+    """Write a quantized model as a checkpoint in Hugging Face form. One that is no transformers model is read back into a float one.
 
     Args:
         model: What `ModelQuantizer.quantize_model` returned.
-        output_dir: Does not exist, or is empty.
+        output_dir: Does not exist, is empty, or holds a tokenizer or a processor, which stays.
         custom_mode: Name of an exporter; ``"quark"`` is the Quark layout.
-        weight_format: ``"real_quantized"`` (None too) or ``"fake_quantized"``.
+        weight_format: ``"real_quantized"`` (None too) stores codes; ``"fake_quantized"`` the rounded values, which the reader here and
+            transformers with it load to the same model. Other runtimes pass that setting over: a warning says so.
         pack_method: ``"reorder"`` or ``"order"``.
+        overwrite: Replace an earlier export in ``output_dir``, once the new one is complete. Nothing else is ever deleted.
 
     Raises:
         ConfigError, UnknownNameError: (ValueErrors) An argument is out of its range.
         OutputError: The directory is in use, or cannot be written.
     """
     checked = JsonExporterConfig(weight_format=weight_format or "real_quantized", pack_method=pack_method)
-    export_with(custom_mode, model, output_dir, ExportOptions(weight_format=checked.weight_format, pack_method=checked.pack_method))
+    options = ExportOptions(weight_format=checked.weight_format, pack_method=checked.pack_method, overwrite=overwrite)
+    export_with(custom_mode, model, output_dir, options)
 
 
 class ModelExporter:
@@ -113,6 +124,7 @@ class ModelExporter:
         quant_config: QConfig | None = None,
         custom_mode: str = "quark",
         tokenizer: Tokenizer | None = None,
+        overwrite: bool = False,
         **kwargs: Any,
     ) -> None:
         """Write a checkpoint in Hugging Face form, with its tokenizer where one is given.
@@ -122,6 +134,7 @@ class ModelExporter:
             quant_config: Documented; the model knows its own.
             custom_mode: Name of an exporter.
             tokenizer: Saved beside the weights.
+            overwrite: As of `export_safetensors`.
             kwargs: Documented for older releases; none has an effect.
         """
         json_config = self.config.json_export_config
@@ -130,6 +143,7 @@ class ModelExporter:
             pack_method=json_config.pack_method,
             kv_cache_group=tuple(json_config.kv_cache_group),
             min_kv_scale=json_config.min_kv_scale,
+            overwrite=overwrite,
             tokenizer=tokenizer,
         )
         export_with(custom_mode, model, self.export_dir, options)

@@ -60,7 +60,8 @@ def map_to_quark(model: nn.Module, quant_config: QConfig, pack_method: str = "re
         if config is not None:
             # The output that attention quantizes is no business of the layer, though its scales are stored with it.
             own = attrs.evolve(config, output_tensors=None) if name in inside else config
-            model.set_submodule(name, PackedLayer(layer, own, pack_method, name))
+            holds_values = quant_config.weight_format == "fake_quantized"
+            model.set_submodule(name, PackedLayer(layer, own, pack_method, name, holds_values=holds_values))
     _map_attention(model, attentions, pack_method, eager=quant_config.softmax_quant_spec is not None)
     return model
 

@@ -17,6 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from quark.errors import OutputError
+from quark.export.destination import move_into_place, refuse_used_directory
 from quark.interrupts import uninterrupted
 from quark.log import get_logger
 
@@ -31,31 +32,21 @@ _CURES = {
 }
 
 
-def refuse_used_directory(out: Path) -> None:
-    """Raise unless ``out`` is free: it does not exist, or is an empty directory.
-
-    Raises:
-        OutputError: Something is there already.
-    """
-    if out.is_dir() and any(out.iterdir()):
-        raise OutputError(
-            f"the output directory '{out}' is not empty: choose another, or remove it first; nothing in it is ever overwritten"
-        )
-    if out.exists() and not out.is_dir():
-        raise OutputError(f"the output '{out}' is a file: choose a directory that does not exist yet")
-
-
 @contextmanager
-def building(out: Path) -> Iterator[Path]:
+def building(out: Path, *, overwrite: bool = False) -> Iterator[Path]:
     """A temporary directory beside ``out``, renamed to it when the body ends well and removed when it does not.
 
     A process that is killed leaves it behind; so does SIGTERM, unless the program asks for `quark.interrupts.termination_unwinds`, as
     ``quark`` does. What earlier runs to the same place have left so is removed first.
 
+    Args:
+        out: Where to; see `quark.export.destination.refuse_used_directory`.
+        overwrite: Whether an earlier export there is replaced.
+
     Raises:
         OutputError: ``out`` is in use, or writing fails for want of space or rights.
     """
-    refuse_used_directory(out)
+    refuse_used_directory(out, overwrite=overwrite)
     temporary: Path | None = None
     lock = -1
     try:
@@ -67,7 +58,7 @@ def building(out: Path) -> Iterator[Path]:
         made = temporary / _CONTENT
         made.mkdir()
         yield made
-        made.rename(out)
+        move_into_place(made, out, overwrite=overwrite)
     except OSError as error:
         if isinstance(error, OutputError) or error.errno is None:
             raise

@@ -22,6 +22,7 @@ from quark.model.family import architecture_of
 from quark.model.json_files import read_json
 from quark.model.loading import empty_model
 from quark.model.mixtures import separate_experts
+from quark.model.one_layer import as_model, put_back
 from quark.model.plan import QuantPlan, has_static_scale, plan_rows
 from quark.model.shards import check_shards
 from quark.model.unpacking import unpack_all
@@ -46,7 +47,8 @@ def import_model_from_safetensors(
     """Load an export of the Quark layout.
 
     Args:
-        model: A float model of the same structure, changed in place; None builds it from the export's own ``config.json``.
+        model: A float model of the same structure, changed in place; None builds it from the export's own ``config.json``, which only that
+            of a transformers model tells.
         model_dir: Directory of the export.
         multi_device, multi_gpu: Documented; without effect.
         trust_remote_code: Documented; code from a checkpoint is never run.
@@ -69,7 +71,8 @@ def import_model_from_safetensors(
         # Such exports are made where the scales cannot be found, and say so in no other way.
         get_logger(__name__).warning(f"'{directory}' holds no scales of attention probabilities: they stay float")
         config = attrs.evolve(config, softmax_quant_spec=None)
-    model = empty_model(directory, attn_implementation) if model is None else model
+    wanted = empty_model(directory, attn_implementation) if model is None else model
+    model = as_model(wanted)
     with _naming(directory / "config.json"):
         # The plan is made of the float structure: this is what was asked for when the export was made.
         separate_experts(model, config)
@@ -77,12 +80,12 @@ def import_model_from_safetensors(
         plan = QuantPlan(rows, config, architecture, attentions=attention_rows(model, rows, config, architecture))
         map_to_quark(model, config, order)
     loaded = _load(model, [shard.path for shard in shards], config)
-    if hasattr(model, "tie_weights"):
-        model.tie_weights()  # type: ignore[operator]
+    _tie(model, loaded)
     _refuse_missing(model, loaded, directory)
     unpack_all(model, directory)
     model.quant_config, model.quark_plan, model.quark_quantized = config, plan, True  # type: ignore[assignment]
-    return model.eval().to(device if device != "cuda" or torch.cuda.is_available() else "cpu")
+    put_back(model, wanted)
+    return wanted.eval().to(device if device != "cuda" or torch.cuda.is_available() else "cpu")
 
 
 def read_quantization_config(directory: Path) -> tuple[QConfig, str]:
@@ -173,6 +176,26 @@ def _place(model: nn.Module, name: str, tensor: Tensor, path: Path) -> str:
     else:
         target._buffers[last] = tensor
     return f"{owner}.{attribute}" if owner else attribute
+
+
+def _tie(model: nn.Module, loaded: set[str]) -> None:
+    """Give names that the export does not hold the tensor that they share with one that it holds; what it holds stays as it was read.
+
+    The export decides and not the config of ``model``: quantizing gives a tied head a weight of its own.
+    """
+    if not hasattr(model, "tie_weights") or loaded.issuperset(model.state_dict()):
+        return
+    owners = {path: (model.get_submodule(path.rpartition(".")[0]), path.rpartition(".")[2]) for path in loaded}
+    tensors: dict[str, Tensor] = {path: getattr(module, leaf) for path, (module, leaf) in owners.items()}
+    model.tie_weights()  # type: ignore[operator]
+    for path, (module, leaf) in owners.items():
+        own = tensors[path]
+        if getattr(module, leaf) is not own:
+            module._parameters.pop(leaf, None)
+            if isinstance(own, nn.Parameter):
+                module._parameters[leaf] = own
+            else:
+                module._buffers[leaf] = own
 
 
 def _refuse_missing(model: nn.Module, loaded: Iterable[str], directory: Path) -> None:

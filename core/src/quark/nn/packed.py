@@ -54,16 +54,17 @@ class PackedScales(nn.Module):
 
 
 class PackedLayer(nn.Module):
-    """A layer whose weight is packed codes.
+    """A layer whose weight is packed codes, or the rounded values themselves.
 
     Args:
         layer: The float layer it stands for, on any device; its tensors are not used.
         config: How it is quantized.
         order: Order of 4-bit codes in a word.
         name: Full name of the layer in its model, for messages.
+        holds_values: Whether the checkpoint has rounded values where there are codes otherwise; their scales lie beside them all the same.
     """
 
-    def __init__(self, layer: nn.Module, config: QLayerConfig, order: str, name: str = "a layer") -> None:
+    def __init__(self, layer: nn.Module, config: QLayerConfig, order: str, name: str = "a layer", *, holds_values: bool = False) -> None:
         super().__init__()
         weight = linear_weight(layer)
         bias: Tensor | None = getattr(layer, "bias", None)
@@ -71,6 +72,7 @@ class PackedLayer(nn.Module):
         self.layer_config = config
         self.order = order
         self._name = name
+        self._holds_values = holds_values
         self.weight_shape, self.dtype = tuple(weight.shape), weight.dtype
         self._flat: dict[str, tuple[str, str]] = {}
         self._as_stored = quantized_class(layer).as_stored
@@ -85,12 +87,15 @@ class PackedLayer(nn.Module):
     def _register(self, slot: str, spec: TensorSpec | None, tensor: Tensor | None) -> None:
         if tensor is None:
             self.register_parameter(slot, None)
-        elif spec is None:
+            return
+        packed = {} if spec is None else packed_meta(quantizer_for(spec, activation=False), tuple(tensor.shape), self.order)
+        codes = packed.pop("", None)
+        if codes is None or self._holds_values:
             stored = torch.empty_like(self._as_stored(tensor), device="meta")
             self.register_parameter(slot, nn.Parameter(stored, requires_grad=False))
         else:
-            packed = packed_meta(quantizer_for(spec, activation=False), tuple(tensor.shape), self.order)
-            self.register_buffer(slot, self._as_stored(packed.pop("")))
+            self.register_buffer(slot, self._as_stored(codes))
+        if packed:
             self._store(slot, packed)
 
     def _register_scales(self, slot: str, quantizer: TensorQuantizer, shape: tuple[int, ...]) -> None:
@@ -136,6 +141,9 @@ class PackedLayer(nn.Module):
         if target is None:
             return matrix if isinstance(matrix, nn.Parameter) else nn.Parameter(matrix, requires_grad=False)
         shape = self.weight_shape if slot == "weight" else tuple(stored.shape)
+        if self._holds_values:
+            target.set_qparams(target.quantizer.unpack_qparams(self._stored(slot), shape, order=self.order))
+            return nn.Parameter(matrix, requires_grad=False)
         tensors = {"": matrix, **self._stored(slot)}
         codes, qparams = target.quantizer.unpack(tensors, shape, order=self.order)
         refuse_bad_scales(qparams, f"the {slot} of '{self._name}'", activation=False)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from quark.export.api import exporter_of
-from quark.export.place import refuse_used_directory
+from quark.export.destination import refuse_used_directory
 from quark.export.protocol import Exporter, ExportOptions, StreamingExporter
 from quark.model.loading import load_model, skeleton, torch_device, torch_dtype
 from quark.model.plan import QuantPlan
@@ -39,7 +39,7 @@ def quantize_checkpoint(
 
     Args:
         source: Directory of a float checkpoint in Hugging Face form.
-        out: Directory to write; must not exist or be empty. It appears when it is complete.
+        out: Directory to write; it must not exist, be empty, or hold what ``options.overwrite`` lets be replaced. It appears when complete.
         config: What each layer gets.
         data: Calibration data (see `quark.pipeline.batches.calls`), read where something wants them.
         device: Torch device to work on.
@@ -62,11 +62,12 @@ def quantize_checkpoint(
         >>> config = LLMTemplate.get("llama").get_config(scheme="int4_wo_128")
         >>> plan = quantize_checkpoint("Llama-3-8B", "Llama-3-8B-int4", config)  # doctest: +SKIP
     """
-    refuse_used_directory(Path(out))
+    options = options or ExportOptions()
+    refuse_used_directory(Path(out), overwrite=options.overwrite)
     writer = exporter_of(exporter, options)
     if isinstance(writer, StreamingExporter) and all(t.works_by_block for t in algorithms_of(config).transforms):
-        return _streamed(Path(source), Path(out), config, data, device, dtype, writer, options or ExportOptions())
-    return _whole(Path(source), Path(out), config, data, device, dtype, writer, options or ExportOptions())
+        return _streamed(Path(source), Path(out), config, data, device, dtype, writer, options)
+    return _whole(Path(source), Path(out), config, data, device, dtype, writer, options)
 
 
 def _streamed(

@@ -26,7 +26,9 @@ from quark.pipeline.runner import run
 from quark.pipeline.sink import BlockSink
 from quark.pipeline.source import BlockSource
 from quark.plugins import algorithms
+from quark.specs.algorithm import AlgoConfig, StoredAlgoConfig
 from quark.specs.model import QConfig
+from quark.templates.algorithms import algo_config_from_dict
 
 TWO_PASSES = (
     "activations of all calibration samples would take more memory than allowed (activation_memory): each block is passed twice, and its "
@@ -140,11 +142,19 @@ def prepared(model: nn.Module, config: QConfig, dataloader: Iterable[Any] | None
         plan = attrs.evolve(plan, notes=(*plan.notes, TWO_PASSES))
     for line in plan_lines(plan):
         get_logger().info(line)
+    for warning in plan.warnings:
+        get_logger().warning(warning)
     return Job(plan, chosen, data, two_passes)
 
 
 def plan_of(model: nn.Module, config: QConfig) -> QuantPlan:
-    """What would be done to ``model``; fused experts that are to be quantized are taken apart. Raises ConfigError, UnsupportedError."""
+    """What would be done to ``model``; fused experts that are to be quantized are taken apart. Raises ConfigError, UnsupportedError.
+
+    The plan has a copy of ``config``, in which algorithms have their own settings: what is changed afterwards has no effect on the run.
+    """
+    config = config.copied()
+    if config.algo_config is not None:
+        config.algo_config = [own_settings(settings) for settings in config.algo_config]
     chosen = algorithms_of(config)
     separate_experts(model, config)
     plan = make_plan(model, config, architecture_of(model))
@@ -227,7 +237,7 @@ def algorithms_of(config: QConfig) -> Algorithms:
                 f"the algorithm '{settings.name}' cannot run: {source.distribution} {source.version} registers its configuration only. "
                 "Leave algo_config out, or install a distribution that brings its processor"
             )
-        made = algorithms().load(settings.name, "processor")(settings)
+        made = algorithms().load(settings.name, "processor")(own_settings(settings))
         if record.kind == "rounding":
             if chosen is not None:
                 raise ConfigError(
@@ -246,6 +256,23 @@ def algorithms_of(config: QConfig) -> Algorithms:
     own = next((r for _, t in ordered if (r := t.rounding()) is not None), None)
     rounding_name, rounding = chosen or (next((n for n, t in ordered if t.rounding() is not None), None), own or RoundToNearest())
     return Algorithms(tuple(t for _, t in ordered), tuple(n for n, _ in ordered), rounding, rounding_name)
+
+
+def own_settings(settings: AlgoConfig) -> AlgoConfig:
+    """Settings as the algorithm's own class has them: those that were read from JSON are made of it.
+
+    Raises:
+        ConfigError: They are of another class, or have keys that are none of the algorithm's.
+        UnknownNameError: No installed distribution has an algorithm of that name.
+    """
+    if isinstance(settings, StoredAlgoConfig):
+        settings = algo_config_from_dict(settings.to_dict())
+    own: type[AlgoConfig] = algorithms().load(settings.name, "config")
+    if not isinstance(settings, own):
+        raise ConfigError(
+            f"algo_config holds a {type(settings).__name__} of the name '{settings.name}', whose settings are a {own.__name__}: give one"
+        )
+    return settings
 
 
 def wants_data(plan: QuantPlan, chosen: Algorithms) -> str:

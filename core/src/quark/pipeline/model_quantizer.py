@@ -12,6 +12,7 @@ from torch import nn
 from quark.environment import refuse_rival
 from quark.errors import ConfigError, UnsupportedError
 from quark.log import get_logger
+from quark.model.one_layer import as_model, put_back
 from quark.model.plan import QuantPlan
 from quark.pipeline.finite import refuse_non_finite
 from quark.pipeline.fit_model import refuse_no_model, refuse_unfit
@@ -52,13 +53,14 @@ class ModelQuantizer:
         Fused experts that are to be quantized are taken apart for it; the model computes what it did.
         """
         refuse_no_model(model)
-        return plan_of(model, self.config)
+        return plan_of(as_model(model), self.config)
 
     def quantize_model(self, model: M, dataloader: Iterable[Any] | None = None) -> M:
         """Quantize ``model`` in place, block by block, and return it.
 
         Args:
-            model: Any module tree; a transformers model of a known family is worked block by block, another as one block.
+            model: Any module tree; a transformers model of a known family is worked block by block, another as one block. A model that is
+                one layer is called ``layer`` in its plan, and becomes the quantized layer.
             dataloader: Calibration data (see `quark.pipeline.batches.calls`). Needed only where activations have static scales, and read
                 only then.
 
@@ -74,10 +76,17 @@ class ModelQuantizer:
         """
         refuse_no_model(model)
         device = next((p.device for p in model.parameters()), torch.device("cpu"))
-        job = prepared(model, self.config, dataloader, device)
-        refuse_unfit(model, job.plan.quantized)
-        refuse_non_finite(model, job.plan.quantized)
-        job.run(model, InPlaceSink(model))
+        if device.type == "meta" and all(p.is_meta for p in model.parameters()):
+            raise ConfigError(
+                "this model is on the meta device and has no weights to quantize: load them first, or quantize the checkpoint itself with "
+                "quark.pipeline.quantize_checkpoint, which has one block in memory at a time"
+            )
+        whole = as_model(model)
+        job = prepared(whole, self.config, dataloader, device)
+        refuse_unfit(whole, job.plan.quantized)
+        refuse_non_finite(whole, job.plan.quantized)
+        job.run(whole, InPlaceSink(whole))
+        put_back(whole, model)
         return model
 
     def direct_quantize_checkpoint(

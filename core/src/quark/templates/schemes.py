@@ -17,16 +17,18 @@ class QuantizationScheme:
     """A scheme: something with a layer configuration. Documented base of the scheme classes.
 
     Args:
-        config: What a layer gets under this scheme.
+        config: What a layer gets under this scheme; it is copied.
     """
 
     def __init__(self, config: QLayerConfig) -> None:
-        self._config = config
+        if not isinstance(config, QLayerConfig):
+            raise ConfigError(f"this scheme has no QLayerConfig but {config!r}")
+        self._config = config.copied()
 
     @property
     def config(self) -> QLayerConfig:
-        """What a layer gets under this scheme."""
-        return self._config
+        """What a layer gets under this scheme: a configuration of its own each time it is asked for."""
+        return self._config.copied()
 
 
 class _RegisteredScheme(QuantizationScheme):
@@ -37,7 +39,8 @@ class _RegisteredScheme(QuantizationScheme):
 
     @property
     def config(self) -> QLayerConfig:
-        return self._build()
+        # Copied: one spec may serve two tensors in it, and nothing says that it is a new one each time.
+        return self._build().copied()
 
 
 class QuantizationSchemeCollection:
@@ -83,8 +86,8 @@ class QuantizationSchemeCollection:
         )
 
     def get_supported_schemes(self) -> list[str]:
-        """Names of all schemes: plugins' in alphabetical order, then one's own in the order of registration."""
-        return [*schemes().names(), *self._custom]
+        """Names of all schemes: plugins' in alphabetical order, their aliases, then one's own in the order of registration."""
+        return [*schemes().names(), *(alias for record in schemes() for alias in record.aliases), *self._custom]
 
     def get_scheme(self, scheme_name: str) -> QuantizationScheme:
         """The scheme of that name, or alias.
@@ -111,9 +114,10 @@ class QuantizationSchemeCollection:
         build = None if record is None else schemes().load(scheme_name, "config")
         known = () if build is None else options_of(build)
         given = checked(whose, known, options)
-        assert build is not None  # what is registered at run time has no options: all that is given is refused
+        if build is None:
+            raise ConfigError(f"{whose} was registered at run time and has no options: leave scheme_options out")
         layer: QLayerConfig = called(whose, build, given)
-        return layer
+        return layer.copied()
 
     def record(self, scheme_name: str) -> SchemeRecord | None:
         """What a plugin registered under that name; None for a scheme registered at run time. Raises as `get_scheme` does."""

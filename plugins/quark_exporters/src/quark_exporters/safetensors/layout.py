@@ -1,4 +1,4 @@
-"""The tensors of an export, part by part: packed codes and scales of quantized layers, everything else as it is."""
+"""The tensors of an export, part by part: codes, or rounded values, and scales of quantized layers; everything else as it is."""
 
 from __future__ import annotations
 
@@ -61,12 +61,6 @@ def quantized_parts(model: nn.Module, options: ExportOptions, region: Region = W
     return [*plain, *parts, *(part for name, module in attention.items() for part in _probability_parts(name, module, options))]
 
 
-def float_parts(model: nn.Module, region: Region = WHOLE) -> list[Part]:
-    """Every parameter and persistent buffer of a float model; weights are the rounded values, scales are left out."""
-    scales = tuple(f"{name}." for name, m in region.modules(model).items() if isinstance(m, QuantizerModule))
-    return [part for part in _plain_parts(region.state(model), []) if not any(name.startswith(scales) for name in part.meta)]
-
-
 def is_tied_apart(model: nn.Module) -> bool:
     """Whether the config says that input and output embeddings are one tensor and quantizing has made them two."""
     if not getattr(model.config, "tie_word_embeddings", False):
@@ -124,7 +118,7 @@ def _meta(name: str, layer: QuantizedLayer, options: ExportOptions, output: Quan
             yield checkpoint_name(name, slot, ""), layer.as_stored(tensor.detach()).to("meta")
             continue
         packed = packed_meta(quantizer.quantizer, tuple(tensor.shape), options.pack_method)
-        packed[""] = layer.as_stored(packed[""])
+        packed[""] = layer.as_stored(tensor.detach().to("meta") if _holds_values(options) else packed[""])
         yield from ((checkpoint_name(name, slot, suffix), t) for suffix, t in packed.items() if _wanted(suffix, quantizer, options))
     for slot, module in (("input_tensors", layer.input_quantizer), ("output_tensors", output)):
         for suffix, t in _activation(module, None, options).items():
@@ -142,13 +136,21 @@ def _tensors(
         if quantizer is None or quantizer.qparams is None:
             yield checkpoint_name(name, slot, ""), layer.as_stored(tensor)
             continue
-        codes = quantizer.quantizer.codes_of(tensor.detach(), quantizer.qparams)
-        packed = quantizer.quantizer.pack(codes, quantizer.qparams, order=options.pack_method)
+        if _holds_values(options):
+            packed = {"": tensor.detach(), **quantizer.quantizer.pack_qparams(quantizer.qparams, order=options.pack_method)}
+        else:
+            codes = quantizer.quantizer.codes_of(tensor.detach(), quantizer.qparams)
+            packed = quantizer.quantizer.pack(codes, quantizer.qparams, order=options.pack_method)
         packed[""] = layer.as_stored(packed[""])
         yield from ((checkpoint_name(name, slot, suffix), t) for suffix, t in packed.items())
     for slot, module, qparams in (("input_tensors", layer.input_quantizer, None), ("output_tensors", output, merged)):
         for suffix, t in _activation(module, qparams, options).items():
             yield checkpoint_name(name, slot, suffix), t
+
+
+def _holds_values(options: ExportOptions) -> bool:
+    """Whether rounded values are stored in place of their codes."""
+    return options.weight_format == "fake_quantized"
 
 
 def _activation(module: QuantizerModule | None, qparams: QParams | None, options: ExportOptions) -> dict[str, Tensor]:
