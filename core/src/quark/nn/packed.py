@@ -69,6 +69,7 @@ class PackedLayer(nn.Module):
         self.layer_config = config
         self.order = order
         self.weight_shape, self.dtype = tuple(weight.shape), weight.dtype
+        self._bias_shape = () if bias is None else tuple(bias.shape)  # packed codes do not tell how many they are
         self._flat: dict[str, tuple[str, str]] = {}
         self._as_stored = quantized_class(layer).as_stored
         self._register("weight", config.weight, weight)
@@ -126,7 +127,7 @@ class PackedLayer(nn.Module):
         matrix = self._as_stored(stored)
         if target is None:
             return matrix if isinstance(matrix, nn.Parameter) else nn.Parameter(matrix, requires_grad=False)
-        shape = self.weight_shape if slot == "weight" else tuple(stored.shape)
+        shape = self.weight_shape if slot == "weight" else self._bias_shape
         tensors = {"": matrix, **self._stored(slot)}
         codes, qparams = target.quantizer.unpack(tensors, shape, order=self.order)
         target.set_qparams(qparams)
