@@ -12,10 +12,6 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, Qwen2Config
 
-from quark.errors import CheckpointError
-from quark.nn import QuantLinear
-from quark.nn.packed import PackedLayer
-from quark.specs.layer import QLayerConfig
 from quark.specs.model import QConfig
 from quark.specs.tensor import QTensorConfig
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
@@ -24,7 +20,9 @@ IDS = torch.arange(24).reshape(2, 12)
 
 
 def bias_spec(dtype: str, **more: Any) -> QTensorConfig:
-    return QTensorConfig(dtype=dtype, qscheme="per_tensor", is_dynamic=False, symmetric=True, observer_cls="PerTensorMinMaxObserver", **more)
+    return QTensorConfig(
+        dtype=dtype, qscheme="per_tensor", is_dynamic=False, symmetric=True, observer_cls="PerTensorMinMaxObserver", **more
+    )
 
 
 def qwen2_with_biases(value_heads: int = 2) -> nn.Module:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import attrs
@@ -15,10 +15,14 @@ from quark.model.mixtures import fused_parameters
 from quark.model.resolve import layer_config_for
 from quark.nn.layers import LOOKUP_TYPES, QUANTIZED_TYPES, counts_as, is_quantized, linear_weight
 from quark.numerics import quantizer_for
+from quark.numerics.tried import refuse_broken
 from quark.plugins import schemes, templates
 from quark.specs.architecture import Architecture
 from quark.specs.layer import QLayerConfig, TensorSpec, stages
 from quark.specs.model import QConfig
+
+_ACTIVATIONS = ("input_tensors", "output_tensors")
+_SLOTS = ("weight", *_ACTIVATIONS, "bias")
 
 
 @attrs.frozen
@@ -92,7 +96,7 @@ class QuantPlan:
 
 def static_activations(layer: QLayerConfig | None) -> Iterator[str]:
     """The slots of a layer whose activations need calibration: a stage that is static and not merely a cast."""
-    for slot in ("input_tensors", "output_tensors"):
+    for slot in _ACTIVATIONS:
         if layer is not None and has_static_scale(getattr(layer, slot)):
             yield slot
 
@@ -108,6 +112,7 @@ def make_plan(model: nn.Module, config: QConfig, architecture: Architecture | No
     Raises:
         ConfigError: All that is wrong, in one message: layers that are quantized already, groups that do not divide, patterns that match
             nothing, layer types that cannot be quantized, specs that lack something.
+        PluginError: A format or an observer does not do what it promises.
     """
     modules = dict(model.named_modules())
     quantized = [name for name, m in modules.items() if is_quantized(m)]
@@ -126,6 +131,7 @@ def make_plan(model: nn.Module, config: QConfig, architecture: Architecture | No
     ]
     if problems:
         raise ConfigError("\n".join(problems))
+    _refuse_broken_plugins(rows, attentions)
     return QuantPlan(rows, config, architecture, tuple(_notes(rows, model, architecture)), attentions)
 
 
@@ -191,7 +197,7 @@ def _misfits(rows: tuple[PlanRow, ...]) -> Iterator[str]:
     """Specs that are incomplete or do not fit their layer, gathered by what is wrong."""
     found: dict[str, list[PlanRow]] = {}
     for row in rows:
-        for slot in ("weight", "input_tensors", "output_tensors", "bias"):
+        for slot in _SLOTS:
             spec = None if row.config is None else getattr(row.config, slot)
             if spec is not None and (problem := _problem(row, slot, spec)) is not None:
                 found.setdefault(f"{slot}: {problem}", []).append(row)
@@ -209,7 +215,15 @@ def _misfits(rows: tuple[PlanRow, ...]) -> Iterator[str]:
 def _problem(row: PlanRow, slot: str, spec: Any) -> str | None:
     # Weights are [out, in, …]; activations are checked by the features they carry, which is all that is known of them before a run.
     shapes = {"weight": row.shape, "input_tensors": (1, *row.shape[1:2]), "output_tensors": (1, *row.shape[:1]), "bias": row.shape[:1]}
-    return quantizer_for(spec, activation=slot in ("input_tensors", "output_tensors")).problem(shapes[slot])
+    return quantizer_for(spec, activation=slot in _ACTIVATIONS).problem(shapes[slot])
+
+
+def _refuse_broken_plugins(rows: tuple[PlanRow, ...], attentions: Sequence[AttentionRow]) -> None:
+    """Try the formats and observers of everything that is planned; raises PluginError where one is broken."""
+    wanted = {(s, slot in _ACTIVATIONS) for row in rows if row.config is not None for slot in _SLOTS if (s := getattr(row.config, slot))}
+    wanted |= {(s, True) for attention in attentions for s in (attention.probabilities, attention.key) if s is not None}
+    for spec, is_activation in wanted:
+        refuse_broken(quantizer_for(spec, activation=is_activation), activation=is_activation)
 
 
 def _fitting_schemes(bad: list[PlanRow]) -> list[str]:

@@ -15,6 +15,7 @@ import attrs
 
 from quark.lazy import LazyRef, as_lazy_ref, as_optional_lazy_ref
 from quark.names import NAME_RULE, is_valid_name
+from quark.plugins.expected import KEY, Expected
 
 STABILITIES = ("stable", "provisional", "experimental")
 
@@ -35,6 +36,26 @@ def _strings(values: Iterable[str]) -> tuple[str, ...]:
 
 def _exports(values: Mapping[str, str | LazyRef]) -> Mapping[str, LazyRef]:
     return MappingProxyType({key: as_lazy_ref(ref) for key, ref in dict(values).items()})
+
+
+def _reference(expected: Expected) -> Any:
+    return attrs.field(converter=as_lazy_ref, metadata={KEY: expected})
+
+
+def _optional_reference(expected: Expected) -> Any:
+    return attrs.field(default=None, converter=as_optional_lazy_ref, metadata={KEY: expected})
+
+
+def _value(base: str, **agrees: str) -> Expected:
+    return Expected("value", LazyRef(base), agrees=agrees)
+
+
+def _class(base: str, **agrees: str) -> Expected:
+    return Expected("class", LazyRef(base), agrees=agrees)
+
+
+def _function(*members: str) -> Expected:
+    return Expected("function", members=members)
 
 
 @attrs.frozen(kw_only=True)
@@ -68,10 +89,13 @@ class FormatRecord(Record):
     Attributes:
         format: Reference to a `quark.numerics.NumberFormat` value.
         bits: Bits of one stored element, scales apart.
+        layout_version: How its codes and scales lie in a checkpoint. Count it up when that changes: a checkpoint says by which it was
+            written, and one of a later version than that of the plugin that is installed is refused.
     """
 
-    format: LazyRef = attrs.field(converter=as_lazy_ref)
+    format: LazyRef = _reference(_value("quark.numerics:NumberFormat", name="name", bits="bits"))
     bits: float = attrs.field(validator=attrs.validators.gt(0))
+    layout_version: int = attrs.field(default=1, validator=[attrs.validators.instance_of(int), attrs.validators.ge(1)])
 
 
 @attrs.frozen(kw_only=True)
@@ -83,7 +107,7 @@ class ObserverRecord(Record):
         class_name: Documented class name, which JSON configurations hold.
     """
 
-    observer: LazyRef = attrs.field(converter=as_lazy_ref)
+    observer: LazyRef = _reference(_class("quark.numerics:Observer", class_name="__name__"))
     class_name: str
 
 
@@ -100,9 +124,9 @@ class SchemeRecord(Record):
         clients: Programs that load a checkpoint in this scheme, for listings; with what they need in brackets.
     """
 
-    config: LazyRef = attrs.field(converter=as_lazy_ref)
-    kv_cache: LazyRef | None = attrs.field(default=None, converter=as_optional_lazy_ref)
-    attention: LazyRef | None = attrs.field(default=None, converter=as_optional_lazy_ref)
+    config: LazyRef = _reference(_function())
+    kv_cache: LazyRef | None = _optional_reference(_function())
+    attention: LazyRef | None = _optional_reference(_function())
     shares_global_scale: bool = False
     clients: tuple[str, ...] = attrs.field(default=(), converter=_strings)
 
@@ -120,9 +144,9 @@ class AlgorithmRecord(Record):
     """
 
     kind: str = attrs.field(validator=attrs.validators.in_(("transform", "rounding")))
-    config: LazyRef = attrs.field(converter=as_lazy_ref)
-    processor: LazyRef | None = attrs.field(default=None, converter=as_optional_lazy_ref)
-    restorer: LazyRef | None = attrs.field(default=None, converter=as_optional_lazy_ref)
+    config: LazyRef = _reference(_class("quark.specs.algorithm:AlgoConfig", name="name.default"))
+    processor: LazyRef | None = _optional_reference(_function())
+    restorer: LazyRef | None = _optional_reference(_function("restore", "place_of"))
 
 
 @attrs.frozen(kw_only=True)
@@ -133,7 +157,7 @@ class TemplateRecord(Record):
         architecture: Reference to a `quark.specs.architecture.Architecture`.
     """
 
-    architecture: LazyRef = attrs.field(converter=as_lazy_ref)
+    architecture: LazyRef = _reference(_value("quark.specs.architecture:Architecture"))
 
 
 @attrs.frozen(kw_only=True)
@@ -145,5 +169,5 @@ class ExporterRecord(Record):
         reads_back: Whether this project can load what it writes.
     """
 
-    exporter: LazyRef = attrs.field(converter=as_lazy_ref)
+    exporter: LazyRef = _reference(_function("export"))
     reads_back: bool = False

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Generic, TypeVar, cast
 
+import attrs
+
 from quark.errors import AmbiguousNameError, ConfigError, PluginError, UnknownNameError, UnsupportedError
 from quark.lazy import LazyRef
 from quark.names import closest
 from quark.plugins.collection import Registered
 from quark.plugins.discovery import RUN_TIME, Source, normalized
+from quark.plugins.expected import KEY, Expected
 from quark.plugins.failures import PluginFailure, leave_out
 from quark.plugins.kinds import Kind
 from quark.plugins.records import Record
@@ -82,13 +85,19 @@ class Registry(Generic[R]):
 
         Raises:
             UnsupportedError: (a NotImplementedError) The record leaves that field empty.
-            PluginError: The reference leads nowhere, or its module cannot be imported; names the plugin.
+            PluginError: The reference leads nowhere, its module cannot be imported, or what it leads to is not what the record says;
+                names the plugin.
         """
         found = self._find(name)
         reference = getattr(found.record, field)
         if reference is None:
             raise UnsupportedError(f"the {self.kind.name} '{found.record.name}' of {found.source.distribution} has no {field}")
-        return load_for(reference, f"'{field}' of the {self.kind.name} '{found.record.name}'", found.source)
+        what = f"'{field}' of the {self.kind.name} '{found.record.name}'"
+        loaded = load_for(reference, what, found.source)
+        expected: Expected = getattr(attrs.fields(type(found.record)), field).metadata[KEY]
+        if (complaint := expected.complaint(found.record, loaded)) is not None:
+            raise PluginError(f"{what} points at '{reference}', which {complaint}. It comes from {found.source}: {leave_out(found.source)}")
+        return loaded
 
     def source(self, name: str) -> Source:
         """Where the record of that name comes from; raises as `get` does."""
