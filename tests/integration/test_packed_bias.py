@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
 
 import attrs
 import pytest
@@ -19,13 +18,11 @@ from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_
 IDS = torch.arange(24).reshape(2, 12)
 
 
-def bias_spec(dtype: str, **more: Any) -> QTensorConfig:
-    return QTensorConfig(
-        dtype=dtype, qscheme="per_tensor", is_dynamic=False, symmetric=True, observer_cls="PerTensorMinMaxObserver", **more
-    )
+def bias_spec(dtype: str) -> QTensorConfig:
+    return QTensorConfig(dtype=dtype, qscheme="per_tensor", is_dynamic=False, symmetric=True, observer_cls="PerTensorMinMaxObserver")
 
 
-def qwen2_with_biases(value_heads: int = 2) -> nn.Module:
+def qwen2_with_biases() -> nn.Module:
     torch.manual_seed(0)
     config = Qwen2Config(
         vocab_size=64,
@@ -33,7 +30,7 @@ def qwen2_with_biases(value_heads: int = 2) -> nn.Module:
         intermediate_size=64,
         num_hidden_layers=2,
         num_attention_heads=4,
-        num_key_value_heads=value_heads,
+        num_key_value_heads=2,
         max_position_embeddings=64,
     )
     model = AutoModelForCausalLM.from_config(config).eval()

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from quark.errors import ConfigError, UnknownNameError
-from quark.export.place import refuse_used_directory
+from quark.export.place import building, refuse_used_directory
 from quark.export.protocol import Exporter, ExportOptions, Tokenizer
 from quark.plugins import exporters
+from quark.plugins.attribution import attributed, origin
 from quark.specs.export import ExporterConfig, JsonExporterConfig
 from quark.specs.model import QConfig
 
@@ -22,13 +24,33 @@ def exporter_of(name: str) -> Exporter:
 
     Raises:
         UnknownNameError: There is none.
+        PluginError: What is registered cannot be made, or has no method ``export``.
     """
     try:
-        made: Exporter = exporters().load(name, "exporter")()
+        made_by = exporters().load(name, "exporter")
     except UnknownNameError as error:
         cure = f"Exporters come with plugins: install a distribution that registers '{name}' in its hook quark_register_exporters"
         raise UnknownNameError(f"{error} {cure}", kind=error.kind, name=error.name, known=error.known) from None
+    whose = origin("exporters", name)
+    with attributed("being made", whose):
+        made: Exporter = made_by()
+    if not callable(getattr(made, "export", None)):
+        raise whose.error("has no method 'export'")
     return made
+
+
+@contextmanager
+def exporting(name: str, out: Path) -> Iterator[Path]:
+    """An empty directory for the exporter of that name, moved to ``out`` when the body ends well; nothing is left where it does not.
+
+    Raises:
+        OutputError: ``out`` is in use, or cannot be written.
+        PluginError: Nothing was written.
+    """
+    with building(out) as directory:
+        yield directory
+        if not any(directory.iterdir()):
+            raise origin("exporters", name).error(f"has written nothing to '{out}'")
 
 
 def export_with(name: str, model: nn.Module, output_dir: str | Path, options: ExportOptions | None = None) -> None:
@@ -38,12 +60,14 @@ def export_with(name: str, model: nn.Module, output_dir: str | Path, options: Ex
         UnknownNameError: There is none.
         OutputError: The directory is in use, or cannot be written.
         ConfigError: The model has not been quantized.
+        PluginError: The exporter is broken.
     """
     exporter = exporter_of(name)
     refuse_used_directory(Path(output_dir))
     if not getattr(model, "quark_quantized", False):
         raise ConfigError("this model has not been quantized: give ModelQuantizer(config).quantize_model(model) what it needs, then export")
-    exporter.export(model, Path(output_dir), options or ExportOptions())
+    with exporting(name, Path(output_dir)) as directory, attributed(f"writing '{output_dir}'", origin("exporters", name)):
+        exporter.export(model, directory, options or ExportOptions())
 
 
 def export_safetensors(

@@ -13,10 +13,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from quark.errors import CheckpointError, ConfigError
 from quark.nn.layers import QuantizedLayer, linear_weight, quantized_class
 from quark.nn.quantizer_module import QuantizerModule
 from quark.numerics import quantizer_for
+from quark.numerics.on_grid import LOSSY, misfit_of_codes
 from quark.numerics.quantizer import TensorQuantizer
+from quark.plugins.attribution import origin
 from quark.specs.layer import QLayerConfig, TensorSpec
 
 PREFIXES = {"weight": "weight", "bias": "bias", "input_tensors": "input", "output_tensors": "output"}
@@ -130,6 +133,8 @@ class PackedLayer(nn.Module):
         shape = self.weight_shape if slot == "weight" else self._bias_shape
         tensors = {"": matrix, **self._stored(slot)}
         codes, qparams = target.quantizer.unpack(tensors, shape, order=self.order)
+        if tuple(codes.shape) != shape:
+            raise CheckpointError(f"the {slot} of a {self.extra_repr()} unpacks to {list(codes.shape)} where {list(shape)} is wanted")
         target.set_qparams(qparams)
         return nn.Parameter(target.quantizer.dequantize(codes, qparams).to(self.dtype), requires_grad=False)
 
@@ -156,6 +161,34 @@ def _without_weights(layer: nn.Module) -> nn.Module:
         for name, tensor in layer._parameters.items()
     }
     return made
+
+
+def stored_tensors(name: str, module: QuantizerModule, values: Tensor, order: str) -> dict[str, Tensor]:
+    """Checkpoint tensors of a quantized tensor, by suffix; every scale is looked at, and a sample of its codes.
+
+    Args:
+        name: Full name, for messages.
+        module: Has the scales.
+        values: On its grid.
+        order: Order of 4-bit codes in a word.
+
+    Raises:
+        ConfigError: The values are none that codes stand for: something has changed them since they were rounded.
+        PluginError: Codes that do not survive packing; names the format.
+    """
+    quantizer, qparams = module.quantizer, module.qparams
+    assert qparams is not None
+    codes = quantizer.codes_of(values.detach(), qparams)
+    if (complaint := misfit_of_codes(quantizer, qparams, values.detach(), codes, order)) is not None:
+        spec = quantizer.spec
+        formats = spec if isinstance(spec, tuple) else (spec,)
+        if complaint == LOSSY:
+            raise origin("formats", formats[-1].dtype.name).error(f"{complaint} (in '{name}')")
+        raise ConfigError(
+            f"'{name}' cannot be stored as {' → '.join(s.dtype.name for s in formats)}: it {complaint}. It was changed after it was "
+            "quantized, or by a broken plugin: quantize the model anew"
+        )
+    return quantizer.pack(codes, qparams, order=order)
 
 
 def packed_meta(quantizer: TensorQuantizer, shape: tuple[int, ...], order: str) -> dict[str, Tensor]:

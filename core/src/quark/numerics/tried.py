@@ -1,4 +1,4 @@
-"""Try a quantizer before it is trusted with a model: what its format and its observer promise is compared on a small tensor, once per spec."""
+"""Try a quantizer before it is trusted with a model: what its format and its observer promise is looked at once per spec."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _BEYOND = 3.0
 
 
 def refuse_broken(quantizer: TensorQuantizer, *, activation: bool) -> None:
-    """Check that a quantizer does what the protocols of its format and its observer promise; a sound one is tried once.
+    """Check on a small tensor that a quantizer does what the protocols of its format and its observer promise; a sound one is tried once.
 
-    Ranges are finite, scales positive; rounding is in place, makes no NaN, hides none, and leaves values that have codes, even of inputs far
-    out of range; codes and scales survive packing, whose shapes are known without values.
+    Ranges are finite, scales positive; rounding is in place, makes no NaN, hides none, and leaves values that have codes, of inputs far
+    out of range too; codes and scales survive packing, whose shapes are known without values.
 
     Args:
         quantizer: Of a spec that has no problem.

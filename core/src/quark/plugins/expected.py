@@ -1,4 +1,4 @@
-"""What the lazy references of records must lead to: looked at when they are loaded, so that a wrong one fails by name and not in the work."""
+"""What the lazy references of records must lead to; looked at when one is loaded, so that a wrong one fails by name."""
 
 from __future__ import annotations
 

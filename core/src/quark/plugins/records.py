@@ -38,24 +38,16 @@ def _exports(values: Mapping[str, str | LazyRef]) -> Mapping[str, LazyRef]:
     return MappingProxyType({key: as_lazy_ref(ref) for key, ref in dict(values).items()})
 
 
-def _reference(expected: Expected) -> Any:
-    return attrs.field(converter=as_lazy_ref, metadata={KEY: expected})
+def _value(base: str, **agrees: str) -> Mapping[str, Expected]:
+    return {KEY: Expected("value", LazyRef(base), agrees=agrees)}
 
 
-def _optional_reference(expected: Expected) -> Any:
-    return attrs.field(default=None, converter=as_optional_lazy_ref, metadata={KEY: expected})
+def _class(base: str, **agrees: str) -> Mapping[str, Expected]:
+    return {KEY: Expected("class", LazyRef(base), agrees=agrees)}
 
 
-def _value(base: str, **agrees: str) -> Expected:
-    return Expected("value", LazyRef(base), agrees=agrees)
-
-
-def _class(base: str, **agrees: str) -> Expected:
-    return Expected("class", LazyRef(base), agrees=agrees)
-
-
-def _function(*members: str) -> Expected:
-    return Expected("function", members=members)
+def _function(*members: str) -> Mapping[str, Expected]:
+    return {KEY: Expected("function", members=members)}
 
 
 @attrs.frozen(kw_only=True)
@@ -93,7 +85,7 @@ class FormatRecord(Record):
             written, and one of a later version than that of the plugin that is installed is refused.
     """
 
-    format: LazyRef = _reference(_value("quark.numerics:NumberFormat", name="name", bits="bits"))
+    format: LazyRef = attrs.field(converter=as_lazy_ref, metadata=_value("quark.numerics:NumberFormat", name="name", bits="bits"))
     bits: float = attrs.field(validator=attrs.validators.gt(0))
     layout_version: int = attrs.field(default=1, validator=[attrs.validators.instance_of(int), attrs.validators.ge(1)])
 
@@ -107,7 +99,7 @@ class ObserverRecord(Record):
         class_name: Documented class name, which JSON configurations hold.
     """
 
-    observer: LazyRef = _reference(_class("quark.numerics:Observer", class_name="__name__"))
+    observer: LazyRef = attrs.field(converter=as_lazy_ref, metadata=_class("quark.numerics:Observer", class_name="__name__"))
     class_name: str
 
 
@@ -124,9 +116,9 @@ class SchemeRecord(Record):
         clients: Programs that load a checkpoint in this scheme, for listings; with what they need in brackets.
     """
 
-    config: LazyRef = _reference(_function())
-    kv_cache: LazyRef | None = _optional_reference(_function())
-    attention: LazyRef | None = _optional_reference(_function())
+    config: LazyRef = attrs.field(converter=as_lazy_ref, metadata=_function())
+    kv_cache: LazyRef | None = attrs.field(default=None, converter=as_optional_lazy_ref, metadata=_function())
+    attention: LazyRef | None = attrs.field(default=None, converter=as_optional_lazy_ref, metadata=_function())
     shares_global_scale: bool = False
     clients: tuple[str, ...] = attrs.field(default=(), converter=_strings)
 
@@ -144,9 +136,9 @@ class AlgorithmRecord(Record):
     """
 
     kind: str = attrs.field(validator=attrs.validators.in_(("transform", "rounding")))
-    config: LazyRef = _reference(_class("quark.specs.algorithm:AlgoConfig", name="name.default"))
-    processor: LazyRef | None = _optional_reference(_function())
-    restorer: LazyRef | None = _optional_reference(_function("restore", "place_of"))
+    config: LazyRef = attrs.field(converter=as_lazy_ref, metadata=_class("quark.specs.algorithm:AlgoConfig", name="name.default"))
+    processor: LazyRef | None = attrs.field(default=None, converter=as_optional_lazy_ref, metadata=_function())
+    restorer: LazyRef | None = attrs.field(default=None, converter=as_optional_lazy_ref, metadata=_function("restore", "place_of"))
 
 
 @attrs.frozen(kw_only=True)
@@ -157,7 +149,7 @@ class TemplateRecord(Record):
         architecture: Reference to a `quark.specs.architecture.Architecture`.
     """
 
-    architecture: LazyRef = _reference(_value("quark.specs.architecture:Architecture"))
+    architecture: LazyRef = attrs.field(converter=as_lazy_ref, metadata=_value("quark.specs.architecture:Architecture"))
 
 
 @attrs.frozen(kw_only=True)
@@ -169,5 +161,5 @@ class ExporterRecord(Record):
         reads_back: Whether this project can load what it writes.
     """
 
-    exporter: LazyRef = _reference(_function("export"))
+    exporter: LazyRef = attrs.field(converter=as_lazy_ref, metadata=_function("export"))
     reads_back: bool = False

@@ -1,4 +1,4 @@
-"""SafetensorsExporter: a directory in Hugging Face form, built beside its place and moved there when complete."""
+"""SafetensorsExporter: a directory in Hugging Face form."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from typing import Any
 
 from torch import nn
 
-from quark.errors import UnsupportedError
-from quark.export.place import building
-from quark.export.protocol import BlockStream, ExportOptions
+from quark.errors import OutputError, UnsupportedError
+from quark.export.protocol import BlockStream, ExportOptions, Tokenizer
 from quark.export.writer import Part, ShardWriter
 from quark.log import get_logger
 from quark.model.blocks import Block
@@ -60,8 +59,8 @@ class SafetensorsExporter:
             )
         _see_who_runs(model, options)
         announced = [part.meta for part in _parts(foreseen, options, WHOLE)]
-        with building(out) as directory, ShardWriter(announced, directory, options.max_shard_bytes) as writer:
-            yield _Stream(model, options, directory, writer)
+        with ShardWriter(announced, out, options.max_shard_bytes) as writer:
+            yield _Stream(model, options, out, writer)
 
 
 class _Stream:
@@ -92,7 +91,7 @@ class _Stream:
         real = self._options.weight_format == "real_quantized"
         _config_of(self._model, self._options if real else None).to_json_file(self._directory / "config.json")
         if self._options.tokenizer is not None:
-            self._options.tokenizer.save_pretrained(self._directory)
+            _save(self._options.tokenizer, self._directory)
         _copy_companions(self._model, self._directory)
 
 
@@ -114,6 +113,17 @@ def _see_who_runs(model: nn.Module, options: ExportOptions) -> None:
             f"The algorithm {', '.join(names)} runs with this model: this project and transformers with it load the export; vLLM does not "
             "know such algorithms and would compute something else without a word."
         )
+
+
+def _save(tokenizer: Tokenizer, directory: Path) -> None:
+    try:
+        tokenizer.save_pretrained(directory)
+    except OSError:
+        raise
+    except Exception as error:  # whatever the caller's object does
+        raise OutputError(
+            f"the tokenizer, a {type(tokenizer).__name__}, cannot be saved ({type(error).__name__}: {error}): give another, or none"
+        ) from error
 
 
 def _parts(model: nn.Module, options: ExportOptions, region: Region) -> list[Part]:
