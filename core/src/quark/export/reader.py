@@ -16,6 +16,7 @@ from quark.environment import refuse_rival
 from quark.errors import CheckpointError, QuarkError
 from quark.export.mapping import map_to_quark
 from quark.export.naming import attention_attribute, has_probabilities, packed_attribute
+from quark.export.provenance import refuse_unreadable
 from quark.export.restoring import missing_algorithms, restorers_of
 from quark.log import get_logger
 from quark.model.attention import attention_rows
@@ -26,10 +27,12 @@ from quark.model.plan import QuantPlan, has_static_scale, plan_rows
 from quark.model.shards import check_shards
 from quark.nn.packed import PackedLayer
 from quark.nn.packed_quantizer import PackedQuantizer
+from quark.plugins.attribution import attributed
 from quark.specs.export import JsonExporterConfig
 from quark.specs.model import QConfig
 
 
+@attributed("reading a checkpoint")
 def import_model_from_safetensors(
     model: nn.Module | None,
     model_dir: str | Path,
@@ -55,10 +58,13 @@ def import_model_from_safetensors(
     Raises:
         CheckpointError: The export is incomplete or damaged, or its tensors do not fit the model.
         MissingPluginError: An algorithm that runs with the model is not installed.
+        UnknownNameError: A format or an observer is not installed; says which distribution brought it.
+        PluginError: The code of a plugin failed.
     """
     refuse_rival()
     directory = Path(model_dir)
     config, order = read_quantization_config(directory)
+    refuse_unreadable(config)
     shards = check_shards(directory)
     if has_static_scale(config.softmax_quant_spec) and not any(has_probabilities(shard.tensors) for shard in shards):
         # Such exports are made where the scales cannot be found, and say so in no other way.

@@ -81,8 +81,8 @@ class FormatRecord(Record):
     Attributes:
         format: Reference to a `quark.numerics.NumberFormat` value.
         bits: Bits of one stored element, scales apart.
-        layout_version: How its codes and scales lie in a checkpoint. Count it up when that changes: a checkpoint says by which it was
-            written, and one of a later version than that of the plugin that is installed is refused.
+        layout_version: Of how its codes and scales lie in a checkpoint. Count it up when that changes: a checkpoint says by which it was
+            written, and is refused where the plugin that is installed has another.
     """
 
     format: LazyRef = attrs.field(converter=as_lazy_ref, metadata=_value("quark.numerics:NumberFormat", name="name", bits="bits"))

@@ -74,6 +74,7 @@ class QConfig:
             None for half of what is free. Where more are needed, each block is passed twice instead; 0 asks for that.
         calibrate_all_experts: Every expert is calibrated on every token, and not on those routed to it alone.
         keep_prequantized_layers: Keep layers that come quantized already.
+        written_with: Of a checkpoint: which distributions brought its formats, observers and algorithms (see `quark.export.provenance`).
         pre_quant_opt_config: Documented before 0.12: algorithms that go before ``algo_config``; folded into it.
     """
 
@@ -99,6 +100,7 @@ class QConfig:
     sync_moe_expert_input_amax: bool = False
     keep_prequantized_layers: bool = True
     pre_quant_opt_config: Any = attrs.field(default=None, repr=False, eq=False)
+    written_with: Any = attrs.field(default=None, repr=False, eq=False, kw_only=True)
 
     def __attrs_post_init__(self) -> None:
         if self.pre_quant_opt_config is not None:
@@ -156,6 +158,7 @@ class QConfig:
             kv_cache_post_rope=bool(data.get("kv_cache_post_rope")),
             softmax_quant_spec=None if softmax is None else QTensorConfig.from_dict(softmax),
             quant_mode=QuantizationMode.from_str(data.get("quant_mode") or "eager_mode"),
+            written_with=data.get("plugins"),
         )
 
 
