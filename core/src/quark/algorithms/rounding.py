@@ -34,7 +34,10 @@ class Problem:
     shares_scale: bool = False
 
     def statistic(self, kind: type[S]) -> S:
-        """The statistic of that class, which the rounding has declared."""
+        """The statistic of that class, which the rounding has declared; raises KeyError where it has not."""
+        if kind not in self.statistics:
+            names = ", ".join(k.__name__ for k in self.statistics) or "none"
+            raise KeyError(f"asked for the statistic {kind.__name__}, which it does not declare: its needs are {names}")
         return cast("S", self.statistics[kind])
 
 

@@ -107,6 +107,10 @@ class _LayerState:
         if _hooks(layer) != self.hooks:
             return "has other hooks: a rounding leaves none, and takes none away"
         weight: Any = layer.weight
+        module = layer.weight_quantizer
+        assert module is not None
+        if module.qparams is None and not module.quantizer.is_float:
+            return "has no scales: its weight_quantizer's set_qparams was not called"
         if not isinstance(weight, nn.Parameter):
             return f"has {described(weight)} as its weight where a parameter is wanted"
         for fact in ("shape", "dtype", "device"):
@@ -116,8 +120,6 @@ class _LayerState:
             return "has the parameter it had: rounded values belong in a new one, since others may share the old"
         if self.bias is not None and not _same(layer.bias, self.bias):
             return "has another bias: a rounding changes weights alone"
-        assert layer.weight_quantizer is not None
-        module = layer.weight_quantizer
         return misfit(module.quantizer, module.qparams, weight.detach())
 
 

@@ -9,6 +9,7 @@ from types import TracebackType
 import attrs
 
 from quark.errors import PluginError, QuarkError
+from quark.lazy import LazyRef
 from quark.plugins.catalog import catalog
 from quark.plugins.discovery import Source
 from quark.plugins.failures import leave_out
@@ -91,17 +92,27 @@ def attributed(doing: str, whose: Origin | None = None) -> Iterator[None]:
 
 
 def _raised_in(trace: TracebackType | None) -> tuple[Source | None, str]:
-    """The plugin in whose package the innermost frame of a traceback lies, and that place as ``" (file, line n)"``."""
+    """The plugin in whose code the innermost frame of a traceback lies, and that place as ``" (file, line n)"``."""
     packages = {source.module.partition(":")[0].partition(".")[0]: source for source in catalog().sources() if source.module}
+    modules = dict(_modules_of_records())
     found: Source | None = None
     where = ""
     while trace is not None:
         module = str(trace.tb_frame.f_globals.get("__name__", ""))
-        source = packages.get(module.partition(".")[0])
+        source = packages.get(module.partition(".")[0]) or modules.get(module)
         if source is not None:
             found, where = source, f" ({trace.tb_frame.f_code.co_filename}, line {trace.tb_lineno})"
         trace = trace.tb_next
     return found, where
+
+
+def _modules_of_records() -> Iterator[tuple[str, Source]]:
+    """Modules that records point at: all that is known of what a program has registered for itself."""
+    for registry in catalog().registries.values():
+        for claim in registry.claims():
+            for field in attrs.fields(type(claim.record)):
+                if isinstance(reference := getattr(claim.record, field.name), LazyRef):
+                    yield reference.module, claim.source
 
 
 def _sentence(text: str) -> str:
