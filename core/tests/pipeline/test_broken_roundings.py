@@ -1,58 +1,22 @@
-"""Broken roundings, transforms and statistics: each ends the run with an error that names plugin, version, algorithm and layer."""
+"""Broken roundings and statistics: each ends the run with an error that names plugin, version, algorithm and layer."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import attrs
 import pytest
 import torch
 from torch import Tensor, nn
 
-from quark.algorithms import AbsMax, BlockAtHand, Figures, Problem, RoundToNearest, Statistic
+from quark.algorithms import AbsMax, Figures, Problem, RoundToNearest, Statistic
 from quark.errors import ConfigError, PluginError
-from quark.pipeline import ModelQuantizer
-from quark.plugins import AlgorithmRecord, Source, algorithms
-from quark.specs.algorithm import AlgoConfig
 from quark.testing import tiny
-from quark.torch import LLMTemplate
 
-IDS = [torch.arange(3, 19)[None], torch.arange(30, 40)[None]]
+Quantized = Callable[..., nn.Module]
+KIND = "rounding"
 FIRST = "model.layers.0"
 WHO = "of broken-quant 0.3"
-
-
-@attrs.define(kw_only=True)
-class BreakingConfig(AlgoConfig):
-    name: str = "breaking"
-    mutant: Any = None
-    runs: bool = False
-
-    def runs_with_model(self) -> bool:
-        return self.runs
-
-
-def make(settings: BreakingConfig) -> Any:
-    return settings.mutant()
-
-
-@pytest.fixture
-def registered(request: pytest.FixtureRequest) -> Iterator[None]:
-    record = AlgorithmRecord(name="breaking", kind=request.param, config=f"{__name__}:BreakingConfig", processor=f"{__name__}:make")
-    algorithms().register(record, Source("broken-quant", "0.3"))
-    yield
-    algorithms().unregister("breaking")
-
-
-ROUNDINGS = pytest.mark.parametrize("registered", ["rounding"], indirect=True)
-TRANSFORMS = pytest.mark.parametrize("registered", ["transform"], indirect=True)
-
-
-def quantized(mutant: Callable[[], Any], scheme: str = "int4_wo_32", model: nn.Module | None = None, **settings: Any) -> nn.Module:
-    config = LLMTemplate.get("llama").get_config(scheme=scheme)
-    config.algo_config = [BreakingConfig(mutant=mutant, **settings)]
-    return ModelQuantizer(config).quantize_model(tiny.tiny_model() if model is None else model, IDS)
 
 
 class Rounding(RoundToNearest):
@@ -226,9 +190,8 @@ WEIGHTS = {
 }
 
 
-@ROUNDINGS
 @pytest.mark.parametrize("spoil", WEIGHTS, ids=lambda f: f.__name__)
-def test_a_rounding_that_spoils_a_layer_is_named_with_the_layer(registered: None, spoil: Callable[[Any], None]) -> None:
+def test_a_rounding_that_spoils_a_layer_is_named_with_the_layer(quantized: Quantized, spoil: Callable[[Any], None]) -> None:
     with pytest.raises(PluginError, match=WEIGHTS[spoil]) as caught:
         quantized(spoiling(spoil))
     text = str(caught.value)
@@ -236,15 +199,13 @@ def test_a_rounding_that_spoils_a_layer_is_named_with_the_layer(registered: None
     assert "pip install --upgrade broken-quant" in text
 
 
-@ROUNDINGS
 @pytest.mark.parametrize("spoil", [changes_bias, changes_bias_in_place, drops_bias], ids=lambda f: f.__name__)
-def test_a_rounding_that_changes_a_bias_is_named(registered: None, spoil: Callable[[Any], None]) -> None:
+def test_a_rounding_that_changes_a_bias_is_named(quantized: Quantized, spoil: Callable[[Any], None]) -> None:
     with pytest.raises(PluginError, match=r"has another bias|lacks its parameter 'bias'"):
         quantized(spoiling(spoil), model=with_biases())
 
 
-@ROUNDINGS
-def test_a_bias_where_there_was_none_is_refused_when_it_is_added(registered: None) -> None:
+def test_a_bias_where_there_was_none_is_refused_when_it_is_added(quantized: Quantized) -> None:
     def adds_bias(layer: Any) -> None:
         layer.bias = nn.Parameter(torch.zeros(layer.out_features), requires_grad=False)
 
@@ -252,8 +213,7 @@ def test_a_bias_where_there_was_none_is_refused_when_it_is_added(registered: Non
         quantized(spoiling(adds_bias))
 
 
-@ROUNDINGS
-def test_a_rounding_that_takes_hooks_away_is_named(registered: None) -> None:
+def test_a_rounding_that_takes_hooks_away_is_named(quantized: Quantized) -> None:
     model = tiny.tiny_model()
     for block in model.model.layers:
         block.self_attn.q_proj.register_forward_pre_hook(lambda *_: None)
@@ -268,7 +228,6 @@ def with_biases() -> nn.Module:
     return model
 
 
-@ROUNDINGS
 @pytest.mark.parametrize(
     ("mutant", "complaint"),
     [
@@ -284,7 +243,7 @@ def with_biases() -> nn.Module:
         (AsksUndeclared, "asked for the statistic NotAsked, which it does not declare: its needs are AbsMax"),
     ],
 )
-def test_a_rounding_that_answers_or_works_otherwise_than_agreed_is_named(registered: None, mutant: Any, complaint: str) -> None:
+def test_a_rounding_that_answers_or_works_otherwise_than_agreed_is_named(quantized: Quantized, mutant: Any, complaint: str) -> None:
     with pytest.raises(PluginError, match=complaint) as caught:
         quantized(mutant)
     assert str(caught.value).startswith(f"the algorithm 'breaking' {WHO}")
@@ -315,7 +274,6 @@ def fails_to_be_made() -> Any:
     raise ValueError("no luck")
 
 
-@ROUNDINGS
 @pytest.mark.parametrize(
     ("mutant", "complaint"),
     [
@@ -326,7 +284,7 @@ def fails_to_be_made() -> Any:
         (fails_to_be_made, "raised ValueError: no luck .*while being made of its settings"),
     ],
 )
-def test_what_is_no_rounding_is_refused_before_any_work(registered: None, mutant: Any, complaint: str) -> None:
+def test_what_is_no_rounding_is_refused_before_any_work(quantized: Quantized, mutant: Any, complaint: str) -> None:
     model = tiny.tiny_model()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     with pytest.raises(PluginError, match=complaint) as caught:
@@ -346,129 +304,16 @@ class Fails(AbsMax):
         raise IndexError("out of luck")
 
 
-@ROUNDINGS
 @pytest.mark.parametrize(
     ("statistic", "complaint"),
     [(ChangesInputs, "the statistic ChangesInputs changes the inputs that it is shown"), (Fails, "raised IndexError: out of luck")],
 )
-def test_a_statistic_that_fails_or_changes_what_it_sees_is_told_of(registered: None, statistic: Any, complaint: str) -> None:
+def test_a_statistic_that_fails_or_changes_what_it_sees_is_told_of(quantized: Quantized, statistic: Any, complaint: str) -> None:
     with pytest.raises(PluginError, match=complaint):
         quantized(type("Asking", (Rounding,), {"needs": (statistic,)}))
 
 
-class Transform:
-    """A sound one, for mutants to spoil: it leaves everything as it is."""
-
-    stage = "scaling"
-    works_by_block = True
-    needs = ()
-
-    def outside(self, model: nn.Module, architecture: object) -> None:
-        """Nothing."""
-
-    def apply(self, block: BlockAtHand) -> Any:
-        self.spoil(block.module)
-        return {block.name: {"done": True}}
-
-    def spoil(self, block: Any) -> None:
-        """Nothing."""
-
-    def rounding(self) -> None:
-        return None
-
-
-def makes_nan(block: Any) -> None:
-    block.mlp.up_proj.weight.data[0, 0] = torch.nan
-
-
-def makes_inf_in_a_norm(block: Any) -> None:
-    block.input_layernorm.weight = nn.Parameter(block.input_layernorm.weight.data / 0.0, requires_grad=False)
-
-
-def changes_shape(block: Any) -> None:
-    block.mlp.up_proj.weight = nn.Parameter(block.mlp.up_proj.weight.data[:8], requires_grad=False)
-
-
-def changes_dtype(block: Any) -> None:
-    block.mlp.up_proj.weight = nn.Parameter(block.mlp.up_proj.weight.data.half(), requires_grad=False)
-
-
-def adds_bias(block: Any) -> None:
-    block.mlp.up_proj.bias = nn.Parameter(torch.zeros(block.mlp.up_proj.out_features), requires_grad=False)
-
-
-def hangs_a_hook_on_it(block: Any) -> None:
-    block.mlp.up_proj.register_forward_hook(lambda *_: None)
-
-
-def replaces_a_layer(block: Any) -> None:
-    block.mlp.up_proj = nn.Linear(block.mlp.up_proj.in_features, block.mlp.up_proj.out_features, bias=False)
-
-
-def deletes_a_layer(block: Any) -> None:
-    del block.mlp.up_proj
-
-
-def boom(block: Any) -> None:
-    raise RuntimeError("boom")
-
-
-BLOCKS = {
-    makes_nan: "in which 'mlp.up_proj.weight' holds NaN or Inf",
-    makes_inf_in_a_norm: "in which 'input_layernorm.weight' holds NaN or Inf",
-    changes_shape: r"in which 'mlp.up_proj.weight' is torch.float32\[8, 256\] where torch.float32\[384, 256\] was",
-    changes_dtype: "in which 'mlp.up_proj.weight' is torch.float16",
-    adds_bias: "in which 'mlp.up_proj' has a new parameter 'bias', for which a checkpoint of this model has no place",
-    hangs_a_hook_on_it: r"in which 'mlp.up_proj' has other hooks, which no checkpoint holds",
-    replaces_a_layer: "in which 'mlp.up_proj' is another module",
-    deletes_a_layer: "in which 'mlp.up_proj' is another module",
-    boom: "raised RuntimeError: boom",
-}
-
-
-def transforming(spoil: Callable[[Any], None]) -> Callable[[], Any]:
-    return type("Spoiling", (Transform,), {"spoil": lambda self, block: spoil(block)})
-
-
-@TRANSFORMS
-@pytest.mark.parametrize("spoil", BLOCKS, ids=lambda f: f.__name__)
-def test_a_transform_that_spoils_a_block_is_named_with_the_block(registered: None, spoil: Callable[[Any], None]) -> None:
-    with pytest.raises(PluginError, match=BLOCKS[spoil]) as caught:
-        quantized(transforming(spoil))
-    assert str(caught.value).startswith(f"the algorithm 'breaking' {WHO}")
-    assert f"'{FIRST}'" in str(caught.value)
-
-
-@TRANSFORMS
-def test_hooks_are_the_business_of_a_transform_that_says_it_runs_with_the_model(registered: None) -> None:
-    quantized(transforming(hangs_a_hook_on_it), runs=True)
-
-
-@TRANSFORMS
-def test_what_was_not_finite_before_is_not_laid_at_its_door(registered: None) -> None:
-    model = tiny.tiny_model()
-    model.model.layers[0].input_layernorm.weight.data[0] = torch.nan  # the norm is not quantized, and nobody has refused it
-    quantized(Transform, model=model)
-
-
-@TRANSFORMS
-def test_a_transform_that_reports_nothing_sensible_is_named(registered: None) -> None:
-    class Silent(Transform):
-        def apply(self, block: BlockAtHand) -> Any:
-            return None
-
-    with pytest.raises(PluginError, match="reports None where a mapping is wanted"):
-        quantized(Silent)
-
-
-@TRANSFORMS
-def test_a_transform_that_lacks_a_member_is_refused_before_any_work(registered: None) -> None:
-    with pytest.raises(PluginError, match="has no 'outside'"):
-        quantized(type("NoOutside", (), {k: v for k, v in vars(Transform).items() if k != "outside"}))
-
-
-@ROUNDINGS
-def test_errors_that_quark_defines_keep_their_type_and_say_whose_they_are(registered: None) -> None:
+def test_errors_that_quark_defines_keep_their_type_and_say_whose_they_are(quantized: Quantized) -> None:
     class Refusing(Rounding):
         def round(self, problem: Problem) -> Mapping[str, Figures]:
             raise ConfigError("these settings do not fit")
@@ -480,8 +325,7 @@ def test_errors_that_quark_defines_keep_their_type_and_say_whose_they_are(regist
     assert f"rounding '{FIRST}.self_attn.q_proj'" in caught.value.__notes__[0]
 
 
-@ROUNDINGS
-def test_what_the_machine_says_keeps_its_type(registered: None) -> None:
+def test_what_the_machine_says_keeps_its_type(quantized: Quantized) -> None:
     class Hungry(Rounding):
         def round(self, problem: Problem) -> Mapping[str, Figures]:
             raise MemoryError
@@ -491,8 +335,7 @@ def test_what_the_machine_says_keeps_its_type(registered: None) -> None:
     assert WHO in caught.value.__notes__[0]
 
 
-@ROUNDINGS
-def test_a_sound_rounding_passes_and_a_model_that_a_broken_one_has_left_says_so(registered: None) -> None:
+def test_a_sound_rounding_passes_and_a_model_that_a_broken_one_has_left_says_so(quantized: Quantized) -> None:
     model = quantized(Rounding)
     assert set(model.quark_findings.layers[f"{FIRST}.mlp.up_proj"]) >= {"share"}
     half = tiny.tiny_model()
