@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -105,7 +106,7 @@ def _rounding_fault(stage: StageQuantizer, x: Tensor) -> str | None:
     if stage.is_float:
         return None
     t = stage.granularity.rows(x.clone()).contiguous()
-    rounded = stage.format.round_(t)
+    rounded: Any = stage.format.round_(t)
     if not isinstance(rounded, Tensor) or rounded.data_ptr() != t.data_ptr() or rounded.shape != t.shape:
         return "does not round in place: round_ returns another tensor than it was given"
     if not bool(torch.isfinite(rounded).all()):
@@ -117,14 +118,14 @@ def _rounding_fault(stage: StageQuantizer, x: Tensor) -> str | None:
 def _fault(quantizer: TensorQuantizer, x: Tensor, activation: bool) -> str | None:
     """What is wrong with scales, values, codes and packing, as a predicate; None where nothing is."""
     shape = tuple(x.shape)
-    qparams = quantizer.find_qparams(x) if not quantizer.is_float else QParams(torch.ones(()))
+    qparams: Any = quantizer.find_qparams(x) if not quantizer.is_float else QParams(torch.ones(()))
     if not isinstance(qparams, QParams):
         return f"gives {qparams!r} where QParams are wanted"
     # What is kept of an activation's scales is less than what one call finds.
     if (complaint := unusable_scales(qparams) if activation else wrong_scales(quantizer, qparams, shape)) is not None:
         return complaint
     beyond = x * _BEYOND
-    values = quantizer.fake_quantize(beyond, qparams)
+    values: Any = quantizer.fake_quantize(beyond, qparams)
     if not isinstance(values, Tensor) or values.shape != x.shape:
         return f"rounds a tensor of shape {list(shape)} to {getattr(values, 'shape', values)}"
     if (complaint := off_grid(values, quantizer.dequantize(quantizer.codes_of(values, qparams), qparams))) is not None:
