@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from quark.specs.layer import QLayerConfig, stages
 from quark.specs.model import QConfig
 from quark.specs.tensor import QTensorConfig
 from quark.testing import tiny
+from quark.torch import export_safetensors
 
 BROKEN = Source("broken-quant", "0.3")
 INT4: Any = type(number_format("int4"))
@@ -152,6 +154,13 @@ class ScaleHalf(Loud):
         return found | {"scale": found["scale"].half()}
 
 
+class PackLooksAtDevice(Loud):
+    """Is its own inverse, but says without values another dtype than with them."""
+
+    def pack(self, codes: Tensor, granularity: Any, order: str) -> Tensor:
+        return codes.short() if codes.is_meta else codes
+
+
 FORMATS: dict[type, str] = {
     NotSaturating: "has codes that do not survive packing",
     NotIdempotent: "values that no codes stand for",
@@ -165,8 +174,8 @@ FORMATS: dict[type, str] = {
     StorageLie: "values that no codes stand for",
     PackLossy: "has codes that do not survive packing",
     PackLossyInOneOrder: "has codes that do not survive packing",
-    PackWrongShape: "packs to other shapes or dtypes than on the meta device",
-    PackWrongDtype: "packs to other shapes or dtypes than on the meta device",
+    PackWrongShape: "has codes that do not survive packing",
+    PackWrongDtype: "has codes that do not survive packing",
     UnpackWrongShape: "has codes that do not survive packing",
     UnpackRaises: "raised IndexError: lost",
     QparamsNan: "has a scale that is NaN, infinite, zero or negative",
@@ -176,7 +185,7 @@ FORMATS: dict[type, str] = {
     ScaleLost: "has scales that do not survive packing",
     ScaleHalf: "has scales that do not survive packing",
 }
-_NAMES = {mutant: f"broken_{mutant.__name__.lower()}" for mutant in (Loud, *FORMATS)}
+_NAMES = {mutant: f"broken_{mutant.__name__.lower()}" for mutant in (Loud, PackLooksAtDevice, *FORMATS)}
 globals().update({name: mutant(name=name, bits=4, signed=True, storage_dtype=torch.int8) for mutant, name in _NAMES.items()})
 
 
@@ -202,6 +211,18 @@ def test_a_broken_format_is_refused_by_name(mutant: type) -> None:
     with pytest.raises(PluginError, match=FORMATS[mutant]) as caught:
         plan(spec_of(_NAMES[mutant]))
     assert f"the format '{_NAMES[mutant]}' of broken-quant 0.3" in str(caught.value)
+
+
+def test_a_format_that_packs_otherwise_than_it_announces_is_named_with_the_layer(tmp_path: Path) -> None:
+    model = tiny.tiny_model()
+    config = QConfig(global_quant_config=QLayerConfig(weight=spec_of(_NAMES[PackLooksAtDevice])))
+    ModelQuantizer(config).quantize_model(model)
+    told = (
+        rf"the format '{_NAMES[PackLooksAtDevice]}' of broken-quant 0.3 packs to other .* \(at 'model.layers.0.self_attn.q_proj.weight'\)"
+    )
+    with pytest.raises(PluginError, match=told):
+        export_safetensors(model, tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_sound_one_is_not() -> None:

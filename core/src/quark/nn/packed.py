@@ -18,9 +18,10 @@ from quark.nn.layers import QuantizedLayer, linear_weight, quantized_class
 from quark.nn.quantizer_module import QuantizerModule
 from quark.numerics import quantizer_for
 from quark.numerics.on_grid import LOSSY, misfit_of_codes
+from quark.numerics.progressive import Progressive
 from quark.numerics.quantizer import TensorQuantizer
 from quark.plugins.attribution import origin
-from quark.specs.layer import QLayerConfig, TensorSpec
+from quark.specs.layer import QLayerConfig, TensorSpec, stages
 
 PREFIXES = {"weight": "weight", "bias": "bias", "input_tensors": "input", "output_tensors": "output"}
 """Field of a `QLayerConfig` → first word of its tensors' names in a checkpoint."""
@@ -178,17 +179,21 @@ def stored_tensors(name: str, module: QuantizerModule, values: Tensor, order: st
     """
     quantizer, qparams = module.quantizer, module.qparams
     assert qparams is not None
+    names = [stage.dtype.name for stage in stages(quantizer.spec)]
     codes = quantizer.codes_of(values.detach(), qparams)
-    if (complaint := misfit_of_codes(quantizer, qparams, values.detach(), codes, order)) is not None:
-        spec = quantizer.spec
-        formats = spec if isinstance(spec, tuple) else (spec,)
-        if complaint == LOSSY:
-            raise origin("formats", formats[-1].dtype.name).error(f"{complaint} (in '{name}')")
+    complaint = misfit_of_codes(quantizer, qparams, values.detach(), codes, order)
+    if complaint is not None and complaint != LOSSY:
         raise ConfigError(
-            f"'{name}' cannot be stored as {' → '.join(s.dtype.name for s in formats)}: it {complaint}. It was changed after it was "
-            "quantized, or by a broken plugin: quantize the model anew"
+            f"'{name}' cannot be stored as {' → '.join(names)}: it {complaint}. It was changed after it was quantized, or by a broken "
+            "plugin: quantize the model anew"
         )
-    return quantizer.pack(codes, qparams, order=order)
+    made = quantizer.pack(codes, qparams, order=order)
+    announced = packed_meta(quantizer, tuple(values.shape), order)
+    if any(n in announced and (t.shape, t.dtype) != (announced[n].shape, announced[n].dtype) for n, t in made.items()):
+        complaint = "packs to other shapes or dtypes than on the meta device, by which checkpoints are laid out"
+    if complaint is not None:
+        raise origin("formats", names[-1] if isinstance(quantizer, Progressive) else names[0]).error(f"{complaint} (at '{name}')")
+    return made
 
 
 def packed_meta(quantizer: TensorQuantizer, shape: tuple[int, ...], order: str) -> dict[str, Tensor]:

@@ -12,7 +12,7 @@ from quark.numerics.granularity import PerBlock
 from quark.numerics.qparams import QParams
 from quark.numerics.quantizer import TensorQuantizer
 
-SAMPLE = 1 << 14
+SAMPLE = 1 << 13
 """Elements that are looked at where the whole tensor would take too long: whole rows, spread evenly."""
 
 
@@ -65,12 +65,12 @@ def wrong_scales(quantizer: TensorQuantizer, qparams: QParams | None, shape: tup
         return None
     if qparams is None:
         return "has no scales: the quantizer's set_qparams was not called"
-    expected, present = dict(_expected(quantizer, shape).items()), dict(qparams.items())  # type: ignore[arg-type]  # hashed by identity
+    expected, present = _shapes(quantizer, shape), dict(qparams.items())  # type: ignore[arg-type]  # quantizers are hashed by identity
     if absent := [name for name in expected if name not in present]:
         return f"has no {' and no '.join(absent)}"
-    for name, tensor in expected.items():
-        if present[name].shape != tensor.shape:
-            return f"has a {name} of shape {list(present[name].shape)} where {list(tensor.shape)} is wanted"
+    for name, wanted in expected.items():
+        if tuple(present[name].shape) != wanted:
+            return f"has a {name} of shape {list(present[name].shape)} where {list(wanted)} is wanted"
     return unusable_scales(qparams)
 
 
@@ -110,10 +110,10 @@ def _are_usable(scales: Tensor) -> bool:
     return bool((low > 0) & (high < torch.inf))
 
 
-# What is alike is made once: a model has few shapes, and operations on meta tensors take their time.
+# A model has few shapes. Not by meta tensors: the first of some operations on them makes torch import for seconds.
 @lru_cache(maxsize=1024)
-def _expected(quantizer: TensorQuantizer, shape: tuple[int, ...]) -> QParams:
-    return quantizer.empty_qparams(shape, "meta")
+def _shapes(quantizer: TensorQuantizer, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in quantizer.empty_qparams(shape, "cpu").items()}
 
 
 def _sampled(quantizer: TensorQuantizer, values: Tensor, codes: Tensor, qparams: QParams) -> tuple[Tensor, Tensor, QParams]:
