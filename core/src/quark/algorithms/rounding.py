@@ -55,7 +55,8 @@ class Rounding(Protocol):
         """Round the weights of the layers.
 
         On return each layer's ``weight`` is a new parameter with values on the grid of its ``weight_quantizer``, whose scales are set.
-        Returns what is worth reporting, by layer.
+        Nothing else of the layers differs: bias, hooks, what modules they hold. A bias where there was none has no place in a checkpoint.
+        Returns what is worth reporting, by layer, in JSON values. All of this is looked at in a run.
         """
 
 

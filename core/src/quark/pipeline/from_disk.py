@@ -57,6 +57,7 @@ def quantize_checkpoint(
         ConfigError, UnknownNameError, UnsupportedError: Something that is asked for is not there, or does not fit.
         CalibrationError: Data are wanted, and there are none.
         NonFiniteError: A weight or an activation holds NaN or Inf.
+        PluginError: A plugin raised an error, or returned what cannot be built on; names plugin, version, algorithm and layer.
 
     Example:
         >>> from quark.torch import LLMTemplate
