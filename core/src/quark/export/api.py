@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,11 @@ from torch import nn
 
 from quark.errors import ConfigError, UnknownNameError
 from quark.export.destination import refuse_used_directory
+from quark.export.place import building
 from quark.export.protocol import Exporter, ExportOptions, Tokenizer
 from quark.model.one_layer import as_model
 from quark.plugins import exporters
+from quark.plugins.attribution import attributed, origin
 from quark.plugins.options import Option, called, checked, options_of
 from quark.specs.export import ExporterConfig, JsonExporterConfig
 from quark.specs.model import QConfig
@@ -26,14 +29,19 @@ def exporter_of(name: str, options: ExportOptions | None = None) -> Exporter:
     Raises:
         UnknownNameError: There is none.
         ConfigError: (a ValueError) It has no such option, or refuses its value.
+        PluginError: What is registered cannot be made, or has no method ``export``.
     """
-    whose, own = f"the exporter '{name}'", {} if options is None else options.own
+    own = {} if options is None else options.own
     try:
         kind = exporters().load(name, "exporter")
-        made: Exporter = called(whose, kind, checked(whose, options_of(kind), own)) if own else kind()
     except UnknownNameError as error:
         cure = f"Exporters come with plugins: install a distribution that registers '{name}' in its hook quark_register_exporters"
         raise UnknownNameError(f"{error} {cure}", kind=error.kind, name=error.name, known=error.known) from None
+    whose = origin("exporters", name)
+    with attributed("being made", whose):
+        made: Exporter = called(str(whose), kind, checked(f"the exporter '{name}'", options_of(kind), own)) if own else kind()
+    if not callable(getattr(made, "export", None)):
+        raise whose.error("has no method 'export'")
     return made
 
 
@@ -59,6 +67,20 @@ def export_options(name: str, given: Mapping[str, Any], tokenizer: Tokenizer | N
     return options
 
 
+@contextmanager
+def exporting(name: str, out: Path, *, overwrite: bool = False) -> Iterator[Path]:
+    """An empty directory for the exporter of that name, moved to ``out`` when the body ends well; nothing is left where it does not.
+
+    Raises:
+        OutputError: ``out`` is in use, or cannot be written.
+        PluginError: Nothing was written.
+    """
+    with building(out, overwrite=overwrite) as directory:
+        yield directory
+        if not any(directory.iterdir()):
+            raise origin("exporters", name).error(f"has written nothing to '{out}'")
+
+
 def export_with(name: str, model: nn.Module, output_dir: str | Path, options: ExportOptions | None = None) -> None:
     """Export with the registered exporter of that name.
 
@@ -66,13 +88,16 @@ def export_with(name: str, model: nn.Module, output_dir: str | Path, options: Ex
         UnknownNameError: There is none.
         OutputError: The directory is in use, or cannot be written.
         ConfigError: The model has not been quantized.
+        PluginError: The exporter is broken.
     """
     options = options or ExportOptions()
     exporter = exporter_of(name, options)
     refuse_used_directory(Path(output_dir), overwrite=options.overwrite)
     if not getattr(model, "quark_quantized", False):
         raise ConfigError("this model has not been quantized: give ModelQuantizer(config).quantize_model(model) what it needs, then export")
-    exporter.export(as_model(model), Path(output_dir), options)
+    place = exporting(name, Path(output_dir), overwrite=options.overwrite)
+    with place as directory, attributed(f"writing '{output_dir}'", origin("exporters", name)):
+        exporter.export(as_model(model), directory, options)
 
 
 def export_safetensors(

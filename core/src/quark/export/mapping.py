@@ -8,6 +8,7 @@ import attrs
 from torch import nn
 
 from quark.errors import UnsupportedError
+from quark.export.provenance import refuse_unreadable
 from quark.export.restoring import restorers_of
 from quark.model.attention import AttentionRow, attention_rows
 from quark.model.family import architecture_of
@@ -40,11 +41,13 @@ def map_to_quark(model: nn.Module, quant_config: QConfig, pack_method: str = "re
         UnsupportedError: Another ``custom_mode``; or attention is quantized, and the model's attention cannot be exchanged.
         MissingPluginError: An algorithm that runs with the model is not installed.
         ConfigError, UnknownNameError: The configuration does not fit the model, or asks for a format that is not installed.
+        CheckpointError: A format lies in the checkpoint in a layout that the installed distribution does not know yet.
     """
     if custom_mode != "quark":
         raise UnsupportedError(
             f"checkpoints of custom_mode '{custom_mode}' are not read here: only 'quark' is; transformers reads others by itself"
         )
+    refuse_unreadable(quant_config)
     separate_experts(model, quant_config)
     for restorer in restorers_of(quant_config):
         restorer.restore(model, quant_config)

@@ -51,14 +51,14 @@ class Exporter(Protocol):
     """Writes a quantized model.
 
     Implementations are classes that can be called without arguments; keyword arguments with defaults are options of the exporter's own.
-    They write into a directory made by `quark.export.place.building`, so that a failed export leaves nothing behind.
+    The directory that they are given is a temporary one: it is moved to where the caller wants it when the export has ended well, and
+    removed when it has not, so that a failed one leaves nothing behind.
     """
 
     def export(self, model: nn.Module, out: Path, options: ExportOptions) -> None:
-        """Write ``model`` to the directory ``out``, of which `quark.export.destination.refuse_used_directory` has been asked.
+        """Write ``model`` to the directory ``out``, which exists and is empty. One that writes nothing has failed.
 
         Raises:
-            ConfigError: The model has not been quantized.
             UnsupportedError: The exporter cannot hold this model or these options.
             OutputError: The place cannot be written.
         """
@@ -79,9 +79,9 @@ class StreamingExporter(Exporter, Protocol):
     """An exporter that need not have the whole model in memory. One that lacks this method gets complete models."""
 
     def stream(self, model: nn.Module, foreseen: nn.Module, out: Path, options: ExportOptions) -> AbstractContextManager[BlockStream]:
-        """Begin an export of ``model`` to the directory ``out``, as `Exporter.export`.
+        """Begin an export of ``model`` to the directory ``out``, which exists and is empty.
 
-        What it writes does not differ from what `Exporter.export` writes of the same model. ``out`` appears when the context ends well.
+        What it writes does not differ from what `Exporter.export` writes of the same model; it is complete when the context ends well.
 
         Args:
             model: Still float, its weights on the meta device but for those of the block that is worked on. It has its ``quark_plan``.

@@ -15,6 +15,7 @@ from quark.environment import refuse_rival
 from quark.errors import AmbiguousNameError, CheckpointError, ConfigError, QuarkError, UnknownNameError, UnsupportedError
 from quark.export.mapping import map_to_quark
 from quark.export.naming import attention_attribute, has_probabilities, packed_attribute
+from quark.export.provenance import refuse_unreadable
 from quark.export.restoring import missing_algorithms, restorers_of
 from quark.log import get_logger
 from quark.model.attention import attention_rows
@@ -28,6 +29,7 @@ from quark.model.shards import check_shards
 from quark.model.unpacking import unpack_all
 from quark.names import folded
 from quark.nn.packed import PackedLayer
+from quark.plugins.attribution import attributed
 from quark.specs.export import JsonExporterConfig
 from quark.specs.json_values import value_of
 from quark.specs.model import QConfig
@@ -35,6 +37,7 @@ from quark.specs.model import QConfig
 _FLOATS = {torch.float16, torch.bfloat16, torch.float32, torch.float64}  # numbers, whichever of them they are; all others are codes
 
 
+@attributed("reading a checkpoint")
 def import_model_from_safetensors(
     model: nn.Module | None,
     model_dir: str | Path,
@@ -61,11 +64,14 @@ def import_model_from_safetensors(
     Raises:
         CheckpointError: The export is incomplete or damaged, or its tensors do not fit the model.
         MissingPluginError: An algorithm that runs with the model is not installed.
-        UnknownNameError, UnsupportedError: Another thing that the export asks for is not installed, or cannot be done.
+        UnknownNameError: A format or an observer is not installed; says which distribution brought it. Or another thing is not.
+        UnsupportedError: The export asks for what cannot be done here.
+        PluginError: The code of a plugin failed.
     """
     refuse_rival()
     directory = Path(model_dir)
     config, order = read_quantization_config(directory)
+    refuse_unreadable(config)
     shards = check_shards(directory)
     if has_static_scale(config.softmax_quant_spec) and not any(has_probabilities(shard.tensors) for shard in shards):
         # Such exports are made where the scales cannot be found, and say so in no other way.

@@ -16,10 +16,13 @@ from quark.model.resolve import layer_config_for
 from quark.names import folded
 from quark.nn.layers import LOOKUP_TYPES, counts_as, is_quantized, linear_weight
 from quark.numerics import quantizer_for
+from quark.numerics.tried import refuse_broken
 from quark.plugins import schemes, templates
 from quark.specs.architecture import Architecture
 from quark.specs.layer import SLOTS, QLayerConfig, TensorSpec, stages
 from quark.specs.model import QConfig
+
+_ACTIVATIONS = ("input_tensors", "output_tensors")
 
 
 @attrs.frozen
@@ -101,7 +104,7 @@ class QuantPlan:
 
 def static_activations(layer: QLayerConfig | None) -> Iterator[str]:
     """The slots of a layer whose activations need calibration: a stage that is static and not merely a cast."""
-    for slot in ("input_tensors", "output_tensors"):
+    for slot in _ACTIVATIONS:
         if layer is not None and has_static_scale(getattr(layer, slot)):
             yield slot
 
@@ -117,6 +120,7 @@ def make_plan(model: nn.Module, config: QConfig, architecture: Architecture | No
     Raises:
         ConfigError: All that is wrong, in one message: layers that are quantized already, groups that do not divide, specs that lack
             something; and where the configuration is ``strict``, patterns that match nothing and layer types that cannot be quantized.
+        PluginError: A format or an observer does not do what it promises.
     """
     quantized = [name for name, m in model.named_modules() if is_quantized(m)]
     if quantized:
@@ -134,6 +138,7 @@ def make_plan(model: nn.Module, config: QConfig, architecture: Architecture | No
     ]
     if problems:
         raise ConfigError("\n".join(problems))
+    _refuse_broken_plugins(rows, attentions)
     return QuantPlan(rows, config, architecture, tuple(_notes(rows, model, architecture)), attentions, rules)
 
 
@@ -200,7 +205,17 @@ def _cure(bad: Sequence[PlanRow], scheme: str | None) -> str:
 def _problem(row: PlanRow, slot: str, spec: Any) -> str | None:
     # Weights are [out, in, …]; activations are checked by the features they carry, which is all that is known of them before a run.
     shapes = {"weight": row.shape, "input_tensors": (1, *row.shape[1:2]), "output_tensors": (1, *row.shape[:1]), "bias": row.shape[:1]}
-    return quantizer_for(spec, activation=slot in ("input_tensors", "output_tensors")).problem(shapes[slot])
+    return quantizer_for(spec, activation=slot in _ACTIVATIONS).problem(shapes[slot])
+
+
+def _refuse_broken_plugins(rows: tuple[PlanRow, ...], attentions: Sequence[AttentionRow]) -> None:
+    """Try the formats and observers of everything that is planned; raises PluginError where one is broken."""
+    specs = [(getattr(r.config, slot), slot in _ACTIVATIONS) for r in rows if r.config is not None for slot in SLOTS]
+    specs += [(spec, True) for attention in attentions for spec in (attention.probabilities, attention.key)]
+    # Two-stage specs are lists, which cannot be compared by hash: their stages can.
+    wanted = {(stages(spec), is_activation): spec for spec, is_activation in specs if spec is not None}
+    for (_, is_activation), spec in wanted.items():
+        refuse_broken(quantizer_for(spec, activation=is_activation), activation=is_activation)
 
 
 def _fits(row: PlanRow, layer: QLayerConfig) -> bool:

@@ -13,12 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from quark.errors import CheckpointError, ConfigError
 from quark.nn.layers import QuantizedLayer, linear_weight, quantized_class
 from quark.nn.quantizer_module import QuantizerModule
 from quark.nn.stored_scales import refuse_bad_scales
 from quark.numerics import quantizer_for
+from quark.numerics.on_grid import LOSSY, misfit_of_codes
+from quark.numerics.progressive import Progressive
 from quark.numerics.quantizer import TensorQuantizer
-from quark.specs.layer import QLayerConfig, TensorSpec
+from quark.plugins.attribution import origin
+from quark.specs.layer import QLayerConfig, TensorSpec, stages
 
 PREFIXES = {"weight": "weight", "bias": "bias", "input_tensors": "input", "output_tensors": "output"}
 """Field of a `QLayerConfig` → first word of its tensors' names in a checkpoint."""
@@ -74,6 +78,7 @@ class PackedLayer(nn.Module):
         self._name = name
         self._holds_values = holds_values
         self.weight_shape, self.dtype = tuple(weight.shape), weight.dtype
+        self._bias_shape = () if bias is None else tuple(bias.shape)  # packed codes do not tell how many they are
         self._flat: dict[str, tuple[str, str]] = {}
         self._as_stored = quantized_class(layer).as_stored
         self._register("weight", config.weight, weight)
@@ -140,12 +145,14 @@ class PackedLayer(nn.Module):
         matrix = self._as_stored(stored)
         if target is None:
             return matrix if isinstance(matrix, nn.Parameter) else nn.Parameter(matrix, requires_grad=False)
-        shape = self.weight_shape if slot == "weight" else tuple(stored.shape)
+        shape = self.weight_shape if slot == "weight" else self._bias_shape
         if self._holds_values:
             target.set_qparams(target.quantizer.unpack_qparams(self._stored(slot), shape, order=self.order))
             return nn.Parameter(matrix, requires_grad=False)
         tensors = {"": matrix, **self._stored(slot)}
         codes, qparams = target.quantizer.unpack(tensors, shape, order=self.order)
+        if tuple(codes.shape) != shape:
+            raise CheckpointError(f"the {slot} of '{self._name}' unpacks to {list(codes.shape)} where {list(shape)} is wanted")
         refuse_bad_scales(qparams, f"the {slot} of '{self._name}'", activation=False)
         target.set_qparams(qparams)
         return nn.Parameter(target.quantizer.dequantize(codes, qparams).to(self.dtype), requires_grad=False)
@@ -172,6 +179,38 @@ def _without_weights(layer: nn.Module) -> nn.Module:
         name: None if tensor is None else nn.Parameter(tensor.detach().to("meta"), requires_grad=False)
         for name, tensor in layer._parameters.items()
     }
+    return made
+
+
+def stored_tensors(name: str, module: QuantizerModule, values: Tensor, order: str) -> dict[str, Tensor]:
+    """Checkpoint tensors of a quantized tensor, by suffix; every scale is looked at, and a sample of its codes.
+
+    Args:
+        name: Full name, for messages.
+        module: Has the scales.
+        values: On its grid.
+        order: Order of 4-bit codes in a word.
+
+    Raises:
+        ConfigError: The values are none that codes stand for: something has changed them since they were rounded.
+        PluginError: Codes that do not survive packing; names the format.
+    """
+    quantizer, qparams = module.quantizer, module.qparams
+    assert qparams is not None
+    names = [stage.dtype.name for stage in stages(quantizer.spec)]
+    codes = quantizer.codes_of(values.detach(), qparams)
+    complaint = misfit_of_codes(quantizer, qparams, values.detach(), codes, order)
+    if complaint is not None and complaint != LOSSY:
+        raise ConfigError(
+            f"'{name}' cannot be stored as {' → '.join(names)}: it {complaint}. It was changed after it was quantized, or by a broken "
+            "plugin: quantize the model anew"
+        )
+    made = quantizer.pack(codes, qparams, order=order)
+    announced = packed_meta(quantizer, tuple(values.shape), order)
+    if any(n in announced and (t.shape, t.dtype) != (announced[n].shape, announced[n].dtype) for n, t in made.items()):
+        complaint = "packs to other shapes or dtypes than on the meta device, by which checkpoints are laid out"
+    if complaint is not None:
+        raise origin("formats", names[-1] if isinstance(quantizer, Progressive) else names[0]).error(f"{complaint} (at '{name}')")
     return made
 
 

@@ -58,6 +58,10 @@ class ModelQuantizer:
     def quantize_model(self, model: M, dataloader: Iterable[Any] | None = None) -> M:
         """Quantize ``model`` in place, block by block, and return it.
 
+        What can be known beforehand is checked before anything is changed. An error that comes later, such as of a plugin's algorithm in
+        some block, leaves the blocks before it quantized and that one perhaps half changed: the model is of no use then, and a second try
+        with it says so. Load the float model again. (`quark.pipeline.quantize_checkpoint` leaves nothing behind when it fails.)
+
         Args:
             model: Any module tree; a transformers model of a known family is worked block by block, another as one block. A model that is
                 one layer is called ``layer`` in its plan, and becomes the quantized layer.
@@ -71,6 +75,7 @@ class ModelQuantizer:
             ConfigError: The configuration does not fit the model; or it is none, is compiled, or has weights that are no plain floats.
             CalibrationError: Static scales are asked for without data.
             NonFiniteError: A weight or an activation holds NaN or Inf.
+            PluginError: A plugin raised an error, or returned what cannot be built on; names plugin, version, algorithm and layer.
             UnsupportedError: An algorithm is asked for that no installed distribution implements; or attention is to be quantized in a
                 model whose attention cannot be exchanged.
         """

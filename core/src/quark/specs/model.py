@@ -95,6 +95,7 @@ class QConfig:
         scheme: Name of the scheme that ``global_quant_config`` was made of, for messages; never written.
         keep_prequantized_layers: Keep layers that come quantized already.
         weight_format: Of the checkpoint that this was read from: ``"fake_quantized"`` holds rounded values in place of their codes.
+        written_with: Of a checkpoint: which distributions brought its formats, observers and algorithms (see `quark.export.provenance`).
         pre_quant_opt_config: Documented before 0.12: algorithms that go before ``algo_config``; folded into it.
     """
 
@@ -123,6 +124,7 @@ class QConfig:
     sync_moe_expert_input_amax: bool = False
     keep_prequantized_layers: bool = True
     pre_quant_opt_config: Any = attrs.field(default=None, repr=False, eq=False)
+    written_with: Any = attrs.field(default=None, repr=False, eq=False, kw_only=True)
 
     def __attrs_post_init__(self) -> None:
         if self.pre_quant_opt_config is not None:
@@ -198,6 +200,7 @@ class QConfig:
             kv_cache_post_rope=value_of(data, "kv_cache_post_rope", bool, False),
             softmax_quant_spec=None if softmax is None else QTensorConfig.from_dict(softmax),
             quant_mode=QuantizationMode.from_str(value_of(data, "quant_mode", str, "eager_mode")),
+            written_with=data.get("plugins"),
         )
 
 

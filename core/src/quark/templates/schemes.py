@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from quark.errors import ConfigError, UnknownNameError
 from quark.names import closest
 from quark.plugins import SchemeRecord, schemes
+from quark.plugins.attribution import attributed, origin
+from quark.plugins.expected import described
 from quark.plugins.options import called, checked, options_of
 from quark.specs.layer import QLayerConfig
 from quark.specs.tensor import QTensorConfig
@@ -34,13 +36,12 @@ class QuantizationScheme:
 class _RegisteredScheme(QuantizationScheme):
     """A plugin's scheme; its configuration is built anew each time it is asked for."""
 
-    def __init__(self, build: Callable[[], QLayerConfig]) -> None:
-        self._build = build
+    def __init__(self, name: str) -> None:
+        self._name = name
 
     @property
     def config(self) -> QLayerConfig:
-        # Copied: one spec may serve two tensors in it, and nothing says that it is a new one each time.
-        return self._build().copied()
+        return _built(self._name)
 
 
 class QuantizationSchemeCollection:
@@ -99,7 +100,7 @@ class QuantizationSchemeCollection:
         if scheme_name in self._custom:
             return self._custom[scheme_name]
         self.record(scheme_name)
-        return _RegisteredScheme(schemes().load(scheme_name, "config"))
+        return _RegisteredScheme(scheme_name)
 
     def layer_config(self, scheme_name: str, options: Mapping[str, Any] | None = None) -> QLayerConfig:
         """What a layer gets under a scheme, built with its options.
@@ -107,6 +108,7 @@ class QuantizationSchemeCollection:
         Raises:
             UnknownNameError: (a ValueError) There is no such scheme.
             ConfigError: (a ValueError) The scheme has no such option, or refuses its value; those that it has are named.
+            PluginError: The scheme's function failed, or gives no layer configuration.
         """
         if not options:
             return self.get_scheme(scheme_name).config
@@ -116,8 +118,7 @@ class QuantizationSchemeCollection:
         given = checked(whose, known, options)
         if build is None:
             raise ConfigError(f"{whose} was registered at run time and has no options: leave scheme_options out")
-        layer: QLayerConfig = called(whose, build, given)
-        return layer.copied()
+        return _built(scheme_name, given)
 
     def record(self, scheme_name: str) -> SchemeRecord | None:
         """What a plugin registered under that name; None for a scheme registered at run time. Raises as `get_scheme` does."""
@@ -137,6 +138,16 @@ class QuantizationSchemeCollection:
         """The closest of the names that only this process knows; the registry's own message covers the others."""
         near = closest(str(scheme_name), self._custom)
         return f" (did you mean '{near}', registered in this program?)" if near else ""
+
+
+def _built(name: str, options: Mapping[str, Any] | None = None) -> QLayerConfig:
+    """What the function of a plugin's scheme builds."""
+    build, whose = schemes().load(name, "config"), origin("schemes", name)
+    with attributed("building its configuration", whose):
+        found = called(f"the scheme '{name}'", build, options) if options else build()
+    if not isinstance(found, QLayerConfig):
+        raise whose.error(f"builds {described(found)} where a QLayerConfig is wanted")
+    return found.copied()  # one spec may serve two tensors in it, and nothing says that it is a new one each time
 
 
 def scheme_part(scheme_name: str, part: str, what: str) -> QTensorConfig:
@@ -160,7 +171,9 @@ def scheme_part(scheme_name: str, part: str, what: str) -> QTensorConfig:
             name=str(scheme_name),
             known=able,
         )
-    spec = schemes().load(scheme_name, part)()
+    build = schemes().load(scheme_name, part)
+    with attributed(f"building its {what}", origin("schemes", scheme_name)):
+        spec = build()
     if not isinstance(spec, QTensorConfig):
         source = schemes().source(scheme_name)
         raise ConfigError(f"the {what} '{scheme_name}' of {source} gives a {type(spec).__name__}, not a QTensorConfig: mend that plugin")

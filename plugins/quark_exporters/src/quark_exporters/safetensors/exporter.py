@@ -1,4 +1,4 @@
-"""SafetensorsExporter: a directory in Hugging Face form, built beside its place and moved there when complete."""
+"""SafetensorsExporter: a directory in Hugging Face form."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from typing import Any
 
 from torch import nn
 
+from quark.errors import OutputError
 from quark.export.destination import COMPANIONS
-from quark.export.place import building
-from quark.export.protocol import BlockStream, ExportOptions
+from quark.export.protocol import BlockStream, ExportOptions, Tokenizer
 from quark.export.writer import ShardWriter
 from quark.log import get_logger
 from quark.model.blocks import Block
@@ -37,8 +37,8 @@ class SafetensorsExporter:
         """As `quark.export.StreamingExporter.stream`."""
         _see_who_runs(model, options)
         announced = [part.meta for part in quantized_parts(foreseen, options, WHOLE)]
-        with building(out, overwrite=options.overwrite) as directory, ShardWriter(announced, directory, options.max_shard_bytes) as writer:
-            yield _Stream(model, options, directory, writer)
+        with ShardWriter(announced, out, options.max_shard_bytes) as writer:
+            yield _Stream(model, options, out, writer)
 
 
 class _Stream:
@@ -72,7 +72,7 @@ class _Stream:
         else:
             config.to_json_file(self._directory / "config.json")
         if self._options.tokenizer is not None:
-            self._options.tokenizer.save_pretrained(self._directory)
+            _save(self._options.tokenizer, self._directory)
         _copy_companions(self._model, self._directory)
 
 
@@ -90,6 +90,17 @@ def _see_who_runs(model: nn.Module, options: ExportOptions) -> None:
             f"weight_format='{options.weight_format}' stores rounded values where codes are expected: this project and transformers with "
             "it load the export; vLLM passes that setting over and would take the values for codes. For vLLM, take 'real_quantized'."
         )
+
+
+def _save(tokenizer: Tokenizer, directory: Path) -> None:
+    try:
+        tokenizer.save_pretrained(directory)
+    except OSError:
+        raise
+    except Exception as error:  # whatever the caller's object does
+        raise OutputError(
+            f"the tokenizer, a {type(tokenizer).__name__}, cannot be saved ({type(error).__name__}: {error}): give another, or none"
+        ) from error
 
 
 def _config_of(model: Any, options: ExportOptions) -> Any:

@@ -15,7 +15,7 @@ from quark.export.writer import Part
 from quark.model.plan import QuantPlan
 from quark.nn import QuantizedLayer, QuantizerModule
 from quark.nn.attention import KEY, PROBABILITIES
-from quark.nn.packed import SLOTS, packed_meta
+from quark.nn.packed import SLOTS, packed_meta, stored_tensors
 from quark.numerics import QParams
 
 
@@ -139,8 +139,7 @@ def _tensors(
         if _holds_values(options):
             packed = {"": tensor.detach(), **quantizer.quantizer.pack_qparams(quantizer.qparams, order=options.pack_method)}
         else:
-            codes = quantizer.quantizer.codes_of(tensor.detach(), quantizer.qparams)
-            packed = quantizer.quantizer.pack(codes, quantizer.qparams, order=options.pack_method)
+            packed = stored_tensors(f"{name}.{slot}", quantizer, tensor, options.pack_method)
         packed[""] = layer.as_stored(packed[""])
         yield from ((checkpoint_name(name, slot, suffix), t) for suffix, t in packed.items())
     for slot, module, qparams in (("input_tensors", layer.input_quantizer, None), ("output_tensors", output, merged)):
