@@ -56,9 +56,11 @@ def test_nothing_of_attention_is_planned_unless_it_is_asked_for() -> None:
     assert make_plan(model(), two(config(cache=fp8())), NAMES).attentions == ()
 
 
-def test_keys_after_the_rotary_embedding_belong_to_attention_and_values_stay_with_their_projection() -> None:
+def test_keys_and_values_after_the_rotary_embedding_belong_to_attention() -> None:
     made = make_plan(model(), two(config(cache=fp8(), post_rope=True)), NAMES)
-    assert made.attentions == tuple(AttentionRow(f"layers.{i}.self_attn", None, fp8(), f"layers.{i}.self_attn.k_proj") for i in range(2))
+    assert made.attentions == tuple(
+        AttentionRow(name, None, fp8(), f"{name}.k_proj", fp8(), f"{name}.v_proj") for name in ("layers.0.self_attn", "layers.1.self_attn")
+    )
 
 
 @pytest.mark.parametrize(("spec", "needed"), [(fp8(), True), (fp8(is_dynamic=True), False)])

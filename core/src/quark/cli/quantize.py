@@ -18,7 +18,12 @@ if TYPE_CHECKING:
 
 
 PostRope = Annotated[
-    bool, typer.Option("--kv-cache-post-rope", help="Round keys of the cache after the rotary embedding; wants --kv-cache.")
+    bool | None,
+    typer.Option(
+        "--kv-cache-post-rope/--no-kv-cache-post-rope",
+        help="Round keys of the cache as runtimes hold them, after norms and the rotary embedding, or as the projection puts them out; by "
+        "default the former wherever the model allows it. Wants --kv-cache.",
+    ),
 ]
 AllExperts = Annotated[
     bool,
@@ -53,7 +58,7 @@ def quantize(
     scheme_option: SchemeOptions = None,
     algorithm: Annotated[list[str] | None, typer.Option(help="Algorithm to apply; may be repeated, in order.")] = None,
     kv_cache: Annotated[str | None, typer.Option(help="Scheme of the key-value cache, such as fp8.")] = None,
-    kv_cache_post_rope: PostRope = False,
+    kv_cache_post_rope: PostRope = None,
     attention_scheme: Annotated[str | None, typer.Option(help="Scheme of attention probabilities and queries, such as fp8.")] = None,
     exclude: Exclude = None,
     layer: Annotated[list[str] | None, typer.Option(help="PATTERN=SCHEME for some layers; may be repeated.")] = None,
@@ -109,7 +114,7 @@ def make_config(
     layer: list[str] | None,
     share_fused_scales: bool = False,
     attention_scheme: str | None = None,
-    kv_cache_post_rope: bool = False,
+    kv_cache_post_rope: bool | None = None,
     scheme_option: list[str] | None = None,
 ) -> QConfig:
     """The configuration that the options ask for, through the template of the model's family."""

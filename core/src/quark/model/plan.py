@@ -10,7 +10,14 @@ import attrs
 from torch import nn
 
 from quark.errors import ConfigError
-from quark.model.attention import AttentionRow, attention_facts, attention_problems, attention_rows
+from quark.model.attention import (
+    AttentionRow,
+    attention_facts,
+    attention_problems,
+    attention_rows,
+    attention_warnings,
+    resolve_attention,
+)
 from quark.model.mixtures import fused_parameters
 from quark.model.resolve import layer_config_for
 from quark.nn.layers import LOOKUP_TYPES, QUANTIZED_TYPES, counts_as, is_quantized, linear_weight
@@ -50,10 +57,11 @@ class QuantPlan:
 
     Attributes:
         rows: One per layer that could be quantized, in the model's order.
-        config: The configuration it was made from.
+        config: The configuration it was made from; what that leaves to the model is resolved.
         architecture: Facts about the model family, None where it is not known.
         notes: Remarks worth reading that are no errors.
         attentions: The attention modules of which something is quantized.
+        warnings: What is done as asked, and may be other than what was meant.
     """
 
     rows: tuple[PlanRow, ...]
@@ -61,6 +69,7 @@ class QuantPlan:
     architecture: Architecture | None = None
     notes: tuple[str, ...] = ()
     attentions: tuple[AttentionRow, ...] = ()
+    warnings: tuple[str, ...] = ()
 
     @property
     def quantized(self) -> tuple[PlanRow, ...]:
@@ -77,7 +86,7 @@ class QuantPlan:
     def calibrated(self) -> tuple[PlanRow | AttentionRow, ...]:
         """Rows whose activations have static scales, so that calibration data are needed."""
         layers = (r for r in self.quantized if any(True for _ in static_activations(r.config)))
-        return (*layers, *(a for a in self.attentions if has_static_scale(a.probabilities) or has_static_scale(a.key)))
+        return (*layers, *(a for a in self.attentions if has_static_scale(a.probabilities)))
 
     def to_dict(self) -> dict[str, Any]:
         """JSON form, saved beside the result."""
@@ -86,6 +95,7 @@ class QuantPlan:
             "rows": rows,
             "attentions": attention_facts(self.attentions),
             "notes": list(self.notes),
+            "warnings": list(self.warnings),
             "model_type": self.architecture and self.architecture.model_type,
         }
 
@@ -117,16 +127,18 @@ def make_plan(model: nn.Module, config: QConfig, architecture: Architecture | No
             "Load the float model again to quantize it differently"
         )
     rows = plan_rows(model, config, architecture)
+    asked, config = config.kv_cache_post_rope, resolve_attention(model, rows, config, architecture)
     attentions = attention_rows(model, rows, config, architecture)
     problems = [
         *_unquantizable_types(config),
         *_unmatched(rows, modules, config, architecture),
         *_misfits(rows),
-        *attention_problems(attentions, rows, config, architecture),
+        *attention_problems(model, attentions, rows, config, architecture, asked),
     ]
     if problems:
         raise ConfigError("\n".join(problems))
-    return QuantPlan(rows, config, architecture, tuple(_notes(rows, model, architecture)), attentions)
+    warnings = tuple(attention_warnings(model, rows, config, architecture, asked))
+    return QuantPlan(rows, config, architecture, tuple(_notes(rows, model, architecture)), attentions, warnings)
 
 
 def plan_rows(model: nn.Module, config: QConfig, architecture: Architecture | None = None) -> tuple[PlanRow, ...]:

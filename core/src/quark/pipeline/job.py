@@ -16,7 +16,7 @@ from quark.model.blocks import decoder_blocks
 from quark.model.family import architecture_of
 from quark.model.mixtures import separate_experts
 from quark.model.plan import PlanRow, QuantPlan, make_plan
-from quark.model.plan_text import plan_lines
+from quark.model.plan_text import plan_lines, warning_lines
 from quark.nn.attention_switch import refuse_unswitchable, switch_attention
 from quark.pipeline.batches import Call, calls
 from quark.pipeline.judging import judged
@@ -138,8 +138,9 @@ def prepared(model: nn.Module, config: QConfig, dataloader: Iterable[Any] | None
     two_passes = needs_two_passes(model, plan, chosen.rounding, data, device)
     if two_passes:
         plan = attrs.evolve(plan, notes=(*plan.notes, TWO_PASSES))
+    warned = warning_lines(plan)
     for line in plan_lines(plan):
-        get_logger().info(line)
+        (get_logger().warning if line in warned else get_logger().info)(line)
     return Job(plan, chosen, data, two_passes)
 
 

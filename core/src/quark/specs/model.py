@@ -63,7 +63,10 @@ class QConfig:
         kv_cache_group: Patterns of the projections that feed the cache.
         min_kv_scale: Floor of the cache's scales.
         separate_kv_scales: Keys and values keep scales of their own. By default those of one block share the larger, as documented.
-        kv_cache_post_rope: Quantize keys after the rotary embedding.
+        kv_cache_post_rope: Where keys and values of the cache are rounded, and what their exported scales are of. True: as attention gets
+            them, behind norms on single heads and the rotary embedding, which is what runtimes such as vLLM cache. False: as their
+            projections put them out, the convention of AMD Quark. None: True where the attention of the model can be reached.
+        attention_post_rope: The same for the queries of quantized attention (``softmax_quant_spec``).
         shared_scale_groups: Groups of name suffixes that share one global scale.
         softmax_quant_spec: Of the attention probabilities.
         quant_mode: Only eager mode is offered.
@@ -90,7 +93,8 @@ class QConfig:
     separate_kv_scales: bool = attrs.field(default=False, kw_only=True)
     calibrate_all_experts: bool = attrs.field(default=False, kw_only=True)
     activation_memory: int | None = attrs.field(default=None, kw_only=True)
-    kv_cache_post_rope: bool = False
+    kv_cache_post_rope: bool | None = None
+    attention_post_rope: bool | None = attrs.field(default=None, kw_only=True)
     shared_scale_groups: list[list[str]] = attrs.field(factory=list, converter=_copied_list)
     softmax_quant_spec: QTensorConfig | None = None
     quant_mode: QuantizationMode = QuantizationMode.eager_mode
@@ -111,7 +115,8 @@ class QConfig:
     def to_dict(self) -> dict[str, Any]:
         """JSON form, the keys of ``quantization_config`` but for ``export``, which the exporter adds.
 
-        ``run_time_algorithms`` is a key of our own, there only where an algorithm runs with the model: other readers pass it over.
+        ``run_time_algorithms`` and ``attention_post_rope`` are keys of our own, there only where an algorithm runs with the model, or
+        queries are quantized: other readers pass them over.
         """
         softmax = self.softmax_quant_spec
         run = [a.name for a in self.algo_config or () if a.runs_with_model()]
@@ -128,6 +133,7 @@ class QConfig:
             "quant_mode": self.quant_mode.name,
             "version": self.version,
             **({_RUN: run} if run else {}),
+            **({} if self.attention_post_rope is None else {"attention_post_rope": self.attention_post_rope}),
         }
 
     @classmethod
@@ -153,7 +159,9 @@ class QConfig:
             kv_cache_quant_config=_layers(data, "kv_cache_quant_config"),
             kv_cache_group=export.get("kv_cache_group"),
             min_kv_scale=float(export.get("min_kv_scale") or 0.0),
-            kv_cache_post_rope=bool(data.get("kv_cache_post_rope")),
+            # Checkpoints that do not say it were made when there was no other place than the projection.
+            kv_cache_post_rope=_flag(data.get("kv_cache_post_rope", False)),
+            attention_post_rope=_flag(data.get("attention_post_rope")),
             softmax_quant_spec=None if softmax is None else QTensorConfig.from_dict(softmax),
             quant_mode=QuantizationMode.from_str(data.get("quant_mode") or "eager_mode"),
         )
@@ -163,6 +171,10 @@ def _stored_algorithms(value: Any, run: Sequence[str]) -> list[AlgoConfig] | Non
     """``algo_config`` of a checkpoint: a list, before 0.10 one object, or null; and the names of those that run with the model."""
     entries = [value] if isinstance(value, Mapping) else value
     return None if entries is None else [StoredAlgoConfig.from_dict(dict(e), is_run=e.get("name") in run) for e in entries]
+
+
+def _flag(value: Any) -> bool | None:
+    return None if value is None else bool(value)
 
 
 def _type_name(key: type | str) -> str:
