@@ -73,11 +73,14 @@ def test_the_plan_tells_of_attention() -> None:
     made = make_plan(model(), asked, NAMES)
     lines = "\n".join(plan_lines(made))
     assert "attention: probabilities of 2 modules fp8_e4m3/tensor static" in lines
-    assert "attention: keys of 2 modules after the rotary embedding" in lines
+    for states in ("keys", "values"):
+        assert f"attention: {states} of 2 modules as attention gets them, after the rotary embedding" in lines
     assert made.to_dict()["attentions"][0] == {
         "name": "layers.0.self_attn",
         "probabilities": True,
         "keys_after_rotary_embedding": "layers.0.self_attn.k_proj",
+        "values_in_attention": "layers.0.self_attn.v_proj",
+        "queries_after_rotary_embedding": None,
     }
 
 
@@ -97,7 +100,11 @@ def refusals() -> dict[str, tuple[nn.Module, QConfig, str]]:
         "no cache": (model(), config(post_rope=True), "no cache is to be quantized: add kv_cache_scheme"),
         "fused keys": (model(("qkv_proj",)), fused, "'tower.self_attn.qkv_proj' feeds the cache.*Leave kv_cache_post_rope out"),
         "scales per channel": (model(), config(softmax=per_channel()), "softmax_quant_spec wants one scale per tensor"),
-        "keys per channel": (model(), two(config(cache=per_channel(), post_rope=True)), "key's output_tensors.*one scale per tensor"),
+        "keys per channel": (
+            model(),
+            two(config(cache=per_channel(), post_rope=True)),
+            "output_tensors of keys and values.*one scale per tensor",
+        ),
     }
 
 

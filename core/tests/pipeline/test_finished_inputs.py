@@ -233,7 +233,7 @@ def test_the_pooled_scale_is_that_of_all_that_experts_get_from_the_finished_mode
         names = [f"model.layers.1.mlp.experts.{i}.{projection}" for i in range(4)]
         quantizers = [model.get_submodule(n).input_quantizer for n in names]
         seen = quantizers[0].quantizer.observer()
-        hooks = [model.get_submodule(n).register_forward_pre_hook(lambda m, args: seen.observe(args[0])) for n in names]
+        hooks = [model.get_submodule(n).register_forward_pre_hook(lambda m, args, seen=seen: seen.observe(args[0])) for n in names]
         with torch.no_grad():
             for ids in IDS:
                 model(ids)

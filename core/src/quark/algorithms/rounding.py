@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Protocol, TypeVar, cast
+from typing import ClassVar, Protocol, TypeVar, cast, runtime_checkable
 
 import attrs
 import torch
@@ -54,6 +54,14 @@ class Rounding(Protocol):
         On return each layer's ``weight`` is a new parameter with values on the grid of its ``weight_quantizer``, whose scales are set.
         Returns what is worth reporting, by layer.
         """
+
+
+@runtime_checkable
+class NamesLayers(Protocol):
+    """A `Rounding` whose settings name the layers that it takes. Names that are of none are told of before any work."""
+
+    def unmatched(self, names: Sequence[str]) -> Sequence[str]:
+        """Returns what the settings name, and what none of these layers, relative to their blocks, is called."""
 
 
 class RoundToNearest:

@@ -68,11 +68,10 @@ def attention_rows(
     and queries are rounded after the rotary embedding, they are not; see `resolve_attention`.
     """
     has_cache = bool(config.kv_cache_post_rope and config.kv_cache_quant_config)
-    has_queries = bool(config.attention_post_rope and config.softmax_quant_spec is not None)
-    if config.softmax_quant_spec is None and not has_cache:
+    if config.softmax_quant_spec is None and not has_cache and not config.attention_post_rope:
         return ()
     cached = [r for r in rows if first_match(r.name, config.kv_cache_quant_config) is not None] if has_cache else []
-    asking = _query_rows(rows, architecture) if has_queries else []
+    asking = _query_rows(rows, architecture) if config.attention_post_rope else []
     found = []
     for name in _attentions(model, rows, architecture):
         states: dict[str, Any] = {}
