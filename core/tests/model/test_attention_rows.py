@@ -28,7 +28,7 @@ def model(projections: tuple[str, ...] = ("q_proj", "k_proj", "v_proj"), attenti
         return nn.ModuleDict({"tower": blocks[0], "layers": nn.ModuleList(blocks[1:]), "lm_head": nn.Linear(8, 8)})
 
 
-def config(*, softmax: QTensorConfig | None = None, cache: QTensorConfig | None = None, post_rope: bool = False) -> QConfig:
+def config(*, softmax: QTensorConfig | None = None, cache: QTensorConfig | None = None, post_rope: bool | None = False) -> QConfig:
     patterns = {} if cache is None else {p: QLayerConfig(output_tensors=cache) for p in ("*k_proj", "*v_proj", "*qkv_proj")}
     return QConfig(QLayerConfig(weight=fp8()), softmax_quant_spec=softmax, kv_cache_quant_config=patterns, kv_cache_post_rope=post_rope)
 
@@ -113,3 +113,76 @@ def test_what_cannot_be_done_is_refused_with_the_cure(case: str) -> None:
     asked_of, asked, words = refusals()[case]
     with pytest.raises(ConfigError, match=f"(?s){words}"):
         make_plan(asked_of, asked)
+
+
+class Reachable(nn.ModuleDict):
+    """Attention that can be exchanged, as models of transformers say it."""
+
+    class config:
+        _attn_implementation = "sdpa"
+
+    def set_attn_implementation(self, _: object) -> None: ...
+
+    @classmethod
+    def _can_set_attn_implementation(cls) -> bool:
+        return True
+
+
+def reachable(*projections: str, norm: str = "") -> nn.Module:
+    made = Reachable(model(projections or ("q_proj", "k_proj", "v_proj"))._modules)  # type: ignore[arg-type]
+    for block in made["layers"] if norm else ():  # type: ignore[union-attr]
+        block["self_attn"][norm] = nn.Identity()
+    return made
+
+
+def test_where_attention_can_be_reached_the_cache_is_rounded_as_attention_gets_it() -> None:
+    made = make_plan(reachable(), two(config(cache=fp8(), post_rope=None)), NAMES)
+    assert made.config.kv_cache_post_rope is True
+    assert [a.key_layer for a in made.attentions] == [f"layers.{i}.self_attn.k_proj" for i in range(2)]
+    assert made.warnings == ()
+
+
+def test_without_a_cache_nothing_is_said_of_it() -> None:
+    made = make_plan(reachable(), config(post_rope=None), NAMES)
+    assert made.config.kv_cache_post_rope is False
+    assert (made.attentions, made.warnings) == ((), ())
+
+
+def test_where_attention_cannot_be_reached_outputs_are_rounded_and_the_reason_is_told() -> None:
+    made = make_plan(model(), two(config(cache=fp8(), post_rope=None)), NAMES)
+    assert (made.config.kv_cache_post_rope, made.attentions) == (False, ())
+    (warning,) = made.warnings
+    assert "4 layers feed the quantized cache" in warning
+    assert "only transformers models" in warning
+    assert any("warning: 4 layers feed" in line for line in plan_lines(made))
+    assert made.to_dict()["warnings"] == [warning]
+
+
+@pytest.mark.parametrize("norm", ["k_norm", "key_layernorm", "qk_norm"])
+def test_keys_behind_a_norm_that_cannot_be_reached_are_refused_unless_it_is_asked_for(norm: str) -> None:
+    made = model()
+    for block in made["layers"]:  # type: ignore[index]
+        block["self_attn"][norm] = nn.Identity()
+    with pytest.raises(ConfigError, match=rf"keys pass the norm 'layers\.0\.self_attn\.{norm}'.*kv_cache_post_rope=False"):
+        make_plan(made, two(config(cache=fp8(), post_rope=None)), NAMES)
+    for asked_of in (made, reachable(norm=norm)):
+        (warning,) = make_plan(asked_of, two(config(cache=fp8(), post_rope=False)), NAMES).warnings
+        assert f"self_attn.{norm}" in warning
+    assert make_plan(reachable(norm=norm), two(config(cache=fp8(), post_rope=None)), NAMES).warnings == ()
+
+
+def test_norms_on_queries_or_values_alone_are_none_on_keys() -> None:
+    for norm in ("q_norm", "value_norm", "k_scale"):
+        assert make_plan(reachable(norm=norm), two(config(cache=fp8(), post_rope=False)), NAMES).warnings == ()
+
+
+@pytest.mark.parametrize(("asked", "expected"), [(None, True), (True, True), (False, False)])
+def test_queries_of_quantized_attention_are_rounded_as_attention_gets_them_unless_it_is_asked_otherwise(
+    asked: bool | None, expected: bool
+) -> None:
+    made = config(softmax=fp8())
+    made.layer_quant_config = {"*q_proj": QLayerConfig(weight=fp8(), output_tensors=fp8())}
+    made.attention_post_rope = asked
+    plan = make_plan(reachable(), made, NAMES)
+    assert plan.config.attention_post_rope is expected
+    assert [a.query_layer for a in plan.attentions] == [f"layers.{i}.self_attn.q_proj" if expected else None for i in range(2)]
