@@ -147,7 +147,9 @@ def test_names_that_no_layer_has_are_told_of_before_any_work() -> None:
     config = LLMTemplate.get("llama").get_config(scheme="int4_wo_64")
     config.algo_config = [GPTQConfig(inside_layer_modules=names)]
     (warning,) = ModelQuantizer(config).plan(float_model()).warnings
-    assert warning.startswith("'gptq' names layers that no decoder block has: block_sparse_moe.experts.*.w1. 18 quantized layers are rounded")
+    assert warning.startswith(
+        "'gptq' names layers that no decoder block has: block_sparse_moe.experts.*.w1. 18 quantized layers are rounded"
+    )
     for found in (names[:1], []):
         config.algo_config = [GPTQConfig(inside_layer_modules=found)]
         assert ModelQuantizer(config).plan(float_model()).warnings == ()
