@@ -142,6 +142,15 @@ def test_where_attention_can_be_reached_the_cache_is_rounded_as_attention_gets_i
     assert made.warnings == ()
 
 
+@pytest.mark.parametrize("fused", ["qkv_proj", "query_key_value", "kv_b_proj"])
+def test_fused_projections_are_rounded_as_they_put_out(fused: str) -> None:
+    asked = config(post_rope=None)
+    asked.kv_cache_quant_config = {f"*{fused}": QLayerConfig(output_tensors=fp8())}
+    made = make_plan(reachable(fused), asked, Architecture(model_type="acme", decoder_blocks="layers", kv_layers_name=f"*{fused}"))
+    assert (made.config.kv_cache_post_rope, made.attentions) == (False, ())
+    assert f"'layers.0.self_attn.{fused}' feeds the cache, and is no projection" in made.warnings[0]
+
+
 def test_without_a_cache_nothing_is_said_of_it() -> None:
     made = make_plan(reachable(), config(post_rope=None), NAMES)
     assert made.config.kv_cache_post_rope is False

@@ -259,10 +259,11 @@ def _query_patterns(architecture: Architecture | None) -> list[str]:
 
 
 def _projection(attention: str, words: set[str], among: Iterable[PlanRow]) -> PlanRow | None:
-    """The layer of an attention module that makes keys alone, or values, or queries: ``k_proj`` does, ``qkv_proj`` does not."""
+    """The layer of an attention module that makes keys alone, or values, or queries: ``k_proj`` does, ``query_key_value`` does not."""
     for row in among:
         parent, _, last = row.name.rpartition(".")
-        if parent == attention and words & set(last.split("_")):
+        said = (_KEY_WORDS | _VALUE_WORDS | _QUERY_WORDS) & set(last.split("_"))
+        if parent == attention and said and said <= words:
             return row
     return None
 
