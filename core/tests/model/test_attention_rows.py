@@ -151,6 +151,15 @@ def test_fused_projections_are_rounded_as_they_put_out(fused: str) -> None:
     assert f"'layers.0.self_attn.{fused}' feeds the cache, and is no projection" in made.warnings[0]
 
 
+def test_what_chooses_tokens_inside_attention_is_none() -> None:
+    made = reachable()
+    for block in made["layers"]:  # type: ignore[index]
+        block["self_attn"]["indexer"] = nn.ModuleDict({n: nn.Linear(8, 8) for n in ("q_proj", "k_proj")})
+    plan = make_plan(made, two(config(softmax=fp8(), cache=fp8(), post_rope=None)), NAMES)
+    assert [a.key_layer for a in plan.attentions] == [f"layers.{i}.self_attn.k_proj" for i in range(2)]
+    assert plan.warnings == ()
+
+
 def test_without_a_cache_nothing_is_said_of_it() -> None:
     made = make_plan(reachable(), config(post_rope=None), NAMES)
     assert made.config.kv_cache_post_rope is False

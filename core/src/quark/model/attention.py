@@ -175,7 +175,9 @@ def attention_warnings(
 def _cached_rows(rows: Iterable[PlanRow], config: QConfig, architecture: Architecture | None) -> list[PlanRow]:
     """The layers that feed the quantized cache. Only decoder blocks have one: what a pattern hits elsewhere is not quantized for it."""
     inside = _blocks(architecture)
-    return [r for r in rows if r.name.startswith(inside) and first_match(r.name, config.kv_cache_quant_config) is not None]
+    found = [r for r in rows if r.name.startswith(inside) and first_match(r.name, config.kv_cache_quant_config) is not None]
+    parents = _outermost(r.name.rpartition(".")[0] for r in found)
+    return [r for r in found if r.name.rpartition(".")[0] in parents]
 
 
 def _query_rows(rows: Iterable[PlanRow], architecture: Architecture | None) -> list[PlanRow]:
@@ -237,7 +239,13 @@ def _attentions(model: nn.Module, rows: Iterable[PlanRow], architecture: Archite
     if not patterns:
         return [n for n, _ in model.named_modules() if n.startswith(inside) and any(fnmatchcase(n, p) for p in _WITHOUT_ARCHITECTURE)]
     parents = (r.name.rpartition(".")[0] for r in rows if r.name.startswith(inside) and first_match(r.name, patterns) is not None)
-    return list(dict.fromkeys(p for p in parents if p))
+    return _outermost(p for p in parents if p)
+
+
+def _outermost(names: Iterable[str]) -> list[str]:
+    """Each of some modules that lies in none of the others: what chooses tokens inside attention has projections, too, and no cache."""
+    found = dict.fromkeys(names)
+    return [n for n in found if not any(".".join(n.split(".")[:i]) in found for i in range(1, n.count(".") + 1))]
 
 
 def _blocks(architecture: Architecture | None) -> str:
