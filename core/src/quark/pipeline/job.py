@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import attrs
 import torch
 from torch import nn
 
-from quark.algorithms import STAGES, Judged, Rounding, RoundToNearest, Settling, Transform
+from quark.algorithms import STAGES, Judged, NamesLayers, Rounding, RoundToNearest, Settling, Transform
 from quark.errors import ConfigError, UnsupportedError
 from quark.log import get_logger
 from quark.model.blocks import decoder_blocks
 from quark.model.family import architecture_of
 from quark.model.mixtures import separate_experts
-from quark.model.plan import PlanRow, QuantPlan, make_plan
-from quark.model.plan_text import plan_lines
+from quark.model.plan import PlanRow, QuantPlan, has_static_scale, make_plan
+from quark.model.plan_text import plan_lines, warning_lines
 from quark.nn.attention_switch import refuse_unswitchable, switch_attention
 from quark.pipeline.batches import Call, calls
 from quark.pipeline.checked import CheckedRounding, CheckedTransform, refuse_strange
 from quark.pipeline.judging import judged
-from quark.pipeline.memory import SHARE, free_bytes, held_bytes, tokens_in
+from quark.pipeline.memory import SHARE, free_bytes, held_bytes, held_probabilities, tokens_in
 from quark.pipeline.progress import reporting
 from quark.pipeline.runner import run
 from quark.pipeline.sink import BlockSink
@@ -158,10 +158,9 @@ def prepared(model: nn.Module, config: QConfig, dataloader: Iterable[Any] | None
     two_passes = needs_two_passes(model, plan, chosen.rounding, data, device)
     if two_passes:
         plan = attrs.evolve(plan, notes=(*plan.notes, TWO_PASSES))
+    warned = warning_lines(plan)
     for line in plan_lines(plan):
-        get_logger().info(line)
-    for warning in plan.warnings:
-        get_logger().warning(warning)
+        (get_logger().warning if line in warned else get_logger().info)(line)
     return Job(plan, chosen, data, two_passes)
 
 
@@ -193,7 +192,20 @@ def plan_of(model: nn.Module, config: QConfig) -> QuantPlan:
             f"the algorithm '{chosen.rounding_name}' takes none of this model's layers: the names in its configuration are relative to a "
             f"decoder block, and a layer here is '{plan.rows[-1].name if plan.rows else '(none)'}'"
         )
-    return attrs.evolve(plan, rows=rows)
+    return attrs.evolve(plan, rows=rows, warnings=(*plan.warnings, *_unmatched(chosen, rows, blocks)))
+
+
+def _unmatched(chosen: Algorithms, rows: Sequence[PlanRow], blocks: Sequence[str]) -> Iterator[str]:
+    """What the settings of the rounding name and the model does not have."""
+    if isinstance(chosen.rounding, NamesLayers):
+        names = [r.name.removeprefix(f"{block}.") for r in rows if (block := _block_of(r, blocks)) is not None]
+        unmatched = chosen.rounding.unmatched(names)
+        if unmatched:
+            left = sum(1 for r in rows if r.config is not None and r.config.weight is not None and not r.algorithm)
+            yield (
+                f"'{chosen.rounding_name}' names layers that no decoder block has: {', '.join(unmatched)}. {left} quantized layers are "
+                f"rounded to nearest; a layer here is '{names[-1] if names else '(none)'}'"
+            )
 
 
 def _settled(model: nn.Module, plan: QuantPlan, chosen: Algorithms) -> QuantPlan:
@@ -210,8 +222,13 @@ def _is_taken(row: PlanRow, blocks: Sequence[str], rounding: Rounding) -> bool:
     """Whether the rounding chooses the codes of a layer."""
     if row.config is None or row.config.weight is None or row.module_type != nn.Linear.__name__:
         return False
-    block = next((b for b in blocks if b == "" or row.name.startswith(f"{b}.")), None)
+    block = _block_of(row, blocks)
     return block is not None and rounding.takes(row.name.removeprefix(f"{block}."))
+
+
+def _block_of(row: PlanRow, blocks: Sequence[str]) -> str | None:
+    """Full name of the decoder block that a layer lies in."""
+    return next((b for b in blocks if b == "" or row.name.startswith(f"{b}.")), None)
 
 
 def switch_if_wanted(model: nn.Module, plan: QuantPlan) -> None:
@@ -228,6 +245,8 @@ def needs_two_passes(model: nn.Module, plan: QuantPlan, rounding: Rounding, data
     inside = [[r for r in plan.quantized if b.owns(r.name)] for b in blocks]
     streams = 2 if any(kind.wants_float for kind in rounding.needs) else 1
     held = held_bytes(blocks, inside, model, tokens_in(data), streams)
+    if any(has_static_scale(a.probabilities) for a in plan.attentions):
+        held += held_probabilities(model, data)
     allowed = plan.config.activation_memory
     if allowed is None:
         free = free_bytes(device)

@@ -28,6 +28,7 @@ class Forward(greenlet):
         call: What the model is called with.
         number: Of the call.
         is_float: Whether it is to compute what the float model does, beside one that computes what the quantized model does.
+        rehearsal: Who has it compute something that it is going to compute again, while it does; else None.
     """
 
     def __init__(self, call: Call, number: int, is_float: bool, parent: Any) -> None:
@@ -35,6 +36,7 @@ class Forward(greenlet):
         self.call = call
         self.number = number
         self.is_float = is_float
+        self.rehearsal: Any = None
 
 
 def current_forward() -> Forward | None:

@@ -10,11 +10,14 @@ from torch import Tensor, nn
 
 from quark.nn import QuantizedLayer
 from quark.pipeline.batches import Call
+from quark.pipeline.expert_pools import PooledExperts
 from quark.pipeline.lockstep import Forward, LockStep, current_forward
 
 
 class Station:
-    """Stands in for one layer: a forward stops here until the layer is rounded, and then passes through the rounded one.
+    """Stands in for one layer: a forward stops here until the layer is finished, its weight rounded and the scales of its activations set.
+
+    It then passes through the finished layer, quantizers of input and output and all.
 
     Forwards of the float model stop too, where their input is wanted, and pass through the float layer.
 
@@ -27,7 +30,7 @@ class Station:
 
     Attributes:
         arrived: What each forward that stopped here brought, or was foreseen to bring.
-        is_done: Whether the layer is rounded.
+        is_done: Whether the layer is finished.
     """
 
     def __init__(self, name: str, number: int, layer: nn.Module, made: QuantizedLayer, run: LockStep) -> None:
@@ -41,6 +44,7 @@ class Station:
         self._foreseen: dict[Forward, Tensor] | None = None
         self._plain: Any = layer.forward
         self._float_weight = made.weight
+        self._width: int = made.weight.shape[0]  # type: ignore[index,assignment]
 
     def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """In place of the layer's forward."""
@@ -51,13 +55,18 @@ class Station:
         if self.is_done and self._foreseen is not None and self._foreseen.pop(forward, x) is not x:
             self._reopen()
         if not self.is_done:
+            experts: PooledExperts | None = forward.rehearsal
+            if experts is not None and experts.looks_at(self.name, x):
+                # What comes of it is thrown away: only the input was wanted.
+                return x.new_zeros(*x.shape[:-1], self._width)
             self.arrived[forward] = x
             self._run.stop(self)
-        found = self._plain(x, *args, **kwargs) if forward.is_float else self.made.product(x, *args, **kwargs)
+        # By the class: others may have wrapped the layer that it was made from, and what they did was copied with it.
+        found = self._plain(x, *args, **kwargs) if forward.is_float else QuantizedLayer.forward(self.made, x, *args, **kwargs)
         return found
 
     def done(self, foreseen: Mapping[Forward, Tensor] | None = None) -> None:
-        """The layer is rounded; ``foreseen`` are the inputs it was rounded for, where forwards have not brought them here yet."""
+        """The layer is finished; ``foreseen`` are the inputs it was finished for, where forwards have not brought them here yet."""
         self.is_done = True
         self.arrived = {}
         self._foreseen = None if foreseen is None else dict(foreseen)

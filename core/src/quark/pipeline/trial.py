@@ -12,10 +12,10 @@ from torch import Tensor, nn
 from quark.algorithms import RoundToNearest
 from quark.model.plan import PlanRow
 from quark.nn import QuantizedLayer, quantized_class
+from quark.pipeline.activation_scales import static_input
 from quark.pipeline.batches import Call
 from quark.pipeline.lockstep import replaced_forward
 from quark.pipeline.problems import problems
-from quark.pipeline.solving import static_input
 from quark.pipeline.stations import tokens_of
 from quark.specs.layer import QLayerConfig
 

@@ -26,6 +26,10 @@ FEW_TOKENS_DAMPING = 1.0
 """Least damping of layers that got fewer tokens than they have input channels: their H is singular, and their correction left out."""
 
 
+def _names(pattern: str, layer: str) -> bool:
+    return fnmatchcase(layer, pattern) or layer.endswith(f".{pattern}")
+
+
 class ColumnRounding:
     """Rounds the columns of a weight one after another, in view of the outputs.
 
@@ -46,7 +50,11 @@ class ColumnRounding:
     def takes(self, name: str) -> bool:
         """Whether the settings name this layer."""
         patterns = self._recipe.modules
-        return not patterns or any(fnmatchcase(name, p) or name.endswith(f".{p}") for p in patterns)
+        return not patterns or any(_names(p, name) for p in patterns)
+
+    def unmatched(self, names: Sequence[str]) -> Sequence[str]:
+        """As `quark.algorithms.NamesLayers.unmatched`."""
+        return [p for p in self._recipe.modules if not any(_names(p, name) for name in names)]
 
     @torch.no_grad()
     def round(self, problem: Problem) -> Mapping[str, Figures]:
