@@ -89,7 +89,8 @@ def _streamed(
     model.quark_plan = job.plan  # type: ignore[assignment]
     with exporter.stream(model, foreseen(model, job.plan), out, options) as stream:
         job.run(model, CheckpointSink(model, stream), tensors)
-    return job.plan
+    done: QuantPlan = model.quark_plan  # type: ignore[assignment]
+    return done
 
 
 def _whole(

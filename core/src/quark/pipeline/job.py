@@ -19,6 +19,7 @@ from quark.model.plan import PlanRow, QuantPlan, make_plan
 from quark.model.plan_text import plan_lines
 from quark.nn.attention_switch import refuse_unswitchable, switch_attention
 from quark.pipeline.batches import Call, calls
+from quark.pipeline.findings import Findings
 from quark.pipeline.judging import judged
 from quark.pipeline.memory import SHARE, free_bytes, held_bytes, tokens_in
 from quark.pipeline.progress import reporting
@@ -79,7 +80,8 @@ class Job:
     def run(self, model: nn.Module, sink: BlockSink, source: BlockSource | None = None) -> None:
         """Quantize ``model``; what is known of it then are its attributes ``quark_plan``, ``quark_findings`` and so on.
 
-        Transforms that change the whole model, and would do harm, are left out; the plan that the model has then says so.
+        Transforms that would do harm to the whole model, or turn out to change none of its blocks, are left out; the plan that the model
+        has then says so.
         """
         model.quark_plan = self.plan  # type: ignore[assignment]
         judgements = judged(model, self.plan, self.algorithms.by_name, self.data)
@@ -99,7 +101,9 @@ class Job:
                 two_passes=self.two_passes,
                 transforms=[t for name, t in self.algorithms.by_name.items() if name in left],
             )
-        findings.judged = {name: attrs.asdict(judgement) for name, judgement in judgements.items()}
+        model.quant_config, model.quark_plan = self._without_idle(plan, findings)  # type: ignore[assignment]
+        sink.finish()
+        findings.judged = {name: judgement.figures() for name, judgement in judgements.items()}
         model.quark_quantized, model.quark_findings = True, findings  # type: ignore[assignment]
         findings.log()
         get_logger().info("Model quantization has been completed.")
@@ -112,6 +116,25 @@ class Job:
         plan = plan_of(model, attrs.evolve(self.plan.config, algo_config=left or None))
         notes = [TWO_PASSES] if self.two_passes else []
         return attrs.evolve(plan, notes=(*plan.notes, *notes, *(f"left out, since it would do harm: {name}" for name in names)))
+
+    def _without_idle(self, plan: QuantPlan, findings: Findings) -> tuple[QConfig, QuantPlan]:
+        """The configuration and the plan without those transforms that have changed no block, which is said; one that also rounds stays."""
+        rounding = self.algorithms.rounding_name
+        for name in (n for n, t in self.algorithms.by_name.items() if any(t is one for one in findings.idle)):
+            effect = "only its rounding is in the result" if name == rounding else "the result does not name it"
+            get_logger().warning(
+                f"The algorithm '{name}' has left every block as it was, so {effect}; model.quark_findings.transformed says why."
+            )
+            if name != rounding:
+                settings = [a for a in plan.config.algo_config or [] if a.name != name]
+                notes = (*(n for n in plan.notes if n != _note(name)), f"left out, since it has left every block as it was: {name}")
+                plan = attrs.evolve(plan, config=attrs.evolve(plan.config, algo_config=settings or None), notes=notes)
+        return plan.config, plan
+
+
+def _note(name: str) -> str:
+    """What a plan says of a transform."""
+    return f"each block is changed first, and computes what it did: {name}"
 
 
 def prepared(model: nn.Module, config: QConfig, dataloader: Iterable[Any] | None, device: torch.device) -> Job:
@@ -153,7 +176,7 @@ def plan_of(model: nn.Module, config: QConfig) -> QuantPlan:
             f"'{chosen.names[0]}' goes by facts about the model's family, and this {type(model).__name__} is of none that is known: "
             "register a template for it, or leave the algorithm out"
         )
-    notes = tuple(f"each block is changed first, and computes what it did: {name}" for name in chosen.names)
+    notes = tuple(_note(name) for name in chosen.names)
     plan = _settled(model, attrs.evolve(plan, notes=(*plan.notes, *notes)), chosen)
     if chosen.rounding_name is None:
         return plan
@@ -235,6 +258,12 @@ def algorithms_of(config: QConfig) -> Algorithms:
                     "Name the one that is wanted"
                 )
             chosen = (settings.name, made)
+        elif made.stage not in STAGES:
+            source = algorithms().source(settings.name)
+            raise ConfigError(
+                f"the transform '{settings.name}' of {source.distribution} {source.version} would never run: its stage is '{made.stage}', "
+                f"and there are {', '.join(repr(stage) for stage in STAGES)}. Its author has to choose one of these"
+            )
         elif made.stage in transforms:
             raise ConfigError(
                 f"'{transforms[made.stage][0]}' and '{settings.name}' do the same thing by different rules ({made.stage}): the second "

@@ -56,7 +56,7 @@ class LockStep:
     Use as a context manager: it registers hooks and takes them away.
 
     Attributes:
-        calls: How many there are.
+        calls: As given.
         stopped: Forwards that have called `stop`, with the place they gave; `go_on` takes them out.
         detours: By index of a block, what is called in place of its forward: with that forward, then its arguments.
         finished: How many forwards have ended.
@@ -84,7 +84,7 @@ class LockStep:
         self._fresh = [Forward(call, i, is_float, self._parent) for i, call in enumerate(calls) for is_float in kinds]
         self._waiting: dict[Forward, int] = {}
         self._taken_back = ExitStack()
-        self.calls = len(calls)
+        self.calls = list(calls)
         self.stopped: dict[Forward, Any] = {}
         self.detours: dict[int, Callable[..., Any]] = {}
         self.finished = 0

@@ -1,0 +1,115 @@
+"""Validation: whether a change of weights does good, seen on tokens that it was not made from."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Self
+
+import attrs
+import torch
+from torch import Tensor
+
+_TINY = torch.finfo(torch.float32).tiny
+
+
+@attrs.frozen(eq=False)
+class OutputError:
+    """The errors of a block's output, were the block rounded, token by token.
+
+    Attributes:
+        squares: Of each token's error, ``[tokens]``, float32.
+        sizes: Squares of what each token should be, likewise, above 0.
+        is_held_out: Whether the tokens were kept from whatever the change was made from.
+    """
+
+    squares: Tensor
+    sizes: Tensor
+    is_held_out: bool = True
+
+    @classmethod
+    def of(cls, found: Tensor, reference: Tensor, *, is_held_out: bool = True) -> Self:
+        """Return that of ``found [tokens, channels]``, which should be ``reference``."""
+        wanted = reference.float()
+        return cls((found.float() - wanted).square().sum(-1), wanted.square().sum(-1).clamp(min=_TINY), is_held_out)
+
+    @property
+    def tokens(self) -> int:
+        """How many there are."""
+        return len(self.squares)
+
+    @property
+    def relative(self) -> float:
+        """The squared error of all tokens ÷ the squares of what they should be; a few of enormous activations may count for nearly all."""
+        return float(self.squares.sum() / self.sizes.sum().clamp(min=_TINY))
+
+    @property
+    def by_token(self) -> float:
+        """The mean of each token's own ratio: each counts alike, as it does behind the norm in front of the next block."""
+        return float((self.squares / self.sizes).mean())
+
+
+@attrs.frozen
+class Validation:
+    """What became of an error.
+
+    Attributes:
+        before: The relative error, as things were.
+        after: After the change.
+        standard_error: Of the difference: both are of the same tokens, and compared token by token. Tokens of one text are alike, so that
+            it is rather larger than this.
+        tokens: How many there were.
+        is_held_out: Whether the change was made from other tokens.
+    """
+
+    before: float
+    after: float
+    standard_error: float
+    tokens: int
+    is_held_out: bool
+
+    @property
+    def is_harm(self) -> bool:
+        """Whether the error is larger by more than its standard error; so it is, too, where one of the two is not a number."""
+        return self.tokens > 0 and not self.after <= self.before + self.standard_error
+
+    @property
+    def factor(self) -> float:
+        """How many times as large the error is."""
+        return self.after / max(self.before, _TINY)
+
+    def figures(self) -> dict[str, Any]:
+        """What there is to report; a number that is not finite is None."""
+        numbers = {"error_before": self.before, "error_after": self.after, "standard_error": self.standard_error}
+        finite = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
+        return {**finite, "tokens": self.tokens, "held_out": self.is_held_out}
+
+
+def validated(before: Sequence[OutputError], after: Sequence[OutputError], *, by_token: bool) -> Validation:
+    """Compare errors of the same tokens.
+
+    Args:
+        before: Of each block, as it was.
+        after: Of each block, as it is.
+        by_token: Whether each token's error counts relative to its own size (`OutputError.by_token`), or all by the same measure
+            (`OutputError.relative`).
+
+    Returns:
+        Means over blocks.
+    """
+    tokens = before[0].tokens if before else 0
+    if tokens == 0:
+        return Validation(math.nan, math.nan, math.nan, 0, is_held_out=False)
+    shares = torch.stack([_shares(error, by_token) for error in before])
+    relative = [torch.stack([e.squares.double() / e.sizes.double() for e in errors]) for errors in (before, after)]
+    one, other = (float((ratios * shares).sum(-1).mean()) for ratios in relative)
+    # Tokens of different weight: what is squared is how far each is from the mean difference.
+    deviations = ((relative[1] - relative[0] - (other - one)) * shares).mean(0)
+    error = float((deviations.square().sum() * tokens / (tokens - 1)).sqrt()) if tokens > 1 else math.inf
+    return Validation(one, other, error, tokens, is_held_out=all(e.is_held_out for e in before))
+
+
+def _shares(error: OutputError, by_token: bool) -> Tensor:
+    """What each token's relative error counts for, ``[tokens]``, float64; they add up to 1."""
+    sizes = error.sizes.double()
+    return torch.full_like(sizes, 1 / error.tokens) if by_token else sizes / sizes.sum()
