@@ -157,7 +157,7 @@ def prepared(model: nn.Module, config: QConfig, dataloader: Iterable[Any] | None
         refuse_unswitchable(model, [a.name for a in plan.attentions])
     wants = wants_data(plan, chosen)
     judges = dataloader is not None and any(isinstance(t, Judged) for t in chosen.transforms)
-    data = calls(dataloader, wanted_by=wants) if wants or judges else []
+    data = calls(dataloader, wanted_by=wants, model=model) if wants or judges else []
     two_passes = needs_two_passes(model, plan, chosen.rounding, data, device)
     if two_passes:
         plan = attrs.evolve(plan, notes=(*plan.notes, TWO_PASSES))
