@@ -65,6 +65,11 @@ class Findings:
                 f"{len(few_layers)} of {len(self.layers)} layers got fewer tokens than they have input channels, the first is "
                 f"'{few_layers[0]}' with {self.layers[few_layers[0]]['tokens']}: they are rounded more cautiously. More data do better."
             )
+        if any(figures.get("held_out") is False for figures in (*self.transformed.values(), *self.judged.values())):
+            yield (
+                "What transforms do was validated on the tokens that they were made from: of so few, none could be held out. More "
+                "calibration data do better."
+            )
         if self.unreached:
             yield (
                 f"No calibration token reached {len(self.unreached)} layer(s), the first is '{self.unreached[0]}': "
