@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -160,3 +160,27 @@ def test_a_calibrated_rounding_behind_it_sees_the_transformed_inputs(two_passes:
     calibrated = ~calls(IDS)[0].held_out.flatten()  # type: ignore[operator]
     assert torch.equal((spy.seen["model.layers.0.self_attn.q_proj"] * s)[calibrated], before.seen[0])
     assert torch.isfinite(logits(model)).all()
+
+
+def test_a_transform_knows_sizes_of_the_model_and_what_changes_the_input_of_a_layer() -> None:
+    class Doubling:
+        transforms_input = True
+
+        def __call__(self, module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            return (2 * args[0],)
+
+    class Asking(Scaling):
+        def apply(self, block: BlockAtHand) -> Mapping[str, Figures]:
+            names = ("mlp.up_proj", "mlp.down_proj")
+            self.asked = {name: block.input_is_transformed(name) for name in names if "layers.1" in block.name} or self.asked
+            self.heads = block.model_config.num_key_value_heads
+            return {}
+
+        asked: ClassVar[dict[str, bool]] = {}
+
+    model, transform = tiny.tiny_model(), Asking(needs=())
+    model.model.layers[1].mlp.down_proj.register_forward_pre_hook(Doubling())
+    model.model.layers[1].mlp.up_proj.register_forward_pre_hook(lambda *_: None)
+    quantized(model, config("int4_wo_32"), transform)
+    assert transform.asked == {"mlp.up_proj": False, "mlp.down_proj": True}
+    assert transform.heads == model.config.num_key_value_heads == 2

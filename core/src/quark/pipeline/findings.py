@@ -7,7 +7,6 @@ from typing import Any
 
 import attrs
 
-from quark.algorithms import Transform
 from quark.log import get_logger
 
 FEW = 0.05
@@ -23,7 +22,7 @@ class Findings:
         tokens: How many tokens reached each layer of an expert.
         transformed: What transforms say of layers and blocks.
         judged: Of transforms that change the whole model, by name: errors before and after, and whether they were applied.
-        idle: Transforms that have left every block as it was.
+        idle: Which of the run's transforms, by their place in its order, have left every block as it was.
         unreached: Layers that were to be rounded by their inputs and got none: they are rounded to nearest.
     """
 
@@ -32,7 +31,7 @@ class Findings:
     unreached: list[str] = attrs.field(factory=list)
     transformed: dict[str, dict[str, Any]] = attrs.field(factory=dict)
     judged: dict[str, dict[str, Any]] = attrs.field(factory=dict)
-    idle: list[Transform] = attrs.field(factory=list)
+    idle: list[int] = attrs.field(factory=list)
 
     def add(self, figures: Mapping[str, dict[str, Any]]) -> None:
         """Take in the figures of more layers."""

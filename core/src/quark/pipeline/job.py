@@ -19,7 +19,6 @@ from quark.model.plan import PlanRow, QuantPlan, make_plan
 from quark.model.plan_text import plan_lines
 from quark.nn.attention_switch import refuse_unswitchable, switch_attention
 from quark.pipeline.batches import Call, calls
-from quark.pipeline.findings import Findings
 from quark.pipeline.judging import judged
 from quark.pipeline.memory import SHARE, free_bytes, held_bytes, tokens_in
 from quark.pipeline.progress import reporting
@@ -101,7 +100,9 @@ class Job:
                 two_passes=self.two_passes,
                 transforms=[t for name, t in self.algorithms.by_name.items() if name in left],
             )
-        model.quant_config, model.quark_plan = self._without_idle(plan, findings)  # type: ignore[assignment]
+        idle = [name for place, name in enumerate(n for n in self.algorithms.names if n in left) if place in findings.idle]
+        plan = self._without_idle(plan, idle)
+        model.quant_config, model.quark_plan = plan.config, plan  # type: ignore[assignment]
         sink.finish()
         findings.judged = {name: judgement.figures() for name, judgement in judgements.items()}
         model.quark_quantized, model.quark_findings = True, findings  # type: ignore[assignment]
@@ -117,10 +118,10 @@ class Job:
         notes = [TWO_PASSES] if self.two_passes else []
         return attrs.evolve(plan, notes=(*plan.notes, *notes, *(f"left out, since it would do harm: {name}" for name in names)))
 
-    def _without_idle(self, plan: QuantPlan, findings: Findings) -> tuple[QConfig, QuantPlan]:
-        """The configuration and the plan without those transforms that have changed no block, which is said; one that also rounds stays."""
+    def _without_idle(self, plan: QuantPlan, names: Sequence[str]) -> QuantPlan:
+        """A plan without those transforms that have changed no block, which is said; one that also rounds stays."""
         rounding = self.algorithms.rounding_name
-        for name in (n for n, t in self.algorithms.by_name.items() if any(t is one for one in findings.idle)):
+        for name in names:
             effect = "only its rounding is in the result" if name == rounding else "the result does not name it"
             get_logger().warning(
                 f"The algorithm '{name}' has left every block as it was, so {effect}; model.quark_findings.transformed says why."
@@ -129,7 +130,7 @@ class Job:
                 settings = [a for a in plan.config.algo_config or [] if a.name != name]
                 notes = (*(n for n in plan.notes if n != _note(name)), f"left out, since it has left every block as it was: {name}")
                 plan = attrs.evolve(plan, config=attrs.evolve(plan.config, algo_config=settings or None), notes=notes)
-        return plan.config, plan
+        return plan
 
 
 def _note(name: str) -> str:

@@ -56,7 +56,8 @@ class LockStep:
     Use as a context manager: it registers hooks and takes them away.
 
     Attributes:
-        calls: As given.
+        calls: How many there are.
+        holds_out: Whether any of their tokens are held out.
         stopped: Forwards that have called `stop`, with the place they gave; `go_on` takes them out.
         detours: By index of a block, what is called in place of its forward: with that forward, then its arguments.
         finished: How many forwards have ended.
@@ -84,7 +85,8 @@ class LockStep:
         self._fresh = [Forward(call, i, is_float, self._parent) for i, call in enumerate(calls) for is_float in kinds]
         self._waiting: dict[Forward, int] = {}
         self._taken_back = ExitStack()
-        self.calls = list(calls)
+        self.calls = len(calls)
+        self.holds_out = any(call.held_out is not None for call in calls)
         self.stopped: dict[Forward, Any] = {}
         self.detours: dict[int, Callable[..., Any]] = {}
         self.finished = 0

@@ -168,7 +168,7 @@ class _Work:
             stage = Transforming(steps, index, block, rows, self._transforms, self._architecture, text_config(self._model))
             stage.work()
             self.findings.transformed |= stage.figures
-            self.findings.idle = [t for t in self.findings.idle if t in stage.idle] if index else stage.idle
+            self.findings.idle = [place for place in self.findings.idle if place in stage.idle] if index else stage.idle
 
     def made(self, rows: Iterable[PlanRow]) -> dict[str, QuantizedLayer]:
         """Quantized layers, not yet rounded, by full name."""

@@ -32,7 +32,7 @@ class Transforming:
 
     Attributes:
         figures: What the transforms have to say.
-        idle: Those of them that have left the block as it was.
+        idle: Places of those transforms that have left the block as it was.
     """
 
     def __init__(
@@ -56,24 +56,24 @@ class Transforming:
         self._statistics: dict[str, dict[type[Statistic], Statistic]] = {}
         self._last: tuple[Forward | None, str, Tensor | None] = (None, "", None)
         # Where nothing can be held out, all tokens are for both: that is better than not to look.
-        is_divided = run is not None and any(call.held_out is not None for call in run.calls)
+        is_divided = run is not None and run.holds_out
         self._for_statistics: bool | None = False if is_divided else None
         self._for_validation: bool | None = True if is_divided else None
         self._references: dict[Forward, Tensor] = {}
         self._tried: list[Tensor] | None = None
         self.figures: dict[str, dict[str, Any]] = {}
-        self.idle: list[Transform] = []
+        self.idle: list[int] = []
 
     def work(self) -> None:
         """Apply each transform in turn; those that need statistics are shown what the ones before them have made of the block."""
         first = next((i for i, t in enumerate(self._transforms) if t.needs), len(self._transforms))
-        self._apply(self._transforms[:first])
+        self._apply(range(first))
         if self._run is not None and self._kinds:
             self._show(self._run)
-        self._apply(self._transforms[first:])
+        self._apply(range(first, len(self._transforms)))
         self._references = {}
 
-    def _apply(self, transforms: Sequence[Transform]) -> None:
+    def _apply(self, places: Sequence[int]) -> None:
         at_hand = BlockAtHand(
             self._block.name,
             self._block.module,
@@ -84,12 +84,12 @@ class Transforming:
             self._output if self._references else None,
             self._model_config,
         )
-        for transform in transforms:
-            said = transform.apply(at_hand)
+        for place in places:
+            said = self._transforms[place].apply(at_hand)
             for name, figures in said.items():
                 self.figures.setdefault(name, {}).update(figures)
             if not said.get(self._block.name, {}).get("applied", True):
-                self.idle.append(transform)
+                self.idle.append(place)
 
     def _show(self, run: LockStep) -> None:
         """The first pass: every forward goes through the float block, and waits at its entry again."""
