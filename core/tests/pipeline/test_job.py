@@ -11,6 +11,8 @@ from torch import nn
 
 from quark.algorithms import BlockAtHand, Figures, Rounding, Statistic
 from quark.errors import ConfigError
+from quark.model.family import architecture_of
+from quark.pipeline import job
 from quark.plugins import AlgorithmRecord, algorithms
 from quark.specs.algorithm import AlgoConfig
 from quark.specs.architecture import Architecture
@@ -76,3 +78,14 @@ def test_a_transform_that_leaves_every_block_as_it_was_is_not_named_in_the_resul
     model = ModelQuantizer(config(leaves=leaves)).quantize_model(tiny.tiny_model())
     assert bool(model.quant_config.algo_config) == bool(model.quark_plan.config.algo_config) == is_named  # type: ignore[union-attr]
     assert any("'cautious' has left every block as it was" in r.message for r in caplog.records) != is_named
+
+
+def test_a_family_without_decoder_blocks_is_told_of_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    facts = architecture_of(tiny.tiny_model())
+    assert facts is not None
+    monkeypatch.setattr(job, "architecture_of", lambda _: attrs.evolve(facts, decoder_blocks=None))
+    plan = ModelQuantizer(config()).plan(tiny.tiny_model())
+    assert "no decoder blocks are known of 'llama': the whole model is changed as one block" in plan.notes
+    assert not any(
+        "no decoder blocks" in note for note in ModelQuantizer(attrs.evolve(config(), algo_config=None)).plan(tiny.tiny_model()).notes
+    )

@@ -177,7 +177,9 @@ def plan_of(model: nn.Module, config: QConfig) -> QuantPlan:
             f"'{chosen.names[0]}' goes by facts about the model's family, and this {type(model).__name__} is of none that is known: "
             "register a template for it, or leave the algorithm out"
         )
-    notes = tuple(_note(name) for name in chosen.names)
+    notes = [_note(name) for name in chosen.names]
+    if notes and plan.architecture is not None and plan.architecture.decoder_blocks is None:
+        notes.append(f"no decoder blocks are known of '{plan.architecture.model_type}': the whole model is changed as one block")
     plan = _settled(model, attrs.evolve(plan, notes=(*plan.notes, *notes)), chosen)
     if chosen.rounding_name is None:
         return plan
