@@ -64,32 +64,32 @@ def test_the_order_of_tokens_makes_no_difference(order: list[int]) -> None:
     )
 
 
-def test_what_is_within_one_standard_error_is_no_harm() -> None:
-    assert not Validation(1.0, 1.1, 0.2, 9, is_held_out=True).is_harm
-    assert Validation(1.0, 1.3, 0.2, 9, is_held_out=True).is_harm
-    assert not Validation(1.0, 0.5, 0.2, 9, is_held_out=True).is_harm
+def test_what_is_within_one_standard_error_is_no_improvement() -> None:
+    assert not Validation(1.0, 0.9, 0.2, 9, is_held_out=True).is_improvement
+    assert Validation(1.0, 0.7, 0.2, 9, is_held_out=True).is_improvement
+    assert not Validation(1.0, 1.5, 0.2, 9, is_held_out=True).is_improvement
 
 
-def test_the_same_error_everywhere_is_no_harm() -> None:
+def test_the_same_error_everywhere_is_no_improvement() -> None:
     one = error([1, 2, 3], [2, 2, 4])
-    assert not validated([one], [one], by_token=False).is_harm
+    assert not validated([one], [one], by_token=False).is_improvement
 
 
-def test_what_is_not_a_number_is_harm_and_is_reported_as_none() -> None:
+def test_what_is_not_a_number_is_no_improvement_and_is_reported_as_none() -> None:
     good, bad = error([1, 2], [2, 2]), error([math.nan, 2], [2, 2])
     for before, after in ((good, bad), (bad, good), (bad, bad), (good, error([math.inf, 1], [2, 2]))):
         found = validated([before], [after], by_token=True)
-        assert found.is_harm
+        assert not found.is_improvement
         assert None in found.figures().values()
 
 
 def test_without_tokens_nothing_is_said() -> None:
     found = validated([error([], [])], [error([], [])], by_token=True)
-    assert (found.tokens, found.is_harm, found.figures()["error_after"], found.figures()["held_out"]) == (0, False, None, False)
+    assert (found.tokens, found.is_improvement, found.figures()["error_after"], found.figures()["held_out"]) == (0, False, None, False)
 
 
-def test_of_one_token_no_standard_error_can_be_told_and_nothing_is_harm() -> None:
-    assert not validated([error([1], [2])], [error([2], [2])], by_token=False).is_harm
+def test_of_one_token_no_standard_error_can_be_told_and_nothing_is_an_improvement() -> None:
+    assert not validated([error([2], [2])], [error([1], [2])], by_token=False).is_improvement
 
 
 def test_of_blocks_the_mean_is_taken_token_by_token() -> None:

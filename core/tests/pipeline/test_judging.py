@@ -41,7 +41,7 @@ class Turned:
         return x.flip(-1)
 
     def verdict(self, validation: Validation) -> bool:
-        return not validation.is_harm
+        return validation.is_improvement
 
     def outside(self, model: nn.Module, architecture: Architecture) -> None:
         raise AssertionError("nothing outside the blocks is changed by a trial")

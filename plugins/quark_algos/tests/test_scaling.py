@@ -65,7 +65,7 @@ def test_every_scheme_can_be_smoothed_and_no_block_is_left_worse(name: str, sche
     model = quantized(name, scheme)
     assert torch.isfinite(logits(model)).all()
     for figures in validated(model).values():
-        assert figures["applied"] == (figures["error_after"] <= figures["error_before"] + figures["standard_error"])
+        assert figures["applied"] == (figures["error_after"] < figures["error_before"] - figures["standard_error"])
         assert figures["tokens"] == 4 * 96 // 8
         assert figures["held_out"]
 
@@ -77,7 +77,7 @@ def test_awq_makes_groups_of_four_bits_better() -> None:
 def test_the_reference_preset_keeps_what_does_harm_and_says_how_much(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="quark"):
         model = quantized("smoothquant", "int8", preset="reference", alpha=1.0)
-    worse = [n for n, f in validated(model).items() if f["error_after"] > f["error_before"] + f["standard_error"]]
+    worse = [n for n, f in validated(model).items() if f["error_after"] >= f["error_before"] - f["standard_error"]]
     assert worse
     assert all(applied(model).values())
     assert sum("times as large on 48 held-out tokens" in r.message for r in caplog.records) == len(worse)

@@ -69,9 +69,9 @@ class Validation:
     is_held_out: bool
 
     @property
-    def is_harm(self) -> bool:
-        """Whether the error is larger by more than its standard error; so it is, too, where one of the two is not a number."""
-        return self.tokens > 0 and not self.after <= self.before + self.standard_error
+    def is_improvement(self) -> bool:
+        """Whether the error is smaller by more than its standard error: not where that cannot be told, or one of them is not a number."""
+        return self.after < self.before - self.standard_error
 
     @property
     def factor(self) -> float:

@@ -79,7 +79,7 @@ class Job:
     def run(self, model: nn.Module, sink: BlockSink, source: BlockSource | None = None) -> None:
         """Quantize ``model``; what is known of it then are its attributes ``quark_plan``, ``quark_findings`` and so on.
 
-        Transforms that would do harm to the whole model, or turn out to change none of its blocks, are left out; the plan that the model
+        Transforms that would do no good to the whole model, or turn out to change none of its blocks, are left out; the plan that the model
         has then says so.
         """
         model.quark_plan = self.plan  # type: ignore[assignment]
@@ -116,7 +116,7 @@ class Job:
         left = [a for a in self.plan.config.algo_config or [] if a.name not in names]
         plan = plan_of(model, attrs.evolve(self.plan.config, algo_config=left or None))
         notes = [TWO_PASSES] if self.two_passes else []
-        return attrs.evolve(plan, notes=(*plan.notes, *notes, *(f"left out, since it would do harm: {name}" for name in names)))
+        return attrs.evolve(plan, notes=(*plan.notes, *notes, *(f"left out, since it would do no good: {name}" for name in names)))
 
     def _without_idle(self, plan: QuantPlan, names: Sequence[str]) -> QuantPlan:
         """A plan without those transforms that have changed no block, which is said; one that also rounds stays."""

@@ -68,8 +68,8 @@ class Scaling(ABC):
     """Moves scale at the sites of each block, and looks on held-out tokens whether that does good.
 
     Each site is tried once with scales of its own before it is used: where a variant of a family computes something else than its facts
-    say, the block's output changes, and the site is left out with a warning. Where the scales of a block do more harm than good, the preset
-    ``"best"`` takes them back; ``"reference"`` keeps them, and warns by how much.
+    say, the block's output changes, and the site is left out with a warning. Where the scales of a block do not make its error smaller by
+    more than a standard error, the preset ``"best"`` takes them back; ``"reference"`` keeps them, and warns.
 
     Args:
         settings: An `AWQConfig`, `SmoothQuantConfig` or `AutoSmoothQuantConfig`.
@@ -136,12 +136,12 @@ class Scaling(ABC):
         if before is None or block.output_error is None:
             return figures | {block.name: {"applied": True}}
         found = validated([before], [block.output_error()], by_token=False)
-        if found.is_harm and self._preset == "best":
+        if not found.is_improvement and self._preset == "best":
             for one in reversed(kept):
                 one.restore()
-            return left_out | {block.name: {**found.figures(), "applied": False, "reason": "it does harm on held-out tokens"}}
-        if found.is_harm:
-            _warn_of_harm(block.name, found)
+            return left_out | {block.name: {**found.figures(), "applied": False, "reason": "it makes no error smaller by more than chance"}}
+        if not found.is_improvement:
+            _warn(block.name, found)
         return figures | {block.name: {**found.figures(), "applied": True}}
 
     def _asked(self, facts: Architecture) -> tuple[Place, ...]:
@@ -195,7 +195,7 @@ class Scaling(ABC):
         return torch.stack(values).amax(0)
 
 
-def _warn_of_harm(block: str, found: Validation) -> None:
+def _warn(block: str, found: Validation) -> None:
     get_logger(__name__).warning(
         f"'{block}': moving scale makes the rounded block's error {found.factor:.2f} times as large on {found.tokens} held-out tokens "
         f"({found.before:.2g} to {found.after:.2g}, standard error {found.standard_error:.1g}). preset='best' would leave it out"
