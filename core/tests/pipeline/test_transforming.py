@@ -62,7 +62,7 @@ class Scaling:
             layer = block.module.get_submodule(name)
             layer.weight = nn.Parameter(layer.weight.data * s + self.spoil, requires_grad=False)  # type: ignore[operator]
         if before is not None and block.output_error is not None:
-            self.validations.append(validated([before], [block.output_error()], by_token=False))
+            self.validations.append(validated([before], [block.output_error()]))
         return {block.name: {"scaled": True}}
 
     def rounding(self) -> Rounding | None:

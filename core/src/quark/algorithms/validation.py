@@ -39,14 +39,13 @@ class OutputError:
         return len(self.squares)
 
     @property
-    def relative(self) -> float:
-        """The squared error of all tokens ÷ the squares of what they should be; a few of enormous activations may count for nearly all."""
-        return float(self.squares.sum() / self.sizes.sum().clamp(min=_TINY))
+    def relative(self) -> Tensor:
+        """Of each token, ``[tokens]``, float64: its squared error ÷ the square of what it should be.
 
-    @property
-    def by_token(self) -> float:
-        """The mean of each token's own ratio: each counts alike, as it does behind the norm in front of the next block."""
-        return float((self.squares / self.sizes).mean())
+        The norm in front of the next block divides each token by its own size. In the error of all of them together a few tokens of
+        enormous activations, which many models have, count for nearly all, and nothing could be told from so few.
+        """
+        return self.squares.double() / self.sizes.double()
 
 
 @attrs.frozen
@@ -85,31 +84,19 @@ class Validation:
         return {**finite, "tokens": self.tokens, "held_out": self.is_held_out}
 
 
-def validated(before: Sequence[OutputError], after: Sequence[OutputError], *, by_token: bool) -> Validation:
-    """Compare errors of the same tokens.
+def validated(before: Sequence[OutputError], after: Sequence[OutputError]) -> Validation:
+    """Compare relative errors of the same tokens (`OutputError.relative`).
 
     Args:
         before: Of each block, as it was.
         after: Of each block, as it is.
-        by_token: Whether each token's error counts relative to its own size (`OutputError.by_token`), or all by the same measure
-            (`OutputError.relative`).
 
     Returns:
-        Means over blocks.
+        Means over tokens and blocks.
     """
     tokens = before[0].tokens if before else 0
     if tokens == 0:
         return Validation(math.nan, math.nan, math.nan, 0, is_held_out=False)
-    shares = torch.stack([_shares(error, by_token) for error in before])
-    relative = [torch.stack([e.squares.double() / e.sizes.double() for e in errors]) for errors in (before, after)]
-    one, other = (float((ratios * shares).sum(-1).mean()) for ratios in relative)
-    # Tokens of different weight: what is squared is how far each is from the mean difference.
-    deviations = ((relative[1] - relative[0] - (other - one)) * shares).mean(0)
-    error = float((deviations.square().sum() * tokens / (tokens - 1)).sqrt()) if tokens > 1 else math.inf
-    return Validation(one, other, error, tokens, is_held_out=all(e.is_held_out for e in before))
-
-
-def _shares(error: OutputError, by_token: bool) -> Tensor:
-    """What each token's relative error counts for, ``[tokens]``, float64; they add up to 1."""
-    sizes = error.sizes.double()
-    return torch.full_like(sizes, 1 / error.tokens) if by_token else sizes / sizes.sum()
+    one, other = (torch.stack([error.relative for error in errors]).mean(0) for errors in (before, after))
+    spread = float((other - one).std()) / tokens**0.5 if tokens > 1 else math.inf
+    return Validation(float(one.mean()), float(other.mean()), spread, tokens, is_held_out=all(e.is_held_out for e in before))

@@ -134,7 +134,7 @@ class _Trial:
         errors = self._errors[name]
         if not errors:
             return None
-        validation = validated([before for before, _ in errors], [after for _, after in errors], by_token=True)
+        validation = validated([before for before, _ in errors], [after for _, after in errors])
         return Judgement(validation, self._transforms[name].verdict(validation))
 
     def _error(

@@ -135,7 +135,7 @@ class Scaling(ABC):
             return figures | {block.name: {"applied": False, "reason": "there is no place at which scale can be moved"}}
         if before is None or block.output_error is None:
             return figures | {block.name: {"applied": True}}
-        found = validated([before], [block.output_error()], by_token=False)
+        found = validated([before], [block.output_error()])
         if not found.is_improvement and self._preset == "best":
             for one in reversed(kept):
                 one.restore()
