@@ -23,6 +23,7 @@ class Findings:
         tokens: How many tokens reached each layer of an expert.
         transformed: What transforms say of layers and blocks.
         judged: Of transforms that change the whole model, by name: errors before and after, and whether they were applied.
+        idle: Which of the run's transforms, by their place in its order, have left every block as it was.
         unreached: Layers that the rounding was to round by their inputs, and that got none: they are rounded to nearest.
     """
 
@@ -31,6 +32,7 @@ class Findings:
     unreached: list[str] = attrs.field(factory=list)
     transformed: dict[str, dict[str, Any]] = attrs.field(factory=dict)
     judged: dict[str, dict[str, Any]] = attrs.field(factory=dict)
+    idle: list[int] = attrs.field(factory=list)
 
     def add(self, figures: Mapping[str, dict[str, Any]]) -> None:
         """Take in the figures of more layers."""
@@ -65,6 +67,11 @@ class Findings:
             yield (
                 f"{len(few_layers)} of {len(self.layers)} layers got fewer tokens than they have input channels, {fewest} at the least: "
                 f"{folded(few_layers)}. They are rounded more cautiously. More data do better."
+            )
+        if any(figures.get("held_out") is False for figures in (*self.transformed.values(), *self.judged.values())):
+            yield (
+                "What transforms do was validated on the tokens that they were made from: of so few, none could be held out. More "
+                "calibration data do better."
             )
         if self.unreached:
             yield (

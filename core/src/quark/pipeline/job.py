@@ -99,7 +99,8 @@ class Job:
     def run(self, model: nn.Module, sink: BlockSink, source: BlockSource | None = None) -> None:
         """Quantize ``model``; what is known of it then are its attributes ``quark_plan``, ``quark_findings`` and so on.
 
-        Transforms that change the whole model, and would do harm, are left out; the plan that the model has then says so.
+        Transforms that would do no good to the whole model, or turn out to change none of its blocks, are left out; the plan that the model
+        has then says so.
         """
         model.quark_plan = self.plan  # type: ignore[assignment]
         judgements = judged(model, self.plan, self.algorithms.by_name, self.data)
@@ -118,7 +119,12 @@ class Job:
                 two_passes=self.two_passes,
                 transforms=self.algorithms.checked_transforms(plan.config),
             )
-        findings.judged = {name: attrs.asdict(judgement) for name, judgement in judgements.items()}
+        applied = [name for name in self.algorithms.names if name in {a.name for a in plan.config.algo_config or []}]
+        idle = [name for place, name in enumerate(applied) if place in findings.idle]
+        plan = self._without_idle(plan, idle)
+        model.quant_config, model.quark_plan = plan.config, plan  # type: ignore[assignment]
+        sink.finish()
+        findings.judged = {name: judgement.figures() for name, judgement in judgements.items()}
         model.quark_quantized, model.quark_findings = True, findings  # type: ignore[assignment]
         findings.log()
         get_logger().info("Model quantization has been completed.")
@@ -130,7 +136,26 @@ class Job:
         left = [a for a in self.plan.config.algo_config or [] if a.name not in names]
         plan = plan_of(model, attrs.evolve(self.plan.config, algo_config=left or None))
         notes = [TWO_PASSES] if self.two_passes else []
-        return attrs.evolve(plan, notes=(*plan.notes, *notes, *(f"left out, since it would do harm: {name}" for name in names)))
+        return attrs.evolve(plan, notes=(*plan.notes, *notes, *(f"left out, since it would do no good: {name}" for name in names)))
+
+    def _without_idle(self, plan: QuantPlan, names: Sequence[str]) -> QuantPlan:
+        """A plan without those transforms that have changed no block, which is said; one that also rounds stays."""
+        rounding = self.algorithms.rounding_name
+        for name in names:
+            effect = "only its rounding is in the result" if name == rounding else "the result does not name it"
+            get_logger().warning(
+                f"The algorithm '{name}' has left every block as it was, so {effect}; model.quark_findings.transformed says why."
+            )
+            if name != rounding:
+                settings = [a for a in plan.config.algo_config or [] if a.name != name]
+                notes = (*(n for n in plan.notes if n != _note(name)), f"left out, since it has left every block as it was: {name}")
+                plan = attrs.evolve(plan, config=attrs.evolve(plan.config, algo_config=settings or None), notes=notes)
+        return plan
+
+
+def _note(name: str) -> str:
+    """What a plan says of a transform."""
+    return f"each block is changed first, and computes what it did: {name}"
 
 
 @attributed("planning the run")
@@ -154,7 +179,7 @@ def prepared(model: nn.Module, config: QConfig, dataloader: Iterable[Any] | None
         refuse_unswitchable(model, [a.name for a in plan.attentions])
     wants = wants_data(plan, chosen)
     judges = dataloader is not None and any(isinstance(t, Judged) for t in chosen.transforms)
-    data = calls(dataloader, wanted_by=wants) if wants or judges else []
+    data = calls(dataloader, wanted_by=wants, model=model) if wants or judges else []
     two_passes = needs_two_passes(model, plan, chosen.rounding, data, device)
     if two_passes:
         plan = attrs.evolve(plan, notes=(*plan.notes, TWO_PASSES))
@@ -181,7 +206,9 @@ def plan_of(model: nn.Module, config: QConfig) -> QuantPlan:
             f"'{chosen.names[0]}' goes by facts about the model's family, and this {type(model).__name__} is of none that is known: "
             "register a template for it, or leave the algorithm out"
         )
-    notes = tuple(f"each block is changed first, and computes what it did: {name}" for name in chosen.names)
+    notes = [_note(name) for name in chosen.names]
+    if notes and plan.architecture is not None and plan.architecture.decoder_blocks is None:
+        notes.append(f"no decoder blocks are known of '{plan.architecture.model_type}': the whole model is changed as one block")
     plan = _settled(model, attrs.evolve(plan, notes=(*plan.notes, *notes)), chosen)
     if chosen.rounding_name is None:
         return plan
@@ -283,6 +310,12 @@ def algorithms_of(config: QConfig) -> Algorithms:
                     "Name the one that is wanted"
                 )
             chosen = (settings.name, made)
+        elif made.stage not in STAGES:
+            source = algorithms().source(settings.name)
+            raise ConfigError(
+                f"the transform '{settings.name}' of {source.distribution} {source.version} would never run: its stage is '{made.stage}', "
+                f"and there are {', '.join(repr(stage) for stage in STAGES)}. Its author has to choose one of these"
+            )
         elif made.stage in transforms:
             raise ConfigError(
                 f"'{transforms[made.stage][0]}' and '{settings.name}' do the same thing by different rules ({made.stage}): the second "

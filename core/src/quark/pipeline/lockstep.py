@@ -59,6 +59,7 @@ class LockStep:
 
     Attributes:
         calls: How many there are.
+        holds_out: Whether any of their tokens are held out.
         stopped: Forwards that have called `stop`, with the place they gave; `go_on` takes them out.
         detours: By index of a block, what is called in place of its forward: with that forward, then its arguments.
         finished: How many forwards have ended.
@@ -87,6 +88,7 @@ class LockStep:
         self._waiting: dict[Forward, int] = {}
         self._taken_back = ExitStack()
         self.calls = len(calls)
+        self.holds_out = any(call.held_out is not None for call in calls)
         self.stopped: dict[Forward, Any] = {}
         self.detours: dict[int, Callable[..., Any]] = {}
         self.finished = 0

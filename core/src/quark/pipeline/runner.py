@@ -10,6 +10,7 @@ from torch import nn
 
 from quark.algorithms import Rounding, Transform
 from quark.model.blocks import Block, decoder_blocks
+from quark.model.family import text_config
 from quark.model.plan import PlanRow, QuantPlan
 from quark.nn import QuantizedLayer, quantized_class
 from quark.nn.experts import showing_all
@@ -49,6 +50,8 @@ def run(
     so that the layers behind it get what the quantized model will give them. Layers outside the blocks come last, and are rounded to
     nearest.
 
+    The sink has taken everything when this returns; to finish it is left to the caller.
+
     Args:
         model: Changed in place by the sink, and its weights by the rounding.
         plan: Made from this very model.
@@ -81,7 +84,6 @@ def run(
         _run_calibrated(model, plan, blocks, inside, scales, calls, work, progress)
     work.finish(made, scales)
     sink.end_block(None)
-    sink.finish()
     return work.findings
 
 
@@ -162,9 +164,10 @@ class _Work:
         """Let transforms change a block at whose entry all forwards wait, and wait again."""
         if self._transforms:
             assert self._architecture is not None
-            stage = Transforming(steps, index, block, rows, self._transforms, self._architecture)
+            stage = Transforming(steps, index, block, rows, self._transforms, self._architecture, text_config(self._model))
             stage.work()
             self.findings.transformed |= stage.figures
+            self.findings.idle = [place for place in self.findings.idle if place in stage.idle] if index else stage.idle
 
     def made(self, rows: Iterable[PlanRow]) -> dict[str, QuantizedLayer]:
         """Quantized layers, not yet rounded, by full name."""

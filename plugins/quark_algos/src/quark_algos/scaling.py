@@ -10,7 +10,19 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor, nn
 
-from quark.algorithms import AbsMax, AbsMean, BlockAtHand, Figures, Rounding, SecondMoment, Settled, Statistic
+from quark.algorithms import (
+    AbsMax,
+    AbsMean,
+    BlockAtHand,
+    Figures,
+    Rounding,
+    SecondMoment,
+    Settled,
+    Statistic,
+    Validation,
+    input_is_transformed,
+    validated,
+)
 from quark.log import get_logger
 from quark.model.plan import QuantPlan
 from quark.nn.layers import linear_weight
@@ -20,7 +32,6 @@ from quark.specs.architecture import Architecture
 from quark.specs.layer import QLayerConfig, stages
 from quark_algos.hand_written import Place, places_of, see_places
 from quark_algos.left_out import left_out
-from quark_algos.rotate.online import is_rotated
 from quark_algos.searched import SearchedNearest
 from quark_algos.sites import Site, sites_of
 from quark_algos.smooth.candidates import smoothquant
@@ -57,8 +68,8 @@ class Scaling(ABC):
     """Moves scale at the sites of each block, and looks on held-out tokens whether that does good.
 
     Each site is tried once with scales of its own before it is used: where a variant of a family computes something else than its facts
-    say, the block's output changes, and the site is left out with a warning. Where the scales of a block do more harm than good, the preset
-    ``"best"`` takes them back; ``"reference"`` keeps them, and warns by how much.
+    say, the block's output changes, and the site is left out with a warning. Where the scales of a block do not make its error smaller by
+    more than a standard error, the preset ``"best"`` takes them back; ``"reference"`` keeps them, and warns.
 
     Args:
         settings: An `AWQConfig`, `SmoothQuantConfig` or `AutoSmoothQuantConfig`.
@@ -104,10 +115,10 @@ class Scaling(ABC):
     @torch.no_grad()
     def apply(self, block: BlockAtHand) -> Mapping[str, Figures]:
         """As `quark.algorithms.Transform.apply`."""
-        before = block.harm() if block.harm else None
+        before = block.output_error() if block.output_error else None
         kept: list[Kept] = []
         places = self._places(block)
-        rotated = {m.name: [n for n, reader in m.readers.items() if is_rotated(reader)] for m in places}
+        rotated = {m.name: [n for n, reader in m.readers.items() if input_is_transformed(reader)] for m in places}
         left_out: dict[str, Figures] = {
             f"{block.name}.{name}".lstrip("."): {"left_out": f"the input of {names[0]} is rotated while the model runs"}
             for name, names in rotated.items()
@@ -120,19 +131,18 @@ class Scaling(ABC):
                 kept.append(Kept.of(modules))
                 fold(modules, scale)
                 figures[f"{block.name}.{modules.name}".lstrip(".")] = {"scale_min": float(scale.min()), "scale_max": float(scale.max())}
-        if before is None or block.harm is None or not kept:
-            return figures
-        after = block.harm()
-        if after > before and self._preset == "best":
+        if not kept:
+            return figures | {block.name: {"applied": False, "reason": "there is no place at which scale can be moved"}}
+        if before is None or block.output_error is None:
+            return figures | {block.name: {"applied": True}}
+        found = validated([before], [block.output_error()])
+        if not found.is_improvement and self._preset == "best":
             for one in reversed(kept):
                 one.restore()
-            return left_out | {block.name: {"error_before": before, "error_after": after, "applied": False}}
-        if after > before:
-            get_logger(__name__).warning(
-                f"'{block.name}': moving scale makes the rounded block's error {after / before:.2f} times as large on held-out tokens. "
-                "preset='best' would leave it out"
-            )
-        return figures | {block.name: {"error_before": before, "error_after": after, "applied": True}}
+            return left_out | {block.name: {**found.figures(), "applied": False, "reason": "it makes no error smaller by more than chance"}}
+        if not found.is_improvement:
+            _warn(block.name, found)
+        return figures | {block.name: {**found.figures(), "applied": True}}
 
     def _asked(self, facts: Architecture) -> tuple[Place, ...]:
         """Sites written by hand, or all of the family."""
@@ -149,7 +159,7 @@ class Scaling(ABC):
             resolved = (resolve(site, block.module, block.architecture, self._heads) for site in place.sites(block.module))
             modules = chain.from_iterable(made for made in resolved if not isinstance(made, str))
             wanted = [m for m in modules if any(name in block.configs for name in m.readers)]
-            passes = not any(is_rotated(reader) for m in wanted for reader in m.readers.values())
+            passes = not any(input_is_transformed(reader) for m in wanted for reader in m.readers.values())
             if wanted and passes and site not in self._tried and not self._is_sound(wanted[0], block, site):
                 continue
             found += wanted
@@ -183,6 +193,13 @@ class Scaling(ABC):
         """The largest of what the readers' inputs have, ``[K]``: experts read different tokens."""
         values = [s.value for n in self._read(modules, block) if (s := block.statistic(n, kind)) is not None]
         return torch.stack(values).amax(0)
+
+
+def _warn(block: str, found: Validation) -> None:
+    get_logger(__name__).warning(
+        f"'{block}': moving scale makes the rounded block's error {found.factor:.2f} times as large on {found.tokens} held-out tokens "
+        f"({found.before:.2g} to {found.after:.2g}, standard error {found.standard_error:.1g}). preset='best' would leave it out"
+    )
 
 
 def _heads_of(model: nn.Module) -> int:
