@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from quark.nn.layers import QuantizedLayer, linear_weight, quantized_class
 from quark.nn.quantizer_module import QuantizerModule
-from quark.numerics import quantizer_for
+from quark.numerics import cast_finite, quantizer_for
 from quark.numerics.quantizer import TensorQuantizer
 from quark.specs.layer import QLayerConfig, TensorSpec
 
@@ -130,7 +130,7 @@ class PackedLayer(nn.Module):
         tensors = {"": matrix, **self._stored(slot)}
         codes, qparams = target.quantizer.unpack(tensors, shape, order=self.order)
         target.set_qparams(qparams)
-        return nn.Parameter(target.quantizer.dequantize(codes, qparams).to(self.dtype), requires_grad=False)
+        return nn.Parameter(cast_finite(target.quantizer.dequantize(codes, qparams), self.dtype), requires_grad=False)
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """The quantized layer's forward; the first call unpacks, and lets the packed tensors go."""
