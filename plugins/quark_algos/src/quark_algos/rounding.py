@@ -77,9 +77,9 @@ class ColumnRounding:
         quantizers = [weight_quantizer(layer) for layer in layers]
         grid = WeightGrid([q.quantizer for q in quantizers], [w.shape[0] for w in weights], wt, shared=problem.shares_scale)
         done, scales = _rounded(wt, h, grid, solved, recipe)
-        for layer, quantizer, (values, qparams) in zip(layers, quantizers, grid.weights(done.q, scales), strict=True):
+        for layer, quantizer, (values, qparams) in zip(layers, quantizers, grid.weights(done.q, scales, weights[0].dtype), strict=True):
             quantizer.set_qparams(qparams)
-            layer.weight = nn.Parameter(values.to(float_weight(layer).dtype), requires_grad=False)
+            layer.weight = nn.Parameter(values, requires_grad=False)
         figures = solved.figures | {"few_tokens": moment.tokens < wt.shape[0]}
         parts = done.loss.split([w.shape[0] for w in weights])
         return {
@@ -143,7 +143,7 @@ def _correction_factor(moment: SecondMoment, h: Tensor, recipe: Recipe) -> Facto
 def _rounded(wt: Tensor, h: Tensor, grid: WeightGrid, ready: _Ready, recipe: Recipe) -> tuple[Swept, GroupScales]:
     """The rounded weight, and the scales of all groups."""
     if recipe.static_groups or grid.fixed is not None or grid.group == grid.columns:
-        scales = grid.fixed or _scales(wt, h, grid, recipe)
+        scales = _scales(wt, h, grid, recipe)
         each = grid.with_steps(wt, scales)
         done = ldlq(wt, ready.factor, grid.rounder(each, ready.order), recipe.block, ready.order)
         for _ in range(recipe.refits if grid.can_be_refitted else 0):
@@ -178,5 +178,5 @@ def _refitted(
 def _scales(wt: Tensor, h: Tensor, grid: WeightGrid, recipe: Recipe) -> GroupScales:
     """Scales of the groups of ``wt [m · group, N]``, of whose channels H is ``[m · group, m · group]``."""
     if recipe.scales == "minmax":
-        return grid.scales(wt)
+        return grid.fixed or grid.scales(wt)
     return search(wt, grid, h.float() if recipe.scales == "hessian" else None)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any, ClassVar, cast
 
@@ -43,6 +43,8 @@ from quark_algos.smoothing import AutoSmoothQuantConfig, AWQConfig, SmoothQuantC
 
 SAMPLE = 256
 """Tokens on which the rounding of activations is tried."""
+FEWEST = 32
+"""Tokens of each input, where the readers of a site have many inputs, as experts do."""
 ROWS = 512
 """Rows of the readers, spread over all of them, on which scales are tried: what suits these suits the rest."""
 SANE_ALPHA = 0.5
@@ -62,6 +64,28 @@ class TokenSample(Statistic):
 
     def add(self, other: TokenSample) -> None:
         self.value = torch.cat((self.value, other.value))[:SAMPLE]
+
+
+class ChannelRanges(Statistic):
+    """The smallest and the largest value of each input channel, ``[2, K]``, float32."""
+
+    def __init__(self, columns: int, device: torch.device) -> None:
+        super().__init__(columns, device)
+        self.range = torch.tensor([[torch.inf], [-torch.inf]], device=device).repeat(1, columns)
+
+    def take(self, x: Tensor, reference: Tensor | None) -> None:
+        self._widen(torch.stack((x.amin(0), x.amax(0))).float())
+
+    def add(self, other: ChannelRanges) -> None:
+        self._widen(other.range)
+
+    def _widen(self, other: Tensor) -> None:
+        self.range = torch.stack((torch.minimum(self.range[0], other[0]), torch.maximum(self.range[1], other[1])))
+
+    @property
+    def value(self) -> Tensor:
+        """The largest magnitude of each channel, ``[K]``."""
+        return self.range.abs().amax(0)
 
 
 class Scaling(ABC):
@@ -189,7 +213,7 @@ class Scaling(ABC):
         """The readers that are quantized and that tokens reached."""
         return {n: m for n, m in modules.readers.items() if n in block.configs and n in block.statistics}
 
-    def _combined(self, modules: SiteModules, block: BlockAtHand, kind: type[AbsMax] | type[AbsMean]) -> Tensor:
+    def _combined(self, modules: SiteModules, block: BlockAtHand, kind: type[AbsMax | AbsMean | ChannelRanges]) -> Tensor:
         """The largest of what the readers' inputs have, ``[K]``: experts read different tokens."""
         values = [s.value for n in self._read(modules, block) if (s := block.statistic(n, kind)) is not None]
         return torch.stack(values).amax(0)
@@ -233,17 +257,17 @@ class SmoothQuant(Scaling):
 class _Searched(Scaling):
     """What AWQ and AutoSmoothQuant have in common: candidates judged by closed forms in the second moment."""
 
-    def _parts(self, modules: SiteModules, block: BlockAtHand) -> list[Part]:
-        """The readers, those with one input and one spec as one part."""
+    def _parts(self, modules: SiteModules, block: BlockAtHand) -> dict[str, Part]:
+        """The readers, those with one input and one spec as one part; each by the name of its first."""
         alike: dict[tuple[int, Any], list[str]] = {}
         for name in self._read(modules, block):
             alike.setdefault((id(block.statistics[name]), stages(block.configs[name].weight)), []).append(name)
         quadratics: dict[int, Quadratic] = {}
-        parts = []
+        parts = {}
         for (key, _), names in alike.items():
             moment = cast("SecondMoment", block.statistic(names[0], SecondMoment))
             quadratic = quadratics.setdefault(key, Quadratic(moment.matrix()))
-            parts.append(_part([modules.readers[n] for n in names], block.configs[names[0]], quadratic, moment.tokens))
+            parts[names[0]] = _part([modules.readers[n] for n in names], block.configs[names[0]], quadratic, moment.tokens)
         return parts
 
 
@@ -273,13 +297,15 @@ class Awq(_Searched):
 
     def _scale(self, modules: SiteModules, block: BlockAtHand) -> Tensor | None:
         parts = self._parts(modules, block)
-        return awq(parts, self._combined(modules, block, AbsMean), channels=modules.channels).scale if parts else None
+        if not parts:
+            return None
+        return awq(list(parts.values()), self._combined(modules, block, AbsMean), channels=modules.channels).scale
 
 
 class AutoSmoothQuant(_Searched):
     """SmoothQuant with the share searched, by the errors of weights and of activations."""
 
-    needs = (SecondMoment, AbsMax, TokenSample)
+    needs = (SecondMoment, ChannelRanges, TokenSample)
 
     def __init__(self, settings: AlgoConfig) -> None:
         super().__init__(settings)
@@ -290,23 +316,32 @@ class AutoSmoothQuant(_Searched):
         parts = self._parts(modules, block)
         if not parts:
             return None
-        name = next(iter(self._read(modules, block)))
-        sample = cast("TokenSample", block.statistic(name, TokenSample)).value
-        errors = ActivationErrors(sample, _rounding_of_inputs(block.configs[name]))
-        return autosmooth(parts, self._combined(modules, block, AbsMax), errors, channels=modules.channels, loss=self._loss).scale
+        errors = [_errors_of_inputs(name, block, len(parts)) for name in parts]
+        x_max = self._combined(modules, block, ChannelRanges)
+        return autosmooth(list(parts.values()), x_max, errors, channels=modules.channels, loss=self._loss).scale
 
 
-def _rounding_of_inputs(config: QLayerConfig) -> Any:
-    """How a layer's inputs will be rounded; a static scale is taken to be that of the tokens at hand."""
+def _errors_of_inputs(name: str, block: BlockAtHand, parts: int) -> ActivationErrors:
+    """What rounding the inputs of a reader costs, of a site with that many parts."""
+    sample = cast("TokenSample", block.statistic(name, TokenSample)).value
+    ranges = cast("ChannelRanges", block.statistic(name, ChannelRanges)).range
+    return ActivationErrors(sample[:: min(parts, SAMPLE // FEWEST)], ranges, rounding_of_inputs(block.configs[name]))
+
+
+def rounding_of_inputs(config: QLayerConfig) -> Callable[[Tensor, Tensor], Tensor]:
+    """How a layer's inputs will be rounded: a function of some of them ``[T, K]`` and of the range of all, ``[2, K]``.
+
+    A static scale is that of all tokens where the observer takes their extremes; of others it is taken to be that of the tokens at hand.
+    """
     if config.input_tensors is None:
-        return lambda x: x
+        return lambda x, _: x
     quantizer = quantizer_for(config.input_tensors, activation=True)
 
-    def round_(x: Tensor) -> Tensor:
+    def round_(x: Tensor, ranges: Tensor) -> Tensor:
         if quantizer.is_float or quantizer.is_dynamic:
             return quantizer.fake_quantize(x)
         observer = quantizer.observer()
-        observer.observe(x)
+        observer.observe(ranges if observer.is_extremes else x)
         return quantizer.fake_quantize(x, quantizer.qparams_from(observer))
 
     return round_
