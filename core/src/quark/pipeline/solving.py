@@ -12,17 +12,17 @@ from typing import Any
 import attrs
 from torch import Tensor, nn
 
-from quark.algorithms import Problem, Rounding, Statistic
+from quark.algorithms import Rounding
 from quark.model.blocks import Block
 from quark.model.inputs import shared_inputs
 from quark.nn import QuantizedLayer, QuantizerModule
 from quark.nn.experts import SeparateExperts
+from quark.pipeline.collecting import Collector
 from quark.pipeline.lockstep import Forward, LockStep, replaced_forward
 from quark.pipeline.problems import problems
 from quark.pipeline.stations import Station, tokens_of
+from quark.pipeline.validated_rounding import round_validated
 from quark.specs.architecture import Architecture
-
-Statistics = Mapping[type[Statistic], Statistic]
 
 
 @attrs.define(eq=False)
@@ -54,11 +54,11 @@ class Company:
 
 @attrs.frozen(eq=False)
 class _Solved:
-    """What was done last: for which inputs, of which layers, with which statistics."""
+    """What was done last: for which inputs, of which layers, by what was collected."""
 
     names: set[str]
     inputs: Mapping[Forward, Tensor]
-    statistics: Statistics
+    seen: Collector
     input_spec: Any
 
 
@@ -73,7 +73,8 @@ class BlockSolver:
         company: Which layers share an input.
 
     Attributes:
-        figures: What is to be reported, by layer that was rounded: what the rounding says, and how many tokens the layer got.
+        figures: What is to be reported, by layer that was rounded: what the rounding and its validation say, and how many tokens the
+            layer got.
     """
 
     def __init__(
@@ -121,23 +122,18 @@ class BlockSolver:
         inputs = {f: x for f, x in leader.arrived.items() if not f.is_float}
         for station in members:
             _settle_input_scale(station.made, inputs)
-        statistics = self._known(leader, inputs)
-        if statistics is None:
-            statistics = self._collected(leader, inputs)
-        for problem in problems({s.name: s.made for s in members}, self._company.groups, statistics):
-            self._round(problem, statistics)
+        seen = self._known(leader, inputs)
+        if seen is None:
+            seen = self._collected(leader, inputs)
+        for problem in problems({s.name: s.made for s in members}, self._company.groups, seen.statistics, seen.held_out()):
+            for name, figures in round_validated(self._rounding, problem).items():
+                self.figures[name] = {"tokens": seen.tokens, **figures}
         arrived = dict(leader.arrived)
         for station in members:
             station.done(None if station is leader else arrived)
         names = {s.name.removeprefix(self._prefix) for s in members}
         spec = leader.made.layer_config.input_tensors
-        self._last = _Solved(names, inputs, statistics, spec)
-
-    def _round(self, problem: Problem, statistics: Statistics) -> None:
-        said = self._rounding.round(problem)
-        tokens = max((s.tokens for s in statistics.values()), default=0)
-        for name in problem.layers:
-            self.figures[name] = {"tokens": tokens, **said.get(name, {})}
+        self._last = _Solved(names, inputs, seen, spec)
 
     def _members(self, leader: Station) -> list[Station]:
         """The stations whose layers can be rounded together with the leader's."""
@@ -145,20 +141,21 @@ class BlockSolver:
         spec = leader.made.layer_config.input_tensors
         return [s for s in known if not s.is_done and (s is leader or (not s.arrived and s.made.layer_config.input_tensors == spec))]
 
-    def _known(self, leader: Station, inputs: Mapping[Forward, Tensor]) -> Statistics | None:
-        """The statistics of the last layers, if these turn out to read the same tensors."""
+    def _known(self, leader: Station, inputs: Mapping[Forward, Tensor]) -> Collector | None:
+        """What was collected for the last layers, if these turn out to read the same tensors."""
         last = self._last
         if last is None or last.input_spec != leader.made.layer_config.input_tensors:
             return None
         if inputs.keys() != last.inputs.keys() or any(last.inputs[f] is not x for f, x in inputs.items()):
             return None
         self._company.saw({*last.names, leader.name.removeprefix(self._prefix)})
-        return last.statistics
+        return last.seen
 
-    def _collected(self, leader: Station, inputs: Mapping[Forward, Tensor]) -> Statistics:
+    def _collected(self, leader: Station, inputs: Mapping[Forward, Tensor]) -> Collector:
         quantizer = leader.made.input_quantizer
         first = next(iter(inputs.values()))
-        found = {kind: kind(first.shape[-1], first.device) for kind in self._rounding.needs}
+        tokens = sum(x.numel() // x.shape[-1] for x in inputs.values())
+        found = Collector(self._rounding.needs, first.shape[-1], first.device, tokens)
         floats = {f.number: x for f, x in leader.arrived.items() if f.is_float}
         # Tokens are routed differently in the float model: theirs are none to compare with.
         comparable = bool(floats) and not leader.name.startswith(self._routed)
@@ -166,8 +163,7 @@ class BlockSolver:
             seen = tokens_of(x if quantizer is None else quantizer(x), forward.call)
             reference = floats.get(forward.number) if comparable else None
             same = reference is not None and reference.shape == x.shape
-            for statistic in found.values():
-                statistic.update(seen, tokens_of(reference, forward.call) if same and reference is not None else None)
+            found.update(seen, tokens_of(reference, forward.call) if same and reference is not None else None)
         return found
 
 

@@ -1,0 +1,70 @@
+"""Collect the statistics of the input that some layers share, and keep a few of its tokens out of them, to validate codes on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from quark.algorithms import HeldOut, Statistic
+
+SHARE = 16
+"""One token in so many is held out: what that takes from the statistics is less than their noise."""
+MOST = 128
+"""More tokens are not held out: a comparison of two roundings on the same tokens needs no more, and costs little."""
+LEAST = 4
+"""Fewer would say nothing, and are not held out."""
+
+
+def spacing(tokens: int) -> int | None:
+    """Return the distance between two held-out tokens, of so many in all; None where none are held out.
+
+    Tokens are taken singly, and evenly over all of them, wherever one sequence or batch ends: so it does not matter how the data are
+    batched, every sequence has its share, and it can be done for experts too, which get tokens and no sequences.
+    """
+    every = max(SHARE, -(-tokens // MOST))
+    return every if tokens >= LEAST * every else None
+
+
+class Collector:
+    """Statistics of one input, and the tokens that were kept out of them.
+
+    Args:
+        kinds: Of the statistics.
+        columns: K, the number of input channels.
+        device: Where the inputs lie.
+        tokens: How many tokens there will be, or about so many.
+
+    Attributes:
+        statistics: By class, of all tokens that are not held out.
+        tokens: How many were seen, held out or not.
+    """
+
+    def __init__(self, kinds: Sequence[type[Statistic]], columns: int, device: torch.device, tokens: int) -> None:
+        self.statistics: dict[type[Statistic], Statistic] = {kind: kind(columns, device) for kind in kinds}
+        self.tokens = 0
+        self._every = spacing(tokens)
+        self._inputs: list[Tensor] = []
+        self._references: list[Tensor | None] = []
+
+    def update(self, x: Tensor, reference: Tensor | None = None) -> None:
+        """Take in some tokens; arguments as of `Statistic.update`."""
+        first, every = self.tokens, self._every
+        self.tokens += x.shape[0]
+        if every is not None:
+            is_held = (torch.arange(first, self.tokens) + 1) % every == 0
+            held, rest = (which.nonzero().flatten().to(x.device) for which in (is_held, ~is_held))  # no device has to be waited for
+            self._inputs.append(x[held])
+            self._references.append(None if reference is None else reference[held])
+            x, reference = x[rest], None if reference is None else reference[rest]
+        for statistic in self.statistics.values():
+            statistic.update(x, reference)
+
+    def held_out(self) -> HeldOut | None:
+        """Return the tokens that are in no statistic; None where they are too few."""
+        if sum(len(x) for x in self._inputs) < LEAST:
+            return None
+        references = [r for r in self._references if r is not None]
+        complete = len(references) == len(self._references)
+        return HeldOut(torch.cat(self._inputs), torch.cat(references) if complete else None)
