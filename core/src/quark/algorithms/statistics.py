@@ -122,12 +122,12 @@ class SecondMoment(Statistic):
         """
         if self.tokens < 2:
             return 1.0, 1.0
-        h = self.matrix().double() / self.tokens if self.master is torch.float64 else self.matrix() / self.tokens
-        diagonal = h.diagonal().double()
+        h = self.matrix()
+        diagonal = h.diagonal().double() / self.tokens
         squares = diagonal.square().sum()
         fourth, of_channels = self._fourth / self.tokens
         alive = diagonal[diagonal > 0]
-        entries = torch.stack([torch.linalg.matrix_norm(h).double().square() - squares, (alive - alive.mean()).square().sum()])
+        entries = torch.stack([(torch.linalg.matrix_norm(h).double() / self.tokens).square() - squares, (alive - alive.mean()).square().sum()])
         variance = torch.stack([fourth - of_channels - entries[0], of_channels - squares]) / (self.tokens - 1)
         shares = torch.where(entries > 0, variance.clamp(min=0) / entries, 1.0).clamp(max=1).nan_to_num(1.0)
         off_diagonal, along = shares.tolist()
