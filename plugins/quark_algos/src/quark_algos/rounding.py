@@ -148,10 +148,10 @@ def _corrected(wt: Tensor, problem: Problem, moment: SecondMoment, ready: _Ready
         return wt, causal_matrix(d, ready.factor, recipe.share), recipe.share
     step = correction(wt, d, _correction_factor(moment, ready))
     share, held_out = recipe.share, problem.held_out
-    if recipe.is_careful:
-        share *= 1 - ready.shrinkage[0]
-        if held_out is not None and held_out.reference is not None:
-            share = share_for(wt, step, held_out.x.float(), held_out.reference.float(), share)
+    if recipe.is_careful and held_out is not None and held_out.reference is not None:
+        share = share_for(wt, step, held_out.x.float(), held_out.reference.float(), share)
+    elif recipe.is_careful and moment.tokens < wt.shape[0]:
+        share = 0.0  # nothing says that it would do good
     return wt.add_(step, alpha=share), None, share
 
 
