@@ -15,7 +15,7 @@ from quark.algorithms import CrossMoment, Figures, HeldOut, Problem, Rounding, R
 from quark.errors import RoundingError
 from quark.model.plan import make_plan
 from quark.pipeline.batches import calls
-from quark.pipeline.collecting import LEAST, MOST, SHARE, Collector, spacing
+from quark.pipeline.collecting import LEAST, MOST, SHARE, Collector, held_out_tokens
 from quark.pipeline.findings import Findings
 from quark.pipeline.runner import run
 from quark.pipeline.sink import InPlaceSink
@@ -94,7 +94,7 @@ def test_a_layer_whose_codes_do_harm_is_rounded_to_nearest_alone(two_passes: boo
 def test_what_fits_the_tokens_it_was_shown_and_no_others_is_found_out() -> None:
     few_directions = TOKENS[:, :8] @ torch.randn(8, 32, generator=torch.Generator().manual_seed(1))
     fresh = few_directions.clone()
-    fresh[SHARE - 1 :: SHARE] = TOKENS[: len(fresh[SHARE - 1 :: SHARE])]  # held-out tokens lie elsewhere
+    fresh[:20] = TOKENS[:20]  # held-out tokens lie elsewhere
     assert REASON not in quantized(Forgetful(), [few_directions])[1].layers["0"]
     assert REASON in quantized(Forgetful(), [fresh])[1].layers["0"]
 
@@ -131,11 +131,11 @@ def test_layers_that_share_a_scale_are_given_up_together() -> None:
 
 
 @pytest.mark.parametrize("batches", [1, 3, 320])
-def test_held_out_tokens_are_spread_over_all_and_in_no_statistic(batches: int) -> None:
+def test_held_out_tokens_are_in_no_statistic(batches: int) -> None:
     collector = Collector((SecondMoment, CrossMoment), 32, TOKENS.device, len(TOKENS))
     for part in TOKENS.chunk(batches):
         collector.update(part, part + 1)
-    held = (torch.arange(320) + 1) % SHARE == 0
+    held = torch.arange(320) < 320 // SHARE
     found = collector.held_out()
     assert found is not None
     assert torch.equal(found.x, TOKENS[held])
@@ -148,13 +148,10 @@ def test_held_out_tokens_are_spread_over_all_and_in_no_statistic(batches: int) -
 
 
 def test_few_tokens_are_left_to_the_statistics_and_of_many_enough_are_held_out() -> None:
-    assert spacing(SHARE * LEAST - 1) is None
-    assert spacing(SHARE * LEAST) == SHARE
-    for tokens in (1000, 4096, 300_000):
-        every = spacing(tokens)
-        assert every is not None
-        assert every >= SHARE
-        assert min(MOST, tokens // SHARE) // 2 <= tokens // every <= MOST
+    assert held_out_tokens(SHARE * LEAST - 1) == 0
+    assert held_out_tokens(SHARE * LEAST) == LEAST
+    assert held_out_tokens(1000) == 1000 // SHARE
+    assert held_out_tokens(300_000) == MOST
     collector = Collector((SecondMoment,), 32, TOKENS.device, 60)
     collector.update(TOKENS[:60])
     assert collector.held_out() is None

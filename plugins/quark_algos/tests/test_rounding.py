@@ -143,7 +143,7 @@ def test_fresh_scales_are_searched_by_what_later_columns_cannot_undo(monkeypatch
     config = QConfig(global_quant_config=quark.schemes().load("int4_wo_32", "config")(), algo_config=[settings])
     ModelQuantizer(config).quantize_model(nn.Sequential(nn.Linear(96, 8)), [x])
     moment = SecondMoment(96, x.device)
-    moment.update(x[(torch.arange(200) + 1) % 16 != 0])
+    moment.update(x[200 // 16 :])
     expected = factor(moment.matrix(), 0.05, None, moment.shrinkage()).pivots
     assert len(seen) == 3
     torch.testing.assert_close(torch.cat(seen), expected)

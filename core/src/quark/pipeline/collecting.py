@@ -17,14 +17,15 @@ LEAST = 4
 """Fewer would say nothing, and are not held out."""
 
 
-def spacing(tokens: int) -> int | None:
-    """Return the distance between two held-out tokens, of so many in all; None where none are held out.
+def held_out_tokens(tokens: int) -> int:
+    """Return how many of that many tokens are held out: the first ones.
 
-    Tokens are taken singly, and evenly over all of them, wherever one sequence or batch ends: so it does not matter how the data are
-    batched, every sequence has its share, and it can be done for experts too, which get tokens and no sequences.
+    They are the beginning of a sequence, since that is where many models have a token of enormous activations, to which all others attend:
+    tokens from the middle of sequences say nothing of it, while the statistics, and what is rounded by them, go by it above all. And
+    neighbours of a held-out token, which are like it, are held out with it. Experts get tokens and no sequences; theirs are held out alike.
     """
-    every = max(SHARE, -(-tokens // MOST))
-    return every if tokens >= LEAST * every else None
+    found = min(MOST, tokens // SHARE)
+    return found if found >= LEAST else 0
 
 
 class Collector:
@@ -44,20 +45,18 @@ class Collector:
     def __init__(self, kinds: Sequence[type[Statistic]], columns: int, device: torch.device, tokens: int) -> None:
         self.statistics: dict[type[Statistic], Statistic] = {kind: kind(columns, device) for kind in kinds}
         self.tokens = 0
-        self._every = spacing(tokens)
+        self._held_out = held_out_tokens(tokens)
         self._inputs: list[Tensor] = []
         self._references: list[Tensor | None] = []
 
     def update(self, x: Tensor, reference: Tensor | None = None) -> None:
         """Take in some tokens; arguments as of `Statistic.update`."""
-        first, every = self.tokens, self._every
+        held = max(0, self._held_out - self.tokens)
         self.tokens += x.shape[0]
-        if every is not None:
-            is_held = (torch.arange(first, self.tokens) + 1) % every == 0
-            held, rest = (which.nonzero().flatten().to(x.device) for which in (is_held, ~is_held))  # no device has to be waited for
-            self._inputs.append(x[held])
-            self._references.append(None if reference is None else reference[held])
-            x, reference = x[rest], None if reference is None else reference[rest]
+        if held:
+            self._inputs.append(x[:held])
+            self._references.append(None if reference is None else reference[:held])
+            x, reference = x[held:], None if reference is None else reference[held:]
         for statistic in self.statistics.values():
             statistic.update(x, reference)
 
