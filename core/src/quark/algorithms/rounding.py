@@ -32,7 +32,7 @@ class HeldOut:
     reference: Tensor | None = None
 
     def output_error(self, weight: Tensor, rounded: Tensor) -> Tensor:
-        """The squared error of each token's outputs, ``[n]``, float32, of weights ``[N, K]``; against the float model where that is known."""
+        """The squared error of each token's outputs, ``[n]``, float32, of weights ``[N, K]``; against the float model if that is known."""
         x, weight = self.x.float(), weight.float()
         error = x @ (weight - rounded.float()).t()  # [n, N]
         if self.reference is not None:

@@ -116,9 +116,9 @@ class SecondMoment(Statistic):
     def shrinkage(self) -> tuple[float, float]:
         """Return how much of what H shows is likely to be chance, from 0 to 1: off its diagonal, and in the differences along it.
 
-        The variance of the entries, from the tokens' fourth moments, ÷ what they are in squares: with that share taken from them H is as near
-        as it can be to what infinitely many tokens would give. Source: Ledoit, Wolf, "A well-conditioned estimator for large-dimensional
-        covariance matrices", 2004; here the diagonal and the rest have a share each.
+        The variance of the entries, from the tokens' fourth moments, ÷ what they are in squares: with that share taken from them H is as
+        near as it can be to what infinitely many tokens would give. Source: Ledoit, Wolf, "A well-conditioned estimator for
+        large-dimensional covariance matrices", 2004; here the diagonal and the rest have a share each.
         """
         if self.tokens < 2:
             return 1.0, 1.0
@@ -127,7 +127,9 @@ class SecondMoment(Statistic):
         squares = diagonal.square().sum()
         fourth, of_channels = self._fourth / self.tokens
         alive = diagonal[diagonal > 0]
-        entries = torch.stack([(torch.linalg.matrix_norm(h).double() / self.tokens).square() - squares, (alive - alive.mean()).square().sum()])
+        entries = torch.stack(
+            [(torch.linalg.matrix_norm(h).double() / self.tokens).square() - squares, (alive - alive.mean()).square().sum()]
+        )
         variance = torch.stack([fourth - of_channels - entries[0], of_channels - squares]) / (self.tokens - 1)
         shares = torch.where(entries > 0, variance.clamp(min=0) / entries, 1.0).clamp(max=1).nan_to_num(1.0)
         off_diagonal, along = shares.tolist()

@@ -22,13 +22,14 @@ from quark_algos.columns.sweep import Swept, descend, ldlq, ldlq_choosing
 from quark_algos.hessian import GPTQConfig, QronosConfig
 from quark_algos.recipe import Recipe, recipe_of
 
+
 class ColumnRounding:
     """Rounds the columns of a weight one after another, in view of the outputs.
 
     Figures of every layer: ``damping`` (share of H's mean diagonal), ``shrinkage`` (the share of H off its diagonal that is likely to be
     chance, and was taken from it), ``attempts`` at factoring H, ``dead`` channels, ``output_mse``, the mean squared error of an output
-    element that the algorithm expects, ``few_tokens``, whether there were fewer than input channels; and ``correction_share``, of those that
-    correct.
+    element that the algorithm expects, ``few_tokens``, whether there were fewer than input channels; and ``correction_share``, where
+    there is a correction.
 
     Args:
         settings: A `GPTQConfig`, `GPTAQConfig` or `QronosConfig`.

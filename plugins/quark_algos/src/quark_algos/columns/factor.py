@@ -62,8 +62,8 @@ def shrunk(h: Tensor, shrinkage: tuple[float, float]) -> Tensor:
 
     Args:
         h: H, symmetric.
-        shrinkage: As `quark.algorithms.SecondMoment.shrinkage` has it: the share that entries off the diagonal lose, and the share of the way
-            that those on it go towards their mean. Dead channels stay dead.
+        shrinkage: As `quark.algorithms.SecondMoment.shrinkage` has it: the share that entries off the diagonal lose, and the share of the
+            way that those on it go towards their mean. Dead channels stay dead.
     """
     off_diagonal, along = shrinkage
     diagonal = h.diagonal()

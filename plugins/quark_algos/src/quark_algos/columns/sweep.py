@@ -97,7 +97,7 @@ def ldlq(
         rounded: Of `WeightGrid.rounder`, for that order.
         block: Columns of a block; the result depends on it in the last bits alone.
         order: A permutation of the channels ``[K]``; None for their own order.
-        causal: P ``[K, K]``, strictly upper, in that order: ``w_k + Σ_{j<k} t_j P_jk`` takes the place of the weight ``w_k``, in the errors too.
+        causal: P ``[K, K]``, strictly upper, in that order: ``w_k + Σ_{j<k} t_j P_jk`` takes the place of the weight ``w_k``.
     """
     done = Swept.room_for(wt, order, causal)
     for start in range(0, wt.shape[0], block):
