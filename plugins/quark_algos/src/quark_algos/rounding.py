@@ -114,14 +114,6 @@ class _Ready:
             "dead": int(self.dead.sum()),
         }
 
-    def pivots(self) -> Tensor:
-        """Of the factor, ``[K]``, the channels in their own order."""
-        if self.order is None:
-            return self.factor.pivots
-        own = torch.empty_like(self.factor.pivots)
-        own[self.order] = self.factor.pivots
-        return own
-
 
 def _ready(moment: SecondMoment, recipe: Recipe) -> _Ready:
     """The factor of H; layers that share their input but not their format find it made."""
@@ -169,9 +161,10 @@ def _correction_factor(moment: SecondMoment, ready: _Ready) -> Factor:
 def _rounded(wt: Tensor, h: Tensor, grid: WeightGrid, ready: _Ready, causal: Tensor | None) -> tuple[Swept, GroupScales]:
     """The rounded weight, and the scales of all groups."""
     recipe = ready.recipe
-    pivots = ready.pivots()
+    # Under the same H as codes are chosen by: of a few tokens the plain sum says next to nothing of single groups.
+    known = damped(h, ready.factor.damped.damping, ready.shrinkage).h.float() if recipe.scales == "hessian" else None
     if recipe.static_groups or grid.fixed is not None or grid.group == grid.columns:
-        scales = grid.fixed or _scales(wt, pivots, grid, recipe)
+        scales = grid.fixed or _scales(wt, known, grid, recipe)
         each = grid.with_steps(wt, scales)
         done = ldlq(wt, ready.factor, grid.rounder(each, ready.order), recipe.block, ready.order, causal)
         for _ in range(recipe.refits if grid.can_be_refitted else 0):
@@ -180,7 +173,8 @@ def _rounded(wt: Tensor, h: Tensor, grid: WeightGrid, ready: _Ready, causal: Ten
     else:
 
         def choose(t: Tensor, number: int) -> GroupScales:
-            return _scales(t, pivots[number * grid.group : (number + 1) * grid.group], grid, recipe)
+            part = slice(number * grid.group, (number + 1) * grid.group)
+            return _scales(t, None if known is None else known[part, part], grid, recipe)
 
         done, scales, each = ldlq_choosing(wt, ready.factor, grid, choose, causal)
     for _ in range(recipe.passes):
@@ -202,8 +196,8 @@ def _refitted(h: Tensor, grid: WeightGrid, ready: _Ready, done: Swept, scales: G
     return done.where(better, again), scales.where(better.expand_as(scales.scale), fitted)
 
 
-def _scales(wt: Tensor, pivots: Tensor, grid: WeightGrid, recipe: Recipe) -> GroupScales:
-    """Scales of the groups of ``wt [m · group, N]``, of whose channels the factor has those pivots ``[m · group]``."""
+def _scales(wt: Tensor, known: Tensor | None, grid: WeightGrid, recipe: Recipe) -> GroupScales:
+    """Scales of the groups of ``wt [m · group, N]``, of whose channels ``known [m · group, m · group]`` is H, where that is wanted."""
     if recipe.scales == "minmax":
         return grid.scales(wt)
-    return search(wt, grid, pivots if recipe.scales == "hessian" else None)
+    return search(wt, grid, known)

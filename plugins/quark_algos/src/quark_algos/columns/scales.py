@@ -1,7 +1,4 @@
-"""Choose scales by what rounding with them does to the outputs, for each row and group, δ its rounding error.
-
-Of rounding to nearest that is ``δ H_gg δᵀ``; of rounding column by column, ``Σ_k d_k δ_k²`` with the pivots d of H's factor, what no later
-column makes up for.
+"""Choose scales by what rounding with them does to the outputs: ``δ H_gg δᵀ`` for each row and group, δ its rounding error.
 
 Ranges are shrunk, or stretched, by a few factors and the best one is kept, for each group by itself. Source: spec of the algorithms, §1.1.
 """
@@ -31,8 +28,7 @@ def search(wt: Tensor, grid: WeightGrid, h: Tensor | None) -> GroupScales:
     Args:
         wt: Wᵀ ``[m · group, N]``, float32.
         grid: With ``grid.fixed`` None.
-        h: H ``[m · group, m · group]`` of the same channels, of which the blocks on the diagonal count; or a weight for each channel
-            ``[m · group]``; None for plain squared errors.
+        h: H ``[m · group, m · group]`` of the same channels, of which the blocks on the diagonal count; None for plain squared errors.
     """
     weights = None if h is None else _weights(h, grid.group)
     size = max(1, PIECE // wt.shape[0])
@@ -77,9 +73,7 @@ def _loss(w: Tensor, grid: WeightGrid, scales: GroupScales, weights: Tensor | No
 
 
 def _weights(h: Tensor, group: int) -> Tensor:
-    """The blocks of H on its diagonal, ``[m, g, g]``, or where groups are wide, its diagonal, ``[m, g]``; of weights, these."""
-    if h.ndim == 1:
-        return h.view(-1, group)
+    """The blocks of H on its diagonal, ``[m, g, g]``, or where groups are wide, its diagonal, ``[m, g]``."""
     if group > WIDEST:
         return h.diagonal().reshape(-1, group)
     blocks = h.reshape(h.shape[0] // group, group, -1, group)
