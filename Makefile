@@ -7,7 +7,7 @@ PACKAGES := core plugins/quark_schemes plugins/quark_algos plugins/quark_templat
 STAMP := $(VENV)/.installed
 PYTEST_ARGS ?=
 
-.PHONY: help install demo test lint types imports check bench clients clean
+.PHONY: help install demo test slow lint types imports check wheels lowest newest bench clients clean
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## /  \1\t/' | expand -t 14
@@ -30,6 +30,9 @@ demo: install  ## quantize, export, reload and compare the bundled tiny model
 test: install  ## the whole test suite, offline
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_ARGS)
 
+slow: install  ## the tests that take minutes: every algorithm with every scheme
+	$(BIN)/python -m pytest -m slow --timeout 3600 $(PYTEST_ARGS)
+
 lint: install  ## ruff: style and errors
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -42,6 +45,24 @@ imports: install  ## import-linter: imports go down, plugins never meet
 
 check: lint types imports test  ## everything that continuous integration checks
 
+# A fresh environment with the wheels and what they ask for, nothing else: the demo does the main job there.
+wheels: install  ## build the five wheels into dist/, and run the demo in a fresh environment that has only them
+	rm -rf dist $(VENV)-wheels && mkdir dist
+	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation -w dist $(PACKAGES:%=./%)
+	$(PYTHON) -m venv $(VENV)-wheels
+	$(VENV)-wheels/bin/python -m pip install --quiet -c constraints.txt dist/*.whl
+	cd dist && QUARK_STRICT_PLUGINS=1 ../$(VENV)-wheels/bin/quark demo
+
+# The ends of the ranges in the pyproject.toml files, each in an environment of its own.
+lowest: TEST_CONSTRAINTS := -c constraints-lowest.txt
+newest: TEST_CONSTRAINTS := --upgrade
+lowest newest:  ## the test suite with the lowest allowed versions of all dependencies; with the newest ones
+	$(PYTHON) -m venv $(VENV)-$@
+	$(VENV)-$@/bin/python -m pip install --quiet --upgrade pip
+	$(VENV)-$@/bin/python -m pip install --quiet $(TEST_CONSTRAINTS) -r requirements-dev.txt
+	$(VENV)-$@/bin/python -m pip install --quiet $(TEST_CONSTRAINTS) --no-build-isolation $(PACKAGES:%=-e %)
+	OMP_NUM_THREADS=1 $(VENV)-$@/bin/python -m pytest $(PYTEST_ARGS)
+
 bench: install  ## benchmarks: ratios to a floor measured in the same run
 	$(BIN)/python -m benchmarks
 
@@ -49,4 +70,4 @@ clients: install  ## load exports in transformers, vLLM and AMD Quark (VLLM_PYTH
 	$(BIN)/python -m pytest -m clients tests/clients $(PYTEST_ARGS)
 
 clean:  ## remove everything that make made
-	rm -rf $(VENV) demo-out
+	rm -rf $(VENV) $(VENV)-wheels $(VENV)-lowest $(VENV)-newest dist demo-out

@@ -51,3 +51,17 @@ def test_plugins_are_listed_with_what_they_provide() -> None:
     provided = {kind: n for row in report["plugins"] for kind, n in row["provides"].items()}
     assert provided == {kind: len(getattr(quark, kind)()) for kind in KINDS}
     assert "torch" not in loaded
+
+
+@pytest.mark.parametrize(("kind", "name", "option"), [("schemes", "mx6", "block_size"), ("algorithms", "gptq", "damp_percent")])
+def test_options_are_shown_without_torch(kind: str, name: str, option: str) -> None:
+    report, loaded = listed(kind, name)
+    shown = {row["name"]: row for row in report["options"]}
+    assert shown[option]["help"]
+    assert not loaded & {"torch", "transformers", "numpy"}
+
+
+def test_options_of_an_exporter_are_shown() -> None:
+    report, _ = listed("exporters", "safetensors")
+    assert all(row["help"] for row in report["options"])
+    assert {"pack_method", "max_shard_bytes"} <= {row["name"] for row in report["options"]}

@@ -1,6 +1,7 @@
 """ModelQuantizer on tiny models: what changes, what stays, what is refused before anything changes."""
 
 import logging
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -101,7 +102,7 @@ def test_weight_only_and_dynamic_schemes_run_no_forward() -> None:
 
 
 def test_the_cache_scheme_quantizes_the_outputs_of_keys_and_values_alone() -> None:
-    config = LLMTemplate.get("llama").get_config(scheme="int4_wo_64", kv_cache_scheme="fp8")
+    config = LLMTemplate.get("llama").get_config(scheme="int4_wo_64", kv_cache_scheme="fp8", kv_cache_post_rope=False)
     model = ModelQuantizer(config).quantize_model(llama(), tokens(8))
     attention = model.model.layers[0].self_attn
     assert attention.k_proj.output_quantizer.scale.shape == ()
@@ -282,3 +283,14 @@ def test_a_layer_no_sample_reaches_is_named() -> None:
 
     with pytest.raises(CalibrationError, match="'spare'"):
         ModelQuantizer(QConfig(scheme("int8"))).quantize_model(Forked(), [torch.randn(2, 4)])
+
+
+def test_a_model_without_weights_is_refused_before_any_data_are_read() -> None:
+    def data() -> Iterator[torch.Tensor]:
+        yield pytest.fail("read")
+
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(32, 32))
+    config = LLMTemplate.get("llama").get_config(scheme="int8")
+    with pytest.raises(ConfigError, match=r"on the meta device .*quantize_checkpoint"):
+        ModelQuantizer(config).quantize_model(model, data())

@@ -8,6 +8,8 @@ import tomllib
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parents[2]
 DISTRIBUTIONS = ["core", *(f"plugins/quark_{part}" for part in ("schemes", "algos", "templates", "exporters"))]
@@ -44,6 +46,28 @@ def test_all_distributions_have_the_one_version() -> None:
         assert project["version"] == VERSION, distribution
         pins = [d for d in project["dependencies"] if d.startswith("quark-")]
         assert all(pin.endswith(f"=={VERSION}") for pin in pins), distribution
+
+
+def test_the_lowest_versions_that_are_tested_are_those_that_are_allowed() -> None:
+    project = tomllib.loads((ROOT / "core/pyproject.toml").read_text())["project"]
+    allowed = {(r := Requirement(line)).name: {s.version for s in r.specifier if s.operator == ">="} for line in project["dependencies"]}
+    pins = [Requirement(line) for line in (ROOT / "constraints-lowest.txt").read_text().splitlines() if line and not line.startswith("#")]
+    tested = {r.name: {str(s).removeprefix("==") for s in r.specifier} for r in pins if r.name in allowed}
+    assert allowed.keys() == tested.keys()
+    for name, floor in allowed.items():
+        assert {Version(v) for v in floor} == {Version(v) for v in tested[name]}, name
+
+
+def test_what_uses_private_interfaces_of_a_dependency_is_bounded_above() -> None:
+    project = tomllib.loads((ROOT / "core/pyproject.toml").read_text())["project"]
+    requirements = [Requirement(line) for line in project["dependencies"]]
+    bounded = {r.name for r in requirements if any(s.operator == "<" for s in r.specifier)}
+    assert {"torch", "transformers"} <= bounded
+
+
+def test_each_distribution_carries_the_licence() -> None:
+    for distribution in DISTRIBUTIONS:
+        assert (ROOT / distribution / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes(), distribution
 
 
 def test_each_distribution_is_typed_and_has_its_own_readme_and_tests() -> None:

@@ -1,4 +1,4 @@
-"""The rule for names of schemes, formats, observers, algorithms, templates and exporters; the closest match."""
+"""The rule for names of schemes, formats, algorithms and so on; the closest match; names of layers, folded for messages."""
 
 from __future__ import annotations
 
@@ -8,6 +8,9 @@ from collections.abc import Iterable
 
 NAME_RULE = "lower-case letters and digits, in parts joined by '_' or '-'"
 _NAME = re.compile(r"[a-z0-9]+([_-][a-z0-9]+)*")
+_NUMBER = re.compile(r"[1-9][0-9]{0,8}")
+_Part = str | tuple[int, ...]
+"""Of a name between dots: a word, or the numbers that stand there in the names that have become one."""
 
 
 def is_valid_name(name: object) -> bool:
@@ -27,3 +30,75 @@ def closest(name: str, known: Iterable[str]) -> str | None:
     """
     found = difflib.get_close_matches(name.lower(), list(known), n=1, cutoff=0.5)
     return found[0] if found else None
+
+
+def fold_names(names: Iterable[str]) -> list[str]:
+    """Fold dotted names that differ in their numbers alone; each name is covered exactly once, and nothing else is.
+
+    Args:
+        names: Full names of modules or tensors.
+
+    Returns:
+        Patterns in the order in which the first name of each came; a name that folds with no other is its own pattern.
+
+    >>> fold_names(["layers.0.q", "layers.1.q", "layers.2.q", "layers.0.k", "layers.2.k", "head"])
+    ['layers.{0-2}.q', 'layers.{0,2}.k', 'head']
+    """
+    split: list[tuple[_Part, ...]] = [tuple(_part(part) for part in name.split(".")) for name in dict.fromkeys(names)]
+    for place in range(max(map(len, split), default=0) - 1, -1, -1):
+        split = _fold_at(split, place)
+    return [".".join(part if isinstance(part, str) else _numbers(part) for part in parts) for parts in split]
+
+
+def folded(names: Iterable[str], most: int = 8) -> str:
+    """The names of a message, folded and joined by commas; of more than ``most`` patterns the rest is counted.
+
+    >>> folded([f"layers.{i}.{p}" for i in range(80) for p in "qkv"], most=2)
+    'layers.{0-79}.q, layers.{0-79}.k and 1 more'
+    """
+    patterns = fold_names(names)
+    rest = f" and {len(patterns) - most} more" if len(patterns) > most else ""
+    return ", ".join(patterns[:most]) + rest
+
+
+def without_numbers(name: str) -> str:
+    """The name with ``*`` for each of its numbers: what names that may fold into one have in common.
+
+    >>> without_numbers("layers.0.mlp.experts.7.up_proj")
+    'layers.*.mlp.experts.*.up_proj'
+    """
+    return ".".join(part if isinstance(_part(part), str) else "*" for part in name.split("."))
+
+
+def _part(text: str) -> _Part:
+    # A number as modules have it: no leading zero, and none of the thousand digits that a damaged file may hold.
+    return (int(text),) if text == "0" or _NUMBER.fullmatch(text) else text
+
+
+def _fold_at(names: Iterable[tuple[_Part, ...]], place: int) -> list[tuple[_Part, ...]]:
+    """The names with one entry for all that are equal but for their numbers at ``place``."""
+    merged: dict[tuple[_Part | None, ...], list[tuple[_Part, ...]]] = {}
+    for name in names:
+        has_number = len(name) > place and not isinstance(name[place], str)
+        merged.setdefault((*name[:place], None, *name[place + 1 :]) if has_number else name, []).append(name)
+    return [_joined(members, place) for members in merged.values()]
+
+
+def _joined(members: list[tuple[_Part, ...]], place: int) -> tuple[_Part, ...]:
+    if len(members) == 1:
+        return members[0]
+    numbers = sorted(number for member in members for number in member[place] if isinstance(number, int))
+    return (*members[0][:place], tuple(numbers), *members[0][place + 1 :])
+
+
+def _numbers(numbers: tuple[int, ...]) -> str:
+    """``7`` alone, ``{0-3}`` of a range, ``{0-3,5}`` of several."""
+    if len(numbers) == 1:
+        return str(numbers[0])
+    ranges: list[list[int]] = []
+    for number in numbers:
+        if ranges and number == ranges[-1][1] + 1:
+            ranges[-1][1] = number
+        else:
+            ranges.append([number, number])
+    return "{" + ",".join(str(first) if first == last else f"{first}-{last}" for first, last in ranges) + "}"

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from quark.errors import CalibrationError
+from quark.errors import CalibrationError, ConfigError
 from quark.plugins import schemes
 from quark.specs.layer import QLayerConfig
 from quark.specs.model import QConfig
@@ -65,7 +65,7 @@ def test_without_it_experts_keep_their_own_ranges_and_one_without_tokens_has_its
     first, second, idle = input_scales(model, "up_proj")
     assert not torch.equal(first, second)
     assert torch.equal(idle, torch.maximum(first, second))
-    assert any("reached 2 layer(s) of experts, the first is 'experts.2.up_proj'" in r.message for r in caplog.records)
+    assert any("reached 2 layer(s) of experts: experts.2.up_proj, experts.2.down_proj." in r.message for r in caplog.records)
 
 
 def test_where_no_expert_is_reached_the_range_would_be_made_up() -> None:
@@ -76,3 +76,12 @@ def test_where_no_expert_is_reached_the_range_would_be_made_up() -> None:
     layer: QLayerConfig = schemes().load("fp8", "config")()
     with pytest.raises(CalibrationError, match=r"no calibration batch reached 'experts\.0\.up_proj'"):
         ModelQuantizer(QConfig(global_quant_config=layer)).quantize_model(Idle(), [torch.randn(4, 32)])
+
+
+def test_experts_with_different_observers_cannot_share_a_range() -> None:
+    layer: QLayerConfig = schemes().load("int8", "config")()
+    other = layer.copied()
+    other.input_tensors.observer_cls = "PerTensorPercentileObserver"  # type: ignore[union-attr]
+    config = QConfig(global_quant_config=layer, layer_quant_config={"*experts.1.*": other}, sync_moe_expert_input_amax=True)
+    with pytest.raises(ConfigError, match="PerTensorMinMaxObserver and a PerTensorPercentileObserver have seen cannot be merged"):
+        ModelQuantizer(config).quantize_model(Mixture(), [torch.randn(40, 32)])

@@ -11,10 +11,13 @@ import typer
 from typer.testing import CliRunner
 
 from quark.cli import listing
-from quark.plugins import Catalog, using
+from quark.plugins import Catalog, registry, using
+from quark.plugins.report import kind_report
 
-PLUGIN = """
+PLUGIN = '''
+    import attrs
     from quark.plugins import AlgorithmRecord, ExporterRecord, ObserverRecord, TemplateRecord
+    from quark.specs.algorithm import AlgoConfig
     from quark.specs.architecture import Architecture
     from quark.specs.layer import QLayerConfig
     from quark.specs.tensor import QTensorConfig
@@ -29,9 +32,11 @@ PLUGIN = """
         yield SchemeRecord(name="w4a8", config=f"{__name__}:w4a8", kv_cache="acme:cache", aliases=["w4"], stability="experimental")
         yield SchemeRecord(name="sick", config="acme:nowhere")
 
-    def w4a8():
+    def w4a8(group_size: int = 32):
         return QLayerConfig(
-            weight=QTensorConfig(dtype="int4", qscheme="per_group", group_size=32, ch_axis=-1, symmetric=False, scale_type="float16"),
+            weight=QTensorConfig(
+                dtype="int4", qscheme="per_group", group_size=group_size, ch_axis=-1, symmetric=False, scale_type="float16"
+            ),
             input_tensors=QTensorConfig(dtype="fp8_e4m3", qscheme="per_tensor", is_dynamic=False, symmetric=True),
         )
 
@@ -39,10 +44,34 @@ PLUGIN = """
     def quark_register_observers():
         yield ObserverRecord(name="minmax", class_name="AcmeMinMax", observer="acme:MinMax")
 
+    @attrs.define(kw_only=True)
+    class Config(AlgoConfig):
+        """Settings.
+
+        Attributes:
+            share: Of the whole.
+        """
+
+        name: str = "whole"
+        share: float = 0.5
+
+    class Box:
+        """A box.
+
+        Args:
+            lid: Whether it has one.
+        """
+
+        def __init__(self, lid: bool = True) -> None:
+            pass
+
+        def export(self, model, out, options):
+            pass
+
     @hookimpl
     def quark_register_algorithms():
         yield AlgorithmRecord(name="hollow", kind="rounding", config="acme:Config")
-        yield AlgorithmRecord(name="whole", kind="transform", config="acme:Config", processor="acme:Work")
+        yield AlgorithmRecord(name="whole", kind="transform", config=f"{__name__}:Config", processor="acme:Work")
 
     ARCHITECTURE = Architecture(model_type="acme", decoder_blocks="acme.blocks", exclude_layers_name=["head"])
 
@@ -52,8 +81,8 @@ PLUGIN = """
 
     @hookimpl
     def quark_register_exporters():
-        yield ExporterRecord(name="box", exporter="acme:Box", reads_back=True)
-"""
+        yield ExporterRecord(name="box", exporter=f"{__name__}:Box", reads_back=True)
+'''
 
 
 @pytest.fixture
@@ -106,6 +135,23 @@ def test_a_scheme_whose_configuration_cannot_be_built_is_listed_all_the_same(cat
     assert "acme-quant 0.1" in found["error"]
 
 
+def test_a_listing_asks_for_each_name_a_few_times_however_many_there_are(site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.install(
+        "many-quant", "@hookimpl\ndef quark_register_schemes():\n    yield from (scheme(f's{i}', aliases=[f'a{i}']) for i in range(100))"
+    )
+    catalog = site.collect()
+    calls, unreplaced = [0], registry.unreplaced
+
+    def counted(claims: Any) -> Any:
+        calls[0] += 1
+        return unreplaced(claims)
+
+    monkeypatch.setattr(registry, "unreplaced", counted)
+    assert len(kind_report(catalog, "schemes")["schemes"]) == 101
+    # Both names of each are looked up for conflicts, and one for its status: two calls each time.
+    assert calls[0] <= 3 * 2 * 101
+
+
 def test_facts_of_the_other_kinds(catalog: Catalog) -> None:
     assert row(catalog, "formats", "int4")["bits"] == 4
     assert row(catalog, "observers", "minmax")["class_name"] == "AcmeMinMax"
@@ -148,13 +194,13 @@ def test_a_plugin_that_is_left_out_is_listed_as_such(site: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    "arguments", [[], ["quantize"], ["schemes", "--help"], ["schemes", "--jsn"], ["schemes", "--json", "x"], ["scheme"]]
+    "arguments", [[], ["quantize"], ["schemes", "--help"], ["schemes", "--jsn"], ["schemes", "x", "y"], ["plugins", "x"], ["scheme"]]
 )
 def test_what_is_not_plainly_a_listing_is_left_to_the_command_line_library(arguments: list[str]) -> None:
     assert not listing.answer(arguments)
 
 
-@pytest.mark.parametrize("arguments", [["plugins"], ["schemes", "--json"]])
+@pytest.mark.parametrize("arguments", [["plugins"], ["schemes", "--json"], ["schemes", "w4a8"], ["algorithms", "--json", "whole"]])
 def test_a_plain_listing_is_answered_at_once_and_in_the_same_words(
     catalog: Catalog, arguments: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -178,3 +224,41 @@ def test_a_terminal_gets_a_table_that_fits(catalog: Catalog, capsys: pytest.Capt
     lines = re.sub(r"\x1b\[\d*m", "", capsys.readouterr().out.split("The name")[0]).splitlines()
     assert max(map(len, lines)) <= 80
     assert any(line.split()[:1] == ["w4a8"] for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "option"),
+    [
+        ("schemes", "w4a8", {"name": "group_size", "type": "int", "default": 32, "required": False, "help": ""}),
+        ("schemes", "w4", {"name": "group_size", "type": "int", "default": 32, "required": False, "help": ""}),
+        ("algorithms", "whole", {"name": "share", "type": "float", "default": 0.5, "required": False, "help": "Of the whole."}),
+        ("exporters", "box", {"name": "lid", "type": "bool", "default": True, "required": False, "help": "Whether it has one."}),
+    ],
+)
+def test_one_record_is_shown_with_its_options(catalog: Catalog, kind: str, name: str, option: dict[str, Any]) -> None:
+    report = json.loads(shown(catalog, kind, name, "--json"))
+    assert report["options"][0] == option
+    assert (report["kind"], report["entry"]["source"]["distribution"]) == (kind, "acme-quant")
+    text = shown(catalog, kind, name)
+    for part in (option["name"], option["type"], json.dumps(option["default"]), option["help"], "acme-quant 0.1"):
+        assert part in text
+
+
+def test_an_exporter_has_the_options_of_every_exporter_too(catalog: Catalog) -> None:
+    names = [option["name"] for option in json.loads(shown(catalog, "exporters", "box", "--json"))["options"]]
+    assert {"lid", "weight_format", "pack_method", "max_shard_bytes"} <= set(names)
+    assert not {"own", "tokenizer"} & set(names)
+
+
+def test_a_terminal_is_told_what_does_not_fit(
+    catalog: Catalog, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True)
+    monkeypatch.setenv("COLUMNS", "60")
+    with using(catalog):
+        listing.show("schemes")
+    lines = capsys.readouterr().out.splitlines()
+    end = next(i for i, line in enumerate(lines) if line.endswith("--json)"))
+    assert all(len(line) <= 60 for line in lines[: end + 1])
+    assert "not shown: " in " ".join(lines)
+    assert "quark schemes NAME" in " ".join(lines)

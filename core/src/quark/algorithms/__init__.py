@@ -1,8 +1,9 @@
 """What changes weights: the protocols Transform and Rounding, the statistics they may ask for, and round-to-nearest, the default."""
 
-from quark.algorithms.rounding import Figures, HeldOut, Problem, Rounding, RoundToNearest, float_weight, weight_quantizer
+from quark.algorithms.rounding import Figures, HeldOut, NamesLayers, Problem, Rounding, RoundToNearest, float_weight, weight_quantizer
 from quark.algorithms.statistics import AbsMax, AbsMean, CrossMoment, SecondMoment, SecondMoment64, Statistic
-from quark.algorithms.transform import STAGES, BlockAtHand, Judged, Settled, Settling, Transform
+from quark.algorithms.transform import STAGES, BlockAtHand, Judged, Settled, Settling, Transform, input_is_transformed
+from quark.algorithms.validation import OutputError, Validation, validated
 from quark.callable_module import make_callable
 from quark.plugins import algorithms
 
@@ -15,6 +16,8 @@ __all__ = [
     "Figures",
     "HeldOut",
     "Judged",
+    "NamesLayers",
+    "OutputError",
     "Problem",
     "RoundToNearest",
     "Rounding",
@@ -24,7 +27,10 @@ __all__ = [
     "Settling",
     "Statistic",
     "Transform",
+    "Validation",
     "float_weight",
+    "input_is_transformed",
+    "validated",
     "weight_quantizer",
 ]
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Protocol, TypeVar, cast
+from typing import ClassVar, Protocol, TypeVar, cast, runtime_checkable
 
 import attrs
 import torch
@@ -57,7 +57,10 @@ class Problem:
     held_out: HeldOut | None = None
 
     def statistic(self, kind: type[S]) -> S:
-        """The statistic of that class, which the rounding has declared."""
+        """The statistic of that class, which the rounding has declared; raises KeyError where it has not."""
+        if kind not in self.statistics:
+            names = ", ".join(k.__name__ for k in self.statistics) or "none"
+            raise KeyError(f"asked for the statistic {kind.__name__}, which it does not declare: its needs are {names}")
         return cast("S", self.statistics[kind])
 
 
@@ -75,13 +78,22 @@ class Rounding(Protocol):
         """Round the weights of the layers.
 
         On return each layer's ``weight`` is a new parameter with values on the grid of its ``weight_quantizer``, whose scales are set.
-        Returns what is worth reporting, by layer.
+        Nothing else of the layers differs: bias, hooks, what modules they hold. A bias where there was none has no place in a checkpoint.
+        Returns what is worth reporting, by layer, in JSON values. All of this is looked at in a run.
 
         The pipeline validates the codes: layers whose outputs on held-out tokens are worse than with round-to-nearest get that instead.
 
         Raises:
             RoundingError: No codes can be found from these statistics: the layers are rounded to nearest instead.
         """
+
+
+@runtime_checkable
+class NamesLayers(Protocol):
+    """A `Rounding` whose settings name the layers that it takes. Names that are of none are told of before any work."""
+
+    def unmatched(self, names: Sequence[str]) -> Sequence[str]:
+        """Returns what the settings name, and what none of these layers, relative to their blocks, is called."""
 
 
 class RoundToNearest:

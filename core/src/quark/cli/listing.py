@@ -9,12 +9,17 @@ from __future__ import annotations
 import json
 import os
 import sys
+import textwrap
 import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from quark.cli.tables import paragraphs, table, terminal_width
+
 if TYPE_CHECKING:
     import typer
+
+    from quark.plugins.options import Option
 
 Row = dict[str, Any]
 Column = tuple[str, Callable[[Row], str]]
@@ -24,54 +29,88 @@ def register(app: typer.Typer) -> None:
     """Add the commands, one for plugins and one for each kind of thing they provide."""
     import typer  # the caller has it already
 
-    option = typer.Option(False, "--json", help="Print everything that is known, as JSON.")
+    as_json_option = typer.Option(False, "--json", help="Print everything that is known, as JSON.")
+    name_argument = typer.Argument(None, help="Show this one alone, with its options.")
 
     def command_for(what: str) -> Callable[..., None]:
-        def command(as_json: bool = option) -> None:
-            show(what, as_json=as_json)
+        def command(name: str | None = name_argument, as_json: bool = as_json_option) -> None:
+            show(what, as_json=as_json, name=name)
 
         return command
 
-    app.command("plugins", help="List the plugins that are installed, what failed, and names claimed twice.")(command_for("plugins"))
+    @app.command("plugins", help="List the plugins that are installed, what failed, and names claimed twice.")
+    def plugins(as_json: bool = as_json_option) -> None:
+        show("plugins", as_json=as_json)
+
     for kind in _COLUMNS:
-        app.command(kind, help=f"List the {kind} of all plugins.")(command_for(kind))
+        app.command(kind, help=f"List the {kind} of all plugins, or show one.")(command_for(kind))
 
 
 def answer(arguments: Sequence[str]) -> bool:
     """Print a listing if these command-line arguments plainly ask for one; whether they did."""
-    what, *options = arguments or [""]
-    if what not in ("plugins", *_COLUMNS) or options not in ([], ["--json"]):
+    what, *rest = arguments or [""]
+    names = [text for text in rest if text != "--json"]
+    plain = rest.count("--json") <= 1 and len(names) <= (what != "plugins") and not any(name.startswith("-") for name in names)
+    if what not in ("plugins", *_COLUMNS) or not plain:
         return False
     try:
-        show(what, as_json=bool(options))
+        show(what, as_json="--json" in rest, name=names[0] if names else None)
         sys.stdout.flush()
     except BrokenPipeError:  # such as `quark schemes | head -1`; what is still buffered must not be tried again at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return True
 
 
-def show(what: str, *, as_json: bool = False) -> None:
+def show(what: str, *, as_json: bool = False, name: str | None = None) -> None:
     """Print a listing.
 
     Args:
         what: ``"plugins"`` or a kind in the plural.
         as_json: As JSON rather than as a table.
+        name: Of the one record to show, with its options; None for a table of all.
+
+    Raises:
+        UnknownNameError: (a ValueError) There is no such record.
     """
-    from quark.plugins.report import kind_report, plugins_report
+    from quark.plugins.report import kind_report, plugins_report, record_report
 
     catalog = _catalog()
+    if name is not None:
+        one = record_report(catalog, what, name)
+        one["options"] = [option.to_dict() for option in _options(what, one["name"])]
+        print(json.dumps(one, indent=2)) if as_json else _print_one(one)
+        return
     report = plugins_report(catalog) if what == "plugins" else kind_report(catalog, what)
     if as_json:
         print(json.dumps(report, indent=2))
         return
     if report[what]:
-        _print_table(_PLUGIN_COLUMNS if what == "plugins" else (*_COLUMNS[what], *_COMMON), report[what])
+        _print_table(_PLUGIN_COLUMNS if what == "plugins" else (*_COLUMNS[what], *_COMMON), report[what], what)
     else:
         kinds = list(catalog.registries) if what == "plugins" else [what]
         wanted = dict.fromkeys(catalog.registries[kind].kind.distribution for kind in kinds)
         print(f"No {what} are installed. {catalog.missing(tuple(wanted))}".rstrip())
     _print_conflicts(report["conflicts"] if what == "plugins" else {what: report["conflicts"]})
     _print_failures(report["failures"])
+
+
+def _options(what: str, name: str) -> Sequence[Option]:
+    # Each imported for its own kind: an exporter brings torch, the others do without.
+    from quark.plugins import algorithms, schemes
+
+    if what == "schemes":
+        from quark.plugins.options import options_of
+
+        return options_of(schemes().load(name, "config"))
+    if what == "algorithms":
+        from quark.templates.algorithms import algorithm_options
+
+        return algorithm_options(algorithms().load(name, "config"))
+    if what == "exporters":
+        from quark.export.api import exporter_options
+
+        return exporter_options(name)
+    return ()
 
 
 def _catalog() -> Any:
@@ -114,19 +153,25 @@ def _remarks(row: Row) -> str:
 
 
 _COMMON: tuple[Column, ...] = (
-    ("aliases", _joined("aliases")),
-    ("from", _origin),
-    ("summary", _text("summary")),
     ("remarks", _remarks),
+    ("summary", _text("summary")),
+    ("from", _origin),
+    ("aliases", _joined("aliases")),
 )
+_FLAGS = {
+    "schemes": "--scheme-option KEY=VALUE",
+    "algorithms": "--algorithm-option {name}.KEY=VALUE",
+    "exporters": "--exporter-option KEY=VALUE",
+}
+"""How options of each kind are given; the other kinds have none."""
 _COLUMNS: dict[str, tuple[Column, ...]] = {
     "formats": (("format", _name), ("bits", _number("bits"))),
     "observers": (("observer", _name), ("class", _text("class_name"))),
     "schemes": (
         ("scheme", _name),
+        ("bits", _number("effective_bits")),
         ("weight", _text("weight")),
         ("activations", _text("input")),
-        ("bits", _number("effective_bits")),
         ("calibration", _when("needs_calibration", "needed")),
         ("KV cache", _when("kv_cache", "yes")),
         ("loaded by", _joined("clients")),
@@ -145,32 +190,31 @@ _PLUGIN_COLUMNS: tuple[Column, ...] = (
 )
 
 
-def _print_table(columns: Sequence[Column], rows: Sequence[Row]) -> None:
-    """A table of the columns that say something, fitted to a terminal; in a file or a pipe each row is one line, however long."""
-    cells = [[show(row) for _, show in columns] for row in rows]
-    used = [i for i in range(len(columns)) if any(line[i] for line in cells)]
-    titles = [columns[i][0] for i in used]
-    lines = [[line[i] for i in used] for line in cells]
-    if sys.stdout.isatty():
-        _print_fitted(titles, lines)
+def _print_table(columns: Sequence[Column], rows: Sequence[Row], what: str) -> None:
+    """A table of the columns that say something; in a terminal, of those that fit, and where the others are to be found."""
+    width = terminal_width()
+    lines, left_out = table([title for title, _ in columns], [[cell(row) for _, cell in columns] for row in rows], width)
+    print("\n".join(lines))
+    if width is not None:
+        more = [f"not shown: {', '.join(left_out)}"] if left_out else []
+        more += [f"all of one: quark {what} NAME"] if what != "plugins" else []
+        print(*textwrap.wrap(f"({'; '.join([*more, 'everything: --json'])})", width), sep="\n")
+
+
+def _print_one(report: Row) -> None:
+    """A record by itself: its facts, and its options with what they are for."""
+    width, what, row = terminal_width(), report["kind"], report["entry"]
+    print(f"{report['name']}: {row['summary']}")
+    facts = [(title, cell(row)) for title, cell in (*_COLUMNS[what][1:], *_COMMON) if title != "summary"]
+    size = max(len(title) for title, _ in facts)
+    print(*(f"  {title.ljust(size)}  {text}" for title, text in facts if text), sep="\n")
+    flag = _FLAGS.get(what)
+    if flag is None:
         return
-    widths = [max(map(len, column)) for column in zip(titles, *lines, strict=True)]
-    for line in (titles, ["-" * width for width in widths], *lines):
-        print("  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip())
-
-
-def _print_fitted(titles: Sequence[str], lines: Sequence[Sequence[str]]) -> None:
-    from rich import box  # imported where a terminal is there to fit: other output does without
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for i, title in enumerate(titles):
-        table.add_column(title, overflow="fold", no_wrap=i == 0)
-    for line in lines:
-        table.add_row(*map(Text, line))
-    Console().print(table)
+    options = report["options"]
+    print(f"Options ({flag.format(name=report['name'])}):" if options else "It has no options.")
+    heads = [f"{o['name']}: {o['type']}" + ("" if o["required"] else f" = {json.dumps(o['default'])}") for o in options]
+    print(*paragraphs(list(zip(heads, (o["help"] for o in options), strict=True)), width), sep="\n", end="\n" if options else "")
 
 
 def _print_conflicts(conflicts: dict[str, dict[str, list[Row]]]) -> None:

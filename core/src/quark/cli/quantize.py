@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from quark.cli.given_options import given_algorithm_options, given_options
 from quark.errors import CalibrationError, ConfigError
 
 if TYPE_CHECKING:
@@ -18,7 +19,12 @@ if TYPE_CHECKING:
 
 
 PostRope = Annotated[
-    bool, typer.Option("--kv-cache-post-rope", help="Round keys of the cache after the rotary embedding; wants --kv-cache.")
+    bool | None,
+    typer.Option(
+        "--kv-cache-post-rope/--no-kv-cache-post-rope",
+        help="Round keys of the cache as runtimes hold them, after norms and the rotary embedding, or as the projection puts them out; by "
+        "default the former wherever the model allows it. Wants --kv-cache.",
+    ),
 ]
 AllExperts = Annotated[
     bool,
@@ -27,10 +33,31 @@ AllExperts = Annotated[
 SeparateKv = Annotated[
     bool, typer.Option("--separate-kv-scales", help="Keys and values keep scales of their own; by default they share the larger.")
 ]
-Exclude = Annotated[list[str] | None, typer.Option(help="Pattern of layers left in float, beside the template's; may be repeated.")]
-SchemeOptions = Annotated[
-    list[str] | None, typer.Option("--scheme-option", help="NAME=VALUE for the scheme, such as block_size=32; may be repeated.")
+Exclude = Annotated[
+    list[str] | None,
+    typer.Option(help="Pattern of layers to leave in float, added to those that the model's template leaves in float; may be repeated."),
 ]
+SchemeOptions = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--scheme-option", help="KEY=VALUE for the scheme, such as block_size=32; `quark schemes NAME` shows its options. May be repeated."
+    ),
+]
+AlgorithmOptions = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--algorithm-option",
+        help="NAME.KEY=VALUE for an algorithm, such as gptq.damp_percent=0.05; `quark algorithms NAME` shows its options. May be repeated.",
+    ),
+]
+ExporterOptions = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--exporter-option",
+        help="KEY=VALUE for the exporter, such as pack_method=order; `quark exporters NAME` shows its options. May be repeated.",
+    ),
+]
+Strict = Annotated[bool, typer.Option("--strict", help="A pattern that matches no layer is an error, not a warning.")]
 ShareFused = Annotated[
     bool,
     typer.Option(
@@ -52,8 +79,9 @@ def quantize(
     scheme: Annotated[str, typer.Option(help="Scheme of all linear layers; `quark schemes` lists them.")],
     scheme_option: SchemeOptions = None,
     algorithm: Annotated[list[str] | None, typer.Option(help="Algorithm to apply; may be repeated, in order.")] = None,
+    algorithm_option: AlgorithmOptions = None,
     kv_cache: Annotated[str | None, typer.Option(help="Scheme of the key-value cache, such as fp8.")] = None,
-    kv_cache_post_rope: PostRope = False,
+    kv_cache_post_rope: PostRope = None,
     attention_scheme: Annotated[str | None, typer.Option(help="Scheme of attention probabilities and queries, such as fp8.")] = None,
     exclude: Exclude = None,
     layer: Annotated[list[str] | None, typer.Option(help="PATTERN=SCHEME for some layers; may be repeated.")] = None,
@@ -65,29 +93,43 @@ def quantize(
     device: Annotated[str, typer.Option(help="Torch device to work on.")] = "cpu",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16, or auto: as the checkpoint says.")] = "auto",
     exporter: Annotated[str, typer.Option(help="Exporter; `quark exporters` lists them.")] = "safetensors",
+    exporter_option: ExporterOptions = None,
     separate_kv_scales: SeparateKv = False,
     calibrate_all_experts: AllExperts = False,
     share_fused_scales: ShareFused = False,
+    strict: Strict = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Quantize the checkpoint MODEL and write the result to OUT."""
     # Torch and transformers are imported here, not above: `quark --help` and the listings do without them.
-    from quark.export import ExportOptions
-    from quark.export.place import refuse_used_directory
+    import attrs
+
+    from quark.export.api import export_options
+    from quark.export.destination import refuse_used_directory
     from quark.model.loading import load_tokenizer, meta_model
     from quark.pipeline import ModelQuantizer, quantize_checkpoint
     from quark.pipeline.job import algorithms_of, wants_data
-    from quark.plugins import exporters
 
     started = time.perf_counter()
     refuse_used_directory(out)
-    exporters().get(exporter)
+    export = export_options(exporter, given_options("--exporter-option", exporter_option))
     skeleton = meta_model(model)
     config = make_config(
-        skeleton, scheme, algorithm, kv_cache, exclude, layer, share_fused_scales, attention_scheme, kv_cache_post_rope, scheme_option
+        skeleton,
+        scheme,
+        algorithm,
+        kv_cache,
+        exclude,
+        layer,
+        share_fused_scales,
+        attention_scheme,
+        kv_cache_post_rope,
+        scheme_option,
+        algorithm_option,
     )
     config.separate_kv_scales, config.calibrate_all_experts = separate_kv_scales, calibrate_all_experts
+    config.strict = strict
     plan = ModelQuantizer(config).plan(skeleton)
     if dry_run:
         _print_plan(plan, as_json)
@@ -95,8 +137,8 @@ def quantize(
     tokenizer = load_tokenizer(model)
     wants = wants_data(plan, algorithms_of(config))
     data = _calibration(tokenizer, wants, calib, num_calib, seq_len) if wants else None
-    options = ExportOptions(tokenizer=tokenizer)
-    quantize_checkpoint(model, out, config, data, device=device, dtype=dtype, exporter=exporter, options=options)
+    export = attrs.evolve(export, tokenizer=tokenizer)
+    quantize_checkpoint(model, out, config, data, device=device, dtype=dtype, exporter=exporter, options=export)
     _print_result(out, scheme, len(plan.quantized), time.perf_counter() - started, as_json)
 
 
@@ -109,8 +151,9 @@ def make_config(
     layer: list[str] | None,
     share_fused_scales: bool = False,
     attention_scheme: str | None = None,
-    kv_cache_post_rope: bool = False,
+    kv_cache_post_rope: bool | None = None,
     scheme_option: list[str] | None = None,
+    algorithm_option: list[str] | None = None,
 ) -> QConfig:
     """The configuration that the options ask for, through the template of the model's family."""
     from quark.model.family import template_of
@@ -122,7 +165,8 @@ def make_config(
         kv_cache_scheme=kv_cache,
         attention_scheme=attention_scheme,
         kv_cache_post_rope=kv_cache_post_rope,
-        scheme_options=dict(_option(text) for text in scheme_option or []),
+        scheme_options=given_options("--scheme-option", scheme_option),
+        algorithm_options=given_algorithm_options("--algorithm-option", algorithm_option),
         layer_config=dict(_pair(text) for text in layer or []) or None,
         shared_scale_groups=[list(g) for g in template.architecture.fused] if share_fused_scales and template.architecture else None,
         exclude_layers=[*template.exclude_layers_name, *exclude] if exclude else None,
@@ -149,13 +193,6 @@ def _print_plan(plan: Any, as_json: bool) -> None:
     from quark.model.plan_text import plan_lines
 
     typer.echo(json.dumps(plan.to_dict(), indent=2) if as_json else "\n".join(plan_lines(plan)))
-
-
-def _option(text: str) -> tuple[str, object]:
-    name, separator, value = text.partition("=")
-    if not (name and separator and value):
-        raise ConfigError(f"--scheme-option {text!r} is not NAME=VALUE, such as block_size=32")
-    return name, int(value) if value.lstrip("-").isdigit() else value
 
 
 def _print_result(out: Path, scheme: str, layers: int, seconds: float, as_json: bool) -> None:

@@ -8,14 +8,15 @@ import attrs
 from torch import nn
 
 from quark.errors import UnsupportedError
+from quark.export.provenance import refuse_unreadable
 from quark.export.restoring import restorers_of
 from quark.model.attention import AttentionRow, attention_rows
 from quark.model.family import architecture_of
 from quark.model.mixtures import separate_experts
-from quark.model.plan import plan_rows
+from quark.model.plan import plan_rows, refuse_misfits
 from quark.model.resolve import layer_config_for
 from quark.nn import counts_as
-from quark.nn.attention import KEY, PROBABILITIES
+from quark.nn.attention import PROBABILITIES
 from quark.nn.attention_switch import switch_attention
 from quark.nn.packed import SLOTS, PackedLayer, PackedScales
 from quark.nn.packed_quantizer import PackedQuantizer, packed_scales
@@ -40,16 +41,20 @@ def map_to_quark(model: nn.Module, quant_config: QConfig, pack_method: str = "re
         UnsupportedError: Another ``custom_mode``; or attention is quantized, and the model's attention cannot be exchanged.
         MissingPluginError: An algorithm that runs with the model is not installed.
         ConfigError, UnknownNameError: The configuration does not fit the model, or asks for a format that is not installed.
+        CheckpointError: A format lies in the checkpoint in a layout that the installed distribution does not know yet.
     """
     if custom_mode != "quark":
         raise UnsupportedError(
             f"checkpoints of custom_mode '{custom_mode}' are not read here: only 'quark' is; transformers reads others by itself"
         )
+    refuse_unreadable(quant_config)
     separate_experts(model, quant_config)
     for restorer in restorers_of(quant_config):
         restorer.restore(model, quant_config)
-    attentions = attention_rows(model, plan_rows(model, quant_config), quant_config, architecture_of(model))
-    inside = {a.key_layer for a in attentions}
+    rows = plan_rows(model, quant_config)
+    refuse_misfits(rows)
+    attentions = attention_rows(model, rows, quant_config, architecture_of(model))
+    inside = {layer for a in attentions for layer, _ in a.states.values()}
     for name, layer in list(model.named_modules()):
         kind = counts_as(layer)
         if kind is None:
@@ -58,7 +63,8 @@ def map_to_quark(model: nn.Module, quant_config: QConfig, pack_method: str = "re
         if config is not None:
             # The output that attention quantizes is no business of the layer, though its scales are stored with it.
             own = attrs.evolve(config, output_tensors=None) if name in inside else config
-            model.set_submodule(name, PackedLayer(layer, own, pack_method))
+            holds_values = quant_config.weight_format == "fake_quantized"
+            model.set_submodule(name, PackedLayer(layer, own, pack_method, name, holds_values=holds_values))
     _map_attention(model, attentions, pack_method, eager=quant_config.softmax_quant_spec is not None)
     return model
 
@@ -68,9 +74,9 @@ def _map_attention(model: nn.Module, attentions: Sequence[AttentionRow], order: 
         module = model.get_submodule(row.name)
         if row.probabilities is not None:
             setattr(module, PROBABILITIES, PackedQuantizer(row.probabilities, order, largest=1.0))
-        if row.key is not None and row.key_layer is not None:
-            stored = PackedScales(packed_scales(row.key, order))
-            setattr(model.get_submodule(row.key_layer), SLOTS["output_tensors"], stored)
-            setattr(module, KEY, PackedQuantizer(row.key, order, stored))
+        for state, (layer, spec) in row.states.items():
+            stored = PackedScales(packed_scales(spec, order))
+            setattr(model.get_submodule(layer), SLOTS["output_tensors"], stored)
+            setattr(module, state, PackedQuantizer(spec, order, stored))
     if attentions:
         switch_attention(model, [a.name for a in attentions], eager=eager)

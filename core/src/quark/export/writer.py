@@ -23,6 +23,7 @@ from torch import Tensor
 
 from quark.errors import UnsupportedError
 from quark.model.shards import INDEX, SINGLE
+from quark.names import folded
 
 NAMES = {
     torch.float64: "F64",
@@ -138,7 +139,7 @@ class ShardWriter:
         """
         self._wait()
         if self._left:
-            raise RuntimeError(f"{len(self._left)} announced tensor(s) were not written, the first is '{min(self._left)}'")
+            raise RuntimeError(f"{len(self._left)} announced tensor(s) were not written: {folded(sorted(self._left))}")
         if len(self._files) > 1:
             weight_map = {name: self._names[place.file] for name, place in sorted(self._places.items())}
             index = {"metadata": {"total_size": self._size}, "weight_map": weight_map}

@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 
 from torch import nn
 
+from quark.names import folded
 from quark.specs.architecture import Architecture
 
 _CACHE = (("*k_proj", "*v_proj"), ("*key_proj", "*value_proj"), ("*.key", "*.value"), ("*qkv_proj",), ("*query_key_value",), ("*Wqkv",))
@@ -55,7 +56,7 @@ def inferred_lines(found: Architecture) -> Iterator[str]:
     yield f"There is no template for the model type '{found.model_type}'; this was inferred from its modules:"
     yield f"  decoder blocks   {found.decoder_blocks}"
     yield f"  feed the cache   {', '.join(found.kv_layers_name or ()) or 'unknown: the cache cannot be quantized'}"
-    yield f"  left in float    {', '.join(found.exclude_layers_name) or 'nothing'}"
+    yield f"  left in float    {folded(found.exclude_layers_name, most=16) or 'nothing'}"
 
 
 def _block_lists(model: nn.Module) -> Iterator[str]:

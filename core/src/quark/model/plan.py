@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
-import fnmatch
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import attrs
 from torch import nn
 
 from quark.errors import ConfigError
-from quark.model.attention import AttentionRow, attention_facts, attention_problems, attention_rows
+from quark.model.attention import (
+    AttentionRow,
+    attention_facts,
+    attention_problems,
+    attention_rows,
+    attention_warnings,
+    resolve_attention,
+)
 from quark.model.mixtures import fused_parameters
+from quark.model.patterns import Rule, rules_of
 from quark.model.resolve import layer_config_for
-from quark.nn.layers import LOOKUP_TYPES, QUANTIZED_TYPES, counts_as, is_quantized, linear_weight
+from quark.names import folded
+from quark.nn.layers import LOOKUP_TYPES, counts_as, is_quantized, linear_weight
 from quark.numerics import quantizer_for
+from quark.numerics.tried import refuse_broken
 from quark.plugins import schemes, templates
 from quark.specs.architecture import Architecture
-from quark.specs.layer import QLayerConfig, TensorSpec, stages
+from quark.specs.layer import SLOTS, QLayerConfig, TensorSpec, stages
 from quark.specs.model import QConfig
+
+_ACTIVATIONS = ("input_tensors", "output_tensors")
 
 
 @attrs.frozen
@@ -50,10 +61,12 @@ class QuantPlan:
 
     Attributes:
         rows: One per layer that could be quantized, in the model's order.
-        config: The configuration it was made from.
+        config: The configuration it was made from; what that leaves to the model is resolved.
         architecture: Facts about the model family, None where it is not known.
         notes: Remarks worth reading that are no errors.
         attentions: The attention modules of which something is quantized.
+        rules: The configuration's patterns and layer types, and how many layers each matches.
+        warnings: What is done as asked, and may be other than what was meant; what was asked for and can have no effect.
     """
 
     rows: tuple[PlanRow, ...]
@@ -61,6 +74,8 @@ class QuantPlan:
     architecture: Architecture | None = None
     notes: tuple[str, ...] = ()
     attentions: tuple[AttentionRow, ...] = ()
+    rules: tuple[Rule, ...] = ()
+    warnings: tuple[str, ...] = ()
 
     @property
     def quantized(self) -> tuple[PlanRow, ...]:
@@ -77,7 +92,7 @@ class QuantPlan:
     def calibrated(self) -> tuple[PlanRow | AttentionRow, ...]:
         """Rows whose activations have static scales, so that calibration data are needed."""
         layers = (r for r in self.quantized if any(True for _ in static_activations(r.config)))
-        return (*layers, *(a for a in self.attentions if has_static_scale(a.probabilities) or has_static_scale(a.key)))
+        return (*layers, *(a for a in self.attentions if has_static_scale(a.probabilities)))
 
     def to_dict(self) -> dict[str, Any]:
         """JSON form, saved beside the result."""
@@ -86,13 +101,15 @@ class QuantPlan:
             "rows": rows,
             "attentions": attention_facts(self.attentions),
             "notes": list(self.notes),
+            "rules": [attrs.asdict(rule) for rule in self.rules],
+            "warnings": list(self.warnings),
             "model_type": self.architecture and self.architecture.model_type,
         }
 
 
 def static_activations(layer: QLayerConfig | None) -> Iterator[str]:
     """The slots of a layer whose activations need calibration: a stage that is static and not merely a cast."""
-    for slot in ("input_tensors", "output_tensors"):
+    for slot in _ACTIVATIONS:
         if layer is not None and has_static_scale(getattr(layer, slot)):
             yield slot
 
@@ -106,27 +123,30 @@ def make_plan(model: nn.Module, config: QConfig, architecture: Architecture | No
     """Resolve every layer of ``model`` (meta tensors will do) and check all that can be known without data.
 
     Raises:
-        ConfigError: All that is wrong, in one message: layers that are quantized already, groups that do not divide, patterns that match
-            nothing, layer types that cannot be quantized, specs that lack something.
+        ConfigError: All that is wrong, in one message: layers that are quantized already, groups that do not divide, specs that lack
+            something; and where the configuration is ``strict``, patterns that match nothing and layer types that cannot be quantized.
+        PluginError: A format or an observer does not do what it promises.
     """
-    modules = dict(model.named_modules())
-    quantized = [name for name, m in modules.items() if is_quantized(m)]
+    quantized = [name for name, m in model.named_modules() if is_quantized(m)]
     if quantized:
         raise ConfigError(
-            f"this model is quantized already: {len(quantized)} layers, the first is '{quantized[0]}'. "
+            f"this model is quantized already: {len(quantized)} layers, {folded(quantized)}. "
             "Load the float model again to quantize it differently"
         )
     rows = plan_rows(model, config, architecture)
+    asked, config = config.kv_cache_post_rope, resolve_attention(model, rows, config, architecture)
     attentions = attention_rows(model, rows, config, architecture)
+    rules = rules_of(model, config, architecture)
     problems = [
-        *_unquantizable_types(config),
-        *_unmatched(rows, modules, config, architecture),
-        *_misfits(rows),
-        *attention_problems(attentions, rows, config, architecture),
+        *(rule.problem for rule in rules if rule.problem and config.strict),
+        *_misfits(rows, config.scheme),
+        *attention_problems(model, attentions, rows, config, architecture, asked),
     ]
     if problems:
         raise ConfigError("\n".join(problems))
-    return QuantPlan(rows, config, architecture, tuple(_notes(rows, model, architecture)), attentions)
+    _refuse_broken_plugins(rows, attentions)
+    warnings = (*(r.problem for r in rules if r.problem), *attention_warnings(model, rows, config, architecture, asked))
+    return QuantPlan(rows, config, architecture, tuple(_notes(rows, model, architecture)), attentions, rules, warnings)
 
 
 def plan_rows(model: nn.Module, config: QConfig, architecture: Architecture | None = None) -> tuple[PlanRow, ...]:
@@ -151,76 +171,73 @@ def _rows(modules: dict[str, nn.Module], config: QConfig, inside: str) -> Iterat
         yield PlanRow(name, kind.__name__, tuple(linear_weight(module).shape), found.config, found.reason, None if owner == name else owner)
 
 
-def _unquantizable_types(config: QConfig) -> Iterator[str]:
-    known = {t.__name__ for t in QUANTIZED_TYPES}
-    for key in config.layer_type_quant_config:
-        name = key if isinstance(key, str) else key.__name__
-        if name not in known or (isinstance(key, type) and key not in QUANTIZED_TYPES):
-            yield (
-                f"layer_type_quant_config names {name}, which has no matrix of weights to quantize or is not supported: "
-                f"its layers would stay float in silence. Supported types are {', '.join(sorted(known))}; remove the entry for {name}"
-            )
+def refuse_misfits(rows: tuple[PlanRow, ...]) -> None:
+    """Raise where a spec does not fit its layer: what a checkpoint says need not come from a plan that was checked.
+
+    Raises:
+        ConfigError: All such specs, in one message.
+    """
+    empty = [row.name for row in rows if row.config is not None and 0 in row.shape]
+    if empty:
+        raise ConfigError(f"{len(empty)} layer(s) that are to be quantized have weights without elements: {folded(empty)}")
+    if problems := list(_misfits(rows, None)):
+        raise ConfigError("\n".join(problems))
 
 
-def _unmatched(
-    rows: tuple[PlanRow, ...], modules: dict[str, nn.Module], config: QConfig, architecture: Architecture | None
-) -> Iterator[str]:
-    """Patterns that match no layer; those that the model's own template brings may match nothing, as long as one of them does."""
-    names = [r.name for r in rows]
-    own = set(architecture.with_modules(architecture.exclude_layers_name)) if architecture else set()
-    cache = set(architecture.with_modules(architecture.kv_layers_name or ())) if architecture else set()
-    cache_found = any(_matches(p, names) for p in cache)
-    wanted = {
-        "exclude": [p for p in config.exclude if p not in own],
-        "layer_quant_config": [p for p in config.layer_quant_config if not (p in cache and cache_found)],
-        "kv_cache_quant_config": [p for p in config.kv_cache_quant_config if not (p in cache and cache_found)],
-    }
-    for field, patterns in wanted.items():
-        for pattern in patterns:
-            others = field == "exclude" and _matches(pattern, modules)
-            if not _matches(pattern, names) and not others:
-                example = f"; a layer of this model is '{names[-1]}'" if names else "; this model has no layer that can be quantized"
-                yield f"the pattern '{pattern}' in {field} matches no layer that can be quantized{example}"
-
-
-def _matches(pattern: str, names: Any) -> bool:
-    return bool(fnmatch.filter(list(names), pattern))
-
-
-def _misfits(rows: tuple[PlanRow, ...]) -> Iterator[str]:
-    """Specs that are incomplete or do not fit their layer, gathered by what is wrong."""
-    found: dict[str, list[PlanRow]] = {}
+def _misfits(rows: tuple[PlanRow, ...], scheme: str | None) -> Iterator[str]:
+    """Specs that are incomplete or do not fit their layer, gathered by what is wrong; ``scheme`` is the one that was asked for."""
+    found: dict[tuple[tuple[str, ...], str], list[PlanRow]] = {}
     for row in rows:
-        for slot in ("weight", "input_tensors", "output_tensors", "bias"):
+        slots: dict[str, list[str]] = {}
+        for slot in SLOTS:
             spec = None if row.config is None else getattr(row.config, slot)
             if spec is not None and (problem := _problem(row, slot, spec)) is not None:
-                found.setdefault(f"{slot}: {problem}", []).append(row)
-    for problem, bad in found.items():
-        names = ", ".join(r.name for r in bad)
-        fitting = _fitting_schemes(bad)
-        cure = (
-            f" Schemes of the same format that fit: {', '.join(fitting)}."
-            if fitting
-            else " Exclude these layers, or give them another scheme."
-        )
-        yield f"{len(bad)} layer(s) cannot be quantized as asked ({problem}): {names}.{cure}"
+                slots.setdefault(problem, []).append(slot)
+        for problem, failing in slots.items():
+            found.setdefault((tuple(failing), problem), []).append(row)
+    for (where, problem), bad in found.items():
+        asked = f"{' and '.join(where)}: {problem}"
+        yield f"{len(bad)} layer(s) cannot be quantized as asked ({asked}): {folded(r.name for r in bad)}. {_cure(bad, scheme)}"
+
+
+def _cure(bad: Sequence[PlanRow], scheme: str | None) -> str:
+    """What could be done instead; the scheme that was asked for fits these layers, if at all, without the options that it was given."""
+    fitting = _fitting_schemes(bad)
+    others = ", ".join(name for name in fitting if name != scheme)
+    cures = [f"Schemes of the same format that fit: {others}."] if others else []
+    cures += [f"The scheme '{scheme}' fits with its default options."] if scheme in fitting else []
+    return " ".join(cures) or "Exclude these layers, or give them another scheme."
 
 
 def _problem(row: PlanRow, slot: str, spec: Any) -> str | None:
     # Weights are [out, in, …]; activations are checked by the features they carry, which is all that is known of them before a run.
     shapes = {"weight": row.shape, "input_tensors": (1, *row.shape[1:2]), "output_tensors": (1, *row.shape[:1]), "bias": row.shape[:1]}
-    return quantizer_for(spec, activation=slot in ("input_tensors", "output_tensors")).problem(shapes[slot])
+    return quantizer_for(spec, activation=slot in _ACTIVATIONS).problem(shapes[slot])
 
 
-def _fitting_schemes(bad: list[PlanRow]) -> list[str]:
-    """Registered schemes whose weight has the format of the first misfit and fits all of them."""
+def _refuse_broken_plugins(rows: tuple[PlanRow, ...], attentions: Sequence[AttentionRow]) -> None:
+    """Try the formats and observers of everything that is planned; raises PluginError where one is broken."""
+    specs = [(getattr(r.config, slot), slot in _ACTIVATIONS) for r in rows if r.config is not None for slot in SLOTS]
+    specs += [(spec, True) for a in attentions for spec in (a.probabilities, a.query, a.key, a.value)]
+    # Two-stage specs are lists, which cannot be compared by hash: their stages can.
+    wanted = {(stages(spec), is_activation): spec for spec, is_activation in specs if spec is not None}
+    for (_, is_activation), spec in wanted.items():
+        refuse_broken(quantizer_for(spec, activation=is_activation), activation=is_activation)
+
+
+def _fits(row: PlanRow, layer: QLayerConfig) -> bool:
+    return all((spec := getattr(layer, slot)) is None or _problem(row, slot, spec) is None for slot in SLOTS)
+
+
+def _fitting_schemes(bad: Sequence[PlanRow]) -> list[str]:
+    """Registered schemes whose weight has the format of the first misfit, and that fit all of them in every slot."""
     asked = bad[0].config
     formats = {s.dtype for s in stages(asked.weight if asked else None)}
     fitting = []
     for name in schemes().names():
         layer: QLayerConfig = schemes().load(name, "config")()
         same = layer.weight is not None and {s.dtype for s in stages(layer.weight)} == formats
-        if same and all(_problem(r, "weight", layer.weight) is None for r in bad):
+        if same and all(_fits(row, layer) for row in bad):
             fitting.append(name)
     return fitting
 
@@ -234,8 +251,8 @@ def _notes(rows: tuple[PlanRow, ...], model: nn.Module, architecture: Architectu
     fused = list(fused_parameters(model))
     if fused:
         yield (
-            f"{len(fused)} fused matrices of experts stay float, the first is '{fused[0]}': they are excluded, or of a form that cannot be "
-            "taken apart"
+            f"{len(fused)} fused matrices of experts stay float: {folded(fused)}. They are excluded, or of a form that "
+            "cannot be taken apart"
         )
     for row in rows:
         if row.tied_to is not None and row.config is not None and row.config.weight is not None:

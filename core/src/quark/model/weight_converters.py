@@ -45,6 +45,7 @@ class WeightConverter:
         ConfigError: (a ValueError) No step is given, or both sides have several patterns.
 
     Example:
+        >>> import torch
         >>> converter = WeightConverter("gate_up_proj.weight", ["gate_proj.weight", "up_proj.weight"], operations=[Chunk(dim=0)])
         >>> list(apply_converters({"mlp.gate_up_proj.weight": torch.ones(4, 2)}, [converter]))
         ['mlp.gate_proj.weight', 'mlp.up_proj.weight']

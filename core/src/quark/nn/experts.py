@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from quark.errors import UnsupportedError
 from quark.nn.expert_forms import ExpertParts
 
 
@@ -49,11 +50,17 @@ class SeparateExperts(nn.Module):
             chosen: Indices of experts, ``[tokens, k]``; one beyond the last means none.
             weights: Of the chosen, ``[tokens, k]``.
             **named: The last two under the names ``top_k_index`` or ``router_indices``, and ``top_k_weights`` or ``routing_weights``.
+
+        Raises:
+            UnsupportedError: They are not among what the model gives.
         """
         chosen = chosen if chosen is not None else named.get("top_k_index", named.get("router_indices"))
         weights = weights if weights is not None else named.get("top_k_weights", named.get("routing_weights"))
-        assert chosen is not None
-        assert weights is not None
+        if chosen is None or weights is None:
+            raise UnsupportedError(
+                f"this model calls its experts with {', '.join(named) or 'their input alone'}, and not with the choice of experts and its "
+                "weights (top_k_index, top_k_weights): they cannot be worked as separate layers. Exclude them"
+            )
         tokens = hidden_states.reshape(-1, hidden_states.shape[-1])
         result = torch.zeros_like(tokens)
         for index in range(len(self._modules)) if self.shows_all else chosen.unique().tolist():
@@ -127,8 +134,10 @@ def _expert(parts: ExpertParts, index: int) -> Expert:
 
 
 def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
-    layer = nn.Linear(weight.shape[1], weight.shape[0], bias=bias is not None, device="meta", dtype=weight.dtype)
+    # Not by its constructor, which draws random weights first: of thousands of experts that takes longer than the rest of a plan.
+    layer = nn.Linear.__new__(nn.Linear)
+    nn.Module.__init__(layer)
+    layer.out_features, layer.in_features = weight.shape
     layer.weight = nn.Parameter(weight.detach(), requires_grad=False)
-    if bias is not None:
-        layer.bias = nn.Parameter(bias.detach(), requires_grad=False)
+    layer.register_parameter("bias", None if bias is None else nn.Parameter(bias.detach(), requires_grad=False))
     return layer

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import attrs
 import torch
@@ -27,7 +27,7 @@ def round_validated(rounding: Rounding, problem: Problem) -> dict[str, dict[str,
         rounding: Chooses codes; where it raises RoundingError, all layers are rounded to nearest.
         problem: Its layers' weights are replaced, and their quantizers' scales set.
     """
-    weights = {name: layer.weight for name, layer in problem.layers.items()}
+    weights = {name: cast("nn.Parameter", layer.weight) for name, layer in problem.layers.items()}
     try:
         said = rounding.round(problem)
     except RoundingError as error:

@@ -44,7 +44,7 @@ class QuarkHooks:
       ``replaces="other-distribution"``. Within one distribution the first record of a name stands, the second is a failure.
     * Wrappers (``@hookimpl(wrapper=True)``) are refused: there is nothing around a call that concerns one plugin only.
 
-    **The event hook** is for progress bars and loggers; it can neither change a result nor stop a run.
+    **The event hook** is for progress bars and loggers; it can neither change a result nor stop a run, not by sys.exit() either.
     """
 
     @hookspec
@@ -65,7 +65,10 @@ class QuarkHooks:
 
     @hookspec
     def quark_register_templates(self) -> Iterable[TemplateRecord]:  # type: ignore[empty-body]
-        """Model families, named as ``config.model_type``. Each record points at an `Architecture`."""
+        """Model families, named as ``config.model_type``. Each record points at an `Architecture`.
+
+        The record of a family that transformers does not know also names the module that registers its model class (``modeling``).
+        """
 
     @hookspec
     def quark_register_exporters(self) -> Iterable[ExporterRecord]:  # type: ignore[empty-body]
@@ -75,7 +78,7 @@ class QuarkHooks:
     def quark_on_event(self, event: Event) -> None:
         """Hear that something happened, such as ``block_finished``.
 
-        Called in the process that works, between two pieces of work: return quickly. Exceptions are logged and forgotten.
+        Called in the process that works, between two pieces of work: return quickly. The first exception is logged, others are forgotten.
 
         Args:
             event: What happened; see `Event`. An implementation may leave the argument out.

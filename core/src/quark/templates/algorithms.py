@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +12,7 @@ import attrs
 
 from quark.errors import ConfigError, UnknownNameError, UnsupportedError
 from quark.plugins import algorithms, templates
+from quark.plugins.options import Option, called, checked, options_of
 from quark.specs.algorithm import AlgoConfig
 from quark.specs.architecture import Architecture
 
@@ -83,6 +85,23 @@ def refusal(name: str, architecture: Architecture) -> str | None:
     """Why the algorithm ``name`` cannot be applied to a family; None where it can, or no reason is known."""
     config_class: type[AlgoConfig] = algorithms().load(name, "config")
     return architecture.unsupported.get(name) or config_class.refusal(architecture)
+
+
+def with_options(name: str, settings: AlgoConfig, options: Mapping[str, Any]) -> AlgoConfig:
+    """A copy of an algorithm's settings with these options in place of what they say.
+
+    Raises:
+        ConfigError: (a ValueError) The algorithm has no such option, or refuses its value; those that it has are named.
+    """
+    whose = f"the algorithm '{name}'"
+    given = checked(whose, algorithm_options(type(settings)), options)
+    changed: AlgoConfig = called(whose, functools.partial(attrs.evolve, settings), given)
+    return changed
+
+
+def algorithm_options(config_class: type[AlgoConfig]) -> tuple[Option, ...]:
+    """The options of an algorithm: the fields of its settings, but for its name."""
+    return options_of(config_class, without=("name",))
 
 
 def algo_config_from_dict(data: Mapping[str, Any]) -> AlgoConfig:

@@ -19,7 +19,14 @@ from quark.specs.layer import QLayerConfig
 from quark.specs.model import QConfig
 from quark.specs.tensor import QTensorConfig
 from quark.templates import projections
-from quark.templates.algorithms import canonical_algorithm, derived_config, get_supported_algorithm_types, refusal, require_processor
+from quark.templates.algorithms import (
+    canonical_algorithm,
+    derived_config,
+    get_supported_algorithm_types,
+    refusal,
+    require_processor,
+    with_options,
+)
 from quark.templates.schemes import QuantizationScheme, QuantizationSchemeCollection, scheme_part
 
 _ATTENTION_PROJECTIONS = ("q_proj", "k_proj", "v_proj")
@@ -98,6 +105,7 @@ class LLMTemplate:
         self.exclude_layers_name = _list(excluded)
         self.f2f_weight_converters = None if f2f_weight_converters is None else list(f2f_weight_converters)
         self.architecture = architecture
+        self._derived: Mapping[str, AlgoConfig | None] = {}
         self.algo_config: dict[str, AlgoConfig | None] = dict.fromkeys(get_supported_algorithm_types())
         self.algo_config |= _from_legacy(legacy_algorithm_parameters)
         self.algo_config |= _by_algorithm(algorithm_configs, "`algorithm_configs`")
@@ -105,19 +113,27 @@ class LLMTemplate:
     def __repr__(self) -> str:
         return f"LLMTemplate(model_type={self.model_type!r}, kv_layers_name={self.kv_layers_name}, exclude={self.exclude_layers_name})"
 
+    @property
+    def algorithm_configs(self) -> dict[str, AlgoConfig | None]:
+        """Settings by name of algorithm: ``algo_config`` under the name by which they are given."""
+        return self.algo_config
+
     @classmethod
     def from_architecture(cls, architecture: Architecture) -> LLMTemplate:
         """The template of a family whose facts are known; each installed algorithm derives its settings from them."""
-        return cls(
+        derived = {name: derived_config(name, architecture) for name in get_supported_algorithm_types()}
+        template = cls(
             model_type=architecture.model_type,
             kv_layers_name=architecture.kv_layers_name,
             q_layer_name=architecture.q_layer_name,
             gate_up_layers_name=architecture.gate_up_layers_name,
             exclude_layers_name=architecture.exclude_layers_name,
-            algorithm_configs={name: derived_config(name, architecture) for name in get_supported_algorithm_types()},
+            algorithm_configs=derived,
             f2f_weight_converters=_converters(architecture),
             architecture=architecture,
         )
+        template._derived = derived
+        return template
 
     @classmethod
     def list_available(cls) -> list[str]:
@@ -205,10 +221,12 @@ class LLMTemplate:
         algo_configs: Mapping[str, AlgoConfig] | None = None,
         shared_scale_groups: Sequence[Sequence[str]] | None = None,
         *,
-        kv_cache_post_rope: bool = False,
+        kv_cache_post_rope: bool | None = None,
+        attention_post_rope: bool | None = None,
         scheme_options: Mapping[str, Any] | None = None,
+        algorithm_options: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> QConfig:
-        """The configuration of a whole model. Its lists are its own: changing them changes neither the template nor another configuration.
+        """The configuration of a whole model. It is its own but for settings of algorithms that were given: those are in it as they are.
 
         Args:
             scheme: Name of the scheme of every linear layer.
@@ -221,14 +239,19 @@ class LLMTemplate:
             exclude_layers: Patterns of layers left in float, in place of the template's; ``[]`` quantizes everything.
             algo_configs: Settings by name of algorithm, in place of the template's.
             shared_scale_groups: Groups of name suffixes that share a global scale, in place of the scheme's own; ``[]`` for none.
-            kv_cache_post_rope: Round keys of the cache after the rotary embedding, in place of the projection's output; wants
-                ``kv_cache_scheme``.
-            scheme_options: Options of ``scheme`` by name, such as ``{"block_size": 32}``; a scheme's summary tells what it has.
+            kv_cache_post_rope: Whether keys and values of the cache are rounded, and their scales taken, as attention gets them: behind
+                norms on single heads and the rotary embedding, which is what runtimes cache. False takes the outputs of the projections,
+                the convention of AMD Quark; None decides by the model: True where its attention can be reached.
+            attention_post_rope: The same for the queries of ``attention_scheme``.
+            scheme_options: Options of ``scheme`` by name, such as ``{"block_size": 32}``; ``quark schemes NAME`` shows them.
+            algorithm_options: Options of each of ``algorithm`` by name, such as ``{"gptq": {"damp_percent": 0.05}}``, in place of what its
+                settings say; ``quark algorithms NAME`` shows them.
 
         Raises:
             UnknownNameError: (a ValueError) There is no such scheme or algorithm, or the scheme cannot do that.
             UnsupportedError: (a NotImplementedError) The algorithm cannot run, or has no settings for this family.
-            ConfigError: (a ValueError) A cache is to be quantized but the template names no layers that feed it.
+            ConfigError: (a ValueError) An option is unknown or of the wrong type; or a cache is to be quantized but the template
+                names no layers that feed it.
         """
         schemes = type(self)._schemes
         record = schemes.record(scheme)
@@ -238,13 +261,15 @@ class LLMTemplate:
             global_quant_config=schemes.layer_config(scheme, scheme_options),
             min_kv_scale=min_kv_scale,
             exclude=self._with_modules(self.exclude_layers_name if exclude_layers is None else exclude_layers),
-            algo_config=self._algorithms(algorithm, algo_configs),
+            algo_config=self._algorithms(algorithm, algo_configs, algorithm_options),
             layer_quant_config={pattern: schemes.get_scheme(name).config for pattern, name in (layer_config or {}).items()},
             layer_type_quant_config={kind: schemes.get_scheme(name).config for kind, name in (layer_type_config or {}).items()},
             kv_cache_group=self._with_modules(self.kv_layers_name),
             shared_scale_groups=[list(group) for group in groups],
             sync_moe_expert_input_amax=shares,
             kv_cache_post_rope=kv_cache_post_rope,
+            scheme=scheme if record is None else record.name,
+            attention_post_rope=attention_post_rope,
         )
         if kv_cache_scheme:
             self._quantize_cache(config, scheme_part(kv_cache_scheme, "kv_cache", "KV cache scheme"))
@@ -252,9 +277,18 @@ class LLMTemplate:
             self._quantize_attention(config, scheme_part(attention_scheme, "attention", "attention scheme"))
         return config
 
-    def _algorithms(self, algorithm: str | Sequence[str] | None, algo_configs: Mapping[str, AlgoConfig] | None) -> list[AlgoConfig] | None:
+    def _algorithms(
+        self,
+        algorithm: str | Sequence[str] | None,
+        algo_configs: Mapping[str, AlgoConfig] | None,
+        algorithm_options: Mapping[str, Mapping[str, Any]] | None,
+    ) -> list[AlgoConfig] | None:
         settings = self.algo_config | _by_algorithm(algo_configs, "`algo_configs`")
         names = [canonical_algorithm(name) for name in _list(algorithm)]
+        options = {canonical_algorithm(name): given for name, given in (algorithm_options or {}).items()}
+        if idle := [name for name in options if name not in names]:
+            applied = f"this run applies {', '.join(names)}" if names else "this run applies none"
+            raise ConfigError(f"there are options for the algorithm '{idle[0]}', and {applied}: name it as an algorithm too")
         chosen = []
         for name in names:
             require_processor(name)
@@ -266,7 +300,9 @@ class LLMTemplate:
                     f"{f': {reason}' if reason else ''}. "
                     f"Pass your own to get_config: algo_configs={{'{name}': …}}"
                 )
-            chosen.append(copy.deepcopy(found))
+            # What is derived for the family belongs to every configuration of it; what was given stays the giver's own.
+            own = copy.deepcopy(found) if found is self._derived.get(name) else found
+            chosen.append(with_options(name, own, options[name]) if name in options else own)
         return chosen or None
 
     def _with_modules(self, patterns: str | Sequence[str] | None) -> list[str]:
@@ -281,9 +317,8 @@ class LLMTemplate:
             )
         for pattern in self._with_modules(self.kv_layers_name):
             base = projections.base_for(config, pattern, self.architecture) or QLayerConfig()
-            layer = QLayerConfig(input_tensors=base.input_tensors, weight=base.weight, output_tensors=spec)
-            config.kv_cache_quant_config[pattern] = layer
-            config.layer_quant_config[pattern] = layer
+            for layers in (config.kv_cache_quant_config, config.layer_quant_config):
+                layers[pattern] = QLayerConfig(input_tensors=base.input_tensors, weight=base.weight, output_tensors=spec)
 
     def _quantize_attention(self, config: QConfig, spec: QTensorConfig) -> None:
         """Quantize attention probabilities, and the outputs of query projections that are not excluded."""

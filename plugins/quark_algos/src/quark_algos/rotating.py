@@ -9,10 +9,11 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from quark.algorithms import BlockAtHand, Figures, Rounding, Settled, Statistic
+from quark.algorithms import BlockAtHand, Figures, Rounding, Settled, Statistic, Validation
 from quark.errors import UnsupportedError
 from quark.log import get_logger
 from quark.model.plan import QuantPlan
+from quark.names import folded
 from quark.specs.algorithm import AlgoConfig
 from quark.specs.architecture import Architecture
 from quark_algos.rotate import folding, stored
@@ -32,9 +33,9 @@ class Rotate:
     residual stream, if R1 is asked for that way.
 
     Whether a rotation does good depends on the format: block formats such as MXFP4 live on blocks of like values, which a rotation of the
-    full width mixes. It cannot be taken back block by block, so it is tried on copies of the blocks before: where it does harm on held-out
-    tokens, the preset ``"best"`` leaves it out, and ``"reference"`` applies it, and both say by how much. Without calibration data nothing
-    can be tried, which is said in a warning.
+    full width mixes. It cannot be taken back block by block, so it is tried on copies of the blocks before: where it does no good on
+    held-out tokens, the preset ``"best"`` leaves it out, and ``"reference"`` applies it, and both say by how much. Without calibration data
+    nothing can be tried, which is said in a warning.
 
     Args:
         settings: A `RotationConfig`.
@@ -70,9 +71,7 @@ class Rotate:
         notes = []
         if names:
             blocks = ", ".join(str(size) for size in sorted(sizes))
-            notes.append(
-                f"inputs of {len(names)} layers are rotated while the model runs, in blocks of {blocks}; the first is '{names[0]}'"
-            )
+            notes.append(f"inputs of {len(names)} layers are rotated while the model runs, in blocks of {blocks}: {folded(names)}")
         elif asked.r4:
             notes.append("r4 is left out: no layer that closes an MLP is going to be quantized")
         if heads:
@@ -102,16 +101,17 @@ class Rotate:
         """As `quark.algorithms.Judged.moved`."""
         return x if self._r1 is None else self._r1.apply(x)
 
-    def verdict(self, before: float, after: float) -> bool:
+    def verdict(self, validation: Validation) -> bool:
         """As `quark.algorithms.Judged.verdict`."""
         self._is_judged = True
-        if after <= before:
+        if validation.is_improvement:
             return True
-        goes_on, errors = self._settings.preset == "reference", f"{before:.2g} to {after:.2g}"
+        goes_on = self._settings.preset == "reference"
+        errors = f"{validation.before:.2g} to {validation.after:.2g}, standard error {validation.standard_error:.1g}"
         done = "it is applied, since preset='reference' asks for it" if goes_on else "it is left out; preset='reference' would apply it"
         get_logger(__name__).warning(
-            f"Rotation does harm here: on held-out tokens it makes the error of blocks rounded to nearest {after / before:.2f} times as "
-            f"large ({errors}), so {done}."
+            f"Rotation does no good here: on {validation.tokens} held-out tokens it makes the error of blocks rounded to nearest "
+            f"{validation.factor:.2f} times as large ({errors}), so {done}."
         )
         return goes_on
 

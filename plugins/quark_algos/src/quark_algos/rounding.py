@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from quark.algorithms import CrossMoment, Figures, Problem, SecondMoment, SecondMoment64, Statistic, float_weight, weight_quantizer
 from quark.errors import NonFiniteError
+from quark.names import folded
 from quark.numerics import GroupScales, WeightGrid
 from quark.specs.algorithm import AlgoConfig
 from quark_algos.columns.correction import causal_matrix, correction, share_for
@@ -21,6 +22,10 @@ from quark_algos.columns.scales import search
 from quark_algos.columns.sweep import Swept, descend, ldlq, ldlq_choosing
 from quark_algos.hessian import GPTQConfig, QronosConfig
 from quark_algos.recipe import Recipe, recipe_of
+
+
+def _names(pattern: str, layer: str) -> bool:
+    return fnmatchcase(layer, pattern) or layer.endswith(f".{pattern}")
 
 
 class ColumnRounding:
@@ -44,7 +49,11 @@ class ColumnRounding:
     def takes(self, name: str) -> bool:
         """Whether the settings name this layer."""
         patterns = self._recipe.modules
-        return not patterns or any(fnmatchcase(name, p) or name.endswith(f".{p}") for p in patterns)
+        return not patterns or any(_names(p, name) for p in patterns)
+
+    def unmatched(self, names: Sequence[str]) -> Sequence[str]:
+        """As `quark.algorithms.NamesLayers.unmatched`."""
+        return [p for p in self._recipe.modules if not any(_names(p, name) for name in names)]
 
     @torch.no_grad()
     def round(self, problem: Problem) -> Mapping[str, Figures]:
@@ -56,18 +65,18 @@ class ColumnRounding:
         try:
             solved = _ready(moment, self._fitting(moment))
         except SingularError as error:
-            raise SingularError(f"{', '.join(problem.layers)}: {error}") from error
+            raise SingularError(f"{folded(problem.layers)}: {error}") from error
         except NonFiniteError as error:
-            raise NonFiniteError(f"{', '.join(problem.layers)}: {error}", tensor=next(iter(problem.layers))) from error
+            raise NonFiniteError(f"{folded(problem.layers)}: {error}", tensor=next(iter(problem.layers))) from error
         wt, causal, share = _corrected(wt, problem, moment, solved)
         if moment.tokens >= wt.shape[0]:  # of a few tokens, silence says little about others
             wt[solved.dead] = 0
         quantizers = [weight_quantizer(layer) for layer in layers]
         grid = WeightGrid([q.quantizer for q in quantizers], [w.shape[0] for w in weights], wt, shared=problem.shares_scale)
         done, scales = _rounded(wt, moment.matrix(), grid, solved, causal)
-        for layer, quantizer, (values, qparams) in zip(layers, quantizers, grid.weights(done.q, scales), strict=True):
+        for layer, quantizer, (values, qparams) in zip(layers, quantizers, grid.weights(done.q, scales, weights[0].dtype), strict=True):
             quantizer.set_qparams(qparams)
-            layer.weight = nn.Parameter(values.to(float_weight(layer).dtype), requires_grad=False)
+            layer.weight = nn.Parameter(values, requires_grad=False)
         figures = solved.figures | {"few_tokens": moment.tokens < wt.shape[0]} | ({} if share is None else {"correction_share": share})
         parts = done.loss.split([w.shape[0] for w in weights])
         return {
@@ -164,7 +173,7 @@ def _rounded(wt: Tensor, h: Tensor, grid: WeightGrid, ready: _Ready, causal: Ten
     # Under the same H as codes are chosen by: of a few tokens the plain sum says next to nothing of single groups.
     known = damped(h, ready.factor.damped.damping, ready.shrinkage).h.float() if recipe.scales == "hessian" else None
     if recipe.static_groups or grid.fixed is not None or grid.group == grid.columns:
-        scales = grid.fixed or _scales(wt, known, grid, recipe)
+        scales = _scales(wt, known, grid, recipe)
         each = grid.with_steps(wt, scales)
         done = ldlq(wt, ready.factor, grid.rounder(each, ready.order), recipe.block, ready.order, causal)
         for _ in range(recipe.refits if grid.can_be_refitted else 0):
@@ -199,5 +208,7 @@ def _refitted(h: Tensor, grid: WeightGrid, ready: _Ready, done: Swept, scales: G
 def _scales(wt: Tensor, known: Tensor | None, grid: WeightGrid, recipe: Recipe) -> GroupScales:
     """Scales of the groups of ``wt [m · group, N]``, of whose channels ``known [m · group, m · group]`` is H, where that is wanted."""
     if recipe.scales == "minmax":
-        return grid.scales(wt)
+        return grid.fixed or grid.scales(wt)
+    if grid.fixed is not None and known is None:
+        return grid.fixed  # one scale for many rows, by plain squared errors, clips the weights of the channels that matter most
     return search(wt, grid, known)

@@ -9,6 +9,7 @@ import attrs
 from torch import nn
 
 from quark.errors import ConfigError, UnsupportedError
+from quark.names import folded
 from quark.specs.architecture import Architecture
 from quark_algos.rotate.stream import Stream, matching, norms_and_readers, see_single_experts
 from quark_algos.rotation import RotationConfig
@@ -17,7 +18,6 @@ from quark_algos.smooth.places import input_axis, submodule
 
 _STREAM = ("decoder_blocks", "embeddings", "final_norm", "head", "attention_norm", "mlp_norm", "attention_inputs")
 _AS_KNOWN = "Leave scaling_layers empty to have what the model's family has"
-_SHOWN = 4
 
 
 def known_in_full(facts: Architecture) -> bool:
@@ -83,9 +83,8 @@ def see_closed(model: nn.Module, facts: Architecture, streams: Mapping[str, Stre
         left_out += [f"{place}.{name}".lstrip(".") for name in _missing(stream, known_writers, known)]
         _see_parts(place, module, facts, stream, (known_writers, known))
     if left_out:
-        more = f" and {len(left_out) - _SHOWN} more" if len(left_out) > _SHOWN else ""
         raise ConfigError(
-            f"rotation: scaling_layers leave out {', '.join(left_out[:_SHOWN])}{more}, which also write to the residual stream or read it; "
+            f"rotation: scaling_layers leave out {folded(left_out)}, which also write to the residual stream or read it; "
             f"so the rotated model would compute something else. {_AS_KNOWN}"
         )
 

@@ -1,21 +1,20 @@
-"""The tensors of an export, part by part: packed codes and scales of quantized layers, everything else as it is."""
+"""The tensors of an export, part by part: codes, or rounded values, and scales of quantized layers; everything else as it is."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from fnmatch import fnmatchcase
 
 import attrs
-import torch
 from torch import Tensor, nn
 
 from quark.export.naming import checkpoint_name, probabilities_name
 from quark.export.protocol import ExportOptions
 from quark.export.writer import Part
+from quark.model.cache_scales import cache_groups, shared_cache_scale
 from quark.model.plan import QuantPlan
 from quark.nn import QuantizedLayer, QuantizerModule
-from quark.nn.attention import KEY, PROBABILITIES
-from quark.nn.packed import SLOTS, packed_meta
+from quark.nn.attention import PROBABILITIES, STATES
+from quark.nn.packed import SLOTS, packed_meta, stored_tensors
 from quark.numerics import QParams
 
 
@@ -61,12 +60,6 @@ def quantized_parts(model: nn.Module, options: ExportOptions, region: Region = W
     return [*plain, *parts, *(part for name, module in attention.items() for part in _probability_parts(name, module, options))]
 
 
-def float_parts(model: nn.Module, region: Region = WHOLE) -> list[Part]:
-    """Every parameter and persistent buffer of a float model; weights are the rounded values, scales are left out."""
-    scales = tuple(f"{name}." for name, m in region.modules(model).items() if isinstance(m, QuantizerModule))
-    return [part for part in _plain_parts(region.state(model), []) if not any(name.startswith(scales) for name in part.meta)]
-
-
 def is_tied_apart(model: nn.Module) -> bool:
     """Whether the config says that input and output embeddings are one tensor and quantizing has made them two."""
     if not getattr(model.config, "tie_word_embeddings", False):
@@ -76,14 +69,15 @@ def is_tied_apart(model: nn.Module) -> bool:
 
 
 def _attention_quantizers(modules: Mapping[str, nn.Module]) -> dict[str, QuantizerModule]:
-    """Quantizers of attention modules by full name: of probabilities, and of keys, whose scales are stored with the projection."""
-    return {n: m for n, m in modules.items() if isinstance(m, QuantizerModule) and n.rpartition(".")[2] in (PROBABILITIES, KEY)}
+    """Quantizers of attention modules by full name: of probabilities, and of states, whose scales are stored with the projections."""
+    return {n: m for n, m in modules.items() if isinstance(m, QuantizerModule) and n.rpartition(".")[2] in (PROBABILITIES, *STATES)}
 
 
 def _output_quantizers(model: nn.Module, layers: dict[str, QuantizedLayer]) -> dict[str, QuantizerModule]:
     """What quantizes the output of each layer, be it inside attention, after the rotary embedding."""
     plan: QuantPlan = model.quark_plan  # type: ignore[assignment]
-    inside = {a.key_layer: getattr(model.get_submodule(a.name), KEY) for a in plan.attentions if a.key_layer in layers}
+    states = [(a.name, state, layer) for a in plan.attentions for state, (layer, _) in a.states.items() if layer in layers]
+    inside = {layer: getattr(model.get_submodule(attention), state) for attention, state, layer in states}
     found = {name: inside.get(name, layer.output_quantizer) for name, layer in layers.items()}
     return {name: quantizer for name, quantizer in found.items() if quantizer is not None}
 
@@ -124,7 +118,7 @@ def _meta(name: str, layer: QuantizedLayer, options: ExportOptions, output: Quan
             yield checkpoint_name(name, slot, ""), layer.as_stored(tensor.detach()).to("meta")
             continue
         packed = packed_meta(quantizer.quantizer, tuple(tensor.shape), options.pack_method)
-        packed[""] = layer.as_stored(packed[""])
+        packed[""] = layer.as_stored(tensor.detach().to("meta") if _holds_values(options) else packed[""])
         yield from ((checkpoint_name(name, slot, suffix), t) for suffix, t in packed.items() if _wanted(suffix, quantizer, options))
     for slot, module in (("input_tensors", layer.input_quantizer), ("output_tensors", output)):
         for suffix, t in _activation(module, None, options).items():
@@ -142,13 +136,20 @@ def _tensors(
         if quantizer is None or quantizer.qparams is None:
             yield checkpoint_name(name, slot, ""), layer.as_stored(tensor)
             continue
-        codes = quantizer.quantizer.codes_of(tensor.detach(), quantizer.qparams)
-        packed = quantizer.quantizer.pack(codes, quantizer.qparams, order=options.pack_method)
+        if _holds_values(options):
+            packed = {"": tensor.detach(), **quantizer.quantizer.pack_qparams(quantizer.qparams, order=options.pack_method)}
+        else:
+            packed = stored_tensors(f"{name}.{slot}", quantizer, tensor, options.pack_method)
         packed[""] = layer.as_stored(packed[""])
         yield from ((checkpoint_name(name, slot, suffix), t) for suffix, t in packed.items())
     for slot, module, qparams in (("input_tensors", layer.input_quantizer, None), ("output_tensors", output, merged)):
         for suffix, t in _activation(module, qparams, options).items():
             yield checkpoint_name(name, slot, suffix), t
+
+
+def _holds_values(options: ExportOptions) -> bool:
+    """Whether rounded values are stored in place of their codes."""
+    return options.weight_format == "fake_quantized"
 
 
 def _activation(module: QuantizerModule | None, qparams: QParams | None, options: ExportOptions) -> dict[str, Tensor]:
@@ -165,14 +166,9 @@ def _wanted(suffix: str, module: QuantizerModule, options: ExportOptions) -> boo
 
 
 def _merged_outputs(outputs: dict[str, QuantizerModule], options: ExportOptions) -> dict[str, QParams]:
-    """Scales of the cache that the caller wants merged at the export: in each block the largest of them, not below the floor."""
-    siblings: dict[str, list[str]] = {}
-    scales: dict[str, Tensor] = {}
-    for name, quantizer in outputs.items():
-        if any(fnmatchcase(name, p) for p in options.kv_cache_group):
-            qparams = quantizer.qparams
-            if qparams is not None and qparams.scale.numel() == 1:
-                siblings.setdefault(name.rpartition(".")[0], []).append(name)
-                scales[name] = qparams.scale
-    merged = {parent: torch.stack([scales[n] for n in names]).amax().clamp(min=options.min_kv_scale) for parent, names in siblings.items()}
-    return {name: QParams(merged[parent]) for parent, names in siblings.items() for name in names}
+    """Scales of the cache that the caller wants merged at the export: in each attention the largest of them, not below the floor."""
+    scales = {name: q.scale for name, q in outputs.items() if q.scale is not None and q.scale.numel() == 1}
+    merged: dict[str, QParams] = {}
+    for names in cache_groups(scales, options.kv_cache_group):
+        merged |= dict.fromkeys(names, QParams(shared_cache_scale([scales[n] for n in names], options.min_kv_scale)))
+    return merged

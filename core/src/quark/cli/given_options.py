@@ -1,0 +1,55 @@
+"""Options of schemes, algorithms and exporters from the command line: ``KEY=VALUE``, the value as JSON, or else as it is written."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from quark.errors import ConfigError
+
+
+def given_options(flag: str, texts: Iterable[str] | None) -> dict[str, Any]:
+    """Values by key of ``KEY=VALUE`` texts.
+
+    Args:
+        flag: Where they were given, for messages: ``"--scheme-option"``.
+        texts: As given; None for none.
+
+    Raises:
+        ConfigError: One is of another form, or a key is there twice.
+    """
+    options: dict[str, Any] = {}
+    for text in texts or ():
+        key, value = _pair(flag, text, "KEY=VALUE, such as block_size=32")
+        _put(options, key, value, flag)
+    return options
+
+
+def given_algorithm_options(flag: str, texts: Iterable[str] | None) -> dict[str, dict[str, Any]]:
+    """Values by algorithm and key of ``NAME.KEY=VALUE`` texts; otherwise as `given_options`."""
+    options: dict[str, dict[str, Any]] = {}
+    form = "NAME.KEY=VALUE, such as gptq.damp_percent=0.05"
+    for text in texts or ():
+        path, value = _pair(flag, text, form)
+        name, _, key = path.rpartition(".")
+        if not (name and key):
+            raise ConfigError(f"{flag} {text!r} is not {form}")
+        _put(options.setdefault(name, {}), key, value, flag)
+    return options
+
+
+def _pair(flag: str, text: str, form: str) -> tuple[str, Any]:
+    key, _, value = text.partition("=")
+    if not (key and value):
+        raise ConfigError(f"{flag} {text!r} is not {form}")
+    try:
+        return key, json.loads(value)
+    except (ValueError, RecursionError):
+        return key, value
+
+
+def _put(options: dict[str, Any], key: str, value: Any, flag: str) -> None:
+    if key in options:
+        raise ConfigError(f"{flag} is given twice for '{key}': leave one out")
+    options[key] = value

@@ -1,0 +1,66 @@
+"""Tables of the listings: one line for each row; in a terminal no line is longer than it is wide."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import textwrap
+from collections.abc import Sequence
+
+_GAP = "  "
+_LEAST = 16
+"""Characters that a column is worth being cut to; where fewer are left, it and those after it are left out."""
+
+
+def terminal_width() -> int | None:
+    """Columns of the terminal that is written to; None where the output goes to a file or a pipe."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def table(titles: Sequence[str], rows: Sequence[Sequence[str]], width: int | None = None) -> tuple[list[str], list[str]]:
+    """Aligned lines, titles first, of the columns that say something in some row.
+
+    Args:
+        titles: Of the columns, the more important ones first.
+        rows: Cells in the order of the titles.
+        width: Longest line that fits; columns that do not fit are left out from the right, and the last that does is cut. None for all.
+            The first column is always whole.
+
+    Returns:
+        The lines, and the titles of the columns that were left out.
+    """
+    used = [i for i in range(len(titles)) if any(row[i] for row in rows)]
+    cells = [[titles[i] for i in used], *([row[i] for i in used] for row in rows)]
+    natural = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    widths = natural if width is None else _fitted(natural, width)
+    lines = [_line(row, widths) for row in cells]
+    rule = _line(["-" * size for size in widths], widths)
+    return [lines[0], rule, *lines[1:]], [titles[i] for i in used[len(widths) :]]
+
+
+def paragraphs(entries: Sequence[tuple[str, str]], width: int | None = None) -> list[str]:
+    """Heads, each with its text below it, indented and wrapped to ``width``; None puts each text on one line."""
+    lines = []
+    for head, text in entries:
+        lines.append(f"  {head}")
+        room = max(_LEAST, (width or 0) - 6)
+        lines += [f"      {line}" for line in (textwrap.wrap(text, room) if width else [text] if text else [])]
+    return lines
+
+
+def _fitted(natural: Sequence[int], width: int) -> list[int]:
+    """Widths of the columns that fit."""
+    widths = list(natural[:1])
+    for size in natural[1:]:
+        room = width - sum(widths) - len(_GAP) * len(widths)
+        if room < min(size, _LEAST):
+            break
+        widths.append(min(size, room))
+        if room < size:
+            break
+    return widths
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> str:
+    shown = [cell if len(cell) <= size else cell[: size - 1] + "…" for cell, size in zip(cells, widths, strict=False)]
+    return _GAP.join(cell.ljust(size) for cell, size in zip(shown, widths, strict=True)).rstrip()

@@ -1,0 +1,220 @@
+"""Options of schemes, algorithms and exporters: what there is, read from signatures and fields, and what is given, checked against it.
+
+Who brings a scheme, an algorithm or an exporter declares nothing: a scheme's options are the keyword arguments of its function, an
+algorithm's the fields of its settings, an exporter's the keyword arguments of its class. Help comes from their docstrings (``Args:``,
+``Attributes:``).
+"""
+
+from __future__ import annotations
+
+import inspect
+import re
+import types
+import typing
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from quark.errors import ConfigError, QuarkError
+from quark.names import closest
+
+REQUIRED: Any = inspect.Parameter.empty
+"""Stands for the default of an option that has none."""
+
+_ENTRY = re.compile(r"(?P<names>\w+(?:, \w+)*): (?P<help>.*)")
+
+
+@attrs.frozen
+class Option:
+    """One option.
+
+    Attributes:
+        name: As it is given.
+        hint: Type of its values, as annotated, or that of the default; `typing.Any` where neither says one.
+        default: Value where it is not given; `REQUIRED` where it has to be.
+        help: What its docstring says, on one line.
+        is_converted: Whether what is given is converted, so that values of other types may do.
+    """
+
+    name: str
+    hint: Any = Any
+    default: Any = REQUIRED
+    help: str = ""
+    is_converted: bool = False
+
+    @property
+    def type_text(self) -> str:
+        """The type as it is written in an annotation."""
+        text = self.hint.__name__ if isinstance(self.hint, type) and not typing.get_args(self.hint) else str(self.hint)
+        return re.sub(r"\b(?:\w+\.)+(?=\w)", "", text)
+
+    def __str__(self) -> str:
+        default = "" if self.default is REQUIRED else f"={self.default!r}"
+        return f"{self.name}{default} ({self.type_text})"
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON form."""
+        required = self.default is REQUIRED
+        default = None if required else self.default if _is_json(self.default) else repr(self.default)
+        return {"name": self.name, "type": self.type_text, "default": default, "required": required, "help": self.help}
+
+
+def options_of(target: Callable[..., Any], without: Iterable[str] = ()) -> tuple[Option, ...]:
+    """The options of a function or a class: its keyword arguments; of an attrs class its fields, but for legacy ones.
+
+    Args:
+        target: What is called with them.
+        without: Names of arguments that are no options.
+    """
+    hints, helps, left_out = _hints(target), _helps(target), set(without)
+    if attrs.has(target):  # type: ignore[arg-type]
+        fields: Any = attrs.fields(target)
+        found = [(f.name, _default(f), f.converter is not None) for f in fields if f.init and not f.metadata.get("legacy")]
+    else:
+        plain = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        parameters = [p for p in inspect.signature(target).parameters.values() if p.kind in plain]
+        found = [(p.name, p.default, False) for p in parameters]
+    return tuple(
+        Option(name, hints.get(name, _hint_of(default)), default, helps.get(name, ""), converts)
+        for name, default, converts in found
+        if name not in left_out
+    )
+
+
+def checked(whose: str, known: Sequence[Option], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The given options, of the types that are wanted: an integer becomes the float and a list the tuple that it stands for.
+
+    Args:
+        whose: What has the options, as messages say it: ``"the scheme 'mx6'"``.
+        known: All that it has.
+        given: By name.
+
+    Raises:
+        ConfigError: (a ValueError) There is no such option, or a value is of another type. Lists what there is.
+    """
+    by_name = {option.name: option for option in known}
+    wrong = []
+    for name, value in given.items():
+        if name not in by_name:
+            near = closest(name, by_name)
+            hint = f" Did you mean '{near}'?" if near else ""
+            wrong.append(f"{whose} has no option '{name}'.{hint}")
+        elif not by_name[name].is_converted and not _fits(value, by_name[name].hint):
+            wrong.append(f"{whose} wants {by_name[name].type_text} for the option '{name}', not {value!r} ({type(value).__name__}).")
+    if wrong:
+        raise ConfigError(f"{' '.join(wrong)} Its options: {', '.join(map(str, known)) or 'none'}")
+    return {name: _converted(value, by_name[name].hint) for name, value in given.items()}
+
+
+def called(whose: str, target: Callable[..., Any], given: Mapping[str, Any]) -> Any:
+    """What ``target`` makes of options that have been `checked`.
+
+    Raises:
+        ConfigError: (a ValueError) It refuses a value.
+    """
+    try:
+        return target(**given)
+    except QuarkError:
+        raise
+    except (TypeError, ValueError) as error:
+        # Of attrs' validators the first argument is the sentence; the others are the objects behind it.
+        raise ConfigError(f"{whose} refuses {_written(given)}: {error.args[0] if error.args else error}") from error
+
+
+def _written(given: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in given.items())
+
+
+def _default(field: Any) -> Any:
+    if field.default is attrs.NOTHING:
+        return REQUIRED
+    if not isinstance(field.default, attrs.Factory):  # type: ignore[arg-type]
+        return field.default
+    return REQUIRED if field.default.takes_self else field.default.factory()
+
+
+def _hints(target: Callable[..., Any]) -> dict[str, Any]:
+    try:
+        return typing.get_type_hints(target.__init__ if isinstance(target, type) and not attrs.has(target) else target)  # type: ignore[misc]
+    except Exception:  # an annotation may name what is imported for type checkers only
+        return {}
+
+
+def _hint_of(default: Any) -> Any:
+    return Any if default is None or default is REQUIRED else type(default)
+
+
+def _helps(target: Callable[..., Any]) -> dict[str, str]:
+    """What docstrings say of each argument; a class has those of its bases beside its own."""
+    helps: dict[str, str] = {}
+    for owner in reversed(inspect.getmro(target)) if isinstance(target, type) else (target,):
+        helps |= _entries(inspect.cleandoc(owner.__doc__ or "")) if owner is not object else {}
+    return helps
+
+
+def _entries(doc: str) -> dict[str, str]:
+    """The entries of the sections ``Args:`` and ``Attributes:`` of a docstring, each on one line."""
+    entries: dict[str, list[str]] = {}
+    current: list[str] | None = None
+    inside = False
+    for line in doc.splitlines():
+        if line and not line.startswith(" "):
+            inside, current = line in ("Args:", "Attributes:"), None
+        elif inside and (found := _ENTRY.fullmatch(line.strip())) and len(line) - len(line.lstrip()) == 4:
+            current = [found["help"]]
+            entries |= dict.fromkeys(found["names"].split(", "), current)
+        elif current is not None and line.strip():
+            current.append(line.strip())
+    return {name: " ".join(lines).replace("``", "") for name, lines in entries.items()}
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Whether a value, such as JSON gives, is of an annotated type; of types that are not known here, whoever gets it must judge."""
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        return any(_fits(value, one) for one in inner)
+    if origin is typing.Literal:
+        return value in inner
+    if hint is None or hint is type(None):
+        return value is None
+    if hint in (bool, str):
+        return isinstance(value, hint)
+    if hint in (int, float):
+        return isinstance(value, int if hint is int else (int, float)) and not isinstance(value, bool)
+    container = origin or hint
+    if container in (list, tuple, Sequence, Iterable):
+        elements = _element(inner)
+        return isinstance(value, (list, tuple)) and all(_fits(one, elements) for one in value)
+    if container in (dict, Mapping):
+        return isinstance(value, Mapping)
+    return True
+
+
+def _element(inner: tuple[Any, ...]) -> Any:
+    return inner[0] if inner else Any
+
+
+def _converted(value: Any, hint: Any) -> Any:
+    wanted = set(_alternatives(hint))
+    if isinstance(value, int) and not isinstance(value, bool) and float in wanted and int not in wanted:
+        return float(value)
+    if isinstance(value, list) and list not in wanted and tuple in wanted:
+        return tuple(value)
+    return value
+
+
+def _alternatives(hint: Any) -> Iterator[Any]:
+    if typing.get_origin(hint) in (typing.Union, types.UnionType):
+        for one in typing.get_args(hint):
+            yield from _alternatives(one)
+    else:
+        yield typing.get_origin(hint) or hint
+
+
+def _is_json(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_json, value))
+    if isinstance(value, Mapping):
+        return all(isinstance(key, str) and _is_json(one) for key, one in value.items())
+    return value is None or isinstance(value, (bool, int, float, str))

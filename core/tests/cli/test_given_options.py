@@ -1,0 +1,59 @@
+"""KEY=VALUE on the command line: JSON where it is JSON, else the text."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quark.cli.given_options import given_algorithm_options, given_options
+from quark.errors import ConfigError
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+@given(json_values)
+def test_json_comes_as_it_is_meant(value: Any) -> None:
+    assert given_options("--scheme-option", [f"key={json.dumps(value)}"]) == {"key": value}
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("1.5", 1.5), ("false", False), ("null", None), ("reorder", "reorder"), ("a=b", "a=b"), ('"1"', "1"), ("-3", -3)]
+)
+def test_what_is_no_json_is_text(text: str, value: object) -> None:
+    found = given_options("--scheme-option", [f"key={text}"])["key"]
+    assert (found, type(found)) == (value, type(value))
+
+
+def test_options_of_algorithms_are_gathered_by_name() -> None:
+    texts = ["gptq.damp_percent=0.05", "acme-quant:awq.preset=best", "gptq.desc_act=false"]
+    assert given_algorithm_options("--algorithm-option", texts) == {
+        "gptq": {"damp_percent": 0.05, "desc_act": False},
+        "acme-quant:awq": {"preset": "best"},
+    }
+
+
+@pytest.mark.parametrize("text", ["key", "key=", "=1", ""])
+def test_what_is_no_pair_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"--exporter-option .* is not KEY=VALUE"):
+        given_options("--exporter-option", [text])
+
+
+@pytest.mark.parametrize("text", ["gptq=1", ".key=1", "gptq.=1", "gptq.key"])
+def test_what_names_no_algorithm_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"is not NAME\.KEY=VALUE"):
+        given_algorithm_options("--algorithm-option", [text])
+
+
+def test_a_key_that_is_given_twice_is_refused() -> None:
+    with pytest.raises(ConfigError, match="given twice for 'a'"):
+        given_options("--scheme-option", ["a=1", "a=2"])
+    with pytest.raises(ConfigError, match="given twice for 'a'"):
+        given_algorithm_options("--algorithm-option", ["x.a=1", "x.a=2"])

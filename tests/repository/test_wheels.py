@@ -1,0 +1,116 @@
+"""The wheels: what they hold, what they say of themselves, and that they work where nothing of this checkout can be seen."""
+
+import os
+import subprocess
+import sys
+import sysconfig
+import zipfile
+from email.message import Message
+from email.parser import Parser
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+DISTRIBUTIONS = ["core", *(f"plugins/quark_{part}" for part in ("schemes", "algos", "templates", "exporters"))]
+
+
+@pytest.fixture(scope="module")
+def wheels(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The wheel of each distribution, built from copies of what git would give, by the folder it is built from."""
+    out = tmp_path_factory.mktemp("wheels")
+    built = {}
+    for folder in DISTRIBUTIONS:
+        copy = out / "sources" / folder
+        listed = subprocess.run(
+            ["git", "ls-files", "-co", "--exclude-standard", "--", "."], cwd=ROOT / folder, check=True, capture_output=True, text=True
+        ).stdout.splitlines()
+        for name in (n for n in listed if not n.startswith("tests/") and (ROOT / folder / n).is_file()):
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            (copy / name).write_bytes((ROOT / folder / name).read_bytes())
+        before = set(out.glob("*.whl"))
+        command = [
+            sys.executable,
+            "-m",
+            "pip",
+            "wheel",
+            "--quiet",
+            "--no-deps",
+            "--no-build-isolation",
+            "--no-index",
+            "-w",
+            str(out),
+            str(copy),
+        ]
+        subprocess.run(command, check=True, capture_output=True)
+        (built[folder],) = set(out.glob("*.whl")) - before
+    return built
+
+
+def metadata(wheel: Path) -> Message:
+    with zipfile.ZipFile(wheel) as archive:
+        (name,) = (n for n in archive.namelist() if n.endswith(".dist-info/METADATA"))
+        return Parser().parsestr(archive.read(name).decode("utf-8"))
+
+
+@pytest.mark.parametrize("folder", DISTRIBUTIONS)
+def test_a_wheel_carries_the_licence_and_says_what_it_is(wheels: dict[str, Path], folder: str) -> None:
+    with zipfile.ZipFile(wheels[folder]) as archive:
+        (licence,) = (n for n in archive.namelist() if n.endswith(".dist-info/licenses/LICENSE"))
+        assert archive.read(licence) == (ROOT / "LICENSE").read_bytes()
+    said = metadata(wheels[folder])
+    assert said["License-Expression"] == "MIT"
+    assert said["License-File"] == "LICENSE"
+    assert said["Author"] or said["Author-email"]
+    assert said.get_all("Project-URL")
+    classifiers = said.get_all("Classifier") or []
+    assert "Typing :: Typed" in classifiers
+    assert {f"Programming Language :: Python :: 3.{minor}" for minor in (11, 12, 13)} <= set(classifiers)
+
+
+@pytest.mark.parametrize("folder", DISTRIBUTIONS)
+def test_a_wheel_holds_every_file_of_its_package(wheels: dict[str, Path], folder: str) -> None:
+    source = ROOT / folder / "src"
+    files = {p.relative_to(source).as_posix() for p in source.rglob("*") if p.is_file() and "__pycache__" not in p.parts}
+    wanted = {f for f in files if ".egg-info/" not in f and not f.endswith(".md")}
+    with zipfile.ZipFile(wheels[folder]) as archive:
+        held = {n for n in archive.namelist() if ".dist-info/" not in n}
+    assert wanted - held == set()
+    assert {n for n in held - wanted if not n.endswith(".md")} == set(), "nothing but the package"
+
+
+@pytest.fixture(scope="module")
+def installed(wheels: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The interpreter of a fresh environment with the wheels, which sees third-party packages and nothing of this checkout.
+
+    The site-packages of this interpreter are on its path by name: ``.pth`` files in there, which editable installs use, are not read.
+    """
+    place = tmp_path_factory.mktemp("installed") / "venv"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", str(place)], check=True)
+    own = Path(sysconfig.get_path("purelib", vars={"base": str(place), "platbase": str(place)}))
+    for wheel in wheels.values():
+        with zipfile.ZipFile(wheel) as archive:
+            archive.extractall(own)
+    shared = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
+    (own / "third_party.pth").write_text("\n".join(sorted(shared)), encoding="utf-8")
+    return place / "bin" / "python"
+
+
+def run(python: Path, *arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    own = {"PYTHONPATH", "PYTHONHOME", "QUARK_PLUGINS", "QUARK_DISABLED_PLUGINS"}
+    environment = {k: v for k, v in os.environ.items() if k not in own} | {"QUARK_STRICT_PLUGINS": "1"}
+    done = subprocess.run([str(python), *arguments], cwd=cwd, env=environment, check=False, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done
+
+
+def test_wheels_alone_do_the_main_job(installed: Path, tmp_path: Path) -> None:
+    where = run(installed, "-c", "import quark, quark_schemes; print(quark.__file__, quark_schemes.__file__)", cwd=tmp_path).stdout
+    assert str(ROOT) not in where
+    quark = ["-c", "from quark.cli.main import main; main()"]
+    plugins = run(installed, *quark, "plugins", "--json", cwd=tmp_path).stdout
+    assert all(f'"{name}"' in plugins for name in ("quark-schemes", "quark-algos", "quark-templates", "quark-exporters"))
+    model = run(installed, "-c", "from quark.testing.tiny import tiny_model_dir; print(tiny_model_dir())", cwd=tmp_path).stdout.strip()
+    run(installed, *quark, "quantize", model, "out", "--scheme", "int4_wo_32", cwd=tmp_path)
+    figures = run(installed, *quark, "evaluate", "out", "--reference", model, "--limit", "2", "--json", cwd=tmp_path).stdout
+    assert '"perplexity"' in figures
