@@ -16,6 +16,7 @@ import quark
 from quark.errors import CheckpointError, ConfigError, OutputError, UnknownNameError, UnsupportedError
 from quark.export.api import export_with
 from quark.export.protocol import ExportOptions
+from quark.specs.export import ExporterConfig, JsonExporterConfig
 from quark.specs.layer import QLayerConfig
 from quark.specs.model import QConfig
 from quark.specs.tensor import QTensorConfig
@@ -165,6 +166,44 @@ def test_keys_and_values_share_the_larger_scale_unless_they_are_to_be_separate(t
         assert torch.equal(logits(import_model_from_safetensors(None, tmp_path / str(separate))), logits(model))
     assert found[False][0] == found[False][1] == max(found[True])
     assert found[True][0] != found[True][1]
+
+
+def cache_scales(directory: Path) -> dict[str, float]:
+    tensors = load_file(directory / "model.safetensors")
+    return {name: float(tensor) for name, tensor in tensors.items() if name.endswith(("k_proj.output_scale", "v_proj.output_scale"))}
+
+
+def test_no_cache_scale_is_below_the_floor_of_the_configuration_and_the_export_says_which_that_is(tmp_path: Path) -> None:
+    export_safetensors(quantized("fp8", kv_cache_scheme="fp8"), tmp_path / "plain")
+    plain = cache_scales(tmp_path / "plain")
+    assert config_of(tmp_path / "plain")["export"]["min_kv_scale"] == 0
+    # A floor in the middle, exact in float32: some scales are raised to it, and the others stay.
+    floor = float(torch.tensor(sorted(plain.values())[len(plain) // 2]) * 1.0625)
+    assert min(plain.values()) < floor < max(plain.values())
+    model = quantized("fp8", kv_cache_scheme="fp8", min_kv_scale=floor)
+    export_safetensors(model, tmp_path / "floored")
+    assert cache_scales(tmp_path / "floored") == {name: max(scale, floor) for name, scale in plain.items()}
+    assert config_of(tmp_path / "floored")["export"]["min_kv_scale"] == floor
+    assert torch.equal(logits(import_model_from_safetensors(None, tmp_path / "floored")), logits(model))
+
+
+def test_an_export_may_merge_separate_cache_scales_to_the_larger_and_have_a_floor_of_its_own(tmp_path: Path) -> None:
+    config = LLMTemplate.get("llama").get_config(scheme="int4_wo_64", kv_cache_scheme="fp8")
+    config.separate_kv_scales = True
+    model = ModelQuantizer(config).quantize_model(tiny_model(), calibration_batches(2, 64))
+    found = {}
+    for name, group, floor in (("apart", [], 0.0), ("merged", ["*k_proj", "*v_proj"], 0.0), ("floored", ["*k_proj", "*v_proj"], 1.0)):
+        options = JsonExporterConfig(kv_cache_group=group, min_kv_scale=floor)
+        ModelExporter(ExporterConfig(json_export_config=options), tmp_path / name).export_safetensors_model(model)
+        found[name] = cache_scales(tmp_path / name)
+        assert config_of(tmp_path / name)["export"]["min_kv_scale"] == floor
+    for block in range(3):
+        names = [f"model.layers.{block}.self_attn.{projection}.output_scale" for projection in ("k_proj", "v_proj")]
+        apart = [found["apart"][name] for name in names]
+        assert apart[0] != apart[1]
+        assert [found["merged"][name] for name in names] == [max(apart)] * 2
+        assert [found["floored"][name] for name in names] == [max(1.0, *apart)] * 2
+    assert len(found["merged"]) == 6
 
 
 def test_zero_points_of_symmetric_schemes_can_be_left_out(tmp_path: Path) -> None:

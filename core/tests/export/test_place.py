@@ -1,6 +1,7 @@
 """An export appears under its name only when complete; nothing is overwritten, and a failure leaves nothing."""
 
 import errno
+import stat
 from pathlib import Path
 
 import pytest
@@ -16,6 +17,13 @@ def test_a_complete_export_is_renamed_into_place(tmp_path: Path) -> None:
         assert not out.exists()
     assert [p.name for p in out.iterdir()] == ["a"]
     assert [p.name for p in out.parent.iterdir()] == ["out"]
+
+
+def test_everybody_may_read_an_export(tmp_path: Path) -> None:
+    """It is built in a temporary directory, which nobody but its maker may enter."""
+    with building(tmp_path / "out") as directory:
+        assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+    assert stat.S_IMODE((tmp_path / "out").stat().st_mode) == 0o755
 
 
 def _fail(out: Path, error: Exception) -> None:

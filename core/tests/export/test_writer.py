@@ -1,5 +1,6 @@
 """Streamed safetensors are what the safetensors library reads, in one file or several."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,16 @@ def test_large_models_are_split_at_parts_with_an_index(tmp_path: Path) -> None:
     assert names[3:] == ["model.safetensors.index.json"]
     back = read(tmp_path)
     assert all(torch.equal(back[n], t) for n, t in tensors.items())
+
+
+def test_the_index_maps_each_tensor_to_the_file_that_holds_it_and_adds_up_all_bytes(tmp_path: Path) -> None:
+    tensors = {f"t{i}": torch.full((10,), float(i)) for i in range(5)} | {"half": torch.ones(3, dtype=torch.float16)}
+    write_shards([part({n: t}) for n, t in tensors.items()], tmp_path, 80)
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+    held = {name: path.name for path in tmp_path.glob("*.safetensors") for name in load_file(path)}
+    assert index["weight_map"] == held
+    assert set(held) == set(tensors)
+    assert index["metadata"]["total_size"] == sum(t.nbytes for t in tensors.values())
 
 
 def test_a_part_larger_than_a_shard_gets_one_of_its_own(tmp_path: Path) -> None:
