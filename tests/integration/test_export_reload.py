@@ -212,6 +212,35 @@ def test_zero_points_of_symmetric_schemes_can_be_left_out(tmp_path: Path) -> Non
     assert not any("zero_point" in name for name in load_file(tmp_path / "out" / "model.safetensors"))
 
 
+def test_the_older_exporter_class_packs_in_the_order_of_its_config(tmp_path: Path) -> None:
+    model = quantized("uint4_wo_32")
+    config = ExporterConfig(json_export_config=JsonExporterConfig(pack_method="order"))
+    ModelExporter(config, tmp_path / "older").export_safetensors_model(model)
+    export_safetensors(model, tmp_path / "out", pack_method="order")
+    for name in ("config.json", "model.safetensors"):
+        assert (tmp_path / "older" / name).read_bytes() == (tmp_path / "out" / name).read_bytes()
+
+
+def test_a_tokenizer_that_is_given_is_written_and_not_the_one_beside_the_model(tmp_path: Path) -> None:
+    tokenizer = tiny_tokenizer()
+    tokenizer.add_tokens(["<of the caller>"])
+    ModelExporter(tmp_path / "out").export_safetensors_model(quantized("int4_wo_64"), tokenizer=tokenizer)
+    assert "<of the caller>" in (tmp_path / "out" / "tokenizer.json").read_text()
+
+
+def test_the_config_says_the_dtype_that_the_tensors_have(tmp_path: Path) -> None:
+    model = ModelQuantizer(LLMTemplate.get("llama").get_config(scheme="int4_wo_64")).quantize_model(tiny_model(torch.bfloat16).half())
+    export_safetensors(model, tmp_path / "out")
+    assert load_file(tmp_path / "out" / "model.safetensors")["model.norm.weight"].dtype == torch.float16
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == "float16"
+
+
+def test_a_model_that_was_in_training_is_read_back_in_evaluation_mode(tmp_path: Path) -> None:
+    export_safetensors(quantized("int4_wo_64"), tmp_path / "out")
+    back = import_model_from_safetensors(tiny_model().train(), tmp_path / "out")
+    assert not any(m.training for m in back.modules())
+
+
 def test_shards_are_written_and_read(tmp_path: Path) -> None:
     model = quantized("int8")
     export_with("safetensors", model, tmp_path / "out", ExportOptions(max_shard_bytes=500_000))

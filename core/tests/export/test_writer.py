@@ -38,6 +38,15 @@ def test_tensors_that_are_not_contiguous_are_written_in_order(tmp_path: Path) ->
     assert torch.equal(read(tmp_path)["a"], tensor)
 
 
+@pytest.mark.parametrize("length", range(1, 9))
+def test_data_begin_at_a_multiple_of_eight_bytes(length: int, tmp_path: Path) -> None:
+    """As the format asks for, so that readers can map them."""
+    write_shards([part({"a" * length: torch.ones(4, dtype=torch.float64)})], tmp_path, 10**9)
+    header = int.from_bytes((tmp_path / "model.safetensors").read_bytes()[:8], "little")
+    assert header % 8 == 0
+    assert (tmp_path / "model.safetensors").stat().st_size == 8 + header + 32
+
+
 def test_empty_tensors_are_written(tmp_path: Path) -> None:
     write_shards([part({"a": torch.zeros(0, 4), "b": torch.ones(2)})], tmp_path, 10**9)
     assert read(tmp_path)["a"].shape == (0, 4)
