@@ -65,6 +65,9 @@ PLUGIN = '''
         def __init__(self, lid: bool = True) -> None:
             pass
 
+        def export(self, model, out, options):
+            pass
+
     @hookimpl
     def quark_register_algorithms():
         yield AlgorithmRecord(name="hollow", kind="rounding", config="acme:Config")
