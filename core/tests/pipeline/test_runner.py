@@ -34,6 +34,7 @@ def test_a_bias_is_rounded_to_nearest_by_its_own_spec(rounding: Rounding, two_pa
     run(model, plan, calls([torch.randn(24, 16)]), rounding, InPlaceSink(model), two_passes=two_passes)
     for layer, bias in zip(model, before, strict=True):
         scale = layer.bias_quantizer.scale
+        assert scale is not None, "the bias has not been rounded"
         codes = layer.bias / scale
         torch.testing.assert_close(codes, codes.round(), rtol=0, atol=1e-4)
         assert codes.abs().max().round() in (127, 128), "the largest takes the whole range"
