@@ -7,7 +7,7 @@ PACKAGES := core plugins/quark_schemes plugins/quark_algos plugins/quark_templat
 STAMP := $(VENV)/.installed
 PYTEST_ARGS ?=
 
-.PHONY: help install demo test slow lint types imports check wheels lowest newest bench clients clean
+.PHONY: help install demo test slow mutants lint types imports check wheels lowest newest bench clients clean
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## /  \1\t/' | expand -t 14
@@ -32,6 +32,9 @@ test: install  ## the whole test suite, offline
 
 slow: install  ## the tests that take minutes: every algorithm with every scheme
 	$(BIN)/python -m pytest -m slow --timeout 3600 $(PYTEST_ARGS)
+
+mutants: install  ## break the code on purpose, and see that a test notices each change (NAMES=: only those)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tools.mutants $(NAMES)
 
 lint: install  ## ruff: style and errors
 	$(BIN)/ruff check .

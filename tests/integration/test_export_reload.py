@@ -16,6 +16,7 @@ import quark
 from quark.errors import CheckpointError, ConfigError, OutputError, UnknownNameError
 from quark.export.api import export_with
 from quark.export.protocol import ExportOptions
+from quark.specs.export import ExporterConfig, JsonExporterConfig
 from quark.specs.layer import QLayerConfig
 from quark.specs.model import QConfig
 from quark.specs.tensor import QTensorConfig
@@ -167,10 +168,77 @@ def test_keys_and_values_share_the_larger_scale_unless_they_are_to_be_separate(t
     assert found[True][0] != found[True][1]
 
 
+def cache_scales(directory: Path) -> dict[str, float]:
+    tensors = load_file(directory / "model.safetensors")
+    return {name: float(tensor) for name, tensor in tensors.items() if name.endswith(("k_proj.output_scale", "v_proj.output_scale"))}
+
+
+def test_no_cache_scale_is_below_the_floor_of_the_configuration_and_the_export_says_which_that_is(tmp_path: Path) -> None:
+    export_safetensors(quantized("fp8", kv_cache_scheme="fp8"), tmp_path / "plain")
+    plain = cache_scales(tmp_path / "plain")
+    assert config_of(tmp_path / "plain")["export"]["min_kv_scale"] == 0
+    # A floor in the middle, exact in float32: some scales are raised to it, and the others stay.
+    floor = float(torch.tensor(sorted(plain.values())[len(plain) // 2]) * 1.0625)
+    assert min(plain.values()) < floor < max(plain.values())
+    model = quantized("fp8", kv_cache_scheme="fp8", min_kv_scale=floor)
+    export_safetensors(model, tmp_path / "floored")
+    assert cache_scales(tmp_path / "floored") == {name: max(scale, floor) for name, scale in plain.items()}
+    assert config_of(tmp_path / "floored")["export"]["min_kv_scale"] == floor
+    assert torch.equal(logits(import_model_from_safetensors(None, tmp_path / "floored")), logits(model))
+
+
+def test_an_export_may_merge_separate_cache_scales_to_the_larger_and_have_a_floor_of_its_own(tmp_path: Path) -> None:
+    config = LLMTemplate.get("llama").get_config(scheme="int4_wo_64", kv_cache_scheme="fp8")
+    config.separate_kv_scales = True
+    model = ModelQuantizer(config).quantize_model(tiny_model(), calibration_batches(2, 64))
+    found = {}
+    for name, group, floor in (("apart", [], 0.0), ("merged", ["*k_proj", "*v_proj"], 0.0), ("floored", ["*k_proj", "*v_proj"], 1.0)):
+        options = JsonExporterConfig(kv_cache_group=group, min_kv_scale=floor)
+        ModelExporter(ExporterConfig(json_export_config=options), tmp_path / name).export_safetensors_model(model)
+        found[name] = cache_scales(tmp_path / name)
+        assert config_of(tmp_path / name)["export"]["min_kv_scale"] == floor
+    for block in range(3):
+        names = [f"model.layers.{block}.self_attn.{projection}.output_scale" for projection in ("k_proj", "v_proj")]
+        apart = [found["apart"][name] for name in names]
+        assert apart[0] != apart[1]
+        assert [found["merged"][name] for name in names] == [max(apart)] * 2
+        assert [found["floored"][name] for name in names] == [max(1.0, *apart)] * 2
+    assert len(found["merged"]) == 6
+
+
 def test_zero_points_of_symmetric_schemes_can_be_left_out(tmp_path: Path) -> None:
     model = quantized("int4_wo_64")
     export_with("safetensors", model, tmp_path / "out", ExportOptions(zero_points=False))
     assert not any("zero_point" in name for name in load_file(tmp_path / "out" / "model.safetensors"))
+
+
+def test_the_older_exporter_class_packs_in_the_order_of_its_config(tmp_path: Path) -> None:
+    model = quantized("uint4_wo_32")
+    config = ExporterConfig(json_export_config=JsonExporterConfig(pack_method="order"))
+    ModelExporter(config, tmp_path / "older").export_safetensors_model(model)
+    export_safetensors(model, tmp_path / "out", pack_method="order")
+    for name in ("config.json", "model.safetensors"):
+        assert (tmp_path / "older" / name).read_bytes() == (tmp_path / "out" / name).read_bytes()
+
+
+def test_a_tokenizer_that_is_given_is_written_and_not_the_one_beside_the_model(tmp_path: Path) -> None:
+    tokenizer = tiny_tokenizer()
+    tokenizer.add_tokens(["<of the caller>"])
+    ModelExporter(tmp_path / "out").export_safetensors_model(quantized("int4_wo_64"), tokenizer=tokenizer)
+    assert "<of the caller>" in (tmp_path / "out" / "tokenizer.json").read_text()
+
+
+def test_the_config_says_the_dtype_that_the_tensors_have(tmp_path: Path) -> None:
+    model = ModelQuantizer(LLMTemplate.get("llama").get_config(scheme="int4_wo_64")).quantize_model(tiny_model(torch.bfloat16).half())
+    export_safetensors(model, tmp_path / "out")
+    assert load_file(tmp_path / "out" / "model.safetensors")["model.norm.weight"].dtype == torch.float16
+    assert json.loads((tmp_path / "out" / "config.json").read_text())["dtype"] == "float16"
+
+
+def test_a_model_that_was_in_training_is_read_back_in_evaluation_mode(tmp_path: Path) -> None:
+    export_safetensors(quantized("int4_wo_64"), tmp_path / "out")
+    back = import_model_from_safetensors(tiny_model().train(), tmp_path / "out")
+    assert not any(m.training for m in back.modules())
 
 
 def test_shards_are_written_and_read(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from quark.algorithms import RoundToNearest, SecondMoment
-from quark.errors import CalibrationError, CheckpointError, NonFiniteError, OutputError, UnsupportedError
+from quark.errors import CalibrationError, CheckpointError, ConfigError, NonFiniteError, OutputError, UnsupportedError
 from quark.export import ExportOptions
 from quark.export.api import export_with
 from quark.model.loading import load_model
@@ -111,6 +111,19 @@ def test_so_they_are_with_gptq(tmp_path: Path) -> None:
     assert files(disk) == files(memory)
 
 
+def test_the_plan_that_is_returned_is_of_what_was_done_and_names_no_algorithm_that_was_left_out(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quark_algos.rotating.Rotate.verdict", lambda *_: False)
+    asked = config("llama", scheme="nvfp4", algorithm="rotation")
+    model = ModelQuantizer(asked).quantize_model(load_model(tiny_model_dir()), DATA)
+    plan = quantize_checkpoint(tiny_model_dir(), tmp_path / "out", asked, DATA)
+    assert asked.algo_config
+    assert plan.config.algo_config is None
+    assert [note for note in plan.notes if "left out" in note and "rotation" in note]
+    assert plan.to_dict() == model.quark_plan.to_dict()
+
+
 @pytest.mark.parametrize("options", [ExportOptions(max_shard_bytes=200_000), ExportOptions(weight_format="fake_quantized")])
 def test_so_they_are_in_shards_and_as_rounded_values(options: ExportOptions, tmp_path: Path) -> None:
     disk, memory = both_ways(tiny_model_dir(), tmp_path, config("llama", scheme="int4_wo_64"), options)
@@ -169,6 +182,18 @@ def test_the_documented_method_writes_the_same(tmp_path: Path) -> None:
     ModelQuantizer(asked).direct_quantize_checkpoint(str(tiny_model_dir()), str(tmp_path / "documented"), device="cpu")
     quantize_checkpoint(tiny_model_dir(), tmp_path / "own", asked)
     assert files(tmp_path / "documented") == files(tmp_path / "own")
+
+
+@pytest.mark.parametrize("device", ["no-such-device", ["no-such-device", "cpu"]], ids=["one", "the first of several"])
+@pytest.mark.parametrize("place", ["old", "new"])
+def test_the_documented_method_works_on_the_device_that_it_is_given_in_either_place(
+    place: str, device: str | list[str], tmp_path: Path
+) -> None:
+    given: Any = ((False, device), {}) if place == "old" else ((), {"device": device})
+    with pytest.raises(ConfigError, match="no-such-device"):
+        ModelQuantizer(config("llama", scheme="int4_wo_64")).direct_quantize_checkpoint(
+            tiny_model_dir(), tmp_path / "out", *given[0], **given[1]
+        )
 
 
 def test_the_documented_method_refuses_presharded_weights(tmp_path: Path) -> None:

@@ -130,6 +130,13 @@ def test_a_tied_head_that_is_quantized_leaves_the_embedding_alone() -> None:
     assert not torch.equal(model.lm_head.weight, embedding)
 
 
+def test_a_frozen_model_is_trained_no_more() -> None:
+    model = llama().requires_grad_(True)
+    quantized = ModelQuantizer(LLMTemplate.get("llama").get_config(scheme="int4_wo_64")).quantize_model(model)
+    assert ModelQuantizer.freeze(quantized) is model
+    assert not any(p.requires_grad for p in model.parameters())
+
+
 def test_the_configuration_given_is_never_changed() -> None:
     config = LLMTemplate.get("llama").get_config(scheme="fp8", kv_cache_scheme="fp8")
     before = config.to_dict()
@@ -250,6 +257,14 @@ def test_a_weight_that_is_not_finite_is_named_before_any_change(value: float) ->
         ModelQuantizer(LLMTemplate.get("llama").get_config(scheme="int4_wo_64")).quantize_model(model)
     assert error.value.tensor == "model.layers.1.mlp.up_proj.weight"
     assert torch.equal(model.model.layers[0].mlp.up_proj.weight, before)
+
+
+def test_a_bias_that_is_not_finite_is_named_before_any_change() -> None:
+    model = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 32))
+    nn.init.constant_(model[1].bias, float("nan"))
+    with pytest.raises(NonFiniteError, match=r"'?1\.bias"):
+        ModelQuantizer(QConfig(scheme("int4_wo_32"))).quantize_model(model)
+    assert not any(is_quantized(m) for m in model.modules())
 
 
 def test_an_activation_that_is_not_finite_is_named() -> None:

@@ -129,6 +129,15 @@ def test_modes_and_gradients_are_given_back():
     assert torch.is_grad_enabled()
 
 
+def test_a_reference_in_training_mode_is_compared_in_evaluation_mode_and_trains_on_afterwards():
+    reference = nn.Sequential(table(4), nn.Dropout(0.5)).train()
+    found, batches = {}, [tokens(5, 4, 9)]
+    for name, other in (("training", reference), ("plain", table(4))):
+        found[name] = compare(table(3), other, batches)
+    assert found["training"] == found["plain"]
+    assert all(m.training for m in reference.modules())
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_logits_that_are_not_finite_are_named_instead_of_figures(value: float):
     bad = torch.zeros(VOCABULARY, VOCABULARY)

@@ -51,6 +51,17 @@ def test_a_limit_keeps_the_first_windows_and_spares_the_rest_of_the_text():
     assert tokenizer.seen < 200
 
 
+def test_no_token_is_of_a_word_that_the_limit_has_cut():
+    class Words(Letters):
+        """A tokenizer whose tokens are words, each told by its length."""
+
+        def __call__(self, text: str, add_special_tokens: bool = True, verbose: bool = True) -> dict[str, Any]:
+            return {"input_ids": [len(word) for word in text.split()]}
+
+    # Two tokens are wanted, and eight characters for each would end in the middle of the second word.
+    assert token_windows(Words(), "ten.chars. fourteen.chars. and a rest", 2, limit=1).tolist() == [[10, 15]]
+
+
 def test_a_text_that_ends_before_the_limit_gives_what_it_has():
     assert len(token_windows(Letters(), "abcdefgh", 4, limit=100)) == 2
 

@@ -1,5 +1,6 @@
 """Streamed safetensors are what the safetensors library reads, in one file or several."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -37,6 +38,15 @@ def test_tensors_that_are_not_contiguous_are_written_in_order(tmp_path: Path) ->
     assert torch.equal(read(tmp_path)["a"], tensor)
 
 
+@pytest.mark.parametrize("length", range(1, 9))
+def test_data_begin_at_a_multiple_of_eight_bytes(length: int, tmp_path: Path) -> None:
+    """As the format asks for, so that readers can map them."""
+    write_shards([part({"a" * length: torch.ones(4, dtype=torch.float64)})], tmp_path, 10**9)
+    header = int.from_bytes((tmp_path / "model.safetensors").read_bytes()[:8], "little")
+    assert header % 8 == 0
+    assert (tmp_path / "model.safetensors").stat().st_size == 8 + header + 32
+
+
 def test_empty_tensors_are_written(tmp_path: Path) -> None:
     write_shards([part({"a": torch.zeros(0, 4), "b": torch.ones(2)})], tmp_path, 10**9)
     assert read(tmp_path)["a"].shape == (0, 4)
@@ -50,6 +60,16 @@ def test_large_models_are_split_at_parts_with_an_index(tmp_path: Path) -> None:
     assert names[3:] == ["model.safetensors.index.json"]
     back = read(tmp_path)
     assert all(torch.equal(back[n], t) for n, t in tensors.items())
+
+
+def test_the_index_maps_each_tensor_to_the_file_that_holds_it_and_adds_up_all_bytes(tmp_path: Path) -> None:
+    tensors = {f"t{i}": torch.full((10,), float(i)) for i in range(5)} | {"half": torch.ones(3, dtype=torch.float16)}
+    write_shards([part({n: t}) for n, t in tensors.items()], tmp_path, 80)
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+    held = {name: path.name for path in tmp_path.glob("*.safetensors") for name in load_file(path)}
+    assert index["weight_map"] == held
+    assert set(held) == set(tensors)
+    assert index["metadata"]["total_size"] == sum(t.nbytes for t in tensors.values())
 
 
 def test_a_part_larger_than_a_shard_gets_one_of_its_own(tmp_path: Path) -> None:

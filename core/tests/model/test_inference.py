@@ -1,6 +1,7 @@
 """What the module tree of an unknown family shows: enough to quantize it block by block, or nothing at all."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -94,3 +95,29 @@ def test_layers_outside_the_blocks_stay_float() -> None:
 def test_a_module_that_is_no_language_model_has_no_architecture() -> None:
     assert architecture_of(nn.Sequential(nn.Linear(4, 4))) is None
     assert infer_architecture(nn.ModuleList([nn.Linear(4, 4)]), "x") is None
+
+
+class Routed(nn.Module):
+    """A language model of no library: two blocks, each with a gate beside its layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        names = ("query_key_value", "gate", "up_proj")
+        self.embedding, self.head = nn.Embedding(8, 4), nn.Linear(4, 8)
+        self.blocks = nn.ModuleList(nn.ModuleDict({name: nn.Linear(4, 4) for name in names}) for _ in range(2))
+        self.config = SimpleNamespace(num_hidden_layers=2)
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.embedding
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.head
+
+
+def test_routers_of_an_unknown_family_stay_float() -> None:
+    model = Routed()
+    found = infer_architecture(model, "routed")
+    assert found is not None
+    config = QConfig(global_quant_config=schemes().load("int4_wo_per_channel", "config")(), exclude=list(found.exclude_layers_name))
+    plan = ModelQuantizer(config).plan(model)
+    assert {row.name.rpartition(".")[2] for row in plan.quantized} == {"query_key_value", "up_proj"}

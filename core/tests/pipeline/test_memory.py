@@ -12,7 +12,7 @@ from quark.pipeline import ModelQuantizer, memory
 from quark.pipeline.batches import calls
 from quark.pipeline.finite import refuse_non_finite
 from quark.pipeline.job import prepared
-from quark.pipeline.memory import LEAST_RETURNED, FreedMemory, held_probabilities
+from quark.pipeline.memory import LEAST_RETURNED, FreedMemory, held_probabilities, tokens_in
 from quark.specs.model import QConfig
 from quark.testing.tiny import tiny_model
 from quark.torch import LLMTemplate
@@ -50,6 +50,12 @@ def test_finite_weights_whose_sum_overflows_are_not_refused(dtype: torch.dtype) 
     model = nn.Sequential(nn.Linear(16, 8, dtype=dtype))
     model[0].weight.data.fill_(torch.finfo(dtype).max)
     refuse_non_finite(model, planned(model).quantized)
+
+
+def test_the_tokens_of_a_run_are_those_of_all_its_samples_in_whatever_form() -> None:
+    ids = torch.ones(2, 6, dtype=torch.long)
+    assert tokens_in(calls([ids[:1], {"input_ids": ids, "attention_mask": ids}, torch.ones(3, 5, 32)])) == 6 + 12 + 15
+    assert tokens_in([]) == 0
 
 
 def test_probabilities_that_wait_for_their_scale_are_all_pairs_of_tokens_of_all_heads() -> None:

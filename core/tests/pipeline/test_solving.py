@@ -162,6 +162,28 @@ def test_layers_that_were_wrongly_said_to_share_an_input_are_rounded_for_their_o
         assert all(torch.equal(a, b) for a, b in zip(shown[name], expected, strict=True)), name
 
 
+def test_a_layer_that_is_rounded_anew_is_rounded_from_its_float_weight() -> None:
+    class Started(Spy):
+        """Keeps the weights that each rounding began with."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.begun: list[tuple[str, Tensor]] = []
+
+        def round(self, problem: Problem) -> Mapping[str, Figures]:
+            self.begun += [(name, layer.weight.detach().clone()) for name, layer in problem.layers.items()]
+            return super().round(problem)
+
+    model, plain, spy = tiny.tiny_model(), tiny.tiny_model(), Started()
+    facts = architecture_of(model)
+    assert facts is not None
+    wrong = attrs.evolve(facts, attention_inputs=(*facts.attention_inputs, "self_attn.o_proj"))
+    quantized(model, config(), spy, architecture=wrong)
+    names = [name for name, _ in spy.begun]
+    assert names.count("model.layers.0.self_attn.o_proj") == 2
+    assert all(torch.equal(weight, plain.get_submodule(name).weight) for name, weight in spy.begun)  # type: ignore[arg-type]
+
+
 def test_tokens_that_a_mask_leaves_out_do_not_count() -> None:
     spy = Spy()
     ids = torch.arange(3, 15).reshape(2, 6)

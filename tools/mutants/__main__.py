@@ -1,0 +1,215 @@
+"""Breaks the code on purpose, one change at a time, and says which changes the tests notice.
+
+    python -m tools.mutants                 # every change of the tables beside this file
+    python -m tools.mutants NAME ...        # changes whose name starts with one of these
+    python -m tools.mutants --whole NAME    # where the listed tests pass, the whole suite is asked too
+
+The work is done in a copy of the working tree, so nothing here is ever left broken. First the listed tests run unchanged: they must pass.
+A change is then *killed* (a test failed: the line names it and says why), or it *survived* (every test passed). It is *stale* if a text
+that it replaces does not occur exactly once any more, and *broken* if pytest could not run the tests (an import failed, a path is gone).
+The exit status is 0 if every change was killed.
+
+A table is a TOML file of changes:
+
+    [[mutant]]
+    name = "short-name"
+    says = "What is wrong with the changed code, in one sentence."
+    tests = ["path/to/test_file.py::test_that_notices"]
+
+    [[mutant.edits]]              # one or more; all are applied together
+    file = "path/to/source.py"
+    old = "text that occurs once"
+    new = "text in its place"
+"""
+
+from __future__ import annotations
+
+import argparse
+import enum
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import attrs
+
+HERE = Path(__file__).parent
+ROOT = HERE.parent.parent
+SECONDS = 900  # of one run of pytest; a change that makes the code run for ever is noticed too
+
+
+class Verdict(enum.Enum):
+    """What became of one change."""
+
+    KILLED = "killed"
+    SURVIVED = "survived"
+    STALE = "stale"
+    BROKEN = "broken"
+
+
+@attrs.frozen
+class Edit:
+    """Text of one file, and the text that takes its place."""
+
+    file: str
+    old: str
+    new: str
+
+
+@attrs.frozen
+class Mutant:
+    """A change of the code that makes it wrong, and the tests that must notice."""
+
+    name: str
+    says: str
+    tests: tuple[str, ...]
+    edits: tuple[Edit, ...]
+
+
+@attrs.frozen
+class Outcome:
+    """A verdict, and the line of pytest or the text that explains it."""
+
+    verdict: Verdict
+    reason: str
+
+
+def read_tables(tables: Sequence[Path]) -> list[Mutant]:
+    """Returns the changes of all tables, in order. Raises ValueError where two have one name, or one has no test or no edit."""
+    mutants = [
+        Mutant(entry["name"], entry["says"], tuple(entry["tests"]), tuple(Edit(**edit) for edit in entry["edits"]))
+        for table in tables
+        for entry in tomllib.loads(table.read_text())["mutant"]
+    ]
+    names = [mutant.name for mutant in mutants]
+    for mutant in mutants:
+        if names.count(mutant.name) > 1:
+            raise ValueError(f"two changes are named {mutant.name!r}: rename one")
+        if not mutant.tests or not mutant.edits:
+            raise ValueError(f"change {mutant.name!r} needs tests and edits: neither list may be empty")
+    return mutants
+
+
+def chosen(mutants: Sequence[Mutant], prefixes: Sequence[str]) -> list[Mutant]:
+    """Returns the changes whose name starts with one of `prefixes` (all, if there is none). Raises ValueError for a prefix of no name."""
+    for prefix in prefixes:
+        if not any(mutant.name.startswith(prefix) for mutant in mutants):
+            raise ValueError(f"no change has a name that starts with {prefix!r}; there are: {', '.join(mutant.name for mutant in mutants)}")
+    return [mutant for mutant in mutants if not prefixes or mutant.name.startswith(tuple(prefixes))]
+
+
+def copy_of_the_tree(root: Path, target: Path) -> Path:
+    """Copies the files of `root` that git tracks or does not ignore to `target`, as they lie there now, and returns `target`."""
+    listed = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"], cwd=root, check=True, capture_output=True, text=True
+    )
+    for name in filter(None, listed.stdout.split("\0")):
+        if (root / name).is_file():
+            (target / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(root / name, target / name, follow_symlinks=False)
+    return target
+
+
+def stale_edit(tree: Path, mutant: Mutant) -> str | None:
+    """Returns why the change cannot be applied to `tree`, or None where each text occurs exactly once in its file."""
+    for edit in mutant.edits:
+        path = tree / edit.file
+        if not path.is_file():
+            return f"there is no file {edit.file}"
+        if (times := path.read_text().count(edit.old)) != 1:
+            return f"its text occurs {times} times in {edit.file}, not once: {edit.old.strip().splitlines()[0]!r} …"
+    return None
+
+
+@contextmanager
+def applied(tree: Path, mutant: Mutant) -> Iterator[None]:
+    """Changes `tree` for the time of the block."""
+    before = {tree / edit.file: (tree / edit.file).read_text() for edit in mutant.edits}
+    try:
+        for edit in mutant.edits:
+            path = tree / edit.file
+            path.write_text(path.read_text().replace(edit.old, edit.new))
+        yield
+    finally:
+        for path, text in before.items():
+            path.write_text(text)
+
+
+def run_tests(tree: Path, tests: Sequence[str]) -> tuple[int, str]:
+    """Runs `tests` (the whole suite, if there are none) with the sources of `tree`; returns pytest's exit status and its last lines.
+
+    No compiled file is written: a changed file of the same length, restored within the same second, would look unchanged to Python.
+    """
+    sources = [str(tree), *sorted(str(path) for path in tree.glob("**/src"))]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sources), "PYTHONDONTWRITEBYTECODE": "1", "COLUMNS": "200"}
+    environment.setdefault("OMP_NUM_THREADS", "1")
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--no-header", "--tb=short", *tests]
+    try:
+        ran = subprocess.run(command, check=False, cwd=tree, env=environment, capture_output=True, text=True, timeout=SECONDS)
+    except subprocess.TimeoutExpired:
+        return 1, f"FAILED the tests took more than {SECONDS} s"
+    return ran.returncode, ran.stdout[-8000:] + ran.stderr[-2000:]
+
+
+def outcome(tree: Path, mutant: Mutant, *, whole: bool) -> Outcome:
+    """Applies one change and runs its tests; with `whole`, a change that they do not notice meets the whole suite."""
+    if (stale := stale_edit(tree, mutant)) is not None:
+        return Outcome(Verdict.STALE, stale)
+    with applied(tree, mutant):
+        status, output = run_tests(tree, mutant.tests)
+        if whole and status == 0:
+            status, output = run_tests(tree, ())
+    if status == 0:
+        return Outcome(Verdict.SURVIVED, mutant.says)
+    if status != 1:
+        return Outcome(Verdict.BROKEN, " ".join(output.split())[-400:])
+    failures = re.findall(r"^(?:FAILED|ERROR) (.*)$", output, re.MULTILINE)
+    errors = re.findall(r"^E  +(.*)$", output, re.MULTILINE)
+    return Outcome(Verdict.KILLED, " | ".join([*failures[:1], *errors[:1]]) or output[-200:])
+
+
+def judge_all(tree: Path, mutants: Sequence[Mutant], *, whole: bool, say: Callable[[str], None]) -> dict[str, Outcome]:
+    """Returns the outcome of each change, by name. Raises ValueError where a listed test fails in the unchanged tree."""
+    status, output = run_tests(tree, list(dict.fromkeys(test for mutant in mutants for test in mutant.tests)))
+    if status != 0:
+        raise ValueError(f"the listed tests do not pass in the unchanged tree; mend that first:\n{output}")
+    outcomes = {}
+    for mutant in mutants:
+        begun = time.perf_counter()
+        outcomes[mutant.name] = one = outcome(tree, mutant, whole=whole)
+        say(f"{one.verdict.value:8}  {time.perf_counter() - begun:4.0f} s  {mutant.name}: {one.reason}")
+    return outcomes
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command; returns its exit status."""
+    says = "break the code on purpose; say which changes the tests notice"
+    parser = argparse.ArgumentParser(prog="python -m tools.mutants", description=says)
+    parser.add_argument("names", nargs="*", metavar="NAME", help="beginnings of names of changes (all changes, if there is none)")
+    parser.add_argument("--whole", action="store_true", help="run the whole suite for a change that its own tests do not notice")
+    parser.add_argument("--list", action="store_true", help="list the changes and run nothing")
+    options = parser.parse_args(arguments)
+    mutants = chosen(read_tables(sorted(HERE.glob("*.toml"))), options.names)
+    if options.list:
+        print("\n".join(f"{mutant.name}: {mutant.says}" for mutant in mutants))
+        return 0
+    with tempfile.TemporaryDirectory(prefix="mutants-") as directory:
+        tree = copy_of_the_tree(ROOT, Path(directory))
+        outcomes = judge_all(tree, mutants, whole=options.whole, say=lambda line: print(line, flush=True))
+    counts = {verdict: sum(one.verdict is verdict for one in outcomes.values()) for verdict in Verdict}
+    print(", ".join(f"{count} {verdict.value}" for verdict, count in counts.items()) + f", of {len(outcomes)}")
+    return 0 if counts[Verdict.KILLED] == len(outcomes) else 1
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except ValueError as error:
+        sys.exit(f"tools.mutants: {error}")
