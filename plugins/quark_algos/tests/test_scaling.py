@@ -21,9 +21,12 @@ from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_
 from quark_algos.hand_written import Condition
 from quark_algos.smoothing import AWQConfig, SmoothQuantConfig
 
+from .runs import layers
+
 SCHEMES = [n for n in quark.schemes().names() if quark.schemes().load(n, "config")().weight is not None]
 NAMES = ["awq", "smoothquant", "autosmoothquant"]
 DATA = tiny.calibration_batches(4, 96)
+BLOCKS = 3
 
 
 def config(algorithm: Any, scheme: str = "int4_wo_128", **changes: Any) -> QConfig:
@@ -38,6 +41,11 @@ def quantized(algorithm: Any, scheme: str = "int4_wo_128", **changes: Any) -> nn
 
 def judged(model: nn.Module) -> dict[str, Any]:
     return {n: f for n, f in model.quark_findings.transformed.items() if "applied" in f}
+
+
+def scales(model: nn.Module) -> dict[str, float]:
+    """The largest scale of each site that was kept."""
+    return {n: f["scale_max"] for n, f in model.quark_findings.transformed.items() if "scale_max" in f}
 
 
 def logits(model: nn.Module, ids: Tensor = DATA[0]) -> Tensor:
@@ -57,6 +65,7 @@ def error(model: nn.Module) -> float:
 def test_every_scheme_can_be_smoothed_and_no_block_is_left_worse(name: str, scheme: str) -> None:
     model = quantized(name, scheme)
     assert torch.isfinite(logits(model)).all()
+    assert len(judged(model)) == BLOCKS, "scale was moved in every block"
     for figures in judged(model).values():
         assert figures["applied"] == (figures["error_after"] <= figures["error_before"])
 
@@ -77,9 +86,45 @@ def test_the_reference_preset_keeps_what_does_harm_and_says_how_much(caplog: pyt
 def test_what_is_taken_back_leaves_no_trace() -> None:
     """With a share of 1 and the preset's cure left out, every block of this scheme is worse."""
     changed = quantized("smoothquant", "int4_wo_128", alpha=0.999)
-    assert not any(f["applied"] for f in judged(changed).values())
+    assert [f["applied"] for f in judged(changed).values()] == [False] * BLOCKS
+    assert not scales(changed)
+    assert all(f["error_after"] > f["error_before"] for f in judged(changed).values()), "scale had been moved"
     plain = quantized(None)
     assert all(torch.equal(a, b) for a, b in zip(changed.state_dict().values(), plain.state_dict().values(), strict=True))
+
+
+def test_the_best_preset_takes_a_share_of_one_half_for_the_documented_default() -> None:
+    documented, half = quantized("smoothquant", "int8"), quantized("smoothquant", "int8", alpha=0.5)
+    assert scales(documented)
+    assert documented.quark_findings.transformed == half.quark_findings.transformed
+    reference = [quantized("smoothquant", "int8", preset="reference", **alpha) for alpha in ({}, {"alpha": 1.0}, {"alpha": 0.5})]
+    assert scales(reference[0]) == scales(reference[1]) != scales(reference[2])
+
+
+def test_the_objective_asked_for_is_the_one_that_is_searched_by() -> None:
+    """MSE and RMSE have the same minimum; that of MAE is another one."""
+    by = {loss: quantized("autosmoothquant", "mxfp4", preset="reference", compute_scale_loss=loss) for loss in ("MSE", "RMSE", "MAE")}
+    assert scales(by["MSE"]) == scales(by["RMSE"]) != scales(by["MAE"])
+
+
+def test_where_inputs_are_rounded_too_more_of_their_range_goes_into_the_weights() -> None:
+    """Inputs of down projections have outliers: one scale for all of them makes those costly, and weights alone do not notice."""
+    made = config("autosmoothquant", "int8", preset="reference")
+    both = ModelQuantizer(made).quantize_model(tiny.tiny_model(), DATA)
+    made.global_quant_config = attrs.evolve(made.global_quant_config, input_tensors=None)
+    weights_only = ModelQuantizer(made).quantize_model(tiny.tiny_model(), DATA)
+    for i in range(BLOCKS):
+        name = f"model.layers.{i}.mlp.up_proj"
+        assert scales(both)[name] > 1.2 * scales(weights_only)[name]
+
+
+def test_after_awq_layers_that_share_an_outer_scale_have_the_same_one() -> None:
+    model = quantized("awq", "nvfp4")
+    for i in range(BLOCKS):
+        for group in (("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), ("mlp.gate_proj", "mlp.up_proj")):
+            found = {float(layers(model)[f"model.layers.{i}.{name}"].weight_quantizer.qparams.outer_scale) for name in group}
+            assert len(found) == 1
+    assert len({float(layer.weight_quantizer.qparams.outer_scale) for layer in layers(model).values()}) > BLOCKS
 
 
 def test_the_order_in_which_algorithms_are_named_does_not_matter() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from quark.errors import ConfigError
-from quark.numerics import number_format, quantizer_for
+from quark.numerics import PerGroup, number_format, quantizer_for
 from quark.specs.tensor import QTensorConfig
 from quark_schemes.specs import BFP16Spec, MX6Spec, MX9Spec, OCP_MXINT8Spec
 
@@ -173,3 +173,17 @@ def test_bits_of_an_element_follow_from_the_bytes() -> None:
         packed: dict[str, Tensor] = quantizer.pack(quantizer.codes_of(values, qparams), qparams)
         assert sum(t.nbytes for t in packed.values()) * 8 / x.numel() == bits
         assert all(t.dtype in (torch.uint8, torch.int8) for t in packed.values())
+
+
+@pytest.mark.parametrize(("name", "bits"), [("mx6", 5), ("mx9", 8)])
+def test_a_stored_block_is_its_mantissas_and_then_the_bits_of_its_pairs(name: str, bits: int) -> None:
+    fmt = number_format(name)
+    blocks = [(range(-8, 8), 0b10001101), (range(7, -9, -1), 0b00000111)]  # mantissas, and the bits of pairs, the first the lowest
+    codes = torch.tensor([[2 * m + (pairs >> i // 2 & 1) for mantissas, pairs in blocks for i, m in enumerate(mantissas)]])
+    stored = b""
+    for mantissas, pairs in blocks:
+        number = sum((m & (1 << bits) - 1) << bits * i for i, m in enumerate(mantissas))
+        stored += number.to_bytes(16 * bits // 8, "little") + bytes([pairs])
+    packed = fmt.pack(codes.to(torch.int16), PerGroup(16), "reorder")
+    assert bytes(packed.flatten().tolist()) == stored
+    assert torch.equal(fmt.unpack(packed, PerGroup(16), "reorder", (1, 32)), codes)
