@@ -74,7 +74,7 @@ def test_every_setting_is_explained_for_every_class_that_has_it() -> None:
 
 def number(before: str, after: str = "") -> float:
     """The number that the README names between two texts."""
-    (found,) = re.findall(re.escape(before) + r"([\d.]+)" + re.escape(after), " ".join(README.split()))
+    (found,) = re.findall(re.escape(before) + r"(\d+(?:\.\d+)?)" + re.escape(after), " ".join(README.split()))
     return float(found)
 
 
