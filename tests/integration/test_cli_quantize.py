@@ -90,7 +90,10 @@ def test_a_dry_run_prints_the_plan_and_writes_nothing(
 BAD = {
     "an unknown scheme names the closest": (["--scheme", "itn4_wo_64"], "int4_wo_64"),
     "a static scheme without text": (["--scheme", "int8"], "--calib"),
-    "a pattern that matches nothing": (["--scheme", "int4_wo_64", "--exclude", "*.qproj"], "'*.qproj' in exclude matches no layer"),
+    "a pattern that matches nothing": (
+        ["--scheme", "int4_wo_64", "--exclude", "*.qproj", "--strict"],
+        "'*.qproj' in exclude matches no layer",
+    ),
     "a layer option without a scheme": (["--scheme", "int4_wo_64", "--layer", "*.down_proj"], "PATTERN=SCHEME"),
     "an unknown scheme for a layer": (["--scheme", "int4_wo_64", "--layer", "*.down_proj=fp9"], "fp9"),
     "an unknown cache scheme": (["--scheme", "int4_wo_64", "--kv-cache", "int4_wo_64"], "int4_wo_64"),
@@ -201,7 +204,7 @@ def test_a_scheme_takes_options(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def test_an_option_that_is_no_pair_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = (tiny_model_dir(), tmp_path / "out", "--scheme", "mx6", "--scheme-option", "32")
     assert run("quantize", *arguments, monkeypatch=monkeypatch) == 2
-    assert "is not NAME=VALUE" in capsys.readouterr().err
+    assert "is not KEY=VALUE" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
 
 

@@ -13,7 +13,7 @@ from torch import nn
 from transformers import AutoModelForCausalLM, Gemma2Config, OPTConfig, Phi3Config, Qwen3Config
 
 import quark
-from quark.errors import CheckpointError, ConfigError, OutputError, UnknownNameError, UnsupportedError
+from quark.errors import CheckpointError, ConfigError, OutputError, UnknownNameError
 from quark.export.api import export_with
 from quark.export.protocol import ExportOptions
 from quark.specs.layer import QLayerConfig
@@ -195,13 +195,6 @@ def test_the_older_exporter_class_takes_a_path_or_a_config_and_saves_the_tokeniz
     assert torch.equal(logits(import_model_from_safetensors(None, tmp_path / "second")), logits(model))
 
 
-def test_fake_quantized_writes_a_plain_float_checkpoint(tmp_path: Path) -> None:
-    model = quantized("int4_wo_64")
-    export_safetensors(model, tmp_path / "out", weight_format="fake_quantized")
-    assert "quantization_config" not in json.loads((tmp_path / "out" / "config.json").read_text())
-    assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(tmp_path / "out")), logits(model))
-
-
 def test_quantizing_does_not_touch_the_checkpoint_it_was_loaded_from() -> None:
     path = tiny_model_dir() / "model.safetensors"
     before = hashlib.sha256(path.read_bytes()).hexdigest()
@@ -209,12 +202,15 @@ def test_quantizing_does_not_touch_the_checkpoint_it_was_loaded_from() -> None:
     assert hashlib.sha256(path.read_bytes()).hexdigest() == before
 
 
-def test_a_model_without_a_transformers_config_cannot_be_exported(tmp_path: Path) -> None:
-    weight_only = QLayerConfig(weight=LLMTemplate.get("llama").get_config(scheme="int8").global_quant_config.weight)
-    model = ModelQuantizer(QConfig(weight_only)).quantize_model(nn.Sequential(nn.Linear(8, 8)))
-    with pytest.raises(UnsupportedError, match="only transformers models"):
-        export_safetensors(model, tmp_path / "out")
-    assert not (tmp_path / "out").exists()
+def test_a_model_without_a_transformers_config_is_read_back_into_a_float_one(tmp_path: Path) -> None:
+    layer = LLMTemplate.get("llama").get_config(scheme="int8").global_quant_config
+    x = torch.randn(3, 8, generator=torch.Generator().manual_seed(0))
+    model = ModelQuantizer(QConfig(layer)).quantize_model(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)), [x])
+    export_safetensors(model, tmp_path / "out")
+    back = import_model_from_safetensors(nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 4)), tmp_path / "out")
+    assert torch.equal(back(x), model(x))
+    with pytest.raises(CheckpointError, match=r"config\.json"):
+        import_model_from_safetensors(None, tmp_path / "out")
 
 
 def test_a_float_model_cannot_be_exported(tmp_path: Path) -> None:
@@ -256,7 +252,7 @@ def test_a_tokenizer_that_cannot_be_saved_leaves_nothing(tmp_path: Path) -> None
         def save_pretrained(self, _: Any) -> None:
             raise RuntimeError("no")
 
-    with pytest.raises(RuntimeError, match="no"):
+    with pytest.raises(OutputError, match=r"the tokenizer, a Broken, cannot be saved \(RuntimeError: no\)"):
         ModelExporter(tmp_path / "out").export_safetensors_model(quantized("int4_wo_64"), tokenizer=Broken())
     assert list(tmp_path.iterdir()) == []
 

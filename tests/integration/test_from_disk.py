@@ -23,6 +23,7 @@ from quark.export.api import export_with
 from quark.model.loading import load_model
 from quark.pipeline import ModelQuantizer, quantize_checkpoint
 from quark.pipeline.job import Algorithms
+from quark.plugins import ExporterRecord, exporters
 from quark.specs.model import QConfig
 from quark.testing.tiny import tiny_model_dir
 from quark.torch import LLMTemplate
@@ -179,14 +180,16 @@ class WholeModels:
     """An exporter of a third party, which knows nothing of blocks."""
 
     def export(self, model: nn.Module, out: Path, options: ExportOptions) -> None:
-        out.mkdir()
         meta = [name for name, p in model.named_parameters() if p.is_meta]
         (out / "seen.json").write_text(json.dumps({"meta": meta, "quantized": model.quark_quantized}))  # type: ignore[arg-type]
 
 
-def test_an_exporter_that_cannot_stream_gets_the_whole_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quark.pipeline.from_disk.exporter_of", lambda _: WholeModels())
-    quantize_checkpoint(tiny_model_dir(), tmp_path / "out", config("llama", scheme="int4_wo_64"), exporter="other")
+def test_an_exporter_that_cannot_stream_gets_the_whole_model(tmp_path: Path) -> None:
+    exporters().register(ExporterRecord(name="other", exporter=f"{__name__}:WholeModels"))
+    try:
+        quantize_checkpoint(tiny_model_dir(), tmp_path / "out", config("llama", scheme="int4_wo_64"), exporter="other")
+    finally:
+        exporters().unregister("other")
     assert json.loads((tmp_path / "out" / "seen.json").read_text()) == {"meta": [], "quantized": True}
 
 

@@ -1,6 +1,7 @@
 """ModelQuantizer on tiny models: what changes, what stays, what is refused before anything changes."""
 
 import logging
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -282,3 +283,14 @@ def test_a_layer_no_sample_reaches_is_named() -> None:
 
     with pytest.raises(CalibrationError, match="'spare'"):
         ModelQuantizer(QConfig(scheme("int8"))).quantize_model(Forked(), [torch.randn(2, 4)])
+
+
+def test_a_model_without_weights_is_refused_before_any_data_are_read() -> None:
+    def data() -> Iterator[torch.Tensor]:
+        yield pytest.fail("read")
+
+    with torch.device("meta"):
+        model = nn.Sequential(nn.Linear(32, 32))
+    config = LLMTemplate.get("llama").get_config(scheme="int8")
+    with pytest.raises(ConfigError, match=r"on the meta device .*quantize_checkpoint"):
+        ModelQuantizer(config).quantize_model(model, data())

@@ -34,7 +34,11 @@ class AmbiguousNameError(ConfigError):
 
 
 class PluginError(QuarkError):
-    """A plugin is broken; raised where its code is needed, and in strict mode at once; otherwise recorded and warned about once."""
+    """A plugin is broken: its code is needed and cannot be loaded, raised an error, or returned what cannot be built on.
+
+    The message names the plugin, its distribution and version; an error that the plugin raised is the cause. What goes wrong when plugins
+    are collected is raised in strict mode only, and otherwise recorded and warned about once.
+    """
 
 
 class MissingPluginError(QuarkError, ImportError):

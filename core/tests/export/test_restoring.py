@@ -131,15 +131,17 @@ def test_without_the_algorithm_reading_stops_and_names_it(tmp_path: Path) -> Non
 
 
 @pytest.mark.usefixtures("registered")
-def test_a_plain_float_export_cannot_say_what_runs_with_the_model(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("weight_format", ["real_quantized", "fake_quantized"])
+def test_an_export_says_what_runs_with_the_model_and_warns_of_vllm(
+    weight_format: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     config = LLMTemplate.get("llama").get_config("int4_wo_32")
     config.algo_config = [LouderConfig()]
     model = ModelQuantizer(config).quantize_model(tiny.tiny_model())
-    with pytest.raises(UnsupportedError, match="louder runs with this model"):
-        export_safetensors(model, tmp_path / "plain", weight_format="fake_quantized")
-    assert not (tmp_path / "plain").exists()
-    export_safetensors(model, tmp_path / "real")
+    export_safetensors(model, tmp_path / "out", weight_format=weight_format)
     assert len([r for r in caplog.records if "vLLM does not know such algorithms" in r.message]) == 1
+    data = json.loads((tmp_path / "out" / "config.json").read_text())["quantization_config"]
+    assert data["run_time_algorithms"] == ["louder"]
 
 
 def test_algorithms_that_leave_nothing_need_not_be_installed() -> None:

@@ -130,29 +130,82 @@ def test_a_scheme_whose_weight_fits_and_whose_input_does_not_is_not_named_as_one
 
 
 @pytest.mark.parametrize("field", ["exclude", "layer_quant_config", "kv_cache_quant_config"])
-def test_a_pattern_that_matches_nothing_is_refused(field: str) -> None:
+def test_a_pattern_that_matches_nothing_is_told_of_and_an_error_only_on_request(field: str) -> None:
     value = ["*qproj"] if field == "exclude" else {"*qproj": QLayerConfig(output_tensors=fp8())}
+    (warning,) = make_plan(model(), QConfig(GLOBAL, **{field: value})).warnings
+    assert f"the pattern '*qproj' in {field} matches no layer" in warning
+    assert "did you mean 'q_proj'?" in warning
     with pytest.raises(ConfigError, match=rf"'\*qproj' in {field} matches no layer"):
-        make_plan(model(), QConfig(GLOBAL, **{field: value}))
+        make_plan(model(), QConfig(GLOBAL, **{field: value}, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("pattern", "hint"),
+    [
+        ("lm_haed", "did you mean 'lm_head'?"),
+        ("layers.0.qproj", "did you mean 'layers.0.q_proj'?"),
+        ("*.1.vproj", "did you mean '1.v_proj'?"),
+        ("*", None),
+        ("*.###", "a layer of this model is 'lm_head'"),
+    ],
+)
+def test_the_closest_name_is_offered_for_a_pattern_that_matches_nothing(pattern: str, hint: str | None) -> None:
+    warnings = make_plan(model(), QConfig(GLOBAL, exclude=[pattern])).warnings
+    assert [hint in warning for warning in warnings] == ([] if hint is None else [True])
+
+
+def test_the_plan_counts_what_every_rule_matches() -> None:
+    fine = QLayerConfig(weight=int4(16))
+    config = QConfig(
+        GLOBAL,
+        exclude=["lm_head", "*norm", "*.gate"],
+        layer_quant_config={"*layers.0*": fine},
+        layer_type_quant_config={nn.Linear: fine, nn.LayerNorm: fine},
+    )
+    plan = make_plan(model(), config)
+    assert [(r.field, r.rule, r.layers) for r in plan.rules] == [
+        ("exclude", "lm_head", 1),
+        ("exclude", "*norm", 2),
+        ("exclude", "*.gate", 0),
+        ("layer_quant_config", "*layers.0*", 3),
+        ("layer_type_quant_config", "Linear", 7),
+        ("layer_type_quant_config", "LayerNorm", 0),
+    ]
+    assert "  exclude matches: lm_head 1, *norm 2, *.gate 0" in plan_lines(plan)
+    assert plan.to_dict()["rules"][2]["layers"] == 0
 
 
 def test_an_excluded_pattern_may_match_a_module_that_is_never_quantized() -> None:
-    make_plan(model(), QConfig(GLOBAL, exclude=["*norm"]))
+    assert not make_plan(model(), QConfig(GLOBAL, exclude=["*norm"], strict=True)).warnings
 
 
 def test_the_templates_own_patterns_may_match_nothing() -> None:
     family = Architecture(model_type="acme", exclude_layers_name=("lm_head", "*.gate.linear"))
-    make_plan(model(), QConfig(GLOBAL, exclude=["lm_head", "*.gate.linear"]), family)
+    assert not make_plan(model(), QConfig(GLOBAL, exclude=["lm_head", "*.gate.linear"], strict=True), family).warnings
 
 
-def test_a_layer_type_that_cannot_be_quantized_is_refused_with_the_reason() -> None:
+@pytest.mark.parametrize("key", [nn.LayerNorm, "LayerNorm"])
+def test_layers_of_a_type_that_cannot_be_quantized_stay_float_and_are_named(key: type | str) -> None:
+    config = QConfig(GLOBAL, layer_type_quant_config={key: QLayerConfig(weight=fp8())})
+    plan = make_plan(model(), config)
+    assert plan.rows == make_plan(model(), QConfig(GLOBAL)).rows
+    (warning,) = plan.warnings
+    assert "LayerNorm" in warning
+    assert "2 layer(s) stay float: layers.{0-1}.norm." in warning
+    config.strict = True
     with pytest.raises(ConfigError, match=r"LayerNorm.*Supported types are .*Linear"):
-        make_plan(model(), QConfig(GLOBAL, layer_type_quant_config={nn.LayerNorm: QLayerConfig(weight=fp8())}))
+        make_plan(model(), config)
+
+
+def test_a_layer_type_of_which_the_model_has_none_is_told_of() -> None:
+    (warning,) = make_plan(model(), QConfig(GLOBAL, layer_type_quant_config={nn.Conv2d: QLayerConfig(weight=fp8())})).warnings
+    assert "Conv2d, of which this model has no layer" in warning
 
 
 def test_everything_wrong_is_told_at_once() -> None:
+    types = {nn.LayerNorm: GLOBAL}
     with pytest.raises(ConfigError) as error:
-        make_plan(model(), QConfig(QLayerConfig(weight=int4(48)), exclude=["nothing"], layer_type_quant_config={nn.LayerNorm: GLOBAL}))
+        make_plan(model(), QConfig(QLayerConfig(weight=int4(48)), exclude=["nothing"], layer_type_quant_config=types, strict=True))
     assert len(str(error.value).splitlines()) == 3
 
 

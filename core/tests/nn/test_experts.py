@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from quark.errors import UnsupportedError
 from quark.nn.expert_forms import expert_parts
 from quark.nn.experts import SeparateExperts, SeparateSortedExperts, separated, showing_all
 from quark.specs.architecture import ExpertForm
@@ -127,3 +128,9 @@ def test_only_what_sorted_tokens_go_through_is_called_with_them() -> None:
 def _named(form: str) -> tuple[tuple[str, ...], str]:
     *inputs, output = NAMES[form]
     return tuple(inputs), output
+
+
+def test_a_model_that_calls_its_experts_in_another_way_is_told_so() -> None:
+    _, apart, (tokens, *_), _ = case("stacked")
+    with pytest.raises(UnsupportedError, match="calls its experts with chosen_experts, and not with the choice of experts"):
+        apart(tokens, chosen_experts=tokens)

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from quark.errors import CalibrationError
+from quark.errors import CalibrationError, ConfigError
 from quark.plugins import schemes
 from quark.specs.layer import QLayerConfig
 from quark.specs.model import QConfig
@@ -76,3 +76,12 @@ def test_where_no_expert_is_reached_the_range_would_be_made_up() -> None:
     layer: QLayerConfig = schemes().load("fp8", "config")()
     with pytest.raises(CalibrationError, match=r"no calibration batch reached 'experts\.0\.up_proj'"):
         ModelQuantizer(QConfig(global_quant_config=layer)).quantize_model(Idle(), [torch.randn(4, 32)])
+
+
+def test_experts_with_different_observers_cannot_share_a_range() -> None:
+    layer: QLayerConfig = schemes().load("int8", "config")()
+    other = layer.copied()
+    other.input_tensors.observer_cls = "PerTensorPercentileObserver"  # type: ignore[union-attr]
+    config = QConfig(global_quant_config=layer, layer_quant_config={"*experts.1.*": other}, sync_moe_expert_input_amax=True)
+    with pytest.raises(ConfigError, match="PerTensorMinMaxObserver and a PerTensorPercentileObserver have seen cannot be merged"):
+        ModelQuantizer(config).quantize_model(Mixture(), [torch.randn(40, 32)])

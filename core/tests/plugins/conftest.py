@@ -25,7 +25,9 @@ class Site:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def install(self, name: str, code: str, *, version: str = "1.0", entry_point: str | None = None, also: str = "") -> str:
+    def install(
+        self, name: str, code: str, *, version: str = "1.0", entry_point: str | None = None, also: str = "", requires: str = ""
+    ) -> str:
         """Lay out one distribution with one module, named by its entry point; returns the module's name.
 
         Args:
@@ -34,12 +36,14 @@ class Site:
             version: Its version.
             entry_point: Its entry point; the distribution's name by default.
             also: Further lines of ``entry_points.txt``.
+            requires: A requirement of the distribution.
         """
         module = f"{name.replace('-', '_')}_{abs(hash(self.path)):x}"
         (self.path / f"{module}.py").write_text(HEADER + dedent(code))
         info = self.path / f"{name.replace('-', '_')}-{version}.dist-info"
         info.mkdir()
-        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+        required = f"Requires-Dist: {requires}\n" if requires else ""
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{required}")
         (info / "entry_points.txt").write_text(f"[quark]\n{entry_point or name} = {module}\n{dedent(also).format(module=module)}")
         (info / "top_level.txt").write_text(f"{module}\n")
         (info / "RECORD").write_text("".join(f"{p.relative_to(self.path)},,\n" for p in [self.path / f"{module}.py", *info.iterdir()]))

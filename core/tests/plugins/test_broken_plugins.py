@@ -9,7 +9,7 @@ import pytest
 
 import quark.plugins.catalog as process
 from quark.errors import PluginError, UnknownNameError
-from quark.plugins import Catalog, PluginFailure, PluginWarning
+from quark.plugins import Catalog, PluginFailure, PluginWarning, collection
 from quark.plugins.discovery import discover
 
 BROKEN = {
@@ -60,6 +60,13 @@ BROKEN = {
         "yields the name 'same' a second time in one distribution",
         ["same"],
     ),
+    "no hook at all": ("answer = 42", "register", "it has no hook, and so provides nothing", []),
+    "a choice that is none": (
+        "@hookimpl\ndef quark_register_schemes():\n    yield scheme('s', stability='rock solid')",
+        "call",
+        "raised ValueError: 'stability' must be in ('stable', 'provisional', 'experimental') (got 'rock solid')",
+        [],
+    ),
     "misspelt hook": (
         "@hookimpl\ndef quark_register_scheme():\n    yield scheme('lost')\n"
         "@hookimpl\ndef quark_register_schemes():\n    yield scheme('kept')",
@@ -105,6 +112,7 @@ BROKEN = {
     ),
 }
 CURES = {
+    "no hook at all": "each marked with @hookimpl",
     "wrong record type": "yield SchemeRecord(",
     "not records at all": "yield each SchemeRecord",
     "one name twice": "give each its own name",
@@ -162,6 +170,50 @@ def test_leaving_the_broken_plugin_out_is_a_cure(broken: Any) -> None:
     catalog = broken.collect(QUARK_STRICT_PLUGINS="1", QUARK_DISABLED_PLUGINS="bad-quant")
     assert catalog.failures() == ()
     assert catalog.registries["schemes"].names() == ["good"]
+
+
+def test_the_repr_of_no_field_is_in_a_message(broken: Any) -> None:
+    assert "Attribute(" not in str(only_failure(broken.collect()))
+
+
+def test_a_hook_that_never_ends_is_cut_off_by_name(site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(collection, "MOST_RECORDS", 30)
+    site.install(
+        "bad-quant", "@hookimpl\ndef quark_register_schemes():\n    i = 0\n    while True:\n        i += 1\n        yield scheme(f's{i}')"
+    )
+    catalog = site.collect()
+    assert len(catalog.registries["schemes"]) == 30 + len(["good"])
+    assert "bad-quant 1.0" in str(only_failure(catalog))
+    assert "yields more than 30 records" in only_failure(catalog).error
+
+
+def test_a_hook_that_yields_nothing_but_wrong_records_is_cut_off_too(site: Any) -> None:
+    site.install("bad-quant", "@hookimpl\ndef quark_register_schemes():\n    while True:\n        yield 'no record'")
+    failures = site.collect().failures()
+    assert len(failures) == collection.MOST_FAILURES + 1
+    assert "what it yields after them is left out" in failures[-1].error
+
+
+@pytest.mark.parametrize(
+    ("requirement", "told"),
+    [
+        ("quark-core>=99", "it requires quark-core>=99, and quark-core 1.0"),
+        ("Quark_Core (<0.5)", "it requires quark-core<0.5, and quark-core 1.0"),
+        ("quark-core >= ninety", "is no requirement"),
+        ("quark-core>=1.0.0a1,<2", None),
+        ("quark-core>=99; extra == 'new'", None),
+        ("quark-core-tools>=99", None),
+    ],
+)
+def test_a_plugin_made_for_another_core_is_told_of_and_works_as_far_as_it_does(requirement: str, told: str | None, site: Any) -> None:
+    site.install("late-quant", "@hookimpl\ndef quark_register_schemes():\n    yield scheme('late')", requires=requirement)
+    catalog = site.collect()
+    assert catalog.registries["schemes"].names() == ["good", "late"]
+    if told is None:
+        assert catalog.failures() == ()
+    else:
+        assert only_failure(catalog).stage == "require"
+        assert told in only_failure(catalog).error
 
 
 def test_one_module_under_two_entry_points_is_registered_once(site: Any) -> None:

@@ -44,6 +44,32 @@ def test_all_hear_although_one_raises_and_the_log_says_who(caplog: pytest.LogCap
     assert "no bar" in caplog.text
 
 
+class Leaving:
+    @hookimpl
+    def quark_on_event(self, event: Event) -> None:
+        raise SystemExit(3)
+
+
+def test_a_listener_that_exits_ends_nothing(caplog: pytest.LogCaptureFixture) -> None:
+    catalog, last = Catalog(), Listener()
+    catalog.add(Leaving(), Source("leaving-quant", "1.0"))
+    catalog.add(last, Source("z"))
+    with caplog.at_level(logging.WARNING, "quark"):
+        catalog.emit(Event("run_started"))
+    assert last.heard == ["run_started"]
+    assert "leaving-quant 1.0 raised" in caplog.text
+
+
+def test_a_listener_that_raises_is_told_of_once_and_each_listener_by_itself(caplog: pytest.LogCaptureFixture) -> None:
+    catalog = Catalog()
+    catalog.add(Raising(), Source("noisy-quant", "1.0"))
+    catalog.add(Leaving(), Source("leaving-quant", "1.0"))
+    with caplog.at_level(logging.WARNING, "quark"):
+        for _ in range(5):
+            catalog.emit(Event("block_finished"))
+    assert [r.getMessage().split(" raised")[0] for r in caplog.records] == ["noisy-quant 1.0", "leaving-quant 1.0"]
+
+
 def test_a_listener_may_leave_the_event_out() -> None:
     catalog = Catalog()
     catalog.add(Incurious(), Source("a"))

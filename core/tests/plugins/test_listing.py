@@ -11,7 +11,8 @@ import typer
 from typer.testing import CliRunner
 
 from quark.cli import listing
-from quark.plugins import Catalog, using
+from quark.plugins import Catalog, registry, using
+from quark.plugins.report import kind_report
 
 PLUGIN = '''
     import attrs
@@ -62,6 +63,9 @@ PLUGIN = '''
         """
 
         def __init__(self, lid: bool = True) -> None:
+            pass
+
+        def export(self, model, out, options):
             pass
 
     @hookimpl
@@ -129,6 +133,23 @@ def test_a_scheme_whose_configuration_cannot_be_built_is_listed_all_the_same(cat
     found = row(catalog, "schemes", "sick")
     assert "points at 'acme:nowhere', which cannot be loaded" in found["error"]
     assert "acme-quant 0.1" in found["error"]
+
+
+def test_a_listing_asks_for_each_name_a_few_times_however_many_there_are(site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    site.install(
+        "many-quant", "@hookimpl\ndef quark_register_schemes():\n    yield from (scheme(f's{i}', aliases=[f'a{i}']) for i in range(100))"
+    )
+    catalog = site.collect()
+    calls, unreplaced = [0], registry.unreplaced
+
+    def counted(claims: Any) -> Any:
+        calls[0] += 1
+        return unreplaced(claims)
+
+    monkeypatch.setattr(registry, "unreplaced", counted)
+    assert len(kind_report(catalog, "schemes")["schemes"]) == 101
+    # Both names of each are looked up for conflicts, and one for its status: two calls each time.
+    assert calls[0] <= 3 * 2 * 101
 
 
 def test_facts_of_the_other_kinds(catalog: Catalog) -> None:

@@ -50,6 +50,13 @@ class BareConfig(AlgoConfig):
     name: str = "acme_bare"
 
 
+@attrs.define(kw_only=True)
+class TalkingConfig(AcmeConfig):
+    """Settings of an algorithm that has no processor."""
+
+    name: str = "acme_talks"
+
+
 def _records() -> Iterator[SchemeRecord | AlgorithmRecord | TemplateRecord]:
     at = f"{MODULE}:"
     yield SchemeRecord(name="acme_w4", aliases=("acme_four",), config=f"{at}w4")
@@ -58,7 +65,7 @@ def _records() -> Iterator[SchemeRecord | AlgorithmRecord | TemplateRecord]:
     yield SchemeRecord(name="acme_broken", config=f"{at}w4", kv_cache=f"{at}w4")
     yield AlgorithmRecord(name="acme_runs", aliases=("acme_walks",), kind="rounding", config=f"{at}AcmeConfig", processor=f"{at}AcmeConfig")
     yield AlgorithmRecord(name="acme_bare", kind="rounding", config=f"{at}BareConfig", processor=f"{at}BareConfig")
-    yield AlgorithmRecord(name="acme_talks", kind="transform", config=f"{at}AcmeConfig")
+    yield AlgorithmRecord(name="acme_talks", kind="transform", config=f"{at}TalkingConfig")
     yield TemplateRecord(name="acme_net", architecture=f"{at}NETWORK")
 
 
@@ -71,6 +78,7 @@ def acme_world() -> Iterator[None]:
         a8=lambda: A8,
         AcmeConfig=AcmeConfig,
         BareConfig=BareConfig,
+        TalkingConfig=TalkingConfig,
         NETWORK=NETWORK,
     )
     sys.modules[MODULE] = module

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from quark.errors import ConfigError, UnknownNameError
-from quark.plugins import schemes
+from quark.errors import ConfigError, PluginError, UnknownNameError
+from quark.plugins import SchemeRecord, Source, schemes
 from quark.specs.layer import QLayerConfig
 from quark.specs.tensor import QTensorConfig
 from quark.templates import LLMTemplate, QuantizationScheme, QuantizationSchemeCollection
@@ -58,5 +58,44 @@ def test_a_collection_sees_what_plugins_register_later() -> None:
     assert collection.get_scheme("acme_w4").config is not collection.get_scheme("acme_w4").config
 
 
-def test_the_base_class_of_schemes_holds_a_configuration() -> None:
-    assert QuantizationScheme(OWN).config is OWN
+def test_the_base_class_of_schemes_gives_a_configuration_of_its_own_each_time() -> None:
+    scheme = QuantizationScheme(OWN)
+    assert scheme.config == OWN
+    scheme.config.weight = None
+    assert scheme.config == OWN
+
+
+def test_aliases_are_among_the_supported_schemes() -> None:
+    supported = QuantizationSchemeCollection().get_supported_schemes()
+    assert "fp4_block16_scale_e4m3" in supported
+    assert len(set(supported)) == len(supported)
+    assert all(QuantizationSchemeCollection().get_scheme(name) for name in supported)
+
+
+def _raising() -> QLayerConfig:
+    raise KeyError("no such thing")
+
+
+def _wanting(size: int) -> QLayerConfig:
+    return QLayerConfig()
+
+
+def _dict() -> dict[str, int]:
+    return {"weight": 3}
+
+
+@pytest.mark.parametrize(
+    ("function", "complaint"),
+    [
+        ("_raising", "raised KeyError: 'no such thing'"),
+        ("_wanting", "raised TypeError: .*missing 1 required positional argument"),
+        ("_dict", "builds a dict where a QLayerConfig is wanted"),
+    ],
+)
+def test_a_scheme_whose_function_fails_is_named(function: str, complaint: str, template: LLMTemplate) -> None:
+    schemes().register(SchemeRecord(name="acme_fails", config=f"{__name__}:{function}"), Source("broken-quant", "0.3"))
+    try:
+        with pytest.raises(PluginError, match=f"^the scheme 'acme_fails' of broken-quant 0.3 {complaint}"):
+            template.get_config("acme_fails")
+    finally:
+        schemes().unregister("acme_fails")

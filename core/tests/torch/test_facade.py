@@ -39,7 +39,12 @@ PATHS = {
         "ScaleType",
         "ZeroPointType",
     ],
-    "quark.torch.quantization.config.template": ["LLMTemplate", "QuantizationScheme", "QuantizationSchemeCollection"],
+    "quark.torch.quantization.config.template": [
+        "DEFAULT_TEMPLATES",
+        "LLMTemplate",
+        "QuantizationScheme",
+        "QuantizationSchemeCollection",
+    ],
     "quark.torch.quantization.config.algo_configs": ["get_algo_config", "get_supported_algorithm_types"],
     "quark.torch.quantization.observer.observer": ["ObserverBase"],
     "quark.torch.quantization.weight_convert": ["Chunk", "Concatenate", "ConversionOps", "SplitFusedExperts", "WeightConverter"],

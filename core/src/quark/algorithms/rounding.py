@@ -34,7 +34,10 @@ class Problem:
     shares_scale: bool = False
 
     def statistic(self, kind: type[S]) -> S:
-        """The statistic of that class, which the rounding has declared."""
+        """The statistic of that class, which the rounding has declared; raises KeyError where it has not."""
+        if kind not in self.statistics:
+            names = ", ".join(k.__name__ for k in self.statistics) or "none"
+            raise KeyError(f"asked for the statistic {kind.__name__}, which it does not declare: its needs are {names}")
         return cast("S", self.statistics[kind])
 
 
@@ -52,7 +55,8 @@ class Rounding(Protocol):
         """Round the weights of the layers.
 
         On return each layer's ``weight`` is a new parameter with values on the grid of its ``weight_quantizer``, whose scales are set.
-        Returns what is worth reporting, by layer.
+        Nothing else of the layers differs: bias, hooks, what modules they hold. A bias where there was none has no place in a checkpoint.
+        Returns what is worth reporting, by layer, in JSON values. All of this is looked at in a run.
         """
 
 

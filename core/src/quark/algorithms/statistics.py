@@ -8,6 +8,8 @@ from typing import Any, ClassVar, Self
 import torch
 from torch import Tensor
 
+from quark.errors import PluginError
+
 _TILES = 4
 """A second moment is summed in this many strips, each from its own diagonal on: 5/8 of the whole product."""
 _SMALLEST_STRIP = 128
@@ -57,10 +59,18 @@ class Statistic(ABC):
         Args:
             x: What the layers get in the quantized model, ``[tokens, K]``, in the model's dtype.
             reference: What they get in the float model, likewise; None where that is not known, or ``wants_float`` is not set.
+
+        Raises:
+            PluginError: The statistic has changed ``x``.
         """
         self.tokens += x.shape[0]
         if x.shape[0]:
+            version = x._version
             self.take(x, reference)
+            if x._version != version:
+                raise PluginError(
+                    f"the statistic {type(self).__name__} changes the inputs that it is shown, which layers are still to read"
+                )
 
     def merge(self, other: Self) -> None:
         """Take in what another statistic of the same kind has seen."""

@@ -97,7 +97,11 @@ class Transform(Protocol):
         """Change what lies outside the blocks, before anything runs."""
 
     def apply(self, block: BlockAtHand) -> Mapping[str, Figures]:
-        """Change one block; returns what is worth reporting, by full name of a layer or of the block."""
+        """Change the values of one block's parameters; returns what is worth reporting, by full name of a layer or of the block.
+
+        In a run it is looked at whether all of them are finite and have the shapes and dtypes that they had; and, of algorithms whose
+        settings do not say `runs_with_model`, whether modules and hooks are the same.
+        """
 
     def rounding(self) -> Rounding | None:
         """The rounding that goes with it where a run names none; None for round-to-nearest."""

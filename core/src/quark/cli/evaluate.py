@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from quark.errors import ConfigError
+from quark.errors import CheckpointError, ConfigError
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -63,13 +63,21 @@ def _windows(model: Path, text: Path | None, seq_len: int, limit: int | None) ->
     from quark.model.loading import load_tokenizer, model_config, read_text
     from quark.testing.tiny import held_out_text
 
-    context = getattr(model_config(model).get_text_config(), "max_position_embeddings", None)
+    config = model_config(model).get_text_config()
+    context = getattr(config, "max_position_embeddings", None)
     if isinstance(context, int) and seq_len > context:
         raise ConfigError(f"windows of {seq_len} tokens exceed the context of '{model}', {context}: use --seq-len {context} or less")
     tokenizer = load_tokenizer(model)
     if tokenizer is None:
         raise ConfigError(f"'{model}' has no tokenizer, so text cannot be turned into tokens: copy tokenizer.json into it")
-    return token_windows(tokenizer, held_out_text() if text is None else read_text(text), seq_len, limit)
+    windows = token_windows(tokenizer, held_out_text() if text is None else read_text(text), seq_len, limit)
+    vocabulary, largest = getattr(config, "vocab_size", None), int(windows.max())
+    if isinstance(vocabulary, int) and largest >= vocabulary:
+        raise CheckpointError(
+            f"the tokenizer in '{model}' gives the token {largest:,}, and its config.json has a vocabulary of {vocabulary:,}: they do not "
+            "belong together, copy the tokenizer again"
+        )
+    return windows
 
 
 def _lines(result: dict[str, Any]) -> list[str]:

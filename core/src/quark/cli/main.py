@@ -1,13 +1,15 @@
-"""The ``quark`` program: gathers the commands; every error raised on purpose becomes one readable paragraph and exit code 2."""
+"""The ``quark`` program: gathers the commands; every error becomes one readable paragraph and exit code 2."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from quark.cli import listing
 from quark.environment import refuse_rival
 from quark.errors import QuarkError
+from quark.interrupts import termination_unwinds
 from quark.version import VERSION
 
 if TYPE_CHECKING:
@@ -23,7 +25,8 @@ def program() -> typer.Typer:
 
     app = typer.Typer(
         name="quark",
-        help="Quantize language models. Schemes, formats, algorithms, templates and exporters are plugins: see `quark plugins`.",
+        help="Quantize language models. Schemes, formats, algorithms, templates and exporters are plugins: see `quark plugins`. "
+        "With --debug, an error shows its traceback.",
         no_args_is_help=True,
         add_completion=False,
         pretty_exceptions_enable=False,
@@ -46,12 +49,32 @@ def _print_version(wanted: bool) -> None:
 
 
 def main() -> None:
-    """Run the program."""
+    """Run the program: whatever goes wrong is one paragraph on stderr and exit code 2, and a traceback only with ``--debug``."""
+    arguments, debug = _without_debug(sys.argv[1:])
+    sys.argv[1:] = arguments
     try:
-        refuse_rival()
-        if not listing.answer(sys.argv[1:]):
-            program()()
-    except QuarkError as error:
-        red, plain = ("\033[31m", "\033[0m") if sys.stderr.isatty() else ("", "")
-        print(f"{red}quark: {error}{plain}", file=sys.stderr)
+        with termination_unwinds():
+            refuse_rival()
+            if not listing.answer(arguments):
+                program()()
+    except Exception as error:
+        if debug:
+            raise
+        _tell(error)
         sys.exit(2)
+
+
+def _without_debug(arguments: Sequence[str]) -> tuple[list[str], bool]:
+    """The command line without ``--debug``, which may stand anywhere before ``--``; whether it was there."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    return [a for i, a in enumerate(arguments) if i >= end or a != "--debug"], "--debug" in arguments[:end]
+
+
+def _tell(error: Exception) -> None:
+    red, plain = ("\033[31m", "\033[0m") if sys.stderr.isatty() else ("", "")
+    said = str(error)
+    if not isinstance(error, QuarkError):
+        # Nobody foresaw it, and whoever reports it needs to know where it was raised.
+        what = " ".join(said.split())
+        said = f"{type(error).__name__}: {what[:300]}. This is a defect of quark, or of a plugin: run it again with --debug, and report it"
+    print(f"{red}quark: {said}{plain}", file=sys.stderr)

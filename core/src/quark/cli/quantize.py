@@ -52,6 +52,7 @@ ExporterOptions = Annotated[
         help="KEY=VALUE for the exporter, such as pack_method=order; `quark exporters NAME` shows its options. May be repeated.",
     ),
 ]
+Strict = Annotated[bool, typer.Option("--strict", help="A pattern that matches no layer is an error, not a warning.")]
 ShareFused = Annotated[
     bool,
     typer.Option(
@@ -91,6 +92,7 @@ def quantize(
     separate_kv_scales: SeparateKv = False,
     calibrate_all_experts: AllExperts = False,
     share_fused_scales: ShareFused = False,
+    strict: Strict = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
@@ -99,7 +101,7 @@ def quantize(
     import attrs
 
     from quark.export.api import export_options
-    from quark.export.place import refuse_used_directory
+    from quark.export.destination import refuse_used_directory
     from quark.model.loading import load_tokenizer, meta_model
     from quark.pipeline import ModelQuantizer, quantize_checkpoint
     from quark.pipeline.job import algorithms_of, wants_data
@@ -122,6 +124,7 @@ def quantize(
         algorithm_option,
     )
     config.separate_kv_scales, config.calibrate_all_experts = separate_kv_scales, calibrate_all_experts
+    config.strict = strict
     plan = ModelQuantizer(config).plan(skeleton)
     if dry_run:
         _print_plan(plan, as_json)
@@ -184,7 +187,8 @@ def _pair(text: str) -> tuple[str, str]:
 def _print_plan(plan: Any, as_json: bool) -> None:
     from quark.model.plan_text import plan_lines
 
-    typer.echo(json.dumps(plan.to_dict(), indent=2) if as_json else "\n".join(plan_lines(plan)))
+    lines = [*plan_lines(plan), *(f"  warning: {warning}" for warning in plan.warnings)]
+    typer.echo(json.dumps(plan.to_dict(), indent=2) if as_json else "\n".join(lines))
 
 
 def _print_result(out: Path, scheme: str, layers: int, seconds: float, as_json: bool) -> None:

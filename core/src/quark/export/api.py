@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import functools
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from torch import nn
 
 from quark.errors import ConfigError, UnknownNameError
-from quark.export.place import refuse_used_directory
+from quark.export.destination import refuse_used_directory
+from quark.export.place import building
 from quark.export.protocol import Exporter, ExportOptions, Tokenizer
+from quark.model.one_layer import as_model
 from quark.plugins import exporters
+from quark.plugins.attribution import attributed, origin
 from quark.plugins.options import Option, called, checked, options_of
 from quark.specs.export import ExporterConfig, JsonExporterConfig
 from quark.specs.model import QConfig
@@ -25,14 +29,19 @@ def exporter_of(name: str, options: ExportOptions | None = None) -> Exporter:
     Raises:
         UnknownNameError: There is none.
         ConfigError: (a ValueError) It has no such option, or refuses its value.
+        PluginError: What is registered cannot be made, or has no method ``export``.
     """
-    whose, own = f"the exporter '{name}'", {} if options is None else options.own
+    own = {} if options is None else options.own
     try:
         kind = exporters().load(name, "exporter")
-        made: Exporter = called(whose, kind, checked(whose, options_of(kind), own)) if own else kind()
     except UnknownNameError as error:
         cure = f"Exporters come with plugins: install a distribution that registers '{name}' in its hook quark_register_exporters"
         raise UnknownNameError(f"{error} {cure}", kind=error.kind, name=error.name, known=error.known) from None
+    whose = origin("exporters", name)
+    with attributed("being made", whose):
+        made: Exporter = called(str(whose), kind, checked(f"the exporter '{name}'", options_of(kind), own)) if own else kind()
+    if not callable(getattr(made, "export", None)):
+        raise whose.error("has no method 'export'")
     return made
 
 
@@ -58,6 +67,20 @@ def export_options(name: str, given: Mapping[str, Any], tokenizer: Tokenizer | N
     return options
 
 
+@contextmanager
+def exporting(name: str, out: Path, *, overwrite: bool = False) -> Iterator[Path]:
+    """An empty directory for the exporter of that name, moved to ``out`` when the body ends well; nothing is left where it does not.
+
+    Raises:
+        OutputError: ``out`` is in use, or cannot be written.
+        PluginError: Nothing was written.
+    """
+    with building(out, overwrite=overwrite) as directory:
+        yield directory
+        if not any(directory.iterdir()):
+            raise origin("exporters", name).error(f"has written nothing to '{out}'")
+
+
 def export_with(name: str, model: nn.Module, output_dir: str | Path, options: ExportOptions | None = None) -> None:
     """Export with the registered exporter of that name.
 
@@ -65,32 +88,45 @@ def export_with(name: str, model: nn.Module, output_dir: str | Path, options: Ex
         UnknownNameError: There is none.
         OutputError: The directory is in use, or cannot be written.
         ConfigError: The model has not been quantized.
+        PluginError: The exporter is broken.
     """
+    options = options or ExportOptions()
     exporter = exporter_of(name, options)
-    refuse_used_directory(Path(output_dir))
+    refuse_used_directory(Path(output_dir), overwrite=options.overwrite)
     if not getattr(model, "quark_quantized", False):
         raise ConfigError("this model has not been quantized: give ModelQuantizer(config).quantize_model(model) what it needs, then export")
-    exporter.export(model, Path(output_dir), options or ExportOptions())
+    place = exporting(name, Path(output_dir), overwrite=options.overwrite)
+    with place as directory, attributed(f"writing '{output_dir}'", origin("exporters", name)):
+        exporter.export(as_model(model), directory, options)
 
 
 def export_safetensors(
-    model: nn.Module, output_dir: str | Path, custom_mode: str = "quark", weight_format: str | None = None, pack_method: str = "reorder"
+    model: nn.Module,
+    output_dir: str | Path,
+    custom_mode: str = "quark",
+    weight_format: str | None = None,
+    pack_method: str = "reorder",
+    *,
+    overwrite: bool = False,
 ) -> None:
-    """Write a quantized transformers model as a checkpoint in Hugging Face form.
+    """Write a quantized model as a checkpoint in Hugging Face form. One that is no transformers model is read back into a float one.
 
     Args:
         model: What `ModelQuantizer.quantize_model` returned.
-        output_dir: Does not exist, or is empty.
+        output_dir: Does not exist, is empty, or holds a tokenizer or a processor, which stays.
         custom_mode: Name of an exporter; ``"quark"`` is the Quark layout.
-        weight_format: ``"real_quantized"`` (None too) or ``"fake_quantized"``.
+        weight_format: ``"real_quantized"`` (None too) stores codes; ``"fake_quantized"`` the rounded values, which the reader here and
+            transformers with it load to the same model. Other runtimes pass that setting over: a warning says so.
         pack_method: ``"reorder"`` or ``"order"``.
+        overwrite: Replace an earlier export in ``output_dir``, once the new one is complete. Nothing else is ever deleted.
 
     Raises:
         ConfigError, UnknownNameError: (ValueErrors) An argument is out of its range.
         OutputError: The directory is in use, or cannot be written.
     """
     checked = JsonExporterConfig(weight_format=weight_format or "real_quantized", pack_method=pack_method)
-    export_with(custom_mode, model, output_dir, ExportOptions(weight_format=checked.weight_format, pack_method=checked.pack_method))
+    options = ExportOptions(weight_format=checked.weight_format, pack_method=checked.pack_method, overwrite=overwrite)
+    export_with(custom_mode, model, output_dir, options)
 
 
 class ModelExporter:
@@ -113,6 +149,7 @@ class ModelExporter:
         quant_config: QConfig | None = None,
         custom_mode: str = "quark",
         tokenizer: Tokenizer | None = None,
+        overwrite: bool = False,
         **kwargs: Any,
     ) -> None:
         """Write a checkpoint in Hugging Face form, with its tokenizer where one is given.
@@ -122,6 +159,7 @@ class ModelExporter:
             quant_config: Documented; the model knows its own.
             custom_mode: Name of an exporter.
             tokenizer: Saved beside the weights.
+            overwrite: As of `export_safetensors`.
             kwargs: Documented for older releases; none has an effect.
         """
         json_config = self.config.json_export_config
@@ -130,6 +168,7 @@ class ModelExporter:
             pack_method=json_config.pack_method,
             kv_cache_group=tuple(json_config.kv_cache_group),
             min_kv_scale=json_config.min_kv_scale,
+            overwrite=overwrite,
             tokenizer=tokenizer,
         )
         export_with(custom_mode, model, self.export_dir, options)

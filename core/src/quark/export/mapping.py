@@ -8,11 +8,12 @@ import attrs
 from torch import nn
 
 from quark.errors import UnsupportedError
+from quark.export.provenance import refuse_unreadable
 from quark.export.restoring import restorers_of
 from quark.model.attention import AttentionRow, attention_rows
 from quark.model.family import architecture_of
 from quark.model.mixtures import separate_experts
-from quark.model.plan import plan_rows
+from quark.model.plan import plan_rows, refuse_misfits
 from quark.model.resolve import layer_config_for
 from quark.nn import counts_as
 from quark.nn.attention import KEY, PROBABILITIES
@@ -40,15 +41,19 @@ def map_to_quark(model: nn.Module, quant_config: QConfig, pack_method: str = "re
         UnsupportedError: Another ``custom_mode``; or attention is quantized, and the model's attention cannot be exchanged.
         MissingPluginError: An algorithm that runs with the model is not installed.
         ConfigError, UnknownNameError: The configuration does not fit the model, or asks for a format that is not installed.
+        CheckpointError: A format lies in the checkpoint in a layout that the installed distribution does not know yet.
     """
     if custom_mode != "quark":
         raise UnsupportedError(
             f"checkpoints of custom_mode '{custom_mode}' are not read here: only 'quark' is; transformers reads others by itself"
         )
+    refuse_unreadable(quant_config)
     separate_experts(model, quant_config)
     for restorer in restorers_of(quant_config):
         restorer.restore(model, quant_config)
-    attentions = attention_rows(model, plan_rows(model, quant_config), quant_config, architecture_of(model))
+    rows = plan_rows(model, quant_config)
+    refuse_misfits(rows)
+    attentions = attention_rows(model, rows, quant_config, architecture_of(model))
     inside = {a.key_layer for a in attentions}
     for name, layer in list(model.named_modules()):
         kind = counts_as(layer)
@@ -58,7 +63,8 @@ def map_to_quark(model: nn.Module, quant_config: QConfig, pack_method: str = "re
         if config is not None:
             # The output that attention quantizes is no business of the layer, though its scales are stored with it.
             own = attrs.evolve(config, output_tensors=None) if name in inside else config
-            model.set_submodule(name, PackedLayer(layer, own, pack_method))
+            holds_values = quant_config.weight_format == "fake_quantized"
+            model.set_submodule(name, PackedLayer(layer, own, pack_method, name, holds_values=holds_values))
     _map_attention(model, attentions, pack_method, eager=quant_config.softmax_quant_spec is not None)
     return model
 

@@ -25,13 +25,14 @@ class ExportOptions:
     """What a caller may choose.
 
     Attributes:
-        weight_format: ``"real_quantized"`` stores codes; ``"fake_quantized"`` the rounded values, as a plain float checkpoint.
+        weight_format: ``"real_quantized"`` stores codes; ``"fake_quantized"`` the rounded values, and the same scales.
         pack_method: Order of 4-bit codes in a word: ``"reorder"`` or ``"order"``.
         kv_cache_group: Patterns of projections whose output scales are merged, beside what the model's own configuration has merged.
         min_kv_scale: Floor of the cache's scales; the larger of this and the configuration's counts.
         zero_points: Whether zero points of symmetric schemes, all 0, are written; strict readers want them.
         max_shard_bytes: Largest size of one file.
         own: Options of the exporter's own, by name: keyword arguments of its class.
+        overwrite: Whether an earlier export in the same place is replaced, once the new one is complete.
         tokenizer: Written beside the weights; anything with ``save_pretrained(directory)``. None copies the files beside the source model.
     """
 
@@ -42,6 +43,7 @@ class ExportOptions:
     zero_points: bool = True
     max_shard_bytes: int = attrs.field(default=5_000_000_000, validator=attrs.validators.gt(0))
     own: Mapping[str, Any] = attrs.field(factory=dict)
+    overwrite: bool = False
     tokenizer: Tokenizer | None = None
 
 
@@ -49,14 +51,14 @@ class Exporter(Protocol):
     """Writes a quantized model.
 
     Implementations are classes that can be called without arguments; keyword arguments with defaults are options of the exporter's own.
-    They write into a directory made by `quark.export.place.building`, so that a failed export leaves nothing behind.
+    The directory that they are given is a temporary one: it is moved to where the caller wants it when the export has ended well, and
+    removed when it has not, so that a failed one leaves nothing behind.
     """
 
     def export(self, model: nn.Module, out: Path, options: ExportOptions) -> None:
-        """Write ``model`` to the directory ``out``, which does not exist or is empty.
+        """Write ``model`` to the directory ``out``, which exists and is empty. One that writes nothing has failed.
 
         Raises:
-            ConfigError: The model has not been quantized.
             UnsupportedError: The exporter cannot hold this model or these options.
             OutputError: The place cannot be written.
         """
@@ -77,9 +79,9 @@ class StreamingExporter(Exporter, Protocol):
     """An exporter that need not have the whole model in memory. One that lacks this method gets complete models."""
 
     def stream(self, model: nn.Module, foreseen: nn.Module, out: Path, options: ExportOptions) -> AbstractContextManager[BlockStream]:
-        """Begin an export of ``model`` to the directory ``out``, which does not exist or is empty.
+        """Begin an export of ``model`` to the directory ``out``, which exists and is empty.
 
-        What it writes does not differ from what `Exporter.export` writes of the same model. ``out`` appears when the context ends well.
+        What it writes does not differ from what `Exporter.export` writes of the same model; it is complete when the context ends well.
 
         Args:
             model: Still float, its weights on the meta device but for those of the block that is worked on. It has its ``quark_plan``.

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import attrs
 import torch
@@ -13,24 +12,32 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from quark.environment import refuse_rival
-from quark.errors import CheckpointError, QuarkError
+from quark.errors import AmbiguousNameError, CheckpointError, ConfigError, QuarkError, UnknownNameError, UnsupportedError
 from quark.export.mapping import map_to_quark
 from quark.export.naming import attention_attribute, has_probabilities, packed_attribute
+from quark.export.provenance import refuse_unreadable
 from quark.export.restoring import missing_algorithms, restorers_of
 from quark.log import get_logger
 from quark.model.attention import attention_rows
 from quark.model.family import architecture_of
+from quark.model.json_files import read_json
 from quark.model.loading import empty_model
 from quark.model.mixtures import separate_experts
+from quark.model.one_layer import as_model, put_back
 from quark.model.plan import QuantPlan, has_static_scale, plan_rows
 from quark.model.shards import check_shards
+from quark.model.unpacking import unpack_all
 from quark.names import folded
 from quark.nn.packed import PackedLayer
-from quark.nn.packed_quantizer import PackedQuantizer
+from quark.plugins.attribution import attributed
 from quark.specs.export import JsonExporterConfig
+from quark.specs.json_values import value_of
 from quark.specs.model import QConfig
 
+_FLOATS = {torch.float16, torch.bfloat16, torch.float32, torch.float64}  # numbers, whichever of them they are; all others are codes
 
+
+@attributed("reading a checkpoint")
 def import_model_from_safetensors(
     model: nn.Module | None,
     model_dir: str | Path,
@@ -43,7 +50,8 @@ def import_model_from_safetensors(
     """Load an export of the Quark layout.
 
     Args:
-        model: A float model of the same structure, changed in place; None builds it from the export's own ``config.json``.
+        model: A float model of the same structure, changed in place; None builds it from the export's own ``config.json``, which only that
+            of a transformers model tells.
         model_dir: Directory of the export.
         multi_device, multi_gpu: Documented; without effect.
         trust_remote_code: Documented; code from a checkpoint is never run.
@@ -56,30 +64,34 @@ def import_model_from_safetensors(
     Raises:
         CheckpointError: The export is incomplete or damaged, or its tensors do not fit the model.
         MissingPluginError: An algorithm that runs with the model is not installed.
+        UnknownNameError: A format or an observer is not installed; says which distribution brought it. Or another thing is not.
+        UnsupportedError: The export asks for what cannot be done here.
+        PluginError: The code of a plugin failed.
     """
     refuse_rival()
     directory = Path(model_dir)
     config, order = read_quantization_config(directory)
+    refuse_unreadable(config)
     shards = check_shards(directory)
     if has_static_scale(config.softmax_quant_spec) and not any(has_probabilities(shard.tensors) for shard in shards):
         # Such exports are made where the scales cannot be found, and say so in no other way.
         get_logger(__name__).warning(f"'{directory}' holds no scales of attention probabilities: they stay float")
         config = attrs.evolve(config, softmax_quant_spec=None)
-    model = empty_model(directory, attn_implementation) if model is None else model
-    # The plan is made of the float structure: this is what was asked for when the export was made.
-    separate_experts(model, config)
-    rows, architecture = plan_rows(model, config), architecture_of(model)
-    plan = QuantPlan(rows, config, architecture, attentions=attention_rows(model, rows, config, architecture))
-    map_to_quark(model, config, order)
+    wanted = empty_model(directory, attn_implementation) if model is None else model
+    model = as_model(wanted)
+    with _naming(directory / "config.json"):
+        # The plan is made of the float structure: this is what was asked for when the export was made.
+        separate_experts(model, config)
+        rows, architecture = plan_rows(model, config), architecture_of(model)
+        plan = QuantPlan(rows, config, architecture, attentions=attention_rows(model, rows, config, architecture))
+        map_to_quark(model, config, order)
     loaded = _load(model, [shard.path for shard in shards], config)
-    if hasattr(model, "tie_weights"):
-        model.tie_weights()  # type: ignore[operator]
+    _tie(model, loaded)
     _refuse_missing(model, loaded, directory)
-    for name, layer in list(model.named_modules()):
-        if isinstance(layer, PackedLayer | PackedQuantizer):
-            model.set_submodule(name, layer.unpack())
+    unpack_all(model, directory)
     model.quant_config, model.quark_plan, model.quark_quantized = config, plan, True  # type: ignore[assignment]
-    return model.eval().to(device if device != "cuda" or torch.cuda.is_available() else "cpu")
+    put_back(model, wanted)
+    return wanted.eval().to(device if device != "cuda" or torch.cuda.is_available() else "cpu")
 
 
 def read_quantization_config(directory: Path) -> tuple[QConfig, str]:
@@ -91,23 +103,30 @@ def read_quantization_config(directory: Path) -> tuple[QConfig, str]:
     path = directory / "config.json"
     if not path.is_file():
         raise CheckpointError(f"'{directory}' is no export: it has no config.json")
-    try:
-        data: Any = json.loads(path.read_text(encoding="utf-8"))
-    except (json.JSONDecodeError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"'{path}' is damaged: {error}") from error
-    found = data.get("quantization_config") if isinstance(data, dict) else None
+    found = read_json(path).get("quantization_config")
     if not isinstance(found, dict) or found.get("quant_method") != "quark":
         method = found.get("quant_method") if isinstance(found, dict) else None
         raise CheckpointError(
             f"'{path}' has no quantization_config of quant_method 'quark' (it has {method!r}): load it with transformers instead"
         )
     try:
-        return QConfig.from_dict(found), JsonExporterConfig(**(found.get("export") or {})).pack_method
+        return QConfig.from_dict(found), JsonExporterConfig(**value_of(found, "export", Mapping, {})).pack_method
     except QuarkError as error:
-        raise CheckpointError(f"the quantization_config in '{path}' cannot be used: {error}") from error
-    except (AttributeError, KeyError, TypeError, ValueError) as error:
-        # A value of the wrong JSON type: a file that someone changed by hand, or that was damaged.
-        raise CheckpointError(f"the quantization_config in '{path}' is malformed ({error}): make or fetch the export again") from error
+        raise CheckpointError(f"the quantization_config in '{path}' cannot be used: {error}. Make or fetch the export again") from error
+
+
+@contextmanager
+def _naming(file: Path) -> Iterator[None]:
+    """Name the file of a configuration that does not fit the model, or asks for what is not there."""
+    try:
+        yield
+    except UnknownNameError as error:
+        said = f"{error} (wanted by the quantization_config in '{file}')"
+        raise UnknownNameError(said, kind=error.kind, name=error.name, known=error.known) from None
+    except (AmbiguousNameError, UnsupportedError) as error:
+        raise type(error)(f"{error} (wanted by the quantization_config in '{file}')") from None
+    except ConfigError as error:
+        raise CheckpointError(f"the quantization_config in '{file}' does not fit the model: {error}") from error
 
 
 def _load(model: nn.Module, paths: Iterable[Path], config: QConfig) -> set[str]:
@@ -154,11 +173,35 @@ def _place(model: nn.Module, name: str, tensor: Tensor, path: Path) -> str:
         raise CheckpointError(
             f"'{name}' in '{path}' has the shape {list(tensor.shape)} where the model wants {wanted}: the export is damaged"
         )
+    if tensor.dtype != old.dtype and not {tensor.dtype, old.dtype} <= _FLOATS:
+        raise CheckpointError(
+            f"'{name}' in '{path}' is of {tensor.dtype} where the model wants {old.dtype}: the export is damaged, or of something else"
+        )
     if last in target._parameters:
         target._parameters[last] = nn.Parameter(tensor if old.dtype == tensor.dtype else tensor.to(old.dtype), requires_grad=False)
     else:
         target._buffers[last] = tensor
     return f"{owner}.{attribute}" if owner else attribute
+
+
+def _tie(model: nn.Module, loaded: set[str]) -> None:
+    """Give names that the export does not hold the tensor that they share with one that it holds; what it holds stays as it was read.
+
+    The export decides and not the config of ``model``: quantizing gives a tied head a weight of its own.
+    """
+    if not hasattr(model, "tie_weights") or loaded.issuperset(model.state_dict()):
+        return
+    owners = {path: (model.get_submodule(path.rpartition(".")[0]), path.rpartition(".")[2]) for path in loaded}
+    tensors: dict[str, Tensor] = {path: getattr(module, leaf) for path, (module, leaf) in owners.items()}
+    model.tie_weights()  # type: ignore[operator]
+    for path, (module, leaf) in owners.items():
+        own = tensors[path]
+        if getattr(module, leaf) is not own:
+            module._parameters.pop(leaf, None)
+            if isinstance(own, nn.Parameter):
+                module._parameters[leaf] = own
+            else:
+                module._buffers[leaf] = own
 
 
 def _refuse_missing(model: nn.Module, loaded: Iterable[str], directory: Path) -> None:

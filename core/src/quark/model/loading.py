@@ -5,7 +5,7 @@ transformers is imported inside the functions: importing this module, and with i
 
 from __future__ import annotations
 
-import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,18 @@ import torch
 from torch import Tensor, nn
 
 from quark.errors import CalibrationError, CheckpointError, ConfigError
+from quark.model.foreign_errors import reading
+from quark.model.json_files import bounded_bytes, read_json
 from quark.model.modeling import known_to_transformers
-from quark.model.shards import check_shards
+from quark.model.shards import check_shards, refuse_codes
+from quark.model.unpacking import unpack_all
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _STORED = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+_MOST_PARTS = 10_000  # layers, or experts of a layer: of a model that can be built in time
+# An id of eight digits in tokenizer.json: the vocabulary is laid out up to the largest, whatever time and memory that takes.
+_FAR_ID = re.compile(rb'":(?<!length":)\s*(\d{8,18})\s*[,}]')
+_NO_MODEL = "no model can be built of it; it is damaged, fetch it again"
 
 
 def model_config(path: Path) -> Any:
@@ -32,11 +39,20 @@ def model_config(path: Path) -> Any:
     if not (path / "config.json").is_file():
         what = "there is no such directory" if not path.is_dir() else "it has no config.json"
         raise CheckpointError(f"'{path}' is not a checkpoint in Hugging Face form: {what}")
-    with known_to_transformers(path / "config.json"):
-        try:
-            return AutoConfig.from_pretrained(path, trust_remote_code=False)
-        except (ValueError, OSError, json.JSONDecodeError, KeyError) as error:
-            raise CheckpointError(f"'{path / 'config.json'}' cannot be read: {error}") from error
+    file = path / "config.json"
+    _refuse_endless(read_json(file), file)
+    damaged = "it is damaged, or of a model that this release of transformers does not know, or needs code of its own, which is never run"
+    with known_to_transformers(file), reading(file, damaged):
+        return AutoConfig.from_pretrained(path, trust_remote_code=False)
+
+
+def _refuse_endless(config: Any, file: Path) -> None:
+    """Raise if a model of that config.json would take for ever to build, weights or none."""
+    for key, value in config.items() if isinstance(config, dict) else ():
+        if isinstance(value, dict):
+            _refuse_endless(value, file)
+        elif isinstance(value, int) and value > _MOST_PARTS and re.search("layer|expert|depth", key):
+            raise CheckpointError(f"'{file}' says {key} = {value:,}, and no model has more than {_MOST_PARTS:,} of such: it is damaged")
 
 
 def auto_class(config: Any) -> Any:
@@ -74,7 +90,7 @@ def meta_model(path: Path, dtype: torch.dtype | None = None) -> nn.Module:
     config = model_config(path)
     if getattr(config, "quantization_config", None) is not None:
         raise ConfigError(f"'{path}' is quantized already (its config.json has a quantization_config): give the float checkpoint")
-    with torch.device("meta"):
+    with torch.device("meta"), reading(path / "config.json", _NO_MODEL):
         return auto_class(config).from_config(config, dtype=dtype or config.dtype, trust_remote_code=False)
 
 
@@ -107,8 +123,11 @@ def skeleton(path: Path, dtype: str, device: torch.device) -> nn.Module:
         tensor._is_hf_initialized = True  # to be read: without this mark, transformers draws random numbers for meta tensors too
     with torch.random.fork_rng(devices=[]):
         model.initialize_weights()
-    if (path / "generation_config.json").is_file():
-        model.generation_config = GenerationConfig.from_pretrained(path)
+    generation = path / "generation_config.json"
+    if generation.is_file():
+        read_json(generation)
+        with reading(generation, "it is damaged; fetch it again, or remove it"):
+            model.generation_config = GenerationConfig.from_pretrained(path)
     found: nn.Module = model.eval()
     return found
 
@@ -155,7 +174,7 @@ def empty_model(path: Path, attn_implementation: str | None) -> nn.Module:
     config = model_config(path)
     if hasattr(config, "quantization_config"):
         del config.quantization_config
-    with no_init_weights():
+    with no_init_weights(), reading(path / "config.json", _NO_MODEL):
         return (
             auto_class(config)
             .from_config(config, dtype=config.dtype or torch.float32, attn_implementation=attn_implementation, trust_remote_code=False)
@@ -164,7 +183,7 @@ def empty_model(path: Path, attn_implementation: str | None) -> nn.Module:
 
 
 def load_model(path: Path, dtype: str = "auto", device: str = "cpu") -> nn.Module:
-    """The float model, in evaluation mode.
+    """The model of a checkpoint, float or quantized, in evaluation mode.
 
     Args:
         path: Checkpoint directory.
@@ -173,22 +192,45 @@ def load_model(path: Path, dtype: str = "auto", device: str = "cpu") -> nn.Modul
 
     Raises:
         ConfigError: An unknown dtype or device.
-        CheckpointError: A shard is missing, truncated, or lies outside the directory.
+        CheckpointError: A shard is missing, truncated, or lies outside the directory; or weights and config.json do not belong together.
     """
     wanted = torch_dtype(dtype) or "auto"
-    check_shards(path)
+    config = model_config(path)
+    shards = check_shards(path)
+    if getattr(config, "quantization_config", None) is None:
+        refuse_codes(shards, path)
     target = torch_device(device)
-    model: nn.Module = auto_class(model_config(path)).from_pretrained(path, dtype=wanted, trust_remote_code=False, local_files_only=True)
-    return model.eval().to(target)
+    with reading(path, "weights and config.json do not belong together, or are damaged; fetch the checkpoint again"):
+        model, report = auto_class(config).from_pretrained(
+            path, dtype=wanted, trust_remote_code=False, local_files_only=True, output_loading_info=True
+        )
+    if missing := sorted(report["missing_keys"]):
+        # transformers fills them with random numbers, and warns.
+        raise CheckpointError(
+            f"'{path}' lacks {len(missing)} tensor(s) of a {type(model).__name__}, the first is '{missing[0]}': it is incomplete, or its "
+            "config.json is of another model"
+        )
+    found: nn.Module = model.eval().to(target)
+    unpack_all(found, path)
+    return found
 
 
 def load_tokenizer(path: Path) -> Any:
-    """The tokenizer that lies with a checkpoint, or None where there is none."""
+    """The tokenizer that lies with a checkpoint, or None where there is none. Raises CheckpointError where it is damaged."""
     from transformers import AutoTokenizer
 
-    if not any((path / name).is_file() for name in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")):
+    files = [path / name for name in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model") if (path / name).is_file()]
+    if not files:
         return None
-    return AutoTokenizer.from_pretrained(path, trust_remote_code=False, local_files_only=True)
+    for file in files:
+        if found := _FAR_ID.search(bounded_bytes(file)):
+            raise CheckpointError(f"'{file}' has the token id {int(found[1]):,}, and no vocabulary is so large: fetch it again")
+    with reading(
+        path, "its tokenizer is damaged, or needs code of its own, which is never run; fetch tokenizer.json and tokenizer_config.json again"
+    ):
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False, local_files_only=True)
+        tokenizer("some text")  # some settings are looked at only when it is used
+    return tokenizer
 
 
 def read_text(path: Path) -> str:

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import importlib
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from quark.errors import CheckpointError, PluginError, UnknownNameError
+from quark.model.json_files import read_json
 from quark.plugins import templates
 from quark.plugins.failures import leave_out
 
@@ -42,8 +42,8 @@ def known_to_transformers(file: Path) -> Iterator[None]:
 def _model_type(file: Path) -> str | None:
     """What a config.json says; None where it says nothing that can be read, which its reader tells."""
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
+        config = read_json(file)
+    except CheckpointError:
         return None
     found = config.get("model_type") if isinstance(config, dict) else None
     return found if isinstance(found, str) else None

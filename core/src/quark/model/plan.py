@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import fnmatch
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -12,14 +11,18 @@ from torch import nn
 from quark.errors import ConfigError
 from quark.model.attention import AttentionRow, attention_facts, attention_problems, attention_rows
 from quark.model.mixtures import fused_parameters
+from quark.model.patterns import Rule, rules_of
 from quark.model.resolve import layer_config_for
 from quark.names import folded
-from quark.nn.layers import LOOKUP_TYPES, QUANTIZED_TYPES, counts_as, is_quantized, linear_weight
+from quark.nn.layers import LOOKUP_TYPES, counts_as, is_quantized, linear_weight
 from quark.numerics import quantizer_for
+from quark.numerics.tried import refuse_broken
 from quark.plugins import schemes, templates
 from quark.specs.architecture import Architecture
 from quark.specs.layer import SLOTS, QLayerConfig, TensorSpec, stages
 from quark.specs.model import QConfig
+
+_ACTIVATIONS = ("input_tensors", "output_tensors")
 
 
 @attrs.frozen
@@ -55,6 +58,7 @@ class QuantPlan:
         architecture: Facts about the model family, None where it is not known.
         notes: Remarks worth reading that are no errors.
         attentions: The attention modules of which something is quantized.
+        rules: The configuration's patterns and layer types, and how many layers each matches.
     """
 
     rows: tuple[PlanRow, ...]
@@ -62,6 +66,12 @@ class QuantPlan:
     architecture: Architecture | None = None
     notes: tuple[str, ...] = ()
     attentions: tuple[AttentionRow, ...] = ()
+    rules: tuple[Rule, ...] = ()
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What was asked for and can have no effect, such as a pattern that matches nothing."""
+        return tuple(rule.problem for rule in self.rules if rule.problem)
 
     @property
     def quantized(self) -> tuple[PlanRow, ...]:
@@ -87,13 +97,14 @@ class QuantPlan:
             "rows": rows,
             "attentions": attention_facts(self.attentions),
             "notes": list(self.notes),
+            "rules": [attrs.asdict(rule) for rule in self.rules],
             "model_type": self.architecture and self.architecture.model_type,
         }
 
 
 def static_activations(layer: QLayerConfig | None) -> Iterator[str]:
     """The slots of a layer whose activations need calibration: a stage that is static and not merely a cast."""
-    for slot in ("input_tensors", "output_tensors"):
+    for slot in _ACTIVATIONS:
         if layer is not None and has_static_scale(getattr(layer, slot)):
             yield slot
 
@@ -107,11 +118,11 @@ def make_plan(model: nn.Module, config: QConfig, architecture: Architecture | No
     """Resolve every layer of ``model`` (meta tensors will do) and check all that can be known without data.
 
     Raises:
-        ConfigError: All that is wrong, in one message: layers that are quantized already, groups that do not divide, patterns that match
-            nothing, layer types that cannot be quantized, specs that lack something.
+        ConfigError: All that is wrong, in one message: layers that are quantized already, groups that do not divide, specs that lack
+            something; and where the configuration is ``strict``, patterns that match nothing and layer types that cannot be quantized.
+        PluginError: A format or an observer does not do what it promises.
     """
-    modules = dict(model.named_modules())
-    quantized = [name for name, m in modules.items() if is_quantized(m)]
+    quantized = [name for name, m in model.named_modules() if is_quantized(m)]
     if quantized:
         raise ConfigError(
             f"this model is quantized already: {len(quantized)} layers, {folded(quantized)}. "
@@ -119,15 +130,16 @@ def make_plan(model: nn.Module, config: QConfig, architecture: Architecture | No
         )
     rows = plan_rows(model, config, architecture)
     attentions = attention_rows(model, rows, config, architecture)
+    rules = rules_of(model, config, architecture)
     problems = [
-        *_unquantizable_types(config),
-        *_unmatched(rows, modules, config, architecture),
+        *(rule.problem for rule in rules if rule.problem and config.strict),
         *_misfits(rows, config.scheme),
         *attention_problems(attentions, rows, config, architecture),
     ]
     if problems:
         raise ConfigError("\n".join(problems))
-    return QuantPlan(rows, config, architecture, tuple(_notes(rows, model, architecture)), attentions)
+    _refuse_broken_plugins(rows, attentions)
+    return QuantPlan(rows, config, architecture, tuple(_notes(rows, model, architecture)), attentions, rules)
 
 
 def plan_rows(model: nn.Module, config: QConfig, architecture: Architecture | None = None) -> tuple[PlanRow, ...]:
@@ -152,40 +164,17 @@ def _rows(modules: dict[str, nn.Module], config: QConfig, inside: str) -> Iterat
         yield PlanRow(name, kind.__name__, tuple(linear_weight(module).shape), found.config, found.reason, None if owner == name else owner)
 
 
-def _unquantizable_types(config: QConfig) -> Iterator[str]:
-    known = {t.__name__ for t in QUANTIZED_TYPES}
-    for key in config.layer_type_quant_config:
-        name = key if isinstance(key, str) else key.__name__
-        if name not in known or (isinstance(key, type) and key not in QUANTIZED_TYPES):
-            yield (
-                f"layer_type_quant_config names {name}, which has no matrix of weights to quantize or is not supported: "
-                f"its layers would stay float in silence. Supported types are {', '.join(sorted(known))}; remove the entry for {name}"
-            )
+def refuse_misfits(rows: tuple[PlanRow, ...]) -> None:
+    """Raise where a spec does not fit its layer: what a checkpoint says need not come from a plan that was checked.
 
-
-def _unmatched(
-    rows: tuple[PlanRow, ...], modules: dict[str, nn.Module], config: QConfig, architecture: Architecture | None
-) -> Iterator[str]:
-    """Patterns that match no layer; those that the model's own template brings may match nothing, as long as one of them does."""
-    names = [r.name for r in rows]
-    own = set(architecture.with_modules(architecture.exclude_layers_name)) if architecture else set()
-    cache = set(architecture.with_modules(architecture.kv_layers_name or ())) if architecture else set()
-    cache_found = any(_matches(p, names) for p in cache)
-    wanted = {
-        "exclude": [p for p in config.exclude if p not in own],
-        "layer_quant_config": [p for p in config.layer_quant_config if not (p in cache and cache_found)],
-        "kv_cache_quant_config": [p for p in config.kv_cache_quant_config if not (p in cache and cache_found)],
-    }
-    for field, patterns in wanted.items():
-        for pattern in patterns:
-            others = field == "exclude" and _matches(pattern, modules)
-            if not _matches(pattern, names) and not others:
-                example = f"; a layer of this model is '{names[-1]}'" if names else "; this model has no layer that can be quantized"
-                yield f"the pattern '{pattern}' in {field} matches no layer that can be quantized{example}"
-
-
-def _matches(pattern: str, names: Any) -> bool:
-    return bool(fnmatch.filter(list(names), pattern))
+    Raises:
+        ConfigError: All such specs, in one message.
+    """
+    empty = [row.name for row in rows if row.config is not None and 0 in row.shape]
+    if empty:
+        raise ConfigError(f"{len(empty)} layer(s) that are to be quantized have weights without elements: {folded(empty)}")
+    if problems := list(_misfits(rows, None)):
+        raise ConfigError("\n".join(problems))
 
 
 def _misfits(rows: tuple[PlanRow, ...], scheme: str | None) -> Iterator[str]:
@@ -216,7 +205,17 @@ def _cure(bad: Sequence[PlanRow], scheme: str | None) -> str:
 def _problem(row: PlanRow, slot: str, spec: Any) -> str | None:
     # Weights are [out, in, …]; activations are checked by the features they carry, which is all that is known of them before a run.
     shapes = {"weight": row.shape, "input_tensors": (1, *row.shape[1:2]), "output_tensors": (1, *row.shape[:1]), "bias": row.shape[:1]}
-    return quantizer_for(spec, activation=slot in ("input_tensors", "output_tensors")).problem(shapes[slot])
+    return quantizer_for(spec, activation=slot in _ACTIVATIONS).problem(shapes[slot])
+
+
+def _refuse_broken_plugins(rows: tuple[PlanRow, ...], attentions: Sequence[AttentionRow]) -> None:
+    """Try the formats and observers of everything that is planned; raises PluginError where one is broken."""
+    specs = [(getattr(r.config, slot), slot in _ACTIVATIONS) for r in rows if r.config is not None for slot in SLOTS]
+    specs += [(spec, True) for attention in attentions for spec in (attention.probabilities, attention.key)]
+    # Two-stage specs are lists, which cannot be compared by hash: their stages can.
+    wanted = {(stages(spec), is_activation): spec for spec, is_activation in specs if spec is not None}
+    for (_, is_activation), spec in wanted.items():
+        refuse_broken(quantizer_for(spec, activation=is_activation), activation=is_activation)
 
 
 def _fits(row: PlanRow, layer: QLayerConfig) -> bool:

@@ -8,6 +8,8 @@ from quark.model.plan import QuantPlan
 from quark.names import fold_names, without_numbers
 from quark.specs.describe import describe_activation, describe_layer
 
+_MOST_RULES = 16
+
 
 def _attention_lines(plan: QuantPlan) -> Iterator[str]:
     of_probabilities = sum(1 for a in plan.attentions if a.probabilities is not None)
@@ -16,6 +18,13 @@ def _attention_lines(plan: QuantPlan) -> Iterator[str]:
         yield f"  attention: probabilities of {of_probabilities} modules {describe_activation(plan.config.softmax_quant_spec)}"
     if of_keys:
         yield f"  attention: keys of {of_keys} modules after the rotary embedding"
+
+
+def _rule_lines(plan: QuantPlan) -> Iterator[str]:
+    for field in dict.fromkeys(rule.field for rule in plan.rules):
+        rules = [rule for rule in plan.rules if rule.field == field]
+        more = f", and {len(rules) - _MOST_RULES} more" if len(rules) > _MOST_RULES else ""
+        yield f"  {field} matches: {', '.join(f'{rule.rule} {rule.layers}' for rule in rules[:_MOST_RULES])}{more}"
 
 
 def plan_lines(plan: QuantPlan) -> list[str]:
@@ -35,4 +44,4 @@ def plan_lines(plan: QuantPlan) -> list[str]:
     head = f"Plan: {weights} of {len(plan.rows)} layers get a quantized weight" + (
         "; calibration data are needed" if plan.calibrated else ""
     )
-    return [head, *lines, *_attention_lines(plan), *(f"  note: {note}" for note in plan.notes)]
+    return [head, *lines, *_attention_lines(plan), *_rule_lines(plan), *(f"  note: {note}" for note in plan.notes)]

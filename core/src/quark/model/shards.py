@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import json
-import struct
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import attrs
+from safetensors import SafetensorError, safe_open
 
 from quark.errors import CheckpointError
+from quark.model.json_files import read_json
 
+_NARROW_FLOATS = ("F8", "F6", "F4")
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
-_LARGEST_HEADER = 100_000_000
 
 
 @attrs.frozen
@@ -29,10 +30,11 @@ class Shard:
 
 
 def check_shards(directory: Path) -> list[Shard]:
-    """The safetensors files of a checkpoint, each complete and inside the directory.
+    """The safetensors files of a checkpoint, each complete and inside the directory, no tensor in two of them.
 
     Raises:
-        CheckpointError: A file is missing, truncated or malformed, lies outside the directory, or lacks a tensor the index promises.
+        CheckpointError: A file is missing, truncated or malformed, lies outside the directory, or lacks a tensor the index promises; a
+            tensor is in two files, or it is unclear which files count.
     """
     index = directory / INDEX
     if not index.is_file():
@@ -42,22 +44,53 @@ def check_shards(directory: Path) -> list[Shard]:
             )
         return [read_header(directory / SINGLE)]
     wanted = _weight_map(index)
-    shards = {name: read_header(_inside(directory, name)) for name in sorted(set(wanted.values()))}
+    files = {name: _inside(directory, name) for name in sorted(set(wanted.values()))}
+    if SINGLE not in files and (directory / SINGLE).exists():
+        raise CheckpointError(
+            f"'{directory}' has a {SINGLE}, and an {INDEX} that names other files: readers differ in which of them they take. Remove the "
+            "one that is not wanted"
+        )
+    shards = {name: read_header(path) for name, path in files.items()}
     for tensor, name in wanted.items():
         if tensor not in shards[name].tensors:
             raise CheckpointError(
                 f"'{index}' says that '{tensor}' is in '{name}', but it is not there: the checkpoint is incomplete, fetch it again"
             )
+    _refuse_twice(shards, directory)
     return list(shards.values())
 
 
+def refuse_codes(shards: Iterable[Shard], directory: Path) -> None:
+    """Check that a checkpoint that does not say it is quantized is not.
+
+    Raises:
+        CheckpointError: A tensor is stored in numbers of 8 bits or fewer, which are codes that mean nothing without their scales.
+    """
+    for shard in shards:
+        for tensor, (dtype, _) in shard.tensors.items():
+            if dtype.startswith(_NARROW_FLOATS):
+                raise CheckpointError(
+                    f"'{shard.path}' holds '{tensor}' as {dtype}, and no quantization_config in '{directory}/config.json' says what "
+                    "its scales are: give the float checkpoint, or bring the quantization_config back"
+                )
+
+
+def _refuse_twice(shards: Mapping[str, Shard], directory: Path) -> None:
+    file_of: dict[str, str] = {}
+    for name, shard in shards.items():
+        for tensor in shard.tensors:
+            if tensor in file_of:
+                raise CheckpointError(
+                    f"'{directory}' has the tensor '{tensor}' twice, in '{file_of[tensor]}' and in '{name}': which one counts is unclear. "
+                    "Fetch the checkpoint again, or make it anew"
+                )
+            file_of[tensor] = name
+
+
 def _weight_map(index: Path) -> dict[str, str]:
-    try:
-        found = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        if isinstance(found, dict) and found and all(isinstance(v, str) for v in found.values()):
-            return found
-    except (json.JSONDecodeError, KeyError, TypeError, UnicodeDecodeError) as error:
-        raise CheckpointError(f"'{index}' is not a safetensors index: {error!r}") from error
+    found = read_json(index).get("weight_map")
+    if isinstance(found, dict) and found and all(isinstance(v, str) for v in found.values()):
+        return found
     raise CheckpointError(f"'{index}' is not a safetensors index: its weight_map does not map tensor names to files")
 
 
@@ -71,24 +104,19 @@ def _inside(directory: Path, name: str) -> Path:
 def read_header(path: Path) -> Shard:
     """The header of one safetensors file, checked against the file's size.
 
+    Reading is left to safetensors: it bounds the header's size and depth, stops at the first value of another type than the format has, and
+    sees to it that the tensors fill the file without overlap. No tensor is read.
+
     Raises:
         CheckpointError: The file is missing, truncated or malformed.
     """
     if not path.is_file():
         raise CheckpointError(f"the shard '{path}' is missing: the checkpoint is incomplete, fetch it again")
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        prefix = file.read(8)
-        length = struct.unpack("<Q", prefix)[0] if len(prefix) == 8 else _LARGEST_HEADER
-        if length >= min(size, _LARGEST_HEADER):
-            raise CheckpointError(f"'{path}' is truncated or no safetensors file: {size} bytes cannot hold its header")
-        try:
-            header = json.loads(file.read(length))
-            tensors = {k: v for k, v in header.items() if k != "__metadata__"}
-            end = max((v["data_offsets"][1] for v in tensors.values()), default=0)
-            found = {k: (str(v["dtype"]), tuple(v["shape"])) for k, v in tensors.items()}
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CheckpointError(f"'{path}' has a damaged safetensors header: {error!r}") from error
-    if size != 8 + length + end:
-        raise CheckpointError(f"'{path}' is truncated: its header promises {8 + length + end} bytes, the file has {size}. Fetch it again")
-    return Shard(path, found)
+    try:
+        with safe_open(path, framework="np") as file:
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+            return Shard(path, {name: (s.get_dtype(), tuple(s.get_shape())) for name, s in slices.items()})
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(
+            f"'{path}' is truncated or damaged, or no safetensors file ({error}; it has {path.stat().st_size:,} bytes): fetch it again"
+        ) from error

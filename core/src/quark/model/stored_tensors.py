@@ -20,7 +20,7 @@ from torch import Tensor
 
 from quark.errors import CheckpointError
 from quark.log import get_logger
-from quark.model.shards import Shard
+from quark.model.shards import Shard, refuse_codes
 from quark.names import folded
 
 
@@ -62,7 +62,8 @@ class StoredTensors:
         recipes: One for each tensor of the model, or for several that are made together; of tied names, those that are stored.
 
     Raises:
-        CheckpointError: The checkpoint lacks tensors of the model, or has some of other shapes, or a conversion does not fit them.
+        CheckpointError: The checkpoint lacks tensors of the model, or has some of other shapes or as codes, or a conversion does not fit
+            them.
     """
 
     def __init__(self, model: Any, shards: Sequence[Shard], directory: Path) -> None:
@@ -74,6 +75,8 @@ class StoredTensors:
         found, unused = _recipes(model, shapes, state)
         self.recipes = [self._checked(recipe, shapes, state) for recipe in found]
         self._refuse_missing(state)
+        refuse_codes(shards, directory)
+        self._refuse_integers({name: dtype for shard in shards for name, (dtype, _) in shard.tensors.items()}, state)
         _tell_unused(unused, model, directory)
 
     def _checked(self, recipe: Recipe, shapes: Mapping[str, tuple[int, ...]], state: Mapping[str, Tensor]) -> Recipe:
@@ -103,6 +106,15 @@ class StoredTensors:
                 f"'{self._directory}' lacks {len(missing)} tensor(s) of a {type(self._model).__name__}: {folded(missing)}. It is "
                 "incomplete, or its config.json is of another model"
             )
+
+    def _refuse_integers(self, dtypes: Mapping[str, str], state: Mapping[str, Tensor]) -> None:
+        for recipe in self.recipes:
+            for _, name in recipe.sources:
+                if dtypes[name].startswith(("I", "U")) and all(state[target].is_floating_point() for target in recipe.targets):
+                    raise CheckpointError(
+                        f"'{self._directory}' holds '{name}' as {dtypes[name]} where the model has floating-point numbers: it is quantized "
+                        "already, or of another model. Give the float checkpoint"
+                    )
 
     def read(self, recipes: Iterable[Recipe], dtype_of: Mapping[str, torch.dtype], device: torch.device) -> Iterator[tuple[str, Tensor]]:
         """Read tensors, and nothing else; each file is open only while this runs, so that what is mapped of it can be let go.
@@ -180,5 +192,5 @@ def _tell_unused(names: Sequence[str], model: Any, directory: Path) -> None:
     if left_out:
         get_logger(__name__).warning(
             f"'{directory}' holds {len(left_out)} tensor(s) that a {type(model).__name__} has no place for: {folded(left_out)}. "
-            "They are left out of the result"
+            "They are left out of the result. Its config.json may say that it has fewer layers, or other parts, than it has"
         )

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from quark.errors import UnsupportedError
 from quark.nn.expert_forms import ExpertParts
 
 
@@ -49,11 +50,17 @@ class SeparateExperts(nn.Module):
             chosen: Indices of experts, ``[tokens, k]``; one beyond the last means none.
             weights: Of the chosen, ``[tokens, k]``.
             **named: The last two under the names ``top_k_index`` or ``router_indices``, and ``top_k_weights`` or ``routing_weights``.
+
+        Raises:
+            UnsupportedError: They are not among what the model gives.
         """
         chosen = chosen if chosen is not None else named.get("top_k_index", named.get("router_indices"))
         weights = weights if weights is not None else named.get("top_k_weights", named.get("routing_weights"))
-        assert chosen is not None
-        assert weights is not None
+        if chosen is None or weights is None:
+            raise UnsupportedError(
+                f"this model calls its experts with {', '.join(named) or 'their input alone'}, and not with the choice of experts and its "
+                "weights (top_k_index, top_k_weights): they cannot be worked as separate layers. Exclude them"
+            )
         tokens = hidden_states.reshape(-1, hidden_states.shape[-1])
         result = torch.zeros_like(tokens)
         for index in range(len(self._modules)) if self.shows_all else chosen.unique().tolist():

@@ -13,11 +13,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from quark.errors import CheckpointError, ConfigError
 from quark.nn.layers import QuantizedLayer, linear_weight, quantized_class
 from quark.nn.quantizer_module import QuantizerModule
+from quark.nn.stored_scales import refuse_bad_scales
 from quark.numerics import quantizer_for
+from quark.numerics.on_grid import LOSSY, misfit_of_codes
+from quark.numerics.progressive import Progressive
 from quark.numerics.quantizer import TensorQuantizer
-from quark.specs.layer import QLayerConfig, TensorSpec
+from quark.plugins.attribution import origin
+from quark.specs.layer import QLayerConfig, TensorSpec, stages
 
 PREFIXES = {"weight": "weight", "bias": "bias", "input_tensors": "input", "output_tensors": "output"}
 """Field of a `QLayerConfig` → first word of its tensors' names in a checkpoint."""
@@ -53,22 +58,27 @@ class PackedScales(nn.Module):
 
 
 class PackedLayer(nn.Module):
-    """A layer whose weight is packed codes.
+    """A layer whose weight is packed codes, or the rounded values themselves.
 
     Args:
         layer: The float layer it stands for, on any device; its tensors are not used.
         config: How it is quantized.
         order: Order of 4-bit codes in a word.
+        name: Full name of the layer in its model, for messages.
+        holds_values: Whether the checkpoint has rounded values where there are codes otherwise; their scales lie beside them all the same.
     """
 
-    def __init__(self, layer: nn.Module, config: QLayerConfig, order: str) -> None:
+    def __init__(self, layer: nn.Module, config: QLayerConfig, order: str, name: str = "a layer", *, holds_values: bool = False) -> None:
         super().__init__()
         weight = linear_weight(layer)
         bias: Tensor | None = getattr(layer, "bias", None)
         self._float = (_without_weights(layer),)  # in a tuple, so that its parameters are not this module's
         self.layer_config = config
         self.order = order
+        self._name = name
+        self._holds_values = holds_values
         self.weight_shape, self.dtype = tuple(weight.shape), weight.dtype
+        self._bias_shape = () if bias is None else tuple(bias.shape)  # packed codes do not tell how many they are
         self._flat: dict[str, tuple[str, str]] = {}
         self._as_stored = quantized_class(layer).as_stored
         self._register("weight", config.weight, weight)
@@ -82,12 +92,15 @@ class PackedLayer(nn.Module):
     def _register(self, slot: str, spec: TensorSpec | None, tensor: Tensor | None) -> None:
         if tensor is None:
             self.register_parameter(slot, None)
-        elif spec is None:
+            return
+        packed = {} if spec is None else packed_meta(quantizer_for(spec, activation=False), tuple(tensor.shape), self.order)
+        codes = packed.pop("", None)
+        if codes is None or self._holds_values:
             stored = torch.empty_like(self._as_stored(tensor), device="meta")
             self.register_parameter(slot, nn.Parameter(stored, requires_grad=False))
         else:
-            packed = packed_meta(quantizer_for(spec, activation=False), tuple(tensor.shape), self.order)
-            self.register_buffer(slot, self._as_stored(packed.pop("")))
+            self.register_buffer(slot, self._as_stored(codes))
+        if packed:
             self._store(slot, packed)
 
     def _register_scales(self, slot: str, quantizer: TensorQuantizer, shape: tuple[int, ...]) -> None:
@@ -107,7 +120,11 @@ class PackedLayer(nn.Module):
 
     @torch.no_grad()
     def unpack(self) -> QuantizedLayer:
-        """The quantized layer of these tensors, on their device; its forward is that of the layer that was exported."""
+        """The quantized layer of these tensors, on their device; its forward is that of the layer that was exported.
+
+        Raises:
+            CheckpointError: A scale is none.
+        """
         layer = self._float[0]
         made = quantized_class(layer).from_float(layer, self.layer_config)
         made._parameters = dict(made._parameters)
@@ -116,7 +133,9 @@ class PackedLayer(nn.Module):
         for slot in ("input_tensors", "output_tensors"):
             target, stored = getattr(made, SLOTS[slot]), self._stored(slot)
             if target is not None and stored:
-                target.set_qparams(target.quantizer.unpack_qparams(stored, (1,), order=self.order))
+                qparams = target.quantizer.unpack_qparams(stored, (1,), order=self.order)
+                refuse_bad_scales(qparams, f"the {PREFIXES[slot]} of '{self._name}'", activation=True)
+                target.set_qparams(qparams)
         return made.train(self.training)
 
     def _values(self, slot: str, target: QuantizerModule | None) -> nn.Parameter | None:
@@ -126,9 +145,15 @@ class PackedLayer(nn.Module):
         matrix = self._as_stored(stored)
         if target is None:
             return matrix if isinstance(matrix, nn.Parameter) else nn.Parameter(matrix, requires_grad=False)
-        shape = self.weight_shape if slot == "weight" else tuple(stored.shape)
+        shape = self.weight_shape if slot == "weight" else self._bias_shape
+        if self._holds_values:
+            target.set_qparams(target.quantizer.unpack_qparams(self._stored(slot), shape, order=self.order))
+            return nn.Parameter(matrix, requires_grad=False)
         tensors = {"": matrix, **self._stored(slot)}
         codes, qparams = target.quantizer.unpack(tensors, shape, order=self.order)
+        if tuple(codes.shape) != shape:
+            raise CheckpointError(f"the {slot} of '{self._name}' unpacks to {list(codes.shape)} where {list(shape)} is wanted")
+        refuse_bad_scales(qparams, f"the {slot} of '{self._name}'", activation=False)
         target.set_qparams(qparams)
         return nn.Parameter(target.quantizer.dequantize(codes, qparams).to(self.dtype), requires_grad=False)
 
@@ -154,6 +179,38 @@ def _without_weights(layer: nn.Module) -> nn.Module:
         name: None if tensor is None else nn.Parameter(tensor.detach().to("meta"), requires_grad=False)
         for name, tensor in layer._parameters.items()
     }
+    return made
+
+
+def stored_tensors(name: str, module: QuantizerModule, values: Tensor, order: str) -> dict[str, Tensor]:
+    """Checkpoint tensors of a quantized tensor, by suffix; every scale is looked at, and a sample of its codes.
+
+    Args:
+        name: Full name, for messages.
+        module: Has the scales.
+        values: On its grid.
+        order: Order of 4-bit codes in a word.
+
+    Raises:
+        ConfigError: The values are none that codes stand for: something has changed them since they were rounded.
+        PluginError: Codes that do not survive packing; names the format.
+    """
+    quantizer, qparams = module.quantizer, module.qparams
+    assert qparams is not None
+    names = [stage.dtype.name for stage in stages(quantizer.spec)]
+    codes = quantizer.codes_of(values.detach(), qparams)
+    complaint = misfit_of_codes(quantizer, qparams, values.detach(), codes, order)
+    if complaint is not None and complaint != LOSSY:
+        raise ConfigError(
+            f"'{name}' cannot be stored as {' → '.join(names)}: it {complaint}. It was changed after it was quantized, or by a broken "
+            "plugin: quantize the model anew"
+        )
+    made = quantizer.pack(codes, qparams, order=order)
+    announced = packed_meta(quantizer, tuple(values.shape), order)
+    if any(n in announced and (t.shape, t.dtype) != (announced[n].shape, announced[n].dtype) for n, t in made.items()):
+        complaint = "packs to other shapes or dtypes than on the meta device, by which checkpoints are laid out"
+    if complaint is not None:
+        raise origin("formats", names[-1] if isinstance(quantizer, Progressive) else names[0]).error(f"{complaint} (at '{name}')")
     return made
 
 

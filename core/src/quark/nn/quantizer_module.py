@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from quark.errors import CalibrationError
 from quark.numerics import QParams, quantizer_for
-from quark.specs.layer import TensorSpec
+from quark.specs.layer import TensorSpec, stages
 
 _BUFFERS = ("scale", "zero_point", "outer_scale")
 
@@ -64,4 +64,4 @@ class QuantizerModule(nn.Module):
 
 
 def _formats(spec: TensorSpec) -> str:
-    return " → ".join(s.dtype.name for s in (spec if isinstance(spec, tuple) else (spec,)))
+    return " → ".join(s.dtype.name for s in stages(spec))

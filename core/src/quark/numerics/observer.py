@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import ClassVar
+from typing import ClassVar, Self
 
 from torch import Tensor
 
+from quark.errors import ConfigError
 from quark.numerics.granularity import Granularity
 from quark.specs.tensor import QTensorConfig
 
@@ -49,4 +50,17 @@ class Observer(ABC):
 
     @abstractmethod
     def merge(self, other: Observer) -> None:
-        """Take in what another observer of the same kind has seen."""
+        """Take in what another observer of the same kind has seen (`of_same_kind`)."""
+
+    def of_same_kind(self, other: Observer) -> Self:
+        """``other``, known to be of this observer's class.
+
+        Raises:
+            ConfigError: It is of another, so that what the two have seen cannot be merged.
+        """
+        if not isinstance(other, type(self)):
+            raise ConfigError(
+                f"what a {type(self).__name__} and a {type(other).__name__} have seen cannot be merged, and tensors that share a range, "
+                "such as the inputs of the experts of a mixture, need that: give them one observer_cls"
+            )
+        return other

@@ -105,4 +105,5 @@ def _quantizer(spec: TensorSpec, activation: bool, plugins: Catalog) -> TensorQu
 def _stage(spec: QTensorConfig, activation: bool) -> StageQuantizer:
     found = format_of(spec)
     granularity = PerTensor() if found.is_cast else granularity_of(spec, activation=activation)
-    return StageQuantizer(spec, granularity, found, observer_class(spec))
+    # A copy: quantizers outlive the configurations that they are made from, which may be changed.
+    return StageQuantizer(spec.copied(), granularity, found, observer_class(spec))

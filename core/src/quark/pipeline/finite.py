@@ -22,7 +22,7 @@ def refuse_non_finite(model: nn.Module, rows: Iterable[PlanRow]) -> None:
     for row in rows:
         layer = model.get_submodule(row.name)
         for name, parameter in layer.named_parameters(recurse=False):
-            if not parameter.is_meta and not _is_finite(parameter.data):
+            if not parameter.is_meta and not is_finite(parameter.data):
                 bad.append(f"{row.name}.{name}")
     if bad:
         raise NonFiniteError(
@@ -32,8 +32,11 @@ def refuse_non_finite(model: nn.Module, rows: Iterable[PlanRow]) -> None:
         )
 
 
-def _is_finite(x: Tensor) -> bool:
-    """One read of the tensor: NaN and Inf survive a sum. A sum may overflow by itself, so a bad one is looked at again."""
+def is_finite(x: Tensor) -> bool:
+    """Whether no element is NaN or infinite.
+
+    One read of the tensor: NaN and Inf survive a sum. A sum may overflow by itself, so a bad one is looked at again.
+    """
     # Sums are made in float32 whatever comes out; of bfloat16, whose range is the same, the result is twice as fast in its own dtype.
     total = x.sum() if x.dtype is torch.bfloat16 else x.sum(dtype=torch.float32)
     return bool(torch.isfinite(total)) or bool(torch.isfinite(x).all())

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from quark.export.api import exporter_of
-from quark.export.place import refuse_used_directory
+from quark.export.api import exporter_of, exporting
+from quark.export.destination import refuse_used_directory
 from quark.export.protocol import Exporter, ExportOptions, StreamingExporter
 from quark.model.loading import load_model, skeleton, torch_device, torch_dtype
 from quark.model.plan import QuantPlan
@@ -18,6 +18,7 @@ from quark.pipeline.foreseen import foreseen
 from quark.pipeline.job import algorithms_of, prepared
 from quark.pipeline.sink import CheckpointSink, InPlaceSink
 from quark.pipeline.source import CheckpointSource
+from quark.plugins.attribution import attributed, origin
 from quark.specs.model import QConfig
 
 
@@ -39,7 +40,7 @@ def quantize_checkpoint(
 
     Args:
         source: Directory of a float checkpoint in Hugging Face form.
-        out: Directory to write; must not exist or be empty. It appears when it is complete.
+        out: Directory to write; it must not exist, be empty, or hold what ``options.overwrite`` lets be replaced. It appears when complete.
         config: What each layer gets.
         data: Calibration data (see `quark.pipeline.batches.calls`), read where something wants them.
         device: Torch device to work on.
@@ -56,17 +57,19 @@ def quantize_checkpoint(
         ConfigError, UnknownNameError, UnsupportedError: Something that is asked for is not there, or does not fit.
         CalibrationError: Data are wanted, and there are none.
         NonFiniteError: A weight or an activation holds NaN or Inf.
+        PluginError: A plugin raised an error, or returned what cannot be built on; names plugin, version, algorithm and layer.
 
     Example:
         >>> from quark.torch import LLMTemplate
         >>> config = LLMTemplate.get("llama").get_config(scheme="int4_wo_128")
         >>> plan = quantize_checkpoint("Llama-3-8B", "Llama-3-8B-int4", config)  # doctest: +SKIP
     """
-    refuse_used_directory(Path(out))
+    options = options or ExportOptions()
+    refuse_used_directory(Path(out), overwrite=options.overwrite)
     writer = exporter_of(exporter, options)
     if isinstance(writer, StreamingExporter) and all(t.works_by_block for t in algorithms_of(config).transforms):
-        return _streamed(Path(source), Path(out), config, data, device, dtype, writer, options or ExportOptions())
-    return _whole(Path(source), Path(out), config, data, device, dtype, writer, options or ExportOptions())
+        return _streamed(Path(source), Path(out), config, data, device, dtype, (exporter, writer), options)
+    return _whole(Path(source), Path(out), config, data, device, dtype, (exporter, writer), options)
 
 
 def _streamed(
@@ -76,7 +79,7 @@ def _streamed(
     data: Iterable[Any] | None,
     device: str,
     dtype: str,
-    exporter: StreamingExporter,
+    exporter: tuple[str, StreamingExporter],
     options: ExportOptions,
 ) -> QuantPlan:
     torch_dtype(dtype)
@@ -87,7 +90,9 @@ def _streamed(
     job = prepared(model, config, data, target)
     tensors.prepare(job.plan)
     model.quark_plan = job.plan  # type: ignore[assignment]
-    with exporter.stream(model, foreseen(model, job.plan), out, options) as stream:
+    name, writer = exporter
+    place = exporting(name, out, overwrite=options.overwrite)
+    with place as directory, writer.stream(model, foreseen(model, job.plan), directory, options) as stream:
         job.run(model, CheckpointSink(model, stream), tensors)
     return job.plan
 
@@ -99,13 +104,16 @@ def _whole(
     data: Iterable[Any] | None,
     device: str,
     dtype: str,
-    exporter: Exporter,
+    exporter: tuple[str, Exporter],
     options: ExportOptions,
 ) -> QuantPlan:
     model = load_model(source, dtype, device)
     job = prepared(model, config, data, torch_device(device))
     refuse_non_finite(model, job.plan.quantized)
     job.run(model, InPlaceSink(model))
-    exporter.export(model, out, options)
+    name, writer = exporter
+    place = exporting(name, out, overwrite=options.overwrite)
+    with place as directory, attributed(f"writing '{out}'", origin("exporters", name)):
+        writer.export(model, directory, options)
     done: QuantPlan = model.quark_plan  # type: ignore[assignment]
     return done

@@ -19,6 +19,7 @@ from quark.model.plan import PlanRow, QuantPlan, make_plan
 from quark.model.plan_text import plan_lines
 from quark.nn.attention_switch import refuse_unswitchable, switch_attention
 from quark.pipeline.batches import Call, calls
+from quark.pipeline.checked import CheckedRounding, CheckedTransform, refuse_strange
 from quark.pipeline.judging import judged
 from quark.pipeline.memory import SHARE, free_bytes, held_bytes, tokens_in
 from quark.pipeline.progress import reporting
@@ -26,7 +27,10 @@ from quark.pipeline.runner import run
 from quark.pipeline.sink import BlockSink
 from quark.pipeline.source import BlockSource
 from quark.plugins import algorithms
+from quark.plugins.attribution import attributed, origin
+from quark.specs.algorithm import AlgoConfig, StoredAlgoConfig
 from quark.specs.model import QConfig
+from quark.templates.algorithms import algo_config_from_dict
 
 TWO_PASSES = (
     "activations of all calibration samples would take more memory than allowed (activation_memory): each block is passed twice, and its "
@@ -54,6 +58,21 @@ class Algorithms:
         """Transforms by their names, in order."""
         return dict(zip(self.names, self.transforms, strict=True))
 
+    def checked_rounding(self) -> Rounding:
+        """The rounding as a run has it: a plugin's is looked at."""
+        if self.rounding_name is None:
+            return self.rounding
+        return CheckedRounding(self.rounding, origin("algorithms", self.rounding_name))
+
+    def checked_transforms(self, config: QConfig) -> list[Transform]:
+        """The transforms that a configuration still names, in order, as a run has them."""
+        left = {settings.name: settings for settings in config.algo_config or []}
+        return [
+            CheckedTransform(transform, origin("algorithms", name), runs_with_model=left[name].runs_with_model())
+            for name, transform in self.by_name.items()
+            if name in left
+        ]
+
     @property
     def needs_data(self) -> bool:
         """Whether any of them looks at inputs."""
@@ -76,6 +95,7 @@ class Job:
     data: Sequence[Call]
     two_passes: bool
 
+    @attributed("quantizing the model")
     def run(self, model: nn.Module, sink: BlockSink, source: BlockSource | None = None) -> None:
         """Quantize ``model``; what is known of it then are its attributes ``quark_plan``, ``quark_findings`` and so on.
 
@@ -86,18 +106,17 @@ class Job:
         plan = self._plan_without(model, [name for name, judgement in judgements.items() if not judgement.goes_on])
         switch_if_wanted(model, plan)
         model.quant_config, model.quark_plan = plan.config, plan  # type: ignore[assignment]
-        left = {a.name for a in plan.config.algo_config or []}
         with reporting(len(self.data)) as progress:
             findings = run(
                 model,
                 plan,
                 self.data,
-                self.algorithms.rounding,
+                self.algorithms.checked_rounding(),
                 sink,
                 progress,
                 source,
                 two_passes=self.two_passes,
-                transforms=[t for name, t in self.algorithms.by_name.items() if name in left],
+                transforms=self.algorithms.checked_transforms(plan.config),
             )
         findings.judged = {name: attrs.asdict(judgement) for name, judgement in judgements.items()}
         model.quark_quantized, model.quark_findings = True, findings  # type: ignore[assignment]
@@ -114,6 +133,7 @@ class Job:
         return attrs.evolve(plan, notes=(*plan.notes, *notes, *(f"left out, since it would do harm: {name}" for name in names)))
 
 
+@attributed("planning the run")
 def prepared(model: nn.Module, config: QConfig, dataloader: Iterable[Any] | None, device: torch.device) -> Job:
     """Plan a run, and say so. Nothing of ``model`` is changed, but that fused experts are taken apart.
 
@@ -140,11 +160,20 @@ def prepared(model: nn.Module, config: QConfig, dataloader: Iterable[Any] | None
         plan = attrs.evolve(plan, notes=(*plan.notes, TWO_PASSES))
     for line in plan_lines(plan):
         get_logger().info(line)
+    for warning in plan.warnings:
+        get_logger().warning(warning)
     return Job(plan, chosen, data, two_passes)
 
 
+@attributed("planning the run")
 def plan_of(model: nn.Module, config: QConfig) -> QuantPlan:
-    """What would be done to ``model``; fused experts that are to be quantized are taken apart. Raises ConfigError, UnsupportedError."""
+    """What would be done to ``model``; fused experts that are to be quantized are taken apart. Raises ConfigError, UnsupportedError.
+
+    The plan has a copy of ``config``, in which algorithms have their own settings: what is changed afterwards has no effect on the run.
+    """
+    config = config.copied()
+    if config.algo_config is not None:
+        config.algo_config = [own_settings(settings) for settings in config.algo_config]
     chosen = algorithms_of(config)
     separate_experts(model, config)
     plan = make_plan(model, config, architecture_of(model))
@@ -227,7 +256,7 @@ def algorithms_of(config: QConfig) -> Algorithms:
                 f"the algorithm '{settings.name}' cannot run: {source.distribution} {source.version} registers its configuration only. "
                 "Leave algo_config out, or install a distribution that brings its processor"
             )
-        made = algorithms().load(settings.name, "processor")(settings)
+        made = _made(own_settings(settings), record.kind)
         if record.kind == "rounding":
             if chosen is not None:
                 raise ConfigError(
@@ -246,6 +275,33 @@ def algorithms_of(config: QConfig) -> Algorithms:
     own = next((r for _, t in ordered if (r := t.rounding()) is not None), None)
     rounding_name, rounding = chosen or (next((n for n, t in ordered if t.rounding() is not None), None), own or RoundToNearest())
     return Algorithms(tuple(t for _, t in ordered), tuple(n for n, _ in ordered), rounding, rounding_name)
+
+
+def own_settings(settings: AlgoConfig) -> AlgoConfig:
+    """Settings as the algorithm's own class has them: those that were read from JSON are made of it.
+
+    Raises:
+        ConfigError: They are of another class, or have keys that are none of the algorithm's.
+        UnknownNameError: No installed distribution has an algorithm of that name.
+    """
+    if isinstance(settings, StoredAlgoConfig):
+        settings = algo_config_from_dict(settings.to_dict())
+    own: type[AlgoConfig] = algorithms().load(settings.name, "config")
+    if not isinstance(settings, own):
+        raise ConfigError(
+            f"algo_config holds a {type(settings).__name__} of the name '{settings.name}', whose settings are a {own.__name__}: give one"
+        )
+    return settings
+
+
+def _made(settings: AlgoConfig, kind: str) -> Any:
+    """The transform or the rounding of some settings."""
+    whose = origin("algorithms", settings.name)
+    processor = algorithms().load(settings.name, "processor")
+    with attributed("being made of its settings", whose):
+        made = processor(settings)
+        refuse_strange(made, kind, whose)
+    return made
 
 
 def wants_data(plan: QuantPlan, chosen: Algorithms) -> str:

@@ -12,8 +12,10 @@ from torch import nn
 from quark.environment import refuse_rival
 from quark.errors import ConfigError, UnsupportedError
 from quark.log import get_logger
+from quark.model.one_layer import as_model, put_back
 from quark.model.plan import QuantPlan
 from quark.pipeline.finite import refuse_non_finite
+from quark.pipeline.fit_model import refuse_no_model, refuse_unfit
 from quark.pipeline.from_disk import quantize_checkpoint
 from quark.pipeline.job import plan_of, prepared
 from quark.pipeline.sink import InPlaceSink
@@ -50,13 +52,19 @@ class ModelQuantizer:
 
         Fused experts that are to be quantized are taken apart for it; the model computes what it did.
         """
-        return plan_of(model, self.config)
+        refuse_no_model(model)
+        return plan_of(as_model(model), self.config)
 
     def quantize_model(self, model: M, dataloader: Iterable[Any] | None = None) -> M:
         """Quantize ``model`` in place, block by block, and return it.
 
+        What can be known beforehand is checked before anything is changed. An error that comes later, such as of a plugin's algorithm in
+        some block, leaves the blocks before it quantized and that one perhaps half changed: the model is of no use then, and a second try
+        with it says so. Load the float model again. (`quark.pipeline.quantize_checkpoint` leaves nothing behind when it fails.)
+
         Args:
-            model: Any module tree; a transformers model of a known family is worked block by block, another as one block.
+            model: Any module tree; a transformers model of a known family is worked block by block, another as one block. A model that is
+                one layer is called ``layer`` in its plan, and becomes the quantized layer.
             dataloader: Calibration data (see `quark.pipeline.batches.calls`). Needed only where activations have static scales, and read
                 only then.
 
@@ -64,16 +72,26 @@ class ModelQuantizer:
             The same object, its layers replaced, with the attributes ``quant_config``, ``quark_plan`` and ``quark_quantized``.
 
         Raises:
-            ConfigError: The configuration does not fit the model.
+            ConfigError: The configuration does not fit the model; or it is none, is compiled, or has weights that are no plain floats.
             CalibrationError: Static scales are asked for without data.
             NonFiniteError: A weight or an activation holds NaN or Inf.
+            PluginError: A plugin raised an error, or returned what cannot be built on; names plugin, version, algorithm and layer.
             UnsupportedError: An algorithm is asked for that no installed distribution implements; or attention is to be quantized in a
                 model whose attention cannot be exchanged.
         """
+        refuse_no_model(model)
         device = next((p.device for p in model.parameters()), torch.device("cpu"))
-        job = prepared(model, self.config, dataloader, device)
-        refuse_non_finite(model, job.plan.quantized)
-        job.run(model, InPlaceSink(model))
+        if device.type == "meta" and all(p.is_meta for p in model.parameters()):
+            raise ConfigError(
+                "this model is on the meta device and has no weights to quantize: load them first, or quantize the checkpoint itself with "
+                "quark.pipeline.quantize_checkpoint, which has one block in memory at a time"
+            )
+        whole = as_model(model)
+        job = prepared(whole, self.config, dataloader, device)
+        refuse_unfit(whole, job.plan.quantized)
+        refuse_non_finite(whole, job.plan.quantized)
+        job.run(whole, InPlaceSink(whole))
+        put_back(whole, model)
         return model
 
     def direct_quantize_checkpoint(

@@ -34,6 +34,7 @@ class Catalog:
         settings = settings or Settings()
         candidates = tuple(candidates)
         self.left_out: dict[Source, str] = {c.source: why for c in candidates if (why := settings.left_out_by(c.source))}
+        self._told_of: set[Source] = set()  # listeners that have raised
         self._found = frozenset(c.source.distribution for c in candidates)
         self._collection = Collection(strict=settings.strict)
         self.registries: dict[str, Registry[Any]] = {
@@ -76,12 +77,15 @@ class Catalog:
         return " ".join(said)
 
     def emit(self, event: Event) -> None:
-        """Tell every listener; what one raises is logged and forgotten."""
+        """Tell every listener; the first that each raises is logged, the others are forgotten."""
         for source, listener in self._collection.listeners:
             try:
                 listener(event)
-            except Exception:
-                get_logger().warning("%s raised in quark_on_event for '%s'; it is ignored", source, event.name, exc_info=True)
+            except (Exception, SystemExit):
+                if source not in self._told_of:
+                    self._told_of.add(source)
+                    told = "%s raised in quark_on_event for '%s'; this is ignored, and so is what it raises from now on"
+                    get_logger().warning(told, source, event.name, exc_info=True)
 
 
 _lock = threading.RLock()

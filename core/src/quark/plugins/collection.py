@@ -22,6 +22,10 @@ EVENT_HOOK = "quark_on_event"
 _ARGUMENTS: dict[str, tuple[str, ...]] = {
     name: tuple(inspect.signature(spec).parameters)[1:] for name, spec in vars(QuarkHooks).items() if name.startswith("quark_")
 }
+MOST_RECORDS = 10_000
+"""What one hook of one plugin may yield; a generator that never ends would else hold up whatever asks for a name."""
+MOST_FAILURES = 20
+"""Records of one hook that may be wrong before the rest is left out."""
 _FRAGILE = (Exception, SystemExit)  # a plugin that calls sys.exit() must not end its host; Ctrl-C must
 
 
@@ -118,6 +122,8 @@ class Collection:
     def add_candidates(self, candidates: Iterable[Candidate]) -> None:
         """Import each plugin and add what it provides; raises PluginError in strict mode only."""
         for candidate in candidates:
+            for requirement in candidate.unmet:
+                self._fail(candidate.source, "require", f"it requires {requirement[0]}, and {requirement[1]}")
             try:
                 plugin = candidate.entry_point.load()
             except _FRAGILE as error:
@@ -149,15 +155,28 @@ class Collection:
             return None
         for problem, cure in self._manager.complaints:
             self._fail(source, "register", problem, cure=cure)
+        if not found and not self._manager.complaints:
+            hooks = f"the hooks are {', '.join(_ARGUMENTS)}, each marked with @hookimpl from quark.plugins"
+            self._fail(source, "register", "it has no hook, and so provides nothing", cure=hooks)
+            return None
         return found
 
     def _collect(self, kind: Kind, function: Callable[..., Any], source: Source) -> None:
+        mine = (e.record for e in self.records[kind.plural] if e.source.distribution == source.distribution)
+        taken = {key for record in mine for key in (record.name, *record.aliases)}
+        failed = 0
         for record in self._called(kind, function, source):
-            problem = _defect(kind, record) or self._said_before(kind, record, source)
+            problem = _defect(kind, record) or _said_before(record, taken)
             if problem is None:
                 self.records[kind.plural].append(Registered(record, source))
-            else:
-                self._fail(source, "validate", f"the hook '{kind.hook}' {problem[0]}", cure=problem[1])
+                taken.update((record.name, *record.aliases))
+                continue
+            failed += 1
+            self._fail(source, "validate", f"the hook '{kind.hook}' {problem[0]}", cure=problem[1])
+            if failed == MOST_FAILURES:
+                told = f"{failed} records of the hook '{kind.hook}' are wrong: what it yields after them is left out"
+                self._fail(source, "validate", told)
+                return
 
     def _called(self, kind: Kind, function: Callable[..., Any], source: Source) -> Iterator[Any]:
         """What the hook yields, up to where it raises."""
@@ -168,6 +187,10 @@ class Collection:
             if not isinstance(result, Iterable) or isinstance(result, str | bytes):
                 raise _NotIterable
             for record in result:
+                if kept == MOST_RECORDS:
+                    told = f"the hook '{kind.hook}' yields more than {MOST_RECORDS} records: the rest is left out"
+                    self._fail(source, "call", told, cure="register what belongs together as one record with options")
+                    return
                 yield record
                 kept += 1
         except _NotIterable:
@@ -176,14 +199,6 @@ class Collection:
         except _FRAGILE as error:
             before = f" after {kept} record{'s' if kept > 1 else ''}, kept" if kept else ""
             self._fail(source, "call", f"the hook '{kind.hook}' raised {_told(error)}{before}", exception=error)
-
-    def _said_before(self, kind: Kind, record: Record, source: Source) -> tuple[str, str] | None:
-        """A name used twice within one distribution, which nobody could tell apart by distribution."""
-        names = {record.name, *record.aliases}
-        for other in self.records[kind.plural]:
-            if other.source.distribution == source.distribution and (twice := names & {other.record.name, *other.record.aliases}):
-                return (f"yields the name '{min(twice)}' a second time in one distribution; the first stands", "give each its own name")
-        return None
 
     def _fail(self, source: Source, stage: str, error: str, *, cure: str | None = None, exception: BaseException | None = None) -> None:
         failure = PluginFailure(source, stage, error, cure or leave_out(source), exception)
@@ -207,10 +222,19 @@ def _defect(kind: Kind, record: Any) -> tuple[str, str] | None:
     return None
 
 
+def _said_before(record: Record, taken: set[str]) -> tuple[str, str] | None:
+    """A name used twice within one distribution, which nobody could tell apart by distribution."""
+    if twice := {record.name, *record.aliases} & taken:
+        return (f"yields the name '{min(twice)}' a second time in one distribution; the first stands", "give each its own name")
+    return None
+
+
 def _kind_of(value: object) -> str:
     return "None" if value is None else f"a {type(value).__name__}"
 
 
 def _told(error: BaseException) -> str:
-    text = " ".join(str(error).split())
+    # Validators of attrs hand over the field and its options besides the sentence.
+    is_of_attrs = len(error.args) > 1 and isinstance(error.args[0], str) and isinstance(error.args[1], attrs.Attribute)
+    text = " ".join(str(error.args[0] if is_of_attrs else error).split())
     return f"{type(error).__name__}: {text}" if text else type(error).__name__

@@ -9,10 +9,13 @@ from typing import TYPE_CHECKING
 import attrs
 import importlib_metadata
 
+from quark.version import VERSION
+
 if TYPE_CHECKING:
     from importlib_metadata import EntryPoint
 
 GROUP = "quark"
+CORE = "quark-core"
 RUN_TIME = "run-time"
 """Stands for the distribution of what a program registers itself, while it runs."""
 
@@ -51,10 +54,17 @@ class Source:
 
 @attrs.frozen
 class Candidate:
-    """A plugin that is installed and may be imported."""
+    """A plugin that is installed and may be imported.
+
+    Attributes:
+        source: Where it comes from.
+        entry_point: Leads to it.
+        unmet: What its distribution requires of the core and does not find: the requirement, and what is there instead.
+    """
 
     source: Source
     entry_point: EntryPoint
+    unmet: tuple[tuple[str, str], ...] = ()
 
 
 @attrs.frozen
@@ -93,6 +103,26 @@ def _listed(text: str) -> frozenset[str]:
     return frozenset(normalized(part.strip()) for part in text.split(",") if part.strip())
 
 
+def _unmet(requirements: Iterable[str]) -> tuple[tuple[str, str], ...]:
+    """Requirements of the core that this core does not meet; an installer sees to them, but one may be told not to."""
+    mine = [text for text in requirements if normalized(re.split(r"[^\w.-]", text, maxsplit=1)[0]) == CORE and text != f"{CORE}=={VERSION}"]
+    if not mine:
+        return ()
+    from packaging.requirements import InvalidRequirement, Requirement  # not above: a listing without third parties does without
+
+    found = []
+    for text in mine:
+        try:
+            requirement = Requirement(text)
+        except InvalidRequirement:
+            found.append((f"'{text}'", "that is no requirement"))
+            continue
+        applies = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
+        if applies and not requirement.specifier.contains(VERSION, prereleases=True):
+            found.append((f"{CORE}{requirement.specifier}", f"{CORE} {VERSION} is installed"))
+    return tuple(found)
+
+
 def discover(path: Iterable[str] | None = None) -> tuple[Candidate, ...]:
     """All entry points of the group ``quark``, of all distributions, in a stable order.
 
@@ -110,5 +140,6 @@ def discover(path: Iterable[str] | None = None) -> tuple[Candidate, ...]:
         points = [point for point in distribution.entry_points if point.group == GROUP]
         if not points or (name := normalized(distribution.name)) in found:
             continue
-        found[name] = [Candidate(Source(name, distribution.version, point.value, point.name), point) for point in points]
+        unmet = _unmet(distribution.requires or ())
+        found[name] = [Candidate(Source(name, distribution.version, point.value, point.name), point, unmet) for point in points]
     return tuple(candidate for name in sorted(found) for candidate in found[name])

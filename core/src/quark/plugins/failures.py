@@ -9,7 +9,7 @@ import attrs
 
 from quark.plugins.discovery import Source
 
-STAGES = ("import", "register", "call", "validate")
+STAGES = ("require", "import", "register", "call", "validate")
 
 
 class PluginWarning(UserWarning):
@@ -22,8 +22,8 @@ class PluginFailure:
 
     Attributes:
         source: Which plugin.
-        stage: Where it failed, one of `STAGES`. ``import``: its module; ``register``: its hooks' names and signatures;
-            ``call``: a hook of it raised; ``validate``: what a hook returned.
+        stage: Where it failed, one of `STAGES`. ``require``: it was made for another core; ``import``: its module; ``register``: its
+            hooks' names and signatures; ``call``: a hook of it raised; ``validate``: what a hook returned.
         error: What happened, in a sentence.
         cure: What to do about it.
         exception: The exception behind it, if there is one.

@@ -44,7 +44,7 @@ class QuarkHooks:
       ``replaces="other-distribution"``. Within one distribution the first record of a name stands, the second is a failure.
     * Wrappers (``@hookimpl(wrapper=True)``) are refused: there is nothing around a call that concerns one plugin only.
 
-    **The event hook** is for progress bars and loggers; it can neither change a result nor stop a run.
+    **The event hook** is for progress bars and loggers; it can neither change a result nor stop a run, not by sys.exit() either.
     """
 
     @hookspec
@@ -78,7 +78,7 @@ class QuarkHooks:
     def quark_on_event(self, event: Event) -> None:
         """Hear that something happened, such as ``block_finished``.
 
-        Called in the process that works, between two pieces of work: return quickly. Exceptions are logged and forgotten.
+        Called in the process that works, between two pieces of work: return quickly. The first exception is logged, others are forgotten.
 
         Args:
             event: What happened; see `Event`. An implementation may leave the argument out.

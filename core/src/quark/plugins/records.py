@@ -15,6 +15,7 @@ import attrs
 
 from quark.lazy import LazyRef, as_lazy_ref, as_optional_lazy_ref
 from quark.names import NAME_RULE, is_valid_name
+from quark.plugins.expected import KEY, Expected
 
 STABILITIES = ("stable", "provisional", "experimental")
 
@@ -40,6 +41,18 @@ def _strings(values: Iterable[str]) -> tuple[str, ...]:
 
 def _exports(values: Mapping[str, str | LazyRef]) -> Mapping[str, LazyRef]:
     return MappingProxyType({key: as_lazy_ref(ref) for key, ref in dict(values).items()})
+
+
+def _value(base: str, **agrees: str) -> Mapping[str, Expected]:
+    return {KEY: Expected("value", LazyRef(base), agrees=agrees)}
+
+
+def _class(base: str, **agrees: str) -> Mapping[str, Expected]:
+    return {KEY: Expected("class", LazyRef(base), agrees=agrees)}
+
+
+def _function(*members: str) -> Mapping[str, Expected]:
+    return {KEY: Expected("function", members=members)}
 
 
 @attrs.frozen(kw_only=True)
@@ -73,10 +86,13 @@ class FormatRecord(Record):
     Attributes:
         format: Reference to a `quark.numerics.NumberFormat` value.
         bits: Bits of one stored element, scales apart.
+        layout_version: Of how its codes and scales lie in a checkpoint. Count it up when that changes: a checkpoint says by which it was
+            written, and is refused where the plugin that is installed has another.
     """
 
-    format: LazyRef = attrs.field(converter=as_lazy_ref)
+    format: LazyRef = attrs.field(converter=as_lazy_ref, metadata=_value("quark.numerics:NumberFormat", name="name", bits="bits"))
     bits: float = attrs.field(validator=attrs.validators.gt(0))
+    layout_version: int = attrs.field(default=1, validator=[attrs.validators.instance_of(int), attrs.validators.ge(1)])
 
 
 @attrs.frozen(kw_only=True)
@@ -88,7 +104,7 @@ class ObserverRecord(Record):
         class_name: Documented class name, which JSON configurations hold.
     """
 
-    observer: LazyRef = attrs.field(converter=as_lazy_ref)
+    observer: LazyRef = attrs.field(converter=as_lazy_ref, metadata=_class("quark.numerics:Observer", class_name="__name__"))
     class_name: str
 
 
@@ -105,9 +121,9 @@ class SchemeRecord(Record):
         clients: Programs that load a checkpoint in this scheme, for listings; with what they need in brackets.
     """
 
-    config: LazyRef = attrs.field(converter=as_lazy_ref)
-    kv_cache: LazyRef | None = attrs.field(default=None, converter=as_optional_lazy_ref)
-    attention: LazyRef | None = attrs.field(default=None, converter=as_optional_lazy_ref)
+    config: LazyRef = attrs.field(converter=as_lazy_ref, metadata=_function())
+    kv_cache: LazyRef | None = attrs.field(default=None, converter=as_optional_lazy_ref, metadata=_function())
+    attention: LazyRef | None = attrs.field(default=None, converter=as_optional_lazy_ref, metadata=_function())
     shares_global_scale: bool = False
     clients: tuple[str, ...] = attrs.field(default=(), converter=_strings)
 
@@ -125,9 +141,9 @@ class AlgorithmRecord(Record):
     """
 
     kind: str = attrs.field(validator=attrs.validators.in_(("transform", "rounding")))
-    config: LazyRef = attrs.field(converter=as_lazy_ref)
-    processor: LazyRef | None = attrs.field(default=None, converter=as_optional_lazy_ref)
-    restorer: LazyRef | None = attrs.field(default=None, converter=as_optional_lazy_ref)
+    config: LazyRef = attrs.field(converter=as_lazy_ref, metadata=_class("quark.specs.algorithm:AlgoConfig", name="name.default"))
+    processor: LazyRef | None = attrs.field(default=None, converter=as_optional_lazy_ref, metadata=_function())
+    restorer: LazyRef | None = attrs.field(default=None, converter=as_optional_lazy_ref, metadata=_function("restore", "place_of"))
 
 
 @attrs.frozen(kw_only=True)
@@ -141,7 +157,7 @@ class TemplateRecord(Record):
             knows the class.
     """
 
-    architecture: LazyRef = attrs.field(converter=as_lazy_ref)
+    architecture: LazyRef = attrs.field(converter=as_lazy_ref, metadata=_value("quark.specs.architecture:Architecture"))
     modeling: str | None = attrs.field(default=None, validator=attrs.validators.optional(_module))
 
 
@@ -154,5 +170,5 @@ class ExporterRecord(Record):
         reads_back: Whether this project can load what it writes.
     """
 
-    exporter: LazyRef = attrs.field(converter=as_lazy_ref)
+    exporter: LazyRef = attrs.field(converter=as_lazy_ref, metadata=_function("export"))
     reads_back: bool = False

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Generic, TypeVar, cast
 
+import attrs
+
 from quark.errors import AmbiguousNameError, ConfigError, PluginError, UnknownNameError, UnsupportedError
 from quark.lazy import LazyRef
 from quark.names import closest
 from quark.plugins.collection import Registered
 from quark.plugins.discovery import RUN_TIME, Source, normalized
+from quark.plugins.expected import KEY, Expected
 from quark.plugins.failures import PluginFailure, leave_out
 from quark.plugins.kinds import Kind
 from quark.plugins.records import Record
@@ -52,6 +55,7 @@ class Registry(Generic[R]):
         self._entries = entries
         self._failures = failures
         self._missing = missing
+        self._index: tuple[int, dict[str, list[Registered]]] | None = None
 
     def names(self) -> list[str]:
         """All names, sorted, without aliases; each can be given to `get`.
@@ -82,13 +86,19 @@ class Registry(Generic[R]):
 
         Raises:
             UnsupportedError: (a NotImplementedError) The record leaves that field empty.
-            PluginError: The reference leads nowhere, or its module cannot be imported; names the plugin.
+            PluginError: The reference leads nowhere, its module cannot be imported, or what it leads to is not what the record says;
+                names the plugin.
         """
         found = self._find(name)
         reference = getattr(found.record, field)
         if reference is None:
             raise UnsupportedError(f"the {self.kind.name} '{found.record.name}' of {found.source.distribution} has no {field}")
-        return load_for(reference, f"'{field}' of the {self.kind.name} '{found.record.name}'", found.source)
+        what = f"'{field}' of the {self.kind.name} '{found.record.name}'"
+        loaded = load_for(reference, what, found.source)
+        expected: Expected = getattr(attrs.fields(type(found.record)), field).metadata[KEY]
+        if (complaint := expected.complaint(found.record, loaded)) is not None:
+            raise PluginError(f"{what} points at '{reference}', which {complaint}. It comes from {found.source}: {leave_out(found.source)}")
+        return loaded
 
     def source(self, name: str) -> Source:
         """Where the record of that name comes from; raises as `get` does."""
@@ -96,8 +106,7 @@ class Registry(Generic[R]):
 
     def conflicts(self) -> dict[str, tuple[Source, ...]]:
         """Names and aliases that several distributions claim and no ``replaces=`` settles, with the claimants."""
-        keys = {key for entry in self._entries for key in (entry.record.name, *entry.record.aliases)}
-        settled = {key: self._candidates(key) for key in sorted(keys)}
+        settled = {key: self._candidates(key) for key in sorted(self._claims_by_key())}
         return {key: tuple(c.source for c in left) for key, left in settled.items() if len(left) > 1}
 
     def failures(self) -> tuple[PluginFailure, ...]:
@@ -117,14 +126,15 @@ class Registry(Generic[R]):
         source = source or Source(RUN_TIME)
         if not isinstance(record, self.kind.record):
             raise ConfigError(f"a {self.kind.record.__name__} is wanted to register a {self.kind.name}, not {record!r}")
-        rest = [e for e in self._entries if record.replaces is None or e.source.distribution != normalized(record.replaces)]
+        replaced = None if record.replaces is None else normalized(record.replaces)
         for key in (record.name, *record.aliases):
-            if taken := next((e for e in rest if key in (e.record.name, *e.record.aliases)), None):
+            if taken := next((e for e in self._claims_by_key().get(key, ()) if e.source.distribution != replaced), None):
                 raise ConfigError(
                     f"the {self.kind.name} name '{key}' is taken by {taken.source}: choose another name, "
                     f'or register it with replaces="{taken.source.distribution}"'
                 )
         self._entries.append(Registered(record, source))
+        self._index = None
 
     def unregister(self, name: str) -> None:
         """Remove a record that `register` added.
@@ -136,6 +146,7 @@ class Registry(Generic[R]):
         found = next((e for e in self._entries if e.record.name == name and not e.source.entry_point), None)
         if found is not None:
             self._entries.remove(found)
+            self._index = None
             return
         source = self._find(name).source
         raise ConfigError(
@@ -165,15 +176,25 @@ class Registry(Generic[R]):
             by_name.setdefault(entry.record.name, []).append(entry)
         return by_name
 
+    def _claims_by_key(self) -> dict[str, list[Registered]]:
+        """Entries by name and by alias. Made anew when there are more, since plugins' records are put into the same list from outside."""
+        if self._index is None or self._index[0] != len(self._entries):
+            by_key: dict[str, list[Registered]] = {}
+            for entry in self._entries:
+                for key in dict.fromkeys((entry.record.name, *entry.record.aliases)):
+                    by_key.setdefault(key, []).append(entry)
+            self._index = (len(self._entries), by_key)
+        return self._index[1]
+
     def _candidates(self, name: str) -> list[Registered]:
         """Entries that ``name`` may mean: one, none, or several that compete."""
         distribution, colon, plain = name.rpartition(":")
-        claims = [e for e in self._entries if plain in (e.record.name, *e.record.aliases)]
+        claims = self._claims_by_key().get(plain, [])
         if colon:
             return [c for c in claims if c.source.distribution == normalized(distribution)]
-        by_name = self._claims_by_name()
         # An alias of a replaced record leads to the record that stands in for it.
-        standing = [winner for c in claims for winner in unreplaced(by_name[c.record.name])]
+        named = {c.record.name: [e for e in self._claims_by_key()[c.record.name] if e.record.name == c.record.name] for c in claims}
+        standing = [winner for c in claims for winner in unreplaced(named[c.record.name])]
         return unreplaced({id(c): c for c in standing}.values())
 
     def _find(self, name: str) -> Registered:

@@ -42,10 +42,11 @@ def kind_report(catalog: Catalog, kind: str) -> dict[str, Any]:
         kind: In the plural, such as ``"schemes"``.
     """
     registry = catalog.registries[kind]
+    conflicts = _conflicts(registry)
     return {
         "kind": kind,
-        kind: [_entry(claim, catalog) for claim in registry.claims()],
-        "conflicts": _conflicts(registry),
+        kind: [_entry(claim, catalog, _status(claim, registry, conflicts)) for claim in registry.claims()],
+        "conflicts": conflicts,
         "failures": [_failure(f) for f in catalog.failures()],
     }
 
@@ -60,11 +61,11 @@ def record_report(catalog: Catalog, kind: str, name: str) -> dict[str, Any]:
     """
     registry = catalog.registries[kind]
     record, source = registry.get(name), registry.source(name)
-    contested = len(registry.conflicts().get(record.name, ())) > 1
+    claim, conflicts = Registered(record, source), _conflicts(registry)
     return {
         "kind": kind,
-        "name": f"{source.distribution}:{record.name}" if contested else record.name,
-        "entry": _entry(Registered(record, source), catalog),
+        "name": f"{source.distribution}:{record.name}" if record.name in conflicts else record.name,
+        "entry": _entry(claim, catalog, _status(claim, registry, conflicts)),
     }
 
 
@@ -81,7 +82,7 @@ def _conflicts(registry: Registry[Any]) -> dict[str, list[dict[str, Any]]]:
     return {name: [attrs.asdict(s) for s in sources] for name, sources in registry.conflicts().items()}
 
 
-def _entry(claim: Registered, catalog: Catalog) -> dict[str, Any]:
+def _entry(claim: Registered, catalog: Catalog, status: str) -> dict[str, Any]:
     record = claim.record
     facts = {a.name: _plain(getattr(record, a.name)) for a in attrs.fields(type(record))}
     derive = _DERIVED.get(type(record))
@@ -91,13 +92,12 @@ def _entry(claim: Registered, catalog: Catalog) -> dict[str, Any]:
             derived = derive(claim, catalog)
         except Exception as error:  # the record's function is anybody's code, and a listing shows the others all the same
             derived = {"error": str(error) if isinstance(error, QuarkError) else f"{type(error).__name__}: {error}"}
-    return facts | {"status": _status(claim, catalog), "source": attrs.asdict(claim.source)} | dict(derived)
+    return facts | {"status": status, "source": attrs.asdict(claim.source)} | dict(derived)
 
 
-def _status(claim: Registered, catalog: Catalog) -> str:
+def _status(claim: Registered, registry: Registry[Any], conflicts: Mapping[str, object]) -> str:
     """Whether asking for the record's name gives this record."""
-    registry = next(r for r in catalog.registries.values() if isinstance(claim.record, r.kind.record))
-    if claim.record.name in registry.conflicts():
+    if claim.record.name in conflicts:
         return "contested"
     return "active" if registry.get(claim.record.name) is claim.record else "replaced"
 

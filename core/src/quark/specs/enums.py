@@ -10,6 +10,7 @@ import math
 from enum import Enum
 from typing import Any
 
+from quark.errors import ConfigError
 from quark.lazy import LazyRef
 from quark.names import NAME_RULE, is_valid_name
 
@@ -25,12 +26,12 @@ class _Vocabulary(Enum):
         """The member of that name, upper or lower case.
 
         Raises:
-            ValueError: There is no such member.
+            ConfigError: (a ValueError) There is no such member.
         """
         for name, member in cls.__members__.items():
             if name.lower() == text.lower():
                 return member
-        raise ValueError(f"{cls.__name__} has no member {text!r}; it has {', '.join(cls.__members__)}")
+        raise ConfigError(f"{cls.__name__} has no member {text!r}; it has {', '.join(cls.__members__)}")
 
 
 class Dtype(_Vocabulary):
@@ -62,7 +63,7 @@ class Dtype(_Vocabulary):
     @classmethod
     def _missing_(cls, value: object) -> Dtype:
         if not is_valid_name(value):
-            raise ValueError(f"{value!r} is not the name of a number format: a name is {NAME_RULE}")
+            raise ConfigError(f"{value!r} is not the name of a number format: a name is {NAME_RULE}")
         member = object.__new__(cls)
         member._name_ = member._value_ = str(value)
         cls._value2member_map_[value] = member

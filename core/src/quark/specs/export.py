@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
 
 from quark.errors import ConfigError
 from quark.specs.dataclass_view import with_dataclass_view
+from quark.specs.json_values import checked, value_of
 
 _CHOICES = {"weight_format": ("real_quantized", "fake_quantized"), "pack_method": ("reorder", "order")}
 
@@ -50,9 +51,11 @@ class JsonExporterConfig:
         pack_method: str = "reorder",
         **extra: Any,
     ) -> None:
-        groups = None if weight_merge_groups is None else [list(g) for g in weight_merge_groups]
-        unknown = {**extra.pop("extra", {}), **extra}
-        self.__attrs_init__(groups, list(kv_cache_group or ()), min_kv_scale, weight_format, pack_method, unknown)
+        given = {"weight_merge_groups": weight_merge_groups, "kv_cache_group": kv_cache_group, "extra": extra.pop("extra", {})}
+        merged = value_of(given, "weight_merge_groups", list)
+        groups = None if merged is None else [list(checked(g, list, "weight_merge_groups")) for g in merged]
+        unknown = {**value_of(given, "extra", Mapping, {}), **extra}
+        self.__attrs_init__(groups, list(value_of(given, "kv_cache_group", list, ())), min_kv_scale, weight_format, pack_method, unknown)
 
     def to_dict(self) -> dict[str, Any]:
         """The ``export`` block: exactly the five keys that readers know."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -11,6 +12,7 @@ from quark.errors import ConfigError
 from quark.specs.algorithm import AlgoConfig, StoredAlgoConfig
 from quark.specs.dataclass_view import with_dataclass_view
 from quark.specs.enums import QuantFlow, QuantizationMode
+from quark.specs.json_values import checked, strings_of, value_of
 from quark.specs.layer import QLayerConfig
 from quark.specs.tensor import QTensorConfig
 from quark.version import VERSION
@@ -37,16 +39,32 @@ def _copied_list(value: Iterable[Any] | None) -> list[Any]:
     return list(value or [])
 
 
-def _layer(value: Any) -> QLayerConfig:
+def _layer(_: Any, attribute: Any, value: Any) -> None:
     if not isinstance(value, QLayerConfig):
-        raise ConfigError(f"global_quant_config is a QLayerConfig, not {value!r}")
-    return value
+        raise ConfigError(f"{attribute.name} is a QLayerConfig, not {value!r}")
+
+
+def _scale_floor(_: Any, attribute: Any, value: float) -> None:
+    if value < 0:
+        raise ConfigError(f"{attribute.name}={value} is negative: a scale is positive, 0.0 means no floor")
+
+
+def _by_type_name(layers: Mapping[Any, QLayerConfig]) -> dict[str, QLayerConfig]:
+    """Layer types by name, as JSON has them: a torch class and its name are the same key."""
+    return {_type_name(key): layer for key, layer in layers.items()}
+
+
+def _copied_layers(layers: Mapping[Any, QLayerConfig]) -> dict[Any, QLayerConfig]:
+    return {key: layer.copied() for key, layer in layers.items()}
 
 
 @with_dataclass_view
 @attrs.define
 class QConfig:
     """The quantization of a whole model. Lists and dicts given are copied, so no two configurations share them.
+
+    Every field can be assigned to, also those of the layers' and tensors' configurations in it. A run works on a copy (`copied`): it
+    changes no configuration, and what is changed once it is planned has no effect on it.
 
     Which layer gets what: ``exclude``, then ``layer_quant_config`` (first matching pattern), then ``layer_type_quant_config``, then
     ``global_quant_config``; ``kv_cache_quant_config`` adds output quantization even to excluded layers.
@@ -72,24 +90,29 @@ class QConfig:
         sync_moe_expert_input_amax: Experts share the range of their input.
         activation_memory: Bytes that activations may take while calibrated rounding holds those of all samples in the middle of a block;
             None for half of what is free. Where more are needed, each block is passed twice instead; 0 asks for that.
+        strict: A pattern that matches no layer, or a layer type that cannot be quantized, is an error and not a warning.
         calibrate_all_experts: Every expert is calibrated on every token, and not on those routed to it alone.
         scheme: Name of the scheme that ``global_quant_config`` was made of, for messages; never written.
         keep_prequantized_layers: Keep layers that come quantized already.
+        weight_format: Of the checkpoint that this was read from: ``"fake_quantized"`` holds rounded values in place of their codes.
+        written_with: Of a checkpoint: which distributions brought its formats, observers and algorithms (see `quark.export.provenance`).
         pre_quant_opt_config: Documented before 0.12: algorithms that go before ``algo_config``; folded into it.
     """
 
-    global_quant_config: QLayerConfig = attrs.field(validator=lambda _s, _a, v: _layer(v))
+    global_quant_config: QLayerConfig = attrs.field(validator=_layer)
     exclude: list[str] = attrs.field(factory=list, converter=_copied_list)
     algo_config: list[AlgoConfig] | None = attrs.field(default=None, converter=_algorithms)
     log_severity_level: int = 1
     version: str = VERSION
-    layer_type_quant_config: dict[Any, QLayerConfig] = attrs.field(factory=dict, converter=_copied_dict)
+    layer_type_quant_config: dict[Any, QLayerConfig] = attrs.field(factory=dict, converter=_copied_dict, eq=_by_type_name)
     layer_quant_config: dict[str, QLayerConfig] = attrs.field(factory=dict, converter=_copied_dict)
     kv_cache_quant_config: dict[str, QLayerConfig] = attrs.field(factory=dict, converter=_copied_dict)
     kv_cache_group: list[str] = attrs.field(factory=list, converter=_copied_list)
-    min_kv_scale: float = 0.0
+    min_kv_scale: float = attrs.field(default=0.0, validator=_scale_floor)
     separate_kv_scales: bool = attrs.field(default=False, kw_only=True)
     calibrate_all_experts: bool = attrs.field(default=False, kw_only=True)
+    strict: bool = attrs.field(default=False, kw_only=True)
+    weight_format: str = attrs.field(default="real_quantized", kw_only=True, eq=False, repr=False)
     activation_memory: int | None = attrs.field(default=None, kw_only=True)
     scheme: str | None = attrs.field(default=None, kw_only=True, eq=False, repr=False)
     kv_cache_post_rope: bool = False
@@ -101,14 +124,32 @@ class QConfig:
     sync_moe_expert_input_amax: bool = False
     keep_prequantized_layers: bool = True
     pre_quant_opt_config: Any = attrs.field(default=None, repr=False, eq=False)
+    written_with: Any = attrs.field(default=None, repr=False, eq=False, kw_only=True)
 
     def __attrs_post_init__(self) -> None:
         if self.pre_quant_opt_config is not None:
             first = _algorithms(self.pre_quant_opt_config) or []
             self.algo_config = first + (self.algo_config or [])
             self.pre_quant_opt_config = None
-        if self.min_kv_scale < 0:
-            raise ConfigError(f"min_kv_scale={self.min_kv_scale} is negative: a scale is positive, 0.0 means no floor")
+
+    def copied(self) -> QConfig:
+        """An independent copy, down to the last tensor's spec. Raises ConfigError where fields that were assigned do not agree."""
+        return attrs.evolve(
+            self,
+            global_quant_config=self.global_quant_config.copied(),
+            algo_config=copy.deepcopy(self.algo_config),
+            layer_type_quant_config=_copied_layers(self.layer_type_quant_config),
+            layer_quant_config=_copied_layers(self.layer_quant_config),
+            kv_cache_quant_config=_copied_layers(self.kv_cache_quant_config),
+            shared_scale_groups=[list(group) for group in self.shared_scale_groups],
+            softmax_quant_spec=None if self.softmax_quant_spec is None else self.softmax_quant_spec.copied(),
+        )
+
+    @staticmethod
+    def with_llm_template(template: Any, scheme: str, **options: Any) -> QConfig:
+        """What ``template.get_config(scheme, …)`` returns; ``template`` is an `LLMTemplate`, and its options are these."""
+        config: QConfig = template.get_config(scheme=scheme, **options)
+        return config
 
     def to_dict(self) -> dict[str, Any]:
         """JSON form, the keys of ``quantization_config`` but for ``export``, which the exporter adds.
@@ -139,32 +180,37 @@ class QConfig:
         Entries of ``algo_config`` are kept as `StoredAlgoConfig`, so that no algorithm need be installed to read a checkpoint.
 
         Raises:
-            ConfigError: ``global_quant_config`` is missing or malformed.
+            ConfigError: ``global_quant_config`` is missing, or a value is of another type than it has.
         """
-        if not isinstance(data.get("global_quant_config"), Mapping):
+        if not isinstance(data, Mapping) or data.get("global_quant_config") is None:
             raise ConfigError("this quantization_config has no 'global_quant_config': it was not written by quark, or is damaged")
-        export = data.get("export") or {}
+        export = value_of(data, "export", Mapping, {})
         softmax = data.get("softmax_quant_spec")
         return cls(
-            global_quant_config=QLayerConfig.from_dict(data["global_quant_config"]),
-            exclude=data.get("exclude"),
-            algo_config=_stored_algorithms(data.get("algo_config"), data.get(_RUN) or ()),
+            global_quant_config=QLayerConfig.from_dict(value_of(data, "global_quant_config", Mapping)),
+            exclude=strings_of(data, "exclude"),
+            algo_config=_stored_algorithms(data.get("algo_config"), strings_of(data, _RUN)),
             version=str(data.get("version") or VERSION),
             layer_type_quant_config=_layers(data, "layer_type_quant_config"),
             layer_quant_config=_layers(data, "layer_quant_config"),
             kv_cache_quant_config=_layers(data, "kv_cache_quant_config"),
-            kv_cache_group=export.get("kv_cache_group"),
-            min_kv_scale=float(export.get("min_kv_scale") or 0.0),
-            kv_cache_post_rope=bool(data.get("kv_cache_post_rope")),
+            kv_cache_group=strings_of(export, "kv_cache_group"),
+            min_kv_scale=float(value_of(export, "min_kv_scale", float, 0.0)),
+            weight_format=value_of(export, "weight_format", str, "real_quantized"),
+            kv_cache_post_rope=value_of(data, "kv_cache_post_rope", bool, False),
             softmax_quant_spec=None if softmax is None else QTensorConfig.from_dict(softmax),
-            quant_mode=QuantizationMode.from_str(data.get("quant_mode") or "eager_mode"),
+            quant_mode=QuantizationMode.from_str(value_of(data, "quant_mode", str, "eager_mode")),
+            written_with=data.get("plugins"),
         )
 
 
 def _stored_algorithms(value: Any, run: Sequence[str]) -> list[AlgoConfig] | None:
     """``algo_config`` of a checkpoint: a list, before 0.10 one object, or null; and the names of those that run with the model."""
-    entries = [value] if isinstance(value, Mapping) else value
-    return None if entries is None else [StoredAlgoConfig.from_dict(dict(e), is_run=e.get("name") in run) for e in entries]
+    if value is None:
+        return None
+    entries = [value] if isinstance(value, Mapping) else checked(value, list, "algo_config")
+    settings = [checked(entry, Mapping, "algo_config") for entry in entries]
+    return [StoredAlgoConfig.from_dict(dict(s), is_run=value_of(s, "name", str, "") in run) for s in settings]
 
 
 def _type_name(key: type | str) -> str:
@@ -172,4 +218,4 @@ def _type_name(key: type | str) -> str:
 
 
 def _layers(data: Mapping[str, Any], key: str) -> dict[str, QLayerConfig]:
-    return {name: QLayerConfig.from_dict(value) for name, value in (data.get(key) or {}).items()}
+    return {name: QLayerConfig.from_dict(value) for name, value in value_of(data, key, Mapping, {}).items()}

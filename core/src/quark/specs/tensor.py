@@ -12,8 +12,29 @@ from quark.errors import ConfigError
 from quark.names import is_valid_name
 from quark.specs.dataclass_view import with_dataclass_view
 from quark.specs.enums import Dtype, QSchemeType, RoundType, ScaleType, ZeroPointType
+from quark.specs.json_values import checked, value_of
 
 _SCALE_FORMATS = ("float32", "e8m0", "e4m3", "e5m3")
+_JSON_TYPES: dict[str, type] = {
+    "dtype": str,
+    "observer_cls": str,
+    "is_dynamic": bool,
+    "qscheme": str,
+    "ch_axis": int,
+    "group_size": int,
+    "block_size": list,
+    "symmetric": bool,
+    "round_method": str,
+    "scale_type": str,
+    "scale_format": str,
+    "scale_calculation_mode": str,
+    "mx_element_dtype": str,
+    "zero_point_type": str,
+    "is_scale_quant": bool,
+    "enable_buffer_reuse": bool,
+    "max_input_numel": int,
+    "observer_options": Mapping,
+}
 _LEGACY_KEYS = {"dynamic": "is_dynamic", "axis": "ch_axis"}
 
 
@@ -63,10 +84,25 @@ def _pair(value: Sequence[int] | None) -> tuple[int, int] | None:
     return pair
 
 
+def _size(_: Any, attribute: Any, value: Any) -> None:
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value == 0 or value < -1):
+        raise ConfigError(f"{attribute.name}={value!r} is not a size: use a positive whole number, or -1 for the whole axis")
+
+
+def _scale_format(_: Any, attribute: Any, value: Any) -> None:
+    if value is not None and not is_valid_name(value):
+        raise ConfigError(
+            f"{attribute.name}={value!r} is no name: use one of {', '.join(_SCALE_FORMATS)}, or one of the number format's own"
+        )
+
+
 @with_dataclass_view
-@attrs.frozen
+@attrs.define(unsafe_hash=True)
 class QTensorConfig:
     """The quantization of one tensor: number format × granularity × symmetry × scale × observer × static or dynamic.
+
+    Fields can be assigned to: a value is checked at once, and that the fields agree when the configuration is used. What uses a
+    configuration works on a copy (`copied`). It hashes by its values, so one that is a key of a dict should not be changed.
 
     Old names: ``QuantizationSpec`` (to 0.11). Source: spec of the documented surface, §1.2.
 
@@ -102,12 +138,12 @@ class QTensorConfig:
     is_dynamic: bool | None = None
     qscheme: QSchemeType | None = attrs.field(default=None, converter=_qscheme)
     ch_axis: int | None = None
-    group_size: int | None = None
+    group_size: int | None = attrs.field(default=None, validator=_size)
     block_size: tuple[int, int] | None = attrs.field(default=None, converter=_pair)
     symmetric: bool | None = None
     round_method: RoundType | None = attrs.field(default=None, converter=_round_type)
     scale_type: ScaleType | None = attrs.field(default=None, converter=_scale_type)
-    scale_format: str | None = None
+    scale_format: str | None = attrs.field(default=None, validator=_scale_format)
     scale_calculation_mode: str | None = None
     qat_spec: object = None
     mx_element_dtype: Dtype | None = attrs.field(default=None, converter=_dtype)
@@ -138,19 +174,31 @@ class QTensorConfig:
         """Read the JSON form; the older keys ``dynamic`` and ``axis`` are understood.
 
         Raises:
-            ConfigError: A key is unknown, or ``dtype`` is missing.
+            ConfigError: A key is unknown, or ``dtype`` is missing, or a value is of another type than it has.
         """
-        values = {_LEGACY_KEYS.get(key, key): value for key, value in data.items()}
+        values = {_LEGACY_KEYS.get(key, key): value for key, value in checked(data, Mapping, "a tensor's quantization").items()}
         known = {a.name for a in attrs.fields(cls)}
         unknown = sorted(set(values) - known)
-        if unknown or "dtype" not in values:
+        if unknown or values.get("dtype") is None:
             problem = f"unknown keys {unknown}" if unknown else "the key 'dtype' is missing"
             raise ConfigError(f"a tensor's quantization in JSON has {problem}; its keys are {', '.join(sorted(known - {'qat_spec'}))}")
+        for key, kind in _JSON_TYPES.items():
+            value_of(values, key, kind)
         return cls(**{key: value for key, value in values.items() if key != "zero_point_type" or value is not None})
 
     def set(self, **changes: Any) -> QTensorConfig:
         """A copy with some fields changed."""
         return attrs.evolve(self, **changes)
+
+    def set_group_size(self, group_size: int) -> None:
+        """Change ``group_size``; raises ConfigError where it is no size."""
+        if group_size is None:
+            raise ConfigError("group_size=None is not a size: use a positive whole number, or -1 for the whole axis")
+        self.group_size = group_size
+
+    def copied(self) -> QTensorConfig:
+        """An independent copy. Raises ConfigError where fields that were assigned do not agree."""
+        return attrs.evolve(self)
 
 
 def _contradictions(spec: QTensorConfig) -> list[tuple[str, str]]:
@@ -162,10 +210,4 @@ def _contradictions(spec: QTensorConfig) -> list[tuple[str, str]]:
         found.append(("per_group needs ch_axis and group_size", "set ch_axis=-1 and group_size, such as 128"))
     if spec.qscheme is QSchemeType.per_block and spec.block_size is None:
         found.append(("per_block needs block_size", "set block_size=[rows, columns], such as [128, 128]"))
-    if spec.group_size is not None and (not isinstance(spec.group_size, int) or spec.group_size == 0 or spec.group_size < -1):
-        found.append((f"group_size={spec.group_size!r} is not a size", "use a positive whole number, or -1 for the whole axis"))
-    if spec.scale_format is not None and not is_valid_name(spec.scale_format):
-        found.append(
-            (f"scale_format={spec.scale_format!r} is no name", f"use one of {', '.join(_SCALE_FORMATS)}, or one of the format's own")
-        )
     return found

@@ -6,13 +6,37 @@ from collections.abc import Mapping
 from typing import Any
 
 from quark.errors import UnsupportedError
+from quark.specs.export import JsonExporterConfig
 from quark.specs.model import QConfig
 
 _OURS = "quark"
 
 
 class QuantConfigParser:
-    """Documented entry of transformers' loader for checkpoints in other producers' layouts."""
+    """Documented entry of transformers' loader for checkpoints in other producers' layouts.
+
+    Args:
+        quant_config: A model's configuration.
+        json_config: How it is exported.
+    """
+
+    def __init__(self, quant_config: QConfig, json_config: JsonExporterConfig | None = None) -> None:
+        self.quant_config = quant_config
+        self.json_config = json_config or JsonExporterConfig()
+
+    @property
+    def kv_cache_group(self) -> list[str]:
+        """Patterns of the projections that feed the cache, as they are exported."""
+        return self.json_config.kv_cache_group
+
+    @property
+    def output_quant(self) -> bool:
+        """Whether the outputs of all layers are quantized."""
+        return self.quant_config.global_quant_config.output_tensors is not None
+
+    def get_custom_config(self) -> tuple[dict[str, Any], str]:
+        """The ``quantization_config`` that another producer's layout wants, and its name: none and ``"quark"``, the one that is written."""
+        return {}, _OURS
 
     @staticmethod
     def from_custom_config(quant_config: Mapping[str, Any], is_bias_quantized: bool = False) -> QConfig:

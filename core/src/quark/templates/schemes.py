@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from quark.errors import ConfigError, UnknownNameError
 from quark.names import closest
 from quark.plugins import SchemeRecord, schemes
+from quark.plugins.attribution import attributed, origin
+from quark.plugins.expected import described
 from quark.plugins.options import called, checked, options_of
 from quark.specs.layer import QLayerConfig
 from quark.specs.tensor import QTensorConfig
@@ -17,27 +19,29 @@ class QuantizationScheme:
     """A scheme: something with a layer configuration. Documented base of the scheme classes.
 
     Args:
-        config: What a layer gets under this scheme.
+        config: What a layer gets under this scheme; it is copied.
     """
 
     def __init__(self, config: QLayerConfig) -> None:
-        self._config = config
+        if not isinstance(config, QLayerConfig):
+            raise ConfigError(f"this scheme has no QLayerConfig but {config!r}")
+        self._config = config.copied()
 
     @property
     def config(self) -> QLayerConfig:
-        """What a layer gets under this scheme."""
-        return self._config
+        """What a layer gets under this scheme: a configuration of its own each time it is asked for."""
+        return self._config.copied()
 
 
 class _RegisteredScheme(QuantizationScheme):
     """A plugin's scheme; its configuration is built anew each time it is asked for."""
 
-    def __init__(self, build: Callable[[], QLayerConfig]) -> None:
-        self._build = build
+    def __init__(self, name: str) -> None:
+        self._name = name
 
     @property
     def config(self) -> QLayerConfig:
-        return self._build()
+        return _built(self._name)
 
 
 class QuantizationSchemeCollection:
@@ -83,8 +87,8 @@ class QuantizationSchemeCollection:
         )
 
     def get_supported_schemes(self) -> list[str]:
-        """Names of all schemes: plugins' in alphabetical order, then one's own in the order of registration."""
-        return [*schemes().names(), *self._custom]
+        """Names of all schemes: plugins' in alphabetical order, their aliases, then one's own in the order of registration."""
+        return [*schemes().names(), *(alias for record in schemes() for alias in record.aliases), *self._custom]
 
     def get_scheme(self, scheme_name: str) -> QuantizationScheme:
         """The scheme of that name, or alias.
@@ -96,7 +100,7 @@ class QuantizationSchemeCollection:
         if scheme_name in self._custom:
             return self._custom[scheme_name]
         self.record(scheme_name)
-        return _RegisteredScheme(schemes().load(scheme_name, "config"))
+        return _RegisteredScheme(scheme_name)
 
     def layer_config(self, scheme_name: str, options: Mapping[str, Any] | None = None) -> QLayerConfig:
         """What a layer gets under a scheme, built with its options.
@@ -104,6 +108,7 @@ class QuantizationSchemeCollection:
         Raises:
             UnknownNameError: (a ValueError) There is no such scheme.
             ConfigError: (a ValueError) The scheme has no such option, or refuses its value; those that it has are named.
+            PluginError: The scheme's function failed, or gives no layer configuration.
         """
         if not options:
             return self.get_scheme(scheme_name).config
@@ -111,9 +116,9 @@ class QuantizationSchemeCollection:
         build = None if record is None else schemes().load(scheme_name, "config")
         known = () if build is None else options_of(build)
         given = checked(whose, known, options)
-        assert build is not None  # what is registered at run time has no options: all that is given is refused
-        layer: QLayerConfig = called(whose, build, given)
-        return layer
+        if build is None:
+            raise ConfigError(f"{whose} was registered at run time and has no options: leave scheme_options out")
+        return _built(scheme_name, given)
 
     def record(self, scheme_name: str) -> SchemeRecord | None:
         """What a plugin registered under that name; None for a scheme registered at run time. Raises as `get_scheme` does."""
@@ -133,6 +138,16 @@ class QuantizationSchemeCollection:
         """The closest of the names that only this process knows; the registry's own message covers the others."""
         near = closest(str(scheme_name), self._custom)
         return f" (did you mean '{near}', registered in this program?)" if near else ""
+
+
+def _built(name: str, options: Mapping[str, Any] | None = None) -> QLayerConfig:
+    """What the function of a plugin's scheme builds."""
+    build, whose = schemes().load(name, "config"), origin("schemes", name)
+    with attributed("building its configuration", whose):
+        found = called(f"the scheme '{name}'", build, options) if options else build()
+    if not isinstance(found, QLayerConfig):
+        raise whose.error(f"builds {described(found)} where a QLayerConfig is wanted")
+    return found.copied()  # one spec may serve two tensors in it, and nothing says that it is a new one each time
 
 
 def scheme_part(scheme_name: str, part: str, what: str) -> QTensorConfig:
@@ -156,7 +171,9 @@ def scheme_part(scheme_name: str, part: str, what: str) -> QTensorConfig:
             name=str(scheme_name),
             known=able,
         )
-    spec = schemes().load(scheme_name, part)()
+    build = schemes().load(scheme_name, part)
+    with attributed(f"building its {what}", origin("schemes", scheme_name)):
+        spec = build()
     if not isinstance(spec, QTensorConfig):
         source = schemes().source(scheme_name)
         raise ConfigError(f"the {what} '{scheme_name}' of {source} gives a {type(spec).__name__}, not a QTensorConfig: mend that plugin")

@@ -105,6 +105,7 @@ class LLMTemplate:
         self.exclude_layers_name = _list(excluded)
         self.f2f_weight_converters = None if f2f_weight_converters is None else list(f2f_weight_converters)
         self.architecture = architecture
+        self._derived: Mapping[str, AlgoConfig | None] = {}
         self.algo_config: dict[str, AlgoConfig | None] = dict.fromkeys(get_supported_algorithm_types())
         self.algo_config |= _from_legacy(legacy_algorithm_parameters)
         self.algo_config |= _by_algorithm(algorithm_configs, "`algorithm_configs`")
@@ -112,19 +113,27 @@ class LLMTemplate:
     def __repr__(self) -> str:
         return f"LLMTemplate(model_type={self.model_type!r}, kv_layers_name={self.kv_layers_name}, exclude={self.exclude_layers_name})"
 
+    @property
+    def algorithm_configs(self) -> dict[str, AlgoConfig | None]:
+        """Settings by name of algorithm: ``algo_config`` under the name by which they are given."""
+        return self.algo_config
+
     @classmethod
     def from_architecture(cls, architecture: Architecture) -> LLMTemplate:
         """The template of a family whose facts are known; each installed algorithm derives its settings from them."""
-        return cls(
+        derived = {name: derived_config(name, architecture) for name in get_supported_algorithm_types()}
+        template = cls(
             model_type=architecture.model_type,
             kv_layers_name=architecture.kv_layers_name,
             q_layer_name=architecture.q_layer_name,
             gate_up_layers_name=architecture.gate_up_layers_name,
             exclude_layers_name=architecture.exclude_layers_name,
-            algorithm_configs={name: derived_config(name, architecture) for name in get_supported_algorithm_types()},
+            algorithm_configs=derived,
             f2f_weight_converters=_converters(architecture),
             architecture=architecture,
         )
+        template._derived = derived
+        return template
 
     @classmethod
     def list_available(cls) -> list[str]:
@@ -216,7 +225,7 @@ class LLMTemplate:
         scheme_options: Mapping[str, Any] | None = None,
         algorithm_options: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> QConfig:
-        """The configuration of a whole model. Its lists are its own: changing them changes neither the template nor another configuration.
+        """The configuration of a whole model. It is its own but for settings of algorithms that were given: those are in it as they are.
 
         Args:
             scheme: Name of the scheme of every linear layer.
@@ -287,7 +296,9 @@ class LLMTemplate:
                     f"{f': {reason}' if reason else ''}. "
                     f"Pass your own to get_config: algo_configs={{'{name}': …}}"
                 )
-            chosen.append(with_options(name, copy.deepcopy(found), options.get(name, {})))
+            # What is derived for the family belongs to every configuration of it; what was given stays the giver's own.
+            own = copy.deepcopy(found) if found is self._derived.get(name) else found
+            chosen.append(with_options(name, own, options[name]) if name in options else own)
         return chosen or None
 
     def _with_modules(self, patterns: str | Sequence[str] | None) -> list[str]:
@@ -302,9 +313,8 @@ class LLMTemplate:
             )
         for pattern in self._with_modules(self.kv_layers_name):
             base = projections.base_for(config, pattern, self.architecture) or QLayerConfig()
-            layer = QLayerConfig(input_tensors=base.input_tensors, weight=base.weight, output_tensors=spec)
-            config.kv_cache_quant_config[pattern] = layer
-            config.layer_quant_config[pattern] = layer
+            for layers in (config.kv_cache_quant_config, config.layer_quant_config):
+                layers[pattern] = QLayerConfig(input_tensors=base.input_tensors, weight=base.weight, output_tensors=spec)
 
     def _quantize_attention(self, config: QConfig, spec: QTensorConfig) -> None:
         """Quantize attention probabilities, and the outputs of query projections that are not excluded."""

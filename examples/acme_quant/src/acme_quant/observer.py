@@ -64,6 +64,6 @@ class AcmeRmsObserver(Observer):
         return -high, high
 
     def merge(self, other: Observer) -> None:
-        assert isinstance(other, AcmeRmsObserver)
-        if other._squares is not None and other._largest is not None:
-            self._take(other._squares, other._largest, other._count)
+        seen = self.of_same_kind(other)
+        if seen._squares is not None and seen._largest is not None:
+            self._take(seen._squares, seen._largest, seen._count)

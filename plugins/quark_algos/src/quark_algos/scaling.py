@@ -17,7 +17,7 @@ from quark.nn.layers import linear_weight
 from quark.numerics import WeightGrid, quantizer_for
 from quark.specs.algorithm import AlgoConfig
 from quark.specs.architecture import Architecture
-from quark.specs.layer import QLayerConfig
+from quark.specs.layer import QLayerConfig, stages
 from quark_algos.hand_written import Place, places_of, see_places
 from quark_algos.left_out import left_out
 from quark_algos.rotate.online import is_rotated
@@ -220,7 +220,7 @@ class _Searched(Scaling):
         """The readers, those with one input and one spec as one part."""
         alike: dict[tuple[int, Any], list[str]] = {}
         for name in self._read(modules, block):
-            alike.setdefault((id(block.statistics[name]), block.configs[name].weight), []).append(name)
+            alike.setdefault((id(block.statistics[name]), stages(block.configs[name].weight)), []).append(name)
         quadratics: dict[int, Quadratic] = {}
         parts = []
         for (key, _), names in alike.items():

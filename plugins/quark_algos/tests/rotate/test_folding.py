@@ -8,9 +8,11 @@ import attrs
 import pytest
 import torch
 from torch import nn
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from quark.errors import ConfigError, UnsupportedError
 from quark.specs.architecture import Architecture
+from quark.torch import LLMTemplate, ModelQuantizer
 from quark_algos.rotate.folding import block, fuse_norms, outside, r1_of, values
 from quark_algos.rotate.hadamard import Rotation
 from quark_algos.rotate.stream import check, in_block, outside_blocks
@@ -175,8 +177,31 @@ def test_fused_experts_are_refused() -> None:
     experts = nn.Module()
     experts.down_proj = nn.Parameter(torch.zeros(3, WIDTH, 64))
     module.set_submodule(facts.experts or "", experts)
-    with pytest.raises(UnsupportedError, match="separate_experts"):
+    with pytest.raises(UnsupportedError, match="of a form that cannot be taken apart: rotate nothing"):
         block(module, facts, r1_of(WIDTH, facts))
+
+
+def test_what_is_advised_for_fused_experts_is_true() -> None:
+    """Experts that stay float stay fused, and are refused; those that the configuration quantizes are taken apart by the run itself."""
+    template = LLMTemplate.get("qwen3_moe")
+    sizes = {
+        "vocab_size": 64,
+        "hidden_size": 64,
+        "intermediate_size": 64,
+        "moe_intermediate_size": 64,
+        "head_dim": 16,
+        "num_experts": 2,
+        "num_experts_per_tok": 1,
+    }
+    family = AutoConfig.for_model("qwen3_moe", **sizes, num_hidden_layers=1, num_attention_heads=4, num_key_value_heads=4)
+    options = {"scheme": "int4_wo_32", "algorithm": "rotation"}
+    excluding = template.get_config(**options, exclude_layers=["lm_head", "*.gate", "*experts*"])
+    data = [torch.arange(16)[None]]
+    with pytest.raises(UnsupportedError, match="do not exclude them, or rotate nothing"):
+        ModelQuantizer(excluding).quantize_model(AutoModelForCausalLM.from_config(family).eval(), data)
+    ModelQuantizer(template.get_config(**options)).quantize_model(AutoModelForCausalLM.from_config(family).eval(), data)
+    excluding.algo_config = None
+    ModelQuantizer(excluding).quantize_model(AutoModelForCausalLM.from_config(family).eval(), data)
 
 
 def test_values_that_gates_multiply_are_left_alone() -> None:

@@ -17,7 +17,7 @@ class _Scheme(QuantizationScheme):
 
     @property
     def config(self) -> QLayerConfig:
-        return self._build()
+        return self._build().copied()
 
 
 class Int4WeightOnlyScheme(_Scheme):

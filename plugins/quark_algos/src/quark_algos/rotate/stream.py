@@ -10,6 +10,7 @@ import attrs
 from torch import nn
 
 from quark.errors import UnsupportedError
+from quark.nn.expert_forms import expert_parts
 from quark.specs.architecture import Architecture
 from quark_algos.rotation import RotationConfig
 from quark_algos.sites import readers_of_attention_norm, readers_of_mlp_norm, writers_of_attention, writers_of_mlp
@@ -125,7 +126,12 @@ def see_single_experts(block: nn.Module, facts: Architecture, writers: Mapping[s
     if holder is None or not any(True for _ in _own_matrices(holder)):
         return
     if not any(name.startswith(f"{facts.experts}.") for name in writers):
-        cure = "separate them first, with quark.model.mixtures.separate_experts"
+        parts = expert_parts(holder, facts.expert_form, facts.expert_inputs, facts.expert_output)
+        cure = (
+            "they are of a form that cannot be taken apart: rotate nothing"
+            if parts is None
+            else "they are taken apart where the configuration quantizes one of their layers: do not exclude them, or rotate nothing"
+        )
         raise UnsupportedError(f"a block of this {facts.model_type} cannot be rotated: its experts ({facts.experts}) are fused; {cure}")
 
 

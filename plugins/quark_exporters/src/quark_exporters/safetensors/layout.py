@@ -1,4 +1,4 @@
-"""The tensors of an export, part by part: packed codes and scales of quantized layers, everything else as it is."""
+"""The tensors of an export, part by part: codes, or rounded values, and scales of quantized layers; everything else as it is."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from quark.export.writer import Part
 from quark.model.plan import QuantPlan
 from quark.nn import QuantizedLayer, QuantizerModule
 from quark.nn.attention import KEY, PROBABILITIES
-from quark.nn.packed import SLOTS, packed_meta
+from quark.nn.packed import SLOTS, packed_meta, stored_tensors
 from quark.numerics import QParams
 
 
@@ -59,12 +59,6 @@ def quantized_parts(model: nn.Module, options: ExportOptions, region: Region = W
     plain = _plain_parts(region.state(model), [*layers, *attention])
     parts = (_layer_part(name, layer, options, outputs.get(name), merged.get(name)) for name, layer in layers.items())
     return [*plain, *parts, *(part for name, module in attention.items() for part in _probability_parts(name, module, options))]
-
-
-def float_parts(model: nn.Module, region: Region = WHOLE) -> list[Part]:
-    """Every parameter and persistent buffer of a float model; weights are the rounded values, scales are left out."""
-    scales = tuple(f"{name}." for name, m in region.modules(model).items() if isinstance(m, QuantizerModule))
-    return [part for part in _plain_parts(region.state(model), []) if not any(name.startswith(scales) for name in part.meta)]
 
 
 def is_tied_apart(model: nn.Module) -> bool:
@@ -124,7 +118,7 @@ def _meta(name: str, layer: QuantizedLayer, options: ExportOptions, output: Quan
             yield checkpoint_name(name, slot, ""), layer.as_stored(tensor.detach()).to("meta")
             continue
         packed = packed_meta(quantizer.quantizer, tuple(tensor.shape), options.pack_method)
-        packed[""] = layer.as_stored(packed[""])
+        packed[""] = layer.as_stored(tensor.detach().to("meta") if _holds_values(options) else packed[""])
         yield from ((checkpoint_name(name, slot, suffix), t) for suffix, t in packed.items() if _wanted(suffix, quantizer, options))
     for slot, module in (("input_tensors", layer.input_quantizer), ("output_tensors", output)):
         for suffix, t in _activation(module, None, options).items():
@@ -142,13 +136,20 @@ def _tensors(
         if quantizer is None or quantizer.qparams is None:
             yield checkpoint_name(name, slot, ""), layer.as_stored(tensor)
             continue
-        codes = quantizer.quantizer.codes_of(tensor.detach(), quantizer.qparams)
-        packed = quantizer.quantizer.pack(codes, quantizer.qparams, order=options.pack_method)
+        if _holds_values(options):
+            packed = {"": tensor.detach(), **quantizer.quantizer.pack_qparams(quantizer.qparams, order=options.pack_method)}
+        else:
+            packed = stored_tensors(f"{name}.{slot}", quantizer, tensor, options.pack_method)
         packed[""] = layer.as_stored(packed[""])
         yield from ((checkpoint_name(name, slot, suffix), t) for suffix, t in packed.items())
     for slot, module, qparams in (("input_tensors", layer.input_quantizer, None), ("output_tensors", output, merged)):
         for suffix, t in _activation(module, qparams, options).items():
             yield checkpoint_name(name, slot, suffix), t
+
+
+def _holds_values(options: ExportOptions) -> bool:
+    """Whether rounded values are stored in place of their codes."""
+    return options.weight_format == "fake_quantized"
 
 
 def _activation(module: QuantizerModule | None, qparams: QParams | None, options: ExportOptions) -> dict[str, Tensor]:

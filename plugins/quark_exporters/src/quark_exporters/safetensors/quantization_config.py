@@ -13,6 +13,8 @@ import attrs
 from torch import nn
 
 from quark.export.protocol import ExportOptions
+from quark.export.provenance import KEY as PLUGINS
+from quark.export.provenance import provenance
 from quark.model.plan import PlanRow, QuantPlan
 from quark.model.resolve import layer_config_for
 from quark.nn.layers import LOOKUP_TYPES, QUANTIZED_TYPES
@@ -50,7 +52,7 @@ def quantization_config(model: nn.Module, options: ExportOptions) -> dict[str, A
         layer_quant_config={**_queries_as_one(layers, plan), **{name: layer for name, layer in cache.items() if name in excluded}},
         kv_cache_quant_config={name: layer for name, layer in cache.items() if layer.output_tensors is not None},
     )
-    return {**exact.to_dict(), "export": block.to_dict()}
+    return {**exact.to_dict(), "export": block.to_dict(), PLUGINS: provenance(exact)}
 
 
 def _queries_as_one(layers: dict[str, QLayerConfig], plan: QuantPlan) -> dict[str, QLayerConfig]:

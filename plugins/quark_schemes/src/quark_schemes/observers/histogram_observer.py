@@ -58,9 +58,8 @@ class HistogramObserver(Observer):
         return self._chosen
 
     def merge(self, other: Observer) -> None:
-        assert isinstance(other, type(self))
+        self._histogram.merge(self.of_same_kind(other)._histogram)
         self._chosen = None
-        self._histogram.merge(other._histogram)
 
     @property
     def is_symmetric(self) -> bool:

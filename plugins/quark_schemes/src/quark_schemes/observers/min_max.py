@@ -54,9 +54,9 @@ class MinMaxObserver(Observer):
         return self._low, self._high
 
     def merge(self, other: Observer) -> None:
-        assert isinstance(other, MinMaxObserver)
-        if other._low is not None and other._high is not None:
-            self._take(other._low, other._high)
+        seen = self.of_same_kind(other)
+        if seen._low is not None and seen._high is not None:
+            self._take(seen._low, seen._high)
 
 
 def _row_ranges(rows: Tensor, *, symmetric: bool) -> tuple[Tensor, Tensor]:

@@ -67,10 +67,10 @@ class RowSearchObserver(Observer):
         Raises:
             CalibrationError: Both have observed a tensor.
         """
-        assert isinstance(other, type(self))
-        if self._range is not None and other._range is not None:
+        found = self.of_same_kind(other)._range
+        if self._range is not None and found is not None:
             raise self._seen_twice()
-        self._range = self._range or other._range
+        self._range = self._range or found
 
     def _seen_twice(self) -> CalibrationError:
         return CalibrationError(

@@ -1,0 +1,98 @@
+"""What may lie where an export goes: files that belong beside the weights, and, where it is asked for, an earlier export to be replaced."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from quark.errors import OutputError
+
+COMPANIONS = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "vocab.txt",
+    "merges.txt",
+    "chat_template.jinja",
+    "chat_template.json",
+    "preprocessor_config.json",
+    "processor_config.json",
+    "video_preprocessor_config.json",
+    "generation_config.json",
+)
+"""Files that belong to a checkpoint beside its weights, such as a tokenizer or a processor that was saved there first."""
+
+_EXPORTED = re.compile(r"config\.json|model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json")
+
+
+def refuse_used_directory(out: Path, *, overwrite: bool = False) -> None:
+    """Raise unless ``out`` is free: it does not exist, is empty, or holds `COMPANIONS` alone.
+
+    Args:
+        out: Where an export is to go.
+        overwrite: Whether an earlier export may lie there: ``config.json`` has a ``quantization_config`` of quark, and nothing but what
+            exports write lies beside it.
+
+    Raises:
+        OutputError: Something else is there.
+    """
+    if out.exists() and not out.is_dir():
+        raise OutputError(f"the output '{out}' is a file: choose a directory that does not exist yet")
+    others = sorted(path.name for path in out.iterdir() if path.name not in COMPANIONS) if out.is_dir() else []
+    if not others:
+        return
+    if not overwrite:
+        cure = "choose another, or pass overwrite=True to replace that export" if _is_export(out) else "choose another, or remove it first"
+        raise OutputError(f"the output directory '{out}' is not empty, it holds '{others[0]}': {cure}; nothing in it is ever overwritten")
+    if (why := _why_not_replaceable(out, others)) is not None:
+        raise OutputError(f"the output directory '{out}' cannot be replaced, since {why}: choose another, or remove it first")
+
+
+def move_into_place(made: Path, out: Path, *, overwrite: bool = False) -> None:
+    """Rename a complete export to ``out``; what `refuse_used_directory` lets lie there stays, but for the export that is replaced.
+
+    Companions that were there stay as they were, unless they belong to an export that is replaced by one that has its own.
+
+    Raises:
+        OutputError: Meanwhile, something has come to lie there.
+    """
+    refuse_used_directory(out, overwrite=overwrite)
+    if not out.is_dir() or not any(out.iterdir()):
+        made.rename(out)
+        return
+    replaces = overwrite and _is_export(out)
+    for path in out.iterdir():
+        if path.name in COMPANIONS and not (replaces and (made / path.name).exists()):
+            shutil.copy2(path, made / path.name)
+    # Two renames: whoever looks sees the old directory or the new one, and for an instant none.
+    aside = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".replaced", dir=out.parent))
+    out.rename(aside)
+    try:
+        made.rename(out)
+    except BaseException:
+        aside.rename(out)
+        raise
+    shutil.rmtree(aside, ignore_errors=True)
+
+
+def _why_not_replaceable(out: Path, names: Sequence[str]) -> str | None:
+    if strange := [name for name in names if not _EXPORTED.fullmatch(name)]:
+        return f"it holds '{strange[0]}', which no export writes"
+    if not _is_export(out):
+        return "it is no export of quark: its config.json has no quantization_config of quant_method 'quark'"
+    return "it is a link to another directory" if out.is_symlink() else None
+
+
+def _is_export(directory: Path) -> bool:
+    try:
+        config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+        return bool(config["quantization_config"]["quant_method"] == "quark")
+    except (OSError, ValueError, KeyError, TypeError):
+        return False

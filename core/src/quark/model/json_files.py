@@ -1,0 +1,58 @@
+"""Read the JSON files of a checkpoint within bounds: whatever they hold gives an object, or a CheckpointError that names the file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from quark.errors import CheckpointError
+
+LARGEST_FILE = 100_000_000
+"""Bytes. Source: the limit of safetensors for a header; the index of a model of a trillion parameters has a tenth of it."""
+MOST_VALUES = 4_000_000
+"""What parsing costs goes by the number of values, and not by bytes: the tokenizers with the most merges have half of it."""
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """The object in a JSON file.
+
+    Raises:
+        CheckpointError: The file is missing, too large, no JSON, nested deeper than Python's parser goes, or holds no object.
+    """
+    data = bounded_bytes(path)
+    try:
+        found = json.loads(data.decode("utf-8"))
+    except RecursionError:
+        raise CheckpointError(f"'{path}' is nested too deeply for a file of a checkpoint: it is damaged, fetch it again") from None
+    except ValueError as error:
+        # Both of UTF-8 and of JSON; json has a few more, such as for numbers of thousands of digits.
+        raise CheckpointError(f"'{path}' is no JSON file ({error}): it is damaged, fetch it again") from error
+    if not isinstance(found, dict):
+        raise CheckpointError(f"'{path}' holds {_kind(found)} where a JSON object is wanted: it is damaged, fetch it again")
+    return found
+
+
+def bounded_bytes(path: Path) -> bytes:
+    """What is in a file that is about to be parsed.
+
+    Raises:
+        CheckpointError: The file cannot be read, or parsing would take more time and memory than any real one does.
+    """
+    try:
+        size = path.stat().st_size
+        if size > LARGEST_FILE:
+            raise CheckpointError(f"'{path}' has {size:,} bytes, and at most {LARGEST_FILE:,} are read: it is no file of a checkpoint")
+        data = path.read_bytes()
+    except OSError as error:
+        raise CheckpointError(f"'{path}' cannot be read ({error.strerror or error})") from error
+    values = sum(data.count(mark) for mark in (b",", b"[", b"{"))
+    if values > MOST_VALUES:
+        raise CheckpointError(
+            f"'{path}' holds up to {values:,} values, and at most {MOST_VALUES:,} are read: it is no file of a checkpoint"
+        )
+    return data
+
+
+def _kind(value: object) -> str:
+    return {list: "a list", str: "a string", bool: "a truth value", type(None): "null"}.get(type(value), "a number")

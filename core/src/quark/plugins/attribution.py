@@ -1,0 +1,119 @@
+"""Whose fault it is: every error out of a plugin's code, and every complaint about what it returned, names the plugin it came from."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import TracebackType
+
+import attrs
+
+from quark.errors import PluginError, QuarkError
+from quark.lazy import LazyRef
+from quark.plugins.catalog import catalog
+from quark.plugins.discovery import Source
+from quark.plugins.failures import leave_out
+
+_NOT_THE_PLUGINS = (OSError, MemoryError)
+"""What the machine says keeps its type, so that who can do something about it still recognizes it."""
+_OUT_OF_MEMORY = "OutOfMemoryError"  # torch's, by its name: no torch is imported here
+
+
+@attrs.frozen
+class Origin:
+    """Something that a plugin brings.
+
+    Attributes:
+        what: What it is, in the words of messages: ``"the algorithm 'gptq'"``.
+        source: The plugin.
+    """
+
+    what: str
+    source: Source
+
+    def __str__(self) -> str:
+        return f"{self.what} of {self.source}"
+
+    def error(self, complaint: str) -> PluginError:
+        """The error that says what is wrong with it.
+
+        Args:
+            complaint: The predicate, such as ``"leaves NaN in the weight of 'lm_head'"``.
+        """
+        return PluginError(f"{self} {complaint}. It is broken: {leave_out(self.source)}")
+
+
+def origin(kind: str, name: str) -> Origin:
+    """Where the record of that name comes from; raises as `quark.plugins.Registry.get` does.
+
+    Args:
+        kind: In the plural, such as ``"algorithms"``.
+        name: Of the record.
+    """
+    registry = catalog().registries[kind]
+    return Origin(f"the {registry.kind.name} '{registry.get(name).name}'", registry.source(name))
+
+
+@contextmanager
+def attributed(doing: str, whose: Origin | None = None) -> Iterator[None]:
+    """Let errors that leave the body say whose code raised them.
+
+    That is the plugin in whose package the innermost frame lies, or else ``whose``. An error that is none of quark's own becomes a
+    `PluginError` with the original as its cause. Quark's own errors, which plugins raise on purpose, and what the machine raises keep their
+    type and get a note. Errors of nobody's plugin pass unchanged.
+
+    Args:
+        doing: What was going on: ``"rounding 'model.layers.0.mlp.up_proj'"``.
+        whose: What is called in the body, where that is known.
+
+    Raises:
+        PluginError: The body raised an error of another kind, in a plugin's code.
+    """
+    try:
+        yield
+    except Exception as error:
+        if isinstance(error, PluginError):
+            raise
+        source, where = _raised_in(error.__traceback__)
+        if source is None and whose is None:
+            raise
+        if source is None or (whose is not None and whose.source == source):
+            assert whose is not None
+            who = str(whose)
+        else:
+            who = f"{source}, called by {whose}," if whose is not None else str(source)
+        told = f"{type(error).__name__}: {error}"
+        if isinstance(error, (QuarkError, *_NOT_THE_PLUGINS)) or _OUT_OF_MEMORY in {c.__name__ for c in type(error).__mro__}:
+            if not getattr(error, "__notes__", None):
+                error.add_note(f"raised by {who} while {doing}")
+            raise
+        blamed = source or (whose.source if whose is not None else Source(""))
+        raise PluginError(f"{who} raised {told}{where} while {doing}. {_sentence(leave_out(blamed))}") from error
+
+
+def _raised_in(trace: TracebackType | None) -> tuple[Source | None, str]:
+    """The plugin in whose code the innermost frame of a traceback lies, and that place as ``" (file, line n)"``."""
+    packages = {source.module.partition(":")[0].partition(".")[0]: source for source in catalog().sources() if source.module}
+    modules = dict(_modules_of_records())
+    found: Source | None = None
+    where = ""
+    while trace is not None:
+        module = str(trace.tb_frame.f_globals.get("__name__", ""))
+        source = packages.get(module.partition(".")[0]) or modules.get(module)
+        if source is not None:
+            found, where = source, f" ({trace.tb_frame.f_code.co_filename}, line {trace.tb_lineno})"
+        trace = trace.tb_next
+    return found, where
+
+
+def _modules_of_records() -> Iterator[tuple[str, Source]]:
+    """Modules that records point at: all that is known of what a program has registered for itself."""
+    for registry in catalog().registries.values():
+        for claim in registry.claims():
+            for field in attrs.fields(type(claim.record)):
+                if isinstance(reference := getattr(claim.record, field.name), LazyRef):
+                    yield reference.module, claim.source
+
+
+def _sentence(text: str) -> str:
+    return text[:1].upper() + text[1:]

@@ -1,0 +1,81 @@
+"""What the lazy references of records must lead to; looked at when one is loaded, so that a wrong one fails by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import attrs
+
+from quark.lazy import LazyRef
+
+if TYPE_CHECKING:
+    from quark.plugins.records import Record
+
+KEY = "leads_to"
+"""Under which the metadata of a record's field hold its `Expected`."""
+
+
+@attrs.frozen
+class Expected:
+    """What one reference must lead to.
+
+    Attributes:
+        form: ``"value"``, an instance of ``base``; ``"class"``, a subclass of it; ``"function"``, anything that can be called.
+        base: Reference to that class, loaded only when there is something to compare with it.
+        members: Methods that a class must have; of a function they are asked of what it makes, by who calls it.
+        agrees: Field of the record → attribute of the object, dotted, which must say the same.
+    """
+
+    form: str
+    base: LazyRef | None = None
+    members: tuple[str, ...] = ()
+    agrees: Mapping[str, str] = attrs.field(factory=dict, hash=False)
+
+    def complaint(self, record: Record, found: object) -> str | None:
+        """What is wrong with the object that a reference of ``record`` has led to, as a predicate; None where nothing is."""
+        return self._wrong_form(found) or lacking(found, self.members) or self._disagreement(record, found)
+
+    def _wrong_form(self, found: object) -> str | None:
+        if self.form == "function":
+            return None if callable(found) else f"is {described(found)} where something to call is wanted"
+        base: Any = self.base.load() if self.base is not None else object
+        if self.form == "class":
+            fits = isinstance(found, type) and issubclass(found, base)
+            return None if fits else f"is {described(found)} where a subclass of {base.__module__}.{base.__qualname__} is wanted"
+        if isinstance(found, base):
+            return None
+        cure = f": write {found.__name__}(…)" if isinstance(found, type) and issubclass(found, base) else ""
+        return f"is {described(found)} where a value of {base.__module__}.{base.__qualname__} is wanted{cure}"
+
+    def _disagreement(self, record: Record, found: object) -> str | None:
+        for field, path in self.agrees.items():
+            value, own = getattr(record, field), _attribute(found, path)
+            said = (value, *record.aliases) if field == "name" else (value,)
+            if own is not attrs.NOTHING and own not in said:
+                return f"says {path}={own!r} where its record says {field}={value!r}: both must say the same"
+        return None
+
+
+def lacking(found: object, members: tuple[str, ...]) -> str | None:
+    """Which of the members an object does not have, as a predicate; functions are not asked."""
+    if not isinstance(found, type) and hasattr(found, "__code__"):
+        return None
+    absent = [name for name in members if not hasattr(found, name)]
+    return f"has no {' and no '.join(repr(name) for name in absent)}" if absent else None
+
+
+def described(found: object) -> str:
+    """What an object is, in a few words."""
+    if found is None:
+        return "None"
+    return f"the class {found.__name__}" if isinstance(found, type) else f"a {type(found).__name__}"
+
+
+def _attribute(found: Any, path: str) -> Any:
+    """An attribute, or the default of an attrs field of a class, which is written ``"field.default"``."""
+    first, _, rest = path.partition(".")
+    if rest == "default":
+        field = attrs.fields_dict(found).get(first) if attrs.has(found) else None
+        return attrs.NOTHING if field is None else field.default
+    return getattr(found, first, None)

@@ -1,0 +1,68 @@
+"""Names of the documented template module that describe templates as plain dicts: each is a view of what plugins register."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from quark.plugins import templates
+from quark.specs.layer import QLayerConfig
+from quark.specs.model import QConfig
+from quark.templates.algorithms import get_algo_config, get_supported_algorithm_types
+from quark.templates.template import LLMTemplate
+
+ATTENTION_TOKENS = ("self_attn", "self_attention", "attn", "attention")
+"""A pattern that holds one of these is taken to name attention."""
+
+
+class _DefaultTemplates(Mapping[str, dict[str, Any]]):
+    """The registered templates by model type, each as the dict that `template_from_dict` takes; read when it is asked for."""
+
+    def __getitem__(self, model_type: str) -> dict[str, Any]:
+        if model_type not in templates():
+            raise KeyError(model_type)
+        template = LLMTemplate.from_architecture(templates().load(model_type, "architecture"))
+        return {
+            "kv_layers_name": template.kv_layers_name,
+            "q_layer_name": template.q_layer_name,
+            "exclude_layers_name": template.exclude_layers_name,
+            "gate_up_layers_name": template.gate_up_layers_name,
+            "f2f_weight_converters": template.f2f_weight_converters,
+        }
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(templates().names())
+
+    def __len__(self) -> int:
+        return len(templates().names())
+
+
+DEFAULT_TEMPLATES: Mapping[str, dict[str, Any]] = _DefaultTemplates()
+"""What plugins bring, as documented; `LLMTemplate.register_template` adds to the templates there are, not to this."""
+
+
+def template_from_dict(model_type: str, config: Mapping[str, Any]) -> LLMTemplate:
+    """A template of the fields of an entry of `DEFAULT_TEMPLATES`, with the settings that algorithms derive for ``model_type``."""
+    return LLMTemplate(
+        model_type=model_type,
+        kv_layers_name=config["kv_layers_name"],
+        q_layer_name=config["q_layer_name"],
+        gate_up_layers_name=config.get("gate_up_layers_name"),
+        exclude_layers_name=config["exclude_layers_name"],
+        algorithm_configs={name: get_algo_config(name, model_type) for name in get_supported_algorithm_types()},
+        f2f_weight_converters=config.get("f2f_weight_converters"),
+    )
+
+
+def projection_base(config: QConfig, pattern: str) -> QLayerConfig:
+    """The documented guess at what the projections behind ``pattern`` have already; templates use the exact `projections.base_for`.
+
+    That is what the first pattern of ``layer_quant_config`` says that ends as ``pattern`` does or names attention, or what is global.
+    """
+    leaf = pattern.rpartition(".")[2].strip("*")
+    named = (
+        layer
+        for known, layer in config.layer_quant_config.items()
+        if (leaf and known.endswith(leaf)) or any(token in known for token in ATTENTION_TOKENS)
+    )
+    return next(named, config.global_quant_config)

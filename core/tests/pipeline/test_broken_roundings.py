@@ -1,0 +1,357 @@
+"""Broken roundings and statistics: each ends the run with an error that names plugin, version, algorithm and layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from quark.algorithms import AbsMax, Figures, Problem, RoundToNearest, Statistic
+from quark.errors import ConfigError, PluginError
+from quark.testing import tiny
+
+Quantized = Callable[..., nn.Module]
+KIND = "rounding"
+FIRST = "model.layers.0"
+WHO = "of broken-quant 0.3"
+
+
+class Rounding(RoundToNearest):
+    """A sound one, for mutants to spoil."""
+
+    needs = (AbsMax,)
+
+    def round(self, problem: Problem) -> Mapping[str, Figures]:
+        super().round(problem)
+        for layer in problem.layers.values():
+            self.spoil(layer)
+        return {name: {"share": 1.0} for name in problem.layers}
+
+    def spoil(self, layer: Any) -> None:
+        """Nothing."""
+
+
+def leaves_nan(layer: Any) -> None:
+    layer.weight.data[0, 0] = torch.nan
+
+
+def leaves_inf(layer: Any) -> None:
+    layer.weight.data[-1, -1] = torch.inf
+
+
+def off_grid(layer: Any) -> None:
+    layer.weight.data[3, 5] += layer.weight_quantizer.scale[3, 0] / 3
+
+
+def float_weights(layer: Any) -> None:
+    layer.weight = nn.Parameter(torch.randn_like(layer.weight), requires_grad=False)
+
+
+def wrong_scales(layer: Any) -> None:
+    layer.weight_quantizer.scale = layer.weight_quantizer.scale * 1.5
+
+
+def nan_scales(layer: Any) -> None:
+    layer.weight_quantizer.scale[0] = torch.nan
+
+
+def negative_scales(layer: Any) -> None:
+    layer.weight_quantizer.scale = -layer.weight_quantizer.scale
+    layer.weight = nn.Parameter(-layer.weight.data, requires_grad=False)
+
+
+def scales_of_another_shape(layer: Any) -> None:
+    layer.weight_quantizer.scale = layer.weight_quantizer.scale[:, :1].clone()
+
+
+def no_qparams(layer: Any) -> None:
+    layer.weight_quantizer.scale = None
+
+
+def wrong_shape(layer: Any) -> None:
+    layer.weight = nn.Parameter(layer.weight.data[:, :32].clone(), requires_grad=False)
+
+
+def wrong_dtype(layer: Any) -> None:
+    layer.weight = nn.Parameter(layer.weight.data.to(torch.float16), requires_grad=False)
+
+
+def no_parameter(layer: Any) -> None:
+    del layer._parameters["weight"]
+    layer.weight = torch.zeros(2, 2)
+
+
+def changes_bias(layer: Any) -> None:
+    layer.bias = nn.Parameter(layer.bias.data + 1, requires_grad=False)
+
+
+def changes_bias_in_place(layer: Any) -> None:
+    layer.bias.data.add_(1)
+
+
+def drops_bias(layer: Any) -> None:
+    layer.bias = None
+
+
+def adds_a_parameter(layer: Any) -> None:
+    layer.extra = nn.Parameter(torch.zeros(2), requires_grad=False)
+
+
+def adds_a_buffer(layer: Any) -> None:
+    layer.register_buffer("extra", torch.zeros(2))
+
+
+def leaves_a_hook(layer: Any) -> None:
+    layer.register_forward_hook(lambda *_: None)
+
+
+def replaces_hooks(layer: Any) -> None:
+    layer._forward_pre_hooks = type(layer._forward_pre_hooks)()
+
+
+def spoiling(spoil: Callable[[Any], None]) -> Callable[[], Any]:
+    """A rounding whose layers are spoilt so."""
+    return type("Spoiling", (Rounding,), {"spoil": lambda self, layer: spoil(layer)})
+
+
+def answering(answer: Callable[[Problem], Any]) -> Callable[[], Any]:
+    """A rounding that rounds, and reports what it should not."""
+
+    class Answering(Rounding):
+        def round(self, problem: Problem) -> Any:
+            super().round(problem)
+            return answer(problem)
+
+    return Answering
+
+
+class DoesNothing(Rounding):
+    def round(self, problem: Problem) -> Mapping[str, Figures]:
+        return {}
+
+
+class HalfTheLayers(Rounding):
+    def round(self, problem: Problem) -> Mapping[str, Figures]:
+        half = dict(list(problem.layers.items())[: len(problem.layers) // 2])
+        return super().round(Problem(half, problem.statistics))
+
+
+class InPlace(Rounding):
+    def round(self, problem: Problem) -> Mapping[str, Figures]:
+        before = {name: layer.weight for name, layer in problem.layers.items()}
+        said = super().round(problem)
+        for name, layer in problem.layers.items():
+            old: Any = before[name]
+            old.data.copy_(layer.weight.data)  # type: ignore[union-attr,arg-type]
+            layer.weight = old
+        return said
+
+
+class Raising(Rounding):
+    def round(self, problem: Problem) -> Mapping[str, Figures]:
+        raise KeyError("boom")
+
+
+class RaisesHalfWay(Rounding):
+    def round(self, problem: Problem) -> Mapping[str, Figures]:
+        super().round(problem)
+        raise RuntimeError("boom")
+
+
+class AsksUndeclared(Rounding):
+    def round(self, problem: Problem) -> Mapping[str, Figures]:
+        problem.statistic(NotAsked)
+        return {}
+
+
+class NotAsked(AbsMax):
+    """A statistic that nobody has declared."""
+
+
+WEIGHTS = {
+    leaves_nan: "now holds NaN or Inf",
+    leaves_inf: "now holds NaN or Inf",
+    off_grid: "now holds values that no codes stand for",
+    float_weights: "now holds values that no codes stand for",
+    wrong_scales: "now holds values that no codes stand for",
+    nan_scales: "now has a scale that is NaN, infinite, zero or negative",
+    negative_scales: "now has a scale that is NaN, infinite, zero or negative",
+    scales_of_another_shape: r"now has a scale of shape \[\d+, 1\] where \[\d+, 8\] is wanted",
+    no_qparams: "now has no scales",
+    wrong_shape: "now has a weight of shape",
+    wrong_dtype: "now has a weight of dtype torch.float16 where torch.float32 is wanted",
+    no_parameter: "lacks its parameter 'weight'",
+    adds_a_parameter: "has a new parameter 'extra', for which a checkpoint of this model has no place",
+    adds_a_buffer: "has a new buffer 'extra'",
+    leaves_a_hook: "has other hooks",
+}
+
+
+@pytest.mark.parametrize("spoil", WEIGHTS, ids=lambda f: f.__name__)
+def test_a_rounding_that_spoils_a_layer_is_named_with_the_layer(quantized: Quantized, spoil: Callable[[Any], None]) -> None:
+    with pytest.raises(PluginError, match=WEIGHTS[spoil]) as caught:
+        quantized(spoiling(spoil))
+    text = str(caught.value)
+    assert text.startswith(f"the algorithm 'breaking' {WHO} has rounded '{FIRST}.self_attn.q_proj', which")
+    assert "pip install --upgrade broken-quant" in text
+
+
+@pytest.mark.parametrize("spoil", [changes_bias, changes_bias_in_place, drops_bias], ids=lambda f: f.__name__)
+def test_a_rounding_that_changes_a_bias_is_named(quantized: Quantized, spoil: Callable[[Any], None]) -> None:
+    with pytest.raises(PluginError, match=r"has another bias|lacks its parameter 'bias'"):
+        quantized(spoiling(spoil), model=with_biases())
+
+
+def test_a_bias_where_there_was_none_is_refused_when_it_is_added(quantized: Quantized) -> None:
+    def adds_bias(layer: Any) -> None:
+        layer.bias = nn.Parameter(torch.zeros(layer.out_features), requires_grad=False)
+
+    with pytest.raises(PluginError, match=r"q_proj', which now has a new parameter 'bias', for which a checkpoint .* has no place"):
+        quantized(spoiling(adds_bias))
+
+
+def test_a_rounding_that_takes_hooks_away_is_named(quantized: Quantized) -> None:
+    model = tiny.tiny_model()
+    for block in model.model.layers:
+        block.self_attn.q_proj.register_forward_pre_hook(lambda *_: None)
+    with pytest.raises(PluginError, match="has other hooks"):
+        quantized(spoiling(replaces_hooks), model=model)
+
+
+def with_biases() -> nn.Module:
+    model = tiny.tiny_model()
+    for layer in (m for n, m in model.named_modules() if isinstance(m, nn.Linear) and n != "lm_head"):
+        layer.bias = nn.Parameter(torch.ones(layer.out_features), requires_grad=False)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("mutant", "complaint"),
+    [
+        (answering(lambda _: None), "reports None where a mapping is wanted"),
+        (answering(lambda p: dict.fromkeys(p.layers, 1.0)), "reports a dict where a mapping is wanted, from names of layers to mappings"),
+        (answering(lambda p: {n: {"error": torch.ones(())} for n in p.layers}), "reports figures that are no JSON values"),
+        (answering(lambda p: {"lm_head": {}}), "reports figures of 'lm_head', which it was not given"),
+        (DoesNothing, "has no scales"),
+        (HalfTheLayers, "has no scales"),
+        (InPlace, "has the parameter it had"),
+        (Raising, f"raised KeyError: 'boom' .*while rounding '{FIRST}.self_attn.q_proj' and 2 more"),
+        (RaisesHalfWay, f"raised RuntimeError: boom .*while rounding '{FIRST}.self_attn.q_proj' and 2 more"),
+        (AsksUndeclared, "asked for the statistic NotAsked, which it does not declare: its needs are AbsMax"),
+    ],
+)
+def test_a_rounding_that_answers_or_works_otherwise_than_agreed_is_named(quantized: Quantized, mutant: Any, complaint: str) -> None:
+    with pytest.raises(PluginError, match=complaint) as caught:
+        quantized(mutant)
+    assert str(caught.value).startswith(f"the algorithm 'breaking' {WHO}")
+
+
+class Bare:
+    """No rounding at all."""
+
+
+class NeedsNone(Rounding):
+    needs = None  # type: ignore[assignment]
+
+
+class NeedsNothingKnown(Rounding):
+    needs = (dict,)  # type: ignore[assignment]
+
+
+class NoAdd(Statistic):
+    def take(self, x: Tensor, reference: Tensor | None) -> None:
+        """Nothing."""
+
+
+class NeedsAbstract(Rounding):
+    needs = (NoAdd,)
+
+
+def fails_to_be_made() -> Any:
+    raise ValueError("no luck")
+
+
+@pytest.mark.parametrize(
+    ("mutant", "complaint"),
+    [
+        (Bare, "makes a Bare, which has no 'needs' and no 'takes' and no 'round'"),
+        (NeedsNone, "says needs=None where a sequence of statistics is wanted"),
+        (NeedsNothingKnown, "needs the class dict, which is no subclass of quark.algorithms.Statistic"),
+        (NeedsAbstract, "needs the statistic NoAdd, which does not define add"),
+        (fails_to_be_made, "raised ValueError: no luck .*while being made of its settings"),
+    ],
+)
+def test_what_is_no_rounding_is_refused_before_any_work(quantized: Quantized, mutant: Any, complaint: str) -> None:
+    model = tiny.tiny_model()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with pytest.raises(PluginError, match=complaint) as caught:
+        quantized(mutant, model=model)
+    assert str(caught.value).startswith(f"the algorithm 'breaking' {WHO}")
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+
+
+class ChangesInputs(AbsMax):
+    def take(self, x: Tensor, reference: Tensor | None) -> None:
+        x.mul_(2)
+        super().take(x, reference)
+
+
+class Fails(AbsMax):
+    def take(self, x: Tensor, reference: Tensor | None) -> None:
+        raise IndexError("out of luck")
+
+
+@pytest.mark.parametrize(
+    ("statistic", "complaint"),
+    [(ChangesInputs, "the statistic ChangesInputs changes the inputs that it is shown"), (Fails, "raised IndexError: out of luck")],
+)
+def test_a_statistic_that_fails_or_changes_what_it_sees_is_told_of(quantized: Quantized, statistic: Any, complaint: str) -> None:
+    with pytest.raises(PluginError, match=complaint):
+        quantized(type("Asking", (Rounding,), {"needs": (statistic,)}))
+
+
+def test_errors_that_quark_defines_keep_their_type_and_say_whose_they_are(quantized: Quantized) -> None:
+    class Refusing(Rounding):
+        def round(self, problem: Problem) -> Mapping[str, Figures]:
+            raise ConfigError("these settings do not fit")
+
+    with pytest.raises(ConfigError) as caught:
+        quantized(Refusing)
+    assert str(caught.value) == "these settings do not fit"
+    assert WHO in caught.value.__notes__[0]
+    assert f"rounding '{FIRST}.self_attn.q_proj'" in caught.value.__notes__[0]
+
+
+def test_what_the_machine_says_keeps_its_type(quantized: Quantized) -> None:
+    class Hungry(Rounding):
+        def round(self, problem: Problem) -> Mapping[str, Figures]:
+            raise MemoryError
+
+    with pytest.raises(MemoryError) as caught:
+        quantized(Hungry)
+    assert WHO in caught.value.__notes__[0]
+
+
+def test_a_sound_rounding_passes_and_a_model_that_a_broken_one_has_left_says_so(quantized: Quantized) -> None:
+    model = quantized(Rounding)
+    assert set(model.quark_findings.layers[f"{FIRST}.mlp.up_proj"]) >= {"share"}
+    half = tiny.tiny_model()
+    with pytest.raises(PluginError):
+        quantized(type("Late", (Rounding,), {"spoil": late()}), model=half)
+    with pytest.raises(ConfigError, match=r"quantized already: 7 layers.*Load the float model again"):
+        quantized(Rounding, model=half)
+
+
+def late() -> Callable[[Any, Any], None]:
+    """Sound for the first block, and spoilt from then on."""
+    count = [0]
+
+    def spoil(self: Any, layer: Any) -> None:
+        count[0] += 1
+        if count[0] > 7:
+            leaves_nan(layer)
+
+    return spoil

@@ -1,0 +1,125 @@
+"""Broken transforms: each ends the run with an error that names plugin, version, algorithm and block."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from quark.algorithms import BlockAtHand
+from quark.errors import PluginError
+from quark.testing import tiny
+
+Quantized = Callable[..., nn.Module]
+KIND = "transform"
+FIRST = "model.layers.0"
+WHO = "of broken-quant 0.3"
+
+
+class Transform:
+    """A sound one, for mutants to spoil: it leaves everything as it is."""
+
+    stage = "scaling"
+    works_by_block = True
+    needs = ()
+
+    def outside(self, model: nn.Module, architecture: object) -> None:
+        """Nothing."""
+
+    def apply(self, block: BlockAtHand) -> Any:
+        self.spoil(block.module)
+        return {block.name: {"done": True}}
+
+    def spoil(self, block: Any) -> None:
+        """Nothing."""
+
+    def rounding(self) -> None:
+        return None
+
+
+def makes_nan(block: Any) -> None:
+    block.mlp.up_proj.weight.data[0, 0] = torch.nan
+
+
+def makes_inf_in_a_norm(block: Any) -> None:
+    block.input_layernorm.weight = nn.Parameter(block.input_layernorm.weight.data / 0.0, requires_grad=False)
+
+
+def changes_shape(block: Any) -> None:
+    block.mlp.up_proj.weight = nn.Parameter(block.mlp.up_proj.weight.data[:8], requires_grad=False)
+
+
+def changes_dtype(block: Any) -> None:
+    block.mlp.up_proj.weight = nn.Parameter(block.mlp.up_proj.weight.data.half(), requires_grad=False)
+
+
+def adds_bias(block: Any) -> None:
+    block.mlp.up_proj.bias = nn.Parameter(torch.zeros(block.mlp.up_proj.out_features), requires_grad=False)
+
+
+def hangs_a_hook_on_it(block: Any) -> None:
+    block.mlp.up_proj.register_forward_hook(lambda *_: None)
+
+
+def replaces_a_layer(block: Any) -> None:
+    block.mlp.up_proj = nn.Linear(block.mlp.up_proj.in_features, block.mlp.up_proj.out_features, bias=False)
+
+
+def deletes_a_layer(block: Any) -> None:
+    del block.mlp.up_proj
+
+
+def boom(block: Any) -> None:
+    raise RuntimeError("boom")
+
+
+BLOCKS = {
+    makes_nan: "in which 'mlp.up_proj.weight' holds NaN or Inf",
+    makes_inf_in_a_norm: "in which 'input_layernorm.weight' holds NaN or Inf",
+    changes_shape: r"in which 'mlp.up_proj.weight' is torch.float32\[8, 256\] where torch.float32\[384, 256\] was",
+    changes_dtype: "in which 'mlp.up_proj.weight' is torch.float16",
+    adds_bias: "in which 'mlp.up_proj' has a new parameter 'bias', for which a checkpoint of this model has no place",
+    hangs_a_hook_on_it: r"in which 'mlp.up_proj' has other hooks, which no checkpoint holds",
+    replaces_a_layer: "in which 'mlp.up_proj' is another module",
+    deletes_a_layer: "in which 'mlp.up_proj' is another module",
+    boom: "raised RuntimeError: boom",
+}
+
+
+def transforming(spoil: Callable[[Any], None]) -> Callable[[], Any]:
+    return type("Spoiling", (Transform,), {"spoil": lambda self, block: spoil(block)})
+
+
+@pytest.mark.parametrize("spoil", BLOCKS, ids=lambda f: f.__name__)
+def test_a_transform_that_spoils_a_block_is_named_with_the_block(quantized: Quantized, spoil: Callable[[Any], None]) -> None:
+    with pytest.raises(PluginError, match=BLOCKS[spoil]) as caught:
+        quantized(transforming(spoil))
+    assert str(caught.value).startswith(f"the algorithm 'breaking' {WHO}")
+    assert f"'{FIRST}'" in str(caught.value)
+
+
+def test_hooks_are_the_business_of_a_transform_that_says_it_runs_with_the_model(quantized: Quantized) -> None:
+    quantized(transforming(hangs_a_hook_on_it), runs=True)
+
+
+def test_what_was_not_finite_before_is_not_laid_at_its_door(quantized: Quantized) -> None:
+    model = tiny.tiny_model()
+    model.model.layers[0].input_layernorm.weight.data[0] = torch.nan  # the norm is not quantized, and nobody has refused it
+    quantized(Transform, model=model)
+
+
+def test_a_transform_that_reports_nothing_sensible_is_named(quantized: Quantized) -> None:
+    class Silent(Transform):
+        def apply(self, block: BlockAtHand) -> Any:
+            return None
+
+    with pytest.raises(PluginError, match="reports None where a mapping is wanted"):
+        quantized(Silent)
+
+
+def test_a_transform_that_lacks_a_member_is_refused_before_any_work(quantized: Quantized) -> None:
+    with pytest.raises(PluginError, match="has no 'outside'"):
+        quantized(type("NoOutside", (), {k: v for k, v in vars(Transform).items() if k != "outside"}))
