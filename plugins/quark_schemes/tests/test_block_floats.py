@@ -73,6 +73,19 @@ def test_bfp16_equals_its_definition(x: list[float]) -> None:
     assert ours.flatten().tolist() == bfp16(x)
 
 
+@pytest.mark.parametrize(
+    ("largest", "expected"), [(127, (127, 1)), (127.25, (127, 1)), (127.5, (128, 0)), (-127.75, (-128, 1)), (-128, (-128, 0))]
+)
+def test_the_exponent_of_bfp16_grows_only_where_the_largest_would_round_beyond_its_mantissa(
+    largest: float, expected: tuple[int, int]
+) -> None:
+    """In 64ths. Under the higher exponent a step is 2 of them, and 1 is rounded to even, which is 0."""
+    x = torch.tensor([[largest / 64, 1 / 64, *[0.0] * 6]])
+    found = quantizer_for(CASES["bfp16"].to_quantization_spec(), activation=False).fake_quantize(x).flatten().tolist()
+    assert (found[0] * 64, found[1] * 64) == expected
+    assert found == bfp16(x.flatten().tolist())
+
+
 @pytest.mark.parametrize("case", CASES)
 @given(values_of_a_block)
 def test_codes_and_bytes_give_back_the_values(case: str, x: list[float]) -> None:
