@@ -24,7 +24,7 @@ def recorded(scheme: str) -> dict[str, Any]:
 
 def request(scheme: str) -> QConfig:
     cache = "fp8" if recorded(scheme)["kv_cache_quant_config"] else None
-    return LLMTemplate.get("llama").get_config(scheme=scheme, kv_cache_scheme=cache)
+    return LLMTemplate.get("llama").get_config(scheme=scheme, kv_cache_scheme=cache, kv_cache_post_rope=False)
 
 
 def test_the_schemes_of_this_version_are_recorded() -> None:

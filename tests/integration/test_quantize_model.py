@@ -102,7 +102,7 @@ def test_weight_only_and_dynamic_schemes_run_no_forward() -> None:
 
 
 def test_the_cache_scheme_quantizes_the_outputs_of_keys_and_values_alone() -> None:
-    config = LLMTemplate.get("llama").get_config(scheme="int4_wo_64", kv_cache_scheme="fp8")
+    config = LLMTemplate.get("llama").get_config(scheme="int4_wo_64", kv_cache_scheme="fp8", kv_cache_post_rope=False)
     model = ModelQuantizer(config).quantize_model(llama(), tokens(8))
     attention = model.model.layers[0].self_attn
     assert attention.k_proj.output_quantizer.scale.shape == ()

@@ -66,6 +66,17 @@ def test_the_first_forward_is_the_quantized_layers(scheme: str, linear: nn.Linea
     assert "weight_quantizer.scale" not in packed.state_dict(), "the packed tensors are let go"
 
 
+@pytest.mark.parametrize("scheme", [*SCHEMES, "amdfp4", "bfp16"])
+def test_weights_that_rounding_takes_beyond_float16_are_finite_after_reload(scheme: str, linear: nn.Linear) -> None:
+    with torch.no_grad():
+        linear.weight.mul_(1e4)[3, 5] = -65_504.0
+    linear.half()
+    layer = rounded(linear, config_of(scheme))
+    packed = filled(PackedLayer(linear, config_of(scheme), "reorder"), layer).unpack()
+    assert torch.isfinite(packed.weight).all()
+    assert torch.equal(packed.weight, layer.weight)
+
+
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_everything_is_on_the_meta_device_until_it_is_loaded(scheme: str, linear: nn.Linear) -> None:
     state = PackedLayer(linear, config_of(scheme), "reorder").state_dict()

@@ -80,3 +80,19 @@ def test_scales_of_some_rows_are_those_of_the_whole(scheme: str) -> None:
     if grid.fixed is None:
         part = slice(40, 60)
         assert torch.equal(grid.scales(wt[:, part].contiguous(), part).scale, grid.scales(wt).scale[:, part])
+
+
+@pytest.mark.parametrize("scheme", ["int4_fp8", "nvfp4", "int4_wo_32", "int4_wo_per_channel"])
+def test_scales_of_ranges_are_rounded_only_as_they_are_stored(scheme: str) -> None:
+    """A search tries ranges 2.5 % apart, which E4M3 has not; int4_fp8 keeps its second scale in float32."""
+    spec = quark.schemes().load(scheme, "config")().weight
+    grid, wt = grid_of(spec), transposed(weights())
+    low, high = grid.ranges(wt)
+    first, finer = grid.scales_of_ranges(low, high).scale, grid.scales_of_ranges(low * 1.01, high * 1.01).scale
+    if scheme == "nvfp4":
+        assert torch.isin(
+            grid.scales_of_ranges(low, high).stored, torch.arange(127, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
+        ).all()
+    else:
+        torch.testing.assert_close(first, high / grid.reach, rtol=2**-22, atol=0)
+        torch.testing.assert_close(finer / first, torch.full_like(first, 1.01), rtol=2**-20, atol=0)

@@ -1,6 +1,8 @@
-"""What a run tells people of its layers: folded, however many there are."""
+"""What a run tells people of its layers, and how loudly: folded, however many there are."""
 
 from __future__ import annotations
+
+import logging
 
 import pytest
 import torch
@@ -31,3 +33,25 @@ def test_tensors_that_are_not_finite_are_folded() -> None:
     with pytest.raises(NonFiniteError, match=r"12 tensor\(s\): \{0-11\}\.weight\.") as error:
         refuse_non_finite(model, rows)
     assert error.value.tensor == "0.weight"
+
+
+def test_that_all_is_well_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
+    findings = Findings(tokens={"experts.0.up_proj": 212, "experts.1.up_proj": 279})
+    with caplog.at_level(logging.INFO):
+        findings.log()
+    (record,) = caplog.records
+    assert record.levelno == logging.INFO
+    assert record.message == "Calibration reached 2 layers of experts with 212 to 279 tokens, 246 on average."
+
+
+def test_layers_with_few_tokens_are_one() -> None:
+    findings = Findings(tokens={"experts.0.up_proj": 1, **{f"experts.{i}.up_proj": 100 for i in range(1, 9)}})
+    (line,) = findings.lines()
+    assert line.startswith("1 of 9 layers of experts got less than 5% of the average of 89 tokens; the least, 'experts.0.up_proj', 1.")
+
+
+def test_unreached_layers_are_one() -> None:
+    findings = Findings()
+    findings.missed(["a", "b"])
+    (line,) = findings.lines()
+    assert line.startswith("No calibration token reached 2 layer(s): a, b.")

@@ -9,9 +9,12 @@ from torch import nn
 from quark.errors import NonFiniteError
 from quark.model.plan import QuantPlan
 from quark.pipeline import ModelQuantizer, memory
+from quark.pipeline.batches import calls
 from quark.pipeline.finite import refuse_non_finite
-from quark.pipeline.memory import LEAST_RETURNED, FreedMemory
+from quark.pipeline.job import prepared
+from quark.pipeline.memory import LEAST_RETURNED, FreedMemory, held_probabilities
 from quark.specs.model import QConfig
+from quark.testing.tiny import tiny_model
 from quark.torch import LLMTemplate
 
 
@@ -47,3 +50,29 @@ def test_finite_weights_whose_sum_overflows_are_not_refused(dtype: torch.dtype) 
     model = nn.Sequential(nn.Linear(16, 8, dtype=dtype))
     model[0].weight.data.fill_(torch.finfo(dtype).max)
     refuse_non_finite(model, planned(model).quantized)
+
+
+def test_probabilities_that_wait_for_their_scale_are_all_pairs_of_tokens_of_all_heads() -> None:
+    model = tiny_model()
+    pairs = 2 * 6 * 6 + 10 * 10
+    heads = model.config.num_attention_heads
+    data = calls([{"input_ids": torch.ones(2, 6, dtype=torch.long)}, torch.ones(1, 10, dtype=torch.long)])
+    assert held_probabilities(model, data) == 2 * 4 * heads * pairs, "logits and softmax, in float32"
+
+
+@pytest.mark.parametrize(("attention", "expected"), [(None, False), ("fp8", True)])
+def test_probabilities_count_when_it_is_decided_how_often_blocks_are_passed(attention: str | None, expected: bool) -> None:
+    """The bound lies between what forwards hold with them and without."""
+    data = [torch.ones(1, 512, dtype=torch.long)]
+    for memory_bound, always in ((1 << 40, False), (0, True)):
+        assert passes(attention, data, memory_bound) is always
+    model = tiny_model()
+    without = held_probabilities(model, calls(data))
+    assert passes(attention, data, without) is expected
+
+
+def passes(attention: str | None, data: list[torch.Tensor], bound: int) -> bool:
+    """Whether blocks are passed twice."""
+    config = LLMTemplate.get("llama").get_config(scheme="int4_wo_32", algorithm="gptq", attention_scheme=attention)
+    config.activation_memory = bound
+    return prepared(tiny_model(), config, data, torch.device("cpu")).two_passes

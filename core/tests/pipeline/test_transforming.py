@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from quark.algorithms import BlockAtHand, Figures, Rounding, RoundToNearest, Statistic
+from quark.algorithms import BlockAtHand, Figures, Rounding, RoundToNearest, Statistic, Validation, validated
 from quark.model.family import architecture_of
 from quark.model.plan import make_plan
 from quark.pipeline.batches import calls
@@ -47,21 +47,22 @@ class Scaling:
         self.needs = needs
         self.spoil = spoil
         self.shown: dict[str, BlockAtHand] = {}
-        self.harms: list[tuple[float, float]] = []
+        self.validations: list[Validation] = []
 
     def outside(self, model: nn.Module, architecture: Architecture) -> None:
         self.outside_of = type(model).__name__
 
     def apply(self, block: BlockAtHand) -> Mapping[str, Figures]:
         self.shown[block.name] = block
-        before = block.harm() if block.harm else 0.0
+        before = block.output_error() if block.output_error else None
         norm = block.module.get_submodule("input_layernorm")
         s = 2.0 ** (torch.arange(norm.weight.shape[0]) % 3)  # type: ignore[union-attr]
         norm.weight = nn.Parameter(norm.weight.data / s, requires_grad=False)  # type: ignore[operator]
         for name in NORMED:
             layer = block.module.get_submodule(name)
             layer.weight = nn.Parameter(layer.weight.data * s + self.spoil, requires_grad=False)  # type: ignore[operator]
-        self.harms.append((before, block.harm() if block.harm else 0.0))
+        if before is not None and block.output_error is not None:
+            self.validations.append(validated([before], [block.output_error()]))
         return {block.name: {"scaled": True}}
 
     def rounding(self) -> Rounding | None:
@@ -93,12 +94,13 @@ def test_a_transform_is_shown_what_the_quantized_blocks_before_give_to_the_block
     expected: list[Tensor] = []
     plain = tiny.tiny_model()
     plain.model.layers[0].self_attn.q_proj.register_forward_pre_hook(lambda _, args: expected.append(args[0].flatten(0, 1)))
-    for ids in IDS[:-1]:
+    for ids in IDS:
         with torch.no_grad():
             plain(ids)
+    calibrated = [x[~call.held_out.flatten()] for x, call in zip(expected, calls(IDS), strict=True)]  # type: ignore[operator]
     seen = shown.statistics["self_attn.q_proj"][Inputs]
     assert isinstance(seen, Inputs)
-    assert all(torch.equal(a, b) for a, b in zip(seen.seen, expected, strict=True)), "the last sample is held out"
+    assert all(torch.equal(a, b) for a, b in zip(seen.seen, calibrated, strict=True)), "the end of each is held out"
     assert shown.statistics["self_attn.k_proj"] is shown.statistics["self_attn.q_proj"]
 
 
@@ -128,8 +130,9 @@ def test_harm_tells_what_a_transform_spoils() -> None:
     good, bad = Scaling(), Scaling(spoil=0.3)
     quantized(tiny.tiny_model(), config("mxfp6_e2m3"), good)
     quantized(tiny.tiny_model(), config("mxfp6_e2m3"), bad)
-    assert all(after < 3 * before for before, after in good.harms)
-    assert all(after > 10 * before for before, after in bad.harms)
+    assert len(good.validations) == len(bad.validations) == len(tiny.tiny_model().model.layers)
+    assert all(v.after < 3 * v.before for v in good.validations)
+    assert all(v.after > 10 * v.before and not v.is_improvement for v in bad.validations)
 
 
 @pytest.mark.parametrize("two_passes", [False, True])
@@ -154,5 +157,30 @@ def test_a_calibrated_rounding_behind_it_sees_the_transformed_inputs(two_passes:
     before = transform.shown["model.layers.0"].statistics["self_attn.q_proj"][Inputs]
     assert isinstance(before, Inputs)
     s = 2.0 ** (torch.arange(before.columns) % 3)
-    assert torch.equal(spy.seen["model.layers.0.self_attn.q_proj"] * s, before.seen[0])
+    calibrated = ~calls(IDS)[0].held_out.flatten()  # type: ignore[operator]
+    assert torch.equal((spy.seen["model.layers.0.self_attn.q_proj"] * s)[calibrated], before.seen[0])
     assert torch.isfinite(logits(model)).all()
+
+
+def test_a_transform_knows_sizes_of_the_model_and_what_changes_the_input_of_a_layer() -> None:
+    class Doubling:
+        transforms_input = True
+
+        def __call__(self, module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            return (2 * args[0],)
+
+    class Asking(Scaling):
+        def apply(self, block: BlockAtHand) -> Mapping[str, Figures]:
+            names = ("mlp.up_proj", "mlp.down_proj")
+            self.asked = {name: block.input_is_transformed(name) for name in names if "layers.1" in block.name} or self.asked
+            self.heads = block.model_config.num_key_value_heads
+            return {}
+
+        asked: ClassVar[dict[str, bool]] = {}
+
+    model, transform = tiny.tiny_model(), Asking(needs=())
+    model.model.layers[1].mlp.down_proj.register_forward_pre_hook(Doubling())
+    model.model.layers[1].mlp.up_proj.register_forward_pre_hook(lambda *_: None)
+    quantized(model, config("int4_wo_32"), transform)
+    assert transform.asked == {"mlp.up_proj": False, "mlp.down_proj": True}
+    assert transform.heads == model.config.num_key_value_heads == 2

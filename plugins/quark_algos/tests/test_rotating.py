@@ -79,23 +79,24 @@ def test_rotation_that_does_harm_is_left_out_with_its_figures(caplog: pytest.Log
     assert model.quant_config.algo_config is None
     assert any("it is left out" in r.message and "times as large" in r.message for r in caplog.records)
     found = model.quark_findings.judged["rotation"]
-    assert found["after"] > found["before"] > 0
-    assert not found["goes_on"]
-    assert "left out, since it would do harm: rotation" in model.quark_plan.notes
+    assert found["error_after"] > found["error_before"] + found["standard_error"] > 0
+    assert found["held_out"]
+    assert not found["applied"]
+    assert "left out, since it would do no good: rotation" in model.quark_plan.notes
     assert not [note for note in model.quark_plan.notes if "changed first" in note]
 
 
 def test_the_reference_preset_rotates_where_it_does_harm_and_says_how_much(caplog: pytest.LogCaptureFixture) -> None:
     model = judged("nvfp4", "reference")
     assert any("it is applied" in r.message and "times as large" in r.message for r in caplog.records)
-    assert model.quark_findings.judged["rotation"]["goes_on"]
+    assert model.quark_findings.judged["rotation"]["applied"]
     assert model.quark_findings.transformed["model.layers.0"]["r1"]
 
 
 def test_rotation_that_does_good_is_applied_without_a_word(caplog: pytest.LogCaptureFixture) -> None:
     model = judged("int8", "best")
     found = model.quark_findings.judged["rotation"]
-    assert found["after"] < found["before"]
+    assert found["error_after"] < found["error_before"]
     assert model.quark_findings.transformed["model.layers.0"]["r1"]
     assert not [r for r in caplog.records if "otation" in r.message and r.levelname == "WARNING"]
 

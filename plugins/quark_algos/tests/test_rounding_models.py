@@ -140,3 +140,16 @@ def test_what_is_exported_reloads_to_the_same_logits(scheme: str, dtype: torch.d
     with torch.no_grad():
         expected, found = (m(data()[0]).logits for m in (model, import_model_from_safetensors(None, tmp_path / "out")))
     assert torch.equal(found, expected)
+
+
+def test_names_that_no_layer_has_are_told_of_before_any_work() -> None:
+    names = ["self_attn.q_proj", "block_sparse_moe.experts.*.w1"]
+    config = LLMTemplate.get("llama").get_config(scheme="int4_wo_64")
+    config.algo_config = [GPTQConfig(inside_layer_modules=names)]
+    (warning,) = ModelQuantizer(config).plan(float_model()).warnings
+    assert warning.startswith(
+        "'gptq' names layers that no decoder block has: block_sparse_moe.experts.*.w1. 18 quantized layers are rounded"
+    )
+    for found in (names[:1], []):
+        config.algo_config = [GPTQConfig(inside_layer_modules=found)]
+        assert ModelQuantizer(config).plan(float_model()).warnings == ()

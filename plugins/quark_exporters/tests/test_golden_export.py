@@ -26,7 +26,9 @@ def exports(scheme: str, out: Path) -> tuple[dict[str, Tensor], dict[str, Tensor
     inputs = load_file(GOLDEN / "inputs.safetensors")
     model = LlamaForCausalLM(LlamaConfig(**json.loads((GOLDEN / "model_config.json").read_text()))).eval()
     model.load_state_dict({k.removeprefix("state."): v for k, v in inputs.items() if k.startswith("state.")})
-    config = LLMTemplate.get("llama").get_config(scheme=scheme, kv_cache_scheme="fp8" if scheme in RECORDED_WITH_CACHE else None)
+    # The reference takes scales of the cache from the outputs of the projections.
+    cache = {"kv_cache_scheme": "fp8", "kv_cache_post_rope": False} if scheme in RECORDED_WITH_CACHE else {}
+    config = LLMTemplate.get("llama").get_config(scheme=scheme, **cache)
     ModelQuantizer(config).quantize_model(model, list(inputs["calib_ids"].split(1)))
     export_safetensors(model, out)
     ours = {k: v for k, v in load_file(out / "model.safetensors").items() if "proj" in k}

@@ -187,7 +187,9 @@ def test_norms_have_no_unit_offset(family: tuple[Skeleton, Architecture]) -> Non
 @pytest.mark.parametrize("scheme", ["int4_wo_32", "fp8", "mxfp4"])
 def test_a_quantized_model_is_read_back_with_the_same_logits(family: tuple[Skeleton, Architecture], scheme: str, tmp_path: Path) -> None:
     float_model, facts = family
-    config = LLMTemplate.get(facts.model_type).get_config(scheme, kv_cache_scheme="fp8")
+    # Keys of Instella pass a norm, and its code calls no attention that can be exchanged: what it caches is out of reach, and refused.
+    before = {"kv_cache_post_rope": False} if facts.model_type == "instella" else {}
+    config = LLMTemplate.get(facts.model_type).get_config(scheme, kv_cache_scheme="fp8", **before)
     model = ModelQuantizer(config).quantize_model(deepcopy(float_model), list(IDS.split(1)))
     export_safetensors(model, tmp_path / "out")
     expected = logits(model)

@@ -1,8 +1,9 @@
 """What changes weights: the protocols Transform and Rounding, the statistics they may ask for, and round-to-nearest, the default."""
 
-from quark.algorithms.rounding import Figures, Problem, Rounding, RoundToNearest, float_weight, weight_quantizer
+from quark.algorithms.rounding import Figures, NamesLayers, Problem, Rounding, RoundToNearest, float_weight, weight_quantizer
 from quark.algorithms.statistics import AbsMax, AbsMean, CrossMoment, SecondMoment, SecondMoment64, Statistic
-from quark.algorithms.transform import STAGES, BlockAtHand, Judged, Settled, Settling, Transform
+from quark.algorithms.transform import STAGES, BlockAtHand, Judged, Settled, Settling, Transform, input_is_transformed
+from quark.algorithms.validation import OutputError, Validation, validated
 from quark.callable_module import make_callable
 from quark.plugins import algorithms
 
@@ -14,6 +15,8 @@ __all__ = [
     "CrossMoment",
     "Figures",
     "Judged",
+    "NamesLayers",
+    "OutputError",
     "Problem",
     "RoundToNearest",
     "Rounding",
@@ -23,7 +26,10 @@ __all__ = [
     "Settling",
     "Statistic",
     "Transform",
+    "Validation",
     "float_weight",
+    "input_is_transformed",
+    "validated",
     "weight_quantizer",
 ]
 

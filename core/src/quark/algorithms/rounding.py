@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar, Protocol, TypeVar, cast
+from typing import ClassVar, Protocol, TypeVar, cast, runtime_checkable
 
 import attrs
 import torch
@@ -58,6 +58,14 @@ class Rounding(Protocol):
         Nothing else of the layers differs: bias, hooks, what modules they hold. A bias where there was none has no place in a checkpoint.
         Returns what is worth reporting, by layer, in JSON values. All of this is looked at in a run.
         """
+
+
+@runtime_checkable
+class NamesLayers(Protocol):
+    """A `Rounding` whose settings name the layers that it takes. Names that are of none are told of before any work."""
+
+    def unmatched(self, names: Sequence[str]) -> Sequence[str]:
+        """Returns what the settings name, and what none of these layers, relative to their blocks, is called."""
 
 
 class RoundToNearest:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, TypeVar, cast, runtime_checkable
+from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 
 import attrs
 from torch import Tensor, nn
 
 from quark.algorithms.rounding import Figures, Rounding
 from quark.algorithms.statistics import Statistic
+from quark.algorithms.validation import OutputError, Validation
 from quark.model.plan import QuantPlan
 from quark.specs.algorithm import AlgoConfig
 from quark.specs.architecture import Architecture
@@ -30,10 +31,13 @@ class BlockAtHand:
         module: The block, all its weights float.
         architecture: Facts about the family.
         configs: What each layer is going to be quantized to.
-        statistics: Of the input of each of these layers, by class: of what the quantized blocks before give to this one in float.
-        harm: The relative squared error of the block's output on held-out tokens, were the block rounded to nearest as it is
-            now; None where no transform asks for statistics, since no forward is at hand then.
-        output: The block's output on the same tokens, as its weights are now, ``[batch, tokens, channels]``; None likewise.
+        statistics: Of the input of each of these layers, by class: of what the quantized blocks before give to this one in float, without
+            tokens that are held out.
+        output_error: Computes the error of the block's output on held-out tokens, were the block rounded to nearest as it is now; compare
+            two with `quark.algorithms.validated`. None where no transform asks for statistics, since no forward is at hand then.
+        output: Computes the block's output on the same tokens, as its weights are now, ``[tokens, channels]``; None likewise.
+        model_config: The configuration of the model, or of the part that makes text, with sizes and numbers of heads; None where there is
+            none.
     """
 
     name: str
@@ -41,12 +45,25 @@ class BlockAtHand:
     architecture: Architecture
     configs: Mapping[str, QLayerConfig]
     statistics: Mapping[str, Mapping[type[Statistic], Statistic]]
-    harm: Callable[[], float] | None = None
+    output_error: Callable[[], OutputError] | None = None
     output: Callable[[], Tensor] | None = None
+    model_config: Any = None
 
     def statistic(self, layer: str, kind: type[S]) -> S | None:
         """The statistic of that class of a layer's input; None where no token reached it, or it is not going to be quantized."""
         return cast("S | None", self.statistics.get(layer, {}).get(kind))
+
+    def input_is_transformed(self, layer: str) -> bool:
+        """Return whether something changes the layer's input while the model runs, so that no scale may move into it (see there)."""
+        return input_is_transformed(self.module.get_submodule(layer))
+
+
+def input_is_transformed(layer: nn.Module) -> bool:
+    """Return whether a layer gets another input than the modules before it give, as by a rotation that runs with the model.
+
+    What changes it is a forward pre-hook of the layer: an object with the attribute ``transforms_input = True``.
+    """
+    return any(getattr(hook, "transforms_input", False) for hook in layer._forward_pre_hooks.values())
 
 
 @attrs.frozen
@@ -99,6 +116,9 @@ class Transform(Protocol):
     def apply(self, block: BlockAtHand) -> Mapping[str, Figures]:
         """Change the values of one block's parameters; returns what is worth reporting, by full name of a layer or of the block.
 
+        Figures of the block that say ``applied: False`` mean that it is as it was. A transform that says so of every block is left out of
+        the plan, and of the settings that a checkpoint keeps, with a warning.
+
         In a run it is looked at whether all of them are finite and have the shapes and dtypes that they had; and, of algorithms whose
         settings do not say `runs_with_model`, whether modules and hooks are the same.
         """
@@ -112,11 +132,11 @@ class Judged(Transform, Protocol):
     """A transform of the whole model that is tried on copies of blocks first: where calibration data are at hand, before anything changes.
 
     Example:
-        The run calls, for one held-out sample::
+        The run calls, for the calls that have held-out tokens::
 
             transform.prepare(model, architecture)
             for each block: transform.apply(a copy), on transform.moved(the block's input)
-            goes_on = transform.verdict(before, after)
+            goes_on = transform.verdict(validation)
     """
 
     def prepare(self, model: nn.Module, architecture: Architecture) -> None:
@@ -125,5 +145,5 @@ class Judged(Transform, Protocol):
     def moved(self, x: Tensor) -> Tensor:
         """What goes from block to block in the changed model, where ``x [batch, tokens, channels]`` does in this one."""
 
-    def verdict(self, before: float, after: float) -> bool:
-        """Whether to go on, given relative errors of blocks rounded to nearest, means over blocks, as they are and as they would be."""
+    def verdict(self, validation: Validation) -> bool:
+        """Return whether to go on, given what became of the error of blocks rounded to nearest, the mean over blocks."""

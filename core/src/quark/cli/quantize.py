@@ -19,7 +19,12 @@ if TYPE_CHECKING:
 
 
 PostRope = Annotated[
-    bool, typer.Option("--kv-cache-post-rope", help="Round keys of the cache after the rotary embedding; wants --kv-cache.")
+    bool | None,
+    typer.Option(
+        "--kv-cache-post-rope/--no-kv-cache-post-rope",
+        help="Round keys of the cache as runtimes hold them, after norms and the rotary embedding, or as the projection puts them out; by "
+        "default the former wherever the model allows it. Wants --kv-cache.",
+    ),
 ]
 AllExperts = Annotated[
     bool,
@@ -76,7 +81,7 @@ def quantize(
     algorithm: Annotated[list[str] | None, typer.Option(help="Algorithm to apply; may be repeated, in order.")] = None,
     algorithm_option: AlgorithmOptions = None,
     kv_cache: Annotated[str | None, typer.Option(help="Scheme of the key-value cache, such as fp8.")] = None,
-    kv_cache_post_rope: PostRope = False,
+    kv_cache_post_rope: PostRope = None,
     attention_scheme: Annotated[str | None, typer.Option(help="Scheme of attention probabilities and queries, such as fp8.")] = None,
     exclude: Exclude = None,
     layer: Annotated[list[str] | None, typer.Option(help="PATTERN=SCHEME for some layers; may be repeated.")] = None,
@@ -146,7 +151,7 @@ def make_config(
     layer: list[str] | None,
     share_fused_scales: bool = False,
     attention_scheme: str | None = None,
-    kv_cache_post_rope: bool = False,
+    kv_cache_post_rope: bool | None = None,
     scheme_option: list[str] | None = None,
     algorithm_option: list[str] | None = None,
 ) -> QConfig:
@@ -187,8 +192,7 @@ def _pair(text: str) -> tuple[str, str]:
 def _print_plan(plan: Any, as_json: bool) -> None:
     from quark.model.plan_text import plan_lines
 
-    lines = [*plan_lines(plan), *(f"  warning: {warning}" for warning in plan.warnings)]
-    typer.echo(json.dumps(plan.to_dict(), indent=2) if as_json else "\n".join(lines))
+    typer.echo(json.dumps(plan.to_dict(), indent=2) if as_json else "\n".join(plan_lines(plan)))
 
 
 def _print_result(out: Path, scheme: str, layers: int, seconds: float, as_json: bool) -> None:

@@ -16,7 +16,7 @@ from quark.model.mixtures import separate_experts
 from quark.model.plan import plan_rows, refuse_misfits
 from quark.model.resolve import layer_config_for
 from quark.nn import counts_as
-from quark.nn.attention import KEY, PROBABILITIES
+from quark.nn.attention import PROBABILITIES
 from quark.nn.attention_switch import switch_attention
 from quark.nn.packed import SLOTS, PackedLayer, PackedScales
 from quark.nn.packed_quantizer import PackedQuantizer, packed_scales
@@ -54,7 +54,7 @@ def map_to_quark(model: nn.Module, quant_config: QConfig, pack_method: str = "re
     rows = plan_rows(model, quant_config)
     refuse_misfits(rows)
     attentions = attention_rows(model, rows, quant_config, architecture_of(model))
-    inside = {a.key_layer for a in attentions}
+    inside = {layer for a in attentions for layer, _ in a.states.values()}
     for name, layer in list(model.named_modules()):
         kind = counts_as(layer)
         if kind is None:
@@ -74,9 +74,9 @@ def _map_attention(model: nn.Module, attentions: Sequence[AttentionRow], order: 
         module = model.get_submodule(row.name)
         if row.probabilities is not None:
             setattr(module, PROBABILITIES, PackedQuantizer(row.probabilities, order, largest=1.0))
-        if row.key is not None and row.key_layer is not None:
-            stored = PackedScales(packed_scales(row.key, order))
-            setattr(model.get_submodule(row.key_layer), SLOTS["output_tensors"], stored)
-            setattr(module, KEY, PackedQuantizer(row.key, order, stored))
+        for state, (layer, spec) in row.states.items():
+            stored = PackedScales(packed_scales(spec, order))
+            setattr(model.get_submodule(layer), SLOTS["output_tensors"], stored)
+            setattr(module, state, PackedQuantizer(spec, order, stored))
     if attentions:
         switch_attention(model, [a.name for a in attentions], eager=eager)

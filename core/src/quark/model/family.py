@@ -29,6 +29,12 @@ def architecture_of(model: nn.Module) -> Architecture | None:
     return found
 
 
+def text_config(model: nn.Module) -> Any:
+    """Return the configuration of a model, or of the part of it that makes text; None where it has none."""
+    config: Any = getattr(model, "config", None)
+    return config.get_text_config() if hasattr(config, "get_text_config") else config
+
+
 def template_of(model: nn.Module) -> LLMTemplate:
     """The template of a model's type, or one made of what its modules show, which is logged.
 

@@ -18,6 +18,7 @@ from quark.model.json_files import bounded_bytes, read_json
 from quark.model.modeling import known_to_transformers
 from quark.model.shards import check_shards, refuse_codes
 from quark.model.unpacking import unpack_all
+from quark.names import folded
 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _STORED = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
@@ -207,7 +208,7 @@ def load_model(path: Path, dtype: str = "auto", device: str = "cpu") -> nn.Modul
     if missing := sorted(report["missing_keys"]):
         # transformers fills them with random numbers, and warns.
         raise CheckpointError(
-            f"'{path}' lacks {len(missing)} tensor(s) of a {type(model).__name__}, the first is '{missing[0]}': it is incomplete, or its "
+            f"'{path}' lacks {len(missing)} tensor(s) of a {type(model).__name__}: {folded(sorted(missing))}. It is incomplete, or its "
             "config.json is of another model"
         )
     found: nn.Module = model.eval().to(target)

@@ -9,7 +9,14 @@ import attrs
 from torch import nn
 
 from quark.errors import ConfigError
-from quark.model.attention import AttentionRow, attention_facts, attention_problems, attention_rows
+from quark.model.attention import (
+    AttentionRow,
+    attention_facts,
+    attention_problems,
+    attention_rows,
+    attention_warnings,
+    resolve_attention,
+)
 from quark.model.mixtures import fused_parameters
 from quark.model.patterns import Rule, rules_of
 from quark.model.resolve import layer_config_for
@@ -54,11 +61,12 @@ class QuantPlan:
 
     Attributes:
         rows: One per layer that could be quantized, in the model's order.
-        config: The configuration it was made from.
+        config: The configuration it was made from; what that leaves to the model is resolved.
         architecture: Facts about the model family, None where it is not known.
         notes: Remarks worth reading that are no errors.
         attentions: The attention modules of which something is quantized.
         rules: The configuration's patterns and layer types, and how many layers each matches.
+        warnings: What is done as asked, and may be other than what was meant; what was asked for and can have no effect.
     """
 
     rows: tuple[PlanRow, ...]
@@ -67,11 +75,7 @@ class QuantPlan:
     notes: tuple[str, ...] = ()
     attentions: tuple[AttentionRow, ...] = ()
     rules: tuple[Rule, ...] = ()
-
-    @property
-    def warnings(self) -> tuple[str, ...]:
-        """What was asked for and can have no effect, such as a pattern that matches nothing."""
-        return tuple(rule.problem for rule in self.rules if rule.problem)
+    warnings: tuple[str, ...] = ()
 
     @property
     def quantized(self) -> tuple[PlanRow, ...]:
@@ -88,7 +92,7 @@ class QuantPlan:
     def calibrated(self) -> tuple[PlanRow | AttentionRow, ...]:
         """Rows whose activations have static scales, so that calibration data are needed."""
         layers = (r for r in self.quantized if any(True for _ in static_activations(r.config)))
-        return (*layers, *(a for a in self.attentions if has_static_scale(a.probabilities) or has_static_scale(a.key)))
+        return (*layers, *(a for a in self.attentions if has_static_scale(a.probabilities)))
 
     def to_dict(self) -> dict[str, Any]:
         """JSON form, saved beside the result."""
@@ -98,6 +102,7 @@ class QuantPlan:
             "attentions": attention_facts(self.attentions),
             "notes": list(self.notes),
             "rules": [attrs.asdict(rule) for rule in self.rules],
+            "warnings": list(self.warnings),
             "model_type": self.architecture and self.architecture.model_type,
         }
 
@@ -129,17 +134,19 @@ def make_plan(model: nn.Module, config: QConfig, architecture: Architecture | No
             "Load the float model again to quantize it differently"
         )
     rows = plan_rows(model, config, architecture)
+    asked, config = config.kv_cache_post_rope, resolve_attention(model, rows, config, architecture)
     attentions = attention_rows(model, rows, config, architecture)
     rules = rules_of(model, config, architecture)
     problems = [
         *(rule.problem for rule in rules if rule.problem and config.strict),
         *_misfits(rows, config.scheme),
-        *attention_problems(attentions, rows, config, architecture),
+        *attention_problems(model, attentions, rows, config, architecture, asked),
     ]
     if problems:
         raise ConfigError("\n".join(problems))
     _refuse_broken_plugins(rows, attentions)
-    return QuantPlan(rows, config, architecture, tuple(_notes(rows, model, architecture)), attentions, rules)
+    warnings = (*(r.problem for r in rules if r.problem), *attention_warnings(model, rows, config, architecture, asked))
+    return QuantPlan(rows, config, architecture, tuple(_notes(rows, model, architecture)), attentions, rules, warnings)
 
 
 def plan_rows(model: nn.Module, config: QConfig, architecture: Architecture | None = None) -> tuple[PlanRow, ...]:
@@ -211,7 +218,7 @@ def _problem(row: PlanRow, slot: str, spec: Any) -> str | None:
 def _refuse_broken_plugins(rows: tuple[PlanRow, ...], attentions: Sequence[AttentionRow]) -> None:
     """Try the formats and observers of everything that is planned; raises PluginError where one is broken."""
     specs = [(getattr(r.config, slot), slot in _ACTIVATIONS) for r in rows if r.config is not None for slot in SLOTS]
-    specs += [(spec, True) for attention in attentions for spec in (attention.probabilities, attention.key)]
+    specs += [(spec, True) for a in attentions for spec in (a.probabilities, a.query, a.key, a.value)]
     # Two-stage specs are lists, which cannot be compared by hash: their stages can.
     wanted = {(stages(spec), is_activation): spec for spec, is_activation in specs if spec is not None}
     for (_, is_activation), spec in wanted.items():

@@ -6,18 +6,21 @@ from collections.abc import Iterator
 
 from quark.model.plan import QuantPlan
 from quark.names import fold_names, without_numbers
+from quark.nn.attention import KEY, QUERY, VALUE
 from quark.specs.describe import describe_activation, describe_layer
 
+_STATES = {"queries": QUERY, "keys": KEY, "values": VALUE}
 _MOST_RULES = 16
 
 
 def _attention_lines(plan: QuantPlan) -> Iterator[str]:
     of_probabilities = sum(1 for a in plan.attentions if a.probabilities is not None)
-    of_keys = sum(1 for a in plan.attentions if a.key is not None)
+    states = {word: sum(1 for a in plan.attentions if state in a.states) for word, state in _STATES.items()}
     if of_probabilities:
         yield f"  attention: probabilities of {of_probabilities} modules {describe_activation(plan.config.softmax_quant_spec)}"
-    if of_keys:
-        yield f"  attention: keys of {of_keys} modules after the rotary embedding"
+    for word, count in states.items():
+        if count:
+            yield f"  attention: {word} of {count} modules as attention gets them, after the rotary embedding"
 
 
 def _rule_lines(plan: QuantPlan) -> Iterator[str]:
@@ -44,4 +47,10 @@ def plan_lines(plan: QuantPlan) -> list[str]:
     head = f"Plan: {weights} of {len(plan.rows)} layers get a quantized weight" + (
         "; calibration data are needed" if plan.calibrated else ""
     )
-    return [head, *lines, *_attention_lines(plan), *_rule_lines(plan), *(f"  note: {note}" for note in plan.notes)]
+    notes = [f"  note: {note}" for note in plan.notes]
+    return [head, *lines, *_attention_lines(plan), *_rule_lines(plan), *notes, *warning_lines(plan)]
+
+
+def warning_lines(plan: QuantPlan) -> list[str]:
+    """Those lines of the plan that warn."""
+    return [f"  warning: {warning}" for warning in plan.warnings]

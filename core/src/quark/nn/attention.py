@@ -1,8 +1,9 @@
-"""Attention with quantized probabilities or keys, behind transformers' attention interface.
+"""Attention with quantized probabilities, queries, keys or values, behind transformers' attention interface.
 
-An attention module says what is quantized by two attributes, each a callable or None: ``prob_output_quantizer`` and ``key_quantizer``. A
-third, ``head_basis``, says in which basis. Without them the functions here compute what transformers' own do. Source: the interface of
-transformers 5 (``AttentionInterface``).
+An attention module says what is quantized by attributes, each a callable or None: ``prob_output_quantizer``, ``query_quantizer``,
+``key_quantizer`` and ``value_quantizer``. Another, ``head_basis``, says in which basis. Without them the functions here compute what
+transformers' own do. Queries, keys and values are those that attention works with: behind their norms and the rotary embedding, which is
+what runtimes keep in a cache. Source: the interface of transformers 5 (``AttentionInterface``).
 """
 
 from __future__ import annotations
@@ -17,8 +18,12 @@ from torch.nn import functional
 PROBABILITIES = "prob_output_quantizer"
 """Attribute of an attention module that quantizes its probabilities; also the name under which checkpoint loaders look for their scales."""
 
-KEY = "key_quantizer"
-"""Attribute of an attention module that quantizes its keys, after the rotary embedding."""
+QUERY, KEY, VALUE = STATES = ("query_quantizer", "key_quantizer", "value_quantizer")
+"""Attributes of an attention module that quantize its queries, keys and values as attention gets them: after the rotary embedding."""
+
+CALIBRATION = "states_in_calibration"
+"""Attribute of an attention module that calibration sets for a while: a callable that takes and returns queries, keys and values in place
+of the quantizers of `STATES`."""
 
 BASIS = "head_basis"
 """Attribute of an attention module: a callable that takes queries and keys of each head, ``[…, d]``, to another orthogonal basis before
@@ -55,7 +60,7 @@ def eager_attention(
     Returns:
         ``[batch, queries, heads, dv]``, and the probabilities ``[batch, heads, queries, keys]`` that were used, both in ``query``'s dtype.
     """
-    query, key = _applied(module, BASIS, query), _applied(module, KEY, _applied(module, BASIS, key))
+    query, key, value = _states(module, query, key, value)
     groups = query.shape[1] // key.shape[1]
     logits = torch.matmul(query, _repeated(key, groups).transpose(2, 3)) * (1 / math.sqrt(query.shape[-1]) if scaling is None else scaling)
     if softcap is not None:
@@ -71,10 +76,10 @@ def eager_attention(
 def sdpa_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, Tensor | None]:
-    """Transformers' fused attention over quantized keys. Arguments as `eager_attention`; there are no probabilities to return."""
+    """Transformers' fused attention over quantized states. Arguments as `eager_attention`; there are no probabilities to return."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    query, key = _applied(module, BASIS, query), _applied(module, KEY, _applied(module, BASIS, key))
+    query, key, value = _states(module, query, key, value)
     found: tuple[Tensor, Tensor | None] = ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, attention_mask, **options)
     return found
 
@@ -91,6 +96,16 @@ def _softmax(logits: Tensor, sinks: Tensor | None) -> Tensor:
 def _repeated(x: Tensor, groups: int) -> Tensor:
     """Each head of ``[batch, heads, tokens, d]`` as often as there are queries that share it."""
     return x if groups == 1 else x[:, :, None].expand(-1, -1, groups, -1, -1).flatten(1, 2)
+
+
+def _states(module: nn.Module, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Queries, keys and values as attention is to use them."""
+    query, key = _applied(module, BASIS, query), _applied(module, BASIS, key)
+    calibration = getattr(module, CALIBRATION, None)
+    if calibration is not None:
+        found: tuple[Tensor, Tensor, Tensor] = calibration(query, key, value)
+        return found
+    return _applied(module, QUERY, query), _applied(module, KEY, key), _applied(module, VALUE, value)
 
 
 def _applied(module: nn.Module, name: str, x: Tensor) -> Tensor:

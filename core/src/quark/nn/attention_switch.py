@@ -11,28 +11,37 @@ from quark.errors import UnsupportedError
 from quark.nn.attention import eager_attention, sdpa_attention
 
 _EAGER, _SDPA = "quark_eager", "quark_sdpa"
+_WITHOUT = "Leave attention_scheme out, and kv_cache_post_rope or set that to False"
 _BASES = {"eager": "eager", "sdpa": "sdpa", _EAGER: "eager", _SDPA: "sdpa"}
 
 
-def refuse_unswitchable(model: nn.Module, attentions: Sequence[str]) -> None:
-    """Raise UnsupportedError if these attention modules of ``model`` cannot be switched, before any work."""
+def why_unswitchable(model: nn.Module, attentions: Sequence[str]) -> str | None:
+    """Returns why these attention modules of ``model`` cannot be switched, with the cure; None where they can be."""
     if not hasattr(model, "set_attn_implementation"):
-        raise UnsupportedError(
+        return (
             f"the attention of a {type(model).__name__} cannot be quantized: only transformers models call an attention that can be "
-            "exchanged. Leave attention_scheme and kv_cache_post_rope out"
+            f"exchanged. {_WITHOUT}"
         )
     if not type(model)._can_set_attn_implementation():  # type: ignore[attr-defined]
-        raise UnsupportedError(
+        return (
             f"the attention of a {type(model).__name__} cannot be quantized: its code does not use transformers' attention interface. "
-            "Leave attention_scheme and kv_cache_post_rope out"
+            f"{_WITHOUT}"
         )
     for name in attentions:
         found = _implementation(model, name)
         if found not in _BASES:
-            raise UnsupportedError(
+            return (
                 f"'{name}' runs the attention implementation {found!r}, whose probabilities and keys are out of reach: load the model with "
                 "attn_implementation='eager' or 'sdpa', or call model.set_attn_implementation('eager') before"
             )
+    return None
+
+
+def refuse_unswitchable(model: nn.Module, attentions: Sequence[str]) -> None:
+    """Raise UnsupportedError if these attention modules of ``model`` cannot be switched, before any work."""
+    reason = why_unswitchable(model, attentions)
+    if reason is not None:
+        raise UnsupportedError(reason)
 
 
 def switch_attention(model: nn.Module, attentions: Sequence[str], *, eager: bool) -> None:

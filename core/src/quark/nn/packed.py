@@ -17,7 +17,7 @@ from quark.errors import CheckpointError, ConfigError
 from quark.nn.layers import QuantizedLayer, linear_weight, quantized_class
 from quark.nn.quantizer_module import QuantizerModule
 from quark.nn.stored_scales import refuse_bad_scales
-from quark.numerics import quantizer_for
+from quark.numerics import cast_finite, quantizer_for
 from quark.numerics.on_grid import LOSSY, misfit_of_codes
 from quark.numerics.progressive import Progressive
 from quark.numerics.quantizer import TensorQuantizer
@@ -155,7 +155,7 @@ class PackedLayer(nn.Module):
             raise CheckpointError(f"the {slot} of '{self._name}' unpacks to {list(codes.shape)} where {list(shape)} is wanted")
         refuse_bad_scales(qparams, f"the {slot} of '{self._name}'", activation=False)
         target.set_qparams(qparams)
-        return nn.Parameter(target.quantizer.dequantize(codes, qparams).to(self.dtype), requires_grad=False)
+        return nn.Parameter(cast_finite(target.quantizer.dequantize(codes, qparams), self.dtype), requires_grad=False)
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
         """The quantized layer's forward; the first call unpacks, and lets the packed tensors go."""

@@ -1,5 +1,6 @@
 """Numerics: number formats, observers and tensor quantizers; protocols and the machinery that serves them all."""
 
+from quark.numerics.finite import cast_finite
 from quark.numerics.format import NumberFormat
 from quark.numerics.granularity import Granularity, PerBlock, PerChannel, PerGroup, PerTensor, PerToken, granularity_of
 from quark.numerics.grid import GroupScales, WeightGrid
@@ -23,6 +24,7 @@ __all__ = [
     "QParams",
     "TensorQuantizer",
     "WeightGrid",
+    "cast_finite",
     "format_of",
     "granularity_of",
     "number_format",

@@ -13,6 +13,7 @@ import attrs
 import torch
 from torch import Tensor
 
+from quark.numerics.finite import cast_finite
 from quark.numerics.format import NumberFormat
 from quark.numerics.granularity import PerChannel, PerGroup
 from quark.numerics.observer import Observer
@@ -24,6 +25,8 @@ from quark.numerics.stage import StageQuantizer
 
 ALL = slice(None)
 """All rows of a stack."""
+_PROBES = 4097
+"""Values by which the gap below the largest is found; that of 12 bits and more is as good as none."""
 
 
 @attrs.frozen(eq=False)
@@ -49,6 +52,10 @@ class GroupScales:
     def part(self, groups: slice | Tensor) -> GroupScales:
         """The scales of some groups."""
         return self.map(lambda x: x[groups])
+
+    def of_rows(self, rows: slice) -> GroupScales:
+        """The scales of some rows."""
+        return self.map(lambda x: x[:, rows])
 
     def expanded(self, size: int) -> GroupScales:
         """One row for each input channel of groups of that size."""
@@ -94,7 +101,8 @@ class WeightGrid:
 
     Attributes:
         group: Input channels that share a scale in one row; K where there is one scale for each row, tensor or block of rows.
-        fixed: The scales, where they span rows: they cannot be found group by group. Else None.
+        fixed: The scales by their ranges, where they span rows: they cannot be found group by group. Else None.
+        spans: Where they do, which scale each group of each row has, ``[groups, N]``, numbers from 0 on. Else None.
     """
 
     def __init__(self, quantizers: Sequence[TensorQuantizer], rows: Sequence[int], weight: Tensor, *, shared: bool = False) -> None:
@@ -107,11 +115,19 @@ class WeightGrid:
         found = self._stage.granularity
         self.group = (found.size if found.size != -1 else self.columns) if isinstance(found, PerGroup) else self.columns
         is_local = isinstance(found, PerGroup) or (isinstance(found, PerChannel) and found.axis in (0, -2))
+        self.spans: Tensor | None = None
+        self._span_ranges: list[tuple[Tensor, Tensor]] = []
+        self._span_numbers: list[Tensor] = []
         self.fixed = None if is_local else self._spanning(weight, shared)
 
     def scales(self, w: Tensor, rows: slice = ALL) -> GroupScales:
-        """Scales of ``w [m · group, n]`` by its ranges; ``rows`` are those of the n in the stack."""
-        return self.scales_of_ranges(*self.ranges(w, rows), rows)
+        """Scales of ``w [m · group, n]`` by its ranges, those of round-to-nearest; ``rows`` are those of the n in the stack."""
+        low, high = self.ranges(w, rows)
+        first = self._quantizers[0]
+        if self._outer is None or not isinstance(first, Progressive):
+            return self.scales_of_ranges(low, high, rows)
+        outer, seen = self._outer[rows], first.first.format.round_  # the second stage sees what the first has rounded; the order is kept
+        return self._under(seen(low / outer), seen(high / outer), outer)
 
     def scales_of_ranges(self, low: Tensor, high: Tensor, rows: slice = ALL) -> GroupScales:
         """Scales of ranges ``[m, n]``, as the spec stores them."""
@@ -121,11 +137,14 @@ class WeightGrid:
             return self._made(found.scale, found.zero_point, None)
         quantizer = self._quantizers[0]
         if isinstance(quantizer, Progressive):
-            between = quantizer.first.format.round_  # the second stage sees what the first has rounded; the order is kept
-            found = self._stage.format.qparams(between(low / outer), between(high / outer), self._stage.spec)
-            return self._made(found.scale, found.zero_point, outer)
+            return self._under(low / outer, high / outer, outer)
         assert isinstance(quantizer, ScaledScales)
         return self._made(quantizer.block_scales(torch.maximum(-low, high), outer), None, outer)
+
+    def _under(self, low: Tensor, high: Tensor, outer: Tensor) -> GroupScales:
+        """Scales of ranges that are relative to the first of two stages."""
+        found = self._stage.format.qparams(low, high, self._stage.spec)
+        return self._made(found.scale, found.zero_point, outer)
 
     def with_steps(self, w: Tensor, scales: GroupScales) -> GroupScales:
         """The same; but where a format lets elements share finer steps inside a group, decided by ``w [m · group, N]``: one row for each
@@ -198,20 +217,35 @@ class WeightGrid:
             found.append(QParams(kept(scales.stored[:, part].t()).contiguous(), zero, outer))
         return found
 
-    def weights(self, qt: Tensor, scales: GroupScales) -> list[tuple[Tensor, QParams]]:
-        """The weights ``[rows, K]`` of each layer and their scales, of values on the grid, ``[K, N]``: exactly what their codes say."""
+    def weights(self, qt: Tensor, scales: GroupScales, dtype: torch.dtype = torch.float32) -> list[tuple[Tensor, QParams]]:
+        """The weights ``[rows, K]`` of each layer and their scales, of values on the grid, ``[K, N]``: exactly what their codes say.
+
+        Weights are in ``dtype``; where that does not reach as far as the grid, they are the nearest value of the grid that it has, or its
+        largest.
+        """
         found = []
+        limit = torch.finfo(dtype).max
         for index, (quantizer, qparams) in enumerate(zip(self._quantizers, self.qparams(scales), strict=True)):
             values = qt[:, self._slice(index)].t().contiguous()
-            if not isinstance(quantizer, StageQuantizer):  # two multiplications may differ from one by their product in the last bit
-                values = quantizer.dequantize(quantizer.codes_of(values, qparams), qparams)
-            found.append((values, qparams))
+            is_beyond = bool((values.abs() > limit).any())
+            # Two multiplications may differ from one by their product in the last bit; and what is cut off has another code.
+            if is_beyond or not isinstance(quantizer, StageQuantizer):
+                values = quantizer.dequantize(quantizer.codes_of(values.clamp_(-limit, limit), qparams), qparams)
+            found.append((cast_finite(values, dtype), qparams))
         return found
 
     @property
     def reach(self) -> float:
         """How many scales a range reaches on either side of 0; of symmetric specs."""
         return self._stage.format.reach(self._stage.spec)
+
+    @property
+    def gap(self) -> float:
+        """The largest magnitude that an element may have ÷ the next smaller one: 1.5 in FP4, 8 / 7 in INT4, hardly more than 1 in INT8."""
+        far = torch.finfo(torch.float32).max
+        largest = float(self._exact.round_(torch.tensor([-far, far])).abs().max())
+        below = self._exact.round_(torch.linspace(-largest, largest, _PROBES)).abs()
+        return largest / float(below[below < largest].max())
 
     @property
     def can_be_refitted(self) -> bool:
@@ -244,16 +278,33 @@ class WeightGrid:
     def _spanning(self, weight: Tensor, shared: bool) -> GroupScales:
         """Scales that span rows, by each layer's own quantizer, spread over rows and groups."""
         common = self._observer(weight) if shared else None
-        found = []
+        count = 0
         for index in range(len(self._quantizers)):
             w = weight[:, self._slice(index)].t()
-            q = self._stage.find_qparams(w if self._outer is None else w / self._outer[self._slice(index), None], common)
-            spread = self._stage.granularity.spread
-            found.append([None if x is None else spread(x, tuple(w.shape)).t() for x in (q.scale, q.zero_point)])
-        scale, zero = (None if part[0] is None else torch.cat([p for p in part if p is not None], 1) for part in zip(*found, strict=True))
-        assert scale is not None
-        self.group = self.columns // scale.shape[0]
-        return self._made(scale.contiguous(), None if zero is None else zero.contiguous(), self._outer)
+            observer = common or self._stage.observer()
+            if common is None:
+                observer.observe(w if self._outer is None else w / self._outer[self._slice(index), None])
+            low, high = observer.range()
+            start = 0 if shared else count
+            count = start + low.numel()
+            self._span_ranges.append((low, high))
+            self._span_numbers.append(torch.arange(start, count, device=low.device).view(low.shape))
+        self.spans = self._spread(self._span_numbers)
+        self.group = self.columns // self.spans.shape[0]
+        return self.spanning(torch.ones(count, device=weight.device))
+
+    def spanning(self, factor: Tensor) -> GroupScales:
+        """Scales that span rows, of their ranges times ``factor``, one for each of the numbers in ``spans``."""
+        parts = []
+        for (low, high), number in zip(self._span_ranges, self._span_numbers, strict=True):
+            parts.append(self._stage.format.qparams(low * factor[number], high * factor[number], self._stage.spec))
+        zeros = [q.zero_point for q in parts if q.zero_point is not None]
+        return self._made(self._spread([q.scale for q in parts]), self._spread(zeros) if zeros else None, self._outer)
+
+    def _spread(self, parts: Sequence[Tensor]) -> Tensor:
+        """What each layer has for each of its scales that span rows, as one for each group and row, ``[groups, N]``."""
+        spread = self._stage.granularity.spread
+        return torch.cat([spread(x, (rows, self.columns)).t() for x, rows in zip(parts, self._rows, strict=True)], 1).contiguous()
 
     def ranges(self, w: Tensor, rows: slice = ALL) -> tuple[Tensor, Tensor]:
         """Low and high ``[m, n]`` of the groups of ``w [m · group, n]``, by the spec's observer."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import attrs
 from torch import Tensor
 
+from quark.numerics.finite import cast_finite
 from quark.numerics.granularity import Granularity, PerTensor
 from quark.numerics.observer import Observer
 from quark.numerics.qparams import QParams
@@ -136,4 +137,4 @@ def _parted(qparams: QParams) -> tuple[QParams, QParams]:
 
 
 def _delivered(values: Tensor, x: Tensor, out: Tensor | None) -> Tensor:
-    return values.to(x.dtype) if out is None else out.copy_(values)
+    return cast_finite(values, x.dtype) if out is None else out.copy_(cast_finite(values, out.dtype))

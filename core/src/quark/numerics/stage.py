@@ -12,6 +12,7 @@ import attrs
 import torch
 from torch import Tensor
 
+from quark.numerics.finite import keep_finite_
 from quark.numerics.format import NumberFormat
 from quark.numerics.granularity import Granularity, PerTensor
 from quark.numerics.observer import Observer
@@ -107,6 +108,7 @@ class StageQuantizer:
             if zero is not None:
                 t.sub_(zero)
             torch.mul(t, scale if rescale else 1.0, out=place)
+            keep_finite_(place)
         return self._home(target, result)
 
     def quantize(self, x: Tensor, qparams: QParams) -> Tensor:

@@ -23,7 +23,8 @@ class Findings:
         tokens: How many tokens reached each layer of an expert.
         transformed: What transforms say of layers and blocks.
         judged: Of transforms that change the whole model, by name: errors before and after, and whether they were applied.
-        unreached: Layers that were to be rounded by their inputs and got none: they are rounded to nearest.
+        idle: Which of the run's transforms, by their place in its order, have left every block as it was.
+        unreached: Layers that the rounding was to round by their inputs, and that got none: they are rounded to nearest.
     """
 
     layers: dict[str, dict[str, Any]] = attrs.field(factory=dict)
@@ -31,6 +32,7 @@ class Findings:
     unreached: list[str] = attrs.field(factory=list)
     transformed: dict[str, dict[str, Any]] = attrs.field(factory=dict)
     judged: dict[str, dict[str, Any]] = attrs.field(factory=dict)
+    idle: list[int] = attrs.field(factory=list)
 
     def add(self, figures: Mapping[str, dict[str, Any]]) -> None:
         """Take in the figures of more layers."""
@@ -41,28 +43,35 @@ class Findings:
         self.tokens |= tokens
 
     def missed(self, names: Iterable[str]) -> None:
-        """Layers that no token has reached."""
+        """Layers that are for the rounding, and that no token has reached."""
         self.unreached += names
 
-    def lines(self) -> Iterator[str]:
-        """What people should know."""
+    def remarks(self) -> Iterator[str]:
+        """What people may want to know, all being well."""
         if self.tokens:
-            mean = sum(self.tokens.values()) / len(self.tokens)
-            few = {n: t for n, t in self.tokens.items() if t < FEW * mean}
-            counts = f"{min(self.tokens.values())} to {max(self.tokens.values())} tokens, {mean:.0f} on average"
+            counts = f"{min(self.tokens.values())} to {max(self.tokens.values())} tokens, {self._mean_tokens:.0f} on average"
             yield f"Calibration reached {len(self.tokens)} layers of experts with {counts}."
-            if few:
-                worst = min(few, key=lambda n: few[n])
-                yield (
-                    f"{len(few)} of them got less than {FEW:.0%} of the average; the least, '{worst}', {few[worst]}. More data, or "
-                    "calibrate_all_experts=True, reach them."
-                )
+
+    def lines(self) -> Iterator[str]:
+        """What people should know, as it may call for another run."""
+        few = {n: t for n, t in self.tokens.items() if t < FEW * self._mean_tokens}
+        if few:
+            worst = min(few, key=lambda n: few[n])
+            yield (
+                f"{len(few)} of {len(self.tokens)} layers of experts got less than {FEW:.0%} of the average of "
+                f"{self._mean_tokens:.0f} tokens; the least, '{worst}', {few[worst]}. More data, or calibrate_all_experts=True, reach them."
+            )
         few_layers = [n for n, figures in self.layers.items() if figures.get("few_tokens")]
         if few_layers:
             fewest = min(self.layers[name]["tokens"] for name in few_layers)
             yield (
                 f"{len(few_layers)} of {len(self.layers)} layers got fewer tokens than they have input channels, {fewest} at the least: "
                 f"{folded(few_layers)}. They are rounded more cautiously. More data do better."
+            )
+        if any(figures.get("held_out") is False for figures in (*self.transformed.values(), *self.judged.values())):
+            yield (
+                "What transforms do was validated on the tokens that they were made from: of so few, none could be held out. More "
+                "calibration data do better."
             )
         if self.unreached:
             yield (
@@ -72,8 +81,15 @@ class Findings:
 
     def log(self) -> None:
         """Tell people."""
+        for line in self.remarks():
+            get_logger(__name__).info(line)
         for line in self.lines():
             get_logger(__name__).warning(line)
+
+    @property
+    def _mean_tokens(self) -> float:
+        """Of the layers of experts."""
+        return sum(self.tokens.values()) / max(len(self.tokens), 1)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON form."""

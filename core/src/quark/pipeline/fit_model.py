@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from quark.errors import ConfigError
 from quark.model.plan import PlanRow
+from quark.names import folded
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -45,7 +46,7 @@ def refuse_unfit(model: nn.Module, rows: Iterable[PlanRow]) -> None:
         for problem in _problems(model.get_submodule(row.name)):
             found.setdefault(problem, []).append(row.name)
     if found:
-        said = "; ".join(f"{len(names)} layer(s), the first is '{names[0]}', have {problem}" for problem, names in found.items())
+        said = "; ".join(f"{len(names)} layer(s) ({folded(names)}) have {problem}" for problem, names in found.items())
         raise ConfigError(f"this {type(model).__name__} cannot be quantized: {said}. Nothing has been changed")
 
 

@@ -11,7 +11,7 @@ from quark.model.plan import PlanRow, QuantPlan
 from quark.nn import QuantizedLayer, QuantizerModule, quantized_class
 from quark.nn.attention import PROBABILITIES
 from quark.numerics import QParams, TensorQuantizer
-from quark.pipeline.attention import quantize_attention
+from quark.pipeline.attention import attention_quantizers, install
 
 
 @torch.no_grad()
@@ -29,11 +29,11 @@ def foreseen(model: nn.Module, plan: QuantPlan) -> nn.Module:
         layer = made.get_submodule(row.name)
         layers[row.name] = quantized_class(layer).from_float(layer, row.config)
         _give_scales(layers[row.name], row)
-    quantize_attention(made, layers, plan.attentions, [])
-    for attention in plan.attentions:
-        probabilities = getattr(made.get_submodule(attention.name), PROBABILITIES, None)
-        if isinstance(probabilities, QuantizerModule):
-            _give_scale(probabilities, (1,))
+    inside = attention_quantizers(layers, plan.attentions)
+    for quantizers in inside.values():
+        if PROBABILITIES in quantizers:
+            _give_scale(quantizers[PROBABILITIES], (1,))
+    install(made, inside)
     for name, quantized in layers.items():
         made.set_submodule(name, quantized)
     made.quark_plan = plan  # type: ignore[assignment]

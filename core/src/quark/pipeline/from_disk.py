@@ -94,7 +94,8 @@ def _streamed(
     place = exporting(name, out, overwrite=options.overwrite)
     with place as directory, writer.stream(model, foreseen(model, job.plan), directory, options) as stream:
         job.run(model, CheckpointSink(model, stream), tensors)
-    return job.plan
+    done: QuantPlan = model.quark_plan  # type: ignore[assignment]
+    return done
 
 
 def _whole(

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import attrs
 import torch
 from torch import nn
 
-from quark.algorithms import STAGES, Judged, Rounding, RoundToNearest, Settling, Transform
+from quark.algorithms import STAGES, Judged, NamesLayers, Rounding, RoundToNearest, Settling, Transform
 from quark.errors import ConfigError, UnsupportedError
 from quark.log import get_logger
 from quark.model.blocks import decoder_blocks
 from quark.model.family import architecture_of
 from quark.model.mixtures import separate_experts
-from quark.model.plan import PlanRow, QuantPlan, make_plan
-from quark.model.plan_text import plan_lines
+from quark.model.plan import PlanRow, QuantPlan, has_static_scale, make_plan
+from quark.model.plan_text import plan_lines, warning_lines
 from quark.nn.attention_switch import refuse_unswitchable, switch_attention
 from quark.pipeline.batches import Call, calls
 from quark.pipeline.checked import CheckedRounding, CheckedTransform, refuse_strange
 from quark.pipeline.judging import judged
-from quark.pipeline.memory import SHARE, free_bytes, held_bytes, tokens_in
+from quark.pipeline.memory import SHARE, free_bytes, held_bytes, held_probabilities, tokens_in
 from quark.pipeline.progress import reporting
 from quark.pipeline.runner import run
 from quark.pipeline.sink import BlockSink
@@ -99,7 +99,8 @@ class Job:
     def run(self, model: nn.Module, sink: BlockSink, source: BlockSource | None = None) -> None:
         """Quantize ``model``; what is known of it then are its attributes ``quark_plan``, ``quark_findings`` and so on.
 
-        Transforms that change the whole model, and would do harm, are left out; the plan that the model has then says so.
+        Transforms that would do no good to the whole model, or turn out to change none of its blocks, are left out; the plan that the model
+        has then says so.
         """
         model.quark_plan = self.plan  # type: ignore[assignment]
         judgements = judged(model, self.plan, self.algorithms.by_name, self.data)
@@ -118,7 +119,12 @@ class Job:
                 two_passes=self.two_passes,
                 transforms=self.algorithms.checked_transforms(plan.config),
             )
-        findings.judged = {name: attrs.asdict(judgement) for name, judgement in judgements.items()}
+        applied = [name for name in self.algorithms.names if name in {a.name for a in plan.config.algo_config or []}]
+        idle = [name for place, name in enumerate(applied) if place in findings.idle]
+        plan = self._without_idle(plan, idle)
+        model.quant_config, model.quark_plan = plan.config, plan  # type: ignore[assignment]
+        sink.finish()
+        findings.judged = {name: judgement.figures() for name, judgement in judgements.items()}
         model.quark_quantized, model.quark_findings = True, findings  # type: ignore[assignment]
         findings.log()
         get_logger().info("Model quantization has been completed.")
@@ -130,7 +136,26 @@ class Job:
         left = [a for a in self.plan.config.algo_config or [] if a.name not in names]
         plan = plan_of(model, attrs.evolve(self.plan.config, algo_config=left or None))
         notes = [TWO_PASSES] if self.two_passes else []
-        return attrs.evolve(plan, notes=(*plan.notes, *notes, *(f"left out, since it would do harm: {name}" for name in names)))
+        return attrs.evolve(plan, notes=(*plan.notes, *notes, *(f"left out, since it would do no good: {name}" for name in names)))
+
+    def _without_idle(self, plan: QuantPlan, names: Sequence[str]) -> QuantPlan:
+        """A plan without those transforms that have changed no block, which is said; one that also rounds stays."""
+        rounding = self.algorithms.rounding_name
+        for name in names:
+            effect = "only its rounding is in the result" if name == rounding else "the result does not name it"
+            get_logger().warning(
+                f"The algorithm '{name}' has left every block as it was, so {effect}; model.quark_findings.transformed says why."
+            )
+            if name != rounding:
+                settings = [a for a in plan.config.algo_config or [] if a.name != name]
+                notes = (*(n for n in plan.notes if n != _note(name)), f"left out, since it has left every block as it was: {name}")
+                plan = attrs.evolve(plan, config=attrs.evolve(plan.config, algo_config=settings or None), notes=notes)
+        return plan
+
+
+def _note(name: str) -> str:
+    """What a plan says of a transform."""
+    return f"each block is changed first, and computes what it did: {name}"
 
 
 @attributed("planning the run")
@@ -154,14 +179,13 @@ def prepared(model: nn.Module, config: QConfig, dataloader: Iterable[Any] | None
         refuse_unswitchable(model, [a.name for a in plan.attentions])
     wants = wants_data(plan, chosen)
     judges = dataloader is not None and any(isinstance(t, Judged) for t in chosen.transforms)
-    data = calls(dataloader, wanted_by=wants) if wants or judges else []
+    data = calls(dataloader, wanted_by=wants, model=model) if wants or judges else []
     two_passes = needs_two_passes(model, plan, chosen.rounding, data, device)
     if two_passes:
         plan = attrs.evolve(plan, notes=(*plan.notes, TWO_PASSES))
+    warned = warning_lines(plan)
     for line in plan_lines(plan):
-        get_logger().info(line)
-    for warning in plan.warnings:
-        get_logger().warning(warning)
+        (get_logger().warning if line in warned else get_logger().info)(line)
     return Job(plan, chosen, data, two_passes)
 
 
@@ -182,7 +206,9 @@ def plan_of(model: nn.Module, config: QConfig) -> QuantPlan:
             f"'{chosen.names[0]}' goes by facts about the model's family, and this {type(model).__name__} is of none that is known: "
             "register a template for it, or leave the algorithm out"
         )
-    notes = tuple(f"each block is changed first, and computes what it did: {name}" for name in chosen.names)
+    notes = [_note(name) for name in chosen.names]
+    if notes and plan.architecture is not None and plan.architecture.decoder_blocks is None:
+        notes.append(f"no decoder blocks are known of '{plan.architecture.model_type}': the whole model is changed as one block")
     plan = _settled(model, attrs.evolve(plan, notes=(*plan.notes, *notes)), chosen)
     if chosen.rounding_name is None:
         return plan
@@ -193,7 +219,20 @@ def plan_of(model: nn.Module, config: QConfig) -> QuantPlan:
             f"the algorithm '{chosen.rounding_name}' takes none of this model's layers: the names in its configuration are relative to a "
             f"decoder block, and a layer here is '{plan.rows[-1].name if plan.rows else '(none)'}'"
         )
-    return attrs.evolve(plan, rows=rows)
+    return attrs.evolve(plan, rows=rows, warnings=(*plan.warnings, *_unmatched(chosen, rows, blocks)))
+
+
+def _unmatched(chosen: Algorithms, rows: Sequence[PlanRow], blocks: Sequence[str]) -> Iterator[str]:
+    """What the settings of the rounding name and the model does not have."""
+    if isinstance(chosen.rounding, NamesLayers):
+        names = [r.name.removeprefix(f"{block}.") for r in rows if (block := _block_of(r, blocks)) is not None]
+        unmatched = chosen.rounding.unmatched(names)
+        if unmatched:
+            left = sum(1 for r in rows if r.config is not None and r.config.weight is not None and not r.algorithm)
+            yield (
+                f"'{chosen.rounding_name}' names layers that no decoder block has: {', '.join(unmatched)}. {left} quantized layers are "
+                f"rounded to nearest; a layer here is '{names[-1] if names else '(none)'}'"
+            )
 
 
 def _settled(model: nn.Module, plan: QuantPlan, chosen: Algorithms) -> QuantPlan:
@@ -210,8 +249,13 @@ def _is_taken(row: PlanRow, blocks: Sequence[str], rounding: Rounding) -> bool:
     """Whether the rounding chooses the codes of a layer."""
     if row.config is None or row.config.weight is None or row.module_type != nn.Linear.__name__:
         return False
-    block = next((b for b in blocks if b == "" or row.name.startswith(f"{b}.")), None)
+    block = _block_of(row, blocks)
     return block is not None and rounding.takes(row.name.removeprefix(f"{block}."))
+
+
+def _block_of(row: PlanRow, blocks: Sequence[str]) -> str | None:
+    """Full name of the decoder block that a layer lies in."""
+    return next((b for b in blocks if b == "" or row.name.startswith(f"{b}.")), None)
 
 
 def switch_if_wanted(model: nn.Module, plan: QuantPlan) -> None:
@@ -228,6 +272,8 @@ def needs_two_passes(model: nn.Module, plan: QuantPlan, rounding: Rounding, data
     inside = [[r for r in plan.quantized if b.owns(r.name)] for b in blocks]
     streams = 2 if any(kind.wants_float for kind in rounding.needs) else 1
     held = held_bytes(blocks, inside, model, tokens_in(data), streams)
+    if any(has_static_scale(a.probabilities) for a in plan.attentions):
+        held += held_probabilities(model, data)
     allowed = plan.config.activation_memory
     if allowed is None:
         free = free_bytes(device)
@@ -264,6 +310,12 @@ def algorithms_of(config: QConfig) -> Algorithms:
                     "Name the one that is wanted"
                 )
             chosen = (settings.name, made)
+        elif made.stage not in STAGES:
+            source = algorithms().source(settings.name)
+            raise ConfigError(
+                f"the transform '{settings.name}' of {source.distribution} {source.version} would never run: its stage is '{made.stage}', "
+                f"and there are {', '.join(repr(stage) for stage in STAGES)}. Its author has to choose one of these"
+            )
         elif made.stage in transforms:
             raise ConfigError(
                 f"'{transforms[made.stage][0]}' and '{settings.name}' do the same thing by different rules ({made.stage}): the second "

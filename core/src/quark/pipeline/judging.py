@@ -11,12 +11,15 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from quark.algorithms import BlockAtHand, Judged, Transform
+from quark.algorithms import BlockAtHand, Judged, OutputError, Transform, Validation, validated
 from quark.model.blocks import Block, decoder_blocks
+from quark.model.family import text_config
 from quark.model.plan import QuantPlan
 from quark.pipeline.batches import Call
-from quark.pipeline.lockstep import without_cache
-from quark.pipeline.trial import as_rounded, configs_of, error_by_token, tensor_of
+from quark.pipeline.lockstep import LockStep, current_forward, without_cache
+from quark.pipeline.stations import tokens_of
+from quark.pipeline.trial import as_rounded, configs_of, tensor_of
+from quark.specs.architecture import Architecture
 from quark.specs.layer import QLayerConfig
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
@@ -27,21 +30,23 @@ class Judgement:
     """What was found about one transform.
 
     Attributes:
-        before: The relative error of blocks rounded to nearest, on a held-out sample (see `quark.pipeline.trial.error_by_token`), the mean
-            over blocks, as they are.
-        after: As the transform would make them.
+        validation: What became of the error of blocks rounded to nearest, each token's by its own size, the mean over blocks.
         goes_on: Whether it is applied.
     """
 
-    before: float
-    after: float
+    validation: Validation
     goes_on: bool
+
+    def figures(self) -> dict[str, Any]:
+        """What there is to report."""
+        return {**self.validation.figures(), "applied": self.goes_on}
 
 
 def judged(model: nn.Module, plan: QuantPlan, transforms: Mapping[str, Transform], data: Sequence[Call]) -> dict[str, Judgement]:
-    """Try those transforms that want it, each alone, on the last of the calibration samples; nothing of the model is changed.
+    """Try those transforms that want it, each alone, on calibration tokens that are held out; nothing of the model is changed.
 
-    Costs one forward of that sample in float, and for each block and transform a copy of the block, rounded, and its forward.
+    Costs one forward in float of the calls that have such tokens, and for each block and transform a copy of the block, rounded, and its
+    forwards. Where nothing is held out, all calls tell.
 
     Args:
         model: All its tensors are there.
@@ -56,65 +61,96 @@ def judged(model: nn.Module, plan: QuantPlan, transforms: Mapping[str, Transform
     blocks = decoder_blocks(model, facts)
     for transform in wanted.values():
         transform.prepare(model, facts)
-    trial = _Trial(plan, wanted, data[-1])
+    calls = [call for call in data if call.held_out is not None]
+    trial = _Trial(wanted, facts, text_config(model), held_out=bool(calls) or None)
     with ExitStack() as stack:
         stack.enter_context(without_cache(model))
         stack.enter_context(torch.no_grad())
-        for block in blocks:
-            stack.callback(block.module.register_forward_hook(trial.at(block), with_kwargs=True).remove)
-        data[-1].run(model)
-    found = {}
-    for name, transform in wanted.items():
-        pairs = trial.errors[name]
-        if pairs:
-            before, after = (sum(column) / len(pairs) for column in zip(*pairs, strict=True))
-            found[name] = Judgement(before, after, transform.verdict(before, after))
-    return found
+        run = stack.enter_context(LockStep(model, [b.module for b in blocks], calls or list(data), to_the_end=False))
+        run.advance(-1)
+        for i, block in enumerate(blocks):
+            passes = _advanced(run, i, block)
+            trial.look(block, configs_of(block.name, [r for r in plan.quantized if block.owns(r.name)]), passes)
+    return {name: judgement for name in wanted if (judgement := trial.judgement(name)) is not None}
+
+
+@attrs.frozen(eq=False)
+class _Pass:
+    """One forward of a block: the call it is of, the block's arguments, and what the block put out."""
+
+    call: Call
+    given: Arguments
+    output: Tensor
+
+
+def _advanced(run: LockStep, index: int, block: Block) -> list[_Pass]:
+    """Let all forwards pass a block."""
+    passes: list[_Pass] = []
+
+    def keep(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        forward = current_forward()
+        assert forward is not None
+        passes.append(_Pass(forward.call, (args, kwargs), tensor_of(output)))
+
+    hook = block.module.register_forward_hook(keep, with_kwargs=True, prepend=True)
+    try:
+        run.advance(index)
+    finally:
+        hook.remove()
+    return passes
 
 
 class _Trial:
-    """Looks at each block when it has worked on the sample.
+    """Looks at each block when all calls have passed it.
 
-    Attributes:
-        errors: Of each block, before and after, by transform.
+    Args:
+        transforms: By their names, prepared.
+        facts: About the family.
+        config: Of the model.
+        held_out: True to look at tokens that are held out, None at all.
     """
 
-    def __init__(self, plan: QuantPlan, transforms: Mapping[str, Judged], call: Call) -> None:
-        self._plan = plan
+    def __init__(self, transforms: Mapping[str, Judged], facts: Architecture, config: Any, held_out: bool | None) -> None:
         self._transforms = transforms
-        self._call = call
-        self._is_busy = False
-        self.errors: dict[str, list[tuple[float, float]]] = {name: [] for name in transforms}
+        self._facts = facts
+        self._config = config
+        self._held_out = held_out
+        self._errors: dict[str, list[tuple[OutputError, OutputError]]] = {name: [] for name in transforms}
 
-    def at(self, block: Block) -> Any:
-        """A hook behind the block's forward."""
-        configs = configs_of(block.name, [r for r in self._plan.quantized if block.owns(r.name)])
-
-        def look(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-            if self._is_busy or not configs:
-                return
-            self._is_busy = True  # copies have this hook too
-            try:
-                self._look(block, configs, (args, kwargs), tensor_of(output))
-            finally:
-                self._is_busy = False
-
-        return look
-
-    def _look(self, block: Block, configs: Mapping[str, QLayerConfig], given: Arguments, wanted: Tensor) -> None:
-        with as_rounded(block.module, configs):
-            before = error_by_token(tensor_of(block.module(*given[0], **given[1])), wanted, self._call)
+    def look(self, block: Block, configs: Mapping[str, QLayerConfig], passes: Sequence[_Pass]) -> None:
+        """See what each transform would do to a block's error, if any of its layers is going to be quantized."""
+        if not configs:
+            return
+        before = self._error(block.module, configs, passes, None)
         for name, transform in self._transforms.items():
-            moved = _moved(given, transform)
-            if moved is None:
+            if any(_moved(one.given, transform) is None for one in passes):
                 continue
             copied = _copy(block.module)
-            facts = self._plan.architecture
-            assert facts is not None
-            transform.apply(BlockAtHand(block.name, copied, facts, configs, {}))
-            with as_rounded(copied, configs):
-                after = error_by_token(tensor_of(copied(*moved[0], **moved[1])), transform.moved(wanted), self._call)
-            self.errors[name].append((before, after))
+            transform.apply(BlockAtHand(block.name, copied, self._facts, configs, {}, model_config=self._config))
+            self._errors[name].append((before, self._error(copied, configs, passes, transform)))
+
+    def judgement(self, name: str) -> Judgement | None:
+        """What was seen of a transform; None where nothing was."""
+        errors = self._errors[name]
+        if not errors:
+            return None
+        validation = validated([before for before, _ in errors], [after for _, after in errors])
+        return Judgement(validation, self._transforms[name].verdict(validation))
+
+    def _error(
+        self, module: nn.Module, configs: Mapping[str, QLayerConfig], passes: Sequence[_Pass], transform: Judged | None
+    ) -> OutputError:
+        """That of a block, rounded to nearest; of one that a transform has changed, in the residual stream that goes with it."""
+        outputs, wanted = [], []
+        with as_rounded(module, configs):
+            for one in passes:
+                given = one.given if transform is None else _moved(one.given, transform)
+                assert given is not None
+                output = tensor_of(module(*given[0], **given[1]))
+                outputs.append(tokens_of(output, one.call, held_out=self._held_out))
+                reference = one.output if transform is None else transform.moved(one.output)
+                wanted.append(tokens_of(reference, one.call, held_out=self._held_out))
+        return OutputError.of(torch.cat(outputs), torch.cat(wanted), is_held_out=self._held_out is not None)
 
 
 def _moved(given: Arguments, transform: Judged) -> Arguments | None:
@@ -130,4 +166,6 @@ def _moved(given: Arguments, transform: Judged) -> Arguments | None:
 def _copy(block: nn.Module) -> nn.Module:
     """A block with parameters of its own; the model's configuration, which its modules refer to, is not copied."""
     shared = {id(m.config): m.config for m in block.modules() if hasattr(m, "config")}
-    return copy.deepcopy(block, shared)
+    copied = copy.deepcopy(block, shared)
+    copied.__dict__.pop("forward", None)  # that of the run, which leads to the block itself
+    return copied

@@ -28,6 +28,7 @@ class Forward(greenlet):
         call: What the model is called with.
         number: Of the call.
         is_float: Whether it is to compute what the float model does, beside one that computes what the quantized model does.
+        rehearsal: Who has it compute something that it is going to compute again, while it does; else None.
     """
 
     def __init__(self, call: Call, number: int, is_float: bool, parent: Any) -> None:
@@ -35,6 +36,7 @@ class Forward(greenlet):
         self.call = call
         self.number = number
         self.is_float = is_float
+        self.rehearsal: Any = None
 
 
 def current_forward() -> Forward | None:
@@ -57,6 +59,7 @@ class LockStep:
 
     Attributes:
         calls: How many there are.
+        holds_out: Whether any of their tokens are held out.
         stopped: Forwards that have called `stop`, with the place they gave; `go_on` takes them out.
         detours: By index of a block, what is called in place of its forward: with that forward, then its arguments.
         finished: How many forwards have ended.
@@ -85,6 +88,7 @@ class LockStep:
         self._waiting: dict[Forward, int] = {}
         self._taken_back = ExitStack()
         self.calls = len(calls)
+        self.holds_out = any(call.held_out is not None for call in calls)
         self.stopped: dict[Forward, Any] = {}
         self.detours: dict[int, Callable[..., Any]] = {}
         self.finished = 0

@@ -6,6 +6,7 @@ import ctypes
 from collections.abc import Callable, Iterable, Sequence
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -48,6 +49,24 @@ def held_bytes(blocks: Sequence[Block], inside: Sequence[Sequence[PlanRow]], mod
             widest = max(widest, 2 * min(max(s) for s in shapes) + max(s[0] + s[1] for s in shapes))
     size = next((p.element_size() for p in model.parameters()), 4)
     return tokens * widest * size * streams
+
+
+def held_probabilities(model: nn.Module, calls: Iterable[Call]) -> int:
+    """About what forwards that wait inside attention hold of its probabilities: logits and softmax in float32, of all heads.
+
+    Args:
+        model: For the number of its heads; without a configuration that says it there is one.
+        calls: Of calibration.
+    """
+    config: Any = getattr(model, "config", None)
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    heads = int(getattr(text, "num_attention_heads", None) or 1)
+    found = 0
+    for call in calls:
+        ids = next((v for v in (*call.args, *call.kwargs.values()) if isinstance(v, Tensor) and v.ndim > 1), None)
+        if ids is not None:
+            found += 2 * 4 * heads * ids.shape[0] * ids.shape[1] ** 2
+    return found
 
 
 def free_bytes(device: torch.device) -> int | None:

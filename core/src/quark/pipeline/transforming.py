@@ -6,14 +6,15 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from quark.algorithms import BlockAtHand, Statistic, Transform
+from quark.algorithms import BlockAtHand, OutputError, Statistic, Transform
 from quark.model.blocks import Block
 from quark.model.plan import PlanRow
 from quark.pipeline.lockstep import ENTRY, Forward, LockStep, current_forward
 from quark.pipeline.stations import tokens_of
-from quark.pipeline.trial import as_rounded, configs_of, relative_error, tensor_of
+from quark.pipeline.trial import as_rounded, configs_of, tensor_of
 from quark.specs.architecture import Architecture
 
 
@@ -27,9 +28,11 @@ class Transforming:
         rows: What its layers are going to be.
         transforms: In order.
         architecture: Facts about the family.
+        model_config: As `quark.algorithms.BlockAtHand.model_config`.
 
     Attributes:
         figures: What the transforms have to say.
+        idle: Places of those transforms that have left the block as it was.
     """
 
     def __init__(
@@ -40,45 +43,53 @@ class Transforming:
         rows: Sequence[PlanRow],
         transforms: Sequence[Transform],
         architecture: Architecture,
+        model_config: Any = None,
     ) -> None:
         self._run = run
         self._index = index
         self._block = block
         self._transforms = transforms
         self._architecture = architecture
+        self._model_config = model_config
         self._configs = configs_of(block.name, rows)
         self._kinds = tuple(dict.fromkeys(kind for t in transforms for kind in t.needs))
         self._statistics: dict[str, dict[type[Statistic], Statistic]] = {}
         self._last: tuple[Forward | None, str, Tensor | None] = (None, "", None)
-        self._held: Forward | None = None
-        self._reference: Tensor | None = None
-        self._tried: Tensor | None = None
-        self._is_wanted = False
-        self._number_of_calls = 0 if run is None else run.calls
+        # Where nothing can be held out, all tokens are for both: that is better than not to look.
+        is_divided = run is not None and run.holds_out
+        self._for_statistics: bool | None = False if is_divided else None
+        self._for_validation: bool | None = True if is_divided else None
+        self._references: dict[Forward, Tensor] = {}
+        self._tried: list[Tensor] | None = None
         self.figures: dict[str, dict[str, Any]] = {}
+        self.idle: list[int] = []
 
     def work(self) -> None:
         """Apply each transform in turn; those that need statistics are shown what the ones before them have made of the block."""
         first = next((i for i, t in enumerate(self._transforms) if t.needs), len(self._transforms))
-        self._apply(self._transforms[:first])
+        self._apply(range(first))
         if self._run is not None and self._kinds:
             self._show(self._run)
-        self._apply(self._transforms[first:])
-        self._reference = None
+        self._apply(range(first, len(self._transforms)))
+        self._references = {}
 
-    def _apply(self, transforms: Sequence[Transform]) -> None:
+    def _apply(self, places: Sequence[int]) -> None:
         at_hand = BlockAtHand(
             self._block.name,
             self._block.module,
             self._architecture,
             self._configs,
             self._statistics,
-            self._harm if self._reference is not None else None,
-            self._output if self._reference is not None else None,
+            self._output_error if self._references else None,
+            self._output if self._references else None,
+            self._model_config,
         )
-        for transform in transforms:
-            for name, figures in transform.apply(at_hand).items():
+        for place in places:
+            said = self._transforms[place].apply(at_hand)
+            for name, figures in said.items():
                 self.figures.setdefault(name, {}).update(figures)
+            if not said.get(self._block.name, {}).get("applied", True):
+                self.idle.append(place)
 
     def _show(self, run: LockStep) -> None:
         """The first pass: every forward goes through the float block, and waits at its entry again."""
@@ -95,11 +106,10 @@ class Transforming:
         if forward is None or run is None:
             return plain(*args, **kwargs)
         if not forward.is_float:
-            # The last of the samples judges what is done.
-            self._held, self._reference = forward, tensor_of(plain(*args, **kwargs))
+            self._refer_to(forward, tensor_of(plain(*args, **kwargs)))
         run.stop(ENTRY)
-        while self._is_wanted and forward is self._held:
-            self._tried, self._is_wanted = tensor_of(plain(*args, **kwargs)), False
+        while self._tried is not None and forward in self._references:
+            self._tried.append(tokens_of(tensor_of(plain(*args, **kwargs)), forward.call, held_out=self._for_validation))
             run.stop(ENTRY)
         detour = run.detours.get(self._index)
         return plain(*args, **kwargs) if detour is None or detour == self._passed else detour(plain, *args, **kwargs)
@@ -107,9 +117,11 @@ class Transforming:
     def _seeing(self, name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
         def see(module: nn.Module, args: tuple[Any, ...]) -> None:
             forward = current_forward()
-            if forward is None or forward.is_float or self._judges(forward):
+            if forward is None or forward.is_float:
                 return
-            x = args[0].detach()
+            x = tokens_of(args[0].detach(), forward.call, held_out=self._for_statistics)
+            if not len(x):
+                return
             last_forward, last_name, last_x = self._last
             if name not in self._statistics:
                 same = last_forward is forward and last_x is args[0]
@@ -121,28 +133,27 @@ class Transforming:
             self._last = (forward, name, args[0])
             if not is_counted:
                 for statistic in mine.values():
-                    statistic.update(tokens_of(x, forward.call))
+                    statistic.update(x)
 
         return see
 
-    def _judges(self, forward: Forward) -> bool:
-        """Whether a forward's tokens are held out: the last sample's, if there are others."""
-        return forward.number > 0 and forward.number == self._number_of_calls - 1
+    def _refer_to(self, forward: Forward, output: Tensor) -> None:
+        """Keep what a float block makes of the tokens that validate what is done to it."""
+        tokens = tokens_of(output, forward.call, held_out=self._for_validation)
+        if len(tokens):
+            self._references[forward] = tokens
 
-    def _harm(self) -> float:
-        """See `BlockAtHand.harm`."""
-        assert self._reference is not None
-        assert self._held is not None
+    def _output_error(self) -> OutputError:
+        """See `BlockAtHand.output_error`."""
         with as_rounded(self._block.module, self._configs):
-            return relative_error(self._output(), self._reference, self._held.call)
+            output = self._output()
+        return OutputError.of(output, torch.cat(list(self._references.values())), is_held_out=self._for_validation is not None)
 
     def _output(self) -> Tensor:
         """See `BlockAtHand.output`."""
-        run, held = self._run, self._held
-        assert run is not None
-        assert held is not None
-        self._is_wanted = True
-        run.go_on([held])
-        found, self._tried = self._tried, None
-        assert found is not None
-        return found
+        assert self._run is not None
+        tried: list[Tensor] = []
+        self._tried = tried
+        self._run.go_on(list(self._references))
+        self._tried = None
+        return torch.cat(tried)

@@ -1,8 +1,9 @@
 """Round the weights of one block between two plain passes: the fallback where memory cannot hold what forwards keep while they wait inside.
 
-The first pass shows each layer's input while all weights of the block are still float, the second goes on with rounded ones. Only what
-enters the block is held for every sample. Twice the work of `quark.pipeline.solving`, and layers are not rounded for what the rounded
-layers before them in the same block give, but it needs no more than the block's own inputs.
+The first pass shows each layer's input, and every activation that has a static scale, while all weights of the block are still float; the
+second goes on with rounded ones, and with activations quantized as the finished model quantizes them. Only what enters the block is held
+for every sample. Twice the work of `quark.pipeline.solving`, and layers are not rounded for what the rounded layers before them in the same
+block give, but it needs no more than the block's own inputs.
 """
 
 from __future__ import annotations
@@ -11,35 +12,38 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
 from quark.algorithms import Rounding, Statistic
 from quark.model.blocks import Block
 from quark.nn import QuantizedLayer
+from quark.pipeline.activation_scales import INPUT, OUTPUT, ActivationScales
+from quark.pipeline.attention import calibrating, inside_block
 from quark.pipeline.lockstep import Forward, LockStep, current_forward, replaced_forward
 from quark.pipeline.problems import problems
-from quark.pipeline.solving import Company, routed_prefixes, static_input
+from quark.pipeline.solving import Company, Layers, round_to_nearest, routed_prefixes, taken_by
 from quark.pipeline.stations import tokens_of
-
-Layers = Mapping[str, tuple[nn.Module, QuantizedLayer]]
 
 
 class TwoPasses:
-    """Rounds the layers of one block; takes and gives what `quark.pipeline.solving.BlockSolver` does."""
+    """Finishes the layers of one block; takes and gives what `quark.pipeline.solving.BlockSolver` does."""
 
-    def __init__(self, run: LockStep, block: Block, layers: Layers, rounding: Rounding, company: Company) -> None:
+    def __init__(self, run: LockStep, block: Block, layers: Layers, rounding: Rounding, company: Company, scales: ActivationScales) -> None:
         self._run = run
+        self._block = block
         self._rounding = rounding
         self._groups = company.groups
-        prefix = f"{block.name}." if block.name else ""
-        self._layers = {n: pair for n, pair in layers.items() if rounding.takes(n.removeprefix(prefix))}
+        self._scales = scales
+        self._prefix = f"{block.name}." if block.name else ""
+        self._layers = layers
         self._routed = routed_prefixes(block)
-        self._ranges = {n: (q, q.quantizer.observer()) for n, (_, made) in self._layers.items() if (q := static_input(made)) is not None}
         self._leaders: dict[str, str] = {}
         self._statistics: dict[str, dict[type[Statistic], Statistic]] = {}
         self._last: tuple[Forward | None, str, Tensor | None] = (None, "", None)
         self._floats: dict[tuple[int, str], Tensor] = {}
-        self._is_rounded = False
+        self._is_finished = False
+        self.taken = taken_by(rounding, layers, self._prefix)
+        self.rounded: set[str] = set()
         self.figures: dict[str, dict[str, Any]] = {}
 
     def work(self, index: int) -> None:
@@ -48,9 +52,11 @@ class TwoPasses:
             self._run.detours[index] = self._passed
             for name, (layer, made) in self._layers.items():
                 stack.enter_context(replaced_forward(layer, self._shown(name, layer.forward, made)))
+            stack.enter_context(calibrating(self._block.module, inside_block(self._scales.inside, self._prefix), self._attention))
             self._run.advance(index)
+            self._scales.finish()
             self._round()
-            self._is_rounded = True
+            self._is_finished = True
             self._run.go_on(list(self._run.stopped))
             del self._run.detours[index]
 
@@ -59,7 +65,9 @@ class TwoPasses:
         forward = current_forward()
         if forward is None or forward.is_float:
             return plain(*args, **kwargs)
+        forward.rehearsal = self
         plain(*args, **kwargs)
+        forward.rehearsal = None
         for name in [key for key in self._floats if key[0] == forward.number]:
             del self._floats[name]
         self._run.stop(self)
@@ -69,20 +77,31 @@ class TwoPasses:
         def forward_of_layer(x: Tensor, *args: Any, **kwargs: Any) -> Any:
             forward = current_forward()
             if forward is None or forward.is_float:
-                if forward is not None:
+                if forward is not None and name in self.taken:
                     self._floats[(forward.number, name)] = x
                 return plain(x, *args, **kwargs)
-            if self._is_rounded:
-                return made.product(x, *args, **kwargs)
-            self._see(name, made, x, forward)
-            return plain(x, *args, **kwargs)
+            if self._is_finished:
+                return QuantizedLayer.forward(made, x, *args, **kwargs)
+            self._scales.see(name, INPUT, x)
+            if name in self.taken:
+                self._see(name, made, x, forward)
+            y = plain(x, *args, **kwargs)
+            self._scales.see(name, OUTPUT, y)
+            return y
 
         return forward_of_layer
 
+    def _attention(self, name: str, tensors: Mapping[str, Tensor]) -> bool:
+        """In place of the quantizers of an attention module: whether to quantize what it is about to use."""
+        forward = current_forward()
+        if forward is None or forward.is_float:
+            return False
+        for attribute, x in tensors.items() if not self._is_finished else ():
+            self._scales.see(self._prefix + name, attribute, x)
+        return self._is_finished
+
     def _see(self, name: str, made: QuantizedLayer, x: Tensor, forward: Forward) -> None:
         """Take the input of a layer into the statistics of the first one that reads the same tensor, which is where both are one."""
-        if name in self._ranges:
-            self._ranges[name][1].observe(x)
         last_forward, last_name, last_x = self._last
         same = last_forward is forward and last_x is x
         leader = self._leaders.setdefault(name, self._leaders.get(last_name, name) if same and self._alike(name, last_name) else name)
@@ -104,10 +123,6 @@ class TwoPasses:
         return bool(self._layers[name][1].layer_config.input_tensors == self._layers[other][1].layer_config.input_tensors)
 
     def _round(self) -> None:
-        for name in self._leaders:
-            if name in self._ranges:
-                module, observer = self._ranges[name]
-                module.set_qparams(module.quantizer.qparams_from(observer))
         together: dict[str, dict[str, QuantizedLayer]] = {}
         for name, leader in self._leaders.items():
             together.setdefault(leader, {})[name] = self._layers[name][1]
@@ -118,3 +133,6 @@ class TwoPasses:
                 said = self._rounding.round(problem)
                 for name in problem.layers:
                     self.figures[name] = {"tokens": tokens, **said.get(name, {})}
+        # The second pass may route tokens to an expert that the first did not reach.
+        others = {n: made for n, (_, made) in self._layers.items() if n not in self._leaders}
+        self.rounded = round_to_nearest(others, self._groups) | set(self._leaders)

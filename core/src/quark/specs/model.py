@@ -81,7 +81,10 @@ class QConfig:
         kv_cache_group: Patterns of the projections that feed the cache.
         min_kv_scale: Floor of the cache's scales.
         separate_kv_scales: Keys and values keep scales of their own. By default those of one block share the larger, as documented.
-        kv_cache_post_rope: Quantize keys after the rotary embedding.
+        kv_cache_post_rope: Where keys and values of the cache are rounded, and what their exported scales are of. True: as attention gets
+            them, behind norms on single heads and the rotary embedding, which is what runtimes such as vLLM cache. False: as their
+            projections put them out, the convention of AMD Quark. None: True where the attention of the model can be reached.
+        attention_post_rope: The same for the queries of quantized attention (``softmax_quant_spec``).
         shared_scale_groups: Groups of name suffixes that share one global scale.
         softmax_quant_spec: Of the attention probabilities.
         quant_mode: Only eager mode is offered.
@@ -115,7 +118,8 @@ class QConfig:
     weight_format: str = attrs.field(default="real_quantized", kw_only=True, eq=False, repr=False)
     activation_memory: int | None = attrs.field(default=None, kw_only=True)
     scheme: str | None = attrs.field(default=None, kw_only=True, eq=False, repr=False)
-    kv_cache_post_rope: bool = False
+    kv_cache_post_rope: bool | None = None
+    attention_post_rope: bool | None = attrs.field(default=None, kw_only=True)
     shared_scale_groups: list[list[str]] = attrs.field(factory=list, converter=_copied_list)
     softmax_quant_spec: QTensorConfig | None = None
     quant_mode: QuantizationMode = QuantizationMode.eager_mode
@@ -154,7 +158,8 @@ class QConfig:
     def to_dict(self) -> dict[str, Any]:
         """JSON form, the keys of ``quantization_config`` but for ``export``, which the exporter adds.
 
-        ``run_time_algorithms`` is a key of our own, there only where an algorithm runs with the model: other readers pass it over.
+        ``run_time_algorithms`` and ``attention_post_rope`` are keys of our own, there only where an algorithm runs with the model, or
+        queries are quantized: other readers pass them over.
         """
         softmax = self.softmax_quant_spec
         run = [a.name for a in self.algo_config or () if a.runs_with_model()]
@@ -171,6 +176,7 @@ class QConfig:
             "quant_mode": self.quant_mode.name,
             "version": self.version,
             **({_RUN: run} if run else {}),
+            **({} if self.attention_post_rope is None else {"attention_post_rope": self.attention_post_rope}),
         }
 
     @classmethod
@@ -197,7 +203,9 @@ class QConfig:
             kv_cache_group=strings_of(export, "kv_cache_group"),
             min_kv_scale=float(value_of(export, "min_kv_scale", float, 0.0)),
             weight_format=value_of(export, "weight_format", str, "real_quantized"),
-            kv_cache_post_rope=value_of(data, "kv_cache_post_rope", bool, False),
+            # Checkpoints that do not say it were made when there was no other place than the projection; null leaves it to the model.
+            kv_cache_post_rope=value_of(data, "kv_cache_post_rope", bool, None if "kv_cache_post_rope" in data else False),
+            attention_post_rope=value_of(data, "attention_post_rope", bool),
             softmax_quant_spec=None if softmax is None else QTensorConfig.from_dict(softmax),
             quant_mode=QuantizationMode.from_str(value_of(data, "quant_mode", str, "eager_mode")),
             written_with=data.get("plugins"),

@@ -221,7 +221,8 @@ class LLMTemplate:
         algo_configs: Mapping[str, AlgoConfig] | None = None,
         shared_scale_groups: Sequence[Sequence[str]] | None = None,
         *,
-        kv_cache_post_rope: bool = False,
+        kv_cache_post_rope: bool | None = None,
+        attention_post_rope: bool | None = None,
         scheme_options: Mapping[str, Any] | None = None,
         algorithm_options: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> QConfig:
@@ -238,8 +239,10 @@ class LLMTemplate:
             exclude_layers: Patterns of layers left in float, in place of the template's; ``[]`` quantizes everything.
             algo_configs: Settings by name of algorithm, in place of the template's.
             shared_scale_groups: Groups of name suffixes that share a global scale, in place of the scheme's own; ``[]`` for none.
-            kv_cache_post_rope: Round keys of the cache after the rotary embedding, in place of the projection's output; wants
-                ``kv_cache_scheme``.
+            kv_cache_post_rope: Whether keys and values of the cache are rounded, and their scales taken, as attention gets them: behind
+                norms on single heads and the rotary embedding, which is what runtimes cache. False takes the outputs of the projections,
+                the convention of AMD Quark; None decides by the model: True where its attention can be reached.
+            attention_post_rope: The same for the queries of ``attention_scheme``.
             scheme_options: Options of ``scheme`` by name, such as ``{"block_size": 32}``; ``quark schemes NAME`` shows them.
             algorithm_options: Options of each of ``algorithm`` by name, such as ``{"gptq": {"damp_percent": 0.05}}``, in place of what its
                 settings say; ``quark algorithms NAME`` shows them.
@@ -266,6 +269,7 @@ class LLMTemplate:
             sync_moe_expert_input_amax=shares,
             kv_cache_post_rope=kv_cache_post_rope,
             scheme=scheme if record is None else record.name,
+            attention_post_rope=attention_post_rope,
         )
         if kv_cache_scheme:
             self._quantize_cache(config, scheme_part(kv_cache_scheme, "kv_cache", "KV cache scheme"))

@@ -68,9 +68,9 @@ class AcmeWeighted:
         grid = WeightGrid([q.quantizer for q in quantizers], rows, wt, shared=problem.shares_scale)
         scales, share = self._search(wt, grid, problem.statistic(MeanSquare).value)
         values = grid.round_(wt.clone(), grid.with_steps(wt, scales))
-        for layer, quantizer, (weight, qparams) in zip(layers, quantizers, grid.weights(values, scales), strict=True):
+        for layer, quantizer, (weight, qparams) in zip(layers, quantizers, grid.weights(values, scales, weights[0].dtype), strict=True):
             quantizer.set_qparams(qparams)
-            layer.weight = nn.Parameter(weight.to(float_weight(layer).dtype), requires_grad=False)
+            layer.weight = nn.Parameter(weight, requires_grad=False)
         return {name: {"error_share": float(part.mean())} for name, part in zip(problem.layers, share.split(rows), strict=True)}
 
     def _search(self, wt: Tensor, grid: WeightGrid, importance: Tensor) -> tuple[GroupScales, Tensor]:

@@ -9,7 +9,7 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from quark.algorithms import BlockAtHand, Figures, Rounding, Settled, Statistic
+from quark.algorithms import BlockAtHand, Figures, Rounding, Settled, Statistic, Validation
 from quark.errors import UnsupportedError
 from quark.log import get_logger
 from quark.model.plan import QuantPlan
@@ -33,9 +33,9 @@ class Rotate:
     residual stream, if R1 is asked for that way.
 
     Whether a rotation does good depends on the format: block formats such as MXFP4 live on blocks of like values, which a rotation of the
-    full width mixes. It cannot be taken back block by block, so it is tried on copies of the blocks before: where it does harm on held-out
-    tokens, the preset ``"best"`` leaves it out, and ``"reference"`` applies it, and both say by how much. Without calibration data nothing
-    can be tried, which is said in a warning.
+    full width mixes. It cannot be taken back block by block, so it is tried on copies of the blocks before: where it does no good on
+    held-out tokens, the preset ``"best"`` leaves it out, and ``"reference"`` applies it, and both say by how much. Without calibration data
+    nothing can be tried, which is said in a warning.
 
     Args:
         settings: A `RotationConfig`.
@@ -101,16 +101,17 @@ class Rotate:
         """As `quark.algorithms.Judged.moved`."""
         return x if self._r1 is None else self._r1.apply(x)
 
-    def verdict(self, before: float, after: float) -> bool:
+    def verdict(self, validation: Validation) -> bool:
         """As `quark.algorithms.Judged.verdict`."""
         self._is_judged = True
-        if after <= before:
+        if validation.is_improvement:
             return True
-        goes_on, errors = self._settings.preset == "reference", f"{before:.2g} to {after:.2g}"
+        goes_on = self._settings.preset == "reference"
+        errors = f"{validation.before:.2g} to {validation.after:.2g}, standard error {validation.standard_error:.1g}"
         done = "it is applied, since preset='reference' asks for it" if goes_on else "it is left out; preset='reference' would apply it"
         get_logger(__name__).warning(
-            f"Rotation does harm here: on held-out tokens it makes the error of blocks rounded to nearest {after / before:.2f} times as "
-            f"large ({errors}), so {done}."
+            f"Rotation does no good here: on {validation.tokens} held-out tokens it makes the error of blocks rounded to nearest "
+            f"{validation.factor:.2f} times as large ({errors}), so {done}."
         )
         return goes_on
 

@@ -75,7 +75,7 @@ class RotationConfig(AlgoConfig):
         trainable: Learn the rotations; not offered.
         train_smooth: Learn smoothing scales as well; not offered.
         smooth_positions: Where.
-        preset: ``"best"`` leaves rotation out where it does harm on held-out tokens, and ``"reference"`` applies it and warns.
+        preset: ``"best"`` leaves rotation out where it does no good on held-out tokens, and ``"reference"`` applies it and warns.
         random: Accepted from configurations before 0.12.
     """
 

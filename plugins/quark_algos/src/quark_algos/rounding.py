@@ -26,6 +26,10 @@ FEW_TOKENS_DAMPING = 1.0
 """Least damping of layers that got fewer tokens than they have input channels: their H is singular, and their correction left out."""
 
 
+def _names(pattern: str, layer: str) -> bool:
+    return fnmatchcase(layer, pattern) or layer.endswith(f".{pattern}")
+
+
 class ColumnRounding:
     """Rounds the columns of a weight one after another, in view of the outputs.
 
@@ -46,7 +50,11 @@ class ColumnRounding:
     def takes(self, name: str) -> bool:
         """Whether the settings name this layer."""
         patterns = self._recipe.modules
-        return not patterns or any(fnmatchcase(name, p) or name.endswith(f".{p}") for p in patterns)
+        return not patterns or any(_names(p, name) for p in patterns)
+
+    def unmatched(self, names: Sequence[str]) -> Sequence[str]:
+        """As `quark.algorithms.NamesLayers.unmatched`."""
+        return [p for p in self._recipe.modules if not any(_names(p, name) for name in names)]
 
     @torch.no_grad()
     def round(self, problem: Problem) -> Mapping[str, Figures]:
@@ -69,9 +77,9 @@ class ColumnRounding:
         quantizers = [weight_quantizer(layer) for layer in layers]
         grid = WeightGrid([q.quantizer for q in quantizers], [w.shape[0] for w in weights], wt, shared=problem.shares_scale)
         done, scales = _rounded(wt, h, grid, solved, recipe)
-        for layer, quantizer, (values, qparams) in zip(layers, quantizers, grid.weights(done.q, scales), strict=True):
+        for layer, quantizer, (values, qparams) in zip(layers, quantizers, grid.weights(done.q, scales, weights[0].dtype), strict=True):
             quantizer.set_qparams(qparams)
-            layer.weight = nn.Parameter(values.to(float_weight(layer).dtype), requires_grad=False)
+            layer.weight = nn.Parameter(values, requires_grad=False)
         figures = solved.figures | {"few_tokens": moment.tokens < wt.shape[0]}
         parts = done.loss.split([w.shape[0] for w in weights])
         return {
@@ -135,7 +143,7 @@ def _correction_factor(moment: SecondMoment, h: Tensor, recipe: Recipe) -> Facto
 def _rounded(wt: Tensor, h: Tensor, grid: WeightGrid, ready: _Ready, recipe: Recipe) -> tuple[Swept, GroupScales]:
     """The rounded weight, and the scales of all groups."""
     if recipe.static_groups or grid.fixed is not None or grid.group == grid.columns:
-        scales = grid.fixed or _scales(wt, h, grid, recipe)
+        scales = _scales(wt, h, grid, recipe)
         each = grid.with_steps(wt, scales)
         done = ldlq(wt, ready.factor, grid.rounder(each, ready.order), recipe.block, ready.order)
         for _ in range(recipe.refits if grid.can_be_refitted else 0):
@@ -170,5 +178,5 @@ def _refitted(
 def _scales(wt: Tensor, h: Tensor, grid: WeightGrid, recipe: Recipe) -> GroupScales:
     """Scales of the groups of ``wt [m · group, N]``, of whose channels H is ``[m · group, m · group]``."""
     if recipe.scales == "minmax":
-        return grid.scales(wt)
+        return grid.fixed or grid.scales(wt)
     return search(wt, grid, h.float() if recipe.scales == "hessian" else None)

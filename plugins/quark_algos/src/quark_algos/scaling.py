@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
 
-from quark.algorithms import AbsMax, AbsMean, BlockAtHand, Figures, Rounding, SecondMoment, Settled, Statistic
+from quark.algorithms import (
+    AbsMax,
+    AbsMean,
+    BlockAtHand,
+    Figures,
+    Rounding,
+    SecondMoment,
+    Settled,
+    Statistic,
+    Validation,
+    input_is_transformed,
+    validated,
+)
 from quark.log import get_logger
 from quark.model.plan import QuantPlan
 from quark.nn.layers import linear_weight
@@ -20,7 +32,6 @@ from quark.specs.architecture import Architecture
 from quark.specs.layer import QLayerConfig, stages
 from quark_algos.hand_written import Place, places_of, see_places
 from quark_algos.left_out import left_out
-from quark_algos.rotate.online import is_rotated
 from quark_algos.searched import SearchedNearest
 from quark_algos.sites import Site, sites_of
 from quark_algos.smooth.candidates import smoothquant
@@ -32,6 +43,8 @@ from quark_algos.smoothing import AutoSmoothQuantConfig, AWQConfig, SmoothQuantC
 
 SAMPLE = 256
 """Tokens on which the rounding of activations is tried."""
+FEWEST = 32
+"""Tokens of each input, where the readers of a site have many inputs, as experts do."""
 ROWS = 512
 """Rows of the readers, spread over all of them, on which scales are tried: what suits these suits the rest."""
 SANE_ALPHA = 0.5
@@ -53,12 +66,34 @@ class TokenSample(Statistic):
         self.value = torch.cat((self.value, other.value))[:SAMPLE]
 
 
+class ChannelRanges(Statistic):
+    """The smallest and the largest value of each input channel, ``[2, K]``, float32."""
+
+    def __init__(self, columns: int, device: torch.device) -> None:
+        super().__init__(columns, device)
+        self.range = torch.tensor([[torch.inf], [-torch.inf]], device=device).repeat(1, columns)
+
+    def take(self, x: Tensor, reference: Tensor | None) -> None:
+        self._widen(torch.stack((x.amin(0), x.amax(0))).float())
+
+    def add(self, other: ChannelRanges) -> None:
+        self._widen(other.range)
+
+    def _widen(self, other: Tensor) -> None:
+        self.range = torch.stack((torch.minimum(self.range[0], other[0]), torch.maximum(self.range[1], other[1])))
+
+    @property
+    def value(self) -> Tensor:
+        """The largest magnitude of each channel, ``[K]``."""
+        return self.range.abs().amax(0)
+
+
 class Scaling(ABC):
     """Moves scale at the sites of each block, and looks on held-out tokens whether that does good.
 
     Each site is tried once with scales of its own before it is used: where a variant of a family computes something else than its facts
-    say, the block's output changes, and the site is left out with a warning. Where the scales of a block do more harm than good, the preset
-    ``"best"`` takes them back; ``"reference"`` keeps them, and warns by how much.
+    say, the block's output changes, and the site is left out with a warning. Where the scales of a block do not make its error smaller by
+    more than a standard error, the preset ``"best"`` takes them back; ``"reference"`` keeps them, and warns.
 
     Args:
         settings: An `AWQConfig`, `SmoothQuantConfig` or `AutoSmoothQuantConfig`.
@@ -104,10 +139,10 @@ class Scaling(ABC):
     @torch.no_grad()
     def apply(self, block: BlockAtHand) -> Mapping[str, Figures]:
         """As `quark.algorithms.Transform.apply`."""
-        before = block.harm() if block.harm else None
+        before = block.output_error() if block.output_error else None
         kept: list[Kept] = []
         places = self._places(block)
-        rotated = {m.name: [n for n, reader in m.readers.items() if is_rotated(reader)] for m in places}
+        rotated = {m.name: [n for n, reader in m.readers.items() if input_is_transformed(reader)] for m in places}
         left_out: dict[str, Figures] = {
             f"{block.name}.{name}".lstrip("."): {"left_out": f"the input of {names[0]} is rotated while the model runs"}
             for name, names in rotated.items()
@@ -120,19 +155,18 @@ class Scaling(ABC):
                 kept.append(Kept.of(modules))
                 fold(modules, scale)
                 figures[f"{block.name}.{modules.name}".lstrip(".")] = {"scale_min": float(scale.min()), "scale_max": float(scale.max())}
-        if before is None or block.harm is None or not kept:
-            return figures
-        after = block.harm()
-        if after > before and self._preset == "best":
+        if not kept:
+            return figures | {block.name: {"applied": False, "reason": "there is no place at which scale can be moved"}}
+        if before is None or block.output_error is None:
+            return figures | {block.name: {"applied": True}}
+        found = validated([before], [block.output_error()])
+        if not found.is_improvement and self._preset == "best":
             for one in reversed(kept):
                 one.restore()
-            return left_out | {block.name: {"error_before": before, "error_after": after, "applied": False}}
-        if after > before:
-            get_logger(__name__).warning(
-                f"'{block.name}': moving scale makes the rounded block's error {after / before:.2f} times as large on held-out tokens. "
-                "preset='best' would leave it out"
-            )
-        return figures | {block.name: {"error_before": before, "error_after": after, "applied": True}}
+            return left_out | {block.name: {**found.figures(), "applied": False, "reason": "it makes no error smaller by more than chance"}}
+        if not found.is_improvement:
+            _warn(block.name, found)
+        return figures | {block.name: {**found.figures(), "applied": True}}
 
     def _asked(self, facts: Architecture) -> tuple[Place, ...]:
         """Sites written by hand, or all of the family."""
@@ -149,7 +183,7 @@ class Scaling(ABC):
             resolved = (resolve(site, block.module, block.architecture, self._heads) for site in place.sites(block.module))
             modules = chain.from_iterable(made for made in resolved if not isinstance(made, str))
             wanted = [m for m in modules if any(name in block.configs for name in m.readers)]
-            passes = not any(is_rotated(reader) for m in wanted for reader in m.readers.values())
+            passes = not any(input_is_transformed(reader) for m in wanted for reader in m.readers.values())
             if wanted and passes and site not in self._tried and not self._is_sound(wanted[0], block, site):
                 continue
             found += wanted
@@ -179,10 +213,17 @@ class Scaling(ABC):
         """The readers that are quantized and that tokens reached."""
         return {n: m for n, m in modules.readers.items() if n in block.configs and n in block.statistics}
 
-    def _combined(self, modules: SiteModules, block: BlockAtHand, kind: type[AbsMax] | type[AbsMean]) -> Tensor:
+    def _combined(self, modules: SiteModules, block: BlockAtHand, kind: type[AbsMax | AbsMean | ChannelRanges]) -> Tensor:
         """The largest of what the readers' inputs have, ``[K]``: experts read different tokens."""
         values = [s.value for n in self._read(modules, block) if (s := block.statistic(n, kind)) is not None]
         return torch.stack(values).amax(0)
+
+
+def _warn(block: str, found: Validation) -> None:
+    get_logger(__name__).warning(
+        f"'{block}': moving scale makes the rounded block's error {found.factor:.2f} times as large on {found.tokens} held-out tokens "
+        f"({found.before:.2g} to {found.after:.2g}, standard error {found.standard_error:.1g}). preset='best' would leave it out"
+    )
 
 
 def _heads_of(model: nn.Module) -> int:
@@ -216,17 +257,17 @@ class SmoothQuant(Scaling):
 class _Searched(Scaling):
     """What AWQ and AutoSmoothQuant have in common: candidates judged by closed forms in the second moment."""
 
-    def _parts(self, modules: SiteModules, block: BlockAtHand) -> list[Part]:
-        """The readers, those with one input and one spec as one part."""
+    def _parts(self, modules: SiteModules, block: BlockAtHand) -> dict[str, Part]:
+        """The readers, those with one input and one spec as one part; each by the name of its first."""
         alike: dict[tuple[int, Any], list[str]] = {}
         for name in self._read(modules, block):
             alike.setdefault((id(block.statistics[name]), stages(block.configs[name].weight)), []).append(name)
         quadratics: dict[int, Quadratic] = {}
-        parts = []
+        parts = {}
         for (key, _), names in alike.items():
             moment = cast("SecondMoment", block.statistic(names[0], SecondMoment))
             quadratic = quadratics.setdefault(key, Quadratic(moment.matrix()))
-            parts.append(_part([modules.readers[n] for n in names], block.configs[names[0]], quadratic, moment.tokens))
+            parts[names[0]] = _part([modules.readers[n] for n in names], block.configs[names[0]], quadratic, moment.tokens)
         return parts
 
 
@@ -256,13 +297,15 @@ class Awq(_Searched):
 
     def _scale(self, modules: SiteModules, block: BlockAtHand) -> Tensor | None:
         parts = self._parts(modules, block)
-        return awq(parts, self._combined(modules, block, AbsMean), channels=modules.channels).scale if parts else None
+        if not parts:
+            return None
+        return awq(list(parts.values()), self._combined(modules, block, AbsMean), channels=modules.channels).scale
 
 
 class AutoSmoothQuant(_Searched):
     """SmoothQuant with the share searched, by the errors of weights and of activations."""
 
-    needs = (SecondMoment, AbsMax, TokenSample)
+    needs = (SecondMoment, ChannelRanges, TokenSample)
 
     def __init__(self, settings: AlgoConfig) -> None:
         super().__init__(settings)
@@ -273,23 +316,32 @@ class AutoSmoothQuant(_Searched):
         parts = self._parts(modules, block)
         if not parts:
             return None
-        name = next(iter(self._read(modules, block)))
-        sample = cast("TokenSample", block.statistic(name, TokenSample)).value
-        errors = ActivationErrors(sample, _rounding_of_inputs(block.configs[name]))
-        return autosmooth(parts, self._combined(modules, block, AbsMax), errors, channels=modules.channels, loss=self._loss).scale
+        errors = [_errors_of_inputs(name, block, len(parts)) for name in parts]
+        x_max = self._combined(modules, block, ChannelRanges)
+        return autosmooth(list(parts.values()), x_max, errors, channels=modules.channels, loss=self._loss).scale
 
 
-def _rounding_of_inputs(config: QLayerConfig) -> Any:
-    """How a layer's inputs will be rounded; a static scale is taken to be that of the tokens at hand."""
+def _errors_of_inputs(name: str, block: BlockAtHand, parts: int) -> ActivationErrors:
+    """What rounding the inputs of a reader costs, of a site with that many parts."""
+    sample = cast("TokenSample", block.statistic(name, TokenSample)).value
+    ranges = cast("ChannelRanges", block.statistic(name, ChannelRanges)).range
+    return ActivationErrors(sample[:: min(parts, SAMPLE // FEWEST)], ranges, rounding_of_inputs(block.configs[name]))
+
+
+def rounding_of_inputs(config: QLayerConfig) -> Callable[[Tensor, Tensor], Tensor]:
+    """How a layer's inputs will be rounded: a function of some of them ``[T, K]`` and of the range of all, ``[2, K]``.
+
+    A static scale is that of all tokens where the observer takes their extremes; of others it is taken to be that of the tokens at hand.
+    """
     if config.input_tensors is None:
-        return lambda x: x
+        return lambda x, _: x
     quantizer = quantizer_for(config.input_tensors, activation=True)
 
-    def round_(x: Tensor) -> Tensor:
+    def round_(x: Tensor, ranges: Tensor) -> Tensor:
         if quantizer.is_float or quantizer.is_dynamic:
             return quantizer.fake_quantize(x)
         observer = quantizer.observer()
-        observer.observe(x)
+        observer.observe(ranges if observer.is_extremes else x)
         return quantizer.fake_quantize(x, quantizer.qparams_from(observer))
 
     return round_

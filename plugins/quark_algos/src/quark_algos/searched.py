@@ -30,9 +30,9 @@ class SearchedNearest:
         weights = [float_weight(layer) for layer in layers]
         wt = torch.cat(weights).t().float().contiguous()  # [K, N]
         grid = WeightGrid([q.quantizer for q in quantizers], [w.shape[0] for w in weights], wt, shared=problem.shares_scale)
-        scales = grid.fixed or search(wt, grid, problem.statistic(SecondMoment).matrix())
+        scales = search(wt, grid, problem.statistic(SecondMoment).matrix())
         values = grid.round_(wt.clone(), grid.with_steps(wt, scales))
-        for layer, quantizer, (weight, qparams) in zip(layers, quantizers, grid.weights(values, scales), strict=True):
+        for layer, quantizer, (weight, qparams) in zip(layers, quantizers, grid.weights(values, scales, weights[0].dtype), strict=True):
             quantizer.set_qparams(qparams)
-            layer.weight = nn.Parameter(weight.to(float_weight(layer).dtype), requires_grad=False)
+            layer.weight = nn.Parameter(weight, requires_grad=False)
         return {name: {} for name in problem.layers}

@@ -45,7 +45,7 @@ class AWQConfig(_SmoothingConfig):
         scaling_layers: One dict per place where a scale can be folded: ``prev_op``, ``layers``, ``inp``, ``module2inspect``; names are
             relative to a decoder block.
         model_decoder_layers: Full name of the list of decoder blocks.
-        preset: ``"best"`` takes the scales of a block back where they do harm on held-out tokens, and ``"reference"`` keeps them and warns.
+        preset: ``"best"`` takes the scales of a block back where they do no good on held-out tokens; ``"reference"`` keeps them and warns.
         embedding_layers: Accepted from configurations before 0.6; not needed.
         num_attention_heads: Accepted from configurations before 0.12; the model knows it.
         num_key_value_heads: Likewise.
@@ -71,7 +71,7 @@ class SmoothQuantConfig(_SmoothingConfig):
         scale_clamp_min: Smallest scale, above 0.
         scaling_layers: As in `AWQConfig`.
         model_decoder_layers: Full name of the list of decoder blocks.
-        preset: ``"best"`` takes the scales of a block back where they do harm on held-out tokens, and ``"reference"`` keeps them and warns.
+        preset: ``"best"`` takes the scales of a block back where they do no good on held-out tokens; ``"reference"`` keeps them and warns.
         embedding_layers: Accepted from configurations before 0.6; not needed.
         num_attention_heads: Accepted from configurations before 0.12; the model knows it.
         num_key_value_heads: Likewise.
@@ -100,7 +100,7 @@ class AutoSmoothQuantConfig(_SmoothingConfig):
         scaling_layers: As in `AWQConfig`; None where the family's own are meant.
         model_decoder_layers: Full name of the list of decoder blocks.
         compute_scale_loss: What the search minimises: one of `COMPUTE_SCALE_LOSSES`.
-        preset: ``"best"`` takes the scales of a block back where they do harm on held-out tokens, and ``"reference"`` keeps them and warns.
+        preset: ``"best"`` takes the scales of a block back where they do no good on held-out tokens; ``"reference"`` keeps them and warns.
         embedding_layers: Accepted from configurations before 0.6; not needed.
         num_attention_heads: Accepted from configurations before 0.12; the model knows it.
         num_key_value_heads: Likewise.

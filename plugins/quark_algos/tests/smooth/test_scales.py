@@ -12,9 +12,9 @@ from torch import Tensor
 import quark
 from quark.numerics import WeightGrid, quantizer_for
 from quark.specs.layer import TensorSpec
+from quark_algos.scaling import ChannelRanges, rounding_of_inputs
 from quark_algos.smooth.candidates import by_activations, by_both, relative_weights, smoothquant
 from quark_algos.smooth.channels import Channels
-from quark_algos.smooth.clipping import clip
 from quark_algos.smooth.quadratic import RANK, Quadratic, moved
 from quark_algos.smooth.scales import AWQ_RATIOS, ActivationErrors, Part, autosmooth, awq
 
@@ -45,8 +45,11 @@ def part(spec: TensorSpec, x: Tensor, wt: Tensor) -> Part:
     return Part(wt.float(), Quadratic((x.t() @ x).float()), grid_of(spec), tokens=len(x))
 
 
-def in_int8(x: Tensor) -> Tensor:
-    return quantizer_for(INT8.input_tensors, activation=True).fake_quantize(x)
+def inputs_of(x: Tensor, sample: Tensor | None = None) -> ActivationErrors:
+    """Of int8 with one static scale."""
+    return ActivationErrors(
+        (x if sample is None else sample).float(), torch.stack((x.amin(0), x.amax(0))).float(), rounding_of_inputs(INT8)
+    )
 
 
 def mean_of(x: Tensor) -> Tensor:
@@ -116,8 +119,8 @@ def test_no_choice_is_worse_than_no_scaling_in_any_format(scheme: str) -> None:
     spec = quark.schemes().load(scheme, "config")().weight
     x, wt = inputs(), weight()
     found = part(spec, x, wt)
-    sample = ActivationErrors(x[:64].float(), in_int8)
-    for choice in (awq([found], mean_of(x), ratios=AWQ_RATIOS[::5]), autosmooth([found], max_of(x), sample, ratios=(0.0, 0.5, 1.0))):
+    sample = inputs_of(x, x[:64])
+    for choice in (awq([found], mean_of(x), ratios=AWQ_RATIOS[::5]), autosmooth([found], max_of(x), [sample], ratios=(0.0, 0.5, 1.0))):
         assert torch.isfinite(choice.scale).all()
         assert (choice.scale > 0).all()
         assert choice.loss <= choice.plain
@@ -156,12 +159,12 @@ def test_columns_that_share_a_channel_get_one_scale() -> None:
 @pytest.mark.parametrize("loss", ["MSE", "RMSE", "MAE"])
 def test_autosmooth_judges_the_outputs_of_rounded_weights_and_rounded_inputs(loss: str) -> None:
     x, wt = inputs(), weight()
-    found, activations = part(INT8.weight, x, wt), ActivationErrors(x.float(), in_int8)
-    choice = autosmooth([found], max_of(x), activations, loss=loss)
+    found, activations = part(INT8.weight, x, wt), inputs_of(x)
+    choice = autosmooth([found], max_of(x), [activations], loss=loss)
     assert choice.loss < 0.7 * choice.plain
 
     def error_of(s: Tensor) -> Tensor:
-        rounded = activations.round_((x / s).float()).double() * s
+        rounded = x + activations.error(s).double()
         return rounded @ (wt + found.error(s).double()) - x @ wt
 
     for s, said in ((choice.scale, choice.loss), (torch.ones(K), choice.plain)):
@@ -204,17 +207,42 @@ def test_weights_are_measured_by_the_largest_of_their_group() -> None:
     assert relative_weights(wt, 2).tolist() == [0.75, 0.625, 0.0, 0.5]
 
 
-@pytest.mark.parametrize("scheme", SCHEMES)
-def test_clipped_weights_round_to_better_outputs_by_their_own_ranges_in_any_format(scheme: str) -> None:
-    spec = quark.schemes().load(scheme, "config")().weight
-    x, wt = inputs(), weight().float()
-    quadratic, grid = Quadratic((x.t() @ x).float()), grid_of(spec)(wt)
-    cut = clip(wt, quadratic, grid)
+def test_static_ranges_are_those_of_all_tokens_not_of_the_sample() -> None:
+    x = inputs()
+    x[T - 1, 5] = 40 * x.abs().max()  # seen by none of the sample
+    sample, s = x[:64].float(), torch.linspace(0.5, 2, K)
+    quantizer = quantizer_for(INT8.input_tensors, activation=True)
+    step = float((x.float() / s).abs().max()) / 127.5
+    got = sample + inputs_of(x, sample).error(s)
+    torch.testing.assert_close(got / s / step, (got / s / step).round(), rtol=0, atol=1e-2)
+    assert not torch.allclose(got, quantizer.fake_quantize(sample / s) * s)
 
-    def loss(w: Tensor) -> float:
-        scales = grid.with_steps(w, grid.fixed or grid.scales(w))
-        return float(quadratic.exact(grid.round_(w.clone(), scales) - wt))
 
-    assert cut is wt if grid.fixed is not None else loss(cut) <= loss(wt) * (1 + 1e-6)
-    if scheme.startswith("int4_wo"):
-        assert loss(cut) < 0.9 * loss(wt)
+def test_of_parts_with_inputs_of_their_own_each_is_judged_by_its_own_sample() -> None:
+    """The second part's inputs are loud where the first's are not: what the first's sample says of them is wrong by far."""
+    wt, quiet = weight(), inputs(3)
+    loud = quiet.clone()
+    loud[:, :8] *= 100
+    parts = [part(INT8.weight, x, wt) for x in (quiet, loud)]
+    x_max = torch.maximum(max_of(quiet), max_of(loud))
+    choice = autosmooth(parts, x_max, [inputs_of(quiet), inputs_of(loud)])
+    real = 0.0
+    for x, found in zip((quiet, loud), parts, strict=True):
+        s = choice.scale
+        rounded = x + inputs_of(x).error(s).double()
+        real += float((rounded @ (wt + found.error(s).double()) - x @ wt).square().sum())
+    assert math.isclose(choice.loss, real, rel_tol=0.1)  # but for what the errors of weights and of inputs have in common
+
+
+def test_ranges_of_channels_can_be_merged() -> None:
+    x = inputs().float()
+    whole, parts = (ChannelRanges(K, x.device) for _ in range(2))
+    whole.update(x)
+    for piece in x.split(300):
+        other = ChannelRanges(K, x.device)
+        other.update(piece)
+        parts.merge(other)
+    assert parts.tokens == whole.tokens == T
+    assert torch.equal(parts.range, whole.range)
+    assert torch.equal(whole.range, torch.stack((x.amin(0), x.amax(0))))
+    assert torch.equal(whole.value, max_of(x))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -23,6 +23,7 @@ class InputRotation:
         size: Of a block; order of a Hadamard matrix that is known here.
 
     Attributes:
+        transforms_input: As `quark.algorithms.input_is_transformed` wants it.
         size: As given.
         matrix: M, ``[size, size]``, float32, on any device, where it is another than that of
             `quark_algos.rotate.online_matrix`; None otherwise.
@@ -30,6 +31,8 @@ class InputRotation:
     Raises:
         ConfigError: No Hadamard matrix of that order is known here.
     """
+
+    transforms_input: ClassVar[bool] = True
 
     def __init__(self, size: int) -> None:
         Rotation(size, size)

@@ -53,16 +53,18 @@ class ActivationErrors:
 
     Attributes:
         sample: Tokens, x ``[T, K]``, float32; some hundreds are enough.
-        round_: Rounds inputs as the readers will, ``[T, K]`` to ``[T, K]``; it may not change what it is given.
+        range: The smallest and the largest value of each channel in all tokens, ``[2, K]``, float32: what static scales come from.
+        round_: Rounds inputs as the readers will, ``[T, K]`` to ``[T, K]``, given their range ``[2, K]``; it may not change them.
     """
 
     sample: Tensor
-    round_: Callable[[Tensor], Tensor]
+    range: Tensor
+    round_: Callable[[Tensor, Tensor], Tensor]
 
     def error(self, s: Tensor) -> Tensor:
         """δ ∘ s, ``[T, K]``, for scales ``[K]``."""
         x = self.sample / s
-        return (self.round_(x) - x).mul_(s)
+        return (self.round_(x, self.range / s) - x).mul_(s)
 
 
 @attrs.frozen(eq=False)
@@ -109,13 +111,13 @@ def awq(
     forms = [by_activations(x, exponents)]
     if duo:
         forms.append(by_both(x, channels.reduced(_relative_weights(parts), "mean"), exponents))
-    return _search(torch.stack(forms), channels, _Losses(parts, None, "MSE"), exhaustive=exhaustive)
+    return _search(torch.stack(forms), channels, _Losses(parts, (), "MSE"), exhaustive=exhaustive)
 
 
 def autosmooth(
     parts: Sequence[Part],
     x_max: Tensor,
-    activations: ActivationErrors,
+    activations: Sequence[ActivationErrors],
     *,
     channels: Channels | None = None,
     ratios: Sequence[float] = AUTOSMOOTH_RATIOS,
@@ -133,7 +135,7 @@ def autosmooth(
     Args:
         parts: As in `awq`, with their ``tokens``.
         x_max: The largest magnitude of each input channel, ``[K]``, float32.
-        activations: A sample of the inputs, and how they are rounded.
+        activations: Of the inputs of each part: experts read different tokens.
         channels: As in `awq`.
         ratios: Exponents, ascending.
         loss: ``"MSE"``, ``"MAE"`` or ``"RMSE"``.
@@ -149,7 +151,7 @@ def autosmooth(
 class _Losses:
     """The objective, exact or nearly so."""
 
-    def __init__(self, parts: Sequence[Part], activations: ActivationErrors | None, loss: Loss) -> None:
+    def __init__(self, parts: Sequence[Part], activations: Sequence[ActivationErrors], loss: Loss) -> None:
         self._parts = parts
         self._activations = activations
         self._by_row = loss == "MAE"
@@ -158,23 +160,19 @@ class _Losses:
 
     def __call__(self, s: Tensor, *, exact: bool) -> float:
         """For scales ``[K]``."""
-        delta = None if self._activations is None else self._activations.error(s)
+        deltas = [a.error(s) for a in self._activations]
         if self._by_row:
-            return sum(float(self._rows(part, part.error(s), delta, exact=exact).sqrt().sum()) for part in self._parts)
+            each = zip(self._parts, deltas, strict=True)
+            return sum(float(self._rows(part, part.error(s), delta, exact=exact).sqrt().sum()) for part, delta in each)
         total = sum(float(_loss(part.quadratic, part.error(s), exact=exact)) for part in self._parts)
-        if delta is not None:
-            total += sum(
-                float(_loss(gram, delta.t(), exact=exact)) * part.tokens / len(delta)
-                for gram, part in zip(self._grams, self._parts, strict=True)
-            )
+        for gram, part, delta in zip(self._grams, self._parts, deltas, strict=False):  # without activations there are none
+            total += float(_loss(gram, delta.t(), exact=exact)) * part.tokens / len(delta)
         return total
 
-    def _rows(self, part: Part, error: Tensor, delta: Tensor | None, *, exact: bool) -> Tensor:
+    def _rows(self, part: Part, error: Tensor, delta: Tensor, *, exact: bool) -> Tensor:
         """E_n, ``[N]``."""
         rows = part.quadratic.rows(error) if exact else part.quadratic.rows_nearly(error)
-        if delta is not None:
-            rows = rows + (delta @ part.wt).square_().sum(0) * (part.tokens / len(delta))
-        return rows.clamp_min(0)
+        return (rows + (delta @ part.wt).square_().sum(0) * (part.tokens / len(delta))).clamp_min(0)
 
 
 def _loss(quadratic: Quadratic, delta: Tensor, *, exact: bool) -> Tensor:

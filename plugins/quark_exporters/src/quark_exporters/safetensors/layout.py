@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from fnmatch import fnmatchcase
 
 import attrs
-import torch
 from torch import Tensor, nn
 
 from quark.export.naming import checkpoint_name, probabilities_name
 from quark.export.protocol import ExportOptions
 from quark.export.writer import Part
+from quark.model.cache_scales import cache_groups, shared_cache_scale
 from quark.model.plan import QuantPlan
 from quark.nn import QuantizedLayer, QuantizerModule
-from quark.nn.attention import KEY, PROBABILITIES
+from quark.nn.attention import PROBABILITIES, STATES
 from quark.nn.packed import SLOTS, packed_meta, stored_tensors
 from quark.numerics import QParams
 
@@ -70,14 +69,15 @@ def is_tied_apart(model: nn.Module) -> bool:
 
 
 def _attention_quantizers(modules: Mapping[str, nn.Module]) -> dict[str, QuantizerModule]:
-    """Quantizers of attention modules by full name: of probabilities, and of keys, whose scales are stored with the projection."""
-    return {n: m for n, m in modules.items() if isinstance(m, QuantizerModule) and n.rpartition(".")[2] in (PROBABILITIES, KEY)}
+    """Quantizers of attention modules by full name: of probabilities, and of states, whose scales are stored with the projections."""
+    return {n: m for n, m in modules.items() if isinstance(m, QuantizerModule) and n.rpartition(".")[2] in (PROBABILITIES, *STATES)}
 
 
 def _output_quantizers(model: nn.Module, layers: dict[str, QuantizedLayer]) -> dict[str, QuantizerModule]:
     """What quantizes the output of each layer, be it inside attention, after the rotary embedding."""
     plan: QuantPlan = model.quark_plan  # type: ignore[assignment]
-    inside = {a.key_layer: getattr(model.get_submodule(a.name), KEY) for a in plan.attentions if a.key_layer in layers}
+    states = [(a.name, state, layer) for a in plan.attentions for state, (layer, _) in a.states.items() if layer in layers]
+    inside = {layer: getattr(model.get_submodule(attention), state) for attention, state, layer in states}
     found = {name: inside.get(name, layer.output_quantizer) for name, layer in layers.items()}
     return {name: quantizer for name, quantizer in found.items() if quantizer is not None}
 
@@ -166,14 +166,9 @@ def _wanted(suffix: str, module: QuantizerModule, options: ExportOptions) -> boo
 
 
 def _merged_outputs(outputs: dict[str, QuantizerModule], options: ExportOptions) -> dict[str, QParams]:
-    """Scales of the cache that the caller wants merged at the export: in each block the largest of them, not below the floor."""
-    siblings: dict[str, list[str]] = {}
-    scales: dict[str, Tensor] = {}
-    for name, quantizer in outputs.items():
-        if any(fnmatchcase(name, p) for p in options.kv_cache_group):
-            qparams = quantizer.qparams
-            if qparams is not None and qparams.scale.numel() == 1:
-                siblings.setdefault(name.rpartition(".")[0], []).append(name)
-                scales[name] = qparams.scale
-    merged = {parent: torch.stack([scales[n] for n in names]).amax().clamp(min=options.min_kv_scale) for parent, names in siblings.items()}
-    return {name: QParams(merged[parent]) for parent, names in siblings.items() for name in names}
+    """Scales of the cache that the caller wants merged at the export: in each attention the largest of them, not below the floor."""
+    scales = {name: q.scale for name, q in outputs.items() if q.scale is not None and q.scale.numel() == 1}
+    merged: dict[str, QParams] = {}
+    for names in cache_groups(scales, options.kv_cache_group):
+        merged |= dict.fromkeys(names, QParams(shared_cache_scale([scales[n] for n in names], options.min_kv_scale)))
+    return merged

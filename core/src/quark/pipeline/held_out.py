@@ -1,0 +1,105 @@
+"""Which calibration tokens are held out: what an algorithm decides is validated on tokens that it has not seen.
+
+The choice depends on what the sequences say and on nothing else: neither on their order, nor on how they are split into batches. At least
+an eighth of the tokens are held out where that can be, never more than a quarter, and never padding.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+from collections.abc import Iterator, Sequence
+
+import attrs
+import torch
+from torch import Tensor
+
+LEAST = 1 / 8
+"""Of all tokens, the share that is held out."""
+MOST = 1 / 4
+"""The share that is never exceeded: what is held out is lost to calibration."""
+SEVERAL = 2
+"""Sequences that are held out at least, where whole ones are: one says more about itself than about the others."""
+
+
+@attrs.frozen(eq=False)
+class Sequences:
+    """The sequences of one call of the model.
+
+    Attributes:
+        rows: Token ids ``[batch, tokens]``, or any other tensor whose first axis is the batch, such as images.
+        is_token: ``[batch, tokens]``, nonzero where a token is no padding; None where all count.
+    """
+
+    rows: Tensor
+    is_token: Tensor | None = None
+
+    @property
+    def tokens(self) -> Tensor:
+        """What may be held out, bool, on the CPU: ``[batch, tokens]``, or ``[batch, 1]`` where rows are not made of token ids."""
+        shape = self.rows.shape if self.are_ids else (self.rows.shape[0], 1)
+        if self.is_token is not None and self.is_token.shape == shape:
+            return self.is_token.cpu() != 0
+        return torch.ones(shape, dtype=torch.bool)
+
+    @property
+    def are_ids(self) -> bool:
+        """Whether rows are made of tokens, of which some can be held out."""
+        return self.rows.ndim == 2 and not self.rows.is_floating_point()
+
+
+def held_out(calls: Sequence[Sequences]) -> list[Tensor]:
+    """Return for each call which of its tokens are held out, bool, of the shape of `Sequences.tokens`, on the CPU.
+
+    Whole sequences are, if there are enough of them (eight, if all have one length): those that a hash of their content puts first, and
+    equal ones together. Of fewer, the last eighth of the tokens of each. Where neither can be, as with one image, all masks are False.
+
+    Args:
+        calls: All of them; of each, whatever its rows are.
+    """
+    tokens = [call.tokens for call in calls]
+    rows, is_enough = _rows(calls, tokens)
+    if not is_enough:
+        ends = [_end_of_each(t) for t in tokens]
+        if any(bool(mask.any()) for mask in ends):
+            return ends
+    masks = [torch.zeros_like(t) for t in tokens]
+    for call, row in rows:
+        masks[call][row] = tokens[call][row]
+    return masks
+
+
+def _rows(calls: Sequence[Sequences], tokens: Sequence[Tensor]) -> tuple[list[tuple[int, int]], bool]:
+    """Rows to hold out, each a call's number and its own, with at most `MOST` of all tokens; and whether they are enough."""
+    equal: dict[bytes, list[tuple[int, int]]] = {}
+    for number, call in enumerate(calls):
+        for row, digest in _digests(call, tokens[number]):
+            equal.setdefault(digest, []).append((number, row))
+    total, size = sum(int(t.sum()) for t in tokens), 0
+    chosen: list[tuple[int, int]] = []
+    number_of_groups = 0
+    for _, group in sorted(equal.items()):
+        more = sum(int(tokens[number][row].sum()) for number, row in group)
+        if size + more <= MOST * total:
+            chosen += group
+            size, number_of_groups = size + more, number_of_groups + 1
+        if size >= LEAST * total and number_of_groups >= SEVERAL:
+            return chosen, True
+    return chosen, False
+
+
+def _digests(call: Sequences, tokens: Tensor) -> Iterator[tuple[int, bytes]]:
+    """A hash of each row that has tokens; padding, and the dtype of token ids, make no difference."""
+    rows = call.rows.detach().cpu()
+    for number in torch.nonzero(tokens.any(-1)).flatten().tolist():
+        row = (rows[number].long()[tokens[number]] if call.are_ids else rows[number]).contiguous()
+        content = ctypes.string_at(row.data_ptr(), row.numel() * row.element_size())
+        yield number, hashlib.blake2b(content, digest_size=16).digest()
+
+
+def _end_of_each(tokens: Tensor) -> Tensor:
+    """The last eighth of the tokens of each row, rounded, and one of four to eleven."""
+    counts = tokens.sum(-1, keepdim=True)
+    wanted = torch.where(counts * MOST < 1, 0, (counts * LEAST).round().clamp(min=1))
+    from_the_end = tokens.flip(-1).cumsum(-1).flip(-1)
+    return tokens & (from_the_end <= wanted)

@@ -1,0 +1,80 @@
+"""Comparisons of errors on the same tokens: what is harm, how sure it is, and answers where there is nothing to compare."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from quark.algorithms import OutputError, Validation, validated
+
+
+def error(squares: list[float], sizes: list[float]) -> OutputError:
+    return OutputError(torch.tensor(squares), torch.tensor(sizes))
+
+
+def test_a_token_of_enormous_size_does_not_hide_the_errors_of_others() -> None:
+    wanted = torch.ones(4, 8)
+    wanted[0] = 1000.0
+    found = wanted.clone()
+    found[1:] += 0.5
+    assert OutputError.of(found, wanted).relative.tolist() == pytest.approx([0, 0.25, 0.25, 0.25])
+
+
+def test_the_standard_error_is_that_of_the_mean_of_differences() -> None:
+    generator = torch.Generator().manual_seed(0)
+    one, other = (torch.rand(64, generator=generator) for _ in range(2))
+    found = validated([OutputError(one, torch.ones(64))], [OutputError(other, torch.ones(64))])
+    assert found.standard_error == pytest.approx(float((other - one).double().std()) / 8)
+
+
+@given(st.permutations(range(8)))
+def test_the_order_of_tokens_makes_no_difference(order: list[int]) -> None:
+    one, other, sizes = (torch.rand(8, generator=torch.Generator().manual_seed(i)) for i in range(3))
+
+    def compared(index: Tensor) -> Validation:
+        return validated([OutputError(one[index], sizes[index])], [OutputError(other[index], sizes[index])])
+
+    expected, found = compared(torch.arange(8)), compared(torch.tensor(order))
+    assert (found.after - found.before, found.standard_error) == pytest.approx(
+        (expected.after - expected.before, expected.standard_error), rel=1e-12
+    )
+
+
+def test_what_is_within_one_standard_error_is_no_improvement() -> None:
+    assert not Validation(1.0, 0.9, 0.2, 9, is_held_out=True).is_improvement
+    assert Validation(1.0, 0.7, 0.2, 9, is_held_out=True).is_improvement
+    assert not Validation(1.0, 1.5, 0.2, 9, is_held_out=True).is_improvement
+
+
+def test_the_same_error_everywhere_is_no_improvement() -> None:
+    one = error([1, 2, 3], [2, 2, 4])
+    assert not validated([one], [one]).is_improvement
+
+
+def test_what_is_not_a_number_is_no_improvement_and_is_reported_as_none() -> None:
+    good, bad = error([1, 2], [2, 2]), error([math.nan, 2], [2, 2])
+    for before, after in ((good, bad), (bad, good), (bad, bad), (good, error([math.inf, 1], [2, 2]))):
+        found = validated([before], [after])
+        assert not found.is_improvement
+        assert None in found.figures().values()
+
+
+def test_without_tokens_nothing_is_said() -> None:
+    found = validated([error([], [])], [error([], [])])
+    assert (found.tokens, found.is_improvement, found.figures()["error_after"], found.figures()["held_out"]) == (0, False, None, False)
+
+
+def test_of_one_token_no_standard_error_can_be_told_and_nothing_is_an_improvement() -> None:
+    assert not validated([error([2], [2])], [error([1], [2])]).is_improvement
+
+
+def test_of_blocks_the_mean_is_taken_token_by_token() -> None:
+    """What one block loses at each token and another gains is certain to make no difference."""
+    one, other = error([1, 2, 3], [1, 1, 1]), error([3, 2, 1], [1, 1, 1])
+    found = validated([one, other], [other, one])
+    assert (found.after - found.before, found.standard_error) == pytest.approx((0, 0))
