@@ -21,7 +21,7 @@ from quark.specs.model import QConfig
 from quark.testing import tiny
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
 from quark_algos.hand_written import Condition
-from quark_algos.scaling import SmoothQuant
+from quark_algos.scaling import SAMPLE, SmoothQuant, TokenSample
 from quark_algos.smoothing import AWQConfig, SmoothQuantConfig
 
 from .runs import layers
@@ -112,7 +112,7 @@ def test_the_best_preset_takes_a_share_of_one_half_for_the_documented_default() 
 
 def test_the_objective_asked_for_is_the_one_that_is_searched_by() -> None:
     """MSE and RMSE have the same minimum; that of MAE is another one."""
-    by = {loss: quantized("autosmoothquant", "mxfp4", preset="reference", compute_scale_loss=loss) for loss in ("MSE", "RMSE", "MAE")}
+    by = {loss: quantized("autosmoothquant", "int8", preset="reference", compute_scale_loss=loss) for loss in ("MSE", "RMSE", "MAE")}
     assert scales(by["MSE"]) == scales(by["RMSE"]) != scales(by["MAE"])
 
 
@@ -125,6 +125,16 @@ def test_where_inputs_are_rounded_too_more_of_their_range_goes_into_the_weights(
     for i in range(BLOCKS):
         name = f"model.layers.{i}.mlp.up_proj"
         assert scales(both)[name] > 1.2 * scales(weights_only)[name]
+
+
+def test_a_sample_of_tokens_is_spread_over_each_batch_until_it_is_complete() -> None:
+    sample = TokenSample(1, torch.device("cpu"))
+    for start in (0, 1000):
+        sample.update(torch.arange(start, start + 640.0)[:, None])
+    assert sample.value.flatten().tolist() == [*range(0, 640, 20), *range(1000, 1640, 20)]
+    for _ in range(8):
+        sample.update(torch.zeros(640, 1))
+    assert len(sample.value) == SAMPLE
 
 
 def test_after_awq_layers_that_share_an_outer_scale_have_the_same_one() -> None:

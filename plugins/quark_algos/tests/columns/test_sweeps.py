@@ -101,9 +101,11 @@ def test_ranges_of_wide_groups_are_judged_by_the_diagonal(monkeypatch: pytest.Mo
     s = setting(5)
     wt, H = s.wt.float(), s.H.float()
     grid, plain = grid_for(grouped(Dtype.int4, 96), s.wt)
+    diagonal = H.diagonal()
+    by_hand = search(wt, grid, torch.diag(diagonal))  # as a whole block, which is no wider than allowed
+    assert not torch.equal(by_hand.scale, search(wt, grid, None).scale)
     monkeypatch.setattr(scales_module, "WIDEST", 95)
-    wide, diagonal = search(wt, grid, H), H.diagonal()
-    by_hand = search(wt, grid, torch.diag(diagonal))
+    wide = search(wt, grid, H)
     assert torch.equal(wide.scale, by_hand.scale)
     found, before = (losses(wt, grid.round_(wt.clone(), x), diagonal) for x in (wide, plain))
     assert (found <= before).all()
