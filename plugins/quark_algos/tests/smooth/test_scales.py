@@ -179,6 +179,13 @@ def test_autosmooth_judges_the_outputs_of_rounded_weights_and_rounded_inputs(los
         assert math.isclose(said, real, rel_tol=0.1)
 
 
+@pytest.mark.parametrize("loss", ["MSE", "MAE"])
+def test_errors_of_a_sample_of_inputs_stand_for_those_of_all_tokens(loss: str) -> None:
+    x, wt = inputs(), weight()
+    of_all, of_some = (autosmooth([part(INT8.weight, x, wt)], max_of(x), [inputs_of(x, x[::every])], loss=loss) for every in (1, 4))
+    assert math.isclose(of_some.plain, of_all.plain, rel_tol=0.1)  # errors of rounding: independent, so that 175 tokens give their mean
+
+
 def test_the_scales_of_smoothquant_are_those_published() -> None:
     x_max, w_max = torch.tensor([16.0, 2.0, 0.0, 4.0, torch.inf, 1e-9]), torch.tensor([1.0, 8.0, 3.0, 0.0, 1.0, 4.0])
     s = smoothquant(x_max, w_max, 0.5, 1e-3)
