@@ -171,7 +171,8 @@ def outcome(tree: Path, mutant: Mutant, *, whole: bool) -> Outcome:
     failures = re.findall(r"^(?:FAILED|ERROR) (.*)$", output, re.MULTILINE)
     errors = re.findall(r"^E  +(.*)$", output, re.MULTILINE)
     verdict = Verdict.KILLED if status == 1 else Verdict.BROKEN
-    return Outcome(verdict, " | ".join([*failures[:1], *errors[-1:]]) or " ".join(output.split())[-400:])
+    named = sorted(errors, key=lambda line: "Error" not in line)  # of several lines, the one that names the exception
+    return Outcome(verdict, " | ".join([*failures[:1], *named[:1]]) or " ".join(output.split())[-400:])
 
 
 def judge_all(tree: Path, mutants: Sequence[Mutant], *, whole: bool, say: Callable[[str], None]) -> dict[str, Outcome]:
