@@ -15,7 +15,7 @@ from quark.algorithms import CrossMoment, Figures, HeldOut, Problem, Rounding, R
 from quark.errors import RoundingError
 from quark.model.plan import make_plan
 from quark.pipeline.batches import calls
-from quark.pipeline.collecting import LEAST, MOST, SHARE, Collector, held_out_tokens
+from quark.pipeline.collecting import LEAST, MANY, MOST, SHARE, Collector, held_out_tokens
 from quark.pipeline.findings import Findings
 from quark.pipeline.runner import run
 from quark.pipeline.sink import InPlaceSink
@@ -132,19 +132,34 @@ def test_layers_that_share_a_scale_are_given_up_together() -> None:
 
 @pytest.mark.parametrize("batches", [1, 3, 320])
 def test_held_out_tokens_are_in_no_statistic(batches: int) -> None:
-    collector = Collector((SecondMoment, CrossMoment), 32, TOKENS.device, len(TOKENS))
-    for part in TOKENS.chunk(batches):
+    few = torch.randint(-3, 4, (320, 161), generator=torch.Generator().manual_seed(3)).float()  # sums of products are exact
+    collector = Collector((SecondMoment, CrossMoment), 161, few.device, len(few))
+    for part in few.chunk(batches):
         collector.update(part, part + 1)
     held = torch.arange(320) < 320 // SHARE
     found = collector.held_out()
     assert found is not None
-    assert torch.equal(found.x, TOKENS[held])
+    assert torch.equal(found.x, few[held])
     assert found.reference is not None
-    assert torch.equal(found.reference, TOKENS[held] + 1)
+    assert torch.equal(found.reference, few[held] + 1)
     moment = collector.statistics[SecondMoment]
     assert isinstance(moment, SecondMoment)
     assert (moment.tokens, collector.tokens) == (300, 320)
-    torch.testing.assert_close(moment.matrix(), TOKENS[~held].t() @ TOKENS[~held])
+    assert torch.equal(moment.matrix(), few[~held].t() @ few[~held])
+
+
+def test_where_tokens_are_many_for_the_channels_none_is_lost_to_the_statistics() -> None:
+    many = torch.randint(-3, 4, (320, 320 // MANY), generator=torch.Generator().manual_seed(3)).float()
+    collector = Collector((SecondMoment,), many.shape[1], many.device, len(many))
+    for part in many.chunk(3):
+        collector.update(part)
+    found = collector.held_out()
+    assert found is not None
+    assert torch.equal(found.x, many[: 320 // SHARE])
+    moment = collector.statistics[SecondMoment]
+    assert isinstance(moment, SecondMoment)
+    assert (moment.tokens, collector.tokens) == (320, 320)
+    assert torch.equal(moment.matrix(), many.t() @ many)
 
 
 def test_few_tokens_are_left_to_the_statistics_and_of_many_enough_are_held_out() -> None:

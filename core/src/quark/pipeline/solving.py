@@ -25,7 +25,7 @@ from quark.pipeline.collecting import Collector
 from quark.pipeline.expert_pools import PooledExperts, pooled_experts
 from quark.pipeline.lockstep import Forward, LockStep, current_forward, replaced_forward
 from quark.pipeline.problems import problems
-from quark.pipeline.stations import Station, tokens_of
+from quark.pipeline.stations import Station, number_of_tokens, tokens_of
 from quark.pipeline.validated_rounding import round_validated
 from quark.specs.architecture import Architecture
 
@@ -227,7 +227,7 @@ class BlockSolver:
     def _collected(self, leader: Station, inputs: Mapping[Forward, Tensor]) -> Collector:
         quantizer = leader.made.input_quantizer
         first = next(iter(inputs.values()))
-        tokens = sum(x.numel() // x.shape[-1] for x in inputs.values())
+        tokens = sum(number_of_tokens(x, forward.call) for forward, x in inputs.items())
         found = Collector(self._rounding.needs, first.shape[-1], first.device, tokens)
         floats = {f.number: x for f, x in leader.arrived.items() if f.is_float}
         # Tokens are routed differently in the float model: theirs are none to compare with.

@@ -97,6 +97,13 @@ def tokens_of(x: Tensor, call: Call, *, held_out: bool | None = None) -> Tensor:
     return flat if held_out in (None, is_held_out) else flat[:0]
 
 
+def number_of_tokens(x: Tensor, call: Call) -> int:
+    """Return how many tokens `tokens_of` gives of ``x``."""
+    wanted = _wanted(call, None)
+    places = None if wanted is None else _laid_out(wanted, x.shape[:-1])
+    return x.numel() // x.shape[-1] if places is None else int(places.sum())
+
+
 def _wanted(call: Call, held_out: bool | None) -> Tensor | None:
     """The tokens that `tokens_of` is asked for, ``[batch, tokens]`` or ``[batch, 1]``, bool, on the CPU; None where they are all."""
     mask = call.kwargs.get("attention_mask")

@@ -23,7 +23,7 @@ from quark.pipeline.collecting import Collector
 from quark.pipeline.lockstep import Forward, LockStep, current_forward, replaced_forward
 from quark.pipeline.problems import problems
 from quark.pipeline.solving import Company, Layers, round_to_nearest, routed_prefixes, taken_by
-from quark.pipeline.stations import tokens_of
+from quark.pipeline.stations import number_of_tokens, tokens_of
 from quark.pipeline.validated_rounding import round_validated
 
 
@@ -111,7 +111,7 @@ class TwoPasses:
         if leader != name:
             return
         if name not in self._seen:
-            tokens = self._run.calls * (x.numel() // x.shape[-1])  # calls are about alike
+            tokens = self._run.calls * number_of_tokens(x, forward.call)  # calls are about alike
             self._seen[name] = Collector(self._rounding.needs, x.shape[-1], x.device, tokens)
         quantizer = made.input_quantizer
         # A static scale is not known before all inputs have been seen.

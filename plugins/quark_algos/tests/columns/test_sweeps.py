@@ -16,7 +16,7 @@ from quark.specs.enums import Dtype
 from quark_algos.columns import scales as scales_module
 from quark_algos.columns import sweep
 from quark_algos.columns.factor import factor
-from quark_algos.columns.scales import COARSE, FINE, search
+from quark_algos.columns.scales import COARSE, FINE, search, stretched
 from quark_algos.columns.sweep import Swept, descend, ldlq, ldlq_choosing
 
 from . import published
@@ -150,8 +150,9 @@ def test_the_search_goes_on_finely_around_the_best_coarse_range() -> None:
     def loss(x: GroupScales) -> torch.Tensor:
         return (grid.round_(wt.clone(), x) - wt).double().square().view(6, 16, N).sum(1)
 
-    coarse = torch.stack([loss(grid.scales_of_ranges(low * f, high * f)) for f in COARSE])
-    best = torch.tensor(COARSE)[coarse.argmin(0)]
+    factors = (*COARSE, *stretched(grid))
+    coarse = torch.stack([loss(grid.scales_of_ranges(low * f, high * f)) for f in factors])
+    best = torch.tensor(factors)[coarse.argmin(0)]
     fine = torch.stack([loss(grid.scales_of_ranges(low * (best + f), high * (best + f))) for f in (0.0, *FINE)]).amin(0)
     torch.testing.assert_close(loss(search(wt, grid, None)), fine, rtol=1e-5, atol=0)
     assert (fine < coarse.amin(0)).float().mean() > 0.3

@@ -151,8 +151,8 @@ def test_stars_stand_for_experts() -> None:
 
 HERE = "model.layers.layer_id"
 LEFT_OUT = [
-    (f"{HERE}.self_attn.v_proj", "model.layers.0.self_attn.v_proj, model.layers.1.self_attn.v_proj, which also"),
-    (f"{HERE}.mlp.up_proj", r"leave out model\.layers\.0\.mlp\.up_proj"),
+    (f"{HERE}.self_attn.v_proj", r"model\.layers\.\{0-1\}\.self_attn\.v_proj, which also"),
+    (f"{HERE}.mlp.up_proj", r"leave out model\.layers\.\{0-1\}\.mlp\.up_proj"),
 ]
 
 
