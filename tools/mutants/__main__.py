@@ -168,11 +168,11 @@ def outcome(tree: Path, mutant: Mutant, *, whole: bool) -> Outcome:
             status, output = run_tests(tree, ())
     if status == 0:
         return Outcome(Verdict.SURVIVED, mutant.says)
-    if status != 1:
-        return Outcome(Verdict.BROKEN, " ".join(output.split())[-400:])
     failures = re.findall(r"^(?:FAILED|ERROR) (.*)$", output, re.MULTILINE)
     errors = re.findall(r"^E  +(.*)$", output, re.MULTILINE)
-    return Outcome(Verdict.KILLED, " | ".join([*failures[:1], *errors[:1]]) or output[-200:])
+    verdict = Verdict.KILLED if status == 1 else Verdict.BROKEN
+    named = sorted(errors, key=lambda line: "Error" not in line)  # of several lines, the one that names the exception
+    return Outcome(verdict, " | ".join([*failures[:1], *named[:1]]) or " ".join(output.split())[-400:])
 
 
 def judge_all(tree: Path, mutants: Sequence[Mutant], *, whole: bool, say: Callable[[str], None]) -> dict[str, Outcome]:
@@ -194,11 +194,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tools.mutants", description=says)
     parser.add_argument("names", nargs="*", metavar="NAME", help="beginnings of names of changes (all changes, if there is none)")
     parser.add_argument("--whole", action="store_true", help="run the whole suite for a change that its own tests do not notice")
-    parser.add_argument("--list", action="store_true", help="list the changes and run nothing")
+    parser.add_argument("--list", action="store_true", help="list the changes, and which are stale; run nothing")
     options = parser.parse_args(arguments)
     mutants = chosen(read_tables(sorted(HERE.glob("*.toml"))), options.names)
     if options.list:
-        print("\n".join(f"{mutant.name}: {mutant.says}" for mutant in mutants))
+        stale = [(mutant, stale_edit(ROOT, mutant)) for mutant in mutants]
+        print("\n".join(f"{mutant.name}: {mutant.says}" + (f" [stale: {reason}]" if reason else "") for mutant, reason in stale))
         return 0
     with tempfile.TemporaryDirectory(prefix="mutants-") as directory:
         tree = copy_of_the_tree(ROOT, Path(directory))

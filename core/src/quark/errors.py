@@ -53,6 +53,10 @@ class CalibrationError(QuarkError, ValueError):
     """Calibration data are missing, empty, or of a kind that no model can be called with."""
 
 
+class RoundingError(QuarkError):
+    """A rounding cannot choose the codes of some layers from their inputs: the pipeline rounds them to nearest, and says so."""
+
+
 class NonFiniteError(QuarkError, ValueError):
     """A weight or an activation holds NaN or Inf.
 

@@ -17,7 +17,7 @@ from transformers import (
     T5ForConditionalGeneration,
 )
 
-from quark.errors import UnknownNameError
+from quark.errors import ConfigError, UnknownNameError
 from quark.model.family import architecture_of, template_of
 from quark.model.inference import infer_architecture
 from quark.nn import QuantizedLayer
@@ -54,7 +54,9 @@ def test_an_unknown_family_quantizes_block_by_block_and_reloads(tmp_path: Path, 
     template = template_of(model)
     assert "inferred from its modules" in caplog.text
     assert template.kv_layers_name == ["*query_key_value"]
-    ModelQuantizer(template.get_config("fp8", kv_cache_scheme="fp8")).quantize_model(model, [IDS])
+    with pytest.raises(ConfigError, match=r"keys pass the norm .*kv_cache_post_rope=False takes that scale all the same"):
+        ModelQuantizer(template.get_config("fp8", kv_cache_scheme="fp8")).plan(model)
+    ModelQuantizer(template.get_config("fp8", kv_cache_scheme="fp8", kv_cache_post_rope=False)).quantize_model(model, [IDS])
     layers = [m for m in model.model.layers.modules() if isinstance(m, nn.Linear)]
     assert len(layers) == 8
     assert all(isinstance(m, QuantizedLayer) for m in layers)

@@ -50,6 +50,13 @@ def test_a_softcap_bounds_the_logits() -> None:
     torch.testing.assert_close(ratio.amax(), torch.tensor(2.0).exp())
 
 
+def test_what_is_masked_stays_so_under_a_softcap() -> None:
+    query, key, value, mask = tensors()
+    _, probabilities = eager_attention(module(), query, key, value, mask, softcap=1.0)
+    assert (probabilities[..., mask[0, 0] < 0] == 0).all()
+    assert (probabilities[..., mask[0, 0] == 0] > 0).all()
+
+
 def test_a_position_bias_is_added_like_a_mask() -> None:
     query, key, value, mask = tensors()
     biased, _ = eager_attention(module(), query, key, value, None, position_bias=mask)

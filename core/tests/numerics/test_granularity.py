@@ -4,6 +4,9 @@ import pytest
 import torch
 
 from quark.numerics import Granularity, PerBlock, PerChannel, PerGroup, PerTensor, PerToken
+from quark.numerics.granularity import granularity_of
+from quark.specs.enums import Dtype, QSchemeType
+from quark.specs.tensor import QTensorConfig
 
 CASES: dict[Granularity, tuple[tuple[int, ...], tuple[int, ...]]] = {
     PerTensor(): ((4, 8), ()),
@@ -25,6 +28,41 @@ def test_rows_are_as_many_as_scales_and_lead_back(granularity: Granularity) -> N
     assert granularity.scale_shape(shape) == scales
     assert rows.shape[0] == torch.Size(scales).numel()
     assert torch.equal(granularity.restore(rows, shape), x)
+
+
+MATRICES = [
+    PerTensor(),
+    PerChannel(0),
+    PerChannel(-2),
+    PerChannel(1),
+    PerChannel(-1),
+    PerToken(),
+    PerGroup(4),
+    PerGroup(-1),
+    PerBlock((2, 4)),
+]
+
+
+@pytest.mark.parametrize("granularity", MATRICES, ids=repr)
+def test_scales_spread_over_a_matrix_lie_where_their_rows_do_and_are_gathered_again(granularity: Granularity) -> None:
+    shape = (4, 8)
+    scale = torch.arange(1.0, 33)[: torch.Size(granularity.scale_shape(shape)).numel()].reshape(granularity.scale_shape(shape))
+    spread = granularity.spread(scale, shape)
+    assert spread.shape[0] == 4
+    elements = 32 // scale.numel()
+    of_each_element = granularity.restore(scale.reshape(-1, 1).expand(-1, elements).contiguous(), shape)
+    assert torch.equal(spread.repeat_interleave(8 // spread.shape[1], 1), of_each_element)
+    assert torch.equal(granularity.gathered(spread), scale)
+
+
+@pytest.mark.parametrize("axis", [1, -2])
+def test_dynamic_activations_by_channels_of_the_token_axis_have_a_scale_for_each_token_at_any_rank(axis: int) -> None:
+    def spec(*, dynamic: bool) -> QTensorConfig:
+        return QTensorConfig(dtype=Dtype.int8, qscheme=QSchemeType.per_channel, ch_axis=axis, is_dynamic=dynamic, symmetric=True)
+
+    assert granularity_of(spec(dynamic=True), activation=True) == PerToken()
+    assert granularity_of(spec(dynamic=False), activation=True) == PerChannel(axis)
+    assert granularity_of(spec(dynamic=True), activation=False) == PerChannel(axis)
 
 
 def test_rows_of_a_block_are_its_elements() -> None:

@@ -10,16 +10,16 @@ from pathlib import Path
 import attrs
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 import quark
 from quark.plugins import AlgorithmRecord
 from quark.specs.model import QConfig
 from quark.torch import LLMTemplate, ModelQuantizer
-from quark_algos.columns.factor import ATTEMPTS
+from quark_algos.columns.factor import SingularError, factor
 from quark_algos.hessian import GPTAQConfig, GPTQConfig, QronosConfig
-from quark_algos.recipe import BEST_CORRECTION_DAMPING, BEST_DAMPING, BEST_SHARE
-from quark_algos.rounding import FEW_TOKENS_DAMPING
+
+from .runs import QRONOS, quantized, same
 
 README = (Path(__file__).resolve().parents[1] / "README.md").read_text(encoding="utf-8")
 FIRST, OWN = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
@@ -72,9 +72,33 @@ def test_every_setting_is_explained_for_every_class_that_has_it() -> None:
         assert {a.name for a in attrs.fields(settings)} - {"name"} <= named, who
 
 
-def test_the_numbers_are_those_in_use() -> None:
-    text = " ".join(README.split())
-    assert f"λ of {BEST_DAMPING} of the mean diagonal at least" in text
-    assert f"a λ of its own, {BEST_CORRECTION_DAMPING}, and for Qronos a share of {BEST_SHARE}" in text
-    assert f"damped by {FEW_TOKENS_DAMPING} at least" in text
-    assert f"up to {['no', 'one', 'two', 'three', 'four', 'five', 'six'][ATTEMPTS]} attempts" in text
+def number(before: str, after: str = "") -> float:
+    """The number that the README names between two texts."""
+    (found,) = re.findall(re.escape(before) + r"(\d+(?:\.\d+)?)" + re.escape(after), " ".join(README.split()))
+    return float(found)
+
+
+def test_the_preset_best_is_what_the_readme_says_it_is() -> None:
+    least, correction = number("λ of ", " of the mean diagonal at least"), number("a λ of its own, ", ",")
+    share = number("for Qronos a share of ")
+    for settings in (GPTQConfig(), GPTAQConfig(), QRONOS):
+        assert {f["damping"] for f in quantized(settings).quark_findings.layers.values()} == {least}
+    corrected = (attrs.evolve(s, correction_damping=correction) for s in (GPTAQConfig(), QRONOS))
+    assert all(same(quantized(s), quantized(c)) for s, c in zip((GPTAQConfig(), QRONOS), corrected, strict=True))
+    assert not same(quantized(QRONOS), quantized(attrs.evolve(QRONOS, correction_damping=100 * correction)))
+    assert same(quantized(QRONOS), quantized(attrs.evolve(QRONOS, correction_share=share)))
+    assert not same(quantized(QRONOS), quantized(attrs.evolve(QRONOS, correction_share=share / 10)))
+
+
+def test_a_hopeless_moment_is_tried_as_often_as_the_readme_says() -> None:
+    (word,) = re.findall(r"up to (\w+) attempts", " ".join(README.split()))
+    attempts = ["no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten"].index(word)
+    last = 0.01 * 10 ** (attempts - 1)
+
+    def correlated(by: float) -> Tensor:
+        """Needs a damping above ``by − 1``."""
+        return torch.tensor([[1.0, by], [by, 1.0]])
+
+    assert factor(correlated(1 + last / 2), 0.01).damped.attempts == attempts
+    with pytest.raises(SingularError, match=f"damping {last:g} of its mean"):
+        factor(correlated(1 + 2 * last), 0.01)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from quark.errors import ConfigError
-from quark.numerics import number_format, quantizer_for
+from quark.numerics import PerGroup, number_format, quantizer_for
 from quark.specs.tensor import QTensorConfig
 from quark_schemes.specs import BFP16Spec, MX6Spec, MX9Spec, OCP_MXINT8Spec
 
@@ -71,6 +71,19 @@ def test_microexponents_equal_their_definition(case: str, block: int, bits: int,
 def test_bfp16_equals_its_definition(x: list[float]) -> None:
     ours = quantizer_for(CASES["bfp16"].to_quantization_spec(), activation=False).fake_quantize(torch.tensor([x]))
     assert ours.flatten().tolist() == bfp16(x)
+
+
+@pytest.mark.parametrize(
+    ("largest", "expected"), [(127, (127, 1)), (127.25, (127, 1)), (127.5, (128, 0)), (-127.75, (-128, 1)), (-128, (-128, 0))]
+)
+def test_the_exponent_of_bfp16_grows_only_where_the_largest_would_round_beyond_its_mantissa(
+    largest: float, expected: tuple[int, int]
+) -> None:
+    """In 64ths. Under the higher exponent a step is 2 of them, and 1 is rounded to even, which is 0."""
+    x = torch.tensor([[largest / 64, 1 / 64, *[0.0] * 6]])
+    found = quantizer_for(CASES["bfp16"].to_quantization_spec(), activation=False).fake_quantize(x).flatten().tolist()
+    assert (found[0] * 64, found[1] * 64) == expected
+    assert found == bfp16(x.flatten().tolist())
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -173,3 +186,17 @@ def test_bits_of_an_element_follow_from_the_bytes() -> None:
         packed: dict[str, Tensor] = quantizer.pack(quantizer.codes_of(values, qparams), qparams)
         assert sum(t.nbytes for t in packed.values()) * 8 / x.numel() == bits
         assert all(t.dtype in (torch.uint8, torch.int8) for t in packed.values())
+
+
+@pytest.mark.parametrize(("name", "bits"), [("mx6", 5), ("mx9", 8)])
+def test_a_stored_block_is_its_mantissas_and_then_the_bits_of_its_pairs(name: str, bits: int) -> None:
+    fmt = number_format(name)
+    blocks = [(range(-8, 8), 0b10001101), (range(7, -9, -1), 0b00000111)]  # mantissas, and the bits of pairs, the first the lowest
+    codes = torch.tensor([[2 * m + (pairs >> i // 2 & 1) for mantissas, pairs in blocks for i, m in enumerate(mantissas)]])
+    stored = b""
+    for mantissas, pairs in blocks:
+        number = sum((m & (1 << bits) - 1) << bits * i for i, m in enumerate(mantissas))
+        stored += number.to_bytes(16 * bits // 8, "little") + bytes([pairs])
+    packed = fmt.pack(codes.to(torch.int16), PerGroup(16), "reorder")
+    assert bytes(packed.flatten().tolist()) == stored
+    assert torch.equal(fmt.unpack(packed, PerGroup(16), "reorder", (1, 32)), codes)

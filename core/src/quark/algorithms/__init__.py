@@ -1,6 +1,6 @@
 """What changes weights: the protocols Transform and Rounding, the statistics they may ask for, and round-to-nearest, the default."""
 
-from quark.algorithms.rounding import Figures, NamesLayers, Problem, Rounding, RoundToNearest, float_weight, weight_quantizer
+from quark.algorithms.rounding import Figures, HeldOut, NamesLayers, Problem, Rounding, RoundToNearest, float_weight, weight_quantizer
 from quark.algorithms.statistics import AbsMax, AbsMean, CrossMoment, SecondMoment, SecondMoment64, Statistic
 from quark.algorithms.transform import STAGES, BlockAtHand, Judged, Settled, Settling, Transform, input_is_transformed
 from quark.algorithms.validation import OutputError, Validation, validated
@@ -14,6 +14,7 @@ __all__ = [
     "BlockAtHand",
     "CrossMoment",
     "Figures",
+    "HeldOut",
     "Judged",
     "NamesLayers",
     "OutputError",

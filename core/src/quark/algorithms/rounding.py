@@ -20,6 +20,27 @@ Figures = Mapping[str, float | int | str | bool]
 
 
 @attrs.frozen(eq=False)
+class HeldOut:
+    """Tokens that no statistic has seen: codes, and what leads to them, are validated on these.
+
+    Attributes:
+        x: What the layers get in the quantized model, ``[n, K]``, in the model's dtype.
+        reference: What they get in the float model, likewise; None where no statistic asks for it, or it is not known.
+    """
+
+    x: Tensor
+    reference: Tensor | None = None
+
+    def output_error(self, weight: Tensor, rounded: Tensor) -> Tensor:
+        """The squared error of each token's outputs, ``[n]``, float32, of weights ``[N, K]``; against the float model if that is known."""
+        x, weight = self.x.float(), weight.float()
+        error = x @ (weight - rounded.float()).t()  # [n, N]
+        if self.reference is not None:
+            error += (self.reference.float() - x) @ weight.t()
+        return error.square_().sum(1)
+
+
+@attrs.frozen(eq=False)
 class Problem:
     """Layers to be rounded together: all have one spec of weights, and, where statistics are given, one input.
 
@@ -27,11 +48,13 @@ class Problem:
         layers: By full name. Their ``weight`` is the float one.
         statistics: Of their input, by class; empty for a rounding that needs none, and for layers that no calibration token has reached.
         shares_scale: Whether they get one common scale over the whole tensor.
+        held_out: Tokens of their input that are in no statistic; None where there are too few to tell anything.
     """
 
     layers: Mapping[str, QuantizedLayer]
     statistics: Mapping[type[Statistic], Statistic] = attrs.field(factory=dict)
     shares_scale: bool = False
+    held_out: HeldOut | None = None
 
     def statistic(self, kind: type[S]) -> S:
         """The statistic of that class, which the rounding has declared; raises KeyError where it has not."""
@@ -57,6 +80,11 @@ class Rounding(Protocol):
         On return each layer's ``weight`` is a new parameter with values on the grid of its ``weight_quantizer``, whose scales are set.
         Nothing else of the layers differs: bias, hooks, what modules they hold. A bias where there was none has no place in a checkpoint.
         Returns what is worth reporting, by layer, in JSON values. All of this is looked at in a run.
+
+        The pipeline validates the codes: layers whose outputs on held-out tokens are worse than with round-to-nearest get that instead.
+
+        Raises:
+            RoundingError: No codes can be found from these statistics: the layers are rounded to nearest instead.
         """
 
 

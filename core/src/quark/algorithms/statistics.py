@@ -98,9 +98,12 @@ class SecondMoment(Statistic):
     def __init__(self, columns: int, device: torch.device) -> None:
         super().__init__(columns, device)
         self._sum = torch.zeros(columns, columns, dtype=self.master, device=device)
+        self._fourth = torch.zeros(2, dtype=torch.float64, device=device)  # Σ ‖x‖⁴ and Σ_k x_k⁴
         self._is_upper = True
 
     def take(self, x: Tensor, reference: Tensor | None) -> None:
+        squares = x.float().square()
+        self._fourth += torch.stack([part.double().square().sum() for part in (squares.sum(1), torch.linalg.vector_norm(squares, dim=1))])
         x = x if x.is_cuda and x.dtype in _HALVES else x.float()
         strip = max(-(-self.columns // _TILES), _SMALLEST_STRIP)
         for left in range(0, self.columns, strip):
@@ -109,6 +112,7 @@ class SecondMoment(Statistic):
 
     def add(self, other: SecondMoment) -> None:
         self._sum += other._sum
+        self._fourth += other._fourth
         self._is_upper = True
 
     def matrix(self) -> Tensor:
@@ -118,6 +122,28 @@ class SecondMoment(Statistic):
             self._sum = self._sum.triu_().add_(self._sum.triu(1).t())
             self._is_upper = False
         return self._sum
+
+    def shrinkage(self) -> tuple[float, float]:
+        """Return how much of what H shows is likely to be chance, from 0 to 1: off its diagonal, and in the differences along it.
+
+        The variance of the entries, from the tokens' fourth moments, ÷ what they are in squares: with that share taken from them H is as
+        near as it can be to what infinitely many tokens would give. Source: Ledoit, Wolf, "A well-conditioned estimator for
+        large-dimensional covariance matrices", 2004; here the diagonal and the rest have a share each.
+        """
+        if self.tokens < 2:
+            return 1.0, 1.0
+        h = self.matrix()
+        diagonal = h.diagonal().double() / self.tokens
+        squares = diagonal.square().sum()
+        fourth, of_channels = self._fourth / self.tokens
+        alive = diagonal[diagonal > 0]
+        entries = torch.stack(
+            [(torch.linalg.matrix_norm(h).double() / self.tokens).square() - squares, (alive - alive.mean()).square().sum()]
+        )
+        variance = torch.stack([fourth - of_channels - entries[0], of_channels - squares]) / (self.tokens - 1)
+        shares = torch.where(entries > 0, variance.clamp(min=0) / entries, 1.0).clamp(max=1).nan_to_num(1.0)
+        off_diagonal, along = shares.tolist()
+        return off_diagonal, along
 
 
 class SecondMoment64(SecondMoment):

@@ -36,13 +36,14 @@ def provenance(config: QConfig) -> dict[str, Any]:
     }
 
 
-def refuse_unreadable(config: QConfig) -> None:
+def refuse_unreadable(config: QConfig, checkpoint: str = "the checkpoint") -> None:
     """Check that the formats and observers that a checkpoint was written with are here, and read its layout.
 
     Checkpoints that do not say who brought them, of others or of earlier versions, are taken as they are.
 
     Args:
         config: As read, with `QConfig.written_with`.
+        checkpoint: Which it is, for messages.
 
     Raises:
         UnknownNameError: A format or an observer is not installed; says which distribution brought it.
@@ -50,19 +51,19 @@ def refuse_unreadable(config: QConfig) -> None:
     """
     said = config.written_with
     for name, entry in _entries(said, "formats"):
-        _require(formats(), name, entry)
+        _require(formats(), name, entry, checkpoint)
         version, known = entry.get("layout_version"), formats().get(name).layout_version
-        if isinstance(version, int) and version != known:
+        if isinstance(version, int) and not isinstance(version, bool) and version != known:
             source = formats().source(name)
             cure = f"pip install --upgrade {source.distribution}" if version > known else "install the version that wrote it, to read it"
             raise CheckpointError(
-                f"the checkpoint holds the format '{name}' in layout {version}, written with {_who(entry)}; {source.distribution} "
+                f"{checkpoint} holds the format '{name}' in layout {version}, written with {_who(entry)}; {source.distribution} "
                 f"{source.version}, which is installed, reads layout {known}: {cure}"
             )
     by_class = {record.class_name for record in observers()}
     for name, entry in _entries(said, "observers"):
         if name not in by_class:
-            _require(observers(), name, entry)
+            _require(observers(), name, entry, checkpoint)
 
 
 def _specs(config: QConfig) -> Iterator[TensorSpec]:
@@ -86,11 +87,11 @@ def _entries(said: Any, kind: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
             yield str(name), entry
 
 
-def _require(registry: Registry[Any], name: str, entry: Mapping[str, Any]) -> None:
+def _require(registry: Registry[Any], name: str, entry: Mapping[str, Any], checkpoint: str) -> None:
     try:
         registry.get(name)
     except UnknownNameError as error:
-        cure = f"the checkpoint was written with the {registry.kind.name} '{name}' of {_who(entry)}: install that; {error}"
+        cure = f"{checkpoint} was written with the {registry.kind.name} '{name}' of {_who(entry)}: install that; {error}"
         raise UnknownNameError(cure, kind=error.kind, name=error.name, known=error.known) from None
 
 

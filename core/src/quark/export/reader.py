@@ -71,7 +71,7 @@ def import_model_from_safetensors(
     refuse_rival()
     directory = Path(model_dir)
     config, order = read_quantization_config(directory)
-    refuse_unreadable(config)
+    refuse_unreadable(config, f"the checkpoint '{directory}'")
     shards = check_shards(directory)
     if has_static_scale(config.softmax_quant_spec) and not any(has_probabilities(shard.tensors) for shard in shards):
         # Such exports are made where the scales cannot be found, and say so in no other way.

@@ -9,6 +9,7 @@ import attrs
 
 from quark.log import get_logger
 from quark.names import folded
+from quark.pipeline.validated_rounding import REASON
 
 FEW = 0.05
 """A layer of an expert has few tokens if it has less than this share of what its siblings have on average."""
@@ -73,11 +74,26 @@ class Findings:
                 "What transforms do was validated on the tokens that they were made from: of so few, none could be held out. More "
                 "calibration data do better."
             )
+        yield from self._validated()
         if self.unreached:
             yield (
                 f"No calibration token reached {len(self.unreached)} layer(s): {folded(self.unreached)}. "
                 "Their weights are rounded to nearest."
             )
+
+    def _validated(self) -> Iterator[str]:
+        """Of layers that were rounded to nearest instead of by the algorithm."""
+        worse = {n: f["held_out_error"] for n, f in self.layers.items() if REASON in f and "held_out_error" in f}
+        if worse:
+            worst = max(worse, key=lambda n: worse[n])
+            yield (
+                f"{len(worse)} of {len(self.layers)} layers are rounded to nearest, since the algorithm does worse on held-out tokens; the "
+                f"worst is '{worst}' with {worse[worst]:.3g} times the error. More data, or another algorithm, do better."
+            )
+        refused = {n: f[REASON] for n, f in self.layers.items() if REASON in f and n not in worse}
+        if refused:
+            first = next(iter(refused))
+            yield f"{len(refused)} of {len(self.layers)} layers are rounded to nearest; the first is '{first}': {refused[first]}."
 
     def log(self) -> None:
         """Tell people."""

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from quark.algorithms import Problem, Statistic
+from quark.algorithms import HeldOut, Problem, Statistic
 from quark.nn import QuantizedLayer
 
 
 def problems(
-    layers: Mapping[str, QuantizedLayer], groups: Sequence[Sequence[str]], statistics: Mapping[type[Statistic], Statistic] | None = None
+    layers: Mapping[str, QuantizedLayer],
+    groups: Sequence[Sequence[str]],
+    statistics: Mapping[type[Statistic], Statistic] | None = None,
+    held_out: HeldOut | None = None,
 ) -> list[Problem]:
     """The layers whose weights are to be rounded, in as few problems as there can be.
 
@@ -17,6 +20,7 @@ def problems(
         layers: By full name; those without a weight quantizer are left out. With statistics, all have one input.
         groups: Suffixes of siblings that share one scale over the whole tensor.
         statistics: Of the layers' input.
+        held_out: Tokens of that input which no statistic has seen.
     """
     left = {name: layer for name, layer in layers.items() if layer.weight_quantizer is not None}
     found: list[Problem] = []
@@ -25,12 +29,12 @@ def problems(
             parent = name.removesuffix(suffixes[0])
             members = [parent + s for s in suffixes]
             if all(m in left and _has_tensor_scale(left[m]) for m in members):
-                found.append(Problem({m: left.pop(m) for m in members}, statistics or {}, shares_scale=True))
+                found.append(Problem({m: left.pop(m) for m in members}, statistics or {}, shares_scale=True, held_out=held_out))
     alike: dict[object, dict[str, QuantizedLayer]] = {}
     for name, layer in left.items():
         assert layer.weight_quantizer is not None
         alike.setdefault((layer.weight_quantizer.quantizer, layer.weight.dtype, type(layer)), {})[name] = layer
-    return [*found, *(Problem(members, statistics or {}) for members in alike.values())]
+    return [*found, *(Problem(members, statistics or {}, held_out=held_out) for members in alike.values())]
 
 
 def _has_tensor_scale(layer: QuantizedLayer) -> bool:

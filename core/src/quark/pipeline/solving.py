@@ -14,20 +14,21 @@ from typing import Any
 import attrs
 from torch import Tensor, nn
 
-from quark.algorithms import Problem, Rounding, RoundToNearest, Statistic
+from quark.algorithms import Rounding, RoundToNearest
 from quark.model.blocks import Block
 from quark.model.inputs import shared_inputs
 from quark.nn import QuantizedLayer
 from quark.nn.experts import SeparateExperts
 from quark.pipeline.activation_scales import INPUT, OUTPUT, ActivationScales, Key
 from quark.pipeline.attention import calibrating, inside_block
+from quark.pipeline.collecting import Collector
 from quark.pipeline.expert_pools import PooledExperts, pooled_experts
 from quark.pipeline.lockstep import Forward, LockStep, current_forward, replaced_forward
 from quark.pipeline.problems import problems
 from quark.pipeline.stations import Station, tokens_of
+from quark.pipeline.validated_rounding import round_validated
 from quark.specs.architecture import Architecture
 
-Statistics = Mapping[type[Statistic], Statistic]
 Layers = Mapping[str, tuple[nn.Module, QuantizedLayer]]
 
 
@@ -60,11 +61,11 @@ class Company:
 
 @attrs.frozen(eq=False)
 class _Solved:
-    """What was done last: for which inputs, of which layers, with which statistics."""
+    """What was done last: for which inputs, of which layers, by what was collected."""
 
     names: set[str]
     inputs: Mapping[Forward, Tensor]
-    statistics: Statistics
+    seen: Collector
     input_spec: Any
 
 
@@ -90,7 +91,8 @@ class BlockSolver:
     Attributes:
         taken: The layers that are for the rounding; others are rounded to nearest.
         rounded: The layers whose weight is rounded.
-        figures: What is to be reported, by layer that the rounding has rounded: what it says, and how many tokens the layer got.
+        figures: What is to be reported, by layer that the rounding has rounded: what it and its validation say, and how many tokens the
+            layer got.
     """
 
     def __init__(
@@ -184,19 +186,20 @@ class BlockSolver:
                 self._scales.see(name, INPUT, x)
         self._scales.set_scales((s.name, INPUT) for s in members)
         taken = {s.name: s.made for s in members if s.name in self.taken}
-        statistics: Statistics = {}
+        seen: Collector | None = None
         if taken:
-            known = self._known(leader, inputs)
-            statistics = self._collected(leader, inputs) if known is None else known
-            for problem in problems(taken, self._company.groups, statistics):
-                self._round(problem, statistics)
+            seen = self._known(leader, inputs) or self._collected(leader, inputs)
+            for problem in problems(taken, self._company.groups, seen.statistics, seen.held_out()):
+                for name, figures in round_validated(self._rounding, problem).items():
+                    self.figures[name] = {"tokens": seen.tokens, **figures}
+            self.rounded |= set(taken)
         self._set_output_scales(members, inputs)
         arrived = dict(leader.arrived)
         for station in members:
             station.done(None if station is leader else arrived)
         names = {s.name.removeprefix(self._prefix) for s in members}
-        if taken:
-            self._last = _Solved(names, inputs, statistics, leader.made.layer_config.input_tensors)
+        if seen is not None:
+            self._last = _Solved(names, inputs, seen, leader.made.layer_config.input_tensors)
 
     def _set_output_scales(self, members: Sequence[Station], inputs: Mapping[Forward, Tensor]) -> None:
         wanted = [s for s in members if self._scales.wants(s.name, OUTPUT)]
@@ -205,33 +208,27 @@ class BlockSolver:
                 self._scales.see(station.name, OUTPUT, station.made.product(x))
         self._scales.set_scales((s.name, OUTPUT) for s in wanted)
 
-    def _round(self, problem: Problem, statistics: Statistics) -> None:
-        said = self._rounding.round(problem)
-        tokens = max((s.tokens for s in statistics.values()), default=0)
-        for name in problem.layers:
-            self.figures[name] = {"tokens": tokens, **said.get(name, {})}
-        self.rounded |= set(problem.layers)
-
     def _members(self, leader: Station) -> list[Station]:
         """The stations whose layers can be rounded together with the leader's."""
         known = [self._stations[n] for n in self._company_of.get(leader.name, [leader.name])]
         spec = leader.made.layer_config.input_tensors
         return [s for s in known if not s.is_done and (s is leader or (not s.arrived and s.made.layer_config.input_tensors == spec))]
 
-    def _known(self, leader: Station, inputs: Mapping[Forward, Tensor]) -> Statistics | None:
-        """The statistics of the last layers, if these turn out to read the same tensors."""
+    def _known(self, leader: Station, inputs: Mapping[Forward, Tensor]) -> Collector | None:
+        """What was collected for the last layers, if these turn out to read the same tensors."""
         last = self._last
         if last is None or last.input_spec != leader.made.layer_config.input_tensors:
             return None
         if inputs.keys() != last.inputs.keys() or any(last.inputs[f] is not x for f, x in inputs.items()):
             return None
         self._company.saw({*last.names, leader.name.removeprefix(self._prefix)})
-        return last.statistics
+        return last.seen
 
-    def _collected(self, leader: Station, inputs: Mapping[Forward, Tensor]) -> Statistics:
+    def _collected(self, leader: Station, inputs: Mapping[Forward, Tensor]) -> Collector:
         quantizer = leader.made.input_quantizer
         first = next(iter(inputs.values()))
-        found = {kind: kind(first.shape[-1], first.device) for kind in self._rounding.needs}
+        tokens = sum(x.numel() // x.shape[-1] for x in inputs.values())
+        found = Collector(self._rounding.needs, first.shape[-1], first.device, tokens)
         floats = {f.number: x for f, x in leader.arrived.items() if f.is_float}
         # Tokens are routed differently in the float model: theirs are none to compare with.
         comparable = bool(floats) and not leader.name.startswith(self._routed)
@@ -239,8 +236,7 @@ class BlockSolver:
             seen = tokens_of(x if quantizer is None else quantizer(x), forward.call)
             reference = floats.get(forward.number) if comparable else None
             same = reference is not None and reference.shape == x.shape
-            for statistic in found.values():
-                statistic.update(seen, tokens_of(reference, forward.call) if same and reference is not None else None)
+            found.update(seen, tokens_of(reference, forward.call) if same and reference is not None else None)
         return found
 
 

@@ -14,15 +14,17 @@ from typing import Any
 
 from torch import Tensor
 
-from quark.algorithms import Rounding, Statistic
+from quark.algorithms import Rounding
 from quark.model.blocks import Block
 from quark.nn import QuantizedLayer
 from quark.pipeline.activation_scales import INPUT, OUTPUT, ActivationScales
 from quark.pipeline.attention import calibrating, inside_block
+from quark.pipeline.collecting import Collector
 from quark.pipeline.lockstep import Forward, LockStep, current_forward, replaced_forward
 from quark.pipeline.problems import problems
 from quark.pipeline.solving import Company, Layers, round_to_nearest, routed_prefixes, taken_by
 from quark.pipeline.stations import tokens_of
+from quark.pipeline.validated_rounding import round_validated
 
 
 class TwoPasses:
@@ -38,7 +40,7 @@ class TwoPasses:
         self._layers = layers
         self._routed = routed_prefixes(block)
         self._leaders: dict[str, str] = {}
-        self._statistics: dict[str, dict[type[Statistic], Statistic]] = {}
+        self._seen: dict[str, Collector] = {}
         self._last: tuple[Forward | None, str, Tensor | None] = (None, "", None)
         self._floats: dict[tuple[int, str], Tensor] = {}
         self._is_finished = False
@@ -108,15 +110,16 @@ class TwoPasses:
         self._last = (forward, name, x)
         if leader != name:
             return
-        found = self._statistics.setdefault(name, {kind: kind(x.shape[-1], x.device) for kind in self._rounding.needs})
+        if name not in self._seen:
+            tokens = self._run.calls * (x.numel() // x.shape[-1])  # calls are about alike
+            self._seen[name] = Collector(self._rounding.needs, x.shape[-1], x.device, tokens)
         quantizer = made.input_quantizer
         # A static scale is not known before all inputs have been seen.
         is_ready = quantizer is not None and quantizer.quantizer.is_dynamic
         seen = tokens_of(quantizer(x) if quantizer is not None and is_ready else x, forward.call)
         reference = None if name.startswith(self._routed) else self._floats.get((forward.number, name))
         same_shape = reference is not None and reference.shape == x.shape
-        for statistic in found.values():
-            statistic.update(seen, tokens_of(reference, forward.call) if same_shape and reference is not None else None)
+        self._seen[name].update(seen, tokens_of(reference, forward.call) if same_shape and reference is not None else None)
 
     def _alike(self, name: str, other: str) -> bool:
         """Whether two layers quantize their input alike."""
@@ -127,12 +130,10 @@ class TwoPasses:
         for name, leader in self._leaders.items():
             together.setdefault(leader, {})[name] = self._layers[name][1]
         for leader, members in together.items():
-            statistics = self._statistics.pop(leader)
-            tokens = max((s.tokens for s in statistics.values()), default=0)
-            for problem in problems(members, self._groups, statistics):
-                said = self._rounding.round(problem)
-                for name in problem.layers:
-                    self.figures[name] = {"tokens": tokens, **said.get(name, {})}
+            seen = self._seen.pop(leader)
+            for problem in problems(members, self._groups, seen.statistics, seen.held_out()):
+                for name, figures in round_validated(self._rounding, problem).items():
+                    self.figures[name] = {"tokens": seen.tokens, **figures}
         # The second pass may route tokens to an expert that the first did not reach.
         others = {n: made for n, (_, made) in self._layers.items() if n not in self._leaders}
         self.rounded = round_to_nearest(others, self._groups) | set(self._leaders)

@@ -69,7 +69,7 @@ class GPTQConfig(_HessianConfig):
         inside_layer_modules: Names of the linear layers, relative to a decoder block; ``*`` stands for anything. Empty: all of them.
         model_decoder_layers: Full name of the list of decoder blocks; documented, the model's template knows it.
         preset: ``"reference"`` is the published algorithm with the documented defaults; ``"best"`` also searches scales by what they do to
-            the outputs, and damps by 0.05 at least. Single choices below go before it.
+            the outputs, takes from the Hessian what is likely to be chance, and damps by 0.05 at least. Single choices below go before it.
         scale_search: Of group scales: ``"minmax"``, ``"mse"`` of the weights, or ``"hessian"``, of the outputs; None as the preset has it.
         scale_refits: How often scales are fitted to the finished codes, and the weight rounded anew; None as the preset has it.
         descent_passes: Sweeps of coordinate descent over the finished codes; None as the preset has it.
@@ -92,6 +92,9 @@ class GPTQConfig(_HessianConfig):
 @attrs.define(kw_only=True)
 class GPTAQConfig(GPTQConfig):
     """GPTAQ: GPTQ that also makes up for the error of the inputs that earlier layers have left (arXiv 2504.02692).
+
+    The preset ``"reference"`` corrects as published, each column for what those before it have left; ``"best"`` all columns before any is
+    rounded, by no more than does good on held-out tokens.
 
     Attributes:
         alpha: Share of that correction which is made.

@@ -22,6 +22,8 @@ class Recipe:
         passes: Sweeps of coordinate descent.
         share: Of the correction for quantized inputs.
         correction_damping: Share of H's mean diagonal that holds that correction back; None for the damping itself.
+        is_causal: Whether that correction is GPTAQ's own, along the way, in place of all of it before any column is rounded.
+        is_careful: Whether H loses what is likely to be chance, and the correction what does no good on held-out tokens.
         float64: Whether H is summed and factored in float64.
         modules: Patterns of the layers, relative to a block; empty for all.
     """
@@ -36,6 +38,8 @@ class Recipe:
     passes: int
     share: float = 0.0
     correction_damping: float | None = None
+    is_causal: bool = False
+    is_careful: bool
     float64: bool
     modules: tuple[str, ...]
 
@@ -57,6 +61,7 @@ def recipe_of(settings: GPTQConfig | QronosConfig) -> Recipe:
         scales=settings.scale_search or ("hessian" if best else "minmax"),
         refits=settings.scale_refits or 0,
         passes=settings.descent_passes or 0,
+        is_careful=best,
         float64=settings.float64,
         modules=tuple(settings.inside_layer_modules),
     )
@@ -75,6 +80,7 @@ def _gptaq(settings: GPTAQConfig, common: Recipe, best: bool) -> Recipe:
     return attrs.evolve(
         common,
         share=settings.alpha,
+        is_causal=not best,
         correction_damping=settings.correction_damping or (BEST_CORRECTION_DAMPING if best else None),
     )
 

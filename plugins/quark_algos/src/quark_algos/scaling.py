@@ -30,6 +30,7 @@ from quark.numerics import WeightGrid, quantizer_for
 from quark.specs.algorithm import AlgoConfig
 from quark.specs.architecture import Architecture
 from quark.specs.layer import QLayerConfig, stages
+from quark_algos.columns.factor import shrunk
 from quark_algos.hand_written import Place, places_of, see_places
 from quark_algos.left_out import left_out
 from quark_algos.searched import SearchedNearest
@@ -266,7 +267,7 @@ class _Searched(Scaling):
         parts = {}
         for (key, _), names in alike.items():
             moment = cast("SecondMoment", block.statistic(names[0], SecondMoment))
-            quadratic = quadratics.setdefault(key, Quadratic(moment.matrix()))
+            quadratic = quadratics.setdefault(key, Quadratic(shrunk(moment.matrix(), moment.shrinkage())))
             parts[names[0]] = _part([modules.readers[n] for n in names], block.configs[names[0]], quadratic, moment.tokens)
         return parts
 

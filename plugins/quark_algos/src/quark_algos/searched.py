@@ -10,6 +10,7 @@ from torch import nn
 
 from quark.algorithms import Figures, Problem, SecondMoment, Statistic, float_weight, weight_quantizer
 from quark.numerics import WeightGrid
+from quark_algos.columns.factor import shrunk
 from quark_algos.columns.scales import search
 
 
@@ -30,7 +31,8 @@ class SearchedNearest:
         weights = [float_weight(layer) for layer in layers]
         wt = torch.cat(weights).t().float().contiguous()  # [K, N]
         grid = WeightGrid([q.quantizer for q in quantizers], [w.shape[0] for w in weights], wt, shared=problem.shares_scale)
-        scales = search(wt, grid, problem.statistic(SecondMoment).matrix())
+        moment = problem.statistic(SecondMoment)
+        scales = search(wt, grid, shrunk(moment.matrix(), moment.shrinkage()))
         values = grid.round_(wt.clone(), grid.with_steps(wt, scales))
         for layer, quantizer, (weight, qparams) in zip(layers, quantizers, grid.weights(values, scales, weights[0].dtype), strict=True):
             quantizer.set_qparams(qparams)

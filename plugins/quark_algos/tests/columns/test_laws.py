@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import quark
+from quark.errors import NonFiniteError
 from quark.numerics import GroupScales, WeightGrid, quantizer_for
 from quark.specs.enums import Dtype, QSchemeType
 from quark.specs.tensor import QTensorConfig
@@ -270,7 +271,7 @@ def test_an_indefinite_moment_is_damped_and_told_and_a_hopeless_one_refused() ->
 def test_moments_that_are_no_numbers_are_refused(bad: float) -> None:
     H = setting(17).H
     H[5, :] = H[:, 5] = bad
-    with pytest.raises(SingularError, match="NaN or Inf"):
+    with pytest.raises(NonFiniteError, match="NaN or Inf"):
         factor(H, 0.01)
 
 

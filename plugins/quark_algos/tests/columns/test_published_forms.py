@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+import quark
+from quark.algorithms import CrossMoment, Problem, SecondMoment64, Statistic
+from quark.nn import quantized_class
 from quark.specs.enums import Dtype
 from quark.specs.tensor import QTensorConfig
-from quark_algos.columns.correction import corrected
+from quark_algos.columns.correction import causal_matrix, corrected, share_for
 from quark_algos.columns.factor import factor
 from quark_algos.columns.sweep import ldlq, ldlq_choosing
+from quark_algos.hessian import GPTAQConfig
+from quark_algos.rounding import ColumnRounding
 
 from . import published
 from .problems import damped, grid_for, grouped, setting
@@ -96,6 +101,62 @@ def test_where_only_the_first_channel_deviates_the_corrected_weight_gives_gptaq(
     shared = ldlq(corrected(s.wt, D, found, alpha), found, lambda t, k: rounded(t, k) if k else t.copy_(expected[:, 0]), block=20)
     together(shared.q, expected)
     assert not torch.allclose(expected, published.gptq(s.W, damped(s.H, 0.01), rounded))
+
+
+@pytest.mark.parametrize("alpha", [0.25, 1.0])
+@pytest.mark.parametrize("loud", [False, True])
+@pytest.mark.parametrize("seed", [8, 9])
+def test_the_causal_correction_gives_gptaq(seed: int, loud: bool, alpha: float) -> None:
+    s = setting(seed)
+    order = torch.argsort(s.H.diagonal(), descending=True) if loud else torch.arange(96)
+    grid, scales = grid_for(grouped(Dtype.int4, 16), s.wt)
+    H, D = (x[order][:, order] for x in (damped(s.H, 0.01), s.D))
+    rounded = grid.rounder(scales, order)
+    expected = torch.zeros_like(s.W)
+    expected[:, order] = published.gptaq(s.W[:, order], H, D, alpha, rounded, block=20)
+    found = factor(s.H, 0.01, order)
+    done = ldlq(s.wt, found, rounded, block=32, order=order, causal=causal_matrix(D, found, alpha))
+    together(done.q, expected)
+    torch.testing.assert_close(done.loss, published.objective(done.e.t(), found.damped.h))
+    assert not torch.allclose(expected, published.gptq(s.W, damped(s.H, 0.01), grid.rounder(scales)))
+
+
+def test_the_preset_reference_of_gptaq_is_what_was_published() -> None:
+    s = setting(10)
+    x = torch.randn(300, 96, generator=torch.Generator().manual_seed(0)) @ s.H.float() / s.H.diagonal().mean()
+    seen = x + 0.1 * torch.randn(300, 96, generator=torch.Generator().manual_seed(1))
+    moments: dict[type[Statistic], Statistic] = {SecondMoment64: SecondMoment64(96, x.device), CrossMoment: CrossMoment(96, x.device)}
+    for moment in moments.values():
+        moment.update(seen, x)
+    layer = nn.Linear(96, 12, bias=False)
+    layer.weight.data = s.W.float()
+    made = quantized_class(layer).from_float(layer, quark.schemes().load("int4_wo_32", "config")())
+    settings = GPTAQConfig(preset="reference", desc_act=False, static_groups=True, float64=True)
+    ColumnRounding(settings).round(Problem({"layer": made}, moments))
+    H, D = seen.double().t() @ seen.double(), (x - seen).double().t() @ seen.double()
+    grid, scales = grid_for(quark.schemes().load("int4_wo_32", "config")().weight, s.wt.float())
+    expected = published.gptaq(s.W, damped(H, settings.damp_percent), D, settings.alpha, grid.rounder(scales))
+    assert (made.weight.detach().double() - expected).abs().gt(1e-4).double().mean() < 0.01  # float32 here: a tie, and what follows it
+    without = published.gptq(s.W, damped(H, settings.damp_percent), grid.rounder(scales))
+    assert (without - expected).abs().gt(1e-4).double().mean() > 0.05
+
+
+def test_the_share_of_a_correction_is_the_best_of_other_tokens() -> None:
+    s = setting(11)
+    g = torch.Generator().manual_seed(0)
+    x, reference = (torch.randn(40, 96, generator=g, dtype=torch.float64) for _ in range(2))
+    reference = x + 0.3 * reference
+    step = 0.1 * torch.randn(s.wt.shape, generator=g, dtype=torch.float64)
+    step *= torch.sign(((reference - x) @ s.wt * (x @ step)).sum())
+
+    def error(share: float) -> float:
+        return float((reference @ s.wt - x @ (s.wt + share * step)).square().sum())
+
+    best = share_for(s.wt, step, x, reference, 10.0)
+    assert 0 < best < 10
+    assert error(best) < min(error(best * 0.99), error(best * 1.01))
+    assert share_for(s.wt, step, x, reference, best / 2) == best / 2
+    assert share_for(s.wt, -step, x, reference, 1.0) == 0, "what does harm is left out"
 
 
 def test_completing_the_square_holds_for_any_rounding() -> None:

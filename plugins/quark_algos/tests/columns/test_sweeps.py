@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import Tensor
 
 import quark
 from quark.numerics import GroupScales
@@ -98,9 +101,11 @@ def test_ranges_of_wide_groups_are_judged_by_the_diagonal(monkeypatch: pytest.Mo
     s = setting(5)
     wt, H = s.wt.float(), s.H.float()
     grid, plain = grid_for(grouped(Dtype.int4, 96), s.wt)
+    diagonal = H.diagonal()
+    by_hand = search(wt, grid, torch.diag(diagonal))  # as a whole block, which is no wider than allowed
+    assert not torch.equal(by_hand.scale, search(wt, grid, None).scale)
     monkeypatch.setattr(scales_module, "WIDEST", 95)
-    wide, diagonal = search(wt, grid, H), H.diagonal()
-    by_hand = search(wt, grid, torch.diag(diagonal))
+    wide = search(wt, grid, H)
     assert torch.equal(wide.scale, by_hand.scale)
     found, before = (losses(wt, grid.round_(wt.clone(), x), diagonal) for x in (wide, plain))
     assert (found <= before).all()
@@ -150,3 +155,29 @@ def test_the_search_goes_on_finely_around_the_best_coarse_range() -> None:
     fine = torch.stack([loss(grid.scales_of_ranges(low * (best + f), high * (best + f))) for f in (0.0, *FINE)]).amin(0)
     torch.testing.assert_close(loss(search(wt, grid, None)), fine, rtol=1e-5, atol=0)
     assert (fine < coarse.amin(0)).float().mean() > 0.3
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.usefixtures("two_threads")
+def test_the_process_has_as_many_threads_afterwards_as_before_even_where_a_rounding_fails() -> None:
+    s = setting(12)
+    grid, scales = grid_for(INT4, s.wt)
+    found = factor(s.H, 0.01)
+    done = ldlq(s.wt, found, grid.rounder(scales))
+    descend(done, found.damped.h, grid.rounder(scales))
+    assert torch.get_num_threads() == 2
+
+    def failing(t: Tensor, k: int) -> Tensor:
+        raise ZeroDivisionError
+
+    for sweep_over in (lambda: ldlq(s.wt, found, failing), lambda: descend(done, found.damped.h, failing)):
+        with pytest.raises(ZeroDivisionError):
+            sweep_over()
+        assert torch.get_num_threads() == 2

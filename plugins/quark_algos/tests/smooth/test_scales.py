@@ -168,12 +168,22 @@ def test_autosmooth_judges_the_outputs_of_rounded_weights_and_rounded_inputs(los
         return rounded @ (wt + found.error(s).double()) - x @ wt
 
     for s, said in ((choice.scale, choice.loss), (torch.ones(K), choice.plain)):
+        of_weights, of_inputs = x @ found.error(s).double(), activations.error(s).double() @ wt
+        rows = of_weights.square().sum(0) + of_inputs.square().sum(0)
+        assert math.isclose(said, float(rows.sqrt().sum() if loss == "MAE" else rows.sum()), rel_tol=1e-4)
         rows = error_of(s).square().sum(0)
         outputs = float(rows.sqrt().sum() if loss == "MAE" else rows.sum())
         assert math.isclose(said, outputs, rel_tol=0.1)  # but for what the two errors have in common
     if loss == "MAE":
         said, real = choice.loss / choice.plain, float(error_of(choice.scale).abs().sum() / error_of(torch.ones(K)).abs().sum())
         assert math.isclose(said, real, rel_tol=0.1)
+
+
+@pytest.mark.parametrize("loss", ["MSE", "MAE"])
+def test_errors_of_a_sample_of_inputs_stand_for_those_of_all_tokens(loss: str) -> None:
+    x, wt = inputs(), weight()
+    of_all, of_some = (autosmooth([part(INT8.weight, x, wt)], max_of(x), [inputs_of(x, x[::every])], loss=loss) for every in (1, 4))
+    assert math.isclose(of_some.plain, of_all.plain, rel_tol=0.1)  # errors of rounding: independent, so that 175 tokens give their mean
 
 
 def test_the_scales_of_smoothquant_are_those_published() -> None:
@@ -186,14 +196,17 @@ def test_the_scales_of_smoothquant_are_those_published() -> None:
 
 
 def test_candidates_are_centred_around_1_and_leave_dead_channels_alone() -> None:
-    x, w, ratios = torch.tensor([100.0, 0.0, 1.0, 0.01]), torch.tensor([1.0, 1.0, 0.5, 0.25]), torch.tensor([0.0, 0.5, 1.0])
-    plain = by_activations(x, ratios)
+    x, w, ratios = torch.tensor([100.0, 0.0, 1.0, 0.01]), torch.tensor([1.0, 1.0, 0.5, 0.25]), torch.tensor([0.0, 0.25, 0.5, 1.0])
+    plain = by_activations(x, ratios[[0, 2, 3]])
     torch.testing.assert_close(plain, torch.tensor([[1.0, 1, 1, 1], [10, 1, 1, 0.1], [100, 1, 1, 0.01]]))
     both = by_both(x, w, ratios)
     assert (both[:, 1] == 1).all()
     live = both[:, [0, 2, 3]]
-    torch.testing.assert_close(live.amax(1) * live.amin(1), torch.ones(3))
-    torch.testing.assert_close(both[1, 0] / both[1, 3], torch.tensor(10 / (0.1 / 0.5)), rtol=1e-3, atol=0)
+    torch.testing.assert_close(live.amax(1) * live.amin(1), torch.ones(len(ratios)))
+    # x^r / w^(1-r): the weights alone at r = 0, the inputs alone at r = 1, and in between neither share is the other's.
+    for r, found in zip(ratios.tolist(), both, strict=True):
+        expected = 10000**r / 4 ** (1 - r)
+        torch.testing.assert_close(found[0] / found[3], torch.tensor(expected), rtol=1e-3, atol=0)
 
 
 def test_weights_are_measured_by_the_largest_of_their_group() -> None:

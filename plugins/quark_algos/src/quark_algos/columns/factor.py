@@ -9,13 +9,15 @@ import attrs
 import torch
 from torch import Tensor
 
-from quark.errors import QuarkError
+from quark.errors import NonFiniteError, RoundingError
 
+NONE = (0.0, 0.0)
+"""Shrinkage that leaves H as it was measured."""
 ATTEMPTS = 5
 """How often the damping is made ten times stronger where a matrix turns out to be indefinite."""
 
 
-class SingularError(QuarkError):
+class SingularError(RoundingError):
     """A second moment cannot be factored, however strongly it is damped."""
 
 
@@ -55,20 +57,38 @@ class Factor:
         return Factor(self.a.to(dtype), self.pivots.to(dtype), attrs.evolve(self.damped, h=self.damped.h.to(dtype)))
 
 
-def damped(h: Tensor, share: float) -> Damped:
-    """Add ``share`` of the mean diagonal to the diagonal of ``h [K, K]``; a copy is returned.
+def shrunk(h: Tensor, shrinkage: tuple[float, float]) -> Tensor:
+    """Return a copy of ``h [K, K]`` without what is likely to be chance, so that it is of use whatever the number of tokens.
+
+    Args:
+        h: H, symmetric.
+        shrinkage: As `quark.algorithms.SecondMoment.shrinkage` has it: the share that entries off the diagonal lose, and the share of the
+            way that those on it go towards their mean. Dead channels stay dead.
+    """
+    off_diagonal, along = shrinkage
+    diagonal = h.diagonal()
+    alive = diagonal > 0
+    mean = diagonal.sum() / alive.sum().clamp(min=1)
+    made = h * (1 - off_diagonal)
+    made.diagonal().copy_(torch.where(alive, torch.lerp(diagonal, mean, along), diagonal))
+    return made
+
+
+def damped(h: Tensor, share: float, shrinkage: tuple[float, float] = NONE) -> Damped:
+    """Shrink ``h [K, K]``, and add ``share`` of its mean diagonal to the diagonal; a copy is returned.
 
     Raises:
-        SingularError: ``h`` holds NaN or Inf.
+        NonFiniteError: ``h`` holds NaN or Inf.
     """
     diagonal = h.diagonal()
     if not bool(torch.isfinite(diagonal).all()):
-        raise SingularError(
+        raise NonFiniteError(
             "the second moment of a layer's inputs holds NaN or Inf: activations overflow during calibration. Use another dtype, "
-            "or look at the data"
+            "or look at the data",
+            tensor="input",
         )
     dead = diagonal <= 0
-    made = h.clone()
+    made = h.clone() if shrinkage == NONE else shrunk(h, shrinkage)
     alive = diagonal[~dead]
     mean = float(alive.mean()) if alive.numel() else 1.0
     made.diagonal().add_(share * mean)
@@ -76,22 +96,24 @@ def damped(h: Tensor, share: float) -> Damped:
     return Damped(made, share, dead)
 
 
-def factor(h: Tensor, share: float, order: Tensor | None = None) -> Factor:
-    """Damp a second moment and factor it.
+def factor(h: Tensor, share: float, order: Tensor | None = None, shrinkage: tuple[float, float] = NONE) -> Factor:
+    """Shrink a second moment, damp it, and factor it.
 
     Args:
         h: H ``[K, K]``, symmetric, as a raw sum or any multiple of it, float32 or float64.
         share: Of the mean diagonal, λ. Ten times that, and so on, where it does not do; how much it was is in the result.
         order: A permutation of the channels ``[K]``; the factor is that of the permuted matrix.
+        shrinkage: As of `shrunk`.
 
     Raises:
-        SingularError: NaN or Inf; or indefinite in spite of all damping.
+        NonFiniteError: ``h`` holds NaN or Inf.
+        SingularError: It is indefinite in spite of all damping.
     """
     permuted = h if order is None else h.index_select(0, order).index_select(1, order)
     for attempt in range(1, ATTEMPTS + 1):
         # What cannot be factored in float32 by then may be in float64.
         exact = permuted.double() if attempt == ATTEMPTS else permuted
-        ready = attrs.evolve(damped(exact, share), attempts=attempt)
+        ready = attrs.evolve(damped(exact, share, shrinkage), attempts=attempt)
         # H = R Rᵀ with R upper triangular is the Cholesky factor of H with rows and columns reversed, reversed again.
         lower, failed = torch.linalg.cholesky_ex(ready.h.flip(0, 1))
         if not bool(failed):

@@ -49,17 +49,22 @@ class Swept:
         e: Eᵀ ``[K, N]``, in the order in which they were rounded.
         loss: ``Σ_k d_k (t_k − q_k)²``, which is ``tr(E (H + λ I) Eᵀ)`` of each row ``[N]``.
         order: That order ``[K]``, or None for their own.
+        t: Tᵀ ``[K, N]``, what was rounded, in that order; with ``causal`` alone.
+        causal: As of `ldlq`.
     """
 
     q: Tensor
     e: Tensor
     loss: Tensor
     order: Tensor | None = None
+    t: Tensor | None = None
+    causal: Tensor | None = None
 
     @classmethod
-    def room_for(cls, wt: Tensor, order: Tensor | None = None) -> Swept:
+    def room_for(cls, wt: Tensor, order: Tensor | None = None, causal: Tensor | None = None) -> Swept:
         """Of the shape of Wᵀ, nothing rounded yet."""
-        return cls(torch.empty_like(wt), torch.empty_like(wt), wt.new_zeros(wt.shape[1]), order)
+        t = None if causal is None else torch.empty_like(wt)
+        return cls(torch.empty_like(wt), torch.empty_like(wt), wt.new_zeros(wt.shape[1]), order, t, causal)
 
     def e_in_place(self) -> Tensor:
         """Eᵀ with its channels in their own order."""
@@ -79,7 +84,9 @@ class Swept:
         return slice(start, stop) if self.order is None else self.order[start:stop]
 
 
-def ldlq(wt: Tensor, factor: Factor, rounded: Rounder, block: int = BLOCK, order: Tensor | None = None) -> Swept:
+def ldlq(
+    wt: Tensor, factor: Factor, rounded: Rounder, block: int = BLOCK, order: Tensor | None = None, causal: Tensor | None = None
+) -> Swept:
     """Round column after column: ``t_k = w_k + Σ_{j<k} (w_j − q_j) A_jk``, and ``q_k`` is the nearest value of the grid to that.
 
     Errors are always against the original weight, which is not changed. The codes are those of GPTQ with the same damping and order.
@@ -90,30 +97,33 @@ def ldlq(wt: Tensor, factor: Factor, rounded: Rounder, block: int = BLOCK, order
         rounded: Of `WeightGrid.rounder`, for that order.
         block: Columns of a block; the result depends on it in the last bits alone.
         order: A permutation of the channels ``[K]``; None for their own order.
+        causal: P ``[K, K]``, strictly upper, in that order: ``w_k + Σ_{j<k} t_j P_jk`` takes the place of the weight ``w_k``.
     """
-    done = Swept.room_for(wt, order)
+    done = Swept.room_for(wt, order, causal)
     for start in range(0, wt.shape[0], block):
         stop = min(start + block, wt.shape[0])
-        part = wt[done.places(start, stop)]
+        part = _weight(wt[done.places(start, stop)], done, start)
         _round_block(_begun(part, factor, done, start), part, factor, rounded, done, start)
     return done
 
 
-def ldlq_choosing(wt: Tensor, factor: Factor, grid: WeightGrid, choose: Chooser) -> tuple[Swept, GroupScales, GroupScales]:
+def ldlq_choosing(
+    wt: Tensor, factor: Factor, grid: WeightGrid, choose: Chooser, causal: Tensor | None = None
+) -> tuple[Swept, GroupScales, GroupScales]:
     """`ldlq`, with the scales of a group chosen when its first column is reached, from what its columns are to become.
 
     Args:
-        wt, factor: As of `ldlq`, the channels in their own order.
+        wt, factor, causal: As of `ldlq`, the channels in their own order.
         grid: With ``grid.fixed`` None.
         choose: Gives the scales of the group ``t [group, N]`` of that number.
 
     Returns:
         What was rounded; the scales of all groups; the same as the rounder wants them.
     """
-    done = Swept.room_for(wt)
+    done = Swept.room_for(wt, causal=causal)
     found, spread = [], []
     for start in range(0, wt.shape[0], grid.group):
-        part = wt[start : start + grid.group]
+        part = _weight(wt[start : start + grid.group], done, start)
         base = _begun(part, factor, done, start)
         scales = choose(base, start // grid.group)
         found.append(scales)
@@ -125,6 +135,13 @@ def ldlq_choosing(wt: Tensor, factor: Factor, grid: WeightGrid, choose: Chooser)
 def _from(scales: GroupScales, grid: WeightGrid, start: int) -> Rounder:
     """A rounder of the columns from ``start`` on; ``scales`` have a row for each."""
     return lambda t, k: grid.round_(t, scales.at(k - start))
+
+
+def _weight(part: Tensor, done: Swept, start: int) -> Tensor:
+    """The weight's columns from ``start`` on ``[block, N]``, with what earlier blocks add to them by the causal matrix."""
+    if done.causal is None or done.t is None:
+        return part
+    return torch.addmm(part, done.causal[:start, start : start + part.shape[0]].t(), done.t[:start])
 
 
 def _begun(part: Tensor, factor: Factor, done: Swept, start: int) -> Tensor:
@@ -147,6 +164,10 @@ def _round_block(base: Tensor, part: Tensor, factor: Factor, rounded: Rounder, d
                 t, value = base[k - start], q[k - start]
                 if k > few:
                     t.addmv_(e[few:k].t(), a[few:k, k])
+                if done.causal is not None and done.t is not None:
+                    added = torch.mv(done.t[start:k].t(), done.causal[start:k, k])
+                    part[k - start] += added
+                    done.t[k] = t.add_(added)
                 torch.sub(part[k - start], rounded(value.copy_(t), k), out=e[k])
     done.q[done.places(start, stop)] = q
     done.loss.add_(torch.mv(base.sub_(q).square_().t(), factor.pivots[start:stop]))

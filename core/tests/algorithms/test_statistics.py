@@ -1,0 +1,46 @@
+"""Statistics: two of them merged have seen both sets of tokens, so that batches and ranks can be summed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from quark.algorithms import AbsMax, AbsMean, CrossMoment, SecondMoment, SecondMoment64, Statistic
+
+CPU = torch.device("cpu")
+READ: dict[type[Statistic], Callable[[Statistic], Tensor]] = {
+    AbsMax: lambda found: found.value,  # type: ignore[attr-defined]
+    AbsMean: lambda found: found.value,  # type: ignore[attr-defined]
+    CrossMoment: lambda found: found.matrix(),  # type: ignore[attr-defined]
+    SecondMoment: lambda found: found.matrix(),  # type: ignore[attr-defined]
+    SecondMoment64: lambda found: found.matrix(),  # type: ignore[attr-defined]
+}
+
+
+def seen(kind: type[Statistic], x: Tensor, reference: Tensor) -> Statistic:
+    found = kind(x.shape[1], CPU)
+    found.update(x, reference)
+    return found
+
+
+@pytest.mark.parametrize("kind", READ, ids=lambda kind: kind.__name__)
+def test_merged_statistics_are_those_of_all_tokens(kind: type[Statistic]) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, reference = torch.randn(2, 64, 12, generator=generator)
+    x[:40] *= 3  # the two parts differ, in number and in size
+    whole = seen(kind, x, reference)
+    for first, last in ((slice(40), slice(40, 64)), (slice(40, 64), slice(40))):
+        merged = seen(kind, x[first], reference[first])
+        merged.merge(seen(kind, x[last], reference[last]))
+        assert merged.tokens == 64
+        torch.testing.assert_close(READ[kind](merged), READ[kind](whole), rtol=1e-5, atol=1e-4)
+
+
+def test_magnitudes_are_those_of_their_definition() -> None:
+    x = torch.tensor([[1.0, -4.0], [-3.0, 0.0]])
+    assert READ[AbsMax](seen(AbsMax, x, x)).tolist() == [3.0, 4.0]
+    assert READ[AbsMean](seen(AbsMean, x, x)).tolist() == [2.0, 2.0]
+    assert READ[AbsMean](AbsMean(2, CPU)).tolist() == [0.0, 0.0]
