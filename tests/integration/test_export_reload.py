@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
-from transformers import AutoModelForCausalLM, Gemma2Config, OPTConfig, Phi3Config, Qwen3Config
+from transformers import AutoModelForCausalLM, Gemma2Config, MixtralConfig, MixtralForCausalLM, OPTConfig, Phi3Config, Qwen3Config
 
 import quark
 from quark.errors import CheckpointError, ConfigError, OutputError, UnknownNameError
@@ -226,6 +226,16 @@ def test_a_tokenizer_that_is_given_is_written_and_not_the_one_beside_the_model(t
     tokenizer.add_tokens(["<of the caller>"])
     ModelExporter(tmp_path / "out").export_safetensors_model(quantized("int4_wo_64"), tokenizer=tokenizer)
     assert "<of the caller>" in (tmp_path / "out" / "tokenizer.json").read_text()
+
+
+def test_routers_that_are_no_linear_layers_are_among_what_readers_leave_in_float(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 32, "num_attention_heads": 2, "num_key_value_heads": 2}
+    model = MixtralForCausalLM(MixtralConfig(**sizes, num_hidden_layers=2, num_local_experts=2)).eval()
+    routers = [name for name, module in model.named_modules() if name.endswith(".gate") and not isinstance(module, nn.Linear)]
+    assert len(routers) == 2
+    export_safetensors(ModelQuantizer(LLMTemplate.get("mixtral").get_config(scheme="int4_wo_32")).quantize_model(model), tmp_path / "out")
+    assert set(config_of(tmp_path / "out")["exclude"]) == {"lm_head", *routers}
 
 
 def test_the_config_says_the_dtype_that_the_tensors_have(tmp_path: Path) -> None:
