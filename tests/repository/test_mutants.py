@@ -75,7 +75,7 @@ def test_the_tables_can_be_read_and_name_files_and_tests_that_exist(runner: Modu
     assert mutants
     for mutant in mutants:
         for test in mutant.tests:
-            path, _, function = test.partition("::")
+            path, _, function = test.partition("[")[0].partition("::")
             assert f"def {function}" in (ROOT / path).read_text(encoding="utf-8") if function else (ROOT / path).exists(), test
 
 
