@@ -63,7 +63,7 @@ lowest newest:  ## the test suite with the lowest allowed versions of all depend
 	$(PYTHON) -m venv $(VENV)-$@
 	$(VENV)-$@/bin/python -m pip install --quiet --upgrade pip
 	$(VENV)-$@/bin/python -m pip install --quiet $(TEST_CONSTRAINTS) -r requirements-dev.txt
-	$(VENV)-$@/bin/python -m pip install --quiet $(TEST_CONSTRAINTS) --no-build-isolation $(PACKAGES:%=-e %)
+	$(VENV)-$@/bin/python -m pip install --quiet $(TEST_CONSTRAINTS) $(PACKAGES:%=-e %)
 	OMP_NUM_THREADS=1 $(VENV)-$@/bin/python -m pytest $(PYTEST_ARGS)
 
 bench: install  ## benchmarks: ratios to a floor measured in the same run

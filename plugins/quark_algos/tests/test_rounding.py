@@ -190,7 +190,7 @@ def test_columns_go_by_descending_loudness_or_in_their_own_order(desc_act: bool,
     assert not torch.equal(rounded[:, last], nearest[:, last])
 
 
-@pytest.mark.parametrize(("tokens", "is_zero"), [(200, True), (96, True), (95, False)])
+@pytest.mark.parametrize(("tokens", "is_zero"), [(200, True), (102, True), (101, False)])  # six of the last two are held out
 def test_weights_of_a_channel_that_is_always_0_become_0_where_there_were_tokens_enough_to_know(tokens: int, is_zero: bool) -> None:
     rounded = one_layer(GPTQConfig(), tokens=tokens, silent=11)[2].weight
     assert bool((rounded[:, 11] == 0).all()) == is_zero
