@@ -116,7 +116,7 @@ def test_options_of_a_scheme_reach_its_specs_and_unknown_ones_are_refused() -> N
     template = LLMTemplate.get("llama")
     assert template.get_config("mx6", scheme_options={"block_size": 32}).global_quant_config.weight.group_size == 32
     assert template.get_config("mx6").global_quant_config.weight.group_size == 16
-    with pytest.raises(ConfigError, match=r"'mx6' has no option group_size; its options: block_size=16"):
+    with pytest.raises(ConfigError, match=r"'mx6' has no option 'group_size'\. Did you mean 'block_size'\? Its options: block_size=16"):
         template.get_config("mx6", scheme_options={"group_size": 32})
-    with pytest.raises(ConfigError, match="'int8' has no option block_size; its options: none"):
+    with pytest.raises(ConfigError, match=r"'int8' has no option 'block_size'\. Its options: none"):
         template.get_config("int8", scheme_options={"block_size": 32})

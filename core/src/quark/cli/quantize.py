@@ -57,6 +57,9 @@ ExporterOptions = Annotated[
         help="KEY=VALUE for the exporter, such as pack_method=order; `quark exporters NAME` shows its options. May be repeated.",
     ),
 ]
+CalibrationText = Annotated[
+    Path | None, typer.Option(help="Text file, or directory of .txt files, for static activation scales and calibrated rounding.")
+]
 Strict = Annotated[bool, typer.Option("--strict", help="A pattern that matches no layer is an error, not a warning.")]
 ShareFused = Annotated[
     bool,
@@ -85,9 +88,7 @@ def quantize(
     attention_scheme: Annotated[str | None, typer.Option(help="Scheme of attention probabilities and queries, such as fp8.")] = None,
     exclude: Exclude = None,
     layer: Annotated[list[str] | None, typer.Option(help="PATTERN=SCHEME for some layers; may be repeated.")] = None,
-    calib: Annotated[
-        Path | None, typer.Option(help="Text file, or directory of .txt files, for static activation scales and calibrated rounding.")
-    ] = None,
+    calib: CalibrationText = None,
     num_calib: Annotated[int, typer.Option(min=1, help="Calibration sequences.")] = 128,
     seq_len: Annotated[int, typer.Option(min=1, help="Tokens in a calibration sequence.")] = 512,
     device: Annotated[str, typer.Option(help="Torch device to work on.")] = "cpu",
@@ -115,18 +116,9 @@ def quantize(
     refuse_used_directory(out)
     export = export_options(exporter, given_options("--exporter-option", exporter_option))
     skeleton = meta_model(model)
+    options = scheme_option, algorithm_option
     config = make_config(
-        skeleton,
-        scheme,
-        algorithm,
-        kv_cache,
-        exclude,
-        layer,
-        share_fused_scales,
-        attention_scheme,
-        kv_cache_post_rope,
-        scheme_option,
-        algorithm_option,
+        skeleton, scheme, algorithm, kv_cache, exclude, layer, share_fused_scales, attention_scheme, kv_cache_post_rope, *options
     )
     config.separate_kv_scales, config.calibrate_all_experts = separate_kv_scales, calibrate_all_experts
     config.strict = strict

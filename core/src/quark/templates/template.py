@@ -239,24 +239,19 @@ class LLMTemplate:
             exclude_layers: Patterns of layers left in float, in place of the template's; ``[]`` quantizes everything.
             algo_configs: Settings by name of algorithm, in place of the template's.
             shared_scale_groups: Groups of name suffixes that share a global scale, in place of the scheme's own; ``[]`` for none.
-            kv_cache_post_rope: Whether keys and values of the cache are rounded, and their scales taken, as attention gets them: behind
-                norms on single heads and the rotary embedding, which is what runtimes cache. False takes the outputs of the projections,
-                the convention of AMD Quark; None decides by the model: True where its attention can be reached.
+            kv_cache_post_rope: Whether keys and values of the cache are rounded as attention gets them, which is what runtimes cache. False
+                takes the projections' outputs, AMD Quark's convention; None decides by the model: True where its attention can be reached.
             attention_post_rope: The same for the queries of ``attention_scheme``.
             scheme_options: Options of ``scheme`` by name, such as ``{"block_size": 32}``; ``quark schemes NAME`` shows them.
-            algorithm_options: Options of each of ``algorithm`` by name, such as ``{"gptq": {"damp_percent": 0.05}}``, in place of what its
-                settings say; ``quark algorithms NAME`` shows them.
+            algorithm_options: Options by algorithm, such as ``{"gptq": {"damp_percent": 0.05}}``; ``quark algorithms NAME`` shows them.
 
         Raises:
             UnknownNameError: (a ValueError) There is no such scheme or algorithm, or the scheme cannot do that.
             UnsupportedError: (a NotImplementedError) The algorithm cannot run, or has no settings for this family.
-            ConfigError: (a ValueError) An option is unknown or of the wrong type; or a cache is to be quantized but the template
-                names no layers that feed it.
+            ConfigError: (a ValueError) An option is unknown or of the wrong type, or no layers are known to feed the cache.
         """
-        schemes = type(self)._schemes
-        record = schemes.record(scheme)
+        schemes, record = self._schemes, self._schemes.record(scheme)
         shares = record is not None and record.shares_global_scale and shared_scale_groups is None
-        groups = [_ATTENTION_PROJECTIONS, self.gate_up_layers_name] if shares else shared_scale_groups or ()
         config = QConfig(
             global_quant_config=schemes.layer_config(scheme, scheme_options),
             min_kv_scale=min_kv_scale,
@@ -265,12 +260,20 @@ class LLMTemplate:
             layer_quant_config={pattern: schemes.get_scheme(name).config for pattern, name in (layer_config or {}).items()},
             layer_type_quant_config={kind: schemes.get_scheme(name).config for kind, name in (layer_type_config or {}).items()},
             kv_cache_group=self._with_modules(self.kv_layers_name),
-            shared_scale_groups=[list(group) for group in groups],
+            shared_scale_groups=self._scale_groups() if shares else [list(group) for group in shared_scale_groups or ()],
             sync_moe_expert_input_amax=shares,
             kv_cache_post_rope=kv_cache_post_rope,
             scheme=scheme if record is None else record.name,
             attention_post_rope=attention_post_rope,
         )
+        return self._with_attention(config, kv_cache_scheme, attention_scheme)
+
+    def _scale_groups(self) -> list[list[str]]:
+        """Layers that share a global scale where the scheme says so."""
+        return [list(_ATTENTION_PROJECTIONS), list(self.gate_up_layers_name)]
+
+    def _with_attention(self, config: QConfig, kv_cache_scheme: str | None, attention_scheme: str | None) -> QConfig:
+        """The configuration, with these schemes of the cache and of attention."""
         if kv_cache_scheme:
             self._quantize_cache(config, scheme_part(kv_cache_scheme, "kv_cache", "KV cache scheme"))
         if attention_scheme:

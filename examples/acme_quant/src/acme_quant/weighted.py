@@ -78,7 +78,7 @@ class AcmeWeighted:
         if grid.fixed is not None:
             return grid.fixed, torch.ones_like(wt[0])
         low, high = grid.ranges(wt)
-        best = grid.scales_of_ranges(low, high)
+        best = grid.scales(wt)
         least = first = _error(wt, grid, best, importance)
         for factor in self._factors:
             tried = grid.scales_of_ranges(low * factor, high * factor)
