@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 import quark
-from quark.numerics import TensorQuantizer, quantizer_for
 from quark.plugins import documented_object
+from quark.quantizers import TensorQuantizer, quantizer_for
 
 SIDE = 4096
 LAST = {"ch_axis": -1}

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from quark.evaluate import compare, perplexity
-from quark.model.loading import load_model, load_tokenizer
+from quark.hf.loading import load_model, load_tokenizer
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors
 
 SCHEMES = (

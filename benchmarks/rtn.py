@@ -20,10 +20,10 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from quark.config.model import QConfig
 from quark.errors import QuarkError
-from quark.model.loading import load_model, model_config
-from quark.pipeline import quantize_checkpoint
-from quark.specs.model import QConfig
+from quark.hf.loading import load_model, model_config
+from quark.runs import quantize_checkpoint
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import quark
-from quark.specs.algorithm import AlgoConfig
+from quark.config.algorithm import AlgoConfig
 from quark.testing import tiny
 from quark.torch import LLMTemplate, ModelQuantizer
 

@@ -5,10 +5,10 @@ import torch
 from torch import Tensor
 
 import quark
+from quark.config.layer import QLayerConfig, stages
 from quark.errors import ConfigError
-from quark.nn import QuantizerModule
-from quark.numerics import TensorQuantizer, quantizer_for
-from quark.specs.layer import QLayerConfig, stages
+from quark.modules import QuantizerModule
+from quark.quantizers import TensorQuantizer, quantizer_for
 from quark.torch import LLMTemplate
 
 SCHEMES = quark.schemes().names()

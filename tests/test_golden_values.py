@@ -8,9 +8,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 import quark
-from quark.numerics import quantizer_for
+from quark.config.layer import QLayerConfig
 from quark.plugins import documented_object
-from quark.specs.layer import QLayerConfig
+from quark.quantizers import quantizer_for
 
 GOLDEN = Path(__file__).parent / "golden"
 LAYERS = {

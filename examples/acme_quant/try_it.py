@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
+from quark.config.layer import QLayerConfig
+from quark.config.model import QConfig
+from quark.config.tensor import QTensorConfig
 from quark.evaluate import perplexity, token_windows
-from quark.specs.layer import QLayerConfig
-from quark.specs.model import QConfig
-from quark.specs.tensor import QTensorConfig
 from quark.testing.tiny import calibration_batches, held_out_text, tiny_model, tiny_tokenizer
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
 

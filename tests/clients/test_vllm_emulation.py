@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 import quark
-from quark.numerics import TensorQuantizer, quantizer_for
+from quark.quantizers import TensorQuantizer, quantizer_for
 from quark.testing.tiny import calibration_batches, tiny_model, tiny_tokenizer
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
 

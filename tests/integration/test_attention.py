@@ -23,10 +23,10 @@ from transformers import (
 )
 
 from quark.cli.main import main
+from quark.config.model import QConfig
 from quark.errors import CalibrationError, CheckpointError, ConfigError, UnsupportedError
-from quark.nn import QuantizerModule
-from quark.nn.attention_switch import switch_attention
-from quark.specs.model import QConfig
+from quark.hf.attention_switch import switch_attention
+from quark.modules import QuantizerModule
 from quark.testing.tiny import calibration_batches, held_out_text, tiny_model, tiny_model_dir
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
 

@@ -11,10 +11,10 @@ import torch
 from safetensors import safe_open
 from typer.testing import CliRunner
 
-import quark.pipeline
+import quark.runs
 from quark.cli.demo_run import Bench, Refusal
 from quark.cli.main import main, program
-from quark.model.loading import torch_dtype
+from quark.hf.loading import torch_dtype
 from quark.testing.tiny import held_out_text, tiny_model_dir
 from quark.version import VERSION
 
@@ -42,7 +42,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
         out.mkdir()
         found.update(more, config=config, data=data)
 
-    monkeypatch.setattr(quark.pipeline, "quantize_checkpoint", recorded)
+    monkeypatch.setattr(quark.runs, "quantize_checkpoint", recorded)
     return found
 
 

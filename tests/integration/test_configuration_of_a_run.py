@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from quark.config.algorithm import AlgoConfig
+from quark.config.model import QConfig
 from quark.errors import ConfigError
-from quark.pipeline import quantize_checkpoint
-from quark.specs.algorithm import AlgoConfig
-from quark.specs.model import QConfig
+from quark.runs import quantize_checkpoint
 from quark.testing.tiny import calibration_batches, tiny_model, tiny_model_dir
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
 

@@ -16,9 +16,9 @@ import pytest
 import torch
 from torch import nn
 
+from quark.config.tensor import QTensorConfig
 from quark.errors import CalibrationError, UnknownNameError
-from quark.nn import is_quantized
-from quark.specs.tensor import QTensorConfig
+from quark.modules import is_quantized
 from quark.testing.tiny import calibration_batches, tiny_model, tiny_model_dir
 from quark.torch import LLMTemplate, ModelQuantizer
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import quark
-from quark.specs.layer import QLayerConfig
-from quark.specs.model import QConfig
+from quark.config.layer import QLayerConfig
+from quark.config.model import QConfig
 from quark.torch import LLMTemplate
 from quark.torch.export import JsonExporterConfig
 from quark.torch.export.main_export.quant_config_parser import QuantConfigParser

@@ -13,13 +13,13 @@ from torch import nn
 from transformers import AutoModelForCausalLM, Gemma2Config, MixtralConfig, MixtralForCausalLM, OPTConfig, Phi3Config, Qwen3Config
 
 import quark
+from quark.checkpoint.export import export_with
+from quark.checkpoint.exporter import ExportOptions
+from quark.config.export import ExporterConfig, JsonExporterConfig
+from quark.config.layer import QLayerConfig
+from quark.config.model import QConfig
+from quark.config.tensor import QTensorConfig
 from quark.errors import CheckpointError, ConfigError, OutputError, UnknownNameError
-from quark.export.api import export_with
-from quark.export.protocol import ExportOptions
-from quark.specs.export import ExporterConfig, JsonExporterConfig
-from quark.specs.layer import QLayerConfig
-from quark.specs.model import QConfig
-from quark.specs.tensor import QTensorConfig
 from quark.testing.tiny import calibration_batches, tiny_model, tiny_model_dir, tiny_tokenizer
 from quark.torch import LLMTemplate, ModelExporter, ModelQuantizer, export_safetensors, import_model_from_safetensors
 
@@ -301,7 +301,7 @@ def test_no_space_left_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monkey
         raise OSError(errno.ENOSPC, "No space left on device")
 
     model = quantized("int4_wo_64")
-    monkeypatch.setattr("quark.export.writer._write_at", full)
+    monkeypatch.setattr("quark.checkpoint.shard_writer._write_at", full)
     with pytest.raises(OutputError, match="no space left"):
         export_safetensors(model, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []

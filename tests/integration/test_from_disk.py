@@ -17,14 +17,14 @@ from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from quark.algorithms import RoundToNearest, SecondMoment
+from quark.checkpoint import ExportOptions
+from quark.checkpoint.export import export_with
+from quark.config.model import QConfig
 from quark.errors import CalibrationError, CheckpointError, ConfigError, NonFiniteError, OutputError, UnsupportedError
-from quark.export import ExportOptions
-from quark.export.api import export_with
-from quark.model.loading import load_model
-from quark.pipeline import ModelQuantizer, quantize_checkpoint
-from quark.pipeline.job import Algorithms
+from quark.hf.loading import load_model
 from quark.plugins import ExporterRecord, exporters
-from quark.specs.model import QConfig
+from quark.runs import ModelQuantizer, quantize_checkpoint
+from quark.runs.run import Algorithms
 from quark.testing.tiny import tiny_model_dir
 from quark.torch import LLMTemplate
 
@@ -101,7 +101,7 @@ def test_the_bytes_are_those_of_the_export_from_memory(choice: str, tmp_path: Pa
 
 @pytest.mark.parametrize("scheme", ["int4_wo_64", "fp8"])
 def test_so_they_are_when_layers_are_rounded_in_lock_step(scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quark.pipeline.job.algorithms_of", lambda _: Algorithms((), (), Calibrated(), None))
+    monkeypatch.setattr("quark.runs.run.algorithms_of", lambda _: Algorithms((), (), Calibrated(), None))
     disk, memory = both_ways(tiny_model_dir(), tmp_path, config("llama", scheme=scheme))
     assert files(disk) == files(memory)
 
@@ -114,7 +114,7 @@ def test_so_they_are_with_gptq(tmp_path: Path) -> None:
 def test_the_plan_that_is_returned_is_of_what_was_done_and_names_no_algorithm_that_was_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("quark_algos.rotating.Rotate.verdict", lambda *_: False)
+    monkeypatch.setattr("quark_algos.rotation.transform.Rotate.verdict", lambda *_: False)
     asked = config("llama", scheme="nvfp4", algorithm="rotation")
     model = ModelQuantizer(asked).quantize_model(load_model(tiny_model_dir()), DATA)
     plan = quantize_checkpoint(tiny_model_dir(), tmp_path / "out", asked, DATA)
@@ -283,7 +283,7 @@ def test_an_output_directory_in_use_is_refused(tmp_path: Path) -> None:
 
 PEAK = """
 import resource, sys, torch
-from quark.pipeline import quantize_checkpoint
+from quark.runs import quantize_checkpoint
 from quark.torch import LLMTemplate
 torch.set_num_threads(1)
 shallow, deep, out = sys.argv[1:]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from quark.specs.model import QConfig
+from quark.config.model import QConfig
 from quark.torch import LLMTemplate
 
 GOLDEN = Path(__file__).parents[1] / "golden"

@@ -16,9 +16,9 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
+from quark.checkpoint import import_model_from_safetensors
 from quark.cli.main import main
 from quark.errors import QuarkError
-from quark.export import import_model_from_safetensors
 from quark.testing.tiny import held_out_text, tiny_model_dir
 
 CASES = 6
@@ -177,7 +177,7 @@ def test_a_defect_is_one_sentence_and_a_traceback_only_on_demand(program: Progra
     def broken(directory: Path) -> None:
         raise ZeroDivisionError("of ours")
 
-    monkeypatch.setattr("quark.model.loading.meta_model", broken)
+    monkeypatch.setattr("quark.hf.loading.meta_model", broken)
     arguments = ("quantize", tiny_model_dir(), tmp_path / "out", "--scheme", "int4_wo_64")
     code, said = program(*arguments)
     assert code == 2

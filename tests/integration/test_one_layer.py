@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 
+from quark.config.layer import QLayerConfig
+from quark.config.model import QConfig
 from quark.errors import ConfigError
-from quark.nn import QuantConv2d, QuantEmbedding, QuantizedLayer, QuantLinear
-from quark.specs.layer import QLayerConfig
-from quark.specs.model import QConfig
+from quark.modules import QuantConv2d, QuantEmbedding, QuantizedLayer, QuantLinear
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
 
 

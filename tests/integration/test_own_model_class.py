@@ -15,7 +15,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from quark.cli.main import main
 from quark.errors import AmbiguousNameError, CheckpointError, PluginError
-from quark.model.loading import model_config
+from quark.hf.loading import model_config
 from quark.plugins import Catalog, using
 from quark.plugins.discovery import Settings, discover
 from quark.testing.tiny import tiny_model_dir
@@ -25,7 +25,7 @@ FAMILY = "nova_trunk"
 PLUGIN = """
 import attrs
 from quark.plugins import TemplateRecord, hookimpl
-from quark.specs.architecture import Architecture
+from quark.config.architecture import Architecture
 
 FAMILY = Architecture(
     model_type="nova_trunk", decoder_blocks="model.layers", embeddings=["model.embed_tokens"], head="lm_head",

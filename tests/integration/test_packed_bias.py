@@ -11,8 +11,8 @@ import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, Qwen2Config
 
-from quark.specs.model import QConfig
-from quark.specs.tensor import QTensorConfig
+from quark.config.model import QConfig
+from quark.config.tensor import QTensorConfig
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
 
 IDS = torch.arange(24).reshape(2, 12)

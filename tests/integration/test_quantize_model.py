@@ -8,10 +8,10 @@ import torch
 from torch import nn
 from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM, OPTConfig, OPTForCausalLM
 
+from quark.config.layer import QLayerConfig
+from quark.config.model import QConfig
 from quark.errors import CalibrationError, ConfigError, NonFiniteError
-from quark.nn import QuantConv2d, QuantConvTranspose2d, QuantEmbedding, QuantEmbeddingBag, QuantLinear, is_quantized
-from quark.specs.layer import QLayerConfig
-from quark.specs.model import QConfig
+from quark.modules import QuantConv2d, QuantConvTranspose2d, QuantEmbedding, QuantEmbeddingBag, QuantLinear, is_quantized
 from quark.torch import LLMTemplate, ModelQuantizer
 
 

@@ -8,9 +8,9 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoModelForCausalLM, OPTConfig, T5Config, T5ForConditionalGeneration
 
-from quark.specs.layer import QLayerConfig
-from quark.specs.model import QConfig
-from quark.specs.tensor import QTensorConfig
+from quark.config.layer import QLayerConfig
+from quark.config.model import QConfig
+from quark.config.tensor import QTensorConfig
 from quark.testing.tiny import tiny_model
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
 from quark.torch.quantization import FP8E4M3PerTensorSpec, Int2PerGroupSpec, Int4PerChannelSpec, Int4PerGroupSpec, Int8PerTensorSpec

@@ -86,7 +86,7 @@ def registered(kind: str) -> set[str]:
 
 def test_core_knows_no_scheme_algorithm_or_model_by_name() -> None:
     # Number formats share names with schemes (int8); the torch-free vocabulary documents those, and the bundled tiny model is a llama.
-    allowed = {"core/src/quark/specs/enums.py"}
+    allowed = {"core/src/quark/config/enums.py"}
     names = (registered("schemes") | registered("algorithms") | registered("templates")) - {"rotation"}
     quoted = re.compile(r"""["']({})["']""".format("|".join(map(re.escape, sorted(names)))))
     found = []
@@ -105,7 +105,7 @@ def test_no_code_is_evaluated_and_nothing_is_pickled() -> None:
     assert not found
 
 
-@pytest.mark.parametrize("module", ["quark", "quark.specs.model", "quark.plugins", "quark.templates", "quark.cli.main"])
+@pytest.mark.parametrize("module", ["quark", "quark.config.model", "quark.plugins", "quark.templates", "quark.cli.main"])
 def test_light_modules_import_neither_torch_nor_transformers(module: str) -> None:
     code = f"import sys, {module}; print(sorted({{'torch', 'transformers'}} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

@@ -17,10 +17,10 @@ from quark.plugins.report import kind_report
 PLUGIN = '''
     import attrs
     from quark.plugins import AlgorithmRecord, ExporterRecord, ObserverRecord, TemplateRecord
-    from quark.specs.algorithm import AlgoConfig
-    from quark.specs.architecture import Architecture
-    from quark.specs.layer import QLayerConfig
-    from quark.specs.tensor import QTensorConfig
+    from quark.config.algorithm import AlgoConfig
+    from quark.config.architecture import Architecture
+    from quark.config.layer import QLayerConfig
+    from quark.config.tensor import QTensorConfig
 
     @hookimpl
     def quark_register_formats():

@@ -30,7 +30,7 @@ PLUGIN = """
 
     @hookimpl
     def quark_register_algorithms():
-        yield AlgorithmRecord(name="br_a", kind="rounding", config="quark_algos.hessian:GPTQConfig", processor="math:pi")
+        yield AlgorithmRecord(name="br_a", kind="rounding", config="quark_algos.gptq.config:GPTQConfig", processor="math:pi")
         yield AlgorithmRecord(name="no-settings", kind="rounding", config="builtins:dict")
         yield AlgorithmRecord(name="no-restorer", kind="rounding", config="builtins:dict", restorer="builtins:dict")
 
@@ -53,17 +53,17 @@ PLUGIN = """
             "format",
             r"is the class IntegerFormat where a value of .*NumberFormat is wanted: write IntegerFormat\(…\)",
         ),
-        ("formats", "number-quant", "format", "is a float where a value of quark.numerics.format.NumberFormat is wanted"),
+        ("formats", "number-quant", "format", "is a float where a value of quark.quantizers.number_format.NumberFormat is wanted"),
         ("formats", "int-four", "format", "says name='int4' where its record says name='int-four'"),
         ("formats", "int4", "format", r"says bits=4 where its record says bits=5"),
-        ("observers", "dict", "observer", "is the class dict where a subclass of quark.numerics.observer.Observer is wanted"),
+        ("observers", "dict", "observer", "is the class dict where a subclass of quark.quantizers.observer.Observer is wanted"),
         ("observers", "misnamed", "observer", "says __name__='PlaceholderObserver' where its record says class_name='Other'"),
         ("schemes", "no-function", "config", "is a float where something to call is wanted"),
         ("algorithms", "br_a", "config", "says name.default='gptq' where its record says name='br_a'"),
         ("algorithms", "br_a", "processor", "is a float where something to call is wanted"),
-        ("algorithms", "no-settings", "config", "is the class dict where a subclass of quark.specs.algorithm.AlgoConfig is wanted"),
+        ("algorithms", "no-settings", "config", "is the class dict where a subclass of quark.config.algorithm.AlgoConfig is wanted"),
         ("algorithms", "no-restorer", "restorer", "has no 'restore' and no 'place_of'"),
-        ("templates", "no-facts", "architecture", "is the class dict where a value of quark.specs.architecture.Architecture is wanted"),
+        ("templates", "no-facts", "architecture", "is the class dict where a value of quark.config.architecture.Architecture is wanted"),
         ("exporters", "no-export", "exporter", "has no 'export'"),
     ],
 )

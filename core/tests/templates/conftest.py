@@ -9,11 +9,11 @@ from types import ModuleType
 import attrs
 import pytest
 
+from quark.config.algorithm import AlgoConfig
+from quark.config.architecture import Architecture
+from quark.config.layer import QLayerConfig
+from quark.config.tensor import QTensorConfig
 from quark.plugins import AlgorithmRecord, SchemeRecord, TemplateRecord, algorithms, schemes, templates
-from quark.specs.algorithm import AlgoConfig
-from quark.specs.architecture import Architecture
-from quark.specs.layer import QLayerConfig
-from quark.specs.tensor import QTensorConfig
 from quark.templates import LLMTemplate
 
 MODULE = "acme_world_of_tests"

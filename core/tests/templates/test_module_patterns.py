@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from quark.model.plan import make_plan
-from quark.specs.architecture import Architecture
-from quark.specs.layer import QLayerConfig
-from quark.specs.model import QConfig
+from quark.config.architecture import Architecture
+from quark.config.layer import QLayerConfig
+from quark.config.model import QConfig
+from quark.planning.plan import make_plan
 from quark.templates import LLMTemplate
 
 FACTS = Architecture(

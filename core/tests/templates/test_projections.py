@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from quark.config.layer import QLayerConfig
+from quark.config.model import QConfig
+from quark.config.tensor import QTensorConfig
 from quark.errors import ConfigError
-from quark.model.resolve import layer_config_for
-from quark.specs.layer import QLayerConfig
-from quark.specs.model import QConfig
-from quark.specs.tensor import QTensorConfig
+from quark.planning.precedence import layer_config_for
 from quark.templates import LLMTemplate
 from quark.templates.projections import covers
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from quark.config.layer import QLayerConfig
+from quark.config.tensor import QTensorConfig
 from quark.errors import ConfigError, PluginError, UnknownNameError
 from quark.plugins import SchemeRecord, Source, schemes
-from quark.specs.layer import QLayerConfig
-from quark.specs.tensor import QTensorConfig
 from quark.templates import LLMTemplate, QuantizationScheme, QuantizationSchemeCollection
 
 OWN = QLayerConfig(weight=QTensorConfig(dtype="int8"))

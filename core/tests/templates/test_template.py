@@ -7,10 +7,10 @@ from types import SimpleNamespace
 
 import pytest
 
+from quark.config.layer import QLayerConfig
+from quark.config.tensor import QTensorConfig
 from quark.errors import ConfigError, UnknownNameError, UnsupportedError
 from quark.plugins import templates
-from quark.specs.layer import QLayerConfig
-from quark.specs.tensor import QTensorConfig
 from quark.templates import LLMTemplate, template_for
 
 A8 = QTensorConfig(dtype="fp8_e4m3", qscheme="per_tensor", is_dynamic=False)

@@ -11,10 +11,10 @@ import torch
 from acme_quant.codebook import ACME_NF3, BOUNDS, VALUES, nearest_boundaries, pack_three, unpack_three
 from acme_quant.observer import DEFAULT_MULTIPLE, AcmeRmsObserver
 from acme_quant.schemes import acme_nf3_g64
+from quark.config.tensor import QTensorConfig
 from quark.errors import CalibrationError
-from quark.numerics import PerGroup, PerTensor
-from quark.numerics.stage import StageQuantizer
-from quark.specs.tensor import QTensorConfig
+from quark.quantizers import PerGroup, PerTensor
+from quark.quantizers.single_level import StageQuantizer
 
 SPEC = acme_nf3_g64().weight
 assert isinstance(SPEC, QTensorConfig)

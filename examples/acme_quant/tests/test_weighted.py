@@ -15,17 +15,17 @@ from acme_quant.codebook import VALUES
 from acme_quant.weighted import AcmeWeighted, MeanSquare
 from acme_quant.weighted_config import AcmeWeightedConfig
 from quark.algorithms import Figures, Problem, RoundToNearest
+from quark.calibration.batches import calls
+from quark.calibration.input_statistics import held_out_tokens
+from quark.config.layer import QLayerConfig
 from quark.errors import ConfigError
-from quark.model.family import architecture_of
-from quark.model.plan import make_plan
-from quark.nn import QuantizedLayer, quantized_class
-from quark.pipeline.batches import calls
-from quark.pipeline.collecting import held_out_tokens
-from quark.pipeline.runner import run
-from quark.pipeline.sink import InPlaceSink
+from quark.modules import QuantizedLayer, quantized_class
+from quark.planning.family import architecture_of
+from quark.planning.plan import make_plan
 from quark.plugins import Catalog, algorithms, schemes, using
 from quark.plugins.discovery import Source, discover
-from quark.specs.layer import QLayerConfig
+from quark.runs.quantize_blocks import run
+from quark.runs.sink import InPlaceSink
 from quark.templates.algorithms import algo_config_from_dict
 from quark.testing.tiny import calibration_batches, tiny_model
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors

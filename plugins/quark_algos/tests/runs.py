@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quark.nn import QuantizedLayer
-from quark.specs.algorithm import AlgoConfig
+from quark.config.algorithm import AlgoConfig
+from quark.modules import QuantizedLayer
 from quark.testing import tiny
 from quark.torch import LLMTemplate, ModelQuantizer
-from quark_algos.hessian import QronosConfig
+from quark_algos.gptq.config import QronosConfig
 
 QRONOS = QronosConfig(inside_layer_modules=[], model_decoder_layers="")
 TOKENS, LAYERS = 512, 21

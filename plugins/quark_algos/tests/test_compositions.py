@@ -16,11 +16,11 @@ import torch
 from torch import Tensor, nn
 
 import quark
+from quark.config.algorithm import AlgoConfig
 from quark.errors import ConfigError
-from quark.specs.algorithm import AlgoConfig
 from quark.testing import tiny
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
-from quark_algos.rotation import RotationConfig
+from quark_algos.rotation.config import RotationConfig
 
 from .runs import off_grid, same
 

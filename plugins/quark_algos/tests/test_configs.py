@@ -11,12 +11,12 @@ import attrs
 import pytest
 
 import quark
-from quark.specs.algorithm import AlgoConfig
+from quark.config.algorithm import AlgoConfig
 from quark.torch.quantization import load_quant_algo_config_from_file
-from quark_algos.hessian import GPTAQConfig, GPTQConfig, QronosConfig
+from quark_algos.equalization.config import AutoSmoothQuantConfig, AWQConfig, SmoothQuantConfig
+from quark_algos.gptq.config import GPTAQConfig, GPTQConfig, QronosConfig
 from quark_algos.plugin import quark_register_algorithms
-from quark_algos.rotation import OnlineRotationConfig, QuaRotConfig, RotationConfig
-from quark_algos.smoothing import AutoSmoothQuantConfig, AWQConfig, SmoothQuantConfig
+from quark_algos.rotation.config import OnlineRotationConfig, QuaRotConfig, RotationConfig
 
 NAMES = ["autosmoothquant", "awq", "gptaq", "gptq", "qronos", "rotation", "smoothquant"]
 SCALING = [{"prev_op": "input_layernorm", "layers": ["self_attn.q_proj"], "inp": "self_attn.q_proj", "module2inspect": "self_attn"}]

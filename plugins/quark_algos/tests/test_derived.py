@@ -15,11 +15,11 @@ import attrs
 import pytest
 
 import quark
+from quark.config.architecture import Architecture
 from quark.errors import UnsupportedError
-from quark.specs.architecture import Architecture
 from quark.templates.algorithms import get_algo_config, refusal
 from quark.torch import LLMTemplate
-from quark_algos.smoothing import AWQConfig
+from quark_algos.equalization.config import AWQConfig
 
 DOCUMENTED: dict[str, list[dict[str, Any]]] = json.loads((Path(__file__).parent / "documented_algorithms.json").read_text("utf-8"))
 ALGORITHMS = ["autosmoothquant", "awq", "gptaq", "gptq", "qronos", "rotation", "smoothquant"]

@@ -10,7 +10,7 @@ from quark.errors import ConfigError
 from quark.testing import tiny
 from quark.torch import LLMTemplate, ModelQuantizer
 from quark_algos import processors
-from quark_algos.hessian import GPTQConfig
+from quark_algos.gptq.config import GPTQConfig
 
 DATA = [torch.arange(3, 163)[None]]
 

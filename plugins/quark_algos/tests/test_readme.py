@@ -13,11 +13,11 @@ import torch
 from torch import Tensor, nn
 
 import quark
+from quark.config.model import QConfig
 from quark.plugins import AlgorithmRecord
-from quark.specs.model import QConfig
 from quark.torch import LLMTemplate, ModelQuantizer
-from quark_algos.columns.factor import SingularError, factor
-from quark_algos.hessian import GPTAQConfig, GPTQConfig, QronosConfig
+from quark_algos.gptq.config import GPTAQConfig, GPTQConfig, QronosConfig
+from quark_algos.gptq.damping import SingularError, factor
 
 from .runs import QRONOS, quantized, same
 

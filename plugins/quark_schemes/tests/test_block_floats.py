@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from quark.config.tensor import QTensorConfig
 from quark.errors import ConfigError
-from quark.numerics import PerGroup, number_format, quantizer_for
-from quark.specs.tensor import QTensorConfig
+from quark.quantizers import PerGroup, number_format, quantizer_for
 from quark_schemes.specs import BFP16Spec, MX6Spec, MX9Spec, OCP_MXINT8Spec
 
 CASES = {

@@ -12,9 +12,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from quark.config.enums import Dtype
 from quark.errors import ConfigError, UnsupportedError
-from quark.numerics import TensorQuantizer, quantizer_for
-from quark.specs.enums import Dtype
+from quark.quantizers import TensorQuantizer, quantizer_for
 from quark.torch.kernel import mx
 from quark.torch.kernel.hw_emulation.hw_emulation_interface import (
     dequantize_fp4_fp6_per_group,
@@ -274,7 +274,7 @@ def test_importing_the_kernels_reads_neither_transformers_nor_the_pipeline() -> 
 import sys
 from quark.torch.kernel import hw_emulation, mx
 mx.dq_mxfp4, hw_emulation.hw_emulation_interface.dequantize_fp4_fp6_per_group
-print([name for name in sys.modules if name.startswith(("transformers", "safetensors", "quark.pipeline"))])
+print([name for name in sys.modules if name.startswith(("transformers", "safetensors", "quark.runs"))])
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from quark.config.tensor import QTensorConfig
 from quark.errors import CalibrationError
-from quark.numerics import TILE_ELEMENTS, quantizer_for
-from quark.specs.tensor import QTensorConfig
+from quark.quantizers import TILE_ELEMENTS, quantizer_for
 from quark_schemes.observers.histogram import BINS, Distribution, Histogram
 
 FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)

@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from quark.numerics import Observer, QParams, TensorQuantizer, quantizer_for
-from quark.numerics.stage import StageQuantizer
-from quark.specs.enums import ZeroPointType
-from quark.specs.tensor import QTensorConfig
+from quark.config.enums import ZeroPointType
+from quark.config.tensor import QTensorConfig
+from quark.quantizers import Observer, QParams, TensorQuantizer, quantizer_for
+from quark.quantizers.single_level import StageQuantizer
 from quark_schemes.observers.histogram import BINS, Distribution, Histogram
 from quark_schemes.observers.mse import ROW_FACTORS, TENSOR_FACTORS
 from quark_schemes.observers.narrowing import CLIPPED_SHARES, ExpectedError, _least

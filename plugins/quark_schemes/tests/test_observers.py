@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import quark
+from quark.config.layer import QLayerConfig
+from quark.config.model import QConfig
+from quark.config.tensor import QTensorConfig
 from quark.errors import CalibrationError
-from quark.numerics import Observer, TensorQuantizer, quantizer_for
 from quark.plugins import documented_object
-from quark.specs.layer import QLayerConfig
-from quark.specs.model import QConfig
-from quark.specs.tensor import QTensorConfig
+from quark.quantizers import Observer, TensorQuantizer, quantizer_for
 from quark.testing.tiny import calibration_batches, tiny_model
 from quark.torch import ModelQuantizer
 from quark.torch.quantization.observer import observer as documented

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
+from quark.config.tensor import QTensorConfig
 from quark.errors import ConfigError
-from quark.numerics import quantizer_for
-from quark.specs.tensor import QTensorConfig
+from quark.quantizers import quantizer_for
 from quark_schemes.formats.scales import decode_e8m0, encode_e8m0, power_of_two, scale_format_of, shared_exponent_scale
 
 EXAMPLES = [

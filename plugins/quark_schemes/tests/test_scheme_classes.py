@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 
 import quark
-from quark.specs.layer import SLOTS, stages
+from quark.config.layer import SLOTS, stages
 from quark.templates import QuantizationScheme, QuantizationSchemeCollection
 from quark_schemes import scheme_classes as classes
 
@@ -85,8 +85,8 @@ def test_the_block_size_of_microexponents_is_an_option(name: str) -> None:
 def test_the_weight_of_each_scheme_has_the_bits_that_its_tensors_take() -> None:
     import torch
 
-    from quark.numerics import number_format, quantizer_for
-    from quark.specs.describe import effective_bits
+    from quark.config.describe import effective_bits
+    from quark.quantizers import number_format, quantizer_for
 
     x = torch.randn(256, 512, generator=torch.Generator().manual_seed(0))
     for name in REGISTERED:

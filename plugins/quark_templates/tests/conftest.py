@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 import quark
-from quark.specs.architecture import Architecture
+from quark.config.architecture import Architecture
 from quark_templates.plugin import FAMILIES
 
 SIZES = {

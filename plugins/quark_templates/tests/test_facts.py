@@ -13,8 +13,8 @@ import torch
 from torch import nn
 
 import quark
-from quark.nn import counts_as
-from quark.specs.architecture import Architecture
+from quark.config.architecture import Architecture
+from quark.modules import counts_as
 from quark_templates.plugin import FAMILIES
 
 DOCUMENTED = json.loads((Path(__file__).parent / "documented_templates.json").read_text(encoding="utf-8"))

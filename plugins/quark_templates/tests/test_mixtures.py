@@ -13,10 +13,10 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import quark
-from quark.model.mixtures import fused_parameters, separate_experts
-from quark.nn import QuantizedLayer
-from quark.nn.experts import SeparateExperts, showing_all
-from quark.specs.architecture import Architecture
+from quark.config.architecture import Architecture
+from quark.modules import QuantizedLayer
+from quark.modules.experts import SeparateExperts, showing_all
+from quark.planning.mixtures import fused_parameters, separate_experts
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
 from quark_templates.plugin import MIXTURES
 

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 import quark
-from quark.model.mixtures import separate_experts
-from quark.model.weight_converters import apply_converters
-from quark.nn import counts_as
-from quark.specs.architecture import Architecture
+from quark.config.architecture import Architecture
+from quark.hf.weight_converters import apply_converters
+from quark.modules import counts_as
+from quark.planning.mixtures import separate_experts
 from quark.torch import LLMTemplate
 from quark_templates.plugin import MULTIMODAL, TEXT_PARTS
 

@@ -12,12 +12,12 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 import quark
-from quark.model.mixtures import fused_parameters, separate_experts
-from quark.model.shards import check_shards
-from quark.model.stored_tensors import StoredTensors
-from quark.model.weight_converters import apply_converters
-from quark.nn import counts_as
-from quark.specs.architecture import Architecture
+from quark.config.architecture import Architecture
+from quark.hf.shards import check_shards
+from quark.hf.stored_tensors import StoredTensors
+from quark.hf.weight_converters import apply_converters
+from quark.modules import counts_as
+from quark.planning.mixtures import fused_parameters, separate_experts
 from quark.torch import LLMTemplate, ModelQuantizer
 from quark_templates.plugin import OWN_FORMS
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from quark.model.loading import auto_class, load_model
-from quark.nn import QuantizedLayer
-from quark.nn.experts import SeparateExperts
-from quark.pipeline.from_disk import quantize_checkpoint
+from quark.hf.loading import auto_class, load_model
+from quark.modules import QuantizedLayer
+from quark.modules.experts import SeparateExperts
+from quark.runs.from_disk import quantize_checkpoint
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
 from quark_templates.plugin import OWN_FORMS
 

@@ -11,8 +11,8 @@ import torch
 from safetensors import safe_open
 from torch import nn
 
-from quark.nn import counts_as
-from quark.specs.architecture import Architecture
+from quark.config.architecture import Architecture
+from quark.modules import counts_as
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
 
 IDS = torch.arange(40).reshape(2, 20)

@@ -16,8 +16,8 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import quark
-from quark.nn import QuantizedLayer
-from quark.specs.architecture import Architecture
+from quark.config.architecture import Architecture
+from quark.modules import QuantizedLayer
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
 from quark_templates.plugin import REMOTE
 

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from quark.specs.architecture import Architecture
+from quark.config.architecture import Architecture
 from quark.templates.algorithms import get_algo_config, refusal
-from quark_algos.rotation import RotationConfig
+from quark_algos.rotation.config import RotationConfig
 
 from .whole_models import ALL, IDS, batch_for, blocks_of, distance, facts_of, logits, named_by, weights_of, whole_model
 

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from quark.specs.architecture import Architecture
-from quark_algos.sites import Site, of_experts, readers_of_attention_norm, sites_of
+from quark.config.architecture import Architecture
+from quark_algos.mappings.mapping import Site, of_experts, readers_of_attention_norm, sites_of
 
 from .whole_models import ALL, batch_for, blocks_of, distance, each_block, facts_of, heads_of, logits, named_by, weights_of, whole_model
 

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import quark
-from quark.model.mixtures import separate_experts
-from quark.model.shards import check_shards
-from quark.model.stored_slices import stored_slices
-from quark.model.weight_converters import apply_converters, converters_of, revert_converters
-from quark.nn.experts import SeparateExperts
-from quark.specs.architecture import Architecture
+from quark.config.architecture import Architecture
+from quark.hf.shards import check_shards
+from quark.hf.stored_slices import stored_slices
+from quark.hf.weight_converters import apply_converters, converters_of, revert_converters
+from quark.modules.experts import SeparateExperts
+from quark.planning.mixtures import separate_experts
 from quark.torch import LLMTemplate
 
 IDS = torch.arange(3, 23).reshape(2, 10)

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import quark
-from quark.model.mixtures import separate_experts
-from quark.specs.architecture import Architecture
+from quark.config.architecture import Architecture
+from quark.planning.mixtures import separate_experts
 from quark.testing.float64 import InFloat64
 from quark.torch import LLMTemplate
 from quark_templates.plugin import CONVOLUTIONAL, FAMILIES, MIXTURES, MULTIMODAL, OWN_FORMS, REMOTE, TEXT_PARTS

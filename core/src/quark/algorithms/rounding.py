@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 from quark.algorithms.statistics import Statistic
 from quark.errors import ConfigError
-from quark.nn import QuantizedLayer, QuantizerModule
-from quark.numerics import Observer
+from quark.modules import QuantizedLayer, QuantizerModule
+from quark.quantizers import Observer
 
 S = TypeVar("S", bound=Statistic)
 Figures = Mapping[str, float | int | str | bool]

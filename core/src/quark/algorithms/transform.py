@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from quark.algorithms.rounding import Figures, Rounding
 from quark.algorithms.statistics import Statistic
 from quark.algorithms.validation import OutputError, Validation
-from quark.model.plan import QuantPlan
-from quark.specs.algorithm import AlgoConfig
-from quark.specs.architecture import Architecture
-from quark.specs.layer import QLayerConfig
+from quark.config.algorithm import AlgoConfig
+from quark.config.architecture import Architecture
+from quark.config.layer import QLayerConfig
+from quark.planning.plan import QuantPlan
 
 S = TypeVar("S", bound=Statistic)
 

@@ -32,7 +32,7 @@ def demo(
     # Rich, torch and transformers are imported here, not above: `quark --help` and the listings do without them.
     from rich.console import Console
 
-    from quark.export.destination import refuse_used_directory
+    from quark.checkpoint.destination import refuse_used_directory
 
     started = time.perf_counter()
     # Where the output goes to a file, it has no width of its own; the table is to stay in one piece there.

@@ -22,12 +22,12 @@ from transformers.utils import logging as transformers_logging
 from quark.errors import QuarkError
 from quark.evaluate import Comparison, compare, token_windows
 from quark.evaluate.logits import evaluating
+from quark.hf.shards import check_shards
 from quark.log import get_logger
-from quark.model.family import model_type_of
-from quark.model.plan import PlanRow
-from quark.model.shards import check_shards
-from quark.pipeline import ModelQuantizer
+from quark.planning.family import model_type_of
+from quark.planning.plan import PlanRow
 from quark.plugins import schemes
+from quark.runs import ModelQuantizer
 from quark.templates import LLMTemplate
 from quark.testing import tiny
 from quark.torch import export_safetensors, import_model_from_safetensors

@@ -107,7 +107,7 @@ def _options(what: str, name: str) -> Sequence[Option]:
 
         return algorithm_options(algorithms().load(name, "config"))
     if what == "exporters":
-        from quark.export.api import exporter_options
+        from quark.checkpoint.export import exporter_options
 
         return exporter_options(name)
     return ()

@@ -15,7 +15,7 @@ from quark.errors import CalibrationError, ConfigError
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
-    from quark.specs.model import QConfig
+    from quark.config.model import QConfig
 
 
 PostRope = Annotated[
@@ -106,11 +106,11 @@ def quantize(
     # Torch and transformers are imported here, not above: `quark --help` and the listings do without them.
     import attrs
 
-    from quark.export.api import export_options
-    from quark.export.destination import refuse_used_directory
-    from quark.model.loading import load_tokenizer, meta_model
-    from quark.pipeline import ModelQuantizer, quantize_checkpoint
-    from quark.pipeline.job import algorithms_of, wants_data
+    from quark.checkpoint.destination import refuse_used_directory
+    from quark.checkpoint.export import export_options
+    from quark.hf.loading import load_tokenizer, meta_model
+    from quark.runs import ModelQuantizer, quantize_checkpoint
+    from quark.runs.run import algorithms_of, wants_data
 
     started = time.perf_counter()
     refuse_used_directory(out)
@@ -148,7 +148,7 @@ def make_config(
     algorithm_option: list[str] | None = None,
 ) -> QConfig:
     """The configuration that the options ask for, through the template of the model's family."""
-    from quark.model.family import template_of
+    from quark.planning.family import template_of
 
     template = template_of(model)
     return template.get_config(
@@ -167,7 +167,7 @@ def make_config(
 
 def _calibration(tokenizer: Any, wanted_by: str, calib: Path | None, count: int, length: int) -> list[Tensor]:
     """Sequences of tokens for what looks at activations."""
-    from quark.model.loading import calibration_tokens
+    from quark.hf.loading import calibration_tokens
 
     if calib is None:
         raise CalibrationError(f"calibration text is needed by {wanted_by}: give --calib FILE or DIR")
@@ -182,7 +182,7 @@ def _pair(text: str) -> tuple[str, str]:
 
 
 def _print_plan(plan: Any, as_json: bool) -> None:
-    from quark.model.plan_text import plan_lines
+    from quark.planning.plan_text import plan_lines
 
     typer.echo(json.dumps(plan.to_dict(), indent=2) if as_json else "\n".join(plan_lines(plan)))
 

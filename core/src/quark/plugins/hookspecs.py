@@ -49,11 +49,11 @@ class QuarkHooks:
 
     @hookspec
     def quark_register_formats(self) -> Iterable[FormatRecord]:  # type: ignore[empty-body]
-        """Number formats: element codes ↔ values, range, rounding, packing. Each record points at a `quark.numerics.NumberFormat`."""
+        """Number formats: element codes ↔ values, range, rounding, packing. Each record points at a `quark.quantizers.NumberFormat`."""
 
     @hookspec
     def quark_register_observers(self) -> Iterable[ObserverRecord]:  # type: ignore[empty-body]
-        """Observers: how the data seen become a range. Each record points at a `quark.numerics.Observer` class."""
+        """Observers: how the data seen become a range. Each record points at a `quark.quantizers.Observer` class."""
 
     @hookspec
     def quark_register_schemes(self) -> Iterable[SchemeRecord]:  # type: ignore[empty-body]
@@ -72,7 +72,7 @@ class QuarkHooks:
 
     @hookspec
     def quark_register_exporters(self) -> Iterable[ExporterRecord]:  # type: ignore[empty-body]
-        """Checkpoint writers. Each record points at a class with the protocol `quark.export.Exporter`."""
+        """Checkpoint writers. Each record points at a class with the protocol `quark.checkpoint.Exporter`."""
 
     @hookspec
     def quark_on_event(self, event: Event) -> None:

@@ -84,13 +84,13 @@ class FormatRecord(Record):
     """A number format: how values become codes and codes become bytes.
 
     Attributes:
-        format: Reference to a `quark.numerics.NumberFormat` value.
+        format: Reference to a `quark.quantizers.NumberFormat` value.
         bits: Bits of one stored element, scales apart.
         layout_version: Of how its codes and scales lie in a checkpoint. Count it up when that changes: a checkpoint says by which it was
             written, and is refused where the plugin that is installed has another.
     """
 
-    format: LazyRef = attrs.field(converter=as_lazy_ref, metadata=_value("quark.numerics:NumberFormat", name="name", bits="bits"))
+    format: LazyRef = attrs.field(converter=as_lazy_ref, metadata=_value("quark.quantizers:NumberFormat", name="name", bits="bits"))
     bits: float = attrs.field(validator=attrs.validators.gt(0))
     layout_version: int = attrs.field(default=1, validator=[attrs.validators.instance_of(int), attrs.validators.ge(1)])
 
@@ -100,11 +100,11 @@ class ObserverRecord(Record):
     """An observer: what of the data it sees decides the range.
 
     Attributes:
-        observer: Reference to a `quark.numerics.Observer` class.
+        observer: Reference to a `quark.quantizers.Observer` class.
         class_name: Documented class name, which JSON configurations hold.
     """
 
-    observer: LazyRef = attrs.field(converter=as_lazy_ref, metadata=_class("quark.numerics:Observer", class_name="__name__"))
+    observer: LazyRef = attrs.field(converter=as_lazy_ref, metadata=_class("quark.quantizers:Observer", class_name="__name__"))
     class_name: str
 
 
@@ -113,7 +113,7 @@ class SchemeRecord(Record):
     """A named scheme.
 
     Attributes:
-        config: Reference to a function that builds a fresh `quark.specs.layer.QLayerConfig`. It can be called without arguments; keyword
+        config: Reference to a function that builds a fresh `quark.config.layer.QLayerConfig`. It can be called without arguments; keyword
             arguments with defaults are the scheme's options.
         kv_cache: Reference to a function that builds the `QTensorConfig` of a cache in this scheme; None where it cannot hold a cache.
         attention: Likewise for attention probabilities and queries.
@@ -134,14 +134,14 @@ class AlgorithmRecord(Record):
 
     Attributes:
         kind: ``"transform"`` (changes weights, keeps the function) or ``"rounding"`` (chooses codes).
-        config: Reference to its `quark.specs.algorithm.AlgoConfig` class.
+        config: Reference to its `quark.config.algorithm.AlgoConfig` class.
         processor: Reference to the class that does the work; None while a distribution brings the configuration only.
-        restorer: Reference to a class with the protocol `quark.export.restoring.Restorer`, which is made with the settings: it puts back
-            what the algorithm leaves in a model beside weights. None where it leaves nothing.
+        restorer: Reference to a class with the protocol `quark.checkpoint.restorers.Restorer`, which is made with the settings: it puts
+            back what the algorithm leaves in a model beside weights. None where it leaves nothing.
     """
 
     kind: str = attrs.field(validator=attrs.validators.in_(("transform", "rounding")))
-    config: LazyRef = attrs.field(converter=as_lazy_ref, metadata=_class("quark.specs.algorithm:AlgoConfig", name="name.default"))
+    config: LazyRef = attrs.field(converter=as_lazy_ref, metadata=_class("quark.config.algorithm:AlgoConfig", name="name.default"))
     processor: LazyRef | None = attrs.field(default=None, converter=as_optional_lazy_ref, metadata=_function())
     restorer: LazyRef | None = attrs.field(default=None, converter=as_optional_lazy_ref, metadata=_function("restore", "place_of"))
 
@@ -151,13 +151,13 @@ class TemplateRecord(Record):
     """A model family; its name is ``config.model_type``.
 
     Attributes:
-        architecture: Reference to a `quark.specs.architecture.Architecture`.
+        architecture: Reference to a `quark.config.architecture.Architecture`.
         modeling: Module that registers the model class with transformers (``AutoConfig.register``, ``AutoModelForCausalLM.register``),
             such as ``"acme_quant.modeling"``. It is imported when a ``config.json`` of this model type is read. None where transformers
             knows the class.
     """
 
-    architecture: LazyRef = attrs.field(converter=as_lazy_ref, metadata=_value("quark.specs.architecture:Architecture"))
+    architecture: LazyRef = attrs.field(converter=as_lazy_ref, metadata=_value("quark.config.architecture:Architecture"))
     modeling: str | None = attrs.field(default=None, validator=attrs.validators.optional(_module))
 
 
@@ -166,7 +166,7 @@ class ExporterRecord(Record):
     """An exporter.
 
     Attributes:
-        exporter: Reference to a class with the protocol `quark.export.Exporter`.
+        exporter: Reference to a class with the protocol `quark.checkpoint.Exporter`.
         reads_back: Whether this project can load what it writes.
     """
 

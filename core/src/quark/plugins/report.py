@@ -7,6 +7,8 @@ from typing import Any
 
 import attrs
 
+from quark.config.describe import describe_activation, describe_spec, effective_bits, needs_calibration
+from quark.config.layer import QLayerConfig
 from quark.errors import QuarkError
 from quark.lazy import LazyRef
 from quark.plugins.catalog import Catalog
@@ -15,8 +17,6 @@ from quark.plugins.discovery import Source
 from quark.plugins.failures import PluginFailure
 from quark.plugins.records import AlgorithmRecord, Record, SchemeRecord, TemplateRecord
 from quark.plugins.registry import Registry, load_for
-from quark.specs.describe import describe_activation, describe_spec, effective_bits, needs_calibration
-from quark.specs.layer import QLayerConfig
 
 
 def plugins_report(catalog: Catalog) -> dict[str, Any]:

@@ -10,11 +10,11 @@ from typing import Any
 
 import attrs
 
+from quark.config.algorithm import AlgoConfig
+from quark.config.architecture import Architecture
 from quark.errors import ConfigError, UnknownNameError, UnsupportedError
 from quark.plugins import algorithms, templates
 from quark.plugins.options import Option, called, checked, options_of
-from quark.specs.algorithm import AlgoConfig
-from quark.specs.architecture import Architecture
 
 LEGACY_KEYS = frozenset({"num_attention_heads", "num_key_value_heads"})
 """Keys of older configuration files that the model's own configuration has made needless; they are dropped on reading."""

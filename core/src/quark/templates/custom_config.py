@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from quark.config.export import JsonExporterConfig
+from quark.config.model import QConfig
 from quark.errors import UnsupportedError
-from quark.specs.export import JsonExporterConfig
-from quark.specs.model import QConfig
 
 _OURS = "quark"
 

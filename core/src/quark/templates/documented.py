@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from quark.config.layer import QLayerConfig
+from quark.config.model import QConfig
 from quark.plugins import templates
-from quark.specs.layer import QLayerConfig
-from quark.specs.model import QConfig
 from quark.templates.algorithms import get_algo_config, get_supported_algorithm_types
 from quark.templates.template import LLMTemplate
 

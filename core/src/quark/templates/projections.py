@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from fnmatch import fnmatchcase
 
-from quark.specs.architecture import Architecture
-from quark.specs.layer import QLayerConfig
-from quark.specs.model import QConfig
+from quark.config.architecture import Architecture
+from quark.config.layer import QLayerConfig
+from quark.config.model import QConfig
 
 _PROJECTION_TYPE = "Linear"
 

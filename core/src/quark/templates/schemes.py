@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from quark.config.layer import QLayerConfig
+from quark.config.tensor import QTensorConfig
 from quark.errors import ConfigError, UnknownNameError
 from quark.names import closest
 from quark.plugins import SchemeRecord, schemes
 from quark.plugins.attribution import attributed, origin
 from quark.plugins.expected import described
 from quark.plugins.options import called, checked, options_of
-from quark.specs.layer import QLayerConfig
-from quark.specs.tensor import QTensorConfig
 
 
 class QuantizationScheme:

@@ -8,16 +8,16 @@ from typing import Any, ClassVar
 
 import attrs
 
+from quark.config.algorithm import AlgoConfig
+from quark.config.architecture import Architecture
+from quark.config.layer import QLayerConfig
+from quark.config.model import QConfig
+from quark.config.tensor import QTensorConfig
 from quark.errors import ConfigError, UnknownNameError, UnsupportedError
 from quark.lazy import LazyRef
 from quark.log import get_logger
 from quark.names import closest
 from quark.plugins import TemplateRecord, templates
-from quark.specs.algorithm import AlgoConfig
-from quark.specs.architecture import Architecture
-from quark.specs.layer import QLayerConfig
-from quark.specs.model import QConfig
-from quark.specs.tensor import QTensorConfig
 from quark.templates import projections
 from quark.templates.algorithms import (
     canonical_algorithm,
@@ -33,7 +33,7 @@ _ATTENTION_PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 _CONFIG_SUFFIX = "_config"
 
 
-_MAKE_CONVERTERS = LazyRef("quark.model.weight_converters:make_converters")
+_MAKE_CONVERTERS = LazyRef("quark.hf.weight_converters:make_converters")
 """Imports torch, which templates do without unless a family has converters."""
 
 
@@ -50,7 +50,7 @@ def _list(value: str | Sequence[str] | None) -> list[str]:
 class LLMTemplate:
     """How models of one family are quantized: which layers feed the cache, which stay float, what algorithms need to know.
 
-    Templates of known families come from plugins, as `quark.specs.architecture.Architecture` facts; `LLMTemplate.get` makes one when it
+    Templates of known families come from plugins, as `quark.config.architecture.Architecture` facts; `LLMTemplate.get` makes one when it
     is first asked for. Templates made by hand can be registered beside them.
 
     Args:

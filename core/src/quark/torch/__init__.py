@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from quark.specs.enums import QuantFlow as QuantFlow
+from quark.config.enums import QuantFlow as QuantFlow
 from quark.templates import LLMTemplate as LLMTemplate
 from quark.torch.documented import documented_name, documented_names
 from quark.torch.plugin_modules import install as _install
 
 if TYPE_CHECKING:
-    from quark.export import ModelExporter as ModelExporter
-    from quark.export import export_safetensors as export_safetensors
-    from quark.export import import_model_from_safetensors as import_model_from_safetensors
-    from quark.pipeline import ModelQuantizer as ModelQuantizer
+    from quark.checkpoint import ModelExporter as ModelExporter
+    from quark.checkpoint import export_safetensors as export_safetensors
+    from quark.checkpoint import import_model_from_safetensors as import_model_from_safetensors
+    from quark.runs import ModelQuantizer as ModelQuantizer
 
 _TABLE = {
-    "ModelQuantizer": "quark.pipeline:ModelQuantizer",
-    "ModelExporter": "quark.export:ModelExporter",
-    "export_safetensors": "quark.export:export_safetensors",
-    "import_model_from_safetensors": "quark.export:import_model_from_safetensors",
+    "ModelQuantizer": "quark.runs:ModelQuantizer",
+    "ModelExporter": "quark.checkpoint:ModelExporter",
+    "export_safetensors": "quark.checkpoint:export_safetensors",
+    "import_model_from_safetensors": "quark.checkpoint:import_model_from_safetensors",
 }
 
 _install()

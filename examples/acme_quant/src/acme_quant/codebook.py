@@ -10,9 +10,9 @@ from statistics import NormalDist
 import torch
 from torch import Tensor
 
-from quark.numerics import Granularity, NumberFormat, QParams
-from quark.specs.enums import RoundType, ScaleType
-from quark.specs.tensor import QTensorConfig
+from quark.config.enums import RoundType, ScaleType
+from quark.config.tensor import QTensorConfig
+from quark.quantizers import Granularity, NumberFormat, QParams
 
 BITS = 3
 SMALLEST_SCALE = float(torch.finfo(torch.float32).tiny)

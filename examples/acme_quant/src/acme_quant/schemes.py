@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from quark.specs.layer import QLayerConfig
-from quark.specs.tensor import QTensorConfig
+from quark.config.layer import QLayerConfig
+from quark.config.tensor import QTensorConfig
 
 
 def acme_nf3_g64(group_size: int = 64) -> QLayerConfig:

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from acme_quant.weighted_config import AcmeWeightedConfig
 from quark.algorithms import Figures, Problem, Statistic, float_weight, weight_quantizer
-from quark.numerics import GroupScales, WeightGrid
-from quark.specs.algorithm import AlgoConfig
+from quark.config.algorithm import AlgoConfig
+from quark.quantizers import GroupScales, WeightGrid
 
 
 class MeanSquare(Statistic):
@@ -38,7 +38,7 @@ class MeanSquare(Statistic):
 
 
 class AcmeWeighted:
-    """The rounding. It asks a `quark.numerics.WeightGrid` for scales and values, and so knows no format.
+    """The rounding. It asks a `quark.quantizers.WeightGrid` for scales and values, and so knows no format.
 
     The figure ``error_share`` of a layer is its weighted error over that under the observer's own ranges, the mean over rows: 1 where
     nothing was gained, never more.

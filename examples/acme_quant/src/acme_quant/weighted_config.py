@@ -7,10 +7,10 @@ from typing import Self
 import attrs
 from attrs import validators
 
+from quark.config.algorithm import AlgoConfig
+from quark.config.architecture import Architecture
+from quark.config.dataclass_view import with_dataclass_view
 from quark.errors import ConfigError
-from quark.specs.algorithm import AlgoConfig
-from quark.specs.architecture import Architecture
-from quark.specs.dataclass_view import with_dataclass_view
 
 
 @with_dataclass_view

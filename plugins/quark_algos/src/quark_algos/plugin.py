@@ -16,10 +16,10 @@ def quark_register_algorithms() -> Iterator[AlgorithmRecord]:
         name="awq",
         summary="AWQ: scales that protect the channels with large activations, searched by the outputs",
         kind="transform",
-        processor="quark_algos.scaling:Awq",
-        config="quark_algos.smoothing:AWQConfig",
+        processor="quark_algos.equalization.transforms:Awq",
+        config="quark_algos.equalization.config:AWQConfig",
         exports={
-            "AWQConfig": "quark_algos.smoothing:AWQConfig",
+            "AWQConfig": "quark_algos.equalization.config:AWQConfig",
             "quark.torch.algorithm.awq.awq:AwqProcessor": f"{_PROCESSORS}:AwqProcessor",
         },
     )
@@ -28,10 +28,10 @@ def quark_register_algorithms() -> Iterator[AlgorithmRecord]:
         aliases=("smooth",),
         summary="SmoothQuant: part of the activations' range goes into the weights",
         kind="transform",
-        processor="quark_algos.scaling:SmoothQuant",
-        config="quark_algos.smoothing:SmoothQuantConfig",
+        processor="quark_algos.equalization.transforms:SmoothQuant",
+        config="quark_algos.equalization.config:SmoothQuantConfig",
         exports={
-            "SmoothQuantConfig": "quark_algos.smoothing:SmoothQuantConfig",
+            "SmoothQuantConfig": "quark_algos.equalization.config:SmoothQuantConfig",
             "quark.torch.algorithm.awq.smooth:SmoothQuantProcessor": f"{_PROCESSORS}:SmoothQuantProcessor",
         },
     )
@@ -39,10 +39,10 @@ def quark_register_algorithms() -> Iterator[AlgorithmRecord]:
         name="autosmoothquant",
         summary="SmoothQuant with the share searched for each place",
         kind="transform",
-        processor="quark_algos.scaling:AutoSmoothQuant",
-        config="quark_algos.smoothing:AutoSmoothQuantConfig",
+        processor="quark_algos.equalization.transforms:AutoSmoothQuant",
+        config="quark_algos.equalization.config:AutoSmoothQuantConfig",
         exports={
-            "AutoSmoothQuantConfig": "quark_algos.smoothing:AutoSmoothQuantConfig",
+            "AutoSmoothQuantConfig": "quark_algos.equalization.config:AutoSmoothQuantConfig",
             "quark.torch.algorithm.awq.auto_smooth:AutoSmoothQuantProcessor": f"{_PROCESSORS}:AutoSmoothQuantProcessor",
         },
     )
@@ -52,13 +52,13 @@ def quark_register_algorithms() -> Iterator[AlgorithmRecord]:
         aliases=("quarot",),
         summary="rotations of the residual stream and of values, folded into weights, of keys and of layers' inputs, run with the model",
         kind="transform",
-        processor="quark_algos.rotating:Rotate",
-        restorer="quark_algos.restoring:RestoreRotations",
-        config="quark_algos.rotation:RotationConfig",
+        processor="quark_algos.rotation.transform:Rotate",
+        restorer="quark_algos.rotation.restore:RestoreRotations",
+        config="quark_algos.rotation.config:RotationConfig",
         exports={
-            "RotationConfig": "quark_algos.rotation:RotationConfig",
-            "QuaRotConfig": "quark_algos.rotation:QuaRotConfig",
-            "OnlineRotationConfig": "quark_algos.rotation:OnlineRotationConfig",
+            "RotationConfig": "quark_algos.rotation.config:RotationConfig",
+            "QuaRotConfig": "quark_algos.rotation.config:QuaRotConfig",
+            "OnlineRotationConfig": "quark_algos.rotation.config:OnlineRotationConfig",
             "quark.torch.algorithm.rotation.rotation:RotationProcessor": f"{_PROCESSORS}:RotationProcessor",
         },
     )
@@ -69,10 +69,10 @@ def _rounding() -> Iterator[AlgorithmRecord]:
         name="gptq",
         summary="GPTQ: each column rounded in view of the errors of those before it",
         kind="rounding",
-        processor="quark_algos.rounding:ColumnRounding",
-        config="quark_algos.hessian:GPTQConfig",
+        processor="quark_algos.gptq.rounding:ColumnRounding",
+        config="quark_algos.gptq.config:GPTQConfig",
         exports={
-            "GPTQConfig": "quark_algos.hessian:GPTQConfig",
+            "GPTQConfig": "quark_algos.gptq.config:GPTQConfig",
             "quark.torch.algorithm.gptq.gptq:GptqProcessor": f"{_PROCESSORS}:GptqProcessor",
         },
     )
@@ -80,10 +80,10 @@ def _rounding() -> Iterator[AlgorithmRecord]:
         name="gptaq",
         summary="GPTAQ: GPTQ that also makes up for the error of its inputs",
         kind="rounding",
-        processor="quark_algos.rounding:ColumnRounding",
-        config="quark_algos.hessian:GPTAQConfig",
+        processor="quark_algos.gptq.rounding:ColumnRounding",
+        config="quark_algos.gptq.config:GPTAQConfig",
         exports={
-            "GPTAQConfig": "quark_algos.hessian:GPTAQConfig",
+            "GPTAQConfig": "quark_algos.gptq.config:GPTAQConfig",
             "quark.torch.algorithm.gptaq.gptaq:GptaqProcessor": f"{_PROCESSORS}:GptaqProcessor",
         },
     )
@@ -91,10 +91,10 @@ def _rounding() -> Iterator[AlgorithmRecord]:
         name="qronos",
         summary="Qronos: weights and inputs corrected together, then GPTQ",
         kind="rounding",
-        processor="quark_algos.rounding:ColumnRounding",
-        config="quark_algos.hessian:QronosConfig",
+        processor="quark_algos.gptq.rounding:ColumnRounding",
+        config="quark_algos.gptq.config:QronosConfig",
         exports={
-            "QronosConfig": "quark_algos.hessian:QronosConfig",
+            "QronosConfig": "quark_algos.gptq.config:QronosConfig",
             "quark.torch.algorithm.qronos.qronos:QronosProcessor": f"{_PROCESSORS}:QronosProcessor",
         },
     )

@@ -8,10 +8,10 @@ from typing import Any
 import attrs
 from torch import nn
 
+from quark.config.algorithm import AlgoConfig
+from quark.config.model import QConfig
 from quark.errors import ConfigError
-from quark.pipeline import ModelQuantizer
-from quark.specs.algorithm import AlgoConfig
-from quark.specs.model import QConfig
+from quark.runs import ModelQuantizer
 
 
 class Processor:
@@ -20,7 +20,7 @@ class Processor:
     Args:
         model: A float model whose ``quant_config`` attribute says what each layer gets.
         quant_algo_config: The algorithm's settings.
-        calib_data: As of `quark.pipeline.ModelQuantizer.quantize_model`.
+        calib_data: As of `quark.runs.ModelQuantizer.quantize_model`.
 
     Raises:
         ConfigError: (a ValueError) The model has no ``quant_config``.
@@ -45,7 +45,7 @@ class Processor:
         self._config = config
 
     def apply(self) -> None:
-        """Quantize the model in place; raises as `quark.pipeline.ModelQuantizer.quantize_model`."""
+        """Quantize the model in place; raises as `quark.runs.ModelQuantizer.quantize_model`."""
         config = attrs.evolve(self._config, algo_config=[self.quant_algo_config])
         ModelQuantizer(config).quantize_model(self.model, self.calib_data)
 

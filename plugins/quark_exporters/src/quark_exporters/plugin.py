@@ -14,6 +14,6 @@ def quark_register_exporters() -> Iterator[ExporterRecord]:
         name="safetensors",
         aliases=("quark",),
         summary="the Quark checkpoint layout, read by transformers and vLLM",
-        exporter="quark_exporters.safetensors.exporter:SafetensorsExporter",
+        exporter="quark_exporters.quark_layout.exporter:SafetensorsExporter",
         reads_back=True,
     )

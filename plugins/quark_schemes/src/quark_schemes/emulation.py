@@ -18,8 +18,8 @@ import attrs
 import torch
 from torch import Tensor
 
+from quark.config.enums import Dtype
 from quark.errors import ConfigError, UnsupportedError
-from quark.specs.enums import Dtype
 from quark_schemes.formats.scales import SMALLEST_SCALE, decode_e8m0, shared_exponent_scale
 from quark_schemes.formats.small_float import E2M1, E2M3, E3M2, E4M3, E5M2, FloatShape, decode_small, encode_small, round_small_
 from quark_schemes.packing import pack_six, pack_two, unpack_six, unpack_two

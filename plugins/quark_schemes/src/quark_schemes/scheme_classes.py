@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from quark.specs.layer import QLayerConfig
+from quark.config.layer import QLayerConfig
 from quark.templates import QuantizationScheme
 from quark_schemes.schemes import block_float, float8, integer, microscaling, two_stage
 

@@ -5,7 +5,7 @@ Taken apart, experts are layers of their own, ``ffn.experts.3.w1``. vLLM reads t
 
 from __future__ import annotations
 
-from quark.specs.architecture import Architecture
+from quark.config.architecture import Architecture
 
 DBRX = Architecture(
     model_type="dbrx",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quark.specs.architecture import Architecture
+from quark.config.architecture import Architecture
 
 DEEPSEEK_V3 = Architecture(
     model_type="deepseek_v3",

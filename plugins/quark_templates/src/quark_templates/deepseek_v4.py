@@ -7,7 +7,7 @@ were checked on transformers' modules; layers that predict several tokens, ``mtp
 
 from __future__ import annotations
 
-from quark.specs.architecture import Architecture
+from quark.config.architecture import Architecture
 
 DEEPSEEK_V4 = Architecture(
     model_type="deepseek_v4",

@@ -6,7 +6,7 @@ The documented exclusions are names of that model. DeepSeek-VL2 itself, of the s
 
 from __future__ import annotations
 
-from quark.specs.architecture import Architecture
+from quark.config.architecture import Architecture
 
 DEEPSEEK_VL_V2 = Architecture(
     model_type="deepseek_vl_v2",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quark.specs.architecture import Architecture
+from quark.config.architecture import Architecture
 
 ERNIE4_5_MOE = Architecture(
     model_type="ernie4_5_moe",

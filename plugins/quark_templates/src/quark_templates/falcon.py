@@ -5,7 +5,7 @@ Falcon 40B and 180B (``new_decoder_architecture``) have a norm for each of the t
 
 from __future__ import annotations
 
-from quark.specs.architecture import Architecture
+from quark.config.architecture import Architecture
 
 FALCON = Architecture(
     model_type="falcon",

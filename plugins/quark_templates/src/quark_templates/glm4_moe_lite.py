@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quark.specs.architecture import Architecture
+from quark.config.architecture import Architecture
 
 GLM4_MOE_LITE = Architecture(
     model_type="glm4_moe_lite",

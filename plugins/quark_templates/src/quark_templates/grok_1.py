@@ -5,7 +5,7 @@ Its code comes with the checkpoints in Hugging Face form: verified on a module s
 
 from __future__ import annotations
 
-from quark.specs.architecture import Architecture
+from quark.config.architecture import Architecture
 
 GROK_1 = Architecture(
     model_type="grok-1",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quark.specs.architecture import Architecture
+from quark.config.architecture import Architecture
 
 HUNYUAN_V1_DENSE = Architecture(
     model_type="hunyuan_v1_dense",

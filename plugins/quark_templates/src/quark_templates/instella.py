@@ -5,7 +5,7 @@ Its code comes with the checkpoints: verified on a module skeleton, after AMD's 
 
 from __future__ import annotations
 
-from quark.specs.architecture import Architecture
+from quark.config.architecture import Architecture
 
 INSTELLA = Architecture(
     model_type="instella",

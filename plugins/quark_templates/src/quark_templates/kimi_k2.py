@@ -6,7 +6,7 @@ skeleton whose experts are modules of their own, as in that code.
 
 from __future__ import annotations
 
-from quark.specs.architecture import Architecture
+from quark.config.architecture import Architecture
 
 KIMI_K2 = Architecture(
     model_type="kimi_k2",

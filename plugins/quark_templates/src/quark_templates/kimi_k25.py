@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import attrs
 
-from quark.specs.architecture import Architecture
+from quark.config.architecture import Architecture
 from quark_templates.deepseek_v3 import DEEPSEEK_V3
 
 KIMI_K25: Architecture = attrs.evolve(

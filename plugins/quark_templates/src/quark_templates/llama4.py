@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import attrs
 
-from quark.specs.architecture import Architecture
+from quark.config.architecture import Architecture
 
 _MATRICES = (("Transpose", 1, 2), ("SplitFusedExperts", 0))
 

@@ -7,7 +7,7 @@ that router is no linear layer and what merges patches a part of the projector, 
 
 from __future__ import annotations
 
-from quark.specs.architecture import Architecture
+from quark.config.architecture import Architecture
 
 MINIMAX_M3_VL = Architecture(
     model_type="minimax_m3_vl",

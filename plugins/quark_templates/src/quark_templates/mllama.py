@@ -6,7 +6,7 @@ want calibration data with images, or further exclusions.
 
 from __future__ import annotations
 
-from quark.specs.architecture import Architecture
+from quark.config.architecture import Architecture
 
 MLLAMA = Architecture(
     model_type="mllama",

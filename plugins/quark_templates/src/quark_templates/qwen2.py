@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quark.specs.architecture import Architecture
+from quark.config.architecture import Architecture
 
 QWEN2 = Architecture(
     model_type="qwen2",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from quark.specs.architecture import Architecture
+from quark.config.architecture import Architecture
 
 QWEN3_5 = Architecture(
     model_type="qwen3_5",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import attrs
 
-from quark.specs.architecture import FUSED_EXPERTS, Architecture
+from quark.config.architecture import FUSED_EXPERTS, Architecture
 
 QWEN3_5_MOE = Architecture(
     model_type="qwen3_5_moe",

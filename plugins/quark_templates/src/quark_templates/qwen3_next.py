@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quark.specs.architecture import Architecture
+from quark.config.architecture import Architecture
 
 QWEN3_NEXT = Architecture(
     model_type="qwen3_next",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quark.specs.architecture import Architecture
+from quark.config.architecture import Architecture
 
 QWEN3_VL_MOE = Architecture(
     model_type="qwen3_vl_moe",

@@ -5,7 +5,7 @@ Models with ``use_parallel_residual`` (StableLM 2 12B) have no ``post_attention_
 
 from __future__ import annotations
 
-from quark.specs.architecture import Architecture
+from quark.config.architecture import Architecture
 
 STABLELM = Architecture(
     model_type="stablelm",

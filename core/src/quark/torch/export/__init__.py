@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from quark.specs.export import ExporterConfig as ExporterConfig
-from quark.specs.export import JsonExporterConfig as JsonExporterConfig
-from quark.specs.export import OnnxExporterConfig as OnnxExporterConfig
+from quark.config.export import ExporterConfig as ExporterConfig
+from quark.config.export import JsonExporterConfig as JsonExporterConfig
+from quark.config.export import OnnxExporterConfig as OnnxExporterConfig
 from quark.torch.documented import documented_name, documented_names
 
 _TABLE = {
-    "ModelExporter": "quark.export:ModelExporter",
-    "export_safetensors": "quark.export:export_safetensors",
-    "import_model_from_safetensors": "quark.export:import_model_from_safetensors",
+    "ModelExporter": "quark.checkpoint:ModelExporter",
+    "export_safetensors": "quark.checkpoint:export_safetensors",
+    "import_model_from_safetensors": "quark.checkpoint:import_model_from_safetensors",
 }
 
 

@@ -7,11 +7,11 @@ from typing import Any
 from quark.torch.documented import documented_name, documented_names
 
 _TABLE = {
-    "ModelExporter": "quark.export:ModelExporter",
-    "export_safetensors": "quark.export:export_safetensors",
-    "import_model_from_safetensors": "quark.export:import_model_from_safetensors",
+    "ModelExporter": "quark.checkpoint:ModelExporter",
+    "export_safetensors": "quark.checkpoint:export_safetensors",
+    "import_model_from_safetensors": "quark.checkpoint:import_model_from_safetensors",
 }
-_MAP_TO_QUARK = {"_map_to_quark": "quark.export:map_to_quark"}
+_MAP_TO_QUARK = {"_map_to_quark": "quark.checkpoint:map_to_quark"}
 
 
 def __getattr__(name: str) -> Any:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from quark.model.conversion_ops import Chunk, Concatenate, ConversionOps, FuseExperts, SplitFusedExperts, Transpose
-from quark.model.weight_converters import WeightConverter, apply_converters, revert_converters
+from quark.hf.conversion_ops import Chunk, Concatenate, ConversionOps, FuseExperts, SplitFusedExperts, Transpose
+from quark.hf.weight_converters import WeightConverter, apply_converters, revert_converters
 
 __all__ = [
     "Chunk",

@@ -12,11 +12,11 @@ import attrs
 import torch
 from torch import Tensor
 
+from quark.config.enums import Dtype, QSchemeType, RoundType
+from quark.config.layer import TensorSpec
+from quark.config.tensor import QTensorConfig
 from quark.errors import ConfigError
-from quark.numerics import Granularity, NumberFormat, QParams
-from quark.specs.enums import Dtype, QSchemeType, RoundType
-from quark.specs.layer import TensorSpec
-from quark.specs.tensor import QTensorConfig
+from quark.quantizers import Granularity, NumberFormat, QParams
 from quark_schemes.formats.scales import MODES, decode_e8m0, encode_e8m0, shared_exponent_scale
 from quark_schemes.formats.small_float import WHOLE_ROUNDINGS
 

@@ -6,8 +6,8 @@ import attrs
 import torch
 from torch import Tensor
 
-from quark.numerics import Granularity, NumberFormat, QParams
-from quark.specs.tensor import QTensorConfig
+from quark.config.tensor import QTensorConfig
+from quark.quantizers import Granularity, NumberFormat, QParams
 
 
 @attrs.frozen(kw_only=True)

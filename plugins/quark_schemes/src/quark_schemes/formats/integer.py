@@ -9,10 +9,10 @@ import attrs
 import torch
 from torch import Tensor
 
-from quark.numerics import Granularity, NumberFormat, PerGroup, QParams
-from quark.specs.enums import RoundType, ZeroPointType
-from quark.specs.layer import TensorSpec
-from quark.specs.tensor import QTensorConfig
+from quark.config.enums import RoundType, ZeroPointType
+from quark.config.layer import TensorSpec
+from quark.config.tensor import QTensorConfig
+from quark.quantizers import Granularity, NumberFormat, PerGroup, QParams
 from quark_schemes import packing
 from quark_schemes.formats.scales import SMALLEST_SCALE, scale_format_of, scale_problem, with_outer_scale
 from quark_schemes.formats.small_float import WHOLE_ROUNDINGS

@@ -13,9 +13,9 @@ import attrs
 import torch
 from torch import Tensor
 
-from quark.numerics import Granularity, PerGroup
-from quark.specs.enums import RoundType
-from quark.specs.tensor import QTensorConfig
+from quark.config.enums import RoundType
+from quark.config.tensor import QTensorConfig
+from quark.quantizers import Granularity, PerGroup
 from quark_schemes import packing
 from quark_schemes.formats.block_float import BlockFloat
 from quark_schemes.formats.small_float import WHOLE_ROUNDINGS

@@ -6,10 +6,10 @@ import attrs
 import torch
 from torch import Tensor
 
-from quark.numerics import Granularity, NumberFormat, QParams
-from quark.specs.enums import QSchemeType, RoundType
-from quark.specs.layer import TensorSpec
-from quark.specs.tensor import QTensorConfig
+from quark.config.enums import QSchemeType, RoundType
+from quark.config.layer import TensorSpec
+from quark.config.tensor import QTensorConfig
+from quark.quantizers import Granularity, NumberFormat, QParams
 from quark_schemes import packing
 from quark_schemes.formats.scales import MODES, SMALLEST_SCALE, scale_format_of, scale_problem, shared_exponent_scale, with_outer_scale
 from quark_schemes.formats.small_float import E2M1, E2M3, E3M2, E4M3, E5M2, E5M3, FloatShape, decode_small, encode_small, round_small_

@@ -6,8 +6,8 @@ import attrs
 import torch
 from torch import Tensor
 
-from quark.numerics import Granularity, NumberFormat, QParams
-from quark.specs.tensor import QTensorConfig
+from quark.config.tensor import QTensorConfig
+from quark.quantizers import Granularity, NumberFormat, QParams
 from quark_schemes.formats.scales import decode_e8m0, encode_e8m0, shared_exponent_scale
 
 

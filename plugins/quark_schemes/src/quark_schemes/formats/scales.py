@@ -11,10 +11,10 @@ import attrs
 import torch
 from torch import Tensor
 
+from quark.config.enums import ScaleType
+from quark.config.layer import TensorSpec
+from quark.config.tensor import QTensorConfig
 from quark.errors import ConfigError
-from quark.specs.enums import ScaleType
-from quark.specs.layer import TensorSpec
-from quark.specs.tensor import QTensorConfig
 from quark_schemes.formats.small_float import E4M3, E5M3, FloatShape, decode_small, encode_small, round_small_
 
 SMALLEST_SCALE = 2.0**-23

@@ -17,7 +17,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from quark.specs.enums import RoundType
+from quark.config.enums import RoundType
 
 FLOAT32_BIAS = 127
 FLOAT32_MANTISSA = 23

@@ -13,7 +13,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from quark.numerics import TILE_ELEMENTS
+from quark.quantizers import TILE_ELEMENTS
 
 BINS = 1 << 13
 """Bins on either side of 0; a power of two. The largest magnitude lies in the upper half of its side: a bin is at most 1/4096 of it."""

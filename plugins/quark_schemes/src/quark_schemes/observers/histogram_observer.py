@@ -9,10 +9,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from quark.config.enums import QSchemeType
+from quark.config.tensor import QTensorConfig
 from quark.errors import CalibrationError
-from quark.numerics import Granularity, Observer
-from quark.specs.enums import QSchemeType
-from quark.specs.tensor import QTensorConfig
+from quark.quantizers import Granularity, Observer
 from quark_schemes.observers.histogram import Histogram
 
 

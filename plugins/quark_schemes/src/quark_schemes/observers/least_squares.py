@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
-from quark.numerics import format_of
-from quark.specs.enums import ZeroPointType
-from quark.specs.tensor import QTensorConfig
+from quark.config.enums import ZeroPointType
+from quark.config.tensor import QTensorConfig
+from quark.quantizers import format_of
 
 Range = tuple[Tensor, Tensor]
 """Low and high, float32 ``[rows]``."""

@@ -10,10 +10,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from quark.config.enums import QSchemeType
+from quark.config.tensor import QTensorConfig
 from quark.errors import CalibrationError
-from quark.numerics import TILE_ELEMENTS, Granularity, Observer, PerTensor
-from quark.specs.enums import QSchemeType
-from quark.specs.tensor import QTensorConfig
+from quark.quantizers import TILE_ELEMENTS, Granularity, Observer, PerTensor
 
 
 class MinMaxObserver(Observer):

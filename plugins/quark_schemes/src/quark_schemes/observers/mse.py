@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from quark.specs.enums import QSchemeType
+from quark.config.enums import QSchemeType
 from quark_schemes.observers.histogram import Histogram
 from quark_schemes.observers.histogram_observer import HistogramObserver
 from quark_schemes.observers.least_squares import Range, shrunk_range

@@ -12,8 +12,8 @@ import attrs
 import torch
 from torch import Tensor
 
-from quark.numerics import format_of
-from quark.specs.tensor import QTensorConfig
+from quark.config.tensor import QTensorConfig
+from quark.quantizers import format_of
 from quark_schemes.formats.integer import IntegerFormat
 from quark_schemes.observers.histogram import Distribution, Histogram
 from quark_schemes.observers.histogram_observer import HistogramObserver

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from quark.specs.tensor import QTensorConfig
+from quark.config.tensor import QTensorConfig
 from quark_schemes.observers.histogram import Histogram
 from quark_schemes.observers.histogram_observer import HistogramObserver
 

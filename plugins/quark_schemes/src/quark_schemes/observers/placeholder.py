@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from quark.numerics import Observer
+from quark.quantizers import Observer
 
 
 class PlaceholderObserver(Observer):

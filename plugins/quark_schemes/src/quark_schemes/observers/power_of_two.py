@@ -11,9 +11,9 @@ import math
 import torch
 from torch import Tensor
 
-from quark.numerics import format_of
-from quark.specs.enums import QSchemeType
-from quark.specs.tensor import QTensorConfig
+from quark.config.enums import QSchemeType
+from quark.config.tensor import QTensorConfig
+from quark.quantizers import format_of
 from quark_schemes.formats.scales import SMALLEST_SCALE, power_of_two
 from quark_schemes.observers.histogram import Histogram
 from quark_schemes.observers.histogram_observer import HistogramObserver

@@ -8,10 +8,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from quark.config.enums import QSchemeType
+from quark.config.tensor import QTensorConfig
 from quark.errors import CalibrationError
-from quark.numerics import TILE_ELEMENTS, Granularity, Observer
-from quark.specs.enums import QSchemeType
-from quark.specs.tensor import QTensorConfig
+from quark.quantizers import TILE_ELEMENTS, Granularity, Observer
 from quark_schemes.observers.histogram_observer import options_problem
 from quark_schemes.observers.least_squares import Range
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quark.specs.layer import QLayerConfig
+from quark.config.layer import QLayerConfig
 from quark_schemes.specs.block_float import BFP16Spec, MX6Spec, MX9Spec
 from quark_schemes.specs.options import OneStageSpec
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from quark.specs.layer import QLayerConfig
-from quark.specs.tensor import QTensorConfig
+from quark.config.layer import QLayerConfig
+from quark.config.tensor import QTensorConfig
 from quark_schemes.specs.float8 import FP8E4M3PerChannelSpec, FP8E4M3PerTensorSpec
 
 

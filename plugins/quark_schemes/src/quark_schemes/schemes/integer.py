@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quark.specs.layer import QLayerConfig
+from quark.config.layer import QLayerConfig
 from quark_schemes.specs.integer import Int4PerChannelSpec, Int4PerGroupSpec, Int8PerTensorSpec, Uint4PerChannelSpec, Uint4PerGroupSpec
 
 

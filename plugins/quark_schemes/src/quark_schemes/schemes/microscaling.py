@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from quark.specs.layer import QLayerConfig
-from quark.specs.tensor import QTensorConfig
+from quark.config.layer import QLayerConfig
+from quark.config.tensor import QTensorConfig
 from quark_schemes.specs.float8 import FP8E4M3PerTensorSpec
 from quark_schemes.specs.microscaling import OCP_MXFP4Spec, OCP_MXFP6E2M3Spec, OCP_MXFP6E3M2Spec, OCP_MXSpec
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quark.specs.layer import QLayerConfig
+from quark.config.layer import QLayerConfig
 from quark_schemes.specs.float8 import FP8E4M3PerTensorSpec, FP8E5M3PerTensorSpec
 from quark_schemes.specs.integer import Int4PerChannelSpec
 from quark_schemes.specs.microscaling import AmdFP4Spec, FP4PerGroupSpec

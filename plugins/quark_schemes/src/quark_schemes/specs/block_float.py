@@ -6,8 +6,8 @@ from typing import ClassVar
 
 import attrs
 
-from quark.specs.enums import Dtype, RoundType
-from quark.specs.tensor import QTensorConfig
+from quark.config.enums import Dtype, RoundType
+from quark.config.tensor import QTensorConfig
 from quark_schemes.specs.options import OneStageSpec
 
 _BFP16_BLOCK = 8

@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 import attrs
 
-from quark.specs.enums import Dtype, QSchemeType, RoundType
-from quark.specs.tensor import QTensorConfig
+from quark.config.enums import Dtype, QSchemeType, RoundType
+from quark.config.tensor import QTensorConfig
 from quark_schemes.specs.options import PER_TENSOR_OBSERVERS, ROUND_METHODS, SCALE_TYPES, OneStageSpec, choice
 
 

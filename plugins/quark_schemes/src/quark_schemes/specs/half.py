@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import attrs
 
-from quark.specs.enums import Dtype
-from quark.specs.tensor import QTensorConfig
+from quark.config.enums import Dtype
+from quark.config.tensor import QTensorConfig
 from quark_schemes.specs.options import OneStageSpec
 
 

@@ -7,9 +7,9 @@ from typing import Any, ClassVar
 
 import attrs
 
+from quark.config.enums import Dtype, QSchemeType
+from quark.config.tensor import QTensorConfig
 from quark.errors import ConfigError
-from quark.specs.enums import Dtype, QSchemeType
-from quark.specs.tensor import QTensorConfig
 from quark_schemes.specs.options import PER_TENSOR_OBSERVERS, ROUND_METHODS, SCALE_TYPES, ZERO_POINT_TYPES, OneStageSpec, choice
 
 _SYMMETRIC = attrs.Factory(lambda self: self.symmetric_by_default, takes_self=True)

@@ -6,9 +6,9 @@ from typing import Any, ClassVar
 
 import attrs
 
+from quark.config.enums import Dtype, QSchemeType, RoundType, ScaleType
+from quark.config.tensor import QTensorConfig
 from quark.errors import ConfigError
-from quark.specs.enums import Dtype, QSchemeType, RoundType, ScaleType
-from quark.specs.tensor import QTensorConfig
 from quark_schemes.specs.float8 import PerGroupFloatSpec
 from quark_schemes.specs.options import OneStageSpec
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import attrs
 
+from quark.config.enums import RoundType, ScaleType, ZeroPointType
+from quark.config.tensor import QTensorConfig
 from quark.errors import ConfigError
-from quark.specs.enums import RoundType, ScaleType, ZeroPointType
-from quark.specs.tensor import QTensorConfig
 
 PER_TENSOR_OBSERVERS = {
     "min_max": "PerTensorMinMaxObserver",

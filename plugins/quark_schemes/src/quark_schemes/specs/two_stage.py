@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import attrs
 
+from quark.config.tensor import QTensorConfig
 from quark.errors import ConfigError
-from quark.specs.tensor import QTensorConfig
 from quark_schemes.specs.options import DataTypeSpec, OneStageSpec
 
 

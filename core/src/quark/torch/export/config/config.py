@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from quark.specs.export import ExporterConfig, JsonExporterConfig, OnnxExporterConfig
+from quark.config.export import ExporterConfig, JsonExporterConfig, OnnxExporterConfig
 
 __all__ = ["ExporterConfig", "JsonExporterConfig", "OnnxExporterConfig"]

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from quark.specs.algorithm import AlgoConfig as AlgoConfig
-from quark.specs.layer import QLayerConfig as QLayerConfig
-from quark.specs.model import QConfig as QConfig
-from quark.specs.tensor import QTensorConfig as QTensorConfig
+from quark.config.algorithm import AlgoConfig as AlgoConfig
+from quark.config.layer import QLayerConfig as QLayerConfig
+from quark.config.model import QConfig as QConfig
+from quark.config.tensor import QTensorConfig as QTensorConfig
 from quark.templates import load_quant_algo_config_from_file as load_quant_algo_config_from_file
 from quark.torch.documented import documented_name, documented_names
 

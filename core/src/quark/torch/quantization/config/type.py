@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from quark.specs.enums import (
+from quark.config.enums import (
     DeviceType,
     Dtype,
     QSchemeType,

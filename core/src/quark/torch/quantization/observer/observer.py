@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from quark.numerics.observer import Observer as _Observer
+from quark.quantizers.observer import Observer as _Observer
 from quark.torch.documented import documented_name, documented_names
 
 ObserverBase = _Observer

@@ -1,0 +1,1 @@
+"""Calibration: forwards in lock-step that pause while statistics are collected and layers are rounded."""

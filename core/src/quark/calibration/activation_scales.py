@@ -1,0 +1,219 @@
+"""The static scales of a block's activations: what is seen of each activation, which of them share a scale, and when it is set.
+
+This is the one place that sets them, whatever leads the forwards. Whoever rounds weights asks here first, so that a layer is rounded for
+the scales that it is shipped with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor, nn
+
+from quark.calibration.attention import attention_quantizers, calibrating
+from quark.calibration.observation import Observation, expert_projection, is_counted
+from quark.config.architecture import Architecture
+from quark.config.model import QConfig
+from quark.log import get_logger
+from quark.modules import QuantizedLayer, QuantizerModule
+from quark.names import folded
+from quark.planning.attention import AttentionRow
+from quark.planning.kv_scales import cache_groups, shared_cache_scale
+from quark.quantizers import QParams
+
+INPUT, OUTPUT = "input_tensors", "output_tensors"
+
+Key = tuple[str, str]
+"""An activation: full name of a layer and `INPUT` or `OUTPUT`, or of an attention module and an attribute of `quark.modules.attention`."""
+
+
+class ActivationScales:
+    """What becomes of the static activations of some layers and attention modules.
+
+    Three kinds of activations share a scale: inputs of a projection of all experts, where the configuration pools them; keys and values
+    of one attention, unless they are to be separate; and experts that no token has reached take the scale of their siblings.
+
+    Args:
+        layers: Quantized layers by full name, their activations without scales. Those whose output is quantized inside attention lose
+            that quantizer.
+        attentions: The attention modules among them.
+        config: Says what shares a scale.
+        architecture: Facts about the family, None where it is not known.
+
+    Attributes:
+        inside: The quantizers of attention modules, not yet in their places.
+    """
+
+    def __init__(
+        self,
+        layers: Mapping[str, QuantizedLayer],
+        attentions: Sequence[AttentionRow],
+        config: QConfig,
+        architecture: Architecture | None = None,
+    ) -> None:
+        self.inside = attention_quantizers(layers, attentions)
+        self._floor = config.min_kv_scale
+        self._items: dict[Key, Observation] = {}
+        self._done: set[Key] = set()
+        for key, module in self._quantizers(layers):
+            if not module.quantizer.is_dynamic and not module.quantizer.is_float:
+                self._items[key] = Observation(*key, module, module.quantizer.observer())
+        self._experts = self._by_projection()
+        self._pools = self._experts if config.sync_moe_expert_input_amax else {}
+        self._caches = self._sharing(attentions, config, architecture)
+
+    def __bool__(self) -> bool:
+        """Whether there are any static activations."""
+        return bool(self._items)
+
+    def see(self, owner: str, slot: str, x: Tensor) -> None:
+        """Take a tensor into the range of an activation; one that is not static, or has its scale, is passed over."""
+        item = self._items.get((owner, slot))
+        if item is not None and (owner, slot) not in self._done:
+            item.observer.observe(x.detach())
+
+    def wants(self, owner: str, slot: str) -> bool:
+        """Whether an activation is static, and has no scale yet."""
+        return (owner, slot) in self._items and (owner, slot) not in self._done
+
+    def pool_of(self, layer: str) -> Sequence[Key]:
+        """The inputs that share the scale of a layer's input, that one among them; none where it has a scale of its own."""
+        return next((members for members in self._pools.values() if (layer, INPUT) in members), ())
+
+    def sharing_outputs(self) -> Iterator[tuple[str, ...]]:
+        """Full names of layers whose outputs share a scale."""
+        for keys in self._caches:
+            if len(keys) > 1 and all(slot == OUTPUT for _, slot in keys):
+                yield tuple(name for name, _ in keys)
+
+    def set_scales(self, wanted: Iterable[Key]) -> None:
+        """Give activations the scales of what has been seen of them, and of those that they share it with; others are passed over.
+
+        Raises:
+            CalibrationError: Nothing was seen.
+            NonFiniteError: NaN or Inf was seen.
+        """
+        for key in [k for k in wanted if self.wants(*k)]:
+            pool = self.pool_of(key[0]) if key[1] == INPUT else ()
+            cache = next((keys for keys in self._caches if key in keys), None)
+            if key in self._done:
+                continue  # with one that shares its scale
+            if pool:
+                self._give_common(pool, pool)
+            elif cache is not None:
+                self._give_cache(key, cache)
+            else:
+                self._give(key, self._items[key].qparams())
+
+    def forget(self, layer: str) -> None:
+        """What was seen of a layer was not what it gets: begin anew. Scales that it shares with other experts stay."""
+        for key in [(layer, INPUT), (layer, OUTPUT)]:
+            if key in self._done and not self.pool_of(layer):
+                self._items[key].renew()
+                self._done.discard(key)
+
+    def finish(self) -> None:
+        """Give all activations that have none their scales; experts that no token has reached that of their siblings, with a warning."""
+        idle = [key for members in self._experts.values() for key in members if not self._items[key].has_seen]
+        for members in self._experts.values():
+            self._give_common([key for key in members if key in idle and key not in self._done], members)
+        self.set_scales(list(self._items))
+        if idle:
+            get_logger(__name__).warning(
+                f"No calibration token reached {len(idle)} layer(s) of experts: {folded(name for name, _ in idle)}. Their input ranges "
+                "are those of their siblings. More, or more varied, calibration data reach more experts."
+            )
+
+    @contextmanager
+    def watching(self, model: nn.Module) -> Iterator[None]:
+        """See all activations of ``model`` while forwards run through it, and change none of them."""
+        with ExitStack() as stack:
+            for owner, slot in self._items:
+                if slot == INPUT:
+                    stack.callback(model.get_submodule(owner).register_forward_pre_hook(self._see_input(owner)).remove)
+                elif slot == OUTPUT:
+                    stack.callback(model.get_submodule(owner).register_forward_hook(self._see_output(owner)).remove)
+            stack.enter_context(calibrating(model, self.inside, self._see_attention))
+            yield
+
+    def _quantizers(self, layers: Mapping[str, QuantizedLayer]) -> Iterator[tuple[Key, QuantizerModule]]:
+        for name, layer in layers.items():
+            for slot, module in ((INPUT, layer.input_quantizer), (OUTPUT, layer.output_quantizer)):
+                if module is not None:
+                    yield (name, slot), module
+        for name, quantizers in self.inside.items():
+            yield from (((name, attribute), module) for attribute, module in quantizers.items())
+
+    def _by_projection(self) -> dict[str, list[Key]]:
+        """Inputs with one scale for the whole tensor of each projection of all experts."""
+        found: dict[str, list[Key]] = {}
+        for (name, slot), item in self._items.items():
+            projection = expert_projection(name)
+            if slot == INPUT and projection is not None and item.module.quantizer.has_tensor_scale:
+                found.setdefault(projection, []).append((name, slot))
+        return found
+
+    def _sharing(self, attentions: Sequence[AttentionRow], config: QConfig, architecture: Architecture | None) -> list[tuple[Key, ...]]:
+        """What feeds the cache; together, what shares a scale."""
+        feeding = {name: (name, slot) for name, slot in self._items if slot == OUTPUT}
+        feeding |= {layer: (row.name, state) for row in attentions for state, (layer, _) in row.states.items()}
+        # Behind another projection of the same attention, as the second factor of a low-rank one, there is no sibling but what it gets.
+        inner = architecture.attention_inner if architecture is not None else ()
+        behind = [name for name in feeding if name.endswith(tuple(f".{n}" for n in inner))]
+        patterns = [*config.kv_cache_group, *config.kv_cache_quant_config]
+        scalar = [name for name, key in feeding.items() if key in self._items and self._items[key].has_one_scale]
+        groups = cache_groups([n for n in scalar if n not in behind], patterns, separate=config.separate_kv_scales)
+        groups += cache_groups([n for n in scalar if n in behind], patterns, separate=True)
+        return [tuple(feeding[name] for name in group) for group in groups]
+
+    def _give_common(self, keys: Iterable[Key], members: Collection[Key]) -> None:
+        """Give some of the members the scale of what was seen of all."""
+        for key in keys:
+            common = self._items[key].module.quantizer.observer()
+            for member in members:
+                common.merge(self._items[member].observer)
+            self._give(key, attrs.evolve(self._items[key], observer=common).qparams())
+
+    def _give(self, key: Key, qparams: QParams) -> None:
+        self._items[key].module.set_qparams(qparams)
+        self._done.add(key)
+
+    def _give_cache(self, wanted: Key, members: Sequence[Key]) -> None:
+        """Those that have been seen get the largest scale of all; one that has its scale already keeps it."""
+        new = [key for key in members if key not in self._done and (key == wanted or self._items[key].has_seen)]
+        found = {key: self._items[key].qparams() for key in new}
+        known = [scale for key in members if key in self._done and (scale := self._items[key].module.scale) is not None]
+        scale = shared_cache_scale([*(q.scale for q in found.values()), *known], self._floor)
+        for key, qparams in found.items():
+            self._give(key, QParams(scale.clone(), qparams.zero_point))
+
+    def _see_input(self, owner: str) -> Any:
+        def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
+            if is_counted():
+                self.see(owner, INPUT, args[0])
+
+        return hook
+
+    def _see_output(self, owner: str) -> Any:
+        def hook(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+            if is_counted():
+                self.see(owner, OUTPUT, output)
+
+        return hook
+
+    @torch.no_grad()
+    def _see_attention(self, owner: str, tensors: Mapping[str, Tensor]) -> bool:
+        if is_counted():
+            for attribute, x in tensors.items():
+                self.see(owner, attribute, x)
+        return False
+
+
+def static_input(layer: QuantizedLayer) -> QuantizerModule | None:
+    """The quantizer of a layer's input, where that has a scale to be found by calibration."""
+    module = layer.input_quantizer
+    return None if module is None or module.quantizer.is_dynamic or module.quantizer.is_float else module

@@ -1,0 +1,90 @@
+"""Quantizers inside attention modules: which there are, what stands in for them while forwards calibrate, and their place afterwards."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+
+from torch import Tensor, nn
+
+from quark.modules import QuantizedLayer, QuantizerModule
+from quark.modules.attention import CALIBRATION, PROBABILITIES, STATES
+from quark.planning.attention import AttentionRow
+
+Inside = Mapping[str, Mapping[str, QuantizerModule]]
+"""Quantizers by full name of their attention module, and by the attribute that they are of it."""
+
+Arrived = Callable[[str, Mapping[str, Tensor]], bool]
+"""Called with the name of an attention module and the tensors that it is about to use, by attribute; returns whether to quantize them."""
+
+
+def attention_quantizers(layers: Mapping[str, QuantizedLayer], attentions: Iterable[AttentionRow]) -> dict[str, dict[str, QuantizerModule]]:
+    """The quantizers of attention modules, not yet in their places.
+
+    Args:
+        layers: The quantized layers of the block by full name; a projection whose output is quantized inside attention hands its output
+            quantizer on, and has none afterwards.
+        attentions: What is quantized of each module.
+    """
+    found: dict[str, dict[str, QuantizerModule]] = {}
+    for row in attentions:
+        mine = found.setdefault(row.name, {})
+        for state, (layer, _) in row.states.items():
+            quantizer = layers[layer].output_quantizer
+            assert quantizer is not None
+            mine[state], layers[layer].output_quantizer = quantizer, None
+        if row.probabilities is not None:
+            mine[PROBABILITIES] = QuantizerModule(row.probabilities, activation=True)
+    return found
+
+
+def inside_block(inside: Inside, prefix: str) -> dict[str, Mapping[str, QuantizerModule]]:
+    """The same by names relative to a block; ``prefix`` is what the full names of everything in the block begin with."""
+    return {name.removeprefix(prefix): quantizers for name, quantizers in inside.items()}
+
+
+def install(model: nn.Module, inside: Inside) -> None:
+    """Put quantizers of attention modules into their places."""
+    for name, quantizers in inside.items():
+        for attribute, quantizer in quantizers.items():
+            setattr(model.get_submodule(name), attribute, quantizer)
+
+
+@contextmanager
+def calibrating(model: nn.Module, inside: Inside, arrived: Arrived) -> Iterator[None]:
+    """While the body runs, attention modules show ``arrived`` what they are about to quantize, and quantize it if that says so."""
+    with ExitStack() as stack:
+        for name, quantizers in inside.items():
+            module = model.get_submodule(name)
+            if any(state in quantizers for state in STATES):
+                stack.enter_context(_attribute(module, CALIBRATION, _states(name, quantizers, arrived)))
+            if PROBABILITIES in quantizers:
+                stack.enter_context(_attribute(module, PROBABILITIES, _probabilities(name, quantizers[PROBABILITIES], arrived)))
+        yield
+
+
+def _states(name: str, quantizers: Mapping[str, QuantizerModule], arrived: Arrived) -> Callable[..., tuple[Tensor, ...]]:
+    def states(*tensors: Tensor) -> tuple[Tensor, ...]:
+        by_name = dict(zip(STATES, tensors, strict=True))
+        if not arrived(name, {state: x for state, x in by_name.items() if state in quantizers}):
+            return tensors
+        return tuple(quantizers[state](x) if state in quantizers else x for state, x in by_name.items())
+
+    return states
+
+
+def _probabilities(name: str, quantizer: QuantizerModule, arrived: Arrived) -> Callable[[Tensor], Tensor]:
+    def probabilities(x: Tensor) -> Tensor:
+        found: Tensor = quantizer(x) if arrived(name, {PROBABILITIES: x}) else x
+        return found
+
+    return probabilities
+
+
+@contextmanager
+def _attribute(module: nn.Module, name: str, value: object) -> Iterator[None]:
+    setattr(module, name, value)
+    try:
+        yield
+    finally:
+        delattr(module, name)

@@ -1,0 +1,264 @@
+"""Finish one block while forwards run through it: each layer when all of them wait for it, its statistics complete.
+
+That is true-sequential calibration for the price of one forward: whatever a layer gets comes from layers that are rounded already, and
+from activations, keys and values among them, that are quantized with the scales they are shipped with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
+from typing import Any
+
+import attrs
+from torch import Tensor, nn
+
+from quark.algorithms import Rounding, RoundToNearest
+from quark.calibration.activation_scales import INPUT, OUTPUT, ActivationScales, Key
+from quark.calibration.attention import calibrating, inside_block
+from quark.calibration.expert_pools import PooledExperts, pooled_experts
+from quark.calibration.input_statistics import Collector
+from quark.calibration.lockstep import Forward, LockStep, current_forward, replaced_forward
+from quark.calibration.pause_points import Station, number_of_tokens, tokens_of
+from quark.calibration.rounding_tasks import problems
+from quark.calibration.rounding_validation import round_validated
+from quark.config.architecture import Architecture
+from quark.modules import QuantizedLayer
+from quark.modules.experts import SeparateExperts
+from quark.planning.decoder_blocks import Block
+from quark.planning.input_groups import shared_inputs
+
+Layers = Mapping[str, tuple[nn.Module, QuantizedLayer]]
+
+
+@attrs.define(eq=False)
+class Company:
+    """Which layers of a block read the same tensor: as the family's facts say, and as earlier blocks have shown.
+
+    Attributes:
+        architecture: Facts about the family, None where it is not known.
+        groups: Suffixes of siblings that share a scale, and so must be rounded together.
+    """
+
+    architecture: Architecture | None
+    groups: Sequence[Sequence[str]]
+    _seen: list[set[str]] = attrs.field(factory=list, init=False)
+
+    def of(self, names: Sequence[str]) -> dict[str, tuple[str, ...]]:
+        """The company of each layer that is said to have some; names are relative to the block."""
+        found = shared_inputs(names, self.architecture, self.groups)
+        for together in self._seen:
+            members = tuple(n for n in names if n in together)
+            found |= dict.fromkeys(members, members)
+        return found
+
+    def saw(self, names: set[str]) -> None:
+        """These have turned out to read the same tensor."""
+        joined = names.union(*(g for g in self._seen if g & names))
+        self._seen = [*(g for g in self._seen if not g & joined), joined]
+
+
+@attrs.frozen(eq=False)
+class _Solved:
+    """What was done last: for which inputs, of which layers, by what was collected."""
+
+    names: set[str]
+    inputs: Mapping[Forward, Tensor]
+    seen: Collector
+    input_spec: Any
+
+
+@attrs.frozen(eq=False)
+class _Pause:
+    """A place inside attention, where forwards wait until scales are known."""
+
+    number: float
+    wanted: tuple[Key, ...]
+
+
+class BlockSolver:
+    """Finishes the layers of one block: rounds weights and sets the scales of activations, each when all that it gets is known.
+
+    Args:
+        run: Forwards, of which all wait at the block's entry.
+        block: Where they go through.
+        layers: Of the block, all that are quantized, by full name: the float layer and the quantized one.
+        rounding: Has ``needs``.
+        company: Which layers share an input.
+        scales: Of the block's activations.
+
+    Attributes:
+        taken: The layers that are for the rounding; others are rounded to nearest.
+        rounded: The layers whose weight is rounded.
+        figures: What is to be reported, by layer that the rounding has rounded: what it and its validation say, and how many tokens the
+            layer got.
+    """
+
+    def __init__(
+        self,
+        run: LockStep,
+        block: Block,
+        layers: Layers,
+        rounding: Rounding,
+        company: Company,
+        scales: ActivationScales,
+    ) -> None:
+        self._run = run
+        self._block = block
+        self._rounding = rounding
+        self._company = company
+        self._scales = scales
+        self._prefix = f"{block.name}." if block.name else ""
+        self._layers = layers
+        self._stations: dict[str, Station] = {}
+        self.taken = taken_by(rounding, layers, self._prefix)
+        inside = company.of([n.removeprefix(self._prefix) for n in layers])
+        self._company_of = {self._prefix + n: [self._prefix + m for m in members] for n, members in inside.items()}
+        for members in scales.sharing_outputs():
+            # Keys and values: to have one scale, both must be finished when the first of them is passed.
+            for name in members:
+                self._company_of.setdefault(name, list(members))
+        self._routed = routed_prefixes(block)
+        self._pauses: dict[tuple[Key, ...], _Pause] = {}
+        self._last: _Solved | None = None
+        self.rounded: set[str] = set()
+        self.figures: dict[str, dict[str, Any]] = {}
+
+    def work(self, index: int) -> None:
+        """Lead every forward through the block, which is the run's of that index."""
+        others = {n: made for n, (_, made) in self._layers.items() if n not in self.taken}
+        self.rounded |= round_to_nearest(others, self._company.groups)
+        self._stations = {n: Station(n, i, layer, made, self._run) for i, (n, (layer, made)) in enumerate(self._layers.items())}
+        for name in others:
+            if not self._scales.wants(name, INPUT) and not self._scales.wants(name, OUTPUT):
+                self._stations[name].done()
+        with ExitStack() as stack:
+            for station in self._stations.values():
+                stack.enter_context(replaced_forward(station.layer, station))
+            for module, experts in pooled_experts(self._block, self._stations, self._scales, self._run):
+                if module is self._block.module:
+                    self._run.detours[index] = experts.passed
+                    stack.callback(self._run.detours.pop, index)
+                else:
+                    stack.enter_context(replaced_forward(module, partial(experts.passed, module.forward)))
+            stack.enter_context(calibrating(self._block.module, inside_block(self._scales.inside, self._prefix), self._attention))
+            self._run.advance(index)
+            while self._run.stopped:
+                self._step()
+
+    def _step(self) -> None:
+        stopped = self._run.stopped
+        waited_for: list[Station | _Pause | PooledExperts] = [s for f, s in stopped.items() if not f.is_float]
+        if not waited_for:
+            # Float forwards alone wait: at experts that no token of the quantized model reaches.
+            self._run.go_on(list(stopped))
+            return
+        leader = min(waited_for, key=lambda s: s.number)
+        if isinstance(leader, Station):
+            self._solve(leader)
+        elif isinstance(leader, PooledExperts):
+            leader.settle()
+        else:
+            self._scales.set_scales(leader.wanted)
+        self._run.go_on(sorted((f for f, s in stopped.items() if s is leader), key=lambda f: f.is_float))
+
+    def _attention(self, name: str, tensors: Mapping[str, Tensor]) -> bool:
+        """In place of the quantizers of an attention module: whether to quantize what it is about to use. Their scales are set then."""
+        forward = current_forward()
+        if forward is None or forward.is_float:
+            return False
+        wanted = tuple((self._prefix + name, attribute) for attribute in tensors)
+        for (owner, attribute), x in zip(wanted, tensors.values(), strict=True):
+            self._scales.see(owner, attribute, x)
+        if any(self._scales.wants(*key) for key in wanted):
+            # Its place is before those of the module's layers that are not finished, which is what closes attention.
+            behind = [s.number for n, s in self._stations.items() if n.startswith(f"{self._prefix}{name}.") and not s.is_done]
+            self._run.stop(self._pauses.setdefault(wanted, _Pause(min(behind, default=len(self._stations)) - 0.5, wanted)))
+        return True
+
+    def _solve(self, leader: Station) -> None:
+        members = self._members(leader)
+        inputs = {f: x for f, x in leader.arrived.items() if not f.is_float}
+        for name in (s.name for s in members):
+            self._scales.forget(name)  # of a layer that turned out to get something else than it was finished for
+            for x in inputs.values() if self._scales.wants(name, INPUT) else ():
+                self._scales.see(name, INPUT, x)
+        self._scales.set_scales((s.name, INPUT) for s in members)
+        taken = {s.name: s.made for s in members if s.name in self.taken}
+        seen: Collector | None = None
+        if taken:
+            seen = self._known(leader, inputs) or self._collected(leader, inputs)
+            for problem in problems(taken, self._company.groups, seen.statistics, seen.held_out()):
+                for name, figures in round_validated(self._rounding, problem).items():
+                    self.figures[name] = {"tokens": seen.tokens, **figures}
+            self.rounded |= set(taken)
+        self._set_output_scales(members, inputs)
+        arrived = dict(leader.arrived)
+        for station in members:
+            station.done(None if station is leader else arrived)
+        names = {s.name.removeprefix(self._prefix) for s in members}
+        if seen is not None:
+            self._last = _Solved(names, inputs, seen, leader.made.layer_config.input_tensors)
+
+    def _set_output_scales(self, members: Sequence[Station], inputs: Mapping[Forward, Tensor]) -> None:
+        wanted = [s for s in members if self._scales.wants(s.name, OUTPUT)]
+        for station in wanted:
+            for x in inputs.values():
+                self._scales.see(station.name, OUTPUT, station.made.product(x))
+        self._scales.set_scales((s.name, OUTPUT) for s in wanted)
+
+    def _members(self, leader: Station) -> list[Station]:
+        """The stations whose layers can be rounded together with the leader's."""
+        known = [self._stations[n] for n in self._company_of.get(leader.name, [leader.name])]
+        spec = leader.made.layer_config.input_tensors
+        return [s for s in known if not s.is_done and (s is leader or (not s.arrived and s.made.layer_config.input_tensors == spec))]
+
+    def _known(self, leader: Station, inputs: Mapping[Forward, Tensor]) -> Collector | None:
+        """What was collected for the last layers, if these turn out to read the same tensors."""
+        last = self._last
+        if last is None or last.input_spec != leader.made.layer_config.input_tensors:
+            return None
+        if inputs.keys() != last.inputs.keys() or any(last.inputs[f] is not x for f, x in inputs.items()):
+            return None
+        self._company.saw({*last.names, leader.name.removeprefix(self._prefix)})
+        return last.seen
+
+    def _collected(self, leader: Station, inputs: Mapping[Forward, Tensor]) -> Collector:
+        quantizer = leader.made.input_quantizer
+        first = next(iter(inputs.values()))
+        tokens = sum(number_of_tokens(x, forward.call) for forward, x in inputs.items())
+        found = Collector(self._rounding.needs, first.shape[-1], first.device, tokens)
+        floats = {f.number: x for f, x in leader.arrived.items() if f.is_float}
+        # Tokens are routed differently in the float model: theirs are none to compare with.
+        comparable = bool(floats) and not leader.name.startswith(self._routed)
+        for forward, x in sorted(inputs.items(), key=lambda item: item[0].number):
+            seen = tokens_of(x if quantizer is None else quantizer(x), forward.call)
+            reference = floats.get(forward.number) if comparable else None
+            same = reference is not None and reference.shape == x.shape
+            found.update(seen, tokens_of(reference, forward.call) if same and reference is not None else None)
+        return found
+
+
+def taken_by(rounding: Rounding, layers: Layers, prefix: str) -> set[str]:
+    """Full names of the layers whose codes a rounding chooses: those that multiply their input by a matrix of codes, and that it takes."""
+    return {n for n, (_, made) in layers.items() if _has_input_channels(made) and rounding.takes(n.removeprefix(prefix))}
+
+
+def round_to_nearest(layers: Mapping[str, QuantizedLayer], groups: Sequence[Sequence[str]]) -> set[str]:
+    """Round the weights of layers to nearest, those of one group with one scale; returns the layers' names."""
+    nearest = RoundToNearest()
+    for problem in problems(layers, groups):
+        nearest.round(problem)
+    return set(layers)
+
+
+def _has_input_channels(layer: QuantizedLayer) -> bool:
+    module = layer.weight_quantizer
+    return isinstance(layer, nn.Linear) and module is not None and not module.quantizer.is_float
+
+
+def routed_prefixes(block: Block) -> tuple[str, ...]:
+    """What the full names of experts' layers in a block begin with."""
+    names = (n for n, m in block.module.named_modules() if isinstance(m, SeparateExperts))
+    return tuple(f"{block.name}.{n}.".lstrip(".") for n in names)

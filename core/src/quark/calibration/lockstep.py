@@ -1,0 +1,199 @@
+"""Run many forwards through one model in lock-step: all of them reach a place before any goes beyond it.
+
+Each forward is a greenlet that pauses in the middle of the model's own code, so no arguments are captured, none are replayed from another
+sample, and any module code will do. One forward per sample in all, whatever the number of blocks, and of pauses inside them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from types import TracebackType
+from typing import Any, Self, cast
+
+import torch
+from greenlet import GreenletExit, getcurrent, greenlet
+from torch import nn
+
+from quark.calibration.batches import Call
+
+ENTRY = "entry"
+"""A place to `LockStep.stop` at, as good as the gate at a block's entry: `LockStep.advance` lets forwards go on from there too."""
+
+
+class Forward(greenlet):
+    """One forward of a run.
+
+    Attributes:
+        call: What the model is called with.
+        number: Of the call.
+        is_float: Whether it is to compute what the float model does, beside one that computes what the quantized model does.
+        rehearsal: Who has it compute something that it is going to compute again, while it does; else None.
+    """
+
+    def __init__(self, call: Call, number: int, is_float: bool, parent: Any) -> None:
+        super().__init__(call.run, parent)
+        self.call = call
+        self.number = number
+        self.is_float = is_float
+        self.rehearsal: Any = None
+
+
+def current_forward() -> Forward | None:
+    """The forward that this code runs in, or None outside of one."""
+    current = getcurrent()
+    return current if isinstance(current, Forward) else None
+
+
+class LockStep:
+    """Forwards of ``model``, one or two per call, that stop at the entry of each block, and wherever they are told to.
+
+    Args:
+        model: Called for each call, without gradients.
+        blocks: The modules to stop at, in the order in which a forward enters them.
+        calls: Arguments of each forward.
+        to_the_end: Whether forwards go on behind the last block; without, they stop there, and the output head is never computed.
+        with_float: Whether each call has a second forward, which is to compute what the float model does.
+
+    Use as a context manager: it registers hooks and takes them away.
+
+    Attributes:
+        calls: How many there are.
+        holds_out: Whether any of their tokens are held out.
+        stopped: Forwards that have called `stop`, with the place they gave; `go_on` takes them out.
+        detours: By index of a block, what is called in place of its forward: with that forward, then its arguments.
+        finished: How many forwards have ended.
+
+    Example:
+        >>> from torch import ones
+        >>> model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+        >>> with LockStep(model, list(model), [Call((ones(1, 2),))]) as run:
+        ...     run.advance(-1)   # up to the first block
+        ...     run.advance(0)    # through the first block, up to the second
+        ...     run.finished
+        0
+    """
+
+    def __init__(
+        self, model: nn.Module, blocks: Sequence[nn.Module], calls: Sequence[Call], *, to_the_end: bool = True, with_float: bool = False
+    ) -> None:
+        self._to_the_end = to_the_end
+        self._model = model
+        self._blocks = list(blocks)
+        self._released = -1
+        self._parent = getcurrent()
+        # The float forward of a call runs before the other, which may be compared with it.
+        kinds = (True, False) if with_float else (False,)
+        self._fresh = [Forward(call, i, is_float, self._parent) for i, call in enumerate(calls) for is_float in kinds]
+        self._waiting: dict[Forward, int] = {}
+        self._taken_back = ExitStack()
+        self.calls = len(calls)
+        self.holds_out = any(call.held_out is not None for call in calls)
+        self.stopped: dict[Forward, Any] = {}
+        self.detours: dict[int, Callable[..., Any]] = {}
+        self.finished = 0
+
+    def __enter__(self) -> Self:
+        for i, block in enumerate(self._blocks):
+            self._taken_back.callback(block.register_forward_pre_hook(self._gate(i), prepend=True).remove)
+            # A module looks its forward up before its hooks run: what is to be exchanged while one waits there must be so beforehand.
+            self._taken_back.enter_context(replaced_forward(block, self._way(i, block.forward)))
+        if not self._to_the_end:
+            self._taken_back.callback(self._blocks[-1].register_forward_hook(self._gate(len(self._blocks))).remove)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._taken_back.close()
+        enabled = torch.is_grad_enabled()
+        for paused in [*self._waiting, *self.stopped]:
+            paused.throw(GreenletExit)
+        torch.set_grad_enabled(enabled)  # forwards that end inside a context of their own leave theirs
+        self._waiting.clear()
+        self.stopped.clear()
+
+    @torch.no_grad()
+    def advance(self, block: int) -> None:
+        """Let every forward run until it waits at a block beyond ``block``, stops, or ends.
+
+        An exception in a forward comes out here, and in `go_on`.
+        """
+        self._released = block
+        fresh, self._fresh = self._fresh, []
+        for forward in fresh:
+            self._resume(forward, self._model)
+        waiting = [f for f, at in self._waiting.items() if at <= block and f not in fresh]
+        waiting += [f for f, place in self.stopped.items() if place is ENTRY]
+        for forward in sorted(waiting, key=lambda f: (f.number, not f.is_float)):
+            self._waiting.pop(forward, None)
+            self.stopped.pop(forward, None)
+            self._resume(forward)
+
+    def stop(self, place: Any) -> None:
+        """Pause the forward that this is called in, until `go_on`."""
+        current = current_forward()
+        assert current is not None
+        self.stopped[current] = place
+        self._parent.switch()
+
+    @torch.no_grad()
+    def go_on(self, forwards: Iterable[Forward]) -> None:
+        """Let stopped forwards run on, one after another, each until it waits, stops again, or ends."""
+        for forward in forwards:
+            del self.stopped[forward]
+            self._resume(forward)
+
+    def _resume(self, forward: Forward, *args: Any) -> None:
+        forward.switch(*args)
+        # Grad mode belongs to the thread, not to the greenlet: a forward that pauses inside a context of its own must not leak it.
+        torch.set_grad_enabled(False)
+        self.finished += bool(forward.dead)
+
+    def _way(self, index: int, plain: Callable[..., Any]) -> Callable[..., Any]:
+        def forward(*args: Any, **kwargs: Any) -> Any:
+            detour = self.detours.get(index)
+            return plain(*args, **kwargs) if detour is None else detour(plain, *args, **kwargs)
+
+        return forward
+
+    def _gate(self, index: int) -> Any:
+        def pause(*_: Any) -> None:
+            current = current_forward()
+            if index > self._released and current is not None:
+                self._waiting[current] = index
+                self._parent.switch()
+
+        return pause
+
+
+@contextmanager
+def without_cache(model: nn.Module) -> Iterator[None]:
+    """The model in evaluation mode and, where its config has the switch, without a key-value cache, which calibration would only fill.
+
+    Of models of several parts the config of the part that makes text has it.
+    """
+    config = cast("Any", getattr(model, "config", None))
+    configs = [config, config.get_text_config()] if hasattr(config, "get_text_config") else [config]
+    used = {id(c): (c, c.use_cache) for c in configs if getattr(c, "use_cache", None) is not None}
+    training = model.training
+    model.eval()
+    for c, _ in used.values():
+        c.use_cache = False
+    try:
+        yield
+    finally:
+        model.train(training)
+        for c, before in used.values():
+            c.use_cache = before
+
+
+@contextmanager
+def replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+    """While the body runs, ``forward`` stands in for the module's own; hooks go on as they do."""
+    own = module.__dict__.get("forward")  # of a module that others have wrapped
+    module.forward = forward
+    try:
+        yield
+    finally:
+        del module.forward
+        if own is not None:
+            module.forward = own

@@ -1,0 +1,131 @@
+"""Observe the activations of some layers and attention modules while forwards run through them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import attrs
+import torch
+from torch import nn
+
+from quark.calibration.lockstep import current_forward
+from quark.errors import CalibrationError, NonFiniteError
+from quark.modules import QuantizerModule
+from quark.modules.attention import KEY, PROBABILITIES, QUERY, VALUE
+from quark.quantizers import QParams
+from quark.quantizers.observer import Observer
+
+_EXPERT = re.compile(r"(\bexperts\.)\d+(\.)")
+"""The number of an expert in a layer's name."""
+
+_NAMES = {
+    "input_tensors": "input of '{}'",
+    "output_tensors": "output of '{}'",
+    PROBABILITIES: "attention probabilities of '{}'",
+    QUERY: "queries of '{}' after the rotary embedding",
+    KEY: "keys of '{}' after the rotary embedding",
+    VALUE: "values of '{}'",
+}
+
+
+@attrs.define(eq=False)
+class Observation:
+    """What is being collected of one activation.
+
+    Attributes:
+        owner: Full name of a layer, or of an attention module.
+        slot: ``input_tensors`` or ``output_tensors`` of a layer, or an attribute of an attention module (`quark.modules.attention`).
+        module: Quantizes it, with scales of what was seen.
+        observer: Sees.
+    """
+
+    owner: str
+    slot: str
+    module: QuantizerModule
+    observer: Observer
+
+    @property
+    def tensor(self) -> str:
+        """What people call it."""
+        return _NAMES[self.slot].format(self.owner)
+
+    @property
+    def has_seen(self) -> bool:
+        """Whether anything was seen."""
+        try:
+            self.observer.range()
+        except CalibrationError:
+            return False
+        return True
+
+    @property
+    def has_one_scale(self) -> bool:
+        """Whether it has one scale, and not one for each channel or block."""
+        return self.module.quantizer.empty_qparams((1, 1), "meta").scale.ndim == 0
+
+    def renew(self) -> None:
+        """Begin anew."""
+        self.observer = self.module.quantizer.observer()
+
+    def qparams(self) -> QParams:
+        """The scales of what was seen.
+
+        Raises:
+            NonFiniteError: NaN or Inf was seen.
+            CalibrationError: Nothing was seen.
+        """
+        try:
+            low, high = self.observer.range()
+        except CalibrationError as error:
+            cure = "Give data that use it" + (", or exclude it" if self.slot == "input_tensors" else "")
+            raise CalibrationError(f"no calibration batch reached '{self.owner}': its static scale would be made up. {cure}") from error
+        if not (torch.isfinite(low).all() and torch.isfinite(high).all()):
+            raise NonFiniteError(
+                f"the {self.tensor} holds NaN or Inf during calibration: the model overflows there (float16?), or weights or data are bad. "
+                "Layers of earlier blocks are quantized already: load the model again before the next try",
+                tensor=self.tensor,
+            )
+        return self.module.quantizer.qparams_from(self.observer)
+
+
+def expert_projection(layer: str) -> str | None:
+    """The name of a layer of an expert without the expert's number, which is that of its siblings too; None for other layers."""
+    return _EXPERT.sub(r"\1*\2", layer) if _EXPERT.search(layer) else None
+
+
+def expert_of(layer: str) -> str:
+    """Full name of the expert that a layer is of; the layer's own where it is of none."""
+    found = _EXPERT.search(layer)
+    return layer if found is None else layer[: found.end() - 1]
+
+
+def expert_layers_among(names: Iterable[str]) -> list[str]:
+    """Those names that are of layers of experts."""
+    return [name for name in names if _EXPERT.search(name)]
+
+
+@contextmanager
+def counting(model: nn.Module, names: Iterable[str]) -> Iterator[dict[str, int]]:
+    """Count the tokens that reach each of these layers while the body runs."""
+    tokens = dict.fromkeys(names, 0)
+
+    def see(name: str) -> Any:
+        def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
+            if is_counted():
+                tokens[name] += args[0].numel() // args[0].shape[-1]
+
+        return hook
+
+    with ExitStack() as stack:
+        for name in tokens:
+            stack.callback(model.get_submodule(name).register_forward_pre_hook(see(name)).remove)
+        yield tokens
+
+
+def is_counted() -> bool:
+    """Whether what runs now counts: what is computed for the sake of the float model does not, nor what is rehearsed and comes again."""
+    forward = current_forward()
+    return forward is None or not (forward.is_float or forward.rehearsal is not None)

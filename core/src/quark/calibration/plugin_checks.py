@@ -1,0 +1,264 @@
+"""Algorithms whose results are looked at before anything builds on them, and whose errors say whose they are.
+
+The checks cost about as much as rounding each weight to nearest once more. What they find is raised at the layer where it happened, by the
+name of the algorithm, its plugin and its version, and not noticed when a checkpoint turns out to compute something else.
+"""
+
+from __future__ import annotations
+
+import inspect
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor, nn
+
+from quark.algorithms import BlockAtHand, Figures, Problem, Rounding, Statistic, Transform
+from quark.calibration.finite import is_finite
+from quark.config.architecture import Architecture
+from quark.modules import QuantizedLayer
+from quark.plugins.attribution import Origin, attributed
+from quark.plugins.expected import described, lacking
+from quark.quantizers.on_grid import misfit
+
+_MEMBERS = {
+    "rounding": ("needs", "takes", "round"),
+    "transform": ("stage", "works_by_block", "needs", "outside", "apply", "rounding"),
+}
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_state_dict_hooks", "_load_state_dict_pre_hooks")
+
+
+def refuse_strange(algorithm: Any, kind: str, whose: Origin) -> None:
+    """Check that what an algorithm's processor has made can be asked for all that the pipeline asks.
+
+    Args:
+        algorithm: A rounding or a transform.
+        kind: ``"rounding"`` or ``"transform"``, as its record says.
+        whose: It is.
+
+    Raises:
+        PluginError: It lacks a member, or asks for statistics that are none.
+    """
+    if (complaint := lacking(algorithm, _MEMBERS[kind])) is not None:
+        raise whose.error(f"makes {described(algorithm)}, which {complaint}: a {kind} has {', '.join(_MEMBERS[kind])}")
+    needs = algorithm.needs
+    if not isinstance(needs, Sequence) or isinstance(needs, str):
+        raise whose.error(f"says needs={needs!r} where a sequence of statistics is wanted, such as ()")
+    for need in needs:
+        if not (isinstance(need, type) and issubclass(need, Statistic)):
+            raise whose.error(f"needs {described(need)}, which is no subclass of quark.algorithms.Statistic")
+        if inspect.isabstract(need):
+            raise whose.error(f"needs the statistic {need.__name__}, which does not define {', '.join(sorted(need.__abstractmethods__))}")
+
+
+class CheckedRounding:
+    """A rounding, its results looked at: every layer finite, on its grid, with its scales, and otherwise as it was.
+
+    Args:
+        rounding: Does the work.
+        whose: It is.
+    """
+
+    def __init__(self, rounding: Rounding, whose: Origin) -> None:
+        self._rounding = rounding
+        self._whose = whose
+        self.needs: Sequence[type[Statistic]] = rounding.needs
+
+    def takes(self, name: str) -> bool:
+        """As the rounding says."""
+        return self._rounding.takes(name)
+
+    def round(self, problem: Problem) -> Mapping[str, Figures]:
+        """As `quark.algorithms.Rounding.round`.
+
+        Raises:
+            PluginError: What it leaves cannot be built on, or it raised something itself.
+        """
+        before = {name: _LayerState.of(layer) for name, layer in problem.layers.items()}
+        with attributed(f"rounding {_some(problem.layers)}", self._whose):
+            said = self._rounding.round(problem)
+        for name, layer in problem.layers.items():
+            if (complaint := before[name].complaint(layer)) is not None:
+                raise self._whose.error(f"has rounded '{name}', which now {complaint}")
+        return checked_figures(said, set(problem.layers), self._whose)
+
+
+@attrs.frozen(eq=False)
+class _LayerState:
+    """What a rounding must leave as it is, and what it must replace."""
+
+    weight: Tensor
+    bias: Tensor | None
+    members: Mapping[str, tuple[str, ...]]
+    hooks: tuple[Any, ...]
+
+    @classmethod
+    def of(cls, layer: QuantizedLayer) -> _LayerState:
+        bias = getattr(layer, "bias", None)
+        kept = None if bias is None else bias.detach().clone()
+        return cls(layer.weight, kept, _members(layer), _hooks(layer))  # type: ignore[arg-type]
+
+    def complaint(self, layer: QuantizedLayer) -> str | None:
+        """What is wrong with the layer after it was rounded, as a predicate; None where nothing is."""
+        if (complaint := _differing(self.members, _members(layer))) is not None:
+            return complaint
+        if _hooks(layer) != self.hooks:
+            return "has other hooks: a rounding leaves none, and takes none away"
+        weight: Any = layer.weight
+        module = layer.weight_quantizer
+        assert module is not None
+        if module.qparams is None and not module.quantizer.is_float:
+            return "has no scales: its weight_quantizer's set_qparams was not called"
+        if not isinstance(weight, nn.Parameter):
+            return f"has {described(weight)} as its weight where a parameter is wanted"
+        for fact in ("shape", "dtype", "device"):
+            if getattr(weight, fact) != getattr(self.weight, fact):
+                return f"has a weight of {fact} {getattr(weight, fact)} where {getattr(self.weight, fact)} is wanted"
+        if weight.numel() and weight.data_ptr() == self.weight.data_ptr():
+            return "has the parameter it had: rounded values belong in a new one, since others may share the old"
+        if self.bias is not None and not _same(layer.bias, self.bias):
+            return "has another bias: a rounding changes weights alone"
+        return misfit(module.quantizer, module.qparams, weight.detach())
+
+
+class CheckedTransform:
+    """A transform, its results looked at: all finite, every parameter in its place, nothing left that a checkpoint could not hold.
+
+    Args:
+        transform: Does the work.
+        whose: It is.
+        runs_with_model: Whether its settings say that it leaves something in the model, which then is its own business.
+    """
+
+    def __init__(self, transform: Transform, whose: Origin, *, runs_with_model: bool) -> None:
+        self._transform = transform
+        self._whose = whose
+        self._leaves_something = runs_with_model
+        self.stage = transform.stage
+        self.works_by_block = transform.works_by_block
+        self.needs: Sequence[type[Statistic]] = transform.needs
+
+    def outside(self, model: nn.Module, architecture: Architecture) -> None:
+        """As the transform's."""
+        with attributed("changing what lies outside the blocks", self._whose):
+            self._transform.outside(model, architecture)
+
+    def apply(self, block: BlockAtHand) -> Mapping[str, Figures]:
+        """As `quark.algorithms.Transform.apply`.
+
+        Raises:
+            PluginError: What it leaves cannot be built on, or it raised something itself.
+        """
+        before = _BlockState.of(block.module, set(block.configs))
+        with attributed(f"changing '{block.name}'", self._whose):
+            said = self._transform.apply(block)
+        if (complaint := before.complaint(block.module, strict=not self._leaves_something)) is not None:
+            raise self._whose.error(f"has changed '{block.name}', in which {complaint}")
+        return checked_figures(said, None, self._whose)
+
+    def rounding(self) -> Rounding | None:
+        """As the transform's."""
+        return self._transform.rounding()
+
+
+@attrs.frozen(eq=False)
+class _BlockState:
+    """What a transform must leave as it is in a block, by the names of its modules."""
+
+    modules: Mapping[str, nn.Module]
+    members: Mapping[str, Mapping[str, tuple[str, ...]]]
+    hooks: Mapping[str, tuple[Any, ...]]
+    shapes: Mapping[str, tuple[torch.Size, torch.dtype]]
+    not_finite: frozenset[str]
+
+    @classmethod
+    def of(cls, block: nn.Module, planned: set[str]) -> _BlockState:
+        """State of a block; layers that are ``planned`` to be quantized are known to be finite."""
+        modules = dict(block.named_modules())
+        others = ((n, p) for n, p in block.named_parameters() if n.rpartition(".")[0] not in planned)
+        return cls(
+            modules,
+            {name: _members(module) for name, module in modules.items()},
+            {name: _hooks(module) for name, module in modules.items()},
+            {name: (p.shape, p.dtype) for name, p in block.named_parameters()},
+            frozenset(name for name, p in others if not _is_finite(p)),
+        )
+
+    def complaint(self, block: nn.Module, *, strict: bool) -> str | None:
+        """What is wrong with the block, as a main clause; ``strict`` where nothing but values may differ."""
+        if strict:
+            modules = dict(block.named_modules())
+            if modules.keys() != self.modules.keys() or any(modules[n] is not m for n, m in self.modules.items()):
+                changed = sorted({n for n in {*modules, *self.modules} if modules.get(n) is not self.modules.get(n)})
+                return f"'{changed[0]}' is another module: a checkpoint could not say so"
+            for name, module in modules.items():
+                if (complaint := _differing(self.members[name], _members(module))) is not None:
+                    return f"'{name}' {complaint}"
+                if _hooks(module) != self.hooks[name]:
+                    return f"'{name}' has other hooks, which no checkpoint holds: settings of such algorithms say runs_with_model()"
+        for name, parameter in block.named_parameters():
+            if name in self.shapes and (parameter.shape, parameter.dtype) != self.shapes[name]:
+                return f"'{name}' is {parameter.dtype}{list(parameter.shape)} where {self.shapes[name][1]}{list(self.shapes[name][0])} was"
+            if name not in self.not_finite and not _is_finite(parameter):
+                return f"'{name}' holds NaN or Inf"
+        return None
+
+
+def checked_figures(said: Any, layers: set[str] | None, whose: Origin) -> Mapping[str, Figures]:
+    """What an algorithm has to report, if it is what it should be.
+
+    Args:
+        said: By layer.
+        layers: Of which it may speak; None for any.
+        whose: Who speaks.
+
+    Raises:
+        PluginError: It is no mapping of layers to mappings of JSON values.
+    """
+    if not isinstance(said, Mapping) or not all(isinstance(figures, Mapping) for figures in said.values()):
+        raise whose.error(f"reports {described(said)} where a mapping is wanted, from names of layers to mappings of figures")
+    if layers is not None and (strange := [name for name in said if name not in layers]):
+        raise whose.error(f"reports figures of '{strange[0]}', which it was not given")
+    try:
+        json.dumps({name: dict(figures) for name, figures in said.items()})
+    except (TypeError, ValueError) as error:
+        raise whose.error(f"reports figures that are no JSON values ({error}): give floats, integers, strings") from error
+    return said
+
+
+def _members(module: nn.Module) -> dict[str, tuple[str, ...]]:
+    """Names of what a module holds. A bias that is None is a place for one, and counts where there is one."""
+    return {
+        "parameter": tuple(name for name, p in module._parameters.items() if p is not None),
+        "buffer": tuple(name for name, b in module._buffers.items() if b is not None),
+        "module": tuple(name for name, m in module._modules.items() if m is not None),
+    }
+
+
+def _differing(before: Mapping[str, tuple[str, ...]], after: Mapping[str, tuple[str, ...]]) -> str | None:
+    for kind, names in before.items():
+        if added := [name for name in after[kind] if name not in names]:
+            return f"has a new {kind} '{added[0]}', for which a checkpoint of this model has no place"
+        if gone := [name for name in names if name not in after[kind]]:
+            return f"lacks its {kind} '{gone[0]}'"
+    return None
+
+
+def _hooks(module: nn.Module) -> tuple[Any, ...]:
+    return tuple(tuple((getattr(module, name, None) or {}).items()) for name in _HOOKS)
+
+
+def _is_finite(parameter: Tensor) -> bool:
+    return parameter.is_meta or not parameter.is_floating_point() or is_finite(parameter.detach())
+
+
+def _same(found: Any, kept: Tensor) -> bool:
+    return isinstance(found, Tensor) and found.dtype == kept.dtype and torch.equal(found.detach(), kept)
+
+
+def _some(names: Iterable[str]) -> str:
+    """The first of some names, and how many more there are."""
+    first, *rest = names
+    return f"'{first}'" + (f" and {len(rest)} more" if rest else "")

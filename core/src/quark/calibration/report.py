@@ -1,0 +1,118 @@
+"""Findings: what a run has to say about the layers it rounded, and about those that calibration hardly reached."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import attrs
+
+from quark.calibration.rounding_validation import REASON
+from quark.log import get_logger
+from quark.names import folded
+
+FEW = 0.05
+"""A layer of an expert has few tokens if it has less than this share of what its siblings have on average."""
+
+
+@attrs.define(eq=False)
+class Findings:
+    """What was found, by full name of the layer; JSON values.
+
+    Attributes:
+        layers: Figures of each layer that calibrated rounding has rounded: ``tokens``, and what the algorithm says (damping, errors, …).
+        tokens: How many tokens reached each layer of an expert.
+        transformed: What transforms say of layers and blocks.
+        judged: Of transforms that change the whole model, by name: errors before and after, and whether they were applied.
+        idle: Which of the run's transforms, by their place in its order, have left every block as it was.
+        unreached: Layers that the rounding was to round by their inputs, and that got none: they are rounded to nearest.
+    """
+
+    layers: dict[str, dict[str, Any]] = attrs.field(factory=dict)
+    tokens: dict[str, int] = attrs.field(factory=dict)
+    unreached: list[str] = attrs.field(factory=list)
+    transformed: dict[str, dict[str, Any]] = attrs.field(factory=dict)
+    judged: dict[str, dict[str, Any]] = attrs.field(factory=dict)
+    idle: list[int] = attrs.field(factory=list)
+
+    def add(self, figures: Mapping[str, dict[str, Any]]) -> None:
+        """Take in the figures of more layers."""
+        self.layers |= figures
+
+    def count(self, tokens: Mapping[str, int]) -> None:
+        """Take in token counts of one block's experts."""
+        self.tokens |= tokens
+
+    def missed(self, names: Iterable[str]) -> None:
+        """Layers that are for the rounding, and that no token has reached."""
+        self.unreached += names
+
+    def remarks(self) -> Iterator[str]:
+        """What people may want to know, all being well."""
+        if self.tokens:
+            counts = f"{min(self.tokens.values())} to {max(self.tokens.values())} tokens, {self._mean_tokens:.0f} on average"
+            yield f"Calibration reached {len(self.tokens)} layers of experts with {counts}."
+
+    def lines(self) -> Iterator[str]:
+        """What people should know, as it may call for another run."""
+        few = {n: t for n, t in self.tokens.items() if t < FEW * self._mean_tokens}
+        if few:
+            worst = min(few, key=lambda n: few[n])
+            yield (
+                f"{len(few)} of {len(self.tokens)} layers of experts got less than {FEW:.0%} of the average of "
+                f"{self._mean_tokens:.0f} tokens; the least, '{worst}', {few[worst]}. More data, or calibrate_all_experts=True, reach them."
+            )
+        few_layers = [n for n, figures in self.layers.items() if figures.get("few_tokens")]
+        if few_layers:
+            fewest = min(self.layers[name]["tokens"] for name in few_layers)
+            yield (
+                f"{len(few_layers)} of {len(self.layers)} layers got fewer tokens than they have input channels, {fewest} at the least: "
+                f"{folded(few_layers)}. They are rounded more cautiously. More data do better."
+            )
+        if any(figures.get("held_out") is False for figures in (*self.transformed.values(), *self.judged.values())):
+            yield (
+                "What transforms do was validated on the tokens that they were made from: of so few, none could be held out. More "
+                "calibration data do better."
+            )
+        yield from self._validated()
+        if self.unreached:
+            yield (
+                f"No calibration token reached {len(self.unreached)} layer(s): {folded(self.unreached)}. "
+                "Their weights are rounded to nearest."
+            )
+
+    def _validated(self) -> Iterator[str]:
+        """Of layers that were rounded to nearest instead of by the algorithm."""
+        worse = {n: f["held_out_error"] for n, f in self.layers.items() if REASON in f and "held_out_error" in f}
+        if worse:
+            worst = max(worse, key=lambda n: worse[n])
+            yield (
+                f"{len(worse)} of {len(self.layers)} layers are rounded to nearest, since the algorithm does worse on held-out tokens; the "
+                f"worst is '{worst}' with {worse[worst]:.3g} times the error. More data, or another algorithm, do better."
+            )
+        refused = {n: f[REASON] for n, f in self.layers.items() if REASON in f and n not in worse}
+        if refused:
+            first = next(iter(refused))
+            yield f"{len(refused)} of {len(self.layers)} layers are rounded to nearest; the first is '{first}': {refused[first]}."
+
+    def log(self) -> None:
+        """Tell people."""
+        for line in self.remarks():
+            get_logger(__name__).info(line)
+        for line in self.lines():
+            get_logger(__name__).warning(line)
+
+    @property
+    def _mean_tokens(self) -> float:
+        """Of the layers of experts."""
+        return sum(self.tokens.values()) / max(len(self.tokens), 1)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON form."""
+        return {
+            "layers": self.layers,
+            "expert_tokens": self.tokens,
+            "unreached": self.unreached,
+            "transformed": self.transformed,
+            "judged": self.judged,
+        }

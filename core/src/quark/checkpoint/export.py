@@ -1,0 +1,194 @@
+"""The documented ways to export: a function, and the class of older releases. Which exporter does it is a name in the registry."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from quark.checkpoint.atomic_directory import building
+from quark.checkpoint.destination import refuse_used_directory
+from quark.checkpoint.exporter import Exporter, ExportOptions, Tokenizer
+from quark.config.export import ExporterConfig, JsonExporterConfig
+from quark.config.model import QConfig
+from quark.errors import ConfigError, UnknownNameError
+from quark.planning.one_layer import as_model
+from quark.plugins import exporters
+from quark.plugins.attribution import attributed, origin
+from quark.plugins.options import Option, called, checked, options_of
+
+
+def exporter_of(name: str, options: ExportOptions | None = None) -> Exporter:
+    """The registered exporter of that name, made with the options of its own.
+
+    Raises:
+        UnknownNameError: There is none.
+        ConfigError: (a ValueError) It has no such option, or refuses its value.
+        PluginError: What is registered cannot be made, or has no method ``export``.
+    """
+    own = {} if options is None else options.own
+    try:
+        kind = exporters().load(name, "exporter")
+    except UnknownNameError as error:
+        cure = f"Exporters come with plugins: install a distribution that registers '{name}' in its hook quark_register_exporters"
+        raise UnknownNameError(f"{error} {cure}", kind=error.kind, name=error.name, known=error.known) from None
+    whose = origin("exporters", name)
+    with attributed("being made", whose):
+        made: Exporter = called(str(whose), kind, checked(f"the exporter '{name}'", options_of(kind), own)) if own else kind()
+    if not callable(getattr(made, "export", None)):
+        raise whose.error("has no method 'export'")
+    return made
+
+
+def exporter_options(name: str) -> tuple[Option, ...]:
+    """What can be chosen of an export: options of the exporter's own, then those of every exporter, the fields of `ExportOptions`."""
+    own = options_of(exporters().load(name, "exporter"))
+    return (*own, *options_of(ExportOptions, without=("own", "tokenizer", *(option.name for option in own))))
+
+
+def export_options(name: str, given: Mapping[str, Any], tokenizer: Tokenizer | None = None) -> ExportOptions:
+    """Options for an exporter, those of its own among them, from one mapping.
+
+    Raises:
+        ConfigError: (a ValueError) There is no such option, or a value cannot be used; lists what there is.
+    """
+    whose, own = f"the exporter '{name}'", {option.name for option in options_of(exporters().load(name, "exporter"))}
+    values = checked(whose, exporter_options(name), given)
+    common = {key: value for key, value in values.items() if key not in own}
+    JsonExporterConfig(**{key: value for key, value in common.items() if key in ("weight_format", "pack_method")})  # refuses others
+    make = functools.partial(ExportOptions, own={key: values[key] for key in values if key in own}, tokenizer=tokenizer)
+    options: ExportOptions = called(whose, make, common)
+    exporter_of(name, options)  # a value that the exporter refuses is told before any work
+    return options
+
+
+@contextmanager
+def exporting(name: str, out: Path, *, overwrite: bool = False) -> Iterator[Path]:
+    """An empty directory for the exporter of that name, moved to ``out`` when the body ends well; nothing is left where it does not.
+
+    Raises:
+        OutputError: ``out`` is in use, or cannot be written.
+        PluginError: Nothing was written.
+    """
+    with building(out, overwrite=overwrite) as directory:
+        yield directory
+        if not any(directory.iterdir()):
+            raise origin("exporters", name).error(f"has written nothing to '{out}'")
+
+
+def export_with(name: str, model: nn.Module, output_dir: str | Path, options: ExportOptions | None = None) -> None:
+    """Export with the registered exporter of that name.
+
+    Raises:
+        UnknownNameError: There is none.
+        OutputError: The directory is in use, or cannot be written.
+        ConfigError: The model has not been quantized.
+        PluginError: The exporter is broken.
+    """
+    options = options or ExportOptions()
+    exporter = exporter_of(name, options)
+    refuse_used_directory(Path(output_dir), overwrite=options.overwrite)
+    if not getattr(model, "quark_quantized", False):
+        raise ConfigError("this model has not been quantized: give ModelQuantizer(config).quantize_model(model) what it needs, then export")
+    place = exporting(name, Path(output_dir), overwrite=options.overwrite)
+    with place as directory, attributed(f"writing '{output_dir}'", origin("exporters", name)):
+        exporter.export(as_model(model), directory, options)
+
+
+def export_safetensors(
+    model: nn.Module,
+    output_dir: str | Path,
+    custom_mode: str = "quark",
+    weight_format: str | None = None,
+    pack_method: str = "reorder",
+    *,
+    overwrite: bool = False,
+) -> None:
+    """Write a quantized model as a checkpoint in Hugging Face form. One that is no transformers model is read back into a float one.
+
+    Args:
+        model: What `ModelQuantizer.quantize_model` returned.
+        output_dir: Does not exist, is empty, or holds a tokenizer or a processor, which stays.
+        custom_mode: Name of an exporter; ``"quark"`` is the Quark layout.
+        weight_format: ``"real_quantized"`` (None too) stores codes; ``"fake_quantized"`` the rounded values, which the reader here and
+            transformers with it load to the same model. Other runtimes pass that setting over: a warning says so.
+        pack_method: ``"reorder"`` or ``"order"``.
+        overwrite: Replace an earlier export in ``output_dir``, once the new one is complete. Nothing else is ever deleted.
+
+    Raises:
+        ConfigError, UnknownNameError: (ValueErrors) An argument is out of its range.
+        OutputError: The directory is in use, or cannot be written.
+    """
+    checked = JsonExporterConfig(weight_format=weight_format or "real_quantized", pack_method=pack_method)
+    options = ExportOptions(weight_format=checked.weight_format, pack_method=checked.pack_method, overwrite=overwrite)
+    export_with(custom_mode, model, output_dir, options)
+
+
+class ModelExporter:
+    """The documented exporter class of older releases.
+
+    Args:
+        config: What to write and how; a path in its place is taken as ``export_dir``.
+        export_dir: Where to; created where it does not exist.
+    """
+
+    def __init__(self, config: ExporterConfig | str | Path | None = None, export_dir: str | Path | None = None) -> None:
+        if isinstance(config, str | Path):
+            config, export_dir = None, config
+        self.config = config or ExporterConfig()
+        self.export_dir = Path(tempfile.gettempdir() if export_dir is None else export_dir)
+
+    def export_safetensors_model(
+        self,
+        model: nn.Module,
+        quant_config: QConfig | None = None,
+        custom_mode: str = "quark",
+        tokenizer: Tokenizer | None = None,
+        overwrite: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        """Write a checkpoint in Hugging Face form, with its tokenizer where one is given.
+
+        Args:
+            model: A quantized model.
+            quant_config: Documented; the model knows its own.
+            custom_mode: Name of an exporter.
+            tokenizer: Saved beside the weights.
+            overwrite: As of `export_safetensors`.
+            kwargs: Documented for older releases; none has an effect.
+        """
+        json_config = self.config.json_export_config
+        options = ExportOptions(
+            weight_format=json_config.weight_format,
+            pack_method=json_config.pack_method,
+            kv_cache_group=tuple(json_config.kv_cache_group),
+            min_kv_scale=json_config.min_kv_scale,
+            overwrite=overwrite,
+            tokenizer=tokenizer,
+        )
+        export_with(custom_mode, model, self.export_dir, options)
+
+    export_quark_model = export_safetensors_model
+
+    def export_onnx_model(
+        self, model: nn.Module, input_args: Any, input_names: Iterable[str] = (), output_names: Iterable[str] = ()
+    ) -> None:
+        """Write an ONNX file, with the exporter that some plugin registers as ``onnx``.
+
+        Raises:
+            UnknownNameError: No installed plugin does.
+        """
+        export_with("onnx", model, self.export_dir)
+
+    def export_gguf_model(self, model: nn.Module, tokenizer_path: str, model_type: str) -> None:
+        """Write a GGUF file, with the exporter that some plugin registers as ``gguf``.
+
+        Raises:
+            UnknownNameError: No installed plugin does.
+        """
+        export_with("gguf", model, self.export_dir)

@@ -1,0 +1,103 @@
+"""Who brought what a checkpoint is made of: the block ``plugins`` of its ``quantization_config``, written and looked at on reading.
+
+The block is one of our own; AMD Quark 0.13, transformers and vLLM read the keys that they know and pass it over::
+
+    {"formats": {"acme_nf3": {"distribution": "acme-quant", "version": "0.1.0", "layout_version": 1}},
+     "observers": {"AcmeRmsObserver": {…}}, "algorithms": {"acme_weighted": {…}}}
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from quark.config.layer import TensorSpec, stages
+from quark.config.model import QConfig
+from quark.errors import CheckpointError, UnknownNameError
+from quark.plugins import Registry, algorithms, formats, observers
+from quark.quantizers import settled
+
+KEY = "plugins"
+"""Of the block in ``quantization_config``."""
+
+_DISTRIBUTION, _VERSION = r"[a-z0-9]+(-[a-z0-9]+)*", r"[0-9a-z.+!-]+"
+
+
+def provenance(config: QConfig) -> dict[str, Any]:
+    """The distributions and versions of every format, observer and algorithm that a configuration names, JSON values."""
+    specs = [stage for spec in _specs(config) for stage in (*stages(spec), *settled(spec))]
+    names = {stage.dtype.name for stage in specs}
+    classes = {s.observer_cls if isinstance(s.observer_cls, str) else s.observer_cls.__name__ for s in specs if s.observer_cls is not None}
+    return {
+        "formats": {name: _entry(formats(), name) | {"layout_version": formats().get(name).layout_version} for name in sorted(names)},
+        "observers": {record.class_name: _entry(observers(), record.name) for record in observers() if record.class_name in classes},
+        "algorithms": {a.name: _entry(algorithms(), a.name) for a in config.algo_config or () if a.name in algorithms()},
+    }
+
+
+def refuse_unreadable(config: QConfig, checkpoint: str = "the checkpoint") -> None:
+    """Check that the formats and observers that a checkpoint was written with are here, and read its layout.
+
+    Checkpoints that do not say who brought them, of others or of earlier versions, are taken as they are.
+
+    Args:
+        config: As read, with `QConfig.written_with`.
+        checkpoint: Which it is, for messages.
+
+    Raises:
+        UnknownNameError: A format or an observer is not installed; says which distribution brought it.
+        CheckpointError: A format lies in the checkpoint in another layout than that of the installed distribution.
+    """
+    said = config.written_with
+    for name, entry in _entries(said, "formats"):
+        _require(formats(), name, entry, checkpoint)
+        version, known = entry.get("layout_version"), formats().get(name).layout_version
+        if isinstance(version, int) and not isinstance(version, bool) and version != known:
+            source = formats().source(name)
+            cure = f"pip install --upgrade {source.distribution}" if version > known else "install the version that wrote it, to read it"
+            raise CheckpointError(
+                f"{checkpoint} holds the format '{name}' in layout {version}, written with {_who(entry)}; {source.distribution} "
+                f"{source.version}, which is installed, reads layout {known}: {cure}"
+            )
+    by_class = {record.class_name for record in observers()}
+    for name, entry in _entries(said, "observers"):
+        if name not in by_class:
+            _require(observers(), name, entry, checkpoint)
+
+
+def _specs(config: QConfig) -> Iterator[TensorSpec]:
+    by_name = (config.layer_type_quant_config, config.layer_quant_config, config.kv_cache_quant_config)
+    for layer in (config.global_quant_config, *(layer for layers in by_name for layer in layers.values())):
+        yield from (s for s in (layer.weight, layer.bias, layer.input_tensors, layer.output_tensors) if s is not None)
+    if config.softmax_quant_spec is not None:
+        yield config.softmax_quant_spec
+
+
+def _entry(registry: Registry[Any], name: str) -> dict[str, str]:
+    source = registry.source(name)
+    return {"distribution": source.distribution, "version": source.version}
+
+
+def _entries(said: Any, kind: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Entries of one kind; whatever is not of the right form says nothing."""
+    found = said.get(kind) if isinstance(said, Mapping) else None
+    for name, entry in found.items() if isinstance(found, Mapping) else ():
+        if isinstance(entry, Mapping):
+            yield str(name), entry
+
+
+def _require(registry: Registry[Any], name: str, entry: Mapping[str, Any], checkpoint: str) -> None:
+    try:
+        registry.get(name)
+    except UnknownNameError as error:
+        cure = f"{checkpoint} was written with the {registry.kind.name} '{name}' of {_who(entry)}: install that; {error}"
+        raise UnknownNameError(cure, kind=error.kind, name=error.name, known=error.known) from None
+
+
+def _who(entry: Mapping[str, Any]) -> str:
+    """Distribution and version, if they look like such: anybody may have written the file."""
+    distribution, version = str(entry.get("distribution", "")), str(entry.get("version", ""))
+    if not re.fullmatch(_DISTRIBUTION, distribution):
+        return "a distribution that it does not name"
+    return f"{distribution} {version}" if re.fullmatch(_VERSION, version) else distribution

@@ -1,0 +1,72 @@
+"""Algorithms that leave something in a model beside its weights put it back when a checkpoint is read; they are found by name."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor, nn
+
+from quark.config.algorithm import AlgoConfig, StoredAlgoConfig
+from quark.config.model import QConfig
+from quark.errors import MissingPluginError, UnsupportedError
+from quark.plugins import algorithms
+from quark.templates.algorithms import algo_config_from_dict
+
+
+class Restorer(Protocol):
+    """Puts back what one algorithm left in a model. It is made with the algorithm's settings, as the checkpoint has them."""
+
+    def restore(self, model: nn.Module, config: QConfig) -> None:
+        """Change a model of float structure, its experts separate, before its layers are replaced and tensors are loaded.
+
+        Hooks on layers outlive the replacement. Tensors that the checkpoint holds for this algorithm need places: buffers of the model.
+
+        Raises:
+            CheckpointError: The settings do not fit the model.
+        """
+
+    def place_of(self, name: str, tensor: Tensor) -> str:
+        """The full name under which the restored model has a place for a tensor of the checkpoint; ``name`` itself for those of others."""
+
+
+def restorers_of(config: QConfig) -> list[Restorer]:
+    """A restorer for each algorithm of a checkpoint that runs with the model.
+
+    Raises:
+        MissingPluginError: The checkpoint says that one runs with the model, and it is not installed.
+        UnsupportedError: It is, and puts nothing back.
+        ConfigError: Its settings are none of its own.
+    """
+    found: list[Restorer] = []
+    for settings in config.algo_config or ():
+        if settings.name not in algorithms():
+            if settings.runs_with_model():
+                raise MissingPluginError(
+                    f"the model was quantized with the algorithm '{settings.name}', which runs with the model, and no installed "
+                    f"distribution brings it: pip install {algorithms().kind.distribution}, or what else registers '{settings.name}'"
+                )
+            continue
+        own = _own(settings)
+        if own.runs_with_model():
+            if algorithms().get(settings.name).restorer is None:
+                source = algorithms().source(settings.name)
+                raise UnsupportedError(
+                    f"the model was quantized with the algorithm '{settings.name}', which runs with the model, and {source.distribution} "
+                    f"{source.version} cannot put it back: install a later one"
+                )
+            found.append(algorithms().load(settings.name, "restorer")(own))
+    return found
+
+
+def missing_algorithms(config: QConfig) -> list[str]:
+    """Names of the algorithms of a checkpoint that are not installed: tensors that nothing has a place for may be theirs."""
+    return [settings.name for settings in config.algo_config or () if settings.name not in algorithms()]
+
+
+def _own(settings: AlgoConfig) -> AlgoConfig:
+    """The algorithm's own settings, of those that a checkpoint holds."""
+    if not isinstance(settings, StoredAlgoConfig):
+        return settings
+    if algorithms().get(settings.name).restorer is None and not settings.is_run:
+        return settings  # nothing to put back: what its settings are need not be known
+    return algo_config_from_dict(settings.to_dict())

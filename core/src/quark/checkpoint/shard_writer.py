@@ -1,0 +1,221 @@
+"""Write safetensors in a stream: two parts at a time are in memory, whatever the size of the model.
+
+Sizes are known beforehand from meta tensors, so every header is written first, every tensor has its place in a file from then on, and parts
+may come in any order. Source: the safetensors format, version 0.4.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import attrs
+import torch
+from torch import Tensor
+
+from quark.errors import UnsupportedError
+from quark.hf.shards import INDEX, SINGLE
+from quark.names import folded
+
+NAMES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.float8_e4m3fn: "F8_E4M3",
+    torch.float8_e5m2: "F8_E5M2",
+    torch.float8_e8m0fnu: "F8_E8M0",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+"""Torch dtype → its name in a safetensors header."""
+
+
+@attrs.frozen(eq=False)
+class Part:
+    """Tensors that are made together, such as those of one layer; a part is never split over two files.
+
+    Attributes:
+        meta: Meta tensors by full name: shapes and dtypes, known before anything is made.
+        make: Makes them, under the same names.
+    """
+
+    meta: Mapping[str, Tensor]
+    make: Callable[[], Mapping[str, Tensor]]
+
+
+def write_shards(parts: Sequence[Part], directory: Path, max_shard_bytes: int) -> None:
+    """Write parts in their order, all at once; raises as `ShardWriter`."""
+    with ShardWriter([part.meta for part in parts], directory, max_shard_bytes) as writer:
+        for part in parts:
+            writer.write(part)
+        writer.finish()
+
+
+@attrs.frozen(eq=False)
+class _Place:
+    """Where a tensor lies: in which file, from which byte on, and what it is."""
+
+    file: int
+    offset: int
+    meta: Tensor
+
+
+class ShardWriter:
+    """``model.safetensors``, or several shards and their index where one file would be too large, filled part by part.
+
+    Which bytes go where is fixed by what is announced, not by the order in which it comes. Use as a context manager: it closes the files.
+
+    Args:
+        announced: Meta tensors by full name, for each part; the order is that of the files.
+        directory: Where to; it exists.
+        max_shard_bytes: Largest size of the tensors in one file; a larger part has a file of its own.
+
+    Raises:
+        UnsupportedError: A dtype has no name in the format.
+        OSError: From the file system; with ``ENOSPC`` before anything is written where the tensors cannot fit.
+    """
+
+    def __init__(self, announced: Iterable[Mapping[str, Tensor]], directory: Path, max_shard_bytes: int) -> None:
+        self._directory = directory
+        shards = _shards(list(announced), max_shard_bytes)
+        headers = [_header(shard) for shard in shards]
+        names = _file_names(len(shards))
+        self._size = sum(_size(part) for shard in shards for part in shard)
+        self._names = names
+        self._places: dict[str, _Place] = {}
+        for i, (shard, header) in enumerate(zip(shards, headers, strict=True)):
+            offset = len(header)
+            for name, meta in ((n, t) for part in shard for n, t in part.items()):
+                self._places[name] = _Place(i, offset, meta)
+                offset += _bytes(meta)
+        self._left = set(self._places)
+        _refuse_small_disk(self._size, directory)
+        self._files: list[int] = []
+        with ExitStack() as stack:
+            for name, header in zip(names, headers, strict=True):
+                self._files.append(os.open(directory / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644))
+                stack.callback(os.close, self._files[-1])
+                _write_at(self._files[-1], memoryview(header), 0)
+            # While one part goes to its file the next is made: two are in memory at most.
+            self._thread = stack.enter_context(ThreadPoolExecutor(max_workers=1))
+            self._closing = stack.pop_all()
+        self._pending: Future[None] | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        self._closing.close()
+
+    def __contains__(self, name: object) -> bool:
+        """Whether a tensor of that full name was announced."""
+        return name in self._places
+
+    def write(self, part: Part) -> None:
+        """Make a part and write it, to the places of its tensors; the writing may still go on when this returns."""
+        made = [(self._places[name], _checked(name, tensor, self._places[name].meta)) for name, tensor in _made(part)]
+        self._wait()
+        self._left.difference_update(part.meta)
+        self._pending = self._thread.submit(self._write_all, made)
+
+    def finish(self) -> None:
+        """Wait for all that is being written, and write the index.
+
+        Raises:
+            RuntimeError: Something that was announced has not been written.
+        """
+        self._wait()
+        if self._left:
+            raise RuntimeError(f"{len(self._left)} announced tensor(s) were not written: {folded(sorted(self._left))}")
+        if len(self._files) > 1:
+            weight_map = {name: self._names[place.file] for name, place in sorted(self._places.items())}
+            index = {"metadata": {"total_size": self._size}, "weight_map": weight_map}
+            (self._directory / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+
+    def _wait(self) -> None:
+        if self._pending is not None:
+            self._pending.result()
+        self._pending = None
+
+    def _write_all(self, tensors: Sequence[tuple[_Place, Tensor]]) -> None:
+        for place, tensor in tensors:
+            _write_at(self._files[place.file], memoryview(tensor.numpy().data), place.offset)
+
+
+def _file_names(count: int) -> list[str]:
+    return [SINGLE] if count == 1 else [f"model-{i + 1:05d}-of-{count:05d}.safetensors" for i in range(count)]
+
+
+def _refuse_small_disk(size: int, directory: Path) -> None:
+    if size > shutil.disk_usage(directory).free:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(directory))
+
+
+def _bytes(tensor: Tensor) -> int:
+    return tensor.numel() * tensor.element_size()
+
+
+def _size(part: Mapping[str, Tensor]) -> int:
+    return sum(_bytes(t) for t in part.values())
+
+
+def _shards(parts: Sequence[Mapping[str, Tensor]], limit: int) -> list[list[Mapping[str, Tensor]]]:
+    shards: list[list[Mapping[str, Tensor]]] = [[]]
+    size = 0
+    for part in parts:
+        if shards[-1] and size + _size(part) > limit:
+            shards.append([])
+            size = 0
+        shards[-1].append(part)
+        size += _size(part)
+    return shards
+
+
+def _header(parts: Sequence[Mapping[str, Tensor]]) -> bytes:
+    """All that stands before the data in a file."""
+    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
+    offset = 0
+    for name, tensor in ((n, t) for part in parts for n, t in part.items()):
+        if tensor.dtype not in NAMES:
+            raise UnsupportedError(f"'{name}' is of {tensor.dtype}, which safetensors cannot hold: quantize it, or convert the model first")
+        end = offset + _bytes(tensor)
+        header[name] = {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, end]}
+        offset = end
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return len(text).to_bytes(8, "little") + text
+
+
+def _made(part: Part) -> Iterable[tuple[str, Tensor]]:
+    """A part's tensors, in the order in which they were announced."""
+    made = part.make()
+    return [(name, made[name]) for name in part.meta]
+
+
+def _checked(name: str, tensor: Tensor, expected: Tensor) -> Tensor:
+    """The bytes of a tensor, if it is what was announced."""
+    if tensor.shape != expected.shape or tensor.dtype != expected.dtype:
+        raise RuntimeError(
+            f"'{name}' was announced as {expected.dtype}{list(expected.shape)} and made as {tensor.dtype}{list(tensor.shape)}"
+        )
+    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+
+
+def _write_at(file: int, data: memoryview, offset: int) -> None:
+    """Write all of ``data``; one call may write less than it is given."""
+    done = 0
+    while done < data.nbytes:
+        done += os.pwrite(file, data[done:], offset + done)

@@ -1,0 +1,38 @@
+"""Names of a layer's tensors in a checkpoint, and where they lie in a packed layer. Source: spec of the checkpoint format, §2 and §8.1."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from quark.modules.attention import PROBABILITIES
+from quark.modules.packed_layers import PREFIXES, SLOTS, is_flat
+
+_PROBABILITIES = "prob_output_"
+
+_ATTRIBUTES = {prefix: SLOTS[slot] for slot, prefix in PREFIXES.items()}
+
+
+def checkpoint_name(layer: str, slot: str, suffix: str) -> str:
+    """Full name of a tensor: ``model.layers.0.mlp.up_proj`` + weight + scale → ``….up_proj.weight_scale``."""
+    return f"{layer}.{PREFIXES[slot]}_{suffix}" if suffix else f"{layer}.{PREFIXES[slot]}"
+
+
+def probabilities_name(attention: str, suffix: str) -> str:
+    """Full name of a tensor of attention probabilities: ``model.layers.0.self_attn`` + scale → ``….self_attn.prob_output_scale``."""
+    return f"{attention}.{_PROBABILITIES}{suffix}"
+
+
+def attention_attribute(name: str) -> str:
+    """Path of a checkpoint tensor inside its attention module: ``prob_output_scale`` → ``prob_output_quantizer.scale``; others stay."""
+    return f"{PROBABILITIES}.{name.removeprefix(_PROBABILITIES)}" if name.startswith(_PROBABILITIES) else name
+
+
+def has_probabilities(names: Iterable[str]) -> bool:
+    """Whether tensors of attention probabilities are among these full names."""
+    return any(name.rpartition(".")[2].startswith(_PROBABILITIES) for name in names)
+
+
+def packed_attribute(name: str) -> str:
+    """Path of a checkpoint tensor inside its packed layer: ``weight_scale`` → ``weight_quantizer.scale``; others stay."""
+    prefix, _, suffix = name.partition("_")
+    return f"{_ATTRIBUTES[prefix]}.{suffix}" if suffix and prefix in _ATTRIBUTES and not is_flat(suffix) else name

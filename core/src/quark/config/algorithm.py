@@ -1,0 +1,84 @@
+"""AlgoConfig: the base of every algorithm's configuration."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+
+from quark.config.architecture import Architecture
+from quark.config.dataclass_view import with_dataclass_view
+
+
+@with_dataclass_view
+@attrs.define(kw_only=True)
+class AlgoConfig:
+    """Settings of one algorithm. Each algorithm's own class derives from it, in the plugin that brings the algorithm.
+
+    Attributes:
+        name: Registered name of the algorithm, as written to JSON.
+    """
+
+    name: str
+
+    @classmethod
+    def for_architecture(cls, architecture: Architecture) -> AlgoConfig | None:
+        """The settings for a model family, derived from its facts; None where the algorithm derives none. Algorithms override this."""
+        return None
+
+    @classmethod
+    def refusal(cls, architecture: Architecture) -> str | None:
+        """Why nothing can be derived for a family, in the words of an error message; None where it can, or nothing more can be said."""
+        return None
+
+    def runs_with_model(self) -> bool:
+        """Whether the algorithm leaves something in the model that runs with it, beside the weights: readers must then put it back."""
+        return False
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON form: the fields as they are.
+
+        Not those marked ``metadata={"legacy": True}``; and those marked ``{"own": True}``, which the documented class does not have, only
+        where they differ from their default, so that what needs none of them can be read by who knows none.
+        """
+
+        def is_written(attribute: Any, value: Any) -> bool:
+            known = attribute.metadata
+            return not known.get("legacy") and not (known.get("own") and value == attribute.default)
+
+        return attrs.asdict(self, filter=is_written)
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> AlgoConfig:
+        """Read the JSON form; raises TypeError for a field the class does not have."""
+        return cls(**data)
+
+
+@with_dataclass_view
+@attrs.define(kw_only=True)
+class StoredAlgoConfig(AlgoConfig):
+    """Settings as a checkpoint holds them, kept word for word: reading a checkpoint needs no algorithm to be installed.
+
+    `quark.templates.algorithms.algo_config_from_dict` makes the algorithm's own class of ``to_dict()``.
+
+    Attributes:
+        settings: Everything but the name.
+        is_run: Whether the checkpoint says that the algorithm runs with the model.
+    """
+
+    settings: dict[str, Any] = attrs.field(factory=dict)
+    is_run: bool = False
+
+    def runs_with_model(self) -> bool:
+        """As the checkpoint says; checkpoints of others do not say it."""
+        return self.is_run
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON form, as it was read."""
+        return {"name": self.name, **self.settings}
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any], *, is_run: bool = False) -> StoredAlgoConfig:
+        """Keep the JSON form."""
+        settings = {key: value for key, value in data.items() if key != "name"}
+        return cls(name=str(data.get("name", "")), settings=settings, is_run=is_run)

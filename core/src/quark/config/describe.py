@@ -1,0 +1,109 @@
+"""What a tensor's or a layer's quantization is, in a few words and figures."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from math import prod
+
+from quark.config.enums import QSchemeType, ScaleType
+from quark.config.layer import QLayerConfig, TensorSpec, stages
+from quark.config.tensor import QTensorConfig
+
+_SCALE_BITS = {"e8m0": 8, "e4m3": 8, "e5m3": 8, "float32": 32}
+_SCALE_TYPE_BITS = {
+    ScaleType.float16: 16,
+    ScaleType.bfloat16: 16,
+    ScaleType.pof2: 8,
+    ScaleType.float8_e5m3: 8,
+    ScaleType.float8_e8m0fnu: 8,
+}
+
+
+def describe_spec(spec: TensorSpec | None) -> str:
+    """A tensor's quantization in a few words: ``int4/group 128``, ``fp8_e4m3/tensor``, ``float``."""
+    return " + ".join(_describe_stage(s) for s in stages(spec)) or "float"
+
+
+def _describe_stage(stage: QTensorConfig) -> str:
+    shape = {
+        QSchemeType.per_tensor: "tensor",
+        QSchemeType.per_channel: f"channel {stage.ch_axis}",
+        QSchemeType.per_group: f"group {stage.group_size}",
+        QSchemeType.per_block: f"block {stage.block_size}",
+        None: f"block {stage.group_size}" if stage.group_size else "",
+    }[stage.qscheme]
+    asymmetric = " asym" if stage.symmetric is False else ""
+    scale = f" {stage.scale_format}" if stage.scale_format not in (None, "float32") else ""
+    return f"{stage.dtype.name}/{shape}{asymmetric}{scale}".rstrip("/")
+
+
+def describe_activation(spec: TensorSpec | None) -> str:
+    """As `describe_spec`, and when the range is found: ``fp8_e4m3/tensor static``."""
+    if spec is None:
+        return "float"
+    first, last = stages(spec)[0], stages(spec)[-1]
+    when = {True: " dynamic", False: " static", None: " dynamic" if first.group_size else ""}[first.is_dynamic]
+    return f"{describe_spec(spec)}{when}{' under static' if first.is_dynamic and last.is_dynamic is False else ''}"
+
+
+def describe_layer(layer: QLayerConfig | None) -> str:
+    """What of a layer is quantized: weight, input, output."""
+    if layer is None:
+        return "float"
+    parts = [f"W {describe_spec(layer.weight)}"]
+    parts += [
+        f"{label} {describe_activation(spec)}"
+        for label, spec in (("in", layer.input_tensors), ("out", layer.output_tensors))
+        if spec is not None
+    ]
+    return ", ".join([*parts, *([f"bias {describe_spec(layer.bias)}"] if layer.bias is not None else [])])
+
+
+def needs_calibration(layer: QLayerConfig) -> bool:
+    """Whether ranges of activations are found once, from data. A mere cast, which has no scale, needs none."""
+    activations = (*stages(layer.input_tensors), *stages(layer.output_tensors))
+    return any(stage.is_dynamic is False and stage.qscheme is not None for stage in activations)
+
+
+def effective_bits(spec: TensorSpec | None, bits_of: Callable[[str], float]) -> float | None:
+    """Stored bits per element, with the scales and zero points of groups and blocks; what a whole tensor or channel shares is left out.
+
+    Args:
+        spec: A tensor's quantization.
+        bits_of: Bits of one element of the number format of that name.
+
+    Returns:
+        The figure; None where nothing is quantized. A float32 scale for each group of 128 makes int4 4.25.
+    """
+    found = stages(spec)
+    elements = [s for s in found if not s.is_scale_quant]
+    if not elements:
+        return None
+    scale_stage = next((s for s in found if s.is_scale_quant), None)
+    total = bits_of(_format(elements[-1]))
+    for stage in elements:
+        shared = _elements_per_scale(stage)
+        if shared is not None:
+            scale = _scale_bits(stage, bits_of) if scale_stage is None else bits_of(_format(scale_stage))
+            zero = bits_of(_format(stage)) if stage.symmetric is False else 0
+            total += (scale + zero) / shared
+    return total
+
+
+def _format(stage: QTensorConfig) -> str:
+    return (stage.mx_element_dtype or stage.dtype).name
+
+
+def _scale_bits(stage: QTensorConfig, bits_of: Callable[[str], float]) -> float:
+    if stage.scale_format is not None:
+        return _SCALE_BITS.get(stage.scale_format) or bits_of(stage.scale_format)
+    if stage.qscheme is None:
+        return 8  # a block's shared exponent
+    return 32 if stage.scale_type is None else _SCALE_TYPE_BITS.get(stage.scale_type, 32)
+
+
+def _elements_per_scale(stage: QTensorConfig) -> int | None:
+    """Elements that share a scale, where that does not depend on the tensor's shape."""
+    if stage.qscheme in (QSchemeType.per_group, None) and stage.group_size is not None and stage.group_size > 0:
+        return stage.group_size
+    return prod(stage.block_size) if stage.qscheme is QSchemeType.per_block and stage.block_size is not None else None

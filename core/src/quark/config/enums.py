@@ -1,0 +1,162 @@
+"""The documented vocabulary of a tensor's quantization. No torch here.
+
+`Dtype` is open: its members are the documented names, and the name of any other number format that a plugin registers is a member too,
+made when it is first used (``Dtype("acme_nf3")``). Whether a format of that name is installed is asked where the name is resolved.
+"""
+
+from __future__ import annotations
+
+import math
+from enum import Enum
+from typing import Any
+
+from quark.errors import ConfigError
+from quark.lazy import LazyRef
+from quark.names import NAME_RULE, is_valid_name
+
+_FORMATS = LazyRef("quark.plugins:formats")
+_PACKED_DTYPE = LazyRef("quark.quantizers:packed_dtype")
+
+
+class _Vocabulary(Enum):
+    """An enum whose members are written to JSON by name and read back in any case."""
+
+    @classmethod
+    def from_str(cls, text: str) -> Any:
+        """The member of that name, upper or lower case.
+
+        Raises:
+            ConfigError: (a ValueError) There is no such member.
+        """
+        for name, member in cls.__members__.items():
+            if name.lower() == text.lower():
+                return member
+        raise ConfigError(f"{cls.__name__} has no member {text!r}; it has {', '.join(cls.__members__)}")
+
+
+class Dtype(_Vocabulary):
+    """The number format of a tensor's elements."""
+
+    int8 = "int8"
+    uint8 = "uint8"
+    uint16 = "uint16"
+    int16 = "int16"
+    int32 = "int32"
+    int4 = "int4"
+    uint4 = "uint4"
+    int3 = "int3"
+    int2 = "int2"
+    uint2 = "uint2"
+    bfloat16 = "bfloat16"
+    float16 = "float16"
+    fp8_e5m2 = "fp8_e5m2"
+    fp8_e4m3 = "fp8_e4m3"
+    fp8_e5m3 = "fp8_e5m3"
+    fp6_e3m2 = "fp6_e3m2"
+    fp6_e2m3 = "fp6_e2m3"
+    fp4 = "fp4"
+    mx = "mx"
+    mx6 = "mx6"
+    mx9 = "mx9"
+    bfp16 = "bfp16"
+
+    @classmethod
+    def _missing_(cls, value: object) -> Dtype:
+        if not is_valid_name(value):
+            raise ConfigError(f"{value!r} is not the name of a number format: a name is {NAME_RULE}")
+        member = object.__new__(cls)
+        member._name_ = member._value_ = str(value)
+        cls._value2member_map_[value] = member
+        return member
+
+    @classmethod
+    def from_str(cls, text: str) -> Dtype:
+        """The number format of that name, upper or lower case; a plugin's name is as good as a documented one."""
+        return cls(text.lower())
+
+    @classmethod
+    def from_torch_dtype(cls, torch_dtype: Any) -> Dtype:
+        """The documented number format that is a torch dtype, such as ``torch.float8_e4m3fn``.
+
+        Raises:
+            ValueError: None is.
+        """
+        name = str(torch_dtype).removeprefix("torch.").replace("float8_", "fp8_").removesuffix("fn")
+        if name not in cls.__members__:
+            raise ValueError(f"{torch_dtype} is no number format of Dtype; it has {', '.join(cls.__members__)}")
+        return cls[name]
+
+    def to_bitwidth(self) -> int:
+        """Whole bits that an element takes, its part of what a block shares included for mx6 and mx9.
+
+        Raises:
+            UnknownNameError: (a ValueError) No installed plugin brings the format.
+        """
+        # Only what is installed can tell: the registry is asked when the question is.
+        return math.ceil(_FORMATS.load()().get(self.name).bits)
+
+    def to_torch_packed_dtype(self) -> Any:
+        """The torch dtype in which a checkpoint holds codes of this format.
+
+        Raises:
+            UnknownNameError: (a ValueError) No installed plugin brings the format.
+        """
+        return _PACKED_DTYPE.load()(self)
+
+
+class QSchemeType(_Vocabulary):
+    """Which elements share one scale."""
+
+    per_tensor = "per_tensor"
+    per_channel = "per_channel"
+    per_group = "per_group"
+    per_block = "per_block"
+
+
+class ScaleType(_Vocabulary):
+    """In which type scales are kept. ``float`` keeps float32."""
+
+    float = "float"
+    float32 = "float32"
+    float16 = "float16"
+    bfloat16 = "bfloat16"
+    pof2 = "pof2"
+    float8_e5m3 = "float8_e5m3"
+    float8_e8m0fnu = "float8_e8m0fnu"
+
+
+class RoundType(_Vocabulary):
+    """How a value between two representable ones is rounded."""
+
+    round = 2
+    floor = 3
+    half_even = 8
+
+
+class ZeroPointType(_Vocabulary):
+    """Whether zero points are whole numbers or real ones."""
+
+    int32 = "int32"
+    float32 = "float32"
+
+
+class QuantizationMode(_Vocabulary):
+    """Documented execution modes; only eager mode is offered."""
+
+    eager_mode = 1
+    fx_graph_mode = 2
+
+
+class DeviceType(_Vocabulary):
+    """Documented target devices of a layer."""
+
+    CPU = "cpu"
+    IPU = "ipu"
+
+
+class QuantFlow(_Vocabulary):
+    """Documented flows; all of them are one pipeline here."""
+
+    standard = "standard"
+    file2file = "file2file"
+    per_block = "per_block"

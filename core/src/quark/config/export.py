@@ -1,0 +1,84 @@
+"""Documented configuration of exports; what `ModelExporter` and the checkpoint readers are given."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from quark.config.dataclass_view import with_dataclass_view
+from quark.config.json_values import checked, value_of
+from quark.errors import ConfigError
+
+_CHOICES = {"weight_format": ("real_quantized", "fake_quantized"), "pack_method": ("reorder", "order")}
+
+
+def _choice(_: Any, attribute: Any, value: Any) -> None:
+    if value not in _CHOICES[attribute.name]:
+        raise ConfigError(f"{attribute.name}={value!r}: use one of {', '.join(_CHOICES[attribute.name])}")
+
+
+@with_dataclass_view
+@attrs.define(init=False)
+class JsonExporterConfig:
+    """How a safetensors export is laid out; the ``export`` block of ``quantization_config``.
+
+    Keys that a later version may add are accepted and kept in ``extra``, since readers pass the whole block as keywords.
+
+    Attributes:
+        weight_merge_groups: Documented; kept, without effect.
+        kv_cache_group: Patterns of the key and value projections.
+        min_kv_scale: Floor of the cache's scales.
+        weight_format: ``"real_quantized"`` stores codes, ``"fake_quantized"`` the rounded values.
+        pack_method: Order of the eight 4-bit codes in a word: ``"reorder"`` (0 2 4 6 1 3 5 7) or ``"order"``.
+        extra: Unknown keys, as given.
+    """
+
+    weight_merge_groups: list[list[str]] | None = None
+    kv_cache_group: list[str] = attrs.field(factory=list)
+    min_kv_scale: float = 0.0
+    weight_format: str = attrs.field(default="real_quantized", validator=_choice)
+    pack_method: str = attrs.field(default="reorder", validator=_choice)
+    extra: dict[str, Any] = attrs.field(factory=dict, eq=False, repr=False)
+
+    def __init__(
+        self,
+        weight_merge_groups: Sequence[Sequence[str]] | None = None,
+        kv_cache_group: Sequence[str] = (),
+        min_kv_scale: float = 0.0,
+        weight_format: str = "real_quantized",
+        pack_method: str = "reorder",
+        **extra: Any,
+    ) -> None:
+        given = {"weight_merge_groups": weight_merge_groups, "kv_cache_group": kv_cache_group, "extra": extra.pop("extra", {})}
+        merged = value_of(given, "weight_merge_groups", list)
+        groups = None if merged is None else [list(checked(g, list, "weight_merge_groups")) for g in merged]
+        unknown = {**value_of(given, "extra", Mapping, {}), **extra}
+        self.__attrs_init__(groups, list(value_of(given, "kv_cache_group", list, ())), min_kv_scale, weight_format, pack_method, unknown)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The ``export`` block: exactly the five keys that readers know."""
+        return {a.name: getattr(self, a.name) for a in attrs.fields(type(self)) if a.name != "extra"}
+
+
+@with_dataclass_view
+@attrs.define
+class OnnxExporterConfig:
+    """Documented options of an ONNX export."""
+
+    input_names: list[str] = attrs.field(factory=list)
+    output_names: list[str] = attrs.field(factory=list)
+    verbose: bool = False
+    opset_version: int | None = None
+    do_constant_folding: bool = True
+    uint4_int4_flag: bool = False
+
+
+@with_dataclass_view
+@attrs.define
+class ExporterConfig:
+    """What `ModelExporter` is given: one configuration for each kind of file."""
+
+    json_export_config: JsonExporterConfig = attrs.field(factory=JsonExporterConfig)
+    onnx_export_config: OnnxExporterConfig | None = None

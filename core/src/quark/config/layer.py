@@ -1,0 +1,100 @@
+"""QLayerConfig: what of a layer is quantized. Documented under two names; this is the one definition."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from quark.config.dataclass_view import with_dataclass_view
+from quark.config.enums import DeviceType, QSchemeType
+from quark.config.json_values import checked, value_of
+from quark.config.tensor import QTensorConfig
+from quark.errors import ConfigError
+
+TensorSpec = QTensorConfig | Sequence[QTensorConfig]
+"""One stage, or a list of several: the inner scale first, then the quantizer of what it leaves."""
+
+SLOTS = ("input_tensors", "output_tensors", "weight", "bias")
+
+
+def _as_spec(value: Any) -> TensorSpec | None:
+    if value is None or isinstance(value, QTensorConfig):
+        return value
+    if hasattr(value, "to_quantization_spec"):
+        return _as_spec(value.to_quantization_spec())
+    if isinstance(value, Sequence) and not isinstance(value, str) and value and all(isinstance(v, QTensorConfig) for v in value):
+        return list(value)
+    raise ConfigError(f"a tensor's quantization is a QTensorConfig, a list of them, or None, not {value!r}")
+
+
+def stages(spec: TensorSpec | None) -> tuple[QTensorConfig, ...]:
+    """The stages of a tensor's quantization: none, one, or several."""
+    return () if spec is None else (spec,) if isinstance(spec, QTensorConfig) else tuple(spec)
+
+
+def _to_json(spec: TensorSpec | None) -> Any:
+    return spec.to_dict() if isinstance(spec, QTensorConfig) else None if spec is None else [s.to_dict() for s in spec]
+
+
+def _from_json(value: Any) -> TensorSpec | None:
+    if isinstance(value, list):
+        return [QTensorConfig.from_dict(v) for v in value]
+    return None if value is None else QTensorConfig.from_dict(value)
+
+
+def _copied(spec: TensorSpec | None) -> TensorSpec | None:
+    return None if spec is None else spec.copied() if isinstance(spec, QTensorConfig) else [s.copied() for s in spec]
+
+
+def _no_static_groups(_: Any, attribute: Any, value: TensorSpec | None) -> None:
+    for stage in stages(value):
+        if stage.qscheme is QSchemeType.per_group and stage.is_dynamic is False:
+            raise ConfigError(
+                f"{attribute.name} cannot be static with a scale per group ({stage.dtype.name}): use is_dynamic=True, or a scale per tensor"
+            )
+
+
+@with_dataclass_view
+@attrs.define
+class QLayerConfig:
+    """The quantization of one layer: a tensor spec, or a list of stages, for each of its tensors. Old name: ``QuantizationConfig``.
+
+    Its slots can be assigned to, and are checked then. What uses a configuration works on a copy (`copied`).
+
+    Attributes:
+        input_tensors: Of the activations that come in; None leaves them as they are.
+        output_tensors: Of the activations that go out (keys and values of the cache).
+        weight: Of the weight.
+        bias: Of the bias.
+        target_device: Documented; without effect.
+
+    Raises:
+        ConfigError: (a ValueError) A slot holds no tensor spec; or activations are static with a scale per group, which nothing can serve.
+    """
+
+    input_tensors: TensorSpec | None = attrs.field(default=None, converter=_as_spec, validator=_no_static_groups)
+    output_tensors: TensorSpec | None = attrs.field(default=None, converter=_as_spec, validator=_no_static_groups)
+    weight: TensorSpec | None = attrs.field(default=None, converter=_as_spec)
+    bias: TensorSpec | None = attrs.field(default=None, converter=_as_spec)
+    target_device: DeviceType | None = None
+
+    def copied(self) -> QLayerConfig:
+        """An independent copy. Raises ConfigError where fields that were assigned do not agree."""
+        slots: dict[str, Any] = {slot: _copied(getattr(self, slot)) for slot in SLOTS}
+        return attrs.evolve(self, **slots)
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON form; every slot is a key, null where nothing is quantized."""
+        device = None if self.target_device is None else self.target_device.name
+        return {slot: _to_json(getattr(self, slot)) for slot in SLOTS} | {"target_device": device}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> QLayerConfig:
+        """Read the JSON form; missing slots are None. Raises ConfigError for an unknown key, or a value of another type than it has."""
+        unknown = sorted(set(checked(data, Mapping, "a layer's quantization")) - {*SLOTS, "target_device"})
+        if unknown:
+            raise ConfigError(f"a layer's quantization in JSON has unknown keys {unknown}; its keys are {', '.join(SLOTS)}, target_device")
+        device = value_of(data, "target_device", str)
+        return cls(**{s: _from_json(data.get(s)) for s in SLOTS}, target_device=None if device is None else DeviceType.from_str(device))

@@ -1,0 +1,229 @@
+"""QConfig: how a model is quantized. Documented as ``Config`` and ``QConfig``; this is the one definition."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from quark.config.algorithm import AlgoConfig, StoredAlgoConfig
+from quark.config.dataclass_view import with_dataclass_view
+from quark.config.enums import QuantFlow, QuantizationMode
+from quark.config.json_values import checked, strings_of, value_of
+from quark.config.layer import QLayerConfig
+from quark.config.tensor import QTensorConfig
+from quark.errors import ConfigError
+from quark.version import VERSION
+
+_RUN = "run_time_algorithms"
+
+
+def _algorithms(value: Any) -> list[AlgoConfig] | None:
+    """A single object (documented before 0.10) or any iterable of them, as a list."""
+    if value is None:
+        return None
+    if isinstance(value, Iterable) and not isinstance(value, str | Mapping):
+        return list(value)
+    return [value]
+
+
+def _copied_dict(value: Mapping[Any, QLayerConfig] | None) -> dict[Any, QLayerConfig]:
+    return dict(value or {})
+
+
+def _copied_list(value: Iterable[Any] | None) -> list[Any]:
+    if isinstance(value, str):
+        raise ConfigError(f"a list of patterns is wanted, not the single string {value!r}: write [{value!r}]")
+    return list(value or [])
+
+
+def _layer(_: Any, attribute: Any, value: Any) -> None:
+    if not isinstance(value, QLayerConfig):
+        raise ConfigError(f"{attribute.name} is a QLayerConfig, not {value!r}")
+
+
+def _scale_floor(_: Any, attribute: Any, value: float) -> None:
+    if value < 0:
+        raise ConfigError(f"{attribute.name}={value} is negative: a scale is positive, 0.0 means no floor")
+
+
+def _by_type_name(layers: Mapping[Any, QLayerConfig]) -> dict[str, QLayerConfig]:
+    """Layer types by name, as JSON has them: a torch class and its name are the same key."""
+    return {_type_name(key): layer for key, layer in layers.items()}
+
+
+def _copied_layers(layers: Mapping[Any, QLayerConfig]) -> dict[Any, QLayerConfig]:
+    return {key: layer.copied() for key, layer in layers.items()}
+
+
+@with_dataclass_view
+@attrs.define
+class QConfig:
+    """The quantization of a whole model. Lists and dicts given are copied, so no two configurations share them.
+
+    Every field can be assigned to, also those of the layers' and tensors' configurations in it. A run works on a copy (`copied`): it
+    changes no configuration, and what is changed once it is planned has no effect on it.
+
+    Which layer gets what: ``exclude``, then ``layer_quant_config`` (first matching pattern), then ``layer_type_quant_config``, then
+    ``global_quant_config``; ``kv_cache_quant_config`` adds output quantization even to excluded layers.
+
+    Attributes:
+        global_quant_config: For every linear layer that nothing else names.
+        exclude: Patterns (``fnmatch``) of module names that keep their weights and inputs.
+        algo_config: Algorithms in order; a single object is taken as a list of one.
+        log_severity_level: Documented; without effect.
+        version: Version that made this configuration.
+        layer_type_quant_config: By module type, a torch class or its name.
+        layer_quant_config: By pattern of module name, first match.
+        kv_cache_quant_config: By pattern: output quantization of key and value projections.
+        kv_cache_group: Patterns of the projections that feed the cache.
+        min_kv_scale: Floor of the cache's scales.
+        separate_kv_scales: Keys and values keep scales of their own. By default those of one block share the larger, as documented.
+        kv_cache_post_rope: Where keys and values of the cache are rounded, and what their exported scales are of. True: as attention gets
+            them, behind norms on single heads and the rotary embedding, which is what runtimes such as vLLM cache. False: as their
+            projections put them out, the convention of AMD Quark. None: True where the attention of the model can be reached.
+        attention_post_rope: The same for the queries of quantized attention (``softmax_quant_spec``).
+        shared_scale_groups: Groups of name suffixes that share one global scale.
+        softmax_quant_spec: Of the attention probabilities.
+        quant_mode: Only eager mode is offered.
+        quant_flow: Documented; every flow is the same pipeline.
+        gpu_resident_blocks: Documented; without effect.
+        sync_moe_expert_input_amax: Experts share the range of their input.
+        activation_memory: Bytes that activations may take while calibrated rounding holds those of all samples in the middle of a block;
+            None for half of what is free. Where more are needed, each block is passed twice instead; 0 asks for that.
+        strict: A pattern that matches no layer, or a layer type that cannot be quantized, is an error and not a warning.
+        calibrate_all_experts: Every expert is calibrated on every token, and not on those routed to it alone.
+        scheme: Name of the scheme that ``global_quant_config`` was made of, for messages; never written.
+        keep_prequantized_layers: Keep layers that come quantized already.
+        weight_format: Of the checkpoint that this was read from: ``"fake_quantized"`` holds rounded values in place of their codes.
+        written_with: Of a checkpoint: distributions that brought its formats, observers and algorithms (`quark.checkpoint.provenance`).
+        pre_quant_opt_config: Documented before 0.12: algorithms that go before ``algo_config``; folded into it.
+    """
+
+    global_quant_config: QLayerConfig = attrs.field(validator=_layer)
+    exclude: list[str] = attrs.field(factory=list, converter=_copied_list)
+    algo_config: list[AlgoConfig] | None = attrs.field(default=None, converter=_algorithms)
+    log_severity_level: int = 1
+    version: str = VERSION
+    layer_type_quant_config: dict[Any, QLayerConfig] = attrs.field(factory=dict, converter=_copied_dict, eq=_by_type_name)
+    layer_quant_config: dict[str, QLayerConfig] = attrs.field(factory=dict, converter=_copied_dict)
+    kv_cache_quant_config: dict[str, QLayerConfig] = attrs.field(factory=dict, converter=_copied_dict)
+    kv_cache_group: list[str] = attrs.field(factory=list, converter=_copied_list)
+    min_kv_scale: float = attrs.field(default=0.0, validator=_scale_floor)
+    separate_kv_scales: bool = attrs.field(default=False, kw_only=True)
+    calibrate_all_experts: bool = attrs.field(default=False, kw_only=True)
+    strict: bool = attrs.field(default=False, kw_only=True)
+    weight_format: str = attrs.field(default="real_quantized", kw_only=True, eq=False, repr=False)
+    activation_memory: int | None = attrs.field(default=None, kw_only=True)
+    scheme: str | None = attrs.field(default=None, kw_only=True, eq=False, repr=False)
+    kv_cache_post_rope: bool | None = None
+    attention_post_rope: bool | None = attrs.field(default=None, kw_only=True)
+    shared_scale_groups: list[list[str]] = attrs.field(factory=list, converter=_copied_list)
+    softmax_quant_spec: QTensorConfig | None = None
+    quant_mode: QuantizationMode = QuantizationMode.eager_mode
+    quant_flow: QuantFlow = QuantFlow.standard
+    gpu_resident_blocks: int = 0
+    sync_moe_expert_input_amax: bool = False
+    keep_prequantized_layers: bool = True
+    pre_quant_opt_config: Any = attrs.field(default=None, repr=False, eq=False)
+    written_with: Any = attrs.field(default=None, repr=False, eq=False, kw_only=True)
+
+    def __attrs_post_init__(self) -> None:
+        if self.pre_quant_opt_config is not None:
+            first = _algorithms(self.pre_quant_opt_config) or []
+            self.algo_config = first + (self.algo_config or [])
+            self.pre_quant_opt_config = None
+
+    def copied(self) -> QConfig:
+        """An independent copy, down to the last tensor's spec. Raises ConfigError where fields that were assigned do not agree."""
+        return attrs.evolve(
+            self,
+            global_quant_config=self.global_quant_config.copied(),
+            algo_config=copy.deepcopy(self.algo_config),
+            layer_type_quant_config=_copied_layers(self.layer_type_quant_config),
+            layer_quant_config=_copied_layers(self.layer_quant_config),
+            kv_cache_quant_config=_copied_layers(self.kv_cache_quant_config),
+            shared_scale_groups=[list(group) for group in self.shared_scale_groups],
+            softmax_quant_spec=None if self.softmax_quant_spec is None else self.softmax_quant_spec.copied(),
+        )
+
+    @staticmethod
+    def with_llm_template(template: Any, scheme: str, **options: Any) -> QConfig:
+        """What ``template.get_config(scheme, …)`` returns; ``template`` is an `LLMTemplate`, and its options are these."""
+        config: QConfig = template.get_config(scheme=scheme, **options)
+        return config
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON form, the keys of ``quantization_config`` but for ``export``, which the exporter adds.
+
+        ``run_time_algorithms`` and ``attention_post_rope`` are keys of our own, there only where an algorithm runs with the model, or
+        queries are quantized: other readers pass them over.
+        """
+        softmax = self.softmax_quant_spec
+        run = [a.name for a in self.algo_config or () if a.runs_with_model()]
+        return {
+            "global_quant_config": self.global_quant_config.to_dict(),
+            "exclude": list(self.exclude),
+            "algo_config": None if self.algo_config is None else [a.to_dict() for a in self.algo_config],
+            "softmax_quant_spec": None if softmax is None else softmax.to_dict(),
+            "quant_method": "quark",
+            "layer_type_quant_config": {_type_name(k): v.to_dict() for k, v in self.layer_type_quant_config.items()},
+            "layer_quant_config": {k: v.to_dict() for k, v in self.layer_quant_config.items()},
+            "kv_cache_quant_config": {k: v.to_dict() for k, v in self.kv_cache_quant_config.items()},
+            "kv_cache_post_rope": self.kv_cache_post_rope,
+            "quant_mode": self.quant_mode.name,
+            "version": self.version,
+            **({_RUN: run} if run else {}),
+            **({} if self.attention_post_rope is None else {"attention_post_rope": self.attention_post_rope}),
+        }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> QConfig:
+        """Read the JSON form of any generation: missing keys and nulls take their defaults, unknown keys are left alone.
+
+        Entries of ``algo_config`` are kept as `StoredAlgoConfig`, so that no algorithm need be installed to read a checkpoint.
+
+        Raises:
+            ConfigError: ``global_quant_config`` is missing, or a value is of another type than it has.
+        """
+        if not isinstance(data, Mapping) or data.get("global_quant_config") is None:
+            raise ConfigError("this quantization_config has no 'global_quant_config': it was not written by quark, or is damaged")
+        export = value_of(data, "export", Mapping, {})
+        softmax = data.get("softmax_quant_spec")
+        return cls(
+            global_quant_config=QLayerConfig.from_dict(value_of(data, "global_quant_config", Mapping)),
+            exclude=strings_of(data, "exclude"),
+            algo_config=_stored_algorithms(data.get("algo_config"), strings_of(data, _RUN)),
+            version=str(data.get("version") or VERSION),
+            layer_type_quant_config=_layers(data, "layer_type_quant_config"),
+            layer_quant_config=_layers(data, "layer_quant_config"),
+            kv_cache_quant_config=_layers(data, "kv_cache_quant_config"),
+            kv_cache_group=strings_of(export, "kv_cache_group"),
+            min_kv_scale=float(value_of(export, "min_kv_scale", float, 0.0)),
+            weight_format=value_of(export, "weight_format", str, "real_quantized"),
+            # Checkpoints that do not say it were made when there was no other place than the projection; null leaves it to the model.
+            kv_cache_post_rope=value_of(data, "kv_cache_post_rope", bool, None if "kv_cache_post_rope" in data else False),
+            attention_post_rope=value_of(data, "attention_post_rope", bool),
+            softmax_quant_spec=None if softmax is None else QTensorConfig.from_dict(softmax),
+            quant_mode=QuantizationMode.from_str(value_of(data, "quant_mode", str, "eager_mode")),
+            written_with=data.get("plugins"),
+        )
+
+
+def _stored_algorithms(value: Any, run: Sequence[str]) -> list[AlgoConfig] | None:
+    """``algo_config`` of a checkpoint: a list, before 0.10 one object, or null; and the names of those that run with the model."""
+    if value is None:
+        return None
+    entries = [value] if isinstance(value, Mapping) else checked(value, list, "algo_config")
+    settings = [checked(entry, Mapping, "algo_config") for entry in entries]
+    return [StoredAlgoConfig.from_dict(dict(s), is_run=value_of(s, "name", str, "") in run) for s in settings]
+
+
+def _type_name(key: type | str) -> str:
+    return key if isinstance(key, str) else key.__name__
+
+
+def _layers(data: Mapping[str, Any], key: str) -> dict[str, QLayerConfig]:
+    return {name: QLayerConfig.from_dict(value) for name, value in value_of(data, key, Mapping, {}).items()}

@@ -1,0 +1,213 @@
+"""QTensorConfig: how one tensor is quantized. Documented under three names; this is the one definition."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum
+from typing import Any
+
+import attrs
+
+from quark.config.dataclass_view import with_dataclass_view
+from quark.config.enums import Dtype, QSchemeType, RoundType, ScaleType, ZeroPointType
+from quark.config.json_values import checked, value_of
+from quark.errors import ConfigError
+from quark.names import is_valid_name
+
+_SCALE_FORMATS = ("float32", "e8m0", "e4m3", "e5m3")
+_JSON_TYPES: dict[str, type] = {
+    "dtype": str,
+    "observer_cls": str,
+    "is_dynamic": bool,
+    "qscheme": str,
+    "ch_axis": int,
+    "group_size": int,
+    "block_size": list,
+    "symmetric": bool,
+    "round_method": str,
+    "scale_type": str,
+    "scale_format": str,
+    "scale_calculation_mode": str,
+    "mx_element_dtype": str,
+    "zero_point_type": str,
+    "is_scale_quant": bool,
+    "enable_buffer_reuse": bool,
+    "max_input_numel": int,
+    "observer_options": Mapping,
+}
+_LEGACY_KEYS = {"dynamic": "is_dynamic", "axis": "ch_axis"}
+
+
+def observer_name(observer: type | str | None) -> str | None:
+    """The documented name of an observer given as a class or by name."""
+    return observer if observer is None or isinstance(observer, str) else observer.__name__
+
+
+def _member(enum: type[Enum], value: Any) -> Any:
+    if value is None or isinstance(value, enum):
+        return value
+    if isinstance(value, str):
+        return enum.from_str(value)  # type: ignore[attr-defined]
+    raise ConfigError(f"expected a {enum.__name__} or its name, not {value!r}")
+
+
+def _dtype(value: Any) -> Any:
+    return _member(Dtype, value)
+
+
+def _qscheme(value: Any) -> Any:
+    return _member(QSchemeType, value)
+
+
+def _round_type(value: Any) -> Any:
+    return _member(RoundType, value)
+
+
+def _scale_type(value: Any) -> Any:
+    return _member(ScaleType, value)
+
+
+def _zero_point_type(value: Any) -> Any:
+    return _member(ZeroPointType, value)
+
+
+def _options(value: Mapping[str, Any] | Iterable[tuple[str, Any]] | None) -> tuple[tuple[str, Any], ...]:
+    return tuple(sorted(dict(value or {}).items()))
+
+
+def _pair(value: Sequence[int] | None) -> tuple[int, int] | None:
+    if value is None:
+        return None
+    pair = tuple(value)
+    if len(pair) != 2 or not all(isinstance(v, int) and v > 0 for v in pair):
+        raise ConfigError(f"block_size is two positive whole numbers [rows, columns], not {value!r}")
+    return pair
+
+
+def _size(_: Any, attribute: Any, value: Any) -> None:
+    if value is not None and (not isinstance(value, int) or isinstance(value, bool) or value == 0 or value < -1):
+        raise ConfigError(f"{attribute.name}={value!r} is not a size: use a positive whole number, or -1 for the whole axis")
+
+
+def _scale_format(_: Any, attribute: Any, value: Any) -> None:
+    if value is not None and not is_valid_name(value):
+        raise ConfigError(
+            f"{attribute.name}={value!r} is no name: use one of {', '.join(_SCALE_FORMATS)}, or one of the number format's own"
+        )
+
+
+@with_dataclass_view
+@attrs.define(unsafe_hash=True)
+class QTensorConfig:
+    """The quantization of one tensor: number format × granularity × symmetry × scale × observer × static or dynamic.
+
+    Fields can be assigned to: a value is checked at once, and that the fields agree when the configuration is used. What uses a
+    configuration works on a copy (`copied`). It hashes by its values, so one that is a key of a dict should not be changed.
+
+    Old names: ``QuantizationSpec`` (to 0.11). Source: spec of the documented surface, §1.2.
+
+    Attributes:
+        dtype: Number format of the elements: a `Dtype`, or its name.
+        observer_cls: Observer class, or its documented name.
+        is_dynamic: Whether ranges are found anew for each tensor at run time (activations) or once (static).
+        qscheme: Which elements share a scale.
+        ch_axis: Axis that keeps its own scales (per channel) or along which groups run (per group).
+        group_size: Elements in a group; -1 is the whole axis.
+        block_size: Rows and columns of a 2-D block.
+        symmetric: Whether the zero point is fixed at 0. None where the format has no zero point.
+        round_method: Rounding between two representable values.
+        scale_type: In which type scales are kept.
+        scale_format: In which number format scales are: None or ``"float32"``, ``"e8m0"``, ``"e4m3"``, ``"e5m3"``; or a name that the
+            number format of the elements knows.
+        scale_calculation_mode: How a power-of-two scale is chosen: ``"even"``, ``"floor"``, ``"ceil"``, ``"rceil"``.
+        qat_spec: Kept for documented signatures; quantization-aware training is not offered.
+        mx_element_dtype: Element format where ``dtype`` is ``Dtype.mx``.
+        zero_point_type: Whole or real zero points.
+        is_scale_quant: Whether this is a second stage, which quantizes the scale of the first.
+        enable_buffer_reuse: Accepted and written for the sake of readers; without effect.
+        max_input_numel: Likewise.
+        observer_options: Parameters of the observer by name, such as ``{"percentile": 99.9}``; kept as sorted pairs, and written only where
+            there are any.
+
+    Raises:
+        ConfigError: (a ValueError) A value is out of its range or another is missing beside it.
+    """
+
+    dtype: Dtype = attrs.field(converter=_dtype)
+    observer_cls: type | str | None = attrs.field(default=None, eq=observer_name, hash=True)
+    is_dynamic: bool | None = None
+    qscheme: QSchemeType | None = attrs.field(default=None, converter=_qscheme)
+    ch_axis: int | None = None
+    group_size: int | None = attrs.field(default=None, validator=_size)
+    block_size: tuple[int, int] | None = attrs.field(default=None, converter=_pair)
+    symmetric: bool | None = None
+    round_method: RoundType | None = attrs.field(default=None, converter=_round_type)
+    scale_type: ScaleType | None = attrs.field(default=None, converter=_scale_type)
+    scale_format: str | None = attrs.field(default=None, validator=_scale_format)
+    scale_calculation_mode: str | None = None
+    qat_spec: object = None
+    mx_element_dtype: Dtype | None = attrs.field(default=None, converter=_dtype)
+    zero_point_type: ZeroPointType = attrs.field(default=ZeroPointType.int32, converter=_zero_point_type)
+    is_scale_quant: bool = False
+    enable_buffer_reuse: bool = False
+    max_input_numel: int = 4 * 1024 * 1024
+    observer_options: tuple[tuple[str, Any], ...] = attrs.field(default=(), converter=_options)
+
+    def __attrs_post_init__(self) -> None:
+        for culprit, cure in _contradictions(self):
+            raise ConfigError(f"QTensorConfig(dtype={self.dtype.name}): {culprit}; {cure}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON form: field names as keys, enums by name, the observer by class name."""
+        out: dict[str, Any] = {}
+        for a in attrs.fields(type(self)):
+            if a.name == "qat_spec":
+                continue
+            value = getattr(self, a.name)
+            out[a.name] = value.name if isinstance(value, Enum) else list(value) if isinstance(value, tuple) else value
+        out["observer_cls"] = observer_name(self.observer_cls)
+        options = dict(self.observer_options)
+        return {key: value for key, value in out.items() if key != "observer_options"} | ({"observer_options": options} if options else {})
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> QTensorConfig:
+        """Read the JSON form; the older keys ``dynamic`` and ``axis`` are understood.
+
+        Raises:
+            ConfigError: A key is unknown, or ``dtype`` is missing, or a value is of another type than it has.
+        """
+        values = {_LEGACY_KEYS.get(key, key): value for key, value in checked(data, Mapping, "a tensor's quantization").items()}
+        known = {a.name for a in attrs.fields(cls)}
+        unknown = sorted(set(values) - known)
+        if unknown or values.get("dtype") is None:
+            problem = f"unknown keys {unknown}" if unknown else "the key 'dtype' is missing"
+            raise ConfigError(f"a tensor's quantization in JSON has {problem}; its keys are {', '.join(sorted(known - {'qat_spec'}))}")
+        for key, kind in _JSON_TYPES.items():
+            value_of(values, key, kind)
+        return cls(**{key: value for key, value in values.items() if key != "zero_point_type" or value is not None})
+
+    def set(self, **changes: Any) -> QTensorConfig:
+        """A copy with some fields changed."""
+        return attrs.evolve(self, **changes)
+
+    def set_group_size(self, group_size: int) -> None:
+        """Change ``group_size``; raises ConfigError where it is no size."""
+        if group_size is None:
+            raise ConfigError("group_size=None is not a size: use a positive whole number, or -1 for the whole axis")
+        self.group_size = group_size
+
+    def copied(self) -> QTensorConfig:
+        """An independent copy. Raises ConfigError where fields that were assigned do not agree."""
+        return attrs.evolve(self)
+
+
+def _contradictions(spec: QTensorConfig) -> list[tuple[str, str]]:
+    """What contradicts what, each with the cure; only what holds for every number format."""
+    found = []
+    if spec.qscheme is QSchemeType.per_channel and spec.ch_axis is None:
+        found.append(("per_channel needs the axis that keeps its own scales", "set ch_axis, 0 for the output channels of a weight"))
+    if spec.qscheme is QSchemeType.per_group and (spec.ch_axis is None or spec.group_size is None):
+        found.append(("per_group needs ch_axis and group_size", "set ch_axis=-1 and group_size, such as 128"))
+    if spec.qscheme is QSchemeType.per_block and spec.block_size is None:
+        found.append(("per_block needs block_size", "set block_size=[rows, columns], such as [128, 128]"))
+    return found

@@ -1,0 +1,122 @@
+"""Where a checkpoint's tensors lie: its safetensors files and their headers, checked before anything is read from them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import attrs
+from safetensors import SafetensorError, safe_open
+
+from quark.errors import CheckpointError
+from quark.hf.json_files import read_json
+
+_NARROW_FLOATS = ("F8", "F6", "F4")
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+
+
+@attrs.frozen
+class Shard:
+    """One safetensors file whose header agrees with its size.
+
+    Attributes:
+        path: The file.
+        tensors: Name → (dtype as safetensors writes it, shape).
+    """
+
+    path: Path
+    tensors: dict[str, tuple[str, tuple[int, ...]]]
+
+
+def check_shards(directory: Path) -> list[Shard]:
+    """The safetensors files of a checkpoint, each complete and inside the directory, no tensor in two of them.
+
+    Raises:
+        CheckpointError: A file is missing, truncated or malformed, lies outside the directory, or lacks a tensor the index promises; a
+            tensor is in two files, or it is unclear which files count.
+    """
+    index = directory / INDEX
+    if not index.is_file():
+        if not (directory / SINGLE).is_file():
+            raise CheckpointError(
+                f"'{directory}' has neither {SINGLE} nor {INDEX}: weights are read from safetensors only, convert them first"
+            )
+        return [read_header(directory / SINGLE)]
+    wanted = _weight_map(index)
+    files = {name: _inside(directory, name) for name in sorted(set(wanted.values()))}
+    if SINGLE not in files and (directory / SINGLE).exists():
+        raise CheckpointError(
+            f"'{directory}' has a {SINGLE}, and an {INDEX} that names other files: readers differ in which of them they take. Remove the "
+            "one that is not wanted"
+        )
+    shards = {name: read_header(path) for name, path in files.items()}
+    for tensor, name in wanted.items():
+        if tensor not in shards[name].tensors:
+            raise CheckpointError(
+                f"'{index}' says that '{tensor}' is in '{name}', but it is not there: the checkpoint is incomplete, fetch it again"
+            )
+    _refuse_twice(shards, directory)
+    return list(shards.values())
+
+
+def refuse_codes(shards: Iterable[Shard], directory: Path) -> None:
+    """Check that a checkpoint that does not say it is quantized is not.
+
+    Raises:
+        CheckpointError: A tensor is stored in numbers of 8 bits or fewer, which are codes that mean nothing without their scales.
+    """
+    for shard in shards:
+        for tensor, (dtype, _) in shard.tensors.items():
+            if dtype.startswith(_NARROW_FLOATS):
+                raise CheckpointError(
+                    f"'{shard.path}' holds '{tensor}' as {dtype}, and no quantization_config in '{directory}/config.json' says what "
+                    "its scales are: give the float checkpoint, or bring the quantization_config back"
+                )
+
+
+def _refuse_twice(shards: Mapping[str, Shard], directory: Path) -> None:
+    file_of: dict[str, str] = {}
+    for name, shard in shards.items():
+        for tensor in shard.tensors:
+            if tensor in file_of:
+                raise CheckpointError(
+                    f"'{directory}' has the tensor '{tensor}' twice, in '{file_of[tensor]}' and in '{name}': which one counts is unclear. "
+                    "Fetch the checkpoint again, or make it anew"
+                )
+            file_of[tensor] = name
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    found = read_json(index).get("weight_map")
+    if isinstance(found, dict) and found and all(isinstance(v, str) for v in found.values()):
+        return found
+    raise CheckpointError(f"'{index}' is not a safetensors index: its weight_map does not map tensor names to files")
+
+
+def _inside(directory: Path, name: str) -> Path:
+    """The file of that name, which must lie in the directory; links count where they stand, as model caches are made of them."""
+    if Path(name).name != name or name in ("", ".", ".."):
+        raise CheckpointError(f"the index of '{directory}' points to '{name}', outside the directory: refusing to read it")
+    return directory / name
+
+
+def read_header(path: Path) -> Shard:
+    """The header of one safetensors file, checked against the file's size.
+
+    Reading is left to safetensors: it bounds the header's size and depth, stops at the first value of another type than the format has, and
+    sees to it that the tensors fill the file without overlap. No tensor is read.
+
+    Raises:
+        CheckpointError: The file is missing, truncated or malformed.
+    """
+    if not path.is_file():
+        raise CheckpointError(f"the shard '{path}' is missing: the checkpoint is incomplete, fetch it again")
+    try:
+        with safe_open(path, framework="np") as file:
+            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - not a dict
+            return Shard(path, {name: (s.get_dtype(), tuple(s.get_shape())) for name, s in slices.items()})
+    except (SafetensorError, OSError) as error:
+        raise CheckpointError(
+            f"'{path}' is truncated or damaged, or no safetensors file ({error}; it has {path.stat().st_size:,} bytes): fetch it again"
+        ) from error

@@ -1,0 +1,35 @@
+"""Quantized modules."""
+
+from quark.modules.layers import (
+    LOOKUP_TYPES,
+    QUANTIZED_TYPES,
+    QuantConv1D,
+    QuantConv2d,
+    QuantConvTranspose2d,
+    QuantEmbedding,
+    QuantEmbeddingBag,
+    QuantizedLayer,
+    QuantLinear,
+    counts_as,
+    is_quantized,
+    linear_weight,
+    quantized_class,
+)
+from quark.modules.quantizer_module import QuantizerModule
+
+__all__ = [
+    "LOOKUP_TYPES",
+    "QUANTIZED_TYPES",
+    "QuantConv1D",
+    "QuantConv2d",
+    "QuantConvTranspose2d",
+    "QuantEmbedding",
+    "QuantEmbeddingBag",
+    "QuantLinear",
+    "QuantizedLayer",
+    "QuantizerModule",
+    "counts_as",
+    "is_quantized",
+    "linear_weight",
+    "quantized_class",
+]

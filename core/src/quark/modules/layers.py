@@ -1,0 +1,157 @@
+"""Quantized layers: the float layer's own class, with its weight rounded and its inputs and outputs fake-quantized."""
+
+from __future__ import annotations
+
+from typing import Any, Self
+
+from torch import Tensor, nn
+
+from quark.config.layer import QLayerConfig, TensorSpec
+from quark.modules.linear_forms import is_transposed_linear, is_verbatim_linear
+from quark.modules.quantizer_module import QuantizerModule
+
+
+def _quantizer(spec: TensorSpec | None, *, activation: bool) -> QuantizerModule | None:
+    return None if spec is None else QuantizerModule(spec, activation=activation)
+
+
+class QuantizedLayer(nn.Module):
+    """What every quantized layer adds to its float class.
+
+    ``weight`` and ``bias`` hold values that lie on the grid of their quantizers, in the model's dtype, so that a forward is a plain one and
+    the codes can be had back exactly.
+
+    Attributes:
+        layer_config: What was asked for.
+        weight_quantizer, bias_quantizer: Scales of the parameters; None where they stay float.
+        input_quantizer, output_quantizer: Applied at each forward; None where activations stay float.
+    """
+
+    layer_config: QLayerConfig
+    weight_quantizer: QuantizerModule | None
+    bias_quantizer: QuantizerModule | None
+    input_quantizer: QuantizerModule | None
+    output_quantizer: QuantizerModule | None
+
+    @classmethod
+    def from_float(cls, layer: nn.Module, config: QLayerConfig) -> Self:
+        """A quantized layer around the same parameters, hooks and settings as ``layer``; nothing is copied, nothing rounded yet."""
+        made = cls.__new__(cls)
+        made.__dict__.update({k: dict(v) if type(v) is dict else v for k, v in layer.__dict__.items()})
+        made._modules = dict(layer._modules)
+        made.layer_config = config
+        has_bias = getattr(layer, "bias", None) is not None
+        made.weight_quantizer = _quantizer(config.weight, activation=False)
+        made.bias_quantizer = _quantizer(config.bias if has_bias else None, activation=False)
+        made.input_quantizer = _quantizer(config.input_tensors, activation=True)
+        made.output_quantizer = _quantizer(config.output_tensors, activation=True)
+        return made
+
+    @staticmethod
+    def as_stored(matrix: Tensor) -> Tensor:
+        """A weight, or its codes, as checkpoints of the float class lay it out, or from there to ``[out, in, …]``; a view."""
+        return matrix
+
+    # The float classes name and count their arguments differently; all take the input first.
+    def forward(self, x: Any, *args: Any, **kwargs: Any) -> Any:
+        """The float layer's forward between the activation quantizers."""
+        y = self.product(x, *args, **kwargs)
+        return y if self.output_quantizer is None else self.output_quantizer(y)
+
+    def product(self, x: Any, *args: Any, **kwargs: Any) -> Any:
+        """The forward, but for the quantizer of its output."""
+        return super().forward(x if self.input_quantizer is None else self.input_quantizer(x), *args, **kwargs)
+
+
+class QuantLinear(QuantizedLayer, nn.Linear):  # type: ignore[misc]
+    """A quantized ``nn.Linear``. Input ``[…, I]``, output ``[…, O]``."""
+
+
+class QuantConv1D(QuantLinear):
+    """A quantized linear layer whose float class keeps its weight ``[in, out]``, as ``Conv1D`` of transformers does.
+
+    Its own weight is ``[out, in]``, a view of the float one: channels and groups are those of any linear layer. In a checkpoint weight and
+    codes are ``[in, out]``, since runtimes of such models transpose every ``weight`` and nothing else; scales are those of a linear layer.
+    Source: vLLM's loader of GPT-2.
+    """
+
+    @classmethod
+    def from_float(cls, layer: nn.Module, config: QLayerConfig) -> Self:
+        """As `QuantizedLayer.from_float`; the weight's storage is shared."""
+        made = super().from_float(layer, config)
+        weight = linear_weight(layer)
+        made._parameters["weight"] = nn.Parameter(weight, requires_grad=False)
+        made.out_features, made.in_features = weight.shape
+        return made
+
+    @staticmethod
+    def as_stored(matrix: Tensor) -> Tensor:
+        """``[out, in]`` as ``[in, out]``, and back; anything that is no matrix stays."""
+        return matrix.t() if matrix.ndim == 2 else matrix
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[f"{prefix}weight"] = self.as_stored(destination[f"{prefix}weight"])
+
+    def _load_from_state_dict(self, state_dict: Any, prefix: str, *args: Any) -> None:
+        name = f"{prefix}weight"
+        own = {**state_dict, name: self.as_stored(state_dict[name])} if name in state_dict else state_dict
+        super()._load_from_state_dict(own, prefix, *args)
+
+
+class QuantConv2d(QuantizedLayer, nn.Conv2d):  # type: ignore[misc]
+    """A quantized ``nn.Conv2d``."""
+
+
+class QuantConvTranspose2d(QuantizedLayer, nn.ConvTranspose2d):  # type: ignore[misc]
+    """A quantized ``nn.ConvTranspose2d``; axis 0 of its weight is the input channels, as torch lays it out."""
+
+
+class QuantEmbedding(QuantizedLayer, nn.Embedding):  # type: ignore[misc]
+    """A quantized ``nn.Embedding``; only its weight can be quantized, its input being indices."""
+
+
+class QuantEmbeddingBag(QuantizedLayer, nn.EmbeddingBag):  # type: ignore[misc]
+    """A quantized ``nn.EmbeddingBag``; only its weight can be quantized."""
+
+
+QUANTIZED_TYPES: dict[type[nn.Module], type[QuantizedLayer]] = {
+    nn.Linear: QuantLinear,
+    nn.Conv2d: QuantConv2d,
+    nn.ConvTranspose2d: QuantConvTranspose2d,
+    nn.Embedding: QuantEmbedding,
+    nn.EmbeddingBag: QuantEmbeddingBag,
+}
+"""Float class → quantized class; matched by exact type, since a subclass may compute something else. Add a class of your own to it, and
+its layers are quantized like torch's."""
+
+LOOKUP_TYPES: tuple[type[nn.Module], ...] = (nn.Embedding, nn.EmbeddingBag)
+"""Layers whose input is indices: quantized only where a pattern or a type names them, never by the global configuration."""
+
+
+def counts_as(layer: nn.Module) -> type[nn.Module] | None:
+    """The class by which a float layer is planned; None where it cannot be quantized.
+
+    That is its own, where `QUANTIZED_TYPES` has it, and ``nn.Linear`` for what is one by another name (`quark.modules.linear_forms`).
+    """
+    if type(layer) in QUANTIZED_TYPES:
+        return type(layer)
+    return nn.Linear if is_transposed_linear(layer) or is_verbatim_linear(layer) else None
+
+
+def quantized_class(layer: nn.Module) -> type[QuantizedLayer]:
+    """The quantized class of a float layer for which `counts_as` is not None."""
+    if type(layer) in QUANTIZED_TYPES:
+        return QUANTIZED_TYPES[type(layer)]
+    return QuantConv1D if is_transposed_linear(layer) else QuantLinear
+
+
+def linear_weight(layer: nn.Module) -> Tensor:
+    """The weight of a float layer as its quantized class has it: ``[out, in]`` of a linear one, whichever way it lies; a view."""
+    weight: Tensor = layer.weight  # type: ignore[assignment]
+    return weight.detach().t() if is_transposed_linear(layer) else weight
+
+
+def is_quantized(module: nn.Module) -> bool:
+    """Whether this very module is a quantized layer."""
+    return isinstance(module, QuantizedLayer)

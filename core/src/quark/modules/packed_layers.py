@@ -1,0 +1,227 @@
+"""PackedLayer: a layer as it lies in a checkpoint. It becomes a quantized layer when it is first used, or when it is told to.
+
+Its tensors have the names under which checkpoint loaders look for them (``weight``, ``weight_quantizer.scale``, …), and shapes and dtypes
+that come from packing meta tensors: there is no second formula for them.
+"""
+
+from __future__ import annotations
+
+import copy
+from functools import cache, lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quark.config.layer import QLayerConfig, TensorSpec, stages
+from quark.errors import CheckpointError, ConfigError
+from quark.modules.layers import QuantizedLayer, linear_weight, quantized_class
+from quark.modules.quantizer_module import QuantizerModule
+from quark.modules.stored_scales import refuse_bad_scales
+from quark.plugins.attribution import origin
+from quark.quantizers import cast_finite, quantizer_for
+from quark.quantizers.on_grid import LOSSY, misfit_of_codes
+from quark.quantizers.progressive import Progressive
+from quark.quantizers.tensor_quantizer import TensorQuantizer
+
+PREFIXES = {"weight": "weight", "bias": "bias", "input_tensors": "input", "output_tensors": "output"}
+"""Field of a `QLayerConfig` → first word of its tensors' names in a checkpoint."""
+
+SLOTS = {"weight": "weight_quantizer", "bias": "bias_quantizer", "input_tensors": "input_quantizer", "output_tensors": "output_quantizer"}
+"""Field of a `QLayerConfig` → submodule that holds its scales."""
+
+
+@cache
+def is_flat(suffix: str) -> bool:
+    """Whether a stored scale lies beside the weight under its checkpoint name (``weight_scale_2``), and not in a submodule.
+
+    transformers looks there for what belongs to second stages; up to 5.19 its loader renamed those names too.
+    """
+    if not suffix.endswith("_2"):
+        return False
+    from transformers.quantizers import quantizer_quark  # only where a checkpoint of two stages is read, which transformers does anyway
+
+    return hasattr(quantizer_quark, "CHECKPOINT_KEYS")
+
+
+class PackedScales(nn.Module):
+    """The stored scales of one tensor, under their checkpoint suffixes: ``scale``, ``zero_point``, …"""
+
+    def __init__(self, tensors: dict[str, Tensor]) -> None:
+        super().__init__()
+        for suffix, tensor in tensors.items():
+            self.register_buffer(suffix, tensor)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """The tensors by suffix."""
+        return dict(self._buffers)  # type: ignore[arg-type]
+
+
+class PackedLayer(nn.Module):
+    """A layer whose weight is packed codes, or the rounded values themselves.
+
+    Args:
+        layer: The float layer it stands for, on any device; its tensors are not used.
+        config: How it is quantized.
+        order: Order of 4-bit codes in a word.
+        name: Full name of the layer in its model, for messages.
+        holds_values: Whether the checkpoint has rounded values where there are codes otherwise; their scales lie beside them all the same.
+    """
+
+    def __init__(self, layer: nn.Module, config: QLayerConfig, order: str, name: str = "a layer", *, holds_values: bool = False) -> None:
+        super().__init__()
+        weight = linear_weight(layer)
+        bias: Tensor | None = getattr(layer, "bias", None)
+        self._float = (_without_weights(layer),)  # in a tuple, so that its parameters are not this module's
+        self.layer_config = config
+        self.order = order
+        self._name = name
+        self._holds_values = holds_values
+        self.weight_shape, self.dtype = tuple(weight.shape), weight.dtype
+        self._bias_shape = () if bias is None else tuple(bias.shape)  # packed codes do not tell how many they are
+        self._flat: dict[str, tuple[str, str]] = {}
+        self._as_stored = quantized_class(layer).as_stored
+        self._register("weight", config.weight, weight)
+        self._register("bias", config.bias, bias)
+        for slot in ("input_tensors", "output_tensors"):
+            spec = getattr(config, slot)
+            if spec is not None:
+                self._register_scales(slot, quantizer_for(spec, activation=True), (1,))
+        self._ready: QuantizedLayer | None = None
+
+    def _register(self, slot: str, spec: TensorSpec | None, tensor: Tensor | None) -> None:
+        if tensor is None:
+            self.register_parameter(slot, None)
+            return
+        packed = {} if spec is None else packed_meta(quantizer_for(spec, activation=False), tuple(tensor.shape), self.order)
+        codes = packed.pop("", None)
+        if codes is None or self._holds_values:
+            stored = torch.empty_like(self._as_stored(tensor), device="meta")
+            self.register_parameter(slot, nn.Parameter(stored, requires_grad=False))
+        else:
+            self.register_buffer(slot, self._as_stored(codes))
+        if packed:
+            self._store(slot, packed)
+
+    def _register_scales(self, slot: str, quantizer: TensorQuantizer, shape: tuple[int, ...]) -> None:
+        if not (quantizer.is_dynamic or quantizer.is_float):
+            self._store(slot, quantizer.pack_qparams(quantizer.empty_qparams(shape, "meta"), order=self.order))
+
+    def _store(self, slot: str, scales: dict[str, Tensor]) -> None:
+        setattr(self, SLOTS[slot], PackedScales({suffix: t for suffix, t in scales.items() if not is_flat(suffix)}))
+        for suffix in filter(is_flat, scales):
+            self._flat[f"{PREFIXES[slot]}_{suffix}"] = (slot, suffix)
+            self.register_buffer(f"{PREFIXES[slot]}_{suffix}", scales[suffix])
+
+    def _stored(self, slot: str) -> dict[str, Tensor]:
+        inner: PackedScales | None = getattr(self, SLOTS[slot], None)
+        flat = {suffix: getattr(self, name) for name, (owner, suffix) in self._flat.items() if owner == slot}
+        return flat if inner is None else {**inner.tensors(), **flat}
+
+    @torch.no_grad()
+    def unpack(self) -> QuantizedLayer:
+        """The quantized layer of these tensors, on their device; its forward is that of the layer that was exported.
+
+        Raises:
+            CheckpointError: A scale is none.
+        """
+        layer = self._float[0]
+        made = quantized_class(layer).from_float(layer, self.layer_config)
+        made._parameters = dict(made._parameters)
+        for slot in ("weight", "bias"):
+            made._parameters[slot] = self._values(slot, getattr(made, SLOTS[slot]))
+        for slot in ("input_tensors", "output_tensors"):
+            target, stored = getattr(made, SLOTS[slot]), self._stored(slot)
+            if target is not None and stored:
+                qparams = target.quantizer.unpack_qparams(stored, (1,), order=self.order)
+                refuse_bad_scales(qparams, f"the {PREFIXES[slot]} of '{self._name}'", activation=True)
+                target.set_qparams(qparams)
+        return made.train(self.training)
+
+    def _values(self, slot: str, target: QuantizerModule | None) -> nn.Parameter | None:
+        stored = getattr(self, slot)
+        if stored is None:
+            return None
+        matrix = self._as_stored(stored)
+        if target is None:
+            return matrix if isinstance(matrix, nn.Parameter) else nn.Parameter(matrix, requires_grad=False)
+        shape = self.weight_shape if slot == "weight" else self._bias_shape
+        if self._holds_values:
+            target.set_qparams(target.quantizer.unpack_qparams(self._stored(slot), shape, order=self.order))
+            return nn.Parameter(matrix, requires_grad=False)
+        tensors = {"": matrix, **self._stored(slot)}
+        codes, qparams = target.quantizer.unpack(tensors, shape, order=self.order)
+        if tuple(codes.shape) != shape:
+            raise CheckpointError(f"the {slot} of '{self._name}' unpacks to {list(codes.shape)} where {list(shape)} is wanted")
+        refuse_bad_scales(qparams, f"the {slot} of '{self._name}'", activation=False)
+        target.set_qparams(qparams)
+        return nn.Parameter(cast_finite(target.quantizer.dequantize(codes, qparams), self.dtype), requires_grad=False)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        """The quantized layer's forward; the first call unpacks, and lets the packed tensors go."""
+        if self._ready is None:
+            self._ready = self.unpack()
+            for name in ("weight", "bias", *SLOTS.values(), *self._flat):
+                if name in self._buffers or name in self._parameters or name in self._modules:
+                    delattr(self, name)
+        found: Tensor = self._ready(*args, **kwargs)
+        return found
+
+    def extra_repr(self) -> str:
+        """What it stands for."""
+        return f"{type(self._float[0]).__name__}, weight {list(self.weight_shape)}"
+
+
+def _without_weights(layer: nn.Module) -> nn.Module:
+    """A shallow copy on the meta device: a packed layer must not keep the float weights of the model it was made from."""
+    made = copy.copy(layer)
+    made._parameters = {
+        name: None if tensor is None else nn.Parameter(tensor.detach().to("meta"), requires_grad=False)
+        for name, tensor in layer._parameters.items()
+    }
+    return made
+
+
+def stored_tensors(name: str, module: QuantizerModule, values: Tensor, order: str) -> dict[str, Tensor]:
+    """Checkpoint tensors of a quantized tensor, by suffix; every scale is looked at, and a sample of its codes.
+
+    Args:
+        name: Full name, for messages.
+        module: Has the scales.
+        values: On its grid.
+        order: Order of 4-bit codes in a word.
+
+    Raises:
+        ConfigError: The values are none that codes stand for: something has changed them since they were rounded.
+        PluginError: Codes that do not survive packing; names the format.
+    """
+    quantizer, qparams = module.quantizer, module.qparams
+    assert qparams is not None
+    names = [stage.dtype.name for stage in stages(quantizer.spec)]
+    codes = quantizer.codes_of(values.detach(), qparams)
+    complaint = misfit_of_codes(quantizer, qparams, values.detach(), codes, order)
+    if complaint is not None and complaint != LOSSY:
+        raise ConfigError(
+            f"'{name}' cannot be stored as {' → '.join(names)}: it {complaint}. It was changed after it was quantized, or by a broken "
+            "plugin: quantize the model anew"
+        )
+    made = quantizer.pack(codes, qparams, order=order)
+    announced = packed_meta(quantizer, tuple(values.shape), order)
+    if any(n in announced and (t.shape, t.dtype) != (announced[n].shape, announced[n].dtype) for n, t in made.items()):
+        complaint = "packs to other shapes or dtypes than on the meta device, by which checkpoints are laid out"
+    if complaint is not None:
+        raise origin("formats", names[-1] if isinstance(quantizer, Progressive) else names[0]).error(f"{complaint} (at '{name}')")
+    return made
+
+
+def packed_meta(quantizer: TensorQuantizer, shape: tuple[int, ...], order: str) -> dict[str, Tensor]:
+    """Checkpoint tensors of a quantized tensor of that shape, on the meta device: their shapes and dtypes, by suffix."""
+    return dict(_packed_meta(quantizer, shape, order))  # type: ignore[arg-type]  # quantizers are hashed by identity
+
+
+@lru_cache(maxsize=1024)
+def _packed_meta(quantizer: TensorQuantizer, shape: tuple[int, ...], order: str) -> dict[str, Tensor]:
+    """Operations on meta tensors take longer than packing a small layer, and a model has few shapes: they are done once for each."""
+    qparams = quantizer.empty_qparams(shape, "meta")
+    codes = quantizer.quantize(torch.empty(shape, dtype=torch.float32, device="meta"), qparams)
+    return quantizer.pack(codes, qparams, order=order)

@@ -1,0 +1,69 @@
+"""PackedQuantizer: a quantizer of an attention module as it lies in a checkpoint. It becomes a quantizer when it is first called."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from quark.config.layer import TensorSpec
+from quark.errors import CheckpointError
+from quark.modules.packed_layers import PackedScales
+from quark.modules.quantizer_module import QuantizerModule
+from quark.quantizers import quantizer_for
+
+
+def packed_scales(spec: TensorSpec, order: str) -> dict[str, Tensor]:
+    """Stored scales of an activation with one scale per tensor, on the meta device, by suffix; none where they are dynamic."""
+    quantizer = quantizer_for(spec, activation=True)
+    if quantizer.is_dynamic or quantizer.is_float:
+        return {}
+    return quantizer.pack_qparams(quantizer.empty_qparams((1,), "meta"), order=order)
+
+
+class PackedQuantizer(PackedScales):
+    """Scales that a loader fills, and the quantizer they make.
+
+    Args:
+        spec: Of an activation with one scale per tensor.
+        order: Order of 4-bit codes in a word, as the checkpoint has it.
+        stored: Where the scales lie, if another module holds them: a checkpoint keeps those of keys with the projection.
+        largest: No scale of this tensor can be larger.
+    """
+
+    def __init__(self, spec: TensorSpec, order: str, stored: PackedScales | None = None, largest: float = math.inf) -> None:
+        super().__init__(packed_scales(spec, order) if stored is None else {})
+        self.spec = spec
+        self.order = order
+        self.largest = largest
+        self._stored = (stored or self,)  # in a tuple, so that it is not registered a second time
+        self._ready: QuantizerModule | None = None
+
+    def unpack(self) -> QuantizerModule:
+        """The quantizer, on the device of its scales.
+
+        Raises:
+            CheckpointError: The scales are none: a loader that only warns of missing tensors leaves what was in memory.
+        """
+        made = QuantizerModule(self.spec, activation=True)
+        tensors = self._stored[0].tensors()
+        if tensors:
+            qparams = made.quantizer.unpack_qparams(tensors, (1,), order=self.order)
+            if not bool(((qparams.scale > 0) & (qparams.scale <= self.largest) & torch.isfinite(qparams.scale)).all()):
+                raise CheckpointError(
+                    f"a scale inside attention is {qparams.scale.tolist()}, which none can be: the checkpoint says in softmax_quant_spec "
+                    "or kv_cache_post_rope that it holds such scales and lacks them. import_model_from_safetensors says which, and leaves "
+                    "probabilities without scales float"
+                )
+            made.set_qparams(qparams)
+        return made.train(self.training)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """As the quantizer's; the first call unpacks, and lets the packed scales go."""
+        if self._ready is None:
+            self._ready = self.unpack()
+            self._buffers.clear()
+            self._stored = (self,)
+        found: Tensor = self._ready(x)
+        return found

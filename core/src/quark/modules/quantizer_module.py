@@ -1,0 +1,67 @@
+"""QuantizerModule: one tensor's quantization inside a model, with its scales as buffers."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from quark.config.layer import TensorSpec, stages
+from quark.errors import CalibrationError
+from quark.quantizers import QParams, quantizer_for
+
+_BUFFERS = ("scale", "zero_point", "outer_scale")
+
+
+class QuantizerModule(nn.Module):
+    """Fake-quantizes a tensor: with its own scales where they are static, with scales found anew at each call where they are dynamic.
+
+    Args:
+        spec: The tensor's quantization.
+        activation: Whether the tensor is an activation; it decides what "per channel" means.
+
+    Attributes:
+        quantizer: The `quark.quantizers.TensorQuantizer` that does the arithmetic.
+        scale, zero_point, outer_scale: Buffers, None until `set_qparams`, or where the format has none.
+    """
+
+    scale: Tensor | None
+    zero_point: Tensor | None
+    outer_scale: Tensor | None
+
+    def __init__(self, spec: TensorSpec, *, activation: bool) -> None:
+        super().__init__()
+        self.quantizer = quantizer_for(spec, activation=activation)
+        for name in _BUFFERS:
+            self.register_buffer(name, None)
+
+    @property
+    def qparams(self) -> QParams | None:
+        """The scales, or None while there are none."""
+        return None if self.scale is None else QParams(self.scale, self.zero_point, self.outer_scale)
+
+    def set_qparams(self, qparams: QParams) -> None:
+        """Keep these scales."""
+        for name in _BUFFERS:
+            setattr(self, name, None)
+        for name, value in qparams.items():
+            setattr(self, name, value.detach())
+
+    @torch.no_grad()
+    def forward(self, x: Tensor) -> Tensor:
+        """``x`` rounded to what its codes can say, in its own dtype and shape."""
+        if self.quantizer.is_dynamic or self.quantizer.is_float:
+            return self.quantizer.fake_quantize(x)
+        qparams = self.qparams
+        if qparams is None:
+            raise CalibrationError(
+                f"a static {_formats(self.quantizer.spec)} quantizer has no scales yet: quantize the model with calibration data"
+            )
+        return self.quantizer.fake_quantize(x, qparams)
+
+    def extra_repr(self) -> str:
+        """Format, static or dynamic, granularity."""
+        return f"{_formats(self.quantizer.spec)}, {'dynamic' if self.quantizer.is_dynamic else 'static'}, {self.quantizer.granularity}"
+
+
+def _formats(spec: TensorSpec) -> str:
+    return " → ".join(s.dtype.name for s in stages(spec))

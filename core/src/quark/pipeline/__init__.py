@@ -1,6 +1,0 @@
-"""The one pipeline: a source of blocks, calibration in lock-step, rounding, a sink."""
-
-from quark.pipeline.from_disk import quantize_checkpoint
-from quark.pipeline.model_quantizer import ModelQuantizer
-
-__all__ = ["ModelQuantizer", "quantize_checkpoint"]

@@ -1,0 +1,44 @@
+"""A model as a sequence of blocks: the decoder blocks its architecture names, or the whole model as one."""
+
+from __future__ import annotations
+
+import attrs
+from torch import nn
+
+from quark.config.architecture import Architecture
+from quark.errors import ConfigError
+
+
+@attrs.frozen(eq=False)
+class Block:
+    """One block.
+
+    Attributes:
+        name: Full name of the module; empty where the block is the whole model.
+        module: The module itself.
+    """
+
+    name: str
+    module: nn.Module
+
+    def owns(self, layer: str) -> bool:
+        """Whether the layer of that full name lies in this block."""
+        return self.name == "" or layer.startswith(self.name + ".")
+
+
+def decoder_blocks(model: nn.Module, architecture: Architecture | None) -> list[Block]:
+    """The blocks of ``model`` in order; one, the model, where its family is not known or names none.
+
+    Raises:
+        ConfigError: The architecture names a list that the model does not have.
+    """
+    if architecture is None or architecture.decoder_blocks is None:
+        return [Block("", model)]
+    try:
+        found = model.get_submodule(architecture.decoder_blocks)
+    except AttributeError:
+        raise ConfigError(
+            f"the template '{architecture.model_type}' says that decoder blocks are at '{architecture.decoder_blocks}', but this "
+            f"{type(model).__name__} has no such module. Use the template of the model's own config.model_type"
+        ) from None
+    return [Block(f"{architecture.decoder_blocks}.{name}", block) for name, block in found.named_children()]

@@ -1,0 +1,53 @@
+"""The architecture of a given model: from its config's model type, through the registered templates."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import nn
+
+from quark.config.architecture import Architecture
+from quark.errors import UnknownNameError
+from quark.log import get_logger
+from quark.planning.inferred_architecture import infer_architecture, inferred_lines
+from quark.plugins import templates
+from quark.templates import LLMTemplate
+
+
+def model_type_of(model_config: Any) -> str | None:
+    """``model_type`` of a transformers config, or its first architecture's name where that is missing; None for other objects."""
+    found = getattr(model_config, "model_type", None) or next(iter(getattr(model_config, "architectures", None) or []), None)
+    return found if isinstance(found, str) and found else None
+
+
+def architecture_of(model: nn.Module) -> Architecture | None:
+    """Facts about the family of ``model``: its template's, or what its modules show; None where neither says anything."""
+    name = model_type_of(getattr(model, "config", None))
+    if name is None or name not in templates():
+        return None if name is None else infer_architecture(model, name)
+    found: Architecture = templates().load(name, "architecture")
+    return found
+
+
+def text_config(model: nn.Module) -> Any:
+    """Return the configuration of a model, or of the part of it that makes text; None where it has none."""
+    config: Any = getattr(model, "config", None)
+    return config.get_text_config() if hasattr(config, "get_text_config") else config
+
+
+def template_of(model: nn.Module) -> LLMTemplate:
+    """The template of a model's type, or one made of what its modules show, which is logged.
+
+    Raises:
+        UnknownNameError: (a ValueError) There is no template, and the modules show no plain decoder.
+    """
+    name = model_type_of(getattr(model, "config", None)) or "(none)"
+    try:
+        return LLMTemplate.get(name)
+    except UnknownNameError:
+        found = infer_architecture(model, name)
+        if found is None:
+            raise
+    for line in inferred_lines(found):
+        get_logger(__name__).warning(line)
+    return LLMTemplate.from_architecture(found)

@@ -1,0 +1,56 @@
+"""The plan as a person reads it: layers that differ only in their block's number are one line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from quark.config.describe import describe_activation, describe_layer
+from quark.modules.attention import KEY, QUERY, VALUE
+from quark.names import fold_names, without_numbers
+from quark.planning.plan import QuantPlan
+
+_STATES = {"queries": QUERY, "keys": KEY, "values": VALUE}
+_MOST_RULES = 16
+
+
+def _attention_lines(plan: QuantPlan) -> Iterator[str]:
+    of_probabilities = sum(1 for a in plan.attentions if a.probabilities is not None)
+    states = {word: sum(1 for a in plan.attentions if state in a.states) for word, state in _STATES.items()}
+    if of_probabilities:
+        yield f"  attention: probabilities of {of_probabilities} modules {describe_activation(plan.config.softmax_quant_spec)}"
+    for word, count in states.items():
+        if count:
+            yield f"  attention: {word} of {count} modules as attention gets them, after the rotary embedding"
+
+
+def _rule_lines(plan: QuantPlan) -> Iterator[str]:
+    for field in dict.fromkeys(rule.field for rule in plan.rules):
+        rules = [rule for rule in plan.rules if rule.field == field]
+        more = f", and {len(rules) - _MOST_RULES} more" if len(rules) > _MOST_RULES else ""
+        yield f"  {field} matches: {', '.join(f'{rule.rule} {rule.layers}' for rule in rules[:_MOST_RULES])}{more}"
+
+
+def plan_lines(plan: QuantPlan) -> list[str]:
+    """The plan as lines of text, aligned."""
+    grouped: dict[tuple[str, str, str, tuple[int, ...]], list[str]] = {}
+    for row in plan.rows:
+        what = describe_layer(row.config) + (f", by {row.algorithm}" if row.algorithm else "")
+        grouped.setdefault((without_numbers(row.name), what, row.reason, row.shape), []).append(row.name)
+    table = [
+        (pattern, "×".join(map(str, shape)), what, reason)
+        for (_, what, reason, shape), names in grouped.items()
+        for pattern in fold_names(names)
+    ]
+    widths = [max((len(line[i]) for line in table), default=0) for i in range(3)]
+    lines = [f"  {n:<{widths[0]}}  {s:<{widths[1]}}  {w:<{widths[2]}}  ({r})" for n, s, w, r in table]
+    weights = sum(1 for r in plan.quantized if r.config is not None and r.config.weight is not None)
+    head = f"Plan: {weights} of {len(plan.rows)} layers get a quantized weight" + (
+        "; calibration data are needed" if plan.calibrated else ""
+    )
+    notes = [f"  note: {note}" for note in plan.notes]
+    return [head, *lines, *_attention_lines(plan), *_rule_lines(plan), *notes, *warning_lines(plan)]
+
+
+def warning_lines(plan: QuantPlan) -> list[str]:
+    """Those lines of the plan that warn."""
+    return [f"  warning: {warning}" for warning in plan.warnings]

@@ -1,0 +1,73 @@
+"""Which quantization a layer gets, and why: the one place where the order of precedence is stated."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+
+import attrs
+from torch import nn
+
+from quark.config.layer import QLayerConfig
+from quark.config.model import QConfig
+from quark.modules.layers import LOOKUP_TYPES
+
+
+@attrs.frozen
+class Resolution:
+    """What a layer gets and which rule said so; ``config`` is None where it stays float."""
+
+    config: QLayerConfig | None
+    reason: str
+
+
+def first_match(name: str, patterns: object) -> str | None:
+    """The first of the patterns that matches a module's full name, case and all."""
+    return next((p for p in patterns if fnmatchcase(name, p)), None)  # type: ignore[attr-defined]
+
+
+def layer_config_for(config: QConfig, name: str, module_type: type[nn.Module], has_cache: bool = True) -> Resolution:
+    """The quantization of the layer ``name``.
+
+    Precedence: ``exclude``, then ``layer_quant_config`` (first matching pattern), then ``layer_type_quant_config`` (exact type), then
+    ``global_quant_config``, which never reaches embeddings. A match in ``kv_cache_quant_config`` adds its output quantization to whatever
+    came out, even to an excluded layer.
+
+    Args:
+        config: Of the whole model.
+        name: Full module name.
+        module_type: What the layer counts as.
+        has_cache: Whether the layer lies where there is a cache, which a pattern cannot say: ``*v_proj`` means no vision tower.
+    """
+    base = _without_cache(config, name, module_type)
+    if module_type in LOOKUP_TYPES and base.config is not None:
+        # Their input is indices, which nothing can round: of a scheme for linear layers they take the weight.
+        return Resolution(_or_float(QLayerConfig(weight=base.config.weight)), base.reason)
+    pattern = first_match(name, config.kv_cache_quant_config)
+    output = config.kv_cache_quant_config[pattern].output_tensors if pattern is not None else None
+    if pattern is None or output is None:
+        return base
+    if not has_cache:
+        # Templates say it under the same pattern in layer_quant_config as well: there, too, it is meant for the cache.
+        if base.config != config.kv_cache_quant_config[pattern]:
+            return base
+        return Resolution(_or_float(attrs.evolve(config.kv_cache_quant_config[pattern], output_tensors=None)), base.reason)
+    layer = attrs.evolve(base.config or QLayerConfig(), output_tensors=output)
+    return Resolution(layer, f"{base.reason}; cache: {pattern}")
+
+
+def _without_cache(config: QConfig, name: str, module_type: type[nn.Module]) -> Resolution:
+    if (pattern := first_match(name, config.exclude)) is not None:
+        return Resolution(None, f"excluded: {pattern}")
+    if (pattern := first_match(name, config.layer_quant_config)) is not None:
+        return Resolution(_or_float(config.layer_quant_config[pattern]), f"pattern: {pattern}")
+    for key, layer in config.layer_type_quant_config.items():
+        if key is module_type or key == module_type.__name__:
+            return Resolution(_or_float(layer), f"type: {module_type.__name__}")
+    if module_type in LOOKUP_TYPES:
+        return Resolution(None, "embeddings stay float unless named")
+    return Resolution(_or_float(config.global_quant_config), "global")
+
+
+def _or_float(layer: QLayerConfig) -> QLayerConfig | None:
+    """A layer configuration that quantizes nothing is float."""
+    return None if layer == QLayerConfig() else layer

@@ -1,0 +1,35 @@
+"""Numerics: number formats, observers and tensor quantizers; protocols and the machinery that serves them all."""
+
+from quark.quantizers.build import format_of, number_format, observer_class, packed_dtype, quantizer_for, settled
+from quark.quantizers.finite import cast_finite
+from quark.quantizers.granularity import Granularity, PerBlock, PerChannel, PerGroup, PerTensor, PerToken, granularity_of
+from quark.quantizers.number_format import NumberFormat
+from quark.quantizers.observer import Observer
+from quark.quantizers.qparams import QParams
+from quark.quantizers.single_level import TILE_ELEMENTS
+from quark.quantizers.tensor_quantizer import TensorQuantizer
+from quark.quantizers.weight_grid import GroupScales, WeightGrid
+
+__all__ = [
+    "TILE_ELEMENTS",
+    "Granularity",
+    "GroupScales",
+    "NumberFormat",
+    "Observer",
+    "PerBlock",
+    "PerChannel",
+    "PerGroup",
+    "PerTensor",
+    "PerToken",
+    "QParams",
+    "TensorQuantizer",
+    "WeightGrid",
+    "cast_finite",
+    "format_of",
+    "granularity_of",
+    "number_format",
+    "observer_class",
+    "packed_dtype",
+    "quantizer_for",
+    "settled",
+]

@@ -1,0 +1,198 @@
+"""Granularity: which elements share a scale, as a view of the tensor whose last axes hold exactly the elements that share one.
+
+A granularity is a value with three questions answered: the shape of its scales for a tensor, the view in which one scale serves one row
+of elements, and the way back. Views copy nothing where the axis that is grouped is the last one.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import attrs
+from torch import Tensor
+
+from quark.config.enums import QSchemeType
+from quark.config.tensor import QTensorConfig
+from quark.errors import ConfigError
+
+
+class Granularity(ABC):
+    """Base of all granularities."""
+
+    @abstractmethod
+    def rows(self, x: Tensor) -> Tensor:
+        """``x`` seen as ``[scales, elements]``: row *i* holds the elements of scale *i*, in the order of `scale_shape` flattened."""
+
+    @abstractmethod
+    def scale_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        """Shape of the scales of a tensor of that shape."""
+
+    @abstractmethod
+    def restore(self, rows: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """The inverse of `rows`: back to ``shape``."""
+
+    @abstractmethod
+    def spread(self, scale: Tensor, shape: tuple[int, ...]) -> Tensor:
+        """Scales of a matrix of that shape with one row for each of its rows: ``[rows, groups of columns]``, a view where it can be."""
+
+    @abstractmethod
+    def gathered(self, spread: Tensor) -> Tensor:
+        """The inverse of `spread`."""
+
+    def problem(self, shape: tuple[int, ...]) -> str | None:
+        """Why a tensor of that shape cannot be quantized so, or None."""
+        return None
+
+    @property
+    def is_local(self) -> bool:
+        """Whether no scale spans two vectors along the last axis, so that a tensor can be worked on in parts."""
+        return False
+
+
+@attrs.frozen
+class PerTensor(Granularity):
+    """One scale. ``[4, 8] → scale []``."""
+
+    def rows(self, x: Tensor) -> Tensor:
+        return x.reshape(1, -1)
+
+    def scale_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        return ()
+
+    def restore(self, rows: Tensor, shape: tuple[int, ...]) -> Tensor:
+        return rows.reshape(shape)
+
+    def spread(self, scale: Tensor, shape: tuple[int, ...]) -> Tensor:
+        return scale.reshape(1, 1).expand(shape[0], 1)
+
+    def gathered(self, spread: Tensor) -> Tensor:
+        return spread[0, 0]
+
+
+@attrs.frozen
+class PerChannel(Granularity):
+    """A scale for each index of one axis. ``[4, 8], axis 0 → scale [4]``."""
+
+    axis: int
+
+    def rows(self, x: Tensor) -> Tensor:
+        channels = x.shape[self.axis]
+        return x.movedim(self.axis, 0).reshape(channels, x.numel() // channels if channels else 0)
+
+    def scale_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        return (shape[self.axis],)
+
+    def restore(self, rows: Tensor, shape: tuple[int, ...]) -> Tensor:
+        moved = [shape[self.axis]] + [s for i, s in enumerate(shape) if i != self.axis % len(shape)]
+        return rows.reshape(moved).movedim(0, self.axis)
+
+    def spread(self, scale: Tensor, shape: tuple[int, ...]) -> Tensor:
+        return scale[:, None] if self.axis % 2 == 0 else scale[None].expand(shape)
+
+    def gathered(self, spread: Tensor) -> Tensor:
+        return spread[:, 0] if self.axis % 2 == 0 else spread[0]
+
+    def problem(self, shape: tuple[int, ...]) -> str | None:
+        return None if -len(shape) <= self.axis < len(shape) else f"has no axis {self.axis}"
+
+
+@attrs.frozen
+class PerToken(Granularity):
+    """A scale for each vector along the last axis, at any rank. ``[2, 5, 8] → scale [2, 5]``."""
+
+    is_local = True
+
+    def rows(self, x: Tensor) -> Tensor:
+        return x.reshape(-1, x.shape[-1])
+
+    def scale_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        return tuple(shape[:-1])
+
+    def restore(self, rows: Tensor, shape: tuple[int, ...]) -> Tensor:
+        return rows.reshape(shape)
+
+    def spread(self, scale: Tensor, shape: tuple[int, ...]) -> Tensor:
+        return scale[:, None]
+
+    def gathered(self, spread: Tensor) -> Tensor:
+        return spread[:, 0]
+
+
+@attrs.frozen
+class PerGroup(Granularity):
+    """A scale for each run of ``size`` elements along the last axis; -1 is the whole axis. ``[4, 8], size 4 → scale [4, 2]``."""
+
+    size: int
+    is_local = True
+
+    def _size(self, length: int) -> int:
+        return length if self.size == -1 else self.size
+
+    def rows(self, x: Tensor) -> Tensor:
+        return x.reshape(-1, self._size(x.shape[-1]))
+
+    def scale_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        return (*shape[:-1], shape[-1] // self._size(shape[-1]))
+
+    def restore(self, rows: Tensor, shape: tuple[int, ...]) -> Tensor:
+        return rows.reshape(shape)
+
+    def spread(self, scale: Tensor, shape: tuple[int, ...]) -> Tensor:
+        return scale
+
+    def gathered(self, spread: Tensor) -> Tensor:
+        return spread
+
+    def problem(self, shape: tuple[int, ...]) -> str | None:
+        size = self._size(shape[-1])
+        return None if shape[-1] % size == 0 else f"has {shape[-1]} elements along its last axis, which groups of {size} do not divide"
+
+
+@attrs.frozen
+class PerBlock(Granularity):
+    """A scale for each block of rows × columns of a matrix. ``[4, 8], block (2, 4) → scale [2, 2]``."""
+
+    size: tuple[int, int]
+
+    def rows(self, x: Tensor) -> Tensor:
+        (r, c), (n, k) = self.size, x.shape
+        return x.reshape(n // r, r, k // c, c).transpose(1, 2).reshape(-1, r * c)
+
+    def scale_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
+        return (shape[0] // self.size[0], shape[1] // self.size[1])
+
+    def restore(self, rows: Tensor, shape: tuple[int, ...]) -> Tensor:
+        (r, c), (n, k) = self.size, shape
+        return rows.reshape(n // r, k // c, r, c).transpose(1, 2).reshape(n, k)
+
+    def spread(self, scale: Tensor, shape: tuple[int, ...]) -> Tensor:
+        return scale.repeat_interleave(self.size[0], 0)
+
+    def gathered(self, spread: Tensor) -> Tensor:
+        return spread[:: self.size[0]]
+
+    def problem(self, shape: tuple[int, ...]) -> str | None:
+        fits = len(shape) == 2 and shape[0] % self.size[0] == 0 and shape[1] % self.size[1] == 0
+        return None if fits else f"of shape {list(shape)} is not made of blocks of {list(self.size)}"
+
+
+def granularity_of(spec: QTensorConfig, *, activation: bool) -> Granularity:
+    """The granularity a spec asks for.
+
+    Activations with a dynamic scale per channel of axis 1 or -2 mean one scale per token, whatever the rank: that is how the formats are
+    documented and how runtimes compute them.
+
+    Raises:
+        ConfigError: Groups run along an axis other than the last, or the spec names no ``qscheme``.
+    """
+    if spec.qscheme is QSchemeType.per_tensor:
+        return PerTensor()
+    if spec.qscheme is QSchemeType.per_channel and spec.ch_axis is not None:
+        return PerToken() if activation and spec.is_dynamic and spec.ch_axis in (1, -2) else PerChannel(spec.ch_axis)
+    if spec.qscheme is QSchemeType.per_group and spec.group_size is not None:
+        if spec.ch_axis not in (-1, 1):
+            raise ConfigError(f"groups run along the last axis: {spec.dtype.name} asks for ch_axis={spec.ch_axis}, use -1")
+        return PerGroup(spec.group_size)
+    if spec.qscheme is QSchemeType.per_block and spec.block_size is not None:
+        return PerBlock(spec.block_size)
+    raise ConfigError(f"{spec.dtype.name} needs a qscheme: per_tensor, per_channel, per_group or per_block")

@@ -1,0 +1,151 @@
+"""Try a quantizer before it is trusted with a model: what its format and its observer promise is looked at once per spec."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quark.plugins import observers
+from quark.plugins.attribution import Origin, attributed, origin
+from quark.plugins.discovery import Source
+from quark.quantizers.observer import Observer
+from quark.quantizers.on_grid import LOSSY, off_grid, same_bits, unusable_scales, wrong_scales
+from quark.quantizers.progressive import Progressive
+from quark.quantizers.qparams import QParams
+from quark.quantizers.single_level import StageQuantizer
+from quark.quantizers.tensor_quantizer import TensorQuantizer
+from quark.quantizers.two_level import ScaledScales
+
+_SHAPES = ((16, 64), (16, 128), (64, 64), (128, 128), (16, 256), (256, 256), (16, 1024), (1024, 1024))
+"""Of the tensor, smallest first: taken is the first that the granularity fits."""
+_ORDERS = ("reorder", "order")
+_BEYOND = 3.0
+"""How far values go beyond the range that the scales are of: they must saturate."""
+
+
+def refuse_broken(quantizer: TensorQuantizer, *, activation: bool) -> None:
+    """Check on a small tensor that a quantizer does what the protocols of its format and its observer promise; a sound one is tried once.
+
+    Ranges are finite, scales positive; rounding is in place, makes no NaN, hides none, and leaves values that have codes, of inputs far
+    out of range too; codes and scales survive packing.
+
+    Args:
+        quantizer: Of a spec that has no problem.
+        activation: Whether it is of an activation, of which no codes are stored.
+
+    Raises:
+        PluginError: One of them does not; names the plugin, the format or observer, and what is wrong.
+    """
+    _tried(quantizer, activation)  # type: ignore[arg-type]  # quantizers are hashed by identity
+
+
+@lru_cache(maxsize=1024)
+@torch.no_grad()
+def _tried(quantizer: TensorQuantizer, activation: bool) -> None:
+    shape = next((s for s in _SHAPES if quantizer.problem(s) is None), None)
+    if shape is None:
+        return
+    stages = _stages(quantizer)
+    whose = origin("formats", stages[0].format.name)
+    x = _example(shape)
+    if not quantizer.is_float:
+        for stage in stages:
+            _try_observer(stage, x)
+    with attributed(f"being tried on a tensor of shape {list(shape)}", whose):
+        for stage in stages:
+            if (complaint := _rounding_fault(stage, x)) is not None:
+                raise origin("formats", stage.format.name).error(complaint)
+        if (complaint := _fault(quantizer, x, activation)) is not None:
+            raise whose.error(complaint)
+
+
+def _stages(quantizer: TensorQuantizer) -> list[StageQuantizer]:
+    """The stages of a quantizer, the one whose codes are stored first."""
+    if isinstance(quantizer, ScaledScales):
+        return [quantizer.blocks, quantizer.scales]
+    if isinstance(quantizer, Progressive):
+        return [quantizer.second, quantizer.first]
+    return [quantizer] if isinstance(quantizer, StageQuantizer) else []
+
+
+def _example(shape: tuple[int, ...]) -> Tensor:
+    """Rows of normal values of many sizes, one of zeros, one of positive and one of negative values; the same each time."""
+    generator = torch.Generator().manual_seed(0)
+    x = torch.randn(shape, generator=generator) * 2.0 ** (torch.arange(shape[0]) % 13 - 6)[:, None]
+    x[0], x[1], x[2] = 0.0, x[1].abs(), -x[2].abs()
+    return x
+
+
+def _try_observer(stage: StageQuantizer, x: Tensor) -> None:
+    name = stage.observer_class.__name__
+    record = next((r for r in observers() if r.class_name == name), None)
+    whose = Origin(f"the observer {name}", Source("", module=stage.observer_class.__module__))
+    whose = whose if record is None else origin("observers", record.name)
+    kept = x.clone()
+    with attributed("being tried", whose):
+        observer: Observer = stage.observer()
+        observer.observe(x)
+        low, high = observer.range()
+    if not torch.equal(x, kept):
+        raise whose.error("changes the tensor that it observes")
+    wanted = stage.granularity.scale_shape(tuple(x.shape))
+    for end in (low, high):
+        if not isinstance(end, Tensor) or tuple(end.shape) != wanted:
+            raise whose.error(f"gives a range of shape {list(getattr(end, 'shape', ()))} where {list(wanted)} is wanted")
+        if end.dtype != torch.float32 or not bool(torch.isfinite(end).all()):
+            raise whose.error("gives a range that is not finite, or not in float32")
+    if bool((low > high).any()):
+        raise whose.error("gives a range whose low end lies above its high end")
+
+
+def _rounding_fault(stage: StageQuantizer, x: Tensor) -> str | None:
+    """What is wrong with how a format rounds scaled values, as a predicate."""
+    if stage.is_float:
+        return None
+    t = stage.granularity.rows(x.clone()).contiguous()
+    rounded: Any = stage.format.round_(t)
+    if not isinstance(rounded, Tensor) or rounded.data_ptr() != t.data_ptr() or rounded.shape != t.shape:
+        return "does not round in place: round_ returns another tensor than it was given"
+    if not bool(torch.isfinite(rounded).all()):
+        return "rounds finite values to NaN or Inf"
+    t.view(-1)[0] = torch.nan
+    return None if bool(stage.format.round_(t).view(-1)[0].isnan()) else "hides NaN: round_ makes a number of it"
+
+
+def _fault(quantizer: TensorQuantizer, x: Tensor, activation: bool) -> str | None:
+    """What is wrong with scales, values, codes and packing, as a predicate; None where nothing is."""
+    shape = tuple(x.shape)
+    qparams: Any = quantizer.find_qparams(x) if not quantizer.is_float else QParams(torch.ones(()))
+    if not isinstance(qparams, QParams):
+        return f"gives {qparams!r} where QParams are wanted"
+    # What is kept of an activation's scales is less than what one call finds.
+    if (complaint := unusable_scales(qparams) if activation else wrong_scales(quantizer, qparams, shape)) is not None:
+        return complaint
+    beyond = x * _BEYOND
+    values: Any = quantizer.fake_quantize(beyond, qparams)
+    if not isinstance(values, Tensor) or values.shape != x.shape:
+        return f"rounds a tensor of shape {list(shape)} to {getattr(values, 'shape', values)}"
+    if (complaint := off_grid(values, quantizer.dequantize(quantizer.codes_of(values, qparams), qparams))) is not None:
+        return f"{complaint} (values beyond the range must saturate)"
+    codes = quantizer.quantize(beyond, qparams)
+    if off_grid(values, quantizer.dequantize(codes, qparams)) is not None:
+        return "says by codes something else than by values: decode(encode(t)) differs from t"
+    return None if activation else _packing_fault(quantizer, codes, qparams)
+
+
+def _packing_fault(quantizer: TensorQuantizer, codes: Tensor, qparams: QParams) -> str | None:
+    shape = tuple(codes.shape)
+    for order in _ORDERS:
+        packed = quantizer.pack(codes, qparams, order=order)
+        unpacked, scales = quantizer.unpack(packed, shape, order=order)
+        if not same_bits(unpacked, codes):
+            return LOSSY
+        if quantizer.is_float:
+            continue
+        before, after = dict(qparams.items()), dict(scales.items())
+        if before.keys() != after.keys() or any(not torch.equal(before[n].float(), after[n].float()) for n in before):
+            return "has scales that do not survive packing: unpack_qparams(pack_qparams(q)) differs from q"
+    return None

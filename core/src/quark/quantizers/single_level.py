@@ -1,0 +1,192 @@
+"""StageQuantizer: a single-stage tensor spec made executable, whatever its number format, granularity and observer.
+
+The arithmetic is ``x / scale``, rounded by the format about its zero point, and back; in float32 whatever the tensor's dtype. It runs in
+tiles that stay in cache, so that memory is read and written once however many steps there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import attrs
+import torch
+from torch import Tensor
+
+from quark.config.tensor import QTensorConfig
+from quark.quantizers.finite import keep_finite_
+from quark.quantizers.granularity import Granularity, PerTensor
+from quark.quantizers.number_format import NumberFormat
+from quark.quantizers.observer import Observer
+from quark.quantizers.parts import in_parts
+from quark.quantizers.qparams import QParams
+
+TILE_ELEMENTS = 1 << 17
+"""Float32 elements of a tile: 512 KiB, which the second-level caches of current processors hold together with its source."""
+
+
+@attrs.frozen(eq=False)
+class StageQuantizer:
+    """One stage. See `quark.quantizers.tensor_quantizer.TensorQuantizer` for what each method promises.
+
+    Attributes:
+        spec: The tensor's quantization.
+        granularity: Which elements share a scale.
+        format: The number format.
+        observer_class: What decides ranges.
+    """
+
+    spec: QTensorConfig
+    granularity: Granularity
+    format: NumberFormat
+    observer_class: type[Observer]
+
+    @property
+    def is_dynamic(self) -> bool:
+        """Whether ranges are found at run time."""
+        return bool(self.spec.is_dynamic)
+
+    @property
+    def is_float(self) -> bool:
+        """Whether the format has no scales: it only casts."""
+        return self.format.is_cast
+
+    @property
+    def has_tensor_scale(self) -> bool:
+        """Whether there is one scale over the whole tensor, which siblings may share."""
+        return isinstance(self.granularity, PerTensor) and not self.is_float
+
+    def problem(self, shape: tuple[int, ...]) -> str | None:
+        return self.format.spec_problem(self.spec) or self.observer_class.spec_problem(self.spec) or self.granularity.problem(shape)
+
+    def observer(self) -> Observer:
+        return self.observer_class(self.spec, self.granularity)
+
+    def qparams_from(self, observer: Observer) -> QParams:
+        low, high = observer.range()
+        return self.format.qparams(low, high, self.spec)
+
+    def find_qparams(self, x: Tensor, shared: Observer | None = None) -> QParams:
+        if shared is not None:
+            return self.qparams_from(shared)
+        if x.numel() == 0:
+            zeros = torch.zeros(self.granularity.scale_shape(tuple(x.shape)), dtype=torch.float32, device=x.device)
+            return self.format.qparams(zeros, zeros, self.spec)
+        observer = self.observer()
+        observer.observe(x)
+        return self.qparams_from(observer)
+
+    def round_to_nearest(self, x: Tensor, *, out: Tensor | None = None) -> tuple[Tensor, QParams]:
+        if self.is_float or not self.granularity.is_local or x.numel() == 0 or not (out is None or out.is_contiguous()):
+            qparams = self.find_qparams(x)
+            return self.fake_quantize(x, qparams, out=out), qparams
+        result = torch.empty_like(x, memory_format=torch.contiguous_format) if out is None else out
+        return result, in_parts(x, result, self.granularity.scale_shape(tuple(x.shape)), self._round_part)
+
+    def _round_part(self, x: Tensor, out: Tensor) -> QParams:
+        qparams = self.find_qparams(x)
+        self.fake_quantize(x, qparams, out=out)
+        return qparams
+
+    def fake_quantize(self, x: Tensor, qparams: QParams | None = None, *, out: Tensor | None = None) -> Tensor:
+        if self.is_float:
+            cast = self.format.decode(self.format.encode(x)).to(x.dtype)
+            return cast if out is None else out.copy_(cast)
+        if qparams is None:
+            return self.round_to_nearest(x, out=out)[0]
+        result = torch.empty_like(x, memory_format=torch.contiguous_format) if out is None else out
+        return self._rounded(x, qparams, result, rescale=True)
+
+    def in_scales(self, x: Tensor, qparams: QParams) -> Tensor:
+        """The values that codes of ``x`` stand for before they are scaled, float32; of symmetric specs."""
+        return self._rounded(x, qparams, torch.empty(x.shape, dtype=torch.float32, device=x.device), rescale=False)
+
+    def _rounded(self, x: Tensor, qparams: QParams, result: Tensor, *, rescale: bool) -> Tensor:
+        target = self.granularity.rows(result)
+        scratch = self._scratch(x)
+        for source, place, scale, zero in self._tiles(x, target, qparams):
+            t = self.format.round_(self._scaled(source, scale, scratch), zero)
+            if zero is not None:
+                t.sub_(zero)
+            torch.mul(t, scale if rescale else 1.0, out=place)
+            keep_finite_(place)
+        return self._home(target, result)
+
+    def quantize(self, x: Tensor, qparams: QParams) -> Tensor:
+        if self.is_float:
+            return self.format.encode(x)
+        result = torch.empty(x.shape, dtype=self.format.storage_dtype, device=x.device)
+        if x.is_meta:
+            return result
+        target = self.granularity.rows(result)
+        scratch = self._scratch(x)
+        for source, place, scale, zero in self._tiles(x, target, qparams):
+            place.copy_(self.format.codes(self._scaled(source, scale, scratch), zero))
+        return self._home(target, result)
+
+    def codes_of(self, values: Tensor, qparams: QParams) -> Tensor:
+        return self.quantize(values, qparams)
+
+    def dequantize(self, codes: Tensor, qparams: QParams) -> Tensor:
+        if self.is_float:
+            return self.format.decode(codes)
+        result = torch.empty(codes.shape, dtype=torch.float32, device=codes.device)
+        target = self.granularity.rows(result)
+        for source, place, scale, zero in self._tiles(codes, target, qparams):
+            t = self.format.decode(source)
+            torch.mul(t if zero is None else t - zero, scale, out=place)
+        return self._home(target, result)
+
+    def pack(self, codes: Tensor, qparams: QParams, *, order: str = "reorder") -> dict[str, Tensor]:
+        return {"": self.format.pack(codes, self.granularity, order), **self.pack_qparams(qparams, order=order)}
+
+    def pack_qparams(self, qparams: QParams, *, order: str = "reorder") -> dict[str, Tensor]:
+        return self.format.pack_qparams(qparams, self.spec, self.granularity, order)
+
+    def unpack(self, tensors: dict[str, Tensor], shape: tuple[int, ...], *, order: str = "reorder") -> tuple[Tensor, QParams]:
+        codes = self.format.unpack(tensors[""], self.granularity, order, shape)
+        return codes, self.unpack_qparams(tensors, shape, order=order)
+
+    def unpack_qparams(self, tensors: dict[str, Tensor], shape: tuple[int, ...], *, order: str = "reorder") -> QParams:
+        return self.format.unpack_qparams(tensors, self.spec, self.granularity, order, shape)
+
+    def empty_qparams(self, shape: tuple[int, ...], device: str) -> QParams:
+        zeros = torch.zeros(self.granularity.scale_shape(shape), dtype=torch.float32, device=device)
+        return self.format.qparams(zeros, zeros, self.spec)
+
+    def _scratch(self, x: Tensor) -> Tensor:
+        """Room for one tile of float32 values, used for all of them: fresh memory for each would cost more than the arithmetic."""
+        return torch.empty(min(x.numel(), max(TILE_ELEMENTS, 1)), dtype=torch.float32, device=x.device)
+
+    def _scaled(self, source: Tensor, scale: Tensor, scratch: Tensor) -> Tensor:
+        """The scaled values of one tile, float32, in ``scratch``."""
+        t = scratch[: source.numel()].view(source.shape)
+        # A float32 scale with as many dimensions makes the arithmetic float32 for 16-bit sources too.
+        if self.format.by_reciprocal(self.spec):
+            torch.mul(source, 1 / scale, out=t)
+        else:
+            torch.div(source, scale, out=t)
+        return t
+
+    def _home(self, rows: Tensor, result: Tensor) -> Tensor:
+        """``result``, with what was written to ``rows`` where those are a copy of it and not a view."""
+        if rows.data_ptr() != result.data_ptr():
+            result.copy_(self.granularity.restore(rows, tuple(result.shape)))
+        return result
+
+    def _tiles(self, x: Tensor, target: Tensor, qparams: QParams) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor | None]]:
+        """Source tile, target tile, its scales ``[rows, 1]`` and zero points, or None."""
+        if x.numel() == 0:
+            return
+        rows = self.granularity.rows(x)
+        scale = qparams.scale.reshape(-1, 1).float()
+        if qparams.outer_scale is not None:
+            scale = scale * qparams.outer_scale
+        zero = None if qparams.zero_point is None else qparams.zero_point.reshape(-1, 1)
+        count, length = rows.shape
+        high = max(1, TILE_ELEMENTS // length)
+        for top in range(0, count, high):
+            part = slice(top, top + high)
+            # One row that is longer than a tile (per tensor) is cut along its length.
+            for left in range(0, length, TILE_ELEMENTS):
+                place = slice(left, left + TILE_ELEMENTS)
+                yield rows[part, place], target[part, place], scale[part], None if zero is None else zero[part]

@@ -1,0 +1,89 @@
+"""TensorQuantizer: one tensor spec made executable. `quantize → codes`, `dequantize` and `fake_quantize` agree exactly."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from quark.config.layer import TensorSpec
+from quark.quantizers.granularity import Granularity
+from quark.quantizers.observer import Observer
+from quark.quantizers.qparams import QParams
+
+
+class TensorQuantizer(Protocol):
+    """What the pipeline, the modules and the exporters may ask of a tensor's quantization, single- or multi-stage.
+
+    Attributes:
+        spec: The spec it was made from.
+        granularity: Of the first stage.
+        is_dynamic: Whether ranges are found at run time.
+        is_float: Whether nothing is quantized but the dtype (float16, bfloat16).
+    """
+
+    @property
+    def spec(self) -> TensorSpec: ...
+
+    @property
+    def granularity(self) -> Granularity: ...
+
+    @property
+    def is_dynamic(self) -> bool: ...
+
+    @property
+    def is_float(self) -> bool: ...
+
+    @property
+    def has_tensor_scale(self) -> bool:
+        """Whether one scale, or an outer scale, spans the whole tensor: then siblings may share it."""
+
+    def problem(self, shape: tuple[int, ...]) -> str | None:
+        """Why a tensor of that shape cannot be quantized so, with the cure, or None. Needs no data."""
+
+    def observer(self) -> Observer:
+        """A fresh observer for calibration."""
+
+    def qparams_from(self, observer: Observer) -> QParams:
+        """Scales of what an observer has seen."""
+
+    def find_qparams(self, x: Tensor, shared: Observer | None = None) -> QParams:
+        """Scales of ``x`` itself, by the spec's observer.
+
+        Args:
+            x: The tensor.
+            shared: An `observer` that has seen all tensors which are to share their scale over the whole tensor, ``x`` among them.
+        """
+
+    def fake_quantize(self, x: Tensor, qparams: QParams | None = None, *, out: Tensor | None = None) -> Tensor:
+        """``dequantize(quantize(x))`` in ``x``'s dtype, in few passes; with ``qparams`` None the scales are found from ``x``.
+
+        ``out`` may be ``x`` itself.
+        """
+
+    def round_to_nearest(self, x: Tensor, *, out: Tensor | None = None) -> tuple[Tensor, QParams]:
+        """Find scales and fake-quantize in one go, tile by tile: ``(values, qparams)``. ``out`` may be ``x``."""
+
+    def quantize(self, x: Tensor, qparams: QParams) -> Tensor:
+        """Codes of ``x``, in its shape."""
+
+    def codes_of(self, values: Tensor, qparams: QParams) -> Tensor:
+        """The codes of values that `fake_quantize` has left under the same ``qparams``: the inverse of `dequantize`."""
+
+    def dequantize(self, codes: Tensor, qparams: QParams) -> Tensor:
+        """Float32 values of codes."""
+
+    def pack(self, codes: Tensor, qparams: QParams, *, order: str = "reorder") -> dict[str, Tensor]:
+        """Checkpoint tensors by suffix: ``""`` for the codes, ``scale``, ``zero_point``, ``scale_2``, …; works on meta tensors."""
+
+    def pack_qparams(self, qparams: QParams, *, order: str = "reorder") -> dict[str, Tensor]:
+        """As `pack` without the codes: what is stored of a static activation quantizer."""
+
+    def unpack(self, tensors: dict[str, Tensor], shape: tuple[int, ...], *, order: str = "reorder") -> tuple[Tensor, QParams]:
+        """The inverse of `pack` for a tensor of that shape."""
+
+    def unpack_qparams(self, tensors: dict[str, Tensor], shape: tuple[int, ...], *, order: str = "reorder") -> QParams:
+        """The inverse of `pack_qparams`."""
+
+    def empty_qparams(self, shape: tuple[int, ...], device: str) -> QParams:
+        """Scales of the right shapes and dtypes, for meta models and readers; their values mean nothing."""

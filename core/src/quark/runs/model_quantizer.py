@@ -1,0 +1,149 @@
+"""ModelQuantizer: the documented way in. Quantize a model in memory, in place."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from quark.calibration.finite import refuse_non_finite
+from quark.config.enums import QuantizationMode
+from quark.config.model import QConfig
+from quark.environment import refuse_rival
+from quark.errors import ConfigError, UnsupportedError
+from quark.log import get_logger
+from quark.planning.one_layer import as_model, put_back
+from quark.planning.plan import QuantPlan
+from quark.runs.fit_model import refuse_no_model, refuse_unfit
+from quark.runs.from_disk import quantize_checkpoint
+from quark.runs.run import plan_of, prepared
+from quark.runs.sink import InPlaceSink
+
+M = TypeVar("M", bound=nn.Module)
+
+
+class ModelQuantizer:
+    """Quantizes models by one configuration.
+
+    Args:
+        config: What each layer gets. It is never changed.
+        multi_device: Documented; layers are quantized on whatever device they lie.
+
+    Example:
+        >>> from quark.torch import LLMTemplate, ModelQuantizer
+        >>> config = LLMTemplate.get("llama").get_config(scheme="int4_wo_128")
+        >>> quantizer = ModelQuantizer(config)           # then: model = quantizer.quantize_model(model)
+    """
+
+    def __init__(self, config: QConfig, multi_device: bool = False) -> None:
+        refuse_rival()
+        if not isinstance(config, QConfig):
+            raise ConfigError(f"ModelQuantizer is given a QConfig, not a {type(config).__name__}: see LLMTemplate.get(…).get_config(…)")
+        if config.quant_mode is not QuantizationMode.eager_mode:
+            raise UnsupportedError("only quant_mode=QuantizationMode.eager_mode is offered: FX graph mode is not part of this framework")
+        self.config = config
+        self.multi_device = multi_device
+
+    def plan(self, model: nn.Module) -> QuantPlan:
+        """What would be done to ``model``, and why; meta tensors will do. Raises ConfigError with all that is wrong.
+
+        Fused experts that are to be quantized are taken apart for it; the model computes what it did.
+        """
+        refuse_no_model(model)
+        return plan_of(as_model(model), self.config)
+
+    def quantize_model(self, model: M, dataloader: Iterable[Any] | None = None) -> M:
+        """Quantize ``model`` in place, block by block, and return it.
+
+        What can be known beforehand is checked before anything is changed. An error that comes later, such as of a plugin's algorithm in
+        some block, leaves the blocks before it quantized and that one perhaps half changed: the model is of no use then, and a second try
+        with it says so. Load the float model again. (`quark.runs.quantize_checkpoint` leaves nothing behind when it fails.)
+
+        Args:
+            model: Any module tree; a transformers model of a known family is worked block by block, another as one block. A model that is
+                one layer is called ``layer`` in its plan, and becomes the quantized layer.
+            dataloader: Calibration data (see `quark.calibration.batches.calls`). Needed only where activations have static scales, and read
+                only then.
+
+        Returns:
+            The same object, its layers replaced, with the attributes ``quant_config``, ``quark_plan`` and ``quark_quantized``.
+
+        Raises:
+            ConfigError: The configuration does not fit the model; or it is none, is compiled, or has weights that are no plain floats.
+            CalibrationError: Static scales are asked for without data.
+            NonFiniteError: A weight or an activation holds NaN or Inf.
+            PluginError: A plugin raised an error, or returned what cannot be built on; names plugin, version, algorithm and layer.
+            UnsupportedError: An algorithm is asked for that no installed distribution implements; or attention is to be quantized in a
+                model whose attention cannot be exchanged.
+        """
+        refuse_no_model(model)
+        device = next((p.device for p in model.parameters()), torch.device("cpu"))
+        if device.type == "meta" and all(p.is_meta for p in model.parameters()):
+            raise ConfigError(
+                "this model is on the meta device and has no weights to quantize: load them first, or quantize the checkpoint itself with "
+                "quark.runs.quantize_checkpoint, which has one block in memory at a time"
+            )
+        whole = as_model(model)
+        job = prepared(whole, self.config, dataloader, device)
+        refuse_unfit(whole, job.plan.quantized)
+        refuse_non_finite(whole, job.plan.quantized)
+        job.run(whole, InPlaceSink(whole))
+        put_back(whole, model)
+        return model
+
+    def direct_quantize_checkpoint(
+        self,
+        pretrained_model_path: str | Path,
+        save_path: str | Path,
+        keep_excluded_layers_as_original_model_state: bool = False,
+        *legacy_device_args: str | torch.device,
+        weight_converters: Sequence[Any] | None = None,
+        device: str | torch.device | Sequence[str | torch.device] | None = None,
+        presharded_weights: dict[str, int] | None = None,
+    ) -> None:
+        """The documented way from a checkpoint to a checkpoint, for what needs no data; `quark.runs.quantize_checkpoint` takes them.
+
+        Args:
+            pretrained_model_path: Directory of a float checkpoint.
+            save_path: Directory to write; must not exist or be empty.
+            keep_excluded_layers_as_original_model_state: Documented; without effect, for sources are float and excluded layers stay so.
+            legacy_device_args: ``device`` in its old place.
+            weight_converters: Documented; without effect, for fused experts are taken apart wherever they are quantized.
+            device: Torch device; None is "cuda", or the CPU on a machine that has none. Of several the first is used.
+            presharded_weights: Documented; not offered.
+
+        Raises:
+            UnsupportedError: ``presharded_weights`` are given.
+            CalibrationError: The configuration wants calibration data.
+            As `quark.runs.quantize_checkpoint`.
+        """
+        if presharded_weights is not None:
+            raise UnsupportedError("presharded_weights cannot be read: give the checkpoint as one directory, without them")
+        if weight_converters:
+            get_logger().warning("weight_converters are left out: fused experts that are quantized are taken apart without them")
+        wanted = device if device is not None else next(iter(legacy_device_args), None)
+        several = isinstance(wanted, Sequence) and not isinstance(wanted, str)
+        if several:
+            get_logger().info("Of several devices the first is used.")
+        first: Any = wanted[0] if several else wanted  # type: ignore[index]
+        default = "cuda" if torch.cuda.is_available() else "cpu"
+        quantize_checkpoint(pretrained_model_path, save_path, self.config, device=str(first or default))
+
+    @staticmethod
+    def freeze(model: M, quantize: bool | None = None, runtime_options: object = None) -> M:
+        """Documented step before an export. Weights are rounded as soon as a model is quantized, so this only ends training of them.
+
+        Args:
+            model: A quantized model, changed in place.
+            quantize: Documented; without effect.
+            runtime_options: Documented; without effect.
+
+        Raises:
+            ConfigError: The model has not been quantized.
+        """
+        if not getattr(model, "quark_quantized", False):
+            raise ConfigError("freeze wants a model that quantize_model has returned: this one has not been quantized")
+        return model.requires_grad_(False)

@@ -1,0 +1,78 @@
+"""The model as it will be when it is quantized, on the meta device: what an export can be laid out from before any weight is read."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+from torch import nn
+
+from quark.calibration.attention import attention_quantizers, install
+from quark.modules import QuantizedLayer, QuantizerModule, quantized_class
+from quark.modules.attention import PROBABILITIES
+from quark.planning.plan import PlanRow, QuantPlan
+from quark.quantizers import QParams, TensorQuantizer
+
+
+@torch.no_grad()
+def foreseen(model: nn.Module, plan: QuantPlan) -> nn.Module:
+    """A copy of ``model``, quantized by ``plan``, whose scales have the shapes and dtypes that calibration gives.
+
+    Args:
+        model: Not quantized yet, its parameters on the meta device.
+        plan: Made from it.
+    """
+    made = _structure(model)
+    layers: dict[str, QuantizedLayer] = {}
+    for row in plan.quantized:
+        assert row.config is not None
+        layer = made.get_submodule(row.name)
+        layers[row.name] = quantized_class(layer).from_float(layer, row.config)
+        _give_scales(layers[row.name], row)
+    inside = attention_quantizers(layers, plan.attentions)
+    for quantizers in inside.values():
+        if PROBABILITIES in quantizers:
+            _give_scale(quantizers[PROBABILITIES], (1,))
+    install(made, inside)
+    for name, quantized in layers.items():
+        made.set_submodule(name, quantized)
+    made.quark_plan = plan  # type: ignore[assignment]
+    return made
+
+
+def _structure(model: nn.Module) -> nn.Module:
+    """A copy of the modules and not of what they hold; a module that lies in two places is one in the copy too."""
+    copies: dict[int, nn.Module] = {}
+    for module in model.modules():
+        copies[id(module)] = made = module.__class__.__new__(module.__class__)
+        # Dicts are the tables of parameters, buffers and submodules: those are changed in the copy.
+        made.__dict__.update({k: dict(v) if type(v) is dict else v for k, v in module.__dict__.items()})
+    for made in copies.values():
+        made._modules = {name: None if child is None else copies[id(child)] for name, child in made._modules.items()}
+    return copies[id(model)]
+
+
+def _give_scales(layer: QuantizedLayer, row: PlanRow) -> None:
+    bias = layer.bias.shape if layer.bias_quantizer is not None else ()
+    # Activations are known by the features they carry: the second axis of a weight is what comes in, the first what goes out.
+    shapes = {
+        "weight": row.shape,
+        "bias": tuple(bias),  # type: ignore[arg-type]
+        "input": (1, *row.shape[1:2]),
+        "output": (1, *row.shape[:1]),
+    }
+    for slot, shape in shapes.items():
+        quantizer: QuantizerModule | None = getattr(layer, f"{slot}_quantizer")
+        if quantizer is not None:
+            _give_scale(quantizer, shape)
+
+
+def _give_scale(module: QuantizerModule, shape: tuple[int, ...]) -> None:
+    if not module.quantizer.is_dynamic and not module.quantizer.is_float:
+        module.set_qparams(_empty(module.quantizer, shape))  # type: ignore[arg-type]  # quantizers are hashed by identity
+
+
+# Layers of one kind share a quantizer, and meta tensors are slow to compute with: what is alike is made once.
+@lru_cache(maxsize=1024)
+def _empty(quantizer: TensorQuantizer, shape: tuple[int, ...]) -> QParams:
+    return quantizer.empty_qparams(shape, "meta")

@@ -1,0 +1,163 @@
+"""Calibration data in every documented form."""
+
+import itertools
+from collections.abc import Iterator
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, TensorDataset
+
+from quark.calibration import batches
+from quark.calibration.batches import calls
+from quark.errors import CalibrationError
+from quark.testing import tiny
+from quark.torch import LLMTemplate, ModelQuantizer
+
+IDS = torch.arange(12).reshape(3, 4)
+MODEL = tiny.tiny_model()
+
+
+def test_a_dataloader_of_token_ids_gives_one_call_for_each_batch() -> None:
+    found = calls(DataLoader(IDS, batch_size=1))
+    assert [c.args[0].tolist() for c in found] == [[[0, 1, 2, 3]], [[4, 5, 6, 7]], [[8, 9, 10, 11]]]
+
+
+def test_batches_may_differ_in_length() -> None:
+    found = calls([torch.zeros(1, 3, dtype=torch.long), torch.zeros(1, 7, dtype=torch.long)])
+    assert [c.args[0].shape[1] for c in found] == [3, 7]
+
+
+def test_a_dict_is_passed_as_keywords_of_its_own_call() -> None:
+    masks = [torch.ones(1, 4), torch.zeros(1, 4)]
+    found = calls([{"input_ids": IDS[:1], "attention_mask": mask} for mask in masks])
+    assert [c.kwargs["attention_mask"] is mask for c, mask in zip(found, masks, strict=True)] == [True, True]
+
+
+def test_a_list_of_dicts_is_one_call_for_each() -> None:
+    assert len(calls([[{"input_ids": IDS[:1]}, {"input_ids": IDS[1:2]}]])) == 2
+
+
+def test_a_tensor_dataset_gives_tuples_of_one() -> None:
+    assert calls(DataLoader(TensorDataset(IDS), batch_size=3))[0].args[0].shape == (3, 4)
+
+
+def test_token_ids_without_a_batch_axis_get_one() -> None:
+    assert calls([IDS[0]])[0].args[0].shape == (1, 4)
+
+
+def test_images_stay_as_they_are() -> None:
+    assert calls([torch.zeros(8)])[0].args[0].shape == (8,)
+
+
+def test_a_single_tensor_is_one_batch() -> None:
+    assert len(calls(IDS)) == 1
+
+
+def test_no_batches_are_refused() -> None:
+    with pytest.raises(CalibrationError, match="empty"):
+        calls([])
+
+
+def test_an_empty_tensor_is_refused_by_number() -> None:
+    with pytest.raises(CalibrationError, match="batch 1 is an empty tensor"):
+        calls([IDS, torch.zeros(1, 0, dtype=torch.long)])
+
+
+def test_a_batch_of_another_kind_is_refused_by_number_and_kind() -> None:
+    with pytest.raises(CalibrationError, match="batch 0 is a str"):
+        calls(["a text"])
+
+
+def test_missing_data_say_what_to_do() -> None:
+    with pytest.raises(CalibrationError, match="--calib"):
+        calls(None)
+
+
+def test_tensors_side_by_side_are_positional_arguments() -> None:
+    assert [len(c.args) for c in calls([(IDS, IDS), [IDS, IDS, IDS]])] == [2, 3]
+
+
+def test_positional_arguments_of_a_known_model_get_their_names_so_that_padding_is_seen() -> None:
+    found = calls([(IDS, IDS > 2)], model=MODEL)[0]
+    assert len(found.args) == 1
+    assert torch.equal(found.kwargs["attention_mask"], IDS > 2)
+    assert calls(DataLoader(TensorDataset(IDS, IDS > 2), batch_size=3), model=MODEL)[0].run(MODEL).logits.shape[:2] == (3, 4)
+
+
+def test_token_ids_in_a_dict_get_a_batch_axis_too() -> None:
+    found = calls([{"input_ids": IDS[0], "attention_mask": IDS[0] >= 0}], model=MODEL)[0]
+    assert [found.kwargs[name].shape for name in ("input_ids", "attention_mask")] == [(1, 4), (1, 4)]
+
+
+MASK = torch.ones(3, 4, dtype=torch.long)
+BAD = {
+    "are of torch.float32: give torch.int64": IDS.float(),
+    "are of torch.int16": IDS.short(),
+    "are of torch.bool": IDS > 2,
+    r"has the token id 1024, and the model's vocabulary is 0 to 1023": IDS + 1013,
+    "has the token id -1": IDS - 1,
+    r"have the shape \[1, 3, 4\]": IDS[None],
+    "'attention_mask' of calibration batch 1 has the shape": {"input_ids": IDS, "attention_mask": MASK[:, :3]},
+    "is on the meta device": IDS.to("meta"),
+    "'attention_mask' of calibration batch 1 is on the meta device": {"input_ids": IDS, "attention_mask": MASK.to("meta")},
+    "has no 'input_ids', which this model is called with; it has 'labels'": {"labels": IDS},
+    "'input_ids' of calibration batch 1 is a list": {"input_ids": IDS.tolist()},
+    "'input_ids' of calibration batch 1 is an empty tensor": {"input_ids": IDS[:, :0]},
+    "has 40 tensors": (IDS,) * 40,
+    "is a tuple": (IDS, None),
+}
+
+
+@pytest.mark.parametrize("words", BAD)
+def test_what_the_model_cannot_take_is_refused_by_number_before_any_forward(words: str) -> None:
+    with pytest.raises(CalibrationError, match=words) as refused:
+        calls([IDS, BAD[words]], model=MODEL)
+    assert "batch 1" in str(refused.value)
+
+
+def test_a_refused_batch_leaves_the_model_as_it_was() -> None:
+    model = tiny.tiny_model()
+    config = LLMTemplate.get("llama").get_config(scheme="fp8")
+    with pytest.raises(CalibrationError, match="batch 1 has the token id 1024"):
+        ModelQuantizer(config).quantize_model(model, [IDS, IDS + 1013])
+    assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), MODEL.state_dict().values(), strict=True))
+
+
+def test_embeddings_do_in_place_of_token_ids() -> None:
+    assert calls([{"inputs_embeds": torch.zeros(1, 4, 256)}], model=MODEL)[0].run(MODEL).logits.shape[:2] == (1, 4)
+
+
+def test_of_a_model_that_says_nothing_of_its_inputs_nothing_is_asked() -> None:
+    assert len(calls([IDS.float(), torch.zeros(2, 3, 8, 8)], model=torch.nn.Linear(4, 4))) == 2
+
+
+def test_data_that_raise_in_the_middle_are_named_with_the_batch() -> None:
+    def broken() -> Iterator[Tensor]:
+        yield IDS
+        raise KeyError("text")
+
+    with pytest.raises(CalibrationError, match=r"batch 1 cannot be read: the data raised KeyError: 'text'") as refused:
+        calls(broken())
+    assert isinstance(refused.value.__cause__, KeyError)
+
+
+def test_what_cannot_be_iterated_is_refused() -> None:
+    with pytest.raises(CalibrationError, match="'int' object is not iterable"):
+        calls(5)  # type: ignore[arg-type]
+
+
+def test_data_without_an_end_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(batches, "MOST_BATCHES", 5)
+    with pytest.raises(CalibrationError, match=r"5 calibration batches .*islice"):
+        calls(itertools.repeat(IDS[:1]))
+    assert len(calls(itertools.islice(itertools.repeat(IDS[:1]), 5))) == 5
+    assert len(calls([IDS[:1]] * 6)) == 6, "a list has an end, however long it is"
+
+
+def test_data_that_are_padding_alone_are_refused_and_a_sample_of_padding_is_not() -> None:
+    nothing = {"input_ids": IDS, "attention_mask": 0 * MASK}
+    with pytest.raises(CalibrationError, match="padding alone"):
+        calls([nothing, nothing])
+    found = calls([{"input_ids": IDS, "attention_mask": MASK}, nothing])
+    assert [c.held_out is not None for c in found] == [True, False]

@@ -1,0 +1,186 @@
+"""Transforms in the pipeline: what they are shown, and that what they do reaches everything behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from quark.algorithms import BlockAtHand, Figures, Rounding, RoundToNearest, Statistic, Validation, validated
+from quark.calibration.batches import calls
+from quark.calibration.report import Findings
+from quark.config.architecture import Architecture
+from quark.config.model import QConfig
+from quark.planning.family import architecture_of
+from quark.planning.plan import make_plan
+from quark.runs.quantize_blocks import run
+from quark.runs.sink import InPlaceSink
+from quark.testing import tiny
+from quark.torch import LLMTemplate
+
+IDS = [torch.arange(3, 19)[None], torch.arange(30, 40)[None], torch.arange(5, 17).reshape(2, 6)]
+NORMED = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+
+
+class Inputs(Statistic):
+    def __init__(self, columns: int, device: torch.device) -> None:
+        super().__init__(columns, device)
+        self.seen: list[Tensor] = []
+
+    def take(self, x: Tensor, reference: Tensor | None) -> None:
+        self.seen.append(x.clone())
+
+    def add(self, other: Inputs) -> None:
+        self.seen += other.seen
+
+
+class Scaling:
+    """Divides the norm before attention by powers of two, which change no bit of the result, and remembers what it was shown."""
+
+    stage = "scaling"
+    works_by_block = True
+
+    def __init__(self, needs: Sequence[type[Statistic]] = (Inputs,), spoil: float = 0.0) -> None:
+        self.needs = needs
+        self.spoil = spoil
+        self.shown: dict[str, BlockAtHand] = {}
+        self.validations: list[Validation] = []
+
+    def outside(self, model: nn.Module, architecture: Architecture) -> None:
+        self.outside_of = type(model).__name__
+
+    def apply(self, block: BlockAtHand) -> Mapping[str, Figures]:
+        self.shown[block.name] = block
+        before = block.output_error() if block.output_error else None
+        norm = block.module.get_submodule("input_layernorm")
+        s = 2.0 ** (torch.arange(norm.weight.shape[0]) % 3)  # type: ignore[union-attr]
+        norm.weight = nn.Parameter(norm.weight.data / s, requires_grad=False)  # type: ignore[operator]
+        for name in NORMED:
+            layer = block.module.get_submodule(name)
+            layer.weight = nn.Parameter(layer.weight.data * s + self.spoil, requires_grad=False)  # type: ignore[operator]
+        if before is not None and block.output_error is not None:
+            self.validations.append(validated([before], [block.output_error()]))
+        return {block.name: {"scaled": True}}
+
+    def rounding(self) -> Rounding | None:
+        return None
+
+
+def quantized(model: nn.Module, config: QConfig, transform: Any, data: Any = IDS, **options: Any) -> Findings:
+    plan = make_plan(model, config, architecture_of(model))
+    rounding = options.pop("rounding", RoundToNearest())
+    return run(model, plan, calls(data), rounding, InPlaceSink(model), transforms=[transform], **options)
+
+
+def config(scheme: str) -> QConfig:
+    return LLMTemplate.get("llama").get_config(scheme=scheme)
+
+
+def logits(model: nn.Module) -> Tensor:
+    with torch.no_grad():
+        found: Tensor = model(IDS[0]).logits
+    return found
+
+
+@pytest.mark.parametrize("scheme", ["int4_wo_32", "fp8"])
+def test_a_transform_is_shown_what_the_quantized_blocks_before_give_to_the_block_in_float(scheme: str) -> None:
+    model, transform = tiny.tiny_model(), Scaling()
+    quantized(model, config(scheme), transform)
+    assert list(transform.shown) == [f"model.layers.{i}" for i in range(len(model.model.layers))]
+    shown = transform.shown["model.layers.0"]
+    expected: list[Tensor] = []
+    plain = tiny.tiny_model()
+    plain.model.layers[0].self_attn.q_proj.register_forward_pre_hook(lambda _, args: expected.append(args[0].flatten(0, 1)))
+    for ids in IDS:
+        with torch.no_grad():
+            plain(ids)
+    calibrated = [x[~call.held_out.flatten()] for x, call in zip(expected, calls(IDS), strict=True)]  # type: ignore[operator]
+    seen = shown.statistics["self_attn.q_proj"][Inputs]
+    assert isinstance(seen, Inputs)
+    assert all(torch.equal(a, b) for a, b in zip(seen.seen, calibrated, strict=True)), "the end of each is held out"
+    assert shown.statistics["self_attn.k_proj"] is shown.statistics["self_attn.q_proj"]
+
+
+def test_weights_that_are_rounded_are_those_that_the_transform_has_left() -> None:
+    model, by_hand = tiny.tiny_model(), tiny.tiny_model()
+    quantized(model, config("int4_wo_32"), Scaling())
+    facts = architecture_of(by_hand)
+    assert facts is not None
+    for i, block in enumerate(by_hand.model.layers):
+        Scaling().apply(BlockAtHand(f"model.layers.{i}", block, facts, {}, {}))
+    plan = make_plan(by_hand, config("int4_wo_32"), facts)
+    run(by_hand, plan, [], RoundToNearest(), InPlaceSink(by_hand))
+    assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), by_hand.state_dict().values(), strict=True))
+
+
+def test_without_statistics_no_forward_is_run() -> None:
+    model, transform = tiny.tiny_model(), Scaling(needs=())
+    count = [0]
+    model.model.register_forward_hook(lambda *_: count.__setitem__(0, count[0] + 1))
+    findings = quantized(model, config("int4_wo_32"), transform, data=[IDS[0]])
+    assert count == [0]
+    assert transform.outside_of == "LlamaForCausalLM"
+    assert findings.transformed["model.layers.1"] == {"scaled": True}
+
+
+def test_harm_tells_what_a_transform_spoils() -> None:
+    good, bad = Scaling(), Scaling(spoil=0.3)
+    quantized(tiny.tiny_model(), config("mxfp6_e2m3"), good)
+    quantized(tiny.tiny_model(), config("mxfp6_e2m3"), bad)
+    assert len(good.validations) == len(bad.validations) == len(tiny.tiny_model().model.layers)
+    assert all(v.after < 3 * v.before for v in good.validations)
+    assert all(v.after > 10 * v.before and not v.is_improvement for v in bad.validations)
+
+
+@pytest.mark.parametrize("two_passes", [False, True])
+def test_a_calibrated_rounding_behind_it_sees_the_transformed_inputs(two_passes: bool) -> None:
+    class Spy:
+        needs = (Inputs,)
+
+        def __init__(self) -> None:
+            self.seen: dict[str, Tensor] = {}
+
+        def takes(self, name: str) -> bool:
+            return True
+
+        def round(self, problem: Any) -> Mapping[str, Figures]:
+            for name in problem.layers:
+                self.seen[name] = problem.statistic(Inputs).seen[0]
+            RoundToNearest().round(problem)
+            return {name: {} for name in problem.layers}
+
+    model, transform, spy = tiny.tiny_model(), Scaling(), Spy()
+    quantized(model, config("int4_wo_32"), transform, rounding=spy, two_passes=two_passes)
+    before = transform.shown["model.layers.0"].statistics["self_attn.q_proj"][Inputs]
+    assert isinstance(before, Inputs)
+    s = 2.0 ** (torch.arange(before.columns) % 3)
+    calibrated = ~calls(IDS)[0].held_out.flatten()  # type: ignore[operator]
+    assert torch.equal((spy.seen["model.layers.0.self_attn.q_proj"] * s)[calibrated], before.seen[0])
+    assert torch.isfinite(logits(model)).all()
+
+
+def test_a_transform_knows_sizes_of_the_model_and_what_changes_the_input_of_a_layer() -> None:
+    class Doubling:
+        transforms_input = True
+
+        def __call__(self, module: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+            return (2 * args[0],)
+
+    class Asking(Scaling):
+        def apply(self, block: BlockAtHand) -> Mapping[str, Figures]:
+            names = ("mlp.up_proj", "mlp.down_proj")
+            self.asked = {name: block.input_is_transformed(name) for name in names if "layers.1" in block.name} or self.asked
+            self.heads = block.model_config.num_key_value_heads
+            return {}
+
+        asked: ClassVar[dict[str, bool]] = {}
+
+    model, transform = tiny.tiny_model(), Asking(needs=())
+    model.model.layers[1].mlp.down_proj.register_forward_pre_hook(Doubling())
+    model.model.layers[1].mlp.up_proj.register_forward_pre_hook(lambda *_: None)
+    quantized(model, config("int4_wo_32"), transform)
+    assert transform.asked == {"mlp.up_proj": False, "mlp.down_proj": True}
+    assert transform.heads == model.config.num_key_value_heads == 2

@@ -1,0 +1,123 @@
+"""Forwards in lock-step: one pass per block and sample, in block order, whatever the forward's own code does."""
+
+import pytest
+import torch
+from torch import nn
+
+from quark.calibration.batches import Call
+from quark.calibration.lockstep import LockStep, without_cache
+
+
+class Counting(nn.Module):
+    def __init__(self, log: list[tuple[str, float]], name: str) -> None:
+        super().__init__()
+        self.log, self.name = log, name
+
+    def forward(self, x: torch.Tensor, *, shift: float = 0.0) -> torch.Tensor:
+        self.log.append((self.name, float(x.sum())))
+        return x + 1 + shift
+
+
+class Model(nn.Module):
+    """Passes each block a keyword of its own, as models with several attention masks do."""
+
+    def __init__(self, depth: int) -> None:
+        super().__init__()
+        self.log: list[tuple[str, float]] = []
+        self.blocks = nn.ModuleList(Counting(self.log, str(i)) for i in range(depth))
+        self.grad_modes: list[bool] = []
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for i, block in enumerate(self.blocks):
+            with torch.enable_grad():  # a context that spans the pause
+                x = block(x, shift=float(i))
+        self.grad_modes.append(torch.is_grad_enabled())
+        return x
+
+
+def test_all_samples_pass_a_block_before_any_enters_the_next() -> None:
+    model = Model(3)
+    samples = [Call((torch.full((n + 1,), float(n)),)) for n in range(4)]
+    with LockStep(model, list(model.blocks), samples) as run:
+        run.advance(-1)
+        assert model.log == []
+        for i in range(3):
+            run.advance(i)
+            assert [name for name, _ in model.log] == [str(b) for b in range(i + 1) for _ in range(4)]
+        assert run.finished == 4
+
+
+def test_forwards_that_are_given_up_leave_the_grad_mode_as_it_was() -> None:
+    model = Model(3)
+    with LockStep(model, list(model.blocks), [Call((torch.ones(2),))], to_the_end=False) as run:
+        run.advance(-1)
+        run.advance(0)
+    assert torch.is_grad_enabled()
+
+
+def test_each_sample_sees_what_its_own_forward_computes() -> None:
+    plain, stepped = Model(3), Model(3)
+    inputs = [torch.full((n + 1,), float(n)) for n in range(3)]
+    for x in inputs:
+        plain(x)
+    with LockStep(stepped, list(stepped.blocks), [Call((x,)) for x in inputs]) as run:
+        for i in range(-1, 3):
+            run.advance(i)
+    assert sorted(plain.log) == sorted(stepped.log)
+
+
+def test_forwards_may_stop_behind_the_last_block() -> None:
+    model = Model(2)
+    with LockStep(model, list(model.blocks), [Call((torch.zeros(1),))] * 2, to_the_end=False) as run:
+        for i in range(-1, 2):
+            run.advance(i)
+        assert [name for name, _ in model.log] == ["0", "0", "1", "1"]
+        assert run.finished == 0
+    assert model.grad_modes == [], "nothing behind the blocks has run"
+
+
+def test_an_error_in_a_forward_comes_out_of_advance() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(3, 3))
+    with LockStep(model, list(model), [Call((torch.ones(1, 2),))]) as run:
+        run.advance(-1)
+        run.advance(0)
+        with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+            run.advance(1)
+
+
+def test_leaving_early_ends_paused_forwards_and_takes_the_hooks_away() -> None:
+    model = Model(2)
+    with LockStep(model, list(model.blocks), [Call((torch.zeros(1),))]) as run:
+        run.advance(0)
+    assert [name for name, _ in model.log] == ["0"]
+    assert not any(b._forward_pre_hooks for b in model.blocks)
+    assert model(torch.zeros(1)).item() == 3.0
+
+
+def test_grad_mode_is_the_callers_again_afterwards() -> None:
+    model = Model(2)
+    with torch.enable_grad(), LockStep(model, list(model.blocks), [Call((torch.zeros(1),)), Call((torch.ones(2),))]) as run:
+        for i in range(-1, 2):
+            run.advance(i)
+        assert torch.is_grad_enabled()
+    assert model.grad_modes == [False, False]
+
+
+def test_without_cache_gives_back_mode_and_switch() -> None:
+    model = nn.Linear(2, 2).train()
+    model.config = type("Config", (), {"use_cache": True})()
+    with without_cache(model):
+        assert not model.training
+        assert model.config.use_cache is False
+    assert model.training
+    assert model.config.use_cache is True
+
+
+def test_without_cache_reaches_the_config_of_the_part_that_makes_text() -> None:
+    model = nn.Linear(2, 2)
+    text = type("Config", (), {"use_cache": True})()
+    model.config = type("Config", (), {"get_text_config": lambda self: text})()
+    with without_cache(model):
+        assert text.use_cache is False
+    assert text.use_cache is True
+    assert not hasattr(model.config, "use_cache")

@@ -1,0 +1,122 @@
+"""Padding: a token that its own call's mask leaves out reaches no statistic, whoever takes it; and no other token is lost by it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from quark.algorithms import BlockAtHand, Figures, Problem, Rounding, RoundToNearest, Statistic
+from quark.calibration.batches import calls
+from quark.config.architecture import Architecture
+from quark.planning.family import architecture_of
+from quark.planning.plan import make_plan
+from quark.runs.quantize_blocks import run
+from quark.runs.sink import InPlaceSink
+from quark.testing import tiny
+from quark.torch import LLMTemplate
+
+PAD = 7
+FIRST = "self_attn.q_proj"
+# Calls of one shape whose masks differ, so that a mask of another call would fit each of them; the last has no padding.
+IDS = torch.arange(20, 56).reshape(3, 2, 6)
+MASKS = torch.ones_like(IDS)
+MASKS[0, 1, 4:] = 0
+MASKS[1, 0, :3] = 0
+IDS[MASKS == 0] = PAD
+
+
+class Inputs(Statistic):
+    """Keeps the tokens themselves."""
+
+    def __init__(self, columns: int, device: torch.device) -> None:
+        super().__init__(columns, device)
+        self.seen: list[Tensor] = []
+
+    def take(self, x: Tensor, reference: Tensor | None) -> None:
+        self.seen.append(x.clone())
+
+    def add(self, other: Inputs) -> None:
+        self.seen += other.seen
+
+
+class Spy(RoundToNearest):
+    """Rounds to nearest, and keeps what it was shown of each layer."""
+
+    needs = (Inputs,)
+
+    def __init__(self) -> None:
+        self.shown: dict[str, list[Tensor]] = {}
+
+    def takes(self, name: str) -> bool:
+        return True
+
+    applies_to = takes
+
+    def round(self, problem: Problem) -> Mapping[str, Figures]:
+        self.shown |= {name: problem.statistic(Inputs).seen for name in problem.layers}
+        super().round(problem)
+        return {name: {} for name in problem.layers}
+
+
+class Watching:
+    """A transform that changes nothing and keeps what it was shown of the first block."""
+
+    stage = "scaling"
+    works_by_block = True
+    needs: Sequence[type[Statistic]] = (Inputs,)
+
+    def __init__(self) -> None:
+        self.shown: list[Tensor] = []
+
+    def outside(self, model: nn.Module, architecture: Architecture) -> None:
+        """Nothing outside the blocks is changed."""
+
+    def apply(self, block: BlockAtHand) -> Mapping[str, Figures]:
+        if block.name == "model.layers.0":
+            self.shown = block.statistics[FIRST][Inputs].seen  # type: ignore[attr-defined]
+        return {}
+
+    def rounding(self) -> Rounding | None:
+        return None
+
+
+def run_with(rounding: Any, **options: Any) -> nn.Module:
+    model = tiny.tiny_model()
+    plan = make_plan(model, LLMTemplate.get("llama").get_config(scheme="int4_wo_32"), architecture_of(model))
+    data = [{"input_ids": ids, "attention_mask": mask} for ids, mask in zip(IDS, MASKS, strict=True)]
+    run(model, plan, calls(data), rounding, InPlaceSink(model), **options)
+    return model
+
+
+def ids_of(seen: list[Tensor]) -> list[int]:
+    """Which token ids these inputs of the first layer are of: they are normed embeddings, and so those of the id alone."""
+    model = tiny.tiny_model()
+    with torch.no_grad():
+        table = model.model.layers[0].input_layernorm(model.model.embed_tokens.weight)
+    distances = torch.cdist(torch.cat(seen), table)
+    assert distances.amin(1).max() < 1e-3 * distances.amax()
+    return distances.argmin(1).tolist()
+
+
+@pytest.mark.parametrize("two_passes", [False, True])
+def test_a_rounding_is_shown_all_tokens_but_those_that_their_own_mask_leaves_out(two_passes: bool) -> None:
+    spy = Spy()
+    run_with(spy, two_passes=two_passes)
+    assert ids_of(spy.shown[f"model.layers.0.{FIRST}"]) == IDS[MASKS == 1].tolist()
+    tokens = {name: sum(len(x) for x in seen) for name, seen in spy.shown.items()}
+    assert set(tokens.values()) == {int(MASKS.sum())}, "in every layer of every block"
+
+
+def test_a_transform_is_shown_no_token_that_its_own_mask_leaves_out() -> None:
+    transform = Watching()
+    run_with(RoundToNearest(), transforms=[transform])
+    found = ids_of(transform.shown)
+    assert PAD not in found
+    # The other tokens are there once, but for those that are held out to judge by.
+    real = IDS[MASKS == 1].tolist()
+    assert found == [token for token in real if token in set(found)]
+    assert len(found) > len(real) // 2

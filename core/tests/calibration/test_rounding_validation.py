@@ -1,0 +1,192 @@
+"""Codes are validated on tokens that no statistic has seen; where they do harm the layer is rounded to nearest, and that is said."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import quark
+from quark.algorithms import CrossMoment, Figures, HeldOut, Problem, Rounding, RoundToNearest, SecondMoment
+from quark.calibration.batches import calls
+from quark.calibration.input_statistics import LEAST, MANY, MOST, SHARE, Collector, held_out_tokens
+from quark.calibration.report import Findings
+from quark.calibration.rounding_validation import REASON, is_worse
+from quark.config.model import QConfig
+from quark.errors import RoundingError
+from quark.planning.plan import make_plan
+from quark.runs.quantize_blocks import run
+from quark.runs.sink import InPlaceSink
+
+TOKENS = torch.randn(320, 32, generator=torch.Generator().manual_seed(0))
+
+
+class Harmful(RoundToNearest):
+    """Rounds to nearest, but the layers of some names to twice as much."""
+
+    needs = (SecondMoment,)
+
+    def __init__(self, *names: str) -> None:
+        self.names = names
+
+    def round(self, problem: Problem) -> Mapping[str, Figures]:
+        for name in set(self.names).intersection(problem.layers):
+            layer = problem.layers[name]
+            layer.weight = nn.Parameter(layer.weight.data * 2)
+        super().round(problem)
+        return {name: {"said": 1} for name in problem.layers}
+
+
+class Hopeless(RoundToNearest):
+    needs = (SecondMoment,)
+
+    def round(self, problem: Problem) -> Mapping[str, Figures]:
+        raise RoundingError("nothing can be made of these inputs")
+
+
+class Forgetful(RoundToNearest):
+    """Knows by heart the tokens that it was shown: no error on these, a large one on all others."""
+
+    needs = (SecondMoment,)
+
+    def round(self, problem: Problem) -> Mapping[str, Figures]:
+        seen = problem.statistic(SecondMoment).matrix()
+        basis = torch.linalg.eigh(seen).eigenvectors[:, :-8]  # directions that were not there
+        weights = [layer.weight.data for layer in problem.layers.values()]
+        super().round(problem)
+        for layer, weight in zip(problem.layers.values(), weights, strict=True):
+            layer.weight = nn.Parameter(weight @ (torch.eye(len(basis)) + basis @ basis.t()))
+        return {}
+
+
+def model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 16)).eval()
+
+
+def quantized(rounding: Rounding, data: Any, scheme: str = "int4_wo_32", *, two_passes: bool = False) -> tuple[Any, Findings]:
+    made = copy.deepcopy(model())
+    plan = make_plan(made, QConfig(global_quant_config=quark.schemes().load(scheme, "config")()), None)
+    return made, run(made, plan, calls(data), rounding, InPlaceSink(made), two_passes=two_passes)
+
+
+@pytest.mark.parametrize("two_passes", [False, True])
+def test_a_layer_whose_codes_do_harm_is_rounded_to_nearest_alone(two_passes: bool) -> None:
+    found, findings = quantized(Harmful("2"), [TOKENS], two_passes=two_passes)
+    plain, _ = quantized(RoundToNearest(), [TOKENS])
+    for name in ("0", "2", "4"):
+        layer, expected = found.get_submodule(name), plain.get_submodule(name)
+        assert torch.equal(layer.weight, expected.weight), name
+        assert torch.equal(layer.weight_quantizer.scale, expected.weight_quantizer.scale), name
+    assert [name for name, f in findings.layers.items() if REASON in f] == ["2"]
+    assert findings.layers["2"]["held_out_error"] > 1
+    assert findings.layers["0"] | findings.layers["4"] == {"tokens": 320, "said": 1, "held_out_error": 1.0}
+    lines = [line for line in findings.lines() if "nearest" in line]
+    assert len(lines) == 1
+    assert lines[0].startswith("1 of 3 layers")
+    assert "'2'" in lines[0]
+
+
+def test_what_fits_the_tokens_it_was_shown_and_no_others_is_found_out() -> None:
+    few_directions = TOKENS[:, :8] @ torch.randn(8, 32, generator=torch.Generator().manual_seed(1))
+    fresh = few_directions.clone()
+    fresh[:20] = TOKENS[:20]  # held-out tokens lie elsewhere
+    assert REASON not in quantized(Forgetful(), [few_directions])[1].layers["0"]
+    assert REASON in quantized(Forgetful(), [fresh])[1].layers["0"]
+
+
+def test_where_no_codes_can_be_found_the_run_goes_on() -> None:
+    found, findings = quantized(Hopeless(), [TOKENS[:10]])
+    plain, _ = quantized(RoundToNearest(), [TOKENS])
+    assert torch.equal(found.get_submodule("0").weight, plain.get_submodule("0").weight)
+    assert {f[REASON] for f in findings.layers.values()} == {"nothing can be made of these inputs"}
+    assert [line for line in findings.lines() if "nearest" in line] == [
+        "3 of 3 layers are rounded to nearest; the first is '0': nothing can be made of these inputs."
+    ]
+
+
+def test_layers_that_share_a_scale_are_given_up_together() -> None:
+    class Attention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.q_proj, self.k_proj, self.v_proj = (nn.Linear(32, 32) for _ in range(3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            found: Tensor = self.q_proj(x) + self.k_proj(x) + self.v_proj(x)
+            return found
+
+    torch.manual_seed(0)
+    made: Any = nn.Sequential(Attention())
+    config = QConfig(global_quant_config=quark.schemes().load("nvfp4", "config")(), shared_scale_groups=[["q_proj", "k_proj"]])
+    plan = make_plan(made, config, None)
+    findings = run(made, plan, calls([TOKENS]), Harmful("0.k_proj"), InPlaceSink(made))
+    outer = [made[0].get_submodule(f"{n}_proj").weight_quantizer.qparams.outer_scale for n in "qkv"]
+    assert torch.equal(outer[0], outer[1])
+    assert not torch.equal(outer[0], outer[2])
+    assert [n for n in "qkv" if REASON in findings.layers[f"0.{n}_proj"]] == ["q", "k"]
+
+
+@pytest.mark.parametrize("batches", [1, 3, 320])
+def test_held_out_tokens_are_in_no_statistic(batches: int) -> None:
+    few = torch.randint(-3, 4, (320, 161), generator=torch.Generator().manual_seed(3)).float()  # sums of products are exact
+    collector = Collector((SecondMoment, CrossMoment), 161, few.device, len(few))
+    for part in few.chunk(batches):
+        collector.update(part, part + 1)
+    held = torch.arange(320) < 320 // SHARE
+    found = collector.held_out()
+    assert found is not None
+    assert torch.equal(found.x, few[held])
+    assert found.reference is not None
+    assert torch.equal(found.reference, few[held] + 1)
+    moment = collector.statistics[SecondMoment]
+    assert isinstance(moment, SecondMoment)
+    assert (moment.tokens, collector.tokens) == (300, 320)
+    assert torch.equal(moment.matrix(), few[~held].t() @ few[~held])
+
+
+def test_where_tokens_are_many_for_the_channels_none_is_lost_to_the_statistics() -> None:
+    many = torch.randint(-3, 4, (320, 320 // MANY), generator=torch.Generator().manual_seed(3)).float()
+    collector = Collector((SecondMoment,), many.shape[1], many.device, len(many))
+    for part in many.chunk(3):
+        collector.update(part)
+    found = collector.held_out()
+    assert found is not None
+    assert torch.equal(found.x, many[: 320 // SHARE])
+    moment = collector.statistics[SecondMoment]
+    assert isinstance(moment, SecondMoment)
+    assert (moment.tokens, collector.tokens) == (320, 320)
+    assert torch.equal(moment.matrix(), many.t() @ many)
+
+
+def test_few_tokens_are_left_to_the_statistics_and_of_many_enough_are_held_out() -> None:
+    assert held_out_tokens(SHARE * LEAST - 1) == 0
+    assert held_out_tokens(SHARE * LEAST) == LEAST
+    assert held_out_tokens(1000) == 1000 // SHARE
+    assert held_out_tokens(300_000) == MOST
+    collector = Collector((SecondMoment,), 32, TOKENS.device, 60)
+    collector.update(TOKENS[:60])
+    assert collector.held_out() is None
+    assert collector.statistics[SecondMoment].tokens == 60
+
+
+def test_the_output_error_is_against_the_float_model_where_that_is_known() -> None:
+    weight, rounded = torch.randn(2, 5, 32, generator=torch.Generator().manual_seed(2))
+    x, reference = TOKENS[:7], TOKENS[7:14]
+    torch.testing.assert_close(HeldOut(x).output_error(weight, rounded), (x @ (weight - rounded).t()).square().sum(1))
+    expected = (reference @ weight.t() - x @ rounded.t()).square().sum(1)
+    torch.testing.assert_close(HeldOut(x, reference).output_error(weight, rounded), expected)
+
+
+def test_worse_is_beyond_the_noise_of_the_tokens() -> None:
+    nearest = torch.rand(64, generator=torch.Generator().manual_seed(3))
+    assert not is_worse(nearest, nearest)
+    assert not is_worse(nearest * 0.5, nearest)
+    assert is_worse(nearest * 1.1, nearest)
+    once = nearest.clone()
+    once[3] += 1
+    assert not is_worse(once, nearest), "one token of 64"
+    assert is_worse(torch.full_like(nearest, torch.nan), nearest)

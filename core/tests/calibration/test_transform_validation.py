@@ -1,0 +1,123 @@
+"""Judging: transforms of the whole model are tried on copies of blocks, and what is judged is what a run would do."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from quark.algorithms import BlockAtHand, Figures, Rounding, Statistic, Validation
+from quark.calibration.batches import calls
+from quark.calibration.transform_validation import Judgement, judged
+from quark.config.architecture import Architecture
+from quark.planning.family import architecture_of
+from quark.planning.plan import QuantPlan, make_plan
+from quark.testing import tiny
+from quark.torch import LLMTemplate
+
+IDS = [torch.arange(3, 19)[None], torch.arange(30, 40)[None]]
+MANY = [torch.arange(16 * i, 16 * i + 16)[None] for i in range(12)]
+
+
+class Turned:
+    """Reverses the channels of the residual stream: nothing changes but their order, unless it spoils the block."""
+
+    stage = "rotation"
+    works_by_block = False
+    needs: ClassVar[Sequence[type[Statistic]]] = ()
+
+    def __init__(self, spoil: float = 0.0) -> None:
+        self.spoil = spoil
+        self.is_prepared = False
+        self.seen: list[str] = []
+
+    def prepare(self, model: nn.Module, architecture: Architecture) -> None:
+        self.is_prepared = True
+
+    def moved(self, x: Tensor) -> Tensor:
+        return x.flip(-1)
+
+    def verdict(self, validation: Validation) -> bool:
+        return validation.is_improvement
+
+    def outside(self, model: nn.Module, architecture: Architecture) -> None:
+        raise AssertionError("nothing outside the blocks is changed by a trial")
+
+    def apply(self, block: BlockAtHand) -> Mapping[str, Figures]:
+        self.seen.append(block.name)
+        for name, parameter in block.module.named_parameters():
+            reads = name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight", "gate_proj.weight", "up_proj.weight"))
+            axis = -1 if reads else 0
+            if "norm" in name or reads or name.endswith(("o_proj.weight", "down_proj.weight")):
+                parameter.data = parameter.data.flip(axis) + self.spoil
+        return {}
+
+    def rounding(self) -> Rounding | None:
+        return None
+
+
+def plan_of(model: nn.Module, scheme: str) -> QuantPlan:
+    return make_plan(model, LLMTemplate.get("llama").get_config(scheme=scheme), architecture_of(model))
+
+
+def judge(transform: Turned, scheme: str = "ptpc_fp8", data: Sequence[Tensor] = IDS) -> tuple[nn.Module, Judgement]:
+    model = tiny.tiny_model()
+    return model, judged(model, plan_of(model, scheme), {"turned": transform}, calls(data))["turned"]
+
+
+def test_a_change_of_order_has_the_error_that_there_was() -> None:
+    transform = Turned()
+    _, found = judge(transform)
+    assert found.validation.before == pytest.approx(found.validation.after, rel=1e-3)
+    assert 0 < found.validation.before < 1e-2
+    assert found.validation.tokens == 2 + 1, "of sixteen and of ten"
+    assert transform.is_prepared
+    assert transform.seen == ["model.layers.0", "model.layers.1", "model.layers.2"][: len(transform.seen)]
+    assert len(transform.seen) == len(tiny.tiny_model().model.layers)
+
+
+def test_what_spoils_a_block_is_seen() -> None:
+    _, found = judge(Turned(spoil=0.05))
+    assert found.validation.after > 10 * found.validation.before
+    assert not found.goes_on
+
+
+def test_the_model_is_what_it_was() -> None:
+    model, _ = judge(Turned(spoil=0.05), "fp8")
+    expected = tiny.tiny_model()
+    assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), expected.state_dict().values(), strict=True))
+    assert all("forward" not in m.__dict__ and not m._forward_hooks for m in model.modules())
+    assert model.config.use_cache == expected.config.use_cache
+
+
+def test_without_data_nothing_is_judged() -> None:
+    model, transform = tiny.tiny_model(), Turned()
+    assert judged(model, plan_of(model, "ptpc_fp8"), {"turned": transform}, []) == {}
+    assert not transform.is_prepared
+
+
+def test_the_verdict_does_not_depend_on_the_order_of_samples_nor_on_batches() -> None:
+    """One row of twelve sequences, another order, and one batch: sums in another order differ by rounding."""
+    _, found = judge(Turned(), data=MANY)
+    for data in (MANY[::-1], [torch.cat(MANY)], list(torch.cat(MANY[5:] + MANY[:5]).split(4))):
+        _, other = judge(Turned(), data=data)
+        assert other.validation.before == pytest.approx(found.validation.before, rel=1e-4)
+        assert other.validation.standard_error == pytest.approx(found.validation.standard_error, rel=1e-2)
+        assert other.validation.tokens == found.validation.tokens == 32
+
+
+def test_only_calls_with_held_out_tokens_are_run() -> None:
+    model, count = tiny.tiny_model(), [0]
+    model.model.layers[0].register_forward_pre_hook(lambda *_: count.__setitem__(0, count[0] + 1))
+    judged(model, plan_of(model, "ptpc_fp8"), {"turned": Turned()}, calls(MANY))
+    float_, rounded, changed = 2, 2, 2
+    assert count == [float_ + rounded + changed]
+
+
+def test_where_nothing_can_be_held_out_all_tokens_tell_and_that_is_said() -> None:
+    _, found = judge(Turned(), data=[torch.tensor([[5, 6]])])
+    assert found.validation.tokens == 2
+    assert found.figures()["held_out"] is False

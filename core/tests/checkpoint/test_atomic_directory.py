@@ -1,0 +1,178 @@
+"""An export appears under its name only when complete; nothing is overwritten, and a failure leaves nothing."""
+
+import errno
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quark.checkpoint.atomic_directory import building
+from quark.checkpoint.destination import refuse_used_directory
+from quark.errors import OutputError
+
+
+def test_a_complete_export_is_renamed_into_place(tmp_path: Path) -> None:
+    out = tmp_path / "deep" / "out"
+    with building(out) as directory:
+        (directory / "a").write_text("x")
+        assert not out.exists()
+    assert [p.name for p in out.iterdir()] == ["a"]
+    assert [p.name for p in out.parent.iterdir()] == ["out"]
+
+
+def _fail(out: Path, error: Exception) -> None:
+    with building(out) as directory:
+        (directory / "a").write_text("x")
+        raise error
+
+
+def test_an_error_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(ZeroDivisionError):
+        _fail(tmp_path / "out", ZeroDivisionError())
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_no_space_left_is_told_with_its_cure_and_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(OutputError, match="no space left on the device; free some"):
+        _fail(tmp_path / "out", OSError(errno.ENOSPC, "No space left on device"))
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_directory_in_use_is_refused_and_kept(tmp_path: Path) -> None:
+    (tmp_path / "precious").write_text("x")
+    with pytest.raises(OutputError, match="not empty"):
+        refuse_used_directory(tmp_path)
+    with pytest.raises(OutputError, match="not empty"), building(tmp_path):
+        pass
+    assert (tmp_path / "precious").read_text() == "x"
+
+
+def test_an_empty_directory_is_taken(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    with building(tmp_path / "out") as directory:
+        (directory / "a").write_text("x")
+    assert (tmp_path / "out" / "a").is_file()
+
+
+def test_a_file_in_the_way_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("x")
+    with pytest.raises(OutputError, match="is a file"):
+        refuse_used_directory(tmp_path / "out")
+
+
+def test_a_second_interrupt_comes_when_the_first_has_been_cleaned_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(*arguments: Any, **options: Any) -> None:
+        signal.raise_signal(signal.SIGINT)
+        rmtree(*arguments, **options)
+
+    rmtree = shutil.rmtree
+    monkeypatch.setattr(shutil, "rmtree", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        _fail(tmp_path / "out", ZeroDivisionError())
+    assert list(tmp_path.iterdir()) == []
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+BUILDER = """
+import sys, time
+from pathlib import Path
+from quark.cli import main
+from quark.checkpoint.atomic_directory import building
+
+def build():
+    with building(Path(sys.argv[1])) as directory:
+        (directory / "half").write_text("x")
+        print("building", flush=True)
+        time.sleep(120)
+
+main.program = lambda: build
+main.main()
+"""
+
+
+@pytest.fixture
+def builder(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process of the program that is in the middle of an export to ``tmp_path / "out"``."""
+    command = [sys.executable, "-c", BUILDER, str(tmp_path / "out")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "building\n", process.stderr and process.stderr.read()
+        yield process
+        process.kill()
+
+
+def _build(out: Path) -> None:
+    with building(out) as directory:
+        (directory / "a").write_text("x")
+    shutil.rmtree(out)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_that_asks_the_program_to_end_leaves_nothing(
+    number: signal.Signals, builder: subprocess.Popen[str], tmp_path: Path
+) -> None:
+    assert [p.suffix for p in tmp_path.iterdir()] == [".partial"]
+    builder.send_signal(number)
+    assert builder.wait(60) in (128 + number, -number)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_killed_run_leaves_is_removed_by_the_next_and_what_a_live_one_builds_is_not(
+    builder: subprocess.Popen[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (partial,) = tmp_path.iterdir()
+    _build(tmp_path / "out")
+    assert (partial / "checkpoint" / "half").is_file()
+    builder.kill()
+    builder.wait(60)
+    _build(tmp_path / "another")
+    assert list(tmp_path.iterdir()) == [partial]
+    with caplog.at_level("INFO"):
+        _build(tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+    assert f"Removed '{partial}'" in caplog.text
+
+
+def _unlocked(directory: Path, content: str | None) -> Path:
+    directory.mkdir()
+    (directory / "precious").write_text("x")
+    if content is not None:
+        (directory / "owner.lock").write_text(content)
+    return directory
+
+
+def test_what_is_not_known_to_be_left_behind_is_kept(tmp_path: Path) -> None:
+    elsewhere = _unlocked(tmp_path / "elsewhere", "process 1\n")
+    kept = [
+        _unlocked(tmp_path / ".out.aaaaaaaa.partial", None),  # of somebody else
+        _unlocked(tmp_path / ".out.bbbbbbbb.partial", ""),  # its owner is about to lock it
+        _unlocked(tmp_path / ".out.longer_than_ours.partial", "process 1\n"),
+        _unlocked(tmp_path / ".outer.aaaaaaaa.partial", "process 1\n"),
+    ]
+    (tmp_path / ".out.cccccccc.partial").symlink_to(elsewhere)
+    _build(tmp_path / "out")
+    assert all((directory / "precious").is_file() for directory in (*kept, elsewhere))
+
+
+def test_a_name_of_wildcards_matches_itself_alone(tmp_path: Path) -> None:
+    other = _unlocked(tmp_path / ".outs.aaaaaaaa.partial", "process 1\n")
+    own = _unlocked(tmp_path / ".out*.aaaaaaaa.partial", "process 1\n")
+    _build(tmp_path / "out*")
+    assert (other.exists(), own.exists()) == (True, False)
+
+
+def test_the_directory_has_the_rights_that_the_umask_leaves(tmp_path: Path) -> None:
+    old = os.umask(0o027)
+    try:
+        with building(tmp_path / "out"):
+            pass
+    finally:
+        os.umask(old)
+    assert stat.S_IMODE((tmp_path / "out").stat().st_mode) == 0o750

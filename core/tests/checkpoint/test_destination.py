@@ -1,0 +1,159 @@
+"""What may lie where an export goes; an earlier export is replaced only on request, and nothing else is ever deleted."""
+
+from __future__ import annotations
+
+import json
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+from quark.checkpoint.atomic_directory import building
+from quark.checkpoint.destination import COMPANIONS, refuse_used_directory
+from quark.errors import ConfigError, OutputError
+from quark.runs import quantize_checkpoint
+from quark.testing.tiny import tiny_model, tiny_model_dir
+from quark.torch import LLMTemplate, ModelExporter, ModelQuantizer, export_safetensors, import_model_from_safetensors
+
+
+def earlier(out: Path, *others: str) -> Path:
+    """What looks like an earlier export."""
+    out.mkdir()
+    (out / "config.json").write_text(json.dumps({"quantization_config": {"quant_method": "quark"}}))
+    for name in ("model-00001-of-00002.safetensors", "model.safetensors.index.json", "tokenizer.json", *others):
+        (out / name).write_text(f"old {name}")
+    return out
+
+
+def contents(directory: Path) -> dict[str, str]:
+    return {path.relative_to(directory).as_posix(): path.read_text() for path in directory.rglob("*") if path.is_file()}
+
+
+def build(out: Path, *, overwrite: bool, **files: str) -> None:
+    with building(out, overwrite=overwrite) as directory:
+        for name, text in files.items():
+            (directory / f"{name}.json").write_text(text)
+
+
+def quantized() -> nn.Module:
+    return ModelQuantizer(LLMTemplate.get("llama").get_config(scheme="int4_wo_64")).quantize_model(tiny_model())
+
+
+@pytest.mark.parametrize("overwrite", [False, True])
+def test_a_processor_that_was_saved_first_stays(overwrite: bool, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    for name in COMPANIONS:
+        (out / name).write_text(f"mine {name}")
+    build(out, overwrite=overwrite, config="new", tokenizer="new")
+    assert contents(out) == {name: f"mine {name}" for name in COMPANIONS} | {"config.json": "new"}
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+def test_an_earlier_export_is_refused_and_replaced_on_request_alone(tmp_path: Path) -> None:
+    out = earlier(tmp_path / "out", "vocab.txt")
+    before = contents(out)
+    with pytest.raises(OutputError, match="overwrite=True"):
+        build(out, overwrite=False, config="new")
+    assert contents(out) == before
+    build(out, overwrite=True, config="new", tokenizer="new")
+    assert contents(out) == {"config.json": "new", "tokenizer.json": "new", "vocab.txt": "old vocab.txt"}
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+STRANGERS = {
+    "a file of someone else": ("notes.md", "'notes.md', which no export writes"),
+    "weights of another form": ("pytorch_model.bin", "'pytorch_model.bin', which no export writes"),
+    "weights of another name": ("my_model.safetensors", "'my_model.safetensors', which no export writes"),
+}
+
+
+@pytest.mark.parametrize(("name", "words"), STRANGERS.values(), ids=STRANGERS)
+def test_what_no_export_writes_is_never_deleted(name: str, words: str, tmp_path: Path) -> None:
+    out = earlier(tmp_path / "out", name)
+    before = contents(out)
+    with pytest.raises(OutputError, match=words):
+        build(out, overwrite=True, config="new")
+    assert contents(out) == before
+
+
+@pytest.mark.parametrize("config", ["{}", '{"quantization_config": {"quant_method": "awq"}}', "[]", "{", '{"quantization_config": null}'])
+def test_checkpoints_of_others_are_never_replaced(config: str, tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "config.json").write_text(config)
+    (out / "model.safetensors").write_text("precious")
+    with pytest.raises(OutputError, match="it is no export of quark"):
+        build(out, overwrite=True, config="new")
+    assert contents(out) == {"config.json": config, "model.safetensors": "precious"}
+
+
+def test_a_subdirectory_and_a_link_are_left_alone(tmp_path: Path) -> None:
+    out = earlier(tmp_path / "out")
+    (tmp_path / "link").symlink_to(out)
+    with pytest.raises(OutputError, match="it is a link"):
+        refuse_used_directory(tmp_path / "link", overwrite=True)
+    (out / "runs").mkdir()
+    with pytest.raises(OutputError, match="'runs', which no export writes"):
+        refuse_used_directory(out, overwrite=True)
+
+
+def test_an_export_that_fails_leaves_the_earlier_one(tmp_path: Path) -> None:
+    out = earlier(tmp_path / "out")
+    before = contents(out)
+    with pytest.raises(TypeError):
+        build(out, overwrite=True, config="new", tokenizer=None)  # type: ignore[arg-type]
+    assert contents(tmp_path) == {f"out/{name}": text for name, text in before.items()}
+
+
+def test_what_comes_while_an_export_is_built_is_not_deleted(tmp_path: Path) -> None:
+    out = earlier(tmp_path / "out")
+    built = ExitStack()
+    (built.enter_context(building(out, overwrite=True)) / "config.json").write_text("new")
+    (out / "notes.md").write_text("written meanwhile")
+    with pytest.raises(OutputError, match=r"'notes\.md', which no export writes"):
+        built.close()
+    assert (out / "notes.md").read_text() == "written meanwhile"
+
+
+def test_if_the_new_export_cannot_be_moved_the_earlier_one_is_put_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out = earlier(tmp_path / "out")
+    before, rename = contents(out), Path.rename
+
+    def fails_once_the_place_is_free(self: Path, target: Path) -> Path:
+        if target == out and not self.name.endswith(".replaced"):
+            raise PermissionError(13, "Permission denied")
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", fails_once_the_place_is_free)
+    with pytest.raises(OutputError, match="could not be written"):
+        build(out, overwrite=True, config="new")
+    assert contents(tmp_path) == {f"out/{name}": text for name, text in before.items()}
+
+
+def test_every_way_to_export_takes_the_wish(tmp_path: Path) -> None:
+    model, out = quantized(), tmp_path / "out"
+    export_safetensors(model, out)
+    (out / "model.safetensors").write_bytes(b"damaged")
+    with pytest.raises(OutputError, match="overwrite=True"):
+        export_safetensors(model, out)
+    export_safetensors(model, out, overwrite=True)
+    back = import_model_from_safetensors(None, out)
+    export_safetensors(back, out, overwrite=True)  # mapped from the very files that are replaced
+    ModelExporter(out).export_safetensors_model(model, overwrite=True)
+    ids = torch.arange(8)[None]
+    with torch.no_grad():
+        assert torch.equal(import_model_from_safetensors(None, out)(ids).logits, model(ids).logits)
+
+
+def test_a_directory_in_use_is_refused_before_any_work(tmp_path: Path) -> None:
+    out = earlier(tmp_path / "out")
+    with pytest.raises(OutputError, match="not empty"):
+        quantize_checkpoint(tmp_path / "there is none", out, LLMTemplate.get("llama").get_config(scheme="int8"))
+    with pytest.raises(OutputError, match="not empty"):
+        export_safetensors(tiny_model(), out)  # which is not even quantized
+    with pytest.raises(ConfigError, match="has not been quantized"):
+        export_safetensors(tiny_model(), out, overwrite=True)
+    assert tiny_model_dir().is_dir()

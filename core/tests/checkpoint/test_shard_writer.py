@@ -1,0 +1,130 @@
+"""Streamed safetensors are what the safetensors library reads, in one file or several."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from quark.checkpoint.shard_writer import NAMES, Part, ShardWriter, write_shards
+from quark.errors import UnsupportedError
+from quark.hf.shards import check_shards
+
+
+def part(tensors: dict[str, Tensor]) -> Part:
+    return Part({n: t.to("meta") for n, t in tensors.items()}, lambda: tensors)
+
+
+def read(directory: Path) -> dict[str, Tensor]:
+    return {n: t for shard in check_shards(directory) for n, t in load_file(shard.path).items()}
+
+
+@pytest.mark.parametrize("dtype", NAMES, ids=str)
+def test_every_dtype_comes_back_bit_for_bit(dtype: torch.dtype, tmp_path: Path) -> None:
+    data = torch.randint(0, 2 if dtype is torch.bool else 256, (3, 16), dtype=torch.uint8)
+    tensor = data.bool() if dtype is torch.bool else data.view(dtype)
+    write_shards([part({"a": tensor, "scalar": tensor.reshape(-1)[0].clone()})], tmp_path, 10**9)
+    back = read(tmp_path)
+    assert back["a"].dtype == dtype
+    assert torch.equal(back["a"].reshape(-1).view(torch.uint8), tensor.reshape(-1).view(torch.uint8))
+    assert back["scalar"].shape == ()
+
+
+def test_tensors_that_are_not_contiguous_are_written_in_order(tmp_path: Path) -> None:
+    tensor = torch.arange(12.0).reshape(3, 4).t()
+    write_shards([part({"a": tensor})], tmp_path, 10**9)
+    assert torch.equal(read(tmp_path)["a"], tensor)
+
+
+@pytest.mark.parametrize("length", range(1, 9))
+def test_data_begin_at_a_multiple_of_eight_bytes(length: int, tmp_path: Path) -> None:
+    """As the format asks for, so that readers can map them."""
+    write_shards([part({"a" * length: torch.ones(4, dtype=torch.float64)})], tmp_path, 10**9)
+    header = int.from_bytes((tmp_path / "model.safetensors").read_bytes()[:8], "little")
+    assert header % 8 == 0
+    assert (tmp_path / "model.safetensors").stat().st_size == 8 + header + 32
+
+
+def test_empty_tensors_are_written(tmp_path: Path) -> None:
+    write_shards([part({"a": torch.zeros(0, 4), "b": torch.ones(2)})], tmp_path, 10**9)
+    assert read(tmp_path)["a"].shape == (0, 4)
+
+
+def test_large_models_are_split_at_parts_with_an_index(tmp_path: Path) -> None:
+    tensors = {f"t{i}": torch.full((10,), float(i)) for i in range(5)}
+    write_shards([part({n: t}) for n, t in tensors.items()], tmp_path, 80)
+    names = sorted(p.name for p in tmp_path.iterdir())
+    assert names[:3] == [f"model-0000{i}-of-00003.safetensors" for i in (1, 2, 3)]
+    assert names[3:] == ["model.safetensors.index.json"]
+    back = read(tmp_path)
+    assert all(torch.equal(back[n], t) for n, t in tensors.items())
+
+
+def test_the_index_maps_each_tensor_to_the_file_that_holds_it_and_adds_up_all_bytes(tmp_path: Path) -> None:
+    tensors = {f"t{i}": torch.full((10,), float(i)) for i in range(5)} | {"half": torch.ones(3, dtype=torch.float16)}
+    write_shards([part({n: t}) for n, t in tensors.items()], tmp_path, 80)
+    index = json.loads((tmp_path / "model.safetensors.index.json").read_text())
+    held = {name: path.name for path in tmp_path.glob("*.safetensors") for name in load_file(path)}
+    assert index["weight_map"] == held
+    assert set(held) == set(tensors)
+    assert index["metadata"]["total_size"] == sum(t.nbytes for t in tensors.values())
+
+
+def test_a_part_larger_than_a_shard_gets_one_of_its_own(tmp_path: Path) -> None:
+    write_shards([part({"a": torch.zeros(100), "b": torch.zeros(100)}), part({"c": torch.zeros(1)})], tmp_path, 8)
+    assert len(check_shards(tmp_path)) == 2
+
+
+def test_only_one_part_is_made_at_a_time(tmp_path: Path) -> None:
+    log: list[str] = []
+
+    def lazily(name: str) -> Part:
+        return Part({name: torch.zeros(2, device="meta")}, lambda: log.append(name) or {name: torch.zeros(2)})
+
+    parts = [lazily("a"), lazily("b")]
+    assert log == []
+    write_shards(parts, tmp_path, 10**9)
+    assert log == ["a", "b"]
+
+
+def test_a_dtype_the_format_has_no_name_for_is_refused_by_tensor(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match=r"'a' is of torch\.complex64"):
+        write_shards([part({"a": torch.zeros(2, dtype=torch.complex64)})], tmp_path, 10**9)
+
+
+def test_a_disk_that_is_too_small_is_told_before_anything_is_made(tmp_path: Path) -> None:
+    def never() -> dict[str, Tensor]:
+        raise AssertionError("made")
+
+    huge = Part({"a": torch.empty(2**50, dtype=torch.uint8, device="meta")}, never)
+    with pytest.raises(OSError, match="No space left"):
+        write_shards([huge], tmp_path, 10**9)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_parts_may_come_in_any_order(tmp_path: Path) -> None:
+    parts = [part({name: torch.full((40,), float(i))}) for i, name in enumerate("abc")]
+    for name, order in (("forward", parts), ("backward", parts[::-1])):
+        (tmp_path / name).mkdir()
+        with ShardWriter([p.meta for p in parts], tmp_path / name, 200) as writer:
+            for p in order:
+                writer.write(p)
+            writer.finish()
+    written = [{f.name: f.read_bytes() for f in (tmp_path / name).iterdir()} for name in ("forward", "backward")]
+    assert len(written[0]) == 4
+    assert written[0] == written[1]
+
+
+def test_a_part_that_was_announced_and_not_written_is_no_finished_export(tmp_path: Path) -> None:
+    parts = [part({name: torch.zeros(4)}) for name in "ab"]
+    with ShardWriter([p.meta for p in parts], tmp_path, 10**9) as writer:
+        writer.write(parts[0])
+        with pytest.raises(RuntimeError, match=r"1 announced .* not written: b"):
+            writer.finish()
+
+
+def test_a_part_that_is_not_as_announced_is_refused(tmp_path: Path) -> None:
+    with ShardWriter([{"a": torch.zeros(4, device="meta")}], tmp_path, 10**9) as writer, pytest.raises(RuntimeError, match="announced"):
+        writer.write(part({"a": torch.zeros(5)}))

@@ -1,0 +1,136 @@
+"""Fields of configurations can be assigned to: checked at once, and together when the configuration is used."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from quark.config.algorithm import AlgoConfig
+from quark.config.enums import Dtype, QSchemeType
+from quark.config.layer import QLayerConfig
+from quark.config.model import QConfig
+from quark.config.tensor import QTensorConfig
+from quark.errors import ConfigError
+from quark.quantizers import quantizer_for
+
+
+def int4(group: int = 128) -> QTensorConfig:
+    return QTensorConfig("int4", "PerGroupMinMaxObserver", False, "per_group", ch_axis=-1, group_size=group, symmetric=True)
+
+
+def test_fields_are_assigned_in_the_documented_ways() -> None:
+    config = QConfig(global_quant_config=QLayerConfig(weight=int4()))
+    config.global_quant_config.weight.group_size = 64
+    assert config.global_quant_config.weight == int4(64)
+    config.global_quant_config.weight.set_group_size(32)
+    assert config.global_quant_config.weight == int4(32)
+    config.global_quant_config.weight = int4(16)
+    assert config.global_quant_config == QLayerConfig(weight=int4(16))
+    config.global_quant_config = QLayerConfig()
+    assert config == QConfig(global_quant_config=QLayerConfig())
+
+
+def test_names_become_members_on_assignment_too() -> None:
+    spec = int4()
+    spec.dtype, spec.qscheme = "fp8_e4m3", "per_tensor"  # type: ignore[assignment]
+    assert (spec.dtype, spec.qscheme) == (Dtype.fp8_e4m3, QSchemeType.per_tensor)
+
+
+def test_stages_are_the_documented_list() -> None:
+    two = [int4(), int4()]
+    assert QLayerConfig(weight=two).weight == QLayerConfig(weight=tuple(two)).weight == two
+    assert isinstance(QLayerConfig.from_dict(QLayerConfig(weight=two).to_dict()).weight, list)
+
+
+SPEC, LAYER, MODEL = int4(), QLayerConfig(weight=int4()), QConfig(global_quant_config=QLayerConfig())
+REFUSED: dict[str, tuple[Any, str, Any, str]] = {
+    "group size": (SPEC, "group_size", -5, "group_size=-5 is not a size"),
+    "group size as text": (SPEC, "group_size", "64", "group_size='64' is not a size"),
+    "group size as bool": (SPEC, "group_size", True, "group_size=True is not a size"),
+    "dtype": (SPEC, "dtype", 8, "expected a Dtype"),
+    "block size": (SPEC, "block_size", [1], "two positive whole numbers"),
+    "scale format": (SPEC, "scale_format", "E 1", "scale_format='E 1' is no name"),
+    "weight": (LAYER, "weight", "int8", "is a QTensorConfig"),
+    "static groups": (LAYER, "input_tensors", int4(), "input_tensors cannot be static with a scale per group"),
+    "global": (MODEL, "global_quant_config", None, "global_quant_config is a QLayerConfig"),
+    "exclude": (MODEL, "exclude", "lm_head", "a list of patterns"),
+    "floor": (MODEL, "min_kv_scale", -1.0, "min_kv_scale=-1.0 is negative"),
+}
+
+
+@pytest.mark.parametrize(("owner", "field", "value", "words"), REFUSED.values(), ids=REFUSED)
+def test_a_value_that_a_field_cannot_have_is_refused_at_once_and_the_old_one_stays(owner: Any, field: str, value: Any, words: str) -> None:
+    before = getattr(owner, field)
+    with pytest.raises(ConfigError, match=words):
+        setattr(owner, field, value)
+    assert getattr(owner, field) == before
+
+
+@pytest.mark.parametrize("size", [None, 0, 1.5, "32"])
+def test_set_group_size_wants_a_size(size: Any) -> None:
+    with pytest.raises(ConfigError, match="is not a size"):
+        int4().set_group_size(size)
+
+
+def test_fields_that_do_not_exist_cannot_be_assigned() -> None:
+    for owner in (int4(), QLayerConfig(), MODEL):
+        with pytest.raises(AttributeError):
+            owner.grop_size = 3  # type: ignore[union-attr]
+
+
+def test_several_fields_may_be_assigned_in_any_order_and_must_agree_in_the_end() -> None:
+    spec = QTensorConfig(dtype="int4", is_dynamic=False, symmetric=True)
+    spec.qscheme = "per_group"  # type: ignore[assignment]
+    config = QConfig(global_quant_config=QLayerConfig(weight=spec))
+    with pytest.raises(ConfigError, match="per_group needs ch_axis and group_size"):
+        config.copied()
+    spec.ch_axis, spec.group_size = -1, 32
+    assert config.copied() == config
+
+
+@given(st.sampled_from([16, 32, 64]), st.sampled_from([16, 32, 64]))
+def test_a_quantizer_stays_what_it_was_made_as(first: int, second: int) -> None:
+    """Quantizers are shared by equal specs: one of a spec that is changed afterwards must not be found under other values."""
+    spec = int4(first)
+    made = quantizer_for(spec, activation=False)
+    spec.group_size = second
+    assert made.spec == int4(first)
+    assert quantizer_for(spec, activation=False).spec == int4(second)
+    assert quantizer_for(int4(first), activation=False).spec == int4(first)
+
+
+def test_a_copy_shares_nothing_that_can_be_changed() -> None:
+    algorithm = AlgoConfig(name="x")
+    config = QConfig(
+        global_quant_config=QLayerConfig(weight=[int4(), int4()]),
+        exclude=["a"],
+        algo_config=[algorithm],
+        layer_quant_config={"b": QLayerConfig(weight=int4())},
+        layer_type_quant_config={"Linear": QLayerConfig(weight=int4())},
+        kv_cache_quant_config={"c": QLayerConfig(weight=int4())},
+        shared_scale_groups=[["q", "k"]],
+        softmax_quant_spec=int4(),
+    )
+    copy, before = config.copied(), config.copied()
+    assert copy == config
+    for layer in (config.global_quant_config, *config.layer_quant_config.values(), *config.layer_type_quant_config.values()):
+        layer.input_tensors = QTensorConfig(dtype="int8", is_dynamic=True)
+    config.global_quant_config.weight[0].group_size = 7
+    config.kv_cache_quant_config["c"].weight = None
+    config.softmax_quant_spec.group_size = 7
+    config.shared_scale_groups[0].append("v")
+    config.exclude.append("d")
+    algorithm.name = "y"
+    assert copy == before
+
+
+def test_layer_types_come_back_from_json_as_equal() -> None:
+    class Linear:
+        """Stands for torch's: a class is written by its name."""
+
+    config = QConfig(global_quant_config=QLayerConfig(), layer_type_quant_config={Linear: QLayerConfig(weight=int4())})
+    assert QConfig.from_dict(config.to_dict()) == config
+    assert config != QConfig(global_quant_config=QLayerConfig(), layer_type_quant_config={"Conv2d": QLayerConfig(weight=int4())})

@@ -1,0 +1,43 @@
+"""What a documented number format tells of itself, by the plugins that are installed."""
+
+import pytest
+import torch
+
+from quark.config.enums import Dtype
+from quark.errors import UnknownNameError
+
+
+@pytest.mark.parametrize(
+    ("name", "bits", "packed"),
+    [
+        ("int8", 8, torch.int8),
+        ("uint8", 8, torch.uint8),
+        ("int4", 4, torch.int32),
+        ("uint4", 4, torch.int32),
+        ("int2", 2, torch.uint8),
+        ("fp8_e4m3", 8, torch.float8_e4m3fn),
+        ("fp6_e2m3", 6, torch.uint8),
+        ("fp4", 4, torch.uint8),
+        ("mx6", 6, torch.uint8),
+        ("mx9", 9, torch.uint8),
+        ("bfloat16", 16, torch.bfloat16),
+    ],
+)
+def test_bits_and_dtype_in_a_checkpoint(name: str, bits: int, packed: torch.dtype) -> None:
+    assert Dtype(name).to_bitwidth() == bits
+    assert Dtype(name).to_torch_packed_dtype() == packed
+
+
+@pytest.mark.parametrize("name", ["int8", "uint8", "int16", "float16", "bfloat16", "fp8_e4m3", "fp8_e5m2"])
+def test_torch_dtypes_are_known(name: str) -> None:
+    assert Dtype.from_torch_dtype(Dtype(name).to_torch_packed_dtype()) is Dtype(name)
+
+
+def test_a_torch_dtype_that_is_none_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"torch\.complex64 is no number format"):
+        Dtype.from_torch_dtype(torch.complex64)
+
+
+def test_a_format_that_nobody_brings_is_refused_by_name() -> None:
+    with pytest.raises(UnknownNameError, match="acme_none"):
+        Dtype("acme_none").to_bitwidth()

@@ -1,0 +1,193 @@
+"""Weight converters: there and back to the bit, without a copy where a view will do, and the slices that say where results lie."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from quark.config.architecture import FUSED_EXPERTS, Architecture
+from quark.errors import CheckpointError, ConfigError, UnsupportedError
+from quark.hf.stored_slices import stored_slices
+from quark.hf.weight_converters import converters_of, make_converters
+from quark.torch.quantization.weight_convert import (
+    Chunk,
+    Concatenate,
+    ConversionOps,
+    SplitFusedExperts,
+    Transpose,
+    WeightConverter,
+    apply_converters,
+    revert_converters,
+)
+
+SIZES = st.integers(1, 4)
+EXPERTS = make_converters(FUSED_EXPERTS)
+TRANSPOSED = [
+    WeightConverter(
+        "experts.gate_up_proj", ["experts.*.gate_proj.weight", "experts.*.up_proj.weight"], [Transpose(1, 2), SplitFusedExperts()]
+    ),
+    WeightConverter("experts.gate_up_proj_bias", "experts.*.gate_up_proj.bias", [SplitFusedExperts(ndim=2)]),
+]
+
+
+def mixture(experts: int, inner: int, hidden: int) -> dict[str, torch.Tensor]:
+    torch.manual_seed(0)
+    return {
+        "model.layers.3.input_layernorm.weight": torch.randn(hidden),
+        "model.layers.3.mlp.experts.gate_up_proj": torch.randn(experts, 2 * inner, hidden),
+        "model.layers.3.mlp.experts.down_proj": torch.randn(experts, hidden, inner),
+        "model.layers.3.mlp.down_proj.weight": torch.randn(hidden, inner),
+    }
+
+
+def same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> bool:
+    return found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in expected)
+
+
+@given(SIZES, SIZES, SIZES)
+def test_fused_experts_taken_apart_and_fused_again_are_the_same(experts: int, inner: int, hidden: int) -> None:
+    tensors = mixture(experts, inner, hidden)
+    parts = apply_converters(tensors, EXPERTS)
+    assert len(parts) == 2 + 3 * experts
+    assert torch.equal(parts["model.layers.3.mlp.experts.0.up_proj.weight"], tensors["model.layers.3.mlp.experts.gate_up_proj"][0, inner:])
+    assert same(revert_converters(parts, EXPERTS), tensors)
+    assert same(apply_converters(revert_converters(parts, EXPERTS), EXPERTS), parts)
+
+
+@given(SIZES, SIZES, SIZES)
+def test_steps_in_a_chain_are_undone_in_the_opposite_order(experts: int, inner: int, hidden: int) -> None:
+    fused = torch.randn(experts, hidden, 2 * inner)
+    tensors = {"mlp.experts.gate_up_proj": fused, "mlp.experts.gate_up_proj_bias": fused[:, 0].clone()}
+    parts = apply_converters(tensors, TRANSPOSED)
+    assert torch.equal(parts["mlp.experts.0.gate_proj.weight"], fused[0, :, :inner].t())
+    assert torch.equal(parts["mlp.experts.0.gate_up_proj.bias"], fused[0, 0])
+    assert same(revert_converters(parts, TRANSPOSED), tensors)
+
+
+@given(st.lists(SIZES, min_size=2, max_size=4), st.integers(0, 1), st.randoms(use_true_random=False))
+def test_what_is_split_and_what_is_joined_comes_back(sizes: list[int], dim: int, order: Any) -> None:
+    whole = torch.randn(*((sum(sizes), 3) if dim == 0 else (3, sum(sizes))))
+    targets = [f"{name}.weight" for name in "abcd"[: len(sizes)]]
+    split = WeightConverter("whole.weight", targets, [Chunk(dim, sizes)])
+    parts = apply_converters({"x.whole.weight": whole}, [split])
+    assert [part.shape[dim] for part in parts.values()] == sizes
+    shuffled = dict(order.sample(sorted(parts.items()), len(parts)))
+    assert torch.equal(revert_converters(shuffled, [split])["x.whole.weight"], whole)
+    joined = WeightConverter(targets, "whole.weight", [Concatenate(dim, sizes)])
+    assert torch.equal(apply_converters(shuffled, [joined])["x.whole.weight"], whole)
+    assert same(revert_converters({"x.whole.weight": whole}, [joined]), parts)
+
+
+def test_nothing_is_copied_where_nothing_is_joined() -> None:
+    tensors = mixture(3, 4, 8)
+    storages = {tensor.untyped_storage().data_ptr() for tensor in tensors.values()}
+    assert {part.untyped_storage().data_ptr() for part in apply_converters(tensors, EXPERTS).values()} == storages
+
+
+def test_a_pattern_is_the_end_of_a_name_from_a_dot_on() -> None:
+    converter = WeightConverter("up_proj.weight", ["a", "b"], [Chunk()])
+    names = {"mlp.gate_up_proj.weight", "mlp.up_proj.weight_scale"}
+    assert apply_converters(dict.fromkeys(names, torch.ones(2)), [converter]).keys() == names
+    assert apply_converters({"up_proj.weight": torch.ones(2)}, [converter]).keys() == {"a", "b"}
+
+
+def test_sources_that_are_not_all_there_are_refused() -> None:
+    joined = WeightConverter(["q.weight", "k.weight"], "qk.weight", [Concatenate()])
+    with pytest.raises(CheckpointError, match=r"under 'attn\.' there are only attn\.q\.weight"):
+        apply_converters({"attn.q.weight": torch.ones(2)}, [joined])
+    parts = apply_converters(mixture(3, 4, 8), EXPERTS)
+    del parts["model.layers.3.mlp.experts.1.down_proj.weight"]
+    with pytest.raises(CheckpointError, match="give it the tensors of the whole block"):
+        revert_converters(parts, EXPERTS)
+
+
+@pytest.mark.parametrize(
+    ("converter", "tensor", "message"),
+    [
+        (WeightConverter("x", ["a", "b"], [Chunk()]), torch.ones(3), "into 2 parts: give fitting sizes"),
+        (WeightConverter("x", "a", [Chunk()]), torch.ones(3), "two targets or more"),
+        (WeightConverter("x", ["a", "b"], [SplitFusedExperts()]), torch.ones(4, 2), "3 axes, experts first, not one of the shape"),
+        (WeightConverter("x", ["a", "b"], [SplitFusedExperts()]), torch.ones(2, 3, 2), "cannot halve"),
+        (WeightConverter("x", ["a", "b"], [SplitFusedExperts(2)]), torch.ones(2, 2, 2), "split_axis is out of range"),
+        (WeightConverter("x", ["a", "b", "c"], [SplitFusedExperts()]), torch.ones(2, 3, 2), "one or two matrices"),
+        (WeightConverter("x", ["a", "a"], [Chunk()]), torch.ones(2), ""),
+    ],
+    ids=lambda value: repr(value)[:60] if isinstance(value, WeightConverter) else "",
+)
+def test_tensors_of_the_wrong_form_are_refused(converter: WeightConverter, tensor: torch.Tensor, message: str) -> None:
+    if message:
+        with pytest.raises(ConfigError, match=message):
+            apply_converters({"x": tensor}, [converter])
+    else:
+        with pytest.raises(ConfigError, match="two tensors would get the name 'a'"):
+            apply_converters({"x": tensor, "a": tensor}, [converter])
+
+
+def test_unequal_parts_are_joined_only_where_they_can_be_had_back() -> None:
+    tensors = {"q": torch.ones(4), "k": torch.ones(2)}
+    with pytest.raises(ConfigError, match=r"say sizes=\(4, 2\)"):
+        apply_converters(tensors, [WeightConverter(["q", "k"], "qk", [Concatenate()])])
+    converter = WeightConverter(["q", "k"], "qk", [Concatenate(sizes=(4, 2))])
+    assert same(revert_converters(apply_converters(tensors, [converter]), [converter]), tensors)
+
+
+@pytest.mark.parametrize("arguments", [(["a", "b"], ["c", "d"], [Chunk()]), ("a", ["b", "c"], []), ([], "b", [Chunk()])])
+def test_a_converter_of_no_steps_or_of_many_to_many_is_refused(arguments: tuple[Any, ...]) -> None:
+    with pytest.raises(ValueError, match=r"operations|one or several"):
+        WeightConverter(*arguments)
+
+
+class Doubled(ConversionOps):
+    def convert(self, input_dict: Any, source_patterns: list[str], target_patterns: list[str], **_: Any) -> dict[str, torch.Tensor]:
+        return {target_patterns[0]: 2 * input_dict[source_patterns[0]]}
+
+
+def test_a_step_of_ones_own_works_and_says_that_it_cannot_be_undone() -> None:
+    converter = WeightConverter("x", "y", [Doubled()])
+    assert apply_converters({"x": torch.ones(1)}, [converter])["y"].item() == 2
+    with pytest.raises(NotImplementedError, match="Doubled says of no step that undoes it"):
+        revert_converters({"y": torch.ones(1)}, [converter])
+    with pytest.raises(UnsupportedError, match="use apply_converters"):
+        stored_slices({"x": (1,)}, [converter])
+
+
+def test_equal_converters_are_equal() -> None:
+    first, second = make_converters(FUSED_EXPERTS)
+    assert first == WeightConverter("gate_up_proj", ["gate_proj.weight", "up_proj.weight"], operations=[SplitFusedExperts(split_axis=0)])
+    assert first != second
+    assert len({*EXPERTS, first, second}) == 2
+
+
+def test_families_without_experts_have_no_converters_and_mixtures_the_common_ones() -> None:
+    assert converters_of(None) == converters_of(Architecture(model_type="dense")) == []
+    assert converters_of(Architecture(model_type="mixed", experts="mlp.experts")) == EXPERTS
+    with pytest.raises(ConfigError, match="no conversion step 'Fold'"):
+        make_converters([("x", ("y",), (("Fold", 0),))])
+
+
+@given(SIZES, SIZES, SIZES, st.booleans())
+def test_slices_of_stored_tensors_are_what_conversion_makes(experts: int, inner: int, hidden: int, transposed: bool) -> None:
+    tensors = {**mixture(experts, inner, hidden), "step": torch.tensor(3.0)}
+    if transposed:
+        tensors = {"experts.gate_up_proj": torch.randn(experts, hidden, 2 * inner)}
+    converters = TRANSPOSED if transposed else EXPERTS
+    found = stored_slices({name: tuple(tensor.shape) for name, tensor in tensors.items()}, converters)
+    assert same({name: place.read(tensors[place.stored]) for name, place in found.items()}, apply_converters(tensors, converters))
+
+
+def test_slices_are_read_from_a_file(tmp_path: Path) -> None:
+    tensors = {**mixture(3, 4, 8), "step": torch.tensor(3.0)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    with safe_open(tmp_path / "model.safetensors", "pt") as file:
+        shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118 - not a dict
+        found = stored_slices(shapes, EXPERTS)
+        read = {name: place.read(file.get_slice(place.stored)) for name, place in found.items()}
+    assert same(read, {name: tensor.contiguous() for name, tensor in apply_converters(tensors, EXPERTS).items()})
+    assert found["model.layers.3.mlp.experts.2.up_proj.weight"].index == (slice(2, 3), slice(4, 8), slice(0, 8))

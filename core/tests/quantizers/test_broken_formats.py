@@ -1,0 +1,296 @@
+"""Broken formats and observers: each is refused by name when a plan is made with it, before any weight is touched."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from quark.config.layer import QLayerConfig, stages
+from quark.config.model import QConfig
+from quark.config.tensor import QTensorConfig
+from quark.errors import PluginError
+from quark.plugins import FormatRecord, ObserverRecord, Source, formats, observers, schemes
+from quark.quantizers import QParams, number_format, observer_class, quantizer_for
+from quark.quantizers.self_check import refuse_broken
+from quark.runs import ModelQuantizer
+from quark.testing import tiny
+from quark.torch import export_safetensors
+
+BROKEN = Source("broken-quant", "0.3")
+INT4: Any = type(number_format("int4"))
+MIN_MAX: Any = observer_class(QTensorConfig(dtype="int4"))
+
+
+class Loud(INT4):
+    """A sound one, with packing that a reader of this file can follow: int8 as it is."""
+
+    def pack(self, codes: Tensor, granularity: Any, order: str) -> Tensor:
+        return codes
+
+    def unpack(self, packed: Tensor, granularity: Any, order: str, shape: tuple[int, ...]) -> Tensor:
+        return packed
+
+
+class NotSaturating(Loud):
+    def round_(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
+        return t.round_()
+
+    def pack(self, codes: Tensor, granularity: Any, order: str) -> Tensor:
+        return codes & 15
+
+    def unpack(self, packed: Tensor, granularity: Any, order: str, shape: tuple[int, ...]) -> Tensor:
+        return (packed << 4) >> 4
+
+
+class NotIdempotent(Loud):
+    def round_(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
+        return t.mul_(1.3).round_().clamp_(-8, 7)
+
+
+class NotInPlace(Loud):
+    def round_(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
+        return t.round().clamp(-8, 7)
+
+
+class ReturnsNone(Loud):
+    def round_(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
+        super().round_(t, zero)
+        return None  # type: ignore[return-value]
+
+
+class OffGrid(Loud):
+    def round_(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
+        return super().round_(t, zero).add_(0.25)
+
+
+class HalfValues(Loud):
+    def round_(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
+        return t.mul_(2).round_().div_(2).clamp_(-8, 7)
+
+
+class MakesNan(Loud):
+    def round_(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
+        return super().round_(t, zero).masked_fill_(t == 0, torch.nan)
+
+
+class HidesNan(Loud):
+    def round_(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
+        return super().round_(t.nan_to_num_(0.0), zero)
+
+
+class DecodeNotInverse(Loud):
+    def decode(self, codes: Tensor) -> Tensor:
+        return codes.float() * 1.01
+
+
+class StorageLie(Loud):
+    def decode(self, codes: Tensor) -> Tensor:
+        return codes.to(torch.uint8).float()
+
+
+class PackLossy(Loud):
+    def pack(self, codes: Tensor, granularity: Any, order: str) -> Tensor:
+        return codes & -2
+
+
+class PackLossyInOneOrder(Loud):
+    def unpack(self, packed: Tensor, granularity: Any, order: str, shape: tuple[int, ...]) -> Tensor:
+        return packed if order == "order" else packed.flip(-1)
+
+
+class PackWrongShape(Loud):
+    def pack(self, codes: Tensor, granularity: Any, order: str) -> Tensor:
+        return codes if codes.is_meta else codes[:, :-1]
+
+
+class PackWrongDtype(Loud):
+    def pack(self, codes: Tensor, granularity: Any, order: str) -> Tensor:
+        return codes if codes.is_meta else codes.short()
+
+
+class UnpackWrongShape(Loud):
+    def unpack(self, packed: Tensor, granularity: Any, order: str, shape: tuple[int, ...]) -> Tensor:
+        return packed[:-1]
+
+
+class UnpackRaises(Loud):
+    def unpack(self, packed: Tensor, granularity: Any, order: str, shape: tuple[int, ...]) -> Tensor:
+        raise IndexError("lost")
+
+
+class QparamsNan(Loud):
+    def qparams(self, low: Tensor, high: Tensor, spec: Any) -> QParams:
+        return super().qparams(low, high, spec).map(lambda x: x * torch.nan)
+
+
+class QparamsZero(Loud):
+    def qparams(self, low: Tensor, high: Tensor, spec: Any) -> QParams:
+        return QParams(high / 7)
+
+
+class QparamsNegative(Loud):
+    def qparams(self, low: Tensor, high: Tensor, spec: Any) -> QParams:
+        return super().qparams(low, high, spec).map(lambda x: -x)
+
+
+class QparamsBare(Loud):
+    def qparams(self, low: Tensor, high: Tensor, spec: Any) -> QParams:
+        return high / 7  # type: ignore[return-value]
+
+
+class ScaleLost(Loud):
+    def unpack_qparams(self, tensors: Any, spec: Any, granularity: Any, order: str, shape: tuple[int, ...]) -> QParams:
+        return super().unpack_qparams(tensors, spec, granularity, order, shape).map(torch.ones_like)
+
+
+class ScaleHalf(Loud):
+    def pack_qparams(self, qparams: QParams, spec: Any, granularity: Any, order: str) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = super().pack_qparams(qparams, spec, granularity, order)
+        return found | {"scale": found["scale"].half()}
+
+
+class PackLooksAtDevice(Loud):
+    """Is its own inverse, but says without values another dtype than with them."""
+
+    def pack(self, codes: Tensor, granularity: Any, order: str) -> Tensor:
+        return codes.short() if codes.is_meta else codes
+
+
+FORMATS: dict[type, str] = {
+    NotSaturating: "has codes that do not survive packing",
+    NotIdempotent: "values that no codes stand for",
+    NotInPlace: "does not round in place",
+    ReturnsNone: "does not round in place",
+    OffGrid: "values that no codes stand for",
+    HalfValues: "values that no codes stand for",
+    MakesNan: "rounds finite values to NaN or Inf",
+    HidesNan: "hides NaN",
+    DecodeNotInverse: "values that no codes stand for",
+    StorageLie: "values that no codes stand for",
+    PackLossy: "has codes that do not survive packing",
+    PackLossyInOneOrder: "has codes that do not survive packing",
+    PackWrongShape: "has codes that do not survive packing",
+    PackWrongDtype: "has codes that do not survive packing",
+    UnpackWrongShape: "has codes that do not survive packing",
+    UnpackRaises: "raised IndexError: lost",
+    QparamsNan: "has a scale that is NaN, infinite, zero or negative",
+    QparamsZero: "has a scale that is NaN, infinite, zero or negative",
+    QparamsNegative: "has a scale that is NaN, infinite, zero or negative",
+    QparamsBare: "where QParams are wanted",
+    ScaleLost: "has scales that do not survive packing",
+    ScaleHalf: "has scales that do not survive packing",
+}
+_NAMES = {mutant: f"broken_{mutant.__name__.lower()}" for mutant in (Loud, PackLooksAtDevice, *FORMATS)}
+globals().update({name: mutant(name=name, bits=4, signed=True, storage_dtype=torch.int8) for mutant, name in _NAMES.items()})
+
+
+@pytest.fixture(autouse=True)
+def registered() -> Iterator[None]:
+    for name in _NAMES.values():
+        formats().register(FormatRecord(name=name, bits=4, format=f"{__name__}:{name}"), BROKEN)
+    yield
+    for name in _NAMES.values():
+        formats().unregister(name)
+
+
+def spec_of(name: str, **more: Any) -> QTensorConfig:
+    return QTensorConfig(dtype=name, qscheme="per_group", ch_axis=-1, group_size=32, symmetric=True, is_dynamic=False, **more)
+
+
+def plan(spec: QTensorConfig) -> None:
+    ModelQuantizer(QConfig(global_quant_config=QLayerConfig(weight=spec))).plan(tiny.tiny_model())
+
+
+@pytest.mark.parametrize("mutant", FORMATS, ids=lambda m: m.__name__)
+def test_a_broken_format_is_refused_by_name(mutant: type) -> None:
+    with pytest.raises(PluginError, match=FORMATS[mutant]) as caught:
+        plan(spec_of(_NAMES[mutant]))
+    assert f"the format '{_NAMES[mutant]}' of broken-quant 0.3" in str(caught.value)
+
+
+def test_a_format_that_packs_otherwise_than_it_announces_is_named_with_the_layer(tmp_path: Path) -> None:
+    model = tiny.tiny_model()
+    config = QConfig(global_quant_config=QLayerConfig(weight=spec_of(_NAMES[PackLooksAtDevice])))
+    ModelQuantizer(config).quantize_model(model)
+    told = (
+        rf"the format '{_NAMES[PackLooksAtDevice]}' of broken-quant 0.3 packs to other .* \(at 'model.layers.0.self_attn.q_proj.weight'\)"
+    )
+    with pytest.raises(PluginError, match=told):
+        export_safetensors(model, tmp_path / "out")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_sound_one_is_not() -> None:
+    plan(spec_of(_NAMES[Loud]))
+
+
+@pytest.mark.parametrize("scheme", schemes().names())
+def test_every_built_in_format_and_observer_passes(scheme: str) -> None:
+    layer: QLayerConfig = schemes().load(scheme, "config")()
+    for slot in ("weight", "input_tensors", "output_tensors"):
+        spec, is_activation = getattr(layer, slot), slot != "weight"
+        if spec is not None:
+            assert stages(spec)
+            refuse_broken(quantizer_for(spec, activation=is_activation), activation=is_activation)
+
+
+class RangeNan(MIN_MAX):
+    def range(self) -> tuple[Tensor, Tensor]:
+        low, high = super().range()
+        return low, high * torch.nan
+
+
+class RangeInverted(MIN_MAX):
+    def range(self) -> tuple[Tensor, Tensor]:
+        low, high = super().range()
+        return high + 1, low
+
+
+class RangeOfOne(MIN_MAX):
+    def range(self) -> tuple[Tensor, Tensor]:
+        low, high = super().range()
+        return low.amin(), high.amax()
+
+
+class RangeInDouble(MIN_MAX):
+    def range(self) -> tuple[Tensor, Tensor]:
+        low, high = super().range()
+        return low.double(), high.double()
+
+
+class ChangesWhatItSees(MIN_MAX):
+    def observe(self, x: Tensor) -> None:
+        super().observe(x)
+        x.mul_(2)
+
+
+class Raises(MIN_MAX):
+    def observe(self, x: Tensor) -> None:
+        raise ZeroDivisionError("oh")
+
+
+OBSERVERS: dict[Any, str] = {
+    RangeNan: "gives a range that is not finite",
+    RangeInverted: "gives a range whose low end lies above its high end",
+    RangeOfOne: r"gives a range of shape \[\] where \[16, 2\] is wanted",
+    RangeInDouble: "not in float32",
+    ChangesWhatItSees: "changes the tensor that it observes",
+    Raises: "raised ZeroDivisionError: oh",
+}
+
+
+@pytest.mark.parametrize("mutant", OBSERVERS, ids=lambda m: m.__name__)
+def test_a_broken_observer_is_refused_by_name(mutant: Any) -> None:
+    name = mutant.__name__.lower()
+    observers().register(ObserverRecord(name=name, class_name=mutant.__name__, observer=f"{__name__}:{mutant.__name__}"), BROKEN)
+    try:
+        with pytest.raises(PluginError, match=OBSERVERS[mutant]) as caught:
+            plan(spec_of("int4", observer_cls=mutant.__name__))
+    finally:
+        observers().unregister(name)
+    assert f"the observer '{name}' of broken-quant 0.3" in str(caught.value)

@@ -1,0 +1,81 @@
+"""What cannot be quantized is refused before any of it is changed, and the layer is named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from quark.config.layer import QLayerConfig
+from quark.config.model import QConfig
+from quark.config.tensor import QTensorConfig
+from quark.errors import ConfigError
+from quark.torch import ModelQuantizer
+
+WEIGHT = QTensorConfig("int8", "PerTensorMinMaxObserver", is_dynamic=False, qscheme="per_tensor", symmetric=True, round_method="half_even")
+QUANTIZER = ModelQuantizer(QConfig(global_quant_config=QLayerConfig(weight=WEIGHT)))
+
+
+def model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 4))
+
+
+def with_weight(change: Callable[[Tensor], Tensor]) -> nn.Module:
+    made = model()
+    made[1].weight = nn.Parameter(change(made[1].weight.detach()), requires_grad=False)
+    return made
+
+
+UNFIT: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
+    "float8": (lambda w: w.to(torch.float8_e4m3fn), "a weight of float8_e4m3fn"),
+    "int8": (lambda w: w.to(torch.int8), "a weight of int8"),
+    "complex": (lambda w: w.to(torch.complex64), "a weight of complex64"),
+    "sparse": (lambda w: w.to_sparse(), "a sparse weight"),
+    "meta": (lambda w: w.to("meta"), "on the meta device"),
+    "another dtype than its bias": (lambda w: w.to(torch.bfloat16), "different dtypes"),
+}
+
+
+@pytest.mark.parametrize("case", UNFIT)
+def test_weights_that_cannot_be_rounded_are_refused_and_nothing_is_changed(case: str) -> None:
+    change, says = UNFIT[case]
+    unfit = with_weight(change)
+    first = unfit[0].weight.detach().clone()
+    with pytest.raises(ConfigError, match=rf"1 layer\(s\) \(1\) have .*{says}"):
+        QUANTIZER.quantize_model(unfit)
+    assert type(unfit[0]) is nn.Linear
+    assert torch.equal(unfit[0].weight, first)
+
+
+@pytest.mark.parametrize("ask", [QUANTIZER.plan, QUANTIZER.quantize_model])
+@pytest.mark.parametrize(("given", "says"), [(None, "not None"), ("org/model", "not the string 'org/model'"), (7, "not a int")])
+def test_what_is_no_model_is_refused(ask: Callable[[Any], Any], given: Any, says: str) -> None:
+    with pytest.raises(ConfigError, match=says):
+        ask(given)
+
+
+def test_a_compiled_model_is_refused_as_a_whole_and_in_part() -> None:
+    whole = torch.compile(model(), backend="eager")
+    with pytest.raises(ConfigError, match="this model is compiled"):
+        QUANTIZER.quantize_model(whole)
+    part = nn.Sequential(model(), torch.compile(nn.Linear(4, 4), backend="eager"))
+    with pytest.raises(ConfigError, match="'1' is compiled"):
+        QUANTIZER.quantize_model(part)
+    in_place = model()
+    in_place[0].compile(backend="eager")
+    with pytest.raises(ConfigError, match="'0' is compiled"):
+        QUANTIZER.quantize_model(in_place)
+    QUANTIZER.quantize_model(whole._orig_mod)
+
+
+def test_layers_of_different_dtypes_are_quantized_each_in_its_own() -> None:
+    mixed = model()
+    mixed[1].to(torch.bfloat16)
+    alone = model()[1].to(torch.bfloat16)
+    done = QUANTIZER.quantize_model(mixed)
+    assert [layer.weight.dtype for layer in done] == [torch.float32, torch.bfloat16]
+    assert torch.equal(done[1].weight, QUANTIZER.quantize_model(nn.Sequential(alone))[0].weight)

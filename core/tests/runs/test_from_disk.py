@@ -1,0 +1,132 @@
+"""The checkpoint source: which tensors are there when, and that each is read once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from transformers import initialization
+
+from quark.errors import ConfigError
+from quark.hf.loading import load_model, skeleton
+from quark.hf.shards import check_shards
+from quark.hf.stored_tensors import StoredTensors
+from quark.planning.decoder_blocks import Block, decoder_blocks
+from quark.planning.plan import QuantPlan
+from quark.runs import ModelQuantizer
+from quark.runs.skeleton import foreseen
+from quark.runs.source import CheckpointSource
+from quark.testing.tiny import tiny_model_dir
+from quark.torch import LLMTemplate
+
+CPU = torch.device("cpu")
+
+
+def opened(directory: Path | None = None, scheme: str = "int4_wo_64") -> tuple[nn.Module, QuantPlan, CheckpointSource]:
+    """The bundled checkpoint, nothing of it read yet."""
+    path = directory or tiny_model_dir()
+    model = skeleton(path, "auto", CPU)
+    source = CheckpointSource(model, StoredTensors(model, check_shards(path), path), CPU)
+    plan = ModelQuantizer(LLMTemplate.get("llama").get_config(scheme=scheme)).plan(model)
+    source.prepare(plan)
+    return model, plan, source
+
+
+def there(model: nn.Module) -> set[str]:
+    """Names of the parameters that hold values."""
+    return {name for name, p in model.named_parameters() if not p.is_meta}
+
+
+def blocks_of(model: nn.Module, plan: QuantPlan) -> list[Block]:
+    return decoder_blocks(model, plan.architecture)
+
+
+def test_a_skeleton_holds_no_weight_and_has_the_buffers_and_dtypes_of_the_model() -> None:
+    found, wanted = skeleton(tiny_model_dir(), "auto", CPU), load_model(tiny_model_dir())
+    assert there(found) == set()
+    assert {n: (p.dtype, p.shape) for n, p in found.named_parameters()} == {n: (p.dtype, p.shape) for n, p in wanted.named_parameters()}
+    buffers = dict(found.named_buffers())
+    assert buffers
+    assert all(torch.equal(buffers[n], b) for n, b in wanted.named_buffers())
+    assert not found.training
+
+
+def test_a_skeleton_draws_no_random_numbers_for_weights_that_will_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    def drawn(tensor: torch.Tensor, **_: Any) -> torch.Tensor:
+        raise AssertionError(f"random numbers for a {tensor.device} tensor of shape {list(tensor.shape)}")
+
+    monkeypatch.setitem(initialization.TORCH_INIT_FUNCTIONS, "normal_", drawn)
+    skeleton(tiny_model_dir(), "auto", CPU)
+
+
+def test_an_unknown_dtype_is_refused() -> None:
+    with pytest.raises(ConfigError, match="float17"):
+        skeleton(tiny_model_dir(), "float17", CPU)
+
+
+def test_a_block_has_its_tensors_from_its_loading_to_its_release_and_no_other_has() -> None:
+    model, plan, source = opened()
+    source.load(None)
+    outside = there(model)
+    assert "model.embed_tokens.weight" in outside
+    assert not any(name.startswith("model.layers.") for name in outside)
+    wanted = load_model(tiny_model_dir()).state_dict()
+    for block in blocks_of(model, plan):
+        source.load(block)
+        inside = there(model) - outside
+        assert inside == {name for name, _ in model.named_parameters() if name.startswith(f"{block.name}.")}
+        assert all(torch.equal(model.get_parameter(name), wanted[name]) for name in inside)
+        source.release(block)
+        assert there(model) == outside
+
+
+def test_tied_modules_share_what_is_read() -> None:
+    model, _, source = opened()
+    source.load(None)
+    assert model.get_parameter("lm_head.weight") is model.get_parameter("model.embed_tokens.weight")
+
+
+def test_each_tensor_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    model, plan, source = opened()
+    read: Counter[str] = Counter()
+    plain = StoredTensors._get
+
+    def counted(self: StoredTensors, name: str, *others: Any) -> torch.Tensor:
+        read[name] += 1
+        return plain(self, name, *others)
+
+    monkeypatch.setattr(StoredTensors, "_get", counted)
+    source.load(None)
+    for block in blocks_of(model, plan):
+        source.load(block)
+        source.release(block)
+    stored = {name for shard in check_shards(tiny_model_dir()) for name in shard.tensors}
+    assert read == Counter(stored)
+
+
+def test_what_is_foreseen_has_the_scales_that_calibration_finds_and_no_values() -> None:
+    model, plan, _ = opened(scheme="fp8")
+    found = foreseen(model, plan)
+    wanted = ModelQuantizer(plan.config).quantize_model(load_model(tiny_model_dir()), [torch.arange(3, 40)[None]])
+    facts = {name: (t.shape, t.dtype) for name, t in found.state_dict().items()}
+    assert facts == {name: (t.shape, t.dtype) for name, t in wanted.state_dict().items()}
+    assert all(t.is_meta for t in found.state_dict().values())
+    assert all(not isinstance(m, type(found.get_submodule("model.layers.0.mlp.up_proj"))) for m in model.modules())
+
+
+def test_what_is_foreseen_shares_modules_where_the_model_does_and_leaves_the_model_as_it_is() -> None:
+    model, plan, _ = opened()
+    twice = nn.LayerNorm(4, device="meta")
+    model.add_module("one", twice)
+    model.add_module("other", twice)
+    before = [(name, id(m), id(m._parameters.get("weight"))) for name, m in model.named_modules(remove_duplicate=False)]
+    found = foreseen(model, plan)
+    assert found.get_submodule("one") is found.get_submodule("other")
+    assert found.get_submodule("one") is not twice
+    assert not {id(m) for m in found.modules()} & {id(m) for m in model.modules()}
+    assert [(name, id(m), id(m._parameters.get("weight"))) for name, m in model.named_modules(remove_duplicate=False)] == before
+    assert not hasattr(model, "quark_plan")

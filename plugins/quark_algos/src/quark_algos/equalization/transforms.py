@@ -1,0 +1,348 @@
+"""SmoothQuant, AutoSmoothQuant and AWQ as transforms: plumbing between the pipeline and `quark_algos.equalization`."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from itertools import chain
+from typing import Any, ClassVar, cast
+
+import torch
+from torch import Tensor, nn
+
+from quark.algorithms import (
+    AbsMax,
+    AbsMean,
+    BlockAtHand,
+    Figures,
+    Rounding,
+    SecondMoment,
+    Settled,
+    Statistic,
+    Validation,
+    input_is_transformed,
+    validated,
+)
+from quark.config.algorithm import AlgoConfig
+from quark.config.architecture import Architecture
+from quark.config.layer import QLayerConfig, stages
+from quark.log import get_logger
+from quark.modules.layers import linear_weight
+from quark.planning.plan import QuantPlan
+from quark.quantizers import WeightGrid, quantizer_for
+from quark_algos.equalization.candidates import smoothquant
+from quark_algos.equalization.config import AutoSmoothQuantConfig, AWQConfig, SmoothQuantConfig
+from quark_algos.equalization.quadratic import Quadratic
+from quark_algos.equalization.search import ActivationErrors, Loss, Part, autosmooth, awq
+from quark_algos.gptq.damping import shrunk
+from quark_algos.mappings.fold import Kept, allowed, fold, holds, probe
+from quark_algos.mappings.mapping import Site, sites_of
+from quark_algos.mappings.resolve import SiteModules, resolve
+from quark_algos.mappings.skipped import left_out
+from quark_algos.mappings.user_mappings import Place, places_of, see_places
+from quark_algos.searched_nearest import SearchedNearest
+
+SAMPLE = 256
+"""Tokens on which the rounding of activations is tried."""
+FEWEST = 32
+"""Tokens of each input, where the readers of a site have many inputs, as experts do."""
+ROWS = 512
+"""Rows of the readers, spread over all of them, on which scales are tried: what suits these suits the rest."""
+SANE_ALPHA = 0.5
+"""What the preset "best" takes for the documented default of 1, which leaves nothing of the weights' ranges."""
+
+
+class TokenSample(Statistic):
+    """Some tokens, float32: an eighth of `SAMPLE` of each batch, spread over it, until there are as many."""
+
+    def __init__(self, columns: int, device: torch.device) -> None:
+        super().__init__(columns, device)
+        self.value = torch.empty(0, columns, device=device)
+
+    def take(self, x: Tensor, reference: Tensor | None) -> None:
+        wanted = min(SAMPLE - len(self.value), SAMPLE // 8)
+        self.value = torch.cat((self.value, x[:: max(1, len(x) // max(wanted, 1))][:wanted].float()))
+
+    def add(self, other: TokenSample) -> None:
+        self.value = torch.cat((self.value, other.value))[:SAMPLE]
+
+
+class ChannelRanges(Statistic):
+    """The smallest and the largest value of each input channel, ``[2, K]``, float32."""
+
+    def __init__(self, columns: int, device: torch.device) -> None:
+        super().__init__(columns, device)
+        self.range = torch.tensor([[torch.inf], [-torch.inf]], device=device).repeat(1, columns)
+
+    def take(self, x: Tensor, reference: Tensor | None) -> None:
+        self._widen(torch.stack((x.amin(0), x.amax(0))).float())
+
+    def add(self, other: ChannelRanges) -> None:
+        self._widen(other.range)
+
+    def _widen(self, other: Tensor) -> None:
+        self.range = torch.stack((torch.minimum(self.range[0], other[0]), torch.maximum(self.range[1], other[1])))
+
+    @property
+    def value(self) -> Tensor:
+        """The largest magnitude of each channel, ``[K]``."""
+        return self.range.abs().amax(0)
+
+
+class Scaling(ABC):
+    """Moves scale at the sites of each block, and looks on held-out tokens whether that does good.
+
+    Each site is tried once with scales of its own before it is used: where a variant of a family computes something else than its facts
+    say, the block's output changes, and the site is left out with a warning. Where the scales of a block do not make its error smaller by
+    more than a standard error, the preset ``"best"`` takes them back; ``"reference"`` keeps them, and warns.
+
+    Args:
+        settings: An `AWQConfig`, `SmoothQuantConfig` or `AutoSmoothQuantConfig`.
+
+    Raises:
+        ConfigError: An entry of ``scaling_layers`` is incomplete, or its condition is not understood.
+    """
+
+    stage = "scaling"
+    works_by_block = True
+    needs: ClassVar[Sequence[type[Statistic]]] = ()
+
+    def __init__(self, settings: AlgoConfig) -> None:
+        assert isinstance(settings, AWQConfig | SmoothQuantConfig | AutoSmoothQuantConfig)
+        self._settings = settings
+        self._preset = settings.preset
+        self._hand_written = list(settings.scaling_layers or [])
+        places_of(self._hand_written, ())  # what is wrong with them is said before any work
+        self._heads = 1
+        self._refused: set[Site] = set()
+        self._tried: set[Site] = set()
+
+    def settle(self, model: nn.Module, plan: QuantPlan) -> Settled:
+        """As `quark.algorithms.Settling.settle`: sites that do not hold in this model are told of, settings stay as they are.
+
+        Raises:
+            ConfigError: None of the sites written by hand is in the model.
+        """
+        facts, heads = plan.architecture, _heads_of(model)
+        if facts is None:
+            return Settled(self._settings)
+        see_places(places_of(self._hand_written, sites_of(facts)), model, facts, heads)
+        return Settled(self._settings, left_out(self._asked(facts), model, facts, heads))
+
+    def outside(self, model: nn.Module, architecture: Architecture) -> None:
+        """Nothing is changed; how many heads attention has is remembered."""
+        self._heads = _heads_of(model)
+
+    def rounding(self) -> Rounding | None:
+        """Round-to-nearest."""
+        return None
+
+    @torch.no_grad()
+    def apply(self, block: BlockAtHand) -> Mapping[str, Figures]:
+        """As `quark.algorithms.Transform.apply`."""
+        before = block.output_error() if block.output_error else None
+        kept: list[Kept] = []
+        places = self._places(block)
+        rotated = {m.name: [n for n, reader in m.readers.items() if input_is_transformed(reader)] for m in places}
+        left_out: dict[str, Figures] = {
+            f"{block.name}.{name}".lstrip("."): {"left_out": f"the input of {names[0]} is rotated while the model runs"}
+            for name, names in rotated.items()
+            if names
+        }
+        figures = dict(left_out)
+        for modules in (m for m in places if not rotated[m.name]):
+            scale = self._scale(modules, block)
+            if scale is not None and not bool((scale == 1).all()):
+                kept.append(Kept.of(modules))
+                fold(modules, scale)
+                figures[f"{block.name}.{modules.name}".lstrip(".")] = {"scale_min": float(scale.min()), "scale_max": float(scale.max())}
+        if not kept:
+            return figures | {block.name: {"applied": False, "reason": "there is no place at which scale can be moved"}}
+        if before is None or block.output_error is None:
+            return figures | {block.name: {"applied": True}}
+        found = validated([before], [block.output_error()])
+        if not found.is_improvement and self._preset == "best":
+            for one in reversed(kept):
+                one.restore()
+            return left_out | {block.name: {**found.figures(), "applied": False, "reason": "it makes no error smaller by more than chance"}}
+        if not found.is_improvement:
+            _warn(block.name, found)
+        return figures | {block.name: {**found.figures(), "applied": True}}
+
+    def _asked(self, facts: Architecture) -> tuple[Place, ...]:
+        """Sites written by hand, or all of the family."""
+        known = sites_of(facts)
+        return places_of(self._hand_written or [site.documented() for site in known], known)
+
+    def _places(self, block: BlockAtHand) -> list[SiteModules]:
+        """The sites of a block that hold in it, and have something to quantize behind them."""
+        found: list[SiteModules] = []
+        for place in self._asked(block.architecture):
+            site = place.site
+            if site in self._refused or (place.condition is not None and not place.condition.holds(block.module)):
+                continue
+            resolved = (resolve(site, block.module, block.architecture, self._heads) for site in place.sites(block.module))
+            modules = chain.from_iterable(made for made in resolved if not isinstance(made, str))
+            wanted = [m for m in modules if any(name in block.configs for name in m.readers)]
+            passes = not any(input_is_transformed(reader) for m in wanted for reader in m.readers.values())
+            if wanted and passes and site not in self._tried and not self._is_sound(wanted[0], block, site):
+                continue
+            found += wanted
+        return found
+
+    def _is_sound(self, modules: SiteModules, block: BlockAtHand, named: Site) -> bool:
+        """Whether a scale there leaves the block's output what it is; if not, the site that was named is refused from then on."""
+        if block.output is None:
+            return True
+        self._tried.add(named)
+        dtype = linear_weight(next(iter(modules.readers.values()))).dtype
+        found = holds(modules, probe(modules), block.output)
+        if found <= 16 * allowed(modules, dtype):
+            return True
+        self._refused.add(named)
+        get_logger(__name__).warning(
+            f"'{block.name}.{modules.name}' is left out: a scale there changes what the block computes (by {found:.1e}); this model is "
+            "another variant of its family than the template's facts are about"
+        )
+        return False
+
+    @abstractmethod
+    def _scale(self, modules: SiteModules, block: BlockAtHand) -> Tensor | None:
+        """The scale of a site, ``[C]``; None where nothing is known of its inputs."""
+
+    def _read(self, modules: SiteModules, block: BlockAtHand) -> dict[str, nn.Module]:
+        """The readers that are quantized and that tokens reached."""
+        return {n: m for n, m in modules.readers.items() if n in block.configs and n in block.statistics}
+
+    def _combined(self, modules: SiteModules, block: BlockAtHand, kind: type[AbsMax | AbsMean | ChannelRanges]) -> Tensor:
+        """The largest of what the readers' inputs have, ``[K]``: experts read different tokens."""
+        values = [s.value for n in self._read(modules, block) if (s := block.statistic(n, kind)) is not None]
+        return torch.stack(values).amax(0)
+
+
+def _warn(block: str, found: Validation) -> None:
+    get_logger(__name__).warning(
+        f"'{block}': moving scale makes the rounded block's error {found.factor:.2f} times as large on {found.tokens} held-out tokens "
+        f"({found.before:.2g} to {found.after:.2g}, standard error {found.standard_error:.1g}). preset='best' would leave it out"
+    )
+
+
+def _heads_of(model: nn.Module) -> int:
+    """Of queries in attention; 1 where the model does not say."""
+    config: Any = getattr(model, "config", None)
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    return int(getattr(text, "num_attention_heads", 1) or 1)
+
+
+class SmoothQuant(Scaling):
+    """``s = max|x|^α / max|w|^(1−α)``."""
+
+    needs = (AbsMax,)
+
+    def __init__(self, settings: AlgoConfig) -> None:
+        super().__init__(settings)
+        assert isinstance(settings, SmoothQuantConfig)
+        self._alpha, self._smallest = settings.alpha, settings.scale_clamp_min
+        if self._preset == "best" and settings.alpha == 1.0:
+            self._alpha = SANE_ALPHA
+
+    def _scale(self, modules: SiteModules, block: BlockAtHand) -> Tensor | None:
+        readers = self._read(modules, block)
+        if not readers:
+            return None
+        x = modules.channels.reduced(self._combined(modules, block, AbsMax), "max")
+        w = torch.stack([linear_weight(m).abs().amax(0).float() for m in readers.values()]).amax(0)
+        return smoothquant(x, modules.channels.reduced(w, "max"), self._alpha, self._smallest)
+
+
+class _Searched(Scaling):
+    """What AWQ and AutoSmoothQuant have in common: candidates judged by closed forms in the second moment."""
+
+    def _parts(self, modules: SiteModules, block: BlockAtHand) -> dict[str, Part]:
+        """The readers, those with one input and one spec as one part; each by the name of its first."""
+        alike: dict[tuple[int, Any], list[str]] = {}
+        for name in self._read(modules, block):
+            alike.setdefault((id(block.statistics[name]), stages(block.configs[name].weight)), []).append(name)
+        quadratics: dict[int, Quadratic] = {}
+        parts = {}
+        for (key, _), names in alike.items():
+            moment = cast("SecondMoment", block.statistic(names[0], SecondMoment))
+            quadratic = quadratics.setdefault(key, Quadratic(shrunk(moment.matrix(), moment.shrinkage())))
+            parts[names[0]] = _part([modules.readers[n] for n in names], block.configs[names[0]], quadratic, moment.tokens)
+        return parts
+
+
+def _part(layers: Sequence[nn.Module], config: QLayerConfig, quadratic: Quadratic, tokens: int) -> Part:
+    assert config.weight is not None
+    quantizer = quantizer_for(config.weight, activation=False)
+    weights = [linear_weight(layer) for layer in layers]
+    # Scales that span rows depend on all of them.
+    step = max(1, sum(w.shape[0] for w in weights) // ROWS) if quantizer.granularity.is_local else 1
+    weights = [w[::step] for w in weights]
+    rows = [w.shape[0] for w in weights]
+
+    def grid_of(wt: Tensor) -> WeightGrid:
+        return WeightGrid([quantizer] * len(rows), rows, wt)
+
+    return Part(torch.cat(weights).t().float().contiguous(), quadratic, grid_of, tokens)
+
+
+class Awq(_Searched):
+    """AWQ: ``s`` a power of the mean magnitude of the inputs, searched; and, where no rounding is named, scales searched by the outputs."""
+
+    needs = (SecondMoment, AbsMean)
+
+    def rounding(self) -> Rounding | None:
+        """AWQ's clipping, as a search of scales."""
+        return SearchedNearest()
+
+    def _scale(self, modules: SiteModules, block: BlockAtHand) -> Tensor | None:
+        parts = self._parts(modules, block)
+        if not parts:
+            return None
+        return awq(list(parts.values()), self._combined(modules, block, AbsMean), channels=modules.channels).scale
+
+
+class AutoSmoothQuant(_Searched):
+    """SmoothQuant with the share searched, by the errors of weights and of activations."""
+
+    needs = (SecondMoment, ChannelRanges, TokenSample)
+
+    def __init__(self, settings: AlgoConfig) -> None:
+        super().__init__(settings)
+        assert isinstance(settings, AutoSmoothQuantConfig)
+        self._loss = cast("Loss", settings.compute_scale_loss)
+
+    def _scale(self, modules: SiteModules, block: BlockAtHand) -> Tensor | None:
+        parts = self._parts(modules, block)
+        if not parts:
+            return None
+        errors = [_errors_of_inputs(name, block, len(parts)) for name in parts]
+        x_max = self._combined(modules, block, ChannelRanges)
+        return autosmooth(list(parts.values()), x_max, errors, channels=modules.channels, loss=self._loss).scale
+
+
+def _errors_of_inputs(name: str, block: BlockAtHand, parts: int) -> ActivationErrors:
+    """What rounding the inputs of a reader costs, of a site with that many parts."""
+    sample = cast("TokenSample", block.statistic(name, TokenSample)).value
+    ranges = cast("ChannelRanges", block.statistic(name, ChannelRanges)).range
+    return ActivationErrors(sample[:: min(parts, SAMPLE // FEWEST)], ranges, rounding_of_inputs(block.configs[name]))
+
+
+def rounding_of_inputs(config: QLayerConfig) -> Callable[[Tensor, Tensor], Tensor]:
+    """How a layer's inputs will be rounded: a function of some of them ``[T, K]`` and of the range of all, ``[2, K]``.
+
+    A static scale is that of all tokens where the observer takes their extremes; of others it is taken to be that of the tokens at hand.
+    """
+    if config.input_tensors is None:
+        return lambda x, _: x
+    quantizer = quantizer_for(config.input_tensors, activation=True)
+
+    def round_(x: Tensor, ranges: Tensor) -> Tensor:
+        if quantizer.is_float or quantizer.is_dynamic:
+            return quantizer.fake_quantize(x)
+        observer = quantizer.observer()
+        observer.observe(ranges if observer.is_extremes else x)
+        return quantizer.fake_quantize(x, quantizer.qparams_from(observer))
+
+    return round_

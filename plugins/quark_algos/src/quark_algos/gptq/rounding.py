@@ -1,0 +1,214 @@
+"""Column by column: the rounding that GPTQ, GPTAQ and Qronos are recipes of. Plumbing between the pipeline and `quark_algos.gptq`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor, nn
+
+from quark.algorithms import CrossMoment, Figures, Problem, SecondMoment, SecondMoment64, Statistic, float_weight, weight_quantizer
+from quark.config.algorithm import AlgoConfig
+from quark.errors import NonFiniteError
+from quark.names import folded
+from quark.quantizers import GroupScales, WeightGrid
+from quark_algos.gptq.config import GPTQConfig, QronosConfig
+from quark_algos.gptq.correction import causal_matrix, correction, share_for
+from quark_algos.gptq.damping import NONE, Factor, SingularError, damped, factor, largest_eigenvalue
+from quark_algos.gptq.ldlq import Swept, descend, ldlq, ldlq_choosing
+from quark_algos.gptq.presets import Recipe, recipe_of
+from quark_algos.gptq.scale_refit import refit
+from quark_algos.scale_search import search
+
+
+def _names(pattern: str, layer: str) -> bool:
+    return fnmatchcase(layer, pattern) or layer.endswith(f".{pattern}")
+
+
+class ColumnRounding:
+    """Rounds the columns of a weight one after another, in view of the outputs.
+
+    Figures of every layer: ``damping`` (share of H's mean diagonal), ``shrinkage`` (the share of H off its diagonal that is likely to be
+    chance, and was taken from it), ``attempts`` at factoring H, ``dead`` channels, ``output_mse``, the mean squared error of an output
+    element that the algorithm expects, ``few_tokens``, whether there were fewer than input channels; and ``correction_share``, where
+    there is a correction.
+
+    Args:
+        settings: A `GPTQConfig`, `GPTAQConfig` or `QronosConfig`.
+    """
+
+    def __init__(self, settings: AlgoConfig) -> None:
+        assert isinstance(settings, GPTQConfig | QronosConfig)
+        self._recipe = recipe_of(settings)
+        self._moment = SecondMoment64 if self._recipe.float64 else SecondMoment
+        self.needs: Sequence[type[Statistic]] = (self._moment, CrossMoment) if self._recipe.share else (self._moment,)
+
+    def takes(self, name: str) -> bool:
+        """Whether the settings name this layer."""
+        patterns = self._recipe.modules
+        return not patterns or any(_names(p, name) for p in patterns)
+
+    def unmatched(self, names: Sequence[str]) -> Sequence[str]:
+        """As `quark.algorithms.NamesLayers.unmatched`."""
+        return [p for p in self._recipe.modules if not any(_names(p, name) for name in names)]
+
+    @torch.no_grad()
+    def round(self, problem: Problem) -> Mapping[str, Figures]:
+        """As `quark.algorithms.Rounding.round`."""
+        layers = list(problem.layers.values())
+        weights = [float_weight(layer) for layer in layers]
+        wt = torch.cat(weights).t().float().contiguous()  # [K, N]
+        moment = problem.statistic(self._moment)
+        try:
+            solved = _ready(moment, self._fitting(moment))
+        except SingularError as error:
+            raise SingularError(f"{folded(problem.layers)}: {error}") from error
+        except NonFiniteError as error:
+            raise NonFiniteError(f"{folded(problem.layers)}: {error}", tensor=next(iter(problem.layers))) from error
+        wt, causal, share = _corrected(wt, problem, moment, solved)
+        if moment.tokens >= wt.shape[0]:  # of a few tokens, silence says little about others
+            wt[solved.dead] = 0
+        quantizers = [weight_quantizer(layer) for layer in layers]
+        grid = WeightGrid([q.quantizer for q in quantizers], [w.shape[0] for w in weights], wt, shared=problem.shares_scale)
+        done, scales = _rounded(wt, moment.matrix(), grid, solved, causal)
+        for layer, quantizer, (values, qparams) in zip(layers, quantizers, grid.weights(done.q, scales, weights[0].dtype), strict=True):
+            quantizer.set_qparams(qparams)
+            layer.weight = nn.Parameter(values, requires_grad=False)
+        figures = solved.figures | {"few_tokens": moment.tokens < wt.shape[0]} | ({} if share is None else {"correction_share": share})
+        parts = done.loss.split([w.shape[0] for w in weights])
+        return {
+            name: figures | {"output_mse": float(part.mean()) / max(moment.tokens, 1)}
+            for name, part in zip(problem.layers, parts, strict=True)
+        }
+
+    def _fitting(self, moment: SecondMoment) -> Recipe:
+        """The recipe for a layer of such inputs, its damping a share of the mean diagonal."""
+        recipe = self._recipe
+        if recipe.damping is not None:
+            return recipe
+        h = moment.matrix()
+        mean = max(float(h.diagonal().mean()), torch.finfo(h.dtype).tiny)
+        return attrs.evolve(recipe, damping=recipe.eigen_damping * largest_eigenvalue(h) / mean)
+
+
+@attrs.frozen(eq=False)
+class _Ready:
+    """What can be made of a second moment before any weight is looked at.
+
+    Attributes:
+        recipe: It was made by.
+        order: Of the channels, ``[K]``, or None for their own.
+        factor: In that order; float32.
+        dead: Channels that are always 0, in their own order.
+        shrinkage: As `SecondMoment.shrinkage` has it; none where the recipe takes H as it was measured.
+    """
+
+    recipe: Recipe
+    order: Tensor | None
+    factor: Factor
+    dead: Tensor
+    shrinkage: tuple[float, float]
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """What is to be reported."""
+        found = self.factor.damped
+        return {
+            "damping": found.damping,
+            "shrinkage": self.shrinkage[0],
+            "attempts": found.attempts,
+            "dead": int(self.dead.sum()),
+        }
+
+
+def _ready(moment: SecondMoment, recipe: Recipe) -> _Ready:
+    """The factor of H; layers that share their input but not their format find it made."""
+    key = ("ready", recipe)
+    if key not in moment.derived:
+        assert recipe.damping is not None
+        h = moment.matrix()
+        shrinkage = moment.shrinkage() if recipe.is_careful else NONE
+        order = torch.argsort(h.diagonal(), descending=True, stable=True) if recipe.by_importance and recipe.static_groups else None
+        found = factor(h, recipe.damping, order, shrinkage).to(torch.float32)
+        moment.derived[key] = _Ready(recipe, order, found, h.diagonal() <= 0, shrinkage)
+    ready: _Ready = moment.derived[key]
+    return ready
+
+
+def _corrected(wt: Tensor, problem: Problem, moment: SecondMoment, ready: _Ready) -> tuple[Tensor, Tensor | None, float | None]:
+    """The weight that makes up for the error of its inputs; or the matrix by which that is done along the way; and the share that is."""
+    recipe = ready.recipe
+    if not recipe.share or CrossMoment not in problem.statistics:
+        return wt, None, None
+    d = problem.statistic(CrossMoment).matrix()
+    if recipe.is_causal:
+        if ready.order is not None:
+            d = d.index_select(0, ready.order).index_select(1, ready.order)
+        return wt, causal_matrix(d, ready.factor, recipe.share), recipe.share
+    step = correction(wt, d, _correction_factor(moment, ready))
+    share, held_out = recipe.share, problem.held_out
+    if recipe.is_careful and held_out is not None and held_out.reference is not None:
+        share = share_for(wt, step, held_out.x.float(), held_out.reference.float(), share)
+    elif recipe.is_careful and moment.tokens < wt.shape[0]:
+        share = 0.0  # nothing says that it would do good
+    return wt.add_(step, alpha=share), None, share
+
+
+def _correction_factor(moment: SecondMoment, ready: _Ready) -> Factor:
+    damping = ready.recipe.correction_damping or ready.recipe.damping
+    assert damping is not None
+    key = ("correction", damping, ready.shrinkage)
+    if key not in moment.derived:
+        moment.derived[key] = factor(moment.matrix(), damping, None, ready.shrinkage).to(torch.float32)
+    found: Factor = moment.derived[key]
+    return found
+
+
+def _rounded(wt: Tensor, h: Tensor, grid: WeightGrid, ready: _Ready, causal: Tensor | None) -> tuple[Swept, GroupScales]:
+    """The rounded weight, and the scales of all groups."""
+    recipe = ready.recipe
+    # Under the same H as codes are chosen by: of a few tokens the plain sum says next to nothing of single groups.
+    known = damped(h, ready.factor.damped.damping, ready.shrinkage).h.float() if recipe.scales == "hessian" else None
+    if recipe.static_groups or grid.fixed is not None or grid.group == grid.columns:
+        scales = _scales(wt, known, grid, recipe)
+        each = grid.with_steps(wt, scales)
+        done = ldlq(wt, ready.factor, grid.rounder(each, ready.order), recipe.block, ready.order, causal)
+        for _ in range(recipe.refits if grid.can_be_refitted else 0):
+            done, scales = _refitted(h, grid, ready, done, scales)
+        each = grid.with_steps(wt, scales)
+    else:
+
+        def choose(t: Tensor, number: int) -> GroupScales:
+            part = slice(number * grid.group, (number + 1) * grid.group)
+            return _scales(t, None if known is None else known[part, part], grid, recipe)
+
+        done, scales, each = ldlq_choosing(wt, ready.factor, grid, choose, causal)
+    for _ in range(recipe.passes):
+        if not descend(done, ready.factor.damped.h, grid.rounder(each, ready.order)):
+            break
+    return done, scales
+
+
+def _refitted(h: Tensor, grid: WeightGrid, ready: _Ready, done: Swept, scales: GroupScales) -> tuple[Swept, GroupScales]:
+    """Scales fitted to the codes, and the weight rounded anew under them; rows that gain nothing stay as they are."""
+    recipe = ready.recipe
+    assert recipe.damping is not None
+    e = done.e_in_place()
+    factors = refit(done.q, e, damped(h, recipe.damping, ready.shrinkage).h, grid.group)
+    high = scales.scale * factors * grid.reach
+    fitted = grid.scales_of_ranges(-high, high)
+    again = ldlq(done.q + e, ready.factor, grid.rounder(fitted, ready.order), recipe.block, ready.order)
+    better = again.loss < done.loss  # [N]
+    return done.where(better, again), scales.where(better.expand_as(scales.scale), fitted)
+
+
+def _scales(wt: Tensor, known: Tensor | None, grid: WeightGrid, recipe: Recipe) -> GroupScales:
+    """Scales of the groups of ``wt [m · group, N]``, of whose channels ``known [m · group, m · group]`` is H, where that is wanted."""
+    if recipe.scales == "minmax":
+        return grid.fixed or grid.scales(wt)
+    if grid.fixed is not None and known is None:
+        return grid.fixed  # one scale for many rows, by plain squared errors, clips the weights of the channels that matter most
+    return search(wt, grid, known)

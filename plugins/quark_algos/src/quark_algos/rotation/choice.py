@@ -1,0 +1,109 @@
+"""Which layers' inputs are rotated while a model runs, in which blocks, and which attention modules rotate queries and keys (R3)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+from torch import nn
+
+from quark.config.architecture import Architecture
+from quark.errors import ConfigError, UnsupportedError
+from quark.modules.attention import BASIS
+from quark.planning.attention import AttentionRow
+from quark.planning.decoder_blocks import decoder_blocks
+from quark.planning.plan import PlanRow, QuantPlan
+from quark_algos.mappings.mapping import readers_of_attention_norm, readers_of_mlp_norm, writers_of_mlp
+from quark_algos.rotation.config import RotationConfig
+from quark_algos.rotation.hadamard import Rotation, factors_of
+from quark_algos.rotation.residual_stream import matching
+
+
+def online_layers(settings: RotationConfig, model: nn.Module, plan: QuantPlan) -> tuple[str, ...]:
+    """Full names of the layers whose inputs are to be rotated: those that the settings name, or all that R4 and R1 online are about.
+
+    Of the latter only those whose weight is going to be quantized: a rotation does nothing for the others.
+
+    Raises:
+        ConfigError: The settings name a layer that is not going to be quantized.
+        UnsupportedError: They name none, and nor do the family's facts.
+    """
+    quantized = {row.name for row in plan.quantized if row.config is not None and row.config.weight is not None and _is_linear(row)}
+    named = None if settings.online_config is None else settings.online_config.online_rotation_layers
+    if named is not None:
+        unknown = [name for name in named if name not in quantized]
+        if unknown:
+            example = f"; one of those is '{min(quantized)}'" if quantized else ""
+            raise ConfigError(
+                f"online_rotation_layers names '{unknown[0]}', which is no linear layer that is going to be quantized{example}"
+            )
+        return tuple(named)
+    assert plan.architecture is not None
+    patterns = tuple(_patterns(settings, plan.architecture))
+    if settings.r4 and not writers_of_mlp(plan.architecture):
+        raise UnsupportedError(
+            f"r4 rotates the inputs of the layers that close MLPs, and of {plan.architecture.model_type} it is not known which these are: "
+            "name them in online_config.online_rotation_layers, or leave r4 out"
+        )
+    found = (
+        f"{block.name}.{name}".lstrip(".")
+        for block in decoder_blocks(model, plan.architecture)
+        for name in matching(block.module, patterns)
+    )
+    return tuple(name for name in found if name in quantized)
+
+
+def block_size(settings: RotationConfig, name: str, width: int) -> int:
+    """Of the rotation of a layer's input, ``width`` channels.
+
+    Raises:
+        ConfigError: ``rotation_size`` does not divide the width, or is the order of no Hadamard matrix known here.
+    """
+    try:
+        return Rotation.of(width, settings.rotation_size).block
+    except ConfigError as error:
+        raise ConfigError(f"the input of '{name}' cannot be rotated: {error}") from None
+
+
+def rotated_attentions(model: nn.Module, attentions: Sequence[AttentionRow], rows: Iterable[PlanRow]) -> Mapping[str, int]:
+    """Size of a head by full name of the attention modules whose keys are quantized after the rotary embedding; R3 is for no others.
+
+    Raises:
+        UnsupportedError: No Hadamard matrix of that size is known here.
+    """
+    outputs = {row.name: row.shape[0] for row in rows}
+    config: Any = getattr(model, "config", None)
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    heads = int(getattr(text, "num_key_value_heads", None) or getattr(text, "num_attention_heads", None) or 1)
+    found = {a.name: outputs[a.key_layer] // heads for a in attentions if a.key_layer is not None}
+    for name, size in found.items():
+        if factors_of(size) is None:
+            raise UnsupportedError(
+                f"queries and keys of '{name}' cannot be rotated (r3): heads have {size} channels, and no Hadamard matrix of that order is "
+                "known here. Leave r3 out"
+            )
+    return found
+
+
+def rotate_heads(model: nn.Module, sizes: Mapping[str, int]) -> None:
+    """Let attention modules rotate queries and keys from now on; they compute what they did.
+
+    Args:
+        model: Has these modules, which go through the functions of `quark.modules.attention`, now or when they run.
+        sizes: Of a head, by full name of the module.
+    """
+    for name, size in sizes.items():
+        setattr(model.get_submodule(name), BASIS, Rotation(size, size).apply)
+
+
+def _patterns(settings: RotationConfig, facts: Architecture) -> Iterable[str]:
+    """Names in a block."""
+    if settings.r1 and settings.online_r1_rotation:
+        yield from chain.from_iterable((*readers_of_attention_norm(facts), *readers_of_mlp_norm(facts)))
+    if settings.r4:
+        yield from writers_of_mlp(facts)
+
+
+def _is_linear(row: PlanRow) -> bool:
+    return row.module_type == nn.Linear.__name__

@@ -1,0 +1,189 @@
+"""Settings of rotations: orthogonal changes of basis that spread outliers over all channels."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import chain
+from typing import Any, Self
+
+import attrs
+from attrs import validators
+
+from quark.config.algorithm import AlgoConfig
+from quark.config.architecture import Architecture
+from quark.config.dataclass_view import with_dataclass_view
+from quark_algos.fields import LEGACY, OWN, PRESETS
+from quark_algos.mappings.mapping import enclosing, readers_of_attention_norm, readers_of_mlp_norm, writers_of_attention, writers_of_mlp
+
+_HERE, _BEFORE = "layer_id", "pre_layer_id"
+"""What stands for the number of a block, and of the one before it."""
+
+
+@with_dataclass_view
+@attrs.define(kw_only=True)
+class OnlineRotationConfig:
+    """Rotations that run with the model instead of being folded into its weights.
+
+    Attributes:
+        shared_parallel: Layers that read the same input share one rotation.
+        online_rotation_layers: Full names of the layers whose inputs are rotated while the model runs; None for all that R4, and R1 where
+            it runs with the model, are about. Checkpoints name them always.
+        use_input_prescale: Scale inputs before rotating them; not offered.
+    """
+
+    shared_parallel: bool
+    online_rotation_layers: list[str] | None = None
+    use_input_prescale: bool = False
+
+
+_DROPPED = "shared_input_rotation"
+"""A key of older releases that says nothing: names of tensors do."""
+
+
+def _online(value: Any) -> Any:
+    if not isinstance(value, dict):
+        return value
+    return OnlineRotationConfig(**{"shared_parallel": False} | {key: one for key, one in value.items() if key != _DROPPED})
+
+
+@with_dataclass_view
+@attrs.define(kw_only=True)
+class RotationConfig(AlgoConfig):
+    """Rotations R1 to R4 of a model (QuaRot, arXiv 2404.00456; SpinQuant, arXiv 2405.16406).
+
+    Attributes:
+        scaling_layers: Which modules R1 is folded into, by block position: ``first_layer``, ``middle_layers``, ``last_layer``, each a list
+            of ``prev_modules``, which write to the residual stream, ``norm_module`` and ``next_modules``, which read it through that norm.
+            ``layer_id`` and ``pre_layer_id`` stand for numbers of blocks; names that a block does not have are passed over there.
+        r1: Rotate the residual stream.
+        r2: Rotate values, head by head.
+        r3: Rotate queries and keys after the rotary embedding, head by head, while the model runs. It is done where keys are quantized
+            there (``kv_cache_post_rope``), and changes nothing elsewhere.
+        r4: Rotate the input of the MLP's output projection, and of experts', while the model runs.
+        rotation_size: Size of the blocks of a block-diagonal rotation; None for the full width.
+        random_r1: Take a random rotation for R1 instead of a Hadamard matrix. ``random`` sets both this and ``random_r2``.
+        random_r2: Likewise for R2.
+        backbone: Name of the module that holds embeddings and blocks.
+        model_decoder_layers: Full name of the list of decoder blocks.
+        v_proj: Value projection, relative to a decoder block.
+        o_proj: Projection that closes attention, likewise.
+        self_attn: Attention, likewise.
+        mlp: MLP, likewise.
+        online_r1_rotation: Rotate the inputs of the layers that read the residual stream while the model runs, in place of the stream; None
+            is False.
+        online_config: Settings of rotations that run with the model.
+        trainable: Learn the rotations; not offered.
+        train_smooth: Learn smoothing scales as well; not offered.
+        smooth_positions: Where.
+        preset: ``"best"`` leaves rotation out where it does no good on held-out tokens, and ``"reference"`` applies it and warns.
+        random: Accepted from configurations before 0.12.
+    """
+
+    name: str = "rotation"
+    scaling_layers: dict[str, list[dict[str, Any]]] | list[dict[str, Any]]
+    r1: bool = True
+    r2: bool = False
+    r3: bool = False
+    r4: bool = False
+    rotation_size: int | None = None
+    random_r1: bool = False
+    random_r2: bool = False
+    backbone: str = "model"
+    model_decoder_layers: str = "model.layers"
+    v_proj: str = "self_attn.v_proj"
+    o_proj: str = "self_attn.o_proj"
+    self_attn: str = "self_attn"
+    mlp: str = "mlp"
+    online_r1_rotation: bool | None = None
+    online_config: OnlineRotationConfig | None = attrs.field(default=None, converter=_online)
+    trainable: bool = False
+    train_smooth: bool | None = None
+    smooth_positions: list[str] | None = None
+    preset: str = attrs.field(default="best", validator=validators.in_(PRESETS), metadata=OWN)
+    random: bool | None = attrs.field(default=None, repr=False, eq=False, metadata=LEGACY)
+
+    def __attrs_post_init__(self) -> None:
+        if self.random is not None:
+            self.random_r1 = self.random_r2 = self.random
+            self.random = None
+
+    def runs_with_model(self) -> bool:
+        """As the base class says: R3, R4, and R1 online."""
+        named = self.online_config is not None and bool(self.online_config.online_rotation_layers)
+        return bool(self.r3 or self.r4 or (self.r1 and self.online_r1_rotation) or named)
+
+    def refused(self) -> list[str]:
+        """Names of fields that are set and not offered."""
+        found = [name for name in ("trainable", "train_smooth") if getattr(self, name)]
+        return found + (["use_input_prescale"] if self.online_config is not None and self.online_config.use_input_prescale else [])
+
+    @classmethod
+    def for_architecture(cls, architecture: Architecture) -> Self | None:
+        """R1 on everything that writes to the residual stream or reads it; the other rotations are off."""
+        if cls.refusal(architecture) is not None:
+            return None
+        blocks = architecture.decoder_blocks or ""
+        plain_value = architecture.attention_value if architecture.attention_value_rows == "all" else None
+        return cls(
+            scaling_layers=_residual_stream(architecture),
+            backbone=blocks.rpartition(".")[0],
+            model_decoder_layers=blocks,
+            v_proj=plain_value or "",
+            o_proj=architecture.attention_output or "",
+            self_attn=enclosing(architecture.attention_inputs),
+            mlp=enclosing(next(iter(readers_of_mlp_norm(architecture)))),
+        )
+
+    @classmethod
+    def refusal(cls, architecture: Architecture) -> str | None:
+        """Something between the residual stream and those who write to it or read it does not commute with a rotation."""
+        a = architecture
+        if a.attention_output_norm or a.mlp_output_norm:
+            named = " and ".join(name for name in (a.attention_output_norm, a.mlp_output_norm) if name)
+            return f"the weights of {named} scale single channels of what is added to the residual stream, which cannot be rotated then"
+        if a.embedding_norm:
+            return f"the weights of {a.embedding_norm} scale single channels of the residual stream, which cannot be rotated then"
+        if not all((a.decoder_blocks, a.embeddings, a.final_norm, a.head, a.attention_norm, a.mlp_norm, a.attention_inputs)):
+            return "not all is known that writes to its residual stream or reads it"
+        return None
+
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> RotationConfig:
+        """Read the JSON form; the older name ``"quarot"`` means all four rotations unless said otherwise."""
+        if data.get("name") == "quarot":
+            return QuaRotConfig(**data | {"name": "rotation"})
+        return cls(**data)
+
+
+@with_dataclass_view
+@attrs.define(kw_only=True)
+class QuaRotConfig(RotationConfig):
+    """The older name: all four rotations unless said otherwise."""
+
+    r2: bool = True
+    r3: bool = True
+    r4: bool = True
+
+
+def _residual_stream(facts: Architecture) -> dict[str, list[dict[str, Any]]]:
+    """Who writes to the residual stream and who reads it, in the documented form."""
+
+    def in_blocks(number: str, names: Iterable[str]) -> list[str]:
+        return [f"{facts.decoder_blocks}.{number}.{name}" for name in names]
+
+    def entry(writers: list[str], norm: str | None, readers: Iterable[tuple[str, ...]]) -> dict[str, Any]:
+        read = dict.fromkeys(chain.from_iterable(readers))
+        return {"prev_modules": writers, "norm_module": f"{facts.decoder_blocks}.{_HERE}.{norm}", "next_modules": in_blocks(_HERE, read)}
+
+    before_attention, before_mlp = readers_of_attention_norm(facts), readers_of_mlp_norm(facts)
+    from_attention, from_mlp = writers_of_attention(facts), writers_of_mlp(facts)
+    embedded = [*facts.embeddings, *([facts.position_embeddings] if facts.position_embeddings else []), *facts.inserted_embeddings]
+    if facts.mlp_norm == facts.attention_norm:  # side by side
+        before_attention, from_mlp, inside = (*before_attention, *before_mlp), (*from_attention, *from_mlp), []
+    else:
+        inside = [entry(in_blocks(_HERE, from_attention), facts.mlp_norm, before_mlp)]
+    return {
+        "first_layer": [entry(embedded, facts.attention_norm, before_attention), *inside],
+        "middle_layers": [entry(in_blocks(_BEFORE, from_mlp), facts.attention_norm, before_attention), *inside],
+        "last_layer": [{"prev_modules": in_blocks(_HERE, from_mlp), "norm_module": facts.final_norm, "next_modules": [facts.head]}],
+    }

@@ -1,0 +1,216 @@
+"""Fast products with Hadamard matrices along the last axis, whole or block by block: rotations that spread outliers over channels.
+
+An order K is taken apart into orders that `quark_algos.rotation.paley` constructs, and the Kronecker product of their matrices is applied
+factor by factor: K · (sum of the orders) multiplications for a vector where the dense matrix takes K².
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from math import prod
+from typing import Self
+
+import attrs
+import torch
+from torch import Tensor
+
+from quark.errors import ConfigError
+from quark_algos.rotation.paley import hadamard, has_order
+
+LARGEST_FACTOR = 1024
+"""Of the orders a product is made of: beyond it a dense factor costs more than it is worth."""
+
+_RADIX = 32
+"""Powers of two go in factors up to this: few passes over memory, each a product with a small matrix."""
+
+
+@cache
+def factors_of(order: int) -> tuple[int, ...] | None:
+    """Orders of Hadamard matrices whose Kronecker product has this order, with the least sum; None where none are known.
+
+    Args:
+        order: Above 0.
+
+    Returns:
+        Those that are no powers of two first, then powers of two up to 32; empty for order 1.
+    """
+    twos = order & -order
+    found = [chosen for chosen in _odd_factors(order // twos, twos) if chosen is not None]
+    best = min(found, key=sum, default=None)
+    return None if best is None else (*best, *_powers_of_two(order // prod(best)))
+
+
+def largest_order(width: int) -> int:
+    """The largest divisor of ``width`` that is the order of a Hadamard matrix known here; 1 at least."""
+    return next(width // parts for parts in range(1, width + 1) if width % parts == 0 and factors_of(width // parts) is not None)
+
+
+def transform(x: Tensor, order: int, *, transposed: bool = False) -> Tensor:
+    """``x · H`` for a Hadamard matrix H of that order, not normalized, whose first column is all ones.
+
+    Args:
+        x: ``[…, order]``, float32 or float64.
+        order: One that `factors_of` knows.
+        transposed: Multiply by ``Hᵀ`` instead.
+
+    Returns:
+        ``[…, order]``, a new tensor of the dtype of ``x``, on its device.
+
+    Raises:
+        ConfigError: No Hadamard matrix of that order is known here.
+    """
+    factors = factors_of(order)
+    if factors is None:
+        raise ConfigError(
+            f"no Hadamard matrix of order {order} is known here; rotate in blocks of {largest_order(order)}, which divides it"
+        )
+    shape, right = x.shape, order
+    for factor in factors:
+        right //= factor
+        matrix = _matrix(factor, x.dtype, x.device)
+        matrix = matrix.t() if transposed else matrix
+        # Multiplied from the side on which the rows of memory are long.
+        x = x.reshape(-1, factor) @ matrix if right == 1 else matrix.t() @ x.reshape(-1, factor, right)
+    return x.reshape(shape).clone() if not factors else x.reshape(shape)
+
+
+def _matrix(order: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    return _kept_matrix(order, dtype, str(device))
+
+
+@cache
+def _kept_matrix(order: int, dtype: torch.dtype, device: str) -> Tensor:
+    matrix = hadamard(order) if order & (order - 1) else _sylvester(order)
+    return matrix.to(device=device, dtype=dtype)
+
+
+def _sylvester(order: int) -> Tensor:
+    matrix = torch.ones(1, 1, dtype=torch.float64)
+    while len(matrix) < order:
+        matrix = torch.kron(hadamard(2), matrix)
+    return matrix
+
+
+@cache
+def _odd_factors(odd: int, twos: int) -> tuple[tuple[int, ...] | None, ...]:
+    """Ways to write a multiple of ``odd`` with no more than ``twos`` for its power of two as constructible orders; the cheapest of each."""
+    if odd == 1:
+        return ((),)
+    ways: list[tuple[int, ...] | None] = []
+    for part in (d for d in range(3, odd + 1, 2) if odd % d == 0):
+        power = 4
+        while power <= twos and part * power <= LARGEST_FACTOR:
+            if has_order(part * power):
+                rest = min((way for way in _odd_factors(odd // part, twos // power) if way is not None), key=sum, default=None)
+                ways.append(None if rest is None else (part * power, *rest))
+            power *= 2
+    return tuple(ways)
+
+
+def _powers_of_two(order: int) -> tuple[int, ...]:
+    """As few factors as can be, as even as can be."""
+    exponent, most = order.bit_length() - 1, _RADIX.bit_length() - 1
+    count = -(-exponent // most)
+    return tuple(2 ** (exponent // count + (i < exponent % count)) for i in range(count))
+
+
+@attrs.frozen(eq=False)
+class Rotation:
+    """An orthogonal matrix R, ``[width, width]``, of equal blocks on its diagonal: ``diag(signs) · H / √block``.
+
+    Where it keeps the mean, R is ``H · diag(signs) · Hᵀ / block`` instead, the signs of all first channels of blocks being +1. H maps the
+    first unit vector to ones, so R maps ones to ones: the mean over channels is what it was, and LayerNorm commutes with the rotation as
+    RMSNorm does with any. With random signs its entries are of size ``1 / √block``, as those of H are, though not all equal.
+
+    Source: QuaRot (arXiv 2404.00456) for signs and blocks; the form that keeps the mean follows from the definition of LayerNorm.
+
+    Attributes:
+        width: Of what is rotated.
+        block: Order of the Hadamard matrix; it divides the width.
+        signs: ``[width]``, int8, each 1 or -1, on the CPU; None for +1 everywhere.
+        keeps_mean: Which of the two forms it has.
+    """
+
+    width: int
+    block: int
+    signs: Tensor | None = None
+    keeps_mean: bool = False
+
+    def __attrs_post_init__(self) -> None:
+        if self.block < 1 or self.width < 1 or self.width % self.block:
+            raise ConfigError(f"a rotation of width {self.width} has no blocks of {self.block}; rotation_size must divide the width")
+        if factors_of(self.block) is None:
+            cure = f"take {largest_order(self.block)}, which divides it"
+            raise ConfigError(f"rotation_size {self.block} is the order of no Hadamard matrix known here; {cure}")
+        if self.signs is not None and tuple(self.signs.shape) != (self.width,):
+            raise ConfigError(
+                f"a rotation of width {self.width} was given signs of shape {tuple(self.signs.shape)}; give one for each channel"
+            )
+
+    @classmethod
+    def of(cls, width: int, size: int | None = None, seed: int | None = None, *, keeps_mean: bool = False) -> Self:
+        """One for a width.
+
+        Args:
+            width: Of what is rotated, above 0.
+            size: Of its blocks; None for the largest possible, the width itself in most cases.
+            seed: For random signs, the same on every device; None for none. One that keeps the mean has some always, by seed 0 if none is
+                given: without, it would change nothing.
+            keeps_mean: See the class.
+
+        Raises:
+            ConfigError: ``size`` does not divide the width, or is the order of no Hadamard matrix known here.
+        """
+        block = largest_order(width) if size is None else size
+        if seed is None and not keeps_mean:
+            return cls(width, block)
+        drawn = torch.randint(2, (width,), generator=torch.Generator().manual_seed(seed or 0), dtype=torch.int8) * 2 - 1
+        if keeps_mean:
+            drawn[::block] = 1
+        return cls(width, block, drawn, keeps_mean)
+
+    def apply(self, x: Tensor) -> Tensor:
+        """``x · R``, along the last axis.
+
+        Args:
+            x: ``[…, width]``, of a floating dtype, on any device.
+
+        Returns:
+            ``[…, width]``, a new tensor of that dtype, on that device. It is computed in float32, or float64 where ``x`` is, and rounded
+            once.
+
+        Raises:
+            ConfigError: The last axis has another size.
+        """
+        return self._product(x, transposed=False)
+
+    def apply_transposed(self, x: Tensor) -> Tensor:
+        """``x · Rᵀ``, which undoes `apply`; otherwise like it."""
+        return self._product(x, transposed=True)
+
+    def matrix(self) -> Tensor:
+        """R, ``[width, width]``, float64."""
+        return self.apply(torch.eye(self.width, dtype=torch.float64))
+
+    def _product(self, x: Tensor, *, transposed: bool) -> Tensor:
+        if x.ndim == 0 or x.shape[-1] != self.width:
+            raise ConfigError(f"a rotation of width {self.width} cannot be applied to a tensor of shape {tuple(x.shape)}")
+        master = x.to(torch.float64 if x.dtype is torch.float64 else torch.float32)
+        if self.keeps_mean:  # it is its own transpose
+            found = self._blocks(self._signed(self._blocks(master, transposed=False)), transposed=True) / self.block
+        elif transposed:
+            found = self._signed(self._blocks(master, transposed=True)) / self.block**0.5
+        else:
+            found = self._blocks(self._signed(master), transposed=False) / self.block**0.5
+        return found.to(x.dtype)
+
+    def _signed(self, x: Tensor) -> Tensor:
+        return x if self.signs is None else x * self.signs.to(device=x.device, dtype=x.dtype)
+
+    def _blocks(self, x: Tensor, *, transposed: bool) -> Tensor:
+        return transform(x.unflatten(-1, (-1, self.block)), self.block, transposed=transposed).flatten(-2)
+
+
+def rotate(x: Tensor, rotation: Rotation) -> Tensor:
+    """`Rotation.apply`, as a function."""
+    return rotation.apply(x)

@@ -1,0 +1,162 @@
+"""Hadamard matrices from finite fields and from circulants: orders that are no powers of two.
+
+A Hadamard matrix of order m holds +1 and -1, and ``H · Hᵀ = m · I``.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from itertools import product
+
+import torch
+from torch import Tensor
+
+from quark_algos.rotation.circulants import WILLIAMSON
+
+_PLUS_ROW = torch.tensor([[1.0, 1.0], [1.0, -1.0]], dtype=torch.float64)
+_MINUS_ROW = torch.tensor([[1.0, -1.0], [-1.0, -1.0]], dtype=torch.float64)
+
+
+def has_order(m: int) -> bool:
+    """Whether `hadamard` constructs a matrix of this order without a factor of two by Sylvester's doubling."""
+    return m == 1 or m == 2 or (m > 0 and m % 4 == 0 and (_paley_kind(m) is not None or m // 4 in WILLIAMSON))
+
+
+@cache
+def hadamard(m: int) -> Tensor:
+    """A Hadamard matrix whose first column is all ones.
+
+    Orders are 1, 2, q + 1 for prime powers q ≡ 3 mod 4, 2 (q + 1) for prime powers q ≡ 1 mod 4 (R. Paley, "On orthogonal matrices", 1933),
+    and those of Williamson's array of four symmetric circulants (J. Williamson, "Hadamard's determinant theorem and the sum of four
+    squares", 1944).
+
+    Args:
+        m: One for which `has_order` is true.
+
+    Returns:
+        ``[m, m]``, float64, each value 1 or -1. It is kept and given to all callers: do not write to it.
+
+    Raises:
+        ValueError: There is no construction for the order.
+    """
+    if m <= 2:
+        found = torch.tensor([[1.0, 1.0], [1.0, -1.0]], dtype=torch.float64)[:m, :m]
+    elif (kind := _paley_kind(m)) is not None:
+        found = _paley_one(m - 1) if kind == 1 else _paley_two(m // 2 - 1)
+    elif m % 4 == 0 and m // 4 in WILLIAMSON:
+        found = _williamson(WILLIAMSON[m // 4])
+    else:
+        raise ValueError(f"no construction of a Hadamard matrix of order {m} is known here; take a divisor for which has_order() is true")
+    return found * found[:, :1]
+
+
+@cache
+def as_published(m: int) -> Tensor:
+    """A Hadamard matrix in the form in which others have it in tables, so that they compute the same.
+
+    Paley's first construction, its first column positive, where its field is of prime order; else his second as four blocks, where its is;
+    else what `hadamard` gives. So are the matrices of order 12, 20, 28, 36, 60, 108 and 140 that AMD Quark 0.13 has; its matrix of
+    order 40 is two by two times that of order 20.
+
+    Args:
+        m: One for which `has_order` is true, or 40.
+
+    Returns:
+        ``[m, m]``, float64, each value 1 or -1, kept as by `hadamard`. Its first column is not always ones.
+
+    Raises:
+        ValueError: As `hadamard`.
+    """
+    if m == 40:
+        return torch.kron(hadamard(2), as_published(20))
+    if m % 4 == 0 and (_prime_power(m - 1) or (0, 0))[1] == 1:
+        found = _paley_one(m - 1)
+        signs = torch.ones(m, dtype=torch.float64).index_fill_(0, torch.tensor([0]), -1)
+        return found * signs[:, None] * signs
+    q = m // 2 - 1
+    if m % 4 == 0 and q % 4 == 1 and (_prime_power(q) or (0, 0))[1] == 1:
+        conference, unit = _bordered(q), torch.eye(q + 1, dtype=torch.float64)
+        return torch.kron(_PLUS_ROW, conference) + torch.kron(_MINUS_ROW, unit)
+    return hadamard(m)
+
+
+@cache
+def _paley_kind(m: int) -> int | None:
+    if m % 4:
+        return None
+    if (m - 1) % 4 == 3 and _prime_power(m - 1):
+        return 1
+    return 2 if (m // 2 - 1) % 4 == 1 and _prime_power(m // 2 - 1) else None
+
+
+def _paley_one(q: int) -> Tensor:
+    """``I + S``, with S skew and ``S · Sᵀ = q · I``."""
+    bordered = _bordered(q)
+    bordered[1:, 0] = -1
+    return bordered + torch.eye(q + 1, dtype=torch.float64)
+
+
+def _paley_two(q: int) -> Tensor:
+    """Blocks of two for each value of a symmetric conference matrix."""
+    return torch.kron(_bordered(q), _PLUS_ROW) + torch.kron(torch.eye(q + 1, dtype=torch.float64), _MINUS_ROW)
+
+
+def _bordered(q: int) -> Tensor:
+    """``χ(a - b)`` for all elements of the field of order q, within ones and a zero; ``[q + 1, q + 1]``."""
+    p, n = _prime_power(q) or (q, 1)
+    places = p ** torch.arange(n)
+    elements = torch.arange(q)[:, None] // places % p
+    character = torch.full((q,), -1.0, dtype=torch.float64)
+    character[_squares(p, n)] = 1.0
+    character[0] = 0.0
+    bordered = torch.ones(q + 1, q + 1, dtype=torch.float64)
+    bordered[0, 0] = 0.0
+    bordered[1:, 1:] = character[((elements[:, None] - elements) % p * places).sum(-1)]
+    return bordered
+
+
+def _squares(p: int, n: int) -> Tensor:
+    """Numbers of the squares other than zero in the field of order ``p ** n``; digits to base p are an element's coefficients.
+
+    A polynomial of degree n makes a field if half of all elements are squares and only zero has the square zero.
+    """
+    places = p ** torch.arange(n)
+    elements = torch.arange(1, p**n)[:, None] // places % p
+    squared = torch.zeros(len(elements), 2 * n - 1, dtype=torch.int64)
+    for i in range(n):
+        squared[:, i : i + n] += elements[:, i : i + 1] * elements
+    for low in product(range(p), repeat=n):  # x ** n is replaced by this polynomial
+        reduced = squared % p
+        for degree in range(2 * n - 2, n - 1, -1):
+            reduced[:, degree - n : degree] += reduced[:, degree : degree + 1] * torch.tensor(low)
+        numbers = (reduced[:, :n] % p * places).sum(-1).unique()
+        if len(numbers) == (p**n - 1) // 2 and int(numbers[0]) > 0:
+            return numbers
+    raise AssertionError(f"there is a field of order {p}^{n}")
+
+
+def _williamson(halves: tuple[str, str, str, str]) -> Tensor:
+    """Four symmetric circulants with ``A² + B² + C² + D² = 4 n I``, in Williamson's array."""
+    a, b, c, d = (_symmetric_circulant(half) for half in halves)
+    rows = ((a, b, c, d), (-b, a, -d, c), (-c, d, a, -b), (-d, -c, b, a))
+    return torch.cat([torch.cat(row, dim=1) for row in rows])
+
+
+def _symmetric_circulant(half: str) -> Tensor:
+    """From the signs of the first ``(n + 1) / 2`` values of the first row; the others mirror them."""
+    first = torch.tensor([1.0 if sign == "+" else -1.0 for sign in half], dtype=torch.float64)
+    row = torch.cat([first, first[1:].flip(0)])
+    index = torch.arange(len(row))
+    return row[(index - index[:, None]) % len(row)]
+
+
+@cache
+def _prime_power(q: int) -> tuple[int, int] | None:
+    """The prime and the exponent; None for other numbers."""
+    if q < 2:
+        return None
+    p = next((d for d in range(2, int(q**0.5) + 1) if q % d == 0), q)
+    n = 1
+    while p**n < q:
+        n += 1
+    return (p, n) if p**n == q else None

@@ -1,0 +1,171 @@
+"""Rotation as a transform: R1 and R2 folded into weights, R3 and R4 run with the model. Plumbing around `quark_algos.rotation`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
+
+import attrs
+import torch
+from torch import Tensor, nn
+
+from quark.algorithms import BlockAtHand, Figures, Rounding, Settled, Statistic, Validation
+from quark.config.algorithm import AlgoConfig
+from quark.config.architecture import Architecture
+from quark.errors import UnsupportedError
+from quark.log import get_logger
+from quark.names import folded
+from quark.planning.plan import QuantPlan
+from quark_algos.rotation import fold as folding
+from quark_algos.rotation import stored
+from quark_algos.rotation.choice import block_size, online_layers, rotate_heads, rotated_attentions
+from quark_algos.rotation.config import OnlineRotationConfig, RotationConfig
+from quark_algos.rotation.hadamard import Rotation
+from quark_algos.rotation.online import InputRotation, rotate_input
+from quark_algos.rotation.user_stream import HandWritten, hand_written
+
+_SEEDS = {"r1": 0, "r2": 1}
+
+
+class Rotate:
+    """Rotates the residual stream (R1) and attention's values (R2); both are part of the weights afterwards, and cost nothing at run time.
+
+    Rotated while the model runs are queries and keys (R3), and inputs of layers: of those that close MLPs (R4), and of those that read the
+    residual stream, if R1 is asked for that way.
+
+    Whether a rotation does good depends on the format: block formats such as MXFP4 live on blocks of like values, which a rotation of the
+    full width mixes. It cannot be taken back block by block, so it is tried on copies of the blocks before: where it does no good on
+    held-out tokens, the preset ``"best"`` leaves it out, and ``"reference"`` applies it, and both say by how much. Without calibration data
+    nothing can be tried, which is said in a warning.
+
+    Args:
+        settings: A `RotationConfig`.
+
+    Raises:
+        UnsupportedError: It asks for rotations that are learnt, or for inputs that are scaled before.
+    """
+
+    stage = "rotation"
+    needs: ClassVar[Sequence[type[Statistic]]] = ()
+    works_by_block = False
+
+    def __init__(self, settings: AlgoConfig) -> None:
+        assert isinstance(settings, RotationConfig)
+        asked = settings.refused()
+        if asked:
+            raise UnsupportedError(f"rotation with {', '.join(asked)} is not offered: rotations here are Hadamard matrices. Leave that out")
+        self._settings = settings
+        self._online: dict[str, InputRotation] = {}
+        self._r1: Rotation | None = None
+        self._by_hand: HandWritten | None = None
+        self._heads = 1
+        self._is_judged = False
+
+    def settle(self, model: nn.Module, plan: QuantPlan) -> Settled:
+        """As `quark.algorithms.Settling.settle`: the layers whose inputs are rotated get named, R3 is left out where it changes nothing."""
+        asked, shapes = self._settings, {row.name: row.shape for row in plan.rows}
+        names = online_layers(asked, model, plan)
+        sizes = {block_size(asked, name, shapes[name][1]) for name in names}
+        heads = rotated_attentions(model, plan.attentions, plan.rows) if asked.r3 else {}
+        online = attrs.evolve(asked.online_config or OnlineRotationConfig(shared_parallel=False), online_rotation_layers=list(names))
+        settings = attrs.evolve(asked, r3=bool(heads), r4=asked.r4 and bool(names), online_config=online if names else None)
+        notes = []
+        if names:
+            blocks = ", ".join(str(size) for size in sorted(sizes))
+            notes.append(f"inputs of {len(names)} layers are rotated while the model runs, in blocks of {blocks}: {folded(names)}")
+        elif asked.r4:
+            notes.append("r4 is left out: no layer that closes an MLP is going to be quantized")
+        if heads:
+            notes.append(f"queries and keys of {len(heads)} attention modules are rotated while the model runs")
+        elif asked.r3:
+            notes.append("r3 is left out: no keys are quantized after the rotary embedding (kv_cache_post_rope)")
+        return Settled(settings, tuple(notes))
+
+    def prepare(self, model: nn.Module, architecture: Architecture) -> None:
+        """As `quark.algorithms.Judged.prepare`: everything is checked and made that blocks are rotated with."""
+        config: Any = model.config
+        text = config.get_text_config() if hasattr(config, "get_text_config") else config
+        self._heads = int(text.num_attention_heads)
+        settings, width = self._settings, int(text.hidden_size)
+        if settings.r1 and not settings.online_r1_rotation:
+            self._by_hand = found = hand_written(settings, model, architecture, width)
+            facts = architecture if found is None else found.facts
+            self._r1 = folding.r1_of(width, facts, settings.rotation_size, _SEEDS["r1"] if settings.random_r1 else None)
+        plan: QuantPlan | None = getattr(model, "quark_plan", None)
+        if plan is not None:
+            shapes, made = {row.name: row.shape for row in plan.rows}, dict[int, InputRotation]()
+            for name in online_layers(settings, model, plan):
+                size = block_size(settings, name, shapes[name][1])
+                self._online[name] = made.setdefault(size, InputRotation(size))
+
+    def moved(self, x: Tensor) -> Tensor:
+        """As `quark.algorithms.Judged.moved`."""
+        return x if self._r1 is None else self._r1.apply(x)
+
+    def verdict(self, validation: Validation) -> bool:
+        """As `quark.algorithms.Judged.verdict`."""
+        self._is_judged = True
+        if validation.is_improvement:
+            return True
+        goes_on = self._settings.preset == "reference"
+        errors = f"{validation.before:.2g} to {validation.after:.2g}, standard error {validation.standard_error:.1g}"
+        done = "it is applied, since preset='reference' asks for it" if goes_on else "it is left out; preset='reference' would apply it"
+        get_logger(__name__).warning(
+            f"Rotation does no good here: on {validation.tokens} held-out tokens it makes the error of blocks rounded to nearest "
+            f"{validation.factor:.2f} times as large ({errors}), so {done}."
+        )
+        return goes_on
+
+    def outside(self, model: nn.Module, architecture: Architecture) -> None:
+        """Rotate embeddings and head, which gets a weight of its own; get ready what runs with the model."""
+        self.prepare(model, architecture)
+        plan: QuantPlan | None = getattr(model, "quark_plan", None)
+        if self._settings.r3 and plan is not None:
+            rotate_heads(model, rotated_attentions(model, plan.attentions, plan.rows))
+        stored.keep(model, {rotation.size for rotation in self._online.values()})
+        if self._r1 is not None:
+            found = self._by_hand
+            facts, stream = (architecture, None) if found is None else (found.facts, found.outside.of(model))
+            folding.outside(model, facts, self._r1, stream)
+        if not self._is_judged:
+            get_logger(__name__).warning(
+                "The model is rotated, and nothing judges whether that does good: with calibration data it would be tried before. Compare "
+                "with a run without rotation, above all for formats whose blocks share a scale."
+            )
+
+    @torch.no_grad()
+    def apply(self, block: BlockAtHand) -> Mapping[str, Figures]:
+        """As `quark.algorithms.Transform.apply`."""
+        found = self._by_hand
+        if self._r1 is not None:
+            facts, stream = (block.architecture, None) if found is None else (found.facts, found.blocks[block.name].of(block.module))
+            folding.block(block.module, facts, self._r1, stream)
+        figures = self._rotate_inputs(block)
+        if not self._settings.r2:
+            return figures | {block.name: {"r1": self._settings.r1, "r2": False}}
+        value = block.architecture.attention_value
+        width = None if value is None else int(getattr(block.module.get_submodule(value), "out_features", 0))
+        reason = self._rotate_values(block, width)
+        said: Figures = {"r1": self._settings.r1, "r2": reason is None, **({} if reason is None else {"r2_reason": reason})}
+        return figures | {block.name: said}
+
+    def _rotate_inputs(self, block: BlockAtHand) -> dict[str, Figures]:
+        """R4, and R1 online; the size of the rotation by full name of a layer."""
+        prefix = f"{block.name}." if block.name else ""
+        inside = {name: rotation for name, rotation in self._online.items() if name.startswith(prefix)}
+        for name, rotation in inside.items():
+            rotate_input(block.module.get_submodule(name.removeprefix(prefix)), rotation)
+        return {name: {"input_rotation": rotation.size} for name, rotation in inside.items()}
+
+    def _rotate_values(self, block: BlockAtHand, width: int | None) -> str | None:
+        """R2; the reason why not, where that is so."""
+        output = block.architecture.attention_output
+        if not width or output is None:
+            return "attention has no projection of values alone"
+        head = int(getattr(block.module.get_submodule(output), "in_features", 0)) // self._heads
+        rotation = Rotation.of(head, None, _SEEDS["r2"] if self._settings.random_r2 else None)
+        return folding.values(block.module, block.architecture, rotation, self._heads)
+
+    def rounding(self) -> Rounding | None:
+        """Round-to-nearest."""
+        return None

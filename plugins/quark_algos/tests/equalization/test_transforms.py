@@ -1,0 +1,298 @@
+"""SmoothQuant, AutoSmoothQuant and AWQ in whole runs: on every scheme, in any order, by hand, from disk, and never in silence."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import torch
+from torch import Tensor, nn
+
+import quark
+from quark.algorithms import AbsMax, BlockAtHand, Validation
+from quark.config.algorithm import AlgoConfig
+from quark.config.model import QConfig
+from quark.errors import CalibrationError, ConfigError
+from quark.runs import quantize_checkpoint
+from quark.testing import tiny
+from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
+from quark_algos.equalization.config import AWQConfig, SmoothQuantConfig
+from quark_algos.equalization.transforms import SAMPLE, SmoothQuant, TokenSample
+from quark_algos.mappings.user_mappings import Condition
+
+from ..runs import layers
+
+SCHEMES = [n for n in quark.schemes().names() if quark.schemes().load(n, "config")().weight is not None]
+NAMES = ["awq", "smoothquant", "autosmoothquant"]
+DATA = tiny.calibration_batches(4, 96)
+BLOCKS = 3
+
+
+def config(algorithm: Any, scheme: str = "int4_wo_128", **changes: Any) -> QConfig:
+    made = LLMTemplate.get("llama").get_config(scheme=scheme, algorithm=algorithm)
+    made.algo_config = [attrs.evolve(a, **changes) for a in made.algo_config or []] if changes else made.algo_config
+    return made
+
+
+def quantized(algorithm: Any, scheme: str = "int4_wo_128", **changes: Any) -> nn.Module:
+    return ModelQuantizer(config(algorithm, scheme, **changes)).quantize_model(tiny.tiny_model(), DATA)
+
+
+def validated(model: nn.Module) -> dict[str, Any]:
+    return {n: f for n, f in model.quark_findings.transformed.items() if "error_after" in f}
+
+
+def applied(model: nn.Module) -> dict[str, bool]:
+    return {n: f["applied"] for n, f in model.quark_findings.transformed.items() if "applied" in f}
+
+
+def scales(model: nn.Module) -> dict[str, float]:
+    """The largest scale of each site that was kept."""
+    return {n: f["scale_max"] for n, f in model.quark_findings.transformed.items() if "scale_max" in f}
+
+
+def logits(model: nn.Module, ids: Tensor = DATA[0]) -> Tensor:
+    with torch.no_grad():
+        found: Tensor = model(ids).logits
+    return found
+
+
+def error(model: nn.Module) -> float:
+    """On tokens that were not calibrated on."""
+    text = torch.tensor(tiny.tiny_tokenizer()(tiny.held_out_text(), verbose=False)["input_ids"])[-2048:].view(16, 128)
+    return float((logits(model, text) - logits(tiny.tiny_model(), text)).square().mean())
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+@pytest.mark.parametrize("name", NAMES)
+def test_every_scheme_can_be_smoothed_and_no_block_is_left_worse(name: str, scheme: str) -> None:
+    model = quantized(name, scheme)
+    assert torch.isfinite(logits(model)).all()
+    assert len(validated(model)) == BLOCKS, "scale was moved in every block"
+    for figures in validated(model).values():
+        assert figures["applied"] == (figures["error_after"] < figures["error_before"] - figures["standard_error"])
+        assert figures["tokens"] == 4 * 96 // 8
+        assert figures["held_out"]
+
+
+def test_awq_makes_groups_of_four_bits_better() -> None:
+    assert error(quantized("awq")) < 0.9 * error(quantized(None))
+
+
+def test_the_reference_preset_keeps_what_does_harm_and_says_how_much(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="quark"):
+        model = quantized("smoothquant", "int8", preset="reference", alpha=1.0)
+    worse = [n for n, f in validated(model).items() if f["error_after"] >= f["error_before"] - f["standard_error"]]
+    assert worse
+    assert all(applied(model).values())
+    assert sum("times as large on 48 held-out tokens" in r.message for r in caplog.records) == len(worse)
+
+
+def test_what_is_taken_back_leaves_no_trace() -> None:
+    """With a share of 1 and the preset's cure left out, every block of this scheme is worse."""
+    changed = quantized("smoothquant", "int4_wo_128", alpha=0.999)
+    assert list(applied(changed).values()) == [False] * BLOCKS
+    assert not scales(changed)
+    assert all(f["error_after"] > f["error_before"] for f in validated(changed).values()), "scale had been moved in every block"
+    plain = quantized(None)
+    assert all(torch.equal(a, b) for a, b in zip(changed.state_dict().values(), plain.state_dict().values(), strict=True))
+
+
+def test_the_best_preset_takes_a_share_of_one_half_for_the_documented_default() -> None:
+    documented, half = quantized("smoothquant", "int8"), quantized("smoothquant", "int8", alpha=0.5)
+    assert scales(documented)
+    assert documented.quark_findings.transformed == half.quark_findings.transformed
+    reference = [quantized("smoothquant", "int8", preset="reference", **alpha) for alpha in ({}, {"alpha": 1.0}, {"alpha": 0.5})]
+    assert scales(reference[0]) == scales(reference[1]) != scales(reference[2])
+
+
+def test_the_objective_asked_for_is_the_one_that_is_searched_by() -> None:
+    """MSE and RMSE have the same minimum; that of MAE is another one."""
+    by = {loss: quantized("autosmoothquant", "int8", preset="reference", compute_scale_loss=loss) for loss in ("MSE", "RMSE", "MAE")}
+    assert scales(by["MSE"]) == scales(by["RMSE"]) != scales(by["MAE"])
+
+
+def test_where_inputs_are_rounded_too_more_of_their_range_goes_into_the_weights() -> None:
+    """Inputs of down projections have outliers: one scale for all of them makes those costly, and weights alone do not notice."""
+    made = config("autosmoothquant", "int8", preset="reference")
+    both = ModelQuantizer(made).quantize_model(tiny.tiny_model(), DATA)
+    made.global_quant_config = attrs.evolve(made.global_quant_config, input_tensors=None)
+    weights_only = ModelQuantizer(made).quantize_model(tiny.tiny_model(), DATA)
+    for i in range(BLOCKS):
+        name = f"model.layers.{i}.mlp.up_proj"
+        assert scales(both)[name] > 1.2 * scales(weights_only)[name]
+
+
+def test_a_sample_of_tokens_is_spread_over_each_batch_until_it_is_complete() -> None:
+    sample = TokenSample(1, torch.device("cpu"))
+    for start in (0, 1000):
+        sample.update(torch.arange(start, start + 640.0)[:, None])
+    assert sample.value.flatten().tolist() == [*range(0, 640, 20), *range(1000, 1640, 20)]
+    for _ in range(8):
+        sample.update(torch.zeros(640, 1))
+    assert len(sample.value) == SAMPLE
+
+
+def test_after_awq_layers_that_share_an_outer_scale_have_the_same_one() -> None:
+    model = quantized("awq", "nvfp4")
+    for i in range(BLOCKS):
+        for group in (("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), ("mlp.gate_proj", "mlp.up_proj")):
+            found = {float(layers(model)[f"model.layers.{i}.{name}"].weight_quantizer.qparams.outer_scale) for name in group}
+            assert len(found) == 1
+    assert len({float(layer.weight_quantizer.qparams.outer_scale) for layer in layers(model).values()}) > BLOCKS
+
+
+def test_what_is_taken_back_in_every_block_is_said_and_no_longer_named(caplog: pytest.LogCaptureFixture) -> None:
+    model = quantized("smoothquant", "int4_wo_128", alpha=0.999)
+    assert [r.levelname for r in caplog.records if "'smooth' has left every block as it was, so the result does not name it" in r.message]
+    assert model.quant_config.algo_config is None
+    assert model.quark_plan.config.algo_config is None
+    assert "left out, since it has left every block as it was: smooth" in model.quark_plan.notes
+    assert not [note for note in model.quark_plan.notes if "changed first" in note]
+
+
+def test_a_checkpoint_does_not_name_what_was_taken_back_in_every_block(tmp_path: Path) -> None:
+    made = config("smoothquant", alpha=0.999)
+    export_safetensors(ModelQuantizer(made).quantize_model(tiny.tiny_model(torch.bfloat16), DATA), tmp_path / "memory")
+    plan = quantize_checkpoint(tiny.tiny_model_dir(), tmp_path / "disk", made, DATA)
+    assert plan.config.algo_config is None
+    for place in ("memory", "disk"):
+        written = json.loads((tmp_path / place / "config.json").read_text())["quantization_config"]
+        assert not written["algo_config"]
+
+
+def test_a_rounding_of_its_own_stays_where_its_scales_are_taken_back(caplog: pytest.LogCaptureFixture, monkeypatch: Any) -> None:
+    harm = attrs.evolve(Validation(1.0, 2.0, 0.1, 9, is_held_out=True))
+    monkeypatch.setattr("quark_algos.equalization.transforms.validated", lambda *_, **__: harm)
+    model = quantized("awq")
+    assert not any(applied(model).values())
+    assert [a.name for a in model.quant_config.algo_config] == ["awq"]
+    assert any("only its rounding is in the result" in r.message for r in caplog.records)
+
+
+SEQUENCES = tiny.calibration_batches(8, 128)
+
+
+@pytest.mark.parametrize(("name", "scheme"), [("smoothquant", "int8"), ("awq", "int4_wo_128")])
+def test_what_is_applied_does_not_depend_on_the_order_of_samples_nor_on_batches(name: str, scheme: str) -> None:
+    """Each of the eight comes last once, in one call each, and in calls of eight and of four; the same tokens are held out."""
+    made = config(name, scheme)
+    orders = [SEQUENCES[i + 1 :] + SEQUENCES[: i + 1] for i in range(8)]
+    first, *others = (
+        ModelQuantizer(made).quantize_model(tiny.tiny_model(), data)
+        for data in (*orders, torch.cat(SEQUENCES), list(torch.cat(SEQUENCES[::-1]).split(4)))
+    )
+    for other in others:
+        assert applied(other) == applied(first)
+        assert [f["tokens"] for f in validated(other).values()] == [2 * 128] * 3
+        assert all(f["held_out"] for f in validated(other).values())
+
+
+def test_one_call_of_all_sequences_is_divided_too() -> None:
+    """What a transform is shown is the other six of eight sequences."""
+    made, shown = config("smoothquant", "int8"), []
+
+    def remember(self: Any, block: BlockAtHand) -> Any:
+        shown.append(block.statistics["self_attn.q_proj"][AbsMax].tokens)
+        return {}
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(SmoothQuant, "apply", remember)
+        ModelQuantizer(made).quantize_model(tiny.tiny_model(), torch.cat(SEQUENCES))
+    assert shown == [6 * 128] * 3
+
+
+@pytest.mark.parametrize("place", [0, 2])
+def test_a_sample_that_is_padding_alone_changes_nothing(place: int) -> None:
+    samples: list[Any] = [{"input_ids": ids, "attention_mask": torch.ones_like(ids)} for ids in DATA[:2]]
+    expected = validated(ModelQuantizer(config("awq")).quantize_model(tiny.tiny_model(), samples))
+    samples.insert(place, {"input_ids": DATA[2], "attention_mask": torch.zeros_like(DATA[2])})
+    assert validated(ModelQuantizer(config("awq")).quantize_model(tiny.tiny_model(), samples)) == expected
+
+
+def test_where_nothing_could_be_held_out_that_is_said(caplog: pytest.LogCaptureFixture) -> None:
+    model = ModelQuantizer(config("awq")).quantize_model(tiny.tiny_model(), [torch.tensor([[5, 6, 7]])])
+    assert [f["held_out"] for f in validated(model).values()] == [False] * 3
+    assert any("none could be held out" in r.message for r in caplog.records)
+
+
+def test_a_model_without_any_of_its_places_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    made = config(None, "int8")
+    made.algo_config = [hand_written("module.self_attn.v_proj.weight.shape == module.self_attn.o_proj.weight.shape")]
+    made.algo_config = [attrs.evolve(made.algo_config[0], scaling_layers=made.algo_config[0].scaling_layers[:1])]
+    model = ModelQuantizer(made).quantize_model(tiny.tiny_model(), DATA)
+    assert {f["reason"] for f in model.quark_findings.transformed.values()} == {"there is no place at which scale can be moved"}
+    assert any("has left every block as it was" in r.message for r in caplog.records)
+    assert model.quant_config.algo_config is None
+
+
+def test_the_order_in_which_algorithms_are_named_does_not_matter() -> None:
+    one, other = quantized(["awq", "gptq"]), quantized(["gptq", "awq"])
+    assert all(torch.equal(a, b) for a, b in zip(one.state_dict().values(), other.state_dict().values(), strict=True))
+    assert {r.algorithm for r in one.quark_plan.quantized} == {"gptq"}
+    assert any("awq" in note for note in one.quark_plan.notes)
+
+
+@pytest.mark.parametrize(
+    ("names", "words"), [(["awq", "smoothquant"], "'awq' and 'smooth' do the same thing"), (["gptq", "qronos"], "both choose the codes")]
+)
+def test_algorithms_that_exclude_each_other_are_refused_before_any_work(names: list[str], words: str) -> None:
+    with pytest.raises(ConfigError, match=words):
+        quantized(names)
+
+
+def test_without_data_the_error_names_the_algorithm() -> None:
+    with pytest.raises(CalibrationError, match="needed by the algorithm 'awq'"):
+        ModelQuantizer(config("awq")).quantize_model(tiny.tiny_model())
+
+
+def test_exports_reload_to_the_same_logits(tmp_path: Path) -> None:
+    model = quantized(["smoothquant", "gptq"], "int8")
+    export_safetensors(model, tmp_path / "out")
+    again = import_model_from_safetensors(None, str(tmp_path / "out"), device="cpu")
+    assert torch.equal(logits(again), logits(model))
+
+
+def test_from_disk_gives_the_checkpoint_that_the_model_in_memory_gives(tmp_path: Path) -> None:
+    model = ModelQuantizer(config("awq")).quantize_model(tiny.tiny_model(torch.bfloat16), DATA)
+    export_safetensors(model, tmp_path / "memory")
+    quantize_checkpoint(tiny.tiny_model_dir(), tmp_path / "disk", config("awq"), DATA)
+    for file in ("model.safetensors", "config.json"):
+        assert (tmp_path / "disk" / file).read_bytes() == (tmp_path / "memory" / file).read_bytes()
+
+
+def hand_written(condition: str) -> AlgoConfig:
+    return SmoothQuantConfig(
+        alpha=0.3,
+        preset="reference",
+        scaling_layers=[
+            {"prev_op": "self_attn.v_proj", "layers": ["self_attn.o_proj"], "inp": "self_attn.o_proj", "condition": condition},
+            {"prev_op": "mlp.up_proj", "layers": ["mlp.down_proj"], "inp": "mlp.down_proj"},
+        ],
+    )
+
+
+def test_places_written_by_hand_are_the_only_ones_and_keep_their_conditions() -> None:
+    shape = "module.self_attn.v_proj.weight.shape {} module.self_attn.o_proj.weight.shape"
+    for operator, expected in (("==", {"mlp.up_proj"}), ("!=", {"mlp.up_proj", "self_attn.v_proj"})):
+        made = config(None, "int8")
+        made.algo_config = [hand_written(shape.format(operator))]
+        found = ModelQuantizer(made).quantize_model(tiny.tiny_model(), DATA).quark_findings.transformed
+        assert {n.split(".", 3)[3] for n, f in found.items() if "scale_max" in f} == expected
+
+
+@pytest.mark.parametrize("text", ["__import__('os')", "module.a.weight.shape < module.b.weight.shape", "True", "module.a.shape == 1"])
+def test_a_condition_that_is_no_comparison_of_shapes_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match="is not understood"):
+        Condition.parse(text)
+
+
+def test_an_entry_without_layers_is_refused() -> None:
+    made = config(None)
+    made.algo_config = [AWQConfig(scaling_layers=[{"prev_op": "mlp.up_proj"}])]
+    with pytest.raises(ConfigError, match="names its 'prev_op' and its 'layers'"):
+        ModelQuantizer(made).quantize_model(tiny.tiny_model(), DATA)

@@ -1,0 +1,36 @@
+"""Whatever grid a scheme gives weights, columns are rounded to its values, and their outputs are better than with rounding to nearest."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import quark
+from quark.quantizers import WeightGrid, quantizer_for
+from quark_algos.gptq.damping import factor
+from quark_algos.gptq.ldlq import descend, ldlq
+
+from . import published
+from .problems import damped, setting
+
+SCHEMES = [n for n in quark.schemes().names() if quark.schemes().load(n, "config")().weight is not None]
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_columns_get_values_of_the_grid_and_outputs_get_better(scheme: str) -> None:
+    s = setting(30, K=256, tokens=600)
+    wt = torch.cat([s.wt] * 11, 1)[:, :128].float().contiguous()  # rows enough for every block of rows
+    wt += 0.01 * torch.randn(wt.shape, generator=torch.Generator().manual_seed(0))
+    grid = WeightGrid([quantizer_for(quark.schemes().load(scheme, "config")().weight, activation=False)], [128], wt)
+    order = torch.argsort(s.H.diagonal(), descending=True)
+    each = grid.with_steps(wt, grid.fixed or grid.scales(wt))
+    rounded, found = grid.rounder(each, order), factor(s.H.float(), 0.01, order)
+    done = ldlq(wt, found, rounded, order=order)
+    again = torch.stack([rounded(t.clone(), k) for k, t in enumerate(done.q[order])])
+    torch.testing.assert_close(again, done.q[order], rtol=2**-22, atol=0)
+    plain = grid.round_(wt.clone(), each)
+    H = damped(s.H, 0.01)
+    feedback, nearest = (float(published.objective((wt - q).double().t(), H).sum()) for q in (done.q, plain))
+    assert feedback < 0.9 * nearest
+    descend(done, found.damped.h, rounded)
+    assert float(published.objective((wt - done.q).double().t(), H).sum()) < feedback * (1 + 1e-5)

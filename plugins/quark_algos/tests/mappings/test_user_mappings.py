@@ -1,0 +1,146 @@
+"""Sites of SmoothQuant and AWQ written by hand: all forms that documents have, and nothing is passed over in silence."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import quark
+from quark.errors import ConfigError
+from quark.testing import tiny
+from quark.torch import LLMTemplate, ModelQuantizer
+from quark_algos.equalization.config import AWQConfig, SmoothQuantConfig
+from quark_algos.mappings.mapping import sites_of
+from quark_algos.mappings.resolve import resolve
+from quark_algos.mappings.user_mappings import places_of
+
+from ..rotation.models import IDS, facts_of, model_of
+
+DATA = tiny.calibration_batches(2, 64)
+SHAPES = "module.self_attn.v_proj.weight.shape == module.self_attn.o_proj.weight.shape"
+QKV = ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"]
+DOCUMENTED: list[dict[str, Any]] = [
+    {
+        "prev_op": "input_layernorm",
+        "layers": QKV,
+        "inp": QKV[0],
+        "module2inspect": "self_attn",
+        "has_kwargs": True,
+        "help": "attention input",
+    },
+    {
+        "prev_op": "self_attn.v_proj",
+        "layers": ["self_attn.o_proj"],
+        "inp": "self_attn.o_proj",
+        "module2inspect": None,
+        "has_kwargs": False,
+        "condition": SHAPES,
+    },
+    {
+        "prev_op": "post_attention_layernorm",
+        "layers": ["mlp.gate_proj", "mlp.up_proj"],
+        "inp": "mlp.gate_proj",
+        "module2inspect": "mlp",
+        "has_kwargs": False,
+    },
+    {"prev_op": "mlp.up_proj", "layers": ["mlp.down_proj"], "inp": "mlp.down_proj", "module2inspect": None, "has_kwargs": False},
+]
+"""The form of the older documents, with all the keys that they have."""
+
+
+def smoothed(model: nn.Module, sites: list[dict[str, Any]], data: Any = DATA, model_type: str = "llama") -> dict[str, Any]:
+    """What was scaled in the first block."""
+    config = LLMTemplate.get(model_type).get_config("int8")
+    config.algo_config = [SmoothQuantConfig(alpha=0.4, preset="reference", scaling_layers=sites)]
+    figures = ModelQuantizer(config).quantize_model(model, data).quark_findings.transformed
+    prefix = "model.layers.0."
+    return {name.removeprefix(prefix): f for name, f in figures.items() if name.startswith(prefix) and "scale_max" in f}
+
+
+def test_the_documented_entries_are_the_sites_of_the_family() -> None:
+    known = sites_of(quark.templates().load("llama", "architecture"))
+    places = places_of(DOCUMENTED, known)
+    assert [(p.site.kind, p.site.prev, p.site.layers) for p in places] == [(s.kind, s.prev, s.layers) for s in known]
+    assert [p.condition is not None for p in places] == [False, True, False, False]
+
+
+@pytest.mark.parametrize(("kv_heads", "is_scaled"), [(4, True), (2, False)])
+def test_the_documented_condition_leaves_shared_values_alone(kv_heads: int, is_scaled: bool) -> None:
+    model = model_of("llama", torch.float32, num_key_value_heads=kv_heads)
+    found = set(smoothed(model, DOCUMENTED, [IDS]))
+    assert found == {"input_layernorm", "post_attention_layernorm", "mlp.up_proj"} | ({"self_attn.v_proj"} if is_scaled else set())
+
+
+@pytest.mark.parametrize("model_type", ["mixtral", "qwen3_moe"])
+def test_ends_of_names_mean_the_projections_of_every_expert(model_type: str) -> None:
+    facts = facts_of(model_type)
+    (place,) = places_of([{"prev_op": "up_proj", "layers": ["down_proj"], "inp": "down_proj"}], sites_of(facts))
+    block = model_of(model_type).get_submodule(f"{facts.decoder_blocks}.0")
+    sites = place.sites(block)
+    assert [s.prev for s in sites] == [f"{facts.experts}.{i}.up_proj" for i in range(3)]
+    for site in sites:
+        found = resolve(site, block, facts, 4)
+        assert not isinstance(found, str)
+        assert list(found[0].readers) == [site.prev.replace("up_proj", "down_proj")]
+
+
+def test_ends_of_names_are_scaled_in_whole_runs() -> None:
+    model = model_of("qwen3_moe", torch.float32)
+    found = smoothed(model, [{"prev_op": "up_proj", "layers": ["down_proj"], "inp": "down_proj"}], [IDS], "qwen3_moe")
+    assert set(found) == {f"mlp.experts.{i}.up_proj" for i in range(3)}
+
+
+def test_a_single_layer_may_be_written_without_a_list() -> None:
+    assert set(smoothed(tiny.tiny_model(), [{"prev_op": "mlp.up_proj", "layers": "mlp.down_proj"}])) == {"mlp.up_proj"}
+
+
+def test_a_place_that_is_nowhere_is_told_of_with_the_closest_name(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="quark"):
+        found = smoothed(tiny.tiny_model(), [*DOCUMENTED[2:], {"prev_op": "mlp.up_porj", "layers": ["mlp.down_proj"]}])
+    assert set(found) == {"post_attention_layernorm", "mlp.up_proj"}
+    (said,) = [r.message for r in caplog.records if "is nowhere" in r.message]
+    assert "'mlp.up_porj' -> mlp.down_proj" in said
+    assert "did you mean 'mlp.up_proj'?" in said
+
+
+def test_a_place_whose_shapes_do_not_fit_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING, logger="quark"):
+        smoothed(tiny.tiny_model(), [*DOCUMENTED[2:], {"prev_op": "mlp.up_proj", "layers": ["self_attn.q_proj"]}])
+    (said,) = [r.message for r in caplog.records if "is nowhere" in r.message]
+    assert "384 outputs do not go into 256" in said
+
+
+def test_names_of_another_family_are_refused() -> None:
+    config = LLMTemplate.get("llama").get_config("int8")
+    config.algo_config = [AWQConfig(scaling_layers=[{"prev_op": "ln_1", "layers": ["attn.c_attn"]}, {"prev_op": "fc1", "layers": ["fc2"]}])]
+    with pytest.raises(ConfigError, match=r"'ln_1' -> attn\.c_attn is nowhere in this model: .*; nor is any other"):
+        ModelQuantizer(config).quantize_model(tiny.tiny_model(), DATA)
+
+
+def test_a_site_that_leaves_a_reader_out_is_found_out_though_the_same_norm_has_a_sound_one(caplog: pytest.LogCaptureFixture) -> None:
+    """A scale on a norm of which one reader does not know changes what the block computes."""
+    part = {"prev_op": "post_attention_layernorm", "layers": ["mlp.up_proj"]}
+    with caplog.at_level(logging.WARNING, logger="quark"):
+        found = smoothed(tiny.tiny_model(), [DOCUMENTED[2], part])
+    assert set(found) == {"post_attention_layernorm"}
+    assert any("changes what the block computes" in r.message for r in caplog.records)
+
+
+def test_sites_that_do_not_hold_are_in_the_plan_with_the_reason() -> None:
+    entries = [
+        {"prev_op": "input_layernorm", "layers": ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"]},
+        {
+            "prev_op": "self_attn.v_proj",
+            "layers": ["self_attn.o_proj"],
+            "condition": "module.self_attn.v_proj.weight.shape == module.mlp.up_proj.weight.shape",
+        },
+    ]
+    config = LLMTemplate.get("llama").get_config("int4_wo_32")
+    config.algo_config = [AWQConfig(scaling_layers=entries)]
+    notes = ModelQuantizer(config).plan(tiny.tiny_model()).notes
+    expected = "no scale is moved from 'self_attn.v_proj' to self_attn.o_proj in every block: its condition does not hold"
+    assert [note for note in notes if "no scale is moved" in note] == [expected]

@@ -1,0 +1,114 @@
+"""Rotation in whole runs: the function stays, checkpoints reload, what is not offered is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import attrs
+import pytest
+import torch
+from torch import Tensor, nn
+
+from quark.algorithms import BlockAtHand
+from quark.errors import UnsupportedError
+from quark.planning.family import architecture_of
+from quark.runs import quantize_checkpoint
+from quark.testing import tiny
+from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
+from quark_algos.rotation.config import RotationConfig
+from quark_algos.rotation.transform import Rotate
+
+DATA = tiny.calibration_batches(4, 96)
+
+
+def logits(model: nn.Module) -> Tensor:
+    with torch.no_grad():
+        found: Tensor = model(DATA[0].to(torch.long)).logits
+    return found
+
+
+def settings(**changes: object) -> RotationConfig:
+    derived = LLMTemplate.get("llama").algo_config["rotation"]
+    assert isinstance(derived, RotationConfig)
+    return attrs.evolve(derived, **changes)
+
+
+@pytest.mark.parametrize("changes", [{}, {"r2": True}, {"rotation_size": 32}, {"random_r1": True, "r2": True, "random_r2": True}], ids=str)
+def test_a_rotated_model_computes_what_it_did(changes: dict[str, object]) -> None:
+    model = tiny.tiny_model(torch.float64)
+    expected, facts = logits(model), architecture_of(model)
+    assert facts is not None
+    rotate = Rotate(settings(**changes))
+    rotate.outside(model, facts)
+    before = model.model.layers[0].self_attn.q_proj.weight.clone()
+    for i, block in enumerate(model.model.layers):
+        rotate.apply(BlockAtHand(f"model.layers.{i}", block, facts, {}, {}))
+    assert not torch.equal(before, model.model.layers[0].self_attn.q_proj.weight)
+    # The norms of this architecture compute in float32 whatever the model's dtype is.
+    assert float((logits(model) - expected).abs().max()) < 1e-6 * float(expected.abs().max())
+
+
+@pytest.mark.parametrize("algorithm", [["rotation"], ["gptq", "awq", "rotation"]], ids="+".join)
+def test_a_rotated_model_is_quantized_exported_and_read_back(algorithm: list[str], tmp_path: Path) -> None:
+    config = LLMTemplate.get("llama").get_config("int4_wo_128", algorithm=algorithm)
+    config.algo_config = [attrs.evolve(a, preset="reference") for a in config.algo_config or []]
+    model = ModelQuantizer(config).quantize_model(tiny.tiny_model(torch.bfloat16), DATA)
+    export_safetensors(model, tmp_path / "memory")
+    again = import_model_from_safetensors(None, str(tmp_path / "memory"), device="cpu")
+    assert torch.equal(logits(again), logits(model))
+    quantize_checkpoint(tiny.tiny_model_dir(), tmp_path / "disk", config, DATA)
+    assert (tmp_path / "disk" / "model.safetensors").read_bytes() == (tmp_path / "memory" / "model.safetensors").read_bytes()
+
+
+def test_without_data_rotation_says_that_nothing_judges_it(caplog: pytest.LogCaptureFixture) -> None:
+    ModelQuantizer(LLMTemplate.get("llama").get_config("int4_wo_128", algorithm="rotation")).quantize_model(tiny.tiny_model())
+    assert any("nothing judges" in r.message for r in caplog.records)
+
+
+def judged(scheme: str, preset: str) -> Any:
+    config = LLMTemplate.get("llama").get_config(scheme)
+    config.algo_config = [settings(preset=preset)]
+    return ModelQuantizer(config).quantize_model(tiny.tiny_model(), DATA)
+
+
+def test_rotation_that_does_harm_is_left_out_with_its_figures(caplog: pytest.LogCaptureFixture) -> None:
+    model = judged("nvfp4", "best")
+    plain = ModelQuantizer(LLMTemplate.get("llama").get_config("nvfp4")).quantize_model(tiny.tiny_model(), DATA)
+    assert torch.equal(logits(model), logits(plain))
+    assert model.quant_config.algo_config is None
+    assert any("it is left out" in r.message and "times as large" in r.message for r in caplog.records)
+    found = model.quark_findings.judged["rotation"]
+    assert found["error_after"] > found["error_before"] + found["standard_error"] > 0
+    assert found["held_out"]
+    assert not found["applied"]
+    assert "left out, since it would do no good: rotation" in model.quark_plan.notes
+    assert not [note for note in model.quark_plan.notes if "changed first" in note]
+
+
+def test_the_reference_preset_rotates_where_it_does_harm_and_says_how_much(caplog: pytest.LogCaptureFixture) -> None:
+    model = judged("nvfp4", "reference")
+    assert any("it is applied" in r.message and "times as large" in r.message for r in caplog.records)
+    assert model.quark_findings.judged["rotation"]["applied"]
+    assert model.quark_findings.transformed["model.layers.0"]["r1"]
+
+
+def test_rotation_that_does_good_is_applied_without_a_word(caplog: pytest.LogCaptureFixture) -> None:
+    model = judged("int8", "best")
+    found = model.quark_findings.judged["rotation"]
+    assert found["error_after"] < found["error_before"]
+    assert model.quark_findings.transformed["model.layers.0"]["r1"]
+    assert not [r for r in caplog.records if "otation" in r.message and r.levelname == "WARNING"]
+
+
+@pytest.mark.parametrize("field", ["trainable", "train_smooth"])
+def test_rotations_that_are_learnt_are_refused_before_any_work(field: str) -> None:
+    config = LLMTemplate.get("llama").get_config("int4_wo_128")
+    config.algo_config = [settings(**{field: True})]
+    with pytest.raises(UnsupportedError, match=f"rotation with {field} is not offered"):
+        ModelQuantizer(config).quantize_model(tiny.tiny_model())
+
+
+def test_a_family_that_cannot_be_rotated_says_why() -> None:
+    with pytest.raises(UnsupportedError, match="cannot be rotated"):
+        LLMTemplate.get("gemma2").get_config("int4_wo_128", algorithm="rotation")

@@ -1,0 +1,132 @@
+"""SafetensorsExporter: a directory in Hugging Face form."""
+
+from __future__ import annotations
+
+import copy
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from quark.checkpoint.destination import COMPANIONS
+from quark.checkpoint.exporter import BlockStream, ExportOptions, Tokenizer
+from quark.checkpoint.shard_writer import ShardWriter
+from quark.errors import OutputError
+from quark.log import get_logger
+from quark.planning.decoder_blocks import Block
+from quark.planning.plan import QuantPlan
+from quark_exporters.quark_layout.layout import WHOLE, Region, is_tied_apart, quantized_parts
+from quark_exporters.quark_layout.quantization_config import quantization_config
+
+
+class SafetensorsExporter:
+    """Writes the Quark layout. Source: spec of the checkpoint format, §1–4 and §10."""
+
+    def export(self, model: nn.Module, out: Path, options: ExportOptions) -> None:
+        """As `quark.checkpoint.Exporter.export`."""
+        with self.stream(model, model, out, options) as stream:
+            stream.write(Block("", model))
+            stream.finish()
+
+    @contextmanager
+    def stream(self, model: nn.Module, foreseen: nn.Module, out: Path, options: ExportOptions) -> Iterator[BlockStream]:
+        """As `quark.checkpoint.StreamingExporter.stream`."""
+        _see_who_runs(model, options)
+        announced = [part.meta for part in quantized_parts(foreseen, options, WHOLE)]
+        with ShardWriter(announced, out, options.max_shard_bytes) as writer:
+            yield _Stream(model, options, out, writer)
+
+
+class _Stream:
+    """One export under way."""
+
+    def __init__(self, model: nn.Module, options: ExportOptions, directory: Path, writer: ShardWriter) -> None:
+        self._model = model
+        self._options = options
+        self._directory = directory
+        self._writer = writer
+        self._written: list[str] = []
+
+    def write(self, block: Block | None) -> None:
+        """As `quark.checkpoint.BlockStream.write`."""
+        if block is None and "" in self._written:
+            return  # the model is one block, and nothing lies outside
+        region = Region(without=tuple(self._written)) if block is None else Region(block.name)
+        if block is not None:
+            self._written.append(block.name)
+        for part in quantized_parts(self._model, self._options, region):
+            # A tied parameter was announced once, under the first of its names.
+            if all(name in self._writer for name in part.meta):
+                self._writer.write(part)
+
+    def finish(self) -> None:
+        """As `quark.checkpoint.BlockStream.finish`."""
+        self._writer.finish()
+        config = _config_of(self._model, self._options)
+        if isinstance(config, dict):
+            (self._directory / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        else:
+            config.to_json_file(self._directory / "config.json")
+        if self._options.tokenizer is not None:
+            _save(self._options.tokenizer, self._directory)
+        _copy_companions(self._model, self._directory)
+
+
+def _see_who_runs(model: nn.Module, options: ExportOptions) -> None:
+    """Say what algorithms that run with the model, and weights that are no codes, mean for the model's readers."""
+    plan: QuantPlan | None = getattr(model, "quark_plan", None)
+    names = [a.name for a in (plan.config.algo_config if plan else None) or () if a.runs_with_model()]
+    if names:
+        get_logger(__name__).warning(
+            f"The algorithm {', '.join(names)} runs with this model: this project and transformers with it load the export; vLLM does not "
+            "know such algorithms and would compute something else without a word."
+        )
+    if options.weight_format != "real_quantized":
+        get_logger(__name__).warning(
+            f"weight_format='{options.weight_format}' stores rounded values where codes are expected: this project and transformers with "
+            "it load the export; vLLM passes that setting over and would take the values for codes. For vLLM, take 'real_quantized'."
+        )
+
+
+def _save(tokenizer: Tokenizer, directory: Path) -> None:
+    try:
+        tokenizer.save_pretrained(directory)
+    except OSError:
+        raise
+    except Exception as error:  # whatever the caller's object does
+        raise OutputError(
+            f"the tokenizer, a {type(tokenizer).__name__}, cannot be saved ({type(error).__name__}: {error}): give another, or none"
+        ) from error
+
+
+def _config_of(model: Any, options: ExportOptions) -> Any:
+    """A copy of the model's config that says how it was quantized; of one that has no transformers config, what can be said of it."""
+    if not _has_config(model):
+        return {"architectures": [type(model).__name__], "quantization_config": quantization_config(model, options)}
+    made = copy.deepcopy(model.config)
+    made.architectures = made.architectures or [type(model).__name__]
+    made.dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
+    if is_tied_apart(model):
+        made.tie_word_embeddings = False
+    made.quantization_config = quantization_config(model, options)
+    return made
+
+
+def _has_config(model: nn.Module) -> bool:
+    return hasattr(getattr(model, "config", None), "to_json_file")
+
+
+def _copy_companions(model: Any, directory: Path) -> None:
+    if not _has_config(model):
+        return
+    generation = getattr(model, "generation_config", None)
+    if generation is not None:
+        generation.save_pretrained(directory)
+    source = Path(getattr(model.config, "_name_or_path", "") or "")
+    for name in COMPANIONS:
+        if source.name and (source / name).is_file() and not (directory / name).exists():
+            shutil.copyfile(source / name, directory / name)

@@ -1,0 +1,174 @@
+"""The tensors of an export, part by part: codes, or rounded values, and scales of quantized layers; everything else as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import attrs
+from torch import Tensor, nn
+
+from quark.checkpoint.exporter import ExportOptions
+from quark.checkpoint.shard_writer import Part
+from quark.checkpoint.tensor_names import checkpoint_name, probabilities_name
+from quark.modules import QuantizedLayer, QuantizerModule
+from quark.modules.attention import PROBABILITIES, STATES
+from quark.modules.packed_layers import SLOTS, packed_meta, stored_tensors
+from quark.planning.kv_scales import cache_groups, shared_cache_scale
+from quark.planning.plan import QuantPlan
+from quark.quantizers import QParams
+
+
+@attrs.frozen
+class Region:
+    """A part of a model: what lies under one module, but for what lies under some of those below.
+
+    Attributes:
+        root: Full name of the module; empty for the model itself.
+        without: Full names of modules that are left out.
+    """
+
+    root: str = ""
+    without: tuple[str, ...] = ()
+
+    def modules(self, model: nn.Module) -> dict[str, nn.Module]:
+        """Its modules by full name, in the model's order."""
+        found = model.get_submodule(self.root).named_modules(prefix=self.root)
+        return {name: module for name, module in found if not self._leaves_out(name)}
+
+    def state(self, model: nn.Module) -> dict[str, Tensor]:
+        """Its parameters and persistent buffers by full name, in the model's order; tied ones are one object."""
+        prefix = f"{self.root}." if self.root else ""
+        found = model.get_submodule(self.root).state_dict(keep_vars=True, prefix=prefix)
+        return {name: tensor for name, tensor in found.items() if not self._leaves_out(name)}
+
+    def _leaves_out(self, name: str) -> bool:
+        return f"{name}.".startswith(tuple(f"{module}." for module in self.without))
+
+
+WHOLE = Region()
+
+
+def quantized_parts(model: nn.Module, options: ExportOptions, region: Region = WHOLE) -> list[Part]:
+    """A part for each quantized layer and for each other tensor of a region, in the model's order."""
+    modules = region.modules(model)
+    layers = {name: m for name, m in modules.items() if isinstance(m, QuantizedLayer)}
+    attention = _attention_quantizers(modules)
+    outputs = _output_quantizers(model, layers)
+    merged = _merged_outputs(outputs, options)
+    plain = _plain_parts(region.state(model), [*layers, *attention])
+    parts = (_layer_part(name, layer, options, outputs.get(name), merged.get(name)) for name, layer in layers.items())
+    return [*plain, *parts, *(part for name, module in attention.items() for part in _probability_parts(name, module, options))]
+
+
+def is_tied_apart(model: nn.Module) -> bool:
+    """Whether the config says that input and output embeddings are one tensor and quantizing has made them two."""
+    if not getattr(model.config, "tie_word_embeddings", False):
+        return False
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()  # type: ignore[operator]
+    return head is not None and head.weight is not embedding.weight
+
+
+def _attention_quantizers(modules: Mapping[str, nn.Module]) -> dict[str, QuantizerModule]:
+    """Quantizers of attention modules by full name: of probabilities, and of states, whose scales are stored with the projections."""
+    return {n: m for n, m in modules.items() if isinstance(m, QuantizerModule) and n.rpartition(".")[2] in (PROBABILITIES, *STATES)}
+
+
+def _output_quantizers(model: nn.Module, layers: dict[str, QuantizedLayer]) -> dict[str, QuantizerModule]:
+    """What quantizes the output of each layer, be it inside attention, after the rotary embedding."""
+    plan: QuantPlan = model.quark_plan  # type: ignore[assignment]
+    states = [(a.name, state, layer) for a in plan.attentions for state, (layer, _) in a.states.items() if layer in layers]
+    inside = {layer: getattr(model.get_submodule(attention), state) for attention, state, layer in states}
+    found = {name: inside.get(name, layer.output_quantizer) for name, layer in layers.items()}
+    return {name: quantizer for name, quantizer in found.items() if quantizer is not None}
+
+
+def _probability_parts(name: str, module: QuantizerModule, options: ExportOptions) -> Iterator[Part]:
+    attention, _, attribute = name.rpartition(".")
+    tensors = (
+        {probabilities_name(attention, s): t for s, t in _activation(module, None, options).items()} if attribute == PROBABILITIES else {}
+    )
+    if tensors:
+        yield Part({n: t.to("meta") for n, t in tensors.items()}, lambda: tensors)
+
+
+def _plain_parts(state: Mapping[str, Tensor], elsewhere: Sequence[str]) -> list[Part]:
+    inside = tuple(f"{name}." for name in elsewhere)
+    parts, seen = [], set()
+    for name, tensor in state.items():
+        # Tied parameters are one tensor under several names: readers expect it once, under the first.
+        if (name.startswith(inside) and inside) or id(tensor) in seen:
+            continue
+        seen.add(id(tensor))
+        parts.append(Part({name: tensor.detach().to("meta")}, lambda n=name, t=tensor: {n: t}))  # type: ignore[misc]
+    return parts
+
+
+def _layer_part(name: str, layer: QuantizedLayer, options: ExportOptions, output: QuantizerModule | None, merged: QParams | None) -> Part:
+    meta = dict(_meta(name, layer, options, output))
+    return Part(meta, lambda: {n: t for n, t in _tensors(name, layer, options, output, merged) if n in meta})
+
+
+def _meta(name: str, layer: QuantizedLayer, options: ExportOptions, output: QuantizerModule | None) -> Iterator[tuple[str, Tensor]]:
+    for slot in ("weight", "bias"):
+        tensor = getattr(layer, slot, None)
+        if tensor is None:
+            continue
+        quantizer: QuantizerModule | None = getattr(layer, SLOTS[slot])
+        if quantizer is None:
+            yield checkpoint_name(name, slot, ""), layer.as_stored(tensor.detach()).to("meta")
+            continue
+        packed = packed_meta(quantizer.quantizer, tuple(tensor.shape), options.pack_method)
+        packed[""] = layer.as_stored(tensor.detach().to("meta") if _holds_values(options) else packed[""])
+        yield from ((checkpoint_name(name, slot, suffix), t) for suffix, t in packed.items() if _wanted(suffix, quantizer, options))
+    for slot, module in (("input_tensors", layer.input_quantizer), ("output_tensors", output)):
+        for suffix, t in _activation(module, None, options).items():
+            yield checkpoint_name(name, slot, suffix), t.to("meta")
+
+
+def _tensors(
+    name: str, layer: QuantizedLayer, options: ExportOptions, output: QuantizerModule | None, merged: QParams | None
+) -> Iterator[tuple[str, Tensor]]:
+    for slot in ("weight", "bias"):
+        tensor = getattr(layer, slot, None)
+        quantizer: QuantizerModule | None = getattr(layer, SLOTS[slot])
+        if tensor is None:
+            continue
+        if quantizer is None or quantizer.qparams is None:
+            yield checkpoint_name(name, slot, ""), layer.as_stored(tensor)
+            continue
+        if _holds_values(options):
+            packed = {"": tensor.detach(), **quantizer.quantizer.pack_qparams(quantizer.qparams, order=options.pack_method)}
+        else:
+            packed = stored_tensors(f"{name}.{slot}", quantizer, tensor, options.pack_method)
+        packed[""] = layer.as_stored(packed[""])
+        yield from ((checkpoint_name(name, slot, suffix), t) for suffix, t in packed.items())
+    for slot, module, qparams in (("input_tensors", layer.input_quantizer, None), ("output_tensors", output, merged)):
+        for suffix, t in _activation(module, qparams, options).items():
+            yield checkpoint_name(name, slot, suffix), t
+
+
+def _holds_values(options: ExportOptions) -> bool:
+    """Whether rounded values are stored in place of their codes."""
+    return options.weight_format == "fake_quantized"
+
+
+def _activation(module: QuantizerModule | None, qparams: QParams | None, options: ExportOptions) -> dict[str, Tensor]:
+    """Stored scales of a static activation quantizer: ``qparams`` where they are given, else its own."""
+    found = qparams or (module.qparams if module is not None else None)
+    if module is None or found is None:
+        return {}
+    packed = module.quantizer.pack_qparams(found, order=options.pack_method)
+    return {suffix: t for suffix, t in packed.items() if _wanted(suffix, module, options)}
+
+
+def _wanted(suffix: str, module: QuantizerModule, options: ExportOptions) -> bool:
+    return options.zero_points or not suffix.startswith("zero_point") or module.zero_point is not None
+
+
+def _merged_outputs(outputs: dict[str, QuantizerModule], options: ExportOptions) -> dict[str, QParams]:
+    """Scales of the cache that the caller wants merged at the export: in each attention the largest of them, not below the floor."""
+    scales = {name: q.scale for name, q in outputs.items() if q.scale is not None and q.scale.numel() == 1}
+    merged: dict[str, QParams] = {}
+    for names in cache_groups(scales, options.kv_cache_group):
+        merged |= dict.fromkeys(names, QParams(shared_cache_scale([scales[n] for n in names], options.min_kv_scale)))
+    return merged

@@ -1,0 +1,89 @@
+"""``quantization_config`` of an export: exact module names in place of patterns, and never null where a reader wants a list or a dict.
+
+Readers take the first matching pattern, but JSON writers sort keys, so an order of patterns does not survive; exact names need none.
+Source: spec of the checkpoint format, §1, §4 and §10.
+"""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+from typing import Any
+
+import attrs
+from torch import nn
+
+from quark.checkpoint.exporter import ExportOptions
+from quark.checkpoint.provenance import KEY as PLUGINS
+from quark.checkpoint.provenance import provenance
+from quark.config.export import JsonExporterConfig
+from quark.config.layer import QLayerConfig
+from quark.config.model import QConfig
+from quark.modules.layers import LOOKUP_TYPES, QUANTIZED_TYPES
+from quark.planning.plan import PlanRow, QuantPlan
+from quark.planning.precedence import layer_config_for
+
+_TYPES = {t.__name__: t for t in QUANTIZED_TYPES}
+_QUERIES = "*q_proj"
+_LOOKUPS = {t.__name__ for t in LOOKUP_TYPES}
+
+
+def quantization_config(model: nn.Module, options: ExportOptions) -> dict[str, Any]:
+    """The block as it is written. ``model`` has been quantized by `ModelQuantizer`, or read back."""
+    plan: QuantPlan = model.quark_plan  # type: ignore[assignment]
+    config: QConfig = plan.config
+    cache = {row.name: row.config for row in plan.quantized if row.config is not None and _feeds_cache(row.name, config, options)}
+    excluded = [row.name for row in plan.rows if _is_float(row)]
+    bare = attrs.evolve(config, exclude=[], layer_quant_config={}, layer_type_quant_config={}, kv_cache_quant_config={})
+    layers = {
+        row.name: row.config
+        for row in plan.quantized
+        if row.config is not None and not _is_float(row) and row.config != layer_config_for(bare, row.name, _TYPES[row.module_type]).config
+    }
+    block = JsonExporterConfig(
+        kv_cache_group=sorted(name for name, layer in cache.items() if layer.output_tensors is not None),
+        min_kv_scale=max(options.min_kv_scale, config.min_kv_scale),
+        weight_format=options.weight_format,
+        pack_method=options.pack_method,
+    )
+    exact = attrs.evolve(
+        bare,
+        exclude=[*excluded, *_routers(model, config, plan)],
+        # Excluded layers whose outputs enter the cache are among them: vLLM looks for the group's names there.
+        layer_quant_config={**_queries_as_one(layers, plan), **{name: layer for name, layer in cache.items() if name in excluded}},
+        kv_cache_quant_config={name: layer for name, layer in cache.items() if layer.output_tensors is not None},
+    )
+    return {**exact.to_dict(), "export": block.to_dict(), PLUGINS: provenance(exact)}
+
+
+def _queries_as_one(layers: dict[str, QLayerConfig], plan: QuantPlan) -> dict[str, QLayerConfig]:
+    """Query projections with a quantized output under one pattern, if they are all alike: vLLM forgives such outputs only under that key.
+
+    No other pattern is written, so that nothing competes with it; excluded layers stay excluded.
+    """
+    queries = {row.name: row.config for row in plan.quantized if fnmatchcase(row.name, _QUERIES) and not _is_float(row)}
+    first = next(iter(queries.values()), None)
+    if first is None or first.output_tensors is None or any(layers.get(name) != first for name in queries):
+        return layers
+    return {_QUERIES: first, **{name: layer for name, layer in layers.items() if name not in queries}}
+
+
+def _feeds_cache(name: str, config: QConfig, options: ExportOptions) -> bool:
+    patterns = (*config.kv_cache_quant_config, *config.kv_cache_group, *options.kv_cache_group)
+    return any(fnmatchcase(name, p) for p in patterns)
+
+
+def _is_float(row: PlanRow) -> bool:
+    """Whether readers must be told to leave the layer alone; its output may still enter a quantized cache."""
+    return row.module_type not in _LOOKUPS and (row.config is None or attrs.evolve(row.config, output_tensors=None) == QLayerConfig())
+
+
+def _routers(model: nn.Module, config: QConfig, plan: QuantPlan) -> list[str]:
+    """Modules with a weight that an exclusion names but that are no linear layers here: runtimes may implement them as such."""
+    known = {row.name for row in plan.rows}
+    return [
+        name
+        for name, module in model.named_modules()
+        if name not in known
+        and isinstance(module._parameters.get("weight"), nn.Parameter)
+        and any(fnmatchcase(name, p) for p in config.exclude)
+    ]
