@@ -69,7 +69,7 @@ def _peak() -> float:
 
 
 def _allowed_bytes(model: torch.nn.Module, tokens: int) -> float:
-    """Of one block, all in float32: its weights, one second moment for each input, and what goes into and comes out of its layers."""
+    """Of one block, all in float32: its weights, one Hessian for each input, and what goes into and comes out of its layers."""
     block = next(iter(model.get_submodule("model.layers").children()))
     linears = {n.rsplit(".", 1)[-1]: m for n, m in block.named_modules() if isinstance(m, torch.nn.Linear)}
     inputs = [m.in_features for n, m in linears.items() if n not in ("k_proj", "v_proj", "up_proj")]  # those read what others read

@@ -28,18 +28,18 @@ INPUTS_NOISE = 1.06
 
 @attrs.frozen(eq=False)
 class Bench:
-    """A float model of some blocks of the tiny one, and what it is calibrated with and judged by.
+    """A float model of some blocks of the tiny one, and what it is calibrated with and evaluated on.
 
     Attributes:
         model: To be copied, not changed.
         data: Batches of 16 sequences, from the end of the held-out text.
-        judged: ``[16, 128]`` tokens from its beginning, which no calibration sees.
+        evaluation: ``[16, 128]`` tokens from its beginning, which no calibration sees.
         logits: Of these, by the float model.
     """
 
     model: nn.Module
     data: list[Tensor]
-    judged: Tensor
+    evaluation: Tensor
     logits: Tensor
 
     def quantized(self, scheme: str, settings: AlgoConfig | None = None) -> nn.Module:
@@ -50,7 +50,7 @@ class Bench:
     def error(self, model: nn.Module) -> float:
         """The mean squared error of a logit."""
         with torch.no_grad():
-            return float((model(self.judged).logits - self.logits).square().mean())
+            return float((model(self.evaluation).logits - self.logits).square().mean())
 
 
 @cache
@@ -58,11 +58,11 @@ def bench(tokens: int, blocks: int) -> Bench:
     model = tiny.tiny_model()
     model.model.layers = model.model.layers[:blocks]  # type: ignore[union-attr, index]
     text = torch.tensor(tiny.tiny_tokenizer()(tiny.held_out_text(), verbose=False)["input_ids"])
-    judged = text[: 16 * LENGTH].view(16, LENGTH)
-    assert len(text) >= tokens + judged.numel(), "what is judged is not what was calibrated on"
+    evaluation = text[: 16 * LENGTH].view(16, LENGTH)
+    assert len(text) >= tokens + evaluation.numel(), "tests and calibration use different text"
     data = list(torch.cat(tiny.calibration_batches(tokens // LENGTH, LENGTH)).split(16))
     with torch.no_grad():
-        return Bench(model, data, judged, model(judged).logits)
+        return Bench(model, data, evaluation, model(evaluation).logits)
 
 
 @cache
@@ -87,10 +87,10 @@ def test_outputs_on_other_tokens_are_no_worse_than_with_rounding_to_nearest(sche
     assert ratio <= NOISE
     if scheme in FOUR_BITS:
         assert ratio < 0.75, "where only weights are rounded, and coarsely, the gain is plain"
-    figures = model.quark_findings.layers  # type: ignore[union-attr]
-    assert set(figures) == {row.name for row in model.quark_plan.quantized}  # type: ignore[union-attr]
-    assert len(figures) == 7 * blocks
-    for name, said in figures.items():
+    metrics = model.quark_report.layers  # type: ignore[union-attr]
+    assert set(metrics) == {row.name for row in model.quark_plan.quantized}  # type: ignore[union-attr]
+    assert len(metrics) == 7 * blocks
+    for name, said in metrics.items():
         assert said["tokens"] == tokens, name
         assert 0 < said["damping"] < 1, name
         assert (said["attempts"], said["dead"], said["few_tokens"]) == (1, 0, False), name

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 import quark
-from quark.config.layer import QLayerConfig, stages
+from quark.config.layer import QLayerConfig, levels
 from quark.errors import ConfigError
 from quark.modules import QuantizerModule
 from quark.quantizers import TensorQuantizer, quantizer_for
@@ -104,8 +104,8 @@ def test_the_error_of_a_normal_weight_is_what_its_bits_allow(scheme: str) -> Non
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_groups_that_do_not_divide_are_refused_with_the_numbers(scheme: str) -> None:
     quantizer = weight_quantizer(scheme)
-    problem = quantizer.problem((16, 250))
-    sizes = [s.group_size for s in stages(layer(scheme).weight) if s.group_size]
+    problem = quantizer.shape_error((16, 250))
+    sizes = [s.group_size for s in levels(layer(scheme).weight) if s.group_size]
     assert (problem is not None) == bool(sizes)
     if sizes:
         assert "250" in str(problem)

@@ -52,7 +52,7 @@ def tried(algorithm: str | None, out: Path, tokens: Tensor) -> tuple[nn.Module, 
         "reload_equal": torch.equal(logits(loaded, tokens), expected),
         "transformers_equal": torch.equal(logits(by_transformers, tokens), expected),
         "settings": [settings.to_dict() for settings in loaded.quant_config.algo_config or []],
-        "figures": model.quark_findings.to_dict()["layers"],
+        "metrics": model.quark_report.to_dict()["layers"],
     }
 
 

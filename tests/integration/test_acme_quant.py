@@ -91,14 +91,14 @@ def test_the_algorithm_s_settings_are_read_back_from_the_checkpoint(trial: Trial
 
 
 def test_the_algorithm_rounds_every_linear_layer_by_all_tokens_and_gains_in_each(trial: Trial) -> None:
-    figures = trial.found["weighted"]["figures"]
-    assert trial.found["plain"]["figures"] == {}
-    assert {f["tokens"] for f in figures.values()} == {8 * 256}
-    assert {name.rpartition(".")[2] for name in figures} == {
+    metrics = trial.found["weighted"]["metrics"]
+    assert trial.found["plain"]["metrics"] == {}
+    assert {f["tokens"] for f in metrics.values()} == {8 * 256}
+    assert {name.rpartition(".")[2] for name in metrics} == {
         *("q_proj", "k_proj", "v_proj", "o_proj"),
         *("gate_proj", "up_proj", "down_proj"),
     }
-    assert max(f["error_share"] for f in figures.values()) < 1
+    assert max(f["error_share"] for f in metrics.values()) < 1
 
 
 def test_the_algorithm_loses_less_than_the_scheme_alone_on_tokens_it_has_not_seen(trial: Trial) -> None:

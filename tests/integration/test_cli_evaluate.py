@@ -1,4 +1,4 @@
-"""``quark evaluate`` from the outside: figures of a float and a quantized checkpoint, and bad input."""
+"""``quark evaluate`` from the outside: metrics of a float and a quantized checkpoint, and bad input."""
 
 from __future__ import annotations
 

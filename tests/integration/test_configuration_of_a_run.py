@@ -20,11 +20,11 @@ from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_
 OPTIONS: dict[str, dict[str, Any]] = {
     "plain": {"scheme": "int4_wo_64"},
     "cache and attention": {"scheme": "fp8", "kv_cache_scheme": "fp8", "attention_scheme": "fp8"},
-    "two stages": {"scheme": "int4_fp8"},
+    "two levels": {"scheme": "int4_fp8"},
     "shared scales": {"scheme": "nvfp4"},
     "gptq": {"scheme": "int4_wo_64", "algorithm": "gptq"},
     "awq": {"scheme": "int4_wo_64", "algorithm": "awq"},
-    "awq of two stages": {"scheme": "int4_fp8", "algorithm": "awq"},
+    "awq of two levels": {"scheme": "int4_fp8", "algorithm": "awq"},
     "rotation": {"scheme": "int4_wo_64", "algorithm": "rotation"},
 }
 

@@ -138,8 +138,8 @@ def test_the_vllm_page_quantizes_by_its_algorithm_from_a_file_and_exports(vllm_p
 
     assert [a.name for a in vllm_page["quant_config"].algo_config] == ["autosmoothquant"]
     run("vllm_4_quantize", vllm_page)
-    judged = [f for f in vllm_page["quant_model"].quark_findings.transformed.values() if "applied" in f]
-    assert len(judged) == 3
+    validated = [f for f in vllm_page["quant_model"].quark_report.transformed.values() if "applied" in f]
+    assert len(validated) == 3
     folder = Path(vllm_page["EXPORT_DIR"])
     written = json.loads((folder / "config.json").read_text())["quantization_config"]
     assert written["quant_method"] == "quark"

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from quark.algorithms import RoundToNearest, SecondMoment
+from quark.algorithms import Hessian, RoundToNearest
 from quark.checkpoint import ExportOptions
 from quark.checkpoint.export import export_with
 from quark.config.model import QConfig
@@ -46,7 +46,7 @@ SIZES: dict[str, Any] = {
 class Calibrated(RoundToNearest):
     """Rounds to nearest, but asks for statistics first, so that each layer is rounded in the middle of the forwards."""
 
-    needs = (SecondMoment,)
+    needs = (Hessian,)
 
 
 def config(family: str, **choices: Any) -> QConfig:
@@ -114,7 +114,7 @@ def test_so_they_are_with_gptq(tmp_path: Path) -> None:
 def test_the_plan_that_is_returned_is_of_what_was_done_and_names_no_algorithm_that_was_left_out(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("quark_algos.rotation.transform.Rotate.verdict", lambda *_: False)
+    monkeypatch.setattr("quark_algos.rotation.transform.Rotate.accepts", lambda *_: False)
     asked = config("llama", scheme="nvfp4", algorithm="rotation")
     model = ModelQuantizer(asked).quantize_model(load_model(tiny_model_dir()), DATA)
     plan = quantize_checkpoint(tiny_model_dir(), tmp_path / "out", asked, DATA)

@@ -112,5 +112,5 @@ def test_wheels_alone_do_the_main_job(installed: Path, tmp_path: Path) -> None:
     assert all(f'"{name}"' in plugins for name in ("quark-schemes", "quark-algos", "quark-templates", "quark-exporters"))
     model = run(installed, "-c", "from quark.testing.tiny import tiny_model_dir; print(tiny_model_dir())", cwd=tmp_path).stdout.strip()
     run(installed, *quark, "quantize", model, "out", "--scheme", "int4_wo_32", cwd=tmp_path)
-    figures = run(installed, *quark, "evaluate", "out", "--reference", model, "--limit", "2", "--json", cwd=tmp_path).stdout
-    assert '"perplexity"' in figures
+    metrics = run(installed, *quark, "evaluate", "out", "--reference", model, "--limit", "2", "--json", cwd=tmp_path).stdout
+    assert '"perplexity"' in metrics

@@ -1,24 +1,24 @@
-"""How much of a second moment is likely to be chance: as the variance of its entries says, and however its tokens were given."""
+"""How much of a Hessian is likely to be chance: as the variance of its entries says, and however its tokens were given."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from quark.algorithms import SecondMoment, SecondMoment64
+from quark.algorithms import Hessian, Hessian64
 
 X = torch.randn(60, 9, generator=torch.Generator().manual_seed(0)) @ torch.randn(9, 9, generator=torch.Generator().manual_seed(1))
 
 
-def moment_of(*parts: torch.Tensor, kind: type[SecondMoment] = SecondMoment) -> SecondMoment:
+def moment_of(*parts: torch.Tensor, kind: type[Hessian] = Hessian) -> Hessian:
     found = kind(parts[0].shape[1], parts[0].device)
     for part in parts:
         found.update(part)
     return found
 
 
-@pytest.mark.parametrize("kind", [SecondMoment, SecondMoment64])
-def test_it_is_the_variance_of_the_mean_of_each_entry_in_proportion_to_its_square(kind: type[SecondMoment]) -> None:
+@pytest.mark.parametrize("kind", [Hessian, Hessian64])
+def test_it_is_the_variance_of_the_mean_of_each_entry_in_proportion_to_its_square(kind: type[Hessian]) -> None:
     x = X.double()
     products = x[:, :, None] * x[:, None, :]  # [T, K, K]
     variance = products.var(0) / len(x)  # of the mean
@@ -39,8 +39,8 @@ def test_batches_merging_and_scale_make_no_difference() -> None:
 
 
 def test_it_is_all_of_what_one_token_or_none_or_silence_shows_and_of_what_is_no_number() -> None:
-    for moment in (SecondMoment(9, X.device), moment_of(X[:1]), moment_of(torch.zeros(5, 9)), moment_of(X * torch.nan)):
-        assert moment.shrinkage() == (1.0, 1.0)
+    for hessian in (Hessian(9, X.device), moment_of(X[:1]), moment_of(torch.zeros(5, 9)), moment_of(X * torch.nan)):
+        assert hessian.shrinkage() == (1.0, 1.0)
 
 
 def test_it_is_nothing_where_all_tokens_are_alike() -> None:

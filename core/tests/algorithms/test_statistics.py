@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from quark.algorithms import AbsMax, AbsMean, CrossMoment, SecondMoment, SecondMoment64, Statistic
+from quark.algorithms import AbsMax, AbsMean, CrossMoment, Hessian, Hessian64, Statistic
 
 CPU = torch.device("cpu")
 READ: dict[type[Statistic], Callable[[Statistic], Tensor]] = {
     AbsMax: lambda found: found.value,  # type: ignore[attr-defined]
     AbsMean: lambda found: found.value,  # type: ignore[attr-defined]
     CrossMoment: lambda found: found.matrix(),  # type: ignore[attr-defined]
-    SecondMoment: lambda found: found.matrix(),  # type: ignore[attr-defined]
-    SecondMoment64: lambda found: found.matrix(),  # type: ignore[attr-defined]
+    Hessian: lambda found: found.matrix(),  # type: ignore[attr-defined]
+    Hessian64: lambda found: found.matrix(),  # type: ignore[attr-defined]
 }
 
 

@@ -61,12 +61,12 @@ def test_what_is_not_a_number_is_no_improvement_and_is_reported_as_none() -> Non
     for before, after in ((good, bad), (bad, good), (bad, bad), (good, error([math.inf, 1], [2, 2]))):
         found = validated([before], [after])
         assert not found.is_improvement
-        assert None in found.figures().values()
+        assert None in found.metrics().values()
 
 
 def test_without_tokens_nothing_is_said() -> None:
     found = validated([error([], [])], [error([], [])])
-    assert (found.tokens, found.is_improvement, found.figures()["error_after"], found.figures()["held_out"]) == (0, False, None, False)
+    assert (found.tokens, found.is_improvement, found.metrics()["error_after"], found.metrics()["held_out"]) == (0, False, None, False)
 
 
 def test_of_one_token_no_standard_error_can_be_told_and_nothing_is_an_improvement() -> None:

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from quark.algorithms import CrossMoment, Figures, Problem, RoundToNearest, SecondMoment, Statistic
+from quark.algorithms import CrossMoment, Hessian, Metrics, RoundingTask, RoundToNearest, Statistic
 from quark.calibration.batches import calls
-from quark.calibration.report import Findings
+from quark.calibration.report import CalibrationReport
 from quark.config.architecture import Architecture
 from quark.config.model import QConfig
 from quark.errors import CalibrationError
@@ -37,7 +37,7 @@ class Inputs(Statistic):
         self.seen: list[Tensor] = []
         self.float_seen: list[Tensor] = []
 
-    def take(self, x: Tensor, reference: Tensor | None) -> None:
+    def accumulate(self, x: Tensor, reference: Tensor | None) -> None:
         self.seen.append(x.clone())
         self.float_seen += [] if reference is None else [reference.clone()]
 
@@ -56,12 +56,12 @@ class Spy(RoundToNearest):
         self.needs = (kind,)
         self.kind = kind
         self.only = only
-        self.problems: list[Problem] = []
+        self.problems: list[RoundingTask] = []
 
-    def takes(self, name: str) -> bool:
+    def applies_to(self, name: str) -> bool:
         return name.endswith(self.only)
 
-    def round(self, problem: Problem) -> Mapping[str, Figures]:
+    def round(self, problem: RoundingTask) -> Mapping[str, Metrics]:
         self.problems.append(problem)
         super().round(problem)
         return {name: {"seen": True} for name in problem.layers}
@@ -70,7 +70,9 @@ class Spy(RoundToNearest):
         return {name: p.statistic(Inputs).seen for p in self.problems for name in p.layers}
 
 
-def quantized(model: nn.Module, config: QConfig, rounding: Any, data: Any = IDS, architecture: Architecture | str | None = "") -> Findings:
+def quantized(
+    model: nn.Module, config: QConfig, rounding: Any, data: Any = IDS, architecture: Architecture | str | None = ""
+) -> CalibrationReport:
     facts = architecture_of(model) if isinstance(architecture, str) else architecture
     return run(model, make_plan(model, config, facts), calls(data), rounding, InPlaceSink(model))
 
@@ -170,7 +172,7 @@ def test_a_layer_that_is_rounded_anew_is_rounded_from_its_float_weight() -> None
             super().__init__()
             self.begun: list[tuple[str, Tensor]] = []
 
-        def round(self, problem: Problem) -> Mapping[str, Figures]:
+        def round(self, problem: RoundingTask) -> Mapping[str, Metrics]:
             self.begun += [(name, layer.weight.detach().clone()) for name, layer in problem.layers.items()]
             return super().round(problem)
 
@@ -213,23 +215,23 @@ def test_static_activations_have_their_scale_before_statistics_are_taken() -> No
 
 def test_layers_that_the_rounding_does_not_take_are_rounded_to_nearest() -> None:
     model, plain, spy = tiny.tiny_model(), tiny.tiny_model(), Spy(only="down_proj")
-    findings = quantized(model, config(), spy)
+    report = quantized(model, config(), spy)
     ModelQuantizer(config()).quantize_model(plain)
-    assert {name.rsplit(".", 1)[1] for name in findings.layers} == {"down_proj"}
+    assert {name.rsplit(".", 1)[1] for name in report.layers} == {"down_proj"}
     assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), plain.state_dict().values(), strict=True))
 
 
 def test_findings_tell_the_tokens_of_each_layer() -> None:
-    findings = quantized(tiny.tiny_model(), config(), Spy())
-    assert {f["tokens"] for f in findings.layers.values()} == {sum(ids.numel() for ids in IDS)}
-    assert list(findings.lines()) == []
+    report = quantized(tiny.tiny_model(), config(), Spy())
+    assert {f["tokens"] for f in report.layers.values()} == {sum(ids.numel() for ids in IDS)}
+    assert list(report.lines()) == []
 
 
 @contextmanager
 def failing(spy: Spy, at: int) -> Iterator[None]:
     plain = spy.round
 
-    def fail(problem: Problem) -> Mapping[str, Figures]:
+    def fail(problem: RoundingTask) -> Mapping[str, Metrics]:
         if len(spy.problems) == at:
             raise RuntimeError("the solver broke")
         return plain(problem)
@@ -253,8 +255,8 @@ def test_without_data_the_error_names_the_algorithm(monkeypatch: pytest.MonkeyPa
         ModelQuantizer(config()).quantize_model(tiny.tiny_model())
 
 
-def moments(x: Tensor, reference: Tensor) -> tuple[SecondMoment, CrossMoment]:
-    second, cross = SecondMoment(x.shape[1], x.device), CrossMoment(x.shape[1], x.device)
+def moments(x: Tensor, reference: Tensor) -> tuple[Hessian, CrossMoment]:
+    second, cross = Hessian(x.shape[1], x.device), CrossMoment(x.shape[1], x.device)
     second.update(x)
     cross.update(x, reference)
     return second, cross

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from quark.algorithms import BlockAtHand, Figures, Rounding, RoundToNearest, Statistic, Validation, validated
+from quark.algorithms import BlockContext, Metrics, Rounding, RoundToNearest, Statistic, Validation, validated
 from quark.calibration.batches import calls
-from quark.calibration.report import Findings
+from quark.calibration.report import CalibrationReport
 from quark.config.architecture import Architecture
 from quark.config.model import QConfig
 from quark.planning.family import architecture_of
@@ -30,7 +30,7 @@ class Inputs(Statistic):
         super().__init__(columns, device)
         self.seen: list[Tensor] = []
 
-    def take(self, x: Tensor, reference: Tensor | None) -> None:
+    def accumulate(self, x: Tensor, reference: Tensor | None) -> None:
         self.seen.append(x.clone())
 
     def add(self, other: Inputs) -> None:
@@ -46,13 +46,13 @@ class Scaling:
     def __init__(self, needs: Sequence[type[Statistic]] = (Inputs,), spoil: float = 0.0) -> None:
         self.needs = needs
         self.spoil = spoil
-        self.shown: dict[str, BlockAtHand] = {}
+        self.shown: dict[str, BlockContext] = {}
         self.validations: list[Validation] = []
 
-    def outside(self, model: nn.Module, architecture: Architecture) -> None:
+    def apply_global(self, model: nn.Module, architecture: Architecture) -> None:
         self.outside_of = type(model).__name__
 
-    def apply(self, block: BlockAtHand) -> Mapping[str, Figures]:
+    def apply(self, block: BlockContext) -> Mapping[str, Metrics]:
         self.shown[block.name] = block
         before = block.output_error() if block.output_error else None
         norm = block.module.get_submodule("input_layernorm")
@@ -69,7 +69,7 @@ class Scaling:
         return None
 
 
-def quantized(model: nn.Module, config: QConfig, transform: Any, data: Any = IDS, **options: Any) -> Findings:
+def quantized(model: nn.Module, config: QConfig, transform: Any, data: Any = IDS, **options: Any) -> CalibrationReport:
     plan = make_plan(model, config, architecture_of(model))
     rounding = options.pop("rounding", RoundToNearest())
     return run(model, plan, calls(data), rounding, InPlaceSink(model), transforms=[transform], **options)
@@ -110,7 +110,7 @@ def test_weights_that_are_rounded_are_those_that_the_transform_has_left() -> Non
     facts = architecture_of(by_hand)
     assert facts is not None
     for i, block in enumerate(by_hand.model.layers):
-        Scaling().apply(BlockAtHand(f"model.layers.{i}", block, facts, {}, {}))
+        Scaling().apply(BlockContext(f"model.layers.{i}", block, facts, {}, {}))
     plan = make_plan(by_hand, config("int4_wo_32"), facts)
     run(by_hand, plan, [], RoundToNearest(), InPlaceSink(by_hand))
     assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), by_hand.state_dict().values(), strict=True))
@@ -120,10 +120,10 @@ def test_without_statistics_no_forward_is_run() -> None:
     model, transform = tiny.tiny_model(), Scaling(needs=())
     count = [0]
     model.model.register_forward_hook(lambda *_: count.__setitem__(0, count[0] + 1))
-    findings = quantized(model, config("int4_wo_32"), transform, data=[IDS[0]])
+    report = quantized(model, config("int4_wo_32"), transform, data=[IDS[0]])
     assert count == [0]
     assert transform.outside_of == "LlamaForCausalLM"
-    assert findings.transformed["model.layers.1"] == {"scaled": True}
+    assert report.transformed["model.layers.1"] == {"scaled": True}
 
 
 def test_harm_tells_what_a_transform_spoils() -> None:
@@ -143,10 +143,10 @@ def test_a_calibrated_rounding_behind_it_sees_the_transformed_inputs(two_passes:
         def __init__(self) -> None:
             self.seen: dict[str, Tensor] = {}
 
-        def takes(self, name: str) -> bool:
+        def applies_to(self, name: str) -> bool:
             return True
 
-        def round(self, problem: Any) -> Mapping[str, Figures]:
+        def round(self, problem: Any) -> Mapping[str, Metrics]:
             for name in problem.layers:
                 self.seen[name] = problem.statistic(Inputs).seen[0]
             RoundToNearest().round(problem)
@@ -170,7 +170,7 @@ def test_a_transform_knows_sizes_of_the_model_and_what_changes_the_input_of_a_la
             return (2 * args[0],)
 
     class Asking(Scaling):
-        def apply(self, block: BlockAtHand) -> Mapping[str, Figures]:
+        def apply(self, block: BlockContext) -> Mapping[str, Metrics]:
             names = ("mlp.up_proj", "mlp.down_proj")
             self.asked = {name: block.input_is_transformed(name) for name in names if "layers.1" in block.name} or self.asked
             self.heads = block.model_config.num_key_value_heads

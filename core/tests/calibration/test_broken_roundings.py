@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from quark.algorithms import AbsMax, Figures, Problem, RoundToNearest, Statistic
+from quark.algorithms import AbsMax, Metrics, RoundingTask, RoundToNearest, Statistic
 from quark.errors import ConfigError, PluginError
 from quark.testing import tiny
 
@@ -24,7 +24,7 @@ class Rounding(RoundToNearest):
 
     needs = (AbsMax,)
 
-    def round(self, problem: Problem) -> Mapping[str, Figures]:
+    def round(self, problem: RoundingTask) -> Mapping[str, Metrics]:
         super().round(problem)
         for layer in problem.layers.values():
             self.spoil(layer)
@@ -117,11 +117,11 @@ def spoiling(spoil: Callable[[Any], None]) -> Callable[[], Any]:
     return type("Spoiling", (Rounding,), {"spoil": lambda self, layer: spoil(layer)})
 
 
-def answering(answer: Callable[[Problem], Any]) -> Callable[[], Any]:
+def answering(answer: Callable[[RoundingTask], Any]) -> Callable[[], Any]:
     """A rounding that rounds, and reports what it should not."""
 
     class Answering(Rounding):
-        def round(self, problem: Problem) -> Any:
+        def round(self, problem: RoundingTask) -> Any:
             super().round(problem)
             return answer(problem)
 
@@ -129,18 +129,18 @@ def answering(answer: Callable[[Problem], Any]) -> Callable[[], Any]:
 
 
 class DoesNothing(Rounding):
-    def round(self, problem: Problem) -> Mapping[str, Figures]:
+    def round(self, problem: RoundingTask) -> Mapping[str, Metrics]:
         return {}
 
 
 class HalfTheLayers(Rounding):
-    def round(self, problem: Problem) -> Mapping[str, Figures]:
+    def round(self, problem: RoundingTask) -> Mapping[str, Metrics]:
         half = dict(list(problem.layers.items())[: len(problem.layers) // 2])
-        return super().round(Problem(half, problem.statistics))
+        return super().round(RoundingTask(half, problem.statistics))
 
 
 class InPlace(Rounding):
-    def round(self, problem: Problem) -> Mapping[str, Figures]:
+    def round(self, problem: RoundingTask) -> Mapping[str, Metrics]:
         before = {name: layer.weight for name, layer in problem.layers.items()}
         said = super().round(problem)
         for name, layer in problem.layers.items():
@@ -151,18 +151,18 @@ class InPlace(Rounding):
 
 
 class Raising(Rounding):
-    def round(self, problem: Problem) -> Mapping[str, Figures]:
+    def round(self, problem: RoundingTask) -> Mapping[str, Metrics]:
         raise KeyError("boom")
 
 
 class RaisesHalfWay(Rounding):
-    def round(self, problem: Problem) -> Mapping[str, Figures]:
+    def round(self, problem: RoundingTask) -> Mapping[str, Metrics]:
         super().round(problem)
         raise RuntimeError("boom")
 
 
 class AsksUndeclared(Rounding):
-    def round(self, problem: Problem) -> Mapping[str, Figures]:
+    def round(self, problem: RoundingTask) -> Mapping[str, Metrics]:
         problem.statistic(NotAsked)
         return {}
 
@@ -233,8 +233,8 @@ def with_biases() -> nn.Module:
     [
         (answering(lambda _: None), "reports None where a mapping is wanted"),
         (answering(lambda p: dict.fromkeys(p.layers, 1.0)), "reports a dict where a mapping is wanted, from names of layers to mappings"),
-        (answering(lambda p: {n: {"error": torch.ones(())} for n in p.layers}), "reports figures that are no JSON values"),
-        (answering(lambda p: {"lm_head": {}}), "reports figures of 'lm_head', which it was not given"),
+        (answering(lambda p: {n: {"error": torch.ones(())} for n in p.layers}), "reports metrics that are no JSON values"),
+        (answering(lambda p: {"lm_head": {}}), "reports metrics of 'lm_head', which it was not given"),
         (DoesNothing, "has no scales"),
         (HalfTheLayers, "has no scales"),
         (InPlace, "has the parameter it had"),
@@ -262,7 +262,7 @@ class NeedsNothingKnown(Rounding):
 
 
 class NoAdd(Statistic):
-    def take(self, x: Tensor, reference: Tensor | None) -> None:
+    def accumulate(self, x: Tensor, reference: Tensor | None) -> None:
         """Nothing."""
 
 
@@ -294,13 +294,13 @@ def test_what_is_no_rounding_is_refused_before_any_work(quantized: Quantized, mu
 
 
 class ChangesInputs(AbsMax):
-    def take(self, x: Tensor, reference: Tensor | None) -> None:
+    def accumulate(self, x: Tensor, reference: Tensor | None) -> None:
         x.mul_(2)
-        super().take(x, reference)
+        super().accumulate(x, reference)
 
 
 class Fails(AbsMax):
-    def take(self, x: Tensor, reference: Tensor | None) -> None:
+    def accumulate(self, x: Tensor, reference: Tensor | None) -> None:
         raise IndexError("out of luck")
 
 
@@ -315,7 +315,7 @@ def test_a_statistic_that_fails_or_changes_what_it_sees_is_told_of(quantized: Qu
 
 def test_errors_that_quark_defines_keep_their_type_and_say_whose_they_are(quantized: Quantized) -> None:
     class Refusing(Rounding):
-        def round(self, problem: Problem) -> Mapping[str, Figures]:
+        def round(self, problem: RoundingTask) -> Mapping[str, Metrics]:
             raise ConfigError("these settings do not fit")
 
     with pytest.raises(ConfigError) as caught:
@@ -327,7 +327,7 @@ def test_errors_that_quark_defines_keep_their_type_and_say_whose_they_are(quanti
 
 def test_what_the_machine_says_keeps_its_type(quantized: Quantized) -> None:
     class Hungry(Rounding):
-        def round(self, problem: Problem) -> Mapping[str, Figures]:
+        def round(self, problem: RoundingTask) -> Mapping[str, Metrics]:
             raise MemoryError
 
     with pytest.raises(MemoryError) as caught:
@@ -337,7 +337,7 @@ def test_what_the_machine_says_keeps_its_type(quantized: Quantized) -> None:
 
 def test_a_sound_rounding_passes_and_a_model_that_a_broken_one_has_left_says_so(quantized: Quantized) -> None:
     model = quantized(Rounding)
-    assert set(model.quark_findings.layers[f"{FIRST}.mlp.up_proj"]) >= {"share"}
+    assert set(model.quark_report.layers[f"{FIRST}.mlp.up_proj"]) >= {"share"}
     half = tiny.tiny_model()
     with pytest.raises(PluginError):
         quantized(type("Late", (Rounding,), {"spoil": late()}), model=half)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from quark.algorithms import BlockAtHand
+from quark.algorithms import BlockContext
 from quark.errors import PluginError
 from quark.testing import tiny
 
@@ -26,10 +26,10 @@ class Transform:
     works_by_block = True
     needs = ()
 
-    def outside(self, model: nn.Module, architecture: object) -> None:
+    def apply_global(self, model: nn.Module, architecture: object) -> None:
         """Nothing."""
 
-    def apply(self, block: BlockAtHand) -> Any:
+    def apply(self, block: BlockContext) -> Any:
         self.spoil(block.module)
         return {block.name: {"done": True}}
 
@@ -113,7 +113,7 @@ def test_what_was_not_finite_before_is_not_laid_at_its_door(quantized: Quantized
 
 def test_a_transform_that_reports_nothing_sensible_is_named(quantized: Quantized) -> None:
     class Silent(Transform):
-        def apply(self, block: BlockAtHand) -> Any:
+        def apply(self, block: BlockContext) -> Any:
             return None
 
     with pytest.raises(PluginError, match="reports None where a mapping is wanted"):

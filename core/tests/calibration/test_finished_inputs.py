@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3MoeConfig
 
-from quark.algorithms import Figures, Problem, RoundToNearest, Statistic
+from quark.algorithms import Metrics, RoundingTask, RoundToNearest, Statistic
 from quark.calibration.batches import calls
-from quark.calibration.report import Findings
+from quark.calibration.report import CalibrationReport
 from quark.config.architecture import Architecture
 from quark.config.model import QConfig
 from quark.modules import QuantizedLayer, QuantizerModule
@@ -47,7 +47,7 @@ class Inputs(Statistic):
         super().__init__(columns, device)
         self.seen: list[Tensor] = []
 
-    def take(self, x: Tensor, reference: Tensor | None) -> None:
+    def accumulate(self, x: Tensor, reference: Tensor | None) -> None:
         self.seen.append(x.clone())
 
     def add(self, other: Inputs) -> None:
@@ -68,10 +68,10 @@ class Spy(RoundToNearest):
         self.inputs: dict[str, list[Tensor]] = {}
         self.scales: dict[str, Tensor | None] = {}
 
-    def takes(self, name: str) -> bool:
+    def applies_to(self, name: str) -> bool:
         return name.endswith(self.endings)
 
-    def round(self, problem: Problem) -> Mapping[str, Figures]:
+    def round(self, problem: RoundingTask) -> Mapping[str, Metrics]:
         super().round(problem)
         for name, layer in problem.layers.items():
             self.inputs[name] = problem.statistic(self.kind).seen
@@ -87,7 +87,7 @@ def scale_of(quantizer: QuantizerModule) -> Tensor | None:
 
 def quantized(
     model: nn.Module, config: QConfig, rounding: Any, *, two_passes: bool = False, architecture: Architecture | None = None
-) -> Findings:
+) -> CalibrationReport:
     separate_experts(model, config)
     plan = make_plan(model, config, architecture or architecture_of(model))
     switch_if_wanted(model, plan)
@@ -168,13 +168,13 @@ def test_in_two_passes_each_block_gets_what_the_finished_blocks_before_it_give(s
 @pytest.mark.parametrize("scheme", ["int4_wo_32", "fp8"])
 def test_errors_of_layers_that_the_rounding_does_not_take_reach_those_behind_them(scheme: str, two_passes: bool) -> None:
     model, spy = tiny_model(), Spy("q_proj", *([] if two_passes else ["down_proj"]))
-    findings = quantized(model, config(scheme, **CACHE), spy, two_passes=two_passes)
+    report = quantized(model, config(scheme, **CACHE), spy, two_passes=two_passes)
     shown = spy.inputs
     if two_passes and scheme == "fp8":
         shown = {n: [model.get_submodule(n).input_quantizer(x) for x in xs] for n, xs in shown.items()}  # type: ignore[operator]
     assert different(model, shown) == []
-    assert set(findings.layers) == set(shown)
-    assert findings.unreached == [], "tokens reach the others; the rounding does not take them"
+    assert set(report.layers) == set(shown)
+    assert report.unreached == [], "tokens reach the others; the rounding does not take them"
 
 
 def test_a_family_that_is_not_known_is_shown_the_same() -> None:
@@ -212,7 +212,7 @@ def test_experts_are_rounded_for_the_pooled_scale_that_they_are_shipped_with(kin
     model, spy = mixture(), Spy(kind=kind)
     asked = config("nvfp4", "qwen3_moe")
     assert asked.sync_moe_expert_input_amax
-    findings = quantized(model, attrs.evolve(asked, calibrate_all_experts=all_experts), spy)
+    report = quantized(model, attrs.evolve(asked, calibrate_all_experts=all_experts), spy)
     layers = {n: m for n, m in model.named_modules() if isinstance(m, QuantizedLayer) and n in spy.inputs}
     experts = [n for n in layers if ".experts." in n]
     assert len(experts) == 2 * 4 * 3
@@ -222,7 +222,7 @@ def test_experts_are_rounded_for_the_pooled_scale_that_they_are_shipped_with(kin
         assert different(model, spy.inputs) == []
         tokens = sum(ids.numel() for ids in IDS)
         for i in range(2):
-            counted = [findings.tokens[n] for n in experts if n.startswith(f"model.layers.{i}.") and n.endswith("gate_proj")]
+            counted = [report.tokens[n] for n in experts if n.startswith(f"model.layers.{i}.") and n.endswith("gate_proj")]
             assert sum(counted) == 2 * tokens, "rehearsals do not count"
 
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from quark.algorithms import BlockAtHand, Figures, Problem, Rounding, RoundToNearest, Statistic
+from quark.algorithms import BlockContext, Metrics, Rounding, RoundingTask, RoundToNearest, Statistic
 from quark.calibration.batches import calls
 from quark.config.architecture import Architecture
 from quark.planning.family import architecture_of
@@ -36,7 +36,7 @@ class Inputs(Statistic):
         super().__init__(columns, device)
         self.seen: list[Tensor] = []
 
-    def take(self, x: Tensor, reference: Tensor | None) -> None:
+    def accumulate(self, x: Tensor, reference: Tensor | None) -> None:
         self.seen.append(x.clone())
 
     def add(self, other: Inputs) -> None:
@@ -51,12 +51,10 @@ class Spy(RoundToNearest):
     def __init__(self) -> None:
         self.shown: dict[str, list[Tensor]] = {}
 
-    def takes(self, name: str) -> bool:
+    def applies_to(self, name: str) -> bool:
         return True
 
-    applies_to = takes
-
-    def round(self, problem: Problem) -> Mapping[str, Figures]:
+    def round(self, problem: RoundingTask) -> Mapping[str, Metrics]:
         self.shown |= {name: problem.statistic(Inputs).seen for name in problem.layers}
         super().round(problem)
         return {name: {} for name in problem.layers}
@@ -72,10 +70,10 @@ class Watching:
     def __init__(self) -> None:
         self.shown: list[Tensor] = []
 
-    def outside(self, model: nn.Module, architecture: Architecture) -> None:
+    def apply_global(self, model: nn.Module, architecture: Architecture) -> None:
         """Nothing outside the blocks is changed."""
 
-    def apply(self, block: BlockAtHand) -> Mapping[str, Figures]:
+    def apply(self, block: BlockContext) -> Mapping[str, Metrics]:
         if block.name == "model.layers.0":
             self.shown = block.statistics[FIRST][Inputs].seen  # type: ignore[attr-defined]
         return {}

@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from quark.calibration.finite import refuse_non_finite
-from quark.calibration.report import Findings
+from quark.calibration.report import CalibrationReport
 from quark.errors import NonFiniteError
 from quark.planning.plan import PlanRow
 
@@ -17,9 +17,9 @@ EVERY = [f"model.layers.{i}.mlp.up_proj" for i in range(180)]
 
 
 def test_layers_with_few_tokens_and_with_none_are_folded() -> None:
-    findings = Findings(layers={name: {"tokens": 7 + i, "few_tokens": True} for i, name in enumerate(EVERY)})
-    findings.missed(EVERY[:3])
-    few, none = findings.lines()
+    report = CalibrationReport(layers={name: {"tokens": 7 + i, "few_tokens": True} for i, name in enumerate(EVERY)})
+    report.missed(EVERY[:3])
+    few, none = report.lines()
     assert "180 of 180 layers" in few
     assert "7 at the least: model.layers.{0-179}.mlp.up_proj." in few
     assert "3 layer(s): model.layers.{0-2}.mlp.up_proj." in none
@@ -36,22 +36,22 @@ def test_tensors_that_are_not_finite_are_folded() -> None:
 
 
 def test_that_all_is_well_is_no_warning(caplog: pytest.LogCaptureFixture) -> None:
-    findings = Findings(tokens={"experts.0.up_proj": 212, "experts.1.up_proj": 279})
+    report = CalibrationReport(tokens={"experts.0.up_proj": 212, "experts.1.up_proj": 279})
     with caplog.at_level(logging.INFO):
-        findings.log()
+        report.log()
     (record,) = caplog.records
     assert record.levelno == logging.INFO
     assert record.message == "Calibration reached 2 layers of experts with 212 to 279 tokens, 246 on average."
 
 
 def test_layers_with_few_tokens_are_one() -> None:
-    findings = Findings(tokens={"experts.0.up_proj": 1, **{f"experts.{i}.up_proj": 100 for i in range(1, 9)}})
-    (line,) = findings.lines()
+    report = CalibrationReport(tokens={"experts.0.up_proj": 1, **{f"experts.{i}.up_proj": 100 for i in range(1, 9)}})
+    (line,) = report.lines()
     assert line.startswith("1 of 9 layers of experts got less than 5% of the average of 89 tokens; the least, 'experts.0.up_proj', 1.")
 
 
 def test_unreached_layers_are_one() -> None:
-    findings = Findings()
-    findings.missed(["a", "b"])
-    (line,) = findings.lines()
+    report = CalibrationReport()
+    report.missed(["a", "b"])
+    (line,) = report.lines()
     assert line.startswith("No calibration token reached 2 layer(s): a, b.")

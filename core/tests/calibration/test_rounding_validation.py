@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 
 import quark
-from quark.algorithms import CrossMoment, Figures, HeldOut, Problem, Rounding, RoundToNearest, SecondMoment
+from quark.algorithms import CrossMoment, HeldOut, Hessian, Metrics, Rounding, RoundingTask, RoundToNearest
 from quark.calibration.batches import calls
 from quark.calibration.input_statistics import LEAST, MANY, MOST, SHARE, Collector, held_out_tokens
-from quark.calibration.report import Findings
+from quark.calibration.report import CalibrationReport
 from quark.calibration.rounding_validation import REASON, is_worse
 from quark.config.model import QConfig
 from quark.errors import RoundingError
@@ -28,12 +28,12 @@ TOKENS = torch.randn(320, 32, generator=torch.Generator().manual_seed(0))
 class Harmful(RoundToNearest):
     """Rounds to nearest, but the layers of some names to twice as much."""
 
-    needs = (SecondMoment,)
+    needs = (Hessian,)
 
     def __init__(self, *names: str) -> None:
         self.names = names
 
-    def round(self, problem: Problem) -> Mapping[str, Figures]:
+    def round(self, problem: RoundingTask) -> Mapping[str, Metrics]:
         for name in set(self.names).intersection(problem.layers):
             layer = problem.layers[name]
             layer.weight = nn.Parameter(layer.weight.data * 2)
@@ -42,19 +42,19 @@ class Harmful(RoundToNearest):
 
 
 class Hopeless(RoundToNearest):
-    needs = (SecondMoment,)
+    needs = (Hessian,)
 
-    def round(self, problem: Problem) -> Mapping[str, Figures]:
+    def round(self, problem: RoundingTask) -> Mapping[str, Metrics]:
         raise RoundingError("nothing can be made of these inputs")
 
 
 class Forgetful(RoundToNearest):
     """Knows by heart the tokens that it was shown: no error on these, a large one on all others."""
 
-    needs = (SecondMoment,)
+    needs = (Hessian,)
 
-    def round(self, problem: Problem) -> Mapping[str, Figures]:
-        seen = problem.statistic(SecondMoment).matrix()
+    def round(self, problem: RoundingTask) -> Mapping[str, Metrics]:
+        seen = problem.statistic(Hessian).matrix()
         basis = torch.linalg.eigh(seen).eigenvectors[:, :-8]  # directions that were not there
         weights = [layer.weight.data for layer in problem.layers.values()]
         super().round(problem)
@@ -68,7 +68,7 @@ def model() -> nn.Sequential:
     return nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 16)).eval()
 
 
-def quantized(rounding: Rounding, data: Any, scheme: str = "int4_wo_32", *, two_passes: bool = False) -> tuple[Any, Findings]:
+def quantized(rounding: Rounding, data: Any, scheme: str = "int4_wo_32", *, two_passes: bool = False) -> tuple[Any, CalibrationReport]:
     made = copy.deepcopy(model())
     plan = make_plan(made, QConfig(global_quant_config=quark.schemes().load(scheme, "config")()), None)
     return made, run(made, plan, calls(data), rounding, InPlaceSink(made), two_passes=two_passes)
@@ -76,16 +76,16 @@ def quantized(rounding: Rounding, data: Any, scheme: str = "int4_wo_32", *, two_
 
 @pytest.mark.parametrize("two_passes", [False, True])
 def test_a_layer_whose_codes_do_harm_is_rounded_to_nearest_alone(two_passes: bool) -> None:
-    found, findings = quantized(Harmful("2"), [TOKENS], two_passes=two_passes)
+    found, report = quantized(Harmful("2"), [TOKENS], two_passes=two_passes)
     plain, _ = quantized(RoundToNearest(), [TOKENS])
     for name in ("0", "2", "4"):
         layer, expected = found.get_submodule(name), plain.get_submodule(name)
         assert torch.equal(layer.weight, expected.weight), name
         assert torch.equal(layer.weight_quantizer.scale, expected.weight_quantizer.scale), name
-    assert [name for name, f in findings.layers.items() if REASON in f] == ["2"]
-    assert findings.layers["2"]["held_out_error"] > 1
-    assert findings.layers["0"] | findings.layers["4"] == {"tokens": 320, "said": 1, "held_out_error": 1.0}
-    lines = [line for line in findings.lines() if "nearest" in line]
+    assert [name for name, f in report.layers.items() if REASON in f] == ["2"]
+    assert report.layers["2"]["held_out_error"] > 1
+    assert report.layers["0"] | report.layers["4"] == {"tokens": 320, "said": 1, "held_out_error": 1.0}
+    lines = [line for line in report.lines() if "nearest" in line]
     assert len(lines) == 1
     assert lines[0].startswith("1 of 3 layers")
     assert "'2'" in lines[0]
@@ -100,11 +100,11 @@ def test_what_fits_the_tokens_it_was_shown_and_no_others_is_found_out() -> None:
 
 
 def test_where_no_codes_can_be_found_the_run_goes_on() -> None:
-    found, findings = quantized(Hopeless(), [TOKENS[:10]])
+    found, report = quantized(Hopeless(), [TOKENS[:10]])
     plain, _ = quantized(RoundToNearest(), [TOKENS])
     assert torch.equal(found.get_submodule("0").weight, plain.get_submodule("0").weight)
-    assert {f[REASON] for f in findings.layers.values()} == {"nothing can be made of these inputs"}
-    assert [line for line in findings.lines() if "nearest" in line] == [
+    assert {f[REASON] for f in report.layers.values()} == {"nothing can be made of these inputs"}
+    assert [line for line in report.lines() if "nearest" in line] == [
         "3 of 3 layers are rounded to nearest; the first is '0': nothing can be made of these inputs."
     ]
 
@@ -123,17 +123,17 @@ def test_layers_that_share_a_scale_are_given_up_together() -> None:
     made: Any = nn.Sequential(Attention())
     config = QConfig(global_quant_config=quark.schemes().load("nvfp4", "config")(), shared_scale_groups=[["q_proj", "k_proj"]])
     plan = make_plan(made, config, None)
-    findings = run(made, plan, calls([TOKENS]), Harmful("0.k_proj"), InPlaceSink(made))
+    report = run(made, plan, calls([TOKENS]), Harmful("0.k_proj"), InPlaceSink(made))
     outer = [made[0].get_submodule(f"{n}_proj").weight_quantizer.qparams.outer_scale for n in "qkv"]
     assert torch.equal(outer[0], outer[1])
     assert not torch.equal(outer[0], outer[2])
-    assert [n for n in "qkv" if REASON in findings.layers[f"0.{n}_proj"]] == ["q", "k"]
+    assert [n for n in "qkv" if REASON in report.layers[f"0.{n}_proj"]] == ["q", "k"]
 
 
 @pytest.mark.parametrize("batches", [1, 3, 320])
 def test_held_out_tokens_are_in_no_statistic(batches: int) -> None:
     few = torch.randint(-3, 4, (320, 161), generator=torch.Generator().manual_seed(3)).float()  # sums of products are exact
-    collector = Collector((SecondMoment, CrossMoment), 161, few.device, len(few))
+    collector = Collector((Hessian, CrossMoment), 161, few.device, len(few))
     for part in few.chunk(batches):
         collector.update(part, part + 1)
     held = torch.arange(320) < 320 // SHARE
@@ -142,24 +142,24 @@ def test_held_out_tokens_are_in_no_statistic(batches: int) -> None:
     assert torch.equal(found.x, few[held])
     assert found.reference is not None
     assert torch.equal(found.reference, few[held] + 1)
-    moment = collector.statistics[SecondMoment]
-    assert isinstance(moment, SecondMoment)
-    assert (moment.tokens, collector.tokens) == (300, 320)
-    assert torch.equal(moment.matrix(), few[~held].t() @ few[~held])
+    hessian = collector.statistics[Hessian]
+    assert isinstance(hessian, Hessian)
+    assert (hessian.tokens, collector.tokens) == (300, 320)
+    assert torch.equal(hessian.matrix(), few[~held].t() @ few[~held])
 
 
 def test_where_tokens_are_many_for_the_channels_none_is_lost_to_the_statistics() -> None:
     many = torch.randint(-3, 4, (320, 320 // MANY), generator=torch.Generator().manual_seed(3)).float()
-    collector = Collector((SecondMoment,), many.shape[1], many.device, len(many))
+    collector = Collector((Hessian,), many.shape[1], many.device, len(many))
     for part in many.chunk(3):
         collector.update(part)
     found = collector.held_out()
     assert found is not None
     assert torch.equal(found.x, many[: 320 // SHARE])
-    moment = collector.statistics[SecondMoment]
-    assert isinstance(moment, SecondMoment)
-    assert (moment.tokens, collector.tokens) == (320, 320)
-    assert torch.equal(moment.matrix(), many.t() @ many)
+    hessian = collector.statistics[Hessian]
+    assert isinstance(hessian, Hessian)
+    assert (hessian.tokens, collector.tokens) == (320, 320)
+    assert torch.equal(hessian.matrix(), many.t() @ many)
 
 
 def test_few_tokens_are_left_to_the_statistics_and_of_many_enough_are_held_out() -> None:
@@ -167,10 +167,10 @@ def test_few_tokens_are_left_to_the_statistics_and_of_many_enough_are_held_out()
     assert held_out_tokens(SHARE * LEAST) == LEAST
     assert held_out_tokens(1000) == 1000 // SHARE
     assert held_out_tokens(300_000) == MOST
-    collector = Collector((SecondMoment,), 32, TOKENS.device, 60)
+    collector = Collector((Hessian,), 32, TOKENS.device, 60)
     collector.update(TOKENS[:60])
     assert collector.held_out() is None
-    assert collector.statistics[SecondMoment].tokens == 60
+    assert collector.statistics[Hessian].tokens == 60
 
 
 def test_the_output_error_is_against_the_float_model_where_that_is_known() -> None:

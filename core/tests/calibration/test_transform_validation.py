@@ -1,4 +1,4 @@
-"""Judging: transforms of the whole model are tried on copies of blocks, and what is judged is what a run would do."""
+"""Validation: transforms of the whole model are tried on copies of blocks, and what is validated is what a run would do."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from quark.algorithms import BlockAtHand, Figures, Rounding, Statistic, Validation
+from quark.algorithms import BlockContext, Metrics, Rounding, Statistic, Validation
 from quark.calibration.batches import calls
-from quark.calibration.transform_validation import Judgement, judged
+from quark.calibration.transform_validation import TransformValidation, validate_transforms
 from quark.config.architecture import Architecture
 from quark.planning.family import architecture_of
 from quark.planning.plan import QuantPlan, make_plan
@@ -37,16 +37,16 @@ class Turned:
     def prepare(self, model: nn.Module, architecture: Architecture) -> None:
         self.is_prepared = True
 
-    def moved(self, x: Tensor) -> Tensor:
+    def transformed_stream(self, x: Tensor) -> Tensor:
         return x.flip(-1)
 
-    def verdict(self, validation: Validation) -> bool:
+    def accepts(self, validation: Validation) -> bool:
         return validation.is_improvement
 
-    def outside(self, model: nn.Module, architecture: Architecture) -> None:
+    def apply_global(self, model: nn.Module, architecture: Architecture) -> None:
         raise AssertionError("nothing outside the blocks is changed by a trial")
 
-    def apply(self, block: BlockAtHand) -> Mapping[str, Figures]:
+    def apply(self, block: BlockContext) -> Mapping[str, Metrics]:
         self.seen.append(block.name)
         for name, parameter in block.module.named_parameters():
             reads = name.endswith(("q_proj.weight", "k_proj.weight", "v_proj.weight", "gate_proj.weight", "up_proj.weight"))
@@ -63,9 +63,9 @@ def plan_of(model: nn.Module, scheme: str) -> QuantPlan:
     return make_plan(model, LLMTemplate.get("llama").get_config(scheme=scheme), architecture_of(model))
 
 
-def judge(transform: Turned, scheme: str = "ptpc_fp8", data: Sequence[Tensor] = IDS) -> tuple[nn.Module, Judgement]:
+def judge(transform: Turned, scheme: str = "ptpc_fp8", data: Sequence[Tensor] = IDS) -> tuple[nn.Module, TransformValidation]:
     model = tiny.tiny_model()
-    return model, judged(model, plan_of(model, scheme), {"turned": transform}, calls(data))["turned"]
+    return model, validate_transforms(model, plan_of(model, scheme), {"turned": transform}, calls(data))["turned"]
 
 
 def test_a_change_of_order_has_the_error_that_there_was() -> None:
@@ -95,7 +95,7 @@ def test_the_model_is_what_it_was() -> None:
 
 def test_without_data_nothing_is_judged() -> None:
     model, transform = tiny.tiny_model(), Turned()
-    assert judged(model, plan_of(model, "ptpc_fp8"), {"turned": transform}, []) == {}
+    assert validate_transforms(model, plan_of(model, "ptpc_fp8"), {"turned": transform}, []) == {}
     assert not transform.is_prepared
 
 
@@ -112,7 +112,7 @@ def test_the_verdict_does_not_depend_on_the_order_of_samples_nor_on_batches() ->
 def test_only_calls_with_held_out_tokens_are_run() -> None:
     model, count = tiny.tiny_model(), [0]
     model.model.layers[0].register_forward_pre_hook(lambda *_: count.__setitem__(0, count[0] + 1))
-    judged(model, plan_of(model, "ptpc_fp8"), {"turned": Turned()}, calls(MANY))
+    validate_transforms(model, plan_of(model, "ptpc_fp8"), {"turned": Turned()}, calls(MANY))
     float_, rounded, changed = 2, 2, 2
     assert count == [float_ + rounded + changed]
 
@@ -120,4 +120,4 @@ def test_only_calls_with_held_out_tokens_are_run() -> None:
 def test_where_nothing_can_be_held_out_all_tokens_tell_and_that_is_said() -> None:
     _, found = judge(Turned(), data=[torch.tensor([[5, 6]])])
     assert found.validation.tokens == 2
-    assert found.figures()["held_out"] is False
+    assert found.metrics()["held_out"] is False

@@ -45,7 +45,7 @@ class Louder:
     def __init__(self, settings: LouderConfig) -> None:
         self._layer = settings.layer
 
-    def outside(self, model: nn.Module, architecture: object) -> None:
+    def apply_global(self, model: nn.Module, architecture: object) -> None:
         self.restore(model, None)
         model.get_buffer("loudness").fill_(3)
 

@@ -1,4 +1,4 @@
-"""Words and figures about a tensor's quantization."""
+"""Words and metrics about a tensor's quantization."""
 
 from __future__ import annotations
 

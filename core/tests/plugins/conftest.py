@@ -19,7 +19,7 @@ def scheme(name, **more):
 """
 
 
-class Site:
+class LayerMapping:
     """Distributions on a path of their own."""
 
     def __init__(self, path: Path) -> None:
@@ -56,10 +56,10 @@ class Site:
 
 
 @pytest.fixture
-def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LayerMapping]:
     """An importable folder that holds one sound distribution, ``good-quant 2.5`` with the scheme ``good``."""
     monkeypatch.syspath_prepend(str(tmp_path))
-    site = Site(tmp_path)
+    site = LayerMapping(tmp_path)
     site.install("good-quant", "@hookimpl\ndef quark_register_schemes():\n    yield scheme('good')\n", version="2.5")
     before = set(sys.modules)
     with using(Catalog()):  # so that no test makes this process's catalog while this folder is on the path

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from quark.config.layer import QLayerConfig, stages
+from quark.config.layer import QLayerConfig, levels
 from quark.config.model import QConfig
 from quark.config.tensor import QTensorConfig
 from quark.errors import PluginError
@@ -235,7 +235,7 @@ def test_every_built_in_format_and_observer_passes(scheme: str) -> None:
     for slot in ("weight", "input_tensors", "output_tensors"):
         spec, is_activation = getattr(layer, slot), slot != "weight"
         if spec is not None:
-            assert stages(spec)
+            assert levels(spec)
             refuse_broken(quantizer_for(spec, activation=is_activation), activation=is_activation)
 
 

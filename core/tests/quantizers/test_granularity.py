@@ -47,12 +47,12 @@ MATRICES = [
 def test_scales_spread_over_a_matrix_lie_where_their_rows_do_and_are_gathered_again(granularity: Granularity) -> None:
     shape = (4, 8)
     scale = torch.arange(1.0, 33)[: torch.Size(granularity.scale_shape(shape)).numel()].reshape(granularity.scale_shape(shape))
-    spread = granularity.spread(scale, shape)
+    spread = granularity.expand_scale(scale, shape)
     assert spread.shape[0] == 4
     elements = 32 // scale.numel()
     of_each_element = granularity.restore(scale.reshape(-1, 1).expand(-1, elements).contiguous(), shape)
     assert torch.equal(spread.repeat_interleave(8 // spread.shape[1], 1), of_each_element)
-    assert torch.equal(granularity.gathered(spread), scale)
+    assert torch.equal(granularity.reduce_scale(spread), scale)
 
 
 @pytest.mark.parametrize("axis", [1, -2])
@@ -80,4 +80,4 @@ def test_rows_of_the_usual_granularities_are_views(granularity: Granularity) -> 
     ("granularity", "shape"), [(PerGroup(3), (4, 8)), (PerBlock((3, 4)), (4, 8)), (PerBlock((2, 2)), (8,)), (PerChannel(2), (4, 8))]
 )
 def test_shapes_that_do_not_fit_are_told(granularity: Granularity, shape: tuple[int, ...]) -> None:
-    assert granularity.problem(shape) is not None
+    assert granularity.shape_error(shape) is not None

@@ -104,7 +104,7 @@ def test_empty_and_one_element_tensors_work(case: str) -> None:
     values, qparams = q.round_to_nearest(torch.zeros(0, 64))
     assert values.shape == (0, 64)
     assert q.quantize(values, qparams).shape == (0, 64)
-    if q.problem((1, 1)) is None:
+    if q.shape_error((1, 1)) is None:
         # Halfway between two codes of int8's range of 127.5 either neighbour is as near: half a step is all that can be lost.
         assert q.fake_quantize(torch.tensor([[3.0]])).item() == pytest.approx(3.0, rel=0.08)
 
@@ -182,7 +182,7 @@ PROBLEMS = {
 
 @pytest.mark.parametrize(("spec", "words"), PROBLEMS.values(), ids=PROBLEMS)
 def test_what_is_wrong_with_a_spec_is_known_without_data(spec: QTensorConfig, words: str) -> None:
-    assert words in str(quantizer_for(spec, activation=False).problem((8, 64)))
+    assert words in str(quantizer_for(spec, activation=False).shape_error((8, 64)))
 
 
 def test_a_format_nobody_provides_is_refused_with_the_closest() -> None:

@@ -8,15 +8,15 @@ from quark.config.tensor import QTensorConfig
 from quark.errors import UnsupportedError
 from quark.plugins import documented_object
 from quark.quantizers import QParams, quantizer_for
-from quark.quantizers.progressive import Progressive
-from quark.quantizers.two_level import ScaledScales
+from quark.quantizers.progressive import ProgressiveQuantizer
+from quark.quantizers.two_level import TwoLevelQuantizer
 
 SCALED = {"nvfp4": 448.0, "amdfp4_global16": 114688.0, "amdfp4_global32": 114688.0}
 
 
-def weight_quantizer(scheme: str) -> ScaledScales | Progressive:
+def weight_quantizer(scheme: str) -> TwoLevelQuantizer | ProgressiveQuantizer:
     found = quantizer_for(quark.schemes().load(scheme, "config")().weight, activation=False)
-    assert isinstance(found, ScaledScales | Progressive)
+    assert isinstance(found, TwoLevelQuantizer | ProgressiveQuantizer)
     return found
 
 
@@ -34,7 +34,7 @@ def test_block_scales_are_values_of_their_format_under_an_outer_scale_that_uses_
     assert qparams.outer_scale is not None
     assert qparams.outer_scale == x.abs().max() / (6 * SCALED[scheme])
     assert qparams.scale.max() == SCALED[scheme]
-    assert isinstance(quantizer, ScaledScales)
+    assert isinstance(quantizer, TwoLevelQuantizer)
     fmt = quantizer.scales.format
     assert torch.equal(fmt.decode(fmt.encode(qparams.scale.clone())), qparams.scale)
 
@@ -128,7 +128,7 @@ def test_scales_in_e4m3_of_one_stage_mean_two() -> None:
     helper = documented_object("FP4PerGroupSpec")
     spec = helper(ch_axis=-1, group_size=16, scale_format="e4m3", is_dynamic=True).to_quantization_spec()
     quantizer = quantizer_for(spec, activation=True)
-    assert isinstance(quantizer, ScaledScales)
+    assert isinstance(quantizer, TwoLevelQuantizer)
     assert quantizer.is_dynamic
     x = data(8, 64)
     assert torch.equal(quantizer.fake_quantize(x), weight_quantizer("nvfp4").fake_quantize(x))
@@ -137,7 +137,7 @@ def test_scales_in_e4m3_of_one_stage_mean_two() -> None:
 def test_scales_of_scales_may_be_powers_of_two() -> None:
     blocks = stage("fp4", qscheme="per_group", ch_axis=-1, group_size=16, scale_type="float32")
     quantizer = quantizer_for((blocks, stage("fp8_e8m0", is_scale_quant=True)), activation=False)
-    assert quantizer.problem((8, 64)) is None
+    assert quantizer.shape_error((8, 64)) is None
     x = data(8, 64)
     values, qparams = quantizer.round_to_nearest(x)
     assert qparams.outer_scale == x.abs().max() / 6
@@ -167,4 +167,4 @@ def test_stages_that_cannot_go_together_are_refused_with_the_cure() -> None:
         "set is_dynamic alike": (stage("fp8_e4m3"), channel.set(is_dynamic=True)),
     }
     for cure, spec in cases.items():
-        assert cure in str(quantizer_for(spec, activation=False).problem((16, 64)))
+        assert cure in str(quantizer_for(spec, activation=False).shape_error((16, 64)))

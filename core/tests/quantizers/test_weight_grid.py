@@ -8,7 +8,7 @@ import torch
 import quark
 from quark.config.tensor import QTensorConfig
 from quark.quantizers import QParams, WeightGrid, quantizer_for
-from quark.quantizers.progressive import Progressive
+from quark.quantizers.progressive import ProgressiveQuantizer
 
 ROWS = (48, 16)
 K = 256
@@ -42,10 +42,10 @@ def test_scales_and_values_are_those_of_round_to_nearest(scheme: str) -> None:
     scales = grid.fixed or grid.scales(wt)
     expected = [quantizer.find_qparams(w) for w in weights()]
     assert all(same(a, b) for a, b in zip(grid.qparams(scales), expected, strict=True))
-    values = grid.round_(wt.clone(), grid.with_steps(wt, scales)).t().split(ROWS)
+    values = grid.round_(wt.clone(), grid.with_subscales(wt, scales)).t().split(ROWS)
     for value, w, qparams in zip(values, weights(), expected, strict=True):
         codes = quantizer.codes_of(value.contiguous(), qparams)
-        if not isinstance(quantizer, Progressive):  # which rounds twice
+        if not isinstance(quantizer, ProgressiveQuantizer):  # which rounds twice
             assert torch.equal(codes, quantizer.quantize(w, qparams))
         torch.testing.assert_close(value, quantizer.dequantize(codes, qparams), rtol=2**-22, atol=0)
 
@@ -55,8 +55,8 @@ def test_a_column_by_itself_is_rounded_as_in_the_whole(scheme: str) -> None:
     grid = grid_of(quark.schemes().load(scheme, "config")().weight)
     wt = transposed(weights())
     scales = grid.fixed or grid.scales(wt)
-    whole = grid.round_(wt.clone(), grid.with_steps(wt, scales))
-    each = grid.with_steps(wt, scales) if grid.has_steps else scales.expanded(grid.group)
+    whole = grid.round_(wt.clone(), grid.with_subscales(wt, scales))
+    each = grid.with_subscales(wt, scales) if grid.has_subscales else scales.expanded(grid.group)
     rounded = grid.rounder(each)
     for k in (0, 1, 77, K - 1):
         assert torch.equal(rounded(wt[k].clone(), k), whole[k])
@@ -94,5 +94,5 @@ def test_scales_of_ranges_are_rounded_only_as_they_are_stored(scheme: str) -> No
             grid.scales_of_ranges(low, high).stored, torch.arange(127, dtype=torch.uint8).view(torch.float8_e4m3fn).float()
         ).all()
     else:
-        torch.testing.assert_close(first, high / grid.reach, rtol=2**-22, atol=0)
+        torch.testing.assert_close(first, high / grid.max_magnitude, rtol=2**-22, atol=0)
         torch.testing.assert_close(finer / first, torch.full_like(first, 1.01), rtol=2**-20, atol=0)

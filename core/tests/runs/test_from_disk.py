@@ -18,7 +18,7 @@ from quark.hf.stored_tensors import StoredTensors
 from quark.planning.decoder_blocks import Block, decoder_blocks
 from quark.planning.plan import QuantPlan
 from quark.runs import ModelQuantizer
-from quark.runs.skeleton import foreseen
+from quark.runs.skeleton import quantized_skeleton
 from quark.runs.source import CheckpointSource
 from quark.testing.tiny import tiny_model_dir
 from quark.torch import LLMTemplate
@@ -110,7 +110,7 @@ def test_each_tensor_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_what_is_foreseen_has_the_scales_that_calibration_finds_and_no_values() -> None:
     model, plan, _ = opened(scheme="fp8")
-    found = foreseen(model, plan)
+    found = quantized_skeleton(model, plan)
     wanted = ModelQuantizer(plan.config).quantize_model(load_model(tiny_model_dir()), [torch.arange(3, 40)[None]])
     facts = {name: (t.shape, t.dtype) for name, t in found.state_dict().items()}
     assert facts == {name: (t.shape, t.dtype) for name, t in wanted.state_dict().items()}
@@ -124,7 +124,7 @@ def test_what_is_foreseen_shares_modules_where_the_model_does_and_leaves_the_mod
     model.add_module("one", twice)
     model.add_module("other", twice)
     before = [(name, id(m), id(m._parameters.get("weight"))) for name, m in model.named_modules(remove_duplicate=False)]
-    found = foreseen(model, plan)
+    found = quantized_skeleton(model, plan)
     assert found.get_submodule("one") is found.get_submodule("other")
     assert found.get_submodule("one") is not twice
     assert not {id(m) for m in found.modules()} & {id(m) for m in model.modules()}

@@ -1,4 +1,4 @@
-"""What plugins hear of a run, in which order, and with what figures."""
+"""What plugins hear of a run, in which order, and with what metrics."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from quark.algorithms import Rounding, RoundToNearest, SecondMoment
+from quark.algorithms import Hessian, Rounding, RoundToNearest
 from quark.calibration.batches import calls
 from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
@@ -21,7 +21,7 @@ INT8 = documented_object("Int8PerTensorSpec")(is_dynamic=False, symmetric=True).
 class Calibrated(RoundToNearest):
     """Rounds to nearest, but wants to see inputs first, so that layers are finished in the middle of the forwards."""
 
-    needs = (SecondMoment,)
+    needs = (Hessian,)
 
 
 @pytest.mark.parametrize("two_passes", [False, True])

@@ -9,7 +9,7 @@ import attrs
 import pytest
 from torch import nn
 
-from quark.algorithms import BlockAtHand, Figures, Rounding, Statistic
+from quark.algorithms import BlockContext, Metrics, Rounding, Statistic
 from quark.config.algorithm import AlgoConfig
 from quark.config.architecture import Architecture
 from quark.config.model import QConfig
@@ -39,10 +39,10 @@ class Cautious:
         self._leaves = settings.leaves
         self._seen = 0
 
-    def outside(self, model: nn.Module, architecture: Architecture) -> None:
+    def apply_global(self, model: nn.Module, architecture: Architecture) -> None:
         self.blocks = len(model.model.layers)  # type: ignore[union-attr, arg-type]
 
-    def apply(self, block: BlockAtHand) -> Mapping[str, Figures]:
+    def apply(self, block: BlockContext) -> Mapping[str, Metrics]:
         self._seen += 1
         return {block.name: {"applied": self._seen <= self.blocks - self._leaves}}
 

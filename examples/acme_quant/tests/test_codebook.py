@@ -14,11 +14,11 @@ from acme_quant.schemes import acme_nf3_g64
 from quark.config.tensor import QTensorConfig
 from quark.errors import CalibrationError
 from quark.quantizers import PerGroup, PerTensor
-from quark.quantizers.single_level import StageQuantizer
+from quark.quantizers.single_level import SingleLevelQuantizer
 
 SPEC = acme_nf3_g64().weight
 assert isinstance(SPEC, QTensorConfig)
-QUANTIZER = StageQuantizer(SPEC, PerGroup(64), ACME_NF3, AcmeRmsObserver)
+QUANTIZER = SingleLevelQuantizer(SPEC, PerGroup(64), ACME_NF3, AcmeRmsObserver)
 
 
 def normal_weights(rows: int, columns: int) -> torch.Tensor:
@@ -170,15 +170,15 @@ BAD: dict[str, tuple[dict[str, object], str]] = {
 
 @pytest.mark.parametrize(("changes", "words"), BAD.values(), ids=BAD)
 def test_specs_that_cannot_be_served_are_refused_before_any_work(changes: dict[str, object], words: str) -> None:
-    problem = StageQuantizer(SPEC.set(**changes), PerGroup(64), ACME_NF3, AcmeRmsObserver).problem((4, 64))
+    problem = SingleLevelQuantizer(SPEC.set(**changes), PerGroup(64), ACME_NF3, AcmeRmsObserver).shape_error((4, 64))
     assert problem is not None
     assert words in problem
-    assert QUANTIZER.problem((4, 64)) is None
+    assert QUANTIZER.shape_error((4, 64)) is None
 
 
 def test_one_scale_for_a_whole_tensor_longer_than_a_tile_is_served_too() -> None:
     spec = SPEC.set(qscheme="per_tensor", group_size=None, ch_axis=None)
-    quantizer = StageQuantizer(spec, PerTensor(), ACME_NF3, AcmeRmsObserver)
+    quantizer = SingleLevelQuantizer(spec, PerTensor(), ACME_NF3, AcmeRmsObserver)
     x = normal_weights(512, 512)
     values, qparams = quantizer.round_to_nearest(x)
     assert qparams.scale.shape == ()

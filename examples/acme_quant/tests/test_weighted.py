@@ -14,7 +14,7 @@ import acme_quant.plugin
 from acme_quant.codebook import VALUES
 from acme_quant.weighted import AcmeWeighted, MeanSquare
 from acme_quant.weighted_config import AcmeWeightedConfig
-from quark.algorithms import Figures, Problem, RoundToNearest
+from quark.algorithms import Metrics, RoundingTask, RoundToNearest
 from quark.calibration.batches import calls
 from quark.calibration.input_statistics import held_out_tokens
 from quark.config.layer import QLayerConfig
@@ -64,8 +64,8 @@ def seen(*inputs: Tensor) -> MeanSquare:
     return statistic
 
 
-def rounded(layers: Mapping[str, QuantizedLayer], statistic: MeanSquare, **settings: Any) -> Mapping[str, Figures]:
-    return AcmeWeighted(AcmeWeightedConfig(**settings)).round(Problem(layers, {MeanSquare: statistic}))
+def rounded(layers: Mapping[str, QuantizedLayer], statistic: MeanSquare, **settings: Any) -> Mapping[str, Metrics]:
+    return AcmeWeighted(AcmeWeightedConfig(**settings)).round(RoundingTask(layers, {MeanSquare: statistic}))
 
 
 def loud_inputs(columns: int) -> Tensor:
@@ -92,8 +92,8 @@ def test_mean_squares_that_merge_have_seen_both() -> None:
 def test_in_every_scheme_weights_lie_on_the_grid_and_their_weighted_error_is_no_more_than_of_the_nearest(scheme: str) -> None:
     weight, inputs = normal(32, 256), loud_inputs(256)
     ours, nearest = layer_of(weight, scheme), layer_of(weight, scheme)
-    RoundToNearest().round(Problem({"l": nearest}))
-    figures = rounded({"l": ours}, seen(inputs))["l"]
+    RoundToNearest().round(RoundingTask({"l": nearest}))
+    metrics = rounded({"l": ours}, seen(inputs))["l"]
     assert ours.weight_quantizer is not None
     quantizer = ours.weight_quantizer.quantizer
     codes = quantizer.codes_of(ours.weight.data, ours.weight_quantizer.qparams)
@@ -101,13 +101,13 @@ def test_in_every_scheme_weights_lie_on_the_grid_and_their_weighted_error_is_no_
     error, plain = weighted_error(ours, weight, inputs), weighted_error(nearest, weight, inputs)
     # Errors were compared in float32: sums of 256 squares there are off by 256 units in the last place at most.
     assert (error <= plain * (1 + 2**-15)).all()
-    assert figures["error_share"] <= 1
+    assert metrics["error_share"] <= 1
 
 
 def test_its_figure_is_the_share_of_the_error_that_is_left_which_is_less_where_channels_differ() -> None:
     weight, inputs = normal(32, 256), loud_inputs(256)
     ours, nearest = layer_of(weight, "acme_nf3_g64"), layer_of(weight, "acme_nf3_g64")
-    RoundToNearest().round(Problem({"l": nearest}))
+    RoundToNearest().round(RoundingTask({"l": nearest}))
     found = rounded({"l": ours}, seen(inputs))["l"]["error_share"]
     left = weighted_error(ours, weight, inputs) / weighted_error(nearest, weight, inputs)
     assert found == pytest.approx(float(left.mean()), rel=2**-14)
@@ -127,7 +127,7 @@ def test_a_range_reaches_no_further_for_a_weight_whose_input_is_always_zero() ->
 
 def _plain_scale(weight: Tensor) -> Tensor:
     nearest = layer_of(weight, "int4_wo_64")
-    RoundToNearest().round(Problem({"l": nearest}))
+    RoundToNearest().round(RoundingTask({"l": nearest}))
     scale: Tensor = nearest.weight_quantizer.qparams.scale  # type: ignore[union-attr]
     return scale
 
@@ -145,10 +145,10 @@ def test_layers_with_one_input_are_rounded_together_as_each_alone() -> None:
     weights = {"q": normal(8, 128), "k": 3 * normal(4, 128, seed=5)}
     together = {name: layer_of(w, "acme_nf3_g64") for name, w in weights.items()}
     statistic = seen(loud_inputs(128))
-    figures = rounded(together, statistic)
+    metrics = rounded(together, statistic)
     for name, weight in weights.items():
         alone = layer_of(weight, "acme_nf3_g64")
-        assert rounded({name: alone}, statistic)[name]["error_share"] == pytest.approx(figures[name]["error_share"], rel=1e-5)
+        assert rounded({name: alone}, statistic)[name]["error_share"] == pytest.approx(metrics[name]["error_share"], rel=1e-5)
         assert torch.equal(alone.weight.data, together[name].weight.data)
 
 
@@ -159,7 +159,7 @@ class Watched(AcmeWeighted):
         super().__init__(AcmeWeightedConfig())
         self.shown: dict[str, MeanSquare] = {}
 
-    def round(self, problem: Problem) -> Mapping[str, Figures]:
+    def round(self, problem: RoundingTask) -> Mapping[str, Metrics]:
         self.shown |= dict.fromkeys(problem.layers, problem.statistic(MeanSquare))
         return super().round(problem)
 
@@ -170,7 +170,7 @@ def test_every_layer_is_rounded_by_what_the_finished_model_gives_it_in_one_forwa
     hook = model.get_submodule("model.embed_tokens").register_forward_hook(lambda *call: embedded.append(call[-1]))
     config = LLMTemplate.get("llama").get_config(scheme="acme_nf3_g64", algorithm="acme_weighted")
     watched = Watched()
-    findings = run(model, make_plan(model, config, architecture_of(model)), calls(TINY_TOKENS), watched, InPlaceSink(model))
+    report = run(model, make_plan(model, config, architecture_of(model)), calls(TINY_TOKENS), watched, InPlaceSink(model))
     hook.remove()
     assert len(embedded) == len(TINY_TOKENS)
     finished: dict[str, list[Tensor]] = {name: [] for name in watched.shown}
@@ -185,7 +185,7 @@ def test_every_layer_is_rounded_by_what_the_finished_model_gives_it_in_one_forwa
         statistic = MeanSquare(x.shape[1], x.device)
         statistic.update(x)
         torch.testing.assert_close(watched.shown[name].value, statistic.value, rtol=1e-6, atol=0)
-        assert findings.layers[name]["tokens"] == 96
+        assert report.layers[name]["tokens"] == 96
 
 
 def test_a_checkpoint_in_a_common_format_is_read_back_where_the_algorithm_is_not_installed(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def test_every_scheme_can_be_rotated(scheme: str) -> None:
     model, plain = quantized(("rotation",), scheme), quantized((), scheme)
     weights = [m.get_submodule("model.layers.1.mlp.down_proj").get_parameter("weight") for m in (model, plain)]
     assert float((weights[0] - weights[1]).abs().max()) > 0.1 * float(weights[1].abs().max())
-    assert {n: (f["r1"], f["r2"]) for n, f in model.quark_findings.transformed.items()} == dict.fromkeys(BLOCKS, (True, True))
+    assert {n: (f["r1"], f["r2"]) for n, f in model.quark_report.transformed.items()} == dict.fromkeys(BLOCKS, (True, True))
     assert off_grid(model) == []
     assert error(model) < 2 * error(plain) < 0.04
 
@@ -92,14 +92,14 @@ def test_every_scheme_can_be_rotated(scheme: str) -> None:
 @pytest.mark.parametrize("scheme", SOME)
 def test_algorithms_compose_and_each_does_its_work(names: tuple[str, ...], scheme: str) -> None:
     model = quantized(names, scheme)
-    figures: dict[str, Any] = model.quark_findings.transformed
+    metrics: dict[str, Any] = model.quark_report.transformed
     assert off_grid(model) == []
     assert error(model) < 2 * error(quantized((), scheme))
     assert {r.algorithm for r in model.quark_plan.quantized} == {names[-1]}
-    assert {n for n, f in figures.items() if f.get("r1") and f.get("r2")} == (BLOCKS if "rotation" in names else set())
-    scaled = {n for n, f in figures.items() if "applied" in f}
+    assert {n for n, f in metrics.items() if f.get("r1") and f.get("r2")} == (BLOCKS if "rotation" in names else set())
+    scaled = {n for n, f in metrics.items() if "applied" in f}
     assert scaled == (BLOCKS if {"awq", "smoothquant"} & set(names) else set())
-    assert all("damping" in model.quark_findings.layers[r.name] for r in model.quark_plan.quantized)
+    assert all("damping" in model.quark_report.layers[r.name] for r in model.quark_plan.quantized)
 
 
 @pytest.mark.parametrize(("names", "scheme"), list(zip(LISTS, SOME, strict=False)), ids=str)

@@ -33,7 +33,7 @@ def run(code: str, module: types.ModuleType) -> dict[str, object]:
 
 def test_the_first_example_runs_and_its_figures_are_those_named_there() -> None:
     *_, last = FIRST.strip().splitlines()
-    found = run(FIRST, types.ModuleType("readme"))["model"].quark_findings.layers["model.layers.0.mlp.down_proj"]
+    found = run(FIRST, types.ModuleType("readme"))["model"].quark_report.layers["model.layers.0.mlp.down_proj"]
     assert list(found) == last.partition("# ")[2].split(", ")
 
 
@@ -55,10 +55,10 @@ def test_the_algorithm_of_one_s_own_is_registered_and_rounds(monkeypatch: pytest
         ModelQuantizer(config).quantize_model(model, data)
     finally:
         quark.algorithms().unregister(record.name)
-    figures = model.quark_findings.layers
+    metrics = model.quark_report.layers
     silent = (torch.relu(model[0](data[0])) == 0).all(0)
     assert silent[7]
-    assert (figures["0"]["silent"], figures["2"]["silent"]) == (0, int(silent.sum()))
+    assert (metrics["0"]["silent"], metrics["2"]["silent"]) == (0, int(silent.sum()))
     assert (model[2].weight[:, silent] == 0).all()
     assert (model[2].weight[:, ~silent] != 0).any(0).all()
 
@@ -82,7 +82,7 @@ def test_the_preset_best_is_what_the_readme_says_it_is() -> None:
     least, correction = number("λ of ", " of the mean diagonal at least"), number("a λ of its own, ", ",")
     share = number("for Qronos a share of ")
     for settings in (GPTQConfig(), GPTAQConfig(), QRONOS):
-        assert {f["damping"] for f in quantized(settings).quark_findings.layers.values()} == {least}
+        assert {f["damping"] for f in quantized(settings).quark_report.layers.values()} == {least}
     corrected = (attrs.evolve(s, correction_damping=correction) for s in (GPTAQConfig(), QRONOS))
     assert all(same(quantized(s), quantized(c)) for s, c in zip((GPTAQConfig(), QRONOS), corrected, strict=True))
     assert not same(quantized(QRONOS), quantized(attrs.evolve(QRONOS, correction_damping=100 * correction)))

@@ -174,8 +174,10 @@ def test_mxint8_honours_its_scale_modes(mode: str) -> None:
 
 
 def test_a_block_that_does_not_fill_whole_bytes_is_refused() -> None:
-    assert "use 16 or 32" in str(quantizer_for(MX6Spec(ch_axis=-1, block_size=8).to_quantization_spec(), activation=True).problem((4, 32)))
-    assert "do not divide" in str(quantizer_for(CASES["mx6"].to_quantization_spec(), activation=True).problem((4, 40)))
+    assert "use 16 or 32" in str(
+        quantizer_for(MX6Spec(ch_axis=-1, block_size=8).to_quantization_spec(), activation=True).shape_error((4, 32))
+    )
+    assert "do not divide" in str(quantizer_for(CASES["mx6"].to_quantization_spec(), activation=True).shape_error((4, 40)))
 
 
 def test_bits_of_an_element_follow_from_the_bytes() -> None:

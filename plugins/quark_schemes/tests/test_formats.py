@@ -274,7 +274,7 @@ def test_formats_of_scales_are_refused_for_weights(name: str) -> None:
     from quark.quantizers import quantizer_for
 
     quantizer = quantizer_for(spec(name), activation=False)
-    assert "holds scales" in str(quantizer.problem((4, 4)))
+    assert "holds scales" in str(quantizer.shape_error((4, 4)))
 
 
 @pytest.mark.parametrize("shape", [(1,), (1, 1), (1, 1, 1)], ids=str)
@@ -286,7 +286,7 @@ def test_a_single_element_is_a_tensor_like_any_other(name: str, shape: tuple[int
     x = torch.full(shape, 0.7)
     values, qparams = quantizer.round_to_nearest(x)
     # It is the end of its own range, so within half a step of it: an integer's step is the range ÷ its reach.
-    step = 0.7 / quantizer.format.reach(spec(name)) if name in INTEGERS else 0.0  # type: ignore[attr-defined]
+    step = 0.7 / quantizer.format.max_magnitude(spec(name)) if name in INTEGERS else 0.0  # type: ignore[attr-defined]
     assert (values.shape, qparams.scale.shape) == (shape, ())
     assert abs(float(values) - 0.7) <= step / 2 + 1e-6
     assert torch.equal(quantizer.dequantize(quantizer.quantize(x, qparams), qparams), values)

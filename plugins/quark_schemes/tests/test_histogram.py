@@ -156,7 +156,7 @@ def test_a_percentile_that_means_nothing_is_refused_with_the_cure(symmetric: boo
     spec = QTensorConfig(
         dtype="int8", observer_cls=observer, is_dynamic=False, qscheme="per_tensor", symmetric=symmetric, observer_options=options
     )
-    assert part in (quantizer_for(spec, activation=True).problem((4,)) or "")
+    assert part in (quantizer_for(spec, activation=True).shape_error((4,)) or "")
 
 
 def test_nothing_seen_is_an_error() -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 from quark.config.enums import ZeroPointType
 from quark.config.tensor import QTensorConfig
 from quark.quantizers import Observer, QParams, TensorQuantizer, quantizer_for
-from quark.quantizers.single_level import StageQuantizer
+from quark.quantizers.single_level import SingleLevelQuantizer
 from quark_schemes.observers.histogram import BINS, Distribution, Histogram
 from quark_schemes.observers.mse import ROW_FACTORS, TENSOR_FACTORS
 from quark_schemes.observers.narrowing import CLIPPED_SHARES, ExpectedError, _least
@@ -51,7 +51,7 @@ def bell(count: int) -> Tensor:
 def root_error(x: Tensor, low: Tensor, high: Tensor, spec: QTensorConfig) -> float:
     """Root mean squared error of quantizing with that range."""
     quantizer = quantizer_for(spec, activation=False)
-    assert isinstance(quantizer, StageQuantizer)
+    assert isinstance(quantizer, SingleLevelQuantizer)
     qparams = quantizer.format.qparams(low, high, spec)
     return float((quantizer.fake_quantize(x, qparams) - x).double().square().mean().sqrt())
 
@@ -183,7 +183,7 @@ def test_two_rounds_of_pairs_find_what_all_pairs_hold() -> None:
 
 
 def test_histogram_pro_serves_integers_alone() -> None:
-    problem = quantizer_of("PerTensorHistogramObserverPro", "fp8_e4m3").problem((4,))
+    problem = quantizer_of("PerTensorHistogramObserverPro", "fp8_e4m3").shape_error((4,))
     assert problem is not None
     assert "use PerTensorHistogramObserver" in problem
 
@@ -250,6 +250,6 @@ def test_power_of_two_min_mse_reaches_a_quarter_of_min_max() -> None:
 @pytest.mark.parametrize("more", [{"zero_point_type": ZeroPointType.float32, "symmetric": False}])
 @pytest.mark.parametrize("name", POWERS)
 def test_powers_of_two_need_whole_zero_points(name: str, more: dict[str, Any]) -> None:
-    problem = quantizer_of(f"{name}Observer", **more).problem((8, 8))
+    problem = quantizer_of(f"{name}Observer", **more).shape_error((8, 8))
     assert problem is not None
     assert "zero_point_type=ZeroPointType.int32" in problem

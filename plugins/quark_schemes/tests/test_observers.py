@@ -151,11 +151,11 @@ def test_zeros_quantize_to_zeros_and_nothing_seen_is_an_error(name: str, symmetr
 @pytest.mark.parametrize("name", [n for n in [*TENSOR, *ONCE] if not n.endswith("TensorMinMaxObserver")])
 def test_observers_refuse_another_granularity_and_options_they_do_not_have(name: str) -> None:
     other = {"qscheme": "per_block", "block_size": (4, 4), "ch_axis": None, "group_size": None}
-    wrong = quantizer_for(attrs.evolve(spec_of(name), **other), activation=False).problem((8, 8))
+    wrong = quantizer_for(attrs.evolve(spec_of(name), **other), activation=False).shape_error((8, 8))
     assert wrong is not None
     assert "serves per_" in wrong
     if "PowOf2MinMax" not in name:
-        problem = quantizer_of(name, observer_options={"tilt": 3}).problem((8, 8))
+        problem = quantizer_of(name, observer_options={"tilt": 3}).shape_error((8, 8))
         assert problem is not None
         assert "no option 'tilt'" in problem
 
@@ -167,9 +167,9 @@ def test_every_documented_observer_method_quantizes_a_tensor(helper: Any, method
     quantizer = quantizer_for(spec, activation=False)
     x = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
     if method == "histogrampro" and helper is FP8E4M3PerTensorSpec:
-        assert "serves integers" in (quantizer.problem((64, 64)) or "")
+        assert "serves integers" in (quantizer.shape_error((64, 64)) or "")
         return
-    assert quantizer.problem((64, 64)) is None
+    assert quantizer.shape_error((64, 64)) is None
     y, _ = quantizer.round_to_nearest(x)
     unsigned_symmetric = helper is Uint8PerTensorSpec and spec.symmetric
     step = 8 / (15 if helper is Int4PerTensorSpec else 255)

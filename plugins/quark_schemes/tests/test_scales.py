@@ -63,7 +63,7 @@ def test_e4m3_scales_serve_small_tensors_too_by_one_more_scale(dtype: str) -> No
 def test_scales_of_asymmetric_integers_cannot_be_in_e4m3() -> None:
     grouped = {"qscheme": "per_group", "ch_axis": -1, "group_size": 16, "is_dynamic": False, "symmetric": False}
     quantizer = quantizer_for(QTensorConfig(dtype="uint4", scale_format="e4m3", **grouped), activation=False)
-    assert "set symmetric=True" in str(quantizer.problem((16, 64)))
+    assert "set symmetric=True" in str(quantizer.shape_error((16, 64)))
 
 
 @pytest.mark.parametrize("kind", SCALES)
@@ -94,7 +94,7 @@ def test_a_tensor_quantizes_and_reloads_with_every_kind_of_scale(kind: str, dtyp
     spec = QTensorConfig(dtype=dtype, symmetric=dtype != "uint4", **grouped, **SCALES[kind])
     quantizer = quantizer_for(spec, activation=False)
     x = torch.randn(16, 64, generator=torch.Generator().manual_seed(0))
-    assert quantizer.problem((16, 64)) is None
+    assert quantizer.shape_error((16, 64)) is None
     values, qparams = quantizer.round_to_nearest(x)
     packed = quantizer.pack(quantizer.codes_of(values, qparams), qparams)
     assert torch.equal(quantizer.dequantize(*quantizer.unpack(packed, (16, 64))), values)
@@ -117,8 +117,8 @@ def test_two_dimensional_blocks_have_a_scale_each_and_reload(dtype: str, scale: 
     spec = QTensorConfig(dtype=dtype, qscheme="per_block", block_size=(4, 8), symmetric=True, is_dynamic=False, **scale)
     quantizer = quantizer_for(spec, activation=False)
     x = torch.randn(16, 64, generator=torch.Generator().manual_seed(0))
-    assert quantizer.problem((16, 64)) is None
-    assert "is not made of blocks of [4, 8]" in str(quantizer.problem((16, 60)))
+    assert quantizer.shape_error((16, 64)) is None
+    assert "is not made of blocks of [4, 8]" in str(quantizer.shape_error((16, 60)))
     values, qparams = quantizer.round_to_nearest(x)
     packed = quantizer.pack(quantizer.codes_of(values, qparams), qparams)
     assert packed["scale"].shape == (4, 8)

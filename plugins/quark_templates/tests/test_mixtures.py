@@ -190,11 +190,11 @@ def test_experts_are_rounded_for_the_tokens_they_get_counted_and_read_back(model
     template = LLMTemplate.get(model_type)
     names = [name for name in algorithm if template.algo_config[name] is not None]
     model = ModelQuantizer(template.get_config("int4_wo_32", algorithm=names)).quantize_model(model_of(model_type), list(IDS.split(1)))
-    tokens = model.quark_findings.tokens
-    rounded = model.quark_findings.layers
+    tokens = model.quark_report.tokens
+    rounded = model.quark_report.layers
     assert tokens
     assert {n for n in tokens if tokens[n]} <= set(rounded)
-    assert set(model.quark_findings.unreached) == {n for n in tokens if not tokens[n]}
+    assert set(model.quark_report.unreached) == {n for n in tokens if not tokens[n]}
     assert all(rounded[n]["tokens"] == tokens[n] for n in tokens if tokens[n])
     export_safetensors(model, tmp_path / "out")
     expected = logits(model)

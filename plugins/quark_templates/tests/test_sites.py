@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from quark.config.architecture import Architecture
-from quark_algos.mappings.mapping import Site, of_experts, readers_of_attention_norm, sites_of
+from quark_algos.mappings.mapping import LayerMapping, mappings_of, of_experts, readers_of_attention_norm
 
 from .whole_models import ALL, batch_for, blocks_of, distance, each_block, facts_of, heads_of, logits, named_by, weights_of, whole_model
 
@@ -25,7 +25,7 @@ def scale_rows(module: nn.Module, rows: slice | Tensor, by: Tensor, offset: floa
             module.bias[rows] *= by  # type: ignore[operator]
 
 
-def value_rows(site: Site, outputs: int, columns: int, heads: int) -> tuple[Tensor, int]:
+def value_rows(site: LayerMapping, outputs: int, columns: int, heads: int) -> tuple[Tensor, int]:
     """Indices of the rows that hold values or an MLP's values, and to how many heads each of them goes."""
     if site.kind == "mlp_value":
         return torch.arange(0 if site.rows == "all" else outputs - columns, outputs), 1
@@ -36,14 +36,14 @@ def value_rows(site: Site, outputs: int, columns: int, heads: int) -> tuple[Tens
     return torch.arange(outputs - held, outputs), columns // held
 
 
-def pairs(site: Site, prev: list[str], layers: list[list[str]]) -> list[tuple[str, list[str]]]:
+def pairs(site: LayerMapping, prev: list[str], layers: list[list[str]]) -> list[tuple[str, list[str]]]:
     """What is scaled, with its own readers: expert by expert where there is a star in both."""
     if "*" not in site.prev:
         return [(prev[0], [name for found in layers for name in found])]
     return list(zip(prev, ([name] for found in layers for name in found), strict=True))
 
 
-def move_scale(site: Site, block: nn.Module, prev: str, readers: list[str], facts: Architecture, heads: int, *, undo: bool) -> None:
+def move_scale(site: LayerMapping, block: nn.Module, prev: str, readers: list[str], facts: Architecture, heads: int, *, undo: bool) -> None:
     """Divide what ``prev`` puts out, or multiply what its readers take by the same."""
     source, targets = block.get_submodule(prev), [block.get_submodule(name) for name in readers]
     generator = torch.Generator().manual_seed(len(prev))
@@ -67,7 +67,7 @@ def test_a_scale_moves_at_every_site_without_a_change_of_the_logits(model_type: 
     model, facts = whole_model(model_type), facts_of(model_type)
     batch, heads = batch_for(model_type, model), heads_of(model)
     expected = logits(model, batch)
-    for site in sites_of(facts):
+    for site in mappings_of(facts):
         places = [
             (block, prev, readers)
             for block, (found, *layers) in each_block(model, facts, (site.prev, *site.layers))

@@ -1,8 +1,16 @@
 """What changes weights: the protocols Transform and Rounding, the statistics they may ask for, and round-to-nearest, the default."""
 
-from quark.algorithms.rounding import Figures, HeldOut, NamesLayers, Problem, Rounding, RoundToNearest, float_weight, weight_quantizer
-from quark.algorithms.statistics import AbsMax, AbsMean, CrossMoment, SecondMoment, SecondMoment64, Statistic
-from quark.algorithms.transform import STAGES, BlockAtHand, Judged, Settled, Settling, Transform, input_is_transformed
+from quark.algorithms.rounding import HeldOut, Metrics, NamesLayers, Rounding, RoundingTask, RoundToNearest, float_weight, weight_quantizer
+from quark.algorithms.statistics import AbsMax, AbsMean, CrossMoment, Hessian, Hessian64, Statistic
+from quark.algorithms.transform import (
+    STAGES,
+    BlockContext,
+    ResolvedSettings,
+    ResolvesForModel,
+    Transform,
+    ValidatedTransform,
+    input_is_transformed,
+)
 from quark.algorithms.validation import OutputError, Validation, validated
 from quark.callable_module import make_callable
 from quark.plugins import algorithms
@@ -11,22 +19,22 @@ __all__ = [
     "STAGES",
     "AbsMax",
     "AbsMean",
-    "BlockAtHand",
+    "BlockContext",
     "CrossMoment",
-    "Figures",
     "HeldOut",
-    "Judged",
+    "Hessian",
+    "Hessian64",
+    "Metrics",
     "NamesLayers",
     "OutputError",
-    "Problem",
+    "ResolvedSettings",
+    "ResolvesForModel",
     "RoundToNearest",
     "Rounding",
-    "SecondMoment",
-    "SecondMoment64",
-    "Settled",
-    "Settling",
+    "RoundingTask",
     "Statistic",
     "Transform",
+    "ValidatedTransform",
     "Validation",
     "float_weight",
     "input_is_transformed",

@@ -15,7 +15,7 @@ from quark.modules import QuantizedLayer, QuantizerModule
 from quark.quantizers import Observer
 
 S = TypeVar("S", bound=Statistic)
-Figures = Mapping[str, float | int | str | bool]
+Metrics = Mapping[str, float | int | str | bool]
 """What a rounding has to say about one layer, by name: JSON values."""
 
 
@@ -41,7 +41,7 @@ class HeldOut:
 
 
 @attrs.frozen(eq=False)
-class Problem:
+class RoundingTask:
     """Layers to be rounded together: all have one spec of weights, and, where statistics are given, one input.
 
     Attributes:
@@ -71,10 +71,10 @@ class Rounding(Protocol):
     def needs(self) -> Sequence[type[Statistic]]:
         """Statistics of the layers' inputs; without any, no data are wanted. A plain attribute will do."""
 
-    def takes(self, name: str) -> bool:
+    def applies_to(self, name: str) -> bool:
         """Whether it rounds the layer of that name, relative to its block; others are rounded to nearest."""
 
-    def round(self, problem: Problem) -> Mapping[str, Figures]:
+    def round(self, problem: RoundingTask) -> Mapping[str, Metrics]:
         """Round the weights of the layers.
 
         On return each layer's ``weight`` is a new parameter with values on the grid of its ``weight_quantizer``, whose scales are set.
@@ -105,12 +105,12 @@ class RoundToNearest:
 
     needs: ClassVar[Sequence[type[Statistic]]] = ()
 
-    def takes(self, name: str) -> bool:
+    def applies_to(self, name: str) -> bool:
         """Everything."""
         return True
 
     @torch.no_grad()
-    def round(self, problem: Problem) -> Mapping[str, Figures]:
+    def round(self, problem: RoundingTask) -> Mapping[str, Metrics]:
         """As `Rounding.round`; there is nothing to report."""
         layers = list(problem.layers.values())
         quantizers = [weight_quantizer(layer) for layer in layers]

@@ -11,7 +11,7 @@ from torch import Tensor
 from quark.errors import PluginError
 
 _TILES = 4
-"""A second moment is summed in this many strips, each from its own diagonal on: 5/8 of the whole product."""
+"""A Hessian is summed in this many strips, each from its own diagonal on: 5/8 of the whole product."""
 _SMALLEST_STRIP = 128
 _HALVES = (torch.float16, torch.bfloat16)
 
@@ -38,7 +38,7 @@ class Statistic(ABC):
                     super().__init__(columns, device)
                     self.value = torch.full((columns,), -torch.inf, device=device)
 
-                def take(self, x, reference):
+                def accumulate(self, x, reference):
                     self.value = torch.maximum(self.value, x.amax(0).float())
 
                 def add(self, other):
@@ -66,7 +66,7 @@ class Statistic(ABC):
         self.tokens += x.shape[0]
         if x.shape[0]:
             version = x._version
-            self.take(x, reference)
+            self.accumulate(x, reference)
             if x._version != version:
                 raise PluginError(
                     f"the statistic {type(self).__name__} changes the inputs that it is shown, which layers are still to read"
@@ -78,7 +78,7 @@ class Statistic(ABC):
         self.add(other)
 
     @abstractmethod
-    def take(self, x: Tensor, reference: Tensor | None) -> None:
+    def accumulate(self, x: Tensor, reference: Tensor | None) -> None:
         """`update`, of at least one token."""
 
     @abstractmethod
@@ -86,7 +86,7 @@ class Statistic(ABC):
         """`merge`, but for the count."""
 
 
-class SecondMoment(Statistic):
+class Hessian(Statistic):
     """``H = Σ x xᵀ [K, K]``, the raw sum, in float32.
 
     Inputs of 16 bits are multiplied as they are on GPUs, with sums in float32, which loses nothing: the product of two such numbers is
@@ -101,7 +101,7 @@ class SecondMoment(Statistic):
         self._fourth = torch.zeros(2, dtype=torch.float64, device=device)  # Σ ‖x‖⁴ and Σ_k x_k⁴
         self._is_upper = True
 
-    def take(self, x: Tensor, reference: Tensor | None) -> None:
+    def accumulate(self, x: Tensor, reference: Tensor | None) -> None:
         squares = x.float().square()
         self._fourth += torch.stack([part.double().square().sum() for part in (squares.sum(1), torch.linalg.vector_norm(squares, dim=1))])
         x = x if x.is_cuda and x.dtype in _HALVES else x.float()
@@ -110,7 +110,7 @@ class SecondMoment(Statistic):
             _add_product(self._sum[left : left + strip, left:], x[:, left : left + strip], x[:, left:])
         self._is_upper = True
 
-    def add(self, other: SecondMoment) -> None:
+    def add(self, other: Hessian) -> None:
         self._sum += other._sum
         self._fourth += other._fourth
         self._is_upper = True
@@ -146,8 +146,8 @@ class SecondMoment(Statistic):
         return off_diagonal, along
 
 
-class SecondMoment64(SecondMoment):
-    """`SecondMoment` with the sum over batches in float64."""
+class Hessian64(Hessian):
+    """`Hessian` with the sum over batches in float64."""
 
     master = torch.float64
 
@@ -164,7 +164,7 @@ class CrossMoment(Statistic):
         super().__init__(columns, device)
         self._sum = torch.zeros(columns, columns, dtype=torch.float32, device=device)
 
-    def take(self, x: Tensor, reference: Tensor | None) -> None:
+    def accumulate(self, x: Tensor, reference: Tensor | None) -> None:
         if reference is not None:
             _add_product(self._sum, reference.float() - x.float(), x.float())
 
@@ -183,7 +183,7 @@ class AbsMax(Statistic):
         super().__init__(columns, device)
         self.value = torch.zeros(columns, dtype=torch.float32, device=device)
 
-    def take(self, x: Tensor, reference: Tensor | None) -> None:
+    def accumulate(self, x: Tensor, reference: Tensor | None) -> None:
         self.value = torch.maximum(self.value, x.abs().amax(0).float())
 
     def add(self, other: AbsMax) -> None:
@@ -197,7 +197,7 @@ class AbsMean(Statistic):
         super().__init__(columns, device)
         self._sum = torch.zeros(columns, dtype=torch.float64, device=device)
 
-    def take(self, x: Tensor, reference: Tensor | None) -> None:
+    def accumulate(self, x: Tensor, reference: Tensor | None) -> None:
         self._sum += x.abs().sum(0, dtype=torch.float32)
 
     def add(self, other: AbsMean) -> None:

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar, cast, runtime_checkable
 import attrs
 from torch import Tensor, nn
 
-from quark.algorithms.rounding import Figures, Rounding
+from quark.algorithms.rounding import Metrics, Rounding
 from quark.algorithms.statistics import Statistic
 from quark.algorithms.validation import OutputError, Validation
 from quark.config.algorithm import AlgoConfig
@@ -23,7 +23,7 @@ STAGES = ("rotation", "scaling")
 
 
 @attrs.frozen(eq=False)
-class BlockAtHand:
+class BlockContext:
     """One block that a transform may change. Layers are named relative to it.
 
     Attributes:
@@ -67,7 +67,7 @@ def input_is_transformed(layer: nn.Module) -> bool:
 
 
 @attrs.frozen
-class Settled:
+class ResolvedSettings:
     """What an algorithm is going to do to one model.
 
     Attributes:
@@ -80,10 +80,10 @@ class Settled:
 
 
 @runtime_checkable
-class Settling(Protocol):
+class ResolvesForModel(Protocol):
     """A transform whose settings become definite, such as by names of layers, when it is known what will be done to a model."""
 
-    def settle(self, model: nn.Module, plan: QuantPlan) -> Settled:
+    def resolve_for_model(self, model: nn.Module, plan: QuantPlan) -> ResolvedSettings:
         """Decide. Nothing of the model is changed, and its tensors may be meta tensors.
 
         The run that follows is made from the settings that this returns, which settle to themselves.
@@ -110,13 +110,13 @@ class Transform(Protocol):
     def needs(self) -> Sequence[type[Statistic]]:
         """Statistics of layers' inputs in float; without any, no data are wanted."""
 
-    def outside(self, model: nn.Module, architecture: Architecture) -> None:
+    def apply_global(self, model: nn.Module, architecture: Architecture) -> None:
         """Change what lies outside the blocks, before anything runs."""
 
-    def apply(self, block: BlockAtHand) -> Mapping[str, Figures]:
+    def apply(self, block: BlockContext) -> Mapping[str, Metrics]:
         """Change the values of one block's parameters; returns what is worth reporting, by full name of a layer or of the block.
 
-        Figures of the block that say ``applied: False`` mean that it is as it was. A transform that says so of every block is left out of
+        Metrics of the block that say ``applied: False`` mean that it is as it was. A transform that says so of every block is left out of
         the plan, and of the settings that a checkpoint keeps, with a warning.
 
         In a run it is looked at whether all of them are finite and have the shapes and dtypes that they had; and, of algorithms whose
@@ -128,22 +128,22 @@ class Transform(Protocol):
 
 
 @runtime_checkable
-class Judged(Transform, Protocol):
+class ValidatedTransform(Transform, Protocol):
     """A transform of the whole model that is tried on copies of blocks first: where calibration data are at hand, before anything changes.
 
     Example:
         The run calls, for the calls that have held-out tokens::
 
             transform.prepare(model, architecture)
-            for each block: transform.apply(a copy), on transform.moved(the block's input)
-            goes_on = transform.verdict(validation)
+            for each block: transform.apply(a copy), on transform.transformed_stream(the block's input)
+            goes_on = transform.accepts(validation)
     """
 
     def prepare(self, model: nn.Module, architecture: Architecture) -> None:
         """Get ready to `Transform.apply` to copies of the blocks of a model that stays as it is."""
 
-    def moved(self, x: Tensor) -> Tensor:
+    def transformed_stream(self, x: Tensor) -> Tensor:
         """What goes from block to block in the changed model, where ``x [batch, tokens, channels]`` does in this one."""
 
-    def verdict(self, validation: Validation) -> bool:
+    def accepts(self, validation: Validation) -> bool:
         """Return whether to go on, given what became of the error of blocks rounded to nearest, the mean over blocks."""

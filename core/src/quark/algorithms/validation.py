@@ -77,7 +77,7 @@ class Validation:
         """How many times as large the error is."""
         return self.after / max(self.before, _TINY)
 
-    def figures(self) -> dict[str, Any]:
+    def metrics(self) -> dict[str, Any]:
         """What there is to report; a number that is not finite is None."""
         numbers = {"error_before": self.before, "error_after": self.after, "standard_error": self.standard_error}
         finite = {name: value if math.isfinite(value) else None for name, value in numbers.items()}

@@ -20,8 +20,8 @@ from quark.calibration.attention import calibrating, inside_block
 from quark.calibration.expert_pools import PooledExperts, pooled_experts
 from quark.calibration.input_statistics import Collector
 from quark.calibration.lockstep import Forward, LockStep, current_forward, replaced_forward
-from quark.calibration.pause_points import Station, number_of_tokens, tokens_of
-from quark.calibration.rounding_tasks import problems
+from quark.calibration.pause_points import PausePoint, number_of_tokens, tokens_of
+from quark.calibration.rounding_tasks import rounding_tasks
 from quark.calibration.rounding_validation import round_validated
 from quark.config.architecture import Architecture
 from quark.modules import QuantizedLayer
@@ -33,7 +33,7 @@ Layers = Mapping[str, tuple[nn.Module, QuantizedLayer]]
 
 
 @attrs.define(eq=False)
-class Company:
+class InputGroups:
     """Which layers of a block read the same tensor: as the family's facts say, and as earlier blocks have shown.
 
     Attributes:
@@ -46,7 +46,7 @@ class Company:
     _seen: list[set[str]] = attrs.field(factory=list, init=False)
 
     def of(self, names: Sequence[str]) -> dict[str, tuple[str, ...]]:
-        """The company of each layer that is said to have some; names are relative to the block."""
+        """The input group of each layer that shares its input; names are relative to the block."""
         found = shared_inputs(names, self.architecture, self.groups)
         for together in self._seen:
             members = tuple(n for n in names if n in together)
@@ -77,7 +77,7 @@ class _Pause:
     wanted: tuple[Key, ...]
 
 
-class BlockSolver:
+class BlockRounding:
     """Finishes the layers of one block: rounds weights and sets the scales of activations, each when all that it gets is known.
 
     Args:
@@ -85,13 +85,13 @@ class BlockSolver:
         block: Where they go through.
         layers: Of the block, all that are quantized, by full name: the float layer and the quantized one.
         rounding: Has ``needs``.
-        company: Which layers share an input.
+        input_groups: Which layers share an input.
         scales: Of the block's activations.
 
     Attributes:
         taken: The layers that are for the rounding; others are rounded to nearest.
         rounded: The layers whose weight is rounded.
-        figures: What is to be reported, by layer that the rounding has rounded: what it and its validation say, and how many tokens the
+        metrics: What is to be reported, by layer that the rounding has rounded: what it and its validation say, and how many tokens the
             layer got.
     """
 
@@ -101,42 +101,42 @@ class BlockSolver:
         block: Block,
         layers: Layers,
         rounding: Rounding,
-        company: Company,
+        input_groups: InputGroups,
         scales: ActivationScales,
     ) -> None:
         self._run = run
         self._block = block
         self._rounding = rounding
-        self._company = company
+        self._input_groups = input_groups
         self._scales = scales
         self._prefix = f"{block.name}." if block.name else ""
         self._layers = layers
-        self._stations: dict[str, Station] = {}
-        self.taken = taken_by(rounding, layers, self._prefix)
-        inside = company.of([n.removeprefix(self._prefix) for n in layers])
-        self._company_of = {self._prefix + n: [self._prefix + m for m in members] for n, members in inside.items()}
+        self._pause_points: dict[str, PausePoint] = {}
+        self.taken = rounded_by(rounding, layers, self._prefix)
+        inside = input_groups.of([n.removeprefix(self._prefix) for n in layers])
+        self._group_of = {self._prefix + n: [self._prefix + m for m in members] for n, members in inside.items()}
         for members in scales.sharing_outputs():
             # Keys and values: to have one scale, both must be finished when the first of them is passed.
             for name in members:
-                self._company_of.setdefault(name, list(members))
+                self._group_of.setdefault(name, list(members))
         self._routed = routed_prefixes(block)
         self._pauses: dict[tuple[Key, ...], _Pause] = {}
         self._last: _Solved | None = None
         self.rounded: set[str] = set()
-        self.figures: dict[str, dict[str, Any]] = {}
+        self.metrics: dict[str, dict[str, Any]] = {}
 
     def work(self, index: int) -> None:
         """Lead every forward through the block, which is the run's of that index."""
         others = {n: made for n, (_, made) in self._layers.items() if n not in self.taken}
-        self.rounded |= round_to_nearest(others, self._company.groups)
-        self._stations = {n: Station(n, i, layer, made, self._run) for i, (n, (layer, made)) in enumerate(self._layers.items())}
+        self.rounded |= round_to_nearest(others, self._input_groups.groups)
+        self._pause_points = {n: PausePoint(n, i, layer, made, self._run) for i, (n, (layer, made)) in enumerate(self._layers.items())}
         for name in others:
             if not self._scales.wants(name, INPUT) and not self._scales.wants(name, OUTPUT):
-                self._stations[name].done()
+                self._pause_points[name].done()
         with ExitStack() as stack:
-            for station in self._stations.values():
-                stack.enter_context(replaced_forward(station.layer, station))
-            for module, experts in pooled_experts(self._block, self._stations, self._scales, self._run):
+            for pause_point in self._pause_points.values():
+                stack.enter_context(replaced_forward(pause_point.layer, pause_point))
+            for module, experts in pooled_experts(self._block, self._pause_points, self._scales, self._run):
                 if module is self._block.module:
                     self._run.detours[index] = experts.passed
                     stack.callback(self._run.detours.pop, index)
@@ -149,16 +149,16 @@ class BlockSolver:
 
     def _step(self) -> None:
         stopped = self._run.stopped
-        waited_for: list[Station | _Pause | PooledExperts] = [s for f, s in stopped.items() if not f.is_float]
+        waited_for: list[PausePoint | _Pause | PooledExperts] = [s for f, s in stopped.items() if not f.is_float]
         if not waited_for:
             # Float forwards alone wait: at experts that no token of the quantized model reaches.
             self._run.go_on(list(stopped))
             return
         leader = min(waited_for, key=lambda s: s.number)
-        if isinstance(leader, Station):
+        if isinstance(leader, PausePoint):
             self._solve(leader)
         elif isinstance(leader, PooledExperts):
-            leader.settle()
+            leader.set_scales()
         else:
             self._scales.set_scales(leader.wanted)
         self._run.go_on(sorted((f for f, s in stopped.items() if s is leader), key=lambda f: f.is_float))
@@ -173,11 +173,11 @@ class BlockSolver:
             self._scales.see(owner, attribute, x)
         if any(self._scales.wants(*key) for key in wanted):
             # Its place is before those of the module's layers that are not finished, which is what closes attention.
-            behind = [s.number for n, s in self._stations.items() if n.startswith(f"{self._prefix}{name}.") and not s.is_done]
-            self._run.stop(self._pauses.setdefault(wanted, _Pause(min(behind, default=len(self._stations)) - 0.5, wanted)))
+            behind = [s.number for n, s in self._pause_points.items() if n.startswith(f"{self._prefix}{name}.") and not s.is_done]
+            self._run.stop(self._pauses.setdefault(wanted, _Pause(min(behind, default=len(self._pause_points)) - 0.5, wanted)))
         return True
 
-    def _solve(self, leader: Station) -> None:
+    def _solve(self, leader: PausePoint) -> None:
         members = self._members(leader)
         inputs = {f: x for f, x in leader.arrived.items() if not f.is_float}
         for name in (s.name for s in members):
@@ -189,42 +189,42 @@ class BlockSolver:
         seen: Collector | None = None
         if taken:
             seen = self._known(leader, inputs) or self._collected(leader, inputs)
-            for problem in problems(taken, self._company.groups, seen.statistics, seen.held_out()):
-                for name, figures in round_validated(self._rounding, problem).items():
-                    self.figures[name] = {"tokens": seen.tokens, **figures}
+            for problem in rounding_tasks(taken, self._input_groups.groups, seen.statistics, seen.held_out()):
+                for name, metrics in round_validated(self._rounding, problem).items():
+                    self.metrics[name] = {"tokens": seen.tokens, **metrics}
             self.rounded |= set(taken)
         self._set_output_scales(members, inputs)
         arrived = dict(leader.arrived)
-        for station in members:
-            station.done(None if station is leader else arrived)
+        for pause_point in members:
+            pause_point.done(None if pause_point is leader else arrived)
         names = {s.name.removeprefix(self._prefix) for s in members}
         if seen is not None:
             self._last = _Solved(names, inputs, seen, leader.made.layer_config.input_tensors)
 
-    def _set_output_scales(self, members: Sequence[Station], inputs: Mapping[Forward, Tensor]) -> None:
+    def _set_output_scales(self, members: Sequence[PausePoint], inputs: Mapping[Forward, Tensor]) -> None:
         wanted = [s for s in members if self._scales.wants(s.name, OUTPUT)]
-        for station in wanted:
+        for pause_point in wanted:
             for x in inputs.values():
-                self._scales.see(station.name, OUTPUT, station.made.product(x))
+                self._scales.see(pause_point.name, OUTPUT, pause_point.made.product(x))
         self._scales.set_scales((s.name, OUTPUT) for s in wanted)
 
-    def _members(self, leader: Station) -> list[Station]:
-        """The stations whose layers can be rounded together with the leader's."""
-        known = [self._stations[n] for n in self._company_of.get(leader.name, [leader.name])]
+    def _members(self, leader: PausePoint) -> list[PausePoint]:
+        """The pause points whose layers can be rounded together with the leader's."""
+        known = [self._pause_points[n] for n in self._group_of.get(leader.name, [leader.name])]
         spec = leader.made.layer_config.input_tensors
         return [s for s in known if not s.is_done and (s is leader or (not s.arrived and s.made.layer_config.input_tensors == spec))]
 
-    def _known(self, leader: Station, inputs: Mapping[Forward, Tensor]) -> Collector | None:
+    def _known(self, leader: PausePoint, inputs: Mapping[Forward, Tensor]) -> Collector | None:
         """What was collected for the last layers, if these turn out to read the same tensors."""
         last = self._last
         if last is None or last.input_spec != leader.made.layer_config.input_tensors:
             return None
         if inputs.keys() != last.inputs.keys() or any(last.inputs[f] is not x for f, x in inputs.items()):
             return None
-        self._company.saw({*last.names, leader.name.removeprefix(self._prefix)})
+        self._input_groups.saw({*last.names, leader.name.removeprefix(self._prefix)})
         return last.seen
 
-    def _collected(self, leader: Station, inputs: Mapping[Forward, Tensor]) -> Collector:
+    def _collected(self, leader: PausePoint, inputs: Mapping[Forward, Tensor]) -> Collector:
         quantizer = leader.made.input_quantizer
         first = next(iter(inputs.values()))
         tokens = sum(number_of_tokens(x, forward.call) for forward, x in inputs.items())
@@ -240,15 +240,15 @@ class BlockSolver:
         return found
 
 
-def taken_by(rounding: Rounding, layers: Layers, prefix: str) -> set[str]:
+def rounded_by(rounding: Rounding, layers: Layers, prefix: str) -> set[str]:
     """Full names of the layers whose codes a rounding chooses: those that multiply their input by a matrix of codes, and that it takes."""
-    return {n for n, (_, made) in layers.items() if _has_input_channels(made) and rounding.takes(n.removeprefix(prefix))}
+    return {n for n, (_, made) in layers.items() if _has_input_channels(made) and rounding.applies_to(n.removeprefix(prefix))}
 
 
 def round_to_nearest(layers: Mapping[str, QuantizedLayer], groups: Sequence[Sequence[str]]) -> set[str]:
     """Round the weights of layers to nearest, those of one group with one scale; returns the layers' names."""
     nearest = RoundToNearest()
-    for problem in problems(layers, groups):
+    for problem in rounding_tasks(layers, groups):
         nearest.round(problem)
     return set(layers)
 

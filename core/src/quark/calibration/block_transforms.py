@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quark.algorithms import BlockAtHand, OutputError, Statistic, Transform
+from quark.algorithms import BlockContext, OutputError, Statistic, Transform
 from quark.calibration.lockstep import ENTRY, Forward, LockStep, current_forward
 from quark.calibration.output_error import as_rounded, configs_of, tensor_of
 from quark.calibration.pause_points import tokens_of
@@ -18,7 +18,7 @@ from quark.planning.decoder_blocks import Block
 from quark.planning.plan import PlanRow
 
 
-class Transforming:
+class BlockTransforms:
     """Applies transforms to one block.
 
     Args:
@@ -28,10 +28,10 @@ class Transforming:
         rows: What its layers are going to be.
         transforms: In order.
         architecture: Facts about the family.
-        model_config: As `quark.algorithms.BlockAtHand.model_config`.
+        model_config: As `quark.algorithms.BlockContext.model_config`.
 
     Attributes:
-        figures: What the transforms have to say.
+        metrics: What the transforms have to say.
         idle: Places of those transforms that have left the block as it was.
     """
 
@@ -61,7 +61,7 @@ class Transforming:
         self._for_validation: bool | None = True if is_divided else None
         self._references: dict[Forward, Tensor] = {}
         self._tried: list[Tensor] | None = None
-        self.figures: dict[str, dict[str, Any]] = {}
+        self.metrics: dict[str, dict[str, Any]] = {}
         self.idle: list[int] = []
 
     def work(self) -> None:
@@ -74,7 +74,7 @@ class Transforming:
         self._references = {}
 
     def _apply(self, places: Sequence[int]) -> None:
-        at_hand = BlockAtHand(
+        context = BlockContext(
             self._block.name,
             self._block.module,
             self._architecture,
@@ -85,9 +85,9 @@ class Transforming:
             self._model_config,
         )
         for place in places:
-            said = self._transforms[place].apply(at_hand)
-            for name, figures in said.items():
-                self.figures.setdefault(name, {}).update(figures)
+            said = self._transforms[place].apply(context)
+            for name, metrics in said.items():
+                self.metrics.setdefault(name, {}).update(metrics)
             if not said.get(self._block.name, {}).get("applied", True):
                 self.idle.append(place)
 
@@ -144,13 +144,13 @@ class Transforming:
             self._references[forward] = tokens
 
     def _output_error(self) -> OutputError:
-        """See `BlockAtHand.output_error`."""
+        """See `BlockContext.output_error`."""
         with as_rounded(self._block.module, self._configs):
             output = self._output()
         return OutputError.of(output, torch.cat(list(self._references.values())), is_held_out=self._for_validation is not None)
 
     def _output(self) -> Tensor:
-        """See `BlockAtHand.output`."""
+        """See `BlockContext.output`."""
         assert self._run is not None
         tried: list[Tensor] = []
         self._tried = tried

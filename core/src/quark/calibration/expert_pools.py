@@ -61,7 +61,7 @@ class PooledExperts:
             self._seen.add((layer, INPUT))
         return True
 
-    def settle(self) -> None:
+    def set_scales(self) -> None:
         """All forwards have rehearsed: set the scales of what they have looked at."""
         self._scales.set_scales(self._seen)
         self._is_known = not self._seen or not any(self._scales.wants(layer, INPUT) for layer in self._layers)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from quark.algorithms import RoundToNearest
 from quark.calibration.activation_scales import static_input
 from quark.calibration.lockstep import replaced_forward
-from quark.calibration.rounding_tasks import problems
+from quark.calibration.rounding_tasks import rounding_tasks
 from quark.config.layer import QLayerConfig
 from quark.modules import QuantizedLayer, quantized_class
 from quark.planning.plan import PlanRow
@@ -48,7 +48,7 @@ def _rounded(block: nn.Module, configs: Mapping[str, QLayerConfig]) -> dict[str,
     nearest = RoundToNearest()
     layers = {name: block.get_submodule(name) for name in configs}
     made = {name: quantized_class(layer).from_float(layer, configs[name]) for name, layer in layers.items()}
-    for problem in problems(made, ()):
+    for problem in rounding_tasks(made, ()):
         nearest.round(problem)
     return made
 

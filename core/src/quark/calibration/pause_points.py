@@ -1,4 +1,4 @@
-"""Stations: in place of each layer's forward while its block is worked on, so that forwards stop where a weight is still to be rounded."""
+"""PausePoint: stands in for a layer while its block is worked on, so that forwards wait where a weight is still to be rounded."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from quark.calibration.lockstep import Forward, LockStep, current_forward
 from quark.modules import QuantizedLayer
 
 
-class Station:
+class PausePoint:
     """Stands in for one layer: a forward stops here until the layer is finished, its weight rounded and the scales of its activations set.
 
     It then passes through the finished layer, quantizers of input and output and all.
@@ -29,7 +29,7 @@ class Station:
         run: Whose forwards come here.
 
     Attributes:
-        arrived: What each forward that stopped here brought, or was foreseen to bring.
+        arrived: What each forward that stopped here brought, or was expected to bring.
         is_done: Whether the layer is finished.
     """
 
@@ -41,7 +41,7 @@ class Station:
         self.arrived: dict[Forward, Tensor] = {}
         self.is_done = False
         self._run = run
-        self._foreseen: dict[Forward, Tensor] | None = None
+        self._expected: dict[Forward, Tensor] | None = None
         self._plain: Any = layer.forward
         self._float_weight = made.weight
         self._width: int = made.weight.shape[0]  # type: ignore[index,assignment]
@@ -52,7 +52,7 @@ class Station:
         if forward is None:
             found: Tensor = self._plain(x, *args, **kwargs)
             return found
-        if self.is_done and self._foreseen is not None and self._foreseen.pop(forward, x) is not x:
+        if self.is_done and self._expected is not None and self._expected.pop(forward, x) is not x:
             self._reopen()
         if not self.is_done:
             experts: PooledExperts | None = forward.rehearsal
@@ -65,16 +65,16 @@ class Station:
         found = self._plain(x, *args, **kwargs) if forward.is_float else QuantizedLayer.forward(self.made, x, *args, **kwargs)
         return found
 
-    def done(self, foreseen: Mapping[Forward, Tensor] | None = None) -> None:
-        """The layer is finished; ``foreseen`` are the inputs it was finished for, where forwards have not brought them here yet."""
+    def done(self, expected: Mapping[Forward, Tensor] | None = None) -> None:
+        """The layer is finished; ``expected`` are the inputs it was finished for, where forwards have not brought them here yet."""
         self.is_done = True
         self.arrived = {}
-        self._foreseen = None if foreseen is None else dict(foreseen)
+        self._expected = None if expected is None else dict(expected)
 
     def _reopen(self) -> None:
-        """Another input came than was foreseen: the layer is to be rounded anew."""
+        """Another input came than was expected: the layer is to be rounded anew."""
         self.made.weight = self._float_weight
-        self.is_done, self._foreseen = False, None
+        self.is_done, self._expected = False, None
 
 
 def tokens_of(x: Tensor, call: Call, *, held_out: bool | None = None) -> Tensor:

@@ -15,7 +15,7 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from quark.algorithms import BlockAtHand, Figures, Problem, Rounding, Statistic, Transform
+from quark.algorithms import BlockContext, Metrics, Rounding, RoundingTask, Statistic, Transform
 from quark.calibration.finite import is_finite
 from quark.config.architecture import Architecture
 from quark.modules import QuantizedLayer
@@ -66,11 +66,11 @@ class CheckedRounding:
         self._whose = whose
         self.needs: Sequence[type[Statistic]] = rounding.needs
 
-    def takes(self, name: str) -> bool:
+    def applies_to(self, name: str) -> bool:
         """As the rounding says."""
-        return self._rounding.takes(name)
+        return self._rounding.applies_to(name)
 
-    def round(self, problem: Problem) -> Mapping[str, Figures]:
+    def round(self, problem: RoundingTask) -> Mapping[str, Metrics]:
         """As `quark.algorithms.Rounding.round`.
 
         Raises:
@@ -140,12 +140,12 @@ class CheckedTransform:
         self.works_by_block = transform.works_by_block
         self.needs: Sequence[type[Statistic]] = transform.needs
 
-    def outside(self, model: nn.Module, architecture: Architecture) -> None:
+    def apply_global(self, model: nn.Module, architecture: Architecture) -> None:
         """As the transform's."""
         with attributed("changing what lies outside the blocks", self._whose):
-            self._transform.outside(model, architecture)
+            self._transform.apply_global(model, architecture)
 
-    def apply(self, block: BlockAtHand) -> Mapping[str, Figures]:
+    def apply(self, block: BlockContext) -> Mapping[str, Metrics]:
         """As `quark.algorithms.Transform.apply`.
 
         Raises:
@@ -206,7 +206,7 @@ class _BlockState:
         return None
 
 
-def checked_figures(said: Any, layers: set[str] | None, whose: Origin) -> Mapping[str, Figures]:
+def checked_figures(said: Any, layers: set[str] | None, whose: Origin) -> Mapping[str, Metrics]:
     """What an algorithm has to report, if it is what it should be.
 
     Args:
@@ -217,14 +217,14 @@ def checked_figures(said: Any, layers: set[str] | None, whose: Origin) -> Mappin
     Raises:
         PluginError: It is no mapping of layers to mappings of JSON values.
     """
-    if not isinstance(said, Mapping) or not all(isinstance(figures, Mapping) for figures in said.values()):
-        raise whose.error(f"reports {described(said)} where a mapping is wanted, from names of layers to mappings of figures")
+    if not isinstance(said, Mapping) or not all(isinstance(metrics, Mapping) for metrics in said.values()):
+        raise whose.error(f"reports {described(said)} where a mapping is wanted, from names of layers to mappings of metrics")
     if layers is not None and (strange := [name for name in said if name not in layers]):
-        raise whose.error(f"reports figures of '{strange[0]}', which it was not given")
+        raise whose.error(f"reports metrics of '{strange[0]}', which it was not given")
     try:
-        json.dumps({name: dict(figures) for name, figures in said.items()})
+        json.dumps({name: dict(metrics) for name, metrics in said.items()})
     except (TypeError, ValueError) as error:
-        raise whose.error(f"reports figures that are no JSON values ({error}): give floats, integers, strings") from error
+        raise whose.error(f"reports metrics that are no JSON values ({error}): give floats, integers, strings") from error
     return said
 
 

@@ -1,4 +1,4 @@
-"""Findings: what a run has to say about the layers it rounded, and about those that calibration hardly reached."""
+"""CalibrationReport: what a run has to say about the layers it rounded, and about those that calibration hardly reached."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ FEW = 0.05
 
 
 @attrs.define(eq=False)
-class Findings:
+class CalibrationReport:
     """What was found, by full name of the layer; JSON values.
 
     Attributes:
-        layers: Figures of each layer that calibrated rounding has rounded: ``tokens``, and what the algorithm says (damping, errors, …).
+        layers: Metrics of each layer that calibrated rounding has rounded: ``tokens``, and what the algorithm says (damping, errors, …).
         tokens: How many tokens reached each layer of an expert.
         transformed: What transforms say of layers and blocks.
-        judged: Of transforms that change the whole model, by name: errors before and after, and whether they were applied.
+        validated: Of transforms that change the whole model, by name: errors before and after, and whether they were applied.
         idle: Which of the run's transforms, by their place in its order, have left every block as it was.
         unreached: Layers that the rounding was to round by their inputs, and that got none: they are rounded to nearest.
     """
@@ -32,12 +32,12 @@ class Findings:
     tokens: dict[str, int] = attrs.field(factory=dict)
     unreached: list[str] = attrs.field(factory=list)
     transformed: dict[str, dict[str, Any]] = attrs.field(factory=dict)
-    judged: dict[str, dict[str, Any]] = attrs.field(factory=dict)
+    validated: dict[str, dict[str, Any]] = attrs.field(factory=dict)
     idle: list[int] = attrs.field(factory=list)
 
-    def add(self, figures: Mapping[str, dict[str, Any]]) -> None:
-        """Take in the figures of more layers."""
-        self.layers |= figures
+    def add(self, metrics: Mapping[str, dict[str, Any]]) -> None:
+        """Take in the metrics of more layers."""
+        self.layers |= metrics
 
     def count(self, tokens: Mapping[str, int]) -> None:
         """Take in token counts of one block's experts."""
@@ -62,14 +62,14 @@ class Findings:
                 f"{len(few)} of {len(self.tokens)} layers of experts got less than {FEW:.0%} of the average of "
                 f"{self._mean_tokens:.0f} tokens; the least, '{worst}', {few[worst]}. More data, or calibrate_all_experts=True, reach them."
             )
-        few_layers = [n for n, figures in self.layers.items() if figures.get("few_tokens")]
+        few_layers = [n for n, metrics in self.layers.items() if metrics.get("few_tokens")]
         if few_layers:
             fewest = min(self.layers[name]["tokens"] for name in few_layers)
             yield (
                 f"{len(few_layers)} of {len(self.layers)} layers got fewer tokens than they have input channels, {fewest} at the least: "
                 f"{folded(few_layers)}. They are rounded more cautiously. More data do better."
             )
-        if any(figures.get("held_out") is False for figures in (*self.transformed.values(), *self.judged.values())):
+        if any(metrics.get("held_out") is False for metrics in (*self.transformed.values(), *self.validated.values())):
             yield (
                 "What transforms do was validated on the tokens that they were made from: of so few, none could be held out. More "
                 "calibration data do better."
@@ -114,5 +114,5 @@ class Findings:
             "expert_tokens": self.tokens,
             "unreached": self.unreached,
             "transformed": self.transformed,
-            "judged": self.judged,
+            "validated": self.validated,
         }

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from quark.algorithms import HeldOut, Problem, Statistic
+from quark.algorithms import HeldOut, RoundingTask, Statistic
 from quark.modules import QuantizedLayer
 
 
-def problems(
+def rounding_tasks(
     layers: Mapping[str, QuantizedLayer],
     groups: Sequence[Sequence[str]],
     statistics: Mapping[type[Statistic], Statistic] | None = None,
     held_out: HeldOut | None = None,
-) -> list[Problem]:
+) -> list[RoundingTask]:
     """The layers whose weights are to be rounded, in as few problems as there can be.
 
     Args:
@@ -23,18 +23,18 @@ def problems(
         held_out: Tokens of that input which no statistic has seen.
     """
     left = {name: layer for name, layer in layers.items() if layer.weight_quantizer is not None}
-    found: list[Problem] = []
+    found: list[RoundingTask] = []
     for suffixes in groups:
         for name in [n for n in left if n.rsplit(".", 1)[-1] == suffixes[0]]:
             parent = name.removesuffix(suffixes[0])
             members = [parent + s for s in suffixes]
             if all(m in left and _has_tensor_scale(left[m]) for m in members):
-                found.append(Problem({m: left.pop(m) for m in members}, statistics or {}, shares_scale=True, held_out=held_out))
+                found.append(RoundingTask({m: left.pop(m) for m in members}, statistics or {}, shares_scale=True, held_out=held_out))
     alike: dict[object, dict[str, QuantizedLayer]] = {}
     for name, layer in left.items():
         assert layer.weight_quantizer is not None
         alike.setdefault((layer.weight_quantizer.quantizer, layer.weight.dtype, type(layer)), {})[name] = layer
-    return [*found, *(Problem(members, statistics or {}, held_out=held_out) for members in alike.values())]
+    return [*found, *(RoundingTask(members, statistics or {}, held_out=held_out) for members in alike.values())]
 
 
 def _has_tensor_scale(layer: QuantizedLayer) -> bool:

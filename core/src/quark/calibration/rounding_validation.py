@@ -9,7 +9,7 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from quark.algorithms import HeldOut, Problem, Rounding, RoundToNearest, float_weight, weight_quantizer
+from quark.algorithms import HeldOut, Rounding, RoundingTask, RoundToNearest, float_weight, weight_quantizer
 from quark.errors import RoundingError
 
 REASON = "to_nearest_because"
@@ -17,8 +17,8 @@ REASON = "to_nearest_because"
 
 
 @torch.no_grad()
-def round_validated(rounding: Rounding, problem: Problem) -> dict[str, dict[str, Any]]:
-    """Round the layers of ``problem``, and return their figures, by layer.
+def round_validated(rounding: Rounding, problem: RoundingTask) -> dict[str, dict[str, Any]]:
+    """Round the layers of ``problem``, and return their metrics, by layer.
 
     Where tokens are held out, ``held_out_error`` is the squared error of the layer's outputs on them ÷ that of round-to-nearest. Layers
     that must share a scale are compared, and given up, together.
@@ -33,17 +33,17 @@ def round_validated(rounding: Rounding, problem: Problem) -> dict[str, dict[str,
     except RoundingError as error:
         _to_nearest(problem, weights)
         return {name: {REASON: str(error)} for name in problem.layers}
-    figures = {name: dict(said.get(name, {})) for name in problem.layers}
+    metrics = {name: dict(said.get(name, {})) for name in problem.layers}
     if problem.held_out is not None:
         parts = [problem] if problem.shares_scale else [attrs.evolve(problem, layers={n: q}) for n, q in problem.layers.items()]
         for part in parts:
             found = _validate(part, weights, problem.held_out)
             for name in part.layers:
-                figures[name] |= found
-    return figures
+                metrics[name] |= found
+    return metrics
 
 
-def _validate(problem: Problem, weights: Mapping[str, nn.Parameter], held_out: HeldOut) -> dict[str, Any]:
+def _validate(problem: RoundingTask, weights: Mapping[str, nn.Parameter], held_out: HeldOut) -> dict[str, Any]:
     """Keep the better of the codes that the layers have and round-to-nearest; returns what to report."""
     quantizers = {name: weight_quantizer(layer) for name, layer in problem.layers.items()}
     codes = {name: (layer.weight, quantizers[name].qparams) for name, layer in problem.layers.items()}
@@ -71,13 +71,13 @@ def is_worse(error: Tensor, other: Tensor) -> bool:
     return float(difference.mean()) > float(difference.std() / len(difference) ** 0.5)
 
 
-def _output_error(problem: Problem, weights: Mapping[str, nn.Parameter], held_out: HeldOut) -> Tensor:
+def _output_error(problem: RoundingTask, weights: Mapping[str, nn.Parameter], held_out: HeldOut) -> Tensor:
     """Of all layers together, for each token ``[n]``."""
     errors = [held_out.output_error(weights[name].data, float_weight(layer)) for name, layer in problem.layers.items()]
     return torch.stack(errors).sum(0)
 
 
-def _to_nearest(problem: Problem, weights: Mapping[str, nn.Parameter]) -> None:
+def _to_nearest(problem: RoundingTask, weights: Mapping[str, nn.Parameter]) -> None:
     for name, layer in problem.layers.items():
         layer.weight = weights[name]
     RoundToNearest().round(problem)

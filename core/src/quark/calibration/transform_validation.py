@@ -1,4 +1,4 @@
-"""Judging: whether a transform of the whole model does good is seen on copies of its blocks, before anything is changed."""
+"""Validation: whether a transform of the whole model does good is seen on copies of its blocks, before anything is changed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from quark.algorithms import BlockAtHand, Judged, OutputError, Transform, Validation, validated
+from quark.algorithms import BlockContext, OutputError, Transform, ValidatedTransform, Validation, validated
 from quark.calibration.batches import Call
 from quark.calibration.lockstep import LockStep, current_forward, without_cache
 from quark.calibration.output_error import as_rounded, configs_of, tensor_of
@@ -26,7 +26,7 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 
 @attrs.frozen
-class Judgement:
+class TransformValidation:
     """What was found about one transform.
 
     Attributes:
@@ -37,12 +37,14 @@ class Judgement:
     validation: Validation
     goes_on: bool
 
-    def figures(self) -> dict[str, Any]:
+    def metrics(self) -> dict[str, Any]:
         """What there is to report."""
-        return {**self.validation.figures(), "applied": self.goes_on}
+        return {**self.validation.metrics(), "applied": self.goes_on}
 
 
-def judged(model: nn.Module, plan: QuantPlan, transforms: Mapping[str, Transform], data: Sequence[Call]) -> dict[str, Judgement]:
+def validate_transforms(
+    model: nn.Module, plan: QuantPlan, transforms: Mapping[str, Transform], data: Sequence[Call]
+) -> dict[str, TransformValidation]:
     """Try those transforms that want it, each alone, on calibration tokens that are held out; nothing of the model is changed.
 
     Costs one forward in float of the calls that have such tokens, and for each block and transform a copy of the block, rounded, and its
@@ -52,10 +54,10 @@ def judged(model: nn.Module, plan: QuantPlan, transforms: Mapping[str, Transform
         model: All its tensors are there.
         plan: Made from it, and attached to it.
         transforms: By their registered names.
-        data: Calibration samples; without any nothing is judged.
+        data: Calibration samples; without any nothing is validated.
     """
     facts = plan.architecture
-    wanted = {name: t for name, t in transforms.items() if isinstance(t, Judged)}
+    wanted = {name: t for name, t in transforms.items() if isinstance(t, ValidatedTransform)}
     if not wanted or not data or facts is None:
         return {}
     blocks = decoder_blocks(model, facts)
@@ -71,7 +73,7 @@ def judged(model: nn.Module, plan: QuantPlan, transforms: Mapping[str, Transform
         for i, block in enumerate(blocks):
             passes = _advanced(run, i, block)
             trial.look(block, configs_of(block.name, [r for r in plan.quantized if block.owns(r.name)]), passes)
-    return {name: judgement for name in wanted if (judgement := trial.judgement(name)) is not None}
+    return {name: validation_of for name in wanted if (validation_of := trial.validation_of(name)) is not None}
 
 
 @attrs.frozen(eq=False)
@@ -110,7 +112,7 @@ class _Trial:
         held_out: True to look at tokens that are held out, None at all.
     """
 
-    def __init__(self, transforms: Mapping[str, Judged], facts: Architecture, config: Any, held_out: bool | None) -> None:
+    def __init__(self, transforms: Mapping[str, ValidatedTransform], facts: Architecture, config: Any, held_out: bool | None) -> None:
         self._transforms = transforms
         self._facts = facts
         self._config = config
@@ -126,19 +128,19 @@ class _Trial:
             if any(_moved(one.given, transform) is None for one in passes):
                 continue
             copied = _copy(block.module)
-            transform.apply(BlockAtHand(block.name, copied, self._facts, configs, {}, model_config=self._config))
+            transform.apply(BlockContext(block.name, copied, self._facts, configs, {}, model_config=self._config))
             self._errors[name].append((before, self._error(copied, configs, passes, transform)))
 
-    def judgement(self, name: str) -> Judgement | None:
+    def validation_of(self, name: str) -> TransformValidation | None:
         """What was seen of a transform; None where nothing was."""
         errors = self._errors[name]
         if not errors:
             return None
         validation = validated([before for before, _ in errors], [after for _, after in errors])
-        return Judgement(validation, self._transforms[name].verdict(validation))
+        return TransformValidation(validation, self._transforms[name].accepts(validation))
 
     def _error(
-        self, module: nn.Module, configs: Mapping[str, QLayerConfig], passes: Sequence[_Pass], transform: Judged | None
+        self, module: nn.Module, configs: Mapping[str, QLayerConfig], passes: Sequence[_Pass], transform: ValidatedTransform | None
     ) -> OutputError:
         """That of a block, rounded to nearest; of one that a transform has changed, in the residual stream that goes with it."""
         outputs, wanted = [], []
@@ -148,18 +150,18 @@ class _Trial:
                 assert given is not None
                 output = tensor_of(module(*given[0], **given[1]))
                 outputs.append(tokens_of(output, one.call, held_out=self._held_out))
-                reference = one.output if transform is None else transform.moved(one.output)
+                reference = one.output if transform is None else transform.transformed_stream(one.output)
                 wanted.append(tokens_of(reference, one.call, held_out=self._held_out))
         return OutputError.of(torch.cat(outputs), torch.cat(wanted), is_held_out=self._held_out is not None)
 
 
-def _moved(given: Arguments, transform: Judged) -> Arguments | None:
+def _moved(given: Arguments, transform: ValidatedTransform) -> Arguments | None:
     """A block's arguments with the residual stream as the changed model has it; None where it is not found among them."""
     args, kwargs = given
     if args and isinstance(args[0], Tensor):
-        return (transform.moved(args[0]), *args[1:]), kwargs
+        return (transform.transformed_stream(args[0]), *args[1:]), kwargs
     if isinstance(kwargs.get("hidden_states"), Tensor):
-        return args, {**kwargs, "hidden_states": transform.moved(kwargs["hidden_states"])}
+        return args, {**kwargs, "hidden_states": transform.transformed_stream(kwargs["hidden_states"])}
     return None
 
 

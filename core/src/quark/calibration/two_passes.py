@@ -17,24 +17,26 @@ from torch import Tensor
 from quark.algorithms import Rounding
 from quark.calibration.activation_scales import INPUT, OUTPUT, ActivationScales
 from quark.calibration.attention import calibrating, inside_block
-from quark.calibration.block_rounding import Company, Layers, round_to_nearest, routed_prefixes, taken_by
+from quark.calibration.block_rounding import InputGroups, Layers, round_to_nearest, rounded_by, routed_prefixes
 from quark.calibration.input_statistics import Collector
 from quark.calibration.lockstep import Forward, LockStep, current_forward, replaced_forward
 from quark.calibration.pause_points import number_of_tokens, tokens_of
-from quark.calibration.rounding_tasks import problems
+from quark.calibration.rounding_tasks import rounding_tasks
 from quark.calibration.rounding_validation import round_validated
 from quark.modules import QuantizedLayer
 from quark.planning.decoder_blocks import Block
 
 
 class TwoPasses:
-    """Finishes the layers of one block; takes and gives what `quark.calibration.block_rounding.BlockSolver` does."""
+    """Finishes the layers of one block; takes and gives what `quark.calibration.block_rounding.BlockRounding` does."""
 
-    def __init__(self, run: LockStep, block: Block, layers: Layers, rounding: Rounding, company: Company, scales: ActivationScales) -> None:
+    def __init__(
+        self, run: LockStep, block: Block, layers: Layers, rounding: Rounding, input_groups: InputGroups, scales: ActivationScales
+    ) -> None:
         self._run = run
         self._block = block
         self._rounding = rounding
-        self._groups = company.groups
+        self._groups = input_groups.groups
         self._scales = scales
         self._prefix = f"{block.name}." if block.name else ""
         self._layers = layers
@@ -44,9 +46,9 @@ class TwoPasses:
         self._last: tuple[Forward | None, str, Tensor | None] = (None, "", None)
         self._floats: dict[tuple[int, str], Tensor] = {}
         self._is_finished = False
-        self.taken = taken_by(rounding, layers, self._prefix)
+        self.taken = rounded_by(rounding, layers, self._prefix)
         self.rounded: set[str] = set()
-        self.figures: dict[str, dict[str, Any]] = {}
+        self.metrics: dict[str, dict[str, Any]] = {}
 
     def work(self, index: int) -> None:
         """Lead every forward through the block, which is the run's of that index."""
@@ -131,9 +133,9 @@ class TwoPasses:
             together.setdefault(leader, {})[name] = self._layers[name][1]
         for leader, members in together.items():
             seen = self._seen.pop(leader)
-            for problem in problems(members, self._groups, seen.statistics, seen.held_out()):
-                for name, figures in round_validated(self._rounding, problem).items():
-                    self.figures[name] = {"tokens": seen.tokens, **figures}
+            for problem in rounding_tasks(members, self._groups, seen.statistics, seen.held_out()):
+                for name, metrics in round_validated(self._rounding, problem).items():
+                    self.metrics[name] = {"tokens": seen.tokens, **metrics}
         # The second pass may route tokens to an expert that the first did not reach.
         others = {n: made for n, (_, made) in self._layers.items() if n not in self._leaders}
         self.rounded = round_to_nearest(others, self._groups) | set(self._leaders)

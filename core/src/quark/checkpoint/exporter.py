@@ -78,14 +78,14 @@ class BlockStream(Protocol):
 class StreamingExporter(Exporter, Protocol):
     """An exporter that need not have the whole model in memory. One that lacks this method gets complete models."""
 
-    def stream(self, model: nn.Module, foreseen: nn.Module, out: Path, options: ExportOptions) -> AbstractContextManager[BlockStream]:
+    def stream(self, model: nn.Module, skeleton: nn.Module, out: Path, options: ExportOptions) -> AbstractContextManager[BlockStream]:
         """Begin an export of ``model`` to the directory ``out``, which exists and is empty.
 
         What it writes does not differ from what `Exporter.export` writes of the same model; it is complete when the context ends well.
 
         Args:
             model: Still float, its weights on the meta device but for those of the block that is worked on. It has its ``quark_plan``.
-            foreseen: The same model as it will be when it is quantized, on the meta device: layers and scales of the right shapes.
+            skeleton: The same model as it will be when it is quantized, on the meta device: layers and scales of the right shapes.
             out: Where to.
             options: As for `Exporter.export`.
 

@@ -12,11 +12,11 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from quark.config.layer import TensorSpec, stages
+from quark.config.layer import TensorSpec, levels
 from quark.config.model import QConfig
 from quark.errors import CheckpointError, UnknownNameError
 from quark.plugins import Registry, algorithms, formats, observers
-from quark.quantizers import settled
+from quark.quantizers import canonicalize
 
 KEY = "plugins"
 """Of the block in ``quantization_config``."""
@@ -26,7 +26,7 @@ _DISTRIBUTION, _VERSION = r"[a-z0-9]+(-[a-z0-9]+)*", r"[0-9a-z.+!-]+"
 
 def provenance(config: QConfig) -> dict[str, Any]:
     """The distributions and versions of every format, observer and algorithm that a configuration names, JSON values."""
-    specs = [stage for spec in _specs(config) for stage in (*stages(spec), *settled(spec))]
+    specs = [stage for spec in _specs(config) for stage in (*levels(spec), *canonicalize(spec))]
     names = {stage.dtype.name for stage in specs}
     classes = {s.observer_cls if isinstance(s.observer_cls, str) else s.observer_cls.__name__ for s in specs if s.observer_cls is not None}
     return {

@@ -36,7 +36,7 @@ def evaluate(
 ) -> None:
     """Print the perplexity of MODEL on a text; with --reference also KL divergence from it and agreement of the likeliest token."""
     # Torch and transformers are imported here, not above: `quark --help` and the listings do without them.
-    from quark import evaluate as figures
+    from quark import evaluate as metrics
     from quark.hf.loading import load_model, model_config
 
     started = time.perf_counter()
@@ -47,11 +47,11 @@ def evaluate(
     tried = load_model(model, dtype, device)
     result: dict[str, Any] = {"model": str(model), "windows": len(windows), "seq_len": seq_len}
     if reference is None:
-        result |= {"tokens": len(windows) * (seq_len - 1), "perplexity": figures.perplexity(tried, batches)}
+        result |= {"tokens": len(windows) * (seq_len - 1), "perplexity": metrics.perplexity(tried, batches)}
     else:
         import attrs
 
-        found = figures.compare(tried, load_model(reference, dtype, device), batches)
+        found = metrics.compare(tried, load_model(reference, dtype, device), batches)
         result |= {"reference": str(reference)} | attrs.asdict(found)
     result["seconds"] = round(time.perf_counter() - started, 3)
     typer.echo(json.dumps(result) if as_json else "\n".join(_lines(result)))

@@ -1,4 +1,4 @@
-"""What a tensor's or a layer's quantization is, in a few words and figures."""
+"""What a tensor's or a layer's quantization is, in a few words and metrics."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 from math import prod
 
 from quark.config.enums import QSchemeType, ScaleType
-from quark.config.layer import QLayerConfig, TensorSpec, stages
+from quark.config.layer import QLayerConfig, TensorSpec, levels
 from quark.config.tensor import QTensorConfig
 
 _SCALE_BITS = {"e8m0": 8, "e4m3": 8, "e5m3": 8, "float32": 32}
@@ -21,7 +21,7 @@ _SCALE_TYPE_BITS = {
 
 def describe_spec(spec: TensorSpec | None) -> str:
     """A tensor's quantization in a few words: ``int4/group 128``, ``fp8_e4m3/tensor``, ``float``."""
-    return " + ".join(_describe_stage(s) for s in stages(spec)) or "float"
+    return " + ".join(_describe_stage(s) for s in levels(spec)) or "float"
 
 
 def _describe_stage(stage: QTensorConfig) -> str:
@@ -41,7 +41,7 @@ def describe_activation(spec: TensorSpec | None) -> str:
     """As `describe_spec`, and when the range is found: ``fp8_e4m3/tensor static``."""
     if spec is None:
         return "float"
-    first, last = stages(spec)[0], stages(spec)[-1]
+    first, last = levels(spec)[0], levels(spec)[-1]
     when = {True: " dynamic", False: " static", None: " dynamic" if first.group_size else ""}[first.is_dynamic]
     return f"{describe_spec(spec)}{when}{' under static' if first.is_dynamic and last.is_dynamic is False else ''}"
 
@@ -61,7 +61,7 @@ def describe_layer(layer: QLayerConfig | None) -> str:
 
 def needs_calibration(layer: QLayerConfig) -> bool:
     """Whether ranges of activations are found once, from data. A mere cast, which has no scale, needs none."""
-    activations = (*stages(layer.input_tensors), *stages(layer.output_tensors))
+    activations = (*levels(layer.input_tensors), *levels(layer.output_tensors))
     return any(stage.is_dynamic is False and stage.qscheme is not None for stage in activations)
 
 
@@ -75,7 +75,7 @@ def effective_bits(spec: TensorSpec | None, bits_of: Callable[[str], float]) -> 
     Returns:
         The figure; None where nothing is quantized. A float32 scale for each group of 128 makes int4 4.25.
     """
-    found = stages(spec)
+    found = levels(spec)
     elements = [s for s in found if not s.is_scale_quant]
     if not elements:
         return None

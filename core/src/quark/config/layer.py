@@ -29,8 +29,8 @@ def _as_spec(value: Any) -> TensorSpec | None:
     raise ConfigError(f"a tensor's quantization is a QTensorConfig, a list of them, or None, not {value!r}")
 
 
-def stages(spec: TensorSpec | None) -> tuple[QTensorConfig, ...]:
-    """The stages of a tensor's quantization: none, one, or several."""
+def levels(spec: TensorSpec | None) -> tuple[QTensorConfig, ...]:
+    """The levels of a tensor's quantization: none, one, or several."""
     return () if spec is None else (spec,) if isinstance(spec, QTensorConfig) else tuple(spec)
 
 
@@ -49,7 +49,7 @@ def _copied(spec: TensorSpec | None) -> TensorSpec | None:
 
 
 def _no_static_groups(_: Any, attribute: Any, value: TensorSpec | None) -> None:
-    for stage in stages(value):
+    for stage in levels(value):
         if stage.qscheme is QSchemeType.per_group and stage.is_dynamic is False:
             raise ConfigError(
                 f"{attribute.name} cannot be static with a scale per group ({stage.dtype.name}): use is_dynamic=True, or a scale per tensor"

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quark.config.layer import QLayerConfig, TensorSpec, stages
+from quark.config.layer import QLayerConfig, TensorSpec, levels
 from quark.errors import CheckpointError, ConfigError
 from quark.modules.layers import QuantizedLayer, linear_weight, quantized_class
 from quark.modules.quantizer_module import QuantizerModule
@@ -21,7 +21,7 @@ from quark.modules.stored_scales import refuse_bad_scales
 from quark.plugins.attribution import origin
 from quark.quantizers import cast_finite, quantizer_for
 from quark.quantizers.on_grid import LOSSY, misfit_of_codes
-from quark.quantizers.progressive import Progressive
+from quark.quantizers.progressive import ProgressiveQuantizer
 from quark.quantizers.tensor_quantizer import TensorQuantizer
 
 PREFIXES = {"weight": "weight", "bias": "bias", "input_tensors": "input", "output_tensors": "output"}
@@ -35,11 +35,11 @@ SLOTS = {"weight": "weight_quantizer", "bias": "bias_quantizer", "input_tensors"
 def is_flat(suffix: str) -> bool:
     """Whether a stored scale lies beside the weight under its checkpoint name (``weight_scale_2``), and not in a submodule.
 
-    transformers looks there for what belongs to second stages; up to 5.19 its loader renamed those names too.
+    transformers looks there for what belongs to second levels; up to 5.19 its loader renamed those names too.
     """
     if not suffix.endswith("_2"):
         return False
-    from transformers.quantizers import quantizer_quark  # only where a checkpoint of two stages is read, which transformers does anyway
+    from transformers.quantizers import quantizer_quark  # only where a checkpoint of two levels is read, which transformers does anyway
 
     return hasattr(quantizer_quark, "CHECKPOINT_KEYS")
 
@@ -197,7 +197,7 @@ def stored_tensors(name: str, module: QuantizerModule, values: Tensor, order: st
     """
     quantizer, qparams = module.quantizer, module.qparams
     assert qparams is not None
-    names = [stage.dtype.name for stage in stages(quantizer.spec)]
+    names = [stage.dtype.name for stage in levels(quantizer.spec)]
     codes = quantizer.codes_of(values.detach(), qparams)
     complaint = misfit_of_codes(quantizer, qparams, values.detach(), codes, order)
     if complaint is not None and complaint != LOSSY:
@@ -210,7 +210,7 @@ def stored_tensors(name: str, module: QuantizerModule, values: Tensor, order: st
     if any(n in announced and (t.shape, t.dtype) != (announced[n].shape, announced[n].dtype) for n, t in made.items()):
         complaint = "packs to other shapes or dtypes than on the meta device, by which checkpoints are laid out"
     if complaint is not None:
-        raise origin("formats", names[-1] if isinstance(quantizer, Progressive) else names[0]).error(f"{complaint} (at '{name}')")
+        raise origin("formats", names[-1] if isinstance(quantizer, ProgressiveQuantizer) else names[0]).error(f"{complaint} (at '{name}')")
     return made
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from quark.config.layer import TensorSpec, stages
+from quark.config.layer import TensorSpec, levels
 from quark.errors import CalibrationError
 from quark.quantizers import QParams, quantizer_for
 
@@ -64,4 +64,4 @@ class QuantizerModule(nn.Module):
 
 
 def _formats(spec: TensorSpec) -> str:
-    return " → ".join(s.dtype.name for s in stages(spec))
+    return " → ".join(s.dtype.name for s in levels(spec))

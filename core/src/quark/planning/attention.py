@@ -11,7 +11,7 @@ from torch import nn
 
 from quark.config.architecture import Architecture
 from quark.config.enums import QSchemeType
-from quark.config.layer import TensorSpec, stages
+from quark.config.layer import TensorSpec, levels
 from quark.config.model import QConfig
 from quark.config.tensor import QTensorConfig
 from quark.hf.attention_switch import why_unswitchable
@@ -106,11 +106,11 @@ def why_before_rope(model: nn.Module, rows: Sequence[PlanRow], config: QConfig, 
     """Returns why keys and values of the cache cannot be rounded as attention gets them, with the cure; None where they can be."""
     asked = attrs.evolve(config, kv_cache_post_rope=True, attention_post_rope=False)
     found = attention_rows(model, rows, asked, architecture)
-    reason = next(_cache_problems(found, rows, asked, architecture), None)
+    reason = next(_cache_errors(found, rows, asked, architecture), None)
     return reason or why_unswitchable(model, [a.name for a in found if a.states])
 
 
-def attention_problems(
+def attention_errors(
     model: nn.Module,
     attentions: Sequence[AttentionRow],
     rows: Sequence[PlanRow],
@@ -143,7 +143,7 @@ def attention_problems(
                 "kv_cache_post_rope says where keys of a quantized cache are rounded, but no cache is to be quantized: add kv_cache_scheme"
             )
         else:
-            yield from _cache_problems(attentions, rows, config, architecture)
+            yield from _cache_errors(attentions, rows, config, architecture)
     elif asked is None:
         reason, norm = why_before_rope(model, rows, config, architecture), next(_key_norms(model, rows, config, architecture), None)
         if reason is not None and norm is not None:
@@ -191,7 +191,7 @@ def _query_rows(rows: Iterable[PlanRow], architecture: Architecture | None) -> l
     ]
 
 
-def _cache_problems(
+def _cache_errors(
     attentions: Sequence[AttentionRow], rows: Sequence[PlanRow], config: QConfig, architecture: Architecture | None
 ) -> Iterator[str]:
     served = {layer for row in attentions for layer, _ in row.states.values()}
@@ -220,7 +220,7 @@ def _specs_not_per_tensor(attentions: Iterable[AttentionRow], *states: str) -> I
 
 
 def _is_per_tensor(spec: TensorSpec) -> bool:
-    return all(s.qscheme is QSchemeType.per_tensor for s in stages(spec))
+    return all(s.qscheme is QSchemeType.per_tensor for s in levels(spec))
 
 
 def _not_per_tensor(what: str, spec: TensorSpec) -> Iterator[str]:

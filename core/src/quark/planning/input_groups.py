@@ -10,7 +10,7 @@ from quark.config.architecture import Architecture
 def shared_inputs(
     names: Sequence[str], architecture: Architecture | None, siblings: Iterable[Sequence[str]] = ()
 ) -> dict[str, tuple[str, ...]]:
-    """The layers that read what a layer reads, itself among them, for each that has such company.
+    """The layers that read what a layer reads, itself among them, for each that shares its input.
 
     Args:
         names: Of layers, relative to one block.

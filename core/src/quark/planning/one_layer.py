@@ -8,7 +8,7 @@ from torch import nn
 
 from quark.modules.layers import QuantizedLayer, counts_as
 
-_RESULTS = ("quant_config", "quark_plan", "quark_findings", "quark_quantized")
+_RESULTS = ("quant_config", "quark_plan", "quark_report", "quark_quantized")
 
 
 class OneLayer(nn.Module):

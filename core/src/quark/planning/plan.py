@@ -9,15 +9,15 @@ import attrs
 from torch import nn
 
 from quark.config.architecture import Architecture
-from quark.config.layer import SLOTS, QLayerConfig, TensorSpec, stages
+from quark.config.layer import SLOTS, QLayerConfig, TensorSpec, levels
 from quark.config.model import QConfig
 from quark.errors import ConfigError
 from quark.modules.layers import LOOKUP_TYPES, counts_as, is_quantized, linear_weight
 from quark.names import folded
 from quark.planning.attention import (
     AttentionRow,
+    attention_errors,
     attention_facts,
-    attention_problems,
     attention_rows,
     attention_warnings,
     resolve_attention,
@@ -116,7 +116,7 @@ def static_activations(layer: QLayerConfig | None) -> Iterator[str]:
 
 def has_static_scale(spec: TensorSpec | None) -> bool:
     """Whether an activation of that spec needs calibration."""
-    return spec is not None and any(s.is_dynamic is False for s in stages(spec)) and not quantizer_for(spec, activation=True).is_float
+    return spec is not None and any(s.is_dynamic is False for s in levels(spec)) and not quantizer_for(spec, activation=True).is_float
 
 
 def make_plan(model: nn.Module, config: QConfig, architecture: Architecture | None = None) -> QuantPlan:
@@ -140,7 +140,7 @@ def make_plan(model: nn.Module, config: QConfig, architecture: Architecture | No
     problems = [
         *(rule.problem for rule in rules if rule.problem and config.strict),
         *_misfits(rows, config.scheme),
-        *attention_problems(model, attentions, rows, config, architecture, asked),
+        *attention_errors(model, attentions, rows, config, architecture, asked),
     ]
     if problems:
         raise ConfigError("\n".join(problems))
@@ -191,7 +191,7 @@ def _misfits(rows: tuple[PlanRow, ...], scheme: str | None) -> Iterator[str]:
         slots: dict[str, list[str]] = {}
         for slot in SLOTS:
             spec = None if row.config is None else getattr(row.config, slot)
-            if spec is not None and (problem := _problem(row, slot, spec)) is not None:
+            if spec is not None and (problem := _shape_error(row, slot, spec)) is not None:
                 slots.setdefault(problem, []).append(slot)
         for problem, failing in slots.items():
             found.setdefault((tuple(failing), problem), []).append(row)
@@ -209,10 +209,10 @@ def _cure(bad: Sequence[PlanRow], scheme: str | None) -> str:
     return " ".join(cures) or "Exclude these layers, or give them another scheme."
 
 
-def _problem(row: PlanRow, slot: str, spec: Any) -> str | None:
+def _shape_error(row: PlanRow, slot: str, spec: Any) -> str | None:
     # Weights are [out, in, …]; activations are checked by the features they carry, which is all that is known of them before a run.
     shapes = {"weight": row.shape, "input_tensors": (1, *row.shape[1:2]), "output_tensors": (1, *row.shape[:1]), "bias": row.shape[:1]}
-    return quantizer_for(spec, activation=slot in _ACTIVATIONS).problem(shapes[slot])
+    return quantizer_for(spec, activation=slot in _ACTIVATIONS).shape_error(shapes[slot])
 
 
 def _refuse_broken_plugins(rows: tuple[PlanRow, ...], attentions: Sequence[AttentionRow]) -> None:
@@ -220,23 +220,23 @@ def _refuse_broken_plugins(rows: tuple[PlanRow, ...], attentions: Sequence[Atten
     specs = [(getattr(r.config, slot), slot in _ACTIVATIONS) for r in rows if r.config is not None for slot in SLOTS]
     specs += [(spec, True) for a in attentions for spec in (a.probabilities, a.query, a.key, a.value)]
     # Two-stage specs are lists, which cannot be compared by hash: their stages can.
-    wanted = {(stages(spec), is_activation): spec for spec, is_activation in specs if spec is not None}
+    wanted = {(levels(spec), is_activation): spec for spec, is_activation in specs if spec is not None}
     for (_, is_activation), spec in wanted.items():
         refuse_broken(quantizer_for(spec, activation=is_activation), activation=is_activation)
 
 
 def _fits(row: PlanRow, layer: QLayerConfig) -> bool:
-    return all((spec := getattr(layer, slot)) is None or _problem(row, slot, spec) is None for slot in SLOTS)
+    return all((spec := getattr(layer, slot)) is None or _shape_error(row, slot, spec) is None for slot in SLOTS)
 
 
 def _fitting_schemes(bad: Sequence[PlanRow]) -> list[str]:
     """Registered schemes whose weight has the format of the first misfit, and that fit all of them in every slot."""
     asked = bad[0].config
-    formats = {s.dtype for s in stages(asked.weight if asked else None)}
+    formats = {s.dtype for s in levels(asked.weight if asked else None)}
     fitting = []
     for name in schemes().names():
         layer: QLayerConfig = schemes().load(name, "config")()
-        same = layer.weight is not None and {s.dtype for s in stages(layer.weight)} == formats
+        same = layer.weight is not None and {s.dtype for s in levels(layer.weight)} == formats
         if same and all(_fits(row, layer) for row in bad):
             fitting.append(name)
     return fitting

@@ -1,6 +1,6 @@
 """Numerics: number formats, observers and tensor quantizers; protocols and the machinery that serves them all."""
 
-from quark.quantizers.build import format_of, number_format, observer_class, packed_dtype, quantizer_for, settled
+from quark.quantizers.build import canonicalize, format_of, number_format, observer_class, packed_dtype, quantizer_for
 from quark.quantizers.finite import cast_finite
 from quark.quantizers.granularity import Granularity, PerBlock, PerChannel, PerGroup, PerTensor, PerToken, granularity_of
 from quark.quantizers.number_format import NumberFormat
@@ -24,6 +24,7 @@ __all__ = [
     "QParams",
     "TensorQuantizer",
     "WeightGrid",
+    "canonicalize",
     "cast_finite",
     "format_of",
     "granularity_of",
@@ -31,5 +32,4 @@ __all__ = [
     "observer_class",
     "packed_dtype",
     "quantizer_for",
-    "settled",
 ]

@@ -7,7 +7,7 @@ from functools import lru_cache
 import torch
 
 from quark.config.enums import Dtype
-from quark.config.layer import TensorSpec, stages
+from quark.config.layer import TensorSpec, levels
 from quark.config.tensor import QTensorConfig
 from quark.errors import ConfigError, UnsupportedError
 from quark.plugins import Catalog, documented_object, formats, observers
@@ -15,10 +15,10 @@ from quark.plugins.catalog import catalog
 from quark.quantizers.granularity import PerGroup, PerTensor, granularity_of
 from quark.quantizers.number_format import NumberFormat
 from quark.quantizers.observer import Observer
-from quark.quantizers.progressive import Progressive
-from quark.quantizers.single_level import StageQuantizer
+from quark.quantizers.progressive import ProgressiveQuantizer
+from quark.quantizers.single_level import SingleLevelQuantizer
 from quark.quantizers.tensor_quantizer import TensorQuantizer
-from quark.quantizers.two_level import ScaledScales
+from quark.quantizers.two_level import TwoLevelQuantizer
 
 _EXAMPLE = 32
 """Side of a matrix that every format can pack."""
@@ -41,14 +41,14 @@ def packed_dtype(dtype: Dtype | str) -> torch.dtype:
     return found.pack(codes, PerGroup(_EXAMPLE), "order").dtype
 
 
-def settled(spec: TensorSpec) -> tuple[QTensorConfig, ...]:
-    """The stages that a spec means, each spelled out by its format."""
+def canonicalize(spec: TensorSpec) -> tuple[QTensorConfig, ...]:
+    """The levels that a spec means, each spelled out by its format."""
     given = (spec,) if isinstance(spec, QTensorConfig) else spec
-    return tuple(stage for one in given for stage in stages(number_format(one.dtype).settled(one)))
+    return tuple(stage for one in given for stage in levels(number_format(one.dtype).canonicalize(one)))
 
 
 def format_of(spec: QTensorConfig) -> NumberFormat:
-    """The number format of a settled spec, with the spec's rounding."""
+    """The number format of a canonical spec, with the spec's rounding."""
     return number_format(spec.dtype).for_spec(spec)
 
 
@@ -84,7 +84,7 @@ def quantizer_for(spec: TensorSpec, *, activation: bool) -> TensorQuantizer:
     Raises:
         ConfigError: The spec is incomplete.
         UnknownNameError: A format or an observer is not installed.
-        UnsupportedError: More than two stages.
+        UnsupportedError: More than two levels.
     """
     return _quantizer(spec if isinstance(spec, QTensorConfig) else tuple(spec), activation, catalog())
 
@@ -92,18 +92,18 @@ def quantizer_for(spec: TensorSpec, *, activation: bool) -> TensorQuantizer:
 @lru_cache(maxsize=1024)
 def _quantizer(spec: TensorSpec, activation: bool, plugins: Catalog) -> TensorQuantizer:
     """Quantizers are values: layers with equal specs share one, as long as ``plugins`` are those that names are looked up in."""
-    found = settled(spec)
+    found = canonicalize(spec)
     if len(found) > 2:
         names = " → ".join(s.dtype.name for s in found)
         raise UnsupportedError(f"{len(found)} stages ({names}) cannot be carried out: a tensor has one or two")
     first, *rest = (_stage(stage, activation) for stage in found)
     if not rest:
         return first
-    return ScaledScales(first, rest[0]) if found[1].is_scale_quant else Progressive(first, rest[0])
+    return TwoLevelQuantizer(first, rest[0]) if found[1].is_scale_quant else ProgressiveQuantizer(first, rest[0])
 
 
-def _stage(spec: QTensorConfig, activation: bool) -> StageQuantizer:
+def _stage(spec: QTensorConfig, activation: bool) -> SingleLevelQuantizer:
     found = format_of(spec)
     granularity = PerTensor() if found.is_cast else granularity_of(spec, activation=activation)
     # A copy: quantizers outlive the configurations that they are made from, which may be changed.
-    return StageQuantizer(spec.copied(), granularity, found, observer_class(spec))
+    return SingleLevelQuantizer(spec.copied(), granularity, found, observer_class(spec))

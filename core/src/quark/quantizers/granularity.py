@@ -32,14 +32,14 @@ class Granularity(ABC):
         """The inverse of `rows`: back to ``shape``."""
 
     @abstractmethod
-    def spread(self, scale: Tensor, shape: tuple[int, ...]) -> Tensor:
+    def expand_scale(self, scale: Tensor, shape: tuple[int, ...]) -> Tensor:
         """Scales of a matrix of that shape with one row for each of its rows: ``[rows, groups of columns]``, a view where it can be."""
 
     @abstractmethod
-    def gathered(self, spread: Tensor) -> Tensor:
+    def reduce_scale(self, spread: Tensor) -> Tensor:
         """The inverse of `spread`."""
 
-    def problem(self, shape: tuple[int, ...]) -> str | None:
+    def shape_error(self, shape: tuple[int, ...]) -> str | None:
         """Why a tensor of that shape cannot be quantized so, or None."""
         return None
 
@@ -62,10 +62,10 @@ class PerTensor(Granularity):
     def restore(self, rows: Tensor, shape: tuple[int, ...]) -> Tensor:
         return rows.reshape(shape)
 
-    def spread(self, scale: Tensor, shape: tuple[int, ...]) -> Tensor:
+    def expand_scale(self, scale: Tensor, shape: tuple[int, ...]) -> Tensor:
         return scale.reshape(1, 1).expand(shape[0], 1)
 
-    def gathered(self, spread: Tensor) -> Tensor:
+    def reduce_scale(self, spread: Tensor) -> Tensor:
         return spread[0, 0]
 
 
@@ -86,13 +86,13 @@ class PerChannel(Granularity):
         moved = [shape[self.axis]] + [s for i, s in enumerate(shape) if i != self.axis % len(shape)]
         return rows.reshape(moved).movedim(0, self.axis)
 
-    def spread(self, scale: Tensor, shape: tuple[int, ...]) -> Tensor:
+    def expand_scale(self, scale: Tensor, shape: tuple[int, ...]) -> Tensor:
         return scale[:, None] if self.axis % 2 == 0 else scale[None].expand(shape)
 
-    def gathered(self, spread: Tensor) -> Tensor:
+    def reduce_scale(self, spread: Tensor) -> Tensor:
         return spread[:, 0] if self.axis % 2 == 0 else spread[0]
 
-    def problem(self, shape: tuple[int, ...]) -> str | None:
+    def shape_error(self, shape: tuple[int, ...]) -> str | None:
         return None if -len(shape) <= self.axis < len(shape) else f"has no axis {self.axis}"
 
 
@@ -111,10 +111,10 @@ class PerToken(Granularity):
     def restore(self, rows: Tensor, shape: tuple[int, ...]) -> Tensor:
         return rows.reshape(shape)
 
-    def spread(self, scale: Tensor, shape: tuple[int, ...]) -> Tensor:
+    def expand_scale(self, scale: Tensor, shape: tuple[int, ...]) -> Tensor:
         return scale[:, None]
 
-    def gathered(self, spread: Tensor) -> Tensor:
+    def reduce_scale(self, spread: Tensor) -> Tensor:
         return spread[:, 0]
 
 
@@ -137,13 +137,13 @@ class PerGroup(Granularity):
     def restore(self, rows: Tensor, shape: tuple[int, ...]) -> Tensor:
         return rows.reshape(shape)
 
-    def spread(self, scale: Tensor, shape: tuple[int, ...]) -> Tensor:
+    def expand_scale(self, scale: Tensor, shape: tuple[int, ...]) -> Tensor:
         return scale
 
-    def gathered(self, spread: Tensor) -> Tensor:
+    def reduce_scale(self, spread: Tensor) -> Tensor:
         return spread
 
-    def problem(self, shape: tuple[int, ...]) -> str | None:
+    def shape_error(self, shape: tuple[int, ...]) -> str | None:
         size = self._size(shape[-1])
         return None if shape[-1] % size == 0 else f"has {shape[-1]} elements along its last axis, which groups of {size} do not divide"
 
@@ -165,13 +165,13 @@ class PerBlock(Granularity):
         (r, c), (n, k) = self.size, shape
         return rows.reshape(n // r, k // c, r, c).transpose(1, 2).reshape(n, k)
 
-    def spread(self, scale: Tensor, shape: tuple[int, ...]) -> Tensor:
+    def expand_scale(self, scale: Tensor, shape: tuple[int, ...]) -> Tensor:
         return scale.repeat_interleave(self.size[0], 0)
 
-    def gathered(self, spread: Tensor) -> Tensor:
+    def reduce_scale(self, spread: Tensor) -> Tensor:
         return spread[:: self.size[0]]
 
-    def problem(self, shape: tuple[int, ...]) -> str | None:
+    def shape_error(self, shape: tuple[int, ...]) -> str | None:
         fits = len(shape) == 2 and shape[0] % self.size[0] == 0 and shape[1] % self.size[1] == 0
         return None if fits else f"of shape {list(shape)} is not made of blocks of {list(self.size)}"
 

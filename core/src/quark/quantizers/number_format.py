@@ -33,18 +33,18 @@ class NumberFormat(ABC):
     default_observer: str = "PlaceholderObserver"
 
     @abstractmethod
-    def spec_problem(self, spec: QTensorConfig) -> str | None:
+    def spec_error(self, spec: QTensorConfig) -> str | None:
         """What a spec of this format lacks or contradicts, with the cure; None where it is complete."""
 
-    def settled(self, spec: QTensorConfig) -> TensorSpec:
+    def canonicalize(self, spec: QTensorConfig) -> TensorSpec:
         """What a spec of this format means, spelled out: fields that the format implies are filled in, old spellings are replaced.
 
-        The result may be of another format, or of several stages; its first stage is not settled again.
+        The result may be of another format, or of several levels; its first stage is not canonicalized again.
         """
         return spec
 
     def for_spec(self, spec: QTensorConfig) -> NumberFormat:
-        """This format as a settled spec wants it, where it varies with anything but the scale (a rounding method)."""
+        """This format as a canonical spec wants it, where it varies with anything but the scale (a rounding method)."""
         return self
 
     def by_reciprocal(self, spec: QTensorConfig) -> bool:
@@ -56,7 +56,7 @@ class NumberFormat(ABC):
         return False
 
     @abstractmethod
-    def reach(self, spec: QTensorConfig) -> float:
+    def max_magnitude(self, spec: QTensorConfig) -> float:
         """How many scales a range reaches on either side of 0: the ideal symmetric scale of a range is its largest magnitude ÷ this."""
 
     @abstractmethod
@@ -71,14 +71,14 @@ class NumberFormat(ABC):
         A zero point (int32: whole; float: real), broadcast over ``t``, is added on the way; the result counts from it.
         """
 
-    def steps(self, t: Tensor) -> Tensor | None:
+    def subscales(self, t: Tensor) -> Tensor | None:
         """Factors by which neighbours that share bits make their scale finer, one for each of the scaled values ``t``; None for none.
 
         With them in its scale, an element is rounded by `alone`, whatever its neighbours are.
         """
         return None
 
-    def alone(self) -> NumberFormat:
+    def element_format(self) -> NumberFormat:
         """The format of one element: this one, or where neighbours share bits, what those leave to it."""
         return self
 

@@ -32,7 +32,7 @@ class Observer(ABC):
         self.granularity = granularity
 
     @classmethod
-    def spec_problem(cls, spec: QTensorConfig) -> str | None:
+    def spec_error(cls, spec: QTensorConfig) -> str | None:
         """Why this observer cannot serve the spec, with the cure, or None."""
         return None
 

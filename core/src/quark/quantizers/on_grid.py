@@ -129,7 +129,7 @@ def _sampled(quantizer: TensorQuantizer, values: Tensor, codes: Tensor, qparams:
         rows = slice(None, None, -(-shape[0] // wanted))
 
     def part(tensor: Tensor) -> Tensor:
-        return granularity.gathered(granularity.spread(tensor, shape)[rows])
+        return granularity.reduce_scale(granularity.expand_scale(tensor, shape)[rows])
 
     zero = None if qparams.zero_point is None else part(qparams.zero_point)
     return values[rows], codes[rows], attrs.evolve(qparams, scale=part(qparams.scale), zero_point=zero)

@@ -1,4 +1,4 @@
-"""Progressive: two stages, of which the second quantizes the codes of the first. FP8 first and INT4 from there, for instance.
+"""ProgressiveQuantizer: two levels, of which the second quantizes the codes of the first. FP8 first and INT4 from there, for instance.
 
 ``value = code · second scale · first scale``; what a checkpoint holds are the codes of the second stage. Source: spec of the documented
 surface, §2.6; of the checkpoint format, §2.2.
@@ -14,11 +14,11 @@ from quark.quantizers.finite import cast_finite
 from quark.quantizers.granularity import Granularity, PerTensor
 from quark.quantizers.observer import Observer
 from quark.quantizers.qparams import QParams
-from quark.quantizers.single_level import StageQuantizer
+from quark.quantizers.single_level import SingleLevelQuantizer
 
 
 @attrs.frozen(eq=False)
-class Progressive:
+class ProgressiveQuantizer:
     """See `quark.quantizers.tensor_quantizer.TensorQuantizer` for what each method promises.
 
     `QParams` hold the second stage's scale and zero point, and as ``outer_scale`` the first stage's scale.
@@ -28,12 +28,12 @@ class Progressive:
         second: Quantizes the values that the first stage's codes stand for, its scale apart.
     """
 
-    first: StageQuantizer
-    second: StageQuantizer
+    first: SingleLevelQuantizer
+    second: SingleLevelQuantizer
 
     @property
     def spec(self) -> tuple[QTensorConfig, ...]:
-        """Both stages."""
+        """Both levels."""
         return (self.first.spec, self.second.spec)
 
     @property
@@ -56,12 +56,12 @@ class Progressive:
         """Whether siblings may share the first stage's scale."""
         return self.first.has_tensor_scale
 
-    def problem(self, shape: tuple[int, ...]) -> str | None:
+    def shape_error(self, shape: tuple[int, ...]) -> str | None:
         if not isinstance(self.first.granularity, PerTensor):
-            return f"the first of two stages, {self.first.spec.dtype.name}, has one scale over the whole tensor: set qscheme=per_tensor"
+            return f"the first of two levels, {self.first.spec.dtype.name}, has one scale over the whole tensor: set qscheme=per_tensor"
         if not self.is_dynamic and self.second.is_dynamic:
-            return "both stages are static or both are dynamic: set is_dynamic alike"
-        return self.first.problem(shape) or self.second.problem(shape)
+            return "both levels are static or both are dynamic: set is_dynamic alike"
+        return self.first.shape_error(shape) or self.second.shape_error(shape)
 
     def observer(self) -> Observer:
         return self.first.observer()

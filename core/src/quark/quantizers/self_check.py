@@ -13,11 +13,11 @@ from quark.plugins.attribution import Origin, attributed, origin
 from quark.plugins.discovery import Source
 from quark.quantizers.observer import Observer
 from quark.quantizers.on_grid import LOSSY, off_grid, same_bits, unusable_scales, wrong_scales
-from quark.quantizers.progressive import Progressive
+from quark.quantizers.progressive import ProgressiveQuantizer
 from quark.quantizers.qparams import QParams
-from quark.quantizers.single_level import StageQuantizer
+from quark.quantizers.single_level import SingleLevelQuantizer
 from quark.quantizers.tensor_quantizer import TensorQuantizer
-from quark.quantizers.two_level import ScaledScales
+from quark.quantizers.two_level import TwoLevelQuantizer
 
 _SHAPES = ((16, 64), (16, 128), (64, 64), (128, 128), (16, 256), (256, 256), (16, 1024), (1024, 1024))
 """Of the tensor, smallest first: taken is the first that the granularity fits."""
@@ -45,7 +45,7 @@ def refuse_broken(quantizer: TensorQuantizer, *, activation: bool) -> None:
 @lru_cache(maxsize=1024)
 @torch.no_grad()
 def _tried(quantizer: TensorQuantizer, activation: bool) -> None:
-    shape = next((s for s in _SHAPES if quantizer.problem(s) is None), None)
+    shape = next((s for s in _SHAPES if quantizer.shape_error(s) is None), None)
     if shape is None:
         return
     stages = _stages(quantizer)
@@ -62,13 +62,13 @@ def _tried(quantizer: TensorQuantizer, activation: bool) -> None:
             raise whose.error(complaint)
 
 
-def _stages(quantizer: TensorQuantizer) -> list[StageQuantizer]:
-    """The stages of a quantizer, the one whose codes are stored first."""
-    if isinstance(quantizer, ScaledScales):
+def _stages(quantizer: TensorQuantizer) -> list[SingleLevelQuantizer]:
+    """The levels of a quantizer, the one whose codes are stored first."""
+    if isinstance(quantizer, TwoLevelQuantizer):
         return [quantizer.blocks, quantizer.scales]
-    if isinstance(quantizer, Progressive):
+    if isinstance(quantizer, ProgressiveQuantizer):
         return [quantizer.second, quantizer.first]
-    return [quantizer] if isinstance(quantizer, StageQuantizer) else []
+    return [quantizer] if isinstance(quantizer, SingleLevelQuantizer) else []
 
 
 def _example(shape: tuple[int, ...]) -> Tensor:
@@ -79,7 +79,7 @@ def _example(shape: tuple[int, ...]) -> Tensor:
     return x
 
 
-def _try_observer(stage: StageQuantizer, x: Tensor) -> None:
+def _try_observer(stage: SingleLevelQuantizer, x: Tensor) -> None:
     name = stage.observer_class.__name__
     record = next((r for r in observers() if r.class_name == name), None)
     whose = Origin(f"the observer {name}", Source("", module=stage.observer_class.__module__))
@@ -101,7 +101,7 @@ def _try_observer(stage: StageQuantizer, x: Tensor) -> None:
         raise whose.error("gives a range whose low end lies above its high end")
 
 
-def _rounding_fault(stage: StageQuantizer, x: Tensor) -> str | None:
+def _rounding_fault(stage: SingleLevelQuantizer, x: Tensor) -> str | None:
     """What is wrong with how a format rounds scaled values, as a predicate."""
     if stage.is_float:
         return None

@@ -1,4 +1,4 @@
-"""StageQuantizer: a single-stage tensor spec made executable, whatever its number format, granularity and observer.
+"""SingleLevelQuantizer: a single-stage tensor spec made executable, whatever its number format, granularity and observer.
 
 The arithmetic is ``x / scale``, rounded by the format about its zero point, and back; in float32 whatever the tensor's dtype. It runs in
 tiles that stay in cache, so that memory is read and written once however many steps there are.
@@ -25,7 +25,7 @@ TILE_ELEMENTS = 1 << 17
 
 
 @attrs.frozen(eq=False)
-class StageQuantizer:
+class SingleLevelQuantizer:
     """One stage. See `quark.quantizers.tensor_quantizer.TensorQuantizer` for what each method promises.
 
     Attributes:
@@ -55,8 +55,8 @@ class StageQuantizer:
         """Whether there is one scale over the whole tensor, which siblings may share."""
         return isinstance(self.granularity, PerTensor) and not self.is_float
 
-    def problem(self, shape: tuple[int, ...]) -> str | None:
-        return self.format.spec_problem(self.spec) or self.observer_class.spec_problem(self.spec) or self.granularity.problem(shape)
+    def shape_error(self, shape: tuple[int, ...]) -> str | None:
+        return self.format.spec_error(self.spec) or self.observer_class.spec_error(self.spec) or self.granularity.shape_error(shape)
 
     def observer(self) -> Observer:
         return self.observer_class(self.spec, self.granularity)

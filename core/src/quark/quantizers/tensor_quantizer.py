@@ -38,7 +38,7 @@ class TensorQuantizer(Protocol):
     def has_tensor_scale(self) -> bool:
         """Whether one scale, or an outer scale, spans the whole tensor: then siblings may share it."""
 
-    def problem(self, shape: tuple[int, ...]) -> str | None:
+    def shape_error(self, shape: tuple[int, ...]) -> str | None:
         """Why a tensor of that shape cannot be quantized so, with the cure, or None. Needs no data."""
 
     def observer(self) -> Observer:

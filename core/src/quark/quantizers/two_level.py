@@ -1,4 +1,4 @@
-"""ScaledScales: two stages, of which the second quantizes the scales of the first. NVFP4 and its relatives.
+"""TwoLevelQuantizer: two levels, of which the second quantizes the scales of the first. NVFP4 and its relatives.
 
 ``value = code · block scale · outer scale``: block scales are in a small format, relative to one outer scale over the whole tensor, with
 which the largest of them is the largest value of that format. Source: spec of the documented surface, §2.6.
@@ -15,13 +15,13 @@ from quark.quantizers.granularity import Granularity, PerTensor
 from quark.quantizers.observer import Observer
 from quark.quantizers.parts import in_parts
 from quark.quantizers.qparams import QParams
-from quark.quantizers.single_level import StageQuantizer
+from quark.quantizers.single_level import SingleLevelQuantizer
 
 _OUTER_OF_ZEROS = 2.0**-23
 
 
 @attrs.frozen(eq=False)
-class ScaledScales:
+class TwoLevelQuantizer:
     """See `quark.quantizers.tensor_quantizer.TensorQuantizer` for what each method promises.
 
     `QParams` hold the block scales as values of the second stage's format, and the outer scale. Of activations whose blocks are dynamic
@@ -32,12 +32,12 @@ class ScaledScales:
         scales: The second stage: one scale over the whole tensor.
     """
 
-    blocks: StageQuantizer
-    scales: StageQuantizer
+    blocks: SingleLevelQuantizer
+    scales: SingleLevelQuantizer
 
     @property
     def spec(self) -> tuple[QTensorConfig, ...]:
-        """Both stages."""
+        """Both levels."""
         return (self.blocks.spec, self.scales.spec)
 
     @property
@@ -64,12 +64,12 @@ class ScaledScales:
     def _keeps_outer_only(self) -> bool:
         return self.blocks.is_dynamic and not self.is_dynamic
 
-    def problem(self, shape: tuple[int, ...]) -> str | None:
+    def shape_error(self, shape: tuple[int, ...]) -> str | None:
         if not isinstance(self.scales.granularity, PerTensor):
             return f"scales are quantized with one scale over all of them: set qscheme=per_tensor in the second stage, {_name(self.scales)}"
         if self.blocks.spec.symmetric is False:
             return f"scales of {_name(self.blocks)} with zero points cannot be quantized: set symmetric=True"
-        return self.blocks.problem(shape) or self.scales.problem(())
+        return self.blocks.shape_error(shape) or self.scales.shape_error(())
 
     def observer(self) -> Observer:
         return self.scales.observer()
@@ -148,7 +148,7 @@ class ScaledScales:
         """The outer scale of a range: one division by both reaches, so that nothing is rounded in between."""
         low, high = observer.range()
         amax = torch.maximum(-low, high)
-        outer = amax / (self.blocks.format.reach(self.blocks.spec) * self.scales.format.reach(self.scales.spec))
+        outer = amax / (self.blocks.format.max_magnitude(self.blocks.spec) * self.scales.format.max_magnitude(self.scales.spec))
         return torch.where(outer == 0, _OUTER_OF_ZEROS, outer)
 
     def _blocks_under(self, x: Tensor, outer: Tensor) -> QParams:
@@ -158,14 +158,14 @@ class ScaledScales:
         observer = self.blocks.observer()
         observer.observe(x)
         low, high = observer.range()
-        amax, reach = torch.maximum(-low, high), self.blocks.format.reach(self.blocks.spec)
+        amax, reach = torch.maximum(-low, high), self.blocks.format.max_magnitude(self.blocks.spec)
         # Scales that are stored come of one division. Those of activations are found first and made relative then: bits depend on it.
         relative = amax / reach / outer if self._keeps_outer_only else amax / (outer * reach)
         return QParams(self._stored(relative), None, outer)
 
     def block_scales(self, amax: Tensor, outer: Tensor) -> Tensor:
         """Scales of a weight's blocks relative to ``outer``, as stored; ``amax`` is the largest magnitude of each, any shape."""
-        return self._stored(amax / (outer * self.blocks.format.reach(self.blocks.spec)))
+        return self._stored(amax / (outer * self.blocks.format.max_magnitude(self.blocks.spec)))
 
     def _stored(self, relative: Tensor) -> Tensor:
         scale = self.scales.format.round_(relative)
@@ -173,5 +173,5 @@ class ScaledScales:
         return torch.where(scale == 0, 1.0, scale)
 
 
-def _name(stage: StageQuantizer) -> str:
+def _name(stage: SingleLevelQuantizer) -> str:
     return stage.spec.dtype.name

@@ -17,11 +17,11 @@ from quark.quantizers.finite import cast_finite
 from quark.quantizers.granularity import PerChannel, PerGroup
 from quark.quantizers.number_format import NumberFormat
 from quark.quantizers.observer import Observer
-from quark.quantizers.progressive import Progressive
+from quark.quantizers.progressive import ProgressiveQuantizer
 from quark.quantizers.qparams import QParams
-from quark.quantizers.single_level import StageQuantizer
+from quark.quantizers.single_level import SingleLevelQuantizer
 from quark.quantizers.tensor_quantizer import TensorQuantizer
-from quark.quantizers.two_level import ScaledScales
+from quark.quantizers.two_level import TwoLevelQuantizer
 
 ALL = slice(None)
 """All rows of a stack."""
@@ -109,7 +109,7 @@ class WeightGrid:
         self._quantizers = quantizers
         self._rows = list(rows)
         self._stage, self._outer = self._opened(weight, shared)
-        self._exact = self._stage.format.alone()
+        self._exact = self._stage.format.element_format()
         self._by_reciprocal = self._stage.format.by_reciprocal(self._stage.spec)
         self.columns = weight.shape[0]
         found = self._stage.granularity
@@ -124,7 +124,7 @@ class WeightGrid:
         """Scales of ``w [m · group, n]`` by its ranges, those of round-to-nearest; ``rows`` are those of the n in the stack."""
         low, high = self.ranges(w, rows)
         first = self._quantizers[0]
-        if self._outer is None or not isinstance(first, Progressive):
+        if self._outer is None or not isinstance(first, ProgressiveQuantizer):
             return self.scales_of_ranges(low, high, rows)
         outer, seen = self._outer[rows], first.first.format.round_  # the second stage sees what the first has rounded; the order is kept
         return self._under(seen(low / outer), seen(high / outer), outer)
@@ -136,31 +136,31 @@ class WeightGrid:
             found = self._stage.format.qparams(low, high, self._stage.spec)
             return self._made(found.scale, found.zero_point, None)
         quantizer = self._quantizers[0]
-        if isinstance(quantizer, Progressive):
+        if isinstance(quantizer, ProgressiveQuantizer):
             return self._under(low / outer, high / outer, outer)
-        assert isinstance(quantizer, ScaledScales)
+        assert isinstance(quantizer, TwoLevelQuantizer)
         return self._made(quantizer.block_scales(torch.maximum(-low, high), outer), None, outer)
 
     def _under(self, low: Tensor, high: Tensor, outer: Tensor) -> GroupScales:
-        """Scales of ranges that are relative to the first of two stages."""
+        """Scales of ranges that are relative to the first of two levels."""
         found = self._stage.format.qparams(low, high, self._stage.spec)
         return self._made(found.scale, found.zero_point, outer)
 
-    def with_steps(self, w: Tensor, scales: GroupScales) -> GroupScales:
+    def with_subscales(self, w: Tensor, scales: GroupScales) -> GroupScales:
         """The same; but where a format lets elements share finer steps inside a group, decided by ``w [m · group, N]``: one row for each
         input channel."""
-        if not self.has_steps:
+        if not self.has_subscales:
             return scales
         size = w.shape[0] // scales.scale.shape[0]
         each = scales.expanded(size)
-        steps = self._stage.format.steps((w / each.scale).t().contiguous())
+        steps = self._stage.format.subscales((w / each.scale).t().contiguous())
         assert steps is not None
         scale = each.scale * steps.t()
         return attrs.evolve(each, scale=scale, inverse=None if each.inverse is None else 1 / scale)
 
     @property
-    def has_steps(self) -> bool:
-        """Whether `with_steps` has anything to decide."""
+    def has_subscales(self) -> bool:
+        """Whether `with_subscales` has anything to decide."""
         return self._exact is not self._stage.format
 
     def round_(self, t: Tensor, scales: GroupScales) -> Tensor:
@@ -177,7 +177,7 @@ class WeightGrid:
         It is what `round_` does with the scales of that channel, made ready for loops over all channels.
 
         Args:
-            scales: Of all groups, or of all channels (`with_steps`).
+            scales: Of all groups, or of all channels (`with_subscales`).
             order: A permutation of the channels ``[K]``: number k then means channel ``order[k]``.
         """
         span = self.columns // scales.scale.shape[0]
@@ -211,7 +211,7 @@ class WeightGrid:
         """What each layer's quantizer is to keep, of the scales of all groups."""
         found = []
         for index, quantizer in enumerate(self._quantizers):
-            part, kept = self._slice(index), quantizer.granularity.gathered
+            part, kept = self._slice(index), quantizer.granularity.reduce_scale
             zero = None if scales.zero is None else kept(scales.zero[:, part].t()).contiguous()
             outer = None if self._outer is None else self._outer[part.start].clone()
             found.append(QParams(kept(scales.stored[:, part].t()).contiguous(), zero, outer))
@@ -229,15 +229,15 @@ class WeightGrid:
             values = qt[:, self._slice(index)].t().contiguous()
             is_beyond = bool((values.abs() > limit).any())
             # Two multiplications may differ from one by their product in the last bit; and what is cut off has another code.
-            if is_beyond or not isinstance(quantizer, StageQuantizer):
+            if is_beyond or not isinstance(quantizer, SingleLevelQuantizer):
                 values = quantizer.dequantize(quantizer.codes_of(values.clamp_(-limit, limit), qparams), qparams)
             found.append((cast_finite(values, dtype), qparams))
         return found
 
     @property
-    def reach(self) -> float:
+    def max_magnitude(self) -> float:
         """How many scales a range reaches on either side of 0; of symmetric specs."""
-        return self._stage.format.reach(self._stage.spec)
+        return self._stage.format.max_magnitude(self._stage.spec)
 
     @property
     def gap(self) -> float:
@@ -250,21 +250,21 @@ class WeightGrid:
     @property
     def can_be_refitted(self) -> bool:
         """Whether a row's scales may be anything: each is of one group of one row alone, with no zero point and no steps below it."""
-        return self.fixed is None and self._stage.spec.symmetric is not False and not self.has_steps
+        return self.fixed is None and self._stage.spec.symmetric is not False and not self.has_subscales
 
-    def _opened(self, weight: Tensor, shared: bool) -> tuple[StageQuantizer, Tensor | None]:
+    def _opened(self, weight: Tensor, shared: bool) -> tuple[SingleLevelQuantizer, Tensor | None]:
         """The stage whose codes are stored, and the scale above it for each row ``[N]``, or None."""
         first = self._quantizers[0]
-        if isinstance(first, StageQuantizer):
+        if isinstance(first, SingleLevelQuantizer):
             return first, None
-        assert isinstance(first, ScaledScales | Progressive)
+        assert isinstance(first, TwoLevelQuantizer | ProgressiveQuantizer)
         common = self._observer(weight) if shared else None
-        outers = [q.outer_scale(common or self._observer(weight[:, self._slice(i)])) for i, q in enumerate(self._two_stage())]
+        outers = [q.outer_scale(common or self._observer(weight[:, self._slice(i)])) for i, q in enumerate(self._two_level())]
         each = [o.reshape(1).expand(rows) for o, rows in zip(outers, self._rows, strict=True)]
-        return first.blocks if isinstance(first, ScaledScales) else first.second, torch.cat(each)
+        return first.blocks if isinstance(first, TwoLevelQuantizer) else first.second, torch.cat(each)
 
-    def _two_stage(self) -> list[ScaledScales | Progressive]:
-        return [q for q in self._quantizers if isinstance(q, ScaledScales | Progressive)]
+    def _two_level(self) -> list[TwoLevelQuantizer | ProgressiveQuantizer]:
+        return [q for q in self._quantizers if isinstance(q, TwoLevelQuantizer | ProgressiveQuantizer)]
 
     def _observer(self, weight: Tensor) -> Observer:
         observer = self._quantizers[0].observer()
@@ -303,7 +303,7 @@ class WeightGrid:
 
     def _spread(self, parts: Sequence[Tensor]) -> Tensor:
         """What each layer has for each of its scales that span rows, as one for each group and row, ``[groups, N]``."""
-        spread = self._stage.granularity.spread
+        spread = self._stage.granularity.expand_scale
         return torch.cat([spread(x, (rows, self.columns)).t() for x, rows in zip(parts, self._rows, strict=True)], 1).contiguous()
 
     def ranges(self, w: Tensor, rows: slice = ALL) -> tuple[Tensor, Tensor]:

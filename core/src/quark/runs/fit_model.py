@@ -43,14 +43,14 @@ def refuse_unfit(model: nn.Module, rows: Iterable[PlanRow]) -> None:
     """
     found: dict[str, list[str]] = {}
     for row in rows:
-        for problem in _problems(model.get_submodule(row.name)):
+        for problem in _errors(model.get_submodule(row.name)):
             found.setdefault(problem, []).append(row.name)
     if found:
         said = "; ".join(f"{len(names)} layer(s) ({folded(names)}) have {problem}" for problem, names in found.items())
         raise ConfigError(f"this {type(model).__name__} cannot be quantized: {said}. Nothing has been changed")
 
 
-def _problems(layer: nn.Module) -> Iterator[str]:
+def _errors(layer: nn.Module) -> Iterator[str]:
     parameters = dict(layer.named_parameters(recurse=False))
     for name, parameter in parameters.items():
         if parameter.is_meta:

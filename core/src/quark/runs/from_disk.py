@@ -18,7 +18,7 @@ from quark.planning.plan import QuantPlan
 from quark.plugins.attribution import attributed, origin
 from quark.runs.run import algorithms_of, prepared
 from quark.runs.sink import CheckpointSink, InPlaceSink
-from quark.runs.skeleton import foreseen
+from quark.runs.skeleton import quantized_skeleton
 from quark.runs.source import CheckpointSource
 
 
@@ -92,7 +92,7 @@ def _streamed(
     model.quark_plan = job.plan  # type: ignore[assignment]
     name, writer = exporter
     place = exporting(name, out, overwrite=options.overwrite)
-    with place as directory, writer.stream(model, foreseen(model, job.plan), directory, options) as stream:
+    with place as directory, writer.stream(model, quantized_skeleton(model, job.plan), directory, options) as stream:
         job.run(model, CheckpointSink(model, stream), tensors)
     done: QuantPlan = model.quark_plan  # type: ignore[assignment]
     return done

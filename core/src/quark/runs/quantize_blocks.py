@@ -12,11 +12,11 @@ from quark.algorithms import Rounding, Transform
 from quark.calibration.activation_scales import ActivationScales
 from quark.calibration.attention import install
 from quark.calibration.batches import Call
-from quark.calibration.block_rounding import BlockSolver, Company, round_to_nearest
-from quark.calibration.block_transforms import Transforming
+from quark.calibration.block_rounding import BlockRounding, InputGroups, round_to_nearest
+from quark.calibration.block_transforms import BlockTransforms
 from quark.calibration.lockstep import LockStep, without_cache
 from quark.calibration.observation import counting, expert_layers_among
-from quark.calibration.report import Findings
+from quark.calibration.report import CalibrationReport
 from quark.calibration.two_passes import TwoPasses
 from quark.modules import QuantizedLayer, quantized_class
 from quark.modules.experts import showing_all
@@ -42,7 +42,7 @@ def run(
     *,
     two_passes: bool = False,
     transforms: Sequence[Transform] = (),
-) -> Findings:
+) -> CalibrationReport:
     """Quantize ``model`` by ``plan``, block by block.
 
     A rounding that needs no statistics leaves calibration to the float model: each sample passes each block once, and the block's weights
@@ -66,7 +66,7 @@ def run(
     blocks = decoder_blocks(model, plan.architecture)
     outside = [r for r in plan.quantized if not any(b.owns(r.name) for b in blocks)]
     inside = [[r for r in plan.quantized if b.owns(r.name)] for b in blocks]
-    work = _Work(model, plan, rounding, sink, source or InMemorySource(), TwoPasses if two_passes else BlockSolver, transforms)
+    work = _Work(model, plan, rounding, sink, source or InMemorySource(), TwoPasses if two_passes else BlockRounding, transforms)
     work.source.load(None)
     work.begin()
     if not plan.calibrated and not rounding.needs and not any(t.needs for t in transforms):
@@ -84,7 +84,7 @@ def run(
         _run_calibrated(model, plan, blocks, inside, scales, calls, work, progress)
     work.finish(made, scales)
     sink.end_block(None)
-    return work.findings
+    return work.report
 
 
 def _run_calibrated(
@@ -112,7 +112,7 @@ def _run_calibrated(
                 scales = work.scales(made, block)
                 with counting(model, expert_layers_among(made)) as tokens:
                     work.lead(steps, i, block, made, scales)
-                work.findings.count(tokens)
+                work.report.count(tokens)
                 work.finish(made, scales)
             progress(i + 1, len(blocks), block.name)
 
@@ -127,13 +127,13 @@ class _Work:
         rounding: Rounding,
         sink: BlockSink,
         source: BlockSource,
-        solver: type[BlockSolver | TwoPasses],
+        solver: type[BlockRounding | TwoPasses],
         transforms: Sequence[Transform],
     ) -> None:
         self._model = model
         self._plan = plan
         self._rounding = rounding
-        self._company = Company(plan.architecture, plan.config.shared_scale_groups)
+        self._input_groups = InputGroups(plan.architecture, plan.config.shared_scale_groups)
         self._sink = sink
         self.source = source
         self._solver = solver
@@ -141,7 +141,7 @@ class _Work:
         self._architecture = plan.architecture
         self._rounded: set[str] = set()
         self._freed = FreedMemory(1) if rounding.needs else FreedMemory()
-        self.findings = Findings()
+        self.report = CalibrationReport()
         self.wants_float = any(kind.wants_float for kind in rounding.needs)
 
     @contextmanager
@@ -158,16 +158,16 @@ class _Work:
         """Let transforms change what lies outside the blocks."""
         for transform in self._transforms:
             assert self._architecture is not None
-            transform.outside(self._model, self._architecture)
+            transform.apply_global(self._model, self._architecture)
 
     def transform(self, steps: LockStep | None, index: int, block: Block, rows: Sequence[PlanRow]) -> None:
         """Let transforms change a block at whose entry all forwards wait, and wait again."""
         if self._transforms:
             assert self._architecture is not None
-            stage = Transforming(steps, index, block, rows, self._transforms, self._architecture, text_config(self._model))
+            stage = BlockTransforms(steps, index, block, rows, self._transforms, self._architecture, text_config(self._model))
             stage.work()
-            self.findings.transformed |= stage.figures
-            self.findings.idle = [place for place in self.findings.idle if place in stage.idle] if index else stage.idle
+            self.report.transformed |= stage.metrics
+            self.report.idle = [place for place in self.report.idle if place in stage.idle] if index else stage.idle
 
     def made(self, rows: Iterable[PlanRow]) -> dict[str, QuantizedLayer]:
         """Quantized layers, not yet rounded, by full name."""
@@ -185,11 +185,11 @@ class _Work:
                 steps.advance(index)
             return
         layers = {n: (self._model.get_submodule(n), q) for n, q in made.items()}
-        solver = self._solver(steps, block, layers, self._rounding, self._company, scales)
+        solver = self._solver(steps, block, layers, self._rounding, self._input_groups, scales)
         solver.work(index)
         self._rounded |= solver.rounded
-        self.findings.add(solver.figures)
-        self.findings.missed(n for n in made if n in solver.taken and n not in solver.figures)
+        self.report.add(solver.metrics)
+        self.report.missed(n for n in made if n in solver.taken and n not in solver.metrics)
 
     @torch.no_grad()
     def finish(self, made: Mapping[str, QuantizedLayer], scales: ActivationScales) -> None:
@@ -199,7 +199,7 @@ class _Work:
         round_to_nearest({n: layer for n, layer in made.items() if n not in self._rounded}, self._plan.config.shared_scale_groups)
         for layer in made.values():
             _round_bias(layer)
-        self._sink.take(made)
+        self._sink.accept(made)
 
     def _make(self, row: PlanRow) -> QuantizedLayer:
         layer = self._model.get_submodule(row.name)

@@ -9,10 +9,10 @@ import attrs
 import torch
 from torch import nn
 
-from quark.algorithms import STAGES, Judged, NamesLayers, Rounding, RoundToNearest, Settling, Transform
+from quark.algorithms import STAGES, NamesLayers, ResolvesForModel, Rounding, RoundToNearest, Transform, ValidatedTransform
 from quark.calibration.batches import Call, calls
 from quark.calibration.plugin_checks import CheckedRounding, CheckedTransform, refuse_strange
-from quark.calibration.transform_validation import judged
+from quark.calibration.transform_validation import validate_transforms
 from quark.config.algorithm import AlgoConfig, StoredAlgoConfig
 from quark.config.model import QConfig
 from quark.errors import ConfigError, UnsupportedError
@@ -97,18 +97,18 @@ class Job:
 
     @attributed("quantizing the model")
     def run(self, model: nn.Module, sink: BlockSink, source: BlockSource | None = None) -> None:
-        """Quantize ``model``; what is known of it then are its attributes ``quark_plan``, ``quark_findings`` and so on.
+        """Quantize ``model``; what is known of it then are its attributes ``quark_plan``, ``quark_report`` and so on.
 
         Transforms that would do no good to the whole model, or turn out to change none of its blocks, are left out; the plan that the model
         has then says so.
         """
         model.quark_plan = self.plan  # type: ignore[assignment]
-        judgements = judged(model, self.plan, self.algorithms.by_name, self.data)
-        plan = self._plan_without(model, [name for name, judgement in judgements.items() if not judgement.goes_on])
+        validations = validate_transforms(model, self.plan, self.algorithms.by_name, self.data)
+        plan = self._plan_without(model, [name for name, validation in validations.items() if not validation.goes_on])
         switch_if_wanted(model, plan)
         model.quant_config, model.quark_plan = plan.config, plan  # type: ignore[assignment]
         with reporting(len(self.data)) as progress:
-            findings = run(
+            report = run(
                 model,
                 plan,
                 self.data,
@@ -120,13 +120,13 @@ class Job:
                 transforms=self.algorithms.checked_transforms(plan.config),
             )
         applied = [name for name in self.algorithms.names if name in {a.name for a in plan.config.algo_config or []}]
-        idle = [name for place, name in enumerate(applied) if place in findings.idle]
+        idle = [name for place, name in enumerate(applied) if place in report.idle]
         plan = self._without_idle(plan, idle)
         model.quant_config, model.quark_plan = plan.config, plan  # type: ignore[assignment]
         sink.finish()
-        findings.judged = {name: judgement.figures() for name, judgement in judgements.items()}
-        model.quark_quantized, model.quark_findings = True, findings  # type: ignore[assignment]
-        findings.log()
+        report.validated = {name: validation.metrics() for name, validation in validations.items()}
+        model.quark_quantized, model.quark_report = True, report  # type: ignore[assignment]
+        report.log()
         get_logger().info("Model quantization has been completed.")
 
     def _plan_without(self, model: nn.Module, names: Sequence[str]) -> QuantPlan:
@@ -144,7 +144,7 @@ class Job:
         for name in names:
             effect = "only its rounding is in the result" if name == rounding else "the result does not name it"
             get_logger().warning(
-                f"The algorithm '{name}' has left every block as it was, so {effect}; model.quark_findings.transformed says why."
+                f"The algorithm '{name}' has left every block as it was, so {effect}; model.quark_report.transformed says why."
             )
             if name != rounding:
                 settings = [a for a in plan.config.algo_config or [] if a.name != name]
@@ -178,7 +178,7 @@ def prepared(model: nn.Module, config: QConfig, dataloader: Iterable[Any] | None
     if plan.attentions:
         refuse_unswitchable(model, [a.name for a in plan.attentions])
     wants = wants_data(plan, chosen)
-    judges = dataloader is not None and any(isinstance(t, Judged) for t in chosen.transforms)
+    judges = dataloader is not None and any(isinstance(t, ValidatedTransform) for t in chosen.transforms)
     data = calls(dataloader, wanted_by=wants, model=model) if wants or judges else []
     two_passes = needs_two_passes(model, plan, chosen.rounding, data, device)
     if two_passes:
@@ -209,7 +209,7 @@ def plan_of(model: nn.Module, config: QConfig) -> QuantPlan:
     notes = [_note(name) for name in chosen.names]
     if notes and plan.architecture is not None and plan.architecture.decoder_blocks is None:
         notes.append(f"no decoder blocks are known of '{plan.architecture.model_type}': the whole model is changed as one block")
-    plan = _settled(model, attrs.evolve(plan, notes=(*plan.notes, *notes)), chosen)
+    plan = _resolved(model, attrs.evolve(plan, notes=(*plan.notes, *notes)), chosen)
     if chosen.rounding_name is None:
         return plan
     blocks = [b.name for b in decoder_blocks(model, plan.architecture)]
@@ -235,11 +235,11 @@ def _unmatched(chosen: Algorithms, rows: Sequence[PlanRow], blocks: Sequence[str
             )
 
 
-def _settled(model: nn.Module, plan: QuantPlan, chosen: Algorithms) -> QuantPlan:
+def _resolved(model: nn.Module, plan: QuantPlan, chosen: Algorithms) -> QuantPlan:
     """The plan with the settings of transforms as they hold for this very model."""
     for name, transform in zip(chosen.names, chosen.transforms, strict=True):
-        if isinstance(transform, Settling):
-            found = transform.settle(model, plan)
+        if isinstance(transform, ResolvesForModel):
+            found = transform.resolve_for_model(model, plan)
             settings = [found.settings if a.name == name else a for a in plan.config.algo_config or []]
             plan = attrs.evolve(plan, config=attrs.evolve(plan.config, algo_config=settings), notes=(*plan.notes, *found.notes))
     return plan
@@ -250,7 +250,7 @@ def _is_taken(row: PlanRow, blocks: Sequence[str], rounding: Rounding) -> bool:
     if row.config is None or row.config.weight is None or row.module_type != nn.Linear.__name__:
         return False
     block = _block_of(row, blocks)
-    return block is not None and rounding.takes(row.name.removeprefix(f"{block}."))
+    return block is not None and rounding.applies_to(row.name.removeprefix(f"{block}."))
 
 
 def _block_of(row: PlanRow, blocks: Sequence[str]) -> str | None:

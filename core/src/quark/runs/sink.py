@@ -15,7 +15,7 @@ from quark.planning.decoder_blocks import Block
 class BlockSink(Protocol):
     """Takes the finished layers of one block after another."""
 
-    def take(self, layers: Mapping[str, QuantizedLayer]) -> None:
+    def accept(self, layers: Mapping[str, QuantizedLayer]) -> None:
         """Take quantized layers by full name."""
 
     def end_block(self, block: Block | None) -> None:
@@ -31,7 +31,7 @@ class InPlaceSink:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
 
-    def take(self, layers: Mapping[str, QuantizedLayer]) -> None:
+    def accept(self, layers: Mapping[str, QuantizedLayer]) -> None:
         """Put each layer in the place of the float layer of that name."""
         for name, layer in layers.items():
             self._model.set_submodule(name, layer)

@@ -15,7 +15,7 @@ from quark.quantizers import QParams, TensorQuantizer
 
 
 @torch.no_grad()
-def foreseen(model: nn.Module, plan: QuantPlan) -> nn.Module:
+def quantized_skeleton(model: nn.Module, plan: QuantPlan) -> nn.Module:
     """A copy of ``model``, quantized by ``plan``, whose scales have the shapes and dtypes that calibration gives.
 
     Args:

@@ -79,7 +79,7 @@ class AcmeNf3(NumberFormat):
     storage_dtype = torch.uint8
     default_observer = "AcmeRmsObserver"
 
-    def spec_problem(self, spec: QTensorConfig) -> str | None:
+    def spec_error(self, spec: QTensorConfig) -> str | None:
         missing = [name for name in ("is_dynamic", "qscheme") if getattr(spec, name) is None]
         if missing:
             return f"{self.name} needs {' and '.join(missing)}: set them, or use the scheme acme_nf3_g64"
@@ -91,7 +91,7 @@ class AcmeNf3(NumberFormat):
             return f"{self.name} rounds to the nearest value only: leave out round_method"
         return None
 
-    def reach(self, spec: QTensorConfig) -> float:
+    def max_magnitude(self, spec: QTensorConfig) -> float:
         return 1.0
 
     def qparams(self, low: Tensor, high: Tensor, spec: QTensorConfig) -> QParams:

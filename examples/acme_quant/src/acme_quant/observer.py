@@ -33,7 +33,7 @@ class AcmeRmsObserver(Observer):
         self._count = 0
 
     @classmethod
-    def spec_problem(cls, spec: QTensorConfig) -> str | None:
+    def spec_error(cls, spec: QTensorConfig) -> str | None:
         options = dict(spec.observer_options)
         multiple = options.pop("multiple", DEFAULT_MULTIPLE)
         if options:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from acme_quant.weighted_config import AcmeWeightedConfig
-from quark.algorithms import Figures, Problem, Statistic, float_weight, weight_quantizer
+from quark.algorithms import Metrics, RoundingTask, Statistic, float_weight, weight_quantizer
 from quark.config.algorithm import AlgoConfig
 from quark.quantizers import GroupScales, WeightGrid
 
@@ -25,7 +25,7 @@ class MeanSquare(Statistic):
         super().__init__(columns, device)
         self._sum = torch.zeros(columns, dtype=torch.float64, device=device)
 
-    def take(self, x: Tensor, reference: Tensor | None) -> None:
+    def accumulate(self, x: Tensor, reference: Tensor | None) -> None:
         self._sum += x.float().square().sum(0)
 
     def add(self, other: MeanSquare) -> None:
@@ -53,12 +53,12 @@ class AcmeWeighted:
         assert isinstance(settings, AcmeWeightedConfig)
         self._factors = torch.linspace(settings.narrowest, settings.widest, settings.steps, device="cpu").tolist()
 
-    def takes(self, name: str) -> bool:
+    def applies_to(self, name: str) -> bool:
         """Every layer."""
         return True
 
     @torch.no_grad()
-    def round(self, problem: Problem) -> Mapping[str, Figures]:
+    def round(self, problem: RoundingTask) -> Mapping[str, Metrics]:
         """As `quark.algorithms.Rounding.round`."""
         layers = list(problem.layers.values())
         quantizers = [weight_quantizer(layer) for layer in layers]
@@ -67,7 +67,7 @@ class AcmeWeighted:
         wt = torch.cat(weights).t().float().contiguous()  # [K, N]
         grid = WeightGrid([q.quantizer for q in quantizers], rows, wt, shared=problem.shares_scale)
         scales, share = self._search(wt, grid, problem.statistic(MeanSquare).value)
-        values = grid.round_(wt.clone(), grid.with_steps(wt, scales))
+        values = grid.round_(wt.clone(), grid.with_subscales(wt, scales))
         for layer, quantizer, (weight, qparams) in zip(layers, quantizers, grid.weights(values, scales, weights[0].dtype), strict=True):
             quantizer.set_qparams(qparams)
             layer.weight = nn.Parameter(weight, requires_grad=False)
@@ -90,5 +90,5 @@ class AcmeWeighted:
 
 def _error(wt: Tensor, grid: WeightGrid, scales: GroupScales, importance: Tensor) -> Tensor:
     """The weighted squared error of each group of each row, ``[groups, N]``."""
-    error = grid.round_(wt.clone(), grid.with_steps(wt, scales)).sub_(wt).square_().mul_(importance.unsqueeze(1))
+    error = grid.round_(wt.clone(), grid.with_subscales(wt, scales)).sub_(wt).square_().mul_(importance.unsqueeze(1))
     return error.view(-1, grid.group, wt.shape[1]).sum(1)

@@ -26,7 +26,7 @@ PATIENCE = 2
 NARROWEST = 0.05
 """Of ranges of scales that span rows."""
 WIDEST = 256
-"""Groups of more channels than this are judged by H's diagonal alone: products with whole blocks of it would cost more than solving."""
+"""Groups of more channels than this are compared by H's diagonal alone: products with whole blocks of it would cost more than solving."""
 PIECE = 1 << 17
 """Weights that are worked on at a time, so that they stay in cache."""
 
@@ -118,7 +118,7 @@ def _search_spanning(wt: Tensor, grid: WeightGrid, spans: Tensor, weights: Tenso
 
 def _loss(w: Tensor, grid: WeightGrid, scales: GroupScales, weights: Tensor | None, room: Tensor) -> Tensor:
     """The weighted squared error of each group of each row, ``[m, n]``."""
-    error = grid.round_(room.copy_(w), grid.with_steps(w, scales)).sub_(w).view(-1, grid.group, w.shape[1])  # [m, g, n]
+    error = grid.round_(room.copy_(w), grid.with_subscales(w, scales)).sub_(w).view(-1, grid.group, w.shape[1])  # [m, g, n]
     if weights is None:
         return error.square_().sum(1)
     if weights.ndim == 2:

@@ -25,11 +25,11 @@ K, N, T = 256, 96, 700
 
 
 def inputs(seed: int = 0, columns: int = K) -> Tensor:
-    """``[T, K]``, float64; some channels are a hundred times as loud as most, and all have something in common."""
+    """``[T, K]``, float64; some channels are a hundred times as act_order as most, and all have something in common."""
     g = torch.Generator().manual_seed(seed)
-    loud = torch.rand(columns, generator=g, dtype=torch.float64).pow(8) * 100 + 0.3
+    act_order = torch.rand(columns, generator=g, dtype=torch.float64).pow(8) * 100 + 0.3
     common = torch.randn(T, 8, generator=g, dtype=torch.float64) @ torch.randn(8, columns, generator=g, dtype=torch.float64)
-    return (torch.randn(T, columns, generator=g, dtype=torch.float64) + 0.3 * common) * loud
+    return (torch.randn(T, columns, generator=g, dtype=torch.float64) + 0.3 * common) * act_order
 
 
 def weight(seed: int = 1, columns: int = K) -> Tensor:
@@ -153,7 +153,7 @@ def test_columns_that_share_a_channel_get_one_scale() -> None:
     assert choice.scale.shape == (64,)
     assert choice.loss < choice.plain
     found = part(INT4_BY_32, x, weight())
-    assert math.isclose(choice.loss, float(found.quadratic.exact(found.error(channels.spread(choice.scale)))), rel_tol=1e-6)
+    assert math.isclose(choice.loss, float(found.quadratic.exact(found.error(channels.expand_scale(choice.scale)))), rel_tol=1e-6)
 
 
 @pytest.mark.parametrize("loss", ["MSE", "RMSE", "MAE"])
@@ -226,15 +226,15 @@ def test_static_ranges_are_those_of_all_tokens_not_of_the_sample() -> None:
 
 
 def test_of_parts_with_inputs_of_their_own_each_is_judged_by_its_own_sample() -> None:
-    """The second part's inputs are loud where the first's are not: what the first's sample says of them is wrong by far."""
+    """The second part's inputs are act_order where the first's are not: what the first's sample says of them is wrong by far."""
     wt, quiet = weight(), inputs(3)
-    loud = quiet.clone()
-    loud[:, :8] *= 100
-    parts = [part(INT8.weight, x, wt) for x in (quiet, loud)]
-    x_max = torch.maximum(max_of(quiet), max_of(loud))
-    choice = autosmooth(parts, x_max, [inputs_of(quiet), inputs_of(loud)])
+    act_order = quiet.clone()
+    act_order[:, :8] *= 100
+    parts = [part(INT8.weight, x, wt) for x in (quiet, act_order)]
+    x_max = torch.maximum(max_of(quiet), max_of(act_order))
+    choice = autosmooth(parts, x_max, [inputs_of(quiet), inputs_of(act_order)])
     real = 0.0
-    for x, found in zip((quiet, loud), parts, strict=True):
+    for x, found in zip((quiet, act_order), parts, strict=True):
         s = choice.scale
         rounded = x + inputs_of(x).error(s).double()
         real += float((rounded @ (wt + found.error(s).double()) - x @ wt).square().sum())

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import quark
-from quark.algorithms import AbsMax, BlockAtHand, Validation
+from quark.algorithms import AbsMax, BlockContext, Validation
 from quark.config.algorithm import AlgoConfig
 from quark.config.model import QConfig
 from quark.errors import CalibrationError, ConfigError
@@ -43,16 +43,16 @@ def quantized(algorithm: Any, scheme: str = "int4_wo_128", **changes: Any) -> nn
 
 
 def validated(model: nn.Module) -> dict[str, Any]:
-    return {n: f for n, f in model.quark_findings.transformed.items() if "error_after" in f}
+    return {n: f for n, f in model.quark_report.transformed.items() if "error_after" in f}
 
 
 def applied(model: nn.Module) -> dict[str, bool]:
-    return {n: f["applied"] for n, f in model.quark_findings.transformed.items() if "applied" in f}
+    return {n: f["applied"] for n, f in model.quark_report.transformed.items() if "applied" in f}
 
 
 def scales(model: nn.Module) -> dict[str, float]:
     """The largest scale of each site that was kept."""
-    return {n: f["scale_max"] for n, f in model.quark_findings.transformed.items() if "scale_max" in f}
+    return {n: f["scale_max"] for n, f in model.quark_report.transformed.items() if "scale_max" in f}
 
 
 def logits(model: nn.Module, ids: Tensor = DATA[0]) -> Tensor:
@@ -73,10 +73,10 @@ def test_every_scheme_can_be_smoothed_and_no_block_is_left_worse(name: str, sche
     model = quantized(name, scheme)
     assert torch.isfinite(logits(model)).all()
     assert len(validated(model)) == BLOCKS, "scale was moved in every block"
-    for figures in validated(model).values():
-        assert figures["applied"] == (figures["error_after"] < figures["error_before"] - figures["standard_error"])
-        assert figures["tokens"] == 4 * 96 // 8
-        assert figures["held_out"]
+    for metrics in validated(model).values():
+        assert metrics["applied"] == (metrics["error_after"] < metrics["error_before"] - metrics["standard_error"])
+        assert metrics["tokens"] == 4 * 96 // 8
+        assert metrics["held_out"]
 
 
 def test_awq_makes_groups_of_four_bits_better() -> None:
@@ -105,7 +105,7 @@ def test_what_is_taken_back_leaves_no_trace() -> None:
 def test_the_best_preset_takes_a_share_of_one_half_for_the_documented_default() -> None:
     documented, half = quantized("smoothquant", "int8"), quantized("smoothquant", "int8", alpha=0.5)
     assert scales(documented)
-    assert documented.quark_findings.transformed == half.quark_findings.transformed
+    assert documented.quark_report.transformed == half.quark_report.transformed
     reference = [quantized("smoothquant", "int8", preset="reference", **alpha) for alpha in ({}, {"alpha": 1.0}, {"alpha": 0.5})]
     assert scales(reference[0]) == scales(reference[1]) != scales(reference[2])
 
@@ -196,7 +196,7 @@ def test_one_call_of_all_sequences_is_divided_too() -> None:
     """What a transform is shown is the other six of eight sequences."""
     made, shown = config("smoothquant", "int8"), []
 
-    def remember(self: Any, block: BlockAtHand) -> Any:
+    def remember(self: Any, block: BlockContext) -> Any:
         shown.append(block.statistics["self_attn.q_proj"][AbsMax].tokens)
         return {}
 
@@ -225,7 +225,7 @@ def test_a_model_without_any_of_its_places_is_told_of(caplog: pytest.LogCaptureF
     made.algo_config = [hand_written("module.self_attn.v_proj.weight.shape == module.self_attn.o_proj.weight.shape")]
     made.algo_config = [attrs.evolve(made.algo_config[0], scaling_layers=made.algo_config[0].scaling_layers[:1])]
     model = ModelQuantizer(made).quantize_model(tiny.tiny_model(), DATA)
-    assert {f["reason"] for f in model.quark_findings.transformed.values()} == {"there is no place at which scale can be moved"}
+    assert {f["reason"] for f in model.quark_report.transformed.values()} == {"there is no place at which scale can be moved"}
     assert any("has left every block as it was" in r.message for r in caplog.records)
     assert model.quant_config.algo_config is None
 
@@ -281,7 +281,7 @@ def test_places_written_by_hand_are_the_only_ones_and_keep_their_conditions() ->
     for operator, expected in (("==", {"mlp.up_proj"}), ("!=", {"mlp.up_proj", "self_attn.v_proj"})):
         made = config(None, "int8")
         made.algo_config = [hand_written(shape.format(operator))]
-        found = ModelQuantizer(made).quantize_model(tiny.tiny_model(), DATA).quark_findings.transformed
+        found = ModelQuantizer(made).quantize_model(tiny.tiny_model(), DATA).quark_report.transformed
         assert {n.split(".", 3)[3] for n, f in found.items() if "scale_max" in f} == expected
 
 

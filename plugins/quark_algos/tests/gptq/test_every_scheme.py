@@ -23,7 +23,7 @@ def test_columns_get_values_of_the_grid_and_outputs_get_better(scheme: str) -> N
     wt += 0.01 * torch.randn(wt.shape, generator=torch.Generator().manual_seed(0))
     grid = WeightGrid([quantizer_for(quark.schemes().load(scheme, "config")().weight, activation=False)], [128], wt)
     order = torch.argsort(s.H.diagonal(), descending=True)
-    each = grid.with_steps(wt, grid.fixed or grid.scales(wt))
+    each = grid.with_subscales(wt, grid.fixed or grid.scales(wt))
     rounded, found = grid.rounder(each, order), factor(s.H.float(), 0.01, order)
     done = ldlq(wt, found, rounded, order=order)
     again = torch.stack([rounded(t.clone(), k) for k, t in enumerate(done.q[order])])

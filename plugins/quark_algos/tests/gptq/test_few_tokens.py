@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import quark
-from quark.algorithms import CrossMoment, Problem, Rounding, RoundToNearest, SecondMoment
+from quark.algorithms import CrossMoment, Hessian, Rounding, RoundingTask, RoundToNearest
 from quark.modules import quantized_class
 from quark_algos.gptq.config import GPTAQConfig, GPTQConfig
 from quark_algos.gptq.rounding import ColumnRounding
@@ -23,7 +23,7 @@ ROUNDINGS = {"gptq": ColumnRounding(GPTQConfig()), "gptaq": ColumnRounding(GPTAQ
 
 @attrs.frozen(eq=False)
 class Inputs:
-    """Tokens of one distribution, ``x [2048, K]``, and Σ ``[K, K]``, its true second moment."""
+    """Tokens of one distribution, ``x [2048, K]``, and Σ ``[K, K]``, its true Hessian."""
 
     x: Tensor
     sigma: Tensor
@@ -50,15 +50,15 @@ def ratio(name: str, spectrum: str, tokens: int, scheme: str = "int4_wo_32") -> 
     here = inputs(spectrum)
     rounding: Rounding = ROUNDINGS[name]
     moments = {kind: kind(K, here.x.device) for kind in rounding.needs}
-    for moment in moments.values():
-        moment.update(here.x[:tokens], here.x[:tokens] if isinstance(moment, CrossMoment) else None)
+    for hessian in moments.values():
+        hessian.update(here.x[:tokens], here.x[:tokens] if isinstance(hessian, CrossMoment) else None)
     errors = []
     for each in (rounding, RoundToNearest()):
         torch.manual_seed(1)
         layer = nn.Linear(K, N, bias=False)
         weight = layer.weight.detach().clone()
         made = quantized_class(layer).from_float(layer, quark.schemes().load(scheme, "config")())
-        each.round(Problem({"layer": made}, moments))
+        each.round(RoundingTask({"layer": made}, moments))
         error = weight - made.weight.detach()
         errors.append(float((error @ here.sigma).mul(error).sum()))
     return errors[0] / errors[1]
@@ -95,12 +95,12 @@ def test_other_formats_too(scheme: str, spectrum: str) -> None:
 def test_the_share_that_is_chance_is_all_of_it_for_white_inputs_and_falls_with_the_number_of_tokens() -> None:
     found = []
     for tokens in (1, 32, 128, 2048):
-        moment = SecondMoment(K, torch.device("cpu"))
-        moment.update(inputs("power law").x[:tokens])
-        found.append(moment.shrinkage()[0])
+        hessian = Hessian(K, torch.device("cpu"))
+        hessian.update(inputs("power law").x[:tokens])
+        found.append(hessian.shrinkage()[0])
     assert found[0] == 1
     assert found == sorted(found, reverse=True)
     assert found[-1] < 0.02
-    moment = SecondMoment(K, torch.device("cpu"))
-    moment.update(inputs("white").x)
-    assert moment.shrinkage()[0] > 0.9
+    hessian = Hessian(K, torch.device("cpu"))
+    hessian.update(inputs("white").x)
+    assert hessian.shrinkage()[0] > 0.9

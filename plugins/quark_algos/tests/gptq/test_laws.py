@@ -37,19 +37,19 @@ def test_blocks_do_not_matter(K: int, block: int, group: int, seed: int) -> None
     torch.testing.assert_close(one.e, other.e, rtol=1e-6, atol=1e-9)
 
 
-def rounded_by(share: float, seed: int, *, group: int = 16, loud: bool = False) -> tuple[Swept, Tensor, Tensor, Tensor]:
+def ldlq_of(share: float, seed: int, *, group: int = 16, act_order: bool = False) -> tuple[Swept, Tensor, Tensor, Tensor]:
     """A rounding of a setting in int4; H + λ I and Wᵀ in the order of rounding, and scales ``[K, N]`` likewise."""
     s = setting(seed)
-    order = torch.argsort(s.H.diagonal(), descending=True) if loud else torch.arange(96)
+    order = torch.argsort(s.H.diagonal(), descending=True) if act_order else torch.arange(96)
     grid, scales = grid_for(grouped(Dtype.int4, group), s.wt)
     found = factor(s.H, share, order)
     done = ldlq(s.wt, found, grid.rounder(scales, order), block=32, order=order)
     return done, found.damped.h, s.wt[order], scales.expanded(group).scale[order]
 
 
-@pytest.mark.parametrize("loud", [False, True])
-def test_the_loss_is_the_damped_objective_of_the_errors(loud: bool) -> None:
-    done, h, wt, _ = rounded_by(0.01, 11, loud=loud)
+@pytest.mark.parametrize("act_order", [False, True])
+def test_the_loss_is_the_damped_objective_of_the_errors(act_order: bool) -> None:
+    done, h, wt, _ = ldlq_of(0.01, 11, act_order=act_order)
     assert done.order is not None
     torch.testing.assert_close(done.e, wt - done.q[done.order])
     torch.testing.assert_close(done.loss, published.objective(done.e.t(), h))
@@ -78,10 +78,10 @@ def test_rounding_in_view_of_the_others_takes_a_third_off_the_loss_of_rounding_t
 
 
 @settings(max_examples=10, deadline=None)
-@given(seed=st.integers(0, 99), loud=st.booleans())
-def test_descent_never_makes_it_worse_and_ends(seed: int, loud: bool) -> None:
+@given(seed=st.integers(0, 99), act_order=st.booleans())
+def test_descent_never_makes_it_worse_and_ends(seed: int, act_order: bool) -> None:
     s = setting(seed)
-    order = torch.argsort(s.H.diagonal(), descending=True) if loud else torch.arange(96)
+    order = torch.argsort(s.H.diagonal(), descending=True) if act_order else torch.arange(96)
     grid, scales = grid_for(INT4, s.wt)
     found = factor(s.H, 0.01, order)
     done = ldlq(s.wt, found, grid.rounder(scales, order), order=order)

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import quark
-from quark.algorithms import CrossMoment, Problem, SecondMoment64, Statistic
+from quark.algorithms import CrossMoment, Hessian64, RoundingTask, Statistic
 from quark.config.enums import Dtype
 from quark.config.tensor import QTensorConfig
 from quark.modules import quantized_class
@@ -104,11 +104,11 @@ def test_where_only_the_first_channel_deviates_the_corrected_weight_gives_gptaq(
 
 
 @pytest.mark.parametrize("alpha", [0.25, 1.0])
-@pytest.mark.parametrize("loud", [False, True])
+@pytest.mark.parametrize("act_order", [False, True])
 @pytest.mark.parametrize("seed", [8, 9])
-def test_the_causal_correction_gives_gptaq(seed: int, loud: bool, alpha: float) -> None:
+def test_the_causal_correction_gives_gptaq(seed: int, act_order: bool, alpha: float) -> None:
     s = setting(seed)
-    order = torch.argsort(s.H.diagonal(), descending=True) if loud else torch.arange(96)
+    order = torch.argsort(s.H.diagonal(), descending=True) if act_order else torch.arange(96)
     grid, scales = grid_for(grouped(Dtype.int4, 16), s.wt)
     H, D = (x[order][:, order] for x in (damped(s.H, 0.01), s.D))
     rounded = grid.rounder(scales, order)
@@ -125,14 +125,14 @@ def test_the_preset_reference_of_gptaq_is_what_was_published() -> None:
     s = setting(10)
     x = torch.randn(300, 96, generator=torch.Generator().manual_seed(0)) @ s.H.float() / s.H.diagonal().mean()
     seen = x + 0.1 * torch.randn(300, 96, generator=torch.Generator().manual_seed(1))
-    moments: dict[type[Statistic], Statistic] = {SecondMoment64: SecondMoment64(96, x.device), CrossMoment: CrossMoment(96, x.device)}
-    for moment in moments.values():
-        moment.update(seen, x)
+    moments: dict[type[Statistic], Statistic] = {Hessian64: Hessian64(96, x.device), CrossMoment: CrossMoment(96, x.device)}
+    for hessian in moments.values():
+        hessian.update(seen, x)
     layer = nn.Linear(96, 12, bias=False)
     layer.weight.data = s.W.float()
     made = quantized_class(layer).from_float(layer, quark.schemes().load("int4_wo_32", "config")())
     settings = GPTAQConfig(preset="reference", desc_act=False, static_groups=True, float64=True)
-    ColumnRounding(settings).round(Problem({"layer": made}, moments))
+    ColumnRounding(settings).round(RoundingTask({"layer": made}, moments))
     H, D = seen.double().t() @ seen.double(), (x - seen).double().t() @ seen.double()
     grid, scales = grid_for(quark.schemes().load("int4_wo_32", "config")().weight, s.wt.float())
     expected = published.gptaq(s.W, damped(H, settings.damp_percent), D, settings.alpha, grid.rounder(scales))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import quark
-from quark.algorithms import SecondMoment, SecondMoment64
+from quark.algorithms import Hessian, Hessian64
 from quark.config.algorithm import AlgoConfig
 from quark.config.layer import QLayerConfig, TensorSpec
 from quark.config.model import QConfig
@@ -38,10 +38,10 @@ def scale(layer: QuantizedLayer) -> Tensor:
 @pytest.mark.parametrize("settings", [GPTQConfig(), GPTAQConfig(), QRONOS], ids=lambda s: s.name)
 def test_each_preset_rounds_all_layers_and_tells_how(settings: AlgoConfig, preset: str) -> None:
     model = quantized(attrs.evolve(settings, preset=preset))  # type: ignore[call-arg]
-    figures = model.quark_findings.layers
-    assert len(figures) == LAYERS
-    assert json.loads(json.dumps(figures)) == figures
-    said = [f["damping"] for f in figures.values()]
+    metrics = model.quark_report.layers
+    assert len(metrics) == LAYERS
+    assert json.loads(json.dumps(metrics)) == metrics
+    said = [f["damping"] for f in metrics.values()]
     if preset == "best":
         assert set(said) == {0.05}
     elif isinstance(settings, QronosConfig):
@@ -49,19 +49,19 @@ def test_each_preset_rounds_all_layers_and_tells_how(settings: AlgoConfig, prese
         assert len(set(said)) > LAYERS / 3
     else:
         assert set(said) == {0.01}
-    assert {f["tokens"] for f in figures.values()} == {TOKENS}
+    assert {f["tokens"] for f in metrics.values()} == {TOKENS}
     assert error(model) < 0.7 * error(to_nearest())
     assert not off_grid(model)
 
 
 def test_a_higher_damping_than_that_of_the_preset_is_kept() -> None:
-    assert {f["damping"] for f in quantized(GPTQConfig(damp_percent=0.2)).quark_findings.layers.values()} == {0.2}
+    assert {f["damping"] for f in quantized(GPTQConfig(damp_percent=0.2)).quark_report.layers.values()} == {0.2}
 
 
 def test_only_the_named_layers_are_taken_and_others_rounded_to_nearest() -> None:
     model, plain = quantized(GPTQConfig(inside_layer_modules=["self_attn.?_proj", "down_proj"])), to_nearest()
     taken = {n for n in layers(model) if "self_attn" in n or "down_proj" in n}
-    assert set(model.quark_findings.layers) == taken
+    assert set(model.quark_report.layers) == taken
     assert {r.name for r in model.quark_plan.rows if r.algorithm == "gptq"} == taken
     for name, layer in layers(model).items():
         assert torch.equal(layer.weight, layers(plain)[name].weight) == (name not in taken), name
@@ -71,7 +71,7 @@ def test_static_scales_are_those_of_the_float_weight_and_fresh_ones_are_not() ->
     name = "model.layers.0.mlp.gate_proj"
     plain = scale(layers(to_nearest())[name])
     choices = {"preset": "reference", "inside_layer_modules": ["mlp.gate_proj"]}
-    static = [quantized(GPTQConfig(desc_act=loud, **choices)) for loud in (True, False)]
+    static = [quantized(GPTQConfig(desc_act=act_order, **choices)) for act_order in (True, False)]
     fresh = quantized(GPTQConfig(desc_act=False, static_groups=False, **choices))
     assert all(torch.equal(scale(layers(m)[name]), plain) for m in static)
     assert torch.equal(scale(layers(fresh)[name])[..., :1], plain[..., :1]), "the first group is as it was when it is reached"
@@ -87,7 +87,7 @@ def test_static_scales_are_those_of_the_float_weight_and_fresh_ones_are_not() ->
 def test_fresh_scales_work_with_other_formats(scheme: str) -> None:
     model = quantized(GPTQConfig(desc_act=False, static_groups=False), scheme)
     assert error(model) < error(to_nearest(scheme))
-    assert all(f["held_out_error"] < 0.9 for f in model.quark_findings.layers.values())
+    assert all(f["held_out_error"] < 0.9 for f in model.quark_report.layers.values())
     assert not off_grid(model)
 
 
@@ -108,7 +108,7 @@ def alike(one: nn.Module, other: nn.Module) -> None:
     for name in ("q_proj", "k_proj", "v_proj"):
         key = f"model.layers.0.self_attn.{name}"
         assert float((layers(one)[key].weight != layers(other)[key].weight).float().mean()) < 1e-3
-        found, expected = (model.quark_findings.layers[key]["output_mse"] for model in (one, other))
+        found, expected = (model.quark_report.layers[key]["output_mse"] for model in (one, other))
         assert found == pytest.approx(expected, rel=1e-3)
     assert error(one) == pytest.approx(error(other), rel=0.1)  # of ties, layer after layer
 
@@ -118,7 +118,7 @@ def test_the_size_of_blocks_does_not_matter() -> None:
 
 
 def test_float64_is_asked_for_and_as_good() -> None:
-    assert list(ColumnRounding(GPTQConfig(float64=True)).needs) == [SecondMoment64]
+    assert list(ColumnRounding(GPTQConfig(float64=True)).needs) == [Hessian64]
     other = quantized(GPTQConfig(float64=True))
     alike(quantized(GPTQConfig()), other)
     assert all(layer.weight.dtype is torch.float32 for layer in layers(other).values())
@@ -134,7 +134,7 @@ def test_without_its_share_the_correction_leaves_gptq_and_with_it_something_else
 
 
 def test_scales_that_are_refitted_never_expect_a_larger_error_of_the_same_inputs() -> None:
-    before, after = (quantized(GPTQConfig(preset="reference", scale_refits=n)).quark_findings.layers for n in (0, 1))
+    before, after = (quantized(GPTQConfig(preset="reference", scale_refits=n)).quark_report.layers for n in (0, 1))
     for name in ("q_proj", "k_proj", "v_proj"):
         key = f"model.layers.0.self_attn.{name}"
         assert after[key]["output_mse"] < before[key]["output_mse"]
@@ -152,9 +152,9 @@ def test_fresh_scales_are_searched_by_the_moments_of_their_own_channels(monkeypa
     settings = GPTQConfig(desc_act=False, static_groups=False)
     config = QConfig(global_quant_config=quark.schemes().load("int4_wo_32", "config")(), algo_config=[settings])
     ModelQuantizer(config).quantize_model(nn.Sequential(nn.Linear(96, 8)), [x])
-    moment = SecondMoment(96, x.device)
-    moment.update(x)
-    expected = damped(moment.matrix(), 0.05, moment.shrinkage()).h
+    hessian = Hessian(96, x.device)
+    hessian.update(x)
+    expected = damped(hessian.matrix(), 0.05, hessian.shrinkage()).h
     assert len(seen) == 3
     for number, h in enumerate(seen):
         part = slice(32 * number, 32 * number + 32)

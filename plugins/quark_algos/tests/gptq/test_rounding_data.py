@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 import quark
-from quark.algorithms import CrossMoment, Problem, SecondMoment, Statistic
+from quark.algorithms import CrossMoment, Hessian, RoundingTask, Statistic
 from quark.config.algorithm import AlgoConfig
 from quark.config.model import QConfig
 from quark.errors import QuarkError
@@ -36,7 +36,7 @@ def test_sequences_may_differ_in_length_and_padding_does_not_count() -> None:
     apart = quantized(GPTQConfig(), batches=[short, long])
     padded = quantized(GPTQConfig(), batches=[{"input_ids": filled, "attention_mask": mask}])
     careless = quantized(GPTQConfig(), batches=[filled])
-    counts = [{f["tokens"] for f in m.quark_findings.layers.values()} for m in (apart, padded, careless)]
+    counts = [{f["tokens"] for f in m.quark_report.layers.values()} for m in (apart, padded, careless)]
     assert counts == [{178}, {178}, {256}]
     first = "model.layers.0.self_attn.q_proj"
     expected, found, wrong = (layers(m)[first].weight for m in (apart, padded, careless))
@@ -46,17 +46,17 @@ def test_sequences_may_differ_in_length_and_padding_does_not_count() -> None:
 def test_fewer_tokens_than_channels_are_told_and_survived() -> None:
     for settings in (GPTQConfig(), GPTAQConfig(), QRONOS):
         model = quantized(settings, batches=[data()[0][:1, :40]])
-        figures = model.quark_findings.layers.values()
-        assert all(f["few_tokens"] and 0 < f["shrinkage"] < 1 and f["tokens"] == 40 for f in figures)
+        metrics = model.quark_report.layers.values()
+        assert all(f["few_tokens"] and 0 < f["shrinkage"] < 1 and f["tokens"] == 40 for f in metrics)
         assert error(model) < error(to_nearest()), "of which nine in ten tokens were not seen"
         assert not off_grid(model)
 
 
 def test_one_token_is_enough_to_get_through() -> None:
     model = quantized(GPTAQConfig(), "mxfp4", batches=[torch.tensor([[5]])])
-    figures = model.quark_findings.layers.values()
-    assert {f["tokens"] for f in figures} == {1}
-    assert max(f["dead"] for f in figures) > 20, "of small inputs fp4 makes zeros"
+    metrics = model.quark_report.layers.values()
+    assert {f["tokens"] for f in metrics} == {1}
+    assert max(f["dead"] for f in metrics) > 20, "of small inputs fp4 makes zeros"
     assert error(model) < 3 * error(to_nearest("mxfp4")), "channels that this token left out keep their weights"
 
 
@@ -82,14 +82,14 @@ def test_what_a_channel_that_is_silent_in_the_quantized_model_alone_would_give_i
     x[:, 3] = x[:, 4] + x[:, 5] + 0.1 * torch.randn(500, generator=g)
     seen = x.clone()
     seen[:, 3] = 0
-    moments: dict[type[Statistic], Statistic] = {kind: kind(32, x.device) for kind in (SecondMoment, CrossMoment)}
-    for moment in moments.values():
-        moment.update(seen, x)
+    moments: dict[type[Statistic], Statistic] = {kind: kind(32, x.device) for kind in (Hessian, CrossMoment)}
+    for hessian in moments.values():
+        hessian.update(seen, x)
     torch.manual_seed(1)
     layer = nn.Linear(32, 64, bias=False)
     weight = layer.weight.detach().clone()
     made = quantized_class(layer).from_float(layer, quark.schemes().load("int8", "config")())
-    ColumnRounding(settings).round(Problem({"layer": made}, moments))
+    ColumnRounding(settings).round(RoundingTask({"layer": made}, moments))
     assert not made.weight[:, 3].any()
     lost = (x[:, 3:4] @ weight[:, 3:4].t()).square().mean()
     assert (x @ weight.t() - seen @ made.weight.detach().t()).square().mean() < 0.1 * lost
@@ -98,10 +98,10 @@ def test_what_a_channel_that_is_silent_in_the_quantized_model_alone_would_give_i
 def test_inputs_whose_moment_cannot_be_factored_leave_the_layer_rounded_to_nearest_and_the_run_goes_on(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def indefinite(self: SecondMoment) -> torch.Tensor:
+    def indefinite(self: Hessian) -> torch.Tensor:
         return -torch.ones(self.columns, self.columns) + 2 * torch.eye(self.columns)
 
-    monkeypatch.setattr(SecondMoment, "matrix", indefinite)
+    monkeypatch.setattr(Hessian, "matrix", indefinite)
     monkeypatch.setattr("quark_algos.gptq.damping.ATTEMPTS", 2)
     config = QConfig(global_quant_config=quark.schemes().load("int4_wo_32", "config")(), algo_config=[GPTQConfig(preset="reference")])
     torch.manual_seed(0)
@@ -109,8 +109,8 @@ def test_inputs_whose_moment_cannot_be_factored_leave_the_layer_rounded_to_neare
     model: Any = ModelQuantizer(config).quantize_model(nn.Sequential(copy.deepcopy(float_layer)), [torch.randn(100, 32)])
     plain: Any = ModelQuantizer(attrs.evolve(config, algo_config=None)).quantize_model(nn.Sequential(float_layer))
     assert torch.equal(model[0].weight, plain[0].weight)
-    assert "indefinite" in model.quark_findings.layers["0"]["to_nearest_because"]
-    assert any("1 of 1 layers are rounded to nearest" in line for line in model.quark_findings.lines())
+    assert "indefinite" in model.quark_report.layers["0"]["to_nearest_because"]
+    assert any("1 of 1 layers are rounded to nearest" in line for line in model.quark_report.lines())
 
 
 def test_few_tokens_do_no_harm_by_either_preset() -> None:
@@ -119,7 +119,7 @@ def test_few_tokens_do_no_harm_by_either_preset() -> None:
         config = QConfig(global_quant_config=quark.schemes().load("int4_wo_32", "config")(), algo_config=[settings])
         torch.manual_seed(0)
         model: Any = ModelQuantizer(config).quantize_model(nn.Sequential(nn.Linear(128, 32)), [x])
-        figures = model.quark_findings.layers["0"]
-        assert (figures["held_out_error"] > 1.1) == ("to_nearest_because" in figures) == (settings.preset == "reference")
-        said = any("since the algorithm does worse on held-out tokens" in line for line in model.quark_findings.lines())
+        metrics = model.quark_report.layers["0"]
+        assert (metrics["held_out_error"] > 1.1) == ("to_nearest_because" in metrics) == (settings.preset == "reference")
+        said = any("since the algorithm does worse on held-out tokens" in line for line in model.quark_report.lines())
         assert said == (settings.preset == "reference")

@@ -24,7 +24,7 @@ from ..runs import LAYERS, QRONOS, data, error, float_model, layers, off_grid, q
 def test_a_bfloat16_model_stays_one() -> None:
     model = quantized(GPTQConfig(), dtype=torch.bfloat16)
     assert {layer.weight.dtype for layer in layers(model).values()} == {torch.bfloat16}
-    assert len(model.quark_findings.layers) == LAYERS
+    assert len(model.quark_report.layers) == LAYERS
     assert error(model) < error(to_nearest(dtype=torch.bfloat16))
 
 
@@ -35,7 +35,7 @@ def test_the_tied_head_is_left_alone_or_rounded_to_nearest_and_embeddings_stay()
     before: Any = float_model()
     assert torch.equal(model.model.embed_tokens.weight, before.model.embed_tokens.weight)
     assert not torch.equal(model.lm_head.weight, before.lm_head.weight)
-    assert "lm_head" not in model.quark_findings.layers
+    assert "lm_head" not in model.quark_report.layers
     kept = quantized(GPTQConfig())
     assert kept.lm_head.weight is kept.model.embed_tokens.weight
 
@@ -51,7 +51,7 @@ WORDS = torch.randint(0, 64, (16, 32), generator=torch.Generator().manual_seed(0
 
 
 def family(name: str) -> nn.Module:
-    """A random model with loud weights and, where it has them, biases."""
+    """A random model with act_order weights and, where it has them, biases."""
     torch.manual_seed(0)
     model: nn.Module = AutoModelForCausalLM.from_config(FAMILIES[name]).eval()
     with torch.no_grad():
@@ -69,7 +69,7 @@ def of_family(name: str, algorithm: str | None, batches: list[Tensor]) -> Any:
 @pytest.mark.parametrize("name", ["qwen2", "gpt2"])
 def test_layers_with_biases_and_transposed_weights_get_better_outputs(name: str, algorithm: str) -> None:
     model, plain, before = of_family(name, algorithm, [WORDS]), of_family(name, None, [WORDS]), family(name)
-    assert set(model.quark_findings.layers) == set(layers(model))
+    assert set(model.quark_report.layers) == set(layers(model))
     biases = {k: v for k, v in before.state_dict().items() if k.endswith(".bias")}
     assert biases
     assert all(torch.equal(model.state_dict()[k], v) for k, v in biases.items())
@@ -83,11 +83,11 @@ def test_layers_with_biases_and_transposed_weights_get_better_outputs(name: str,
 def test_experts_with_few_tokens_are_rounded_cautiously_and_those_with_none_rounded_to_nearest_and_all_is_told() -> None:
     words = [WORDS[:1, :20]]
     model, plain = of_family("mixtral", "gptq", words), of_family("mixtral", None, words)
-    said, counts = model.quark_findings.layers, model.quark_findings.tokens
+    said, counts = model.quark_report.layers, model.quark_report.tokens
     experts = {n for n in layers(model) if ".experts." in n}
     silent = {n for n in experts if counts[n] == 0}
     assert 0 < len(silent) < len(experts) == 48
-    assert set(model.quark_findings.unreached) == silent
+    assert set(model.quark_report.unreached) == silent
     assert silent.isdisjoint(said)
     for name in silent:
         assert torch.equal(layers(model)[name].weight, layers(plain)[name].weight), name
@@ -95,7 +95,7 @@ def test_experts_with_few_tokens_are_rounded_cautiously_and_those_with_none_roun
         assert said[name]["tokens"] == counts[name] < 64, name
         assert said[name]["few_tokens"], name
         assert 0 < said[name]["shrinkage"] <= 1, name
-    assert any("No calibration token reached" in line for line in model.quark_findings.lines())
+    assert any("No calibration token reached" in line for line in model.quark_report.lines())
     assert not off_grid(model)
     with torch.no_grad():
         assert model(WORDS).logits.isfinite().all()
@@ -111,7 +111,7 @@ def test_a_model_that_is_no_decoder_is_one_block(settings: AlgoConfig) -> None:
     x = torch.randn(600, 64, generator=torch.Generator().manual_seed(0)) @ torch.randn(64, 64, generator=torch.Generator().manual_seed(1))
     config = QConfig(global_quant_config=quark.schemes().load("int4_wo_32", "config")(), algo_config=[settings])
     model: Any = ModelQuantizer(config).quantize_model(mlp(), [x[:150], x[150:400]])
-    assert {n: f["tokens"] for n, f in model.quark_findings.layers.items()} == {"0": 400, "2": 400, "4": 400}
+    assert {n: f["tokens"] for n, f in model.quark_report.layers.items()} == {"0": 400, "2": 400, "4": 400}
     plain = ModelQuantizer(attrs.evolve(config, algo_config=None)).quantize_model(mlp())
     with torch.no_grad():
         expected = mlp()(x[400:])
@@ -126,8 +126,8 @@ def test_channels_that_are_never_active_get_no_weight_if_tokens_are_enough_to_te
     x = torch.randn(400, 64, generator=torch.Generator().manual_seed(0))
     enough, few = (ModelQuantizer(config).quantize_model(copy.deepcopy(model), [x[:tokens]]) for tokens in (400, 60))
     for done in (enough, few):
-        assert done.quark_findings.layers["2"]["dead"] >= 2  # type: ignore[union-attr]
-    assert enough.quark_findings.layers["2"]["dead"] == 2  # type: ignore[union-attr]
+        assert done.quark_report.layers["2"]["dead"] >= 2  # type: ignore[union-attr]
+    assert enough.quark_report.layers["2"]["dead"] == 2  # type: ignore[union-attr]
     assert [c for c in range(96) if not enough[2].weight[:, c].any()] == [5, 40]  # type: ignore[index]
     assert few[2].weight.any(0).all(), "60 tokens are not enough to tell"  # type: ignore[index]
 

@@ -22,8 +22,8 @@ def case(seed: int, common: float, *, symmetric: bool = True) -> tuple[Tensor, T
     s = setting(seed)
     spec = grouped(Dtype.int4, GROUP) if symmetric else grouped(Dtype.uint4, GROUP, symmetric=False)
     grid, scales = grid_for(spec, s.wt)
-    loud = torch.rand(96, 1, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) + 0.5
-    return s.wt, grid.round_(s.wt.clone(), scales), damped(s.H + common * s.H.diagonal().mean() * loud @ loud.t(), 0.01)
+    importance = torch.rand(96, 1, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) + 0.5
+    return s.wt, grid.round_(s.wt.clone(), scales), damped(s.H + common * s.H.diagonal().mean() * importance @ importance.t(), 0.01)
 
 
 def loss(wt: Tensor, q: Tensor, h: Tensor, factors: Tensor) -> Tensor:

@@ -11,23 +11,23 @@ from transformers.pytorch_utils import Conv1D
 from quark.config.architecture import Architecture
 from quark_algos.equalization.channels import Channels
 from quark_algos.mappings.fold import Kept, allowed, fold, holds, probe, unfold
-from quark_algos.mappings.mapping import Site, sites_of
-from quark_algos.mappings.resolve import SiteModules, resolve
+from quark_algos.mappings.mapping import LayerMapping, mappings_of
+from quark_algos.mappings.resolve import ResolvedMapping, resolve
 
 from .blocks import HEADS, block_of, facts_of, model_of, runner
 
 FAMILIES = ["bloom", "gemma", "gpt2", "gpt_neox", "llama", "mixtral", "opt", "phi", "phi3"]
 PLAIN = Architecture(model_type="plain")
-NORM = Site("norm", "norm", ("reader",))
+NORM = LayerMapping("norm", "norm", ("reader",))
 
 
-def resolved(site: Site, block: nn.Module, facts: Architecture) -> tuple[SiteModules, ...]:
+def resolved(site: LayerMapping, block: nn.Module, facts: Architecture) -> tuple[ResolvedMapping, ...]:
     found = resolve(site, block, facts, HEADS)
     assert not isinstance(found, str), found
     return found
 
 
-def some_scales(modules: SiteModules) -> torch.Tensor:
+def some_scales(modules: ResolvedMapping) -> torch.Tensor:
     return torch.rand(modules.channels.count, generator=torch.Generator().manual_seed(1), dtype=torch.float64) * 3 + 0.25
 
 
@@ -44,7 +44,7 @@ def test_a_scale_folds_at_every_site_without_a_change_of_the_block(model_type: s
     block = block_of(model, facts)
     run = runner(model, block)
     before = run()
-    for site in sites_of(facts):
+    for site in mappings_of(facts):
         for modules in resolved(site, block, facts):
             s = some_scales(modules)
             old = modules.prev.weight.detach()
@@ -62,7 +62,7 @@ def test_every_module_of_a_site_counts(model_type: str, leave_out: str) -> None:
     model = model_of(model_type)
     block = block_of(model, facts)
     run = runner(model, block)
-    for site in sites_of(facts):
+    for site in mappings_of(facts):
         modules = resolved(site, block, facts)[0]
         short = attrs.evolve(modules, readers=dict(list(modules.readers.items())[:-1])) if leave_out == "a reader" else modules
         before, kept = run(), Kept.of(modules)
@@ -80,7 +80,7 @@ def test_the_guard_finds_that_the_sites_of_usual_variants_hold_and_leaves_the_mo
     model = model_of(model_type, dtype)
     block = block_of(model, facts)
     run, parameters = runner(model, block), dict(block.named_parameters())
-    for site in sites_of(facts):
+    for site in mappings_of(facts):
         for modules in resolved(site, block, facts):
             assert holds(modules, probe(modules), run) <= allowed(modules, dtype), site
     assert all(p is parameters[name] for name, p in block.named_parameters())
@@ -103,7 +103,7 @@ def test_the_guard_finds_that_a_site_does_not_hold_in_another_variant(
     facts = facts_of(model_type)
     model = model_of(model_type, dtype, **variant)
     block = block_of(model, facts)
-    (site,) = (site for site in sites_of(facts) if site.prev == prev)
+    (site,) = (site for site in mappings_of(facts) if site.prev == prev)
     (modules,) = resolved(site, block, facts)
     assert holds(modules, probe(modules), runner(model, block)) > 2 * allowed(modules, dtype)
 
@@ -157,14 +157,14 @@ def test_a_module_that_two_names_mean_is_multiplied_once() -> None:
     block = two(nn.RMSNorm(4))
     block.again = block.reader
     before = block.reader.weight.clone()
-    fold(resolved(Site("norm", "norm", ("reader", "again")), block, PLAIN)[0], torch.full((4,), 2.0))
+    fold(resolved(LayerMapping("norm", "norm", ("reader", "again")), block, PLAIN)[0], torch.full((4,), 2.0))
     assert torch.equal(block.reader.weight, 2 * before)
 
 
 def test_layers_that_keep_their_weight_input_first_are_scaled_along_the_right_axis() -> None:
     block = nn.Module()
     block.first, block.second = Conv1D(5, 4), Conv1D(3, 5)
-    (modules,) = resolved(Site("mlp_value", "first", ("second",)), block, PLAIN)
+    (modules,) = resolved(LayerMapping("mlp_value", "first", ("second",)), block, PLAIN)
     x = torch.randn(7, 4)
     before = block.second(torch.relu(block.first(x)))
     fold(modules, probe(modules))
@@ -174,16 +174,16 @@ def test_layers_that_keep_their_weight_input_first_are_scaled_along_the_right_ax
 @pytest.mark.parametrize(
     ("site", "block", "reason"),
     [
-        (Site("norm", "norm", ("reader", "other")), two(nn.RMSNorm(4)), "has no other"),
-        (Site("norm", "norm", ("experts.*.up",)), two(nn.RMSNorm(4)), "fused"),
+        (LayerMapping("norm", "norm", ("reader", "other")), two(nn.RMSNorm(4)), "has no other"),
+        (LayerMapping("norm", "norm", ("experts.*.up",)), two(nn.RMSNorm(4)), "fused"),
         (NORM, two(nn.LayerNorm(4, elementwise_affine=False)), "no weight"),
         (NORM, two(nn.RMSNorm(8)), "8 channels"),
-        (Site("norm", "reader", ("norm",)), two(nn.RMSNorm(4)), "no layer with one matrix"),
-        (Site("mlp_value", "norm", ("reader",)), two(nn.Linear(2, 3)), "do not go into"),
-        (Site("value", "norm", ("reader",)), two(nn.Linear(2, 2), 4, 12), "do not fit 4 heads"),
+        (LayerMapping("norm", "reader", ("norm",)), two(nn.RMSNorm(4)), "no layer with one matrix"),
+        (LayerMapping("mlp_value", "norm", ("reader",)), two(nn.Linear(2, 3)), "do not go into"),
+        (LayerMapping("value", "norm", ("reader",)), two(nn.Linear(2, 2), 4, 12), "do not fit 4 heads"),
     ],
 )
-def test_a_site_that_does_not_hold_says_why(site: Site, block: nn.Module, reason: str) -> None:
+def test_a_site_that_does_not_hold_says_why(site: LayerMapping, block: nn.Module, reason: str) -> None:
     found = resolve(site, block, PLAIN, HEADS)
     assert isinstance(found, str)
     assert reason in found
@@ -201,8 +201,8 @@ def test_scales_that_cannot_be_divided_by_are_refused_and_nothing_is_changed(s: 
 def test_channels_of_shared_heads_are_spread_and_reduced_head_by_head() -> None:
     channels = Channels(4, repeats=2, size=2)
     s = torch.tensor([1.0, 2.0, 3.0, 4.0])
-    assert channels.spread(s).tolist() == [1, 2, 1, 2, 3, 4, 3, 4]
+    assert channels.expand_scale(s).tolist() == [1, 2, 1, 2, 3, 4, 3, 4]
     x = torch.tensor([1.0, 2, 3, 6, 5, 6, 7, 8])
     assert channels.reduced(x, "max").tolist() == [3, 6, 7, 8]
     assert channels.reduced(x, "mean").tolist() == [2, 4, 6, 7]
-    assert torch.equal(channels.reduced(channels.spread(s), "mean"), s)
+    assert torch.equal(channels.reduced(channels.expand_scale(s), "mean"), s)

@@ -14,9 +14,9 @@ from quark.errors import ConfigError
 from quark.testing import tiny
 from quark.torch import LLMTemplate, ModelQuantizer
 from quark_algos.equalization.config import AWQConfig, SmoothQuantConfig
-from quark_algos.mappings.mapping import sites_of
+from quark_algos.mappings.mapping import mappings_of
 from quark_algos.mappings.resolve import resolve
-from quark_algos.mappings.user_mappings import places_of
+from quark_algos.mappings.user_mappings import user_mappings_of
 
 from ..rotation.models import IDS, facts_of, model_of
 
@@ -56,14 +56,14 @@ def smoothed(model: nn.Module, sites: list[dict[str, Any]], data: Any = DATA, mo
     """What was scaled in the first block."""
     config = LLMTemplate.get(model_type).get_config("int8")
     config.algo_config = [SmoothQuantConfig(alpha=0.4, preset="reference", scaling_layers=sites)]
-    figures = ModelQuantizer(config).quantize_model(model, data).quark_findings.transformed
+    metrics = ModelQuantizer(config).quantize_model(model, data).quark_report.transformed
     prefix = "model.layers.0."
-    return {name.removeprefix(prefix): f for name, f in figures.items() if name.startswith(prefix) and "scale_max" in f}
+    return {name.removeprefix(prefix): f for name, f in metrics.items() if name.startswith(prefix) and "scale_max" in f}
 
 
 def test_the_documented_entries_are_the_sites_of_the_family() -> None:
-    known = sites_of(quark.templates().load("llama", "architecture"))
-    places = places_of(DOCUMENTED, known)
+    known = mappings_of(quark.templates().load("llama", "architecture"))
+    places = user_mappings_of(DOCUMENTED, known)
     assert [(p.site.kind, p.site.prev, p.site.layers) for p in places] == [(s.kind, s.prev, s.layers) for s in known]
     assert [p.condition is not None for p in places] == [False, True, False, False]
 
@@ -78,7 +78,7 @@ def test_the_documented_condition_leaves_shared_values_alone(kv_heads: int, is_s
 @pytest.mark.parametrize("model_type", ["mixtral", "qwen3_moe"])
 def test_ends_of_names_mean_the_projections_of_every_expert(model_type: str) -> None:
     facts = facts_of(model_type)
-    (place,) = places_of([{"prev_op": "up_proj", "layers": ["down_proj"], "inp": "down_proj"}], sites_of(facts))
+    (place,) = user_mappings_of([{"prev_op": "up_proj", "layers": ["down_proj"], "inp": "down_proj"}], mappings_of(facts))
     block = model_of(model_type).get_submodule(f"{facts.decoder_blocks}.0")
     sites = place.sites(block)
     assert [s.prev for s in sites] == [f"{facts.experts}.{i}.up_proj" for i in range(3)]

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from quark.algorithms import SecondMoment
+from quark.algorithms import Hessian
 from quark.calibration.input_statistics import held_out_tokens
 from quark.config.model import QConfig
 from quark.errors import CheckpointError, ConfigError, UnsupportedError
@@ -105,7 +105,7 @@ def test_gptq_goes_by_the_second_moment_of_the_rotated_input(monkeypatch: pytest
     plain = ColumnRounding.round
 
     def listening(self: ColumnRounding, problem: Any) -> Any:
-        seen.update({name: problem.statistic(SecondMoment).matrix() for name in problem.layers})
+        seen.update({name: problem.statistic(Hessian).matrix() for name in problem.layers})
         return plain(self, problem)
 
     monkeypatch.setattr(ColumnRounding, "round", listening)
@@ -123,7 +123,7 @@ def test_the_layers_are_named_in_plan_settings_and_findings() -> None:
     online = settings_of(model).online_config
     assert online is not None
     assert online.online_rotation_layers == names
-    assert [model.quark_findings.transformed[name]["input_rotation"] for name in names] == [32] * 3
+    assert [model.quark_report.transformed[name]["input_rotation"] for name in names] == [32] * 3
     assert [name for name, module in model.named_modules() if is_rotated(module)] == names
 
 
@@ -166,7 +166,7 @@ def test_r1_online_rotates_the_inputs_of_what_reads_the_residual_stream(tmp_path
 @pytest.mark.parametrize("algorithm", ["awq", "smoothquant"])
 def test_scale_is_not_moved_into_a_layer_whose_input_is_rotated(algorithm: str, caplog: pytest.LogCaptureFixture) -> None:
     model = quantized(rotated("int4_wo_32", algorithm))
-    found = model.quark_findings.transformed
+    found = model.quark_report.transformed
     assert found["model.layers.0.mlp.up_proj"]["left_out"] == "the input of mlp.down_proj is rotated while the model runs"
     assert not [r for r in caplog.records if "is left out" in r.message]
 
@@ -174,7 +174,7 @@ def test_scale_is_not_moved_into_a_layer_whose_input_is_rotated(algorithm: str, 
 def test_a_rotated_block_is_shown_to_what_moves_scale_as_it_is_then() -> None:
     """With R1, the stream is rotated before the block is: a site that holds must not seem broken, and its scales be found."""
     model = quantized(rotated("int4_wo_32", "awq", asked={"r1": True, "r4": False}))
-    errors = [f for f in model.quark_findings.transformed.values() if "error_before" in f]
+    errors = [f for f in model.quark_report.transformed.values() if "error_before" in f]
     assert len(errors) == 3
     assert max(f["error_before"] for f in errors) < 0.1
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from quark.algorithms import BlockAtHand
+from quark.algorithms import BlockContext
 from quark.errors import UnsupportedError
 from quark.planning.family import architecture_of
 from quark.runs import quantize_checkpoint
@@ -43,7 +43,7 @@ def test_a_rotated_model_computes_what_it_did(changes: dict[str, object]) -> Non
     rotate.outside(model, facts)
     before = model.model.layers[0].self_attn.q_proj.weight.clone()
     for i, block in enumerate(model.model.layers):
-        rotate.apply(BlockAtHand(f"model.layers.{i}", block, facts, {}, {}))
+        rotate.apply(BlockContext(f"model.layers.{i}", block, facts, {}, {}))
     assert not torch.equal(before, model.model.layers[0].self_attn.q_proj.weight)
     # The norms of this architecture compute in float32 whatever the model's dtype is.
     assert float((logits(model) - expected).abs().max()) < 1e-6 * float(expected.abs().max())
@@ -66,19 +66,19 @@ def test_without_data_rotation_says_that_nothing_judges_it(caplog: pytest.LogCap
     assert any("nothing judges" in r.message for r in caplog.records)
 
 
-def judged(scheme: str, preset: str) -> Any:
+def rotated(scheme: str, preset: str) -> Any:
     config = LLMTemplate.get("llama").get_config(scheme)
     config.algo_config = [settings(preset=preset)]
     return ModelQuantizer(config).quantize_model(tiny.tiny_model(), DATA)
 
 
 def test_rotation_that_does_harm_is_left_out_with_its_figures(caplog: pytest.LogCaptureFixture) -> None:
-    model = judged("nvfp4", "best")
+    model = rotated("nvfp4", "best")
     plain = ModelQuantizer(LLMTemplate.get("llama").get_config("nvfp4")).quantize_model(tiny.tiny_model(), DATA)
     assert torch.equal(logits(model), logits(plain))
     assert model.quant_config.algo_config is None
     assert any("it is left out" in r.message and "times as large" in r.message for r in caplog.records)
-    found = model.quark_findings.judged["rotation"]
+    found = model.quark_report.validated["rotation"]
     assert found["error_after"] > found["error_before"] + found["standard_error"] > 0
     assert found["held_out"]
     assert not found["applied"]
@@ -87,17 +87,17 @@ def test_rotation_that_does_harm_is_left_out_with_its_figures(caplog: pytest.Log
 
 
 def test_the_reference_preset_rotates_where_it_does_harm_and_says_how_much(caplog: pytest.LogCaptureFixture) -> None:
-    model = judged("nvfp4", "reference")
+    model = rotated("nvfp4", "reference")
     assert any("it is applied" in r.message and "times as large" in r.message for r in caplog.records)
-    assert model.quark_findings.judged["rotation"]["applied"]
-    assert model.quark_findings.transformed["model.layers.0"]["r1"]
+    assert model.quark_report.validated["rotation"]["applied"]
+    assert model.quark_report.transformed["model.layers.0"]["r1"]
 
 
 def test_rotation_that_does_good_is_applied_without_a_word(caplog: pytest.LogCaptureFixture) -> None:
-    model = judged("int8", "best")
-    found = model.quark_findings.judged["rotation"]
+    model = rotated("int8", "best")
+    found = model.quark_report.validated["rotation"]
     assert found["error_after"] < found["error_before"]
-    assert model.quark_findings.transformed["model.layers.0"]["r1"]
+    assert model.quark_report.transformed["model.layers.0"]["r1"]
     assert not [r for r in caplog.records if "otation" in r.message and r.levelname == "WARNING"]
 
 

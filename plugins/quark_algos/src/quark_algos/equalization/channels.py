@@ -27,7 +27,7 @@ class Channels:
         """Input columns of the readers, K."""
         return self.count * self.repeats
 
-    def spread(self, s: Tensor) -> Tensor:
+    def expand_scale(self, s: Tensor) -> Tensor:
         """Of ``[…, C]``, one for each channel, what each column has, ``[…, K]``."""
         if self.repeats == 1:
             return s

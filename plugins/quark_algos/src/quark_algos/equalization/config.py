@@ -11,7 +11,7 @@ from quark.config.algorithm import AlgoConfig
 from quark.config.architecture import Architecture
 from quark.config.dataclass_view import with_dataclass_view
 from quark_algos.fields import LEGACY, OWN, PRESETS, positive
-from quark_algos.mappings.mapping import sites_of
+from quark_algos.mappings.mapping import mappings_of
 
 COMPUTE_SCALE_LOSSES = ("MSE", "MAE", "RMSE")
 
@@ -25,13 +25,13 @@ class _SmoothingConfig(AlgoConfig):
         """All sites of the family, in the documented form."""
         if cls.refusal(architecture) is not None:
             return None
-        places = [site.documented() for site in sites_of(architecture)]
+        places = [site.documented() for site in mappings_of(architecture)]
         return cls(scaling_layers=places, model_decoder_layers=architecture.decoder_blocks)  # type: ignore[call-arg]
 
     @classmethod
     def refusal(cls, architecture: Architecture) -> str | None:
         """Nothing is known that a scale could be folded into."""
-        if architecture.decoder_blocks and sites_of(architecture):
+        if architecture.decoder_blocks and mappings_of(architecture):
             return None
         return "no operation is known in its decoder blocks into which a scale can be folded"
 

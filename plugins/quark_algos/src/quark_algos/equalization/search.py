@@ -1,4 +1,4 @@
-"""The best scale of a site: candidates by formula, judged by closed forms in the statistics. No forwards, any number of tokens."""
+"""Search for the best scales of a mapping: candidates by formula, compared by closed forms in the statistics, without forwards."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Part:
         wt: Their weights stacked, Wᵀ ``[K, N]``, float32. A sample of the rows will do, if ``grid_of`` is for those.
         quadratic: Of their inputs, before any scale. Parts, and sites, with the same input should share the object.
         grid_of: Makes the grid for weights of the shape of ``wt``.
-        tokens: That the second moment is of.
+        tokens: That the Hessian is of.
     """
 
     wt: Tensor
@@ -43,13 +43,13 @@ class Part:
         column = s[:, None]
         scaled = self.wt * column
         grid = self.grid_of(scaled)
-        scales = grid.with_steps(scaled, grid.fixed or grid.scales(scaled))
+        scales = grid.with_subscales(scaled, grid.fixed or grid.scales(scaled))
         return grid.round_(scaled, scales).div_(column).sub_(self.wt)
 
 
 @attrs.frozen(eq=False)
 class ActivationErrors:
-    """What rounding the readers' inputs costs: ``tr(W Σ_δ Wᵀ)``, Σ_δ the second moment of δ, the error of x / s, multiplied back by s.
+    """What rounding the readers' inputs costs: ``tr(W Σ_δ Wᵀ)``, Σ_δ the Hessian of δ, the error of x / s, multiplied back by s.
 
     Attributes:
         sample: Tokens, x ``[T, K]``, float32; some hundreds are enough.
@@ -194,7 +194,7 @@ def _search(forms: Tensor, channels: Channels, losses: _Losses, *, exhaustive: b
     def attempt(form: int, ratios: set[int]) -> None:
         for r in sorted(ratios):
             if tried[form, r].isnan():
-                tried[form, r] = losses(channels.spread(forms[form, r]), exact=False)
+                tried[form, r] = losses(channels.expand_scale(forms[form, r]), exact=False)
 
     stride = 1 if exhaustive else _STRIDE
     for form in range(len(forms)):
@@ -205,7 +205,7 @@ def _search(forms: Tensor, channels: Channels, losses: _Losses, *, exhaustive: b
         attempt(form, {max(best - stride, 0), min(best + stride, last)})
     form, best = divmod(_least(tried), last + 1)
     ones = torch.ones_like(forms[0, 0])
-    plain, loss = (losses(channels.spread(s), exact=True) for s in (ones, forms[form, best]))
+    plain, loss = (losses(channels.expand_scale(s), exact=True) for s in (ones, forms[form, best]))
     return Choice(forms[form, best].clone(), loss, plain, tried) if loss < plain else Choice(ones, plain, plain, tried)
 
 

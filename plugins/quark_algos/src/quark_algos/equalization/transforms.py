@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from quark.algorithms import (
     AbsMax,
     AbsMean,
-    BlockAtHand,
-    Figures,
+    BlockContext,
+    Hessian,
+    Metrics,
+    ResolvedSettings,
     Rounding,
-    SecondMoment,
-    Settled,
     Statistic,
     Validation,
     input_is_transformed,
@@ -25,7 +25,7 @@ from quark.algorithms import (
 )
 from quark.config.algorithm import AlgoConfig
 from quark.config.architecture import Architecture
-from quark.config.layer import QLayerConfig, stages
+from quark.config.layer import QLayerConfig, levels
 from quark.log import get_logger
 from quark.modules.layers import linear_weight
 from quark.planning.plan import QuantPlan
@@ -36,10 +36,10 @@ from quark_algos.equalization.quadratic import Quadratic
 from quark_algos.equalization.search import ActivationErrors, Loss, Part, autosmooth, awq
 from quark_algos.gptq.damping import shrunk
 from quark_algos.mappings.fold import Kept, allowed, fold, holds, probe
-from quark_algos.mappings.mapping import Site, sites_of
-from quark_algos.mappings.resolve import SiteModules, resolve
+from quark_algos.mappings.mapping import LayerMapping, mappings_of
+from quark_algos.mappings.resolve import ResolvedMapping, resolve
 from quark_algos.mappings.skipped import left_out
-from quark_algos.mappings.user_mappings import Place, places_of, see_places
+from quark_algos.mappings.user_mappings import Place, check_user_mappings, user_mappings_of
 from quark_algos.searched_nearest import SearchedNearest
 
 SAMPLE = 256
@@ -59,7 +59,7 @@ class TokenSample(Statistic):
         super().__init__(columns, device)
         self.value = torch.empty(0, columns, device=device)
 
-    def take(self, x: Tensor, reference: Tensor | None) -> None:
+    def accumulate(self, x: Tensor, reference: Tensor | None) -> None:
         wanted = min(SAMPLE - len(self.value), SAMPLE // 8)
         self.value = torch.cat((self.value, x[:: max(1, len(x) // max(wanted, 1))][:wanted].float()))
 
@@ -74,7 +74,7 @@ class ChannelRanges(Statistic):
         super().__init__(columns, device)
         self.range = torch.tensor([[torch.inf], [-torch.inf]], device=device).repeat(1, columns)
 
-    def take(self, x: Tensor, reference: Tensor | None) -> None:
+    def accumulate(self, x: Tensor, reference: Tensor | None) -> None:
         self._widen(torch.stack((x.amin(0), x.amax(0))).float())
 
     def add(self, other: ChannelRanges) -> None:
@@ -112,24 +112,24 @@ class Scaling(ABC):
         self._settings = settings
         self._preset = settings.preset
         self._hand_written = list(settings.scaling_layers or [])
-        places_of(self._hand_written, ())  # what is wrong with them is said before any work
+        user_mappings_of(self._hand_written, ())  # what is wrong with them is said before any work
         self._heads = 1
-        self._refused: set[Site] = set()
-        self._tried: set[Site] = set()
+        self._refused: set[LayerMapping] = set()
+        self._tried: set[LayerMapping] = set()
 
-    def settle(self, model: nn.Module, plan: QuantPlan) -> Settled:
-        """As `quark.algorithms.Settling.settle`: sites that do not hold in this model are told of, settings stay as they are.
+    def resolve_for_model(self, model: nn.Module, plan: QuantPlan) -> ResolvedSettings:
+        """As `quark.algorithms.ResolvesForModel.settle`: sites that do not hold in this model are told of, settings stay as they are.
 
         Raises:
             ConfigError: None of the sites written by hand is in the model.
         """
         facts, heads = plan.architecture, _heads_of(model)
         if facts is None:
-            return Settled(self._settings)
-        see_places(places_of(self._hand_written, sites_of(facts)), model, facts, heads)
-        return Settled(self._settings, left_out(self._asked(facts), model, facts, heads))
+            return ResolvedSettings(self._settings)
+        check_user_mappings(user_mappings_of(self._hand_written, mappings_of(facts)), model, facts, heads)
+        return ResolvedSettings(self._settings, left_out(self._asked(facts), model, facts, heads))
 
-    def outside(self, model: nn.Module, architecture: Architecture) -> None:
+    def apply_global(self, model: nn.Module, architecture: Architecture) -> None:
         """Nothing is changed; how many heads attention has is remembered."""
         self._heads = _heads_of(model)
 
@@ -138,45 +138,45 @@ class Scaling(ABC):
         return None
 
     @torch.no_grad()
-    def apply(self, block: BlockAtHand) -> Mapping[str, Figures]:
+    def apply(self, block: BlockContext) -> Mapping[str, Metrics]:
         """As `quark.algorithms.Transform.apply`."""
         before = block.output_error() if block.output_error else None
         kept: list[Kept] = []
         places = self._places(block)
         rotated = {m.name: [n for n, reader in m.readers.items() if input_is_transformed(reader)] for m in places}
-        left_out: dict[str, Figures] = {
+        left_out: dict[str, Metrics] = {
             f"{block.name}.{name}".lstrip("."): {"left_out": f"the input of {names[0]} is rotated while the model runs"}
             for name, names in rotated.items()
             if names
         }
-        figures = dict(left_out)
+        metrics = dict(left_out)
         for modules in (m for m in places if not rotated[m.name]):
             scale = self._scale(modules, block)
             if scale is not None and not bool((scale == 1).all()):
                 kept.append(Kept.of(modules))
                 fold(modules, scale)
-                figures[f"{block.name}.{modules.name}".lstrip(".")] = {"scale_min": float(scale.min()), "scale_max": float(scale.max())}
+                metrics[f"{block.name}.{modules.name}".lstrip(".")] = {"scale_min": float(scale.min()), "scale_max": float(scale.max())}
         if not kept:
-            return figures | {block.name: {"applied": False, "reason": "there is no place at which scale can be moved"}}
+            return metrics | {block.name: {"applied": False, "reason": "there is no place at which scale can be moved"}}
         if before is None or block.output_error is None:
-            return figures | {block.name: {"applied": True}}
+            return metrics | {block.name: {"applied": True}}
         found = validated([before], [block.output_error()])
         if not found.is_improvement and self._preset == "best":
             for one in reversed(kept):
                 one.restore()
-            return left_out | {block.name: {**found.figures(), "applied": False, "reason": "it makes no error smaller by more than chance"}}
+            return left_out | {block.name: {**found.metrics(), "applied": False, "reason": "it makes no error smaller by more than chance"}}
         if not found.is_improvement:
             _warn(block.name, found)
-        return figures | {block.name: {**found.figures(), "applied": True}}
+        return metrics | {block.name: {**found.metrics(), "applied": True}}
 
     def _asked(self, facts: Architecture) -> tuple[Place, ...]:
         """Sites written by hand, or all of the family."""
-        known = sites_of(facts)
-        return places_of(self._hand_written or [site.documented() for site in known], known)
+        known = mappings_of(facts)
+        return user_mappings_of(self._hand_written or [site.documented() for site in known], known)
 
-    def _places(self, block: BlockAtHand) -> list[SiteModules]:
+    def _places(self, block: BlockContext) -> list[ResolvedMapping]:
         """The sites of a block that hold in it, and have something to quantize behind them."""
-        found: list[SiteModules] = []
+        found: list[ResolvedMapping] = []
         for place in self._asked(block.architecture):
             site = place.site
             if site in self._refused or (place.condition is not None and not place.condition.holds(block.module)):
@@ -190,7 +190,7 @@ class Scaling(ABC):
             found += wanted
         return found
 
-    def _is_sound(self, modules: SiteModules, block: BlockAtHand, named: Site) -> bool:
+    def _is_sound(self, modules: ResolvedMapping, block: BlockContext, named: LayerMapping) -> bool:
         """Whether a scale there leaves the block's output what it is; if not, the site that was named is refused from then on."""
         if block.output is None:
             return True
@@ -207,14 +207,14 @@ class Scaling(ABC):
         return False
 
     @abstractmethod
-    def _scale(self, modules: SiteModules, block: BlockAtHand) -> Tensor | None:
+    def _scale(self, modules: ResolvedMapping, block: BlockContext) -> Tensor | None:
         """The scale of a site, ``[C]``; None where nothing is known of its inputs."""
 
-    def _read(self, modules: SiteModules, block: BlockAtHand) -> dict[str, nn.Module]:
+    def _read(self, modules: ResolvedMapping, block: BlockContext) -> dict[str, nn.Module]:
         """The readers that are quantized and that tokens reached."""
         return {n: m for n, m in modules.readers.items() if n in block.configs and n in block.statistics}
 
-    def _combined(self, modules: SiteModules, block: BlockAtHand, kind: type[AbsMax | AbsMean | ChannelRanges]) -> Tensor:
+    def _combined(self, modules: ResolvedMapping, block: BlockContext, kind: type[AbsMax | AbsMean | ChannelRanges]) -> Tensor:
         """The largest of what the readers' inputs have, ``[K]``: experts read different tokens."""
         values = [s.value for n in self._read(modules, block) if (s := block.statistic(n, kind)) is not None]
         return torch.stack(values).amax(0)
@@ -246,7 +246,7 @@ class SmoothQuant(Scaling):
         if self._preset == "best" and settings.alpha == 1.0:
             self._alpha = SANE_ALPHA
 
-    def _scale(self, modules: SiteModules, block: BlockAtHand) -> Tensor | None:
+    def _scale(self, modules: ResolvedMapping, block: BlockContext) -> Tensor | None:
         readers = self._read(modules, block)
         if not readers:
             return None
@@ -256,19 +256,19 @@ class SmoothQuant(Scaling):
 
 
 class _Searched(Scaling):
-    """What AWQ and AutoSmoothQuant have in common: candidates judged by closed forms in the second moment."""
+    """What AWQ and AutoSmoothQuant have in common: candidates compared by closed forms in the Hessian."""
 
-    def _parts(self, modules: SiteModules, block: BlockAtHand) -> dict[str, Part]:
+    def _parts(self, modules: ResolvedMapping, block: BlockContext) -> dict[str, Part]:
         """The readers, those with one input and one spec as one part; each by the name of its first."""
         alike: dict[tuple[int, Any], list[str]] = {}
         for name in self._read(modules, block):
-            alike.setdefault((id(block.statistics[name]), stages(block.configs[name].weight)), []).append(name)
+            alike.setdefault((id(block.statistics[name]), levels(block.configs[name].weight)), []).append(name)
         quadratics: dict[int, Quadratic] = {}
         parts = {}
         for (key, _), names in alike.items():
-            moment = cast("SecondMoment", block.statistic(names[0], SecondMoment))
-            quadratic = quadratics.setdefault(key, Quadratic(shrunk(moment.matrix(), moment.shrinkage())))
-            parts[names[0]] = _part([modules.readers[n] for n in names], block.configs[names[0]], quadratic, moment.tokens)
+            hessian = cast("Hessian", block.statistic(names[0], Hessian))
+            quadratic = quadratics.setdefault(key, Quadratic(shrunk(hessian.matrix(), hessian.shrinkage())))
+            parts[names[0]] = _part([modules.readers[n] for n in names], block.configs[names[0]], quadratic, hessian.tokens)
         return parts
 
 
@@ -290,13 +290,13 @@ def _part(layers: Sequence[nn.Module], config: QLayerConfig, quadratic: Quadrati
 class Awq(_Searched):
     """AWQ: ``s`` a power of the mean magnitude of the inputs, searched; and, where no rounding is named, scales searched by the outputs."""
 
-    needs = (SecondMoment, AbsMean)
+    needs = (Hessian, AbsMean)
 
     def rounding(self) -> Rounding | None:
         """AWQ's clipping, as a search of scales."""
         return SearchedNearest()
 
-    def _scale(self, modules: SiteModules, block: BlockAtHand) -> Tensor | None:
+    def _scale(self, modules: ResolvedMapping, block: BlockContext) -> Tensor | None:
         parts = self._parts(modules, block)
         if not parts:
             return None
@@ -306,14 +306,14 @@ class Awq(_Searched):
 class AutoSmoothQuant(_Searched):
     """SmoothQuant with the share searched, by the errors of weights and of activations."""
 
-    needs = (SecondMoment, ChannelRanges, TokenSample)
+    needs = (Hessian, ChannelRanges, TokenSample)
 
     def __init__(self, settings: AlgoConfig) -> None:
         super().__init__(settings)
         assert isinstance(settings, AutoSmoothQuantConfig)
         self._loss = cast("Loss", settings.compute_scale_loss)
 
-    def _scale(self, modules: SiteModules, block: BlockAtHand) -> Tensor | None:
+    def _scale(self, modules: ResolvedMapping, block: BlockContext) -> Tensor | None:
         parts = self._parts(modules, block)
         if not parts:
             return None
@@ -322,7 +322,7 @@ class AutoSmoothQuant(_Searched):
         return autosmooth(list(parts.values()), x_max, errors, channels=modules.channels, loss=self._loss).scale
 
 
-def _errors_of_inputs(name: str, block: BlockAtHand, parts: int) -> ActivationErrors:
+def _errors_of_inputs(name: str, block: BlockContext, parts: int) -> ActivationErrors:
     """What rounding the inputs of a reader costs, of a site with that many parts."""
     sample = cast("TokenSample", block.statistic(name, TokenSample)).value
     ranges = cast("ChannelRanges", block.statistic(name, ChannelRanges)).range

@@ -1,4 +1,4 @@
-"""Settings of the algorithms that choose codes by the second moment of a layer's inputs: GPTQ, GPTAQ, Qronos."""
+"""Settings of the algorithms that choose codes by the Hessian of a layer's inputs: GPTQ, GPTAQ, Qronos."""
 
 from __future__ import annotations
 

@@ -18,12 +18,12 @@ ATTEMPTS = 5
 
 
 class SingularError(RoundingError):
-    """A second moment cannot be factored, however strongly it is damped."""
+    """A Hessian cannot be factored, however strongly it is damped."""
 
 
 @attrs.frozen(eq=False)
 class Damped:
-    """A second moment that can be factored.
+    """A Hessian that can be factored.
 
     Attributes:
         h: ``H + λ I``, with dead channels given a 1 on the diagonal, ``[K, K]``.
@@ -62,7 +62,7 @@ def shrunk(h: Tensor, shrinkage: tuple[float, float]) -> Tensor:
 
     Args:
         h: H, symmetric.
-        shrinkage: As `quark.algorithms.SecondMoment.shrinkage` has it: the share that entries off the diagonal lose, and the share of the
+        shrinkage: As `quark.algorithms.Hessian.shrinkage` has it: the share that entries off the diagonal lose, and the share of the
             way that those on it go towards their mean. Dead channels stay dead.
     """
     off_diagonal, along = shrinkage
@@ -83,7 +83,7 @@ def damped(h: Tensor, share: float, shrinkage: tuple[float, float] = NONE) -> Da
     diagonal = h.diagonal()
     if not bool(torch.isfinite(diagonal).all()):
         raise NonFiniteError(
-            "the second moment of a layer's inputs holds NaN or Inf: activations overflow during calibration. Use another dtype, "
+            "the Hessian of a layer's inputs holds NaN or Inf: activations overflow during calibration. Use another dtype, "
             "or look at the data",
             tensor="input",
         )
@@ -97,7 +97,7 @@ def damped(h: Tensor, share: float, shrinkage: tuple[float, float] = NONE) -> Da
 
 
 def factor(h: Tensor, share: float, order: Tensor | None = None, shrinkage: tuple[float, float] = NONE) -> Factor:
-    """Shrink a second moment, damp it, and factor it.
+    """Shrink a Hessian, damp it, and factor it.
 
     Args:
         h: H ``[K, K]``, symmetric, as a raw sum or any multiple of it, float32 or float64.
@@ -123,7 +123,7 @@ def factor(h: Tensor, share: float, order: Tensor | None = None, shrinkage: tupl
             return found if exact.dtype is h.dtype else found.to(h.dtype)
         share = max(share, 1e-6) * 10
     raise SingularError(
-        f"the second moment of a layer's inputs [{h.shape[0]} channels] is indefinite even with damping {share / 10:g} of its mean "
+        f"the Hessian of a layer's inputs [{h.shape[0]} channels] is indefinite even with damping {share / 10:g} of its mean "
         "diagonal: the calibration data are too few or degenerate. Give more sequences"
     )
 

@@ -127,7 +127,7 @@ def ldlq_choosing(
         base = _begun(part, factor, done, start)
         scales = choose(base, start // grid.group)
         found.append(scales)
-        spread.append(grid.with_steps(base, scales) if grid.has_steps else scales.expanded(grid.group))
+        spread.append(grid.with_subscales(base, scales) if grid.has_subscales else scales.expanded(grid.group))
         _round_block(base, part, factor, _from(spread[-1], grid, start), done, start)
     return done, GroupScales.joined(found), GroupScales.joined(spread)
 

@@ -13,7 +13,7 @@ class Recipe:
 
     Attributes:
         block: Columns between two products with all that went before.
-        by_importance: Columns by descending diagonal of H, or in their own order.
+        act_order: Columns by descending diagonal of H, or in their own order.
         static_groups: Scales before any column is rounded, or each group's when its first column is reached.
         damping: Share of H's mean diagonal, or where that is None, ``eigen_damping`` of H's largest eigenvalue.
         eigen_damping: See there.
@@ -29,7 +29,7 @@ class Recipe:
     """
 
     block: int
-    by_importance: bool
+    act_order: bool
     static_groups: bool
     damping: float | None
     eigen_damping: float = 0.0
@@ -55,7 +55,7 @@ def recipe_of(settings: GPTQConfig | QronosConfig) -> Recipe:
     best = settings.preset == "best"
     common = Recipe(
         block=settings.block_size,
-        by_importance=settings.desc_act,
+        act_order=settings.desc_act,
         static_groups=settings.static_groups,
         damping=_damping(settings, best),
         scales=settings.scale_search or ("hessian" if best else "minmax"),

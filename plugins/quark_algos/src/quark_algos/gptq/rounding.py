@@ -10,7 +10,7 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from quark.algorithms import CrossMoment, Figures, Problem, SecondMoment, SecondMoment64, Statistic, float_weight, weight_quantizer
+from quark.algorithms import CrossMoment, Hessian, Hessian64, Metrics, RoundingTask, Statistic, float_weight, weight_quantizer
 from quark.config.algorithm import AlgoConfig
 from quark.errors import NonFiniteError
 from quark.names import folded
@@ -31,7 +31,7 @@ def _names(pattern: str, layer: str) -> bool:
 class ColumnRounding:
     """Rounds the columns of a weight one after another, in view of the outputs.
 
-    Figures of every layer: ``damping`` (share of H's mean diagonal), ``shrinkage`` (the share of H off its diagonal that is likely to be
+    Metrics of every layer: ``damping`` (share of H's mean diagonal), ``shrinkage`` (the share of H off its diagonal that is likely to be
     chance, and was taken from it), ``attempts`` at factoring H, ``dead`` channels, ``output_mse``, the mean squared error of an output
     element that the algorithm expects, ``few_tokens``, whether there were fewer than input channels; and ``correction_share``, where
     there is a correction.
@@ -43,10 +43,10 @@ class ColumnRounding:
     def __init__(self, settings: AlgoConfig) -> None:
         assert isinstance(settings, GPTQConfig | QronosConfig)
         self._recipe = recipe_of(settings)
-        self._moment = SecondMoment64 if self._recipe.float64 else SecondMoment
-        self.needs: Sequence[type[Statistic]] = (self._moment, CrossMoment) if self._recipe.share else (self._moment,)
+        self._hessian = Hessian64 if self._recipe.float64 else Hessian
+        self.needs: Sequence[type[Statistic]] = (self._hessian, CrossMoment) if self._recipe.share else (self._hessian,)
 
-    def takes(self, name: str) -> bool:
+    def applies_to(self, name: str) -> bool:
         """Whether the settings name this layer."""
         patterns = self._recipe.modules
         return not patterns or any(_names(p, name) for p in patterns)
@@ -56,54 +56,54 @@ class ColumnRounding:
         return [p for p in self._recipe.modules if not any(_names(p, name) for name in names)]
 
     @torch.no_grad()
-    def round(self, problem: Problem) -> Mapping[str, Figures]:
+    def round(self, problem: RoundingTask) -> Mapping[str, Metrics]:
         """As `quark.algorithms.Rounding.round`."""
         layers = list(problem.layers.values())
         weights = [float_weight(layer) for layer in layers]
         wt = torch.cat(weights).t().float().contiguous()  # [K, N]
-        moment = problem.statistic(self._moment)
+        hessian = problem.statistic(self._hessian)
         try:
-            solved = _ready(moment, self._fitting(moment))
+            solved = _ready(hessian, self._fitting(hessian))
         except SingularError as error:
             raise SingularError(f"{folded(problem.layers)}: {error}") from error
         except NonFiniteError as error:
             raise NonFiniteError(f"{folded(problem.layers)}: {error}", tensor=next(iter(problem.layers))) from error
-        wt, causal, share = _corrected(wt, problem, moment, solved)
-        if moment.tokens >= wt.shape[0]:  # of a few tokens, silence says little about others
+        wt, causal, share = _corrected(wt, problem, hessian, solved)
+        if hessian.tokens >= wt.shape[0]:  # of a few tokens, silence says little about others
             wt[solved.dead] = 0
         quantizers = [weight_quantizer(layer) for layer in layers]
         grid = WeightGrid([q.quantizer for q in quantizers], [w.shape[0] for w in weights], wt, shared=problem.shares_scale)
-        done, scales = _rounded(wt, moment.matrix(), grid, solved, causal)
+        done, scales = _rounded(wt, hessian.matrix(), grid, solved, causal)
         for layer, quantizer, (values, qparams) in zip(layers, quantizers, grid.weights(done.q, scales, weights[0].dtype), strict=True):
             quantizer.set_qparams(qparams)
             layer.weight = nn.Parameter(values, requires_grad=False)
-        figures = solved.figures | {"few_tokens": moment.tokens < wt.shape[0]} | ({} if share is None else {"correction_share": share})
+        metrics = solved.metrics | {"few_tokens": hessian.tokens < wt.shape[0]} | ({} if share is None else {"correction_share": share})
         parts = done.loss.split([w.shape[0] for w in weights])
         return {
-            name: figures | {"output_mse": float(part.mean()) / max(moment.tokens, 1)}
+            name: metrics | {"output_mse": float(part.mean()) / max(hessian.tokens, 1)}
             for name, part in zip(problem.layers, parts, strict=True)
         }
 
-    def _fitting(self, moment: SecondMoment) -> Recipe:
+    def _fitting(self, hessian: Hessian) -> Recipe:
         """The recipe for a layer of such inputs, its damping a share of the mean diagonal."""
         recipe = self._recipe
         if recipe.damping is not None:
             return recipe
-        h = moment.matrix()
+        h = hessian.matrix()
         mean = max(float(h.diagonal().mean()), torch.finfo(h.dtype).tiny)
         return attrs.evolve(recipe, damping=recipe.eigen_damping * largest_eigenvalue(h) / mean)
 
 
 @attrs.frozen(eq=False)
 class _Ready:
-    """What can be made of a second moment before any weight is looked at.
+    """What can be made of a Hessian before any weight is looked at.
 
     Attributes:
         recipe: It was made by.
         order: Of the channels, ``[K]``, or None for their own.
         factor: In that order; float32.
         dead: Channels that are always 0, in their own order.
-        shrinkage: As `SecondMoment.shrinkage` has it; none where the recipe takes H as it was measured.
+        shrinkage: As `Hessian.shrinkage` has it; none where the recipe takes H as it was measured.
     """
 
     recipe: Recipe
@@ -113,7 +113,7 @@ class _Ready:
     shrinkage: tuple[float, float]
 
     @property
-    def figures(self) -> dict[str, Any]:
+    def metrics(self) -> dict[str, Any]:
         """What is to be reported."""
         found = self.factor.damped
         return {
@@ -124,21 +124,21 @@ class _Ready:
         }
 
 
-def _ready(moment: SecondMoment, recipe: Recipe) -> _Ready:
+def _ready(hessian: Hessian, recipe: Recipe) -> _Ready:
     """The factor of H; layers that share their input but not their format find it made."""
     key = ("ready", recipe)
-    if key not in moment.derived:
+    if key not in hessian.derived:
         assert recipe.damping is not None
-        h = moment.matrix()
-        shrinkage = moment.shrinkage() if recipe.is_careful else NONE
-        order = torch.argsort(h.diagonal(), descending=True, stable=True) if recipe.by_importance and recipe.static_groups else None
+        h = hessian.matrix()
+        shrinkage = hessian.shrinkage() if recipe.is_careful else NONE
+        order = torch.argsort(h.diagonal(), descending=True, stable=True) if recipe.act_order and recipe.static_groups else None
         found = factor(h, recipe.damping, order, shrinkage).to(torch.float32)
-        moment.derived[key] = _Ready(recipe, order, found, h.diagonal() <= 0, shrinkage)
-    ready: _Ready = moment.derived[key]
+        hessian.derived[key] = _Ready(recipe, order, found, h.diagonal() <= 0, shrinkage)
+    ready: _Ready = hessian.derived[key]
     return ready
 
 
-def _corrected(wt: Tensor, problem: Problem, moment: SecondMoment, ready: _Ready) -> tuple[Tensor, Tensor | None, float | None]:
+def _corrected(wt: Tensor, problem: RoundingTask, hessian: Hessian, ready: _Ready) -> tuple[Tensor, Tensor | None, float | None]:
     """The weight that makes up for the error of its inputs; or the matrix by which that is done along the way; and the share that is."""
     recipe = ready.recipe
     if not recipe.share or CrossMoment not in problem.statistics:
@@ -148,22 +148,22 @@ def _corrected(wt: Tensor, problem: Problem, moment: SecondMoment, ready: _Ready
         if ready.order is not None:
             d = d.index_select(0, ready.order).index_select(1, ready.order)
         return wt, causal_matrix(d, ready.factor, recipe.share), recipe.share
-    step = correction(wt, d, _correction_factor(moment, ready))
+    step = correction(wt, d, _correction_factor(hessian, ready))
     share, held_out = recipe.share, problem.held_out
     if recipe.is_careful and held_out is not None and held_out.reference is not None:
         share = share_for(wt, step, held_out.x.float(), held_out.reference.float(), share)
-    elif recipe.is_careful and moment.tokens < wt.shape[0]:
+    elif recipe.is_careful and hessian.tokens < wt.shape[0]:
         share = 0.0  # nothing says that it would do good
     return wt.add_(step, alpha=share), None, share
 
 
-def _correction_factor(moment: SecondMoment, ready: _Ready) -> Factor:
+def _correction_factor(hessian: Hessian, ready: _Ready) -> Factor:
     damping = ready.recipe.correction_damping or ready.recipe.damping
     assert damping is not None
     key = ("correction", damping, ready.shrinkage)
-    if key not in moment.derived:
-        moment.derived[key] = factor(moment.matrix(), damping, None, ready.shrinkage).to(torch.float32)
-    found: Factor = moment.derived[key]
+    if key not in hessian.derived:
+        hessian.derived[key] = factor(hessian.matrix(), damping, None, ready.shrinkage).to(torch.float32)
+    found: Factor = hessian.derived[key]
     return found
 
 
@@ -174,11 +174,11 @@ def _rounded(wt: Tensor, h: Tensor, grid: WeightGrid, ready: _Ready, causal: Ten
     known = damped(h, ready.factor.damped.damping, ready.shrinkage).h.float() if recipe.scales == "hessian" else None
     if recipe.static_groups or grid.fixed is not None or grid.group == grid.columns:
         scales = _scales(wt, known, grid, recipe)
-        each = grid.with_steps(wt, scales)
+        each = grid.with_subscales(wt, scales)
         done = ldlq(wt, ready.factor, grid.rounder(each, ready.order), recipe.block, ready.order, causal)
         for _ in range(recipe.refits if grid.can_be_refitted else 0):
             done, scales = _refitted(h, grid, ready, done, scales)
-        each = grid.with_steps(wt, scales)
+        each = grid.with_subscales(wt, scales)
     else:
 
         def choose(t: Tensor, number: int) -> GroupScales:
@@ -198,7 +198,7 @@ def _refitted(h: Tensor, grid: WeightGrid, ready: _Ready, done: Swept, scales: G
     assert recipe.damping is not None
     e = done.e_in_place()
     factors = refit(done.q, e, damped(h, recipe.damping, ready.shrinkage).h, grid.group)
-    high = scales.scale * factors * grid.reach
+    high = scales.scale * factors * grid.max_magnitude
     fitted = grid.scales_of_ranges(-high, high)
     again = ldlq(done.q + e, ready.factor, grid.rounder(fitted, ready.order), recipe.block, ready.order)
     better = again.loss < done.loss  # [N]

@@ -13,7 +13,7 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from quark_algos.mappings.resolve import SiteModules, input_axis
+from quark_algos.mappings.resolve import ResolvedMapping, input_axis
 
 _PROBED = (0.25, 0.5, 2.0, 4.0)
 _ULPS = 4
@@ -21,7 +21,7 @@ _ULPS_OF_OFFSETS = 16
 
 
 @torch.no_grad()
-def fold(modules: SiteModules, s: Tensor) -> Tensor:
+def fold(modules: ResolvedMapping, s: Tensor) -> Tensor:
     """Divide the outputs of ``prev`` by ``s``, and multiply what its readers take by the same.
 
     New weights are computed in float32, or float64 where they or ``s`` are, and kept in the dtype of the old. A norm's new weight is
@@ -30,7 +30,7 @@ def fold(modules: SiteModules, s: Tensor) -> Tensor:
 
     Args:
         modules: Of one site, by `quark_algos.mappings.resolve.resolve`.
-        s: Above 0, ``[C]``, one for each channel of ``prev`` (`SiteModules.channels`).
+        s: Above 0, ``[C]``, one for each channel of ``prev`` (`ResolvedMapping.channels`).
 
     Returns:
         What the channels were really divided by, ``[C]``, in the dtype of the computation; statistics of the readers' inputs change by it.
@@ -48,7 +48,7 @@ def fold(modules: SiteModules, s: Tensor) -> Tensor:
         s = _divide_norm(modules, weight, s)
     else:
         _divide_rows(modules, weight, s)
-    columns = modules.channels.spread(s)
+    columns = modules.channels.expand_scale(s)
     for module in modules.readers.values():
         old = module.get_parameter("weight")
         factor = columns.to(old.device)
@@ -57,12 +57,12 @@ def fold(modules: SiteModules, s: Tensor) -> Tensor:
     return s
 
 
-def unfold(modules: SiteModules, s: Tensor) -> Tensor:
+def unfold(modules: ResolvedMapping, s: Tensor) -> Tensor:
     """`fold` of the reciprocals: what it undoes but for rounding. `Kept` undoes it exactly."""
     return fold(modules, 1 / s)
 
 
-def _divide_norm(modules: SiteModules, weight: nn.Parameter, s: Tensor) -> Tensor:
+def _divide_norm(modules: ResolvedMapping, weight: nn.Parameter, s: Tensor) -> Tensor:
     """Divide a norm; returns what it was divided by, given the dtype of its weight."""
     offset = 1.0 if modules.unit_offset else 0.0
     old = weight.to(s.dtype) + offset
@@ -78,7 +78,7 @@ def _divide_norm(modules: SiteModules, weight: nn.Parameter, s: Tensor) -> Tenso
     return real
 
 
-def _divide_rows(modules: SiteModules, weight: nn.Parameter, s: Tensor) -> None:
+def _divide_rows(modules: ResolvedMapping, weight: nn.Parameter, s: Tensor) -> None:
     outputs = weight.shape[1 - input_axis(modules.prev)]
     if modules.rows is None:
         factor = 1 / s
@@ -111,7 +111,7 @@ class Kept:
     parameters: tuple[tuple[nn.Module, str, nn.Parameter], ...]
 
     @classmethod
-    def of(cls, modules: SiteModules) -> Self:
+    def of(cls, modules: ResolvedMapping) -> Self:
         """Those of a site as they are now; nothing is copied."""
         names = [(modules.prev, "weight"), *((reader, "weight") for reader in modules.readers.values())]
         if getattr(modules.prev, "bias", None) is not None:
@@ -124,7 +124,7 @@ class Kept:
             setattr(module, name, parameter)
 
 
-def probe(modules: SiteModules) -> Tensor:
+def probe(modules: ResolvedMapping) -> Tensor:
     """Scales to try a site with, ``[C]``, float32: random powers of two, the same each time.
 
     Powers of two go through products without rounding, so that where a site holds, results differ by the order of sums at most.
@@ -135,7 +135,7 @@ def probe(modules: SiteModules) -> Tensor:
 
 
 @torch.no_grad()
-def holds(modules: SiteModules, s: Tensor, run: Callable[[], Tensor]) -> float:
+def holds(modules: ResolvedMapping, s: Tensor, run: Callable[[], Tensor]) -> float:
     """How much a scale at a site changes what a block puts out; the modules are afterwards what they were.
 
     Facts are those of a family's usual variant. In others (StableLM's parallel form, Falcon's with norms of its own, OPT's with norms after
@@ -161,7 +161,7 @@ def holds(modules: SiteModules, s: Tensor, run: Callable[[], Tensor]) -> float:
     return worst if worst == worst else float("inf")
 
 
-def allowed(modules: SiteModules, dtype: torch.dtype) -> float:
+def allowed(modules: ResolvedMapping, dtype: torch.dtype) -> float:
     """The largest result of `holds` with the scales of `probe` that rounding explains; ``dtype`` is the one the block computes in.
 
     Results of sums in another order differ by a few units in the last place. Where a norm multiplies by ``1 + weight``, its readers'

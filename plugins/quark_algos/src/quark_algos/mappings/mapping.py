@@ -17,7 +17,7 @@ SiteKind = Literal["norm", "inner_norm", "value", "mlp_value"]
 
 
 @attrs.frozen
-class Site:
+class LayerMapping:
     """One such place. Names are relative to a decoder block; a star is the number of an expert, the same in ``prev`` and ``layers``.
 
     A site holds in the blocks that have all its modules: the sites of mixtures and of dense MLPs, say, are in different blocks. Where
@@ -45,7 +45,7 @@ class Site:
         return form if self.rows == "all" else form | {"rows": self.rows}
 
 
-def sites_of(facts: Architecture) -> tuple[Site, ...]:
+def mappings_of(facts: Architecture) -> tuple[LayerMapping, ...]:
     """All sites of a family, in the order in which data flows."""
     return (*_before_attention(facts), *_inside_attention(facts), *_before_mlp(facts), *_inside_mlp(facts))
 
@@ -100,7 +100,7 @@ def enclosing(names: tuple[str, ...]) -> str:
     return ".".join(common)
 
 
-def _before_attention(facts: Architecture) -> Iterator[Site]:
+def _before_attention(facts: Architecture) -> Iterator[LayerMapping]:
     if facts.attention_norm is None or not facts.norm_has_weight:
         return
     parallel = readers_of_mlp_norm(facts) if facts.mlp_norm == facts.attention_norm else ((),)
@@ -109,31 +109,31 @@ def _before_attention(facts: Architecture) -> Iterator[Site]:
             yield _of_norm("norm", facts.attention_norm, (*own, *beside))
 
 
-def _inside_attention(facts: Architecture) -> Iterator[Site]:
+def _inside_attention(facts: Architecture) -> Iterator[LayerMapping]:
     for norm, readers in facts.attention_inner_norms:
         yield _of_norm("inner_norm", norm, readers)
     if facts.attention_value and facts.attention_output:
-        yield Site("value", facts.attention_value, (facts.attention_output,), rows=facts.attention_value_rows)
+        yield LayerMapping("value", facts.attention_value, (facts.attention_output,), rows=facts.attention_value_rows)
 
 
-def _before_mlp(facts: Architecture) -> Iterator[Site]:
+def _before_mlp(facts: Architecture) -> Iterator[LayerMapping]:
     if facts.norm_has_weight and facts.mlp_norm is not None and facts.mlp_norm != facts.attention_norm:
         for readers in readers_of_mlp_norm(facts):
             yield _of_norm("norm", facts.mlp_norm, readers)
 
 
-def _inside_mlp(facts: Architecture) -> Iterator[Site]:
+def _inside_mlp(facts: Architecture) -> Iterator[LayerMapping]:
     if facts.mlp_value and facts.mlp_output:
-        yield Site("mlp_value", facts.mlp_value, (facts.mlp_output,), rows=facts.mlp_value_rows)
+        yield LayerMapping("mlp_value", facts.mlp_value, (facts.mlp_output,), rows=facts.mlp_value_rows)
     if facts.experts and facts.expert_value:
         (value,) = of_experts(facts, (facts.expert_value,))
-        yield Site("mlp_value", value, of_experts(facts, (facts.expert_output,)))
+        yield LayerMapping("mlp_value", value, of_experts(facts, (facts.expert_output,)))
     if facts.shared_expert_value:
-        yield Site("mlp_value", facts.shared_expert_value, facts.shared_experts[-1:], rows=facts.shared_expert_value_rows)
+        yield LayerMapping("mlp_value", facts.shared_expert_value, facts.shared_experts[-1:], rows=facts.shared_expert_value_rows)
 
 
-def _of_norm(kind: SiteKind, norm: str, readers: tuple[str, ...]) -> Site:
-    return Site(kind, norm, readers, inspect=enclosing(readers) if len(readers) > 1 else None)
+def _of_norm(kind: SiteKind, norm: str, readers: tuple[str, ...]) -> LayerMapping:
+    return LayerMapping(kind, norm, readers, inspect=enclosing(readers) if len(readers) > 1 else None)
 
 
 def _present(*names: str | None) -> tuple[str, ...]:

@@ -13,11 +13,11 @@ from quark.config.architecture import Architecture
 from quark.modules.layers import linear_weight
 from quark.modules.linear_forms import is_transposed_linear
 from quark_algos.equalization.channels import Channels
-from quark_algos.mappings.mapping import Site
+from quark_algos.mappings.mapping import LayerMapping
 
 
 @attrs.frozen(eq=False)
-class SiteModules:
+class ResolvedMapping:
     """A site in one block. Where ``prev`` has a star there is one for each expert.
 
     Attributes:
@@ -30,7 +30,7 @@ class SiteModules:
         unit_offset: ``prev`` is a norm that multiplies by ``1 + weight``.
     """
 
-    site: Site
+    site: LayerMapping
     name: str
     prev: nn.Module
     readers: Mapping[str, nn.Module]
@@ -39,11 +39,11 @@ class SiteModules:
     unit_offset: bool = False
 
 
-def resolve(site: Site, block: nn.Module, facts: Architecture, heads: int) -> tuple[SiteModules, ...] | str:
+def resolve(site: LayerMapping, block: nn.Module, facts: Architecture, heads: int) -> tuple[ResolvedMapping, ...] | str:
     """The modules of a site in one decoder block.
 
     Args:
-        site: One of `quark_algos.mappings.mapping.sites_of`.
+        site: One of `quark_algos.mappings.mapping.mappings_of`.
         block: The decoder block.
         facts: About its family; whether its norms have a unit offset.
         heads: Of queries in its attention.
@@ -91,7 +91,7 @@ def _matches(name: str, block: nn.Module) -> dict[str, nn.Module]:
     return {n: m for number in numbers for n, m in _matches(f"{before}.{number}.{after}", block).items()}
 
 
-def _by_expert(site: Site, found: Mapping[str, Mapping[str, nn.Module]]) -> Iterator[dict[str, nn.Module]]:
+def _by_expert(site: LayerMapping, found: Mapping[str, Mapping[str, nn.Module]]) -> Iterator[dict[str, nn.Module]]:
     """The readers of each expert that ``prev`` stands for."""
     before, after = site.prev.split("*")
     for name in found[site.prev]:
@@ -100,7 +100,9 @@ def _by_expert(site: Site, found: Mapping[str, Mapping[str, nn.Module]]) -> Iter
         yield {n: found[layer][n] for n, layer in zip(own, site.layers, strict=True) if n in found[layer]}
 
 
-def _one(site: Site, name: str, prev: nn.Module, readers: Mapping[str, nn.Module], facts: Architecture, heads: int) -> SiteModules | str:
+def _one(
+    site: LayerMapping, name: str, prev: nn.Module, readers: Mapping[str, nn.Module], facts: Architecture, heads: int
+) -> ResolvedMapping | str:
     no_matrix = [n for n, module in readers.items() if _ndim(module) != 2]
     if no_matrix:
         return f"{', '.join(no_matrix)}: no layer with one matrix, so its input cannot be multiplied"
@@ -114,7 +116,7 @@ def _one(site: Site, name: str, prev: nn.Module, readers: Mapping[str, nn.Module
     channels, rows = found
     unit = facts.norm_has_unit_offset and "norm" in site.kind
     kept = {n: m for m, n in {m: n for n, m in readers.items()}.items()}  # by one of its names, where a module has several
-    return SiteModules(site, name, prev, kept, channels, rows, unit)
+    return ResolvedMapping(site, name, prev, kept, channels, rows, unit)
 
 
 def _of_norm(prev: nn.Module, columns: int) -> tuple[Channels, None] | str:
@@ -127,7 +129,7 @@ def _of_norm(prev: nn.Module, columns: int) -> tuple[Channels, None] | str:
     return (Channels(columns), None) if size == columns else f"it has {size} channels, what reads it has {columns}"
 
 
-def _of_projection(site: Site, prev: nn.Module, columns: int, heads: int) -> tuple[Channels, Tensor | None] | str:
+def _of_projection(site: LayerMapping, prev: nn.Module, columns: int, heads: int) -> tuple[Channels, Tensor | None] | str:
     if _ndim(prev) != 2:
         return "no layer with one matrix, so its outputs cannot be divided"
     outputs = linear_weight(prev).shape[0]

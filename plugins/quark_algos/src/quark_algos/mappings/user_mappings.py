@@ -14,7 +14,7 @@ from quark.errors import ConfigError
 from quark.log import get_logger
 from quark.names import closest
 from quark.planning.decoder_blocks import decoder_blocks
-from quark_algos.mappings.mapping import Site, sites_of
+from quark_algos.mappings.mapping import LayerMapping, mappings_of
 from quark_algos.mappings.resolve import resolve, submodule
 
 _SIDE = r"module\.([A-Za-z_][\w.]*)\.weight\.shape"
@@ -61,10 +61,10 @@ class Condition:
 class Place:
     """A site, and when it counts."""
 
-    site: Site
+    site: LayerMapping
     condition: Condition | None = None
 
-    def sites(self, block: nn.Module) -> tuple[Site, ...]:
+    def sites(self, block: nn.Module) -> tuple[LayerMapping, ...]:
         """What it means in a block: its site, or, where its names are only the ends of names there, one for each place that has them all.
 
         Documents name the projections of experts so: ``up_proj`` and ``down_proj`` are those of every expert, and of a dense MLP.
@@ -81,7 +81,7 @@ class Place:
         return tuple(made) or (self.site,)
 
 
-def see_places(places: Sequence[Place], model: nn.Module, facts: Architecture, heads: int) -> None:
+def check_user_mappings(places: Sequence[Place], model: nn.Module, facts: Architecture, heads: int) -> None:
     """Tell of places that are nowhere in a model, which changes nothing there; those that its family has may be.
 
     Args:
@@ -93,7 +93,7 @@ def see_places(places: Sequence[Place], model: nn.Module, facts: Architecture, h
     Raises:
         ConfigError: None of them is in the model.
     """
-    known = {(site.prev, frozenset(site.layers)) for site in sites_of(facts)}
+    known = {(site.prev, frozenset(site.layers)) for site in mappings_of(facts)}
     own = [place for place in places if (place.site.prev, frozenset(place.site.layers)) not in known]
     blocks = [block.module for block in decoder_blocks(model, facts)] if own else []
     is_somewhere = len(own) < len(places)
@@ -124,7 +124,7 @@ def _nowhere(place: Place, blocks: Sequence[nn.Module], facts: Architecture, hea
     return reason + (f"; did you mean '{near}'?" if near else "")
 
 
-def places_of(scaling_layers: Sequence[Mapping[str, Any]], known: Sequence[Site]) -> tuple[Place, ...]:
+def user_mappings_of(scaling_layers: Sequence[Mapping[str, Any]], known: Sequence[LayerMapping]) -> tuple[Place, ...]:
     """The sites that a configuration names.
 
     Args:
@@ -137,7 +137,7 @@ def places_of(scaling_layers: Sequence[Mapping[str, Any]], known: Sequence[Site]
     return tuple(_place(entry, known) for entry in scaling_layers)
 
 
-def _place(entry: Mapping[str, Any], known: Sequence[Site]) -> Place:
+def _place(entry: Mapping[str, Any], known: Sequence[LayerMapping]) -> Place:
     prev, layers = entry.get("prev_op"), entry.get("layers")
     layers = [layers] if isinstance(layers, str) else layers
     if not isinstance(prev, str) or not layers:
@@ -146,4 +146,4 @@ def _place(entry: Mapping[str, Any], known: Sequence[Site]) -> Place:
     same = next((s for s in known if s.prev == prev and set(s.layers) & set(layers)), None)
     kind = same.kind if same else "norm" if "norm" in prev.lower() or "ln_" in prev else "value"
     rows = entry.get("rows", same.rows if same else "all")
-    return Place(Site(kind, prev, tuple(layers), entry.get("module2inspect"), rows), condition)
+    return Place(LayerMapping(kind, prev, tuple(layers), entry.get("module2inspect"), rows), condition)

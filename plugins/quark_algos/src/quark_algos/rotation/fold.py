@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from quark.config.architecture import Architecture
 from quark.errors import ConfigError, UnsupportedError
-from quark_algos.mappings.mapping import sites_of
-from quark_algos.mappings.resolve import SiteModules, input_axis, resolve
+from quark_algos.mappings.mapping import mappings_of
+from quark_algos.mappings.resolve import ResolvedMapping, input_axis, resolve
 from quark_algos.rotation.hadamard import Rotation
 from quark_algos.rotation.residual_stream import Reading, Stream, in_block, matching, outside_blocks
 
@@ -93,7 +93,7 @@ def values(module: nn.Module, facts: Architecture, rotation: Rotation, heads: in
     Raises:
         ConfigError: The rotation is not of the width of a head.
     """
-    (site,) = [s for s in sites_of(facts) if s.kind == "value"] or (None,)
+    (site,) = [s for s in mappings_of(facts) if s.kind == "value"] or (None,)
     if site is None:
         return "the facts name no projection of values that reach attention's output linearly"
     found = resolve(site, module, facts, heads)
@@ -197,7 +197,7 @@ def _see_width(name: str, width: int, rotation: Rotation) -> None:
         raise ConfigError(f"{name} has {width} channels of the residual stream, and the rotation {rotation.width}; make one of that width")
 
 
-def _rotated_values(modules: SiteModules, name: str, rotation: Rotation) -> Tensor:
+def _rotated_values(modules: ResolvedMapping, name: str, rotation: Rotation) -> Tensor:
     """Weight or bias of what puts values out, ``[…, outputs]`` turned so that outputs come last, rotated, and turned back."""
     prev = modules.prev
     old = _master(prev.get_parameter(name))

@@ -9,7 +9,7 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from quark.algorithms import BlockAtHand, Figures, Rounding, Settled, Statistic, Validation
+from quark.algorithms import BlockContext, Metrics, ResolvedSettings, Rounding, Statistic, Validation
 from quark.config.algorithm import AlgoConfig
 from quark.config.architecture import Architecture
 from quark.errors import UnsupportedError
@@ -61,8 +61,8 @@ class Rotate:
         self._heads = 1
         self._is_judged = False
 
-    def settle(self, model: nn.Module, plan: QuantPlan) -> Settled:
-        """As `quark.algorithms.Settling.settle`: the layers whose inputs are rotated get named, R3 is left out where it changes nothing."""
+    def resolve_for_model(self, model: nn.Module, plan: QuantPlan) -> ResolvedSettings:
+        """Name the layers whose inputs are rotated, and omit R3 where it changes nothing; see `quark.algorithms.ResolvesForModel`."""
         asked, shapes = self._settings, {row.name: row.shape for row in plan.rows}
         names = online_layers(asked, model, plan)
         sizes = {block_size(asked, name, shapes[name][1]) for name in names}
@@ -79,10 +79,10 @@ class Rotate:
             notes.append(f"queries and keys of {len(heads)} attention modules are rotated while the model runs")
         elif asked.r3:
             notes.append("r3 is left out: no keys are quantized after the rotary embedding (kv_cache_post_rope)")
-        return Settled(settings, tuple(notes))
+        return ResolvedSettings(settings, tuple(notes))
 
     def prepare(self, model: nn.Module, architecture: Architecture) -> None:
-        """As `quark.algorithms.Judged.prepare`: everything is checked and made that blocks are rotated with."""
+        """As `quark.algorithms.ValidatedTransform.prepare`: everything is checked and made that blocks are rotated with."""
         config: Any = model.config
         text = config.get_text_config() if hasattr(config, "get_text_config") else config
         self._heads = int(text.num_attention_heads)
@@ -98,12 +98,12 @@ class Rotate:
                 size = block_size(settings, name, shapes[name][1])
                 self._online[name] = made.setdefault(size, InputRotation(size))
 
-    def moved(self, x: Tensor) -> Tensor:
-        """As `quark.algorithms.Judged.moved`."""
+    def transformed_stream(self, x: Tensor) -> Tensor:
+        """As `quark.algorithms.ValidatedTransform.moved`."""
         return x if self._r1 is None else self._r1.apply(x)
 
-    def verdict(self, validation: Validation) -> bool:
-        """As `quark.algorithms.Judged.verdict`."""
+    def accepts(self, validation: Validation) -> bool:
+        """As `quark.algorithms.ValidatedTransform.accepts`."""
         self._is_judged = True
         if validation.is_improvement:
             return True
@@ -116,7 +116,7 @@ class Rotate:
         )
         return goes_on
 
-    def outside(self, model: nn.Module, architecture: Architecture) -> None:
+    def apply_global(self, model: nn.Module, architecture: Architecture) -> None:
         """Rotate embeddings and head, which gets a weight of its own; get ready what runs with the model."""
         self.prepare(model, architecture)
         plan: QuantPlan | None = getattr(model, "quark_plan", None)
@@ -134,22 +134,22 @@ class Rotate:
             )
 
     @torch.no_grad()
-    def apply(self, block: BlockAtHand) -> Mapping[str, Figures]:
+    def apply(self, block: BlockContext) -> Mapping[str, Metrics]:
         """As `quark.algorithms.Transform.apply`."""
         found = self._by_hand
         if self._r1 is not None:
             facts, stream = (block.architecture, None) if found is None else (found.facts, found.blocks[block.name].of(block.module))
             folding.block(block.module, facts, self._r1, stream)
-        figures = self._rotate_inputs(block)
+        metrics = self._rotate_inputs(block)
         if not self._settings.r2:
-            return figures | {block.name: {"r1": self._settings.r1, "r2": False}}
+            return metrics | {block.name: {"r1": self._settings.r1, "r2": False}}
         value = block.architecture.attention_value
         width = None if value is None else int(getattr(block.module.get_submodule(value), "out_features", 0))
         reason = self._rotate_values(block, width)
-        said: Figures = {"r1": self._settings.r1, "r2": reason is None, **({} if reason is None else {"r2_reason": reason})}
-        return figures | {block.name: said}
+        said: Metrics = {"r1": self._settings.r1, "r2": reason is None, **({} if reason is None else {"r2_reason": reason})}
+        return metrics | {block.name: said}
 
-    def _rotate_inputs(self, block: BlockAtHand) -> dict[str, Figures]:
+    def _rotate_inputs(self, block: BlockContext) -> dict[str, Metrics]:
         """R4, and R1 online; the size of the rotation by full name of a layer."""
         prefix = f"{block.name}." if block.name else ""
         inside = {name: rotation for name, rotation in self._online.items() if name.startswith(prefix)}
@@ -157,7 +157,7 @@ class Rotate:
             rotate_input(block.module.get_submodule(name.removeprefix(prefix)), rotation)
         return {name: {"input_rotation": rotation.size} for name, rotation in inside.items()}
 
-    def _rotate_values(self, block: BlockAtHand, width: int | None) -> str | None:
+    def _rotate_values(self, block: BlockContext, width: int | None) -> str | None:
         """R2; the reason why not, where that is so."""
         output = block.architecture.attention_output
         if not width or output is None:

@@ -33,10 +33,10 @@ class SafetensorsExporter:
             stream.finish()
 
     @contextmanager
-    def stream(self, model: nn.Module, foreseen: nn.Module, out: Path, options: ExportOptions) -> Iterator[BlockStream]:
+    def stream(self, model: nn.Module, skeleton: nn.Module, out: Path, options: ExportOptions) -> Iterator[BlockStream]:
         """As `quark.checkpoint.StreamingExporter.stream`."""
         _see_who_runs(model, options)
-        announced = [part.meta for part in quantized_parts(foreseen, options, WHOLE)]
+        announced = [part.meta for part in quantized_parts(skeleton, options, WHOLE)]
         with ShardWriter(announced, out, options.max_shard_bytes) as writer:
             yield _Stream(model, options, out, writer)
 

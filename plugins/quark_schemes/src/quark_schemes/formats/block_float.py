@@ -49,7 +49,7 @@ class BlockFloat(NumberFormat):
     rounding: RoundType = RoundType.half_even
     default_observer: str = "PerBlockMXObserver"
 
-    def settled(self, spec: QTensorConfig) -> TensorSpec:
+    def canonicalize(self, spec: QTensorConfig) -> TensorSpec:
         return attrs.evolve(
             spec,
             qscheme=QSchemeType.per_group,
@@ -64,7 +64,7 @@ class BlockFloat(NumberFormat):
     def for_spec(self, spec: QTensorConfig) -> BlockFloat:
         return self if spec.round_method in (None, self.rounding) else attrs.evolve(self, rounding=spec.round_method)
 
-    def spec_problem(self, spec: QTensorConfig) -> str | None:
+    def spec_error(self, spec: QTensorConfig) -> str | None:
         if self.modes and spec.scale_calculation_mode not in (None, *self.modes):
             return f"scale_calculation_mode={spec.scale_calculation_mode!r} is unknown: use one of {', '.join(self.modes)}"
         return None
@@ -72,7 +72,7 @@ class BlockFloat(NumberFormat):
     def by_reciprocal(self, spec: QTensorConfig) -> bool:
         return True  # exact: scales are powers of two, none so small that its reciprocal overflows
 
-    def reach(self, spec: QTensorConfig) -> float:
+    def max_magnitude(self, spec: QTensorConfig) -> float:
         return float(self.high)
 
     def qparams(self, low: Tensor, high: Tensor, spec: QTensorConfig) -> QParams:
@@ -115,10 +115,10 @@ class MxFormat(BlockFloat):
 
     element: Dtype
 
-    def settled(self, spec: QTensorConfig) -> TensorSpec:
+    def canonicalize(self, spec: QTensorConfig) -> TensorSpec:
         if spec.mx_element_dtype is None:
             raise ConfigError("Dtype.mx needs mx_element_dtype: Dtype.int8, fp4, fp6_e2m3, fp6_e3m2, fp8_e4m3 or fp8_e5m2")
-        found = super().settled(spec)
+        found = super().canonicalize(spec)
         assert isinstance(found, QTensorConfig)
         if spec.mx_element_dtype is self.element:
             return found

@@ -19,10 +19,10 @@ class CastFormat(NumberFormat):
     storage_dtype: torch.dtype
     is_cast: bool = True
 
-    def spec_problem(self, spec: QTensorConfig) -> str | None:
+    def spec_error(self, spec: QTensorConfig) -> str | None:
         return None
 
-    def reach(self, spec: QTensorConfig) -> float:
+    def max_magnitude(self, spec: QTensorConfig) -> float:
         return torch.finfo(self.storage_dtype).max
 
     def qparams(self, low: Tensor, high: Tensor, spec: QTensorConfig) -> QParams:

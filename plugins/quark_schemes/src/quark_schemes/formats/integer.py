@@ -14,7 +14,7 @@ from quark.config.layer import TensorSpec
 from quark.config.tensor import QTensorConfig
 from quark.quantizers import Granularity, NumberFormat, PerGroup, QParams
 from quark_schemes import packing
-from quark_schemes.formats.scales import SMALLEST_SCALE, scale_format_of, scale_problem, with_outer_scale
+from quark_schemes.formats.scales import SMALLEST_SCALE, scale_error, scale_format_of, with_outer_scale
 from quark_schemes.formats.small_float import WHOLE_ROUNDINGS
 
 
@@ -43,15 +43,15 @@ class IntegerFormat(NumberFormat):
         """The largest code."""
         return self.low + (1 << self.bits) - 1
 
-    def spec_problem(self, spec: QTensorConfig) -> str | None:
+    def spec_error(self, spec: QTensorConfig) -> str | None:
         missing = [name for name in ("is_dynamic", "qscheme", "symmetric") if getattr(spec, name) is None]
         if missing:
             return f"{self.name} needs {' and '.join(missing)}: set them, or use a *Spec helper"
         if spec.scale_calculation_mode not in (None, "ceil", "floor"):
             return f"{self.name} has scale_calculation_mode 'ceil' or 'floor' for powers of two, not {spec.scale_calculation_mode!r}"
-        return scale_problem(spec)
+        return scale_error(spec)
 
-    def settled(self, spec: QTensorConfig) -> TensorSpec:
+    def canonicalize(self, spec: QTensorConfig) -> TensorSpec:
         return with_outer_scale(spec)
 
     def for_spec(self, spec: QTensorConfig) -> IntegerFormat:
@@ -60,7 +60,7 @@ class IntegerFormat(NumberFormat):
     def by_reciprocal(self, spec: QTensorConfig) -> bool:
         return True
 
-    def reach(self, spec: QTensorConfig) -> float:
+    def max_magnitude(self, spec: QTensorConfig) -> float:
         return (self.high - self.low) / 2
 
     def qparams(self, low: Tensor, high: Tensor, spec: QTensorConfig) -> QParams:
@@ -69,7 +69,7 @@ class IntegerFormat(NumberFormat):
         low, high = low.clamp(max=0), high.clamp(min=0)
         if spec.symmetric:
             # Unsigned formats keep zero point 0 here too, as documented: negative values become 0.
-            scale = torch.maximum(-low, high) / self.reach(spec)
+            scale = torch.maximum(-low, high) / self.max_magnitude(spec)
             return QParams(scale_format_of(spec).round(scale.clamp_(min=SMALLEST_SCALE)))
         scale = scale_format_of(spec).round(((high - low) / (self.high - self.low)).clamp_(min=SMALLEST_SCALE))
         zero = (self.low - torch.round(low / scale.float())).clamp_(self.low, self.high)  # of infinite ranges NaN, which the run refuses

@@ -42,10 +42,10 @@ class Microexponent(BlockFloat):
         """What both values of a pair lie below where its step is halved, in units of the wider step."""
         return float(1 << self.fraction_bits)
 
-    def spec_problem(self, spec: QTensorConfig) -> str | None:
+    def spec_error(self, spec: QTensorConfig) -> str | None:
         if spec.group_size is None or spec.group_size % (2 * _PAIR_BITS):
             return f"{self.name} has blocks of a multiple of 16, not {spec.group_size}: use 16 or 32"
-        return super().spec_problem(spec)
+        return super().spec_error(spec)
 
     def round_(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
         halved = self._halved(t)
@@ -58,10 +58,10 @@ class Microexponent(BlockFloat):
         magic = halved.neg_().add_(_bits(1.5 * 2.0**23)).view(torch.float32)
         return t.add_(magic).sub_(magic)
 
-    def steps(self, t: Tensor) -> Tensor:
+    def subscales(self, t: Tensor) -> Tensor:
         return (_bits(1.0) - self._halved(t)).view(torch.float32)
 
-    def alone(self) -> BlockFloat:
+    def element_format(self) -> BlockFloat:
         return BlockFloat(**attrs.asdict(self, recurse=False))
 
     def _halved(self, t: Tensor) -> Tensor:

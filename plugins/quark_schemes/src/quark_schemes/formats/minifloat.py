@@ -11,7 +11,7 @@ from quark.config.layer import TensorSpec
 from quark.config.tensor import QTensorConfig
 from quark.quantizers import Granularity, NumberFormat, QParams
 from quark_schemes import packing
-from quark_schemes.formats.scales import MODES, SMALLEST_SCALE, scale_format_of, scale_problem, shared_exponent_scale, with_outer_scale
+from quark_schemes.formats.scales import MODES, SMALLEST_SCALE, scale_error, scale_format_of, shared_exponent_scale, with_outer_scale
 from quark_schemes.formats.small_float import E2M1, E2M3, E3M2, E4M3, E5M2, E5M3, FloatShape, decode_small, encode_small, round_small_
 
 
@@ -41,13 +41,13 @@ class MiniFloat(NumberFormat):
         """Codes are bytes, or torch's own 8-bit floats."""
         return self.torch_dtype or torch.uint8
 
-    def settled(self, spec: QTensorConfig) -> TensorSpec:
+    def canonicalize(self, spec: QTensorConfig) -> TensorSpec:
         return with_outer_scale(spec)
 
     def for_spec(self, spec: QTensorConfig) -> MiniFloat:
         return self if spec.round_method in (None, self.rounding) else attrs.evolve(self, rounding=spec.round_method)
 
-    def spec_problem(self, spec: QTensorConfig) -> str | None:
+    def spec_error(self, spec: QTensorConfig) -> str | None:
         missing = [name for name in ("is_dynamic", "qscheme") if getattr(spec, name) is None]
         if missing:
             return f"{self.name} needs {' and '.join(missing)}: set them, or use a *Spec helper"
@@ -59,12 +59,12 @@ class MiniFloat(NumberFormat):
             return "e8m0 scales are shared by groups or blocks: set qscheme=per_group"
         if spec.scale_calculation_mode not in (None, *MODES):
             return f"scale_calculation_mode={spec.scale_calculation_mode!r} is unknown: use one of {', '.join(MODES)}"
-        return scale_problem(spec)
+        return scale_error(spec)
 
     def by_reciprocal(self, spec: QTensorConfig) -> bool:
         return spec.scale_format == "e8m0"
 
-    def reach(self, spec: QTensorConfig) -> float:
+    def max_magnitude(self, spec: QTensorConfig) -> float:
         return self.shape.largest
 
     def qparams(self, low: Tensor, high: Tensor, spec: QTensorConfig) -> QParams:

@@ -20,12 +20,12 @@ class PowerOfTwo(NumberFormat):
     storage_dtype: torch.dtype = torch.uint8
     default_observer: str = "MinMaxObserver"
 
-    def spec_problem(self, spec: QTensorConfig) -> str | None:
+    def spec_error(self, spec: QTensorConfig) -> str | None:
         if not spec.is_scale_quant:
             return f"{self.name} holds scales only: use it as scale_format='e8m0', or as the second stage of a ScaleQuantSpec"
         return None
 
-    def reach(self, spec: QTensorConfig) -> float:
+    def max_magnitude(self, spec: QTensorConfig) -> float:
         return 1.0
 
     def qparams(self, low: Tensor, high: Tensor, spec: QTensorConfig) -> QParams:

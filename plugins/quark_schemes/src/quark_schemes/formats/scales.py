@@ -110,7 +110,7 @@ _NAMES = ("float32", "e8m0", *_BY_FORMAT)
 _STORED_POWERS = {ScaleType.pof2: torch.float32, ScaleType.float8_e8m0fnu: torch.float8_e8m0fnu}
 
 
-def scale_problem(spec: QTensorConfig) -> str | None:
+def scale_error(spec: QTensorConfig) -> str | None:
     """Why scales cannot be kept as a spec asks, with the cure, or None."""
     if spec.scale_format in (None, *_NAMES):
         return None

@@ -16,7 +16,7 @@ from quark.quantizers import Granularity, Observer
 from quark_schemes.observers.histogram import Histogram
 
 
-def options_problem(observer: str, spec: QTensorConfig, known: Collection[str] = ()) -> str | None:
+def options_error(observer: str, spec: QTensorConfig, known: Collection[str] = ()) -> str | None:
     """Which of the spec's observer options this observer does not have, or None."""
     unknown = [name for name, _ in spec.observer_options if name not in known]
     if not unknown:
@@ -36,10 +36,10 @@ class HistogramObserver(Observer):
         self._chosen: tuple[Tensor, Tensor] | None = None
 
     @classmethod
-    def spec_problem(cls, spec: QTensorConfig) -> str | None:
+    def spec_error(cls, spec: QTensorConfig) -> str | None:
         if spec.qscheme is not QSchemeType.per_tensor:
             return f"{cls.__name__} serves per_tensor, not {spec.qscheme and spec.qscheme.name}: use the observer of that granularity"
-        return options_problem(cls.__name__, spec, cls.options)
+        return options_error(cls.__name__, spec, cls.options)
 
     def observe(self, x: Tensor) -> None:
         self._chosen = None

@@ -28,7 +28,7 @@ class MinMaxObserver(Observer):
         self._high: Tensor | None = None
 
     @classmethod
-    def spec_problem(cls, spec: QTensorConfig) -> str | None:
+    def spec_error(cls, spec: QTensorConfig) -> str | None:
         if not cls.qschemes or spec.qscheme in cls.qschemes:
             return None
         serves = " or ".join(q.name for q in cls.qschemes)

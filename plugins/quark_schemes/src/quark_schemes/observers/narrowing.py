@@ -65,14 +65,14 @@ class PerTensorHistogramObserverPro(HistogramObserver):
     """
 
     @classmethod
-    def spec_problem(cls, spec: QTensorConfig) -> str | None:
+    def spec_error(cls, spec: QTensorConfig) -> str | None:
         if not isinstance(format_of(spec), IntegerFormat):
             return f"{cls.__name__} serves integers, not {spec.dtype.name}: use PerTensorHistogramObserver or PerTensorMSEObserver"
-        return super().spec_problem(spec)
+        return super().spec_error(spec)
 
     def _choose(self, seen: Histogram) -> tuple[Tensor | float, Tensor | float]:
         values = seen.distribution(magnitudes=self.is_symmetric)
-        steps = 2 * format_of(self.spec).reach(self.spec)
+        steps = 2 * format_of(self.spec).max_magnitude(self.spec)
         if not has_real_zero_point(self.spec):
             rounded = values.centres != 0
             values = attrs.evolve(values, left=values.left[rounded], right=values.right[rounded], counts=values.counts[rounded])

@@ -26,13 +26,13 @@ class PerTensorPercentileObserver(HistogramObserver):
     percentile: ClassVar[float] = 99.99999999
 
     @classmethod
-    def spec_problem(cls, spec: QTensorConfig) -> str | None:
+    def spec_error(cls, spec: QTensorConfig) -> str | None:
         value = dict(spec.observer_options).get("percentile", cls.percentile)
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 100:
             return f"{cls.__name__} cannot use percentile={value!r}: give a number above 0 and up to 100, such as 99.9"
         if spec.symmetric is False and value < 50:
             return f"{cls.__name__} cannot use percentile={value!r} for an asymmetric range, whose ends would cross: give 50 to 100"
-        return super().spec_problem(spec)
+        return super().spec_error(spec)
 
     def _choose(self, seen: Histogram) -> tuple[Tensor | float, Tensor | float]:
         share = float(dict(self.spec.observer_options).get("percentile", self.percentile)) / 100

@@ -26,7 +26,7 @@ _SMALLEST_EXPONENT = math.frexp(SMALLEST_SCALE)[1] - 1
 _LARGEST_EXPONENT = 104  # the range of a 16-bit integer with this scale still is a float32
 
 
-def power_of_two_problem(observer: str, spec: QTensorConfig) -> str | None:
+def power_of_two_error(observer: str, spec: QTensorConfig) -> str | None:
     """Why no range gives the spec a power of two as its scale, with the cure, or None."""
     if has_real_zero_point(spec):
         return f"{observer} keeps zero points whole: set zero_point_type=ZeroPointType.int32"
@@ -43,7 +43,7 @@ class _Powers:
 
     def __init__(self, low: Tensor, high: Tensor, spec: QTensorConfig) -> None:
         low, high = low.clamp(max=0).double(), high.clamp(min=0).double()
-        reach = format_of(spec).reach(spec)
+        reach = format_of(spec).max_magnitude(spec)
         if spec.symmetric is not False:
             self._below = self._above = torch.full_like(low, reach).float()
             scale = (torch.maximum(-low, high) / reach).clamp_(min=SMALLEST_SCALE)
@@ -62,8 +62,8 @@ class _Powers:
 
 class _PowOf2MinMaxObserver(MinMaxObserver):
     @classmethod
-    def spec_problem(cls, spec: QTensorConfig) -> str | None:
-        return super().spec_problem(spec) or power_of_two_problem(cls.__name__, spec)
+    def spec_error(cls, spec: QTensorConfig) -> str | None:
+        return super().spec_error(spec) or power_of_two_error(cls.__name__, spec)
 
     def range(self) -> tuple[Tensor, Tensor]:
         low, high = super().range()
@@ -93,8 +93,8 @@ class PerTensorPowOf2MinMSEObserver(HistogramObserver):
     """One range: of five powers of two around the min-max scale, that of least squared error."""
 
     @classmethod
-    def spec_problem(cls, spec: QTensorConfig) -> str | None:
-        return super().spec_problem(spec) or power_of_two_problem(cls.__name__, spec)
+    def spec_error(cls, spec: QTensorConfig) -> str | None:
+        return super().spec_error(spec) or power_of_two_error(cls.__name__, spec)
 
     def _choose(self, seen: Histogram) -> tuple[Tensor | float, Tensor | float]:
         values = seen.distribution()
@@ -108,8 +108,8 @@ class PerChannelPowOf2MinMSEObserver(RowSearchObserver):
     qschemes = (QSchemeType.per_channel,)
 
     @classmethod
-    def spec_problem(cls, spec: QTensorConfig) -> str | None:
-        return super().spec_problem(spec) or power_of_two_problem(cls.__name__, spec)
+    def spec_error(cls, spec: QTensorConfig) -> str | None:
+        return super().spec_error(spec) or power_of_two_error(cls.__name__, spec)
 
     def _search(self, rows: Tensor, low: Tensor, high: Tensor) -> Range:
         found = _of_least_error(rows, low, high, self.spec)

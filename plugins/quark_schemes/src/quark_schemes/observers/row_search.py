@@ -12,7 +12,7 @@ from quark.config.enums import QSchemeType
 from quark.config.tensor import QTensorConfig
 from quark.errors import CalibrationError
 from quark.quantizers import TILE_ELEMENTS, Granularity, Observer
-from quark_schemes.observers.histogram_observer import options_problem
+from quark_schemes.observers.histogram_observer import options_error
 from quark_schemes.observers.least_squares import Range
 
 
@@ -30,11 +30,11 @@ class RowSearchObserver(Observer):
         self._range: Range | None = None
 
     @classmethod
-    def spec_problem(cls, spec: QTensorConfig) -> str | None:
+    def spec_error(cls, spec: QTensorConfig) -> str | None:
         if spec.qscheme not in cls.qschemes:
             serves = " or ".join(q.name for q in cls.qschemes)
             return f"{cls.__name__} serves {serves}, not {spec.qscheme and spec.qscheme.name}: use the observer of that granularity"
-        return options_problem(cls.__name__, spec)
+        return options_error(cls.__name__, spec)
 
     def observe(self, x: Tensor) -> None:
         """Search the ranges.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from quark.config.layer import QLayerConfig
 from quark_schemes.specs.block_float import BFP16Spec, MX6Spec, MX9Spec
-from quark_schemes.specs.options import OneStageSpec
+from quark_schemes.specs.options import SingleLevelSpec
 
 
-def _both(helper: OneStageSpec) -> QLayerConfig:
+def _both(helper: SingleLevelSpec) -> QLayerConfig:
     spec = helper.to_quantization_spec()
     return QLayerConfig(weight=spec, input_tensors=spec)
 

@@ -6,11 +6,11 @@ from quark.config.layer import QLayerConfig
 from quark_schemes.specs.float8 import FP8E4M3PerTensorSpec, FP8E5M3PerTensorSpec
 from quark_schemes.specs.integer import Int4PerChannelSpec
 from quark_schemes.specs.microscaling import AmdFP4Spec, FP4PerGroupSpec
-from quark_schemes.specs.options import OneStageSpec
+from quark_schemes.specs.options import SingleLevelSpec
 from quark_schemes.specs.two_stage import ProgressiveSpec, ScaleQuantSpec
 
 
-def _fp4_under(scales: OneStageSpec, group_size: int) -> QLayerConfig:
+def _fp4_under(scales: SingleLevelSpec, group_size: int) -> QLayerConfig:
     """FP4 weights and activations in groups, their scales in the format of ``scales``; activations' are dynamic under a static one."""
     weight, activation = (
         ScaleQuantSpec(FP4PerGroupSpec(ch_axis=-1, group_size=group_size, is_dynamic=dynamic, scale_type="float32"), scales)

@@ -8,7 +8,7 @@ import attrs
 
 from quark.config.enums import Dtype, RoundType
 from quark.config.tensor import QTensorConfig
-from quark_schemes.specs.options import OneStageSpec
+from quark_schemes.specs.options import SingleLevelSpec
 
 _BFP16_BLOCK = 8
 
@@ -18,7 +18,7 @@ def _config(dtype: Dtype, axis: int | None, block: int | None) -> QTensorConfig:
 
 
 @attrs.define
-class _Microexponent(OneStageSpec):
+class _Microexponent(SingleLevelSpec):
     dtype: ClassVar[Dtype]
     ch_axis: int | None = None
     block_size: int | None = None
@@ -43,7 +43,7 @@ class MX9Spec(_Microexponent):
 
 
 @attrs.define
-class BFP16Spec(OneStageSpec):
+class BFP16Spec(SingleLevelSpec):
     """BFP16: eight mantissas of eight bits that share an exponent of eight."""
 
     ch_axis: int | None = None

@@ -9,11 +9,11 @@ import attrs
 
 from quark.config.enums import Dtype, QSchemeType, RoundType
 from quark.config.tensor import QTensorConfig
-from quark_schemes.specs.options import PER_TENSOR_OBSERVERS, ROUND_METHODS, SCALE_TYPES, OneStageSpec, choice
+from quark_schemes.specs.options import PER_TENSOR_OBSERVERS, ROUND_METHODS, SCALE_TYPES, SingleLevelSpec, choice
 
 
 @attrs.define
-class _E4M3Like(OneStageSpec):
+class _E4M3Like(SingleLevelSpec):
     """One scale, symmetric, half-even: nothing else to choose."""
 
     dtype: ClassVar[Dtype]
@@ -50,7 +50,7 @@ class FP8E5M3PerTensorSpec(_E4M3Like):
 
 
 @attrs.define
-class FP8E5M2PerTensorSpec(OneStageSpec):
+class FP8E5M2PerTensorSpec(SingleLevelSpec):
     """FP8 E5M2, one scale."""
 
     observer_method: str | None = "min_max"
@@ -74,7 +74,7 @@ class FP8E5M2PerTensorSpec(OneStageSpec):
 
 
 @attrs.define
-class _PerChannel(OneStageSpec):
+class _PerChannel(SingleLevelSpec):
     dtype: ClassVar[Dtype]
     ch_axis: int | None = None
     symmetric: bool | None = True
@@ -110,7 +110,7 @@ class FP8E5M2PerChannelSpec(_PerChannel):
 
 
 @attrs.define
-class PerGroupFloatSpec(OneStageSpec):
+class PerGroupFloatSpec(SingleLevelSpec):
     """Small floats with a scale for each group; base of the FP8, FP6 and FP4 helpers."""
 
     dtype: ClassVar[Dtype]

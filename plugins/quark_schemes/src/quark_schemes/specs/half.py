@@ -6,11 +6,11 @@ import attrs
 
 from quark.config.enums import Dtype
 from quark.config.tensor import QTensorConfig
-from quark_schemes.specs.options import OneStageSpec
+from quark_schemes.specs.options import SingleLevelSpec
 
 
 @attrs.define
-class Float16Spec(OneStageSpec):
+class Float16Spec(SingleLevelSpec):
     """float16."""
 
     def to_quantization_spec(self) -> QTensorConfig:
@@ -18,7 +18,7 @@ class Float16Spec(OneStageSpec):
 
 
 @attrs.define
-class Bfloat16Spec(OneStageSpec):
+class Bfloat16Spec(SingleLevelSpec):
     """bfloat16."""
 
     def to_quantization_spec(self) -> QTensorConfig:

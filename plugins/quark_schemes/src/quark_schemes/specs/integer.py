@@ -10,12 +10,12 @@ import attrs
 from quark.config.enums import Dtype, QSchemeType
 from quark.config.tensor import QTensorConfig
 from quark.errors import ConfigError
-from quark_schemes.specs.options import PER_TENSOR_OBSERVERS, ROUND_METHODS, SCALE_TYPES, ZERO_POINT_TYPES, OneStageSpec, choice
+from quark_schemes.specs.options import PER_TENSOR_OBSERVERS, ROUND_METHODS, SCALE_TYPES, ZERO_POINT_TYPES, SingleLevelSpec, choice
 
 _SYMMETRIC = attrs.Factory(lambda self: self.symmetric_by_default, takes_self=True)
 
 
-class _Integer(OneStageSpec):
+class _Integer(SingleLevelSpec):
     """What all helpers of integer formats share; the fields are those of the three bases below, in their documented order."""
 
     dtype: ClassVar[Dtype]

@@ -10,7 +10,7 @@ from quark.config.enums import Dtype, QSchemeType, RoundType, ScaleType
 from quark.config.tensor import QTensorConfig
 from quark.errors import ConfigError
 from quark_schemes.specs.float8 import PerGroupFloatSpec
-from quark_schemes.specs.options import OneStageSpec
+from quark_schemes.specs.options import SingleLevelSpec
 
 _AMD_GROUPS = (16, 32)
 
@@ -37,7 +37,7 @@ class FP6E3M2PerGroupSpec(PerGroupFloatSpec):
 
 
 @attrs.define
-class AmdFP4Spec(OneStageSpec):
+class AmdFP4Spec(SingleLevelSpec):
     """FP4 E2M1 with an unsigned E5M3 scale for each group of 16 or 32."""
 
     ch_axis: int | None = None
@@ -61,7 +61,7 @@ class AmdFP4Spec(OneStageSpec):
 
 
 @attrs.define
-class OCP_MXSpec(OneStageSpec):  # noqa: N801 - documented name
+class OCP_MXSpec(SingleLevelSpec):  # noqa: N801 - documented name
     """Base of the OCP Microscaling helpers: groups of 32 that share a power of two."""
 
     OCP_block_size: ClassVar[int] = 32
@@ -131,7 +131,7 @@ class OCP_MXINT8Spec(OCP_MXSpec):  # noqa: N801
 
 
 @attrs.define
-class OCP_MXFP4DiffsSpec(OneStageSpec):  # noqa: N801
+class OCP_MXFP4DiffsSpec(SingleLevelSpec):  # noqa: N801
     """MXFP4 under the documented name of its differentiable variant; static by default."""
 
     ch_axis: int | None = None

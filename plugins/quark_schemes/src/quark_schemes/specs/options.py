@@ -53,7 +53,7 @@ class DataTypeSpec:
         raise TypeError(f"{type(self).__name__} builds nothing: use one of its subclasses")
 
 
-class OneStageSpec(DataTypeSpec):
+class SingleLevelSpec(DataTypeSpec):
     """Base of the helpers that describe one stage."""
 
     def to_quantization_spec(self) -> QTensorConfig:

@@ -1,4 +1,4 @@
-"""``*Spec`` helpers of two stages."""
+"""``*Spec`` helpers of two levels."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import attrs
 
 from quark.config.tensor import QTensorConfig
 from quark.errors import ConfigError
-from quark_schemes.specs.options import DataTypeSpec, OneStageSpec
+from quark_schemes.specs.options import DataTypeSpec, SingleLevelSpec
 
 
-def _stage(value: OneStageSpec | QTensorConfig) -> QTensorConfig:
-    found = value.to_quantization_spec() if isinstance(value, OneStageSpec) else value
+def _stage(value: SingleLevelSpec | QTensorConfig) -> QTensorConfig:
+    found = value.to_quantization_spec() if isinstance(value, SingleLevelSpec) else value
     if not isinstance(found, QTensorConfig):
         raise ConfigError(f"a stage is a *Spec helper or a QTensorConfig, not {value!r}")
     return found
@@ -20,8 +20,8 @@ def _stage(value: OneStageSpec | QTensorConfig) -> QTensorConfig:
 class ProgressiveSpec(DataTypeSpec):
     """Quantize, then quantize what came out: ``first_stage``, then ``second_stage``."""
 
-    first_stage: OneStageSpec | QTensorConfig
-    second_stage: OneStageSpec | QTensorConfig
+    first_stage: SingleLevelSpec | QTensorConfig
+    second_stage: SingleLevelSpec | QTensorConfig
 
     def to_quantization_spec(self) -> list[QTensorConfig]:
         return [_stage(self.first_stage), _stage(self.second_stage)]
@@ -31,8 +31,8 @@ class ProgressiveSpec(DataTypeSpec):
 class ScaleQuantSpec(DataTypeSpec):
     """Quantize by ``first_stage``, and its scales by ``second_stage``."""
 
-    first_stage: OneStageSpec | QTensorConfig
-    second_stage: OneStageSpec | QTensorConfig
+    first_stage: SingleLevelSpec | QTensorConfig
+    second_stage: SingleLevelSpec | QTensorConfig
 
     def to_quantization_spec(self) -> list[QTensorConfig]:
         return [_stage(self.first_stage), attrs.evolve(_stage(self.second_stage), is_scale_quant=True)]
