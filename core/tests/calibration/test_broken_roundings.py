@@ -277,7 +277,7 @@ def fails_to_be_made() -> Any:
 @pytest.mark.parametrize(
     ("mutant", "complaint"),
     [
-        (Bare, "makes a Bare, which has no 'needs' and no 'takes' and no 'round'"),
+        (Bare, "makes a Bare, which has no 'needs' and no 'applies_to' and no 'round'"),
         (NeedsNone, "says needs=None where a sequence of statistics is wanted"),
         (NeedsNothingKnown, "needs the class dict, which is no subclass of quark.algorithms.Statistic"),
         (NeedsAbstract, "needs the statistic NoAdd, which does not define add"),

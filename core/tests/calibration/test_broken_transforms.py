@@ -121,5 +121,5 @@ def test_a_transform_that_reports_nothing_sensible_is_named(quantized: Quantized
 
 
 def test_a_transform_that_lacks_a_member_is_refused_before_any_work(quantized: Quantized) -> None:
-    with pytest.raises(PluginError, match="has no 'outside'"):
-        quantized(type("NoOutside", (), {k: v for k, v in vars(Transform).items() if k != "outside"}))
+    with pytest.raises(PluginError, match="has no 'apply_global'"):
+        quantized(type("NoOutside", (), {k: v for k, v in vars(Transform).items() if k != "apply_global"}))

@@ -24,8 +24,8 @@ from quark.plugins.expected import described, lacking
 from quark.quantizers.on_grid import misfit
 
 _MEMBERS = {
-    "rounding": ("needs", "takes", "round"),
-    "transform": ("stage", "works_by_block", "needs", "outside", "apply", "rounding"),
+    "rounding": ("needs", "applies_to", "round"),
+    "transform": ("stage", "works_by_block", "needs", "apply_global", "apply", "rounding"),
 }
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_state_dict_hooks", "_load_state_dict_pre_hooks")
 

@@ -40,7 +40,7 @@ def test_a_rotated_model_computes_what_it_did(changes: dict[str, object]) -> Non
     expected, facts = logits(model), architecture_of(model)
     assert facts is not None
     rotate = Rotate(settings(**changes))
-    rotate.outside(model, facts)
+    rotate.apply_global(model, facts)
     before = model.model.layers[0].self_attn.q_proj.weight.clone()
     for i, block in enumerate(model.model.layers):
         rotate.apply(BlockContext(f"model.layers.{i}", block, facts, {}, {}))

@@ -99,7 +99,7 @@ class Rotate:
                 self._online[name] = made.setdefault(size, InputRotation(size))
 
     def transformed_stream(self, x: Tensor) -> Tensor:
-        """As `quark.algorithms.ValidatedTransform.moved`."""
+        """As `quark.algorithms.ValidatedTransform.transformed_stream`."""
         return x if self._r1 is None else self._r1.apply(x)
 
     def accepts(self, validation: Validation) -> bool:
