@@ -74,11 +74,7 @@ def run(script: str, folder: Path, *arguments: str) -> str:
     if not python:
         pytest.skip("VLLM_PYTHON names no interpreter with vLLM")
     (folder / "script.py").write_text(script)
-    environ = {
-        **{k: v for k, v in os.environ.items() if k != "PYTHONPATH"},
-        "PYTHONPATH": str(shown(folder / "site")),
-        "HF_HUB_OFFLINE": "1",
-    }
+    environ = {**os.environ, "PYTHONPATH": str(shown(folder / "site")), "HF_HUB_OFFLINE": "1"}
     environ |= {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CACHE_ROOT": str(folder / "cache")}
     command = [python, str(folder / "script.py"), *arguments]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=500, check=False)
