@@ -44,8 +44,9 @@ def _tuple(value: Any) -> tuple[str, ...]:
 class Architecture:
     """The structure of a model family: names of modules, and what their outputs feed.
 
-    Names of three scopes: *full names* are relative to the model; names *in a block* are relative to one decoder block; names *in an expert*
-    are relative to one expert, once experts are separate layers. *Patterns* are shell patterns (``fnmatch``) for full names of layers.
+    Names have three scopes: *full names* are relative to the model; names *in a block* are relative to one decoder block; names *in an
+    expert* are relative to one expert, once experts are separate layers. *Patterns* are shell patterns (``fnmatch``) for full names of
+    layers.
     A name in a block counts for the blocks that have such a module, so a family may state a dense MLP and a mixture.
 
     Attributes:
@@ -59,8 +60,8 @@ class Architecture:
         attention_output: In a block: the last projection of attention, such as ``"self_attn.o_proj"``.
         attention_inner: In a block: projections between ``attention_inputs`` and ``attention_output``, such as the second factors of a
             low-rank attention, ``("self_attn.q_b_proj", "self_attn.kv_b_proj")``.
-        query_projections: In a block: projections whose output is queries and nothing else, such as ``"self_attn.q_proj"``; one for each
-            attention of a block. ``()`` where queries come from a fused matrix. None: not stated, so they are inferred from names
+        query_projections: In a block: projections whose output has the queries, and no keys or values, such as ``"self_attn.q_proj"``; one
+            for each attention of a block. ``()`` where queries come from a fused matrix. None: not stated, and inferred from names
             (`quark.planning.inferred_architecture`).
         key_projections: The same for keys, such as ``"self_attn.k_proj"``.
         value_projections: The same for values, such as ``"self_attn.v_proj"``.
@@ -72,8 +73,8 @@ class Architecture:
             by factors that do not depend on it, such as ``"self_attn.v_proj"``; scale may be moved from it to ``attention_output``.
             None: there is none.
         attention_value_rows: Rows of ``attention_value`` that are values, such as ``"last"`` in a fused QKV matrix.
-        attention_output_norm: In a block: the norm on the output of ``attention_output``, before it is added to the residual stream, such as
-            ``"post_attention_layernorm"`` in Gemma 2.
+        attention_output_norm: In a block: the norm on the output of ``attention_output``, before it is added to the residual stream, such
+            as ``"post_attention_layernorm"`` in Gemma 2.
         mixer: In blocks without attention: projections of what replaces it, such as ``("mamba.in_proj", "mamba.out_proj")``. The last one
             is its output projection, the others read the output of ``attention_norm``.
         mixer_context: Those of ``mixer`` that read another input, such as ``"cross_attn.k_proj"``, which reads the vision states.
@@ -175,6 +176,5 @@ class Architecture:
         >>> Architecture(model_type="deepseek_v4", module_patterns=(("*wkv", "*self_attn.kv_proj"),)).with_modules(["*wkv", "head"])
         ['*wkv', '*self_attn.kv_proj', 'head']
         """
-        return [
-            name for pattern in patterns for name in (pattern, *(module for stored, module in self.module_patterns if stored == pattern))
-        ]
+        pairs = self.module_patterns
+        return [name for pattern in patterns for name in (pattern, *(module for stored, module in pairs if stored == pattern))]
