@@ -1,21 +1,17 @@
-"""Weight converters: there and back to the bit, without a copy where a view will do, and the slices that say where results lie."""
+"""`quark.hf.weight_converters`: there and back to the bit, and without a copy where a view will do."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors import safe_open
-from safetensors.torch import save_file
 
-from quark.config.architecture import FUSED_EXPERTS, Architecture
-from quark.errors import CheckpointError, ConfigError, UnsupportedError
-from quark.hf.stored_slices import stored_slices
-from quark.hf.weight_converters import converters_of, make_converters
+from quark.config.architecture import FUSED_EXPERTS
+from quark.errors import CheckpointError, ConfigError
+from quark.hf.weight_converters import make_converters
 from quark.torch.quantization.weight_convert import (
     Chunk,
     Concatenate,
@@ -24,7 +20,6 @@ from quark.torch.quantization.weight_convert import (
     Transpose,
     WeightConverter,
     apply_converters,
-    revert_converters,
 )
 
 SIZES = st.integers(1, 4)
@@ -45,6 +40,10 @@ def mixture(experts: int, inner: int, hidden: int) -> dict[str, torch.Tensor]:
         "model.layers.3.mlp.experts.down_proj": torch.randn(experts, hidden, inner),
         "model.layers.3.mlp.down_proj.weight": torch.randn(hidden, inner),
     }
+
+
+def revert_converters(tensors: dict[str, torch.Tensor], converters: list[WeightConverter]) -> dict[str, torch.Tensor]:
+    return apply_converters(tensors, [converter.reverse_transform() for converter in converters])
 
 
 def same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> bool:
@@ -104,7 +103,7 @@ def test_sources_that_are_not_all_there_are_refused() -> None:
         apply_converters({"attn.q.weight": torch.ones(2)}, [joined])
     parts = apply_converters(mixture(3, 4, 8), EXPERTS)
     del parts["model.layers.3.mlp.experts.1.down_proj.weight"]
-    with pytest.raises(CheckpointError, match="give it the tensors of the whole block"):
+    with pytest.raises(CheckpointError, match="needs all of its sources together"):
         revert_converters(parts, EXPERTS)
 
 
@@ -154,8 +153,6 @@ def test_a_step_of_ones_own_works_and_says_that_it_cannot_be_undone() -> None:
     assert apply_converters({"x": torch.ones(1)}, [converter])["y"].item() == 2
     with pytest.raises(NotImplementedError, match="Doubled says of no step that undoes it"):
         revert_converters({"y": torch.ones(1)}, [converter])
-    with pytest.raises(UnsupportedError, match="use apply_converters"):
-        stored_slices({"x": (1,)}, [converter])
 
 
 def test_equal_converters_are_equal() -> None:
@@ -165,29 +162,6 @@ def test_equal_converters_are_equal() -> None:
     assert len({*EXPERTS, first, second}) == 2
 
 
-def test_families_without_experts_have_no_converters_and_mixtures_the_common_ones() -> None:
-    assert converters_of(None) == converters_of(Architecture(model_type="dense")) == []
-    assert converters_of(Architecture(model_type="mixed", experts="mlp.experts")) == EXPERTS
+def test_an_unknown_operation_is_refused() -> None:
     with pytest.raises(ConfigError, match="no conversion step 'Fold'"):
         make_converters([("x", ("y",), (("Fold", 0),))])
-
-
-@given(SIZES, SIZES, SIZES, st.booleans())
-def test_slices_of_stored_tensors_are_what_conversion_makes(experts: int, inner: int, hidden: int, transposed: bool) -> None:
-    tensors = {**mixture(experts, inner, hidden), "step": torch.tensor(3.0)}
-    if transposed:
-        tensors = {"experts.gate_up_proj": torch.randn(experts, hidden, 2 * inner)}
-    converters = TRANSPOSED if transposed else EXPERTS
-    found = stored_slices({name: tuple(tensor.shape) for name, tensor in tensors.items()}, converters)
-    assert same({name: place.read(tensors[place.stored]) for name, place in found.items()}, apply_converters(tensors, converters))
-
-
-def test_slices_are_read_from_a_file(tmp_path: Path) -> None:
-    tensors = {**mixture(3, 4, 8), "step": torch.tensor(3.0)}
-    save_file(tensors, tmp_path / "model.safetensors")
-    with safe_open(tmp_path / "model.safetensors", "pt") as file:
-        shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118 - not a dict
-        found = stored_slices(shapes, EXPERTS)
-        read = {name: place.read(file.get_slice(place.stored)) for name, place in found.items()}
-    assert same(read, {name: tensor.contiguous() for name, tensor in apply_converters(tensors, EXPERTS).items()})
-    assert found["model.layers.3.mlp.experts.2.up_proj.weight"].index == (slice(2, 3), slice(4, 8), slice(0, 8))

@@ -9,17 +9,17 @@ from __future__ import annotations
 import copy
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import attrs
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from quark.errors import CheckpointError
+from quark.hf.converted_tensors import ConvertedTensors
 from quark.hf.shards import Shard, refuse_codes
+from quark.hf.weight_converters import WeightConverter
 from quark.log import get_logger
 from quark.names import folded
 
@@ -57,6 +57,8 @@ class StoredTensors:
         model: A transformers model on the meta device, as it is built: nothing in it has been replaced yet.
         shards: From `quark.hf.shards.check_shards`.
         directory: Of the checkpoint, for messages.
+        converters: Weight converters of the user or of the model's template, applied before transformers' own
+            (`quark.hf.converted_tensors`).
 
     Attributes:
         recipes: One for each tensor of the model, or for several that are made together; of tied names, those that are stored.
@@ -66,21 +68,21 @@ class StoredTensors:
             them.
     """
 
-    def __init__(self, model: Any, shards: Sequence[Shard], directory: Path) -> None:
+    def __init__(self, model: Any, shards: Sequence[Shard], directory: Path, converters: Sequence[WeightConverter] = ()) -> None:
         self._model = model
         self._directory = directory
-        self._file_of = {name: shard.path for shard in shards for name in shard.tensors}
         state: dict[str, Tensor] = model.state_dict(keep_vars=True)
-        shapes = {name: shape for shard in shards for name, (_, shape) in shard.tensors.items()}
-        found, unused = _recipes(model, shapes, state)
-        self.recipes = [self._checked(recipe, shapes, state) for recipe in found]
-        self._refuse_missing(state)
         refuse_codes(shards, directory)
-        self._refuse_integers({name: dtype for shard in shards for name, (dtype, _) in shard.tensors.items()}, state)
-        _tell_unused(unused, model, directory)
+        names = _ModelNames(model, state)
+        self._tensors = ConvertedTensors(shards, directory, converters, lambda name: names.find(name) is not None)
+        recipes, unused = _recipes(names, self._tensors.meta)
+        self.recipes = [self._checked(recipe, state) for recipe in recipes]
+        self._refuse_missing(state)
+        self._refuse_integers(state)
+        _warn_unused(unused, model, directory)
 
-    def _checked(self, recipe: Recipe, shapes: Mapping[str, tuple[int, ...]], state: Mapping[str, Tensor]) -> Recipe:
-        stored = {name: torch.empty(shapes[name], device="meta") for _, name in recipe.sources}
+    def _checked(self, recipe: Recipe, state: Mapping[str, Tensor]) -> Recipe:
+        stored = {name: self._tensors.meta[name] for _, name in recipe.sources}
         names = ", ".join(f"'{name}' {list(t.shape)}" for name, t in list(stored.items())[:4]) + (", …" if len(stored) > 4 else "")
         try:
             made = recipe.make(stored, self._model)
@@ -107,13 +109,16 @@ class StoredTensors:
                 "incomplete, or its config.json is of another model"
             )
 
-    def _refuse_integers(self, dtypes: Mapping[str, str], state: Mapping[str, Tensor]) -> None:
+    def _refuse_integers(self, state: Mapping[str, Tensor]) -> None:
         for recipe in self.recipes:
             for _, name in recipe.sources:
-                if dtypes[name].startswith(("I", "U")) and all(state[target].is_floating_point() for target in recipe.targets):
+                dtype = self._tensors.meta[name].dtype
+                is_integer = not dtype.is_floating_point and dtype is not torch.bool
+                if is_integer and all(state[target].is_floating_point() for target in recipe.targets):
+                    stored = self._tensors.sources(name)[0]
                     raise CheckpointError(
-                        f"'{self._directory}' holds '{name}' as {dtypes[name]} where the model has floating-point numbers: it is quantized "
-                        "already, or of another model. Give the float checkpoint"
+                        f"'{self._directory}' holds '{stored}' as {str(dtype).removeprefix('torch.')} where the model has floating-point "
+                        "numbers: it is quantized already, or of another model. Give the float checkpoint"
                     )
 
     def read(self, recipes: Iterable[Recipe], dtype_of: Mapping[str, torch.dtype], device: torch.device) -> Iterator[tuple[str, Tensor]]:
@@ -130,48 +135,58 @@ class StoredTensors:
         Raises:
             CheckpointError: A file has changed or cannot be read.
         """
-        with ExitStack() as stack:
-            files: dict[Path, Any] = {}
+        with self._tensors.reading() as tensor_of:
             for recipe in recipes:
                 dtype = dtype_of[recipe.targets[0]]
-                stored = {name: self._get(name, files, stack).to(device, dtype) for _, name in recipe.sources}
+                stored = {name: tensor_of(name).to(device, dtype) for _, name in recipe.sources}
                 yield from recipe.make(stored, self._model).items()
 
-    def _get(self, name: str, files: dict[Path, Any], stack: ExitStack) -> Tensor:
-        path = self._file_of[name]
-        try:
-            if path not in files:
-                files[path] = stack.enter_context(safe_open(path, framework="pt"))
-            found: Tensor = files[path].get_tensor(name)
-        except (SafetensorError, OSError) as error:
-            raise CheckpointError(f"'{name}' cannot be read from '{path}' ({error}): fetch the checkpoint again") from error
-        return found
+
+class _ModelNames:
+    """From stored names to those of a transformers model, by transformers' own renamings and conversions."""
+
+    def __init__(self, model: Any, state: Mapping[str, Tensor]) -> None:
+        from transformers.conversion_mapping import get_model_conversion_mapping
+        from transformers.core_model_loading import WeightConverter, WeightRenaming
+
+        transforms = get_model_conversion_mapping(model)
+        self._renamings = [t for t in transforms if isinstance(t, WeightRenaming)]
+        self._converters = [t for t in transforms if isinstance(t, WeightConverter)]
+        self._converter_of = {pattern: c for c in self._converters for pattern in c.source_patterns}
+        self._prefix = model.base_model_prefix
+        self._state = state
+
+    def find(self, name: str) -> tuple[str, str | None] | None:
+        """Return the model's tensor that a stored one makes, alone or with others, and the pattern of its conversion, if any."""
+        from transformers.core_model_loading import rename_source_key
+
+        target, pattern = rename_source_key(name, self._renamings, self._converters, self._prefix, self._state)
+        if target not in self._state and name in self._state:
+            target, pattern = rename_source_key(name, [], [], self._prefix, self._state)
+        return (target, pattern) if target in self._state else None
+
+    def conversion(self, pattern: str) -> Any:
+        """Return transformers' converter of a pattern."""
+        return self._converter_of[pattern]
 
 
-def _recipes(model: Any, shapes: Mapping[str, tuple[int, ...]], state: Mapping[str, Tensor]) -> tuple[list[Recipe], list[str]]:
-    """Recipes, and the stored tensors that none uses."""
-    from transformers.conversion_mapping import get_model_conversion_mapping
-    from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
+def _recipes(names: _ModelNames, stored: Iterable[str]) -> tuple[list[Recipe], list[str]]:
+    """Return the recipes, and the stored tensors that none uses."""
+    from transformers.core_model_loading import dot_natural_key
 
-    transforms = get_model_conversion_mapping(model)
-    renamings = [t for t in transforms if isinstance(t, WeightRenaming)]
-    converters = [t for t in transforms if isinstance(t, WeightConverter)]
-    converter_of = {pattern: c for c in converters for pattern in c.source_patterns}
-    prefix = model.base_model_prefix
     sources: dict[str, list[tuple[str, str]]] = {}
     conversions: dict[str, Any] = {}
     unused = []
     # Parts are joined in the order of the numbers in their names.
-    for name in sorted(shapes, key=dot_natural_key):
-        target, pattern = rename_source_key(name, renamings, converters, prefix, state)
-        if target not in state and name in state:
-            target, pattern = rename_source_key(name, [], [], prefix, state)
-        if target not in state or (pattern is None and target in sources):
+    for name in sorted(stored, key=dot_natural_key):
+        place = names.find(name)
+        if place is None or (place[1] is None and place[0] in sources):
             unused.append(name)
             continue
+        target, pattern = place
         sources.setdefault(target, []).append((pattern or "", name))
         if pattern is not None:
-            conversions[target] = converter_of[pattern]
+            conversions[target] = names.conversion(pattern)
     return [Recipe(tuple(members), (target,), conversions.get(target)) for target, members in sources.items()], unused
 
 
@@ -185,7 +200,7 @@ def _converted(
     return {name: value[0] if isinstance(value, list) else value for name, value in made.items()}
 
 
-def _tell_unused(names: Sequence[str], model: Any, directory: Path) -> None:
+def _warn_unused(names: Sequence[str], model: Any, directory: Path) -> None:
     """Warn of stored tensors that the model has no place for, but for those of which it says so itself."""
     ignored = [re.compile(p) for p in getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()]
     left_out = [name for name in names if not any(p.search(name) for p in ignored)]
