@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase
+from typing import Any
 
 import attrs
 from torch import nn
@@ -95,8 +96,8 @@ def inferred_lines(found: Architecture) -> Iterator[str]:
     yield f"  left in float    {folded(found.exclude_layers_name, most=16) or 'nothing'}"
 
 
-def _attention_roles(names: Iterable[str]) -> dict[str, tuple[str, ...]]:
-    """Return which layers give queries, keys or values alone: ``k_proj`` does, ``query_key_value`` and ``kv_b_proj`` do not."""
+def _attention_roles(names: Iterable[str]) -> dict[str, Any]:
+    """Return, by field of `Architecture`, layers that give queries, keys or values alone: ``k_proj`` does, ``query_key_value`` does not."""
     roles: dict[str, dict[str, None]] = {"query_projections": {}, "key_projections": {}, "value_projections": {}}
     words_of = dict(zip(roles, (_QUERY_WORDS, _KEY_WORDS, _VALUE_WORDS), strict=True))
     for name in names:
