@@ -51,7 +51,7 @@ def same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> b
 
 
 @given(SIZES, SIZES, SIZES)
-def test_fused_experts_taken_apart_and_fused_again_are_the_same(experts: int, inner: int, hidden: int) -> None:
+def test_split_and_fused_experts_are_the_same(experts: int, inner: int, hidden: int) -> None:
     tensors = mixture(experts, inner, hidden)
     parts = apply_converters(tensors, EXPERTS)
     assert len(parts) == 2 + 3 * experts
@@ -61,7 +61,7 @@ def test_fused_experts_taken_apart_and_fused_again_are_the_same(experts: int, in
 
 
 @given(SIZES, SIZES, SIZES)
-def test_steps_in_a_chain_are_undone_in_the_opposite_order(experts: int, inner: int, hidden: int) -> None:
+def test_reverse_transform_undoes_operations_in_the_opposite_order(experts: int, inner: int, hidden: int) -> None:
     fused = torch.randn(experts, hidden, 2 * inner)
     tensors = {"mlp.experts.gate_up_proj": fused, "mlp.experts.gate_up_proj_bias": fused[:, 0].clone()}
     parts = apply_converters(tensors, TRANSPOSED)
@@ -71,7 +71,7 @@ def test_steps_in_a_chain_are_undone_in_the_opposite_order(experts: int, inner: 
 
 
 @given(st.lists(SIZES, min_size=2, max_size=4), st.integers(0, 1), st.randoms(use_true_random=False))
-def test_what_is_split_and_what_is_joined_comes_back(sizes: list[int], dim: int, order: Any) -> None:
+def test_chunk_and_concatenate_undo_each_other(sizes: list[int], dim: int, order: Any) -> None:
     whole = torch.randn(*((sum(sizes), 3) if dim == 0 else (3, sum(sizes))))
     targets = [f"{name}.weight" for name in "abcd"[: len(sizes)]]
     split = WeightConverter("whole.weight", targets, [Chunk(dim, sizes)])
@@ -84,7 +84,7 @@ def test_what_is_split_and_what_is_joined_comes_back(sizes: list[int], dim: int,
     assert same(revert_converters({"x.whole.weight": whole}, [joined]), parts)
 
 
-def test_nothing_is_copied_where_nothing_is_joined() -> None:
+def test_splitting_experts_copies_nothing() -> None:
     tensors = mixture(3, 4, 8)
     storages = {tensor.untyped_storage().data_ptr() for tensor in tensors.values()}
     assert {part.untyped_storage().data_ptr() for part in apply_converters(tensors, EXPERTS).values()} == storages
@@ -97,7 +97,7 @@ def test_a_pattern_is_the_end_of_a_name_from_a_dot_on() -> None:
     assert apply_converters({"up_proj.weight": torch.ones(2)}, [converter]).keys() == {"a", "b"}
 
 
-def test_sources_that_are_not_all_there_are_refused() -> None:
+def test_incomplete_sources_are_refused() -> None:
     joined = WeightConverter(["q.weight", "k.weight"], "qk.weight", [Concatenate()])
     with pytest.raises(CheckpointError, match=r"under 'attn\.' there are only attn\.q\.weight"):
         apply_converters({"attn.q.weight": torch.ones(2)}, [joined])
@@ -129,16 +129,16 @@ def test_tensors_of_the_wrong_form_are_refused(converter: WeightConverter, tenso
             apply_converters({"x": tensor, "a": tensor}, [converter])
 
 
-def test_unequal_parts_are_joined_only_where_they_can_be_had_back() -> None:
+def test_concatenate_of_unequal_parts_needs_sizes() -> None:
     tensors = {"q": torch.ones(4), "k": torch.ones(2)}
-    with pytest.raises(ConfigError, match=r"say sizes=\(4, 2\)"):
+    with pytest.raises(ConfigError, match=r"give sizes=\(4, 2\)"):
         apply_converters(tensors, [WeightConverter(["q", "k"], "qk", [Concatenate()])])
     converter = WeightConverter(["q", "k"], "qk", [Concatenate(sizes=(4, 2))])
     assert same(revert_converters(apply_converters(tensors, [converter]), [converter]), tensors)
 
 
 @pytest.mark.parametrize("arguments", [(["a", "b"], ["c", "d"], [Chunk()]), ("a", ["b", "c"], []), ([], "b", [Chunk()])])
-def test_a_converter_of_no_steps_or_of_many_to_many_is_refused(arguments: tuple[Any, ...]) -> None:
+def test_a_converter_without_operations_or_from_many_to_many_is_refused(arguments: tuple[Any, ...]) -> None:
     with pytest.raises(ValueError, match=r"operations|one or several"):
         WeightConverter(*arguments)
 
@@ -148,10 +148,10 @@ class Doubled(ConversionOps):
         return {target_patterns[0]: 2 * input_dict[source_patterns[0]]}
 
 
-def test_a_step_of_ones_own_works_and_says_that_it_cannot_be_undone() -> None:
+def test_a_custom_operation_works_and_has_no_reverse_unless_defined() -> None:
     converter = WeightConverter("x", "y", [Doubled()])
     assert apply_converters({"x": torch.ones(1)}, [converter])["y"].item() == 2
-    with pytest.raises(NotImplementedError, match="Doubled says of no step that undoes it"):
+    with pytest.raises(NotImplementedError, match="Doubled has no reverse operation"):
         revert_converters({"y": torch.ones(1)}, [converter])
 
 
@@ -163,5 +163,5 @@ def test_equal_converters_are_equal() -> None:
 
 
 def test_an_unknown_operation_is_refused() -> None:
-    with pytest.raises(ConfigError, match="no conversion step 'Fold'"):
+    with pytest.raises(ConfigError, match="no conversion operation 'Fold'"):
         make_converters([("x", ("y",), (("Fold", 0),))])

@@ -1,7 +1,8 @@
-"""Which stored tensors make each tensor of a transformers model: its own renamings and conversions, laid out before anything is read.
+"""Which stored tensors make each tensor of a transformers model, decided from headers before anything is read.
 
-Names and steps are those that transformers applies when it reads a checkpoint, such as the fusing of experts that lie there one by one, so
-that what is read is what ``from_pretrained`` reads. Source: transformers 5, ``core_model_loading``.
+Weight converters of the user or template come first (`quark.hf.converted_tensors`), then the renamings and conversions that transformers
+itself applies, such as fusing experts that are stored one by one, so that the result is what ``from_pretrained`` reads. Source:
+transformers 5, ``core_model_loading``.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from quark.names import folded
 
 @attrs.frozen(eq=False)
 class Recipe:
-    """Tensors of a model that come from the same stored ones.
+    """Tensors of a model that come from the same stored tensors.
 
     Attributes:
-        sources: Pattern of the conversion and full name of each stored tensor, in the order in which they are joined.
+        sources: Pattern of transformers' conversion and full name of each stored tensor, in the order in which they are joined.
         targets: Full names in the model.
-        conversion: Makes the targets of the sources; None where there is one of each, and nothing to do.
+        conversion: transformers' ``WeightConverter`` from sources to targets; None where one source is the target as it is.
     """
 
     sources: tuple[tuple[str, str], ...]
@@ -39,11 +40,11 @@ class Recipe:
     conversion: Any = None
 
     def make(self, stored: Mapping[str, Tensor], model: Any) -> dict[str, Tensor]:
-        """The targets.
+        """Return the targets by full name.
 
         Args:
             stored: The sources by full name; meta tensors give meta tensors.
-            model: Whose configuration some conversions ask.
+            model: Some conversions read its configuration.
         """
         if self.conversion is None:
             return {self.targets[0]: stored[self.sources[0][1]]}
@@ -51,21 +52,21 @@ class Recipe:
 
 
 class StoredTensors:
-    """A checkpoint's tensors, as those of one model.
+    """The tensors of a checkpoint as those of one model.
 
     Args:
-        model: A transformers model on the meta device, as it is built: nothing in it has been replaced yet.
+        model: A transformers model on the meta device, with no module replaced yet.
         shards: From `quark.hf.shards.check_shards`.
         directory: Of the checkpoint, for messages.
         converters: Weight converters of the user or of the model's template, applied before transformers' own
             (`quark.hf.converted_tensors`).
 
     Attributes:
-        recipes: One for each tensor of the model, or for several that are made together; of tied names, those that are stored.
+        recipes: One for each tensor of the model, or for several that are made together; for tied names, those that are stored.
 
     Raises:
-        CheckpointError: The checkpoint lacks tensors of the model, or has some of other shapes or as codes, or a conversion does not fit
-            them.
+        CheckpointError: The checkpoint lacks tensors of the model, has some of other shapes or as codes, or a conversion does not fit.
+        ConfigError: A weight converter does not fit.
     """
 
     def __init__(self, model: Any, shards: Sequence[Shard], directory: Path, converters: Sequence[WeightConverter] = ()) -> None:
@@ -85,20 +86,20 @@ class StoredTensors:
         stored = {name: self._tensors.meta[name] for _, name in recipe.sources}
         names = ", ".join(f"'{name}' {list(t.shape)}" for name, t in list(stored.items())[:4]) + (", …" if len(stored) > 4 else "")
         try:
-            made = recipe.make(stored, self._model)
+            targets = recipe.make(stored, self._model)
         except (RuntimeError, ValueError, IndexError, KeyError) as error:
             raise CheckpointError(
                 f"'{self._directory}': {names} cannot be turned into '{recipe.targets[0]}' of this {type(self._model).__name__} ({error}): "
                 "the checkpoint is of another model, or incomplete"
             ) from error
-        for name, tensor in made.items():
+        for name, tensor in targets.items():
             if name not in state or tensor.shape != state[name].shape:
-                wanted = list(state[name].shape) if name in state else "no such tensor"
+                expected = list(state[name].shape) if name in state else "no such tensor"
                 raise CheckpointError(
-                    f"'{self._directory}': {names} gives '{name}' the shape {list(tensor.shape)}, the model of its config.json wants "
-                    f"{wanted}: config.json and weights do not belong together"
+                    f"'{self._directory}': {names} gives '{name}' the shape {list(tensor.shape)}, the model of its config.json has "
+                    f"{expected}: config.json and weights do not belong together"
                 )
-        return attrs.evolve(recipe, targets=tuple(made))
+        return attrs.evolve(recipe, targets=tuple(targets))
 
     def _refuse_missing(self, state: Mapping[str, Tensor]) -> None:
         have = {id(state[name]) for recipe in self.recipes for name in recipe.targets}
@@ -122,12 +123,12 @@ class StoredTensors:
                     )
 
     def read(self, recipes: Iterable[Recipe], dtype_of: Mapping[str, torch.dtype], device: torch.device) -> Iterator[tuple[str, Tensor]]:
-        """Read tensors, and nothing else; each file is open only while this runs, so that what is mapped of it can be let go.
+        """Read tensors. Files are open only while this runs, so that their memory maps can be released.
 
         Args:
-            recipes: Some of this checkpoint's.
-            dtype_of: What the target of each name is to be.
-            device: Where it is to be.
+            recipes: Some of `recipes`.
+            dtype_of: The dtype of each target, by full name.
+            device: The device of all targets.
 
         Yields:
             Full name in the model, and the tensor.
@@ -193,15 +194,15 @@ def _recipes(names: _ModelNames, stored: Iterable[str]) -> tuple[list[Recipe], l
 def _converted(
     conversion: Any, target: str, sources: Sequence[tuple[str, str]], stored: Mapping[str, Tensor], model: Any
 ) -> dict[str, Tensor]:
-    own = copy.deepcopy(conversion)  # it collects tensors
+    converter = copy.deepcopy(conversion)  # it collects tensors
     for pattern, name in sources:
-        own.add_tensor(target, name, pattern, stored[name])
-    made: dict[str, Any] = own.convert(target, model=model, config=model.config)
-    return {name: value[0] if isinstance(value, list) else value for name, value in made.items()}
+        converter.add_tensor(target, name, pattern, stored[name])
+    results: dict[str, Any] = converter.convert(target, model=model, config=model.config)
+    return {name: value[0] if isinstance(value, list) else value for name, value in results.items()}
 
 
 def _warn_unused(names: Sequence[str], model: Any, directory: Path) -> None:
-    """Warn of stored tensors that the model has no place for, but for those of which it says so itself."""
+    """Warn of stored tensors that the model has no place for and that its class does not list as expected."""
     ignored = [re.compile(p) for p in getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()]
     left_out = [name for name in names if not any(p.search(name) for p in ignored)]
     if left_out:

@@ -19,7 +19,7 @@ from quark.names import folded
 OPERATIONS: dict[str, type[ConversionOps]] = {
     kind.__name__: kind for kind in (Chunk, Concatenate, FuseExperts, SplitFusedExperts, Transpose)
 }
-"""Steps that the facts of a family can name."""
+"""Operations that an architecture can name (`quark.config.architecture.WeightConversion`)."""
 
 
 @attrs.frozen
@@ -32,18 +32,18 @@ class NameMatch:
 
 
 class WeightConverter:
-    """Tensors that become others, in one step or several.
+    """Which tensors of a checkpoint become which others, by one operation or several.
 
-    A pattern is the end of a tensor's name, from a dot on: ``gate_up_proj`` is that of ``….experts.gate_up_proj``, and not of
-    ``….fused_gate_up_proj``. A star in it stands for the number of an expert.
+    A pattern is the end of a tensor's name, from a dot on: ``gate_up_proj`` matches ``….experts.gate_up_proj`` and does not match
+    ``….fused_gate_up_proj``. A star in a pattern stands for the number of an expert.
 
     Args:
-        source_patterns: Of the tensors that are taken; all must be there.
-        target_patterns: Of those that they become. One of the two is a single pattern.
-        operations: The steps, in order.
+        source_patterns: Patterns of the tensors that are converted; the checkpoint must have all of them.
+        target_patterns: Patterns of the results. Sources or targets are a single pattern.
+        operations: The operations, in order.
 
     Raises:
-        ConfigError: (a ValueError) No step is given, or both sides have several patterns.
+        ConfigError: (a ValueError) There is no operation, or sources and targets are several patterns each.
 
     Example:
         >>> import torch
@@ -59,7 +59,7 @@ class WeightConverter:
         self.target_patterns = [target_patterns] if isinstance(target_patterns, str) else list(target_patterns)
         self.operations = list(operations)
         if not self.operations:
-            raise ConfigError(f"the converter of {self.source_patterns} has no operations: say at least one, such as Chunk(dim=0)")
+            raise ConfigError(f"the converter of {self.source_patterns} has no operations: give at least one, such as Chunk(dim=0)")
         if not self.source_patterns or not self.target_patterns or min(len(self.source_patterns), len(self.target_patterns)) > 1:
             raise ConfigError(
                 f"a converter makes one tensor of one or several, or several of one, not {self.source_patterns} → {self.target_patterns}"
@@ -103,13 +103,15 @@ class WeightConverter:
             Tensors by full name.
         """
         current = inputs
-        for step in self.operations:
-            current = step.convert(current, source_patterns=self.source_patterns, target_patterns=self.target_patterns)
-        return {prefix + name: tensor for name, tensor in current.items()}  # type: ignore[misc]  # steps give no lists
+        for operation in self.operations:
+            current = operation.convert(current, source_patterns=self.source_patterns, target_patterns=self.target_patterns)
+        return {prefix + name: tensor for name, tensor in current.items()}  # type: ignore[misc]  # operations give no lists
 
     def reverse_transform(self) -> WeightConverter:
         """Return the converter that undoes this one; raises UnsupportedError where an operation cannot be undone."""
-        return WeightConverter(self.target_patterns, self.source_patterns, [step.reverse_op for step in reversed(self.operations)])
+        return WeightConverter(
+            self.target_patterns, self.source_patterns, [operation.reverse_op for operation in reversed(self.operations)]
+        )
 
 
 def _expression(pattern: str, joins_experts: bool) -> re.Pattern[str]:
@@ -210,22 +212,22 @@ def _add(results: dict[str, Tensor], more: Mapping[str, Tensor]) -> None:
 
 
 def make_converters(rows: Iterable[WeightConversion]) -> list[WeightConverter]:
-    """Converters from data.
+    """Return converters made from data.
 
     Args:
         rows: As in `quark.config.architecture.Architecture.weight_converters`.
 
     Raises:
-        ConfigError: (a ValueError) An operation is not known.
+        ConfigError: (a ValueError) There is no operation of a name.
     """
     return [
-        WeightConverter(source, list(targets), [_operation(name, *settings) for name, *settings in steps])
-        for source, targets, steps in rows
+        WeightConverter(source, list(targets), [_operation(name, *settings) for name, *settings in operations])
+        for source, targets, operations in rows
     ]
 
 
 def _operation(name: object, *settings: object) -> ConversionOps:
     if name not in OPERATIONS:
-        raise ConfigError(f"there is no conversion step '{name}': use one of {', '.join(OPERATIONS)}")
-    made: ConversionOps = OPERATIONS[str(name)](*settings)
-    return made
+        raise ConfigError(f"there is no conversion operation '{name}': use one of {', '.join(OPERATIONS)}")
+    operation: ConversionOps = OPERATIONS[str(name)](*settings)
+    return operation
