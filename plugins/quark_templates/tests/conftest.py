@@ -10,7 +10,7 @@ from torch import nn
 
 import quark
 from quark.config.architecture import Architecture
-from quark_templates.plugin import FAMILIES
+from quark_templates.plugin import DENSE
 
 SIZES = {
     "vocab_size": 64,
@@ -49,6 +49,6 @@ def tiny_model(model_type: str) -> nn.Module:
     return model
 
 
-@pytest.fixture(params=sorted(FAMILIES))
+@pytest.fixture(params=sorted(DENSE))
 def family(request: pytest.FixtureRequest) -> tuple[nn.Module, Architecture]:
     return tiny_model(request.param), quark.templates().load(request.param, "architecture")

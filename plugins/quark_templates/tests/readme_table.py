@@ -21,7 +21,7 @@ def tables() -> dict[str, dict[str, TemplateRecord]]:
 
 def checked_on() -> dict[str, str]:
     """What the facts of each model type are checked on, the documented ones without facts included."""
-    there = {model_type: SKELETON if name == "REMOTE" else OWN_CODE for name, table in tables().items() for model_type in table}
+    there = {model_type: SKELETON if name == "REMOTE_CODE" else OWN_CODE for name, table in tables().items() for model_type in table}
     return dict.fromkeys(DOCUMENTED, MISSING) | there
 
 

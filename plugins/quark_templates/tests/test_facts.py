@@ -15,7 +15,7 @@ from torch import nn
 import quark
 from quark.config.architecture import Architecture
 from quark.modules import counts_as
-from quark_templates.plugin import FAMILIES
+from quark_templates.plugin import DENSE
 
 DOCUMENTED = json.loads((Path(__file__).parent / "documented_templates.json").read_text(encoding="utf-8"))
 IDS = torch.arange(3, 11).unsqueeze(0)
@@ -53,7 +53,7 @@ def inputs_and_outputs(
 
 
 def test_each_family_is_listed_as_a_template() -> None:
-    assert set(FAMILIES) <= set(quark.templates().names())
+    assert set(DENSE) <= set(quark.templates().names())
 
 
 def test_the_name_of_a_family_is_its_model_type(family: tuple[nn.Module, Architecture]) -> None:

@@ -19,7 +19,7 @@ import quark
 from quark.config.architecture import Architecture
 from quark.modules import QuantizedLayer
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
-from quark_templates.plugin import REMOTE
+from quark_templates.plugin import REMOTE_CODE
 
 from .skeletons import SKELETONS
 from .skeletons.parts import Attending, Skeleton
@@ -30,7 +30,7 @@ RETIRED = {"*.gate.linear"}
 """Documented patterns for wrappers of routers that older releases put in."""
 
 
-@pytest.fixture(params=sorted(REMOTE))
+@pytest.fixture(params=sorted(REMOTE_CODE))
 def family(request: pytest.FixtureRequest) -> tuple[Skeleton, Architecture]:
     return skeleton(request.param), quark.templates().load(request.param, "architecture")
 
@@ -75,7 +75,7 @@ def watched(model: nn.Module, modules: Iterable[nn.Module]) -> tuple[dict[nn.Mod
 
 
 def test_there_is_a_skeleton_of_every_such_family() -> None:
-    assert set(SKELETONS) == set(REMOTE) == set(DOCUMENTED)
+    assert set(SKELETONS) == set(REMOTE_CODE) == set(DOCUMENTED)
 
 
 def test_documented_fields_are_as_documented(family: tuple[Skeleton, Architecture]) -> None:

@@ -15,7 +15,7 @@ def _records(*rows: tuple[str, str, str]) -> dict[str, TemplateRecord]:
     return {name: TemplateRecord(name=name, summary=summary, architecture=reference) for name, summary, reference in rows}
 
 
-FAMILIES = _records(
+DENSE = _records(
     ("llama", "Llama 1 to 3, SmolLM2, TinyLlama and other models of that form", "quark_templates.llama:LLAMA"),
     ("mistral", "Mistral 7B and its relatives", "quark_templates.mistral:MISTRAL"),
     ("qwen2", "Qwen2 and Qwen2.5", "quark_templates.qwen:QWEN2"),
@@ -76,7 +76,7 @@ MIXTURES = _records(
 )
 """Families of mixtures of experts."""
 
-REMOTE = _records(
+REMOTE_CODE = _records(
     ("chatglm", "ChatGLM2, ChatGLM3 and GLM-4-9B", "quark_templates.glm:CHATGLM"),
     ("deepseek", "DeepSeek-MoE, the first", "quark_templates.deepseek:DEEPSEEK"),
     ("deepseek_vl_v2", "DeepSeek-OCR", "quark_templates.deepseek:DEEPSEEK_VL_V2"),
@@ -128,5 +128,5 @@ TEXT_PARTS = _records(
 @hookimpl
 def quark_register_templates() -> Iterator[TemplateRecord]:
     """Yield one record per family."""
-    for group in (FAMILIES, MIXTURES, REMOTE, CONVOLUTIONAL, MULTIMODAL, OWN_FORMS, TEXT_PARTS):
+    for group in (DENSE, MIXTURES, REMOTE_CODE, CONVOLUTIONAL, MULTIMODAL, OWN_FORMS, TEXT_PARTS):
         yield from group.values()

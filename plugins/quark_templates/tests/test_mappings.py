@@ -1,4 +1,4 @@
-"""What algorithms derive from the facts of a family holds on a tiny model of it: scales move without a change, inputs are shared."""
+"""Mappings and input groups that algorithms derive from an architecture, on a tiny model of every family, in float64."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from quark_algos.mappings.mapping import LayerMapping, mappings_of, of_experts, 
 from .whole_models import ALL, batch_for, blocks_of, distance, each_block, facts_of, heads_of, logits, named_by, weights_of, whole_model
 
 TOLERANCE = 1e-9
-"""Far above the rounding of float64 in two blocks, far below what a scale does."""
+"""Far above float64 rounding in two blocks, far below the effect of a scale."""
 
 
 def scale_rows(module: nn.Module, rows: slice | Tensor, by: Tensor, offset: float = 0.0) -> None:
-    """Multiply output channels."""
+    """Multiply output channels of ``module``; ``offset`` is 1 for norms that multiply by ``1 + weight``."""
     with torch.no_grad():
         weight = weights_of(module)
         factor = by if weight.ndim == 1 else by[:, None]
@@ -25,35 +25,37 @@ def scale_rows(module: nn.Module, rows: slice | Tensor, by: Tensor, offset: floa
             module.bias[rows] *= by  # type: ignore[operator]
 
 
-def value_rows(site: LayerMapping, outputs: int, columns: int, heads: int) -> tuple[Tensor, int]:
-    """Indices of the rows that hold values or an MLP's values, and to how many heads each of them goes."""
-    if site.kind == "mlp_value":
-        return torch.arange(0 if site.rows == "all" else outputs - columns, outputs), 1
-    if site.rows == "last_of_each_head":
-        each, wanted = outputs // heads, columns // heads
-        return torch.arange(outputs).view(heads, each)[:, each - wanted :].flatten(), 1
-    held = outputs if site.rows == "all" else (outputs - columns) // 2  # before them: queries, as many as columns, and keys
-    return torch.arange(outputs - held, outputs), columns // held
+def value_rows(mapping: LayerMapping, outputs: int, columns: int, heads: int) -> tuple[Tensor, int]:
+    """Return the indices of the rows that are values, of attention or of an MLP, and how many query heads read each of them."""
+    if mapping.kind == "mlp_value":
+        return torch.arange(0 if mapping.rows == "all" else outputs - columns, outputs), 1
+    if mapping.rows == "last_of_each_head":
+        per_head, values = outputs // heads, columns // heads
+        return torch.arange(outputs).view(heads, per_head)[:, per_head - values :].flatten(), 1
+    values = outputs if mapping.rows == "all" else (outputs - columns) // 2  # before them: queries, as many as columns, and keys
+    return torch.arange(outputs - values, outputs), columns // values
 
 
-def pairs(site: LayerMapping, prev: list[str], layers: list[list[str]]) -> list[tuple[str, list[str]]]:
-    """What is scaled, with its own readers: expert by expert where there is a star in both."""
-    if "*" not in site.prev:
+def pairs(mapping: LayerMapping, prev: list[str], layers: list[list[str]]) -> list[tuple[str, list[str]]]:
+    """Return each scaled module with its balance layers: expert by expert where both names have a star."""
+    if "*" not in mapping.prev:
         return [(prev[0], [name for found in layers for name in found])]
     return list(zip(prev, ([name] for found in layers for name in found), strict=True))
 
 
-def move_scale(site: LayerMapping, block: nn.Module, prev: str, readers: list[str], facts: Architecture, heads: int, *, undo: bool) -> None:
-    """Divide what ``prev`` puts out, or multiply what its readers take by the same."""
+def move_scale(
+    mapping: LayerMapping, block: nn.Module, prev: str, readers: list[str], facts: Architecture, heads: int, *, undo: bool
+) -> None:
+    """Divide the output of ``prev`` by a scale, or (``undo``) multiply the input columns of its readers by the same scale."""
     source, targets = block.get_submodule(prev), [block.get_submodule(name) for name in readers]
     generator = torch.Generator().manual_seed(len(prev))
-    if "norm" in site.kind:
+    if "norm" in mapping.kind:
         rows, repeats = torch.arange(weights_of(source).shape[0]), 1
     else:
-        rows, repeats = value_rows(site, weights_of(source).shape[0], weights_of(targets[0]).shape[1], heads)
+        rows, repeats = value_rows(mapping, weights_of(source).shape[0], weights_of(targets[0]).shape[1], heads)
     scale = torch.rand(len(rows), generator=generator, dtype=torch.float64) * 1.5 + 0.5
     if not undo:
-        unit = facts.norm_has_unit_offset and "norm" in site.kind
+        unit = facts.norm_has_unit_offset and "norm" in mapping.kind
         scale_rows(source, rows, 1 / scale, 1.0 if unit else 0.0)
         return
     spread = scale.view(-1, weights_of(targets[0]).shape[1] // heads).repeat_interleave(repeats, 0).flatten() if repeats > 1 else scale
@@ -63,27 +65,27 @@ def move_scale(site: LayerMapping, block: nn.Module, prev: str, readers: list[st
 
 
 @pytest.mark.parametrize("model_type", ALL)
-def test_a_scale_moves_at_every_site_without_a_change_of_the_logits(model_type: str) -> None:
+def test_moving_a_scale_in_every_mapping_keeps_the_logits(model_type: str) -> None:
     model, facts = whole_model(model_type), facts_of(model_type)
     batch, heads = batch_for(model_type, model), heads_of(model)
     expected = logits(model, batch)
-    for site in mappings_of(facts):
+    for mapping in mappings_of(facts):
         places = [
             (block, prev, readers)
-            for block, (found, *layers) in each_block(model, facts, (site.prev, *site.layers))
-            for prev, readers in pairs(site, found, layers)
+            for block, (found, *layers) in each_block(model, facts, (mapping.prev, *mapping.layers))
+            for prev, readers in pairs(mapping, found, layers)
         ]
-        assert places, f"{site} holds in no block"
+        assert places, f"{mapping} holds in no block"
         for block, prev, readers in places:
-            move_scale(site, block, prev, readers, facts, heads, undo=False)
-        assert distance(logits(model, batch), expected) > 1e-6, f"{site}: nobody reads it"
+            move_scale(mapping, block, prev, readers, facts, heads, undo=False)
+        assert distance(logits(model, batch), expected) > 1e-6, f"{mapping}: no layer reads it"
         for block, prev, readers in places:
-            move_scale(site, block, prev, readers, facts, heads, undo=True)
-        assert distance(logits(model, batch), expected) < TOLERANCE, site
+            move_scale(mapping, block, prev, readers, facts, heads, undo=True)
+        assert distance(logits(model, batch), expected) < TOLERANCE, mapping
 
 
 @pytest.mark.parametrize("model_type", ALL)
-def test_projections_listed_together_receive_the_same_tensor(model_type: str) -> None:
+def test_layers_of_an_input_group_receive_the_same_tensor(model_type: str) -> None:
     model, facts = whole_model(model_type), facts_of(model_type)
     groups = [*readers_of_attention_norm(facts), facts.mlp_inputs]
     watched: list[list[nn.Module]] = []
