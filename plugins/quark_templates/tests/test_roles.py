@@ -35,7 +35,7 @@ def named_and_inferred(model_type: str) -> tuple[dict[str, set[str]], dict[str, 
 
 
 @pytest.mark.parametrize("model_type", ALL)
-def test_projections_are_those_that_names_show(model_type: str) -> None:
+def test_query_key_and_value_projections(model_type: str) -> None:
     named, shown = named_and_inferred(model_type)
     if model_type in LATENT:
         assert named["query_projections"] == {"self_attn.q_b_proj"} < shown["query_projections"]
@@ -45,7 +45,7 @@ def test_projections_are_those_that_names_show(model_type: str) -> None:
 
 
 @pytest.mark.parametrize("model_type", ALL)
-def test_norms_of_keys_are_those_that_names_show(model_type: str) -> None:
+def test_key_norms(model_type: str) -> None:
     named, shown = named_and_inferred(model_type)
     if model_type in OPTIONAL_NORMS:
         assert shown["key_norms"] == set() < named["key_norms"]

@@ -83,7 +83,7 @@ def saved(model_type: str, directory: Path) -> tuple[dict[str, Tensor], dict[str
 
 
 @pytest.mark.parametrize("model_type", FUSED)
-def test_converters_give_the_weights_that_the_model_has_and_undo_it(model_type: str, tmp_path: Path) -> None:
+def test_converters_give_the_separate_experts_of_the_model_and_can_be_reversed(model_type: str, tmp_path: Path) -> None:
     stored, experts = saved(model_type, tmp_path)
     converters = converters_of(model_type)
     converted = apply_converters(stored, converters)
@@ -99,7 +99,7 @@ def test_converters_give_the_weights_that_the_model_has_and_undo_it(model_type: 
 
 
 @pytest.mark.parametrize("model_type", FUSED)
-def test_a_checkpoint_that_was_converted_there_and_back_is_the_same_model(model_type: str, tmp_path: Path) -> None:
+def test_a_checkpoint_converted_and_reversed_is_the_same_model(model_type: str, tmp_path: Path) -> None:
     stored, _ = saved(model_type, tmp_path)
     converters = converters_of(model_type)
     back = revert_converters(apply_converters(stored, converters), converters)
