@@ -119,8 +119,8 @@ def test_what_shares_a_global_scale_is_what_the_architecture_names(template: LLM
 
     separate = {"query_projections": "attn.wq", "key_projections": ("attn.wk", "cross.wk"), "value_projections": "attn.wv"}
     assert groups(**separate) == [["wq", "wk", "wv"], ["w1", "w3"]]
-    assert groups(**separate | {"key_projections": ()}) == [["w1", "w3"]]
-    assert groups() == [["q_proj", "k_proj", "v_proj"], ["w1", "w3"]]
+    for facts in ({}, separate | {"key_projections": ()}):
+        assert groups(**facts) == [["q_proj", "k_proj", "v_proj"], ["w1", "w3"]]
 
 
 def test_algorithms_keep_their_order_and_are_known_in_any_case_and_by_alias(template: LLMTemplate) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
 
 import attrs
@@ -30,7 +30,7 @@ from quark.templates.algorithms import (
 from quark.templates.schemes import QuantizationScheme, QuantizationSchemeCollection, scheme_part
 
 _QKV = ("q_proj", "k_proj", "v_proj")
-"""AMD Quark's names of the projections of attention, for templates that do not name theirs."""
+"""AMD Quark's group of attention projections that share a global scale, for families that do not state three of their own."""
 _CONFIG_SUFFIX = "_config"
 
 
@@ -271,19 +271,11 @@ class LLMTemplate:
 
     def _scale_groups(self) -> list[list[str]]:
         """Suffixes of layers that share a global scale where the scheme says so: queries, keys and values; gate and up."""
-        return [*self._attention_group(), list(self.gate_up_layers_name)]
-
-    def _attention_group(self) -> Iterator[list[str]]:
-        """Suffixes of query, key and value projections, if they are layers of their own."""
         facts = self.architecture
-        roles = [] if facts is None else [facts.query_projections, facts.key_projections, facts.value_projections]
-        stated = [names for names in roles if names is not None]
-        if len(stated) < 3:
-            yield list(_QKV)
-            return
-        suffixes = [{name.rpartition(".")[2] for name in names} for names in stated]
-        if all(len(names) == 1 for names in suffixes):
-            yield [name for names in suffixes for name in names]
+        roles = () if facts is None else (facts.query_projections, facts.key_projections, facts.value_projections)
+        suffixes = [{name.rpartition(".")[2] for name in names or ()} for names in roles]
+        is_stated = bool(suffixes) and all(len(names) == 1 for names in suffixes)
+        return [[name for names in suffixes for name in names] if is_stated else list(_QKV), list(self.gate_up_layers_name)]
 
     def _with_attention(self, config: QConfig, kv_cache_scheme: str | None, attention_scheme: str | None) -> QConfig:
         """The configuration, with these schemes of the cache and of attention."""
