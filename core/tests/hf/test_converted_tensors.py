@@ -82,3 +82,9 @@ def test_results_without_a_place_and_incomplete_sources_are_refused(tmp_path: Pa
 def test_a_result_that_the_checkpoint_has_already_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"makes 'a\.q\.weight', which .* has already"):
         opened(STORED | {"a.q.weight": torch.ones(2, 2)}, [QKV], {"a.q.weight", "a.k.weight", "a.o.weight"}, tmp_path)
+
+
+def test_a_converter_that_does_not_fit_is_refused_with_the_names_of_the_tensors(tmp_path: Path) -> None:
+    uneven = WeightConverter("qkv.weight", ["q.weight", "k.weight", "v.weight"], [Chunk()])
+    with pytest.raises(ConfigError, match=r"cannot convert a\.qkv\.weight .* into 3 parts"):
+        opened(STORED, [uneven], {"a.o.weight"}, tmp_path)

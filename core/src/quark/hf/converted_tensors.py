@@ -70,7 +70,7 @@ class ConvertedTensors:
         self._conversion_of: dict[str, Conversion] = {}
         self.meta: dict[str, Tensor] = {name: tensor for name, tensor in stored.items() if name not in converted}
         for conversion in applied:
-            for name, tensor in conversion.make(stored).items():
+            for name, tensor in _shapes(conversion, stored, directory).items():
                 if name in self.meta:
                     raise ConfigError(f"{conversion.converter} makes '{name}', which '{directory}' has already: leave the converter out")
                 if not has_place(name):
@@ -95,7 +95,7 @@ class ConvertedTensors:
         """
         with ExitStack() as stack:
             files: dict[Path, Any] = {}
-            converted: dict[str, Tensor] = {}  # made together with one that was asked for, until they are asked for too
+            converted: dict[str, Tensor] = {}  # results of conversions that have not been read yet
 
             def stored(name: str) -> Tensor:
                 path = self._file_of[name]
@@ -116,6 +116,19 @@ class ConvertedTensors:
                 return converted.pop(name)
 
             yield read
+
+
+def _shapes(conversion: Conversion, stored: Mapping[str, Tensor], directory: Path) -> dict[str, Tensor]:
+    """Return what a conversion makes of meta tensors; an error names converter and tensors."""
+    try:
+        return conversion.make(stored)
+    except (RuntimeError, ValueError, IndexError, KeyError) as error:
+        if isinstance(error, CheckpointError):
+            raise
+        raise ConfigError(
+            f"{conversion.converter} cannot convert {folded(conversion.sources)} of '{directory}' ({error}): correct its operations, or leave "
+            "it out"
+        ) from error
 
 
 def _fits_as_stored(conversion: Conversion, has_place: Callable[[str], bool]) -> bool:
