@@ -123,11 +123,9 @@ def _shapes(conversion: Conversion, stored: Mapping[str, Tensor], directory: Pat
     try:
         return conversion.make(stored)
     except (RuntimeError, ValueError, IndexError, KeyError) as error:
-        if isinstance(error, CheckpointError):
-            raise
         raise ConfigError(
-            f"{conversion.converter} cannot convert {folded(conversion.sources)} of '{directory}' ({error}): correct its operations, or leave "
-            "it out"
+            f"{conversion.converter} cannot convert {folded(conversion.sources)} of '{directory}' ({error}): correct its operations, or "
+            "leave it out"
         ) from error
 
 
