@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
+import pkgutil
 import subprocess
 import sys
 
 import pytest
+
+import quark_templates
+from quark.config.architecture import Architecture
+from quark_templates.plugin import quark_register_templates
 
 _LOADED = """
 import sys
@@ -23,3 +29,15 @@ print(loaded(), "torch" in sys.modules)
 def test_listing_imports_no_lineage_and_loading_a_template_imports_its_own_without_torch(model_type: str, lineage: str) -> None:
     run = subprocess.run([sys.executable, "-c", _LOADED % model_type], capture_output=True, text=True, check=True)
     assert run.stdout.splitlines() == ["[]", f"{sorted(['bases', lineage])} False"]
+
+
+def test_every_architecture_of_a_lineage_is_registered_under_its_model_type_and_bases_are_not() -> None:
+    modules = {m.name: importlib.import_module(f"quark_templates.{m.name}") for m in pkgutil.iter_modules(quark_templates.__path__)}
+    written = {
+        f"{module.__name__}:{name}": value.model_type
+        for module in modules.values()
+        for name, value in vars(module).items()
+        if isinstance(value, Architecture) and value.model_type
+    }
+    assert {str(record.architecture): record.name for record in quark_register_templates()} == written
+    assert {v.model_type for v in vars(modules["bases"]).values() if isinstance(v, Architecture)} == {""}
