@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,11 @@ from quark.checkpoint.destination import refuse_used_directory
 from quark.checkpoint.export import exporter_of, exporting
 from quark.checkpoint.exporter import Exporter, ExportOptions, StreamingExporter
 from quark.config.model import QConfig
-from quark.hf.loading import load_model, skeleton, torch_device, torch_dtype
+from quark.hf.loading import skeleton, torch_device, torch_dtype
 from quark.hf.shards import check_shards
 from quark.hf.stored_tensors import StoredTensors
+from quark.hf.weight_converters import WeightConverter
+from quark.planning.family import weight_converters_of
 from quark.planning.plan import QuantPlan
 from quark.plugins.attribution import attributed, origin
 from quark.runs.run import algorithms_of, prepared
@@ -32,6 +34,7 @@ def quantize_checkpoint(
     dtype: str = "auto",
     exporter: str = "safetensors",
     options: ExportOptions | None = None,
+    weight_converters: Sequence[WeightConverter] | None = None,
 ) -> QuantPlan:
     """Quantize a checkpoint. The result is what loading, `ModelQuantizer.quantize_model` and an export give, byte for byte.
 
@@ -47,6 +50,9 @@ def quantize_checkpoint(
         dtype: Of the float model: a key of float32, bfloat16, float16; ``auto`` takes what the checkpoint says.
         exporter: Name of an exporter.
         options: Of the export, those of the exporter's own among them.
+        weight_converters: What stored tensors become before they are the model's, such as one fused matrix of queries, keys and values
+            that the model has as three; None takes those of the model's template. A converter whose sources the model has a place for is
+            not applied (`quark.hf.converted_tensors`).
 
     Returns:
         What was done to each layer.
@@ -67,27 +73,32 @@ def quantize_checkpoint(
     options = options or ExportOptions()
     refuse_used_directory(Path(out), overwrite=options.overwrite)
     writer = exporter_of(exporter, options)
+    tensors = _opened(Path(source), device, dtype, weight_converters)
     if isinstance(writer, StreamingExporter) and all(t.works_by_block for t in algorithms_of(config).transforms):
-        return _streamed(Path(source), Path(out), config, data, device, dtype, (exporter, writer), options)
-    return _whole(Path(source), Path(out), config, data, device, dtype, (exporter, writer), options)
+        return _streamed(tensors, Path(out), config, data, (exporter, writer), options)
+    return _whole(tensors, Path(out), config, data, (exporter, writer), options)
 
 
-def _streamed(
-    source: Path,
-    out: Path,
-    config: QConfig,
-    data: Iterable[Any] | None,
-    device: str,
-    dtype: str,
-    exporter: tuple[str, StreamingExporter],
-    options: ExportOptions,
-) -> QuantPlan:
+def _opened(source: Path, device: str, dtype: str, converters: Sequence[WeightConverter] | None) -> CheckpointSource:
+    """Return the checkpoint with its model on the meta device; nothing has been read but headers."""
     torch_dtype(dtype)
     shards = check_shards(source)
     target = torch_device(device)
     model = skeleton(source, dtype, target)
-    tensors = CheckpointSource(model, StoredTensors(model, shards, source), target)
-    job = prepared(model, config, data, target)
+    converters = weight_converters_of(model) if converters is None else converters
+    return CheckpointSource(model, StoredTensors(model, shards, source, converters), target)
+
+
+def _streamed(
+    tensors: CheckpointSource,
+    out: Path,
+    config: QConfig,
+    data: Iterable[Any] | None,
+    exporter: tuple[str, StreamingExporter],
+    options: ExportOptions,
+) -> QuantPlan:
+    model = tensors.model
+    job = prepared(model, config, data, tensors.device)
     tensors.prepare(job.plan)
     model.quark_plan = job.plan  # type: ignore[assignment]
     name, writer = exporter
@@ -99,17 +110,16 @@ def _streamed(
 
 
 def _whole(
-    source: Path,
+    tensors: CheckpointSource,
     out: Path,
     config: QConfig,
     data: Iterable[Any] | None,
-    device: str,
-    dtype: str,
     exporter: tuple[str, Exporter],
     options: ExportOptions,
 ) -> QuantPlan:
-    model = load_model(source, dtype, device)
-    job = prepared(model, config, data, torch_device(device))
+    model = tensors.model
+    tensors.load_all()
+    job = prepared(model, config, data, tensors.device)
     refuse_non_finite(model, job.plan.quantized)
     job.run(model, InPlaceSink(model))
     name, writer = exporter

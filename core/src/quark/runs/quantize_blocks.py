@@ -15,13 +15,14 @@ from quark.calibration.batches import Call
 from quark.calibration.block_rounding import BlockRounding, InputGroups, round_to_nearest
 from quark.calibration.block_transforms import BlockTransforms
 from quark.calibration.lockstep import LockStep, without_cache
-from quark.calibration.observation import counting, expert_layers_among
+from quark.calibration.observation import counting
 from quark.calibration.report import CalibrationReport
 from quark.calibration.two_passes import TwoPasses
 from quark.modules import QuantizedLayer, quantized_class
 from quark.modules.experts import showing_all
 from quark.planning.decoder_blocks import Block, decoder_blocks
 from quark.planning.family import text_config
+from quark.planning.mixtures import ExpertNames
 from quark.planning.plan import PlanRow, QuantPlan
 from quark.runs.memory import FreedMemory
 from quark.runs.sink import BlockSink
@@ -110,7 +111,7 @@ def _run_calibrated(
                 work.transform(steps, i, block, rows)
                 made = work.made(rows)
                 scales = work.scales(made, block)
-                with counting(model, expert_layers_among(made)) as tokens:
+                with counting(model, ExpertNames(plan.architecture).among(made)) as tokens:
                     work.lead(steps, i, block, made, scales)
                 work.report.count(tokens)
                 work.finish(made, scales)
