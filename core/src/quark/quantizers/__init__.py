@@ -5,6 +5,7 @@ from quark.quantizers.finite import cast_finite
 from quark.quantizers.granularity import Granularity, PerBlock, PerChannel, PerGroup, PerTensor, PerToken, granularity_of
 from quark.quantizers.number_format import NumberFormat
 from quark.quantizers.observer import Observer
+from quark.quantizers.packing import Packing
 from quark.quantizers.qparams import QParams
 from quark.quantizers.single_level import TILE_ELEMENTS
 from quark.quantizers.tensor_quantizer import TensorQuantizer
@@ -16,6 +17,7 @@ __all__ = [
     "GroupScales",
     "NumberFormat",
     "Observer",
+    "Packing",
     "PerBlock",
     "PerChannel",
     "PerGroup",

@@ -38,7 +38,7 @@ def packed_dtype(dtype: Dtype | str) -> torch.dtype:
     """In which torch dtype a checkpoint holds codes of that format; raises as `number_format`."""
     found = number_format(dtype)
     codes = torch.empty(_EXAMPLE, _EXAMPLE, dtype=found.storage_dtype, device="meta")
-    return found.pack(codes, PerGroup(_EXAMPLE), "order").dtype
+    return found.packing.pack(codes, PerGroup(_EXAMPLE), "order").dtype
 
 
 def canonicalize(spec: TensorSpec) -> tuple[QTensorConfig, ...]:

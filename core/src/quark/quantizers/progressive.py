@@ -106,7 +106,7 @@ class ProgressiveQuantizer:
         return self.second.dequantize(codes, second).mul_(first.scale)
 
     def pack(self, codes: Tensor, qparams: QParams, *, order: str = "reorder") -> dict[str, Tensor]:
-        return {"": self.second.format.pack(codes, self.granularity, order), **self.pack_qparams(qparams, order=order)}
+        return {"": self.second.format.packing.pack(codes, self.granularity, order), **self.pack_qparams(qparams, order=order)}
 
     def pack_qparams(self, qparams: QParams, *, order: str = "reorder") -> dict[str, Tensor]:
         first, second = _parted(qparams)
@@ -114,7 +114,7 @@ class ProgressiveQuantizer:
         return {"scale": first.scale, **{f"{suffix}_2": tensor for suffix, tensor in stored.items()}}
 
     def unpack(self, tensors: dict[str, Tensor], shape: tuple[int, ...], *, order: str = "reorder") -> tuple[Tensor, QParams]:
-        codes = self.second.format.unpack(tensors[""], self.granularity, order, shape)
+        codes = self.second.format.packing.unpack(tensors[""], self.granularity, order, shape)
         return codes, self.unpack_qparams(tensors, shape, order=order)
 
     def unpack_qparams(self, tensors: dict[str, Tensor], shape: tuple[int, ...], *, order: str = "reorder") -> QParams:

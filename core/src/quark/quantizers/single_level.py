@@ -137,17 +137,19 @@ class SingleLevelQuantizer:
         return self._home(target, result)
 
     def pack(self, codes: Tensor, qparams: QParams, *, order: str = "reorder") -> dict[str, Tensor]:
-        return {"": self.format.pack(codes, self.granularity, order), **self.pack_qparams(qparams, order=order)}
+        return {"": self.format.packing.pack(codes, self.granularity, order), **self.pack_qparams(qparams, order=order)}
 
     def pack_qparams(self, qparams: QParams, *, order: str = "reorder") -> dict[str, Tensor]:
-        return self.format.pack_qparams(qparams, self.spec, self.granularity, order)
+        return {} if self.is_float else self.format.packing.pack_qparams(qparams, self.spec, self.granularity, order)
 
     def unpack(self, tensors: dict[str, Tensor], shape: tuple[int, ...], *, order: str = "reorder") -> tuple[Tensor, QParams]:
-        codes = self.format.unpack(tensors[""], self.granularity, order, shape)
+        codes = self.format.packing.unpack(tensors[""], self.granularity, order, shape)
         return codes, self.unpack_qparams(tensors, shape, order=order)
 
     def unpack_qparams(self, tensors: dict[str, Tensor], shape: tuple[int, ...], *, order: str = "reorder") -> QParams:
-        return self.format.unpack_qparams(tensors, self.spec, self.granularity, order, shape)
+        if self.is_float:
+            return QParams(torch.ones(()))
+        return self.format.packing.unpack_qparams(tensors, self.spec, self.granularity, order, shape)
 
     def empty_qparams(self, shape: tuple[int, ...], device: str) -> QParams:
         zeros = torch.zeros(self.granularity.scale_shape(shape), dtype=torch.float32, device=device)

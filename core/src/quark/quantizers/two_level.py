@@ -115,7 +115,7 @@ class TwoLevelQuantizer:
         return self.blocks.dequantize(codes, qparams)
 
     def pack(self, codes: Tensor, qparams: QParams, *, order: str = "reorder") -> dict[str, Tensor]:
-        return {"": self.blocks.format.pack(codes, self.granularity, order), **self.pack_qparams(qparams, order=order)}
+        return {"": self.blocks.format.packing.pack(codes, self.granularity, order), **self.pack_qparams(qparams, order=order)}
 
     def pack_qparams(self, qparams: QParams, *, order: str = "reorder") -> dict[str, Tensor]:
         if qparams.outer_scale is None:
@@ -124,7 +124,7 @@ class TwoLevelQuantizer:
         return {**self.blocks.pack_qparams(encoded, order=order), "scale_2": qparams.outer_scale}
 
     def unpack(self, tensors: dict[str, Tensor], shape: tuple[int, ...], *, order: str = "reorder") -> tuple[Tensor, QParams]:
-        codes = self.blocks.format.unpack(tensors[""], self.granularity, order, shape)
+        codes = self.blocks.format.packing.unpack(tensors[""], self.granularity, order, shape)
         return codes, self.unpack_qparams(tensors, shape, order=order)
 
     def unpack_qparams(self, tensors: dict[str, Tensor], shape: tuple[int, ...], *, order: str = "reorder") -> QParams:

@@ -20,9 +20,11 @@ from torch import Tensor
 
 from quark.config.enums import Dtype
 from quark.errors import ConfigError, UnsupportedError
-from quark_schemes.formats.scales import SMALLEST_SCALE, decode_e8m0, shared_exponent_scale
-from quark_schemes.formats.small_float import E2M1, E2M3, E3M2, E4M3, E5M2, FloatShape, decode_small, encode_small, round_small_
-from quark_schemes.packing import pack_six, pack_two, unpack_six, unpack_two
+from quark_schemes.arithmetic.bits import pack_six, pack_two, unpack_six, unpack_two
+from quark_schemes.arithmetic.float_shapes import E2M1, E2M3, E3M2, E4M3, E5M2, FloatShape
+from quark_schemes.arithmetic.shared_exponent import decode_e8m0, shared_exponent_scale
+from quark_schemes.arithmetic.small_float import decode_small, encode_small, round_small_
+from quark_schemes.scale_formats import SMALLEST_SCALE
 
 _BLOCK = 32
 _PACKED: dict[str, FloatShape] = {"fp4": E2M1, "fp6_e2m3": E2M3, "fp6_e3m2": E3M2}
@@ -65,7 +67,7 @@ def qdq_mxfp4(x: Tensor, scale_calculation_mode: str = "even") -> Tensor:
 
     Args:
         x: Any float dtype and rank.
-        scale_calculation_mode: See `quark_schemes.formats.scales.shared_exponent_scale`.
+        scale_calculation_mode: See `quark_schemes.arithmetic.shared_exponent.shared_exponent_scale`.
 
     Raises:
         ConfigError: The mode is unknown.

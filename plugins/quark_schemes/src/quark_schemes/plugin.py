@@ -8,7 +8,7 @@ from typing import Any
 from quark.plugins import FormatRecord, ObserverRecord, SchemeRecord, hookimpl
 
 _SPECS = "quark_schemes.specs:"
-_CLASSES = "quark_schemes.scheme_classes:"
+_CLASSES = "quark_schemes.schemes.classes:"
 _EMULATION = {
     f"quark.torch.{module}:{name}": f"quark_schemes.emulation:{name}"
     for module, names in {
@@ -63,7 +63,7 @@ def quark_register_formats() -> Iterator[FormatRecord]:
     yield _minifloat("fp8_e4m3", 8, "FP8 E4M3 (OCP, finite only): ±448", *e4m3)
     yield _minifloat("fp8_e5m2", 8, "FP8 E5M2 (OCP): ±57344", *e5m2)
     yield _minifloat("fp8_e5m3", 8, "unsigned FP8 E5M3, for scales: up to 114688", "FP8E5M3PerTensorSpec")
-    e8m0 = "quark_schemes.formats.power_of_two:FP8_E8M0"
+    e8m0 = "quark_schemes.formats.e8m0:FP8_E8M0"
     yield FormatRecord(name="fp8_e8m0", summary="powers of two, for scales", bits=8, format=e8m0, aliases=("e8m0",))
     yield _minifloat("fp6_e3m2", 6, "FP6 E3M2: ±28", "FP6E3M2PerGroupSpec", "OCP_MXFP6E3M2Spec")
     yield _minifloat("fp6_e2m3", 6, "FP6 E2M3: ±7.5", "FP6E2M3PerGroupSpec", "OCP_MXFP6E2M3Spec")
@@ -109,13 +109,13 @@ def quark_register_observers() -> Iterator[ObserverRecord]:
     yield _observer("per_channel_mse", "PerChannelMSEObserver", "mse", "least squared error, a range for each channel of a weight")
     yield _observer("per_group_mse", "PerGroupMSEObserver", "mse", "least squared error, a range for each group of a weight")
     narrowest = "of the narrowest ranges for given shares of the values, that of least squared error"
-    yield _observer("per_tensor_histogram", "PerTensorHistogramObserver", "narrowing", narrowest)
+    yield _observer("per_tensor_histogram", "PerTensorHistogramObserver", "histogram_ranges", narrowest)
     pairs = "of all ranges from bin to bin, that of least expected squared error; integers"
-    yield _observer("per_tensor_histogram_pro", "PerTensorHistogramObserverPro", "narrowing", pairs)
+    yield _observer("per_tensor_histogram_pro", "PerTensorHistogramObserverPro", "histogram_ranges", pairs)
     for name, title in (("per_tensor", "PerTensor"), ("per_channel", "PerChannel")):
         nearest, best = "the power of two nearest to the min-max scale", "of five powers of two, that of least squared error"
-        yield _observer(f"{name}_pow2_min_max", f"{title}PowOf2MinMaxObserver", "power_of_two", nearest)
-        yield _observer(f"{name}_pow2_min_mse", f"{title}PowOf2MinMSEObserver", "power_of_two", best)
+        yield _observer(f"{name}_pow2_min_max", f"{title}PowOf2MinMaxObserver", "power_of_two_scales", nearest)
+        yield _observer(f"{name}_pow2_min_mse", f"{title}PowOf2MinMSEObserver", "power_of_two_scales", best)
 
 
 _EVERYWHERE = ("transformers", "vLLM (CPU, CUDA, ROCm)")
@@ -135,7 +135,7 @@ def quark_register_schemes() -> Iterator[SchemeRecord]:
     """The named schemes."""
     yield from _integer_schemes()
     yield from _float_schemes()
-    yield from _two_stage_schemes()
+    yield from _two_level_schemes()
     yield _scheme("bfp16", "block_float", "BFP16 weights and activations, blocks of 8", _TRANSFORMERS, "BFP16Scheme")
     yield _scheme("mx6", "block_float", "MX6 weights and activations; option block_size (16)", _TRANSFORMERS, "MX6Scheme")
     yield _scheme("mx9", "block_float", "MX9 weights and activations; option block_size (16)", _TRANSFORMERS, "MX9Scheme")
@@ -170,17 +170,17 @@ def _float_schemes() -> Iterator[SchemeRecord]:
     yield _scheme("mxfp4_fp8", "microscaling", "MXFP4 weights, static E4M3 activations", _EMULATED, "MXFP4_FP8Scheme")
 
 
-def _two_stage_schemes() -> Iterator[SchemeRecord]:
+def _two_level_schemes() -> Iterator[SchemeRecord]:
     amd = "FP4 weights and dynamic activations, groups of {}, E5M3 scales"
-    yield _scheme("amdfp4", "two_stage", amd.format(16), _TRANSFORMERS, "AmdFP4Scheme")
-    yield _scheme("amdfp4_g32", "two_stage", amd.format(32), _TRANSFORMERS, "AmdFP4Scheme")
+    yield _scheme("amdfp4", "two_level", amd.format(16), _TRANSFORMERS, "AmdFP4Scheme")
+    yield _scheme("amdfp4_g32", "two_level", amd.format(32), _TRANSFORMERS, "AmdFP4Scheme")
     # Runtimes fuse query, key and value projections, and gate and up, of this scheme: each such group has one outer scale.
     shared: dict[str, Any] = {"shares_global_scale": True}
     nv = "FP4 weights and activations, groups of 16, E4M3 scales under one more scale"
     classes = ("FP4Block16ScaleE4M3Scheme", "AmdFP4GlobalScaleScheme")
-    yield _scheme("nvfp4", "two_stage", nv, _ON_GPU, classes[0], aliases=("fp4_block16_scale_e4m3",), **shared)
+    yield _scheme("nvfp4", "two_level", nv, _ON_GPU, classes[0], aliases=("fp4_block16_scale_e4m3",), **shared)
     for size in (16, 32):
         summary = f"FP4 weights and activations, groups of {size}, E5M3 scales under one more scale"
-        yield _scheme(f"amdfp4_global{size}", "two_stage", summary, _TRANSFORMERS, classes[1])
+        yield _scheme(f"amdfp4_global{size}", "two_level", summary, _TRANSFORMERS, classes[1])
     twice = "weights first in E4M3, from there in INT4 per channel; dynamic E4M3 activations"
-    yield _scheme("int4_fp8", "two_stage", twice, _TRANSFORMERS, "INT4_FP8Scheme")
+    yield _scheme("int4_fp8", "two_level", twice, _TRANSFORMERS, "INT4_FP8Scheme")

@@ -16,9 +16,10 @@ from quark.config.enums import Dtype, QSchemeType, RoundType
 from quark.config.layer import TensorSpec
 from quark.config.tensor import QTensorConfig
 from quark.errors import ConfigError
-from quark.quantizers import Granularity, NumberFormat, QParams
-from quark_schemes.formats.scales import MODES, decode_e8m0, encode_e8m0, shared_exponent_scale
-from quark_schemes.formats.small_float import WHOLE_ROUNDINGS
+from quark.quantizers import NumberFormat, Packing, QParams
+from quark_schemes.arithmetic.shared_exponent import MODES, shared_exponent_scale
+from quark_schemes.arithmetic.whole_numbers import WHOLE_ROUNDINGS
+from quark_schemes.packing.shared_exponents import SharedExponentPacking
 
 _SMALLEST = 2.0**-126
 
@@ -48,6 +49,7 @@ class BlockFloat(NumberFormat):
     even_bits: int = 0
     rounding: RoundType = RoundType.half_even
     default_observer: str = "PerBlockMXObserver"
+    packing: Packing = attrs.field(default=attrs.Factory(lambda self: SharedExponentPacking(self.fraction_bits), takes_self=True))
 
     def canonicalize(self, spec: QTensorConfig) -> TensorSpec:
         return attrs.evolve(
@@ -93,20 +95,6 @@ class BlockFloat(NumberFormat):
 
     def decode(self, codes: Tensor) -> Tensor:
         return codes.float()
-
-    def pack(self, codes: Tensor, granularity: Granularity, order: str) -> Tensor:
-        return codes
-
-    def unpack(self, packed: Tensor, granularity: Granularity, order: str, shape: tuple[int, ...]) -> Tensor:
-        return packed
-
-    def pack_qparams(self, qparams: QParams, spec: QTensorConfig, granularity: Granularity, order: str) -> dict[str, Tensor]:
-        return {"scale": encode_e8m0(qparams.scale * 2.0**self.fraction_bits)}
-
-    def unpack_qparams(
-        self, tensors: dict[str, Tensor], spec: QTensorConfig, granularity: Granularity, order: str, shape: tuple[int, ...]
-    ) -> QParams:
-        return QParams(decode_e8m0(tensors["scale"]) * 2.0**-self.fraction_bits)
 
 
 @attrs.frozen(kw_only=True)

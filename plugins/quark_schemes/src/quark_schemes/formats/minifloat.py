@@ -9,10 +9,12 @@ from torch import Tensor
 from quark.config.enums import QSchemeType, RoundType
 from quark.config.layer import TensorSpec
 from quark.config.tensor import QTensorConfig
-from quark.quantizers import Granularity, NumberFormat, QParams
-from quark_schemes import packing
-from quark_schemes.formats.scales import MODES, SMALLEST_SCALE, scale_error, scale_format_of, shared_exponent_scale, with_outer_scale
-from quark_schemes.formats.small_float import E2M1, E2M3, E3M2, E4M3, E5M2, E5M3, FloatShape, decode_small, encode_small, round_small_
+from quark.quantizers import NumberFormat, Packing, QParams
+from quark_schemes.arithmetic.float_shapes import E2M1, E2M3, E3M2, E4M3, E5M2, E5M3, FloatShape
+from quark_schemes.arithmetic.shared_exponent import MODES, shared_exponent_scale
+from quark_schemes.arithmetic.small_float import decode_small, encode_small, round_small_
+from quark_schemes.packing.small_floats import SmallFloatPacking
+from quark_schemes.scale_formats import SMALLEST_SCALE, scale_error, scale_format_of, with_outer_scale
 
 
 @attrs.frozen(kw_only=True)
@@ -29,7 +31,7 @@ class MiniFloat(NumberFormat):
     shape: FloatShape
     torch_dtype: torch.dtype | None = None
     rounding: RoundType = RoundType.half_even
-    default_observer: str = "MinMaxObserver"
+    packing: Packing = attrs.field(default=attrs.Factory(lambda self: SmallFloatPacking(self.shape.bits), takes_self=True))
 
     @property
     def bits(self) -> int:  # type: ignore[override]
@@ -96,24 +98,6 @@ class MiniFloat(NumberFormat):
 
     def decode(self, codes: Tensor) -> Tensor:
         return decode_small(codes.view(torch.uint8), self.shape)
-
-    def pack(self, codes: Tensor, granularity: Granularity, order: str) -> Tensor:
-        if self.bits == 4:
-            return packing.pack_two(codes)
-        return packing.pack_six(codes) if self.bits == 6 else codes
-
-    def unpack(self, packed: Tensor, granularity: Granularity, order: str, shape: tuple[int, ...]) -> Tensor:
-        if self.bits == 4:
-            return packing.unpack_two(packed, shape[-1])
-        return packing.unpack_six(packed, shape[-1]) if self.bits == 6 else packed
-
-    def pack_qparams(self, qparams: QParams, spec: QTensorConfig, granularity: Granularity, order: str) -> dict[str, Tensor]:
-        return {"scale": scale_format_of(spec).encode(qparams.scale)}
-
-    def unpack_qparams(
-        self, tensors: dict[str, Tensor], spec: QTensorConfig, granularity: Granularity, order: str, shape: tuple[int, ...]
-    ) -> QParams:
-        return QParams(scale_format_of(spec).decode(tensors["scale"]))
 
 
 FP8_E4M3 = MiniFloat(name="fp8_e4m3", shape=E4M3, torch_dtype=torch.float8_e4m3fn)

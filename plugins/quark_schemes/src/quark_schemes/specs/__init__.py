@@ -42,7 +42,7 @@ from quark_schemes.specs.microscaling import (
     OCP_MXINT8Spec,
     OCP_MXSpec,
 )
-from quark_schemes.specs.two_stage import ProgressiveSpec, ScaleQuantSpec
+from quark_schemes.specs.two_level import ProgressiveSpec, ScaleQuantSpec
 
 __all__ = [
     "AmdFP4Spec",

@@ -14,12 +14,13 @@ from torch import Tensor
 from quark.config.enums import QSchemeType
 from quark.config.tensor import QTensorConfig
 from quark.quantizers import format_of
-from quark_schemes.formats.scales import SMALLEST_SCALE, power_of_two
+from quark_schemes.arithmetic.shared_exponent import power_of_two
 from quark_schemes.observers.histogram import Histogram
 from quark_schemes.observers.histogram_observer import HistogramObserver
 from quark_schemes.observers.least_squares import Range, best_range, has_real_zero_point
 from quark_schemes.observers.min_max import MinMaxObserver
 from quark_schemes.observers.row_search import RowSearchObserver
+from quark_schemes.scale_formats import SMALLEST_SCALE
 
 _OFFSETS = (2, 1, 0, -1, -2)  # wide ranges first: of two that are as good the wider is taken
 _SMALLEST_EXPONENT = math.frexp(SMALLEST_SCALE)[1] - 1
