@@ -21,7 +21,6 @@ from quark.modules.stored_scales import refuse_bad_scales
 from quark.plugins.attribution import origin
 from quark.quantizers import cast_finite, quantizer_for
 from quark.quantizers.on_grid import LOSSY, misfit_of_codes
-from quark.quantizers.progressive import ProgressiveQuantizer
 from quark.quantizers.tensor_quantizer import TensorQuantizer
 
 PREFIXES = {"weight": "weight", "bias": "bias", "input_tensors": "input", "output_tensors": "output"}
@@ -210,7 +209,7 @@ def stored_tensors(name: str, module: QuantizerModule, values: Tensor, order: st
     if any(n in announced and (t.shape, t.dtype) != (announced[n].shape, announced[n].dtype) for n, t in made.items()):
         complaint = "packs to other shapes or dtypes than on the meta device, by which checkpoints are laid out"
     if complaint is not None:
-        raise origin("formats", names[-1] if isinstance(quantizer, ProgressiveQuantizer) else names[0]).error(f"{complaint} (at '{name}')")
+        raise origin("formats", quantizer.stored_level.format.name).error(f"{complaint} (at '{name}')")
     return made
 
 

@@ -1,8 +1,9 @@
-"""Numerics: number formats, observers and tensor quantizers; protocols and the machinery that serves them all."""
+"""Number formats, packing, observers, tensor quantizers and the grid of a weight: protocols, and the engine that serves them all."""
 
-from quark.quantizers.build import canonicalize, format_of, number_format, observer_class, packed_dtype, quantizer_for
+from quark.quantizers.build import canonicalize, format_of, level_quantizer, number_format, observer_class, packed_dtype, quantizer_for
 from quark.quantizers.finite import cast_finite
 from quark.quantizers.granularity import Granularity, PerBlock, PerChannel, PerGroup, PerTensor, PerToken, granularity_of
+from quark.quantizers.multi_level import MultiLevelQuantizer
 from quark.quantizers.number_format import NumberFormat
 from quark.quantizers.observer import Observer
 from quark.quantizers.packing import Packing
@@ -15,6 +16,7 @@ __all__ = [
     "TILE_ELEMENTS",
     "Granularity",
     "GroupScales",
+    "MultiLevelQuantizer",
     "NumberFormat",
     "Observer",
     "Packing",
@@ -30,6 +32,7 @@ __all__ = [
     "cast_finite",
     "format_of",
     "granularity_of",
+    "level_quantizer",
     "number_format",
     "observer_class",
     "packed_dtype",

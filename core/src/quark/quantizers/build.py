@@ -78,13 +78,13 @@ def quantizer_for(spec: TensorSpec, *, activation: bool) -> TensorQuantizer:
     """The quantizer of a tensor.
 
     Args:
-        spec: One stage, or several.
+        spec: Of one level, or of several.
         activation: Whether the tensor is an activation: a dynamic scale per channel then means one per token.
 
     Raises:
         ConfigError: The spec is incomplete.
         UnknownNameError: A format or an observer is not installed.
-        UnsupportedError: More than two levels.
+        UnsupportedError: No builder accepts that many levels.
     """
     return _quantizer(spec if isinstance(spec, QTensorConfig) else tuple(spec), activation, catalog())
 
@@ -92,18 +92,26 @@ def quantizer_for(spec: TensorSpec, *, activation: bool) -> TensorQuantizer:
 @lru_cache(maxsize=1024)
 def _quantizer(spec: TensorSpec, activation: bool, plugins: Catalog) -> TensorQuantizer:
     """Quantizers are values: layers with equal specs share one, as long as ``plugins`` are those that names are looked up in."""
-    found = canonicalize(spec)
-    if len(found) > 2:
-        names = " → ".join(s.dtype.name for s in found)
-        raise UnsupportedError(f"{len(found)} stages ({names}) cannot be carried out: a tensor has one or two")
-    first, *rest = (_stage(stage, activation) for stage in found)
-    if not rest:
-        return first
-    return TwoLevelQuantizer(first, rest[0]) if found[1].is_scale_quant else ProgressiveQuantizer(first, rest[0])
+    # Copies: quantizers outlive the configurations that they are made from, which may be changed.
+    specs = tuple(level.copied() for level in canonicalize(spec))
+    for level in specs:
+        quantizer = format_of(level).quantizer(specs, activation=activation)
+        if quantizer is not None:
+            return quantizer
+    if len(specs) == 1:
+        return level_quantizer(specs[0], activation=activation)
+    if len(specs) > 2:
+        names = " → ".join(level.dtype.name for level in specs)
+        raise UnsupportedError(
+            f"no number format builds a quantizer of the {len(specs)} levels {names}: a tensor has one or two, unless a format of a "
+            "plugin's own provides the quantizer (NumberFormat.quantizer)"
+        )
+    first, second = (level_quantizer(level, activation=activation) for level in specs)
+    return TwoLevelQuantizer(first, second) if specs[1].is_scale_quant else ProgressiveQuantizer(first, second)
 
 
-def _stage(spec: QTensorConfig, activation: bool) -> SingleLevelQuantizer:
-    found = format_of(spec)
-    granularity = PerTensor() if found.is_cast else granularity_of(spec, activation=activation)
-    # A copy: quantizers outlive the configurations that they are made from, which may be changed.
-    return SingleLevelQuantizer(spec.copied(), granularity, found, observer_class(spec))
+def level_quantizer(spec: QTensorConfig, *, activation: bool) -> SingleLevelQuantizer:
+    """The quantizer of one level of a canonical spec, by its format, granularity and observer."""
+    number_format = format_of(spec)
+    granularity = PerTensor() if number_format.is_cast else granularity_of(spec, activation=activation)
+    return SingleLevelQuantizer(spec, granularity, number_format, observer_class(spec))

@@ -39,6 +39,10 @@ class Granularity(ABC):
     def reduce_scale(self, spread: Tensor) -> Tensor:
         """The inverse of `spread`."""
 
+    def columns_per_scale(self, columns: int) -> int | None:
+        """Input channels that share a scale in one row of a weight ``[O, columns]``; None where scales span rows."""
+        return None
+
     def shape_error(self, shape: tuple[int, ...]) -> str | None:
         """Why a tensor of that shape cannot be quantized so, or None."""
         return None
@@ -92,6 +96,9 @@ class PerChannel(Granularity):
     def reduce_scale(self, spread: Tensor) -> Tensor:
         return spread[:, 0] if self.axis % 2 == 0 else spread[0]
 
+    def columns_per_scale(self, columns: int) -> int | None:
+        return columns if self.axis in (0, -2) else None
+
     def shape_error(self, shape: tuple[int, ...]) -> str | None:
         return None if -len(shape) <= self.axis < len(shape) else f"has no axis {self.axis}"
 
@@ -116,6 +123,9 @@ class PerToken(Granularity):
 
     def reduce_scale(self, spread: Tensor) -> Tensor:
         return spread[:, 0]
+
+    def columns_per_scale(self, columns: int) -> int | None:
+        return columns
 
 
 @attrs.frozen
@@ -142,6 +152,9 @@ class PerGroup(Granularity):
 
     def reduce_scale(self, spread: Tensor) -> Tensor:
         return spread
+
+    def columns_per_scale(self, columns: int) -> int | None:
+        return self._size(columns)
 
     def shape_error(self, shape: tuple[int, ...]) -> str | None:
         size = self._size(shape[-1])

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-import attrs
 import torch
 from torch import Tensor
 
@@ -131,5 +130,6 @@ def _sampled(quantizer: TensorQuantizer, values: Tensor, codes: Tensor, qparams:
     def part(tensor: Tensor) -> Tensor:
         return granularity.reduce_scale(granularity.expand_scale(tensor, shape)[rows])
 
-    zero = None if qparams.zero_point is None else part(qparams.zero_point)
-    return values[rows], codes[rows], attrs.evolve(qparams, scale=part(qparams.scale), zero_point=zero)
+    zero, outer = qparams.zero_point, qparams.outer_scale
+    outer = outer if outer is None or outer.ndim == 0 else outer[rows]
+    return values[rows], codes[rows], QParams(part(qparams.scale), None if zero is None else part(zero), outer)

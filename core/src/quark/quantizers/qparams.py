@@ -15,7 +15,7 @@ class QParams:
     Attributes:
         scale: Multiplier, float. ``[]`` per tensor, ``[C]`` per channel, ``[…, groups]`` per group, ``[…]`` per token.
         zero_point: As ``scale`` in shape, int32 where whole, float32 where real; None for formats without one.
-        outer_scale: Scale of the scale (two-stage specs), float32 ``[]``; None where there is none.
+        outer_scale: Scale of the scales, float32: ``[]`` for the whole tensor, ``[O]`` for the rows of a weight ``[O, I]``; None: none.
     """
 
     scale: Tensor

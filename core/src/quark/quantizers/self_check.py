@@ -13,11 +13,9 @@ from quark.plugins.attribution import Origin, attributed, origin
 from quark.plugins.discovery import Source
 from quark.quantizers.observer import Observer
 from quark.quantizers.on_grid import LOSSY, off_grid, same_bits, unusable_scales, wrong_scales
-from quark.quantizers.progressive import ProgressiveQuantizer
 from quark.quantizers.qparams import QParams
 from quark.quantizers.single_level import SingleLevelQuantizer
 from quark.quantizers.tensor_quantizer import TensorQuantizer
-from quark.quantizers.two_level import TwoLevelQuantizer
 
 _SHAPES = ((16, 64), (16, 128), (64, 64), (128, 128), (16, 256), (256, 256), (16, 1024), (1024, 1024))
 """Of the tensor, smallest first: taken is the first that the granularity fits."""
@@ -48,27 +46,18 @@ def _tried(quantizer: TensorQuantizer, activation: bool) -> None:
     shape = next((s for s in _SHAPES if quantizer.shape_error(s) is None), None)
     if shape is None:
         return
-    stages = _stages(quantizer)
-    whose = origin("formats", stages[0].format.name)
+    levels = sorted(quantizer.levels, key=lambda level: level is not quantizer.stored_level)
+    whose = origin("formats", quantizer.stored_level.format.name)
     x = _example(shape)
     if not quantizer.is_float:
-        for stage in stages:
-            _try_observer(stage, x)
+        for level in levels:
+            _try_observer(level, x)
     with attributed(f"being tried on a tensor of shape {list(shape)}", whose):
-        for stage in stages:
-            if (complaint := _rounding_fault(stage, x)) is not None:
-                raise origin("formats", stage.format.name).error(complaint)
+        for level in levels:
+            if (complaint := _rounding_fault(level, x)) is not None:
+                raise origin("formats", level.format.name).error(complaint)
         if (complaint := _fault(quantizer, x, activation)) is not None:
             raise whose.error(complaint)
-
-
-def _stages(quantizer: TensorQuantizer) -> list[SingleLevelQuantizer]:
-    """The levels of a quantizer, the one whose codes are stored first."""
-    if isinstance(quantizer, TwoLevelQuantizer):
-        return [quantizer.blocks, quantizer.scales]
-    if isinstance(quantizer, ProgressiveQuantizer):
-        return [quantizer.second, quantizer.first]
-    return [quantizer] if isinstance(quantizer, SingleLevelQuantizer) else []
 
 
 def _example(shape: tuple[int, ...]) -> Tensor:
@@ -79,19 +68,19 @@ def _example(shape: tuple[int, ...]) -> Tensor:
     return x
 
 
-def _try_observer(stage: SingleLevelQuantizer, x: Tensor) -> None:
-    name = stage.observer_class.__name__
+def _try_observer(level: SingleLevelQuantizer, x: Tensor) -> None:
+    name = level.observer_class.__name__
     record = next((r for r in observers() if r.class_name == name), None)
-    whose = Origin(f"the observer {name}", Source("", module=stage.observer_class.__module__))
+    whose = Origin(f"the observer {name}", Source("", module=level.observer_class.__module__))
     whose = whose if record is None else origin("observers", record.name)
     kept = x.clone()
     with attributed("being tried", whose):
-        observer: Observer = stage.observer()
+        observer: Observer = level.observer()
         observer.observe(x)
         low, high = observer.range()
     if not torch.equal(x, kept):
         raise whose.error("changes the tensor that it observes")
-    wanted = stage.granularity.scale_shape(tuple(x.shape))
+    wanted = level.granularity.scale_shape(tuple(x.shape))
     for end in (low, high):
         if not isinstance(end, Tensor) or tuple(end.shape) != wanted:
             raise whose.error(f"gives a range of shape {list(getattr(end, 'shape', ()))} where {list(wanted)} is wanted")
@@ -101,18 +90,18 @@ def _try_observer(stage: SingleLevelQuantizer, x: Tensor) -> None:
         raise whose.error("gives a range whose low end lies above its high end")
 
 
-def _rounding_fault(stage: SingleLevelQuantizer, x: Tensor) -> str | None:
+def _rounding_fault(level: SingleLevelQuantizer, x: Tensor) -> str | None:
     """What is wrong with how a format rounds scaled values, as a predicate."""
-    if stage.is_float:
+    if level.is_float:
         return None
-    t = stage.granularity.rows(x.clone()).contiguous()
-    rounded: Any = stage.format.round_(t)
+    t = level.granularity.rows(x.clone()).contiguous()
+    rounded: Any = level.format.round_(t)
     if not isinstance(rounded, Tensor) or rounded.data_ptr() != t.data_ptr() or rounded.shape != t.shape:
         return "does not round in place: round_ returns another tensor than it was given"
     if not bool(torch.isfinite(rounded).all()):
         return "rounds finite values to NaN or Inf"
     t.view(-1)[0] = torch.nan
-    return None if bool(stage.format.round_(t).view(-1)[0].isnan()) else "hides NaN: round_ makes a number of it"
+    return None if bool(level.format.round_(t).view(-1)[0].isnan()) else "hides NaN: round_ makes a number of it"
 
 
 def _fault(quantizer: TensorQuantizer, x: Tensor, activation: bool) -> str | None:

@@ -55,6 +55,27 @@ class SingleLevelQuantizer:
         """Whether there is one scale over the whole tensor, which siblings may share."""
         return isinstance(self.granularity, PerTensor) and not self.is_float
 
+    @property
+    def levels(self) -> tuple[SingleLevelQuantizer, ...]:
+        """Itself."""
+        return (self,)
+
+    @property
+    def stored_level(self) -> SingleLevelQuantizer:
+        """Itself."""
+        return self
+
+    @property
+    def has_one_product(self) -> bool:
+        """Always."""
+        return True
+
+    def outer_scale(self, observer: Observer) -> Tensor | None:
+        return None
+
+    def scales_from_ranges(self, low: Tensor, high: Tensor, outer: Tensor | None, *, observed: bool = False) -> QParams:
+        return self.format.qparams(low, high, self.spec)
+
     def shape_error(self, shape: tuple[int, ...]) -> str | None:
         return self.format.spec_error(self.spec) or self.observer_class.spec_error(self.spec) or self.granularity.shape_error(shape)
 
