@@ -66,8 +66,9 @@ class MultiLevelQuantizer(ABC):
     @abstractmethod
     def observer(self) -> Observer: ...
 
-    @abstractmethod
-    def qparams_from(self, observer: Observer) -> QParams: ...
+    def qparams_from(self, observer: Observer) -> QParams:
+        """The outer scale alone: scales below it are found from the tensor itself."""
+        return QParams(self.outer_scale(observer))
 
     @abstractmethod
     def outer_scale(self, observer: Observer) -> Tensor: ...

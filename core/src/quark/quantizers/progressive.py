@@ -58,10 +58,6 @@ class ProgressiveQuantizer(MultiLevelQuantizer):
     def observer(self) -> Observer:
         return self.first_level.observer()
 
-    def qparams_from(self, observer: Observer) -> QParams:
-        """The first level's scale alone: a range does not tell the second's."""
-        return self.first_level.qparams_from(observer)
-
     def outer_scale(self, observer: Observer) -> Tensor:
         """The first level's scale, from what an observer has seen."""
         return self.first_level.qparams_from(observer).scale

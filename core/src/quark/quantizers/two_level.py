@@ -71,9 +71,6 @@ class TwoLevelQuantizer(MultiLevelQuantizer):
     def observer(self) -> Observer:
         return self.scale_level.observer()
 
-    def qparams_from(self, observer: Observer) -> QParams:
-        return QParams(self.outer_scale(observer))
-
     def outer_scale(self, observer: Observer) -> Tensor:
         """The outer scale of a range, in one division by both largest magnitudes, so that nothing is rounded in between."""
         low, high = observer.range()

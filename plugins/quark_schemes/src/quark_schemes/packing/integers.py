@@ -40,14 +40,12 @@ class IntegerPacking(Packing):
     def pack_qparams(self, qparams: QParams, spec: QTensorConfig, granularity: Granularity, order: str) -> dict[str, Tensor]:
         zero = torch.zeros_like(qparams.scale) if qparams.zero_point is None else qparams.zero_point
         scale, zero = _laid_out(qparams.scale, granularity), _laid_out(zero, granularity)
-        real = spec.zero_point_type is ZeroPointType.float32 and not spec.symmetric
-        stored = (
-            zero.contiguous()
-            if real
-            else self._pack(zero.to(self.storage_dtype).contiguous(), order)
-            if zero.ndim
-            else zero.to(self.storage_dtype)
-        )
+        if spec.zero_point_type is ZeroPointType.float32 and not spec.symmetric:
+            stored = zero.contiguous()
+        elif zero.ndim:
+            stored = self._pack(zero.to(self.storage_dtype).contiguous(), order)
+        else:
+            stored = zero.to(self.storage_dtype)
         return {"scale": scale_format_of(spec).encode(scale.contiguous()), "zero_point": stored}
 
     def unpack_qparams(
@@ -75,5 +73,5 @@ class IntegerPacking(Packing):
 
 
 def _laid_out(x: Tensor, granularity: Granularity) -> Tensor:
-    """Tensors of grouped integer weights lie transposed in a checkpoint; the same function leads back."""
+    """``x`` transposed where it belongs to a grouped integer weight, which is stored so; its own inverse."""
     return x.t() if isinstance(granularity, PerGroup) and x.ndim == 2 else x
