@@ -58,9 +58,12 @@ class ProgressiveQuantizer(MultiLevelQuantizer):
     def observer(self) -> Observer:
         return self.first_level.observer()
 
-    def outer_scale(self, observer: Observer) -> Tensor:
-        """The first level's scale, from what an observer has seen."""
-        return self.first_level.qparams_from(observer).scale
+    def qparams_from(self, observer: Observer) -> QParams:
+        """The first level's scale alone: the second's is found from the tensor itself."""
+        return self.first_level.qparams_from(observer)
+
+    def outer_scale(self, x: Tensor, shared: Observer | None = None) -> Tensor:
+        return self.first_level.find_qparams(x, shared).scale
 
     def scales_from_ranges(self, low: Tensor, high: Tensor, outer: Tensor | None, *, observed: bool = False) -> QParams:
         assert outer is not None

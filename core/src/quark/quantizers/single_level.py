@@ -70,7 +70,7 @@ class SingleLevelQuantizer:
         """Always."""
         return True
 
-    def outer_scale(self, observer: Observer) -> Tensor | None:
+    def outer_scale(self, x: Tensor, shared: Observer | None = None) -> Tensor | None:
         return None
 
     def scales_from_ranges(self, low: Tensor, high: Tensor, outer: Tensor | None, *, observed: bool = False) -> QParams:

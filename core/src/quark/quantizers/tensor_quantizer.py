@@ -67,8 +67,11 @@ class TensorQuantizer(Protocol):
     def qparams_from(self, observer: Observer) -> QParams:
         """Scales from what an observer has seen."""
 
-    def outer_scale(self, observer: Observer) -> Tensor | None:
-        """The scale above those of the stored level, from what an `observer` has seen of a weight ``[O, I]``: ``[]``, ``[O]``, or None."""
+    def outer_scale(self, x: Tensor, shared: Observer | None = None) -> Tensor | None:
+        """The scale above those of the stored level, ``[]`` or ``[O]`` for a weight ``[O, I]``; None, without looking, where there is none.
+
+        Arguments as for `find_qparams`.
+        """
 
     def scales_from_ranges(self, low: Tensor, high: Tensor, outer: Tensor | None, *, observed: bool = False) -> QParams:
         """Scales and zero points of the stored level, as `QParams` hold them, for ranges of a weight.

@@ -71,21 +71,28 @@ class TwoLevelQuantizer(MultiLevelQuantizer):
     def observer(self) -> Observer:
         return self.scale_level.observer()
 
-    def outer_scale(self, observer: Observer) -> Tensor:
-        """The outer scale of a range, in one division by both largest magnitudes, so that nothing is rounded in between."""
+    def qparams_from(self, observer: Observer) -> QParams:
+        """The outer scale alone: block scales are found from the tensor itself."""
         low, high = observer.range()
+        # One division by both largest magnitudes, so that nothing is rounded in between.
         outer = torch.maximum(-low, high) / (_max_magnitude(self.element_level) * _max_magnitude(self.scale_level))
-        return torch.where(outer == 0, OUTER_SCALE_OF_ZEROS, outer)
+        return QParams(torch.where(outer == 0, OUTER_SCALE_OF_ZEROS, outer))
+
+    def outer_scale(self, x: Tensor, shared: Observer | None = None) -> Tensor:
+        if shared is None:
+            shared = self.observer()
+            shared.observe(x if x.numel() else x.new_zeros(1))
+        return self.qparams_from(shared).scale
 
     def scales_from_ranges(self, low: Tensor, high: Tensor, outer: Tensor | None, *, observed: bool = False) -> QParams:
         assert outer is not None
         return QParams(self._stored(torch.maximum(-low, high) / (outer * _max_magnitude(self.element_level))))
 
     def find_qparams(self, x: Tensor, shared: Observer | None = None) -> QParams:
-        return self._block_qparams(x, self.outer_scale(shared or self._observed(x)))
+        return self._block_qparams(x, self.outer_scale(x, shared))
 
     def round_to_nearest(self, x: Tensor, *, out: Tensor | None = None) -> tuple[Tensor, QParams]:
-        return self._round_under(self.outer_scale(self._observed(x)), x, out)
+        return self._round_under(self.outer_scale(x), x, out)
 
     def fake_quantize(self, x: Tensor, qparams: QParams | None = None, *, out: Tensor | None = None) -> Tensor:
         if qparams is None:
@@ -134,12 +141,6 @@ class TwoLevelQuantizer(MultiLevelQuantizer):
         if self._keeps_outer_only:
             return QParams(outer)
         return QParams(torch.ones(self.granularity.scale_shape(shape), dtype=torch.float32, device=device), None, outer)
-
-    def _observed(self, x: Tensor) -> Observer:
-        """An observer that has seen ``x``, or a zero where that is empty."""
-        observer = self.observer()
-        observer.observe(x if x.numel() else x.new_zeros(1))
-        return observer
 
     def _block_qparams(self, x: Tensor, outer: Tensor) -> QParams:
         """Block scales of ``x`` relative to ``outer``, and ``outer``."""

@@ -64,19 +64,22 @@ class RowScaledQuantizer(MultiLevelQuantizer):
     def observer(self) -> Observer:
         return self.elements.observer_class(self.elements.spec, PerChannel(0))
 
-    def outer_scale(self, observer: Observer) -> Tensor:
+    def qparams_from(self, observer: Observer) -> QParams:
         low, high = observer.range()
-        return (torch.maximum(-low, high) / (7.0 * LARGEST)).clamp(min=SMALLEST_ROW_SCALE)
+        return QParams((torch.maximum(-low, high) / (7.0 * LARGEST)).clamp(min=SMALLEST_ROW_SCALE))
+
+    def outer_scale(self, x: Tensor, shared: Observer | None = None) -> Tensor:
+        observer = self.observer()
+        observer.observe(x)
+        return self.qparams_from(observer).scale
 
     def scales_from_ranges(self, low: Tensor, high: Tensor, outer: Tensor | None, *, observed: bool = False) -> QParams:
         return QParams((torch.maximum(-low, high) / (7.0 * outer)).round().clamp(1, LARGEST))
 
     def find_qparams(self, x: Tensor, shared: Observer | None = None) -> QParams:
-        rows, groups = self.observer(), self.elements.observer()
-        rows.observe(x)
-        groups.observe(x)
-        outer = self.outer_scale(rows)
-        return attrs.evolve(self.scales_from_ranges(*groups.range(), outer[:, None]), outer_scale=outer)
+        observer, outer = self.elements.observer(), self.outer_scale(x)
+        observer.observe(x)
+        return attrs.evolve(self.scales_from_ranges(*observer.range(), outer[:, None]), outer_scale=outer)
 
     def quantize(self, x: Tensor, qparams: QParams) -> Tensor:
         return self.elements.quantize(x, _product(qparams))
