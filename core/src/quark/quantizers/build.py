@@ -1,4 +1,4 @@
-"""From a spec's names to objects: number format, observer, quantizer. The registries are asked; nothing is known here by name."""
+"""Builds number formats, observers and quantizers from the names in a spec, through the registries."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from quark.quantizers.tensor_quantizer import TensorQuantizer
 from quark.quantizers.two_level import TwoLevelQuantizer
 
 _EXAMPLE = 32
-"""Side of a matrix that every format can pack."""
+"""Rows and columns of a matrix that every format can pack."""
 
 
 def number_format(dtype: Dtype | str) -> NumberFormat:
@@ -30,21 +30,21 @@ def number_format(dtype: Dtype | str) -> NumberFormat:
     Raises:
         UnknownNameError: No installed plugin provides it.
     """
-    found: NumberFormat = formats().load(Dtype(dtype).name if isinstance(dtype, str) else dtype.name, "format")
-    return found
+    value: NumberFormat = formats().load(Dtype(dtype).name if isinstance(dtype, str) else dtype.name, "format")
+    return value
 
 
 def packed_dtype(dtype: Dtype | str) -> torch.dtype:
-    """In which torch dtype a checkpoint holds codes of that format; raises as `number_format`."""
-    found = number_format(dtype)
-    codes = torch.empty(_EXAMPLE, _EXAMPLE, dtype=found.storage_dtype, device="meta")
-    return found.packing.pack(codes, PerGroup(_EXAMPLE), "order").dtype
+    """The torch dtype in which a checkpoint stores codes of that format; raises as `number_format`."""
+    value = number_format(dtype)
+    codes = torch.empty(_EXAMPLE, _EXAMPLE, dtype=value.storage_dtype, device="meta")
+    return value.packing.pack(codes, PerGroup(_EXAMPLE), "order").dtype
 
 
 def canonicalize(spec: TensorSpec) -> tuple[QTensorConfig, ...]:
-    """The levels that a spec means, each spelled out by its format."""
-    given = (spec,) if isinstance(spec, QTensorConfig) else spec
-    return tuple(stage for one in given for stage in levels(number_format(one.dtype).canonicalize(one)))
+    """The levels of a spec, each made explicit by its format."""
+    written = (spec,) if isinstance(spec, QTensorConfig) else spec
+    return tuple(level for one in written for level in levels(number_format(one.dtype).canonicalize(one)))
 
 
 def format_of(spec: QTensorConfig) -> NumberFormat:
@@ -53,29 +53,29 @@ def format_of(spec: QTensorConfig) -> NumberFormat:
 
 
 def observer_class(spec: QTensorConfig) -> type[Observer]:
-    """The observer of a spec: the class given, or the registered one of that name or class name; the format's own where none is named.
+    """The observer of a spec: its class, or the one registered under its name or class name; where it has none, the format's default.
 
     Raises:
         UnknownNameError: No installed plugin provides it.
         ConfigError: It is no observer.
     """
     named = spec.observer_cls if spec.observer_cls is not None else number_format(spec.dtype).default_observer
-    found = _registered(named) if isinstance(named, str) else named
-    if not (isinstance(found, type) and issubclass(found, Observer)):
+    cls = _registered(named) if isinstance(named, str) else named
+    if not (isinstance(cls, type) and issubclass(cls, Observer)):
         raise ConfigError(
             f"observer_cls={named!r} of {spec.dtype.name} is no observer: give a subclass of quark.quantizers.Observer, or its name"
         )
-    return found
+    return cls
 
 
 def _registered(name: str) -> object:
-    """The observer registered under a name or a class name, or else what plugins document under it."""
+    """The observer registered under a name or a class name, else the object that a plugin exports under it."""
     record = next((r for r in observers() if name in (r.class_name, r.name, *r.aliases)), None)
     return documented_object(name) if record is None else observers().load(record.name, "observer")
 
 
 def quantizer_for(spec: TensorSpec, *, activation: bool) -> TensorQuantizer:
-    """The quantizer of a tensor.
+    """The quantizer of a tensor: that of a number format with a scale structure of its own, else one of the core's.
 
     Args:
         spec: Of one level, or of several.
