@@ -15,7 +15,6 @@ from torch import Tensor
 
 from quark.quantizers.finite import cast_finite
 from quark.quantizers.granularity import PerGroup
-from quark.quantizers.number_format import NumberFormat
 from quark.quantizers.observer import Observer
 from quark.quantizers.qparams import QParams
 from quark.quantizers.tensor_quantizer import TensorQuantizer
@@ -45,10 +44,6 @@ class GroupScales:
     def at(self, group: int) -> GroupScales:
         """The scales of one group, each ``[N]``."""
         return self.map(lambda x: x[group])
-
-    def part(self, groups: slice | Tensor) -> GroupScales:
-        """The scales of some groups."""
-        return self.map(lambda x: x[groups])
 
     def of_rows(self, rows: slice) -> GroupScales:
         """The scales of some rows."""
@@ -321,11 +316,6 @@ class WeightGrid:
     def _group_scales(self, stored: Tensor, zero: Tensor | None, outer: Tensor | None) -> GroupScales:
         scale = stored.float() if outer is None else stored.float() * outer
         return GroupScales(scale, 1 / scale if self._by_reciprocal else None, zero, stored)
-
-    @property
-    def format(self) -> NumberFormat:
-        """The number format whose codes are stored."""
-        return self._level.format
 
 
 def _views(x: Tensor | None, rows: list[int]) -> list[Tensor] | None:

@@ -1,4 +1,4 @@
-"""MX formats computed in plain torch, under the names and in the shapes that runtimes without MX hardware import from AMD Quark.
+"""MX formats computed in plain torch, with the names and shapes that runtimes without MX hardware import from AMD Quark.
 
 All functions take any device and rank, leave their arguments alone, read nothing back from the device, and can be traced whole by
 ``torch.compile``. The arithmetic is that of the formats themselves, so a runtime computes exactly what was calibrated and exported.
@@ -6,7 +6,7 @@ All functions take any device and rank, leave their arguments alone, read nothin
 *Blocks* are the two-dimensional view of a tensor that all of them share: ``[R, N, G]``, where the quantized axis is split into N blocks of
 G elements, the last one filled with zeros, and all other axes make up the R rows.
 
-Source: spec of the checkpoint format, §8.2; spec of the documented surface, §2.3 and §2.4; OCP Microscaling Formats v1.0.
+Source: the calls in vLLM's emulation of MX formats; OCP Microscaling Formats v1.0.
 """
 
 from __future__ import annotations

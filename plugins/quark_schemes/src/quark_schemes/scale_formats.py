@@ -1,6 +1,6 @@
-"""Scales: in which number format they are kept, how an ideal scale is rounded to it, and the shared exponents of MX formats.
+"""Scale formats: the number format of scales, how an ideal scale is rounded to it, and how scales are stored.
 
-Source: spec of the documented surface, §2.1, §2.4 and §2.6; OCP Microscaling Formats v1.0.
+Source: ``scale_format`` and ``scale_type`` of AMD Quark 0.13; OCP Microscaling Formats v1.0.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from quark_schemes.arithmetic.shared_exponent import decode_e8m0, encode_e8m0, s
 from quark_schemes.arithmetic.small_float import decode_small, encode_small, round_small_
 
 SMALLEST_SCALE = 2.0**-23
-"""Floor of integer scales, float32's machine epsilon: smaller tensors become 0."""
+"""Smallest scale of integers, float32's machine epsilon, as in AMD Quark: smaller tensors become 0."""
 
 
 class ScaleFormat(ABC):
-    """In which numbers scales are kept. The three methods work on any shape."""
+    """A number format of scales. The three methods accept any shape."""
 
     @abstractmethod
     def round(self, ideal: Tensor) -> Tensor:
-        """Scales as they are used, of ideal ones (positive, float32)."""
+        """Rounds ideal scales (positive, float32) to scales of this format."""
 
     def encode(self, scale: Tensor) -> Tensor:
-        """Scales as they lie in a checkpoint, of rounded ones."""
+        """Rounded scales as they are stored in a checkpoint."""
         return scale
 
     def decode(self, stored: Tensor) -> Tensor:
@@ -54,7 +54,7 @@ class PowerOfTwoScales(ScaleFormat):
 
     Attributes:
         mode: ``"ceil"`` or ``"floor"``.
-        stored: What a checkpoint holds: float32, bytes (exponent + 127), or torch's own dtype of such bytes.
+        stored: The dtype in a checkpoint: float32, bytes (exponent + 127), or torch's own dtype of such bytes.
     """
 
     mode: str
@@ -72,14 +72,14 @@ class PowerOfTwoScales(ScaleFormat):
 
 @attrs.frozen
 class SmallFloatScales(ScaleFormat):
-    """Small floats. No scale is 0: where the ideal one is too small the smallest serves, which is still nearer than nothing."""
+    """Small floats. No scale is 0: an ideal scale that is too small becomes the smallest positive value."""
 
     shape: FloatShape
     stored: torch.dtype = torch.uint8
 
     def round(self, ideal: Tensor) -> Tensor:
         rounded = round_small_(ideal.clone(), self.shape).clamp_(min=self.shape.smallest)
-        # What holds Inf or NaN stays visible: saturated, a broken block would look like a large one.
+        # Inf and NaN are kept: saturated, a broken block would look like a large one.
         return torch.where(torch.isfinite(ideal), rounded, ideal)
 
     def encode(self, scale: Tensor) -> Tensor:
@@ -106,16 +106,16 @@ _STORED_POWERS = {ScaleType.pof2: torch.float32, ScaleType.float8_e8m0fnu: torch
 
 
 def scale_error(spec: QTensorConfig) -> str | None:
-    """Why scales cannot be kept as a spec asks, with the cure, or None."""
+    """Why scales cannot have the format that a spec names, and the fix; None where they can."""
     if spec.scale_format in (None, *_NAMES):
         return None
     return f"scale_format={spec.scale_format!r} is unknown to {spec.dtype.name}: use one of {', '.join(_NAMES)}, or None"
 
 
 def with_outer_scale(spec: QTensorConfig) -> TensorSpec:
-    """What a spec of one stage with E4M3 scales means; other specs mean themselves.
+    """The two levels of a spec with E4M3 scales; any other spec as it is.
 
-    Such scales reach too short a way alone: they are relative to one more scale over the whole tensor.
+    E4M3 alone covers too few magnitudes, from 2^-9 to 448: such scales are relative to one more scale over the whole tensor.
     """
     if spec.scale_format != "e4m3" or spec.is_scale_quant:
         return spec
@@ -132,7 +132,7 @@ def with_outer_scale(spec: QTensorConfig) -> TensorSpec:
 
 
 def scale_format_of(spec: QTensorConfig) -> ScaleFormat:
-    """In which numbers the scales of a spec are kept: by its ``scale_format``, else by its ``scale_type``, else float32."""
+    """The scale format of a spec: by its ``scale_format``, else by its ``scale_type``, else float32."""
     if spec.scale_format in _BY_FORMAT:
         return _BY_FORMAT[spec.scale_format]
     if spec.scale_format == "e8m0" or spec.scale_type in _STORED_POWERS:

@@ -4,7 +4,7 @@ Rounding adds and takes away a power of two so large that only the wanted bits o
 to even by itself. Encoding multiplies by a power of two that puts the format's exponents, subnormal numbers included, where float32 has
 its own, so that a shift gives the code. No tables, no searches.
 
-Source: OCP 8-bit Floating Point Specification v1.0; OCP Microscaling Formats v1.0; spec of the documented surface, §2.2–2.4.
+Source: OCP 8-bit Floating Point Specification v1.0; OCP Microscaling Formats v1.0.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from quark_schemes.arithmetic.shared_exponent import decode_e8m0, encode_e8m0, s
 
 @attrs.frozen(kw_only=True)
 class PowerOfTwo(NumberFormat):
-    """Unsigned powers of two. Values are rounded up, so that nothing under such a scale saturates; 0 becomes the smallest normal number."""
+    """Unsigned powers of two. Rounding is upwards, so that no element saturates; 0 becomes the smallest normal number."""
 
     name: str
     bits: int = 8
@@ -21,7 +21,7 @@ class PowerOfTwo(NumberFormat):
 
     def spec_error(self, spec: QTensorConfig) -> str | None:
         if not spec.is_scale_quant:
-            return f"{self.name} holds scales only: use it as scale_format='e8m0', or as the second stage of a ScaleQuantSpec"
+            return f"{self.name} holds scales only: use it as scale_format='e8m0', or as the second level of a ScaleQuantSpec"
         return None
 
     def max_magnitude(self, spec: QTensorConfig) -> float:

@@ -1,6 +1,6 @@
 """Integers: codes are whole numbers between two bounds; a scale, and a zero point where ranges are asymmetric.
 
-Source: spec of the documented surface, §2.1.
+Source: AMD Quark 0.13.
 """
 
 from __future__ import annotations
@@ -66,11 +66,11 @@ class IntegerFormat(NumberFormat):
             return self._real_zero_point(low, high, spec)
         low, high = low.clamp(max=0), high.clamp(min=0)
         if spec.symmetric:
-            # Unsigned formats keep zero point 0 here too, as documented: negative values become 0.
+            # Unsigned formats have zero point 0 here too, as in AMD Quark: negative values become 0.
             scale = torch.maximum(-low, high) / self.max_magnitude(spec)
             return QParams(scale_format_of(spec).round(scale.clamp_(min=SMALLEST_SCALE)))
         scale = scale_format_of(spec).round(((high - low) / (self.high - self.low)).clamp_(min=SMALLEST_SCALE))
-        zero = (self.low - torch.round(low / scale.float())).clamp_(self.low, self.high)  # of infinite ranges NaN, which the run refuses
+        zero = (self.low - torch.round(low / scale.float())).clamp_(self.low, self.high)  # NaN for infinite ranges, which the run refuses
         return QParams(scale, zero.to(torch.int32))
 
     def _real_zero_point(self, low: Tensor, high: Tensor, spec: QTensorConfig) -> QParams:
@@ -81,11 +81,11 @@ class IntegerFormat(NumberFormat):
 
     def round_(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
         # A whole zero point moves codes, not ties: halfway values round to even as they do without it.
-        rounded = WHOLE_ROUNDINGS[self.rounding]
+        round_whole_ = WHOLE_ROUNDINGS[self.rounding]
         if zero is not None and zero.is_floating_point():
-            rounded(t.add_(zero))
+            round_whole_(t.add_(zero))
         else:
-            rounded(t)
+            round_whole_(t)
             if zero is not None:
                 t.add_(zero)
         return t.clamp_(self.low, self.high)

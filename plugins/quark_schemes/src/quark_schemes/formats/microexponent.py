@@ -4,7 +4,7 @@ A block shares an exponent E, each pair of neighbours one bit more: it is set wh
 four (MX6) or seven (MX9) bits: six or nine bits in all with a sixteenth of the exponent and half of the pair's bit.
 
 In a checkpoint a block is its mantissas in two's complement, packed little endian, then the pairs' bits, the first in the lowest place; the
-exponents, E + 127, are the scales. Source: Darvish Rouhani et al., arXiv 2302.08007; spec of the documented surface, §2.5.
+exponents, E + 127, are the scales. Source: Darvish Rouhani et al., arXiv 2302.08007; AMD Quark 0.13 (MX6, MX9).
 """
 
 from __future__ import annotations

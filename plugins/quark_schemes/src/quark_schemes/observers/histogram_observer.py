@@ -21,8 +21,8 @@ def options_error(observer: str, spec: QTensorConfig, known: Collection[str] = (
     unknown = [name for name, _ in spec.observer_options if name not in known]
     if not unknown:
         return None
-    cure = f"its options are {', '.join(known)}" if known else "it has none, leave observer_options out"
-    return f"{observer} has no option {', '.join(map(repr, unknown))}: {cure}"
+    fix = f"its options are {', '.join(known)}" if known else "it has none, leave observer_options out"
+    return f"{observer} has no option {', '.join(map(repr, unknown))}: {fix}"
 
 
 class HistogramObserver(Observer):

@@ -1,6 +1,6 @@
-"""Min-max observers: the range is all that was seen. The documented classes differ only in what may share a range.
+"""Min-max observers: the range runs from the smallest to the largest value. The classes differ only in the granularities they accept.
 
-Source: spec of the documented surface, §2.7.
+Source: the observers of AMD Quark 0.13.
 """
 
 from __future__ import annotations

@@ -28,7 +28,7 @@ _LARGEST_EXPONENT = 104  # the range of a 16-bit integer with this scale still i
 
 
 def power_of_two_error(observer: str, spec: QTensorConfig) -> str | None:
-    """Why no range gives the spec a power of two as its scale, with the cure, or None."""
+    """Why no range gives the spec a power of two as its scale, and the fix; None where one does."""
     if has_real_zero_point(spec):
         return f"{observer} keeps zero points whole: set zero_point_type=ZeroPointType.int32"
     if spec.scale_format == "e8m0":
