@@ -15,7 +15,7 @@ FLOAT32_MANTISSA = 23
 
 @attrs.frozen(kw_only=True)
 class FloatShape:
-    """What a small float is made of.
+    """The layout of a small float.
 
     Attributes:
         exponent_bits, mantissa_bits, bias: Of the format.

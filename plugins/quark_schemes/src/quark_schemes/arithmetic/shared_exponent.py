@@ -44,9 +44,9 @@ def shared_exponent_scale(amax: Tensor, mode: str, mantissa_bits: int, largest_e
         bits = bits + ((1 << _MANTISSA) - 1)
     exponent = (bits >> _MANTISSA).sub_(_BIAS + largest_exponent).clamp_(-_BIAS, _BIAS)
     scale = power_of_two(exponent)
-    # An empty block needs some scale: the smallest normal number, as the reference writes it, serves processors that flush subnormal ones.
+    # A block of zeros gets the smallest normal number, as in AMD Quark: processors that flush subnormal numbers can divide by it.
     scale = torch.where(amax == 0, 2.0 ** (1 - _BIAS), scale)
-    # Blocks that hold Inf or NaN stay visible: a shared exponent cannot say either.
+    # Inf and NaN are kept, so that broken blocks stay visible: a shared exponent cannot express either.
     return torch.where(torch.isfinite(amax), scale, amax)
 
 

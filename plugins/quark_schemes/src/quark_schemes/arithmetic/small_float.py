@@ -1,7 +1,7 @@
 """Arithmetic of small floating-point numbers: rounding, encoding and decoding as pure functions of a `FloatShape`.
 
-Rounding adds and takes away a power of two so large that only the wanted bits of a value survive the sum: the processor then rounds half
-to even by itself. Encoding multiplies by a power of two that puts the format's exponents, subnormal numbers included, where float32 has
+Rounding adds and subtracts a power of two so large that only the mantissa bits of the format survive the sum, which the processor rounds
+half to even. Encoding multiplies by a power of two that puts the format's exponents, subnormal numbers included, where float32 has
 its own, so that a shift gives the code. No tables, no searches.
 
 Source: OCP 8-bit Floating Point Specification v1.0; OCP Microscaling Formats v1.0.
@@ -34,7 +34,7 @@ def round_small_(t: Tensor, shape: FloatShape, rounding: RoundType = RoundType.h
     if rounding is not RoundType.half_even:
         spacing = (exponent - (shape.mantissa_bits << FLOAT32_MANTISSA)).view(torch.float32)
         return t.copy_(WHOLE_ROUNDINGS[rounding](t / spacing).mul_(spacing))
-    # 1.5 · 2^(exponent + 23 − mantissa bits): adding it leaves exactly the wanted mantissa bits.
+    # 1.5 · 2^(exponent + 23 − mantissa bits): adding it keeps exactly the mantissa bits of the format.
     magic = exponent.add_(((FLOAT32_MANTISSA - shape.mantissa_bits) << FLOAT32_MANTISSA) | (1 << (FLOAT32_MANTISSA - 1)))
     offset = magic.view(torch.float32)
     if not shape.keeps_signed_zero:
@@ -50,7 +50,7 @@ def _spacing_exponent(t: Tensor, shape: FloatShape) -> Tensor:
 
 
 def encode_small(scaled: Tensor, shape: FloatShape) -> Tensor:
-    """Codes, uint8, of values of the format multiplied by ``shape.to_own_exponents``. ``scaled`` is not kept.
+    """Codes, uint8, of values of the format multiplied by ``shape.to_own_exponents``. Overwrites ``scaled``.
 
     NaN has no code here: formats that have one are encoded by torch's own cast, or by the caller.
     """
@@ -66,7 +66,7 @@ def encode_small(scaled: Tensor, shape: FloatShape) -> Tensor:
 def decode_small(codes: Tensor, shape: FloatShape) -> Tensor:
     """Float32 values of uint8 codes; the inverse of `encode_small`. Codes that are no numbers become NaN or Inf."""
     if shape.nan_codes:
-        # A table of 256 values is as fast as arithmetic, and knows the exceptions.
+        # A table of 256 values is as fast as arithmetic, and holds the special codes.
         return torch.index_select(_table(shape, codes.device), 0, codes.reshape(-1).int()).reshape(codes.shape)
     return _decode_numbers(codes, shape)
 

@@ -1,4 +1,4 @@
-"""Rounding to whole numbers, in place, by documented method."""
+"""Rounding to whole numbers, in place, by the round methods of AMD Quark's public API."""
 
 from __future__ import annotations
 
@@ -21,4 +21,4 @@ WHOLE_ROUNDINGS: dict[RoundType, Callable[[Tensor], Tensor]] = {
     RoundType.floor: torch.Tensor.floor_,
     RoundType.round: round_half_away,
 }
-"""Rounding to whole numbers, in place, by documented method."""
+"""Rounds to whole numbers in place, by round method."""

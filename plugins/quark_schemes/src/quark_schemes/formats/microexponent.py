@@ -42,7 +42,7 @@ class Microexponent(BlockFloat):
 
     @property
     def _limit(self) -> float:
-        """What both values of a pair lie below where its step is halved, in units of the wider step."""
+        """The step of a pair is halved where both of its values are below this, in units of the wider step."""
         return float(1 << self.fraction_bits)
 
     def spec_error(self, spec: QTensorConfig) -> str | None:
@@ -68,9 +68,9 @@ class Microexponent(BlockFloat):
         return BlockFloat(**attrs.asdict(self, recurse=False))
 
     def _halved(self, t: Tensor) -> Tensor:
-        """Int32, shaped as ``t``: one exponent's worth of float32 bits where the step is halved, else 0."""
+        """Int32, shaped as ``t``: float32 bits that count for one exponent where the step is halved, else 0."""
         below = t.view(torch.int32).bitwise_and(_MAGNITUDE).sub_(_bits(self._limit))
-        # Of two neighbours in one 64-bit number: the sign bit of the one and of the other, at the place of the higher.
+        # Two neighbours as one 64-bit number: the AND of both sign bits, moved to bit 0 and spread.
         pair = below.view(torch.int64)
         both = pair.bitwise_left_shift(32).bitwise_and_(pair).bitwise_right_shift_(63)
         return both.view(torch.int32).bitwise_and_(_ONE_EXPONENT)

@@ -1,4 +1,4 @@
-"""Small floating-point numbers as element formats: FP8, FP6 and FP4, by one class. The arithmetic is in `small_float`."""
+"""Small floating-point numbers as element formats: FP8, FP6 and FP4, by one class. Arithmetic: `arithmetic.small_float`."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class MiniFloat(NumberFormat):
     """A floating-point number of few bits.
 
     Attributes:
-        shape: What it is made of.
+        shape: Its exponent, mantissa and special codes.
         torch_dtype: Torch's own dtype of these codes, in which checkpoints store them; None where they are packed into bytes.
-        rounding: Between two representable values.
+        rounding: How values between two representable ones are rounded.
     """
 
     name: str
@@ -81,7 +81,7 @@ class MiniFloat(NumberFormat):
         return round_small_(t, self.shape, self.rounding)
 
     def encode(self, t: Tensor) -> Tensor:
-        # Torch's cast knows NaN and, in this direction alone, is the faster of the two.
+        # Torch's cast handles NaN and is faster than `encode_small`; decoding is faster by `decode_small`.
         return t.to(self.torch_dtype) if self.torch_dtype is not None else self._encode(t * self.shape.to_own_exponents)
 
     def codes(self, t: Tensor, zero: Tensor | None = None) -> Tensor:

@@ -1,4 +1,4 @@
-"""Packing of formats whose codes are stored as they are, and whose scales are kept in the number format that the spec names."""
+"""Packing of formats whose codes are stored as they are, and whose scales have the number format that the spec names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Packing of block floating point: exponents are stored as bytes, exponent + 127, and count in units of the mantissa's first bit."""
+"""Packing of block floating point: the exponent of a block is stored as a byte, exponent + 127."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from quark_schemes.arithmetic.bits import pack_bits, pack_flags, unpack_bits, un
 from quark_schemes.arithmetic.shared_exponent import decode_e8m0, encode_e8m0
 
 PAIR_BITS = 8
-"""Bits of pairs in a byte."""
+"""Pairs whose bits fill a byte."""
 
 
 @attrs.frozen

@@ -1,4 +1,4 @@
-"""The documented scheme classes: schemes as objects with a ``config``. No torch here."""
+"""The scheme classes of AMD Quark's public API: schemes as objects with a ``config``. No torch here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The documented ``*Spec`` helpers: each builds a `QTensorConfig` from the few things that vary. No torch here."""
+"""The ``*Spec`` helpers of AMD Quark's public API: each builds a `QTensorConfig` from the few settings that vary. No torch here."""
 
 from quark_schemes.specs.block_float import BFP16Spec, MX6Spec, MX9Spec
 from quark_schemes.specs.float8 import (
