@@ -34,8 +34,9 @@ GAPS = {"auto": 0.125, "fp8": 0.75}
 """Largest difference, in nats, between our best token and vLLM's choice after the same words, by cache. Its kernels compute in bfloat16 and
 round int8 activations anew; the largest seen is 0.063. With an FP8 cache of the same keys and values that our simulation rounds, behind the
 rotary embedding, the largest seen is 0.47."""
-AGREE = 0.9
-"""Share of tokens on which both choose the same; the smallest seen is 67 of 72."""
+MEAN_GAPS = {"auto": 0.01, "fp8": 0.03}
+"""Mean of these differences over all generated tokens. The largest seen with an FP8 cache is 0.016; with the scale of other keys than those
+that are cached, 34 of 72 choices were the same, and single differences were 7."""
 
 
 def generated(directory: Path, cache: str) -> list[list[list[int]]]:
@@ -43,17 +44,22 @@ def generated(directory: Path, cache: str) -> list[list[list[int]]]:
     python = os.environ.get("VLLM_PYTHON")
     if not python:
         pytest.skip("VLLM_PYTHON names no interpreter with vLLM")
-    environ = {**os.environ, "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
+    environ = {
+        **{k: v for k, v in os.environ.items() if k != "PYTHONPATH"},
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
     script = directory.parent / "generate.py"
     script.write_text(CODE)
     command = [python, str(script), str(directory), cache, json.dumps(PROMPTS)]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=280, check=False)
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=1500, check=False)
     lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT")]
     assert lines, done.stderr[-3000:]
     return json.loads(lines[0].removeprefix("RESULT"))
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1600)
 @pytest.mark.parametrize("cache", ["auto", "fp8"])
 @pytest.mark.parametrize("scheme", ["int4_wo_128", "uint4_wo_64", "int8", "ptpc_fp8"])
 def test_vllm_loads_and_generates(scheme: str, cache: str, tmp_path: Path) -> None:
@@ -62,7 +68,7 @@ def test_vllm_loads_and_generates(scheme: str, cache: str, tmp_path: Path) -> No
     generates_what_ours_would(model, cache, tmp_path)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1600)
 def test_keys_behind_a_norm_have_the_scale_of_what_is_cached(tmp_path: Path) -> None:
     """The norm makes keys ten times as large; cached with the scale of what the projection gives, nearly all of them would saturate.
 
@@ -93,12 +99,12 @@ def generates_what_ours_would(model: nn.Module, cache: str, folder: Path) -> Non
     export_safetensors(model, folder / "out")
     tiny_tokenizer().save_pretrained(folder / "out")
     ours = import_model_from_safetensors(None, folder / "out")
-    same = []
+    all_gaps = []
     for prompt, new in generated(folder / "out", cache):
         with torch.no_grad():
             logits = ours(torch.tensor([prompt + new])).logits.float().log_softmax(-1)[0, len(prompt) - 1 : -1]
         chosen = logits.gather(1, torch.tensor(new)[:, None])[:, 0]
         gaps = logits.amax(1) - chosen
         assert gaps.max() <= GAPS[cache]
-        same += (gaps == 0).tolist()
-    assert sum(same) >= AGREE * len(same)
+        all_gaps += gaps.tolist()
+    assert sum(all_gaps) <= MEAN_GAPS[cache] * len(all_gaps)
