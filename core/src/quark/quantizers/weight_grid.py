@@ -171,8 +171,8 @@ class WeightGrid:
             return t
         return self._round(t, scales)
 
-    def rounder(self, scales: GroupScales, order: Tensor | None = None) -> Callable[[Tensor, int], Tensor]:
-        """A function that rounds one input channel, ``t [N]``, in place, given its number.
+    def rounder(self, scales: GroupScales, order: Tensor | None = None) -> Callable[..., Tensor]:
+        """A function of ``(t [N], number, out)`` that rounds the input channel of that number into ``out``, by default ``t``; returns it.
 
         It is what `round_` does with the scales of that channel, made ready for loops over all channels.
 
@@ -185,15 +185,14 @@ class WeightGrid:
         scale, inverse, zero = (_picked(x, which) for x in (scales.scale, scales.inverse, scales.zero))
         assert scale is not None
         exact = self._exact.round_
+        scaled, factor = (torch.div, scale) if inverse is None else (torch.mul, inverse)
 
-        def round_symmetric(t: Tensor, k: int) -> Tensor:
-            scaled = t.div_(scale[k]) if inverse is None else t.mul_(inverse[k])
-            return exact(scaled).mul_(scale[k])
+        def round_symmetric(t: Tensor, k: int, out: Tensor | None = None) -> Tensor:
+            return exact(scaled(t, factor[k], out=t if out is None else out)).mul_(scale[k])
 
-        def round_asymmetric(t: Tensor, k: int) -> Tensor:
+        def round_asymmetric(t: Tensor, k: int, out: Tensor | None = None) -> Tensor:
             assert zero is not None
-            scaled = t.div_(scale[k]) if inverse is None else t.mul_(inverse[k])
-            return exact(scaled, zero[k]).sub_(zero[k]).mul_(scale[k])
+            return exact(scaled(t, factor[k], out=t if out is None else out), zero[k]).sub_(zero[k]).mul_(scale[k])
 
         return round_symmetric if zero is None else round_asymmetric
 
