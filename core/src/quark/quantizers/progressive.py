@@ -19,7 +19,7 @@ from quark.quantizers.single_level import SingleLevelQuantizer
 
 @attrs.frozen(eq=False)
 class ProgressiveQuantizer(MultiLevelQuantizer):
-    """See `quark.quantizers.tensor_quantizer.TensorQuantizer` for what each method promises.
+    """`quark.quantizers.TensorQuantizer` says what each method promises.
 
     `QParams` hold the second level's scale and zero point, and as ``outer_scale`` the first level's scale.
 

@@ -1,4 +1,4 @@
-"""TensorQuantizer: one tensor spec made executable. `quantize → codes`, `dequantize` and `fake_quantize` agree exactly."""
+"""TensorQuantizer: the protocol of everything that quantizes a tensor. `quantize`, `dequantize` and `fake_quantize` agree exactly."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ OUTER_SCALE_OF_ZEROS = 2.0**-23
 
 @attrs.frozen(eq=False)
 class TwoLevelQuantizer(MultiLevelQuantizer):
-    """See `quark.quantizers.tensor_quantizer.TensorQuantizer` for what each method promises.
+    """`quark.quantizers.TensorQuantizer` says what each method promises.
 
     `QParams` hold the block scales as values of the scale level's format, and the outer scale. Of activations whose blocks are dynamic
     only the outer scale is kept, as ``scale``: block scales are found at each call.

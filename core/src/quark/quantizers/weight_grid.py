@@ -156,8 +156,8 @@ class WeightGrid:
             return t
         return self._round(t, scales)
 
-    def rounder(self, scales: GroupScales, order: Tensor | None = None) -> Callable[[Tensor, int], Tensor]:
-        """A function that rounds one input channel, ``t [N]``, in place, given its number.
+    def rounder(self, scales: GroupScales, order: Tensor | None = None) -> Callable[..., Tensor]:
+        """A function of ``(t [N], number, out)`` that rounds the input channel of that number into ``out``, by default ``t``; returns it.
 
         It does what `round_` does with the scales of that channel; they are looked up once for a loop over all channels.
 
@@ -170,15 +170,14 @@ class WeightGrid:
         scale, inverse, zero = (_views(x, groups) for x in (scales.scale, scales.inverse, scales.zero))
         assert scale is not None
         round_element = self._element_format.round_
+        divide, factor = (torch.div, scale) if inverse is None else (torch.mul, inverse)
 
-        def round_symmetric(t: Tensor, k: int) -> Tensor:
-            scaled = t.div_(scale[k]) if inverse is None else t.mul_(inverse[k])
-            return round_element(scaled).mul_(scale[k])
+        def round_symmetric(t: Tensor, k: int, out: Tensor | None = None) -> Tensor:
+            return round_element(divide(t, factor[k], out=t if out is None else out)).mul_(scale[k])
 
-        def round_asymmetric(t: Tensor, k: int) -> Tensor:
+        def round_asymmetric(t: Tensor, k: int, out: Tensor | None = None) -> Tensor:
             assert zero is not None
-            scaled = t.div_(scale[k]) if inverse is None else t.mul_(inverse[k])
-            return round_element(scaled, zero[k]).sub_(zero[k]).mul_(scale[k])
+            return round_element(divide(t, factor[k], out=t if out is None else out), zero[k]).sub_(zero[k]).mul_(scale[k])
 
         return round_symmetric if zero is None else round_asymmetric
 

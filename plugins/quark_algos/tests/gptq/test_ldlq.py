@@ -175,7 +175,7 @@ def test_the_process_has_as_many_threads_afterwards_as_before_even_where_a_round
     descend(done, found.damped.h, grid.rounder(scales))
     assert torch.get_num_threads() == 2
 
-    def failing(t: Tensor, k: int) -> Tensor:
+    def failing(t: Tensor, k: int, out: Tensor) -> Tensor:
         raise ZeroDivisionError
 
     for sweep_over in (lambda: ldlq(s.wt, found, failing), lambda: descend(done, found.damped.h, failing)):
