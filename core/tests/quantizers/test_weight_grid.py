@@ -51,6 +51,16 @@ def test_scales_and_values_are_those_of_round_to_nearest(scheme: str) -> None:
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
+def test_weights_are_exactly_the_values_of_their_codes(scheme: str) -> None:
+    spec = quark.schemes().load(scheme, "config")().weight
+    grid, quantizer = grid_of(spec), quantizer_for(spec, activation=False)
+    wt = transposed(weights())
+    scales = grid.fixed or grid.scales(wt)
+    for values, qparams in grid.weights(grid.round_(wt.clone(), grid.with_subscales(wt, scales)), scales):
+        assert torch.equal(values, quantizer.dequantize(quantizer.codes_of(values, qparams), qparams))
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_column_by_itself_is_rounded_as_in_the_whole(scheme: str) -> None:
     grid = grid_of(quark.schemes().load(scheme, "config")().weight)
     wt = transposed(weights())

@@ -27,7 +27,8 @@ class NumberFormat(ABC):
     A format owes four methods, `max_magnitude`, `round_`, `encode` and `decode`. The other methods have defaults that serve formats with a
     float32 scale, no zero point and codes that are stored as they are.
 
-    The engine (`quark.quantizers.single_level`) divides by the scale; the methods here work on *scaled* values ``t = x / scale``.
+    The engine (`quark.quantizers.single_level`) divides by the scale; the methods here work on *scaled* values ``t = x / scale``. It calls
+    them from several threads, on different parts of a tensor.
 
     Attributes:
         name: Registered name.
