@@ -15,7 +15,7 @@ from quark.config.model import QConfig
 from quark.config.tensor import QTensorConfig
 from quark.errors import PluginError
 from quark.plugins import FormatRecord, ObserverRecord, Source, formats, observers, schemes
-from quark.quantizers import QParams, number_format, observer_class, quantizer_for
+from quark.quantizers import Packing, QParams, number_format, observer_class, quantizer_for
 from quark.quantizers.self_check import refuse_broken
 from quark.runs import ModelQuantizer
 from quark.testing import tiny
@@ -27,24 +27,23 @@ MIN_MAX: Any = observer_class(QTensorConfig(dtype="int4"))
 
 
 class Loud(INT4):
-    """A sound one, with packing that a reader of this file can follow: int8 as it is."""
+    """A sound one, with the packing that a reader of this file can follow: int8 as it is."""
 
-    def pack(self, codes: Tensor, granularity: Any, order: str) -> Tensor:
-        return codes
-
-    def unpack(self, packed: Tensor, granularity: Any, order: str, shape: tuple[int, ...]) -> Tensor:
-        return packed
+    stored = Packing()
 
 
 class NotSaturating(Loud):
     def round_(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
         return t.round_()
 
-    def pack(self, codes: Tensor, granularity: Any, order: str) -> Tensor:
-        return codes & 15
+    class FourBits(Packing):
+        def pack(self, codes: Tensor, granularity: Any, order: str) -> Tensor:
+            return codes & 15
 
-    def unpack(self, packed: Tensor, granularity: Any, order: str, shape: tuple[int, ...]) -> Tensor:
-        return (packed << 4) >> 4
+        def unpack(self, packed: Tensor, granularity: Any, order: str, shape: tuple[int, ...]) -> Tensor:
+            return (packed << 4) >> 4
+
+    stored = FourBits()
 
 
 class NotIdempotent(Loud):
@@ -94,33 +93,51 @@ class StorageLie(Loud):
 
 
 class PackLossy(Loud):
-    def pack(self, codes: Tensor, granularity: Any, order: str) -> Tensor:
-        return codes & -2
+    class Broken(Packing):
+        def pack(self, codes: Tensor, granularity: Any, order: str) -> Tensor:
+            return codes & -2
+
+    stored = Broken()
 
 
 class PackLossyInOneOrder(Loud):
-    def unpack(self, packed: Tensor, granularity: Any, order: str, shape: tuple[int, ...]) -> Tensor:
-        return packed if order == "order" else packed.flip(-1)
+    class Broken(Packing):
+        def unpack(self, packed: Tensor, granularity: Any, order: str, shape: tuple[int, ...]) -> Tensor:
+            return packed if order == "order" else packed.flip(-1)
+
+    stored = Broken()
 
 
 class PackWrongShape(Loud):
-    def pack(self, codes: Tensor, granularity: Any, order: str) -> Tensor:
-        return codes if codes.is_meta else codes[:, :-1]
+    class Broken(Packing):
+        def pack(self, codes: Tensor, granularity: Any, order: str) -> Tensor:
+            return codes if codes.is_meta else codes[:, :-1]
+
+    stored = Broken()
 
 
 class PackWrongDtype(Loud):
-    def pack(self, codes: Tensor, granularity: Any, order: str) -> Tensor:
-        return codes if codes.is_meta else codes.short()
+    class Broken(Packing):
+        def pack(self, codes: Tensor, granularity: Any, order: str) -> Tensor:
+            return codes if codes.is_meta else codes.short()
+
+    stored = Broken()
 
 
 class UnpackWrongShape(Loud):
-    def unpack(self, packed: Tensor, granularity: Any, order: str, shape: tuple[int, ...]) -> Tensor:
-        return packed[:-1]
+    class Broken(Packing):
+        def unpack(self, packed: Tensor, granularity: Any, order: str, shape: tuple[int, ...]) -> Tensor:
+            return packed[:-1]
+
+    stored = Broken()
 
 
 class UnpackRaises(Loud):
-    def unpack(self, packed: Tensor, granularity: Any, order: str, shape: tuple[int, ...]) -> Tensor:
-        raise IndexError("lost")
+    class Broken(Packing):
+        def unpack(self, packed: Tensor, granularity: Any, order: str, shape: tuple[int, ...]) -> Tensor:
+            raise IndexError("lost")
+
+    stored = Broken()
 
 
 class QparamsNan(Loud):
@@ -144,21 +161,30 @@ class QparamsBare(Loud):
 
 
 class ScaleLost(Loud):
-    def unpack_qparams(self, tensors: Any, spec: Any, granularity: Any, order: str, shape: tuple[int, ...]) -> QParams:
-        return super().unpack_qparams(tensors, spec, granularity, order, shape).map(torch.ones_like)
+    class Broken(Packing):
+        def unpack_qparams(self, tensors: Any, spec: Any, granularity: Any, order: str, shape: tuple[int, ...]) -> QParams:
+            return super().unpack_qparams(tensors, spec, granularity, order, shape).map(torch.ones_like)
+
+    stored = Broken()
 
 
 class ScaleHalf(Loud):
-    def pack_qparams(self, qparams: QParams, spec: Any, granularity: Any, order: str) -> dict[str, Tensor]:
-        found: dict[str, Tensor] = super().pack_qparams(qparams, spec, granularity, order)
-        return found | {"scale": found["scale"].half()}
+    class Broken(Packing):
+        def pack_qparams(self, qparams: QParams, spec: Any, granularity: Any, order: str) -> dict[str, Tensor]:
+            found: dict[str, Tensor] = super().pack_qparams(qparams, spec, granularity, order)
+            return found | {"scale": found["scale"].half()}
+
+    stored = Broken()
 
 
 class PackLooksAtDevice(Loud):
     """Is its own inverse, but says without values another dtype than with them."""
 
-    def pack(self, codes: Tensor, granularity: Any, order: str) -> Tensor:
-        return codes.short() if codes.is_meta else codes
+    class Broken(Packing):
+        def pack(self, codes: Tensor, granularity: Any, order: str) -> Tensor:
+            return codes.short() if codes.is_meta else codes
+
+    stored = Broken()
 
 
 FORMATS: dict[type, str] = {
@@ -186,7 +212,9 @@ FORMATS: dict[type, str] = {
     ScaleHalf: "has scales that do not survive packing",
 }
 _NAMES = {mutant: f"broken_{mutant.__name__.lower()}" for mutant in (Loud, PackLooksAtDevice, *FORMATS)}
-globals().update({name: mutant(name=name, bits=4, signed=True, storage_dtype=torch.int8) for mutant, name in _NAMES.items()})
+globals().update(
+    {name: mutant(name=name, bits=4, signed=True, storage_dtype=torch.int8, packing=mutant.stored) for mutant, name in _NAMES.items()}
+)
 
 
 @pytest.fixture(autouse=True)

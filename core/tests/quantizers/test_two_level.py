@@ -1,4 +1,4 @@
-"""Two-stage specs: quantized scales, and a second quantization of the first one's codes."""
+"""Specs of two levels: quantized scales, and a second quantization of the first one's codes."""
 
 import pytest
 import torch
@@ -35,7 +35,7 @@ def test_block_scales_are_values_of_their_format_under_an_outer_scale_that_uses_
     assert qparams.outer_scale == x.abs().max() / (6 * SCALED[scheme])
     assert qparams.scale.max() == SCALED[scheme]
     assert isinstance(quantizer, TwoLevelQuantizer)
-    fmt = quantizer.scales.format
+    fmt = quantizer.scale_level.format
     assert torch.equal(fmt.decode(fmt.encode(qparams.scale.clone())), qparams.scale)
 
 
@@ -112,10 +112,10 @@ def test_nan_and_inf_stay_visible(scheme: str) -> None:
         assert not quantizer.fake_quantize(x).isfinite().all()
 
 
-def test_the_second_stage_of_a_progressive_spec_sees_what_the_first_can_say() -> None:
+def test_the_second_level_of_a_progressive_spec_sees_what_the_first_can_say() -> None:
     """INT4 steps of one channel, of values that FP8 has rounded: equal to carrying the two out one after the other."""
     quantizer, x = weight_quantizer("int4_fp8"), data(8, 64)
-    first, second = (quantizer_for(stage, activation=False) for stage in quark.schemes().load("int4_fp8", "config")().weight)
+    first, second = (quantizer_for(level, activation=False) for level in quark.schemes().load("int4_fp8", "config")().weight)
     values, qparams = quantizer.round_to_nearest(x)
     in_fp8, scale = first.round_to_nearest(x)
     one_by_one = second.fake_quantize(in_fp8 / scale.scale) * scale.scale
@@ -123,7 +123,7 @@ def test_the_second_stage_of_a_progressive_spec_sees_what_the_first_can_say() ->
     assert torch.equal(qparams.outer_scale, scale.scale)  # type: ignore[arg-type]
 
 
-def test_scales_in_e4m3_of_one_stage_mean_two() -> None:
+def test_scales_in_e4m3_of_one_level_mean_two() -> None:
     """``scale_format="e4m3"`` with dynamic ranges is what NVFP4 does when its outer scale is dynamic too."""
     helper = documented_object("FP4PerGroupSpec")
     spec = helper(ch_axis=-1, group_size=16, scale_format="e4m3", is_dynamic=True).to_quantization_spec()
@@ -135,8 +135,8 @@ def test_scales_in_e4m3_of_one_stage_mean_two() -> None:
 
 
 def test_scales_of_scales_may_be_powers_of_two() -> None:
-    blocks = stage("fp4", qscheme="per_group", ch_axis=-1, group_size=16, scale_type="float32")
-    quantizer = quantizer_for((blocks, stage("fp8_e8m0", is_scale_quant=True)), activation=False)
+    blocks = level("fp4", qscheme="per_group", ch_axis=-1, group_size=16, scale_type="float32")
+    quantizer = quantizer_for((blocks, level("fp8_e8m0", is_scale_quant=True)), activation=False)
     assert quantizer.shape_error((8, 64)) is None
     x = data(8, 64)
     values, qparams = quantizer.round_to_nearest(x)
@@ -148,23 +148,23 @@ def test_scales_of_scales_may_be_powers_of_two() -> None:
     assert (values - x).norm() / x.norm() < 0.15
 
 
-def stage(dtype: str, **more: object) -> QTensorConfig:
+def level(dtype: str, **more: object) -> QTensorConfig:
     return QTensorConfig(dtype=dtype, is_dynamic=False, symmetric=True, **{"qscheme": "per_tensor", **more})  # type: ignore[arg-type]
 
 
-def test_three_stages_are_refused() -> None:
-    with pytest.raises(UnsupportedError, match="one or two"):
-        quantizer_for((stage("fp8_e4m3"), stage("int8"), stage("int4")), activation=False)
+def test_three_levels_are_refused() -> None:
+    with pytest.raises(UnsupportedError, match="no number format builds a quantizer of the 3 levels fp8_e4m3 → int8 → int4"):
+        quantizer_for((level("fp8_e4m3"), level("int8"), level("int4")), activation=False)
 
 
-def test_stages_that_cannot_go_together_are_refused_with_the_cure() -> None:
-    channel = stage("int4", qscheme="per_channel", ch_axis=0)
-    group = stage("fp4", qscheme="per_group", ch_axis=-1, group_size=16)
+def test_levels_that_cannot_go_together_are_refused_with_the_cure() -> None:
+    channel = level("int4", qscheme="per_channel", ch_axis=0)
+    group = level("fp4", qscheme="per_group", ch_axis=-1, group_size=16)
     cases = {
-        "per_tensor in the second stage": (group, stage("fp8_e4m3", qscheme="per_channel", ch_axis=0, is_scale_quant=True)),
-        "set qscheme=per_tensor": (channel, stage("int4")),
-        "set symmetric=True": (group.set(dtype="uint4", symmetric=False), stage("fp8_e4m3", is_scale_quant=True)),
-        "set is_dynamic alike": (stage("fp8_e4m3"), channel.set(is_dynamic=True)),
+        "per_tensor in the second level": (group, level("fp8_e4m3", qscheme="per_channel", ch_axis=0, is_scale_quant=True)),
+        "set qscheme=per_tensor": (channel, level("int4")),
+        "set symmetric=True": (group.set(dtype="uint4", symmetric=False), level("fp8_e4m3", is_scale_quant=True)),
+        "set is_dynamic alike": (level("fp8_e4m3"), channel.set(is_dynamic=True)),
     }
     for cure, spec in cases.items():
         assert cure in str(quantizer_for(spec, activation=False).shape_error((16, 64)))

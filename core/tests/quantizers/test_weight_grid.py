@@ -51,6 +51,16 @@ def test_scales_and_values_are_those_of_round_to_nearest(scheme: str) -> None:
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
+def test_weights_are_exactly_the_values_of_their_codes(scheme: str) -> None:
+    spec = quark.schemes().load(scheme, "config")().weight
+    grid, quantizer = grid_of(spec), quantizer_for(spec, activation=False)
+    wt = transposed(weights())
+    scales = grid.fixed or grid.scales(wt)
+    for values, qparams in grid.weights(grid.round_(wt.clone(), grid.with_subscales(wt, scales)), scales):
+        assert torch.equal(values, quantizer.dequantize(quantizer.codes_of(values, qparams), qparams))
+
+
+@pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_column_by_itself_is_rounded_as_in_the_whole(scheme: str) -> None:
     grid = grid_of(quark.schemes().load(scheme, "config")().weight)
     wt = transposed(weights())
@@ -96,3 +106,28 @@ def test_scales_of_ranges_are_rounded_only_as_they_are_stored(scheme: str) -> No
     else:
         torch.testing.assert_close(first, high / grid.max_magnitude, rtol=2**-22, atol=0)
         torch.testing.assert_close(finer / first, torch.full_like(first, 1.01), rtol=2**-20, atol=0)
+
+
+def level(dtype: str, **more: object) -> QTensorConfig:
+    return QTensorConfig(dtype=dtype, is_dynamic=False, symmetric=True, **{"qscheme": "per_tensor", **more})  # type: ignore[arg-type]
+
+
+SPANNING = {
+    "quantized scales of two-dimensional blocks": (
+        level("fp4", qscheme="per_block", block_size=(4, 16), scale_type="float32"),
+        level("fp8_e4m3", is_scale_quant=True),
+    ),
+    "one scale twice": (level("fp8_e4m3"), level("int4")),
+}
+
+
+@pytest.mark.parametrize("shared", [False, True])
+@pytest.mark.parametrize("spec", SPANNING.values(), ids=SPANNING)
+def test_scales_that_span_rows_under_an_outer_scale_are_those_of_round_to_nearest(spec: tuple[QTensorConfig, ...], shared: bool) -> None:
+    grid, quantizer = grid_of(spec, shared=shared), quantizer_for(spec, activation=False)
+    observer = quantizer.observer() if shared else None
+    for w in weights() if observer is not None else ():
+        observer.observe(w)
+    expected = [quantizer.find_qparams(w, observer) for w in weights()]
+    assert grid.fixed is not None
+    assert all(same(a, b) for a, b in zip(grid.qparams(grid.fixed), expected, strict=True))

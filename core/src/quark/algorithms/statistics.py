@@ -9,10 +9,12 @@ import torch
 from torch import Tensor
 
 from quark.errors import PluginError
+from quark.parallel import parallel_map, row_slices
 
-_TILES = 4
-"""A Hessian is summed in this many strips, each from its own diagonal on: 5/8 of the whole product."""
-_SMALLEST_STRIP = 128
+_STRIP = 128
+"""Rows of a Hessian that are summed at a time, each strip from the diagonal on: little more than half of the whole product."""
+_WAITING = 2048
+"""Tokens that are copied and wait, on CPUs, until their products are added: threads then meet once for all of them."""
 _HALVES = (torch.float16, torch.bfloat16)
 
 
@@ -97,31 +99,23 @@ class Hessian(Statistic):
 
     def __init__(self, columns: int, device: torch.device) -> None:
         super().__init__(columns, device)
-        self._sum = torch.zeros(columns, columns, dtype=self.master, device=device)
+        self._products = _Products(columns, self.master, device, is_symmetric=True)
         self._fourth = torch.zeros(2, dtype=torch.float64, device=device)  # Σ ‖x‖⁴ and Σ_k x_k⁴
-        self._is_upper = True
 
     def accumulate(self, x: Tensor, reference: Tensor | None) -> None:
         squares = x.float().square()
         self._fourth += torch.stack([part.double().square().sum() for part in (squares.sum(1), torch.linalg.vector_norm(squares, dim=1))])
-        x = x if x.is_cuda and x.dtype in _HALVES else x.float()
-        strip = max(-(-self.columns // _TILES), _SMALLEST_STRIP)
-        for left in range(0, self.columns, strip):
-            _add_product(self._sum[left : left + strip, left:], x[:, left : left + strip], x[:, left:])
-        self._is_upper = True
+        # The copy is for layers that change their input in place while it waits.
+        x = x.float() if x.is_cuda and x.dtype not in _HALVES else x if x.is_cuda else x.to(torch.float32, copy=True)
+        self._products.add(x, x)
 
     def add(self, other: Hessian) -> None:
-        self._sum += other._sum
+        self._products.merge(other._products)
         self._fourth += other._fourth
-        self._is_upper = True
 
     def matrix(self) -> Tensor:
         """H, symmetric; the sum itself, not to be changed."""
-        if self._is_upper:
-            # Below the diagonal nothing counts but what lies in the strips, which is the same sum in another order.
-            self._sum = self._sum.triu_().add_(self._sum.triu(1).t())
-            self._is_upper = False
-        return self._sum
+        return self._products.total()
 
     def shrinkage(self) -> tuple[float, float]:
         """Return how much of what H shows is likely to be chance, from 0 to 1: off its diagonal, and in the differences along it.
@@ -162,18 +156,18 @@ class CrossMoment(Statistic):
 
     def __init__(self, columns: int, device: torch.device) -> None:
         super().__init__(columns, device)
-        self._sum = torch.zeros(columns, columns, dtype=torch.float32, device=device)
+        self._products = _Products(columns, torch.float32, device, is_symmetric=False)
 
     def accumulate(self, x: Tensor, reference: Tensor | None) -> None:
         if reference is not None:
-            _add_product(self._sum, reference.float() - x.float(), x.float())
+            self._products.add(reference.float() - x.float(), x.to(torch.float32, copy=not x.is_cuda))
 
     def add(self, other: CrossMoment) -> None:
-        self._sum += other._sum
+        self._products.merge(other._products)
 
     def matrix(self) -> Tensor:
         """D; the sum itself, not to be changed."""
-        return self._sum
+        return self._products.total()
 
 
 class AbsMax(Statistic):
@@ -207,6 +201,64 @@ class AbsMean(Statistic):
     def value(self) -> Tensor:
         """The mean; 0 where nothing was seen."""
         return (self._sum / max(self.tokens, 1)).float()
+
+
+class _Products:
+    """``Σ aᵀ b [K, K]`` over batches of tokens, summed by strips of rows in several threads.
+
+    On CPUs batches wait until they are many: threads then meet once for all of them.
+
+    Args:
+        columns: K.
+        dtype: Of the sum over batches; within a batch it is float32.
+        device: Of the batches.
+        is_symmetric: Whether every a is its b: then strips are summed from the diagonal on, little more than half of the whole product.
+    """
+
+    def __init__(self, columns: int, dtype: torch.dtype, device: torch.device, *, is_symmetric: bool) -> None:
+        self._sum = torch.zeros(columns, columns, dtype=dtype, device=device)
+        self._is_symmetric = is_symmetric
+        self._is_mirrored = True
+        self._waiting: list[tuple[Tensor, Tensor]] = []
+
+    def add(self, a: Tensor, b: Tensor) -> None:
+        """Add the product of ``a, b [tokens, K]``, which are kept as they are and may not be changed."""
+        self._waiting.append((a, b))
+        if a.is_cuda or sum(len(tokens) for tokens, _ in self._waiting) >= _WAITING:
+            self._sum_up()
+
+    def merge(self, other: _Products) -> None:
+        """Add what another sum of the same kind holds."""
+        self._sum += other.total()
+
+    def total(self) -> Tensor:
+        """The sum itself."""
+        self._sum_up()
+        if self._is_symmetric and not self._is_mirrored:
+            _mirror_upper_(self._sum)
+            self._is_mirrored = True
+        return self._sum
+
+    def _sum_up(self) -> None:
+        if not self._waiting:
+            return
+        batches, self._waiting, self._is_mirrored = self._waiting, [], False
+
+        def add_to(rows: slice) -> None:
+            start = rows.start if self._is_symmetric else 0
+            for a, b in batches:
+                _add_product(self._sum[rows, start:], a[:, rows], b[:, start:])
+
+        parallel_map(add_to, row_slices(len(self._sum), 1, _STRIP), self._sum.device)
+
+
+def _mirror_upper_(h: Tensor) -> None:
+    """Copy what lies above the diagonal of ``h [K, K]`` to below it, by strips that caches hold."""
+    for left in range(0, h.shape[0], _STRIP):
+        right = left + _STRIP
+        corner = h[left:right, left:right]
+        corner.copy_(corner.triu() + corner.triu(1).t())
+        h[right:, left:right] = h[left:right, right:].t()
 
 
 def _add_product(target: Tensor, a: Tensor, b: Tensor) -> None:

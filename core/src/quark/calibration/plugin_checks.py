@@ -21,7 +21,7 @@ from quark.config.architecture import Architecture
 from quark.modules import QuantizedLayer
 from quark.plugins.attribution import Origin, attributed
 from quark.plugins.expected import described, lacking
-from quark.quantizers.on_grid import misfit
+from quark.quantizers.on_grid import grid_error
 
 _MEMBERS = {
     "rounding": ("needs", "applies_to", "round"),
@@ -120,7 +120,7 @@ class _LayerState:
             return "has the parameter it had: rounded values belong in a new one, since others may share the old"
         if self.bias is not None and not _same(layer.bias, self.bias):
             return "has another bias: a rounding changes weights alone"
-        return misfit(module.quantizer, module.qparams, weight.detach())
+        return grid_error(module.quantizer, module.qparams, weight.detach())
 
 
 class CheckedTransform:

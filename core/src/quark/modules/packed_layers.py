@@ -20,8 +20,7 @@ from quark.modules.quantizer_module import QuantizerModule
 from quark.modules.stored_scales import refuse_bad_scales
 from quark.plugins.attribution import origin
 from quark.quantizers import cast_finite, quantizer_for
-from quark.quantizers.on_grid import LOSSY, misfit_of_codes
-from quark.quantizers.progressive import ProgressiveQuantizer
+from quark.quantizers.on_grid import LOSSY, codes_error
 from quark.quantizers.tensor_quantizer import TensorQuantizer
 
 PREFIXES = {"weight": "weight", "bias": "bias", "input_tensors": "input", "output_tensors": "output"}
@@ -199,7 +198,7 @@ def stored_tensors(name: str, module: QuantizerModule, values: Tensor, order: st
     assert qparams is not None
     names = [stage.dtype.name for stage in levels(quantizer.spec)]
     codes = quantizer.codes_of(values.detach(), qparams)
-    complaint = misfit_of_codes(quantizer, qparams, values.detach(), codes, order)
+    complaint = codes_error(quantizer, qparams, values.detach(), codes, order)
     if complaint is not None and complaint != LOSSY:
         raise ConfigError(
             f"'{name}' cannot be stored as {' → '.join(names)}: it {complaint}. It was changed after it was quantized, or by a broken "
@@ -210,7 +209,7 @@ def stored_tensors(name: str, module: QuantizerModule, values: Tensor, order: st
     if any(n in announced and (t.shape, t.dtype) != (announced[n].shape, announced[n].dtype) for n, t in made.items()):
         complaint = "packs to other shapes or dtypes than on the meta device, by which checkpoints are laid out"
     if complaint is not None:
-        raise origin("formats", names[-1] if isinstance(quantizer, ProgressiveQuantizer) else names[0]).error(f"{complaint} (at '{name}')")
+        raise origin("formats", quantizer.stored_level.format.name).error(f"{complaint} (at '{name}')")
     return made
 
 

@@ -1,10 +1,12 @@
-"""Numerics: number formats, observers and tensor quantizers; protocols and the machinery that serves them all."""
+"""Number formats, packing, observers, tensor quantizers and the grid of a weight: protocols, and the engine that serves them all."""
 
-from quark.quantizers.build import canonicalize, format_of, number_format, observer_class, packed_dtype, quantizer_for
+from quark.quantizers.build import canonicalize, format_of, level_quantizer, number_format, observer_class, packed_dtype, quantizer_for
 from quark.quantizers.finite import cast_finite
 from quark.quantizers.granularity import Granularity, PerBlock, PerChannel, PerGroup, PerTensor, PerToken, granularity_of
+from quark.quantizers.multi_level import MultiLevelQuantizer
 from quark.quantizers.number_format import NumberFormat
 from quark.quantizers.observer import Observer
+from quark.quantizers.packing import Packing
 from quark.quantizers.qparams import QParams
 from quark.quantizers.single_level import TILE_ELEMENTS
 from quark.quantizers.tensor_quantizer import TensorQuantizer
@@ -14,8 +16,10 @@ __all__ = [
     "TILE_ELEMENTS",
     "Granularity",
     "GroupScales",
+    "MultiLevelQuantizer",
     "NumberFormat",
     "Observer",
+    "Packing",
     "PerBlock",
     "PerChannel",
     "PerGroup",
@@ -28,6 +32,7 @@ __all__ = [
     "cast_finite",
     "format_of",
     "granularity_of",
+    "level_quantizer",
     "number_format",
     "observer_class",
     "packed_dtype",

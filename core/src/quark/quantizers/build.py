@@ -1,4 +1,4 @@
-"""From a spec's names to objects: number format, observer, quantizer. The registries are asked; nothing is known here by name."""
+"""Builds number formats, observers and quantizers from the names in a spec, through the registries."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from quark.quantizers.tensor_quantizer import TensorQuantizer
 from quark.quantizers.two_level import TwoLevelQuantizer
 
 _EXAMPLE = 32
-"""Side of a matrix that every format can pack."""
+"""Rows and columns of a matrix that every format can pack."""
 
 
 def number_format(dtype: Dtype | str) -> NumberFormat:
@@ -30,21 +30,21 @@ def number_format(dtype: Dtype | str) -> NumberFormat:
     Raises:
         UnknownNameError: No installed plugin provides it.
     """
-    found: NumberFormat = formats().load(Dtype(dtype).name if isinstance(dtype, str) else dtype.name, "format")
-    return found
+    value: NumberFormat = formats().load(Dtype(dtype).name if isinstance(dtype, str) else dtype.name, "format")
+    return value
 
 
 def packed_dtype(dtype: Dtype | str) -> torch.dtype:
-    """In which torch dtype a checkpoint holds codes of that format; raises as `number_format`."""
-    found = number_format(dtype)
-    codes = torch.empty(_EXAMPLE, _EXAMPLE, dtype=found.storage_dtype, device="meta")
-    return found.pack(codes, PerGroup(_EXAMPLE), "order").dtype
+    """The torch dtype in which a checkpoint stores codes of that format; raises as `number_format`."""
+    value = number_format(dtype)
+    codes = torch.empty(_EXAMPLE, _EXAMPLE, dtype=value.storage_dtype, device="meta")
+    return value.packing.pack(codes, PerGroup(_EXAMPLE), "order").dtype
 
 
 def canonicalize(spec: TensorSpec) -> tuple[QTensorConfig, ...]:
-    """The levels that a spec means, each spelled out by its format."""
-    given = (spec,) if isinstance(spec, QTensorConfig) else spec
-    return tuple(stage for one in given for stage in levels(number_format(one.dtype).canonicalize(one)))
+    """The levels of a spec, each made explicit by its format."""
+    written = (spec,) if isinstance(spec, QTensorConfig) else spec
+    return tuple(level for one in written for level in levels(number_format(one.dtype).canonicalize(one)))
 
 
 def format_of(spec: QTensorConfig) -> NumberFormat:
@@ -53,38 +53,38 @@ def format_of(spec: QTensorConfig) -> NumberFormat:
 
 
 def observer_class(spec: QTensorConfig) -> type[Observer]:
-    """The observer of a spec: the class given, or the registered one of that name or class name; the format's own where none is named.
+    """The observer of a spec: its class, or the one registered under its name or class name; where it has none, the format's default.
 
     Raises:
         UnknownNameError: No installed plugin provides it.
         ConfigError: It is no observer.
     """
     named = spec.observer_cls if spec.observer_cls is not None else number_format(spec.dtype).default_observer
-    found = _registered(named) if isinstance(named, str) else named
-    if not (isinstance(found, type) and issubclass(found, Observer)):
+    cls = _registered(named) if isinstance(named, str) else named
+    if not (isinstance(cls, type) and issubclass(cls, Observer)):
         raise ConfigError(
             f"observer_cls={named!r} of {spec.dtype.name} is no observer: give a subclass of quark.quantizers.Observer, or its name"
         )
-    return found
+    return cls
 
 
 def _registered(name: str) -> object:
-    """The observer registered under a name or a class name, or else what plugins document under it."""
+    """The observer registered under a name or a class name, else the object that a plugin exports under it."""
     record = next((r for r in observers() if name in (r.class_name, r.name, *r.aliases)), None)
     return documented_object(name) if record is None else observers().load(record.name, "observer")
 
 
 def quantizer_for(spec: TensorSpec, *, activation: bool) -> TensorQuantizer:
-    """The quantizer of a tensor.
+    """The quantizer of a tensor: that of a number format with a scale structure of its own, else one of the core's.
 
     Args:
-        spec: One stage, or several.
+        spec: Of one level, or of several.
         activation: Whether the tensor is an activation: a dynamic scale per channel then means one per token.
 
     Raises:
         ConfigError: The spec is incomplete.
         UnknownNameError: A format or an observer is not installed.
-        UnsupportedError: More than two levels.
+        UnsupportedError: No builder accepts that many levels.
     """
     return _quantizer(spec if isinstance(spec, QTensorConfig) else tuple(spec), activation, catalog())
 
@@ -92,18 +92,26 @@ def quantizer_for(spec: TensorSpec, *, activation: bool) -> TensorQuantizer:
 @lru_cache(maxsize=1024)
 def _quantizer(spec: TensorSpec, activation: bool, plugins: Catalog) -> TensorQuantizer:
     """Quantizers are values: layers with equal specs share one, as long as ``plugins`` are those that names are looked up in."""
-    found = canonicalize(spec)
-    if len(found) > 2:
-        names = " → ".join(s.dtype.name for s in found)
-        raise UnsupportedError(f"{len(found)} stages ({names}) cannot be carried out: a tensor has one or two")
-    first, *rest = (_stage(stage, activation) for stage in found)
-    if not rest:
-        return first
-    return TwoLevelQuantizer(first, rest[0]) if found[1].is_scale_quant else ProgressiveQuantizer(first, rest[0])
+    # Copies: quantizers outlive the configurations that they are made from, which may be changed.
+    specs = tuple(level.copied() for level in canonicalize(spec))
+    for level in specs:
+        quantizer = format_of(level).quantizer(specs, activation=activation)
+        if quantizer is not None:
+            return quantizer
+    if len(specs) == 1:
+        return level_quantizer(specs[0], activation=activation)
+    if len(specs) > 2:
+        names = " → ".join(level.dtype.name for level in specs)
+        raise UnsupportedError(
+            f"no number format builds a quantizer of the {len(specs)} levels {names}: a tensor has one or two, unless a format of a "
+            "plugin's own provides the quantizer (NumberFormat.quantizer)"
+        )
+    first, second = (level_quantizer(level, activation=activation) for level in specs)
+    return TwoLevelQuantizer(first, second) if specs[1].is_scale_quant else ProgressiveQuantizer(first, second)
 
 
-def _stage(spec: QTensorConfig, activation: bool) -> SingleLevelQuantizer:
-    found = format_of(spec)
-    granularity = PerTensor() if found.is_cast else granularity_of(spec, activation=activation)
-    # A copy: quantizers outlive the configurations that they are made from, which may be changed.
-    return SingleLevelQuantizer(spec.copied(), granularity, found, observer_class(spec))
+def level_quantizer(spec: QTensorConfig, *, activation: bool) -> SingleLevelQuantizer:
+    """The quantizer of one level of a canonical spec, by its format, granularity and observer."""
+    number_format = format_of(spec)
+    granularity = PerTensor() if number_format.is_cast else granularity_of(spec, activation=activation)
+    return SingleLevelQuantizer(spec, granularity, number_format, observer_class(spec))

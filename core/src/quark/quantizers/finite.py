@@ -1,7 +1,7 @@
-"""Cast computed values to a narrower dtype without making infinities of them.
+"""Casts of computed values to a narrower dtype that do not overflow to infinity.
 
-Rounding may go up: the largest magnitude of a symmetric int4 tensor lies at 7.5 steps, and comes back as 8. Of a float16 tensor that
-reaches 62,000 that is 66,133, which float16 does not have.
+Rounding may go up: the largest magnitude of a symmetric INT4 tensor lies at 7.5 steps and is rounded to 8. For a float16 tensor whose
+largest magnitude is 62,000 that gives 66,133, which is beyond float16.
 """
 
 from __future__ import annotations
@@ -9,17 +9,17 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-_FAR = 2.0**120
-"""Dtypes that reach beyond this have float32's exponents: what is computed in float32 fits into them."""
+_LARGEST_OF_NARROW = 2.0**120
+"""A dtype whose largest value exceeds this has float32's exponents, so that every float32 result fits into it."""
 
 
 def cast_finite(values: Tensor, dtype: torch.dtype) -> Tensor:
     """Return ``values`` in ``dtype``, those beyond its range as its largest finite value; NaN stays NaN."""
     limit = torch.finfo(dtype).max
-    return values.to(dtype) if limit > _FAR else values.clamp(-limit, limit).to(dtype)
+    return values.to(dtype) if limit > _LARGEST_OF_NARROW else values.clamp(-limit, limit).to(dtype)
 
 
 def keep_finite_(x: Tensor) -> Tensor:
-    """Make infinities of ``x``, which a narrower dtype has made of large values, its largest finite values; in place. NaN stays NaN."""
+    """Replace infinities in ``x`` by the largest finite value of its dtype, in place; NaN stays NaN. Returns ``x``."""
     limit = torch.finfo(x.dtype).max
-    return x if limit > _FAR else x.clamp_(-limit, limit)
+    return x if limit > _LARGEST_OF_NARROW else x.clamp_(-limit, limit)

@@ -1,7 +1,7 @@
-"""Granularity: which elements share a scale, as a view of the tensor whose last axes hold exactly the elements that share one.
+"""Granularity: which elements of a tensor share a scale.
 
-A granularity is a value with three questions answered: the shape of its scales for a tensor, the view in which one scale serves one row
-of elements, and the way back. Views copy nothing where the axis that is grouped is the last one.
+A granularity is a value that gives the shape of the scales of a tensor, the view in which each row holds the elements of one scale, and
+the way back. Views copy nothing where the axis that is grouped is the last one.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class Granularity(ABC):
 
     @abstractmethod
     def rows(self, x: Tensor) -> Tensor:
-        """``x`` seen as ``[scales, elements]``: row *i* holds the elements of scale *i*, in the order of `scale_shape` flattened."""
+        """``x`` as ``[scales, elements]``: row *i* holds the elements of scale *i*, in the order of `scale_shape` flattened."""
 
     @abstractmethod
     def scale_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
@@ -33,19 +33,23 @@ class Granularity(ABC):
 
     @abstractmethod
     def expand_scale(self, scale: Tensor, shape: tuple[int, ...]) -> Tensor:
-        """Scales of a matrix of that shape with one row for each of its rows: ``[rows, groups of columns]``, a view where it can be."""
+        """Scales of a matrix of that shape, repeated to ``[rows, groups of columns]``; a view where possible."""
 
     @abstractmethod
-    def reduce_scale(self, spread: Tensor) -> Tensor:
-        """The inverse of `spread`."""
+    def reduce_scale(self, expanded: Tensor) -> Tensor:
+        """The inverse of `expand_scale`."""
+
+    def columns_per_scale(self, columns: int) -> int | None:
+        """Input channels that share a scale in one row of a weight ``[O, columns]``; None where scales span rows."""
+        return None
 
     def shape_error(self, shape: tuple[int, ...]) -> str | None:
-        """Why a tensor of that shape cannot be quantized so, or None."""
+        """Why a tensor of that shape cannot be quantized so; None where it can."""
         return None
 
     @property
     def is_local(self) -> bool:
-        """Whether no scale spans two vectors along the last axis, so that a tensor can be worked on in parts."""
+        """Whether no scale spans two vectors along the last axis, so that a tensor can be quantized in parts."""
         return False
 
 
@@ -65,8 +69,8 @@ class PerTensor(Granularity):
     def expand_scale(self, scale: Tensor, shape: tuple[int, ...]) -> Tensor:
         return scale.reshape(1, 1).expand(shape[0], 1)
 
-    def reduce_scale(self, spread: Tensor) -> Tensor:
-        return spread[0, 0]
+    def reduce_scale(self, expanded: Tensor) -> Tensor:
+        return expanded[0, 0]
 
 
 @attrs.frozen
@@ -89,8 +93,11 @@ class PerChannel(Granularity):
     def expand_scale(self, scale: Tensor, shape: tuple[int, ...]) -> Tensor:
         return scale[:, None] if self.axis % 2 == 0 else scale[None].expand(shape)
 
-    def reduce_scale(self, spread: Tensor) -> Tensor:
-        return spread[:, 0] if self.axis % 2 == 0 else spread[0]
+    def reduce_scale(self, expanded: Tensor) -> Tensor:
+        return expanded[:, 0] if self.axis % 2 == 0 else expanded[0]
+
+    def columns_per_scale(self, columns: int) -> int | None:
+        return columns if self.axis in (0, -2) else None
 
     def shape_error(self, shape: tuple[int, ...]) -> str | None:
         return None if -len(shape) <= self.axis < len(shape) else f"has no axis {self.axis}"
@@ -114,8 +121,11 @@ class PerToken(Granularity):
     def expand_scale(self, scale: Tensor, shape: tuple[int, ...]) -> Tensor:
         return scale[:, None]
 
-    def reduce_scale(self, spread: Tensor) -> Tensor:
-        return spread[:, 0]
+    def reduce_scale(self, expanded: Tensor) -> Tensor:
+        return expanded[:, 0]
+
+    def columns_per_scale(self, columns: int) -> int | None:
+        return columns
 
 
 @attrs.frozen
@@ -140,8 +150,11 @@ class PerGroup(Granularity):
     def expand_scale(self, scale: Tensor, shape: tuple[int, ...]) -> Tensor:
         return scale
 
-    def reduce_scale(self, spread: Tensor) -> Tensor:
-        return spread
+    def reduce_scale(self, expanded: Tensor) -> Tensor:
+        return expanded
+
+    def columns_per_scale(self, columns: int) -> int | None:
+        return self._size(columns)
 
     def shape_error(self, shape: tuple[int, ...]) -> str | None:
         size = self._size(shape[-1])
@@ -168,8 +181,8 @@ class PerBlock(Granularity):
     def expand_scale(self, scale: Tensor, shape: tuple[int, ...]) -> Tensor:
         return scale.repeat_interleave(self.size[0], 0)
 
-    def reduce_scale(self, spread: Tensor) -> Tensor:
-        return spread[:: self.size[0]]
+    def reduce_scale(self, expanded: Tensor) -> Tensor:
+        return expanded[:: self.size[0]]
 
     def shape_error(self, shape: tuple[int, ...]) -> str | None:
         fits = len(shape) == 2 and shape[0] % self.size[0] == 0 and shape[1] % self.size[1] == 0
@@ -177,7 +190,7 @@ class PerBlock(Granularity):
 
 
 def granularity_of(spec: QTensorConfig, *, activation: bool) -> Granularity:
-    """The granularity a spec asks for.
+    """The granularity of a spec.
 
     Activations with a dynamic scale per channel of axis 1 or -2 mean one scale per token, whatever the rank: that is how the formats are
     documented and how runtimes compute them.

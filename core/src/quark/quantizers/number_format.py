@@ -1,22 +1,34 @@
-"""NumberFormat: element codes ↔ values, range, rounding, packing. A format is a value, never a branch."""
+"""NumberFormat: the values that an element can have, their codes, and the scales of a range. A format is a value, never a branch."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 
+from quark.config.enums import RoundType, ScaleType
 from quark.config.layer import TensorSpec
 from quark.config.tensor import QTensorConfig
-from quark.quantizers.granularity import Granularity
+from quark.quantizers.packing import AS_THEY_ARE, Packing
 from quark.quantizers.qparams import QParams
+
+if TYPE_CHECKING:
+    from quark.quantizers.tensor_quantizer import TensorQuantizer
+
+SMALLEST_SCALE = float(torch.finfo(torch.float32).tiny)
+"""Smallest scale that `NumberFormat.qparams` gives, float32's smallest normal number: the scale of a group of zeros must not be 0."""
 
 
 class NumberFormat(ABC):
-    """A number format. Implementations are frozen attrs values in plugins; the core knows none by name.
+    """A number format. The core knows none by name; plugins register values of subclasses.
 
-    The engine (`quark.quantizers.single_level`) works on *scaled* values ``t = x / scale``, and asks the format to round them.
+    A format owes four methods, `max_magnitude`, `round_`, `encode` and `decode`. The other methods have defaults that serve formats with a
+    float32 scale, no zero point and codes that are stored as they are.
+
+    The engine (`quark.quantizers.single_level`) divides by the scale; the methods here work on *scaled* values ``t = x / scale``. It calls
+    them from several threads, on different parts of a tensor.
 
     Attributes:
         name: Registered name.
@@ -24,28 +36,83 @@ class NumberFormat(ABC):
         storage_dtype: Torch dtype of unpacked codes.
         is_cast: Whether the format has no scales: values are cast to ``storage_dtype`` and that is all.
         default_observer: Documented name of the observer of specs that name none.
+        packing: How codes and scales are stored in a checkpoint.
     """
 
     name: str
     bits: float
     storage_dtype: torch.dtype
     is_cast: bool = False
-    default_observer: str = "PlaceholderObserver"
+    default_observer: str = "MinMaxObserver"
+    packing: Packing = AS_THEY_ARE
 
     @abstractmethod
+    def max_magnitude(self, spec: QTensorConfig) -> float:
+        """Largest representable magnitude in units of the scale: 448 for E4M3, 7.5 for INT4.
+
+        The ideal symmetric scale of a range is its largest magnitude divided by this.
+        """
+
+    @abstractmethod
+    def round_(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
+        """Round scaled float32 values in place to the nearest representable ones, ties to the even code, saturating; returns ``t``.
+
+        NaN stays NaN. Formats in which neighbours share bits look at the last axis, which holds whole groups of the spec's granularity.
+        ``zero`` is None for formats without zero points; else (int32: whole; float: real) it is broadcast over ``t`` and added on the way,
+        and the result counts from it.
+        """
+
+    @abstractmethod
+    def encode(self, t: Tensor) -> Tensor:
+        """Codes, in ``storage_dtype``, of values that `round_` returned."""
+
+    @abstractmethod
+    def decode(self, codes: Tensor) -> Tensor:
+        """The float32 values of codes; the inverse of `encode`."""
+
+    def codes(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
+        """Codes of scaled values: `round_`, then `encode`. May overwrite ``t``. Formats override it where one step does both."""
+        return self.encode(self.round_(t, zero))
+
+    def qparams(self, low: Tensor, high: Tensor, spec: QTensorConfig) -> QParams:
+        """Scales, and zero points, of ranges ``[low, high]``, float32, of any shape; the shape stays."""
+        return QParams((torch.maximum(-low, high) / self.max_magnitude(spec)).clamp_(min=SMALLEST_SCALE))
+
     def spec_error(self, spec: QTensorConfig) -> str | None:
-        """What a spec of this format lacks or contradicts, with the cure; None where it is complete."""
+        """What a spec of this format lacks or contradicts, and the fix; None where it is complete.
+
+        The default is that of a format with the default scales: float32, without zero points, rounding to nearest.
+        """
+        missing = [name for name in ("is_dynamic", "qscheme") if getattr(spec, name) is None]
+        if missing:
+            return f"{self.name} needs {' and '.join(missing)}: set them"
+        if spec.symmetric is False:
+            return f"{self.name} has no zero point: set symmetric=True or None"
+        if spec.scale_format not in (None, "float32") or spec.scale_type not in (None, ScaleType.float, ScaleType.float32):
+            return f"{self.name} has float32 scales: leave out scale_format and scale_type"
+        if spec.round_method not in (None, RoundType.half_even):
+            return f"{self.name} rounds to the nearest value only: leave out round_method"
+        return None
 
     def canonicalize(self, spec: QTensorConfig) -> TensorSpec:
-        """What a spec of this format means, spelled out: fields that the format implies are filled in, old spellings are replaced.
+        """The spec made explicit: fields that the format implies are filled in, old spellings are replaced.
 
-        The result may be of another format, or of several levels; its first stage is not canonicalized again.
+        The result may be of another format, or of several levels; it is not canonicalized again.
         """
         return spec
 
     def for_spec(self, spec: QTensorConfig) -> NumberFormat:
         """This format as a canonical spec wants it, where it varies with anything but the scale (a rounding method)."""
         return self
+
+    def quantizer(self, levels: tuple[QTensorConfig, ...], *, activation: bool) -> TensorQuantizer | None:
+        """The quantizer of a tensor, for formats with a scale structure of their own; None leaves the choice to the core.
+
+        Args:
+            levels: The canonical spec of the tensor. At least one of its levels is of this format.
+            activation: Whether the tensor is an activation.
+        """
+        return None
 
     def by_reciprocal(self, spec: QTensorConfig) -> bool:
         """Whether scaled values are ``x · (1 / scale)`` rather than ``x / scale``, which takes longer.
@@ -55,59 +122,13 @@ class NumberFormat(ABC):
         """
         return False
 
-    @abstractmethod
-    def max_magnitude(self, spec: QTensorConfig) -> float:
-        """How many scales a range reaches on either side of 0: the ideal symmetric scale of a range is its largest magnitude ÷ this."""
-
-    @abstractmethod
-    def qparams(self, low: Tensor, high: Tensor, spec: QTensorConfig) -> QParams:
-        """Scales, and zero points, for ranges ``[low, high]``, float32, of any shape; the shape is kept."""
-
-    @abstractmethod
-    def round_(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
-        """Round scaled float32 values in place to the nearest representable ones, ties to the even code, saturating; returns ``t``.
-
-        NaN stays NaN. Formats in which neighbours share bits look at the last axis, which holds whole groups of the spec's granularity.
-        A zero point (int32: whole; float: real), broadcast over ``t``, is added on the way; the result counts from it.
-        """
-
     def subscales(self, t: Tensor) -> Tensor | None:
-        """Factors by which neighbours that share bits make their scale finer, one for each of the scaled values ``t``; None for none.
+        """Factors, one for each of the scaled values ``t``, by which bits that neighbours share make their scale finer; None for none.
 
-        With them in its scale, an element is rounded by `alone`, whatever its neighbours are.
+        With the factor in its scale, an element is rounded by `element_format`, whatever its neighbours are.
         """
         return None
 
     def element_format(self) -> NumberFormat:
-        """The format of one element: this one, or where neighbours share bits, what those leave to it."""
+        """The format of one element once `subscales` are part of its scale; this format where there are none."""
         return self
-
-    @abstractmethod
-    def encode(self, t: Tensor) -> Tensor:
-        """Codes, in ``storage_dtype``, of values that `round_` has left."""
-
-    def codes(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
-        """Codes of scaled values: `round_`, then `encode`; formats may do both at once. ``t`` is not kept."""
-        return self.encode(self.round_(t, zero))
-
-    @abstractmethod
-    def decode(self, codes: Tensor) -> Tensor:
-        """The float32 values of codes; the inverse of `encode`."""
-
-    @abstractmethod
-    def pack(self, codes: Tensor, granularity: Granularity, order: str) -> Tensor:
-        """Codes ``[O, I]`` as they lie in a checkpoint. Works on meta tensors, so that shapes are known without data."""
-
-    @abstractmethod
-    def unpack(self, packed: Tensor, granularity: Granularity, order: str, shape: tuple[int, ...]) -> Tensor:
-        """The inverse of `pack`, bit for bit."""
-
-    @abstractmethod
-    def pack_qparams(self, qparams: QParams, spec: QTensorConfig, granularity: Granularity, order: str) -> dict[str, Tensor]:
-        """Scales and zero points as they lie in a checkpoint, by suffix: ``scale``, ``zero_point``, ``scale_2``, …"""
-
-    @abstractmethod
-    def unpack_qparams(
-        self, tensors: dict[str, Tensor], spec: QTensorConfig, granularity: Granularity, order: str, shape: tuple[int, ...]
-    ) -> QParams:
-        """The inverse of `pack_qparams`; ``shape`` is the tensor's."""

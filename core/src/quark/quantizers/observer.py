@@ -1,4 +1,4 @@
-"""Observer: what of the data it sees decides the range of a tensor."""
+"""Observer: collects the statistic that decides the range of a tensor."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from quark.quantizers.granularity import Granularity
 class Observer(ABC):
     """Collects a statistic of one tensor over any number of calls.
 
-    Two observers of the same tensor can be merged: merging equals having seen both data sets, so ranks can reduce.
+    Two observers of the same tensor can be merged, with the result of one observer that has seen both data sets. So ranks can reduce.
 
     Args:
         spec: The tensor's quantization.
         granularity: Which elements share a range.
 
     Attributes:
-        is_extremes: Whether the range of one tensor is just its smallest and its largest value.
+        is_extremes: Whether the range is just the smallest and the largest value.
     """
 
     is_extremes: ClassVar[bool] = False
@@ -33,12 +33,12 @@ class Observer(ABC):
 
     @classmethod
     def spec_error(cls, spec: QTensorConfig) -> str | None:
-        """Why this observer cannot serve the spec, with the cure, or None."""
+        """Why this observer cannot serve the spec, and the fix; None where it can."""
         return None
 
     @abstractmethod
     def observe(self, x: Tensor) -> None:
-        """Take in one tensor, of any float dtype; nothing of it is kept alive."""
+        """Update the statistic with a tensor of any float dtype; must keep no reference to it."""
 
     @abstractmethod
     def range(self) -> tuple[Tensor, Tensor]:
@@ -50,13 +50,13 @@ class Observer(ABC):
 
     @abstractmethod
     def merge(self, other: Observer) -> None:
-        """Take in what another observer of the same kind has seen (`of_same_kind`)."""
+        """Add the statistic of another observer of the same kind (`of_same_kind`)."""
 
     def of_same_kind(self, other: Observer) -> Self:
-        """``other``, known to be of this observer's class.
+        """``other``, checked to be of this observer's class.
 
         Raises:
-            ConfigError: It is of another, so that what the two have seen cannot be merged.
+            ConfigError: It is of another class, so that the two cannot be merged.
         """
         if not isinstance(other, type(self)):
             raise ConfigError(

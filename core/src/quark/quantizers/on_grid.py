@@ -1,10 +1,9 @@
-"""Whether values and scales are what codes can say: what plugins leave behind is looked at before it is believed."""
+"""Whether values and scales can be expressed by codes: checks of what algorithms and loaders leave in a model."""
 
 from __future__ import annotations
 
 from functools import lru_cache
 
-import attrs
 import torch
 from torch import Tensor
 
@@ -13,41 +12,43 @@ from quark.quantizers.qparams import QParams
 from quark.quantizers.tensor_quantizer import TensorQuantizer
 
 SAMPLE = 1 << 13
-"""Elements that are looked at where the whole tensor would take too long: whole rows, spread evenly."""
+"""Elements that are checked where the whole tensor would take too long: whole rows, spread evenly."""
 
 
 @torch.no_grad()
-def misfit(quantizer: TensorQuantizer, qparams: QParams | None, values: Tensor) -> str | None:
-    """What is wrong with values that are said to lie on a quantizer's grid, or with their scales; None where nothing is.
+def grid_error(quantizer: TensorQuantizer, qparams: QParams | None, values: Tensor) -> str | None:
+    """Why values do not lie on a quantizer's grid, or why their scales are unusable; None where all is well.
 
-    Every element is looked at, in about the time that rounding it takes.
+    Checks every element, in about the time that rounding it takes.
 
     Args:
-        quantizer: Has the grid.
+        quantizer: The quantizer of the tensor.
         qparams: The scales; None where they are not set.
         values: A weight or a bias, on any device.
 
     Returns:
         A predicate, such as ``"holds NaN or Inf"``.
     """
-    if (wrong := wrong_scales(quantizer, qparams, tuple(values.shape))) is not None:
+    if (wrong := scales_error(quantizer, qparams, tuple(values.shape))) is not None:
         return wrong
     scales = qparams or QParams(values.new_ones((), dtype=torch.float32))
     return off_grid(values, quantizer.dequantize(quantizer.codes_of(values, scales), scales))
 
 
 @torch.no_grad()
-def misfit_of_codes(quantizer: TensorQuantizer, qparams: QParams, values: Tensor, codes: Tensor, order: str) -> str | None:
-    """As `misfit`, where the codes are at hand; and whether packing loses some. Scales are looked at in full, codes by `SAMPLE`.
+def codes_error(quantizer: TensorQuantizer, qparams: QParams, values: Tensor, codes: Tensor, order: str) -> str | None:
+    """Why values and their codes disagree, why the scales are unusable, or `LOSSY`; None where all is well.
+
+    Checks every scale, and a `SAMPLE` of the codes.
 
     Args:
-        quantizer: Has the grid.
+        quantizer: The quantizer of the tensor.
         qparams: The scales.
         values: A weight ``[O, I]``, or of any other shape.
-        codes: Of all of it.
-        order: Of 4-bit codes in a word.
+        codes: The codes of all values.
+        order: Order of 4-bit codes in a word.
     """
-    if (wrong := wrong_scales(quantizer, qparams, tuple(values.shape))) is not None or values.numel() == 0:
+    if (wrong := scales_error(quantizer, qparams, tuple(values.shape))) is not None or values.numel() == 0:
         return wrong
     values, codes, qparams = _sampled(quantizer, values, codes, qparams)
     if (wrong := off_grid(values, quantizer.dequantize(codes, qparams))) is not None:
@@ -57,37 +58,38 @@ def misfit_of_codes(quantizer: TensorQuantizer, qparams: QParams, values: Tensor
 
 
 LOSSY = "has codes that do not survive packing: unpack(pack(codes)) differs from them"
+"""The error of a `quark.quantizers.Packing` that loses codes."""
 
 
-def wrong_scales(quantizer: TensorQuantizer, qparams: QParams | None, shape: tuple[int, ...]) -> str | None:
-    """What is wrong with the scales of a tensor of that shape, as a predicate; None where nothing is."""
+def scales_error(quantizer: TensorQuantizer, qparams: QParams | None, shape: tuple[int, ...]) -> str | None:
+    """Why the scales of a tensor of that shape are unusable, as a predicate; None where they are not."""
     if quantizer.is_float:
         return None
     if qparams is None:
         return "has no scales: the quantizer's set_qparams was not called"
-    expected, present = _shapes(quantizer, shape), dict(qparams.items())  # type: ignore[arg-type]  # quantizers are hashed by identity
+    expected, present = _scale_shapes(quantizer, shape), dict(qparams.items())  # type: ignore[arg-type]  # quantizers are hashed by identity
     if absent := [name for name in expected if name not in present]:
         return f"has no {' and no '.join(absent)}"
-    for name, wanted in expected.items():
-        if tuple(present[name].shape) != wanted:
-            return f"has a {name} of shape {list(present[name].shape)} where {list(wanted)} is wanted"
-    return unusable_scales(qparams)
+    for name, shape_wanted in expected.items():
+        if tuple(present[name].shape) != shape_wanted:
+            return f"has a {name} of shape {list(present[name].shape)} where {list(shape_wanted)} is wanted"
+    return scale_values_error(qparams)
 
 
-def unusable_scales(qparams: QParams) -> str | None:
-    """What is wrong with scales as numbers, whatever their shapes."""
+def scale_values_error(qparams: QParams) -> str | None:
+    """Why scales are unusable as numbers, whatever their shapes; None where they are not."""
     bad = [name for name, tensor in qparams.items() if name != "zero_point" and not _are_usable(tensor)]
     return f"has a {bad[0]} that is NaN, infinite, zero or negative" if bad else None
 
 
-def off_grid(values: Tensor, said: Tensor) -> str | None:
-    """How values differ from what their codes say, as a predicate; None where they do not.
+def off_grid(values: Tensor, decoded: Tensor) -> str | None:
+    """How values differ from those of their codes, as a predicate; None where they do not.
 
     Args:
         values: In the model's dtype.
-        said: By their codes, float32.
+        decoded: The dequantized codes, float32.
     """
-    if torch.equal(back := said.to(values.dtype), values):
+    if torch.equal(back := decoded.to(values.dtype), values):
         return None
     if not bool(torch.isfinite(values).all()):
         return "holds NaN or Inf"
@@ -96,40 +98,41 @@ def off_grid(values: Tensor, said: Tensor) -> str | None:
 
 
 def same_bits(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors are alike in shape, dtype and every bit; torch compares small floats of some dtypes in no other way."""
+    """Whether two tensors are equal in shape, dtype and every bit; for some 8-bit floats torch has no other comparison."""
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
     return torch.equal(one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8)) if one.ndim else bool(one == other)
 
 
 def _are_usable(scales: Tensor) -> bool:
-    """Whether all are positive and finite: one pass, for NaN is both the least and the greatest."""
+    """Whether all are positive and finite, in one pass: aminmax returns NaN for both ends where there is one."""
     if scales.numel() == 0:
         return True
     low, high = torch.aminmax(scales.float())
     return bool((low > 0) & (high < torch.inf))
 
 
-# A model has few shapes. Not by meta tensors: the first of some operations on them makes torch import for seconds.
+# Cached: a model has few shapes. Not on the meta device, where the first of some operations makes torch import for seconds.
 @lru_cache(maxsize=1024)
-def _shapes(quantizer: TensorQuantizer, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
+def _scale_shapes(quantizer: TensorQuantizer, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in quantizer.empty_qparams(shape, "cpu").items()}
 
 
 def _sampled(quantizer: TensorQuantizer, values: Tensor, codes: Tensor, qparams: QParams) -> tuple[Tensor, Tensor, QParams]:
-    """Some rows of a matrix with their scales; other tensors as they are."""
-    wanted = max(1, SAMPLE // max(1, values.shape[-1]))
-    if values.ndim != 2 or wanted >= values.shape[0]:
+    """Some rows of a matrix, their codes and their scales; other tensors as they are."""
+    count = max(1, SAMPLE // max(1, values.shape[-1]))
+    if values.ndim != 2 or count >= values.shape[0]:
         return values, codes, qparams
     granularity, shape = quantizer.granularity, tuple(values.shape)
     if isinstance(granularity, PerBlock):
         high = granularity.size[0]
-        rows = slice(0, max(high, wanted // high * high))
+        rows = slice(0, max(high, count // high * high))
     else:
-        rows = slice(None, None, -(-shape[0] // wanted))
+        rows = slice(None, None, -(-shape[0] // count))
 
     def part(tensor: Tensor) -> Tensor:
         return granularity.reduce_scale(granularity.expand_scale(tensor, shape)[rows])
 
-    zero = None if qparams.zero_point is None else part(qparams.zero_point)
-    return values[rows], codes[rows], attrs.evolve(qparams, scale=part(qparams.scale), zero_point=zero)
+    zero, outer = qparams.zero_point, qparams.outer_scale
+    outer = outer if outer is None or outer.ndim == 0 else outer[rows]
+    return values[rows], codes[rows], QParams(part(qparams.scale), None if zero is None else part(zero), outer)

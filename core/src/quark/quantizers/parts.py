@@ -1,4 +1,5 @@
-"""Work on a tensor in parts that caches hold: each is read from memory once, and what is made on the way needs little room."""
+"""Work on a tensor in parts that caches hold, in several threads: each is read from memory once, and what is made on the way needs little
+room."""
 
 from __future__ import annotations
 
@@ -7,14 +8,15 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from quark.parallel import parallel_map, row_slices
 from quark.quantizers.qparams import QParams
 
-CHUNK_ELEMENTS = 1 << 20
-"""Elements of a part: 4 MiB in float32."""
+CHUNK_ELEMENTS = 1 << 18
+"""Elements of a part on CPUs, 1 MiB in float32: the work of one thread at a time. Other devices take a tensor whole."""
 
 
 def in_parts(x: Tensor, result: Tensor, scale_shape: tuple[int, ...], work: Callable[[Tensor, Tensor], QParams]) -> QParams:
-    """Call ``work`` on parts of ``x`` and the same parts of ``result``; the scales it finds are put together.
+    """Call ``work`` on parts of ``x`` and the same parts of ``result``; returns the scales of all parts as one.
 
     Args:
         x: Any shape; it is cut between vectors along its last axis.
@@ -24,8 +26,9 @@ def in_parts(x: Tensor, result: Tensor, scale_shape: tuple[int, ...], work: Call
             the same for all of them.
     """
     vectors, target = x.reshape(-1, x.shape[-1]), result.view(-1, x.shape[-1])
-    high = max(1, CHUNK_ELEMENTS // x.shape[-1])
-    found = [work(vectors[top : top + high], target[top : top + high]) for top in range(0, vectors.shape[0], high)]
+    size = CHUNK_ELEMENTS if x.device.type == "cpu" else x.numel()
+    parts = row_slices(vectors.shape[0], x.shape[-1], size)
+    found = parallel_map(lambda rows: work(vectors[rows], target[rows]), parts, x.device)
     zeros = [q.zero_point for q in found if q.zero_point is not None]
     return QParams(
         torch.cat([q.scale for q in found]).reshape(scale_shape),

@@ -1,4 +1,4 @@
-"""QParams: the numbers that turn codes back into values."""
+"""QParams: the scales and zero points of a tensor."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class QParams:
     Attributes:
         scale: Multiplier, float. ``[]`` per tensor, ``[C]`` per channel, ``[…, groups]`` per group, ``[…]`` per token.
         zero_point: As ``scale`` in shape, int32 where whole, float32 where real; None for formats without one.
-        outer_scale: Scale of the scale (two-stage specs), float32 ``[]``; None where there is none.
+        outer_scale: Scale of the scales, float32: ``[]`` for the whole tensor, ``[O]`` for the rows of a weight ``[O, I]``; None: none.
     """
 
     scale: Tensor
@@ -23,11 +23,11 @@ class QParams:
     outer_scale: Tensor | None = None
 
     def items(self) -> Iterator[tuple[str, Tensor]]:
-        """The tensors that are there, by field name."""
+        """The tensors that are not None, by field name."""
         for name in ("scale", "zero_point", "outer_scale"):
             if (value := getattr(self, name)) is not None:
                 yield name, value
 
     def map(self, change: Callable[[Tensor], Tensor]) -> QParams:
-        """The same with ``change`` applied to every tensor."""
+        """QParams with ``change`` applied to every tensor."""
         return attrs.evolve(self, **{name: change(value) for name, value in self.items()})

@@ -1,4 +1,4 @@
-"""Try a quantizer before it is trusted with a model: what its format and its observer promise is looked at once per spec."""
+"""Checks of a quantizer on a small tensor before it is used: whether its number format, packing and observer keep their contracts."""
 
 from __future__ import annotations
 
@@ -12,63 +12,52 @@ from quark.plugins import observers
 from quark.plugins.attribution import Origin, attributed, origin
 from quark.plugins.discovery import Source
 from quark.quantizers.observer import Observer
-from quark.quantizers.on_grid import LOSSY, off_grid, same_bits, unusable_scales, wrong_scales
-from quark.quantizers.progressive import ProgressiveQuantizer
+from quark.quantizers.on_grid import LOSSY, off_grid, same_bits, scale_values_error, scales_error
 from quark.quantizers.qparams import QParams
 from quark.quantizers.single_level import SingleLevelQuantizer
 from quark.quantizers.tensor_quantizer import TensorQuantizer
-from quark.quantizers.two_level import TwoLevelQuantizer
 
 _SHAPES = ((16, 64), (16, 128), (64, 64), (128, 128), (16, 256), (256, 256), (16, 1024), (1024, 1024))
-"""Of the tensor, smallest first: taken is the first that the granularity fits."""
+"""Shapes of the tensor, smallest first: the first one that the granularity divides is used."""
 _ORDERS = ("reorder", "order")
 _BEYOND = 3.0
-"""How far values go beyond the range that the scales are of: they must saturate."""
+"""Factor by which values exceed the range of the scales: they must saturate."""
 
 
 def refuse_broken(quantizer: TensorQuantizer, *, activation: bool) -> None:
-    """Check on a small tensor that a quantizer does what the protocols of its format and its observer promise; a sound one is tried once.
+    """Check on a small tensor that the number format, packing and observers of a quantizer keep their contracts; once per quantizer.
 
-    Ranges are finite, scales positive; rounding is in place, makes no NaN, hides none, and leaves values that have codes, of inputs far
-    out of range too; codes and scales survive packing.
+    Ranges are finite and scales positive. Rounding is in place, neither makes nor hides NaN, and its results have codes, also for inputs
+    far out of range. Codes and scales survive packing.
 
     Args:
-        quantizer: Of a spec that has no problem.
-        activation: Whether it is of an activation, of which no codes are stored.
+        quantizer: The quantizer of a valid spec.
+        activation: Whether the tensor is an activation, of which no codes are stored.
 
     Raises:
         PluginError: One of them does not; names the plugin, the format or observer, and what is wrong.
     """
-    _tried(quantizer, activation)  # type: ignore[arg-type]  # quantizers are hashed by identity
+    _check(quantizer, activation)  # type: ignore[arg-type]  # quantizers are hashed by identity
 
 
 @lru_cache(maxsize=1024)
 @torch.no_grad()
-def _tried(quantizer: TensorQuantizer, activation: bool) -> None:
+def _check(quantizer: TensorQuantizer, activation: bool) -> None:
     shape = next((s for s in _SHAPES if quantizer.shape_error(s) is None), None)
     if shape is None:
         return
-    stages = _stages(quantizer)
-    whose = origin("formats", stages[0].format.name)
+    levels = sorted(quantizer.levels, key=lambda level: level is not quantizer.stored_level)
+    whose = origin("formats", quantizer.stored_level.format.name)
     x = _example(shape)
     if not quantizer.is_float:
-        for stage in stages:
-            _try_observer(stage, x)
+        for level in levels:
+            _check_observer(level, x)
     with attributed(f"being tried on a tensor of shape {list(shape)}", whose):
-        for stage in stages:
-            if (complaint := _rounding_fault(stage, x)) is not None:
-                raise origin("formats", stage.format.name).error(complaint)
-        if (complaint := _fault(quantizer, x, activation)) is not None:
-            raise whose.error(complaint)
-
-
-def _stages(quantizer: TensorQuantizer) -> list[SingleLevelQuantizer]:
-    """The levels of a quantizer, the one whose codes are stored first."""
-    if isinstance(quantizer, TwoLevelQuantizer):
-        return [quantizer.blocks, quantizer.scales]
-    if isinstance(quantizer, ProgressiveQuantizer):
-        return [quantizer.second, quantizer.first]
-    return [quantizer] if isinstance(quantizer, SingleLevelQuantizer) else []
+        for level in levels:
+            if (error := _rounding_error(level, x)) is not None:
+                raise origin("formats", level.format.name).error(error)
+        if (error := _values_error(quantizer, x, activation)) is not None:
+            raise whose.error(error)
 
 
 def _example(shape: tuple[int, ...]) -> Tensor:
@@ -79,19 +68,19 @@ def _example(shape: tuple[int, ...]) -> Tensor:
     return x
 
 
-def _try_observer(stage: SingleLevelQuantizer, x: Tensor) -> None:
-    name = stage.observer_class.__name__
+def _check_observer(level: SingleLevelQuantizer, x: Tensor) -> None:
+    name = level.observer_class.__name__
     record = next((r for r in observers() if r.class_name == name), None)
-    whose = Origin(f"the observer {name}", Source("", module=stage.observer_class.__module__))
+    whose = Origin(f"the observer {name}", Source("", module=level.observer_class.__module__))
     whose = whose if record is None else origin("observers", record.name)
-    kept = x.clone()
+    before = x.clone()
     with attributed("being tried", whose):
-        observer: Observer = stage.observer()
+        observer: Observer = level.observer()
         observer.observe(x)
         low, high = observer.range()
-    if not torch.equal(x, kept):
+    if not torch.equal(x, before):
         raise whose.error("changes the tensor that it observes")
-    wanted = stage.granularity.scale_shape(tuple(x.shape))
+    wanted = level.granularity.scale_shape(tuple(x.shape))
     for end in (low, high):
         if not isinstance(end, Tensor) or tuple(end.shape) != wanted:
             raise whose.error(f"gives a range of shape {list(getattr(end, 'shape', ()))} where {list(wanted)} is wanted")
@@ -101,42 +90,42 @@ def _try_observer(stage: SingleLevelQuantizer, x: Tensor) -> None:
         raise whose.error("gives a range whose low end lies above its high end")
 
 
-def _rounding_fault(stage: SingleLevelQuantizer, x: Tensor) -> str | None:
-    """What is wrong with how a format rounds scaled values, as a predicate."""
-    if stage.is_float:
+def _rounding_error(level: SingleLevelQuantizer, x: Tensor) -> str | None:
+    """Why the rounding of a format is wrong, as a predicate; None where it is not."""
+    if level.is_float:
         return None
-    t = stage.granularity.rows(x.clone()).contiguous()
-    rounded: Any = stage.format.round_(t)
+    t = level.granularity.rows(x.clone()).contiguous()
+    rounded: Any = level.format.round_(t)
     if not isinstance(rounded, Tensor) or rounded.data_ptr() != t.data_ptr() or rounded.shape != t.shape:
         return "does not round in place: round_ returns another tensor than it was given"
     if not bool(torch.isfinite(rounded).all()):
         return "rounds finite values to NaN or Inf"
     t.view(-1)[0] = torch.nan
-    return None if bool(stage.format.round_(t).view(-1)[0].isnan()) else "hides NaN: round_ makes a number of it"
+    return None if bool(level.format.round_(t).view(-1)[0].isnan()) else "hides NaN: round_ makes a number of it"
 
 
-def _fault(quantizer: TensorQuantizer, x: Tensor, activation: bool) -> str | None:
-    """What is wrong with scales, values, codes and packing, as a predicate; None where nothing is."""
+def _values_error(quantizer: TensorQuantizer, x: Tensor, activation: bool) -> str | None:
+    """Why scales, values, codes or packing are wrong, as a predicate; None where they are not."""
     shape = tuple(x.shape)
     qparams: Any = quantizer.find_qparams(x) if not quantizer.is_float else QParams(torch.ones(()))
     if not isinstance(qparams, QParams):
         return f"gives {qparams!r} where QParams are wanted"
-    # What is kept of an activation's scales is less than what one call finds.
-    if (complaint := unusable_scales(qparams) if activation else wrong_scales(quantizer, qparams, shape)) is not None:
-        return complaint
+    # A static activation keeps fewer scales than one call finds.
+    if (error := scale_values_error(qparams) if activation else scales_error(quantizer, qparams, shape)) is not None:
+        return error
     beyond = x * _BEYOND
     values: Any = quantizer.fake_quantize(beyond, qparams)
     if not isinstance(values, Tensor) or values.shape != x.shape:
         return f"rounds a tensor of shape {list(shape)} to {getattr(values, 'shape', values)}"
-    if (complaint := off_grid(values, quantizer.dequantize(quantizer.codes_of(values, qparams), qparams))) is not None:
-        return f"{complaint} (values beyond the range must saturate)"
+    if (error := off_grid(values, quantizer.dequantize(quantizer.codes_of(values, qparams), qparams))) is not None:
+        return f"{error} (values beyond the range must saturate)"
     codes = quantizer.quantize(beyond, qparams)
     if off_grid(values, quantizer.dequantize(codes, qparams)) is not None:
         return "says by codes something else than by values: decode(encode(t)) differs from t"
-    return None if activation else _packing_fault(quantizer, codes, qparams)
+    return None if activation else _packing_error(quantizer, codes, qparams)
 
 
-def _packing_fault(quantizer: TensorQuantizer, codes: Tensor, qparams: QParams) -> str | None:
+def _packing_error(quantizer: TensorQuantizer, codes: Tensor, qparams: QParams) -> str | None:
     shape = tuple(codes.shape)
     for order in _ORDERS:
         packed = quantizer.pack(codes, qparams, order=order)

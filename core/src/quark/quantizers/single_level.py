@@ -1,4 +1,4 @@
-"""SingleLevelQuantizer: a single-stage tensor spec made executable, whatever its number format, granularity and observer.
+"""SingleLevelQuantizer: quantizes a tensor by a spec of one level, whatever its number format, granularity and observer.
 
 The arithmetic is ``x / scale``, rounded by the format about its zero point, and back; in float32 whatever the tensor's dtype. It runs in
 tiles that stay in cache, so that memory is read and written once however many steps there are.
@@ -6,27 +6,31 @@ tiles that stay in cache, so that memory is read and written once however many s
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 
 import attrs
 import torch
 from torch import Tensor
 
 from quark.config.tensor import QTensorConfig
+from quark.parallel import parallel_map
 from quark.quantizers.finite import keep_finite_
 from quark.quantizers.granularity import Granularity, PerTensor
 from quark.quantizers.number_format import NumberFormat
 from quark.quantizers.observer import Observer
-from quark.quantizers.parts import in_parts
+from quark.quantizers.parts import CHUNK_ELEMENTS, in_parts
 from quark.quantizers.qparams import QParams
 
 TILE_ELEMENTS = 1 << 17
 """Float32 elements of a tile: 512 KiB, which the second-level caches of current processors hold together with its source."""
 
+Tile = tuple[Tensor, Tensor, Tensor, Tensor | None]
+"""Of the source and of the result ``[rows, elements]``; its scales ``[rows, 1]`` and zero points, or None."""
+
 
 @attrs.frozen(eq=False)
 class SingleLevelQuantizer:
-    """One stage. See `quark.quantizers.tensor_quantizer.TensorQuantizer` for what each method promises.
+    """One level. `quark.quantizers.TensorQuantizer` says what each method promises.
 
     Attributes:
         spec: The tensor's quantization.
@@ -54,6 +58,27 @@ class SingleLevelQuantizer:
     def has_tensor_scale(self) -> bool:
         """Whether there is one scale over the whole tensor, which siblings may share."""
         return isinstance(self.granularity, PerTensor) and not self.is_float
+
+    @property
+    def levels(self) -> tuple[SingleLevelQuantizer, ...]:
+        """Itself."""
+        return (self,)
+
+    @property
+    def stored_level(self) -> SingleLevelQuantizer:
+        """Itself."""
+        return self
+
+    @property
+    def has_one_product(self) -> bool:
+        """Always."""
+        return True
+
+    def outer_scale(self, x: Tensor, shared: Observer | None = None) -> Tensor | None:
+        return None
+
+    def scales_from_ranges(self, low: Tensor, high: Tensor, outer: Tensor | None, *, observed: bool = False) -> QParams:
+        return self.format.qparams(low, high, self.spec)
 
     def shape_error(self, shape: tuple[int, ...]) -> str | None:
         return self.format.spec_error(self.spec) or self.observer_class.spec_error(self.spec) or self.granularity.shape_error(shape)
@@ -101,15 +126,16 @@ class SingleLevelQuantizer:
         return self._rounded(x, qparams, torch.empty(x.shape, dtype=torch.float32, device=x.device), rescale=False)
 
     def _rounded(self, x: Tensor, qparams: QParams, result: Tensor, *, rescale: bool) -> Tensor:
-        target = self.granularity.rows(result)
-        scratch = self._scratch(x)
-        for source, place, scale, zero in self._tiles(x, target, qparams):
-            t = self.format.round_(self._scaled(source, scale, scratch), zero)
-            if zero is not None:
-                t.sub_(zero)
-            torch.mul(t, scale if rescale else 1.0, out=place)
-            keep_finite_(place)
-        return self._home(target, result)
+        def work(tiles: Sequence[Tile]) -> None:
+            scratch = self._scratch(tiles)
+            for source, place, scale, zero in tiles:
+                t = self.format.round_(self._scaled(source, scale, scratch), zero)
+                if zero is not None:
+                    t.sub_(zero)
+                torch.mul(t, scale if rescale else 1.0, out=place)
+                keep_finite_(place)
+
+        return self._filled(x, result, qparams, work)
 
     def quantize(self, x: Tensor, qparams: QParams) -> Tensor:
         if self.is_float:
@@ -117,11 +143,13 @@ class SingleLevelQuantizer:
         result = torch.empty(x.shape, dtype=self.format.storage_dtype, device=x.device)
         if x.is_meta:
             return result
-        target = self.granularity.rows(result)
-        scratch = self._scratch(x)
-        for source, place, scale, zero in self._tiles(x, target, qparams):
-            place.copy_(self.format.codes(self._scaled(source, scale, scratch), zero))
-        return self._home(target, result)
+
+        def work(tiles: Sequence[Tile]) -> None:
+            scratch = self._scratch(tiles)
+            for source, place, scale, zero in tiles:
+                place.copy_(self.format.codes(self._scaled(source, scale, scratch), zero))
+
+        return self._filled(x, result, qparams, work)
 
     def codes_of(self, values: Tensor, qparams: QParams) -> Tensor:
         return self.quantize(values, qparams)
@@ -130,32 +158,45 @@ class SingleLevelQuantizer:
         if self.is_float:
             return self.format.decode(codes)
         result = torch.empty(codes.shape, dtype=torch.float32, device=codes.device)
-        target = self.granularity.rows(result)
-        for source, place, scale, zero in self._tiles(codes, target, qparams):
-            t = self.format.decode(source)
-            torch.mul(t if zero is None else t - zero, scale, out=place)
-        return self._home(target, result)
+
+        def work(tiles: Sequence[Tile]) -> None:
+            for source, place, scale, zero in tiles:
+                t = self.format.decode(source)
+                torch.mul(t if zero is None else t - zero, scale, out=place)
+
+        return self._filled(codes, result, qparams, work)
 
     def pack(self, codes: Tensor, qparams: QParams, *, order: str = "reorder") -> dict[str, Tensor]:
-        return {"": self.format.pack(codes, self.granularity, order), **self.pack_qparams(qparams, order=order)}
+        return {"": self.format.packing.pack(codes, self.granularity, order), **self.pack_qparams(qparams, order=order)}
 
     def pack_qparams(self, qparams: QParams, *, order: str = "reorder") -> dict[str, Tensor]:
-        return self.format.pack_qparams(qparams, self.spec, self.granularity, order)
+        return {} if self.is_float else self.format.packing.pack_qparams(qparams, self.spec, self.granularity, order)
 
     def unpack(self, tensors: dict[str, Tensor], shape: tuple[int, ...], *, order: str = "reorder") -> tuple[Tensor, QParams]:
-        codes = self.format.unpack(tensors[""], self.granularity, order, shape)
+        codes = self.format.packing.unpack(tensors[""], self.granularity, order, shape)
         return codes, self.unpack_qparams(tensors, shape, order=order)
 
     def unpack_qparams(self, tensors: dict[str, Tensor], shape: tuple[int, ...], *, order: str = "reorder") -> QParams:
-        return self.format.unpack_qparams(tensors, self.spec, self.granularity, order, shape)
+        if self.is_float:
+            return QParams(torch.ones(()))
+        return self.format.packing.unpack_qparams(tensors, self.spec, self.granularity, order, shape)
 
     def empty_qparams(self, shape: tuple[int, ...], device: str) -> QParams:
         zeros = torch.zeros(self.granularity.scale_shape(shape), dtype=torch.float32, device=device)
         return self.format.qparams(zeros, zeros, self.spec)
 
-    def _scratch(self, x: Tensor) -> Tensor:
-        """Room for one tile of float32 values, used for all of them: fresh memory for each would cost more than the arithmetic."""
-        return torch.empty(min(x.numel(), max(TILE_ELEMENTS, 1)), dtype=torch.float32, device=x.device)
+    def _filled(self, x: Tensor, result: Tensor, qparams: QParams, work: Callable[[Sequence[Tile]], None]) -> Tensor:
+        """``result``, filled tile by tile; threads take some tiles at a time, as many as a part has."""
+        rows = self.granularity.rows(result)
+        tiles = list(self._tiles(x, rows, qparams))
+        count = max(1, CHUNK_ELEMENTS // max(TILE_ELEMENTS, 1))
+        parallel_map(work, [tiles[i : i + count] for i in range(0, len(tiles), count)], x.device)
+        return self._home(rows, result)
+
+    def _scratch(self, tiles: Sequence[Tile]) -> Tensor:
+        """Room for the float32 values of any tile, used for all of them: fresh memory for each would cost more than the arithmetic."""
+        source = tiles[0][0]
+        return torch.empty(max(tile[0].numel() for tile in tiles), dtype=torch.float32, device=source.device)
 
     def _scaled(self, source: Tensor, scale: Tensor, scratch: Tensor) -> Tensor:
         """The scaled values of one tile, float32, in ``scratch``."""
@@ -173,7 +214,7 @@ class SingleLevelQuantizer:
             result.copy_(self.granularity.restore(rows, tuple(result.shape)))
         return result
 
-    def _tiles(self, x: Tensor, target: Tensor, qparams: QParams) -> Iterator[tuple[Tensor, Tensor, Tensor, Tensor | None]]:
+    def _tiles(self, x: Tensor, target: Tensor, qparams: QParams) -> Iterator[Tile]:
         """Source tile, target tile, its scales ``[rows, 1]`` and zero points, or None."""
         if x.numel() == 0:
             return
@@ -183,10 +224,11 @@ class SingleLevelQuantizer:
             scale = scale * qparams.outer_scale
         zero = None if qparams.zero_point is None else qparams.zero_point.reshape(-1, 1)
         count, length = rows.shape
-        high = max(1, TILE_ELEMENTS // length)
+        size = TILE_ELEMENTS if x.device.type == "cpu" else x.numel()
+        high = max(1, size // length)
         for top in range(0, count, high):
             part = slice(top, top + high)
             # One row that is longer than a tile (per tensor) is cut along its length.
-            for left in range(0, length, TILE_ELEMENTS):
-                place = slice(left, left + TILE_ELEMENTS)
+            for left in range(0, length, size):
+                place = slice(left, left + size)
                 yield rows[part, place], target[part, place], scale[part], None if zero is None else zero[part]

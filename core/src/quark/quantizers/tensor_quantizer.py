@@ -1,4 +1,4 @@
-"""TensorQuantizer: one tensor spec made executable. `quantize → codes`, `dequantize` and `fake_quantize` agree exactly."""
+"""TensorQuantizer: the protocol of everything that quantizes a tensor. `quantize`, `dequantize` and `fake_quantize` agree exactly."""
 
 from __future__ import annotations
 
@@ -10,20 +10,32 @@ from quark.config.layer import TensorSpec
 from quark.quantizers.granularity import Granularity
 from quark.quantizers.observer import Observer
 from quark.quantizers.qparams import QParams
+from quark.quantizers.single_level import SingleLevelQuantizer
 
 
 class TensorQuantizer(Protocol):
-    """What the pipeline, the modules and the exporters may ask of a tensor's quantization, single- or multi-stage.
+    """What modules, algorithms and checkpoints may ask of a tensor's quantization, of one level or of several.
+
+    A quantizer of a new kind implements this protocol; `quark.quantizers.MultiLevelQuantizer` is a base class with defaults. It is reached
+    from a spec through `quark.quantizers.NumberFormat.quantizer`.
 
     Attributes:
-        spec: The spec it was made from.
-        granularity: Of the first stage.
+        spec: The canonical spec it was made from.
+        levels: One for each scale structure on top of another, in the order of the spec.
+        stored_level: The level whose codes are stored.
+        granularity: Which elements share a scale of the stored level.
         is_dynamic: Whether ranges are found at run time.
         is_float: Whether nothing is quantized but the dtype (float16, bfloat16).
     """
 
     @property
     def spec(self) -> TensorSpec: ...
+
+    @property
+    def levels(self) -> tuple[SingleLevelQuantizer, ...]: ...
+
+    @property
+    def stored_level(self) -> SingleLevelQuantizer: ...
 
     @property
     def granularity(self) -> Granularity: ...
@@ -38,14 +50,37 @@ class TensorQuantizer(Protocol):
     def has_tensor_scale(self) -> bool:
         """Whether one scale, or an outer scale, spans the whole tensor: then siblings may share it."""
 
+    @property
+    def has_one_product(self) -> bool:
+        """Whether a value is one product, ``(code − zero_point) · scale``.
+
+        Where it is not (two scales, an offset), the last bit depends on the order of operations, and `WeightGrid` computes the values it
+        returns from codes.
+        """
+
     def shape_error(self, shape: tuple[int, ...]) -> str | None:
-        """Why a tensor of that shape cannot be quantized so, with the cure, or None. Needs no data."""
+        """Why a tensor of that shape cannot be quantized so, and the fix; None where it can. Needs no data."""
 
     def observer(self) -> Observer:
         """A fresh observer for calibration."""
 
     def qparams_from(self, observer: Observer) -> QParams:
-        """Scales of what an observer has seen."""
+        """Scales from what an observer has seen."""
+
+    def outer_scale(self, x: Tensor, shared: Observer | None = None) -> Tensor | None:
+        """The scale above those of the stored level, ``[]`` or ``[O]`` for a weight ``[O, I]``; None, without looking, where there is none.
+
+        Arguments as for `find_qparams`.
+        """
+
+    def scales_from_ranges(self, low: Tensor, high: Tensor, outer: Tensor | None, *, observed: bool = False) -> QParams:
+        """Scales and zero points of the stored level, as `QParams` hold them, for ranges of a weight.
+
+        Args:
+            low, high: Ends of the ranges, float32, of any shape; in units of the weight, not of ``outer``.
+            outer: The `outer_scale`, broadcast over ``low``.
+            observed: Whether the ends are values of the weight, so that an earlier level rounds them first; else a search chose them.
+        """
 
     def find_qparams(self, x: Tensor, shared: Observer | None = None) -> QParams:
         """Scales of ``x`` itself, by the spec's observer.
@@ -68,7 +103,7 @@ class TensorQuantizer(Protocol):
         """Codes of ``x``, in its shape."""
 
     def codes_of(self, values: Tensor, qparams: QParams) -> Tensor:
-        """The codes of values that `fake_quantize` has left under the same ``qparams``: the inverse of `dequantize`."""
+        """The codes of values that `fake_quantize` returned under the same ``qparams``: the inverse of `dequantize`."""
 
     def dequantize(self, codes: Tensor, qparams: QParams) -> Tensor:
         """Float32 values of codes."""
@@ -86,4 +121,4 @@ class TensorQuantizer(Protocol):
         """The inverse of `pack_qparams`."""
 
     def empty_qparams(self, shape: tuple[int, ...], device: str) -> QParams:
-        """Scales of the right shapes and dtypes, for meta models and readers; their values mean nothing."""
+        """Scales of the right shapes and dtypes and of no particular values, for meta models and readers."""

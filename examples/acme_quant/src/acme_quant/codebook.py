@@ -10,13 +10,10 @@ from statistics import NormalDist
 import torch
 from torch import Tensor
 
-from quark.config.enums import RoundType, ScaleType
 from quark.config.tensor import QTensorConfig
-from quark.quantizers import Granularity, NumberFormat, QParams
+from quark.quantizers import Granularity, NumberFormat, Packing
 
 BITS = 3
-SMALLEST_SCALE = float(torch.finfo(torch.float32).tiny)
-"""Floor of scales, float32's smallest normal number: a group of zeros needs some scale that can be divided by."""
 
 
 def normal_quantiles(bits: int) -> Tensor:
@@ -68,6 +65,16 @@ def unpack_three(packed: Tensor, length: int) -> Tensor:
     return codes.to(torch.uint8).reshape(*packed.shape[:-1], -1)[..., :length].contiguous()
 
 
+class ThreeBitPacking(Packing):
+    """Codes eight to three bytes; scales as they are."""
+
+    def pack(self, codes: Tensor, granularity: Granularity, order: str) -> Tensor:
+        return pack_three(codes)
+
+    def unpack(self, packed: Tensor, granularity: Granularity, order: str, shape: tuple[int, ...]) -> Tensor:
+        return unpack_three(packed, shape[-1])
+
+
 class AcmeNf3(NumberFormat):
     """The number format. It has no state; the one instance is `ACME_NF3`.
 
@@ -78,24 +85,10 @@ class AcmeNf3(NumberFormat):
     bits = BITS
     storage_dtype = torch.uint8
     default_observer = "AcmeRmsObserver"
-
-    def spec_error(self, spec: QTensorConfig) -> str | None:
-        missing = [name for name in ("is_dynamic", "qscheme") if getattr(spec, name) is None]
-        if missing:
-            return f"{self.name} needs {' and '.join(missing)}: set them, or use the scheme acme_nf3_g64"
-        if spec.symmetric is False:
-            return f"{self.name} has no zero point: set symmetric=True or None"
-        if spec.scale_format not in (None, "float32") or spec.scale_type not in (None, ScaleType.float, ScaleType.float32):
-            return f"{self.name} keeps its scales in float32: leave out scale_format and scale_type"
-        if spec.round_method not in (None, RoundType.half_even):
-            return f"{self.name} rounds to the nearest value only: leave out round_method"
-        return None
+    packing = ThreeBitPacking()
 
     def max_magnitude(self, spec: QTensorConfig) -> float:
         return 1.0
-
-    def qparams(self, low: Tensor, high: Tensor, spec: QTensorConfig) -> QParams:
-        return QParams(torch.maximum(-low, high).clamp(min=SMALLEST_SCALE))
 
     def round_(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
         nearest = self.decode(self.encode(t))
@@ -105,25 +98,8 @@ class AcmeNf3(NumberFormat):
         # A value of the codebook is the nearest to itself: rounding and looking up are one search.
         return torch.bucketize(t, BOUNDS.to(t.device), out_int32=True).to(self.storage_dtype)
 
-    def codes(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
-        return self.encode(t)
-
     def decode(self, codes: Tensor) -> Tensor:
         return VALUES.to(codes.device)[codes.to(torch.int32)]
-
-    def pack(self, codes: Tensor, granularity: Granularity, order: str) -> Tensor:
-        return pack_three(codes)
-
-    def unpack(self, packed: Tensor, granularity: Granularity, order: str, shape: tuple[int, ...]) -> Tensor:
-        return unpack_three(packed, shape[-1])
-
-    def pack_qparams(self, qparams: QParams, spec: QTensorConfig, granularity: Granularity, order: str) -> dict[str, Tensor]:
-        return {"scale": qparams.scale}
-
-    def unpack_qparams(
-        self, tensors: dict[str, Tensor], spec: QTensorConfig, granularity: Granularity, order: str, shape: tuple[int, ...]
-    ) -> QParams:
-        return QParams(tensors["scale"])
 
 
 ACME_NF3 = AcmeNf3()

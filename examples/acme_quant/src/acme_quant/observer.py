@@ -49,9 +49,9 @@ class AcmeRmsObserver(Observer):
         shape = self.granularity.scale_shape(tuple(x.shape))
         squares = torch.linalg.vector_norm(rows, dim=-1, dtype=torch.float64).square()
         largest = torch.linalg.vector_norm(rows, ord=torch.inf, dim=-1, dtype=torch.float32)
-        self._take(squares.reshape(shape), largest.reshape(shape), rows.shape[-1])
+        self._add(squares.reshape(shape), largest.reshape(shape), rows.shape[-1])
 
-    def _take(self, squares: Tensor, largest: Tensor, count: int) -> None:
+    def _add(self, squares: Tensor, largest: Tensor, count: int) -> None:
         self._squares = squares if self._squares is None else self._squares + squares
         self._largest = largest if self._largest is None else torch.maximum(self._largest, largest)
         self._count += count
@@ -64,6 +64,6 @@ class AcmeRmsObserver(Observer):
         return -high, high
 
     def merge(self, other: Observer) -> None:
-        seen = self.of_same_kind(other)
-        if seen._squares is not None and seen._largest is not None:
-            self._take(seen._squares, seen._largest, seen._count)
+        same = self.of_same_kind(other)
+        if same._squares is not None and same._largest is not None:
+            self._add(same._squares, same._largest, same._count)

@@ -1,4 +1,4 @@
-"""What acme-quant registers. Imported for every listing: torch stays out, records point at the rest by name."""
+"""The hooks of acme-quant. No torch here, since every listing imports this file: records point at the rest by name."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def quark_register_schemes() -> Iterator[SchemeRecord]:
 
 @hookimpl
 def quark_register_algorithms() -> Iterator[AlgorithmRecord]:
-    """One algorithm, with its settings and what does the work."""
+    """One algorithm: its settings, and the class that does the work."""
     yield AlgorithmRecord(
         name="acme_weighted",
         kind="rounding",

@@ -12,6 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from quark.parallel import parallel_map, row_slices
 from quark.quantizers import GroupScales, WeightGrid
 
 STEP = 0.075
@@ -48,13 +49,17 @@ def search(wt: Tensor, grid: WeightGrid, h: Tensor | None) -> GroupScales:
     weights = None if h is None else _weights(h, grid.group)
     if grid.spans is not None:
         return _search_spanning(wt, grid, grid.spans, weights)
-    return GroupScales.beside([_search_piece(wt[:, rows].contiguous(), rows, grid, weights) for rows in _pieces(wt)])
+    factors = stretched(grid)
+
+    def search_rows(rows: slice) -> GroupScales:
+        return _search_rows(wt[:, rows].contiguous(), rows, grid, weights, factors)
+
+    return GroupScales.beside(parallel_map(search_rows, _pieces(wt), wt.device))
 
 
 def _pieces(wt: Tensor) -> list[slice]:
     """Rows that are worked on at a time."""
-    size = max(1, PIECE // wt.shape[0])
-    return [slice(left, min(left + size, wt.shape[1])) for left in range(0, wt.shape[1], size)]
+    return row_slices(wt.shape[1], wt.shape[0], PIECE)
 
 
 class _Best:
@@ -78,7 +83,7 @@ class _Best:
         return better
 
 
-def _search_piece(w: Tensor, rows: slice, grid: WeightGrid, weights: Tensor | None) -> GroupScales:
+def _search_rows(w: Tensor, rows: slice, grid: WeightGrid, weights: Tensor | None, stretched: tuple[float, ...]) -> GroupScales:
     low, high = grid.ranges(w, rows)
     room = torch.empty_like(w)
 
@@ -87,7 +92,7 @@ def _search_piece(w: Tensor, rows: slice, grid: WeightGrid, weights: Tensor | No
 
     best = _Best(lambda factor: _loss(w, grid, scales_of(factor), weights, room), low)
     in_powers = _is_power_of_two(scales_of(best.factor).scale)
-    for factor in POWERS[1:] if in_powers else (*COARSE[1:], *stretched(grid)):
+    for factor in POWERS[1:] if in_powers else (*COARSE[1:], *stretched):
         best.attempt(torch.full_like(low, factor))
     centre = best.factor
     for step in () if in_powers else FINE:
@@ -100,10 +105,12 @@ def _search_spanning(wt: Tensor, grid: WeightGrid, spans: Tensor, weights: Tenso
 
     def loss_of(factor: Tensor) -> Tensor:
         scales = grid.spanning(factor)
-        parts = []
-        for rows in _pieces(wt):
+
+        def loss_of_rows(rows: slice) -> Tensor:
             w = wt[:, rows].contiguous()
-            parts.append(_loss(w, grid, scales.of_rows(rows), weights, torch.empty_like(w)))
+            return _loss(w, grid, scales.of_rows(rows), weights, torch.empty_like(w))
+
+        parts = parallel_map(loss_of_rows, _pieces(wt), wt.device)
         return torch.zeros_like(factor).index_add_(0, spans.flatten(), torch.cat(parts, 1).flatten())
 
     best = _Best(loss_of, wt.new_ones(int(spans.max()) + 1))

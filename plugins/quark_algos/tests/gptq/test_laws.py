@@ -60,7 +60,7 @@ def test_without_clipping_the_loss_is_below_a_quarter_of_squared_steps_times_piv
     _, scales = grid_for(INT4, s.wt)
     found = factor(s.H, 0.01)
     step = scales.expanded(16).scale
-    loss = ldlq(s.wt, found, lambda t, k: t.copy_((t / step[k]).round() * step[k])).loss
+    loss = ldlq(s.wt, found, lambda t, k, out: out.copy_((t / step[k]).round() * step[k])).loss
     bound = (step.square() * found.pivots[:, None]).sum(0) / 4  # Babai: |t_k − q_k| ≤ step / 2
     assert (loss < bound).all()
     assert (loss > bound / 10).all()  # of uniform errors a third is expected
@@ -240,7 +240,7 @@ def test_dead_channels_are_rounded_to_nearest_and_disturb_nobody(dtype: torch.dt
     assert torch.equal(q[~alive], nearest[~alive])
     rest = factor(H[alive][:, alive].to(dtype), 0.01)
     which = alive.nonzero().flatten()
-    without = ldlq(wt[alive], rest, lambda t, k: grid.rounder(scales)(t, int(which[k]))).q
+    without = ldlq(wt[alive], rest, lambda t, k, out: grid.rounder(scales)(t, int(which[k]), out)).q
     if dtype is torch.float64:
         torch.testing.assert_close(q[alive], without, rtol=1e-6, atol=0)
     assert q.isfinite().all()

@@ -84,7 +84,9 @@ def test_gptq_on_the_corrected_weight_is_qronos_once_the_first_column_is_shared(
     rounded = grid.rounder(scales)
     expected = published.qronos(s.W, H, s.D, rounded)
     found = factor(s.H, 0.01)
-    shared = ldlq(corrected(s.wt, s.D, found, 1.0), found, lambda t, k: rounded(t, k) if k else t.copy_(expected[:, 0]), block=10)
+    shared = ldlq(
+        corrected(s.wt, s.D, found, 1.0), found, lambda t, k, out: rounded(t, k, out) if k else out.copy_(expected[:, 0]), block=10
+    )
     together(shared.q, expected)
     assert not torch.allclose(expected, published.gptq(s.W, H, rounded))
 
@@ -98,7 +100,9 @@ def test_where_only_the_first_channel_deviates_the_corrected_weight_gives_gptaq(
     rounded = grid.rounder(scales)
     expected = published.gptaq(s.W, damped(s.H, 0.01), D, alpha, rounded, block=20)
     found = factor(s.H, 0.01)
-    shared = ldlq(corrected(s.wt, D, found, alpha), found, lambda t, k: rounded(t, k) if k else t.copy_(expected[:, 0]), block=20)
+    shared = ldlq(
+        corrected(s.wt, D, found, alpha), found, lambda t, k, out: rounded(t, k, out) if k else out.copy_(expected[:, 0]), block=20
+    )
     together(shared.q, expected)
     assert not torch.allclose(expected, published.gptq(s.W, damped(s.H, 0.01), rounded))
 

@@ -1,4 +1,4 @@
-"""MX formats computed in plain torch, under the names and in the shapes that runtimes without MX hardware import from AMD Quark.
+"""MX formats computed in plain torch, with the names and shapes that runtimes without MX hardware import from AMD Quark.
 
 All functions take any device and rank, leave their arguments alone, read nothing back from the device, and can be traced whole by
 ``torch.compile``. The arithmetic is that of the formats themselves, so a runtime computes exactly what was calibrated and exported.
@@ -6,7 +6,7 @@ All functions take any device and rank, leave their arguments alone, read nothin
 *Blocks* are the two-dimensional view of a tensor that all of them share: ``[R, N, G]``, where the quantized axis is split into N blocks of
 G elements, the last one filled with zeros, and all other axes make up the R rows.
 
-Source: spec of the checkpoint format, §8.2; spec of the documented surface, §2.3 and §2.4; OCP Microscaling Formats v1.0.
+Source: the calls in vLLM's emulation of MX formats; OCP Microscaling Formats v1.0.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ from torch import Tensor
 
 from quark.config.enums import Dtype
 from quark.errors import ConfigError, UnsupportedError
-from quark_schemes.formats.scales import SMALLEST_SCALE, decode_e8m0, shared_exponent_scale
-from quark_schemes.formats.small_float import E2M1, E2M3, E3M2, E4M3, E5M2, FloatShape, decode_small, encode_small, round_small_
-from quark_schemes.packing import pack_six, pack_two, unpack_six, unpack_two
+from quark_schemes.arithmetic.bits import pack_six, pack_two, unpack_six, unpack_two
+from quark_schemes.arithmetic.float_shapes import E2M1, E2M3, E3M2, E4M3, E5M2, FloatShape
+from quark_schemes.arithmetic.shared_exponent import decode_e8m0, shared_exponent_scale
+from quark_schemes.arithmetic.small_float import decode_small, encode_small, round_small_
+from quark_schemes.scale_formats import SMALLEST_SCALE
 
 _BLOCK = 32
 _PACKED: dict[str, FloatShape] = {"fp4": E2M1, "fp6_e2m3": E2M3, "fp6_e3m2": E3M2}
@@ -65,7 +67,7 @@ def qdq_mxfp4(x: Tensor, scale_calculation_mode: str = "even") -> Tensor:
 
     Args:
         x: Any float dtype and rank.
-        scale_calculation_mode: See `quark_schemes.formats.scales.shared_exponent_scale`.
+        scale_calculation_mode: See `quark_schemes.arithmetic.shared_exponent.shared_exponent_scale`.
 
     Raises:
         ConfigError: The mode is unknown.

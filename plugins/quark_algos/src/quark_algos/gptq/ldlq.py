@@ -7,13 +7,13 @@ product, and inside a block a smaller one for each few columns, so that a single
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 import attrs
 import torch
 from torch import Tensor
 
+from quark.parallel import one_thread, parallel_map, row_slices
 from quark.quantizers import GroupScales, WeightGrid
 from quark_algos.gptq.damping import Factor
 
@@ -21,23 +21,12 @@ BLOCK = 128
 """Columns between two products with all that went before."""
 FEW = 16
 """Columns between two products inside a block."""
+SLICE = 4096
+"""Rows of a weight that one thread sweeps over: with fewer, threads would mostly wait for their turn to call the next operation."""
 
-Rounder = Callable[[Tensor, int], Tensor]
+Rounder = Callable[[Tensor, int, Tensor], Tensor]
+"""Rounds ``t [N]``, the column of that number, into the third argument, and returns it: as `WeightGrid.rounder` does."""
 Chooser = Callable[[Tensor, int], GroupScales]
-
-
-@contextmanager
-def one_thread(device: torch.device) -> Iterator[None]:
-    """On processors, work in this thread alone while the body runs: a row is too short for threads to gain what they lose in waiting."""
-    before = torch.get_num_threads()
-    if device.type != "cpu" or before == 1:
-        yield
-        return
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 @attrs.frozen(eq=False)
@@ -65,6 +54,14 @@ class Swept:
         """Of the shape of Wᵀ, nothing rounded yet."""
         t = None if causal is None else torch.empty_like(wt)
         return cls(torch.empty_like(wt), torch.empty_like(wt), wt.new_zeros(wt.shape[1]), order, t, causal)
+
+    @classmethod
+    def beside(cls, parts: Sequence[Swept]) -> Swept:
+        """Consecutive slices of the rows as one; all were rounded in one order."""
+        if len(parts) == 1:
+            return parts[0]
+        q, e, loss = (torch.cat([getattr(part, name) for part in parts], -1) for name in ("q", "e", "loss"))
+        return cls(q, e, loss, parts[0].order)
 
     def e_in_place(self) -> Tensor:
         """Eᵀ with its channels in their own order."""
@@ -100,11 +97,30 @@ def ldlq(
         causal: P ``[K, K]``, strictly upper, in that order: ``w_k + Σ_{j<k} t_j P_jk`` takes the place of the weight ``w_k``.
     """
     done = Swept.room_for(wt, order, causal)
-    for start in range(0, wt.shape[0], block):
-        stop = min(start + block, wt.shape[0])
-        part = _weight(wt[done.places(start, stop)], done, start)
-        _round_block(_begun(part, factor, done, start), part, factor, rounded, done, start)
+    with one_thread(wt.device):
+        for start in range(0, wt.shape[0], block):
+            stop = min(start + block, wt.shape[0])
+            part = _weight(wt[done.places(start, stop)], done, start)
+            _round_block(_begun(part, factor, done, start), part, factor, rounded, done, start)
     return done
+
+
+def ldlq_by_rows(
+    wt: Tensor,
+    factor: Factor,
+    grid: WeightGrid,
+    scales: GroupScales,
+    block: int = BLOCK,
+    order: Tensor | None = None,
+    causal: Tensor | None = None,
+) -> Swept:
+    """`ldlq` under the ``scales`` that `WeightGrid.with_subscales` returns, slices of many rows in threads of their own."""
+
+    def sweep(rows: slice) -> Swept:
+        return ldlq(wt[:, rows], factor, grid.rounder(scales.of_rows(rows), order), block, order, causal)
+
+    slices = row_slices(wt.shape[1], 1, SLICE) if wt.device.type == "cpu" else [slice(0, wt.shape[1])]
+    return Swept.beside(parallel_map(sweep, slices, wt.device))
 
 
 def ldlq_choosing(
@@ -128,13 +144,14 @@ def ldlq_choosing(
         scales = choose(base, start // grid.group)
         found.append(scales)
         spread.append(grid.with_subscales(base, scales) if grid.has_subscales else scales.expanded(grid.group))
-        _round_block(base, part, factor, _from(spread[-1], grid, start), done, start)
+        with one_thread(wt.device):
+            _round_block(base, part, factor, _from(spread[-1], grid, start), done, start)
     return done, GroupScales.joined(found), GroupScales.joined(spread)
 
 
 def _from(scales: GroupScales, grid: WeightGrid, start: int) -> Rounder:
     """A rounder of the columns from ``start`` on; ``scales`` have a row for each."""
-    return lambda t, k: grid.round_(t, scales.at(k - start))
+    return lambda t, k, out: grid.round_(out.copy_(t), scales.at(k - start))
 
 
 def _weight(part: Tensor, done: Swept, start: int) -> Tensor:
@@ -152,25 +169,27 @@ def _begun(part: Tensor, factor: Factor, done: Swept, start: int) -> Tensor:
 
 def _round_block(base: Tensor, part: Tensor, factor: Factor, rounded: Rounder, done: Swept, start: int) -> None:
     """Round the columns from ``start`` on, ``base [block, N]`` being what earlier blocks have made of ``part``; it is used up."""
-    a, e = factor.a, done.e
-    stop = start + part.shape[0]
+    a, e = factor.a, done.e[start : start + part.shape[0]]  # [block, N]
     q = torch.empty_like(base)
-    with one_thread(base.device):
-        for few in range(start, stop, FEW):
-            last = min(few + FEW, stop)
-            if few > start:
-                base[few - start : last - start].addmm_(a[start:few, few:last].t(), e[start:few])
-            for k in range(few, last):
-                t, value = base[k - start], q[k - start]
-                if k > few:
-                    t.addmv_(e[few:k].t(), a[few:k, k])
-                if done.causal is not None and done.t is not None:
-                    added = torch.mv(done.t[start:k].t(), done.causal[start:k, k])
-                    part[k - start] += added
-                    done.t[k] = t.add_(added)
-                torch.sub(part[k - start], rounded(value.copy_(t), k), out=e[k])
-    done.q[done.places(start, stop)] = q
-    done.loss.add_(torch.mv(base.sub_(q).square_().t(), factor.pivots[start:stop]))
+    e.zero_()  # columns to come say nothing, so that all columns of a few can be asked: a view for those so far costs more than they do
+    inside = a[start : start + len(part), start : start + len(part)].t().contiguous()  # [block, block], row k what column k takes of e
+    columns = zip(base.unbind(0), part.unbind(0), q.unbind(0), e.unbind(0), strict=True)
+    for first in range(0, len(part), FEW):
+        few = slice(first, min(first + FEW, len(part)))
+        if first:
+            base[few].addmm_(inside[few, :first], e[:first])
+        errors = e[few].t()
+        for k, factors in enumerate(inside[few, few].unbind(0), start + first):
+            t, weight, value, error = next(columns)
+            if k > start + first:
+                t.addmv_(errors, factors)
+            if done.causal is not None and done.t is not None:
+                added = torch.mv(done.t[start:k].t(), done.causal[start:k, k])
+                weight += added
+                done.t[k] = t.add_(added)
+            torch.sub(weight, rounded(t, k, value), out=error)
+    done.q[done.places(start, start + len(part))] = q
+    done.loss.add_(torch.mv(base.sub_(q).square_().t(), factor.pivots[start : start + len(part)]))
 
 
 def descend(done: Swept, h: Tensor, rounded: Rounder) -> bool:
@@ -187,24 +206,27 @@ def descend(done: Swept, h: Tensor, rounded: Rounder) -> bool:
         Whether anything has changed.
     """
     weights = h / h.diagonal()  # [K, K], column k by H_kk
-    e, changed = done.e, False
-    for start in range(0, e.shape[0], BLOCK):
-        stop = min(start + BLOCK, e.shape[0])
-        q = done.q[done.places(start, stop)].clone()
-        base = torch.addmm(q, weights[:, start:stop].t(), e)
-        change = torch.empty_like(base)  # of E
-        with one_thread(base.device):
-            for few in range(start, stop, FEW):
-                last = min(few + FEW, stop)
-                if few > start:
-                    base[few - start : last - start].addmm_(weights[start:few, few:last].t(), change[: few - start])
-                for k in range(few, last):
-                    t = base[k - start]
-                    if k > few:
-                        t.addmv_(change[few - start : k - start].t(), weights[few:k, k])
-                    torch.sub(q[k - start], rounded(t, k), out=change[k - start])
-                    q[k - start] = t
-        e[start:stop] += change
-        done.q[done.places(start, stop)] = q
-        changed = changed or bool(change.any())
-    return changed
+    with one_thread(done.e.device):
+        return any([_descend_block(done, weights, rounded, start) for start in range(0, done.e.shape[0], BLOCK)])
+
+
+def _descend_block(done: Swept, weights: Tensor, rounded: Rounder, start: int) -> bool:
+    """`descend` for the columns of one block, which begins at ``start``; ``weights [K, K]`` is H, each column divided by its diagonal."""
+    e = done.e
+    stop = min(start + BLOCK, e.shape[0])
+    q = done.q[done.places(start, stop)].clone()
+    base = torch.addmm(q, weights[:, start:stop].t(), e)
+    change = torch.empty_like(base)  # of E
+    for few in range(start, stop, FEW):
+        last = min(few + FEW, stop)
+        if few > start:
+            base[few - start : last - start].addmm_(weights[start:few, few:last].t(), change[: few - start])
+        for k in range(few, last):
+            t = base[k - start]
+            if k > few:
+                t.addmv_(change[few - start : k - start].t(), weights[few:k, k])
+            torch.sub(q[k - start], rounded(t, k, t), out=change[k - start])
+            q[k - start] = t
+    e[start:stop] += change
+    done.q[done.places(start, stop)] = q
+    return bool(change.any())

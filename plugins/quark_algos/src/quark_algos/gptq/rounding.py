@@ -18,7 +18,7 @@ from quark.quantizers import GroupScales, WeightGrid
 from quark_algos.gptq.config import GPTQConfig, QronosConfig
 from quark_algos.gptq.correction import causal_matrix, correction, share_for
 from quark_algos.gptq.damping import NONE, Factor, SingularError, damped, factor, largest_eigenvalue
-from quark_algos.gptq.ldlq import Swept, descend, ldlq, ldlq_choosing
+from quark_algos.gptq.ldlq import Swept, descend, ldlq_by_rows, ldlq_choosing
 from quark_algos.gptq.presets import Recipe, recipe_of
 from quark_algos.gptq.scale_refit import refit
 from quark_algos.scale_search import search
@@ -175,7 +175,7 @@ def _rounded(wt: Tensor, h: Tensor, grid: WeightGrid, ready: _Ready, causal: Ten
     if recipe.static_groups or grid.fixed is not None or grid.group == grid.columns:
         scales = _scales(wt, known, grid, recipe)
         each = grid.with_subscales(wt, scales)
-        done = ldlq(wt, ready.factor, grid.rounder(each, ready.order), recipe.block, ready.order, causal)
+        done = ldlq_by_rows(wt, ready.factor, grid, each, recipe.block, ready.order, causal)
         for _ in range(recipe.refits if grid.can_be_refitted else 0):
             done, scales = _refitted(h, grid, ready, done, scales)
         each = grid.with_subscales(wt, scales)
@@ -200,7 +200,7 @@ def _refitted(h: Tensor, grid: WeightGrid, ready: _Ready, done: Swept, scales: G
     factors = refit(done.q, e, damped(h, recipe.damping, ready.shrinkage).h, grid.group)
     high = scales.scale * factors * grid.max_magnitude
     fitted = grid.scales_of_ranges(-high, high)
-    again = ldlq(done.q + e, ready.factor, grid.rounder(fitted, ready.order), recipe.block, ready.order)
+    again = ldlq_by_rows(done.q + e, ready.factor, grid, fitted, recipe.block, ready.order)
     better = again.loss < done.loss  # [N]
     return done.where(better, again), scales.where(better.expand_as(scales.scale), fitted)
 

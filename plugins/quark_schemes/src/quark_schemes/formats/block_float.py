@@ -1,9 +1,9 @@
 """Block floating point: whole mantissas under a power of two that a block shares. MXINT8, BFP16.
 
-A value is ``mantissa · 2^(E − fraction bits)``; ``E`` is the exponent of the block's largest magnitude and lies in a checkpoint as a byte,
-E + 127. Zero points there are none.
+A value is ``mantissa · 2^(E − fraction bits)``; ``E`` is the exponent of the block's largest magnitude, stored as a byte, E + 127. There
+are no zero points.
 
-Source: OCP Microscaling Formats v1.0 (MXINT8); spec of the documented surface, §2.4 and §2.5.
+Source: OCP Microscaling Formats v1.0 (MXINT8); AMD Quark 0.13 (BFP16).
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ from quark.config.enums import Dtype, QSchemeType, RoundType
 from quark.config.layer import TensorSpec
 from quark.config.tensor import QTensorConfig
 from quark.errors import ConfigError
-from quark.quantizers import Granularity, NumberFormat, QParams
-from quark_schemes.formats.scales import MODES, decode_e8m0, encode_e8m0, shared_exponent_scale
-from quark_schemes.formats.small_float import WHOLE_ROUNDINGS
+from quark.quantizers import NumberFormat, Packing, QParams
+from quark_schemes.arithmetic.shared_exponent import MODES, shared_exponent_scale
+from quark_schemes.arithmetic.whole_numbers import WHOLE_ROUNDINGS
+from quark_schemes.packing.shared_exponents import SharedExponentPacking
 
 _SMALLEST = 2.0**-126
+"""Smallest scale, float32's smallest normal number: its reciprocal is finite."""
 
 
 @attrs.frozen(kw_only=True)
@@ -30,9 +32,9 @@ class BlockFloat(NumberFormat):
     Attributes:
         low, high: Bounds of the mantissa.
         fraction_bits: Bits of the mantissa behind the point.
-        block: The documented size of a block.
+        block: Default size of a block.
         grows: Whether the exponent is one higher where the largest value would round beyond ``high``; without, it saturates.
-        modes: Of ``scale_calculation_mode``, those that count; the first is the default. Empty: the exponent is that of the largest value.
+        modes: Accepted values of ``scale_calculation_mode``, the default first. Empty: the exponent is that of the largest value.
         even_bits: Mantissa bits to which mode ``"even"`` rounds the largest value.
     """
 
@@ -48,6 +50,7 @@ class BlockFloat(NumberFormat):
     even_bits: int = 0
     rounding: RoundType = RoundType.half_even
     default_observer: str = "PerBlockMXObserver"
+    packing: Packing = attrs.field(default=attrs.Factory(lambda self: SharedExponentPacking(self.fraction_bits), takes_self=True))
 
     def canonicalize(self, spec: QTensorConfig) -> TensorSpec:
         return attrs.evolve(
@@ -94,35 +97,21 @@ class BlockFloat(NumberFormat):
     def decode(self, codes: Tensor) -> Tensor:
         return codes.float()
 
-    def pack(self, codes: Tensor, granularity: Granularity, order: str) -> Tensor:
-        return codes
-
-    def unpack(self, packed: Tensor, granularity: Granularity, order: str, shape: tuple[int, ...]) -> Tensor:
-        return packed
-
-    def pack_qparams(self, qparams: QParams, spec: QTensorConfig, granularity: Granularity, order: str) -> dict[str, Tensor]:
-        return {"scale": encode_e8m0(qparams.scale * 2.0**self.fraction_bits)}
-
-    def unpack_qparams(
-        self, tensors: dict[str, Tensor], spec: QTensorConfig, granularity: Granularity, order: str, shape: tuple[int, ...]
-    ) -> QParams:
-        return QParams(decode_e8m0(tensors["scale"]) * 2.0**-self.fraction_bits)
-
 
 @attrs.frozen(kw_only=True)
 class MxFormat(BlockFloat):
-    """The documented ``mx``: the spec names its elements' format beside it. Integer elements are this class's own."""
+    """The format ``mx`` of AMD Quark's public API: ``mx_element_dtype`` names the element format; only INT8 is this class's own."""
 
     element: Dtype
 
     def canonicalize(self, spec: QTensorConfig) -> TensorSpec:
         if spec.mx_element_dtype is None:
             raise ConfigError("Dtype.mx needs mx_element_dtype: Dtype.int8, fp4, fp6_e2m3, fp6_e3m2, fp8_e4m3 or fp8_e5m2")
-        found = super().canonicalize(spec)
-        assert isinstance(found, QTensorConfig)
+        canonical = super().canonicalize(spec)
+        assert isinstance(canonical, QTensorConfig)
         if spec.mx_element_dtype is self.element:
-            return found
-        return attrs.evolve(found, dtype=spec.mx_element_dtype, mx_element_dtype=None, scale_format="e8m0", symmetric=None)
+            return canonical
+        return attrs.evolve(canonical, dtype=spec.mx_element_dtype, mx_element_dtype=None, scale_format="e8m0", symmetric=None)
 
 
 MX = MxFormat(

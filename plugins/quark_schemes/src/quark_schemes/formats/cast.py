@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from quark.config.tensor import QTensorConfig
-from quark.quantizers import Granularity, NumberFormat, QParams
+from quark.quantizers import NumberFormat, QParams
 
 
 @attrs.frozen(kw_only=True)
@@ -18,6 +18,7 @@ class CastFormat(NumberFormat):
     bits: int
     storage_dtype: torch.dtype
     is_cast: bool = True
+    default_observer: str = "PlaceholderObserver"
 
     def spec_error(self, spec: QTensorConfig) -> str | None:
         return None
@@ -36,20 +37,6 @@ class CastFormat(NumberFormat):
 
     def decode(self, codes: Tensor) -> Tensor:
         return codes.float()
-
-    def pack(self, codes: Tensor, granularity: Granularity, order: str) -> Tensor:
-        return codes
-
-    def unpack(self, packed: Tensor, granularity: Granularity, order: str, shape: tuple[int, ...]) -> Tensor:
-        return packed
-
-    def pack_qparams(self, qparams: QParams, spec: QTensorConfig, granularity: Granularity, order: str) -> dict[str, Tensor]:
-        return {}
-
-    def unpack_qparams(
-        self, tensors: dict[str, Tensor], spec: QTensorConfig, granularity: Granularity, order: str, shape: tuple[int, ...]
-    ) -> QParams:
-        return QParams(torch.ones(()))
 
 
 FLOAT16 = CastFormat(name="float16", bits=16, storage_dtype=torch.float16)

@@ -1,6 +1,6 @@
 """Integers: codes are whole numbers between two bounds; a scale, and a zero point where ranges are asymmetric.
 
-Source: spec of the documented surface, §2.1.
+Source: AMD Quark 0.13.
 """
 
 from __future__ import annotations
@@ -12,26 +12,24 @@ from torch import Tensor
 from quark.config.enums import RoundType, ZeroPointType
 from quark.config.layer import TensorSpec
 from quark.config.tensor import QTensorConfig
-from quark.quantizers import Granularity, NumberFormat, PerGroup, QParams
-from quark_schemes import packing
-from quark_schemes.formats.scales import SMALLEST_SCALE, scale_error, scale_format_of, with_outer_scale
-from quark_schemes.formats.small_float import WHOLE_ROUNDINGS
+from quark.quantizers import NumberFormat, Packing, QParams
+from quark_schemes.arithmetic.whole_numbers import WHOLE_ROUNDINGS
+from quark_schemes.packing.integers import IntegerPacking
+from quark_schemes.scale_formats import SMALLEST_SCALE, scale_error, scale_format_of, with_outer_scale
 
 
 @attrs.frozen(kw_only=True)
 class IntegerFormat(NumberFormat):
-    """An integer of ``bits`` bits, signed or not.
-
-    Checkpoints: with a scale per group a weight and its scales are stored transposed, ``[I, O]``; four-bit codes are eight to an int32 word
-    along the last axis.
-    """
+    """An integer of ``bits`` bits, signed or not."""
 
     name: str
     bits: int
     signed: bool
     storage_dtype: torch.dtype
     rounding: RoundType = RoundType.half_even
-    default_observer: str = "MinMaxObserver"
+    packing: Packing = attrs.field(
+        default=attrs.Factory(lambda self: IntegerPacking(self.bits, self.signed, self.storage_dtype), takes_self=True)
+    )
 
     @property
     def low(self) -> int:
@@ -68,11 +66,11 @@ class IntegerFormat(NumberFormat):
             return self._real_zero_point(low, high, spec)
         low, high = low.clamp(max=0), high.clamp(min=0)
         if spec.symmetric:
-            # Unsigned formats keep zero point 0 here too, as documented: negative values become 0.
+            # Unsigned formats have zero point 0 here too, as in AMD Quark: negative values become 0.
             scale = torch.maximum(-low, high) / self.max_magnitude(spec)
             return QParams(scale_format_of(spec).round(scale.clamp_(min=SMALLEST_SCALE)))
         scale = scale_format_of(spec).round(((high - low) / (self.high - self.low)).clamp_(min=SMALLEST_SCALE))
-        zero = (self.low - torch.round(low / scale.float())).clamp_(self.low, self.high)  # of infinite ranges NaN, which the run refuses
+        zero = (self.low - torch.round(low / scale.float())).clamp_(self.low, self.high)  # NaN for infinite ranges, which the run refuses
         return QParams(scale, zero.to(torch.int32))
 
     def _real_zero_point(self, low: Tensor, high: Tensor, spec: QTensorConfig) -> QParams:
@@ -83,11 +81,11 @@ class IntegerFormat(NumberFormat):
 
     def round_(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
         # A whole zero point moves codes, not ties: halfway values round to even as they do without it.
-        rounded = WHOLE_ROUNDINGS[self.rounding]
+        round_whole_ = WHOLE_ROUNDINGS[self.rounding]
         if zero is not None and zero.is_floating_point():
-            rounded(t.add_(zero))
+            round_whole_(t.add_(zero))
         else:
-            rounded(t)
+            round_whole_(t)
             if zero is not None:
                 t.add_(zero)
         return t.clamp_(self.low, self.high)
@@ -97,52 +95,6 @@ class IntegerFormat(NumberFormat):
 
     def decode(self, codes: Tensor) -> Tensor:
         return codes.float()
-
-    def pack(self, codes: Tensor, granularity: Granularity, order: str) -> Tensor:
-        if self.bits == 4 and isinstance(granularity, PerGroup) and codes.ndim == 2:
-            return packing.pack_nibbles_across(codes, order)
-        return self._pack(_laid_out(codes, granularity).contiguous(), order)
-
-    def unpack(self, packed: Tensor, granularity: Granularity, order: str, shape: tuple[int, ...]) -> Tensor:
-        stored = (shape[1], shape[0]) if isinstance(granularity, PerGroup) and len(shape) == 2 else shape
-        return _laid_out(self._unpack(packed, order, stored[-1]), granularity).contiguous()
-
-    def pack_qparams(self, qparams: QParams, spec: QTensorConfig, granularity: Granularity, order: str) -> dict[str, Tensor]:
-        zero = torch.zeros_like(qparams.scale) if qparams.zero_point is None else qparams.zero_point
-        scale, zero = _laid_out(qparams.scale, granularity), _laid_out(zero, granularity)
-        real = spec.zero_point_type is ZeroPointType.float32 and not spec.symmetric
-        stored = (
-            zero.contiguous() if real else self._pack(zero.to(self.storage_dtype).contiguous(), order) if zero.ndim else self.encode(zero)
-        )
-        return {"scale": scale_format_of(spec).encode(scale.contiguous()), "zero_point": stored}
-
-    def unpack_qparams(
-        self, tensors: dict[str, Tensor], spec: QTensorConfig, granularity: Granularity, order: str, shape: tuple[int, ...]
-    ) -> QParams:
-        scale = scale_format_of(spec).decode(_laid_out(tensors["scale"], granularity).contiguous())
-        stored = tensors.get("zero_point")
-        if spec.symmetric or stored is None:
-            return QParams(scale)
-        if spec.zero_point_type is ZeroPointType.float32 or stored.ndim == 0:
-            whole = spec.zero_point_type is ZeroPointType.int32
-            return QParams(scale, _laid_out(stored.to(torch.int32) if whole else stored, granularity).contiguous())
-        zero = self._unpack(stored, order, tensors["scale"].shape[-1])
-        return QParams(scale, _laid_out(zero, granularity).to(torch.int32).contiguous())
-
-    def _pack(self, codes: Tensor, order: str) -> Tensor:
-        if self.bits == 4:
-            return packing.pack_nibbles(codes, order)
-        return packing.pack_bits(codes, self.bits) if self.bits < 4 else codes
-
-    def _unpack(self, packed: Tensor, order: str, length: int) -> Tensor:
-        if self.bits == 4:
-            return packing.unpack_nibbles(packed, order, length, signed=self.signed)
-        return packing.unpack_bits(packed, self.bits, length, signed=self.signed) if self.bits < 4 else packed
-
-
-def _laid_out(x: Tensor, granularity: Granularity) -> Tensor:
-    """Tensors of grouped integer weights lie transposed in a checkpoint; the same function leads back."""
-    return x.t() if isinstance(granularity, PerGroup) and x.ndim == 2 else x
 
 
 INT2 = IntegerFormat(name="int2", bits=2, signed=True, storage_dtype=torch.int8)

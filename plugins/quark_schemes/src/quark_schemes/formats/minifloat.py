@@ -1,4 +1,4 @@
-"""Small floating-point numbers as element formats: FP8, FP6 and FP4, by one class. The arithmetic is in `small_float`."""
+"""Small floating-point numbers as element formats: FP8, FP6 and FP4, by one class. Arithmetic: `arithmetic.small_float`."""
 
 from __future__ import annotations
 
@@ -9,10 +9,12 @@ from torch import Tensor
 from quark.config.enums import QSchemeType, RoundType
 from quark.config.layer import TensorSpec
 from quark.config.tensor import QTensorConfig
-from quark.quantizers import Granularity, NumberFormat, QParams
-from quark_schemes import packing
-from quark_schemes.formats.scales import MODES, SMALLEST_SCALE, scale_error, scale_format_of, shared_exponent_scale, with_outer_scale
-from quark_schemes.formats.small_float import E2M1, E2M3, E3M2, E4M3, E5M2, E5M3, FloatShape, decode_small, encode_small, round_small_
+from quark.quantizers import NumberFormat, Packing, QParams
+from quark_schemes.arithmetic.float_shapes import E2M1, E2M3, E3M2, E4M3, E5M2, E5M3, FloatShape
+from quark_schemes.arithmetic.shared_exponent import MODES, shared_exponent_scale
+from quark_schemes.arithmetic.small_float import decode_small, encode_small, round_small_
+from quark_schemes.packing.small_floats import SmallFloatPacking
+from quark_schemes.scale_formats import SMALLEST_SCALE, scale_error, scale_format_of, with_outer_scale
 
 
 @attrs.frozen(kw_only=True)
@@ -20,16 +22,16 @@ class MiniFloat(NumberFormat):
     """A floating-point number of few bits.
 
     Attributes:
-        shape: What it is made of.
+        shape: Its exponent, mantissa and special codes.
         torch_dtype: Torch's own dtype of these codes, in which checkpoints store them; None where they are packed into bytes.
-        rounding: Between two representable values.
+        rounding: How values between two representable ones are rounded.
     """
 
     name: str
     shape: FloatShape
     torch_dtype: torch.dtype | None = None
     rounding: RoundType = RoundType.half_even
-    default_observer: str = "MinMaxObserver"
+    packing: Packing = attrs.field(default=attrs.Factory(lambda self: SmallFloatPacking(self.shape.bits), takes_self=True))
 
     @property
     def bits(self) -> int:  # type: ignore[override]
@@ -79,7 +81,7 @@ class MiniFloat(NumberFormat):
         return round_small_(t, self.shape, self.rounding)
 
     def encode(self, t: Tensor) -> Tensor:
-        # Torch's cast knows NaN and, in this direction alone, is the faster of the two.
+        # Torch's cast handles NaN and is faster than `encode_small`; decoding is faster by `decode_small`.
         return t.to(self.torch_dtype) if self.torch_dtype is not None else self._encode(t * self.shape.to_own_exponents)
 
     def codes(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
@@ -96,24 +98,6 @@ class MiniFloat(NumberFormat):
 
     def decode(self, codes: Tensor) -> Tensor:
         return decode_small(codes.view(torch.uint8), self.shape)
-
-    def pack(self, codes: Tensor, granularity: Granularity, order: str) -> Tensor:
-        if self.bits == 4:
-            return packing.pack_two(codes)
-        return packing.pack_six(codes) if self.bits == 6 else codes
-
-    def unpack(self, packed: Tensor, granularity: Granularity, order: str, shape: tuple[int, ...]) -> Tensor:
-        if self.bits == 4:
-            return packing.unpack_two(packed, shape[-1])
-        return packing.unpack_six(packed, shape[-1]) if self.bits == 6 else packed
-
-    def pack_qparams(self, qparams: QParams, spec: QTensorConfig, granularity: Granularity, order: str) -> dict[str, Tensor]:
-        return {"scale": scale_format_of(spec).encode(qparams.scale)}
-
-    def unpack_qparams(
-        self, tensors: dict[str, Tensor], spec: QTensorConfig, granularity: Granularity, order: str, shape: tuple[int, ...]
-    ) -> QParams:
-        return QParams(scale_format_of(spec).decode(tensors["scale"]))
 
 
 FP8_E4M3 = MiniFloat(name="fp8_e4m3", shape=E4M3, torch_dtype=torch.float8_e4m3fn)

@@ -1,4 +1,4 @@
-"""Histograms that merge exactly: what the observers of one range per tensor keep of their data.
+"""Histograms that merge exactly: the statistic of observers with one range per tensor.
 
 Bins are ``2^k / BINS`` wide on either side of 0, where ``2^k`` is the smallest power of two above every magnitude seen; zeros are counted
 by themselves. When ``k`` grows, neighbouring bins merge pairwise, edge on edge. So the counts depend on the data alone, not on their order
@@ -19,7 +19,7 @@ BINS = 1 << 13
 """Bins on either side of 0; a power of two. The largest magnitude lies in the upper half of its side: a bin is at most 1/4096 of it."""
 
 _LOG_BINS = BINS.bit_length() - 1
-_SMALLEST_EXPONENT = -100  # below, the factor that turns values into bins would leave float32; such values share the bins next to 0
+_SMALLEST_EXPONENT = -100  # below, the factor from values to bins would overflow float32; such values share the bins next to 0
 
 
 @attrs.frozen(eq=False)
@@ -53,7 +53,7 @@ class Distribution:
         return self._ranked(below) * (1 - (rank - below)) + self._ranked(math.ceil(rank)) * (rank - below)
 
     def _ranked(self, rank: int) -> float:
-        """Where the value lies that ``rank`` others precede."""
+        """The value of that rank, counted from 0 in ascending order."""
         until = self.counts.cumsum(0)
         if rank in (0, int(until[-1]) - 1):
             return self.high if rank else self.low
@@ -80,12 +80,12 @@ class Histogram:
 
     @property
     def device(self) -> torch.device:
-        """Where counts are kept: where the data were."""
+        """The device of the counts, which is that of the data."""
         return torch.device("cpu") if self._counts is None else self._counts.device
 
     @property
     def is_finite(self) -> bool:
-        """Whether something was seen, and neither NaN nor Inf."""
+        """Whether values were observed, neither NaN nor Inf among them."""
         return self.low is not None and self.high is not None and bool(torch.isfinite(self.low) & torch.isfinite(self.high))
 
     def observe(self, x: Tensor) -> None:
@@ -101,12 +101,12 @@ class Histogram:
         values = x.reshape(-1)
         for start in range(0, values.numel(), TILE_ELEMENTS):
             tile = values[start : start + TILE_ELEMENTS].float()
-            # Conversion cuts towards 0, so that a bin begins at its end nearer to 0; the sign makes room for the zeros between the sides.
+            # Conversion truncates towards 0, so that a bin begins at its edge nearer to 0; the sign leaves index 0 to the zeros.
             index = (tile * bins_per_unit).to(torch.int32).add_(tile.sign().to(torch.int32)).add_(BINS)
             counts += torch.bincount(index, minlength=2 * BINS + 1)
 
     def merge(self, other: Histogram) -> None:
-        """Count what another histogram has counted."""
+        """Add the counts of another histogram."""
         if other.low is None or other.high is None:
             return
         self._widen(other.low, other.high)
@@ -115,7 +115,7 @@ class Histogram:
             mine += _rebinned(other._counts, self._exponent - other._exponent).to(mine.device)
 
     def distribution(self, *, magnitudes: bool = False) -> Distribution:
-        """The values seen, or their magnitudes. Something was seen, and all of it was finite."""
+        """The distribution of the values observed, or of their magnitudes; `is_finite` holds."""
         assert self.low is not None
         assert self.high is not None
         assert self._counts is not None
@@ -157,6 +157,6 @@ def _rebinned(counts: Tensor, doublings: int) -> Tensor:
     if doublings == 0:
         return counts
     offset = torch.arange(-BINS, BINS + 1, device=counts.device)
-    # Beyond all bins of a side the shift need not go; shifts of 64 and more mean nothing.
+    # A shift beyond all bins of a side changes nothing more, and shifts of 64 and more are undefined.
     place = offset.sign() * ((offset.abs().sub_(1) >> min(doublings, _LOG_BINS)) + 1)
     return torch.zeros_like(counts).index_add_(0, place + BINS, counts)

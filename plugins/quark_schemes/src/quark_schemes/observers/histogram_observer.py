@@ -17,12 +17,12 @@ from quark_schemes.observers.histogram import Histogram
 
 
 def options_error(observer: str, spec: QTensorConfig, known: Collection[str] = ()) -> str | None:
-    """Which of the spec's observer options this observer does not have, or None."""
+    """Why an observer with the options ``known`` cannot use those of the spec, and the fix; None where it can."""
     unknown = [name for name, _ in spec.observer_options if name not in known]
     if not unknown:
         return None
-    cure = f"its options are {', '.join(known)}" if known else "it has none, leave observer_options out"
-    return f"{observer} has no option {', '.join(map(repr, unknown))}: {cure}"
+    fix = f"its options are {', '.join(known)}" if known else "it has none, leave observer_options out"
+    return f"{observer} has no option {', '.join(map(repr, unknown))}: {fix}"
 
 
 class HistogramObserver(Observer):
@@ -52,7 +52,7 @@ class HistogramObserver(Observer):
         if not seen.is_finite:
             return seen.low.to(seen.device), seen.high.to(seen.device)
         if self._chosen is None:
-            # Searches take longer than to keep what they found.
+            # Cached: a search takes long.
             low, high = self._choose(seen)
             self._chosen = (_scalar(low, seen.device), _scalar(high, seen.device))
         return self._chosen
@@ -68,7 +68,7 @@ class HistogramObserver(Observer):
 
     @abstractmethod
     def _choose(self, seen: Histogram) -> tuple[Tensor | float, Tensor | float]:
-        """Low and high, one value each; something was seen, and all of it was finite."""
+        """Low and high, one value each. Called only if values were observed, all of them finite."""
 
 
 def _scalar(value: Tensor | float, device: torch.device) -> Tensor:

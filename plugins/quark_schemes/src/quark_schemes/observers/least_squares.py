@@ -19,7 +19,7 @@ Range = tuple[Tensor, Tensor]
 
 
 def has_real_zero_point(spec: QTensorConfig) -> bool:
-    """Whether ranges need not hold 0."""
+    """Whether zero points are real numbers, so that ranges need not contain 0."""
     return spec.symmetric is False and spec.zero_point_type is ZeroPointType.float32
 
 
@@ -32,11 +32,12 @@ def error_norms(values: Tensor, low: Tensor, high: Tensor, spec: QTensorConfig, 
         spec: The quantization.
         weights: How often each element counts, float64 ``[elements]``; None: once.
     """
-    found = format_of(spec)
-    qparams = found.qparams(low, high, spec)
+    number_format = format_of(spec)
+    qparams = number_format.qparams(low, high, spec)
     scale = qparams.scale.float().unsqueeze(1)
     zero = None if qparams.zero_point is None else qparams.zero_point.unsqueeze(1)
-    t = found.round_(values * (1 / scale) if found.by_reciprocal(spec) else values / scale, zero)
+    scaled = values * (1 / scale) if number_format.by_reciprocal(spec) else values / scale
+    t = number_format.round_(scaled, zero)
     if zero is not None:
         t.sub_(zero)
     error = t.mul_(scale).sub_(values)
@@ -46,7 +47,7 @@ def error_norms(values: Tensor, low: Tensor, high: Tensor, spec: QTensorConfig, 
 
 
 def best_range(values: Tensor, candidates: Iterable[Range], spec: QTensorConfig, weights: Tensor | None = None) -> Range:
-    """Of the candidates, for each row the one of least error; the earlier of two that are as good, so give wide ones first."""
+    """For each row the candidate of least error; of two that are equal the earlier, so give wide ranges first."""
     remaining = iter(candidates)
     low, high = next(remaining)
     least = error_norms(values, low, high, spec, weights)
@@ -61,7 +62,7 @@ def best_range(values: Tensor, candidates: Iterable[Range], spec: QTensorConfig,
 def shrunk_range(
     values: Tensor, low: Tensor, high: Tensor, spec: QTensorConfig, factors: Sequence[float], weights: Tensor | None = None
 ) -> Range:
-    """The best of the ranges that ``factors`` shrink the full ones to.
+    """The best of the full ranges shrunk by ``factors``.
 
     Symmetric ranges take one factor. Asymmetric ones first take one for both ends, then the low end, then the high end takes its own while
     the other stays. Ends shrink towards 0, or, where the range need not hold 0, towards the row's median.
@@ -88,13 +89,13 @@ def shrunk_range(
 
 
 class _Shrunk:
-    """One end of the range under each factor in turn; can be gone through again."""
+    """One end of the range under each factor in turn; can be iterated more than once."""
 
     def __init__(self, end: Tensor, centre: Tensor, factors: Sequence[float]) -> None:
         self.end, self.centre, self.factors = end, centre, factors
 
     def __iter__(self) -> Iterator[Tensor]:
-        # The full range is given as it is: by way of the centre its last bit could be lost.
+        # The full range is returned unchanged: computed from the centre, its last bit could differ.
         return (self.end if f == 1 else self.centre + (self.end - self.centre) * f for f in self.factors)
 
 

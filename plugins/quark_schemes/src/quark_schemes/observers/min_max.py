@@ -1,6 +1,6 @@
-"""Min-max observers: the range is all that was seen. The documented classes differ only in what may share a range.
+"""Min-max observers: the range runs from the smallest to the largest value. The classes differ only in the granularities they accept.
 
-Source: spec of the documented surface, §2.7.
+Source: the observers of AMD Quark 0.13.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ class MinMaxObserver(Observer):
 def _row_ranges(rows: Tensor, *, symmetric: bool) -> tuple[Tensor, Tensor]:
     """Smallest and largest value of each row ``[rows, elements] → [rows]``, float32; where ``symmetric``, ∓ the largest magnitude.
 
-    Reductions are much faster on processors one by one than fused, and in float32 than in 16 bits, to which tiles are converted while they
-    lie in cache.
+    On CPUs two reductions are much faster than one fused reduction, and faster in float32 than in 16 bits: tiles are converted while in
+    cache.
     """
     low, high = (torch.empty(rows.shape[0], dtype=torch.float32, device=rows.device) for _ in range(2))
     step = max(1, TILE_ELEMENTS // rows.shape[1])
@@ -71,7 +71,7 @@ def _row_ranges(rows: Tensor, *, symmetric: bool) -> tuple[Tensor, Tensor]:
         part = slice(top, top + step)
         tile = rows[part].float()
         if symmetric:
-            # A converted tile is ours to change; a float32 one is the caller's tensor.
+            # A converted tile is a copy and may be overwritten; a float32 tile is a view of the caller's tensor.
             magnitude = tile.abs() if rows.dtype is torch.float32 else tile.abs_()
             torch.amax(magnitude, dim=1, out=high[part])
         else:
@@ -105,11 +105,11 @@ class PerBlockMXObserver(MinMaxObserver):
 
 
 class PerBlockMXBufferReuseObserver(PerBlockMXObserver):
-    """The same: documented for its memory, which here never depended on it."""
+    """`PerBlockMXObserver` under the name of the variant that saves memory in AMD Quark; here both need the same."""
 
 
 class PerBlockMXDiffsObserver(PerBlockMXObserver):
-    """The same: the exponent is chosen by the spec's ``scale_calculation_mode``, as runtimes choose it, and not by trial."""
+    """`PerBlockMXObserver`: the exponent follows the spec's ``scale_calculation_mode``, as in runtimes, and is not searched."""
 
 
 class PerBlockBFPObserver(PerBlockMXObserver):

@@ -17,9 +17,9 @@ from quark_schemes.observers.row_search import RowSearchObserver
 
 _STEPS_TO_HALF = 16
 TENSOR_FACTORS = tuple(2 ** (-i / _STEPS_TO_HALF) for i in range(10 * _STEPS_TO_HALF + 1))
-"""To what a tensor's range is shrunk: 16 steps to each half, ten times: activations have outliers a thousand times as large as the rest."""
+"""Factors on the range of a tensor: 16 steps to each halving, ten halvings, since activations have outliers a thousand times the rest."""
 ROW_FACTORS = TENSOR_FACTORS[: 3 * _STEPS_TO_HALF + 1]
-"""To what the range of a weight's channel or group is shrunk, to an eighth in the end."""
+"""Factors on the range of a channel or group of a weight, down to an eighth."""
 
 
 class PerTensorMSEObserver(HistogramObserver):

@@ -1,4 +1,4 @@
-"""The placeholder: observes nothing, for formats that need no range."""
+"""PlaceholderObserver: observes nothing, for formats that need no range."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ class PlaceholderObserver(Observer):
     """For formats that only cast."""
 
     def observe(self, x: Tensor) -> None:
-        """Nothing."""
+        """Does nothing."""
 
     def range(self) -> tuple[Tensor, Tensor]:
         """An empty range."""
         return torch.zeros(()), torch.zeros(())
 
     def merge(self, other: Observer) -> None:
-        """Nothing."""
+        """Does nothing."""

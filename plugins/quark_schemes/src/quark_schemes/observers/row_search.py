@@ -1,4 +1,4 @@
-"""Base of the observers that search a range for each row of a weight, on the weight itself."""
+"""Base of the observers that search a range for each row of a weight directly on the weight."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from quark_schemes.observers.least_squares import Range
 
 
 class RowSearchObserver(Observer):
-    """Searches a range for each row, on the spot: nothing of the tensor is kept, so it sees one tensor, once.
+    """Searches a range for each row when it observes the tensor. Nothing of the tensor is stored, so it can observe only one, once.
 
     A histogram for each row, from which ranges of several tensors could be chosen, would be larger than the weight. Dynamic activations,
     which have a fresh observer each time, are served too. Merging with an observer that has seen nothing is exact.
@@ -62,15 +62,15 @@ class RowSearchObserver(Observer):
         return self._range
 
     def merge(self, other: Observer) -> None:
-        """Take over what the other has found.
+        """Take over the ranges of the other.
 
         Raises:
             CalibrationError: Both have observed a tensor.
         """
-        found = self.of_same_kind(other)._range
-        if self._range is not None and found is not None:
+        ranges = self.of_same_kind(other)._range
+        if self._range is not None and ranges is not None:
             raise self._seen_twice()
-        self._range = self._range or found
+        self._range = self._range or ranges
 
     def _seen_twice(self) -> CalibrationError:
         return CalibrationError(

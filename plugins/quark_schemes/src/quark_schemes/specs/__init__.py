@@ -1,4 +1,4 @@
-"""The documented ``*Spec`` helpers: each builds a `QTensorConfig` from the few things that vary. No torch here."""
+"""The ``*Spec`` helpers of AMD Quark's public API: each builds a `QTensorConfig` from the few settings that vary. No torch here."""
 
 from quark_schemes.specs.block_float import BFP16Spec, MX6Spec, MX9Spec
 from quark_schemes.specs.float8 import (
@@ -42,7 +42,7 @@ from quark_schemes.specs.microscaling import (
     OCP_MXINT8Spec,
     OCP_MXSpec,
 )
-from quark_schemes.specs.two_stage import ProgressiveSpec, ScaleQuantSpec
+from quark_schemes.specs.two_level import ProgressiveSpec, ScaleQuantSpec
 
 __all__ = [
     "AmdFP4Spec",

@@ -1,4 +1,4 @@
-"""``*Spec`` helpers of block floating point: one exponent for a block, no stored scale."""
+"""``*Spec`` helpers of block floating point: one exponent for a block."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The documented option strings of the ``*Spec`` helpers, and what they mean. Enum members are taken as well as strings."""
+"""The option strings of the ``*Spec`` helpers in AMD Quark's public API, and their meanings. Enum members are accepted too."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ ZERO_POINT_TYPES: dict[str, ZeroPointType] = {"int32": ZeroPointType.int32, "flo
 
 
 def choice(option: str, value: Any, choices: Mapping[str, Any]) -> Any:
-    """What ``value`` means: an option string, a member of the enum it stands for, or None.
+    """The meaning of ``value``, which is an option string, a member of the enum that it stands for, or None.
 
     Raises:
         ConfigError: (a ValueError) It is neither.
@@ -49,12 +49,12 @@ class DataTypeSpec:
     """Base of all ``*Spec`` helpers."""
 
     def to_quantization_spec(self) -> QTensorConfig | list[QTensorConfig]:
-        """The tensor's quantization, or its stages."""
+        """The tensor's quantization, or its levels."""
         raise TypeError(f"{type(self).__name__} builds nothing: use one of its subclasses")
 
 
 class SingleLevelSpec(DataTypeSpec):
-    """Base of the helpers that describe one stage."""
+    """Base of the helpers that describe one level."""
 
     def to_quantization_spec(self) -> QTensorConfig:
         """The tensor's quantization."""

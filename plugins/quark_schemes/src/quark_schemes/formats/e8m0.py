@@ -7,22 +7,21 @@ import torch
 from torch import Tensor
 
 from quark.config.tensor import QTensorConfig
-from quark.quantizers import Granularity, NumberFormat, QParams
-from quark_schemes.formats.scales import decode_e8m0, encode_e8m0, shared_exponent_scale
+from quark.quantizers import NumberFormat, QParams
+from quark_schemes.arithmetic.shared_exponent import decode_e8m0, encode_e8m0, shared_exponent_scale
 
 
 @attrs.frozen(kw_only=True)
 class PowerOfTwo(NumberFormat):
-    """Unsigned powers of two. Values are rounded up, so that nothing under such a scale saturates; 0 becomes the smallest normal number."""
+    """Unsigned powers of two. Rounding is upwards, so that no element saturates; 0 becomes the smallest normal number."""
 
     name: str
     bits: int = 8
     storage_dtype: torch.dtype = torch.uint8
-    default_observer: str = "MinMaxObserver"
 
     def spec_error(self, spec: QTensorConfig) -> str | None:
         if not spec.is_scale_quant:
-            return f"{self.name} holds scales only: use it as scale_format='e8m0', or as the second stage of a ScaleQuantSpec"
+            return f"{self.name} holds scales only: use it as scale_format='e8m0', or as the second level of a ScaleQuantSpec"
         return None
 
     def max_magnitude(self, spec: QTensorConfig) -> float:
@@ -40,20 +39,6 @@ class PowerOfTwo(NumberFormat):
 
     def decode(self, codes: Tensor) -> Tensor:
         return decode_e8m0(codes)
-
-    def pack(self, codes: Tensor, granularity: Granularity, order: str) -> Tensor:
-        return codes
-
-    def unpack(self, packed: Tensor, granularity: Granularity, order: str, shape: tuple[int, ...]) -> Tensor:
-        return packed
-
-    def pack_qparams(self, qparams: QParams, spec: QTensorConfig, granularity: Granularity, order: str) -> dict[str, Tensor]:
-        return {"scale": qparams.scale}
-
-    def unpack_qparams(
-        self, tensors: dict[str, Tensor], spec: QTensorConfig, granularity: Granularity, order: str, shape: tuple[int, ...]
-    ) -> QParams:
-        return QParams(tensors["scale"])
 
 
 FP8_E8M0 = PowerOfTwo(name="fp8_e8m0")

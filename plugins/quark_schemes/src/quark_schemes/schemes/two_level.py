@@ -7,7 +7,7 @@ from quark_schemes.specs.float8 import FP8E4M3PerTensorSpec, FP8E5M3PerTensorSpe
 from quark_schemes.specs.integer import Int4PerChannelSpec
 from quark_schemes.specs.microscaling import AmdFP4Spec, FP4PerGroupSpec
 from quark_schemes.specs.options import SingleLevelSpec
-from quark_schemes.specs.two_stage import ProgressiveSpec, ScaleQuantSpec
+from quark_schemes.specs.two_level import ProgressiveSpec, ScaleQuantSpec
 
 
 def _fp4_under(scales: SingleLevelSpec, group_size: int) -> QLayerConfig:

@@ -1,4 +1,4 @@
-"""Observers whose scales are powers of two, whatever the spec's scale type: they give ranges of which exactly such scales come.
+"""Observers whose scales are powers of two, whatever the spec's scale type: their ranges are chosen so that the scale is exact.
 
 Min-max takes the power of two nearest to the min-max scale, as documented; it may clip. Min-MSE tries two more on either side.
 Source: AMD Quark 0.13's observers of these names for the choice of exponents.
@@ -14,20 +14,21 @@ from torch import Tensor
 from quark.config.enums import QSchemeType
 from quark.config.tensor import QTensorConfig
 from quark.quantizers import format_of
-from quark_schemes.formats.scales import SMALLEST_SCALE, power_of_two
+from quark_schemes.arithmetic.shared_exponent import power_of_two
 from quark_schemes.observers.histogram import Histogram
 from quark_schemes.observers.histogram_observer import HistogramObserver
 from quark_schemes.observers.least_squares import Range, best_range, has_real_zero_point
 from quark_schemes.observers.min_max import MinMaxObserver
 from quark_schemes.observers.row_search import RowSearchObserver
+from quark_schemes.scale_formats import SMALLEST_SCALE
 
-_OFFSETS = (2, 1, 0, -1, -2)  # wide ranges first: of two that are as good the wider is taken
+_OFFSETS = (2, 1, 0, -1, -2)  # wide ranges first: of two that are equally good the wider is taken
 _SMALLEST_EXPONENT = math.frexp(SMALLEST_SCALE)[1] - 1
-_LARGEST_EXPONENT = 104  # the range of a 16-bit integer with this scale still is a float32
+_LARGEST_EXPONENT = 104  # with this scale the range of a 16-bit integer is still finite in float32
 
 
 def power_of_two_error(observer: str, spec: QTensorConfig) -> str | None:
-    """Why no range gives the spec a power of two as its scale, with the cure, or None."""
+    """Why no range gives the spec a power of two as its scale, and the fix; None where one does."""
     if has_real_zero_point(spec):
         return f"{observer} keeps zero points whole: set zero_point_type=ZeroPointType.int32"
     if spec.scale_format == "e8m0":
@@ -43,14 +44,14 @@ class _Powers:
 
     def __init__(self, low: Tensor, high: Tensor, spec: QTensorConfig) -> None:
         low, high = low.clamp(max=0).double(), high.clamp(min=0).double()
-        reach = format_of(spec).max_magnitude(spec)
+        max_magnitude = format_of(spec).max_magnitude(spec)
         if spec.symmetric is not False:
-            self._below = self._above = torch.full_like(low, reach).float()
-            scale = (torch.maximum(-low, high) / reach).clamp_(min=SMALLEST_SCALE)
+            self._below = self._above = torch.full_like(low, max_magnitude).float()
+            scale = (torch.maximum(-low, high) / max_magnitude).clamp_(min=SMALLEST_SCALE)
         else:
-            scale = ((high - low) / (2 * reach)).clamp_(min=SMALLEST_SCALE)
+            scale = ((high - low) / (2 * max_magnitude)).clamp_(min=SMALLEST_SCALE)
             self._below = (-low / scale).round_().float()
-            self._above = 2 * reach - self._below
+            self._above = 2 * max_magnitude - self._below
         self._nearest = scale.log2().round_()
 
     def range(self, offset: int) -> Range:
@@ -68,8 +69,8 @@ class _PowOf2MinMaxObserver(MinMaxObserver):
     def range(self) -> tuple[Tensor, Tensor]:
         low, high = super().range()
         finite = torch.isfinite(low) & torch.isfinite(high)
-        found = _Powers(low, high, self.spec).range(0)
-        return torch.where(finite, found[0], low), torch.where(finite, found[1], high)
+        nearest_low, nearest_high = _Powers(low, high, self.spec).range(0)
+        return torch.where(finite, nearest_low, low), torch.where(finite, nearest_high, high)
 
 
 class PerTensorPowOf2MinMaxObserver(_PowOf2MinMaxObserver):
@@ -112,6 +113,6 @@ class PerChannelPowOf2MinMSEObserver(RowSearchObserver):
         return super().spec_error(spec) or power_of_two_error(cls.__name__, spec)
 
     def _search(self, rows: Tensor, low: Tensor, high: Tensor) -> Range:
-        found = _of_least_error(rows, low, high, self.spec)
+        best_low, best_high = _of_least_error(rows, low, high, self.spec)
         finite = torch.isfinite(low) & torch.isfinite(high)
-        return torch.where(finite, found[0], low), torch.where(finite, found[1], high)
+        return torch.where(finite, best_low, low), torch.where(finite, best_high, high)

@@ -14,8 +14,8 @@ from quark.config.tensor import QTensorConfig
 from quark.quantizers import Observer, QParams, TensorQuantizer, quantizer_for
 from quark.quantizers.single_level import SingleLevelQuantizer
 from quark_schemes.observers.histogram import BINS, Distribution, Histogram
+from quark_schemes.observers.histogram_ranges import CLIPPED_SHARES, ExpectedError, _least
 from quark_schemes.observers.mse import ROW_FACTORS, TENSOR_FACTORS
-from quark_schemes.observers.narrowing import CLIPPED_SHARES, ExpectedError, _least
 
 SHAPE = {"per_channel": {"ch_axis": 0}, "per_group": {"ch_axis": -1, "group_size": 8}}
 

@@ -9,7 +9,7 @@ import pytest
 import quark
 from quark.config.layer import SLOTS, levels
 from quark.templates import QuantizationScheme, QuantizationSchemeCollection
-from quark_schemes import scheme_classes as classes
+from quark_schemes.schemes import classes
 
 REGISTERED: dict[str, Callable[[], QuantizationScheme]] = {
     "int4_wo_32": lambda: classes.Int4WeightOnlyScheme(group_size=32),

@@ -1,4 +1,4 @@
-"""The documented scheme classes: schemes as objects with a ``config``. No torch here."""
+"""The scheme classes of AMD Quark's public API: schemes as objects with a ``config``. No torch here."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 from quark.config.layer import QLayerConfig
 from quark.templates import QuantizationScheme
-from quark_schemes.schemes import block_float, float8, integer, microscaling, two_stage
+from quark_schemes.schemes import block_float, float8, integer, microscaling, two_level
 
 
 class _Scheme(QuantizationScheme):
@@ -126,7 +126,7 @@ class AmdFP4Scheme(_Scheme):
 
     def __init__(self, group_size: int = 16) -> None:
         self.group_size = group_size
-        super().__init__(lambda: two_stage.amdfp4_in_groups(group_size))
+        super().__init__(lambda: two_level.amdfp4_in_groups(group_size))
 
 
 class AmdFP4GlobalScaleScheme(_Scheme):
@@ -134,21 +134,21 @@ class AmdFP4GlobalScaleScheme(_Scheme):
 
     def __init__(self, group_size: int) -> None:
         self.group_size = group_size
-        super().__init__(lambda: two_stage.amdfp4_with_global_scale(group_size))
+        super().__init__(lambda: two_level.amdfp4_with_global_scale(group_size))
 
 
 class FP4Block16ScaleE4M3Scheme(_Scheme):
     """``nvfp4``: FP4 in groups of 16 with E4M3 scales and one more scale over all of those, weights and activations."""
 
     def __init__(self) -> None:
-        super().__init__(two_stage.nvfp4)
+        super().__init__(two_level.nvfp4)
 
 
 class INT4_FP8Scheme(_Scheme):  # noqa: N801  the documented name
     """Weights first in FP8, one scale, then in 4 bits, a scale per channel; dynamic FP8 activations."""
 
     def __init__(self) -> None:
-        super().__init__(two_stage.int4_fp8)
+        super().__init__(two_level.int4_fp8)
 
 
 class MX6Scheme(_Scheme):

@@ -199,6 +199,6 @@ def test_a_stored_block_is_its_mantissas_and_then_the_bits_of_its_pairs(name: st
     for mantissas, pairs in blocks:
         number = sum((m & (1 << bits) - 1) << bits * i for i, m in enumerate(mantissas))
         stored += number.to_bytes(16 * bits // 8, "little") + bytes([pairs])
-    packed = fmt.pack(codes.to(torch.int16), PerGroup(16), "reorder")
+    packed = fmt.packing.pack(codes.to(torch.int16), PerGroup(16), "reorder")
     assert bytes(packed.flatten().tolist()) == stored
-    assert torch.equal(fmt.unpack(packed, PerGroup(16), "reorder", (1, 32)), codes)
+    assert torch.equal(fmt.packing.unpack(packed, PerGroup(16), "reorder", (1, 32)), codes)

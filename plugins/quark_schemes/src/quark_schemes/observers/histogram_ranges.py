@@ -1,6 +1,6 @@
 """Histogram observers that narrow the range from both ends, bin by bin, to where the expected squared error is least.
 
-Source: PyTorch's ``HistogramObserver`` for the idea: what is clipped costs the square of how far it moves, what is kept a rounding error.
+Source: PyTorch's ``HistogramObserver`` for the idea: a clipped value costs its squared distance to the range, any other a rounding error.
 """
 
 from __future__ import annotations
@@ -20,9 +20,11 @@ from quark_schemes.observers.histogram_observer import HistogramObserver
 from quark_schemes.observers.least_squares import Range, best_range, has_real_zero_point
 
 CLIPPED_SHARES = (0.0, *(2.0 ** (-i / 4) for i in range(80, 11, -1)))
-"""Of all values, the shares that ranges leave out: none, then from a millionth to an eighth, four steps to each double."""
+"""Shares of all values that ranges leave out: none, then from a millionth to an eighth, four steps to each doubling."""
+
 
 _COARSE = 256
+"""Starts, and ends, of the first round of `_least`, all pairs of which are compared."""
 
 
 class PerTensorHistogramObserver(HistogramObserver):
@@ -42,12 +44,12 @@ class PerTensorHistogramObserver(HistogramObserver):
         values = seen.distribution(magnitudes=self.is_symmetric)
         until = values.counts.cumsum(0)
         total = int(until[-1])
-        kept = torch.tensor([total - math.floor(share * total) for share in CLIPPED_SHARES], device=until.device)
+        inside = torch.tensor([total - math.floor(share * total) for share in CLIPPED_SHARES], device=until.device)
         if self.is_symmetric:
-            threshold = values.right[torch.searchsorted(until, kept)]
+            threshold = values.right[torch.searchsorted(until, inside)]
             return -threshold, threshold
         # From each start the end is the first bin with which enough values are in; beyond the last bin there is none.
-        end = torch.searchsorted(until, (until - values.counts) + kept.unsqueeze(1))
+        end = torch.searchsorted(until, (until - values.counts) + inside.unsqueeze(1))
         width = torch.cat([values.right, values.right.new_full((1,), torch.inf)])[end] - values.left
         start = width.argmin(dim=1)
         return values.left[start], values.right[end.gather(1, start.unsqueeze(1)).squeeze(1)]

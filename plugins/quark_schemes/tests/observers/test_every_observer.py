@@ -15,13 +15,10 @@ from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
 from quark.config.tensor import QTensorConfig
 from quark.errors import CalibrationError
-from quark.plugins import documented_object
 from quark.quantizers import Observer, TensorQuantizer, quantizer_for
 from quark.testing.tiny import calibration_batches, tiny_model
 from quark.torch import ModelQuantizer
 from quark.torch.quantization.observer import observer as documented
-from quark_schemes.specs import FP8E4M3PerTensorSpec, Int4PerTensorSpec, Int8PerTensorSpec, Uint8PerTensorSpec
-from quark_schemes.specs.options import PER_TENSOR_OBSERVERS
 
 TENSOR = [
     "PerTensorMinMaxObserver",
@@ -160,22 +157,6 @@ def test_observers_refuse_another_granularity_and_options_they_do_not_have(name:
         assert "no option 'tilt'" in problem
 
 
-@pytest.mark.parametrize("method", PER_TENSOR_OBSERVERS)
-@pytest.mark.parametrize("helper", [Int8PerTensorSpec, Uint8PerTensorSpec, Int4PerTensorSpec, FP8E4M3PerTensorSpec])
-def test_every_documented_observer_method_quantizes_a_tensor(helper: Any, method: str) -> None:
-    spec = helper(observer_method=method, is_dynamic=False).to_quantization_spec()
-    quantizer = quantizer_for(spec, activation=False)
-    x = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
-    if method == "histogrampro" and helper is FP8E4M3PerTensorSpec:
-        assert "serves integers" in (quantizer.shape_error((64, 64)) or "")
-        return
-    assert quantizer.shape_error((64, 64)) is None
-    y, _ = quantizer.round_to_nearest(x)
-    unsigned_symmetric = helper is Uint8PerTensorSpec and spec.symmetric
-    step = 8 / (15 if helper is Int4PerTensorSpec else 255)
-    assert unsigned_symmetric or float((y - x).abs().mean()) < step
-
-
 @pytest.mark.parametrize(("dtype", "observer"), [("int8", "PerTensorPercentileObserver"), ("fp8_e4m3", "PerTensorMSEObserver")])
 def test_static_activations_are_calibrated_with_the_observer_of_their_spec(dtype: str, observer: str) -> None:
     options = {"percentile": 99.0} if "Percentile" in observer else {}
@@ -195,17 +176,3 @@ def test_static_activations_are_calibrated_with_the_observer_of_their_spec(dtype
     assert float(layer.input_quantizer.scale) == pytest.approx(float(expected.range()[1]) / reach)
     with torch.no_grad():
         assert torch.isfinite(quantized(batches[0]).logits).all()
-
-
-@pytest.mark.parametrize("helper", ["Int8PerTensorSpec", "FP8E4M3PerTensorSpec", "FP8E5M2PerTensorSpec"])
-def test_helpers_pass_options_on_and_json_keeps_them(helper: str) -> None:
-    made = documented_object(helper)
-    x = torch.randn(64, 64, generator=torch.Generator().manual_seed(0))
-    scales = {}
-    for percentile in (90.0, 99.9):
-        spec = made(observer_method="percentile", observer_options={"percentile": percentile}).to_quantization_spec()
-        assert QTensorConfig.from_dict(spec.to_dict()) == spec
-        assert spec.to_dict()["observer_options"] == {"percentile": percentile}
-        scales[percentile] = float(quantizer_for(spec, activation=False).find_qparams(x).scale)
-    assert scales[90.0] < scales[99.9]
-    assert "observer_options" not in made().to_quantization_spec().to_dict(), "readers that know no such key are spared it"

@@ -1,83 +1,24 @@
 """Arithmetic of small floating-point numbers: rounding, encoding and decoding as pure functions of a `FloatShape`.
 
-Rounding adds and takes away a power of two so large that only the wanted bits of a value survive the sum: the processor then rounds half
-to even by itself. Encoding multiplies by a power of two that puts the format's exponents, subnormal numbers included, where float32 has
+Rounding adds and subtracts a power of two so large that only the mantissa bits of the format survive the sum, which the processor rounds
+half to even. Encoding multiplies by a power of two that puts the format's exponents, subnormal numbers included, where float32 has
 its own, so that a shift gives the code. No tables, no searches.
 
-Source: OCP 8-bit Floating Point Specification v1.0; OCP Microscaling Formats v1.0; spec of the documented surface, §2.2–2.4.
+Source: OCP 8-bit Floating Point Specification v1.0; OCP Microscaling Formats v1.0.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from functools import lru_cache
 
-import attrs
 import torch
 from torch import Tensor
 
 from quark.config.enums import RoundType
+from quark_schemes.arithmetic.float_shapes import FLOAT32_BIAS, FLOAT32_MANTISSA, FloatShape
+from quark_schemes.arithmetic.whole_numbers import WHOLE_ROUNDINGS
 
-FLOAT32_BIAS = 127
-FLOAT32_MANTISSA = 23
 _EXPONENT = 0x7F800000
-
-
-def round_half_away(t: Tensor) -> Tensor:
-    """Round to whole numbers in place, halfway values away from zero."""
-    down = t.trunc()
-    return torch.where((t - down).abs_() >= 0.5, down + t.sign(), down, out=t)
-
-
-WHOLE_ROUNDINGS: dict[RoundType, Callable[[Tensor], Tensor]] = {
-    RoundType.half_even: torch.Tensor.round_,
-    RoundType.floor: torch.Tensor.floor_,
-    RoundType.round: round_half_away,
-}
-"""Rounding to whole numbers, in place, by documented method."""
-
-
-@attrs.frozen(kw_only=True)
-class FloatShape:
-    """What a small float is made of.
-
-    Attributes:
-        exponent_bits, mantissa_bits, bias: Of the format.
-        largest: Largest finite value, to which larger ones saturate.
-        signed: Whether there is a sign bit; without, negative values become 0.
-        keeps_signed_zero: Whether −0, and small negative values that round to it, stay −0.
-        nan_codes, infinite_codes: Codes of positive sign that are no numbers.
-    """
-
-    exponent_bits: int
-    mantissa_bits: int
-    bias: int
-    largest: float
-    signed: bool = True
-    keeps_signed_zero: bool = False
-    nan_codes: tuple[int, ...] = ()
-    infinite_codes: tuple[int, ...] = ()
-
-    @property
-    def bits(self) -> int:
-        """Bits of one code."""
-        return self.exponent_bits + self.mantissa_bits + self.signed
-
-    @property
-    def largest_exponent(self) -> int:
-        """Exponent of the largest value."""
-        return math.frexp(self.largest)[1] - 1
-
-    @property
-    def smallest(self) -> float:
-        """The smallest positive value, a subnormal number."""
-        return 2.0 ** (1 - self.bias - self.mantissa_bits)
-
-    @property
-    def to_own_exponents(self) -> float:
-        """Factor that puts this format's exponents where float32 has its own."""
-        return 2.0 ** (self.bias - FLOAT32_BIAS)
 
 
 def round_small_(t: Tensor, shape: FloatShape, rounding: RoundType = RoundType.half_even) -> Tensor:
@@ -93,7 +34,7 @@ def round_small_(t: Tensor, shape: FloatShape, rounding: RoundType = RoundType.h
     if rounding is not RoundType.half_even:
         spacing = (exponent - (shape.mantissa_bits << FLOAT32_MANTISSA)).view(torch.float32)
         return t.copy_(WHOLE_ROUNDINGS[rounding](t / spacing).mul_(spacing))
-    # 1.5 · 2^(exponent + 23 − mantissa bits): adding it leaves exactly the wanted mantissa bits.
+    # 1.5 · 2^(exponent + 23 − mantissa bits): adding it keeps exactly the mantissa bits of the format.
     magic = exponent.add_(((FLOAT32_MANTISSA - shape.mantissa_bits) << FLOAT32_MANTISSA) | (1 << (FLOAT32_MANTISSA - 1)))
     offset = magic.view(torch.float32)
     if not shape.keeps_signed_zero:
@@ -109,7 +50,7 @@ def _spacing_exponent(t: Tensor, shape: FloatShape) -> Tensor:
 
 
 def encode_small(scaled: Tensor, shape: FloatShape) -> Tensor:
-    """Codes, uint8, of values of the format multiplied by ``shape.to_own_exponents``. ``scaled`` is not kept.
+    """Codes, uint8, of values of the format multiplied by ``shape.to_own_exponents``. Overwrites ``scaled``.
 
     NaN has no code here: formats that have one are encoded by torch's own cast, or by the caller.
     """
@@ -125,7 +66,7 @@ def encode_small(scaled: Tensor, shape: FloatShape) -> Tensor:
 def decode_small(codes: Tensor, shape: FloatShape) -> Tensor:
     """Float32 values of uint8 codes; the inverse of `encode_small`. Codes that are no numbers become NaN or Inf."""
     if shape.nan_codes:
-        # A table of 256 values is as fast as arithmetic, and knows the exceptions.
+        # A table of 256 values is as fast as arithmetic, and holds the special codes.
         return torch.index_select(_table(shape, codes.device), 0, codes.reshape(-1).int()).reshape(codes.shape)
     return _decode_numbers(codes, shape)
 
@@ -149,19 +90,3 @@ def _table(shape: FloatShape, device: torch.device) -> Tensor:
             if shape.signed:
                 values[code | 1 << (shape.bits - 1)] = -value
     return values.to(device)
-
-
-E4M3 = FloatShape(exponent_bits=4, mantissa_bits=3, bias=7, largest=448.0, keeps_signed_zero=True, nan_codes=(0x7F,))
-E5M2 = FloatShape(
-    exponent_bits=5,
-    mantissa_bits=2,
-    bias=15,
-    largest=57344.0,
-    keeps_signed_zero=True,
-    nan_codes=(0x7D, 0x7E, 0x7F),
-    infinite_codes=(0x7C,),
-)
-E5M3 = FloatShape(exponent_bits=5, mantissa_bits=3, bias=15, largest=114688.0, signed=False, nan_codes=(0xFF,))
-E3M2 = FloatShape(exponent_bits=3, mantissa_bits=2, bias=3, largest=28.0)
-E2M3 = FloatShape(exponent_bits=2, mantissa_bits=3, bias=1, largest=7.5)
-E2M1 = FloatShape(exponent_bits=2, mantissa_bits=1, bias=1, largest=6.0)

@@ -9,22 +9,22 @@ from quark.errors import ConfigError
 from quark_schemes.specs.options import DataTypeSpec, SingleLevelSpec
 
 
-def _stage(value: SingleLevelSpec | QTensorConfig) -> QTensorConfig:
-    found = value.to_quantization_spec() if isinstance(value, SingleLevelSpec) else value
-    if not isinstance(found, QTensorConfig):
-        raise ConfigError(f"a stage is a *Spec helper or a QTensorConfig, not {value!r}")
-    return found
+def _level(value: SingleLevelSpec | QTensorConfig) -> QTensorConfig:
+    spec = value.to_quantization_spec() if isinstance(value, SingleLevelSpec) else value
+    if not isinstance(spec, QTensorConfig):
+        raise ConfigError(f"a level is a *Spec helper or a QTensorConfig, not {value!r}")
+    return spec
 
 
 @attrs.define
 class ProgressiveSpec(DataTypeSpec):
-    """Quantize, then quantize what came out: ``first_stage``, then ``second_stage``."""
+    """Quantize by ``first_stage``, then quantize the codes of that by ``second_stage``."""
 
     first_stage: SingleLevelSpec | QTensorConfig
     second_stage: SingleLevelSpec | QTensorConfig
 
     def to_quantization_spec(self) -> list[QTensorConfig]:
-        return [_stage(self.first_stage), _stage(self.second_stage)]
+        return [_level(self.first_stage), _level(self.second_stage)]
 
 
 @attrs.define
@@ -35,4 +35,4 @@ class ScaleQuantSpec(DataTypeSpec):
     second_stage: SingleLevelSpec | QTensorConfig
 
     def to_quantization_spec(self) -> list[QTensorConfig]:
-        return [_stage(self.first_stage), attrs.evolve(_stage(self.second_stage), is_scale_quant=True)]
+        return [_level(self.first_stage), attrs.evolve(_level(self.second_stage), is_scale_quant=True)]

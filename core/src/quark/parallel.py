@@ -1,0 +1,139 @@
+"""Independent pieces of work, spread over threads that compute with one torch thread each.
+
+A layer's rows are independent of each other, so that one call per layer keeps all processors busy, and threads wait for each other once: when
+the call ends. Parallelism inside small operations waits at the end of every operation, thousands of times for a layer, and each time as long
+as the system takes to schedule the last thread. A thread that other programs hold up takes fewer pieces here, and nobody waits for it.
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from typing import TypeVar
+
+import torch
+
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+CPU = torch.device("cpu")
+
+
+def parallel_map(work: Callable[[Item], Result], items: Sequence[Item], device: torch.device = CPU) -> list[Result]:
+    """Return ``[work(item) for item in items]``, computed by as many threads as ``torch.get_num_threads()``, the caller among them.
+
+    Results do not depend on the number of threads: every item is computed by one torch thread. Items should be many more than threads, and
+    each should take long beside a handful of Python calls, which no two threads make at once. Inside ``work`` a further call runs in its own
+    thread alone. On other devices than the CPU the calling thread computes everything.
+
+    Args:
+        work: May not depend on other items. Grad and inference mode are those of the caller.
+        items: What it is called with.
+        device: Where the tensors lie.
+
+    Raises:
+        BaseException: Whatever ``work`` raises: of several items, the error of the first. Items after it may not have been computed.
+    """
+    if device.type != "cpu":
+        return [work(item) for item in items]
+    workers = min(torch.get_num_threads(), len(items)) - 1
+    with one_thread():
+        if workers < 1:
+            return [work(item) for item in items]
+        return _shared(work, items, workers)
+
+
+@contextmanager
+def one_thread(device: torch.device = CPU) -> Iterator[None]:
+    """On the CPU, torch computes in the calling thread alone while the body runs."""
+    before = torch.get_num_threads()
+    if device.type != "cpu" or before == 1:
+        yield
+        return
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def row_slices(rows: int, length: int, elements: int) -> list[slice]:
+    """Return slices of up to ``elements`` elements of a matrix of that many rows of that length: the pieces to give to `parallel_map`."""
+    size = max(1, elements // max(1, length))
+    return [slice(start, min(start + size, rows)) for start in range(0, rows, size)]
+
+
+def _shared(work: Callable[[Item], Result], items: Sequence[Item], workers: int) -> list[Result]:
+    results: dict[int, Result] = {}
+    errors: dict[int, BaseException] = {}
+    numbers = itertools.count()
+    grad, inference = torch.is_grad_enabled(), torch.is_inference_mode_enabled()
+
+    def take_turns() -> None:
+        with torch.inference_mode(inference), torch.set_grad_enabled(grad):
+            while not errors and (number := next(numbers)) < len(items):
+                try:
+                    results[number] = work(items[number])
+                except BaseException as error:
+                    errors[number] = error
+
+    futures = _POOL.submit(take_turns, workers)
+    try:
+        take_turns()
+    finally:
+        wait(futures)
+    if errors:
+        raise errors[min(errors)]
+    return [results[number] for number in range(len(items))]
+
+
+class _Pool:
+    """Threads of one torch thread each. They are started when they are first wanted, and end with the process."""
+
+    def __init__(self) -> None:
+        self.forget()
+
+    def forget(self) -> None:
+        """Have no threads: a forked process has none of its parent's."""
+        self._lock = threading.Lock()
+        self._executor: ThreadPoolExecutor | None = None
+        self._size = 0
+
+    def submit(self, task: Callable[[], None], times: int) -> list[Future[None]]:
+        """Have that many threads run ``task``."""
+        with self._lock:
+            if self._executor is None or times > self._size:
+                self._start(times)
+            assert self._executor is not None
+            return [self._executor.submit(task) for _ in range(times)]
+
+    def _start(self, size: int) -> None:
+        if self._executor is not None:
+            self._executor.shutdown(wait=False)
+        threads = torch.get_num_threads()
+        all_started = threading.Barrier(size + 1)
+
+        def begin() -> None:
+            torch.set_num_threads(1)
+            all_started.wait()
+
+        self._executor, self._size = ThreadPoolExecutor(size, "quark", begin), size
+        try:
+            for _ in range(size):
+                self._executor.submit(int)
+        except BaseException:  # the system has no more threads
+            all_started.abort()
+            self._executor = None
+            raise
+        all_started.wait()
+        # Each thread has its own number; but the last number that was set anywhere is also that of threads to come.
+        torch.set_num_threads(threads)
+
+
+_POOL = _Pool()
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_POOL.forget)

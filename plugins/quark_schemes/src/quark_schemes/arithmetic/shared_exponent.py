@@ -1,0 +1,68 @@
+"""Powers of two that blocks share: how the exponent is chosen, and E8M0, the byte that stores it.
+
+Source: OCP Microscaling Formats v1.0, §5.4.1 and §6.3.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from quark.errors import ConfigError
+
+MODES = ("even", "floor", "ceil", "rceil")
+"""How the power of two of an MX block is chosen; see `shared_exponent_scale`."""
+
+_BIAS = 127
+"""Bias of float32's exponents, and of E8M0."""
+_MANTISSA = 23
+"""Mantissa bits of float32."""
+
+
+def shared_exponent_scale(amax: Tensor, mode: str, mantissa_bits: int, largest_exponent: int, largest: float = 1.0) -> Tensor:
+    """The power of two that a block shares, float32, in ``[2^-127, 2^127]``.
+
+    Args:
+        amax: Largest magnitude of each block, float32, any shape.
+        mode: ``"even"`` rounds ``amax`` to the element's mantissa first, ``"floor"`` takes its exponent, ``"ceil"`` the next power of two;
+            ``"rceil"`` is the smallest power of two with which nothing saturates.
+        mantissa_bits: Of the element format.
+        largest_exponent: Of the element format, such as 2 for E2M1 (largest value 6).
+        largest: Largest value of the element format; for ``"rceil"`` only.
+
+    Raises:
+        ConfigError: The mode is unknown.
+    """
+    if mode not in MODES:
+        raise ConfigError(f"scale_calculation_mode={mode!r} is unknown: use one of {', '.join(MODES)}")
+    if mode == "rceil":
+        amax, mode, largest_exponent = amax / largest, "ceil", 0
+    bits = amax.contiguous().view(torch.int32)
+    if mode == "even":
+        bits = bits + (1 << (_MANTISSA - mantissa_bits - 1))
+    elif mode == "ceil":
+        bits = bits + ((1 << _MANTISSA) - 1)
+    exponent = (bits >> _MANTISSA).sub_(_BIAS + largest_exponent).clamp_(-_BIAS, _BIAS)
+    scale = power_of_two(exponent)
+    # A block of zeros gets the smallest normal number, as in AMD Quark: processors that flush subnormal numbers can divide by it.
+    scale = torch.where(amax == 0, 2.0 ** (1 - _BIAS), scale)
+    # Inf and NaN are kept, so that broken blocks stay visible: a shared exponent cannot express either.
+    return torch.where(torch.isfinite(amax), scale, amax)
+
+
+def power_of_two(exponent: Tensor) -> Tensor:
+    """``2^exponent`` as float32 for int32 exponents in [-127, 127]; the lowest is a subnormal number."""
+    normal = (exponent + _BIAS) << _MANTISSA
+    return torch.where(exponent == -_BIAS, 1 << (_MANTISSA - 1), normal).to(torch.int32).view(torch.float32)
+
+
+def encode_e8m0(scale: Tensor) -> Tensor:
+    """Bytes of E8M0 scales: the exponent + 127; 255 is NaN."""
+    exponent = (scale.contiguous().view(torch.int32) >> _MANTISSA) & 0xFF
+    return torch.where(torch.isnan(scale), 0xFF, exponent).to(torch.uint8)
+
+
+def decode_e8m0(data: Tensor) -> Tensor:
+    """Float32 scales of E8M0 bytes; the inverse of `encode_e8m0`."""
+    scale = power_of_two(data.to(torch.int32) - _BIAS)
+    return torch.where(data == 0xFF, torch.nan, scale)

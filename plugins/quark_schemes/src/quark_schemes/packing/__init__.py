@@ -1,0 +1,1 @@
+"""How each family of formats is stored in a checkpoint: `quark.quantizers.Packing` values."""

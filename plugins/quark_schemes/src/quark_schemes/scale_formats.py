@@ -1,0 +1,141 @@
+"""Scale formats: the number format of scales, how an ideal scale is rounded to it, and how scales are stored.
+
+Source: ``scale_format`` and ``scale_type`` of AMD Quark 0.13; OCP Microscaling Formats v1.0.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+import attrs
+import torch
+from torch import Tensor
+
+from quark.config.enums import ScaleType
+from quark.config.layer import TensorSpec
+from quark.config.tensor import QTensorConfig
+from quark_schemes.arithmetic.float_shapes import E4M3, E5M3, FloatShape
+from quark_schemes.arithmetic.shared_exponent import decode_e8m0, encode_e8m0, shared_exponent_scale
+from quark_schemes.arithmetic.small_float import decode_small, encode_small, round_small_
+
+SMALLEST_SCALE = 2.0**-23
+"""Smallest scale of integers, float32's machine epsilon, as in AMD Quark: smaller tensors become 0."""
+
+
+class ScaleFormat(ABC):
+    """A number format of scales. The three methods accept any shape."""
+
+    @abstractmethod
+    def round(self, ideal: Tensor) -> Tensor:
+        """Rounds ideal scales (positive, float32) to scales of this format."""
+
+    def encode(self, scale: Tensor) -> Tensor:
+        """Rounded scales as they are stored in a checkpoint."""
+        return scale
+
+    def decode(self, stored: Tensor) -> Tensor:
+        """The inverse of `encode`."""
+        return stored
+
+
+@attrs.frozen
+class PlainScales(ScaleFormat):
+    """Scales of a torch dtype; none is 0, however small the ideal one."""
+
+    dtype: torch.dtype
+
+    def round(self, ideal: Tensor) -> Tensor:
+        return ideal if self.dtype is torch.float32 else ideal.clamp(min=torch.finfo(self.dtype).tiny).to(self.dtype)
+
+
+@attrs.frozen
+class PowerOfTwoScales(ScaleFormat):
+    """Powers of two; the next one above an ideal scale, so that nothing saturates, unless the mode is ``"floor"``.
+
+    Attributes:
+        mode: ``"ceil"`` or ``"floor"``.
+        stored: The dtype in a checkpoint: float32, bytes (exponent + 127), or torch's own dtype of such bytes.
+    """
+
+    mode: str
+    stored: torch.dtype
+
+    def round(self, ideal: Tensor) -> Tensor:
+        return shared_exponent_scale(ideal, self.mode, 0, 0)
+
+    def encode(self, scale: Tensor) -> Tensor:
+        return scale if self.stored is torch.float32 else encode_e8m0(scale).view(self.stored)
+
+    def decode(self, stored: Tensor) -> Tensor:
+        return stored if self.stored is torch.float32 else decode_e8m0(stored.view(torch.uint8))
+
+
+@attrs.frozen
+class SmallFloatScales(ScaleFormat):
+    """Small floats. No scale is 0: an ideal scale that is too small becomes the smallest positive value."""
+
+    shape: FloatShape
+    stored: torch.dtype = torch.uint8
+
+    def round(self, ideal: Tensor) -> Tensor:
+        rounded = round_small_(ideal.clone(), self.shape).clamp_(min=self.shape.smallest)
+        # Inf and NaN are kept: saturated, a broken block would look like a large one.
+        return torch.where(torch.isfinite(ideal), rounded, ideal)
+
+    def encode(self, scale: Tensor) -> Tensor:
+        if self.stored is not torch.uint8:
+            return scale.to(self.stored)
+        codes = encode_small(scale * self.shape.to_own_exponents, self.shape)
+        return codes.masked_fill_(scale.isnan(), self.shape.nan_codes[0])
+
+    def decode(self, stored: Tensor) -> Tensor:
+        return decode_small(stored.view(torch.uint8), self.shape)
+
+
+_BY_TYPE: dict[ScaleType, ScaleFormat] = {
+    ScaleType.float16: PlainScales(torch.float16),
+    ScaleType.bfloat16: PlainScales(torch.bfloat16),
+    ScaleType.float8_e5m3: SmallFloatScales(E5M3),
+}
+_BY_FORMAT: dict[str, ScaleFormat] = {
+    "e4m3": SmallFloatScales(E4M3, torch.float8_e4m3fn),
+    "e5m3": SmallFloatScales(E5M3),
+}
+_NAMES = ("float32", "e8m0", *_BY_FORMAT)
+_STORED_POWERS = {ScaleType.pof2: torch.float32, ScaleType.float8_e8m0fnu: torch.float8_e8m0fnu}
+
+
+def scale_error(spec: QTensorConfig) -> str | None:
+    """Why scales cannot have the format that a spec names, and the fix; None where they can."""
+    if spec.scale_format in (None, *_NAMES):
+        return None
+    return f"scale_format={spec.scale_format!r} is unknown to {spec.dtype.name}: use one of {', '.join(_NAMES)}, or None"
+
+
+def with_outer_scale(spec: QTensorConfig) -> TensorSpec:
+    """The two levels of a spec with E4M3 scales; any other spec as it is.
+
+    E4M3 alone covers too few magnitudes, from 2^-9 to 448: such scales are relative to one more scale over the whole tensor.
+    """
+    if spec.scale_format != "e4m3" or spec.is_scale_quant:
+        return spec
+    outer = QTensorConfig(
+        dtype="fp8_e4m3",
+        observer_cls="PerTensorMinMaxObserver",
+        is_dynamic=spec.is_dynamic,
+        qscheme="per_tensor",
+        symmetric=True,
+        scale_type="float32",
+        is_scale_quant=True,
+    )
+    return (attrs.evolve(spec, scale_format="float32", scale_type="float32"), outer)
+
+
+def scale_format_of(spec: QTensorConfig) -> ScaleFormat:
+    """The scale format of a spec: by its ``scale_format``, else by its ``scale_type``, else float32."""
+    if spec.scale_format in _BY_FORMAT:
+        return _BY_FORMAT[spec.scale_format]
+    if spec.scale_format == "e8m0" or spec.scale_type in _STORED_POWERS:
+        stored = _STORED_POWERS.get(spec.scale_type or ScaleType.float, torch.uint8)
+        return PowerOfTwoScales("floor" if spec.scale_calculation_mode == "floor" else "ceil", stored)
+    return _BY_TYPE.get(spec.scale_type or ScaleType.float, PlainScales(torch.float32))

@@ -1,0 +1,74 @@
+"""A quantizer of a class and a scale structure of its own works with every algorithm, is stored and read back."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from quark.config.tensor import QTensorConfig
+from quark.quantizers import TensorQuantizer, WeightGrid, quantizer_for
+from quark.testing.tiny import calibration_batches, tiny_model
+from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
+
+pytestmark = pytest.mark.usefixtures("third_party")
+SCHEME = "third_rows_g32"
+LAYER = "model.layers.0.mlp.up_proj"
+
+
+def spec() -> QTensorConfig:
+    return LLMTemplate.get("llama").get_config(scheme=SCHEME).global_quant_config.weight
+
+
+def quantizer() -> TensorQuantizer:
+    return quantizer_for(spec(), activation=False)
+
+
+def weights() -> Tensor:
+    return torch.randn(24, 128, generator=torch.Generator().manual_seed(0)) * torch.logspace(-3, 1, 24)[:, None]
+
+
+def quantized(algorithm: str | list[str] | None) -> Any:
+    config = LLMTemplate.get("llama").get_config(scheme=SCHEME, algorithm=algorithm)
+    return ModelQuantizer(config).quantize_model(tiny_model(), calibration_batches(4, 64))
+
+
+def test_a_spec_of_the_format_gets_the_quantizer() -> None:
+    assert type(quantizer()).__name__ == "RowScaledQuantizer"
+    assert type(quantizer_for(spec(), activation=True)).__name__ == "SingleLevelQuantizer"
+
+
+def test_stacked_weights_have_the_scales_and_values_of_each_layers_quantizer() -> None:
+    q, w = quantizer(), weights()
+    wt = w.t().contiguous()
+    grid = WeightGrid([q, q], (16, 8), wt)
+    scales = grid.scales(wt)
+    layers = grid.weights(grid.round_(wt.clone(), scales), scales)
+    for (values, qparams), part in zip(layers, w.split((16, 8)), strict=True):
+        expected, expected_qparams = q.round_to_nearest(part.contiguous())
+        assert torch.equal(values, expected)
+        assert all(torch.equal(a, b) for (_, a), (_, b) in zip(qparams.items(), expected_qparams.items(), strict=True))
+
+
+@pytest.mark.parametrize("algorithm", [None, "gptq", "qronos", "awq", ["awq", "gptq"]], ids=str)
+def test_a_model_is_exported_and_reads_back_to_the_bit(algorithm: str | list[str] | None, tmp_path: Path) -> None:
+    model = quantized(algorithm)
+    qparams = model.get_submodule(LAYER).weight_quantizer.qparams
+    assert qparams.outer_scale.shape == (model.get_submodule(LAYER).weight.shape[0],)
+    assert torch.equal(qparams.scale, qparams.scale.round().clamp(1, 63))
+    export_safetensors(model, tmp_path / "out")
+    loaded: Any = import_model_from_safetensors(None, tmp_path / "out", device="cpu")
+    tokens = calibration_batches(1, 32)[0]
+    with torch.no_grad():
+        assert torch.equal(loaded(tokens).logits, model(tokens).logits)
+
+
+def test_gptq_comes_nearer_to_the_float_model_than_round_to_nearest() -> None:
+    tokens = calibration_batches(6, 64)[-1]
+    with torch.no_grad():
+        expected = tiny_model()(tokens).logits
+        nearest, calibrated = (float((quantized(a)(tokens).logits - expected).norm()) for a in (None, "gptq"))
+    assert calibrated < nearest
