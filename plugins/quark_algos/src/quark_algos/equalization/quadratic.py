@@ -30,6 +30,11 @@ class Quadratic:
     def __init__(self, h: Tensor) -> None:
         self.h = h
 
+    def prepare(self) -> None:
+        """Compute what `nearly` needs, once and before several threads want it."""
+        if not self._is_small:
+            _ = self._parts
+
     def rows(self, delta: Tensor) -> Tensor:
         """The exact loss of each row ``[N]``, for ``ΔWᵀ [K, N]``."""
         return (self.h @ delta).mul_(delta).sum(0)

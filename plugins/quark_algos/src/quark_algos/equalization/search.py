@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Literal
 
 import attrs
 import torch
 from torch import Tensor
 
+from quark.parallel import parallel_map
 from quark.quantizers import WeightGrid
 from quark_algos.equalization.candidates import by_activations, by_both, relative_weights
 from quark_algos.equalization.channels import Channels
@@ -155,8 +156,12 @@ class _Losses:
         self._parts = parts
         self._activations = activations
         self._by_row = loss == "MAE"
+        for part in parts:
+            part.quadratic.prepare()
         # tr(W Σ Wᵀ) is the form of W Wᵀ in the errors of activations: what is approximated for one can be for the other.
         self._grams = [Quadratic(part.wt @ part.wt.t()) for part in parts] if activations and not self._by_row else []
+        for gram in self._grams:
+            gram.prepare()
 
     def __call__(self, s: Tensor, *, exact: bool) -> float:
         """For scales ``[K]``."""
@@ -191,21 +196,21 @@ def _search(forms: Tensor, channels: Channels, losses: _Losses, *, exhaustive: b
     tried = torch.full(forms.shape[:2], torch.nan)
     last = forms.shape[1] - 1
 
-    def attempt(form: int, ratios: set[int]) -> None:
-        for r in sorted(ratios):
-            if tried[form, r].isnan():
-                tried[form, r] = losses(channels.expand_scale(forms[form, r]), exact=False)
+    def attempt(candidates: Iterable[tuple[int, int]]) -> None:
+        new = [(form, r) for form, r in sorted(set(candidates)) if tried[form, r].isnan()]
+        found = parallel_map(lambda at: losses(channels.expand_scale(forms[at]), exact=False), new, forms.device)
+        for at, loss in zip(new, found, strict=True):
+            tried[at] = loss
 
     stride = 1 if exhaustive else _STRIDE
-    for form in range(len(forms)):
-        attempt(form, {*range(0, last + 1, stride), last})
+    attempt((form, r) for form in range(len(forms)) for r in (*range(0, last + 1, stride), last))
     while stride > 1:
         stride //= 2
         form, best = divmod(_least(tried), last + 1)
-        attempt(form, {max(best - stride, 0), min(best + stride, last)})
+        attempt((form, r) for r in (max(best - stride, 0), min(best + stride, last)))
     form, best = divmod(_least(tried), last + 1)
     ones = torch.ones_like(forms[0, 0])
-    plain, loss = (losses(channels.expand_scale(s), exact=True) for s in (ones, forms[form, best]))
+    plain, loss = parallel_map(lambda s: losses(channels.expand_scale(s), exact=True), [ones, forms[form, best]], forms.device)
     return Choice(forms[form, best].clone(), loss, plain, tried) if loss < plain else Choice(ones, plain, plain, tried)
 
 
