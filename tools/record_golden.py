@@ -5,8 +5,8 @@
     python tools/record_golden.py OUT --compare tests/golden          # record, then compare with the stored files, tensor by tensor
 
 Run it in an environment of its own that has ``amd-quark==0.13`` and none of this repository's packages, since both are imported as
-``quark``. The manifest holds the versions of the packages, the seed, and the SHA-256 of every file; ``tests/repository/test_golden_files.py``
-holds ``tests/golden`` to it. Everything is float32, on a CPU, in one thread; ``tests/golden/README.md`` says what each file holds.
+``quark``. The manifest holds the versions of the packages, the seed, and the SHA-256 of every file; `tests/repository/test_golden_files.py`
+holds them to it. Everything is float32, on a CPU, in one thread; ``tests/golden/README.md`` says what each file holds.
 """
 
 from __future__ import annotations
