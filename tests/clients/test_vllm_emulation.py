@@ -111,7 +111,7 @@ def activations(scheme: str) -> TensorQuantizer:
     return quantizer_for(spec, activation=True)
 
 
-@pytest.mark.timeout(300)
+@pytest.mark.timeout(1600)
 def test_operators_of_vllm_compute_what_our_quantizers_compute(tmp_path: Path) -> None:
     source = torch.Generator().manual_seed(0)
     x = (torch.randn(6, 96, generator=source) * torch.exp2(torch.arange(96.0) / 8 - 6)).bfloat16().half().float()
