@@ -30,7 +30,9 @@ def tiny_model_dir() -> Path:
     except ModuleNotFoundError as error:
         if error.name != _PACKAGE:
             raise
-        raise MissingPluginError("the tiny model is a distribution of its own, which is not installed: pip install quark-tiny-model") from None
+        raise MissingPluginError(
+            "the tiny model is a distribution of its own, which is not installed: pip install quark-tiny-model"
+        ) from None
     return directory
 
 
