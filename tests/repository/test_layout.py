@@ -53,7 +53,7 @@ def test_the_file_that_answers_a_question_defines_what_it_names(question: str, f
 @pytest.mark.parametrize("document", ["ARCHITECTURE.md", "CONTRIBUTING.md", "core/README.md"])
 def test_files_and_folders_that_documents_name_exist(document: str) -> None:
     text = re.sub(r"```.*?```", "", (ROOT / document).read_text(encoding="utf-8"), flags=re.DOTALL)
-    bases = (ROOT, ROOT / "core/src/quark", ROOT / "plugins")
+    bases = (ROOT, ROOT / "core/src/quark", ROOT / "plugins", ROOT / "plugins/quark_algos/src/quark_algos", (ROOT / document).parent)
     paths = {path for path in re.findall(r"`((?:[\w.-]+/)+(?:[\w-]+\.\w+)?)`", text) if "…" not in path}
     assert paths
     assert sorted(path for path in paths if not any((base / path).exists() for base in bases)) == []
