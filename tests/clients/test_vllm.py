@@ -43,7 +43,12 @@ def generated(directory: Path, cache: str) -> list[list[list[int]]]:
     python = os.environ.get("VLLM_PYTHON")
     if not python:
         pytest.skip("VLLM_PYTHON names no interpreter with vLLM")
-    environ = {**os.environ, "VLLM_LOGGING_LEVEL": "ERROR", "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
+    environ = {
+        **{k: v for k, v in os.environ.items() if k != "PYTHONPATH"},
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
     script = directory.parent / "generate.py"
     script.write_text(CODE)
     command = [python, str(script), str(directory), cache, json.dumps(PROMPTS)]
