@@ -107,3 +107,11 @@ def test_links_between_documents_lead_somewhere() -> None:
             if not (document.parent / target).exists():
                 broken.append(f"{document.relative_to(ROOT)}: {target}")
     assert broken == []
+
+
+def test_development_versions_are_pinned_where_they_decide_what_is_an_error() -> None:
+    pins = dict(re.findall(r"^([\w-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(encoding="utf-8"), flags=re.MULTILINE))
+    assert {"torch", "transformers", "ruff", "mypy", "import-linter"} <= pins.keys()
+    tools = re.findall(r"^([\w-]+)", (ROOT / "requirements-dev.txt").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    dependencies = tomllib.loads((ROOT / "core/pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
+    assert pins.keys() <= {*tools, *(re.split(r"[<>=]", line)[0] for line in dependencies)}
