@@ -9,8 +9,8 @@ PYTEST_ARGS ?=
 # Processes that share the tests (pytest-xdist): a number, or auto for one per core. Each uses one thread: the tests are small, and
 # threads that wait for each other cost more than they bring.
 WORKERS ?= auto
-DOCUMENTS = tests/repository/test_doctests.py tests/repository/test_layout.py tests/integration/test_readme.py tests/integration/test_acme_quant.py \
-	plugins/quark_algos/tests/test_readme.py plugins/quark_templates/tests/test_readme.py
+DOCUMENTS = tests/repository/test_doctests.py tests/repository/test_layout.py tests/integration/test_readme.py tests/integration/test_distribution_readmes.py \
+	examples/acme_quant/tests/test_readme.py plugins/quark_algos/tests/test_readme.py plugins/quark_templates/tests/test_readme.py
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
 
 .PHONY: help install demo test coverage docs slow mutants lint types imports check wheels lowest newest bench clients clean
