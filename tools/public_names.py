@@ -1,10 +1,11 @@
 """Lists the modules of the distributions that do not say in ``__all__`` what is public; with ``--write``, adds it.
 
-    python -m tools.public_names             # the modules without, and names in ``__all__`` that do not exist; exit status 1 if there are any
-    python -m tools.public_names --write     # adds ``__all__`` with every name that has no underscore, as a first version to shorten by hand
+    python -m tools.public_names             # modules without it, and names in it that do not exist; exit status 1 for any
+    python -m tools.public_names --write     # adds it, with every name that has no underscore: a first version, to shorten by hand
 
-A module that defines nothing and re-exports nothing needs none. Names are those of functions, classes and constants at the top of a module, and
-explicit re-exports, ``from a import b as b``. Run ``ruff check --fix`` and ``ruff format`` afterwards: they sort and wrap.
+A module that defines nothing and re-exports nothing needs none. Names are those of functions, classes and constants at the top of a module,
+and explicit re-exports, ``from a import b as b``. Run ``ruff check --fix`` and ``ruff format`` afterwards: they sort and wrap. Import paths of AMD
+Quark (`RE_EXPORTS`) are left alone: their names depend on the plugins that are installed.
 """
 
 from __future__ import annotations
@@ -16,12 +17,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+RE_EXPORTS = ("core/src/quark/torch", "core/src/quark/common", "core/src/quark/shares", "core/src/quark/compat")
 
 
 def modules(root: Path = ROOT) -> list[Path]:
-    """All modules of the distributions, but private ones."""
+    """All modules of the distributions, but private ones and `RE_EXPORTS`."""
     folders = [root / "core", *sorted(root.glob("plugins/*")), root / "tiny_model", *sorted(root.glob("examples/*"))]
-    return [p for folder in folders for p in sorted((folder / "src").rglob("*.py")) if not p.stem.startswith("_") or p.stem == "__init__"]
+    paths = [path for folder in folders for path in sorted((folder / "src").rglob("*.py"))]
+    public = [path for path in paths if not path.stem.startswith("_") or path.stem == "__init__"]
+    return [path for path in public if not any(path.is_relative_to(root / folder) for folder in RE_EXPORTS)]
 
 
 def public_names(tree: ast.Module) -> list[str]:
