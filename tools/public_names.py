@@ -4,8 +4,8 @@
     python -m tools.public_names --write     # adds it, with every name that has no underscore: a first version, to shorten by hand
 
 A module that defines nothing and re-exports nothing needs none. Names are those of functions, classes and constants at the top of a module,
-and explicit re-exports, ``from a import b as b``. Run ``ruff check --fix`` and ``ruff format`` afterwards: they sort and wrap. Import paths of AMD
-Quark (`RE_EXPORTS`) are left alone: their names depend on the plugins that are installed.
+and explicit re-exports, ``from a import b as b``. Run ``ruff check --fix`` and ``ruff format`` afterwards: they sort and wrap. The import
+paths of AMD Quark (`RE_EXPORTS`) are left alone: their names depend on the plugins that are installed.
 """
 
 from __future__ import annotations
