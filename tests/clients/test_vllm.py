@@ -34,8 +34,9 @@ GAPS = {"auto": 0.125, "fp8": 0.75}
 """Largest difference, in nats, between our best token and vLLM's choice after the same words, by cache. Its kernels compute in bfloat16 and
 round int8 activations anew; the largest seen is 0.063. With an FP8 cache of the same keys and values that our simulation rounds, behind the
 rotary embedding, the largest seen is 0.47."""
-AGREE = 0.9
-"""Share of tokens on which both choose the same; the smallest seen is 67 of 72."""
+MEAN_GAPS = {"auto": 0.01, "fp8": 0.03}
+"""Mean of these differences over all generated tokens. The largest seen with an FP8 cache is 0.016; with the scale of other keys than those
+that are cached, 34 of 72 choices were the same, and single differences were 7."""
 
 
 def generated(directory: Path, cache: str) -> list[list[list[int]]]:
@@ -98,12 +99,12 @@ def generates_what_ours_would(model: nn.Module, cache: str, folder: Path) -> Non
     export_safetensors(model, folder / "out")
     tiny_tokenizer().save_pretrained(folder / "out")
     ours = import_model_from_safetensors(None, folder / "out")
-    same = []
+    all_gaps = []
     for prompt, new in generated(folder / "out", cache):
         with torch.no_grad():
             logits = ours(torch.tensor([prompt + new])).logits.float().log_softmax(-1)[0, len(prompt) - 1 : -1]
         chosen = logits.gather(1, torch.tensor(new)[:, None])[:, 0]
         gaps = logits.amax(1) - chosen
         assert gaps.max() <= GAPS[cache]
-        same += (gaps == 0).tolist()
-    assert sum(same) >= AGREE * len(same)
+        all_gaps += gaps.tolist()
+    assert sum(all_gaps) <= MEAN_GAPS[cache] * len(all_gaps)
