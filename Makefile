@@ -3,11 +3,17 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PACKAGES := core plugins/quark_schemes plugins/quark_algos plugins/quark_templates plugins/quark_exporters
+PACKAGES := core plugins/quark_schemes plugins/quark_algos plugins/quark_templates plugins/quark_exporters tiny_model
 STAMP := $(VENV)/.installed
 PYTEST_ARGS ?=
+# Processes that share the tests (pytest-xdist): a number, or auto for one per core. Each uses one thread: the tests are small, and
+# threads that wait for each other cost more than they bring.
+WORKERS ?= auto
+DOCUMENTS = tests/repository/test_doctests.py tests/repository/test_layout.py tests/integration/test_readme.py tests/integration/test_distribution_readmes.py \
+	examples/acme_quant/tests/test_readme.py plugins/quark_algos/tests/test_readme.py plugins/quark_templates/tests/test_readme.py
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
 
-.PHONY: help install demo test slow mutants lint types imports check wheels lowest newest bench clients clean
+.PHONY: help install demo test coverage docs slow mutants lint types imports check wheels lowest newest bench clients clean
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## /  \1\t/' | expand -t 14
@@ -23,15 +29,20 @@ $(STAMP): constraints.txt requirements-dev.txt $(PACKAGES:%=%/pyproject.toml)
 	$(BIN)/python -m pip install --quiet -c constraints.txt --no-build-isolation $(PACKAGES:%=-e %)
 	@touch $@
 
-demo: install  ## quantize, export, reload and compare the bundled tiny model
+demo: install  ## quantize, export, reload and compare the tiny model
 	$(BIN)/quark demo
 
-# One thread: the tests are small, and threads that wait for each other cost more than they bring.
-test: install  ## the whole test suite, offline
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest $(PYTEST_ARGS)
+test: install  ## the whole test suite, offline (WORKERS=: processes; PYTEST_ARGS=: further arguments, such as paths)
+	$(PYTEST) $(PYTEST_ARGS)
+
+coverage: install  ## lines of the core that its tests and the integration tests run: coverage.xml, and an error below the floor
+	$(PYTEST) core/tests tests/integration --cov --cov-report=term:skip-covered --cov-report=xml $(PYTEST_ARGS)
+
+docs: install  ## examples in docstrings, code in the READMEs, the table of questions in CONTRIBUTING.md
+	$(PYTEST) $(DOCUMENTS) $(PYTEST_ARGS)
 
 slow: install  ## the tests that take minutes: every algorithm with every scheme
-	$(BIN)/python -m pytest -m slow --timeout 3600 $(PYTEST_ARGS)
+	$(PYTEST) -m slow --timeout 3600 $(PYTEST_ARGS)
 
 mutants: install  ## break the code on purpose, and see that a test notices each change (NAMES=: only those)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tools.mutants $(NAMES)
@@ -49,7 +60,7 @@ imports: install  ## import-linter: imports go down, plugins never meet
 check: lint types imports test  ## everything that continuous integration checks
 
 # A fresh environment with the wheels and what they ask for, nothing else: the demo does the main job there.
-wheels: install  ## build the five wheels into dist/, and run the demo in a fresh environment that has only them
+wheels: install  ## build all wheels into dist/, and run the demo in a fresh environment that has only them
 	rm -rf dist $(VENV)-wheels && mkdir dist
 	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation -w dist $(PACKAGES:%=./%)
 	$(PYTHON) -m venv $(VENV)-wheels
@@ -64,7 +75,7 @@ lowest newest:  ## the test suite with the lowest allowed versions of all depend
 	$(VENV)-$@/bin/python -m pip install --quiet --upgrade pip
 	$(VENV)-$@/bin/python -m pip install --quiet $(TEST_CONSTRAINTS) -r requirements-dev.txt
 	$(VENV)-$@/bin/python -m pip install --quiet $(TEST_CONSTRAINTS) $(PACKAGES:%=-e %)
-	OMP_NUM_THREADS=1 $(VENV)-$@/bin/python -m pytest $(PYTEST_ARGS)
+	OMP_NUM_THREADS=1 $(VENV)-$@/bin/python -m pytest -n $(WORKERS) $(PYTEST_ARGS)
 
 bench: install  ## benchmarks: ratios to a floor measured in the same run
 	$(BIN)/python -m benchmarks
@@ -73,4 +84,4 @@ clients: install  ## load exports in transformers, vLLM and AMD Quark (VLLM_PYTH
 	$(BIN)/python -m pytest -m clients tests/clients $(PYTEST_ARGS)
 
 clean:  ## remove everything that make made
-	rm -rf $(VENV) $(VENV)-wheels $(VENV)-lowest $(VENV)-newest dist demo-out
+	rm -rf $(VENV) $(VENV)-wheels $(VENV)-lowest $(VENV)-newest dist demo-out .coverage coverage.xml

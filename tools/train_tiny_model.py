@@ -1,6 +1,6 @@
 """Trains the tiny Llama that comes with the package: tokenizer, weights, held-out text and their provenance, from plain-text files.
 
-    python tools/train_tiny_model.py kjv.txt devils_dictionary.txt --out core/src/quark/testing/tiny_llama
+    python tools/train_tiny_model.py kjv.txt devils_dictionary.txt --out tiny_model/src/quark_tiny_model/llama
 
 Everything is seeded, so the same texts, torch build and number of threads give the same files. It prints the held-out perplexity of the
 model and that of a unigram model over the same tokens: the model must come in below a third of it, or nothing is kept.

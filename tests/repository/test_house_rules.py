@@ -12,7 +12,8 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 ROOT = Path(__file__).resolve().parents[2]
-DISTRIBUTIONS = ["core", *(f"plugins/quark_{part}" for part in ("schemes", "algos", "templates", "exporters"))]
+# The distributions of this repository, by folder.
+DISTRIBUTIONS = ["core", *sorted(f"plugins/{p.parent.name}" for p in ROOT.glob("plugins/*/pyproject.toml")), "tiny_model"]
 SOURCES = sorted(p for d in DISTRIBUTIONS for p in (ROOT / d / "src").rglob("*.py"))
 TEXTS = sorted(p for p in ROOT.rglob("*.py") if not {".venv", "build"} & set(p.relative_to(ROOT).parts))
 
@@ -65,6 +66,18 @@ def test_what_uses_private_interfaces_of_a_dependency_is_bounded_above() -> None
     assert {"torch", "transformers"} <= bounded
 
 
+def test_each_distribution_is_installed_checked_and_tested_by_the_tools_of_the_repository() -> None:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    tools = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]
+    packages = {p.name for d in DISTRIBUTIONS for p in (ROOT / d / "src").iterdir() if (p / "__init__.py").is_file()}
+    assert set(makefile.partition("PACKAGES := ")[2].partition("\n")[0].split()) == set(DISTRIBUTIONS)
+    assert {Path(path).name for path in tools["mypy"]["files"]} >= packages
+    assert set(tools["ruff"]["lint"]["isort"]["known-first-party"]) >= packages
+    assert set(tools["importlinter"]["root_packages"]) == packages
+    tested = [ROOT / path for path in tools["pytest"]["ini_options"]["testpaths"]]
+    assert all(any((ROOT / d / "tests").is_relative_to(path) for path in tested) for d in DISTRIBUTIONS)
+
+
 def test_each_distribution_carries_the_licence() -> None:
     for distribution in DISTRIBUTIONS:
         assert (ROOT / distribution / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes(), distribution
@@ -78,25 +91,37 @@ def test_each_distribution_is_typed_and_has_its_own_readme_and_tests() -> None:
 
 
 def registered(kind: str) -> set[str]:
-    """Names of what plugins register, apart from plain words that English and torch use too."""
+    """Names of what the installed plugins register."""
     import quark
 
     return set(getattr(quark, kind)().names())
 
 
+# Number formats share names with schemes (int8): the torch-free vocabulary lists those.
+NAMES_ALLOWED_IN = {"core/src/quark/config/enums.py"}
+# Where core still names what a plugin registers. An entry that is no longer needed fails the test, so that it is removed.
+STILL_NAMED = {("core/src/quark/algorithms/transform.py", "rotation")}  # STAGES, until records alone order the transforms
+
+
 def test_core_knows_no_scheme_algorithm_or_model_by_name() -> None:
-    # Number formats share names with schemes (int8); the torch-free vocabulary documents those, and the bundled tiny model is a llama.
-    allowed = {"core/src/quark/config/enums.py"}
-    names = (registered("schemes") | registered("algorithms") | registered("templates")) - {"rotation"}
-    quoted = re.compile(r"""["']({})["']""".format("|".join(map(re.escape, sorted(names)))))
-    found = []
-    for path in (p for p in SOURCES if p.is_relative_to(ROOT / "core/src") and "testing" not in p.parts):
-        if str(path.relative_to(ROOT)) in allowed:
-            continue
-        code = re.sub(r'""".*?"""', "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
-        code = re.sub(r"(?m)#.*$", "", code)
-        found += [f"{path.relative_to(ROOT)}: {m.group()}" for m in quoted.finditer(code)]
-    assert not found
+    names = registered("schemes") | registered("algorithms") | registered("templates")
+    found = set()
+    for path in (p for p in SOURCES if p.is_relative_to(ROOT / "core/src")):
+        file = str(path.relative_to(ROOT))
+        found |= {(file, name) for name in quoted(path) & names if file not in NAMES_ALLOWED_IN}
+    assert found == STILL_NAMED
+
+
+def quoted(path: Path) -> set[str]:
+    """All string constants of a module but docstrings."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    documents = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)}
+    return {n.value for n in ast.walk(tree) if isinstance(n, ast.Constant) and isinstance(n.value, str) and id(n) not in documents}
+
+
+def test_quoted_strings_are_those_of_code_and_not_of_docstrings(tmp_path: Path) -> None:
+    (tmp_path / "a.py").write_text('"""gptq"""\nX = ("awq", f"{1}int4")  # "fp8"\ndef f():\n    """mx6"""\n')
+    assert quoted(tmp_path / "a.py") == {"awq", "int4"}
 
 
 def test_no_code_is_evaluated_and_nothing_is_pickled() -> None:

@@ -54,11 +54,11 @@ def test_each_verdict_is_what_the_tests_say_and_the_source_is_given_back(
     assert (tree / "src" / "numbers_of_mine.py").read_text() == SOURCE
 
 
-def test_a_tree_whose_tests_fail_unchanged_judges_nothing(runner: ModuleType, tree: Path) -> None:
+def test_nothing_is_changed_in_a_tree_whose_tests_fail(runner: ModuleType, tree: Path) -> None:
     (tree / "test_double.py").write_text("def test_nothing():\n    assert False\n")
     mutant = runner.Mutant("one", "what is wrong", ("test_double.py",), (runner.Edit("src/numbers_of_mine.py", "2", "3"),))
     with pytest.raises(ValueError, match="do not pass in the unchanged tree"):
-        runner.judge_all(tree, [mutant], whole=False, say=print)
+        runner.run_all(tree, [mutant], whole=False, say=print)
 
 
 def test_a_copy_has_what_git_does_not_ignore(runner: ModuleType, tree: Path, tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-DISTRIBUTIONS = ["core", *(f"plugins/quark_{part}" for part in ("schemes", "algos", "templates", "exporters"))]
+DISTRIBUTIONS = ["core", *sorted(f"plugins/{p.parent.name}" for p in ROOT.glob("plugins/*/pyproject.toml")), "tiny_model"]
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +102,20 @@ def run(python: Path, *arguments: str, cwd: Path) -> subprocess.CompletedProcess
     done = subprocess.run([str(python), *arguments], cwd=cwd, env=environment, check=False, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
     return done
+
+
+def test_each_wheel_depends_only_on_wheels_of_this_repository_and_the_core_on_none(wheels: dict[str, Path]) -> None:
+    required = {
+        folder: [r for r in metadata(wheel).get_all("Requires-Dist") or [] if "extra ==" not in r] for folder, wheel in wheels.items()
+    }
+    assert not any(requirement.startswith("quark-") for requirement in required["core"])
+    assert required["tiny_model"] == []
+    plugins = [folder for folder in wheels if folder.startswith("plugins/")]
+    assert all([r.partition("=")[0] for r in required[folder] if r.startswith("quark-")] == ["quark-core"] for folder in plugins)
+
+
+def test_the_core_wheel_is_code_alone(wheels: dict[str, Path]) -> None:
+    assert wheels["core"].stat().st_size < 1_000_000
 
 
 def test_wheels_alone_do_the_main_job(installed: Path, tmp_path: Path) -> None:

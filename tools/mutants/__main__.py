@@ -75,7 +75,7 @@ class Mutant:
 
 @attrs.frozen
 class Outcome:
-    """A verdict, and the line of pytest or the text that explains it."""
+    """What became of one change, and the line of pytest or the text that explains it."""
 
     verdict: Verdict
     reason: str
@@ -175,11 +175,11 @@ def outcome(tree: Path, mutant: Mutant, *, whole: bool) -> Outcome:
     return Outcome(verdict, " | ".join([*failures[:1], *named[:1]]) or " ".join(output.split())[-400:])
 
 
-def judge_all(tree: Path, mutants: Sequence[Mutant], *, whole: bool, say: Callable[[str], None]) -> dict[str, Outcome]:
+def run_all(tree: Path, mutants: Sequence[Mutant], *, whole: bool, say: Callable[[str], None]) -> dict[str, Outcome]:
     """Returns the outcome of each change, by name. Raises ValueError where a listed test fails in the unchanged tree."""
     status, output = run_tests(tree, list(dict.fromkeys(test for mutant in mutants for test in mutant.tests)))
     if status != 0:
-        raise ValueError(f"the listed tests do not pass in the unchanged tree; mend that first:\n{output}")
+        raise ValueError(f"the listed tests do not pass in the unchanged tree; fix that first:\n{output}")
     outcomes = {}
     for mutant in mutants:
         begun = time.perf_counter()
@@ -203,7 +203,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     with tempfile.TemporaryDirectory(prefix="mutants-") as directory:
         tree = copy_of_the_tree(ROOT, Path(directory))
-        outcomes = judge_all(tree, mutants, whole=options.whole, say=lambda line: print(line, flush=True))
+        outcomes = run_all(tree, mutants, whole=options.whole, say=lambda line: print(line, flush=True))
     counts = {verdict: sum(one.verdict is verdict for one in outcomes.values()) for verdict in Verdict}
     print(", ".join(f"{count} {verdict.value}" for verdict, count in counts.items()) + f", of {len(outcomes)}")
     return 0 if counts[Verdict.KILLED] == len(outcomes) else 1

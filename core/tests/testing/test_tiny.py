@@ -1,41 +1,15 @@
-"""The bundled model is what it claims to be: small, able, complete, quiet to load."""
+"""The tiny model is found where it is installed; where it is not, the error says how to install it."""
 
 from __future__ import annotations
 
-import math
+import sys
 
+import pytest
 import torch
 
-from quark.evaluate import perplexity, token_windows
+from quark.cli import main
+from quark.errors import ConfigError, MissingPluginError
 from quark.testing import tiny
-
-LIMIT = 4_000_000  # bytes, the held-out text apart
-
-
-def test_the_directory_is_complete_and_small():
-    sizes = {f.name: f.stat().st_size for f in tiny.tiny_model_dir().iterdir() if f.is_file()}
-    assert {"config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"} <= set(sizes)
-    assert {"held_out.txt", "PROVENANCE.md"} <= set(sizes)
-    assert sum(size for name, size in sizes.items() if name != "held_out.txt") <= LIMIT
-
-
-def test_its_perplexity_is_below_a_third_of_a_unigram_models():
-    windows = token_windows(tiny.tiny_tokenizer(), tiny.held_out_text(), 256, limit=16)
-    # Kinder to the unigram model than the training script is: its frequencies are those of the very tokens it is tried on.
-    share = torch.bincount(windows[:, 1:].flatten()).double() / windows[:, 1:].numel()
-    unigram = math.exp(-float(share[windows[:, 1:]].log().mean()))
-    assert perplexity(tiny.tiny_model(), windows.split(4)) < unigram / 3
-
-
-def test_groups_of_128_divide_every_linear_layer():
-    layers = [m for m in tiny.tiny_model().modules() if isinstance(m, torch.nn.Linear)]
-    assert layers
-    assert all(layer.in_features % 128 == 0 for layer in layers)
-
-
-def test_tokens_give_back_the_text():
-    tokenizer, text = tiny.tiny_tokenizer(), tiny.held_out_text()[:5000] + " naïve 漢字 \t\n"
-    assert tokenizer.decode(tokenizer(text)["input_ids"]) == text
 
 
 def test_calibration_sequences_are_the_end_of_the_text():
@@ -43,3 +17,20 @@ def test_calibration_sequences_are_the_end_of_the_text():
     assert [b.shape for b in batches] == [(1, 32)] * 3
     tail = tiny.tiny_tokenizer().decode(torch.cat(batches, dim=1)[0])
     assert tiny.held_out_text().endswith(tail)
+
+
+@pytest.mark.parametrize(("count", "length"), [(0, 32), (1, 0), (1, 10**6)])
+def test_more_calibration_tokens_than_there_are_is_an_error(count: int, length: int):
+    with pytest.raises(ConfigError, match=f"{count} sequences of {length} tokens"):
+        tiny.calibration_batches(count, length)
+
+
+def test_without_its_distribution_the_error_names_the_command_that_installs_it(monkeypatch: pytest.MonkeyPatch, capsys):
+    monkeypatch.setitem(sys.modules, "quark_tiny_model", None)
+    with pytest.raises(MissingPluginError, match="pip install quark-tiny-model"):
+        tiny.tiny_model_dir()
+    monkeypatch.setattr(sys, "argv", ["quark", "demo"])
+    with pytest.raises(SystemExit) as ended:
+        main.main()
+    assert ended.value.code == 2
+    assert "pip install quark-tiny-model" in " ".join(capsys.readouterr().err.split())

@@ -1,1 +1,1 @@
-"""For tests and demonstrations: the bundled tiny model."""
+"""Helpers of tests and demonstrations: the tiny model."""

@@ -1,22 +1,39 @@
-"""The bundled tiny Llama: real weights, tokenizer and held-out text without a network. See ``tiny_llama/PROVENANCE.md``.
+"""The tiny Llama of the distribution ``quark-tiny-model``: real weights, a tokenizer and held-out text without a network.
 
 transformers is imported inside the functions: paths and text do without it.
 """
 
 from __future__ import annotations
 
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from quark.errors import ConfigError
+from quark.errors import ConfigError, MissingPluginError
+
+__all__ = ["calibration_batches", "held_out_text", "tiny_model", "tiny_model_dir", "tiny_tokenizer"]
+
+_PACKAGE = "quark_tiny_model"
 
 
 def tiny_model_dir() -> Path:
-    """Directory of the checkpoint, in Hugging Face form, bfloat16; read it, write elsewhere."""
-    return Path(__file__).with_name("tiny_llama")
+    """Directory of the checkpoint, in Hugging Face form, bfloat16; read it, write elsewhere.
+
+    Raises:
+        MissingPluginError: The distribution that holds the model is not installed.
+    """
+    try:
+        directory: Path = import_module(_PACKAGE).DIRECTORY
+    except ModuleNotFoundError as error:
+        if error.name != _PACKAGE:
+            raise
+        raise MissingPluginError(
+            "the tiny model is a distribution of its own, which is not installed: pip install quark-tiny-model"
+        ) from None
+    return directory
 
 
 def tiny_model(dtype: torch.dtype = torch.float32) -> nn.Module:
@@ -28,24 +45,24 @@ def tiny_model(dtype: torch.dtype = torch.float32) -> nn.Module:
 
 
 def tiny_tokenizer() -> Any:
-    """Its tokenizer: 1024 tokens, byte-level, adds nothing on its own."""
+    """The model's tokenizer: byte-level, 1024 tokens, no special tokens added to a text."""
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(tiny_model_dir(), local_files_only=True)
 
 
 def held_out_text() -> str:
-    """Text of the same kind as the model was trained on, which it has not seen."""
+    """Text from the same sources as the training text, and not part of it."""
     return (tiny_model_dir() / "held_out.txt").read_text(encoding="utf-8")
 
 
 def calibration_batches(n: int = 8, length: int = 128) -> list[Tensor]:
-    """``n`` sequences of tokens, each ``[1, length]``, from the end of the held-out text, so that its beginning is left for evaluation.
+    """``n`` sequences of tokens, each ``[1, length]``, from the end of the held-out text; evaluation uses its beginning.
 
     Raises:
         ConfigError: The text does not have so many tokens.
     """
     tokens = torch.tensor(tiny_tokenizer()(held_out_text(), verbose=False)["input_ids"])
     if n < 1 or length < 1 or n * length > len(tokens):
-        raise ConfigError(f"{n} sequences of {length} tokens cannot be had: the held-out text has {len(tokens)} tokens")
+        raise ConfigError(f"{n} sequences of {length} tokens are more than the {len(tokens)} tokens of the held-out text")
     return [row[None] for row in tokens[len(tokens) - n * length :].split(length)]

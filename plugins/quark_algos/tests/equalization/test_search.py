@@ -13,10 +13,10 @@ import quark
 from quark.config.layer import TensorSpec
 from quark.quantizers import WeightGrid, quantizer_for
 from quark_algos.equalization.candidates import by_activations, by_both, relative_weights, smoothquant
-from quark_algos.equalization.channels import Channels
 from quark_algos.equalization.quadratic import RANK, Quadratic, moved
 from quark_algos.equalization.search import AWQ_RATIOS, ActivationErrors, Part, autosmooth, awq
 from quark_algos.equalization.transforms import ChannelRanges, rounding_of_inputs
+from quark_algos.mappings.channels import Channels
 
 INT4_BY_32: TensorSpec = quark.schemes().load("int4_wo_32", "config")().weight
 INT8 = quark.schemes().load("int8", "config")()

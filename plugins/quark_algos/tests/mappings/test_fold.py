@@ -9,7 +9,7 @@ from torch import nn
 from transformers.pytorch_utils import Conv1D
 
 from quark.config.architecture import Architecture
-from quark_algos.equalization.channels import Channels
+from quark_algos.mappings.channels import Channels
 from quark_algos.mappings.fold import Kept, allowed, fold, holds, probe, unfold
 from quark_algos.mappings.mapping import LayerMapping, mappings_of
 from quark_algos.mappings.resolve import ResolvedMapping, resolve

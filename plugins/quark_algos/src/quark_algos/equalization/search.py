@@ -12,8 +12,8 @@ from torch import Tensor
 from quark.parallel import parallel_map
 from quark.quantizers import WeightGrid
 from quark_algos.equalization.candidates import by_activations, by_both, relative_weights
-from quark_algos.equalization.channels import Channels
 from quark_algos.equalization.quadratic import Quadratic
+from quark_algos.mappings.channels import Channels
 
 Loss = Literal["MSE", "MAE", "RMSE"]
 AWQ_RATIOS = tuple(i / 20 for i in range(20))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from quark.config.architecture import Architecture
 from quark.modules.layers import linear_weight
 from quark.modules.linear_forms import is_transposed_linear
-from quark_algos.equalization.channels import Channels
+from quark_algos.mappings.channels import Channels
 from quark_algos.mappings.mapping import LayerMapping
 
 

@@ -12,7 +12,7 @@ import torch
 
 from quark.testing.tiny import held_out_text
 
-SCRIPT = Path(__file__).resolve().parents[3] / "tools" / "train_tiny_model.py"
+SCRIPT = Path(__file__).resolve().parents[2] / "tools" / "train_tiny_model.py"
 
 
 @pytest.fixture(scope="module")

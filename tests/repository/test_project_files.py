@@ -1,0 +1,117 @@
+"""The files around the code agree with it: workflow, pre-commit hooks, templates of issues, changelog."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+ROOT = Path(__file__).resolve().parents[2]
+WORKFLOWS = sorted((ROOT / ".github" / "workflows").glob("*.yml"))
+FORMS = sorted(p for p in (ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml") if p.stem != "config")
+MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
+
+
+def read(path: Path) -> dict[Any, Any]:
+    return yaml.safe_load(path.read_text(encoding="utf-8"))
+
+
+def steps(workflow: dict[Any, Any]) -> list[dict[str, Any]]:
+    return [step for job in workflow["jobs"].values() for step in job["steps"]]
+
+
+def targets_run(workflow: dict[Any, Any]) -> set[str]:
+    """Make targets of all jobs, with the values of ``matrix.versions`` put in."""
+    found = set()
+    for job in workflow["jobs"].values():
+        values = [entry["versions"] for entry in job.get("strategy", {}).get("matrix", {}).get("include", [])]
+        for step in job["steps"]:
+            for word in re.findall(r"make (.*)", step.get("run", "")):
+                found |= set(values) if "matrix.versions" in word else set(word.split())
+    return found
+
+
+@pytest.mark.parametrize("path", WORKFLOWS, ids=lambda p: p.name)
+def test_a_workflow_may_only_read_and_pins_its_actions(path: Path) -> None:
+    workflow = read(path)
+    assert workflow["permissions"] == {"contents": "read"}
+    assert all(re.fullmatch(r"actions/[\w-]+@v\d+", step["uses"]) for step in steps(workflow) if "uses" in step)
+    assert all("timeout-minutes" in job for job in workflow["jobs"].values())
+
+
+def test_the_workflow_runs_everything_on_every_supported_python() -> None:
+    workflow = read(ROOT / ".github/workflows/ci.yml")
+    classifiers = tomllib.loads((ROOT / "core/pyproject.toml").read_text(encoding="utf-8"))["project"]["classifiers"]
+    supported = [m.group(1) for c in classifiers if (m := re.fullmatch(r"Programming Language :: Python :: (3\.\d+)", c))]
+    assert workflow["jobs"]["tests"]["strategy"]["matrix"]["python"] == supported
+    run = targets_run(workflow)
+    assert run >= {"lint", "types", "imports", "test", "coverage", "docs", "lowest", "newest", "wheels", "slow"}
+    assert all(re.search(rf"^[\w ]*\b{target}\b[\w ]*:", MAKEFILE, flags=re.MULTILINE) for target in run)
+
+
+def test_the_workflow_checks_at_least_what_make_check_does() -> None:
+    check = re.search(r"^check: ([\w ]+)", MAKEFILE, flags=re.MULTILINE)
+    assert check is not None
+    assert set(check.group(1).split()) <= targets_run(read(ROOT / ".github/workflows/ci.yml"))
+
+
+def test_the_documents_that_make_docs_runs_exist() -> None:
+    paths = re.findall(r"[\w/]+/test_\w+\.py", MAKEFILE.partition("DOCUMENTS = ")[2].partition("PYTEST")[0])
+    assert len(paths) >= 5
+    assert all((ROOT / path).is_file() for path in paths)
+
+
+def test_pre_commit_runs_the_linters_of_this_repository() -> None:
+    hooks = {hook["id"]: hook for repo in read(ROOT / ".pre-commit-config.yaml")["repos"] for hook in repo["hooks"]}
+    assert {"ruff", "ruff-format", "end-of-file-fixer", "check-yaml", "check-toml"} <= hooks.keys()
+    assert all("language" in hook and "entry" in hook for hook in hooks.values())
+
+
+@pytest.mark.parametrize("path", FORMS, ids=lambda p: p.name)
+def test_a_form_for_issues_asks_for_something_and_says_what(path: Path) -> None:
+    form = read(path)
+    assert form["name"]
+    assert form["description"]
+    fields = [item for item in form["body"] if item["type"] != "markdown"]
+    assert len({item["id"] for item in fields}) == len(fields)
+    assert all(item["attributes"]["label"] for item in fields)
+    assert any(item.get("validations", {}).get("required") for item in fields)
+
+
+def test_the_coverage_floor_is_90_percent_of_the_core() -> None:
+    coverage = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["coverage"]
+    assert coverage["run"]["source"] == ["core/src/quark"]
+    assert coverage["report"]["fail_under"] >= 90
+
+
+def test_the_changelog_has_a_section_for_this_version_first() -> None:
+    from quark.version import VERSION
+
+    sections = re.findall(
+        r"^## (\S+) \((unreleased|\d{4}-\d{2}-\d{2})\)$", (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), flags=re.MULTILINE
+    )
+    assert sections[0][0] == VERSION
+    assert [state for _, state in sections[1:] if state == "unreleased"] == []
+
+
+def test_links_between_documents_lead_somewhere() -> None:
+    documents = [p for p in ROOT.rglob("*.md") if not {".venv", ".git", "node_modules"} & set(p.relative_to(ROOT).parts)]
+    broken = []
+    for document in documents:
+        text = re.sub(r"```.*?```", "", document.read_text(encoding="utf-8"), flags=re.DOTALL)
+        for target in re.findall(r"\]\((?!https?://|#|mailto:)([^)\s#]+)", text):
+            if not (document.parent / target).exists():
+                broken.append(f"{document.relative_to(ROOT)}: {target}")
+    assert broken == []
+
+
+def test_development_versions_are_pinned_where_they_decide_what_is_an_error() -> None:
+    pins = dict(re.findall(r"^([\w-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(encoding="utf-8"), flags=re.MULTILINE))
+    assert {"torch", "transformers", "ruff", "mypy", "import-linter"} <= pins.keys()
+    tools = re.findall(r"^([\w-]+)", (ROOT / "requirements-dev.txt").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    dependencies = tomllib.loads((ROOT / "core/pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
+    assert pins.keys() <= {*tools, *(re.split(r"[<>=]", line)[0] for line in dependencies)}

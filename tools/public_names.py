@@ -1,0 +1,105 @@
+"""Lists the modules of the distributions that do not say in ``__all__`` what is public; with ``--write``, adds it.
+
+    python -m tools.public_names             # modules without it, and names in it that do not exist; exit status 1 for any
+    python -m tools.public_names --write     # adds it, with every name that has no underscore: a first version, to shorten by hand
+
+A module that defines nothing and re-exports nothing needs none. Names are those of functions, classes and constants at the top of a module,
+and explicit re-exports, ``from a import b as b``. Run ``ruff check --fix`` and ``ruff format`` afterwards: they sort and wrap. The import
+paths of AMD Quark (`RE_EXPORTS`) are left alone: their names depend on the plugins that are installed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+RE_EXPORTS = ("core/src/quark/torch", "core/src/quark/common", "core/src/quark/shares", "core/src/quark/compat")
+
+
+def modules(root: Path = ROOT) -> list[Path]:
+    """All modules of the distributions, but private ones and `RE_EXPORTS`."""
+    folders = [root / "core", *sorted(root.glob("plugins/*")), root / "tiny_model", *sorted(root.glob("examples/*"))]
+    paths = [path for folder in folders for path in sorted((folder / "src").rglob("*.py"))]
+    public = [path for path in paths if not path.stem.startswith("_") or path.stem == "__init__"]
+    return [path for path in public if not any(path.is_relative_to(root / folder) for folder in RE_EXPORTS)]
+
+
+def public_names(tree: ast.Module) -> list[str]:
+    """Names without an underscore that a module defines or explicitly re-exports, in order."""
+    names = [name for statement in tree.body for name in _bound(statement)]
+    return [name for name in dict.fromkeys(names) if not name.startswith("_")]
+
+
+def _bound(statement: ast.stmt) -> Iterator[str]:
+    match statement:
+        case ast.FunctionDef(name=name) | ast.AsyncFunctionDef(name=name) | ast.ClassDef(name=name):
+            yield name
+        case ast.Assign(targets=targets):
+            yield from (name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name))
+        case ast.AnnAssign(target=ast.Name(id=name)):
+            yield name
+        case ast.ImportFrom(names=aliases) | ast.Import(names=aliases):
+            yield from (alias.name for alias in aliases if alias.asname == alias.name)
+        case ast.If() | ast.Try():
+            yield from (name for inner in statement.body for name in _bound(inner))
+
+
+def declared(tree: ast.Module) -> list[str] | None:
+    """The names in ``__all__``; None where there is none, and an empty list where it is computed."""
+    for statement in tree.body:
+        targets = statement.targets if isinstance(statement, ast.Assign) else [getattr(statement, "target", None)]
+        if any(isinstance(target, ast.Name) and target.id == "__all__" for target in targets):
+            value = getattr(statement, "value", None)
+            constants = value.elts if isinstance(value, ast.List | ast.Tuple) else []
+            return [element.value for element in constants if isinstance(element, ast.Constant)]
+    return None
+
+
+def defects(path: Path) -> list[str]:
+    """What is wrong with the ``__all__`` of a module."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    names = declared(tree)
+    if names is None:
+        return ["has no __all__"] if public_names(tree) else []
+    if any(isinstance(s, ast.FunctionDef) and s.name == "__getattr__" for s in tree.body):
+        return []  # names that are loaded when they are asked for
+    imported = {alias.asname or alias.name for s in ast.walk(tree) if isinstance(s, ast.ImportFrom) for alias in s.names}
+    there = {*imported, *(name for statement in tree.body for name in _bound(statement))}
+    return [f"__all__ names {name}, which the module does not have" for name in names if name not in there]
+
+
+def with_all(source: str) -> str:
+    """The source of a module with ``__all__`` after its imports."""
+    tree = ast.parse(source)
+    header = 0
+    for statement in tree.body:
+        is_docstring = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+        is_typing = isinstance(statement, ast.If) and isinstance(statement.test, ast.Name) and statement.test.id == "TYPE_CHECKING"
+        if not (is_docstring or is_typing or isinstance(statement, ast.Import | ast.ImportFrom)):
+            break
+        header = statement.end_lineno or header
+    lines = source.splitlines(keepends=True)
+    names = ", ".join(f'"{name}"' for name in public_names(tree))
+    return "".join([*lines[:header], f"\n__all__ = [{names}]\n", *lines[header:]])
+
+
+def main() -> int:
+    """Report, or write."""
+    parser = argparse.ArgumentParser(prog="python -m tools.public_names", description="Modules without __all__.")
+    parser.add_argument("--write", action="store_true", help="add __all__ where there is none")
+    write = parser.parse_args().write
+    found = {path: lines for path in modules() if (lines := defects(path))}
+    for path, lines in found.items():
+        if write and lines == ["has no __all__"]:
+            path.write_text(with_all(path.read_text(encoding="utf-8")), encoding="utf-8")
+        else:
+            print(f"{path.relative_to(ROOT)}: {'; '.join(lines)}")
+    return int(bool(found) and not write)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

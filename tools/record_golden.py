@@ -1,0 +1,298 @@
+"""Records the golden files from AMD Quark: what it makes of one awkward model under each scheme, and of one tensor under each tensor spec.
+
+    python tools/record_golden.py OUT                                 # record everything, and write OUT/MANIFEST.json
+    python tools/record_golden.py OUT --only fp8 specs/BFP16Spec      # record some of it, without a manifest
+    python tools/record_golden.py OUT --compare tests/golden          # record, then compare with the stored files, tensor by tensor
+
+Run it in an environment of its own that has ``amd-quark==0.13`` and none of this repository's packages, since both are imported as
+``quark``. The manifest holds the versions of the packages, the seed, and the SHA-256 of every file; `tests/repository/test_golden_files.py`
+holds them to it. Everything is float32, on a CPU, in one thread; ``tests/golden/README.md`` says what each file holds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import importlib.metadata
+import json
+import platform
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+REFERENCE = "amd-quark"
+REFERENCE_VERSION = "0.13"
+PACKAGES = (REFERENCE, "torch", "transformers", "safetensors", "numpy")
+MANIFEST = "MANIFEST.json"
+MODEL = {
+    "vocab_size": 64,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "max_position_embeddings": 64,
+    "tie_word_embeddings": False,
+}
+RECORDED_LAYERS = {
+    "q_proj": "model.layers.0.self_attn.q_proj",
+    "k_proj": "model.layers.0.self_attn.k_proj",
+    "down_proj": "model.layers.0.mlp.down_proj",
+}
+SCHEMES = (
+    *("int4_wo_32", "int4_wo_64", "int4_wo_128", "int4_wo_per_channel", "int4_wa_64"),
+    *("uint4_wo_32", "uint4_wo_64", "uint4_wo_128", "uint4_wo_per_channel"),
+    *("int8", "fp8", "ptpc_fp8", "int4_fp8", "mx6", "bfp16", "nvfp4"),
+    *("mxfp4", "mxfp4_weight_only", "mxfp6_e3m2", "mxfp6_e2m3", "mxfp4_mxfp6_e2m3", "mxfp4_fp8"),
+    *("amdfp4", "amdfp4_g32", "amdfp4_global16", "amdfp4_global32"),
+)
+WITH_FP8_KV_CACHE = ("fp8", "mxfp4", "ptpc_fp8")
+
+
+def awkward_values(rows: int, columns: int, generator: torch.Generator) -> Tensor:
+    """A matrix of small random values with outliers, whose rows 3 to 17 hold what quantizers stumble over. Needs 18 rows, columns ÷ 16."""
+    values = torch.randn(rows, columns, generator=generator) * 0.05
+    outlier_rows = torch.randint(0, rows, (8,), generator=generator)
+    outlier_columns = torch.randint(0, columns, (8,), generator=generator)
+    values[outlier_rows, outlier_columns] *= 10
+    column = torch.arange(columns).float()
+    values[3] = 0  # no range at all
+    values[5] = 0.0371  # constant
+    values[7] *= 1e-6  # scales near underflow
+    values[:, 11] *= 8  # an outlier channel
+    values[9] = torch.linspace(-1, 1, columns)
+    values[10] = column % 16 - 8  # every int4 code
+    values[11] = (column % 31 - 15) * 0.5  # halfway between int4 codes
+    fp4_halves = torch.tensor([0, 0.25, 0.5, 0.75, 1, 1.25, 1.5, 1.75, 2, 2.5, 3, 3.5, 4, 5, 6, 6])
+    values[12] = fp4_halves.repeat(columns // 16) * torch.tensor([1.0, -1.0]).repeat(columns // 2)
+    values[14] = values[14].abs()  # positive only
+    values[15] = -values[15].abs() - 0.1  # negative only, away from zero
+    values[16] *= 20
+    values[17] = 2.0 ** -(column % 40)  # powers of two, down to below float16
+    return values
+
+
+@torch.no_grad()
+def awkward_model(seed: int) -> Any:
+    """A Llama of one decoder layer with `awkward_values` for projections, and norms that are not all ones."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(seed)
+    model = LlamaForCausalLM(LlamaConfig(**MODEL)).eval().to(torch.float32)
+    generator = torch.Generator().manual_seed(seed)
+    for name, parameter in model.named_parameters():
+        if name.endswith("proj.weight"):
+            parameter.copy_(awkward_values(*parameter.shape, generator))
+        elif name.endswith("norm.weight"):
+            parameter.copy_(1 + 0.2 * torch.randn(parameter.shape, generator=generator))
+        elif "embed" in name:
+            parameter.copy_(torch.randn(parameter.shape, generator=generator))
+    return model
+
+
+def calibration_tokens(seed: int) -> Tensor:
+    """Four sequences of 16 random tokens."""
+    return torch.randint(0, MODEL["vocab_size"], (4, 16), generator=torch.Generator().manual_seed(seed + 1))
+
+
+@torch.no_grad()
+def layer_inputs(seed: int) -> tuple[dict[str, Tensor], Tensor]:
+    """What the recorded layers of the float model read for the calibration tokens, and the model's logits."""
+    model, inputs = awkward_model(seed), {}
+
+    def keep(name: str) -> Callable[[Any, tuple[Tensor, ...]], None]:
+        return lambda _module, arguments: inputs.update({name: arguments[0].detach().clone()})
+
+    for name, path in RECORDED_LAYERS.items():
+        model.get_submodule(path).register_forward_pre_hook(keep(name))
+    return inputs, model(calibration_tokens(seed)).logits
+
+
+def record_inputs(out: Path, seed: int) -> str:
+    """The model, its calibration tokens, the inputs of the recorded layers, the float logits."""
+    inputs, logits = layer_inputs(seed)
+    tensors = {f"state.{name}": tensor for name, tensor in awkward_model(seed).state_dict().items()}
+    tensors |= {f"input.{name}": tensor for name, tensor in inputs.items()}
+    tensors |= {"calib_ids": calibration_tokens(seed), "float_logits": logits}
+    _save(tensors, out / "inputs.safetensors")
+    (out / "model_config.json").write_text(json.dumps(MODEL))
+    return "recorded"
+
+
+@torch.no_grad()
+def record_scheme(out: Path, scheme: str, seed: int) -> str:
+    """Fake-quantized weights and inputs, logits, and the tensors and configuration of the export, where the reference can export."""
+    from quark.torch import LLMTemplate, ModelQuantizer
+
+    (out / scheme).mkdir(parents=True, exist_ok=True)
+    cache = "fp8" if scheme in WITH_FP8_KV_CACHE else None
+    quantizer = ModelQuantizer(LLMTemplate.get("llama").get_config(scheme=scheme, kv_cache_scheme=cache))
+    with torch.enable_grad():  # as the reference's own examples run
+        quantized = quantizer.quantize_model(awkward_model(seed), DataLoader(calibration_tokens(seed), batch_size=1))
+        quantized = quantizer.freeze(quantized)
+    inputs, _ = layer_inputs(seed)
+    tensors = {"quant_logits": quantized(calibration_tokens(seed)).logits.float()}
+    for name, path in RECORDED_LAYERS.items():
+        layer = quantized.get_submodule(path)
+        weight_quantizer = getattr(layer, "_weight_quantizer", None) or torch.nn.Identity()
+        tensors[f"qdq.{name}.weight"] = weight_quantizer(layer.weight).float()
+        if (input_quantizer := getattr(layer, "_input_quantizer", None)) is not None:
+            tensors[f"qdq.{name}.input"] = input_quantizer(inputs[name].clone()).float()
+    exported, configuration, status = _export(quantized)
+    if configuration is not None:
+        (out / scheme / "quantization_config.json").write_text(json.dumps(configuration, indent=1))
+    _save(tensors | {f"export.{name}": tensor for name, tensor in exported.items() if "proj" in name}, out / scheme / "outputs.safetensors")
+    return status
+
+
+def _export(model: Any) -> tuple[dict[str, Tensor], dict[str, Any] | None, str]:
+    """Tensors of the reference's export, its ``quantization_config``, and whether it could export; mx6 and bfp16 it cannot."""
+    from quark.torch import export_safetensors
+
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            export_safetensors(model, folder)
+            configuration = json.loads(Path(folder, "config.json").read_text())["quantization_config"]
+            return load_file(Path(folder, "model.safetensors")), configuration, "recorded"
+        except Exception as error:  # what the reference refuses, and how, is its own affair: the status says so
+            return {}, None, f"recorded, without an export: {type(error).__name__}"
+
+
+def tensor_specs() -> Iterator[tuple[str, Any]]:
+    """Name of a recording and the reference's spec, for every kind of spec that its documentation lists."""
+    from quark.torch.quantization.config import config as reference
+
+    scopes: dict[str, tuple[tuple[str, ...], dict[str, Any]]] = {
+        "PerTensor": (("Uint4", "Int4", "Uint8", "Int8"), {}),
+        "PerChannel": (("Uint4", "Int4", "Int3", "Uint8", "Int8"), {"ch_axis": 0}),
+        "PerGroup": (("Uint4", "Int4", "Int3", "Int2", "Uint8", "Int8"), {"ch_axis": -1, "group_size": 32}),
+    }
+    for scope, (types, where) in scopes.items():
+        for name in (f"{prefix}{scope}Spec" for prefix in types):
+            for suffix, symmetric in (("sym", True), ("asym", False)):
+                yield f"{name}-{suffix}", getattr(reference, name)(symmetric=symmetric, is_dynamic=False, **where)
+    float_zero_point = {"ch_axis": 0, "symmetric": False, "is_dynamic": False, "zero_point_type": "float32"}
+    yield "Uint4PerChannelSpec-floatzp", reference.Uint4PerChannelSpec(**float_zero_point)
+    for prefix in ("FP8E4M3", "FP8E5M2"):
+        yield f"{prefix}PerTensorSpec", getattr(reference, f"{prefix}PerTensorSpec")(is_dynamic=False)
+        yield f"{prefix}PerChannelSpec", getattr(reference, f"{prefix}PerChannelSpec")(ch_axis=0, is_dynamic=False)
+    for prefix in ("FP8E4M3", "FP8E5M2", "FP6E2M3", "FP6E3M2", "FP4"):
+        groups = {"ch_axis": -1, "group_size": 32, "scale_format": "float32", "is_dynamic": True}
+        yield f"{prefix}PerGroupSpec-float32", getattr(reference, f"{prefix}PerGroupSpec")(**groups)
+    for element in ("MXFP4", "MXFP6E2M3", "MXFP6E3M2", "MXFP8E4M3", "MXFP8E5M2"):
+        for mode in ("even", "floor", "ceil"):
+            spec = getattr(reference, f"OCP_{element}Spec")
+            yield f"OCP_{element}Spec-{mode}", spec(ch_axis=-1, is_dynamic=True, scale_calculation_mode=mode)
+    yield "OCP_MXINT8Spec", reference.OCP_MXINT8Spec(ch_axis=-1, is_dynamic=True)
+    for size in (16, 32):
+        yield f"MX6Spec-{size}", reference.MX6Spec(ch_axis=-1, block_size=size)
+        yield f"MX9Spec-{size}", reference.MX9Spec(ch_axis=-1, block_size=size)
+        yield f"AmdFP4Spec-{size}", reference.AmdFP4Spec(ch_axis=-1, group_size=size, is_dynamic=True)
+    yield "BFP16Spec", reference.BFP16Spec(ch_axis=-1)
+
+
+@torch.no_grad()
+def record_spec(out: Path, name: str, spec: Any, seed: int) -> str:
+    """One tensor, and what the reference's fake-quantizer makes of it."""
+    from quark.torch.quantization.tensor_quantize import FakeQuantizeBase
+
+    (out / "specs").mkdir(parents=True, exist_ok=True)
+    values = awkward_values(32, 64, torch.Generator().manual_seed(seed + 2))
+    try:
+        quantizer = FakeQuantizeBase.get_fake_quantize(spec.to_quantization_spec())
+        quantizer.enable_observer()
+        quantizer.enable_fake_quant()
+        result = quantizer(values.clone()).float()
+    except Exception as error:  # as in `_export`
+        return f"not recorded, the reference raises {type(error).__name__}"
+    _save({"x": values, "y": result}, out / "specs" / f"{name}.safetensors")
+    return "recorded"
+
+
+def _save(tensors: dict[str, Tensor], path: Path) -> None:
+    save_file({name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}, path)
+
+
+def golden_files(folder: Path) -> list[Path]:
+    """The recorded files of a folder, in order: tensors and configurations, without manifest and README."""
+    return sorted(p for p in folder.rglob("*") if p.suffix in {".safetensors", ".json"} and p.name != MANIFEST)
+
+
+def write_manifest(out: Path, seed: int) -> None:
+    """Versions, seed and the SHA-256 of every recorded file, as ``MANIFEST.json``."""
+    manifest = {
+        "script": "tools/record_golden.py",
+        "seed": seed,
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "versions": {name: importlib.metadata.version(name) for name in PACKAGES},
+        "sha256": {p.relative_to(out).as_posix(): hashlib.sha256(p.read_bytes()).hexdigest() for p in golden_files(out)},
+    }
+    (out / MANIFEST).write_text(json.dumps(manifest, indent=1) + "\n")
+
+
+def differences(stored: Path, recorded: Path) -> list[str]:
+    """What differs in the files of ``recorded``, by tensor; tensors are compared by dtype, shape and bits."""
+    lines = []
+    for path in golden_files(recorded):
+        name = path.relative_to(recorded).as_posix()
+        if not (stored / name).is_file():
+            lines.append(f"{name}: not among the stored files")
+        elif path.suffix == ".json":
+            if json.loads(path.read_text()) != json.loads((stored / name).read_text()):
+                lines.append(f"{name}: another configuration")
+        else:
+            old, new = load_file(stored / name), load_file(path)
+            lines += [f"{name}: {key} differs" for key in sorted(old.keys() | new.keys()) if not _same_bits(old.get(key), new.get(key))]
+    return lines
+
+
+def _same_bits(one: Tensor | None, other: Tensor | None) -> bool:
+    if one is None or other is None or one.dtype != other.dtype or one.shape != other.shape:
+        return False
+    return torch.equal(one.reshape(-1).view(torch.uint8), other.reshape(-1).view(torch.uint8))
+
+
+def main() -> int:
+    """Record, then write the manifest or compare; 1 if something differs."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path, help="folder for the recordings")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="inputs, schemes, specs/NAME; without it, everything")
+    parser.add_argument("--compare", type=Path, metavar="FOLDER", help="stored golden files to compare with")
+    parser.add_argument("--seed", type=int, default=0)
+    arguments = parser.parse_args()
+    try:
+        version = importlib.metadata.version(REFERENCE)
+    except importlib.metadata.PackageNotFoundError:
+        parser.error(f"{sys.executable} has no {REFERENCE}: pip install {REFERENCE}=={REFERENCE_VERSION} in an environment of its own")
+    if version != REFERENCE_VERSION:
+        parser.error(f"the golden files are recordings of {REFERENCE} {REFERENCE_VERSION}, and {version} is installed")
+    torch.set_num_threads(1)
+    out, seed = arguments.out, arguments.seed
+    out.mkdir(parents=True, exist_ok=True)
+    jobs: dict[str, Callable[[], str]] = {"inputs": lambda: record_inputs(out, seed)}
+    jobs |= {scheme: lambda scheme=scheme: record_scheme(out, scheme, seed) for scheme in SCHEMES}
+    jobs |= {f"specs/{name}": lambda name=name, spec=spec: record_spec(out, name, spec, seed) for name, spec in tensor_specs()}
+    wanted = arguments.only or list(jobs)
+    if unknown := sorted(set(wanted) - jobs.keys()):
+        parser.error(f"nothing is called {', '.join(unknown)}: choose from {', '.join(jobs)}")
+    for name in wanted:
+        print(f"{name}: {jobs[name]()}", flush=True)
+    if not arguments.only:
+        write_manifest(out, seed)
+    if arguments.compare is None:
+        return 0
+    lines = differences(arguments.compare, out)
+    print("\n".join(lines) or f"{len(golden_files(out))} files equal those in {arguments.compare}")
+    return int(bool(lines))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
