@@ -62,7 +62,7 @@ def logits(model: nn.Module) -> Tensor:
 
 
 def facts_of(model_type: str) -> Architecture:
-    found: Architecture = quark.templates().load(model_type, "architecture")
+    found: Architecture = quark.templates().load_architecture(model_type)
     return found
 
 

@@ -101,11 +101,11 @@ def _options(what: str, name: str) -> Sequence[Option]:
     if what == "schemes":
         from quark.plugins.options import options_of
 
-        return options_of(schemes().load(name, "config"))
+        return options_of(schemes().load_config(name))
     if what == "algorithms":
         from quark.templates.algorithms import algorithm_options
 
-        return algorithm_options(algorithms().load(name, "config"))
+        return algorithm_options(algorithms().load_config(name))
     if what == "exporters":
         from quark.checkpoint.export import exporter_options
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from quark.lazy import LazyRef
+from quark.lazy import LazyRef, Reference
 from quark.plugins.catalog import Catalog, using
 from quark.plugins.catalog import catalog as _catalog
 from quark.plugins.discovery import Source
@@ -24,24 +24,38 @@ from quark.plugins.records import (
     SchemeRecord,
     TemplateRecord,
 )
+from quark.plugins.registries import (
+    AlgorithmRegistry,
+    ExporterRegistry,
+    FormatRegistry,
+    ObserverRegistry,
+    SchemeRegistry,
+    TemplateRegistry,
+)
 from quark.plugins.registry import Registry
 
 __all__ = [
     "AlgorithmRecord",
+    "AlgorithmRegistry",
     "Catalog",
     "Event",
     "ExporterRecord",
+    "ExporterRegistry",
     "FormatRecord",
+    "FormatRegistry",
     "LazyRef",
     "ObserverRecord",
+    "ObserverRegistry",
     "PluginFailure",
     "PluginWarning",
     "QuarkHooks",
     "Record",
     "Registry",
     "SchemeRecord",
+    "SchemeRegistry",
     "Source",
     "TemplateRecord",
+    "TemplateRegistry",
     "algorithms",
     "documented_modules",
     "documented_names",
@@ -57,34 +71,34 @@ __all__ = [
 ]
 
 
-def formats() -> Registry[FormatRecord]:
+def formats() -> FormatRegistry:
     """All number formats."""
-    return _catalog().registries["formats"]
+    return _catalog().formats
 
 
-def observers() -> Registry[ObserverRecord]:
+def observers() -> ObserverRegistry:
     """All observers."""
-    return _catalog().registries["observers"]
+    return _catalog().observers
 
 
-def schemes() -> Registry[SchemeRecord]:
+def schemes() -> SchemeRegistry:
     """All schemes."""
-    return _catalog().registries["schemes"]
+    return _catalog().schemes
 
 
-def algorithms() -> Registry[AlgorithmRecord]:
+def algorithms() -> AlgorithmRegistry:
     """All algorithms."""
-    return _catalog().registries["algorithms"]
+    return _catalog().algorithms
 
 
-def templates() -> Registry[TemplateRecord]:
+def templates() -> TemplateRegistry:
     """All model families."""
-    return _catalog().registries["templates"]
+    return _catalog().templates
 
 
-def exporters() -> Registry[ExporterRecord]:
+def exporters() -> ExporterRegistry:
     """All exporters."""
-    return _catalog().registries["exporters"]
+    return _catalog().exporters
 
 
 def documented_object(name: str) -> Any:
@@ -97,7 +111,7 @@ def documented_names() -> list[str]:
     return _catalog().exports.names()
 
 
-def documented_modules() -> dict[str, dict[str, LazyRef]]:
+def documented_modules() -> dict[str, dict[str, Reference]]:
     """Documented modules that plugins bring: module → name → reference."""
     return _catalog().exports.modules()
 

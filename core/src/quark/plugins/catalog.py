@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from quark.lazy import LazyRef
+from quark.lazy import Reference
 from quark.log import get_logger
-from quark.plugins.collection import Collection
+from quark.plugins.collection import Collection, Registered
 from quark.plugins.discovery import Candidate, Settings, Source, discover
 from quark.plugins.events import Event
 from quark.plugins.exports import Exports
 from quark.plugins.failures import PluginFailure, warn_once
-from quark.plugins.kinds import BUILT_IN, KINDS
+from quark.plugins.kinds import BUILT_IN, KINDS, Kind
+from quark.plugins.registries import (
+    AlgorithmRegistry,
+    ExporterRegistry,
+    FormatRegistry,
+    ObserverRegistry,
+    SchemeRegistry,
+    TemplateRegistry,
+)
 from quark.plugins.registry import Registry
 
 
@@ -37,11 +45,20 @@ class Catalog:
         self._told_of: set[Source] = set()  # listeners that have raised
         self._found = frozenset(c.source.distribution for c in candidates)
         self._collection = Collection(strict=settings.strict)
-        self.registries: dict[str, Registry[Any]] = {
-            kind.plural: Registry(kind, self._collection.records[kind.plural], self.failures, self.missing) for kind in KINDS
-        }
+        self.formats = FormatRegistry(*self._view("formats"))
+        self.observers = ObserverRegistry(*self._view("observers"))
+        self.schemes = SchemeRegistry(*self._view("schemes"))
+        self.algorithms = AlgorithmRegistry(*self._view("algorithms"))
+        self.templates = TemplateRegistry(*self._view("templates"))
+        self.exporters = ExporterRegistry(*self._view("exporters"))
+        self.registries: dict[str, Registry[Any]] = {kind.plural: getattr(self, kind.plural) for kind in KINDS}
         self.exports = Exports(self.registries, self.failures, self.missing)
         self._collection.add_candidates(c for c in candidates if c.source not in self.left_out)
+
+    def _view(self, plural: str) -> tuple[Kind, list[Registered], Callable[[], Sequence[PluginFailure]], Callable[[Sequence[str]], str]]:
+        """What a registry of one kind is made of."""
+        kind = next(kind for kind in KINDS if kind.plural == plural)
+        return kind, self._collection.records[plural], self.failures, self.missing
 
     @classmethod
     def installed(cls, path: Iterable[str] | None = None, environ: Mapping[str, str] | None = None) -> Catalog:
@@ -53,7 +70,7 @@ class Catalog:
         self._collection.add_plugin(plugin, source)
 
     @property
-    def modules(self) -> dict[str, dict[str, LazyRef]]:
+    def modules(self) -> dict[str, dict[str, Reference]]:
         """Documented modules that records bring; see `Exports.modules`."""
         return self.exports.modules()
 

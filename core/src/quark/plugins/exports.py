@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 
 from quark.errors import AmbiguousNameError, UnknownNameError
-from quark.lazy import LazyRef
+from quark.lazy import Reference
 from quark.names import closest
 from quark.plugins.collection import Registered
 from quark.plugins.failures import PluginFailure
@@ -53,9 +53,9 @@ class Exports:
         """All plain names, sorted."""
         return sorted({key for entry in self._entries() for key in entry.record.exports if ":" not in key})
 
-    def modules(self) -> dict[str, dict[str, LazyRef]]:
+    def modules(self) -> dict[str, dict[str, Reference]]:
         """Documented modules that records bring, each with its names; contested names are left out, and fail in `load`."""
-        out: dict[str, dict[str, LazyRef]] = {}
+        out: dict[str, dict[str, Reference]] = {}
         for key in sorted({key for entry in self._entries() for key in entry.record.exports if ":" in key}):
             module, _, name = key.partition(":")
             references = {c.record.exports[key] for c in self._claims(key)}

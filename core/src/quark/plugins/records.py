@@ -13,7 +13,7 @@ from typing import Any
 
 import attrs
 
-from quark.lazy import LazyRef, as_lazy_ref, as_optional_lazy_ref
+from quark.lazy import LazyRef, Reference, as_optional_reference, as_reference
 from quark.names import NAME_RULE, is_valid_name
 from quark.plugins.expected import KEY, Expected
 
@@ -41,8 +41,8 @@ def _strings(values: Iterable[str]) -> tuple[str, ...]:
     return tuple(values)
 
 
-def _exports(values: Mapping[str, str | LazyRef]) -> Mapping[str, LazyRef]:
-    return MappingProxyType({key: as_lazy_ref(ref) for key, ref in dict(values).items()})
+def _exports(values: Mapping[str, str | Reference]) -> Mapping[str, Reference]:
+    return MappingProxyType({key: as_reference(ref) for key, ref in dict(values).items()})
 
 
 def _value(base: str, **agrees: str) -> Mapping[str, Expected]:
@@ -77,7 +77,7 @@ class Record:
     aliases: tuple[str, ...] = attrs.field(default=(), converter=_strings, validator=_names)
     summary: str = ""
     stability: str = attrs.field(default="stable", validator=attrs.validators.in_(STABILITIES))
-    exports: Mapping[str, LazyRef] = attrs.field(factory=dict, converter=_exports, hash=False)
+    exports: Mapping[str, Reference] = attrs.field(factory=dict, converter=_exports, hash=False)
     replaces: str | None = None
 
 
@@ -92,7 +92,7 @@ class FormatRecord(Record):
             written, and is refused where the plugin that is installed has another.
     """
 
-    format: LazyRef = attrs.field(converter=as_lazy_ref, metadata=_value("quark.quantizers:NumberFormat", name="name", bits="bits"))
+    format: Reference = attrs.field(converter=as_reference, metadata=_value("quark.quantizers:NumberFormat", name="name", bits="bits"))
     bits: float = attrs.field(validator=attrs.validators.gt(0))
     layout_version: int = attrs.field(default=1, validator=[attrs.validators.instance_of(int), attrs.validators.ge(1)])
 
@@ -106,7 +106,7 @@ class ObserverRecord(Record):
         class_name: Documented class name, which JSON configurations hold.
     """
 
-    observer: LazyRef = attrs.field(converter=as_lazy_ref, metadata=_class("quark.quantizers:Observer", class_name="__name__"))
+    observer: Reference = attrs.field(converter=as_reference, metadata=_class("quark.quantizers:Observer", class_name="__name__"))
     class_name: str
 
 
@@ -123,9 +123,9 @@ class SchemeRecord(Record):
         clients: Programs that load a checkpoint in this scheme, for listings; with what they need in brackets.
     """
 
-    config: LazyRef = attrs.field(converter=as_lazy_ref, metadata=_function())
-    kv_cache: LazyRef | None = attrs.field(default=None, converter=as_optional_lazy_ref, metadata=_function())
-    attention: LazyRef | None = attrs.field(default=None, converter=as_optional_lazy_ref, metadata=_function())
+    config: Reference = attrs.field(converter=as_reference, metadata=_function())
+    kv_cache: Reference | None = attrs.field(default=None, converter=as_optional_reference, metadata=_function())
+    attention: Reference | None = attrs.field(default=None, converter=as_optional_reference, metadata=_function())
     shares_global_scale: bool = False
     clients: tuple[str, ...] = attrs.field(default=(), converter=_strings)
 
@@ -150,9 +150,9 @@ class AlgorithmRecord(Record):
     """
 
     kind: str = attrs.field(validator=attrs.validators.in_(("transform", "rounding")))
-    config: LazyRef = attrs.field(converter=as_lazy_ref, metadata=_class("quark.config.algorithm:AlgoConfig", name="name.default"))
-    processor: LazyRef | None = attrs.field(default=None, converter=as_optional_lazy_ref, metadata=_function())
-    restorer: LazyRef | None = attrs.field(default=None, converter=as_optional_lazy_ref, metadata=_function("restore", "place_of"))
+    config: Reference = attrs.field(converter=as_reference, metadata=_class("quark.config.algorithm:AlgoConfig", name="name.default"))
+    processor: Reference | None = attrs.field(default=None, converter=as_optional_reference, metadata=_function())
+    restorer: Reference | None = attrs.field(default=None, converter=as_optional_reference, metadata=_function("restore", "place_of"))
     role: str | None = attrs.field(default=None, validator=attrs.validators.optional(_name))
     before: tuple[str, ...] = attrs.field(default=(), converter=_strings, validator=_names)
     after: tuple[str, ...] = attrs.field(default=(), converter=_strings, validator=_names)
@@ -178,7 +178,7 @@ class TemplateRecord(Record):
             knows the class.
     """
 
-    architecture: LazyRef = attrs.field(converter=as_lazy_ref, metadata=_value("quark.config.architecture:Architecture"))
+    architecture: Reference | None = attrs.field(converter=as_reference, metadata=_value("quark.config.architecture:Architecture"))
     modeling: str | None = attrs.field(default=None, validator=attrs.validators.optional(_module))
 
 
@@ -191,5 +191,38 @@ class ExporterRecord(Record):
         reads_back: Whether this project can load what it writes.
     """
 
-    exporter: LazyRef = attrs.field(converter=as_lazy_ref, metadata=_function("export"))
+    exporter: Reference = attrs.field(converter=as_reference, metadata=_function("export"))
     reads_back: bool = False
+
+
+def _run_time_name(_: Any, attribute: Any, value: Any) -> None:
+    if not isinstance(value, str) or not value.strip() or ":" in value:
+        raise ValueError(f"{attribute.name} {value!r} is not a name: write a text without ':', which parts a distribution from a name")
+
+
+@attrs.frozen(kw_only=True)
+class RunTimeScheme(SchemeRecord):
+    """A scheme that a program registers for itself. The program's own names may have any form.
+
+    Attributes:
+        scheme: The `quark.templates.QuantizationScheme` that was registered.
+    """
+
+    name: str = attrs.field(validator=_run_time_name)
+    scheme: Any = None
+
+
+@attrs.frozen(kw_only=True)
+class RunTimeTemplate(TemplateRecord):
+    """A template that a program registers for itself; its name is any ``config.model_type``.
+
+    Attributes:
+        architecture: Facts about the family; None where nothing states them, and modules are looked at instead.
+        template: The `quark.templates.LLMTemplate` that was registered.
+    """
+
+    name: str = attrs.field(validator=_run_time_name)
+    architecture: Reference | None = attrs.field(
+        default=None, converter=as_optional_reference, metadata=_value("quark.config.architecture:Architecture")
+    )
+    template: Any = None

@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar, cast
 import attrs
 
 from quark.errors import AmbiguousNameError, ConfigError, PluginError, UnknownNameError, UnsupportedError
-from quark.lazy import LazyRef
+from quark.lazy import Reference
 from quark.names import closest
 from quark.plugins.collection import Registered
 from quark.plugins.discovery import RUN_TIME, Source, normalized
@@ -68,6 +68,15 @@ class Registry(Generic[R]):
             out += [name] if len(left) == 1 else [f"{c.source.distribution}:{name}" for c in left]
         return sorted(out)
 
+    def plugin_names(self) -> list[str]:
+        """As `names`, without what was registered at run time."""
+        own = set(self.run_time_names())
+        return [name for name in self.names() if name not in own]
+
+    def run_time_names(self) -> list[str]:
+        """Names that `register` added for the program itself, in the order of registration."""
+        return [entry.record.name for entry in self._entries if entry.source.distribution == RUN_TIME]
+
     def get(self, name: str) -> R:
         """The record of that name, of that alias, or of ``"distribution:name"``.
 
@@ -77,8 +86,8 @@ class Registry(Generic[R]):
         """
         return cast(R, self._find(name).record)
 
-    def load(self, name: str, field: str) -> Any:
-        """Load the object that a lazy reference of a record points at.
+    def _load(self, name: str, field: str) -> Any:
+        """The object that a reference of a record points at. The registry of each kind has a typed method for each of its references.
 
         Args:
             name: As for `get`.
@@ -86,8 +95,8 @@ class Registry(Generic[R]):
 
         Raises:
             UnsupportedError: (a NotImplementedError) The record leaves that field empty.
-            PluginError: The reference leads nowhere, its module cannot be imported, or what it leads to is not what the record says;
-                names the plugin.
+            PluginError: The reference leads nowhere, its module cannot be imported, or the object is not what the record says; names the
+                plugin.
         """
         found = self._find(name)
         reference = getattr(found.record, field)
@@ -137,15 +146,15 @@ class Registry(Generic[R]):
         self._index = None
 
     def unregister(self, name: str) -> None:
-        """Remove a record that `register` added.
+        """Remove the record that `register` added last under that name.
 
         Raises:
             UnknownNameError: (a ValueError) There is none of that name.
             ConfigError: (a ValueError) A plugin brings it.
         """
-        found = next((e for e in self._entries if e.record.name == name and not e.source.entry_point), None)
-        if found is not None:
-            self._entries.remove(found)
+        entry = next((e for e in reversed(self._entries) if e.record.name == name and not e.source.entry_point), None)
+        if entry is not None:
+            self._entries.remove(entry)
             self._index = None
             return
         source = self._find(name).source
@@ -224,7 +233,7 @@ class Registry(Generic[R]):
         return " ".join(parts)
 
 
-def load_for(reference: LazyRef, what: str, source: Source) -> Any:
+def load_for(reference: Reference, what: str, source: Source) -> Any:
     """Load a plugin's lazy reference.
 
     Raises:

@@ -10,7 +10,7 @@ import attrs
 from quark.config.describe import describe_activation, describe_spec, effective_bits, needs_calibration
 from quark.config.layer import QLayerConfig
 from quark.errors import QuarkError
-from quark.lazy import LazyRef
+from quark.lazy import LazyRef, ObjectRef
 from quark.plugins.catalog import Catalog
 from quark.plugins.collection import Registered
 from quark.plugins.discovery import Source
@@ -85,7 +85,7 @@ def _conflicts(registry: Registry[Any]) -> dict[str, list[dict[str, Any]]]:
 def _entry(claim: Registered, catalog: Catalog, status: str) -> dict[str, Any]:
     record = claim.record
     facts = {a.name: _plain(getattr(record, a.name)) for a in attrs.fields(type(record))}
-    derive = _DERIVED.get(type(record))
+    derive = next((derive for kind, derive in _DERIVED.items() if isinstance(record, kind)), None)
     derived: Mapping[str, Any] = {}
     if derive is not None:
         try:
@@ -103,7 +103,7 @@ def _status(claim: Registered, registry: Registry[Any], conflicts: Mapping[str, 
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, LazyRef):
+    if isinstance(value, LazyRef | ObjectRef):
         return str(value)
     if isinstance(value, Mapping):
         return {key: _plain(v) for key, v in value.items()}
@@ -137,6 +137,8 @@ def _algorithm_facts(claim: Registered, catalog: Catalog) -> dict[str, Any]:
 
 def _template_facts(claim: Registered, catalog: Catalog) -> dict[str, Any]:
     assert isinstance(claim.record, TemplateRecord)
+    if claim.record.architecture is None:  # a template that a program registered without facts
+        return {}
     architecture = load_for(claim.record.architecture, f"'architecture' of the template '{claim.record.name}'", claim.source)
     return {"decoder_blocks": architecture.decoder_blocks, "exclude_layers_name": list(architecture.exclude_layers_name)}
 

@@ -67,14 +67,13 @@ def get_algo_config(algorithm_type: str, model_type: str) -> AlgoConfig | None:
         UnknownNameError: (a ValueError) There is no such algorithm.
     """
     name = canonical_algorithm(algorithm_type)
-    if model_type not in templates():
-        return None
-    return derived_config(name, templates().load(model_type, "architecture"))
+    architecture = templates().find_architecture(model_type)
+    return None if architecture is None else derived_config(name, architecture)
 
 
 def derived_config(name: str, architecture: Architecture) -> AlgoConfig | None:
     """The settings that the algorithm ``name`` derives from a family's facts, or None; documented values go before defaults."""
-    config_class: type[AlgoConfig] = algorithms().load(name, "config")
+    config_class = algorithms().load_config(name)
     if refusal(name, architecture) is not None:
         return None
     derived = config_class.for_architecture(architecture)
@@ -83,7 +82,7 @@ def derived_config(name: str, architecture: Architecture) -> AlgoConfig | None:
 
 def refusal(name: str, architecture: Architecture) -> str | None:
     """Why the algorithm ``name`` cannot be applied to a family; None where it can, or no reason is known."""
-    config_class: type[AlgoConfig] = algorithms().load(name, "config")
+    config_class = algorithms().load_config(name)
     return architecture.unsupported.get(name) or config_class.refusal(architecture)
 
 
@@ -114,7 +113,7 @@ def algo_config_from_dict(data: Mapping[str, Any]) -> AlgoConfig:
     if not isinstance(data.get("name"), str):
         raise ConfigError("an algorithm's configuration needs the key 'name', such as {\"name\": …}, which says whose configuration it is")
     try:
-        config_class: type[AlgoConfig] = algorithms().load(data["name"], "config")
+        config_class = algorithms().load_config(data["name"])
     except UnknownNameError as error:
         raise UnknownNameError(
             f"Unknown algorithm name {data['name']!r}; {error}", kind="algorithm", name=data["name"], known=get_supported_algorithm_types()

@@ -19,9 +19,9 @@ class _DefaultTemplates(Mapping[str, dict[str, Any]]):
     """The registered templates by model type, each as the dict that `template_from_dict` takes; read when it is asked for."""
 
     def __getitem__(self, model_type: str) -> dict[str, Any]:
-        if model_type not in templates():
+        if model_type not in templates() or model_type in templates().run_time_names():
             raise KeyError(model_type)
-        template = LLMTemplate.from_architecture(templates().load(model_type, "architecture"))
+        template = LLMTemplate.from_architecture(templates().load_architecture(model_type))
         return {
             "kv_layers_name": template.kv_layers_name,
             "q_layer_name": template.q_layer_name,
@@ -31,10 +31,10 @@ class _DefaultTemplates(Mapping[str, dict[str, Any]]):
         }
 
     def __iter__(self) -> Iterator[str]:
-        return iter(templates().names())
+        return iter(templates().plugin_names())
 
     def __len__(self) -> int:
-        return len(templates().names())
+        return len(templates().plugin_names())
 
 
 DEFAULT_TEMPLATES: Mapping[str, dict[str, Any]] = _DefaultTemplates()

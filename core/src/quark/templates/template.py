@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import attrs
 
@@ -14,10 +14,11 @@ from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
 from quark.config.tensor import QTensorConfig
 from quark.errors import ConfigError, UnknownNameError, UnsupportedError
-from quark.lazy import LazyRef
+from quark.lazy import LazyRef, ObjectRef
 from quark.log import get_logger
 from quark.names import closest
 from quark.plugins import TemplateRecord, templates
+from quark.plugins.records import RunTimeTemplate
 from quark.templates import projections
 from quark.templates.algorithms import (
     canonical_algorithm,
@@ -27,7 +28,14 @@ from quark.templates.algorithms import (
     require_processor,
     with_options,
 )
-from quark.templates.schemes import QuantizationScheme, QuantizationSchemeCollection, scheme_part
+from quark.templates.schemes import (
+    RUN_TIME_SUMMARY,
+    QuantizationScheme,
+    QuantizationSchemeCollection,
+    scheme_config,
+    scheme_part,
+    scheme_record,
+)
 
 _ATTENTION_PROJECTIONS = ("q_proj", "k_proj", "v_proj")
 _CONFIG_SUFFIX = "_config"
@@ -77,9 +85,7 @@ class LLMTemplate:
         ['lm_head']
     """
 
-    _registered: ClassVar[dict[str, LLMTemplate]] = {}
     _made: ClassVar[dict[str, tuple[TemplateRecord, LLMTemplate]]] = {}
-    _schemes: ClassVar[QuantizationSchemeCollection] = QuantizationSchemeCollection()
 
     def __init__(
         self,
@@ -137,17 +143,37 @@ class LLMTemplate:
 
     @classmethod
     def list_available(cls) -> list[str]:
-        """Model types that have a template: plugins' in alphabetical order, then one's own."""
-        return [*templates().names(), *(name for name in cls._registered if name not in templates())]
+        """Model types that have a template: plugins' in alphabetical order, then the program's own."""
+        return [*templates().plugin_names(), *templates().run_time_names()]
 
     @classmethod
     def register_template(cls, template: LLMTemplate) -> None:
-        """Make a template available to `get` in this process; one of the same model type is replaced, with a warning."""
-        if template.model_type in cls._registered or template.model_type in templates():
-            get_logger(__name__).warning(
-                f"Template '{template.model_type}' already registered, will overwrite the existing template for the rest of this process."
+        """Register a template for the rest of this process; one of the same model type is replaced, with a warning.
+
+        Raises:
+            ConfigError: (a ValueError) Its model type is no text, or holds a colon.
+        """
+        registry, name = templates(), template.model_type
+        facts = template.architecture
+        replaced = registry.get(name) if name in registry else None
+        try:
+            record = RunTimeTemplate(
+                name=name,
+                summary=RUN_TIME_SUMMARY,
+                architecture=ObjectRef(facts) if facts is not None else getattr(replaced, "architecture", None),
+                replaces=None if replaced is None or isinstance(replaced, RunTimeTemplate) else registry.source(name).distribution,
+                template=template,
             )
-        cls._registered[template.model_type] = template
+        except ValueError as error:
+            raise ConfigError(f"this template cannot be registered: {error}") from None
+        if replaced is not None:
+            get_logger(__name__).warning(
+                f"Template '{name}' already registered, will overwrite the existing template for the rest of this process."
+            )
+        if isinstance(replaced, RunTimeTemplate):
+            registry.unregister(name)
+            record = attrs.evolve(record, replaces=replaced.replaces)
+        registry.register(record)
 
     @classmethod
     def get(cls, model_type: str) -> LLMTemplate:
@@ -159,16 +185,16 @@ class LLMTemplate:
         Raises:
             UnknownNameError: (a ValueError) There is none; the closest match, all that there are, and how to make one are named.
         """
-        if model_type in cls._registered:
-            return cls._registered[model_type]
         try:
             record = templates().get(model_type)
         except UnknownNameError as error:
             raise cls._no_template(model_type) from error
-        made = cls._made.get(record.name)
-        if made is None or made[0] is not record:
-            made = cls._made[record.name] = (record, cls.from_architecture(templates().load(model_type, "architecture")))
-        return made[1]
+        if isinstance(record, RunTimeTemplate):
+            return cast("LLMTemplate", record.template)
+        cached = cls._made.get(record.name)
+        if cached is None or cached[0] is not record:
+            cached = cls._made[record.name] = (record, cls.from_architecture(templates().load_architecture(model_type)))
+        return cached[1]
 
     @classmethod
     def _no_template(cls, model_type: str) -> UnknownNameError:
@@ -192,7 +218,7 @@ class LLMTemplate:
         Raises:
             ConfigError: (a ValueError) The name is taken.
         """
-        cls._schemes.register_scheme(scheme_name, QuantizationScheme(config))
+        QuantizationSchemeCollection().register_scheme(scheme_name, QuantizationScheme(config))
 
     @classmethod
     def unregister_scheme(cls, scheme_name: str) -> None:
@@ -201,12 +227,12 @@ class LLMTemplate:
         Raises:
             ConfigError: (a ValueError) There is no such scheme, or it comes from a plugin.
         """
-        cls._schemes.unregister_scheme(scheme_name)
+        QuantizationSchemeCollection().unregister_scheme(scheme_name)
 
     @classmethod
     def get_supported_schemes(cls) -> list[str]:
         """Names of all schemes: plugins' and those registered in this process."""
-        return cls._schemes.get_supported_schemes()
+        return QuantizationSchemeCollection().get_supported_schemes()
 
     def get_config(
         self,
@@ -250,20 +276,20 @@ class LLMTemplate:
             UnsupportedError: (a NotImplementedError) The algorithm cannot run, or has no settings for this family.
             ConfigError: (a ValueError) An option is unknown or of the wrong type, or no layers are known to feed the cache.
         """
-        schemes, record = self._schemes, self._schemes.record(scheme)
-        shares = record is not None and record.shares_global_scale and shared_scale_groups is None
+        record = scheme_record(scheme)
+        shares = record.shares_global_scale and shared_scale_groups is None
         config = QConfig(
-            global_quant_config=schemes.layer_config(scheme, scheme_options),
+            global_quant_config=scheme_config(scheme, scheme_options),
             min_kv_scale=min_kv_scale,
             exclude=self._with_modules(self.exclude_layers_name if exclude_layers is None else exclude_layers),
             algo_config=self._algorithms(algorithm, algo_configs, algorithm_options),
-            layer_quant_config={pattern: schemes.get_scheme(name).config for pattern, name in (layer_config or {}).items()},
-            layer_type_quant_config={kind: schemes.get_scheme(name).config for kind, name in (layer_type_config or {}).items()},
+            layer_quant_config={pattern: scheme_config(name) for pattern, name in (layer_config or {}).items()},
+            layer_type_quant_config={kind: scheme_config(name) for kind, name in (layer_type_config or {}).items()},
             kv_cache_group=self._with_modules(self.kv_layers_name),
             shared_scale_groups=self._scale_groups() if shares else [list(group) for group in shared_scale_groups or ()],
             sync_moe_expert_input_amax=shares,
             kv_cache_post_rope=kv_cache_post_rope,
-            scheme=scheme if record is None else record.name,
+            scheme=record.name,
             attention_post_rope=attention_post_rope,
         )
         return self._with_attention(config, kv_cache_scheme, attention_scheme)

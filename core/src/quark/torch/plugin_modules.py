@@ -10,7 +10,7 @@ from importlib.machinery import ModuleSpec
 from types import ModuleType
 
 from quark.errors import MissingPluginError
-from quark.lazy import LazyRef
+from quark.lazy import Reference
 from quark.torch.documented import is_active
 
 PREFIX = "quark.torch."
@@ -41,7 +41,7 @@ class PluginModules(MetaPathFinder, Loader):
         from quark.plugins import documented_modules
 
         known = documented_modules()
-        names: dict[str, LazyRef] = dict(known.get(module.__name__, {}))
+        names: dict[str, Reference] = dict(known.get(module.__name__, {}))
         below = {name.removeprefix(f"{module.__name__}.").partition(".")[0] for name in known if name.startswith(f"{module.__name__}.")}
 
         def find(name: str) -> object:
