@@ -19,6 +19,7 @@ from quark.cli.tables import paragraphs, table, terminal_width
 if TYPE_CHECKING:
     import typer
 
+    from quark.plugins import Catalog
     from quark.plugins.options import Option
 
 Row = dict[str, Any]
@@ -95,25 +96,14 @@ def show(what: str, *, as_json: bool = False, name: str | None = None) -> None:
 
 
 def _options(what: str, name: str) -> Sequence[Option]:
-    # Each imported for its own kind: an exporter brings torch, the others do without.
-    from quark.plugins import algorithms, schemes
-
-    if what == "schemes":
-        from quark.plugins.options import options_of
-
-        return options_of(schemes().load_config(name))
-    if what == "algorithms":
-        from quark.templates.algorithms import algorithm_options
-
-        return algorithm_options(algorithms().load_config(name))
     if what == "exporters":
-        from quark.checkpoint.export import exporter_options
+        from quark.checkpoint.export import exporter_options  # imports torch, which the other kinds do without
 
         return exporter_options(name)
-    return ()
+    return _catalog().registries[what].options(name)
 
 
-def _catalog() -> Any:
+def _catalog() -> Catalog:
     # Imported here: `quark --help` does without pluggy and the metadata of distributions. Failures are printed below the table instead.
     from quark.plugins import PluginWarning
     from quark.plugins.catalog import catalog
@@ -158,7 +148,14 @@ _COMMON: tuple[Column, ...] = (
     ("from", _origin),
     ("aliases", _joined("aliases")),
 )
+_ALONE: tuple[Column, ...] = (
+    ("stability", _text("stability")),
+    ("capabilities", _joined("capabilities")),
+    ("plugin API", lambda row: "" if row["api"] is None else " to ".join(map(str, dict.fromkeys(row["api"])))),
+)
+"""What is shown of one record by itself only."""
 _FLAGS = {
+    "observers": "observer_options={{'KEY': VALUE}} of a QTensorConfig",
     "schemes": "--scheme-option KEY=VALUE",
     "algorithms": "--algorithm-option {name}.KEY=VALUE",
     "exporters": "--exporter-option KEY=VALUE",
@@ -176,7 +173,14 @@ _COLUMNS: dict[str, tuple[Column, ...]] = {
         ("KV cache", _when("kv_cache", "yes")),
         ("loaded by", _joined("clients")),
     ),
-    "algorithms": (("algorithm", _name), ("kind", _text("kind")), ("runs", _when("configuration_only", "configuration only"))),
+    "algorithms": (
+        ("algorithm", _name),
+        ("kind", _text("kind")),
+        ("role", _text("role")),
+        ("before", _joined("before")),
+        ("after", _joined("after")),
+        ("runs", _when("configuration_only", "configuration only")),
+    ),
     "templates": (("template", _name), ("decoder blocks", _text("decoder_blocks")), ("left in float", _joined("exclude_layers_name"))),
     "exporters": (("exporter", _name), ("reads back", _when("reads_back", "yes"))),
 }
@@ -205,7 +209,7 @@ def _print_one(report: Row) -> None:
     """A record by itself: its facts, and its options with what they are for."""
     width, what, row = terminal_width(), report["kind"], report["entry"]
     print(f"{report['name']}: {row['summary']}")
-    facts = [(title, cell(row)) for title, cell in (*_COLUMNS[what][1:], *_COMMON) if title != "summary"]
+    facts = [(title, cell(row)) for title, cell in (*_COLUMNS[what][1:], *_COMMON, *_ALONE) if title != "summary"]
     size = max(len(title) for title, _ in facts)
     print(*(f"  {title.ljust(size)}  {text}" for title, text in facts if text), sep="\n")
     flag = _FLAGS.get(what)

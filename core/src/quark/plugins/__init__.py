@@ -9,12 +9,15 @@ from __future__ import annotations
 from typing import Any
 
 from quark.lazy import LazyRef, Reference
+from quark.plugins.api_version import API_VERSION
+from quark.plugins.capabilities import CAPABILITIES
 from quark.plugins.catalog import Catalog, using
 from quark.plugins.catalog import catalog as _catalog
 from quark.plugins.discovery import Source
 from quark.plugins.events import Event
 from quark.plugins.failures import PluginFailure, PluginWarning
 from quark.plugins.hookspecs import QuarkHooks, hookimpl
+from quark.plugins.options import Option
 from quark.plugins.records import (
     AlgorithmRecord,
     ExporterRecord,
@@ -35,6 +38,8 @@ from quark.plugins.registries import (
 from quark.plugins.registry import Registry
 
 __all__ = [
+    "API_VERSION",
+    "CAPABILITIES",
     "AlgorithmRecord",
     "AlgorithmRegistry",
     "Catalog",
@@ -46,6 +51,7 @@ __all__ = [
     "LazyRef",
     "ObserverRecord",
     "ObserverRegistry",
+    "Option",
     "PluginFailure",
     "PluginWarning",
     "QuarkHooks",

@@ -11,6 +11,7 @@ import pluggy
 
 from quark.errors import PluginError
 from quark.names import closest
+from quark.plugins.api_version import ApiRange, as_api_range
 from quark.plugins.discovery import Candidate, Source
 from quark.plugins.events import Event
 from quark.plugins.failures import PluginFailure, leave_out
@@ -19,6 +20,8 @@ from quark.plugins.kinds import KINDS, Kind
 from quark.plugins.records import Record
 
 EVENT_HOOK = "quark_on_event"
+API_ATTRIBUTE = "QUARK_API"
+"""Attribute of a plugin that states for which versions of the plugin API all its records were written."""
 _ARGUMENTS: dict[str, tuple[str, ...]] = {
     name: tuple(inspect.signature(spec).parameters)[1:] for name, spec in vars(QuarkHooks).items() if name.startswith("quark_")
 }
@@ -132,7 +135,16 @@ class Collection:
             self.add_plugin(plugin, candidate.source)
 
     def add_plugin(self, plugin: object, source: Source) -> None:
-        """Add what an imported plugin provides: register, call and validate its hooks."""
+        """Add what an imported plugin provides: compare its range of API versions; register, call and validate its hooks."""
+        try:
+            api = as_api_range(getattr(plugin, API_ATTRIBUTE, None))
+        except (ValueError, TypeError) as error:
+            self._fail(source, "require", f"its {API_ATTRIBUTE} is not valid: {error}", cure=f"write {API_ATTRIBUTE} = (lowest, highest)")
+            return
+        if api is not None and not api.allows():
+            error_text, fix = api.refusal()
+            self._fail(source, "require", f"it {error_text}", cure=fix)
+            return
         implementations = self._register(plugin, source)
         if implementations is None:
             return
@@ -141,7 +153,7 @@ class Collection:
             self.listeners.append((source, _listener(implementations[EVENT_HOOK])))
         for kind in KINDS:
             if kind.hook in implementations:
-                self._collect(kind, implementations[kind.hook].function, source)
+                self._collect(kind, implementations[kind.hook].function, source, api)
 
     def _register(self, plugin: object, source: Source) -> dict[str, pluggy.HookImpl] | None:
         """The plugin's sound hooks by name; None where it could not be registered at all."""
@@ -161,14 +173,15 @@ class Collection:
             return None
         return found
 
-    def _collect(self, kind: Kind, function: Callable[..., Any], source: Source) -> None:
+    def _collect(self, kind: Kind, function: Callable[..., Any], source: Source, api: ApiRange | None) -> None:
         mine = (e.record for e in self.records[kind.plural] if e.source.distribution == source.distribution)
         taken = {key for record in mine for key in (record.name, *record.aliases)}
         failed = 0
         for record in self._called(kind, function, source):
-            problem = _defect(kind, record) or _said_before(record, taken)
+            problem = _defect(kind, record) or _out_of_range(record) or _said_before(record, taken)
             if problem is None:
-                self.records[kind.plural].append(Registered(record, source))
+                own = record if record.api is not None or api is None else attrs.evolve(record, api=api)
+                self.records[kind.plural].append(Registered(own, source))
                 taken.update((record.name, *record.aliases))
                 continue
             failed += 1
@@ -220,6 +233,14 @@ def _defect(kind: Kind, record: Any) -> tuple[str, str] | None:
     except _FRAGILE as error:
         return (f"yields a record that is not valid: {_told(error)}", "mend that field of the record")
     return None
+
+
+def _out_of_range(record: Record) -> tuple[str, str] | None:
+    """A record that was written for another version of the plugin API, with the fix."""
+    if record.api is None or record.api.allows():
+        return None
+    error, fix = record.api.refusal()
+    return f"yields '{record.name}', which {error}", fix
 
 
 def _said_before(record: Record, taken: set[str]) -> tuple[str, str] | None:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from quark.lazy import LazyRef
+from quark.plugins.options import Option, disagreement
 
 if TYPE_CHECKING:
     from quark.plugins.records import Record
@@ -25,16 +26,23 @@ class Expected:
         base: Reference to that class, loaded only when there is something to compare with it.
         members: Methods that a class must have; of a function they are asked of what it makes, by who calls it.
         agrees: Field of the record → attribute of the object, dotted, which must say the same.
+        options: Gives the options of the object, with which those that the record declares have to agree; None where it has none.
     """
 
     form: str
     base: LazyRef | None = None
     members: tuple[str, ...] = ()
     agrees: Mapping[str, str] = attrs.field(factory=dict, hash=False)
+    options: Callable[[Any], tuple[Option, ...]] | None = None
 
     def complaint(self, record: Record, found: object) -> str | None:
         """What is wrong with the object that a reference of ``record`` has led to, as a predicate; None where nothing is."""
-        return self._wrong_form(found) or lacking(found, self.members) or self._disagreement(record, found)
+        return (
+            self._wrong_form(found)
+            or lacking(found, self.members)
+            or self._disagreement(record, found)
+            or self._other_options(record, found)
+        )
 
     def _wrong_form(self, found: object) -> str | None:
         if self.form == "function":
@@ -55,6 +63,11 @@ class Expected:
             if own is not attrs.NOTHING and own not in said:
                 return f"says {path}={own!r} where its record says {field}={value!r}: both must say the same"
         return None
+
+    def _other_options(self, record: Record, found: Any) -> str | None:
+        if self.options is None or record.options is None:
+            return None
+        return disagreement(record.options, self.options(found))
 
 
 def lacking(found: object, members: tuple[str, ...]) -> str | None:

@@ -1,8 +1,8 @@
 """Options of schemes, algorithms and exporters: what there is, read from signatures and fields, and what is given, checked against it.
 
-Who brings a scheme, an algorithm or an exporter declares nothing: a scheme's options are the keyword arguments of its function, an
-algorithm's the fields of its settings, an exporter's the keyword arguments of its class. Help comes from their docstrings (``Args:``,
-``Attributes:``).
+A plugin need not declare options: a scheme's are the keyword arguments of its function, an algorithm's the fields of its settings, an
+exporter's the keyword arguments of its class. Help comes from their docstrings (``Args:``, ``Attributes:``). A record may declare them all
+the same (`quark.plugins.Option`), so that they are listed without an import; what it declares is held against the code when that is loaded.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ class Option:
 
     Attributes:
         name: As it is given.
-        hint: Type of its values, as annotated, or that of the default; `typing.Any` where neither says one.
+        type: Type of its values, as annotated, or that of the default; `typing.Any` where neither says one.
         default: Value where it is not given; `REQUIRED` where it has to be.
         help: What its docstring says, on one line.
         is_converted: Whether what is given is converted, so that values of other types may do.
     """
 
     name: str
-    hint: Any = Any
+    type: Any = Any
     default: Any = REQUIRED
     help: str = ""
     is_converted: bool = False
@@ -46,7 +46,7 @@ class Option:
     @property
     def type_text(self) -> str:
         """The type as it is written in an annotation."""
-        text = self.hint.__name__ if isinstance(self.hint, type) and not typing.get_args(self.hint) else str(self.hint)
+        text = self.type.__name__ if isinstance(self.type, type) and not typing.get_args(self.type) else str(self.type)
         return re.sub(r"\b(?:\w+\.)+(?=\w)", "", text)
 
     def __str__(self) -> str:
@@ -82,6 +82,30 @@ def options_of(target: Callable[..., Any], without: Iterable[str] = ()) -> tuple
     )
 
 
+def settings_options(config: type[Any]) -> tuple[Option, ...]:
+    """The options of an algorithm: the fields of its settings, but for its name."""
+    return options_of(config, without=("name",))
+
+
+def observer_options(observer: type[Any]) -> tuple[Option, ...]:
+    """The options of an observer: the class attributes that it names in ``options``, with their values as defaults."""
+    helps = _helps(observer)
+    values = {name: getattr(observer, name, REQUIRED) for name in getattr(observer, "options", ())}
+    return tuple(Option(name, _hint_of(value), value, helps.get(name, "")) for name, value in values.items())
+
+
+def disagreement(declared: Sequence[Option], actual: Sequence[Option]) -> str | None:
+    """How options that a record declares differ from those of the code, as a predicate; None where names, types and defaults agree."""
+    by_name = {option.name: option for option in actual}
+    for option in declared:
+        if option.name not in by_name:
+            return f"has no option '{option.name}', which its record declares"
+        own = by_name.pop(option.name)
+        if str(own) != str(option):
+            return f"has the option {own}, which its record declares as {option}"
+    return f"has the option '{min(by_name)}', which its record does not declare" if by_name else None
+
+
 def checked(whose: str, known: Sequence[Option], given: Mapping[str, Any]) -> dict[str, Any]:
     """The given options, of the types that are wanted: an integer becomes the float and a list the tuple that it stands for.
 
@@ -100,11 +124,11 @@ def checked(whose: str, known: Sequence[Option], given: Mapping[str, Any]) -> di
             near = closest(name, by_name)
             hint = f" Did you mean '{near}'?" if near else ""
             wrong.append(f"{whose} has no option '{name}'.{hint}")
-        elif not by_name[name].is_converted and not _fits(value, by_name[name].hint):
+        elif not by_name[name].is_converted and not _fits(value, by_name[name].type):
             wrong.append(f"{whose} wants {by_name[name].type_text} for the option '{name}', not {value!r} ({type(value).__name__}).")
     if wrong:
         raise ConfigError(f"{' '.join(wrong)} Its options: {', '.join(map(str, known)) or 'none'}")
-    return {name: _converted(value, by_name[name].hint) for name, value in given.items()}
+    return {name: _converted(value, by_name[name].type) for name, value in given.items()}
 
 
 def called(whose: str, target: Callable[..., Any], given: Mapping[str, Any]) -> Any:

@@ -7,7 +7,7 @@ re-exports) or by module and name (``"quark.torch.algorithm.awq.awq:AwqProcessor
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -15,7 +15,10 @@ import attrs
 
 from quark.lazy import LazyRef, Reference, as_optional_reference, as_reference
 from quark.names import NAME_RULE, is_valid_name
+from quark.plugins.api_version import ApiRange, as_api_range
+from quark.plugins.capabilities import unknown_capability
 from quark.plugins.expected import KEY, Expected
+from quark.plugins.options import Option, observer_options, options_of, settings_options
 
 STABILITIES = ("stable", "provisional", "experimental")
 
@@ -41,6 +44,33 @@ def _strings(values: Iterable[str]) -> tuple[str, ...]:
     return tuple(values)
 
 
+def _capability_set(values: Iterable[str]) -> frozenset[str]:
+    return frozenset(_strings(values))
+
+
+def _capabilities(_: Any, attribute: Any, values: frozenset[str]) -> None:
+    if (unknown := unknown_capability(sorted(values, key=str))) is not None:
+        raise ValueError(f"{attribute.name}: {unknown}")
+
+
+def _optional_tuple(values: Iterable[Option] | None) -> tuple[Option, ...] | None:
+    return None if values is None else tuple(values)
+
+
+def _options(record: Any, attribute: Any, values: tuple[Option, ...]) -> None:
+    expected = [field.metadata[KEY] for field in attrs.fields(type(record)) if KEY in field.metadata]
+    if values and not any(one.options for one in expected):
+        raise ValueError(f"a {type(record).__name__} has no options: leave {attribute.name} out")
+    names = []
+    value: object
+    for value in values:
+        if not isinstance(value, Option):
+            raise ValueError(f"{attribute.name} holds {value!r}: write Option(name, type, default, help)")
+        names.append(value.name)
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ValueError(f"{attribute.name} holds '{twice[0]}' twice: leave one out")
+
+
 def _exports(values: Mapping[str, str | Reference]) -> Mapping[str, Reference]:
     return MappingProxyType({key: as_reference(ref) for key, ref in dict(values).items()})
 
@@ -49,12 +79,12 @@ def _value(base: str, **agrees: str) -> Mapping[str, Expected]:
     return {KEY: Expected("value", LazyRef(base), agrees=agrees)}
 
 
-def _class(base: str, **agrees: str) -> Mapping[str, Expected]:
-    return {KEY: Expected("class", LazyRef(base), agrees=agrees)}
+def _class(base: str, options: Callable[[Any], tuple[Option, ...]] | None = None, **agrees: str) -> Mapping[str, Expected]:
+    return {KEY: Expected("class", LazyRef(base), agrees=agrees, options=options)}
 
 
-def _function(*members: str) -> Mapping[str, Expected]:
-    return {KEY: Expected("function", members=members)}
+def _function(*members: str, options: Callable[[Any], tuple[Option, ...]] | None = None) -> Mapping[str, Expected]:
+    return {KEY: Expected("function", members=members, options=options)}
 
 
 @attrs.frozen(kw_only=True)
@@ -68,9 +98,14 @@ class Record:
         stability: One of `STABILITIES`.
         exports: Documented names that come with this record.
         replaces: Distribution whose record of the same name this one stands in for, such as ``"quark-schemes"``.
+        options: What can be chosen, each a `quark.plugins.Option`. None derives them from the code that the record points at; declared
+            ones are listed without importing it, and have to agree with it when it is loaded.
+        capabilities: What it can do, of `quark.plugins.CAPABILITIES`.
+        api: Versions of the plugin API that the record was written for, as ``(lowest, highest)``; None takes those of its plugin
+            (``QUARK_API`` in the plugin module), or any where that states none. A record out of range is refused.
 
     Raises:
-        ValueError: A name, an alias, the stability or a reference is malformed.
+        ValueError: A name, an alias, the stability, a capability, the range or a reference is malformed.
     """
 
     name: str = attrs.field(validator=_name)
@@ -79,6 +114,9 @@ class Record:
     stability: str = attrs.field(default="stable", validator=attrs.validators.in_(STABILITIES))
     exports: Mapping[str, Reference] = attrs.field(factory=dict, converter=_exports, hash=False)
     replaces: str | None = None
+    options: tuple[Option, ...] | None = attrs.field(default=None, converter=_optional_tuple, validator=attrs.validators.optional(_options))
+    capabilities: frozenset[str] = attrs.field(default=frozenset(), converter=_capability_set, validator=_capabilities)
+    api: ApiRange | None = attrs.field(default=None, converter=as_api_range)
 
 
 @attrs.frozen(kw_only=True)
@@ -106,7 +144,9 @@ class ObserverRecord(Record):
         class_name: Documented class name, which JSON configurations hold.
     """
 
-    observer: Reference = attrs.field(converter=as_reference, metadata=_class("quark.quantizers:Observer", class_name="__name__"))
+    observer: Reference = attrs.field(
+        converter=as_reference, metadata=_class("quark.quantizers:Observer", options=observer_options, class_name="__name__")
+    )
     class_name: str
 
 
@@ -123,7 +163,7 @@ class SchemeRecord(Record):
         clients: Programs that load a checkpoint in this scheme, for listings; with what they need in brackets.
     """
 
-    config: Reference = attrs.field(converter=as_reference, metadata=_function())
+    config: Reference = attrs.field(converter=as_reference, metadata=_function(options=options_of))
     kv_cache: Reference | None = attrs.field(default=None, converter=as_optional_reference, metadata=_function())
     attention: Reference | None = attrs.field(default=None, converter=as_optional_reference, metadata=_function())
     shares_global_scale: bool = False
@@ -150,7 +190,9 @@ class AlgorithmRecord(Record):
     """
 
     kind: str = attrs.field(validator=attrs.validators.in_(("transform", "rounding")))
-    config: Reference = attrs.field(converter=as_reference, metadata=_class("quark.config.algorithm:AlgoConfig", name="name.default"))
+    config: Reference = attrs.field(
+        converter=as_reference, metadata=_class("quark.config.algorithm:AlgoConfig", options=settings_options, name="name.default")
+    )
     processor: Reference | None = attrs.field(default=None, converter=as_optional_reference, metadata=_function())
     restorer: Reference | None = attrs.field(default=None, converter=as_optional_reference, metadata=_function("restore", "place_of"))
     role: str | None = attrs.field(default=None, validator=attrs.validators.optional(_name))
@@ -191,7 +233,7 @@ class ExporterRecord(Record):
         reads_back: Whether this project can load what it writes.
     """
 
-    exporter: Reference = attrs.field(converter=as_reference, metadata=_function("export"))
+    exporter: Reference = attrs.field(converter=as_reference, metadata=_function("export", options=options_of))
     reads_back: bool = False
 
 

@@ -15,6 +15,7 @@ from quark.plugins.discovery import RUN_TIME, Source, normalized
 from quark.plugins.expected import KEY, Expected
 from quark.plugins.failures import PluginFailure, leave_out
 from quark.plugins.kinds import Kind
+from quark.plugins.options import Option
 from quark.plugins.records import Record
 
 R = TypeVar("R", bound=Record)
@@ -108,6 +109,22 @@ class Registry(Generic[R]):
         if (complaint := expected.complaint(found.record, loaded)) is not None:
             raise PluginError(f"{what} points at '{reference}', which {complaint}. It comes from {found.source}: {leave_out(found.source)}")
         return loaded
+
+    def options(self, name: str) -> tuple[Option, ...]:
+        """The options of a record: those that it declares, or else those of the code that it points at, which is loaded.
+
+        Raises:
+            UnknownNameError: As `get` does.
+            PluginError: The code cannot be loaded.
+        """
+        record = self.get(name)
+        if record.options is not None:
+            return record.options
+        for field in attrs.fields(type(record)):
+            expected: Expected | None = field.metadata.get(KEY)
+            if expected is not None and expected.options is not None:
+                return expected.options(self._load(name, field.name))
+        return ()
 
     def source(self, name: str) -> Source:
         """Where the record of that name comes from; raises as `get` does."""

@@ -11,10 +11,12 @@ from quark.config.describe import describe_activation, describe_spec, effective_
 from quark.config.layer import QLayerConfig
 from quark.errors import QuarkError
 from quark.lazy import LazyRef, ObjectRef
+from quark.plugins.api_version import ApiRange
 from quark.plugins.catalog import Catalog
 from quark.plugins.collection import Registered
 from quark.plugins.discovery import Source
 from quark.plugins.failures import PluginFailure
+from quark.plugins.options import Option
 from quark.plugins.records import AlgorithmRecord, Record, SchemeRecord, TemplateRecord
 from quark.plugins.registry import Registry, load_for
 
@@ -84,7 +86,7 @@ def _conflicts(registry: Registry[Any]) -> dict[str, list[dict[str, Any]]]:
 
 def _entry(claim: Registered, catalog: Catalog, status: str) -> dict[str, Any]:
     record = claim.record
-    facts = {a.name: _plain(getattr(record, a.name)) for a in attrs.fields(type(record))}
+    facts = {a.name: _plain(getattr(record, a.name)) for a in attrs.fields(type(record)) if a.name not in _OBJECTS}
     derive = next((derive for kind, derive in _DERIVED.items() if isinstance(record, kind)), None)
     derived: Mapping[str, Any] = {}
     if derive is not None:
@@ -107,7 +109,11 @@ def _plain(value: Any) -> Any:
         return str(value)
     if isinstance(value, Mapping):
         return {key: _plain(v) for key, v in value.items()}
-    return list(value) if isinstance(value, tuple) else value
+    if isinstance(value, ApiRange):
+        return [value.lowest, value.highest]
+    if isinstance(value, frozenset):
+        return sorted(value)
+    return [_plain(v) for v in value] if isinstance(value, tuple) else value.to_dict() if isinstance(value, Option) else value
 
 
 def _scheme_facts(claim: Registered, catalog: Catalog) -> dict[str, Any]:
@@ -143,6 +149,8 @@ def _template_facts(claim: Registered, catalog: Catalog) -> dict[str, Any]:
     return {"decoder_blocks": architecture.decoder_blocks, "exclude_layers_name": list(architecture.exclude_layers_name)}
 
 
+_OBJECTS = ("scheme", "template")
+"""Fields of records that hold objects of the running program."""
 _DERIVED: dict[type[Record], Callable[[Registered, Catalog], dict[str, Any]]] = {
     SchemeRecord: _scheme_facts,
     AlgorithmRecord: _algorithm_facts,

@@ -14,7 +14,7 @@ from quark.config.algorithm import AlgoConfig
 from quark.config.architecture import Architecture
 from quark.errors import ConfigError, UnknownNameError, UnsupportedError
 from quark.plugins import algorithms, templates
-from quark.plugins.options import Option, called, checked, options_of
+from quark.plugins.options import called, checked, settings_options
 
 LEGACY_KEYS = frozenset({"num_attention_heads", "num_key_value_heads"})
 """Keys of older configuration files that the model's own configuration has made needless; they are dropped on reading."""
@@ -93,14 +93,9 @@ def with_options(name: str, settings: AlgoConfig, options: Mapping[str, Any]) ->
         ConfigError: (a ValueError) The algorithm has no such option, or refuses its value; those that it has are named.
     """
     whose = f"the algorithm '{name}'"
-    given = checked(whose, algorithm_options(type(settings)), options)
+    given = checked(whose, settings_options(type(settings)), options)
     changed: AlgoConfig = called(whose, functools.partial(attrs.evolve, settings), given)
     return changed
-
-
-def algorithm_options(config_class: type[AlgoConfig]) -> tuple[Option, ...]:
-    """The options of an algorithm: the fields of its settings, but for its name."""
-    return options_of(config_class, without=("name",))
 
 
 def algo_config_from_dict(data: Mapping[str, Any]) -> AlgoConfig:

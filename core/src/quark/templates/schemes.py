@@ -13,7 +13,7 @@ from quark.names import closest
 from quark.plugins import SchemeRecord, schemes
 from quark.plugins.attribution import attributed, origin
 from quark.plugins.expected import described
-from quark.plugins.options import called, checked, options_of
+from quark.plugins.options import called, checked
 from quark.plugins.records import RunTimeScheme
 
 AttentionPart = Literal["kv_cache", "attention"]
@@ -146,7 +146,7 @@ def scheme_config(scheme_name: str, options: Mapping[str, Any] | None = None) ->
         return _built(scheme_name)
     if isinstance(record, RunTimeScheme):
         raise ConfigError(f"the scheme '{scheme_name}' was registered at run time and has no options: leave scheme_options out")
-    return _built(scheme_name, checked(f"the scheme '{scheme_name}'", options_of(schemes().load_config(scheme_name)), options))
+    return _built(scheme_name, checked(f"the scheme '{scheme_name}'", schemes().options(scheme_name), options))
 
 
 def _run_time_hint(scheme_name: str) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from quark.plugins import AlgorithmRecord, hookimpl
 
+QUARK_API = (1, 1)
 _PROCESSORS = "quark_algos.processors"
 
 
@@ -19,6 +20,7 @@ def quark_register_algorithms() -> Iterator[AlgorithmRecord]:
         role="equalization",
         processor="quark_algos.equalization.transforms:Awq",
         config="quark_algos.equalization.config:AWQConfig",
+        capabilities={"calibration"},
         exports={
             "AWQConfig": "quark_algos.equalization.config:AWQConfig",
             "quark.torch.algorithm.awq.awq:AwqProcessor": f"{_PROCESSORS}:AwqProcessor",
@@ -32,6 +34,7 @@ def quark_register_algorithms() -> Iterator[AlgorithmRecord]:
         role="equalization",
         processor="quark_algos.equalization.transforms:SmoothQuant",
         config="quark_algos.equalization.config:SmoothQuantConfig",
+        capabilities={"calibration"},
         exports={
             "SmoothQuantConfig": "quark_algos.equalization.config:SmoothQuantConfig",
             "quark.torch.algorithm.awq.smooth:SmoothQuantProcessor": f"{_PROCESSORS}:SmoothQuantProcessor",
@@ -44,6 +47,7 @@ def quark_register_algorithms() -> Iterator[AlgorithmRecord]:
         role="equalization",
         processor="quark_algos.equalization.transforms:AutoSmoothQuant",
         config="quark_algos.equalization.config:AutoSmoothQuantConfig",
+        capabilities={"calibration"},
         exports={
             "AutoSmoothQuantConfig": "quark_algos.equalization.config:AutoSmoothQuantConfig",
             "quark.torch.algorithm.awq.auto_smooth:AutoSmoothQuantProcessor": f"{_PROCESSORS}:AutoSmoothQuantProcessor",
@@ -76,6 +80,7 @@ def _rounding() -> Iterator[AlgorithmRecord]:
         kind="rounding",
         processor="quark_algos.gptq.rounding:ColumnRounding",
         config="quark_algos.gptq.config:GPTQConfig",
+        capabilities={"calibration"},
         exports={
             "GPTQConfig": "quark_algos.gptq.config:GPTQConfig",
             "quark.torch.algorithm.gptq.gptq:GptqProcessor": f"{_PROCESSORS}:GptqProcessor",
@@ -87,6 +92,7 @@ def _rounding() -> Iterator[AlgorithmRecord]:
         kind="rounding",
         processor="quark_algos.gptq.rounding:ColumnRounding",
         config="quark_algos.gptq.config:GPTAQConfig",
+        capabilities={"calibration"},
         exports={
             "GPTAQConfig": "quark_algos.gptq.config:GPTAQConfig",
             "quark.torch.algorithm.gptaq.gptaq:GptaqProcessor": f"{_PROCESSORS}:GptaqProcessor",
@@ -98,6 +104,7 @@ def _rounding() -> Iterator[AlgorithmRecord]:
         kind="rounding",
         processor="quark_algos.gptq.rounding:ColumnRounding",
         config="quark_algos.gptq.config:QronosConfig",
+        capabilities={"calibration"},
         exports={
             "QronosConfig": "quark_algos.gptq.config:QronosConfig",
             "quark.torch.algorithm.qronos.qronos:QronosProcessor": f"{_PROCESSORS}:QronosProcessor",

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from quark.plugins import FormatRecord, ObserverRecord, SchemeRecord, hookimpl
+from quark.plugins import FormatRecord, ObserverRecord, Option, SchemeRecord, hookimpl
 
+QUARK_API = (1, 1)
 _SPECS = "quark_schemes.specs:"
 _CLASSES = "quark_schemes.scheme_classes:"
 _EMULATION = {
@@ -103,8 +104,14 @@ def quark_register_observers() -> Iterator[ObserverRecord]:
     yield _observer("per_block_bfp", "PerBlockBFPObserver", "min_max", f"{same} of a block float")
     yield _observer("per_block_mx_buffer_reuse", "PerBlockMXBufferReuseObserver", "min_max", f"{same} of an MX format")
     yield _observer("per_block_mx_diffs", "PerBlockMXDiffsObserver", "min_max", f"{same} of an MX format")
-    share = "a given share of the values; option percentile (99.99999999)"
-    yield _observer("per_tensor_percentile", "PerTensorPercentileObserver", "percentile", share)
+    yield ObserverRecord(
+        name="per_tensor_percentile",
+        class_name="PerTensorPercentileObserver",
+        observer="quark_schemes.observers.percentile:PerTensorPercentileObserver",
+        summary="the range that holds a given percentage of the values",
+        exports={"PerTensorPercentileObserver": "quark_schemes.observers.percentile:PerTensorPercentileObserver"},
+        options=(Option("percentile", float, 99.99999999, "Percentage of the values in the range: above 0, to 100; asymmetric from 50."),),
+    )
     yield _observer("per_tensor_mse", "PerTensorMSEObserver", "mse", "least squared error, one range")
     yield _observer("per_channel_mse", "PerChannelMSEObserver", "mse", "least squared error, a range for each channel of a weight")
     yield _observer("per_group_mse", "PerGroupMSEObserver", "mse", "least squared error, a range for each group of a weight")

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from quark.plugins import TemplateRecord, hookimpl
 
+QUARK_API = (1, 1)
 FAMILIES = {
     "llama": "Llama 1 to 3, SmolLM2, TinyLlama and other models of that form",
     "mistral": "Mistral 7B and its relatives",
