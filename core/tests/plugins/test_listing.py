@@ -249,7 +249,7 @@ def test_one_record_is_shown_with_its_options(catalog: Catalog, kind: str, name:
 
 def test_one_record_is_shown_with_what_it_declares(catalog: Catalog) -> None:
     text = shown(catalog, "algorithms", "whole")
-    pairs = dict(re.split(r"  +", line.strip(), maxsplit=1) for line in text.splitlines() if line.startswith("  ") and ":" not in line)
+    pairs = dict(re.split(r"  +", line.strip(), maxsplit=1) for line in text.splitlines() if re.match(r"  \S", line) and ":" not in line)
     assert pairs["stability"] == "provisional"
     assert pairs["capabilities"] == "calibration"
     assert pairs["plugin API"] == "1"

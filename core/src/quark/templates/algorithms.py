@@ -139,3 +139,13 @@ def load_quant_algo_config_from_file(file_path: str | Path) -> AlgoConfig:
     if not isinstance(data, dict):
         raise ConfigError(f"the algorithm configuration '{path}' holds a {type(data).__name__}: a JSON object with a 'name' is wanted")
     return algo_config_from_dict(data)
+
+
+def by_algorithm(configs: Mapping[str, AlgoConfig | None] | None, where: str) -> dict[str, AlgoConfig | None]:
+    """Settings under the registered names of their algorithms."""
+    try:
+        return {canonical_algorithm(name): config for name, config in (configs or {}).items()}
+    except UnknownNameError as error:
+        raise UnknownNameError(
+            f"Unsupported algorithm '{error.name}' in {where}; {error}", kind=error.kind, name=error.name, known=error.known
+        ) from None

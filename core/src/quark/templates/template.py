@@ -21,6 +21,7 @@ from quark.plugins import TemplateRecord, templates
 from quark.plugins.records import RunTimeTemplate
 from quark.templates import projections
 from quark.templates.algorithms import (
+    by_algorithm,
     canonical_algorithm,
     derived_config,
     get_supported_algorithm_types,
@@ -28,6 +29,7 @@ from quark.templates.algorithms import (
     require_processor,
     with_options,
 )
+from quark.templates.legacy_keywords import legacy_settings, one_of
 from quark.templates.schemes import (
     RUN_TIME_SUMMARY,
     QuantizationScheme,
@@ -38,7 +40,6 @@ from quark.templates.schemes import (
 )
 
 _ATTENTION_PROJECTIONS = ("q_proj", "k_proj", "v_proj")
-_CONFIG_SUFFIX = "_config"
 
 
 _MAKE_CONVERTERS = LazyRef("quark.hf.weight_converters:make_converters")
@@ -102,8 +103,8 @@ class LLMTemplate:
         architecture: Architecture | None = None,
         **legacy_algorithm_parameters: AlgoConfig | None,
     ) -> None:
-        kv_layers = _one_of("kv_layers_name", kv_layers_name, "kv_layer_name", kv_layer_name)
-        excluded = _one_of("exclude_layers_name", exclude_layers_name or None, "exclude_layers", exclude_layers)
+        kv_layers = one_of("kv_layers_name", kv_layers_name, "kv_layer_name", kv_layer_name)
+        excluded = one_of("exclude_layers_name", exclude_layers_name or None, "exclude_layers", exclude_layers)
         self.model_type = model_type
         self.kv_layers_name = None if kv_layers is None else _list(kv_layers)
         self.q_layer_name = q_layer_name if q_layer_name is None or isinstance(q_layer_name, str) else list(q_layer_name)
@@ -113,8 +114,8 @@ class LLMTemplate:
         self.architecture = architecture
         self._derived: Mapping[str, AlgoConfig | None] = {}
         self.algo_config: dict[str, AlgoConfig | None] = dict.fromkeys(get_supported_algorithm_types())
-        self.algo_config |= _from_legacy(legacy_algorithm_parameters)
-        self.algo_config |= _by_algorithm(algorithm_configs, "`algorithm_configs`")
+        self.algo_config |= legacy_settings(legacy_algorithm_parameters)
+        self.algo_config |= by_algorithm(algorithm_configs, "`algorithm_configs`")
 
     def __repr__(self) -> str:
         return f"LLMTemplate(model_type={self.model_type!r}, kv_layers_name={self.kv_layers_name}, exclude={self.exclude_layers_name})"
@@ -312,7 +313,7 @@ class LLMTemplate:
         algo_configs: Mapping[str, AlgoConfig] | None,
         algorithm_options: Mapping[str, Mapping[str, Any]] | None,
     ) -> list[AlgoConfig] | None:
-        settings = self.algo_config | _by_algorithm(algo_configs, "`algo_configs`")
+        settings = self.algo_config | by_algorithm(algo_configs, "`algo_configs`")
         names = [canonical_algorithm(name) for name in _list(algorithm)]
         options = {canonical_algorithm(name): given for name, given in (algorithm_options or {}).items()}
         if idle := [name for name in options if name not in names]:
@@ -373,39 +374,3 @@ def template_for(model_config: Any) -> LLMTemplate:
     if not model_type:
         raise ConfigError("this model configuration has neither 'model_type' nor 'architectures', so its family is not known")
     return LLMTemplate.get(model_type)
-
-
-def _one_of(name: str, value: Any, old_name: str, old_value: Any) -> Any:
-    if value is not None and old_value is not None:
-        raise ConfigError(f"LLMTemplate is given both {name} and its old name {old_name}: keep {name}")
-    return old_value if value is None else value
-
-
-def _from_legacy(parameters: Mapping[str, AlgoConfig | None]) -> dict[str, AlgoConfig | None]:
-    """Settings given as ``<algorithm>_config`` keywords."""
-    if not parameters:
-        return {}
-    known = [f"{name}{_CONFIG_SUFFIX}" for name in get_supported_algorithm_types()]
-    for keyword in parameters:
-        if keyword not in known:
-            near = closest(keyword, [*known, "kv_layers_name", "exclude_layers_name", "q_layer_name", "gate_up_layers_name"])
-            raise ConfigError(
-                f"Unsupported legacy algorithm keyword '{keyword}'.{f' Did you mean {near}?' if near else ''} "
-                f"Such keywords are written '<algorithm>_config', here: {', '.join(known) or 'none, as no algorithm is installed'}. "
-                "New code uses `algorithm_configs`"
-            )
-    get_logger(__name__).warning(
-        f"Deprecated keyword arguments of LLMTemplate: {', '.join(sorted(parameters))}. "
-        "Write algorithm_configs={'<algorithm>': …} instead; both are understood in this version."
-    )
-    return {keyword.removesuffix(_CONFIG_SUFFIX): config for keyword, config in parameters.items()}
-
-
-def _by_algorithm(configs: Mapping[str, AlgoConfig | None] | None, where: str) -> dict[str, AlgoConfig | None]:
-    """Settings under the registered names of their algorithms."""
-    try:
-        return {canonical_algorithm(name): config for name, config in (configs or {}).items()}
-    except UnknownNameError as error:
-        raise UnknownNameError(
-            f"Unsupported algorithm '{error.name}' in {where}; {error}", kind=error.kind, name=error.name, known=error.known
-        ) from None
