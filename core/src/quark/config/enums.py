@@ -1,7 +1,8 @@
-"""The documented vocabulary of a tensor's quantization. No torch here.
+"""The enumerations of AMD Quark's public API. No torch here.
 
-`Dtype` is open: its members are the documented names, and the name of any other number format that a plugin registers is a member too,
-made when it is first used (``Dtype("acme_nf3")``). Whether a format of that name is installed is asked where the name is resolved.
+`Dtype` is open: its members are AMD Quark's names, and a number format that a plugin registers is a value of it too
+(``Dtype("acme_nf3")``), equal to any other of that name. Reading a configuration needs no plugin: whether a format of that name is
+installed is asked where the name is resolved, which is when a plan is made, before any work.
 """
 
 from __future__ import annotations
@@ -62,12 +63,18 @@ class Dtype(_Vocabulary):
 
     @classmethod
     def _missing_(cls, value: object) -> Dtype:
+        """A value of the name of another number format. It is no member: nothing keeps it, and a misspelt name leaves nothing behind."""
         if not is_valid_name(value):
             raise ConfigError(f"{value!r} is not the name of a number format: a name is {NAME_RULE}")
-        member = object.__new__(cls)
-        member._name_ = member._value_ = str(value)
-        cls._value2member_map_[value] = member
-        return member
+        other = object.__new__(cls)
+        other._name_ = other._value_ = str(value)
+        return other
+
+    def __eq__(self, other: object) -> bool:
+        return self._name_ == other._name_ if isinstance(other, Dtype) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._name_)
 
     @classmethod
     def from_str(cls, text: str) -> Dtype:

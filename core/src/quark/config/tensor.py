@@ -12,9 +12,8 @@ from quark.config.dataclass_view import with_dataclass_view
 from quark.config.enums import Dtype, QSchemeType, RoundType, ScaleType, ZeroPointType
 from quark.config.json_values import checked, value_of
 from quark.errors import ConfigError
-from quark.names import is_valid_name
+from quark.names import NAME_RULE, is_valid_name
 
-_SCALE_FORMATS = ("float32", "e8m0", "e4m3", "e5m3")
 _JSON_TYPES: dict[str, type] = {
     "dtype": str,
     "observer_cls": str,
@@ -92,7 +91,7 @@ def _size(_: Any, attribute: Any, value: Any) -> None:
 def _scale_format(_: Any, attribute: Any, value: Any) -> None:
     if value is not None and not is_valid_name(value):
         raise ConfigError(
-            f"{attribute.name}={value!r} is no name: use one of {', '.join(_SCALE_FORMATS)}, or one of the number format's own"
+            f"{attribute.name}={value!r} is not the name of a format of scales, such as 'float32' or 'e4m3': a name is {NAME_RULE}"
         )
 
 
@@ -154,8 +153,8 @@ class QTensorConfig:
     observer_options: tuple[tuple[str, Any], ...] = attrs.field(default=(), converter=_options)
 
     def __attrs_post_init__(self) -> None:
-        for culprit, cure in _contradictions(self):
-            raise ConfigError(f"QTensorConfig(dtype={self.dtype.name}): {culprit}; {cure}")
+        if (error := _missing_field(self)) is not None:
+            raise ConfigError(f"QTensorConfig(dtype={self.dtype.name}): {error}")
 
     def to_dict(self) -> dict[str, Any]:
         """JSON form: field names as keys, enums by name, the observer by class name."""
@@ -201,13 +200,12 @@ class QTensorConfig:
         return attrs.evolve(self)
 
 
-def _contradictions(spec: QTensorConfig) -> list[tuple[str, str]]:
-    """What contradicts what, each with the cure; only what holds for every number format."""
-    found = []
+def _missing_field(spec: QTensorConfig) -> str | None:
+    """The field that a granularity needs and that is not set, with the fix; what each number format needs, it checks itself."""
     if spec.qscheme is QSchemeType.per_channel and spec.ch_axis is None:
-        found.append(("per_channel needs the axis that keeps its own scales", "set ch_axis, 0 for the output channels of a weight"))
+        return "per_channel needs the axis that keeps its own scales; set ch_axis, 0 for the output channels of a weight"
     if spec.qscheme is QSchemeType.per_group and (spec.ch_axis is None or spec.group_size is None):
-        found.append(("per_group needs ch_axis and group_size", "set ch_axis=-1 and group_size, such as 128"))
+        return "per_group needs ch_axis and group_size; set ch_axis=-1 and group_size, such as 128"
     if spec.qscheme is QSchemeType.per_block and spec.block_size is None:
-        found.append(("per_block needs block_size", "set block_size=[rows, columns], such as [128, 128]"))
-    return found
+        return "per_block needs block_size; set block_size=[rows, columns], such as [128, 128]"
+    return None

@@ -302,9 +302,9 @@ class LLMTemplate:
     def _with_attention(self, config: QConfig, kv_cache_scheme: str | None, attention_scheme: str | None) -> QConfig:
         """The configuration, with these schemes of the cache and of attention."""
         if kv_cache_scheme:
-            self._quantize_cache(config, scheme_part(kv_cache_scheme, "kv_cache", "KV cache scheme"))
+            config = self._with_quantized_cache(config, scheme_part(kv_cache_scheme, "kv_cache", "KV cache scheme"))
         if attention_scheme:
-            self._quantize_attention(config, scheme_part(attention_scheme, "attention", "attention scheme"))
+            config = self._with_quantized_attention(config, scheme_part(attention_scheme, "attention", "attention scheme"))
         return config
 
     def _algorithms(
@@ -338,8 +338,8 @@ class LLMTemplate:
     def _with_modules(self, patterns: str | Sequence[str] | None) -> list[str]:
         return self.architecture.with_modules(_list(patterns)) if self.architecture else _list(patterns)
 
-    def _quantize_cache(self, config: QConfig, spec: QTensorConfig) -> None:
-        """Quantize the outputs of the projections that feed the cache; excluded ones keep float weights and inputs."""
+    def _with_quantized_cache(self, config: QConfig, spec: QTensorConfig) -> QConfig:
+        """The configuration with quantized outputs of the projections that feed the cache; excluded ones keep float weights and inputs."""
         if not self.kv_layers_name:
             raise ConfigError(
                 f"the cache of '{self.model_type}' cannot be quantized: its template has no kv_layers_name. Make one with "
@@ -347,16 +347,22 @@ class LLMTemplate:
             )
         for pattern in self._with_modules(self.kv_layers_name):
             base = projections.base_for(config, pattern, self.architecture) or QLayerConfig()
-            for layers in (config.kv_cache_quant_config, config.layer_quant_config):
-                layers[pattern] = QLayerConfig(input_tensors=base.input_tensors, weight=base.weight, output_tensors=spec)
+            layer = QLayerConfig(input_tensors=base.input_tensors, weight=base.weight, output_tensors=spec)
+            config = attrs.evolve(
+                config,
+                kv_cache_quant_config=config.kv_cache_quant_config | {pattern: layer},
+                layer_quant_config=config.layer_quant_config | {pattern: attrs.evolve(layer)},
+            )
+        return config
 
-    def _quantize_attention(self, config: QConfig, spec: QTensorConfig) -> None:
-        """Quantize attention probabilities, and the outputs of query projections that are not excluded."""
-        config.softmax_quant_spec = spec
+    def _with_quantized_attention(self, config: QConfig, spec: QTensorConfig) -> QConfig:
+        """The configuration with quantized attention probabilities, and outputs of query projections that are not excluded."""
+        config = attrs.evolve(config, softmax_quant_spec=spec)
         for pattern in self._with_modules(self.q_layer_name):
             base = projections.base_for(config, pattern, self.architecture)
             if base is not None:
-                projections.put_before_cover(config, pattern, attrs.evolve(base, output_tensors=spec), self.architecture)
+                config = projections.put_before_cover(config, pattern, attrs.evolve(base, output_tensors=spec), self.architecture)
+        return config
 
 
 def template_for(model_config: Any) -> LLMTemplate:
