@@ -176,7 +176,7 @@ def test_plugins_are_listed_with_failures_and_conflicts(catalog: Catalog) -> Non
     ]
     (failure,) = report["failures"]
     assert (failure["source"]["distribution"], failure["source"]["version"], failure["stage"]) == ("bad-quant", "0.3", "import")
-    assert failure["cure"]
+    assert failure["fix"]
     assert [s["distribution"] for s in report["conflicts"]["schemes"]["good"]] == ["good-quant", "rival-quant"]
     text = shown(catalog, "plugins")
     assert (

@@ -155,7 +155,7 @@ def test_a_record_for_another_plugin_api_is_refused_and_shown(site: Any) -> None
         f"the hook 'quark_register_schemes' yields 'future', which is written for version {API_VERSION + 1} to {API_VERSION + 2} of the "
         f"plugin API, and this quark-core has version {API_VERSION}"
     )
-    assert "update quark-core" in failure["cure"]
+    assert "update quark-core" in failure["fix"]
 
 
 def test_the_range_of_a_plugin_is_that_of_its_records(site: Any) -> None:

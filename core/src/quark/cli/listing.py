@@ -89,8 +89,8 @@ def show(what: str, *, as_json: bool = False, name: str | None = None) -> None:
         _print_table(_PLUGIN_COLUMNS if what == "plugins" else (*_COLUMNS[what], *_COMMON), report[what], what)
     else:
         kinds = list(catalog.registries) if what == "plugins" else [what]
-        wanted = dict.fromkeys(catalog.registries[kind].kind.distribution for kind in kinds)
-        print(f"No {what} are installed. {catalog.missing(tuple(wanted))}".rstrip())
+        distributions = dict.fromkeys(catalog.registries[kind].kind.distribution for kind in kinds)
+        print(f"No {what} are installed. {catalog.missing(tuple(distributions))}".rstrip())
     _print_conflicts(report["conflicts"] if what == "plugins" else {what: report["conflicts"]})
     _print_failures(report["failures"])
 
@@ -195,7 +195,7 @@ _PLUGIN_COLUMNS: tuple[Column, ...] = (
 
 
 def _print_table(columns: Sequence[Column], rows: Sequence[Row], what: str) -> None:
-    """A table of the columns that say something; in a terminal, of those that fit, and where the others are to be found."""
+    """A table of the columns that say something; in a terminal, of those that fit, and a line that says how to see the others."""
     width = terminal_width()
     lines, left_out = table([title for title, _ in columns], [[cell(row) for _, cell in columns] for row in rows], width)
     print("\n".join(lines))
@@ -233,4 +233,4 @@ def _print_failures(failures: Sequence[Row]) -> None:
     for failure in failures:
         s = failure["source"]
         where = f"plugin '{s['entry_point']}' of {s['distribution']} {s['version']} ({s['module']})"
-        print(f"{where} failed at stage '{failure['stage']}': {failure['error']}. Cure: {failure['cure']}")
+        print(f"{where} failed at stage '{failure['stage']}': {failure['error']}. Fix: {failure['fix']}")

@@ -108,20 +108,20 @@ def exporters() -> ExporterRegistry:
 
 
 def documented_object(name: str) -> Any:
-    """The object that a plugin brings under a documented name; see `quark.plugins.exports.Exports.load`."""
+    """The object that a plugin brings under a name of AMD Quark's public API; see `quark.plugins.exports.Exports.load`."""
     return _catalog().exports.load(name)
 
 
 def documented_names() -> list[str]:
-    """All documented plain names that plugins bring, sorted."""
+    """All plain names of AMD Quark's public API that plugins bring, sorted."""
     return _catalog().exports.names()
 
 
 def documented_modules() -> dict[str, dict[str, Reference]]:
-    """Documented modules that plugins bring: module → name → reference."""
+    """Modules of AMD Quark's public API that plugins bring: module → name → reference."""
     return _catalog().exports.modules()
 
 
 def emit(event: Event) -> None:
-    """Tell every plugin that listens what happened."""
+    """Pass an event to every plugin that implements the event hook."""
     _catalog().emit(event)

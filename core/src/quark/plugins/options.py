@@ -1,4 +1,4 @@
-"""Options of schemes, algorithms and exporters: what there is, read from signatures and fields, and what is given, checked against it.
+"""Options of schemes, algorithms, observers and exporters: read from signatures and fields, and used to check what a user passes.
 
 A plugin need not declare options: a scheme's are the keyword arguments of its function, an algorithm's the fields of its settings, an
 exporter's the keyword arguments of its class. Help comes from their docstrings (``Args:``, ``Attributes:``). A record may declare them all
@@ -30,11 +30,11 @@ class Option:
     """One option.
 
     Attributes:
-        name: As it is given.
+        name: As a user writes it.
         type: Type of its values, as annotated, or that of the default; `typing.Any` where neither says one.
-        default: Value where it is not given; `REQUIRED` where it has to be.
+        default: Value where a user passes none; `REQUIRED` where one is needed.
         help: What its docstring says, on one line.
-        is_converted: Whether what is given is converted, so that values of other types may do.
+        is_converted: Whether the target converts the value, so that other types are accepted.
     """
 
     name: str
@@ -70,14 +70,14 @@ def options_of(target: Callable[..., Any], without: Iterable[str] = ()) -> tuple
     hints, helps, left_out = _hints(target), _helps(target), set(without)
     if attrs.has(target):  # type: ignore[arg-type]
         fields: Any = attrs.fields(target)
-        found = [(f.name, _default(f), f.converter is not None) for f in fields if f.init and not f.metadata.get("legacy")]
+        arguments = [(f.name, _default(f), f.converter is not None) for f in fields if f.init and not f.metadata.get("legacy")]
     else:
         plain = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
         parameters = [p for p in inspect.signature(target).parameters.values() if p.kind in plain]
-        found = [(p.name, p.default, False) for p in parameters]
+        arguments = [(p.name, p.default, False) for p in parameters]
     return tuple(
         Option(name, hints.get(name, _hint_of(default)), default, helps.get(name, ""), converts)
-        for name, default, converts in found
+        for name, default, converts in arguments
         if name not in left_out
     )
 
@@ -107,12 +107,12 @@ def disagreement(declared: Sequence[Option], actual: Sequence[Option]) -> str | 
 
 
 def checked(whose: str, known: Sequence[Option], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The given options, of the types that are wanted: an integer becomes the float and a list the tuple that it stands for.
+    """Return the values, converted to the options' types: an integer to a float and a list to a tuple where those are declared.
 
     Args:
         whose: What has the options, as messages say it: ``"the scheme 'mx6'"``.
         known: All that it has.
-        given: By name.
+        given: Values by name.
 
     Raises:
         ConfigError: (a ValueError) There is no such option, or a value is of another type. Lists what there is.
@@ -132,7 +132,7 @@ def checked(whose: str, known: Sequence[Option], given: Mapping[str, Any]) -> di
 
 
 def called(whose: str, target: Callable[..., Any], given: Mapping[str, Any]) -> Any:
-    """What ``target`` makes of options that have been `checked`.
+    """Call ``target`` with options that have been `checked`.
 
     Raises:
         ConfigError: (a ValueError) It refuses a value.
@@ -185,16 +185,16 @@ def _entries(doc: str) -> dict[str, str]:
     for line in doc.splitlines():
         if line and not line.startswith(" "):
             inside, current = line in ("Args:", "Attributes:"), None
-        elif inside and (found := _ENTRY.fullmatch(line.strip())) and len(line) - len(line.lstrip()) == 4:
-            current = [found["help"]]
-            entries |= dict.fromkeys(found["names"].split(", "), current)
+        elif inside and (entry := _ENTRY.fullmatch(line.strip())) and len(line) - len(line.lstrip()) == 4:
+            current = [entry["help"]]
+            entries |= dict.fromkeys(entry["names"].split(", "), current)
         elif current is not None and line.strip():
             current.append(line.strip())
     return {name: " ".join(lines).replace("``", "") for name, lines in entries.items()}
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    """Whether a value, such as JSON gives, is of an annotated type; of types that are not known here, whoever gets it must judge."""
+    """Whether a value, such as JSON gives, is of an annotated type; types that are not known here are left to the target."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return any(_fits(value, one) for one in inner)
@@ -220,10 +220,10 @@ def _element(inner: tuple[Any, ...]) -> Any:
 
 
 def _converted(value: Any, hint: Any) -> Any:
-    wanted = set(_alternatives(hint))
-    if isinstance(value, int) and not isinstance(value, bool) and float in wanted and int not in wanted:
+    types_of_hint = set(_alternatives(hint))
+    if isinstance(value, int) and not isinstance(value, bool) and float in types_of_hint and int not in types_of_hint:
         return float(value)
-    if isinstance(value, list) and list not in wanted and tuple in wanted:
+    if isinstance(value, list) and list not in types_of_hint and tuple in types_of_hint:
         return tuple(value)
     return value
 

@@ -1,8 +1,8 @@
 """What a plugin registers: frozen records that point at code by name. Making one imports nothing.
 
-Every record has a name (see `quark.names`), perhaps aliases, a one-line summary, a stability, and ``exports``: the documented names that
-come with it, each a lazy reference. An export is keyed by a plain name (``"Int4PerGroupSpec"``: found in every documented module that
-re-exports) or by module and name (``"quark.torch.algorithm.awq.awq:AwqProcessor"``: that module then exists).
+Every record has a name (see `quark.names`), perhaps aliases, a one-line summary, a stability, and ``exports``: the names of AMD
+Quark's public API that come with it, each a reference. An export is keyed by a plain name (``"Int4PerGroupSpec"``: every public module
+that has plugins' names has it) or by module and name (``"quark.torch.algorithm.awq.awq:AwqProcessor"``: that module then exists).
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Record:
         aliases: Other names of the same thing, for old configurations.
         summary: One line for listings.
         stability: One of `STABILITIES`.
-        exports: Documented names that come with this record.
+        exports: Names of AMD Quark's public API that come with this record.
         replaces: Distribution whose record of the same name this one stands in for, such as ``"quark-schemes"``.
         options: What can be chosen, each a `quark.plugins.Option`. None derives them from the code that the record points at; declared
             ones are listed without importing it, and have to agree with it when it is loaded.
@@ -141,7 +141,7 @@ class ObserverRecord(Record):
 
     Attributes:
         observer: Reference to a `quark.quantizers.Observer` class.
-        class_name: Documented class name, which JSON configurations hold.
+        class_name: Public name of the class, which JSON configurations hold.
     """
 
     observer: Reference = attrs.field(

@@ -31,7 +31,7 @@ def plugins_report(catalog: Catalog) -> dict[str, Any]:
     conflicts = {kind: _conflicts(registry) for kind, registry in catalog.registries.items()}
     return {
         "plugins": rows,
-        "conflicts": {kind: found for kind, found in conflicts.items() if found},
+        "conflicts": {kind: names for kind, names in conflicts.items() if names},
         "failures": [_failure(f) for f in catalog.failures()],
     }
 
@@ -77,7 +77,7 @@ def _plugin(source: Source, status: str, catalog: Catalog) -> dict[str, Any]:
 
 
 def _failure(failure: PluginFailure) -> dict[str, Any]:
-    return {"source": attrs.asdict(failure.source), "stage": failure.stage, "error": failure.error, "cure": failure.cure}
+    return {"source": attrs.asdict(failure.source), "stage": failure.stage, "error": failure.error, "fix": failure.fix}
 
 
 def _conflicts(registry: Registry[Any]) -> dict[str, list[dict[str, Any]]]:
@@ -156,4 +156,4 @@ _DERIVED: dict[type[Record], Callable[[Registered, Catalog], dict[str, Any]]] = 
     AlgorithmRecord: _algorithm_facts,
     TemplateRecord: _template_facts,
 }
-"""What a listing shows beyond a record's own fields; found by loading torch-free references."""
+"""Facts that a listing shows beside a record's own fields; they come from torch-free references."""

@@ -1,4 +1,4 @@
-"""``quark.torch.quantization.weight_convert``: the documented weight converters."""
+"""``quark.torch.quantization.weight_convert``: AMD Quark's weight converters."""
 
 from __future__ import annotations
 
