@@ -78,12 +78,12 @@ class Dtype(_Vocabulary):
 
     @classmethod
     def from_str(cls, text: str) -> Dtype:
-        """The number format of that name, upper or lower case; a plugin's name is as good as a documented one."""
+        """The number format of that name, upper or lower case; a plugin's or one of AMD Quark's."""
         return cls(text.lower())
 
     @classmethod
     def from_torch_dtype(cls, torch_dtype: Any) -> Dtype:
-        """The documented number format that is a torch dtype, such as ``torch.float8_e4m3fn``.
+        """The member that is a torch dtype, such as ``torch.float8_e4m3fn``.
 
         Raises:
             ValueError: None is.
@@ -148,21 +148,21 @@ class ZeroPointType(_Vocabulary):
 
 
 class QuantizationMode(_Vocabulary):
-    """Documented execution modes; only eager mode is offered."""
+    """Execution modes of AMD Quark; only eager mode is offered."""
 
     eager_mode = 1
     fx_graph_mode = 2
 
 
 class DeviceType(_Vocabulary):
-    """Documented target devices of a layer."""
+    """Target devices of AMD Quark for a layer; without effect."""
 
     CPU = "cpu"
     IPU = "ipu"
 
 
 class QuantFlow(_Vocabulary):
-    """Documented flows; all of them are one pipeline here."""
+    """Flows of AMD Quark; all of them are one pipeline here."""
 
     standard = "standard"
     file2file = "file2file"

@@ -1,4 +1,4 @@
-"""QTensorConfig: how one tensor is quantized. Documented under three names; this is the one definition."""
+"""QTensorConfig: how one tensor is quantized. AMD Quark has had three names for it; this is the one definition."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _LEGACY_KEYS = {"dynamic": "is_dynamic", "axis": "ch_axis"}
 
 
 def observer_name(observer: type | str | None) -> str | None:
-    """The documented name of an observer given as a class or by name."""
+    """The public name of an observer, which may be a class or a name."""
     return observer if observer is None or isinstance(observer, str) else observer.__name__
 
 
@@ -103,12 +103,12 @@ class QTensorConfig:
     Fields can be assigned to: a value is checked at once, and that the fields agree when the configuration is used. What uses a
     configuration works on a copy (`copied`). It hashes by its values, so one that is a key of a dict should not be changed.
 
-    Old names: ``QuantizationSpec`` (to 0.11). Source: spec of the documented surface, §1.2.
+    Old name in AMD Quark: ``QuantizationSpec`` (to 0.11).
 
     Attributes:
         dtype: Number format of the elements: a `Dtype`, or its name.
-        observer_cls: Observer class, or its documented name.
-        is_dynamic: Whether ranges are found anew for each tensor at run time (activations) or once (static).
+        observer_cls: Observer class, or its public name.
+        is_dynamic: Whether ranges are computed for each tensor at run time (activations) or once (static).
         qscheme: Which elements share a scale.
         ch_axis: Axis that keeps its own scales (per channel) or along which groups run (per group).
         group_size: Elements in a group; -1 is the whole axis.
@@ -119,10 +119,10 @@ class QTensorConfig:
         scale_format: In which number format scales are: None or ``"float32"``, ``"e8m0"``, ``"e4m3"``, ``"e5m3"``; or a name that the
             number format of the elements knows.
         scale_calculation_mode: How a power-of-two scale is chosen: ``"even"``, ``"floor"``, ``"ceil"``, ``"rceil"``.
-        qat_spec: Kept for documented signatures; quantization-aware training is not offered.
+        qat_spec: Part of AMD Quark's signature; quantization-aware training is not offered.
         mx_element_dtype: Element format where ``dtype`` is ``Dtype.mx``.
         zero_point_type: Whole or real zero points.
-        is_scale_quant: Whether this is a second stage, which quantizes the scale of the first.
+        is_scale_quant: Whether this is a second level, which quantizes the scale of the first.
         enable_buffer_reuse: Accepted and written for the sake of readers; without effect.
         max_input_numel: Likewise.
         observer_options: Parameters of the observer by name, such as ``{"percentile": 99.9}``; kept as sorted pairs, and written only where

@@ -17,7 +17,7 @@ from quark.plugins import algorithms, templates
 from quark.plugins.options import called, checked, settings_options
 
 LEGACY_KEYS = frozenset({"num_attention_heads", "num_key_value_heads"})
-"""Keys of older configuration files that the model's own configuration has made needless; they are dropped on reading."""
+"""Keys of older configuration files that the model's own configuration replaces; they are dropped on reading."""
 
 
 def get_supported_algorithm_types() -> list[str]:
@@ -26,7 +26,7 @@ def get_supported_algorithm_types() -> list[str]:
 
 
 def canonical_algorithm(name: str) -> str:
-    """The registered name of an algorithm given in any case, or by an alias.
+    """The registered name of an algorithm, of a name in any case or an alias.
 
     Raises:
         UnknownNameError: (a ValueError) There is no such algorithm; the closest match is named.
@@ -40,7 +40,7 @@ def canonical_algorithm(name: str) -> str:
 
 
 def require_processor(name: str) -> None:
-    """Refuse an algorithm of which a distribution registers the configuration only.
+    """Refuse an algorithm whose distribution registers only its configuration.
 
     Raises:
         UnsupportedError: (a NotImplementedError) That is so; the message names the distribution.
@@ -72,7 +72,7 @@ def get_algo_config(algorithm_type: str, model_type: str) -> AlgoConfig | None:
 
 
 def derived_config(name: str, architecture: Architecture) -> AlgoConfig | None:
-    """The settings that the algorithm ``name`` derives from a family's facts, or None; documented values go before defaults."""
+    """The settings that the algorithm ``name`` derives from a family's facts, or None; the family's values replace its defaults."""
     config_class = algorithms().load_config(name)
     if refusal(name, architecture) is not None:
         return None
@@ -81,7 +81,7 @@ def derived_config(name: str, architecture: Architecture) -> AlgoConfig | None:
 
 
 def refusal(name: str, architecture: Architecture) -> str | None:
-    """Why the algorithm ``name`` cannot be applied to a family; None where it can, or no reason is known."""
+    """The reason why the algorithm ``name`` cannot be applied to a family; None where it can, or no reason is known."""
     config_class = algorithms().load_config(name)
     return architecture.unsupported.get(name) or config_class.refusal(architecture)
 
@@ -93,8 +93,8 @@ def with_options(name: str, settings: AlgoConfig, options: Mapping[str, Any]) ->
         ConfigError: (a ValueError) The algorithm has no such option, or refuses its value; those that it has are named.
     """
     whose = f"the algorithm '{name}'"
-    given = checked(whose, settings_options(type(settings)), options)
-    changed: AlgoConfig = called(whose, functools.partial(attrs.evolve, settings), given)
+    values = checked(whose, settings_options(type(settings)), options)
+    changed: AlgoConfig = called(whose, functools.partial(attrs.evolve, settings), values)
     return changed
 
 

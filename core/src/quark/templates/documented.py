@@ -1,4 +1,4 @@
-"""Names of the documented template module that describe templates as plain dicts: each is a view of what plugins register."""
+"""Templates as plain dicts, as AMD Quark's template module has them: a view of what plugins register."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class _DefaultTemplates(Mapping[str, dict[str, Any]]):
 
 
 DEFAULT_TEMPLATES: Mapping[str, dict[str, Any]] = _DefaultTemplates()
-"""What plugins bring, as documented; `LLMTemplate.register_template` adds to the templates there are, not to this."""
+"""The templates of plugins; `LLMTemplate.register_template` adds to the registry and not to this, as in AMD Quark."""
 
 
 def template_from_dict(model_type: str, config: Mapping[str, Any]) -> LLMTemplate:
@@ -55,7 +55,7 @@ def template_from_dict(model_type: str, config: Mapping[str, Any]) -> LLMTemplat
 
 
 def projection_base(config: QConfig, pattern: str) -> QLayerConfig:
-    """The documented guess at what the projections behind ``pattern`` have already; templates use the exact `projections.base_for`.
+    """AMD Quark's guess at the configuration that the projections behind ``pattern`` have; templates use the exact `projections.base_for`.
 
     That is what the first pattern of ``layer_quant_config`` says that ends as ``pattern`` does or names attention, or what is global.
     """

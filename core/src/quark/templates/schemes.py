@@ -23,10 +23,10 @@ RUN_TIME_SUMMARY = "registered by this program"
 
 
 class QuantizationScheme:
-    """A scheme: something with a layer configuration. Documented base of the scheme classes.
+    """A scheme: something with a layer configuration. AMD Quark's base of the scheme classes.
 
     Args:
-        config: What a layer gets under this scheme; it is copied.
+        config: The configuration of a layer under this scheme; it is copied.
     """
 
     def __init__(self, config: QLayerConfig) -> None:
@@ -36,7 +36,7 @@ class QuantizationScheme:
 
     @property
     def config(self) -> QLayerConfig:
-        """What a layer gets under this scheme: a configuration of its own each time it is asked for."""
+        """The configuration of a layer under this scheme: a new copy each time."""
         return self._config.copied()
 
 
@@ -134,7 +134,7 @@ def scheme_record(scheme_name: str) -> SchemeRecord:
 
 
 def scheme_config(scheme_name: str, options: Mapping[str, Any] | None = None) -> QLayerConfig:
-    """What a layer gets under a scheme, built with its options: a configuration of its own each time.
+    """Build the configuration of a layer under a scheme, with options of the scheme: a new one each time.
 
     Raises:
         UnknownNameError: (a ValueError) There is no such scheme.
@@ -156,7 +156,7 @@ def _run_time_hint(scheme_name: str) -> str:
 
 
 def _built(name: str, options: Mapping[str, Any] | None = None) -> QLayerConfig:
-    """What the function of a scheme builds."""
+    """Call the function of a scheme, and check what it returns."""
     build, whose = schemes().load_config(name), origin("schemes", name)
     with attributed("building its configuration", whose):
         layer = called(f"the scheme '{name}'", build, options) if options else build()

@@ -60,7 +60,7 @@ class LLMTemplate:
     """How models of one family are quantized: which layers feed the cache, which stay float, what algorithms need to know.
 
     Templates of known families come from plugins, as `quark.config.architecture.Architecture` facts; `LLMTemplate.get` makes one when it
-    is first asked for. Templates made by hand can be registered beside them.
+    is first asked for. A program may register templates of its own beside them.
 
     Args:
         model_type: ``config.model_type`` of the family.
@@ -69,15 +69,14 @@ class LLMTemplate:
         gate_up_layers_name: Suffixes of the two MLP input projections; None for ``gate_proj`` and ``up_proj``.
         exclude_layers_name: Patterns of layers left in float. Old keyword: ``exclude_layers``.
         algorithm_configs: Settings by name of algorithm, in any case.
-        f2f_weight_converters: What file-to-file runs make of stored tensors first (`quark.torch.quantization.weight_convert`); None for
-            nothing.
+        f2f_weight_converters: Part of AMD Quark's signature (`quark.torch.quantization.weight_convert`); stored, and read by no run.
         kv_layer_name: Old name of ``kv_layers_name``.
         exclude_layers: Old name of ``exclude_layers_name``.
         architecture: Further facts about the family.
         legacy_algorithm_parameters: ``<algorithm>_config``, the form before ``algorithm_configs``; warns.
 
     Raises:
-        ConfigError: (a ValueError) A keyword is unknown, an algorithm is, or an argument is given under both its names.
+        ConfigError: (a ValueError) A keyword is unknown, an algorithm is, or an argument is passed under both its names.
 
     Example:
         >>> from quark.torch import LLMTemplate
@@ -122,7 +121,7 @@ class LLMTemplate:
 
     @property
     def algorithm_configs(self) -> dict[str, AlgoConfig | None]:
-        """Settings by name of algorithm: ``algo_config`` under the name by which they are given."""
+        """Settings by name of algorithm: ``algo_config`` under the name of the keyword."""
         return self.algo_config
 
     @classmethod
@@ -253,7 +252,7 @@ class LLMTemplate:
         scheme_options: Mapping[str, Any] | None = None,
         algorithm_options: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> QConfig:
-        """The configuration of a whole model. It is its own but for settings of algorithms that were given: those are in it as they are.
+        """Return the configuration of a whole model: a new one, which shares with others only the algorithm settings that the caller passed.
 
         Args:
             scheme: Name of the scheme of every linear layer.
@@ -315,23 +314,23 @@ class LLMTemplate:
     ) -> list[AlgoConfig] | None:
         settings = self.algo_config | by_algorithm(algo_configs, "`algo_configs`")
         names = [canonical_algorithm(name) for name in _list(algorithm)]
-        options = {canonical_algorithm(name): given for name, given in (algorithm_options or {}).items()}
+        options = {canonical_algorithm(name): values for name, values in (algorithm_options or {}).items()}
         if idle := [name for name in options if name not in names]:
             applied = f"this run applies {', '.join(names)}" if names else "this run applies none"
             raise ConfigError(f"there are options for the algorithm '{idle[0]}', and {applied}: name it as an algorithm too")
         chosen = []
         for name in names:
             require_processor(name)
-            found = settings.get(name)
-            if found is None:
+            own = settings.get(name)
+            if own is None:
                 reason = refusal(name, self.architecture) if self.architecture else None
                 raise UnsupportedError(
                     f"No built-in {name} configuration is available for the '{self.model_type}' architecture"
                     f"{f': {reason}' if reason else ''}. "
                     f"Pass your own to get_config: algo_configs={{'{name}': …}}"
                 )
-            # What is derived for the family belongs to every configuration of it; what was given stays the giver's own.
-            own = copy.deepcopy(found) if found is self._derived.get(name) else found
+            # Derived settings are shared by all configurations of the family; settings that a caller passed stay the caller's object.
+            own = copy.deepcopy(own) if own is self._derived.get(name) else own
             chosen.append(with_options(name, own, options[name]) if name in options else own)
         return chosen or None
 
