@@ -252,7 +252,7 @@ class LLMTemplate:
         scheme_options: Mapping[str, Any] | None = None,
         algorithm_options: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> QConfig:
-        """Return the configuration of a whole model: a new one, which shares with others only the algorithm settings that the caller passed.
+        """Return the configuration of a whole model: a new one, which shares only the algorithm settings that the caller passed.
 
         Args:
             scheme: Name of the scheme of every linear layer.
