@@ -127,7 +127,7 @@ class Reference:
 def quantizers(only: str) -> dict[str, TensorQuantizer]:
     """A quantizer for each case."""
     wanted = only.split(",") if only else [*CASES, *TWO_STAGES]
-    specs = {name: quark.schemes().load(name, "config")().weight for name in TWO_STAGES if name in wanted}
+    specs = {name: quark.schemes().load_config(name)().weight for name in TWO_STAGES if name in wanted}
     for name in (n for n in CASES if n in wanted):
         helper, options = documented_object(CASES[name][0]), CASES[name][1]
         static = {"is_dynamic": False} if any(a.name == "is_dynamic" for a in helper.__attrs_attrs__) else {}

@@ -16,8 +16,8 @@ from quark.testing import tiny
 from quark.torch import LLMTemplate, ModelQuantizer
 
 ALGORITHMS = ("gptq", "gptaq", "qronos")
-SCHEMES = [n for n in quark.schemes().names() if quark.schemes().load(n, "config")().weight is not None]
-ONLY_WEIGHTS = [n for n in SCHEMES if quark.schemes().load(n, "config")().input_tensors is None]
+SCHEMES = [n for n in quark.schemes().names() if quark.schemes().load_config(n)().weight is not None]
+ONLY_WEIGHTS = [n for n in SCHEMES if quark.schemes().load_config(n)().input_tensors is None]
 FOUR_BITS = [n for n in ONLY_WEIGHTS if "4" in n]
 LENGTH = 128
 NOISE = 1.02

@@ -12,11 +12,11 @@ from quark.quantizers import TensorQuantizer, quantizer_for
 from quark.torch import LLMTemplate
 
 SCHEMES = quark.schemes().names()
-WITH_INPUT = [s for s in SCHEMES if quark.schemes().load(s, "config")().input_tensors is not None]
+WITH_INPUT = [s for s in SCHEMES if quark.schemes().load_config(s)().input_tensors is not None]
 
 
 def layer(scheme: str) -> QLayerConfig:
-    found: QLayerConfig = quark.schemes().load(scheme, "config")()
+    found: QLayerConfig = quark.schemes().load_config(scheme)()
     return found
 
 

@@ -38,7 +38,7 @@ def recorded(scheme: str) -> dict[str, Tensor]:
 
 
 def layer_config(scheme: str) -> QLayerConfig:
-    return quark.schemes().load(scheme, "config")()
+    return quark.schemes().load_config(scheme)()
 
 
 def same_bits(ours: Tensor, theirs: Tensor) -> bool:

@@ -57,7 +57,7 @@ def test_a_fused_checkpoint_gives_what_the_plain_one_gives(settings: dict[str, A
 
 def test_converters_come_from_the_template_where_none_are_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     source, converters = fused_checkpoint(tmp_path / "fused")
-    facts = quark.templates().load("llama", "architecture")
+    facts = quark.templates().load_architecture("llama")
     template = LLMTemplate(
         "llama", ["*k_proj", "*v_proj"], exclude_layers_name=["lm_head"], f2f_weight_converters=converters, architecture=facts
     )

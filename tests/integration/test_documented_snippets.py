@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch import nn
 
+import quark
 from quark.config.tensor import QTensorConfig
 from quark.errors import CalibrationError, UnknownNameError
 from quark.modules import is_quantized
@@ -42,10 +43,10 @@ def quantized_names(model: nn.Module) -> list[str]:
 
 @pytest.fixture(autouse=True)
 def nothing_stays_registered() -> Iterator[None]:
-    templates, schemes = dict(LLMTemplate._registered), dict(LLMTemplate._schemes._custom)
     yield
-    LLMTemplate._registered = templates
-    LLMTemplate._schemes._custom = schemes
+    for registry in (quark.schemes(), quark.templates()):
+        for name in registry.run_time_names():
+            registry.unregister(name)
 
 
 def test_templates_are_listed_and_make_an_fp8_configuration(capsys: pytest.CaptureFixture[str]) -> None:

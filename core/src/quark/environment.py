@@ -1,4 +1,4 @@
-"""Two distributions cannot own the import name ``quark``: find the other one before it does harm."""
+"""Two distributions cannot own the import name ``quark``: refuse to run beside the other one."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every exception quark raises on purpose: each names the thing, the culprit and the cure."""
+"""Every exception quark raises on purpose: each names the thing, the cause and the fix."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ class AmbiguousNameError(ConfigError):
 
 
 class PluginError(QuarkError):
-    """A plugin is broken: its code is needed and cannot be loaded, raised an error, or returned what cannot be built on.
+    """A plugin is broken: code of it that a run needs cannot be loaded, raised an error, or returned something invalid.
 
-    The message names the plugin, its distribution and version; an error that the plugin raised is the cause. What goes wrong when plugins
+    The message names the plugin, its distribution and version; an error that the plugin raised is the cause. An error while plugins
     are collected is raised in strict mode only, and otherwise recorded and warned about once.
     """
 
 
 class MissingPluginError(QuarkError, ImportError):
-    """A documented name whose plugin is not installed; the message says what to install."""
+    """A name of AMD Quark's public API whose plugin is not active; the message says why, and what to do."""
 
 
 class CheckpointError(QuarkError):
@@ -74,7 +74,7 @@ class UnsupportedError(QuarkError, NotImplementedError):
 
 
 class OutputError(QuarkError, OSError):
-    """The output place cannot be used: not empty, not writable, or no space left."""
+    """The output directory cannot be used: not empty, not writable, or no space left."""
 
 
 class EnvironmentConflictError(QuarkError, RuntimeError):

@@ -1,4 +1,4 @@
-"""LazyRef: a pointer to code, ``"module:attr"``, that imports nothing until it is loaded."""
+"""LazyRef: a reference to code, ``"module:attr"``, that imports nothing until it is loaded; ObjectRef: one to an object that exists."""
 
 from __future__ import annotations
 
@@ -47,20 +47,42 @@ class LazyRef:
             ImportError: The module cannot be imported.
             AttributeError: The module has no such attribute.
         """
-        found: Any = importlib.import_module(self.module)
+        target: Any = importlib.import_module(self.module)
         for part in self.attribute.split("."):
-            found = getattr(found, part)
-        return found
+            target = getattr(target, part)
+        return target
 
     def __str__(self) -> str:
         return self.target
 
 
-def as_lazy_ref(value: str | LazyRef) -> LazyRef:
-    """Convert ``"module:attr"`` to a LazyRef; leave a LazyRef as it is."""
-    return value if isinstance(value, LazyRef) else LazyRef(value)
+@attrs.frozen(eq=False)
+class ObjectRef:
+    """A reference to an object of the running program, with the interface of `LazyRef`.
+
+    Example:
+        >>> ObjectRef([1]).load()
+        [1]
+    """
+
+    target: Any
+
+    def load(self) -> Any:
+        """The object."""
+        return self.target
+
+    def __str__(self) -> str:
+        return f"a {type(self.target).__name__} of this program"
 
 
-def as_optional_lazy_ref(value: str | LazyRef | None) -> LazyRef | None:
-    """As `as_lazy_ref`, with None passed through."""
-    return None if value is None else as_lazy_ref(value)
+Reference = LazyRef | ObjectRef
+
+
+def as_reference(value: str | Reference) -> Reference:
+    """Convert ``"module:attr"`` to a LazyRef; leave references as they are."""
+    return value if isinstance(value, (LazyRef, ObjectRef)) else LazyRef(value)
+
+
+def as_optional_reference(value: str | Reference | None) -> Reference | None:
+    """As `as_reference`, with None passed through."""
+    return None if value is None else as_reference(value)

@@ -28,8 +28,8 @@ def closest(name: str, known: Iterable[str]) -> str | None:
     >>> closest("itn4_wo_128", ["int4_wo_128", "fp8"])
     'int4_wo_128'
     """
-    found = difflib.get_close_matches(name.lower(), list(known), n=1, cutoff=0.5)
-    return found[0] if found else None
+    matches = difflib.get_close_matches(name.lower(), list(known), n=1, cutoff=0.5)
+    return matches[0] if matches else None
 
 
 def fold_names(names: Iterable[str]) -> list[str]:

@@ -41,7 +41,7 @@ class Mixture(nn.Module):
 
 def quantized(scheme: str, *, sync: bool) -> nn.Module:
     torch.manual_seed(0)
-    layer: QLayerConfig = schemes().load(scheme, "config")()
+    layer: QLayerConfig = schemes().load_config(scheme)()
     config = QConfig(global_quant_config=layer, sync_moe_expert_input_amax=sync)
     return ModelQuantizer(config).quantize_model(Mixture(), [torch.randn(40, 32)])
 
@@ -73,13 +73,13 @@ def test_where_no_expert_is_reached_the_range_would_be_made_up() -> None:
         def forward(self, x: Tensor) -> Tensor:
             return self.gate(x)
 
-    layer: QLayerConfig = schemes().load("fp8", "config")()
+    layer: QLayerConfig = schemes().load_config("fp8")()
     with pytest.raises(CalibrationError, match=r"no calibration batch reached 'experts\.0\.up_proj'"):
         ModelQuantizer(QConfig(global_quant_config=layer)).quantize_model(Idle(), [torch.randn(4, 32)])
 
 
 def test_experts_with_different_observers_cannot_share_a_range() -> None:
-    layer: QLayerConfig = schemes().load("int8", "config")()
+    layer: QLayerConfig = schemes().load_config("int8")()
     other = layer.copied()
     other.input_tensors.observer_cls = "PerTensorPercentileObserver"  # type: ignore[union-attr]
     config = QConfig(global_quant_config=layer, layer_quant_config={"*experts.1.*": other}, sync_moe_expert_input_amax=True)

@@ -70,7 +70,7 @@ def model() -> nn.Sequential:
 
 def quantized(rounding: Rounding, data: Any, scheme: str = "int4_wo_32", *, two_passes: bool = False) -> tuple[Any, CalibrationReport]:
     made = copy.deepcopy(model())
-    plan = make_plan(made, QConfig(global_quant_config=quark.schemes().load(scheme, "config")()), None)
+    plan = make_plan(made, QConfig(global_quant_config=quark.schemes().load_config(scheme)()), None)
     return made, run(made, plan, calls(data), rounding, InPlaceSink(made), two_passes=two_passes)
 
 
@@ -121,7 +121,7 @@ def test_layers_that_share_a_scale_are_given_up_together() -> None:
 
     torch.manual_seed(0)
     made: Any = nn.Sequential(Attention())
-    config = QConfig(global_quant_config=quark.schemes().load("nvfp4", "config")(), shared_scale_groups=[["q_proj", "k_proj"]])
+    config = QConfig(global_quant_config=quark.schemes().load_config("nvfp4")(), shared_scale_groups=[["q_proj", "k_proj"]])
     plan = make_plan(made, config, None)
     report = run(made, plan, calls([TOKENS]), Harmful("0.k_proj"), InPlaceSink(made))
     outer = [made[0].get_submodule(f"{n}_proj").weight_quantizer.qparams.outer_scale for n in "qkv"]

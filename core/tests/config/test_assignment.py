@@ -52,7 +52,7 @@ REFUSED: dict[str, tuple[Any, str, Any, str]] = {
     "group size as bool": (SPEC, "group_size", True, "group_size=True is not a size"),
     "dtype": (SPEC, "dtype", 8, "expected a Dtype"),
     "block size": (SPEC, "block_size", [1], "two positive whole numbers"),
-    "scale format": (SPEC, "scale_format", "E 1", "scale_format='E 1' is no name"),
+    "scale format": (SPEC, "scale_format", "E 1", "scale_format='E 1' is not the name"),
     "weight": (LAYER, "weight", "int8", "is a QTensorConfig"),
     "static groups": (LAYER, "input_tensors", int4(), "input_tensors cannot be static with a scale per group"),
     "global": (MODEL, "global_quant_config", None, "global_quant_config is a QLayerConfig"),

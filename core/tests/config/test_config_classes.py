@@ -142,7 +142,7 @@ def test_the_pre_quantization_option_of_old_configurations_goes_first() -> None:
 def test_the_format_of_a_plugin_is_a_dtype_like_any_other() -> None:
     spec = QTensorConfig(dtype="acme_nf3")
     assert QTensorConfig.from_dict(spec.to_dict()) == spec
-    assert spec.dtype is Dtype("acme_nf3")
+    assert spec.dtype == Dtype("acme_nf3")
 
 
 def test_older_json_keys_of_a_tensor_are_understood() -> None:

@@ -1,5 +1,8 @@
 """What a documented number format tells of itself, by the plugins that are installed."""
 
+import copy
+import pickle
+
 import pytest
 import torch
 
@@ -41,3 +44,27 @@ def test_a_torch_dtype_that_is_none_is_refused() -> None:
 def test_a_format_that_nobody_brings_is_refused_by_name() -> None:
     with pytest.raises(UnknownNameError, match="acme_none"):
         Dtype("acme_none").to_bitwidth()
+
+
+def test_a_plugins_format_is_a_value_that_leaves_nothing_behind() -> None:
+    first, second = Dtype("acme_nf3"), Dtype.from_str("ACME_NF3")
+    assert first == second
+    assert hash(first) == hash(second)
+    assert {first: 1}[second] == 1
+    assert first != Dtype("acme_nf4")
+    assert first not in {Dtype.int4, Dtype.fp4}
+    assert (first.name, first.value, isinstance(first, Dtype)) == ("acme_nf3", "acme_nf3", True)
+    assert "acme_nf3" not in Dtype._value2member_map_
+    assert first not in list(Dtype)
+
+
+@pytest.mark.parametrize("name", ["int4", "acme_nf3"])
+def test_formats_survive_copies_and_pickles(name: str) -> None:
+    dtype = Dtype(name)
+    assert copy.deepcopy(dtype) == dtype == pickle.loads(pickle.dumps(dtype))
+    assert repr(dtype) == f"<Dtype.{name}: '{name}'>"
+
+
+def test_documented_formats_are_single_objects() -> None:
+    assert Dtype("int4") is Dtype.int4 is Dtype.from_str("INT4") is pickle.loads(pickle.dumps(Dtype.int4))
+    assert Dtype.int4 != "int4"

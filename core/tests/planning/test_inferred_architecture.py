@@ -118,7 +118,7 @@ def test_blocks_that_are_passed_several_times_are_not_plain() -> None:
 
 
 def test_the_plan_says_that_blocks_were_inferred() -> None:
-    layer = schemes().load("int4_wo_32", "config")()
+    layer = schemes().load_config("int4_wo_32")()
     plan = ModelQuantizer(QConfig(global_quant_config=layer, exclude=["lm_head"])).plan(persimmon())
     assert any("a template for the model type 'persimmon'" in note and "'model.layers'" in note for note in plan.notes)
 
@@ -157,6 +157,6 @@ def test_routers_of_an_unknown_family_stay_float() -> None:
     model = Routed()
     found = infer_architecture(model, "routed")
     assert found is not None
-    config = QConfig(global_quant_config=schemes().load("int4_wo_per_channel", "config")(), exclude=list(found.exclude_layers_name))
+    config = QConfig(global_quant_config=schemes().load_config("int4_wo_per_channel")(), exclude=list(found.exclude_layers_name))
     plan = ModelQuantizer(config).plan(model)
     assert {row.name.rpartition(".")[2] for row in plan.quantized} == {"query_key_value", "up_proj"}

@@ -108,7 +108,7 @@ def test_groups_that_do_not_divide_are_all_listed_with_schemes_that_fit() -> Non
 
 
 def test_one_misfit_of_weight_and_input_is_told_once_and_no_refused_scheme_is_named_as_one_that_fits() -> None:
-    asked = schemes().load("mx6", "config")(block_size=48)
+    asked = schemes().load_config("mx6")(block_size=48)
     with pytest.raises(ConfigError) as error:
         make_plan(model(), QConfig(asked, scheme="mx6"))
     text = str(error.value)

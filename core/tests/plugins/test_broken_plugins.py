@@ -111,7 +111,7 @@ BROKEN = {
         [],
     ),
 }
-CURES = {
+FIXES = {
     "no hook at all": "each marked with @hookimpl",
     "wrong record type": "yield SchemeRecord(",
     "not records at all": "yield each SchemeRecord",
@@ -123,7 +123,7 @@ CURES = {
     "unknown argument of the event hook": "write it with only (event)",
     "provider hook as wrapper": "plain function",
     "provider hook as old-style wrapper": "plain function",
-    "bad name that the record's own check did not see": "mend that field",
+    "bad name that the record's own check did not see": "correct that field",
 }
 
 
@@ -152,7 +152,7 @@ def test_the_failure_says_who_where_what_and_what_to_do(broken: Any) -> None:
     assert error in failure.error
     text = str(failure)
     assert text.startswith(f"plugin 'bad' of bad-quant 0.3 ({broken.module}) failed at stage '{stage}': ")
-    assert CURES.get(broken.case, "QUARK_DISABLED_PLUGINS=bad-quant") in text.split("Cure: ")[1]
+    assert FIXES.get(broken.case, "QUARK_DISABLED_PLUGINS=bad-quant") in text.split("Fix: ")[1]
 
 
 def test_an_unknown_name_says_which_plugin_is_broken(broken: Any) -> None:

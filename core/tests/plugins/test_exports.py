@@ -58,5 +58,5 @@ def test_a_record_that_replaces_another_brings_its_documented_names_too(site: An
 
 def test_a_documented_name_that_cannot_be_loaded_names_its_plugin(site: Any) -> None:
     site.install("acme-quant", exporting("a", {"Spec": "json:nothing_there"}))
-    with using(site.collect()), pytest.raises(PluginError, match=r"documented name 'Spec' points at 'json:nothing_there'.*acme-quant 1\.0"):
+    with using(site.collect()), pytest.raises(PluginError, match=r"public name 'Spec' points at 'json:nothing_there'.*acme-quant 1\.0"):
         documented_object("Spec")

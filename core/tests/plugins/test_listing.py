@@ -71,7 +71,10 @@ PLUGIN = '''
     @hookimpl
     def quark_register_algorithms():
         yield AlgorithmRecord(name="hollow", kind="rounding", config="acme:Config")
-        yield AlgorithmRecord(name="whole", kind="transform", config=f"{__name__}:Config", processor="acme:Work")
+        yield AlgorithmRecord(
+            name="whole", kind="transform", config=f"{__name__}:Config", processor="acme:Work", stability="provisional",
+            capabilities=["calibration"], api=1, role="rotation", before=["hollow"], after=["equalization", "other"],
+        )
 
     ARCHITECTURE = Architecture(model_type="acme", decoder_blocks="acme.blocks", exclude_layers_name=["head"])
 
@@ -173,7 +176,7 @@ def test_plugins_are_listed_with_failures_and_conflicts(catalog: Catalog) -> Non
     ]
     (failure,) = report["failures"]
     assert (failure["source"]["distribution"], failure["source"]["version"], failure["stage"]) == ("bad-quant", "0.3", "import")
-    assert failure["cure"]
+    assert failure["fix"]
     assert [s["distribution"] for s in report["conflicts"]["schemes"]["good"]] == ["good-quant", "rival-quant"]
     text = shown(catalog, "plugins")
     assert (
@@ -242,6 +245,17 @@ def test_one_record_is_shown_with_its_options(catalog: Catalog, kind: str, name:
     text = shown(catalog, kind, name)
     for part in (option["name"], option["type"], json.dumps(option["default"]), option["help"], "acme-quant 0.1"):
         assert part in text
+
+
+def test_one_record_is_shown_with_what_it_declares(catalog: Catalog) -> None:
+    text = shown(catalog, "algorithms", "whole")
+    pairs = dict(re.split(r"  +", line.strip(), maxsplit=1) for line in text.splitlines() if re.match(r"  \S", line) and ":" not in line)
+    assert pairs["stability"] == "provisional"
+    assert pairs["capabilities"] == "calibration"
+    assert pairs["plugin API"] == "1"
+    assert (pairs["role"], pairs["before"], pairs["after"]) == ("rotation", "hollow", "equalization, other")
+    entry = json.loads(shown(catalog, "algorithms", "whole", "--json"))["entry"]
+    assert (entry["capabilities"], entry["api"], entry["options"]) == (["calibration"], [1, 1], None)
 
 
 def test_an_exporter_has_the_options_of_every_exporter_too(catalog: Catalog) -> None:

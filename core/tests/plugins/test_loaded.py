@@ -70,18 +70,18 @@ PLUGIN = """
 def test_what_is_not_what_the_record_says_is_refused_by_name(kind: str, name: str, field: str, complaint: str, site: Any) -> None:
     site.install("acme-quant", PLUGIN, version="0.1")
     with pytest.raises(PluginError, match=complaint) as caught:
-        site.collect().registries[kind].load(name, field)
+        getattr(site.collect().registries[kind], f"load_{field}")(name)
     assert f"'{field}' of the {kind.removesuffix('s')} '{name}' points at" in str(caught.value)
     assert "acme-quant 0.1" in str(caught.value)
 
 
 def test_what_agrees_is_loaded(site: Any) -> None:
     site.install("acme-quant", PLUGIN)
-    assert site.collect().registries["formats"].load("int8", "format").bits == 8
+    assert site.collect().registries["formats"].load_format("int8").bits == 8
 
 
 def test_a_name_of_settings_may_be_an_alias() -> None:
     from quark.plugins import algorithms
 
     assert algorithms().get("smoothquant").aliases == ("smooth",)
-    assert algorithms().load("smoothquant", "config")().name == "smooth"
+    assert algorithms().load_config("smoothquant")().name == "smooth"

@@ -164,7 +164,7 @@ def test_only_records_of_the_kind_are_registered(site: Any) -> None:
 def test_a_reference_is_loaded_when_it_is_asked_for(site: Any) -> None:
     import json
 
-    assert site.collect().registries["schemes"].load("good", "config") is json.dumps
+    assert site.collect().registries["schemes"].load_config("good") is json.dumps
 
 
 @pytest.mark.parametrize("target", ["not_a_module_at_all:x", "json:not_an_attribute"])
@@ -173,9 +173,9 @@ def test_a_reference_that_leads_nowhere_names_its_plugin(site: Any, target: str)
     schemes = site.collect().registries["schemes"]
     assert schemes.names() == ["a", "good"]
     with pytest.raises(PluginError, match=rf"'config' of the scheme 'a' points at '{target}'.*acme-quant 1\.0.*pip install --upgrade"):
-        schemes.load("a", "config")
+        schemes.load_config("a")
 
 
 def test_a_field_that_is_left_empty_is_said_to_be(site: Any) -> None:
     with pytest.raises(UnsupportedError, match="the scheme 'good' of good-quant has no kv_cache"):
-        site.collect().registries["schemes"].load("good", "kv_cache")
+        site.collect().registries["schemes"].load_kv_cache("good")

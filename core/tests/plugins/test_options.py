@@ -76,7 +76,7 @@ def test_a_function_shows_its_arguments_with_type_default_and_help() -> None:
     }
     assert found["static"].help == "Whether static."
     assert found["mode"].help == ""
-    assert found["anything"].hint is Any
+    assert found["anything"].type is Any
 
 
 def test_settings_show_their_fields_and_no_legacy_ones() -> None:

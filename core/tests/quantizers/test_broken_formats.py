@@ -259,7 +259,7 @@ def test_a_sound_one_is_not() -> None:
 
 @pytest.mark.parametrize("scheme", schemes().names())
 def test_every_built_in_format_and_observer_passes(scheme: str) -> None:
-    layer: QLayerConfig = schemes().load(scheme, "config")()
+    layer: QLayerConfig = schemes().load_config(scheme)()
     for slot in ("weight", "input_tensors", "output_tensors"):
         spec, is_activation = getattr(layer, slot), slot != "weight"
         if spec is not None:

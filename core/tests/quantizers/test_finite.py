@@ -9,7 +9,7 @@ import quark
 from quark.quantizers import WeightGrid, cast_finite, quantizer_for
 from quark.quantizers.finite import keep_finite_
 
-SCHEMES = [n for n in quark.schemes().names() if quark.schemes().load(n, "config")().weight is not None]
+SCHEMES = [n for n in quark.schemes().names() if quark.schemes().load_config(n)().weight is not None]
 LARGEST = torch.finfo(torch.float16).max
 
 
@@ -23,7 +23,7 @@ def near_the_end(largest: float) -> torch.Tensor:
 @pytest.mark.parametrize("largest", [62_000.0, LARGEST])
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_weights_stay_finite_and_are_what_their_codes_say(scheme: str, largest: float) -> None:
-    quantizer, x = quantizer_for(quark.schemes().load(scheme, "config")().weight, activation=False), near_the_end(largest)
+    quantizer, x = quantizer_for(quark.schemes().load_config(scheme)().weight, activation=False), near_the_end(largest)
     values, qparams = quantizer.round_to_nearest(x)
     assert values.dtype is torch.float16
     assert torch.isfinite(values).all()
@@ -34,9 +34,9 @@ def test_weights_stay_finite_and_are_what_their_codes_say(scheme: str, largest: 
 
 
 @pytest.mark.parametrize("largest", [62_000.0, LARGEST])
-@pytest.mark.parametrize("scheme", [n for n in SCHEMES if quark.schemes().load(n, "config")().input_tensors is not None])
+@pytest.mark.parametrize("scheme", [n for n in SCHEMES if quark.schemes().load_config(n)().input_tensors is not None])
 def test_activations_stay_finite(scheme: str, largest: float) -> None:
-    quantizer, x = quantizer_for(quark.schemes().load(scheme, "config")().input_tensors, activation=True), near_the_end(largest)
+    quantizer, x = quantizer_for(quark.schemes().load_config(scheme)().input_tensors, activation=True), near_the_end(largest)
     observer = quantizer.observer()
     observer.observe(x)
     qparams = None if quantizer.is_dynamic else quantizer.qparams_from(observer)
@@ -47,7 +47,7 @@ def test_activations_stay_finite(scheme: str, largest: float) -> None:
 def test_values_of_a_grid_beyond_float16_get_codes_that_it_can_say(scheme: str) -> None:
     """Errors that are passed on from column to column may ask for more than the largest weight."""
     quantizer, wt = (
-        quantizer_for(quark.schemes().load(scheme, "config")().weight, activation=False),
+        quantizer_for(quark.schemes().load_config(scheme)().weight, activation=False),
         near_the_end(LARGEST).float().t().contiguous(),
     )
     grid = WeightGrid([quantizer], [128], wt)

@@ -15,7 +15,7 @@ SCALED = {"nvfp4": 448.0, "amdfp4_global16": 114688.0, "amdfp4_global32": 114688
 
 
 def weight_quantizer(scheme: str) -> TwoLevelQuantizer | ProgressiveQuantizer:
-    found = quantizer_for(quark.schemes().load(scheme, "config")().weight, activation=False)
+    found = quantizer_for(quark.schemes().load_config(scheme)().weight, activation=False)
     assert isinstance(found, TwoLevelQuantizer | ProgressiveQuantizer)
     return found
 
@@ -79,7 +79,7 @@ def test_siblings_share_the_scale_over_the_whole_tensor_and_nothing_else(scheme:
 
 
 def test_activations_keep_the_outer_scale_and_find_block_scales_anew() -> None:
-    quantizer = quantizer_for(quark.schemes().load("nvfp4", "config")().input_tensors, activation=True)
+    quantizer = quantizer_for(quark.schemes().load_config("nvfp4")().input_tensors, activation=True)
     assert not quantizer.is_dynamic
     observer = quantizer.observer()
     for batch in (data(4, 32), data(2, 32) * 2):
@@ -115,7 +115,7 @@ def test_nan_and_inf_stay_visible(scheme: str) -> None:
 def test_the_second_level_of_a_progressive_spec_sees_what_the_first_can_say() -> None:
     """INT4 steps of one channel, of values that FP8 has rounded: equal to carrying the two out one after the other."""
     quantizer, x = weight_quantizer("int4_fp8"), data(8, 64)
-    first, second = (quantizer_for(level, activation=False) for level in quark.schemes().load("int4_fp8", "config")().weight)
+    first, second = (quantizer_for(level, activation=False) for level in quark.schemes().load_config("int4_fp8")().weight)
     values, qparams = quantizer.round_to_nearest(x)
     in_fp8, scale = first.round_to_nearest(x)
     one_by_one = second.fake_quantize(in_fp8 / scale.scale) * scale.scale

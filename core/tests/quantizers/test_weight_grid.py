@@ -12,7 +12,7 @@ from quark.quantizers.progressive import ProgressiveQuantizer
 
 ROWS = (48, 16)
 K = 256
-SCHEMES = [n for n in quark.schemes().names() if quark.schemes().load(n, "config")().weight is not None]
+SCHEMES = [n for n in quark.schemes().names() if quark.schemes().load_config(n)().weight is not None]
 
 
 def weights() -> list[torch.Tensor]:
@@ -36,7 +36,7 @@ def same(a: QParams, b: QParams) -> bool:
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_scales_and_values_are_those_of_round_to_nearest(scheme: str) -> None:
-    spec = quark.schemes().load(scheme, "config")().weight
+    spec = quark.schemes().load_config(scheme)().weight
     grid, quantizer = grid_of(spec), quantizer_for(spec, activation=False)
     wt = transposed(weights())
     scales = grid.fixed or grid.scales(wt)
@@ -52,7 +52,7 @@ def test_scales_and_values_are_those_of_round_to_nearest(scheme: str) -> None:
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_weights_are_exactly_the_values_of_their_codes(scheme: str) -> None:
-    spec = quark.schemes().load(scheme, "config")().weight
+    spec = quark.schemes().load_config(scheme)().weight
     grid, quantizer = grid_of(spec), quantizer_for(spec, activation=False)
     wt = transposed(weights())
     scales = grid.fixed or grid.scales(wt)
@@ -62,7 +62,7 @@ def test_weights_are_exactly_the_values_of_their_codes(scheme: str) -> None:
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_a_column_by_itself_is_rounded_as_in_the_whole(scheme: str) -> None:
-    grid = grid_of(quark.schemes().load(scheme, "config")().weight)
+    grid = grid_of(quark.schemes().load_config(scheme)().weight)
     wt = transposed(weights())
     scales = grid.fixed or grid.scales(wt)
     whole = grid.round_(wt.clone(), grid.with_subscales(wt, scales))
@@ -74,7 +74,7 @@ def test_a_column_by_itself_is_rounded_as_in_the_whole(scheme: str) -> None:
 
 
 def test_layers_that_share_an_outer_scale_have_the_scales_of_the_larger() -> None:
-    spec = quark.schemes().load("nvfp4", "config")().weight
+    spec = quark.schemes().load_config("nvfp4")().weight
     grid, quantizer = grid_of(spec, shared=True), quantizer_for(spec, activation=False)
     observer = quantizer.observer()
     for w in weights():
@@ -85,7 +85,7 @@ def test_layers_that_share_an_outer_scale_have_the_scales_of_the_larger() -> Non
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_scales_of_some_rows_are_those_of_the_whole(scheme: str) -> None:
-    grid = grid_of(quark.schemes().load(scheme, "config")().weight)
+    grid = grid_of(quark.schemes().load_config(scheme)().weight)
     wt = transposed(weights())
     if grid.fixed is None:
         part = slice(40, 60)
@@ -95,7 +95,7 @@ def test_scales_of_some_rows_are_those_of_the_whole(scheme: str) -> None:
 @pytest.mark.parametrize("scheme", ["int4_fp8", "nvfp4", "int4_wo_32", "int4_wo_per_channel"])
 def test_scales_of_ranges_are_rounded_only_as_they_are_stored(scheme: str) -> None:
     """A search tries ranges 2.5 % apart, which E4M3 has not; int4_fp8 keeps its second scale in float32."""
-    spec = quark.schemes().load(scheme, "config")().weight
+    spec = quark.schemes().load_config(scheme)().weight
     grid, wt = grid_of(spec), transposed(weights())
     low, high = grid.ranges(wt)
     first, finer = grid.scales_of_ranges(low, high).scale, grid.scales_of_ranges(low * 1.01, high * 1.01).scale

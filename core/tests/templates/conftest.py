@@ -13,10 +13,11 @@ from quark.config.algorithm import AlgoConfig
 from quark.config.architecture import Architecture
 from quark.config.layer import QLayerConfig
 from quark.config.tensor import QTensorConfig
-from quark.plugins import AlgorithmRecord, SchemeRecord, TemplateRecord, algorithms, schemes, templates
+from quark.plugins import AlgorithmRecord, SchemeRecord, Source, TemplateRecord, algorithms, schemes, templates
 from quark.templates import LLMTemplate
 
 MODULE = "acme_world_of_tests"
+SOURCE = Source("acme-quant", "1.0")
 W4 = QTensorConfig(dtype="int4", qscheme="per_group", ch_axis=-1, group_size=32, is_dynamic=False)
 A8 = QTensorConfig(dtype="fp8_e4m3", qscheme="per_tensor", is_dynamic=False)
 NETWORK = Architecture(
@@ -85,16 +86,13 @@ def acme_world() -> Iterator[None]:
     registries = {SchemeRecord: schemes(), AlgorithmRecord: algorithms(), TemplateRecord: templates()}
     records = list(_records())
     for record in records:
-        registries[type(record)].register(record)  # type: ignore[arg-type]
-    registered, custom = dict(LLMTemplate._registered), dict(LLMTemplate._schemes._custom)
+        registries[type(record)].register(record, SOURCE)  # type: ignore[arg-type]
     yield
-    LLMTemplate._registered.clear()
-    LLMTemplate._registered.update(registered)
-    LLMTemplate._schemes._custom.clear()
-    LLMTemplate._schemes._custom.update(custom)
+    for registry in (schemes(), algorithms(), templates()):
+        for name in registry.run_time_names():
+            registry.unregister(name)
     for record in records:
         registries[type(record)].unregister(record.name)
-    LLMTemplate._made.pop("acme_net", None)
     del sys.modules[MODULE]
 
 

@@ -196,7 +196,7 @@ def test_a_template_registered_by_hand_is_found_and_replaces_with_a_warning(capl
     LLMTemplate.register_template(first)
     assert LLMTemplate.get("mine") is first
     assert LLMTemplate.list_available()[-1] == "mine"
-    assert "mine" not in templates()
+    assert templates().get("mine").name == "mine"
     with caplog.at_level(logging.WARNING, logger="quark"):
         LLMTemplate.register_template(second)
     assert LLMTemplate.get("mine") is second

@@ -10,6 +10,9 @@ import sys
 
 import pytest
 
+from quark.errors import MissingPluginError
+from quark.plugins import Catalog, Source, using
+
 PATHS = {
     "quark.torch": ["LLMTemplate", "ModelExporter", "ModelQuantizer", "QuantFlow", "export_safetensors", "import_model_from_safetensors"],
     "quark.torch.quantization": [
@@ -171,9 +174,32 @@ def output_of(code: str, **environment: str) -> str:
         ("quark-schemes", "from quark.torch.quantization.config.template import FP8Scheme"),
     ],
 )
-def test_a_name_of_a_missing_plugin_says_what_to_install(disabled: str, statement: str) -> None:
+def test_a_name_of_a_plugin_that_is_not_active_says_why(disabled: str, statement: str) -> None:
     code = f"import quark.torch\ntry:\n    {statement}\nexcept ImportError as error:\n    print(error)"
-    assert f"pip install {disabled}" in output_of(code, QUARK_DISABLED_PLUGINS=disabled)
+    assert f"QUARK_DISABLED_PLUGINS leaves out plugin '{disabled.removeprefix('quark-')}' of {disabled}" in output_of(
+        code, QUARK_DISABLED_PLUGINS=disabled
+    )
+
+
+def test_a_name_of_a_plugin_that_is_not_installed_says_what_to_install() -> None:
+    from quark.torch import quantization
+
+    with using(Catalog()):
+        for name in ("AWQConfig", "Int4PerGroupSpec"):
+            vars(quantization).pop(name, None)
+            with pytest.raises(MissingPluginError, match=rf"brings quark\.torch\.quantization\.{name}\..*pip install quark-algos\."):
+                getattr(quantization, name)
+        with pytest.raises(MissingPluginError, match="pip install quark-algos"):
+            importlib.import_module("quark.torch.algorithm.nonsense")
+
+
+def test_a_name_of_a_plugin_that_failed_says_what_failed() -> None:
+    from quark.torch import quantization
+
+    broken = Catalog()
+    broken.add(object(), Source("quark-algos", "1.0", "m", "algos"))
+    with using(broken), pytest.raises(MissingPluginError, match=r"plugin 'algos' of quark-algos 1\.0 \(m\) failed at stage 'register'"):
+        quantization.NoSuchConfig
 
 
 def test_importing_the_facade_loads_neither_transformers_nor_plugins() -> None:

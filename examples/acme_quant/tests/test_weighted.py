@@ -34,7 +34,7 @@ BUILT_IN = Catalog(c for c in discover() if c.source.distribution != "acme-quant
 WITH_ACME = Catalog(c for c in discover() if c.source.distribution != "acme-quant")
 WITH_ACME.add(acme_quant.plugin, Source("acme-quant"))
 with using(WITH_ACME):
-    SCHEMES = [name for name in schemes().names() if schemes().load(name, "config")().weight is not None]
+    SCHEMES = [name for name in schemes().names() if schemes().load_config(name)().weight is not None]
 TINY_TOKENS = calibration_batches(3, 32)
 
 
@@ -51,7 +51,7 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
 
 def layer_of(weight: Tensor, scheme: str | QLayerConfig) -> QuantizedLayer:
     """A quantized layer whose weight is still float."""
-    config = schemes().load(scheme, "config")() if isinstance(scheme, str) else scheme
+    config = schemes().load_config(scheme)() if isinstance(scheme, str) else scheme
     linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False)
     linear.weight = nn.Parameter(weight.clone(), requires_grad=False)
     return quantized_class(linear).from_float(linear, QLayerConfig(weight=config.weight))
@@ -133,7 +133,7 @@ def _plain_scale(weight: Tensor) -> Tensor:
 
 
 def test_weights_that_lie_on_the_grid_already_stay() -> None:
-    config = schemes().load("acme_nf3_g64", "config")()
+    config = schemes().load_config("acme_nf3_g64")()
     wide = QLayerConfig(weight=config.weight.set(observer_options={"multiple": 1e6}))  # no range is cut short
     weight = VALUES.repeat(3, 16) * torch.tensor([1.0, 0.03, 700.0])[:, None]
     layer = layer_of(weight, wide)

@@ -24,7 +24,7 @@ from quark_algos.rotation.config import RotationConfig
 
 from .runs import off_grid, same
 
-SCHEMES = [n for n in quark.schemes().names() if quark.schemes().load(n, "config")().weight is not None]
+SCHEMES = [n for n in quark.schemes().names() if quark.schemes().load_config(n)().weight is not None]
 SOME = ["int4_wo_32", "int8", "fp8", "mxfp4", "nvfp4", "mx6"]
 LISTS = [("rotation", "smoothquant", "gptq"), ("rotation", "awq", "qronos"), ("rotation", "gptq"), ("awq", "gptq")]
 BLOCKS = {f"model.layers.{i}" for i in range(2)}

@@ -81,7 +81,7 @@ def test_every_family_takes_every_algorithm_or_says_why_not(model_type: str) -> 
     for algorithm in ALGORITHMS:
         derived = get_algo_config(algorithm, model_type)
         assert derived == template.algo_config[algorithm]
-        reason = refusal(algorithm, quark.templates().load(model_type, "architecture"))
+        reason = refusal(algorithm, quark.templates().load_architecture(model_type))
         assert (derived is None) is (reason is not None)
         assert derived is not None or algorithm == "rotation"
         if derived is not None:
@@ -170,7 +170,7 @@ def test_a_family_without_known_projections_is_refused_with_the_reason() -> None
 
 
 def test_a_reason_in_the_facts_goes_before_what_could_be_derived() -> None:
-    facts = attrs.evolve(quark.templates().load("llama", "architecture"), unsupported={"awq": "for a test"})
+    facts = attrs.evolve(quark.templates().load_architecture("llama"), unsupported={"awq": "for a test"})
     template = LLMTemplate.from_architecture(facts)
     assert template.algo_config["awq"] is None
     assert template.algo_config["gptq"] is not None

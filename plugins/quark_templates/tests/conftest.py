@@ -51,4 +51,4 @@ def tiny_model(model_type: str) -> nn.Module:
 
 @pytest.fixture(params=sorted(DENSE))
 def family(request: pytest.FixtureRequest) -> tuple[nn.Module, Architecture]:
-    return tiny_model(request.param), quark.templates().load(request.param, "architecture")
+    return tiny_model(request.param), quark.templates().load_architecture(request.param)

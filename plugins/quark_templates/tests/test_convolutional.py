@@ -37,7 +37,7 @@ def model() -> nn.Module:
 
 @pytest.fixture
 def facts() -> Architecture:
-    found: Architecture = quark.templates().load("lfm2", "architecture")
+    found: Architecture = quark.templates().load_architecture("lfm2")
     return found
 
 

@@ -116,7 +116,7 @@ def model_type(request: pytest.FixtureRequest) -> str:
 
 
 def facts_of(model_type: str) -> Architecture:
-    found: Architecture = quark.templates().load(model_type, "architecture")
+    found: Architecture = quark.templates().load_architecture(model_type)
     return found
 
 

@@ -76,7 +76,7 @@ def model_type(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def facts(model_type: str) -> Architecture:
-    found: Architecture = quark.templates().load(model_type, "architecture")
+    found: Architecture = quark.templates().load_architecture(model_type)
     return found
 
 

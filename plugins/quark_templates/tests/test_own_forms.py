@@ -43,7 +43,7 @@ def model_type(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def facts(model_type: str) -> Architecture:
-    found: Architecture = quark.templates().load(model_type, "architecture")
+    found: Architecture = quark.templates().load_architecture(model_type)
     return found
 
 
@@ -214,7 +214,7 @@ def test_patterns_leave_the_same_layers_float_by_the_names_of_checkpoints_and_of
     config = template.get_config("fp8", kv_cache_scheme="fp8")
     weights = {f"{name}.weight": name for name, m in model.named_modules() if counts_as(m) is nn.Linear}
     queries = [template.q_layer_name] if isinstance(template.q_layer_name, str) else template.q_layer_name or []
-    facts: Architecture = quark.templates().load(model_type, "architecture")
+    facts: Architecture = quark.templates().load_architecture(model_type)
     compared = 0
     for recipe in StoredTensors(model, check_shards(tmp_path), tmp_path).recipes:
         for module in (weights[target] for target in recipe.targets if target in weights):

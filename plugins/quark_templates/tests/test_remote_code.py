@@ -32,7 +32,7 @@ RETIRED = {"*.gate.linear"}
 
 @pytest.fixture(params=sorted(REMOTE_CODE))
 def family(request: pytest.FixtureRequest) -> tuple[Skeleton, Architecture]:
-    return skeleton(request.param), quark.templates().load(request.param, "architecture")
+    return skeleton(request.param), quark.templates().load_architecture(request.param)
 
 
 @cache

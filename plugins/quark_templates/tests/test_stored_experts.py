@@ -68,7 +68,7 @@ def revert_converters(tensors: dict[str, Tensor], converters: list[WeightConvert
 
 
 def facts_of(model_type: str) -> Architecture:
-    found: Architecture = quark.templates().load(model_type, "architecture")
+    found: Architecture = quark.templates().load_architecture(model_type)
     return found
 
 

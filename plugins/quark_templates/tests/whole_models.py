@@ -29,7 +29,7 @@ IMAGE = 5
 
 
 def facts_of(model_type: str) -> Architecture:
-    found: Architecture = quark.templates().load(model_type, "architecture")
+    found: Architecture = quark.templates().load_architecture(model_type)
     return found
 
 

@@ -12,7 +12,7 @@ from quark.algorithms.transform import (
     input_is_transformed,
 )
 from quark.algorithms.validation import OutputError, Validation, validated
-from quark.callable_module import make_callable
+from quark.compat.callable_module import make_callable
 from quark.plugins import algorithms
 
 __all__ = [

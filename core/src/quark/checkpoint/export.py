@@ -33,13 +33,13 @@ def exporter_of(name: str, options: ExportOptions | None = None) -> Exporter:
     """
     own = {} if options is None else options.own
     try:
-        kind = exporters().load(name, "exporter")
+        kind = exporters().load_exporter(name)
     except UnknownNameError as error:
         cure = f"Exporters come with plugins: install a distribution that registers '{name}' in its hook quark_register_exporters"
         raise UnknownNameError(f"{error} {cure}", kind=error.kind, name=error.name, known=error.known) from None
     whose = origin("exporters", name)
     with attributed("being made", whose):
-        made: Exporter = called(str(whose), kind, checked(f"the exporter '{name}'", options_of(kind), own)) if own else kind()
+        made: Exporter = called(str(whose), kind, checked(f"the exporter '{name}'", exporters().options(name), own)) if own else kind()
     if not callable(getattr(made, "export", None)):
         raise whose.error("has no method 'export'")
     return made
@@ -47,7 +47,7 @@ def exporter_of(name: str, options: ExportOptions | None = None) -> Exporter:
 
 def exporter_options(name: str) -> tuple[Option, ...]:
     """What can be chosen of an export: options of the exporter's own, then those of every exporter, the fields of `ExportOptions`."""
-    own = options_of(exporters().load(name, "exporter"))
+    own = exporters().options(name)
     return (*own, *options_of(ExportOptions, without=("own", "tokenizer", *(option.name for option in own))))
 
 
@@ -57,7 +57,7 @@ def export_options(name: str, given: Mapping[str, Any], tokenizer: Tokenizer | N
     Raises:
         ConfigError: (a ValueError) There is no such option, or a value cannot be used; lists what there is.
     """
-    whose, own = f"the exporter '{name}'", {option.name for option in options_of(exporters().load(name, "exporter"))}
+    whose, own = f"the exporter '{name}'", {option.name for option in exporters().options(name)}
     values = checked(whose, exporter_options(name), given)
     common = {key: value for key, value in values.items() if key not in own}
     JsonExporterConfig(**{key: value for key, value in common.items() if key in ("weight_format", "pack_method")})  # refuses others

@@ -54,7 +54,7 @@ def restorers_of(config: QConfig) -> list[Restorer]:
                     f"the model was quantized with the algorithm '{settings.name}', which runs with the model, and {source.distribution} "
                     f"{source.version} cannot put it back: install a later one"
                 )
-            found.append(algorithms().load(settings.name, "restorer")(own))
+            found.append(algorithms().load_restorer(settings.name)(own))
     return found
 
 

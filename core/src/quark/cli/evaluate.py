@@ -42,7 +42,7 @@ def evaluate(
     started = time.perf_counter()
     windows = _windows(model, text, seq_len, limit)
     if reference is not None:
-        model_config(reference)  # a missing directory is told before the first model is loaded
+        model_config(reference)  # a missing directory is an error before the first model is loaded
     batches = windows.split(max(1, _TOKENS_AT_A_TIME // seq_len))
     tried = load_model(model, dtype, device)
     result: dict[str, Any] = {"model": str(model), "windows": len(windows), "seq_len": seq_len}
@@ -51,14 +51,14 @@ def evaluate(
     else:
         import attrs
 
-        found = metrics.compare(tried, load_model(reference, dtype, device), batches)
-        result |= {"reference": str(reference)} | attrs.asdict(found)
+        comparison = metrics.compare(tried, load_model(reference, dtype, device), batches)
+        result |= {"reference": str(reference)} | attrs.asdict(comparison)
     result["seconds"] = round(time.perf_counter() - started, 3)
     typer.echo(json.dumps(result) if as_json else "\n".join(_lines(result)))
 
 
 def _windows(model: Path, text: Path | None, seq_len: int, limit: int | None) -> Tensor:
-    """What is evaluated on, ``[N, seq_len]``; all that is wrong with it is found before a weight is read."""
+    """The tokens to evaluate on, ``[N, seq_len]``; errors in the arguments are raised before a weight is read."""
     from quark.evaluate import token_windows
     from quark.hf.loading import load_tokenizer, model_config, read_text
     from quark.testing.tiny import held_out_text

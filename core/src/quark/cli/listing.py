@@ -19,6 +19,7 @@ from quark.cli.tables import paragraphs, table, terminal_width
 if TYPE_CHECKING:
     import typer
 
+    from quark.plugins import Catalog
     from quark.plugins.options import Option
 
 Row = dict[str, Any]
@@ -88,32 +89,21 @@ def show(what: str, *, as_json: bool = False, name: str | None = None) -> None:
         _print_table(_PLUGIN_COLUMNS if what == "plugins" else (*_COLUMNS[what], *_COMMON), report[what], what)
     else:
         kinds = list(catalog.registries) if what == "plugins" else [what]
-        wanted = dict.fromkeys(catalog.registries[kind].kind.distribution for kind in kinds)
-        print(f"No {what} are installed. {catalog.missing(tuple(wanted))}".rstrip())
+        distributions = dict.fromkeys(catalog.registries[kind].kind.distribution for kind in kinds)
+        print(f"No {what} are installed. {catalog.missing(tuple(distributions))}".rstrip())
     _print_conflicts(report["conflicts"] if what == "plugins" else {what: report["conflicts"]})
     _print_failures(report["failures"])
 
 
 def _options(what: str, name: str) -> Sequence[Option]:
-    # Each imported for its own kind: an exporter brings torch, the others do without.
-    from quark.plugins import algorithms, schemes
-
-    if what == "schemes":
-        from quark.plugins.options import options_of
-
-        return options_of(schemes().load(name, "config"))
-    if what == "algorithms":
-        from quark.templates.algorithms import algorithm_options
-
-        return algorithm_options(algorithms().load(name, "config"))
     if what == "exporters":
-        from quark.checkpoint.export import exporter_options
+        from quark.checkpoint.export import exporter_options  # imports torch, which the other kinds do without
 
         return exporter_options(name)
-    return ()
+    return _catalog().registries[what].options(name)
 
 
-def _catalog() -> Any:
+def _catalog() -> Catalog:
     # Imported here: `quark --help` does without pluggy and the metadata of distributions. Failures are printed below the table instead.
     from quark.plugins import PluginWarning
     from quark.plugins.catalog import catalog
@@ -158,7 +148,14 @@ _COMMON: tuple[Column, ...] = (
     ("from", _origin),
     ("aliases", _joined("aliases")),
 )
+_ALONE: tuple[Column, ...] = (
+    ("stability", _text("stability")),
+    ("capabilities", _joined("capabilities")),
+    ("plugin API", lambda row: "" if row["api"] is None else " to ".join(map(str, dict.fromkeys(row["api"])))),
+)
+"""What is shown of one record by itself only."""
 _FLAGS = {
+    "observers": "observer_options={{'KEY': VALUE}} of a QTensorConfig",
     "schemes": "--scheme-option KEY=VALUE",
     "algorithms": "--algorithm-option {name}.KEY=VALUE",
     "exporters": "--exporter-option KEY=VALUE",
@@ -176,7 +173,14 @@ _COLUMNS: dict[str, tuple[Column, ...]] = {
         ("KV cache", _when("kv_cache", "yes")),
         ("loaded by", _joined("clients")),
     ),
-    "algorithms": (("algorithm", _name), ("kind", _text("kind")), ("runs", _when("configuration_only", "configuration only"))),
+    "algorithms": (
+        ("algorithm", _name),
+        ("kind", _text("kind")),
+        ("role", _text("role")),
+        ("before", _joined("before")),
+        ("after", _joined("after")),
+        ("runs", _when("configuration_only", "configuration only")),
+    ),
     "templates": (("template", _name), ("decoder blocks", _text("decoder_blocks")), ("left in float", _joined("exclude_layers_name"))),
     "exporters": (("exporter", _name), ("reads back", _when("reads_back", "yes"))),
 }
@@ -191,7 +195,7 @@ _PLUGIN_COLUMNS: tuple[Column, ...] = (
 
 
 def _print_table(columns: Sequence[Column], rows: Sequence[Row], what: str) -> None:
-    """A table of the columns that say something; in a terminal, of those that fit, and where the others are to be found."""
+    """A table of the columns that say something; in a terminal, of those that fit, and a line that says how to see the others."""
     width = terminal_width()
     lines, left_out = table([title for title, _ in columns], [[cell(row) for _, cell in columns] for row in rows], width)
     print("\n".join(lines))
@@ -205,7 +209,7 @@ def _print_one(report: Row) -> None:
     """A record by itself: its facts, and its options with what they are for."""
     width, what, row = terminal_width(), report["kind"], report["entry"]
     print(f"{report['name']}: {row['summary']}")
-    facts = [(title, cell(row)) for title, cell in (*_COLUMNS[what][1:], *_COMMON) if title != "summary"]
+    facts = [(title, cell(row)) for title, cell in (*_COLUMNS[what][1:], *_COMMON, *_ALONE) if title != "summary"]
     size = max(len(title) for title, _ in facts)
     print(*(f"  {title.ljust(size)}  {text}" for title, text in facts if text), sep="\n")
     flag = _FLAGS.get(what)
@@ -229,4 +233,4 @@ def _print_failures(failures: Sequence[Row]) -> None:
     for failure in failures:
         s = failure["source"]
         where = f"plugin '{s['entry_point']}' of {s['distribution']} {s['version']} ({s['module']})"
-        print(f"{where} failed at stage '{failure['stage']}': {failure['error']}. Cure: {failure['cure']}")
+        print(f"{where} failed at stage '{failure['stage']}': {failure['error']}. Fix: {failure['fix']}")

@@ -42,8 +42,8 @@ def program() -> typer.Typer:
     return app
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(is_asked: bool) -> None:
+    if is_asked:
         print(f"quark {VERSION}")
         sys.exit()
 
@@ -60,7 +60,7 @@ def main() -> None:
     except Exception as error:
         if debug:
             raise
-        _tell(error)
+        _print_error(error)
         sys.exit(2)
 
 
@@ -70,11 +70,11 @@ def _without_debug(arguments: Sequence[str]) -> tuple[list[str], bool]:
     return [a for i, a in enumerate(arguments) if i >= end or a != "--debug"], "--debug" in arguments[:end]
 
 
-def _tell(error: Exception) -> None:
+def _print_error(error: Exception) -> None:
     red, plain = ("\033[31m", "\033[0m") if sys.stderr.isatty() else ("", "")
-    said = str(error)
+    message = str(error)
     if not isinstance(error, QuarkError):
-        # Nobody foresaw it, and whoever reports it needs to know where it was raised.
-        what = " ".join(said.split())
-        said = f"{type(error).__name__}: {what[:300]}. This is a defect of quark, or of a plugin: run it again with --debug, and report it"
-    print(f"{red}quark: {said}{plain}", file=sys.stderr)
+        # An unexpected error: a report of it needs the place where it was raised.
+        what = " ".join(message.split())
+        message = f"{type(error).__name__}: {what[:300]}. This is a defect of quark or of a plugin: run it again with --debug and report it"
+    print(f"{red}quark: {message}{plain}", file=sys.stderr)

@@ -120,8 +120,7 @@ def quantize(
     config = make_config(
         skeleton, scheme, algorithm, kv_cache, exclude, layer, share_fused_scales, attention_scheme, kv_cache_post_rope, *options
     )
-    config.separate_kv_scales, config.calibrate_all_experts = separate_kv_scales, calibrate_all_experts
-    config.strict = strict
+    config = attrs.evolve(config, separate_kv_scales=separate_kv_scales, calibrate_all_experts=calibrate_all_experts, strict=strict)
     plan = ModelQuantizer(config).plan(skeleton)
     if dry_run:
         _print_plan(plan, as_json)

@@ -1,1 +1,1 @@
-"""``quark.common``: documented package of what is not of torch."""
+"""``quark.common``: AMD Quark's package for what does not belong to torch."""

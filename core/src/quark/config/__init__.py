@@ -1,1 +1,1 @@
-"""The torch-free vocabulary: what a tensor, a layer and a model are to become, and what a model family looks like."""
+"""Configuration, torch-free: how a tensor, a layer and a model are quantized, and the facts about a model family."""

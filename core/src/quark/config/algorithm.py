@@ -28,7 +28,7 @@ class AlgoConfig:
 
     @classmethod
     def refusal(cls, architecture: Architecture) -> str | None:
-        """Why nothing can be derived for a family, in the words of an error message; None where it can, or nothing more can be said."""
+        """The reason why no settings can be derived for a family, for an error message; None where they can, or no reason is known."""
         return None
 
     def runs_with_model(self) -> bool:
@@ -38,13 +38,13 @@ class AlgoConfig:
     def to_dict(self) -> dict[str, Any]:
         """JSON form: the fields as they are.
 
-        Not those marked ``metadata={"legacy": True}``; and those marked ``{"own": True}``, which the documented class does not have, only
-        where they differ from their default, so that what needs none of them can be read by who knows none.
+        Fields marked ``metadata={"legacy": True}`` are never written. Fields marked ``{"own": True}``, which AMD Quark's class does not
+        have, are written only when they differ from their default, so that AMD Quark can read the file.
         """
 
         def is_written(attribute: Any, value: Any) -> bool:
-            known = attribute.metadata
-            return not known.get("legacy") and not (known.get("own") and value == attribute.default)
+            marks = attribute.metadata
+            return not marks.get("legacy") and not (marks.get("own") and value == attribute.default)
 
         return attrs.asdict(self, filter=is_written)
 
@@ -57,7 +57,7 @@ class AlgoConfig:
 @with_dataclass_view
 @attrs.define(kw_only=True)
 class StoredAlgoConfig(AlgoConfig):
-    """Settings as a checkpoint holds them, kept word for word: reading a checkpoint needs no algorithm to be installed.
+    """Settings as a checkpoint stores them, unchanged: reading a checkpoint needs no algorithm to be installed.
 
     `quark.templates.algorithms.algo_config_from_dict` makes the algorithm's own class of ``to_dict()``.
 
@@ -70,7 +70,7 @@ class StoredAlgoConfig(AlgoConfig):
     is_run: bool = False
 
     def runs_with_model(self) -> bool:
-        """As the checkpoint says; checkpoints of others do not say it."""
+        """As the checkpoint says; checkpoints of other producers do not say it."""
         return self.is_run
 
     def to_dict(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""Let ``dataclasses.replace``, ``fields`` and ``asdict`` work on attrs classes, as documented snippets expect."""
+"""Let ``dataclasses.replace``, ``fields`` and ``asdict`` work on attrs classes, as AMD Quark's documentation does."""
 
 from __future__ import annotations
 

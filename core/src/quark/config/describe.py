@@ -1,4 +1,4 @@
-"""What a tensor's or a layer's quantization is, in a few words and metrics."""
+"""Short descriptions of a tensor's or a layer's quantization, and its bits per element."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ _SCALE_TYPE_BITS = {
 
 def describe_spec(spec: TensorSpec | None) -> str:
     """A tensor's quantization in a few words: ``int4/group 128``, ``fp8_e4m3/tensor``, ``float``."""
-    return " + ".join(_describe_stage(s) for s in levels(spec)) or "float"
+    return " + ".join(_describe_level(s) for s in levels(spec)) or "float"
 
 
-def _describe_stage(stage: QTensorConfig) -> str:
+def _describe_level(stage: QTensorConfig) -> str:
     shape = {
         QSchemeType.per_tensor: "tensor",
         QSchemeType.per_channel: f"channel {stage.ch_axis}",
@@ -38,7 +38,7 @@ def _describe_stage(stage: QTensorConfig) -> str:
 
 
 def describe_activation(spec: TensorSpec | None) -> str:
-    """As `describe_spec`, and when the range is found: ``fp8_e4m3/tensor static``."""
+    """As `describe_spec`, and when the range is computed: ``fp8_e4m3/tensor static``."""
     if spec is None:
         return "float"
     first, last = levels(spec)[0], levels(spec)[-1]
@@ -60,7 +60,7 @@ def describe_layer(layer: QLayerConfig | None) -> str:
 
 
 def needs_calibration(layer: QLayerConfig) -> bool:
-    """Whether ranges of activations are found once, from data. A mere cast, which has no scale, needs none."""
+    """Whether activations have static ranges, which come from data. A plain cast has no scale and needs none."""
     activations = (*levels(layer.input_tensors), *levels(layer.output_tensors))
     return any(stage.is_dynamic is False and stage.qscheme is not None for stage in activations)
 
@@ -75,16 +75,16 @@ def effective_bits(spec: TensorSpec | None, bits_of: Callable[[str], float]) -> 
     Returns:
         The figure; None where nothing is quantized. A float32 scale for each group of 128 makes int4 4.25.
     """
-    found = levels(spec)
-    elements = [s for s in found if not s.is_scale_quant]
+    all_levels = levels(spec)
+    elements = [s for s in all_levels if not s.is_scale_quant]
     if not elements:
         return None
-    scale_stage = next((s for s in found if s.is_scale_quant), None)
+    scale_level = next((s for s in all_levels if s.is_scale_quant), None)
     total = bits_of(_format(elements[-1]))
     for stage in elements:
         shared = _elements_per_scale(stage)
         if shared is not None:
-            scale = _scale_bits(stage, bits_of) if scale_stage is None else bits_of(_format(scale_stage))
+            scale = _scale_bits(stage, bits_of) if scale_level is None else bits_of(_format(scale_level))
             zero = bits_of(_format(stage)) if stage.symmetric is False else 0
             total += (scale + zero) / shared
     return total

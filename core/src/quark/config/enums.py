@@ -1,7 +1,8 @@
-"""The documented vocabulary of a tensor's quantization. No torch here.
+"""The enumerations of AMD Quark's public API. No torch here.
 
-`Dtype` is open: its members are the documented names, and the name of any other number format that a plugin registers is a member too,
-made when it is first used (``Dtype("acme_nf3")``). Whether a format of that name is installed is asked where the name is resolved.
+`Dtype` is open: its members are AMD Quark's names, and a number format that a plugin registers is a value of it too
+(``Dtype("acme_nf3")``), equal to any other of that name. Reading a configuration needs no plugin: whether a format of that name is
+installed is asked where the name is resolved, which is when a plan is made, before any work.
 """
 
 from __future__ import annotations
@@ -62,21 +63,27 @@ class Dtype(_Vocabulary):
 
     @classmethod
     def _missing_(cls, value: object) -> Dtype:
+        """A value of the name of another number format. It is no member: nothing keeps it, and a misspelt name leaves nothing behind."""
         if not is_valid_name(value):
             raise ConfigError(f"{value!r} is not the name of a number format: a name is {NAME_RULE}")
-        member = object.__new__(cls)
-        member._name_ = member._value_ = str(value)
-        cls._value2member_map_[value] = member
-        return member
+        other = object.__new__(cls)
+        other._name_ = other._value_ = str(value)
+        return other
+
+    def __eq__(self, other: object) -> bool:
+        return self._name_ == other._name_ if isinstance(other, Dtype) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._name_)
 
     @classmethod
     def from_str(cls, text: str) -> Dtype:
-        """The number format of that name, upper or lower case; a plugin's name is as good as a documented one."""
+        """The number format of that name, upper or lower case; a plugin's or one of AMD Quark's."""
         return cls(text.lower())
 
     @classmethod
     def from_torch_dtype(cls, torch_dtype: Any) -> Dtype:
-        """The documented number format that is a torch dtype, such as ``torch.float8_e4m3fn``.
+        """The member that is a torch dtype, such as ``torch.float8_e4m3fn``.
 
         Raises:
             ValueError: None is.
@@ -141,21 +148,21 @@ class ZeroPointType(_Vocabulary):
 
 
 class QuantizationMode(_Vocabulary):
-    """Documented execution modes; only eager mode is offered."""
+    """Execution modes of AMD Quark; only eager mode is offered."""
 
     eager_mode = 1
     fx_graph_mode = 2
 
 
 class DeviceType(_Vocabulary):
-    """Documented target devices of a layer."""
+    """Target devices of AMD Quark for a layer; without effect."""
 
     CPU = "cpu"
     IPU = "ipu"
 
 
 class QuantFlow(_Vocabulary):
-    """Documented flows; all of them are one pipeline here."""
+    """Flows of AMD Quark; all of them are one pipeline here."""
 
     standard = "standard"
     file2file = "file2file"

@@ -1,4 +1,4 @@
-"""Documented configuration of exports; what `ModelExporter` and the checkpoint readers are given."""
+"""Configuration of exports in AMD Quark's public API: arguments of `ModelExporter` and of the checkpoint readers."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ class JsonExporterConfig:
     Keys that a later version may add are accepted and kept in ``extra``, since readers pass the whole block as keywords.
 
     Attributes:
-        weight_merge_groups: Documented; kept, without effect.
+        weight_merge_groups: Part of AMD Quark's signature; stored, without effect.
         kv_cache_group: Patterns of the key and value projections.
         min_kv_scale: Floor of the cache's scales.
         weight_format: ``"real_quantized"`` stores codes, ``"fake_quantized"`` the rounded values.
         pack_method: Order of the eight 4-bit codes in a word: ``"reorder"`` (0 2 4 6 1 3 5 7) or ``"order"``.
-        extra: Unknown keys, as given.
+        extra: Unknown keys with their values.
     """
 
     weight_merge_groups: list[list[str]] | None = None
@@ -51,11 +51,11 @@ class JsonExporterConfig:
         pack_method: str = "reorder",
         **extra: Any,
     ) -> None:
-        given = {"weight_merge_groups": weight_merge_groups, "kv_cache_group": kv_cache_group, "extra": extra.pop("extra", {})}
-        merged = value_of(given, "weight_merge_groups", list)
+        values = {"weight_merge_groups": weight_merge_groups, "kv_cache_group": kv_cache_group, "extra": extra.pop("extra", {})}
+        merged = value_of(values, "weight_merge_groups", list)
         groups = None if merged is None else [list(checked(g, list, "weight_merge_groups")) for g in merged]
-        unknown = {**value_of(given, "extra", Mapping, {}), **extra}
-        self.__attrs_init__(groups, list(value_of(given, "kv_cache_group", list, ())), min_kv_scale, weight_format, pack_method, unknown)
+        unknown = {**value_of(values, "extra", Mapping, {}), **extra}
+        self.__attrs_init__(groups, list(value_of(values, "kv_cache_group", list, ())), min_kv_scale, weight_format, pack_method, unknown)
 
     def to_dict(self) -> dict[str, Any]:
         """The ``export`` block: exactly the five keys that readers know."""
@@ -65,7 +65,7 @@ class JsonExporterConfig:
 @with_dataclass_view
 @attrs.define
 class OnnxExporterConfig:
-    """Documented options of an ONNX export."""
+    """Options of an ONNX export in AMD Quark's public API."""
 
     input_names: list[str] = attrs.field(factory=list)
     output_names: list[str] = attrs.field(factory=list)
@@ -78,7 +78,7 @@ class OnnxExporterConfig:
 @with_dataclass_view
 @attrs.define
 class ExporterConfig:
-    """What `ModelExporter` is given: one configuration for each kind of file."""
+    """Argument of `ModelExporter`: one configuration for each kind of file."""
 
     json_export_config: JsonExporterConfig = attrs.field(factory=JsonExporterConfig)
     onnx_export_config: OnnxExporterConfig | None = None

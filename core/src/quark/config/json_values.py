@@ -1,4 +1,4 @@
-"""Values of a JSON object that somebody else may have written: of the type that is wanted, or a ConfigError that names the key."""
+"""Typed values of a JSON object: a value of another type is a ConfigError that names the key."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ def strings_of(data: Mapping[str, Any], key: str) -> list[str]:
 
 def checked(value: Any, kind: type, key: str) -> Any:
     """``value``, which stands under ``key`` or in a list there. Raises ConfigError unless it is of that kind, as in `value_of`."""
-    wanted: Any = {list: (list, tuple), float: (int, float)}.get(kind, kind)
-    if isinstance(value, wanted) and (kind is bool or not isinstance(value, bool)):
+    types: Any = {list: (list, tuple), float: (int, float)}.get(kind, kind)
+    if isinstance(value, types) and (kind is bool or not isinstance(value, bool)):
         return value
-    said = repr(value)
-    raise ConfigError(f"'{key}' is {said if len(said) <= 80 else said[:80] + '…'}, where {_NAMES[kind]} is wanted")
+    text = repr(value)
+    raise ConfigError(f"'{key}' is {text if len(text) <= 80 else text[:80] + '…'}, where {_NAMES[kind]} is wanted")

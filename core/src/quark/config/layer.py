@@ -1,4 +1,4 @@
-"""QLayerConfig: what of a layer is quantized. Documented under two names; this is the one definition."""
+"""QLayerConfig: which tensors of a layer are quantized, and how. AMD Quark has had two names for it; this is the one definition."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class QLayerConfig:
         output_tensors: Of the activations that go out (keys and values of the cache).
         weight: Of the weight.
         bias: Of the bias.
-        target_device: Documented; without effect.
+        target_device: Part of AMD Quark's signature; without effect.
 
     Raises:
         ConfigError: (a ValueError) A slot holds no tensor spec; or activations are static with a scale per group, which nothing can serve.

@@ -21,7 +21,7 @@ _RUN = "run_time_algorithms"
 
 
 def _algorithms(value: Any) -> list[AlgoConfig] | None:
-    """A single object (documented before 0.10) or any iterable of them, as a list."""
+    """A single object (AMD Quark's form before 0.10) or any iterable of them, as a list."""
     if value is None:
         return None
     if isinstance(value, Iterable) and not isinstance(value, str | Mapping):
@@ -73,14 +73,14 @@ class QConfig:
         global_quant_config: For every linear layer that nothing else names.
         exclude: Patterns (``fnmatch``) of module names that keep their weights and inputs.
         algo_config: Algorithms in order; a single object is taken as a list of one.
-        log_severity_level: Documented; without effect.
-        version: Version that made this configuration.
+        log_severity_level: Part of AMD Quark's signature; without effect.
+        version: Version that wrote this configuration.
         layer_type_quant_config: By module type, a torch class or its name.
         layer_quant_config: By pattern of module name, first match.
         kv_cache_quant_config: By pattern: output quantization of key and value projections.
         kv_cache_group: Patterns of the projections that feed the cache.
         min_kv_scale: Floor of the cache's scales.
-        separate_kv_scales: Keys and values keep scales of their own. By default those of one block share the larger, as documented.
+        separate_kv_scales: Keys and values keep scales of their own. By default those of one block share the larger, as in AMD Quark.
         kv_cache_post_rope: Where keys and values of the cache are rounded, and what their exported scales are of. True: as attention gets
             them, behind norms on single heads and the rotary embedding, which is what runtimes such as vLLM cache. False: as their
             projections put them out, the convention of AMD Quark. None: True where the attention of the model can be reached.
@@ -88,18 +88,18 @@ class QConfig:
         shared_scale_groups: Groups of name suffixes that share one global scale.
         softmax_quant_spec: Of the attention probabilities.
         quant_mode: Only eager mode is offered.
-        quant_flow: Documented; every flow is the same pipeline.
-        gpu_resident_blocks: Documented; without effect.
+        quant_flow: Part of AMD Quark's signature; every flow is the same pipeline.
+        gpu_resident_blocks: Part of AMD Quark's signature; without effect.
         sync_moe_expert_input_amax: Experts share the range of their input.
         activation_memory: Bytes that activations may take while calibrated rounding holds those of all samples in the middle of a block;
             None for half of what is free. Where more are needed, each block is passed twice instead; 0 asks for that.
         strict: A pattern that matches no layer, or a layer type that cannot be quantized, is an error and not a warning.
         calibrate_all_experts: Every expert is calibrated on every token, and not on those routed to it alone.
-        scheme: Name of the scheme that ``global_quant_config`` was made of, for messages; never written.
+        scheme: Name of the scheme that ``global_quant_config`` comes from, for messages; never written.
         keep_prequantized_layers: Keep layers that come quantized already.
         weight_format: Of the checkpoint that this was read from: ``"fake_quantized"`` holds rounded values in place of their codes.
         written_with: Of a checkpoint: distributions that brought its formats, observers and algorithms (`quark.checkpoint.provenance`).
-        pre_quant_opt_config: Documented before 0.12: algorithms that go before ``algo_config``; folded into it.
+        pre_quant_opt_config: AMD Quark's field before 0.12: algorithms that go before ``algo_config``; folded into it.
     """
 
     global_quant_config: QLayerConfig = attrs.field(validator=_layer)
@@ -203,7 +203,7 @@ class QConfig:
             kv_cache_group=strings_of(export, "kv_cache_group"),
             min_kv_scale=float(value_of(export, "min_kv_scale", float, 0.0)),
             weight_format=value_of(export, "weight_format", str, "real_quantized"),
-            # Checkpoints that do not say it were made when there was no other place than the projection; null leaves it to the model.
+            # Checkpoints without the key are from before rounding after RoPE was possible; null lets the model decide.
             kv_cache_post_rope=value_of(data, "kv_cache_post_rope", bool, None if "kv_cache_post_rope" in data else False),
             attention_post_rope=value_of(data, "attention_post_rope", bool),
             softmax_quant_spec=None if softmax is None else QTensorConfig.from_dict(softmax),

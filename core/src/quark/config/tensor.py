@@ -1,4 +1,4 @@
-"""QTensorConfig: how one tensor is quantized. Documented under three names; this is the one definition."""
+"""QTensorConfig: how one tensor is quantized. AMD Quark has had three names for it; this is the one definition."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from quark.config.dataclass_view import with_dataclass_view
 from quark.config.enums import Dtype, QSchemeType, RoundType, ScaleType, ZeroPointType
 from quark.config.json_values import checked, value_of
 from quark.errors import ConfigError
-from quark.names import is_valid_name
+from quark.names import NAME_RULE, is_valid_name
 
-_SCALE_FORMATS = ("float32", "e8m0", "e4m3", "e5m3")
 _JSON_TYPES: dict[str, type] = {
     "dtype": str,
     "observer_cls": str,
@@ -39,7 +38,7 @@ _LEGACY_KEYS = {"dynamic": "is_dynamic", "axis": "ch_axis"}
 
 
 def observer_name(observer: type | str | None) -> str | None:
-    """The documented name of an observer given as a class or by name."""
+    """The public name of an observer, which may be a class or a name."""
     return observer if observer is None or isinstance(observer, str) else observer.__name__
 
 
@@ -92,7 +91,7 @@ def _size(_: Any, attribute: Any, value: Any) -> None:
 def _scale_format(_: Any, attribute: Any, value: Any) -> None:
     if value is not None and not is_valid_name(value):
         raise ConfigError(
-            f"{attribute.name}={value!r} is no name: use one of {', '.join(_SCALE_FORMATS)}, or one of the number format's own"
+            f"{attribute.name}={value!r} is not the name of a format of scales, such as 'float32' or 'e4m3': a name is {NAME_RULE}"
         )
 
 
@@ -104,12 +103,12 @@ class QTensorConfig:
     Fields can be assigned to: a value is checked at once, and that the fields agree when the configuration is used. What uses a
     configuration works on a copy (`copied`). It hashes by its values, so one that is a key of a dict should not be changed.
 
-    Old names: ``QuantizationSpec`` (to 0.11). Source: spec of the documented surface, §1.2.
+    Old name in AMD Quark: ``QuantizationSpec`` (to 0.11).
 
     Attributes:
         dtype: Number format of the elements: a `Dtype`, or its name.
-        observer_cls: Observer class, or its documented name.
-        is_dynamic: Whether ranges are found anew for each tensor at run time (activations) or once (static).
+        observer_cls: Observer class, or its public name.
+        is_dynamic: Whether ranges are computed for each tensor at run time (activations) or once (static).
         qscheme: Which elements share a scale.
         ch_axis: Axis that keeps its own scales (per channel) or along which groups run (per group).
         group_size: Elements in a group; -1 is the whole axis.
@@ -120,10 +119,10 @@ class QTensorConfig:
         scale_format: In which number format scales are: None or ``"float32"``, ``"e8m0"``, ``"e4m3"``, ``"e5m3"``; or a name that the
             number format of the elements knows.
         scale_calculation_mode: How a power-of-two scale is chosen: ``"even"``, ``"floor"``, ``"ceil"``, ``"rceil"``.
-        qat_spec: Kept for documented signatures; quantization-aware training is not offered.
+        qat_spec: Part of AMD Quark's signature; quantization-aware training is not offered.
         mx_element_dtype: Element format where ``dtype`` is ``Dtype.mx``.
         zero_point_type: Whole or real zero points.
-        is_scale_quant: Whether this is a second stage, which quantizes the scale of the first.
+        is_scale_quant: Whether this is a second level, which quantizes the scale of the first.
         enable_buffer_reuse: Accepted and written for the sake of readers; without effect.
         max_input_numel: Likewise.
         observer_options: Parameters of the observer by name, such as ``{"percentile": 99.9}``; kept as sorted pairs, and written only where
@@ -154,8 +153,8 @@ class QTensorConfig:
     observer_options: tuple[tuple[str, Any], ...] = attrs.field(default=(), converter=_options)
 
     def __attrs_post_init__(self) -> None:
-        for culprit, cure in _contradictions(self):
-            raise ConfigError(f"QTensorConfig(dtype={self.dtype.name}): {culprit}; {cure}")
+        if (error := _missing_field(self)) is not None:
+            raise ConfigError(f"QTensorConfig(dtype={self.dtype.name}): {error}")
 
     def to_dict(self) -> dict[str, Any]:
         """JSON form: field names as keys, enums by name, the observer by class name."""
@@ -201,13 +200,12 @@ class QTensorConfig:
         return attrs.evolve(self)
 
 
-def _contradictions(spec: QTensorConfig) -> list[tuple[str, str]]:
-    """What contradicts what, each with the cure; only what holds for every number format."""
-    found = []
+def _missing_field(spec: QTensorConfig) -> str | None:
+    """The field that a granularity needs and that is not set, with the fix; what each number format needs, it checks itself."""
     if spec.qscheme is QSchemeType.per_channel and spec.ch_axis is None:
-        found.append(("per_channel needs the axis that keeps its own scales", "set ch_axis, 0 for the output channels of a weight"))
+        return "per_channel needs the axis that keeps its own scales; set ch_axis, 0 for the output channels of a weight"
     if spec.qscheme is QSchemeType.per_group and (spec.ch_axis is None or spec.group_size is None):
-        found.append(("per_group needs ch_axis and group_size", "set ch_axis=-1 and group_size, such as 128"))
+        return "per_group needs ch_axis and group_size; set ch_axis=-1 and group_size, such as 128"
     if spec.qscheme is QSchemeType.per_block and spec.block_size is None:
-        found.append(("per_block needs block_size", "set block_size=[rows, columns], such as [128, 128]"))
-    return found
+        return "per_block needs block_size; set block_size=[rows, columns], such as [128, 128]"
+    return None

@@ -23,10 +23,9 @@ def model_type_of(model_config: Any) -> str | None:
 def architecture_of(model: nn.Module) -> Architecture | None:
     """Facts about the family of ``model``: its template's, or what its modules show; None where neither says anything."""
     name = model_type_of(getattr(model, "config", None))
-    if name is None or name not in templates():
-        return None if name is None else infer_architecture(model, name)
-    found: Architecture = templates().load(name, "architecture")
-    return found
+    if name is None:
+        return None
+    return templates().find_architecture(name) or infer_architecture(model, name)
 
 
 def weight_converters_of(model: nn.Module) -> list[Any]:

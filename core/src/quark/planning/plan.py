@@ -235,7 +235,7 @@ def _fitting_schemes(bad: Sequence[PlanRow]) -> list[str]:
     formats = {s.dtype for s in levels(asked.weight if asked else None)}
     fitting = []
     for name in schemes().names():
-        layer: QLayerConfig = schemes().load(name, "config")()
+        layer = schemes().load_config(name)()
         same = layer.weight is not None and {s.dtype for s in levels(layer.weight)} == formats
         if same and all(_fits(row, layer) for row in bad):
             fitting.append(name)
@@ -243,7 +243,7 @@ def _fitting_schemes(bad: Sequence[PlanRow]) -> list[str]:
 
 
 def _notes(rows: tuple[PlanRow, ...], model: nn.Module, architecture: Architecture | None) -> Iterator[str]:
-    if architecture is not None and architecture.model_type not in templates():
+    if architecture is not None and templates().find_architecture(architecture.model_type) is None:
         yield (
             f"no plugin brings a template for the model type '{architecture.model_type}': its modules show decoder blocks at "
             f"'{architecture.decoder_blocks}', by which it is worked"

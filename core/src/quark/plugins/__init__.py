@@ -8,13 +8,16 @@ from __future__ import annotations
 
 from typing import Any
 
-from quark.lazy import LazyRef
+from quark.lazy import LazyRef, Reference
+from quark.plugins.api_version import API_VERSION
+from quark.plugins.capabilities import CAPABILITIES
 from quark.plugins.catalog import Catalog, using
 from quark.plugins.catalog import catalog as _catalog
 from quark.plugins.discovery import Source
 from quark.plugins.events import Event
 from quark.plugins.failures import PluginFailure, PluginWarning
 from quark.plugins.hookspecs import QuarkHooks, hookimpl
+from quark.plugins.options import Option
 from quark.plugins.records import (
     AlgorithmRecord,
     ExporterRecord,
@@ -24,24 +27,41 @@ from quark.plugins.records import (
     SchemeRecord,
     TemplateRecord,
 )
+from quark.plugins.registries import (
+    AlgorithmRegistry,
+    ExporterRegistry,
+    FormatRegistry,
+    ObserverRegistry,
+    SchemeRegistry,
+    TemplateRegistry,
+)
 from quark.plugins.registry import Registry
 
 __all__ = [
+    "API_VERSION",
+    "CAPABILITIES",
     "AlgorithmRecord",
+    "AlgorithmRegistry",
     "Catalog",
     "Event",
     "ExporterRecord",
+    "ExporterRegistry",
     "FormatRecord",
+    "FormatRegistry",
     "LazyRef",
     "ObserverRecord",
+    "ObserverRegistry",
+    "Option",
     "PluginFailure",
     "PluginWarning",
     "QuarkHooks",
     "Record",
     "Registry",
     "SchemeRecord",
+    "SchemeRegistry",
     "Source",
     "TemplateRecord",
+    "TemplateRegistry",
     "algorithms",
     "documented_modules",
     "documented_names",
@@ -57,51 +77,51 @@ __all__ = [
 ]
 
 
-def formats() -> Registry[FormatRecord]:
+def formats() -> FormatRegistry:
     """All number formats."""
-    return _catalog().registries["formats"]
+    return _catalog().formats
 
 
-def observers() -> Registry[ObserverRecord]:
+def observers() -> ObserverRegistry:
     """All observers."""
-    return _catalog().registries["observers"]
+    return _catalog().observers
 
 
-def schemes() -> Registry[SchemeRecord]:
+def schemes() -> SchemeRegistry:
     """All schemes."""
-    return _catalog().registries["schemes"]
+    return _catalog().schemes
 
 
-def algorithms() -> Registry[AlgorithmRecord]:
+def algorithms() -> AlgorithmRegistry:
     """All algorithms."""
-    return _catalog().registries["algorithms"]
+    return _catalog().algorithms
 
 
-def templates() -> Registry[TemplateRecord]:
+def templates() -> TemplateRegistry:
     """All model families."""
-    return _catalog().registries["templates"]
+    return _catalog().templates
 
 
-def exporters() -> Registry[ExporterRecord]:
+def exporters() -> ExporterRegistry:
     """All exporters."""
-    return _catalog().registries["exporters"]
+    return _catalog().exporters
 
 
 def documented_object(name: str) -> Any:
-    """The object that a plugin brings under a documented name; see `quark.plugins.exports.Exports.load`."""
+    """The object that a plugin brings under a name of AMD Quark's public API; see `quark.plugins.exports.Exports.load`."""
     return _catalog().exports.load(name)
 
 
 def documented_names() -> list[str]:
-    """All documented plain names that plugins bring, sorted."""
+    """All plain names of AMD Quark's public API that plugins bring, sorted."""
     return _catalog().exports.names()
 
 
-def documented_modules() -> dict[str, dict[str, LazyRef]]:
-    """Documented modules that plugins bring: module → name → reference."""
+def documented_modules() -> dict[str, dict[str, Reference]]:
+    """Modules of AMD Quark's public API that plugins bring: module → name → reference."""
     return _catalog().exports.modules()
 
 
 def emit(event: Event) -> None:
-    """Tell every plugin that listens what happened."""
+    """Pass an event to every plugin that implements the event hook."""
     _catalog().emit(event)

@@ -1,4 +1,4 @@
-"""Whose fault it is: every error out of a plugin's code, and every complaint about what it returned, names the plugin it came from."""
+"""Attribution: errors out of a plugin's code, and errors about what it returned, name the plugin."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from quark.plugins.catalog import catalog
 from quark.plugins.discovery import Source
 from quark.plugins.failures import leave_out
 
-_NOT_THE_PLUGINS = (OSError, MemoryError)
-"""What the machine says keeps its type, so that who can do something about it still recognizes it."""
+_MACHINE_ERRORS = (OSError, MemoryError)
+"""Errors of the machine keep their type, so that code that handles them still recognizes them."""
 _OUT_OF_MEMORY = "OutOfMemoryError"  # torch's, by its name: no torch is imported here
 
 
@@ -82,28 +82,28 @@ def attributed(doing: str, whose: Origin | None = None) -> Iterator[None]:
             who = str(whose)
         else:
             who = f"{source}, called by {whose}," if whose is not None else str(source)
-        told = f"{type(error).__name__}: {error}"
-        if isinstance(error, (QuarkError, *_NOT_THE_PLUGINS)) or _OUT_OF_MEMORY in {c.__name__ for c in type(error).__mro__}:
+        original = f"{type(error).__name__}: {error}"
+        if isinstance(error, (QuarkError, *_MACHINE_ERRORS)) or _OUT_OF_MEMORY in {c.__name__ for c in type(error).__mro__}:
             if not getattr(error, "__notes__", None):
                 error.add_note(f"raised by {who} while {doing}")
             raise
         blamed = source or (whose.source if whose is not None else Source(""))
-        raise PluginError(f"{who} raised {told}{where} while {doing}. {_sentence(leave_out(blamed))}") from error
+        raise PluginError(f"{who} raised {original}{where} while {doing}. {_sentence(leave_out(blamed))}") from error
 
 
 def _raised_in(trace: TracebackType | None) -> tuple[Source | None, str]:
     """The plugin in whose code the innermost frame of a traceback lies, and that place as ``" (file, line n)"``."""
     packages = {source.module.partition(":")[0].partition(".")[0]: source for source in catalog().sources() if source.module}
     modules = dict(_modules_of_records())
-    found: Source | None = None
+    innermost: Source | None = None
     where = ""
     while trace is not None:
         module = str(trace.tb_frame.f_globals.get("__name__", ""))
         source = packages.get(module.partition(".")[0]) or modules.get(module)
         if source is not None:
-            found, where = source, f" ({trace.tb_frame.f_code.co_filename}, line {trace.tb_lineno})"
+            innermost, where = source, f" ({trace.tb_frame.f_code.co_filename}, line {trace.tb_lineno})"
         trace = trace.tb_next
-    return found, where
+    return innermost, where
 
 
 def _modules_of_records() -> Iterator[tuple[str, Source]]:

@@ -1,21 +1,29 @@
-"""Catalog: plugins with their registries, made from given distributions; and the one of this process, made when first asked for."""
+"""Catalog: a set of plugins with their registries, and the one of this process, which is built when it is first asked for."""
 
 from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from quark.lazy import LazyRef
+from quark.lazy import Reference
 from quark.log import get_logger
-from quark.plugins.collection import Collection
+from quark.plugins.collection import Collection, Registered
 from quark.plugins.discovery import Candidate, Settings, Source, discover
 from quark.plugins.events import Event
 from quark.plugins.exports import Exports
 from quark.plugins.failures import PluginFailure, warn_once
-from quark.plugins.kinds import BUILT_IN, KINDS
+from quark.plugins.kinds import BUILT_IN, KINDS, Kind
+from quark.plugins.registries import (
+    AlgorithmRegistry,
+    ExporterRegistry,
+    FormatRegistry,
+    ObserverRegistry,
+    SchemeRegistry,
+    TemplateRegistry,
+)
 from quark.plugins.registry import Registry
 
 
@@ -33,15 +41,24 @@ class Catalog:
     def __init__(self, candidates: Iterable[Candidate] = (), settings: Settings | None = None) -> None:
         settings = settings or Settings()
         candidates = tuple(candidates)
-        self.left_out: dict[Source, str] = {c.source: why for c in candidates if (why := settings.left_out_by(c.source))}
-        self._told_of: set[Source] = set()  # listeners that have raised
-        self._found = frozenset(c.source.distribution for c in candidates)
+        self.left_out: dict[Source, str] = {c.source: variable for c in candidates if (variable := settings.left_out_by(c.source))}
+        self._silenced: set[Source] = set()  # listeners that have raised
+        self._installed = frozenset(c.source.distribution for c in candidates)
         self._collection = Collection(strict=settings.strict)
-        self.registries: dict[str, Registry[Any]] = {
-            kind.plural: Registry(kind, self._collection.records[kind.plural], self.failures, self.missing) for kind in KINDS
-        }
+        self.formats = FormatRegistry(*self._view("formats"))
+        self.observers = ObserverRegistry(*self._view("observers"))
+        self.schemes = SchemeRegistry(*self._view("schemes"))
+        self.algorithms = AlgorithmRegistry(*self._view("algorithms"))
+        self.templates = TemplateRegistry(*self._view("templates"))
+        self.exporters = ExporterRegistry(*self._view("exporters"))
+        self.registries: dict[str, Registry[Any]] = {kind.plural: getattr(self, kind.plural) for kind in KINDS}
         self.exports = Exports(self.registries, self.failures, self.missing)
         self._collection.add_candidates(c for c in candidates if c.source not in self.left_out)
+
+    def _view(self, plural: str) -> tuple[Kind, list[Registered], Callable[[], Sequence[PluginFailure]], Callable[[Sequence[str]], str]]:
+        """The arguments of the registry of one kind."""
+        kind = next(kind for kind in KINDS if kind.plural == plural)
+        return kind, self._collection.records[plural], self.failures, self.missing
 
     @classmethod
     def installed(cls, path: Iterable[str] | None = None, environ: Mapping[str, str] | None = None) -> Catalog:
@@ -53,12 +70,12 @@ class Catalog:
         self._collection.add_plugin(plugin, source)
 
     @property
-    def modules(self) -> dict[str, dict[str, LazyRef]]:
-        """Documented modules that records bring; see `Exports.modules`."""
+    def modules(self) -> dict[str, dict[str, Reference]]:
+        """Modules of AMD Quark's public API that records bring; see `Exports.modules`."""
         return self.exports.modules()
 
     def documented_names(self) -> list[str]:
-        """Documented plain names that records bring, sorted."""
+        """Plain names of AMD Quark's public API that records bring, sorted."""
         return self.exports.names()
 
     def sources(self) -> tuple[Source, ...]:
@@ -71,21 +88,21 @@ class Catalog:
 
     def missing(self, distributions: Sequence[str] = BUILT_IN) -> str:
         """Which of these built-in distributions are not here, and what to do about it; empty where all are."""
-        absent = [d for d in distributions if d not in self._found]
-        said = [f"The built-in ones come with {d}, which is not installed: pip install {d}." for d in absent]
-        said += [f"{variable} leaves out {source}." for source, variable in self.left_out.items()]
-        return " ".join(said)
+        absent = [d for d in distributions if d not in self._installed]
+        sentences = [f"The built-in ones come with {d}, which is not installed: pip install {d}." for d in absent]
+        sentences += [f"{variable} leaves out {source}." for source, variable in self.left_out.items()]
+        return " ".join(sentences)
 
     def emit(self, event: Event) -> None:
-        """Tell every listener; the first that each raises is logged, the others are forgotten."""
+        """Pass an event to every listener; the first error of each listener is logged, later ones are ignored."""
         for source, listener in self._collection.listeners:
             try:
                 listener(event)
             except (Exception, SystemExit):
-                if source not in self._told_of:
-                    self._told_of.add(source)
-                    told = "%s raised in quark_on_event for '%s'; this is ignored, and so is what it raises from now on"
-                    get_logger().warning(told, source, event.name, exc_info=True)
+                if source not in self._silenced:
+                    self._silenced.add(source)
+                    message = "%s raised in quark_on_event for '%s'; this is ignored, and so is what it raises from now on"
+                    get_logger().warning(message, source, event.name, exc_info=True)
 
 
 _lock = threading.RLock()
@@ -93,7 +110,7 @@ _current: Catalog | None = None
 
 
 def catalog() -> Catalog:
-    """The plugins of this process; found, imported and warned about on the first call.
+    """The plugins of this process; discovered, imported and warned about on the first call.
 
     Raises:
         PluginError: A plugin failed and ``QUARK_STRICT_PLUGINS`` is set.

@@ -11,6 +11,7 @@ import pluggy
 
 from quark.errors import PluginError
 from quark.names import closest
+from quark.plugins.api_version import ApiRange, as_api_range
 from quark.plugins.discovery import Candidate, Source
 from quark.plugins.events import Event
 from quark.plugins.failures import PluginFailure, leave_out
@@ -19,13 +20,15 @@ from quark.plugins.kinds import KINDS, Kind
 from quark.plugins.records import Record
 
 EVENT_HOOK = "quark_on_event"
+API_ATTRIBUTE = "QUARK_API"
+"""Attribute of a plugin that states for which versions of the plugin API all its records were written."""
 _ARGUMENTS: dict[str, tuple[str, ...]] = {
     name: tuple(inspect.signature(spec).parameters)[1:] for name, spec in vars(QuarkHooks).items() if name.startswith("quark_")
 }
 MOST_RECORDS = 10_000
-"""What one hook of one plugin may yield; a generator that never ends would else hold up whatever asks for a name."""
+"""Records that one hook of one plugin may yield: a generator that never ends must not block the program."""
 MOST_FAILURES = 20
-"""Records of one hook that may be wrong before the rest is left out."""
+"""Invalid records of one hook after which the rest is left out."""
 _FRAGILE = (Exception, SystemExit)  # a plugin that calls sys.exit() must not end its host; Ctrl-C must
 
 
@@ -42,18 +45,18 @@ class Registered:
 
 
 class _Manager(pluggy.PluginManager):
-    """pluggy's manager, which takes of a plugin only the hooks that are sound and says what is wrong with the others."""
+    """pluggy's manager, restricted to hooks that are valid; it records what is wrong with the others."""
 
     def __init__(self) -> None:
         super().__init__(PROJECT)
         self.add_hookspecs(QuarkHooks)
-        self.complaints: list[tuple[str, str]] = []  # (error, cure) of the plugin that is being registered
+        self.complaints: list[tuple[str, str]] = []  # (error, fix) of the plugin that is being registered
 
     def parse_hookimpl_opts(self, plugin: Any, name: str) -> Any:
         options = super().parse_hookimpl_opts(plugin, name)
         if options is None:
             if _looks_forgotten(plugin, name):
-                self.complaints.append((f"the function '{name}' is not marked as a hook", _spelling_cure(name)))
+                self.complaints.append((f"the function '{name}' is not marked as a hook", _spelling_fix(name)))
             return None
         complaint = _complaint(getattr(plugin, name), options.get("specname") or name, options)
         if complaint is not None:
@@ -64,7 +67,7 @@ class _Manager(pluggy.PluginManager):
 
 
 def _looks_forgotten(plugin: Any, name: str) -> bool:
-    """Whether an unmarked function was surely meant as a hook: it is written in the plugin itself, under a hook's name or nearly so."""
+    """Whether an unmarked function was meant as a hook: it is defined in the plugin itself, under a hook's name or nearly so."""
     if not name.startswith(("quark_register", "quark_on_")):
         return False
     function = inspect.getattr_static(plugin, name, None)
@@ -72,7 +75,7 @@ def _looks_forgotten(plugin: Any, name: str) -> bool:
     return inspect.isfunction(function) and function.__module__ == home
 
 
-def _spelling_cure(name: str) -> str:
+def _spelling_fix(name: str) -> str:
     near = closest(name, _ARGUMENTS)
     if near == name:
         return f"write @hookimpl (from quark.plugins) above 'def {name}'"
@@ -81,9 +84,9 @@ def _spelling_cure(name: str) -> str:
 
 
 def _complaint(function: Callable[..., Any], hook: str, options: Any) -> tuple[str, str] | None:
-    """What is wrong with one implementation, with the cure; None where nothing is."""
+    """What is wrong with one implementation, with the fix; None where nothing is."""
     if hook not in _ARGUMENTS:
-        return None if options.get("optionalhook") else (f"there is no hook '{hook}'", _spelling_cure(hook))
+        return None if options.get("optionalhook") else (f"there is no hook '{hook}'", _spelling_fix(hook))
     if options.get("wrapper") or options.get("hookwrapper"):
         return (
             f"the hook '{hook}' is written as a wrapper, but every plugin is called by itself",
@@ -127,12 +130,21 @@ class Collection:
             try:
                 plugin = candidate.entry_point.load()
             except _FRAGILE as error:
-                self._fail(candidate.source, "import", f"importing '{candidate.source.module}' raised {_told(error)}", exception=error)
+                self._fail(candidate.source, "import", f"importing '{candidate.source.module}' raised {_described(error)}", exception=error)
                 continue
             self.add_plugin(plugin, candidate.source)
 
     def add_plugin(self, plugin: object, source: Source) -> None:
-        """Add what an imported plugin provides: register, call and validate its hooks."""
+        """Add what an imported plugin provides: compare its range of API versions; register, call and validate its hooks."""
+        try:
+            api = as_api_range(getattr(plugin, API_ATTRIBUTE, None))
+        except (ValueError, TypeError) as error:
+            self._fail(source, "require", f"its {API_ATTRIBUTE} is not valid: {error}", fix=f"write {API_ATTRIBUTE} = (lowest, highest)")
+            return
+        if api is not None and not api.allows():
+            error_text, fix = api.refusal()
+            self._fail(source, "require", f"it {error_text}", fix=fix)
+            return
         implementations = self._register(plugin, source)
         if implementations is None:
             return
@@ -141,74 +153,75 @@ class Collection:
             self.listeners.append((source, _listener(implementations[EVENT_HOOK])))
         for kind in KINDS:
             if kind.hook in implementations:
-                self._collect(kind, implementations[kind.hook].function, source)
+                self._collect(kind, implementations[kind.hook].function, source, api)
 
     def _register(self, plugin: object, source: Source) -> dict[str, pluggy.HookImpl] | None:
-        """The plugin's sound hooks by name; None where it could not be registered at all."""
+        """The plugin's valid hooks by name; None where it could not be registered at all."""
         self._manager.complaints.clear()
         try:
             self._manager.register(plugin, f"{source.distribution}:{source.entry_point}")
             callers = self._manager.get_hookcallers(plugin) or []
-            found = {c.name: impl for c in callers for impl in c.get_hookimpls() if impl.plugin is plugin}
+            implementations = {c.name: impl for c in callers for impl in c.get_hookimpls() if impl.plugin is plugin}
         except _FRAGILE as error:
-            self._fail(source, "register", f"registering it raised {_told(error)}", exception=error)
+            self._fail(source, "register", f"registering it raised {_described(error)}", exception=error)
             return None
-        for problem, cure in self._manager.complaints:
-            self._fail(source, "register", problem, cure=cure)
-        if not found and not self._manager.complaints:
+        for complaint, fix in self._manager.complaints:
+            self._fail(source, "register", complaint, fix=fix)
+        if not implementations and not self._manager.complaints:
             hooks = f"the hooks are {', '.join(_ARGUMENTS)}, each marked with @hookimpl from quark.plugins"
-            self._fail(source, "register", "it has no hook, and so provides nothing", cure=hooks)
+            self._fail(source, "register", "it has no hook, and so provides nothing", fix=hooks)
             return None
-        return found
+        return implementations
 
-    def _collect(self, kind: Kind, function: Callable[..., Any], source: Source) -> None:
+    def _collect(self, kind: Kind, function: Callable[..., Any], source: Source, api: ApiRange | None) -> None:
         mine = (e.record for e in self.records[kind.plural] if e.source.distribution == source.distribution)
         taken = {key for record in mine for key in (record.name, *record.aliases)}
         failed = 0
         for record in self._called(kind, function, source):
-            problem = _defect(kind, record) or _said_before(record, taken)
-            if problem is None:
-                self.records[kind.plural].append(Registered(record, source))
+            defect = _defect(kind, record) or _out_of_range(record) or _used_twice(record, taken)
+            if defect is None:
+                own = record if record.api is not None or api is None else attrs.evolve(record, api=api)
+                self.records[kind.plural].append(Registered(own, source))
                 taken.update((record.name, *record.aliases))
                 continue
             failed += 1
-            self._fail(source, "validate", f"the hook '{kind.hook}' {problem[0]}", cure=problem[1])
+            self._fail(source, "validate", f"the hook '{kind.hook}' {defect[0]}", fix=defect[1])
             if failed == MOST_FAILURES:
-                told = f"{failed} records of the hook '{kind.hook}' are wrong: what it yields after them is left out"
-                self._fail(source, "validate", told)
+                complaint = f"{failed} records of the hook '{kind.hook}' are wrong: what it yields after them is left out"
+                self._fail(source, "validate", complaint)
                 return
 
     def _called(self, kind: Kind, function: Callable[..., Any], source: Source) -> Iterator[Any]:
-        """What the hook yields, up to where it raises."""
-        kept = 0
+        """Yield the hook's records, up to where it raises."""
+        count = 0
         result: Any = ()
         try:
             result = function()
             if not isinstance(result, Iterable) or isinstance(result, str | bytes):
                 raise _NotIterable
             for record in result:
-                if kept == MOST_RECORDS:
-                    told = f"the hook '{kind.hook}' yields more than {MOST_RECORDS} records: the rest is left out"
-                    self._fail(source, "call", told, cure="register what belongs together as one record with options")
+                if count == MOST_RECORDS:
+                    complaint = f"the hook '{kind.hook}' yields more than {MOST_RECORDS} records: the rest is left out"
+                    self._fail(source, "call", complaint, fix="register what belongs together as one record with options")
                     return
                 yield record
-                kept += 1
+                count += 1
         except _NotIterable:
-            told = f"the hook '{kind.hook}' returned {_kind_of(result)}, not an iterable of {kind.record.__name__}"
-            self._fail(source, "validate", told, cure=f"yield each {kind.record.__name__}, or return a list of them")
+            complaint = f"the hook '{kind.hook}' returned {_kind_of(result)}, not an iterable of {kind.record.__name__}"
+            self._fail(source, "validate", complaint, fix=f"yield each {kind.record.__name__}, or return a list of them")
         except _FRAGILE as error:
-            before = f" after {kept} record{'s' if kept > 1 else ''}, kept" if kept else ""
-            self._fail(source, "call", f"the hook '{kind.hook}' raised {_told(error)}{before}", exception=error)
+            before = f" after {count} record{'s' if count > 1 else ''}, kept" if count else ""
+            self._fail(source, "call", f"the hook '{kind.hook}' raised {_described(error)}{before}", exception=error)
 
-    def _fail(self, source: Source, stage: str, error: str, *, cure: str | None = None, exception: BaseException | None = None) -> None:
-        failure = PluginFailure(source, stage, error, cure or leave_out(source), exception)
+    def _fail(self, source: Source, stage: str, error: str, *, fix: str | None = None, exception: BaseException | None = None) -> None:
+        failure = PluginFailure(source, stage, error, fix or leave_out(source), exception)
         if self.strict:
             raise PluginError(f"{failure} (raised because QUARK_STRICT_PLUGINS is set)") from exception
         self.failures.append(failure)
 
 
 def _listener(implementation: pluggy.HookImpl) -> Callable[[Event], object]:
-    """The implementation as a function of the event, which it may have left out of its signature."""
+    """The implementation as a function of the event, which its signature may lack."""
     return implementation.function if implementation.argnames else lambda _: implementation.function()
 
 
@@ -218,11 +231,19 @@ def _defect(kind: Kind, record: Any) -> tuple[str, str] | None:
     try:
         attrs.validate(record)
     except _FRAGILE as error:
-        return (f"yields a record that is not valid: {_told(error)}", "mend that field of the record")
+        return (f"yields a record that is not valid: {_described(error)}", "correct that field of the record")
     return None
 
 
-def _said_before(record: Record, taken: set[str]) -> tuple[str, str] | None:
+def _out_of_range(record: Record) -> tuple[str, str] | None:
+    """A record that was written for another version of the plugin API, with the fix."""
+    if record.api is None or record.api.allows():
+        return None
+    error, fix = record.api.refusal()
+    return f"yields '{record.name}', which {error}", fix
+
+
+def _used_twice(record: Record, taken: set[str]) -> tuple[str, str] | None:
     """A name used twice within one distribution, which nobody could tell apart by distribution."""
     if twice := {record.name, *record.aliases} & taken:
         return (f"yields the name '{min(twice)}' a second time in one distribution; the first stands", "give each its own name")
@@ -233,7 +254,7 @@ def _kind_of(value: object) -> str:
     return "None" if value is None else f"a {type(value).__name__}"
 
 
-def _told(error: BaseException) -> str:
+def _described(error: BaseException) -> str:
     # Validators of attrs hand over the field and its options besides the sentence.
     is_of_attrs = len(error.args) > 1 and isinstance(error.args[0], str) and isinstance(error.args[1], attrs.Attribute)
     text = " ".join(str(error.args[0] if is_of_attrs else error).split())

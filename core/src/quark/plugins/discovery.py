@@ -104,42 +104,42 @@ def _listed(text: str) -> frozenset[str]:
 
 
 def _unmet(requirements: Iterable[str]) -> tuple[tuple[str, str], ...]:
-    """Requirements of the core that this core does not meet; an installer sees to them, but one may be told not to."""
+    """Requirements of the core that this core does not meet. An installer refuses them, unless it is told not to look."""
     mine = [text for text in requirements if normalized(re.split(r"[^\w.-]", text, maxsplit=1)[0]) == CORE and text != f"{CORE}=={VERSION}"]
     if not mine:
         return ()
     from packaging.requirements import InvalidRequirement, Requirement  # not above: a listing without third parties does without
 
-    found = []
+    unmet = []
     for text in mine:
         try:
             requirement = Requirement(text)
         except InvalidRequirement:
-            found.append((f"'{text}'", "that is no requirement"))
+            unmet.append((f"'{text}'", "that is no requirement"))
             continue
         applies = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
         if applies and not requirement.specifier.contains(VERSION, prereleases=True):
-            found.append((f"{CORE}{requirement.specifier}", f"{CORE} {VERSION} is installed"))
-    return tuple(found)
+            unmet.append((f"{CORE}{requirement.specifier}", f"{CORE} {VERSION} is installed"))
+    return tuple(unmet)
 
 
 def discover(path: Iterable[str] | None = None) -> tuple[Candidate, ...]:
     """All entry points of the group ``quark``, of all distributions, in a stable order.
 
-    Two distributions may use one entry-point name: both are found. A distribution that lies on the path twice counts once, where it
+    Two distributions may use one entry-point name: both count. A distribution that lies on the path twice counts once, where it
     comes first, as for imports.
 
     Args:
         path: Folders to look in; ``sys.path`` by default.
     """
     distributions = importlib_metadata.distributions() if path is None else importlib_metadata.distributions(path=list(path))
-    found: dict[str, list[Candidate]] = {}
+    by_name: dict[str, list[Candidate]] = {}
     for distribution in distributions:
         if not (distribution.read_text("entry_points.txt") or ""):
             continue
         points = [point for point in distribution.entry_points if point.group == GROUP]
-        if not points or (name := normalized(distribution.name)) in found:
+        if not points or (name := normalized(distribution.name)) in by_name:
             continue
         unmet = _unmet(distribution.requires or ())
-        found[name] = [Candidate(Source(name, distribution.version, point.value, point.name), point, unmet) for point in points]
-    return tuple(candidate for name in sorted(found) for candidate in found[name])
+        by_name[name] = [Candidate(Source(name, distribution.version, point.value, point.name), point, unmet) for point in points]
+    return tuple(candidate for name in sorted(by_name) for candidate in by_name[name])

@@ -1,4 +1,4 @@
-"""Event: what plugins are told while work goes on."""
+"""Event: something that happened during a run, as plugins hear of it."""
 
 from __future__ import annotations
 

@@ -1,13 +1,14 @@
-"""What the lazy references of records must lead to; looked at when one is loaded, so that a wrong one fails by name."""
+"""Expected: what a reference of a record must lead to. It is compared when the reference is loaded, so that a wrong one is named."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 import attrs
 
 from quark.lazy import LazyRef
+from quark.plugins.options import Option, disagreement
 
 if TYPE_CHECKING:
     from quark.plugins.records import Record
@@ -25,57 +26,69 @@ class Expected:
         base: Reference to that class, loaded only when there is something to compare with it.
         members: Methods that a class must have; of a function they are asked of what it makes, by who calls it.
         agrees: Field of the record → attribute of the object, dotted, which must say the same.
+        options: Gives the options of the object, with which those that the record declares have to agree; None where it has none.
     """
 
     form: str
     base: LazyRef | None = None
     members: tuple[str, ...] = ()
     agrees: Mapping[str, str] = attrs.field(factory=dict, hash=False)
+    options: Callable[[Any], tuple[Option, ...]] | None = None
 
-    def complaint(self, record: Record, found: object) -> str | None:
+    def complaint(self, record: Record, target: object) -> str | None:
         """What is wrong with the object that a reference of ``record`` has led to, as a predicate; None where nothing is."""
-        return self._wrong_form(found) or lacking(found, self.members) or self._disagreement(record, found)
+        return (
+            self._wrong_form(target)
+            or lacking(target, self.members)
+            or self._disagreement(record, target)
+            or self._other_options(record, target)
+        )
 
-    def _wrong_form(self, found: object) -> str | None:
+    def _wrong_form(self, target: object) -> str | None:
         if self.form == "function":
-            return None if callable(found) else f"is {described(found)} where something to call is wanted"
+            return None if callable(target) else f"is {described(target)} where something to call is wanted"
         base: Any = self.base.load() if self.base is not None else object
         if self.form == "class":
-            fits = isinstance(found, type) and issubclass(found, base)
-            return None if fits else f"is {described(found)} where a subclass of {base.__module__}.{base.__qualname__} is wanted"
-        if isinstance(found, base):
+            fits = isinstance(target, type) and issubclass(target, base)
+            return None if fits else f"is {described(target)} where a subclass of {base.__module__}.{base.__qualname__} is wanted"
+        if isinstance(target, base):
             return None
-        cure = f": write {found.__name__}(…)" if isinstance(found, type) and issubclass(found, base) else ""
-        return f"is {described(found)} where a value of {base.__module__}.{base.__qualname__} is wanted{cure}"
+        fix = f": write {target.__name__}(…)" if isinstance(target, type) and issubclass(target, base) else ""
+        return f"is {described(target)} where a value of {base.__module__}.{base.__qualname__} is wanted{fix}"
 
-    def _disagreement(self, record: Record, found: object) -> str | None:
+    def _disagreement(self, record: Record, target: object) -> str | None:
         for field, path in self.agrees.items():
-            value, own = getattr(record, field), _attribute(found, path)
-            said = (value, *record.aliases) if field == "name" else (value,)
-            if own is not attrs.NOTHING and own not in said:
+            value, own = getattr(record, field), _attribute(target, path)
+            allowed = (value, *record.aliases) if field == "name" else (value,)
+            if own is not attrs.NOTHING and own not in allowed:
                 return f"says {path}={own!r} where its record says {field}={value!r}: both must say the same"
         return None
 
+    def _other_options(self, record: Record, target: Any) -> str | None:
+        if self.options is None or record.options is None:
+            return None
+        return disagreement(record.options, self.options(target))
 
-def lacking(found: object, members: tuple[str, ...]) -> str | None:
+
+def lacking(target: object, members: tuple[str, ...]) -> str | None:
     """Which of the members an object does not have, as a predicate; functions are not asked."""
-    if not isinstance(found, type) and hasattr(found, "__code__"):
+    if not isinstance(target, type) and hasattr(target, "__code__"):
         return None
-    absent = [name for name in members if not hasattr(found, name)]
+    absent = [name for name in members if not hasattr(target, name)]
     return f"has no {' and no '.join(repr(name) for name in absent)}" if absent else None
 
 
-def described(found: object) -> str:
+def described(target: object) -> str:
     """What an object is, in a few words."""
-    if found is None:
+    if target is None:
         return "None"
-    return f"the class {found.__name__}" if isinstance(found, type) else f"a {type(found).__name__}"
+    return f"the class {target.__name__}" if isinstance(target, type) else f"a {type(target).__name__}"
 
 
-def _attribute(found: Any, path: str) -> Any:
+def _attribute(target: Any, path: str) -> Any:
     """An attribute, or the default of an attrs field of a class, which is written ``"field.default"``."""
     first, _, rest = path.partition(".")
     if rest == "default":
-        field = attrs.fields_dict(found).get(first) if attrs.has(found) else None
+        field = attrs.fields_dict(target).get(first) if attrs.has(target) else None
         return attrs.NOTHING if field is None else field.default
-    return getattr(found, first, None)
+    return getattr(target, first, None)

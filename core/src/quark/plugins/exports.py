@@ -1,4 +1,4 @@
-"""Documented names that come with plugins: ``Int4PerGroupSpec``, ``AWQConfig``. Found through the records that bring them."""
+"""Names of AMD Quark's public API that plugins bring, such as ``Int4PerGroupSpec``: an index of the exports of all records."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 
 from quark.errors import AmbiguousNameError, UnknownNameError
-from quark.lazy import LazyRef
+from quark.lazy import Reference
 from quark.names import closest
 from quark.plugins.collection import Registered
 from quark.plugins.failures import PluginFailure
@@ -31,7 +31,7 @@ class Exports:
     missing: Callable[[Sequence[str]], str]
 
     def load(self, name: str) -> Any:
-        """The object that is documented under ``name``, a plain name or ``"module:name"``.
+        """The object that a record exports as ``name``, a plain name or ``"module:name"``.
 
         Raises:
             UnknownNameError: (a ValueError) No record brings it; says which distribution may be missing.
@@ -41,21 +41,21 @@ class Exports:
         claims = self._claims(name)
         if not claims:
             known = sorted({key for entry in self._entries() for key in entry.record.exports})
-            raise UnknownNameError(self._unknown(name, known), kind="documented name", name=name, known=known)
+            raise UnknownNameError(self._unknown(name, known), kind="public name", name=name, known=known)
         if len({c.record.exports[name] for c in claims}) > 1:
             raise AmbiguousNameError(
                 f"'{name}' is brought by {' and by '.join(dict.fromkeys(str(c.source) for c in claims))}, each with its own object. "
                 f'Leave one out with QUARK_DISABLED_PLUGINS, or let one record say replaces="{claims[0].source.distribution}"'
             )
-        return load_for(claims[0].record.exports[name], f"the documented name '{name}'", claims[0].source)
+        return load_for(claims[0].record.exports[name], f"the public name '{name}'", claims[0].source)
 
     def names(self) -> list[str]:
         """All plain names, sorted."""
         return sorted({key for entry in self._entries() for key in entry.record.exports if ":" not in key})
 
-    def modules(self) -> dict[str, dict[str, LazyRef]]:
-        """Documented modules that records bring, each with its names; contested names are left out, and fail in `load`."""
-        out: dict[str, dict[str, LazyRef]] = {}
+    def modules(self) -> dict[str, dict[str, Reference]]:
+        """Public modules that records bring, each with its names; names that two records claim are left out, and fail in `load`."""
+        out: dict[str, dict[str, Reference]] = {}
         for key in sorted({key for entry in self._entries() for key in entry.record.exports if ":" in key}):
             module, _, name = key.partition(":")
             references = {c.record.exports[key] for c in self._claims(key)}

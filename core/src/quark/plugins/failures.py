@@ -1,4 +1,4 @@
-"""What went wrong with a plugin: recorded, warned about once, and shown wherever it may explain something."""
+"""Failures of plugins: each is recorded, warned about once, and shown by every error that it may explain."""
 
 from __future__ import annotations
 
@@ -25,24 +25,24 @@ class PluginFailure:
         stage: Where it failed, one of `STAGES`. ``require``: it was made for another core; ``import``: its module; ``register``: its
             hooks' names and signatures; ``call``: a hook of it raised; ``validate``: what a hook returned.
         error: What happened, in a sentence.
-        cure: What to do about it.
+        fix: What to do about it.
         exception: The exception behind it, if there is one.
     """
 
     source: Source
     stage: str = attrs.field(validator=attrs.validators.in_(STAGES))
     error: str
-    cure: str
+    fix: str
     exception: BaseException | None = attrs.field(default=None, eq=False, repr=False)
 
     def __str__(self) -> str:
-        return f"{self.source} failed at stage '{self.stage}': {self.error}. Cure: {self.cure}"
+        return f"{self.source} failed at stage '{self.stage}': {self.error}. Fix: {self.fix}"
 
 
 def leave_out(source: Source) -> str:
-    """The cure that always helps: update the plugin, or do without it."""
+    """Return the fix that always helps: update the plugin, or do without it."""
     if not source.distribution:
-        return "mend it"
+        return "correct it"
     return f"update it (pip install --upgrade {source.distribution}), or leave it out (QUARK_DISABLED_PLUGINS={source.distribution})"
 
 

@@ -1,19 +1,18 @@
-"""The hooks of quark: what a plugin may implement. The docstrings here are the manual.
+"""The hooks of quark: what a plugin may implement. The docstrings here are the manual; their examples run as tests.
 
 A plugin is a module (or an object) that a distribution names in the entry-point group ``quark``::
 
     [project.entry-points.quark]
     acme = "acme_quant.plugin"
 
-and that implements any of the hooks of `QuarkHooks`, each marked with `hookimpl`::
+and that implements any of the hooks of `QuarkHooks`, each marked with `hookimpl`. Keep that module light: it is imported whenever
+anything is listed. Its records point at the rest by ``"module:attribute"``, which is imported when it is used.
 
-    from quark.plugins import SchemeRecord, hookimpl
+The module may state for which versions of the plugin API it was written; a core of another version then leaves it out and says so::
 
-    @hookimpl
-    def quark_register_schemes():
-        yield SchemeRecord(name="acme_int3", summary="3-bit weights", config="acme_quant.schemes:int3")
+    QUARK_API = (1, 1)  # lowest and highest; quark.plugins.API_VERSION is the version of the installed core
 
-Keep that module light: it is imported whenever anything is listed. Records point at the rest by ``"module:attribute"``.
+In the examples a comment names the file that each part belongs to. The classes that some of them point at are in ``examples/acme_quant``.
 """
 
 from __future__ import annotations
@@ -24,6 +23,8 @@ import pluggy
 
 from quark.plugins.events import Event
 from quark.plugins.records import AlgorithmRecord, ExporterRecord, FormatRecord, ObserverRecord, SchemeRecord, TemplateRecord
+
+__all__ = ["PROJECT", "QuarkHooks", "hookimpl", "hookspec"]
 
 PROJECT = "quark"
 hookspec = pluggy.HookspecMarker(PROJECT)
@@ -42,6 +43,7 @@ class QuarkHooks:
       every "unknown name" message; with ``QUARK_STRICT_PLUGINS=1`` it is raised.
     * Order does not matter: a name that two distributions claim is an error when that name is asked for, unless one record says
       ``replaces="other-distribution"``. Within one distribution the first record of a name stands, the second is a failure.
+    * A record that was written for another version of the plugin API (``api=``, or ``QUARK_API`` of its module) is refused.
     * Wrappers (``@hookimpl(wrapper=True)``) are refused: there is nothing around a call that concerns one plugin only.
 
     **The event hook** is for progress bars and loggers; it can neither change a result nor stop a run, not by sys.exit() either.
@@ -49,30 +51,155 @@ class QuarkHooks:
 
     @hookspec
     def quark_register_formats(self) -> Iterable[FormatRecord]:  # type: ignore[empty-body]
-        """Number formats: element codes ↔ values, range, rounding, packing. Each record points at a `quark.quantizers.NumberFormat`."""
+        """Return the number formats of a plugin: element codes ↔ values, range, rounding, packing.
+
+        Each record points at a `quark.quantizers.NumberFormat` value, which has the same name and the same number of bits.
+
+        Example::
+
+            # acme_quant/plugin.py
+            from quark.plugins import FormatRecord, hookimpl
+
+            @hookimpl
+            def quark_register_formats():
+                yield FormatRecord(
+                    name="acme_nf3",
+                    bits=3,
+                    summary="eight normal quantiles in [-1, 1], 0 among them",
+                    format="acme_quant.codebook:ACME_NF3",
+                )
+        """
 
     @hookspec
     def quark_register_observers(self) -> Iterable[ObserverRecord]:  # type: ignore[empty-body]
-        """Observers: how the data seen become a range. Each record points at a `quark.quantizers.Observer` class."""
+        """Return the observers of a plugin: how the values of a tensor become the range of its scale.
+
+        Each record points at a `quark.quantizers.Observer` class. Configurations and checkpoints name it by ``class_name``.
+
+        Example::
+
+            # acme_quant/plugin.py
+            from quark.plugins import ObserverRecord, hookimpl
+
+            @hookimpl
+            def quark_register_observers():
+                yield ObserverRecord(
+                    name="acme_rms",
+                    class_name="AcmeRmsObserver",
+                    summary="a multiple of the root mean square",
+                    observer="acme_quant.observer:AcmeRmsObserver",
+                )
+        """
 
     @hookspec
     def quark_register_schemes(self) -> Iterable[SchemeRecord]:  # type: ignore[empty-body]
-        """Schemes: a name for a layer configuration. Each record points at a torch-free function that builds a fresh `QLayerConfig`."""
+        """Return the schemes of a plugin: names for layer configurations.
+
+        Each record points at a function that builds a fresh `quark.config.layer.QLayerConfig` and imports no torch. Its keyword arguments
+        are the scheme's options (``--scheme-option group_size=32``).
+
+        Example::
+
+            # acme_quant/plugin.py
+            from quark.plugins import SchemeRecord, hookimpl
+
+            @hookimpl
+            def quark_register_schemes():
+                yield SchemeRecord(name="acme_w8", summary="INT8 weights in groups", config="acme_quant.w8:acme_w8")
+
+            # acme_quant/w8.py
+            from quark.config.layer import QLayerConfig
+            from quark.config.tensor import QTensorConfig
+
+            def acme_w8(group_size: int = 64) -> QLayerConfig:
+                return QLayerConfig(
+                    weight=QTensorConfig(
+                        dtype="int8",
+                        qscheme="per_group",
+                        ch_axis=-1,
+                        group_size=group_size,
+                        symmetric=True,
+                        is_dynamic=False,
+                        observer_cls="PerGroupMinMaxObserver",
+                    )
+                )
+        """
 
     @hookspec
     def quark_register_algorithms(self) -> Iterable[AlgorithmRecord]:  # type: ignore[empty-body]
-        """Algorithms: a transform or a rounding. Each record points at its configuration class and at the class that does the work."""
+        """Return the algorithms of a plugin, each a transform or a rounding.
+
+        Each record points at the class of its settings, a `quark.config.algorithm.AlgoConfig`, whose fields are the algorithm's options
+        (``--algorithm-option acme_weighted.ratios=...``), and at the class that does the work, which is made of the settings. A transform
+        says what it does (``role=``) and where it goes among the other transforms of a run (``before=``, ``after=``).
+
+        Example::
+
+            # acme_quant/plugin.py
+            from quark.plugins import AlgorithmRecord, hookimpl
+
+            @hookimpl
+            def quark_register_algorithms():
+                yield AlgorithmRecord(
+                    name="acme_weighted",
+                    kind="rounding",
+                    summary="scales searched by the mean square of each input channel, then round-to-nearest",
+                    config="acme_quant.weighted_config:AcmeWeightedConfig",
+                    processor="acme_quant.weighted:AcmeWeighted",
+                    capabilities={"calibration"},
+                )
+        """
 
     @hookspec
     def quark_register_templates(self) -> Iterable[TemplateRecord]:  # type: ignore[empty-body]
-        """Model families, named as ``config.model_type``. Each record points at an `Architecture`.
+        """Return the model families of a plugin, each named as its ``config.model_type``.
 
-        The record of a family that transformers does not know also names the module that registers its model class (``modeling``).
+        Each record points at a `quark.config.architecture.Architecture`. The record of a family that transformers does not know also names
+        the module that registers its model class (``modeling``).
+
+        Example::
+
+            # acme_quant/plugin.py
+            from quark.plugins import TemplateRecord, hookimpl
+
+            @hookimpl
+            def quark_register_templates():
+                yield TemplateRecord(name="acme_lm", summary="Acme's language models", architecture="acme_quant.families:ACME_LM")
+
+            # acme_quant/families.py
+            from quark.config.architecture import Architecture
+
+            ACME_LM = Architecture(
+                model_type="acme_lm",
+                decoder_blocks="model.layers",
+                attention_inputs=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+                attention_output="self_attn.o_proj",
+                kv_layers_name=("*k_proj", "*v_proj"),
+                exclude_layers_name=("lm_head",),
+            )
         """
 
     @hookspec
     def quark_register_exporters(self) -> Iterable[ExporterRecord]:  # type: ignore[empty-body]
-        """Checkpoint writers. Each record points at a class with the protocol `quark.checkpoint.Exporter`."""
+        """Return the checkpoint writers of a plugin.
+
+        Each record points at a class with the protocol `quark.checkpoint.Exporter`; keyword arguments of the class are the exporter's
+        options (``--exporter-option level=9``).
+
+        Example::
+
+            # acme_quant/plugin.py
+            from quark.plugins import ExporterRecord, hookimpl
+
+            @hookimpl
+            def quark_register_exporters():
+                yield ExporterRecord(name="acme_names", summary="the names of all tensors", exporter="acme_quant.names:NamesExporter")
+
+            # acme_quant/names.py
+            class NamesExporter:
+                def export(self, model, out, options):
+                    (out / "names.txt").write_text("\\n".join(model.state_dict()))
+        """
 
     @hookspec
     def quark_on_event(self, event: Event) -> None:
@@ -82,4 +209,13 @@ class QuarkHooks:
 
         Args:
             event: What happened; see `Event`. An implementation may leave the argument out.
+
+        Example::
+
+            # acme_quant/plugin.py
+            from quark.plugins import hookimpl
+
+            @hookimpl
+            def quark_on_event(event):
+                print(f"acme heard of {event.name}")
         """

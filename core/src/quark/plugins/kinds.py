@@ -23,7 +23,7 @@ class Kind:
         name: In the singular, as messages say it: ``"scheme"``.
         plural: Name of its registry and of its listing: ``"schemes"``.
         record: Class that its hook yields.
-        distribution: Which distribution brings the built-in ones, for the cure in messages.
+        distribution: Which distribution brings the built-in ones, for messages.
     """
 
     name: str

@@ -1,8 +1,8 @@
-"""Options of schemes, algorithms and exporters: what there is, read from signatures and fields, and what is given, checked against it.
+"""Options of schemes, algorithms, observers and exporters: read from signatures and fields, and used to check what a user passes.
 
-Who brings a scheme, an algorithm or an exporter declares nothing: a scheme's options are the keyword arguments of its function, an
-algorithm's the fields of its settings, an exporter's the keyword arguments of its class. Help comes from their docstrings (``Args:``,
-``Attributes:``).
+A plugin need not declare options: a scheme's are the keyword arguments of its function, an algorithm's the fields of its settings, an
+exporter's the keyword arguments of its class. Help comes from their docstrings (``Args:``, ``Attributes:``). A record may declare them all
+the same (`quark.plugins.Option`), so that they are listed without an import; what it declares is held against the code when that is loaded.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ class Option:
     """One option.
 
     Attributes:
-        name: As it is given.
-        hint: Type of its values, as annotated, or that of the default; `typing.Any` where neither says one.
-        default: Value where it is not given; `REQUIRED` where it has to be.
+        name: As a user writes it.
+        type: Type of its values, as annotated, or that of the default; `typing.Any` where neither says one.
+        default: Value where a user passes none; `REQUIRED` where one is needed.
         help: What its docstring says, on one line.
-        is_converted: Whether what is given is converted, so that values of other types may do.
+        is_converted: Whether the target converts the value, so that other types are accepted.
     """
 
     name: str
-    hint: Any = Any
+    type: Any = Any
     default: Any = REQUIRED
     help: str = ""
     is_converted: bool = False
@@ -46,7 +46,7 @@ class Option:
     @property
     def type_text(self) -> str:
         """The type as it is written in an annotation."""
-        text = self.hint.__name__ if isinstance(self.hint, type) and not typing.get_args(self.hint) else str(self.hint)
+        text = self.type.__name__ if isinstance(self.type, type) and not typing.get_args(self.type) else str(self.type)
         return re.sub(r"\b(?:\w+\.)+(?=\w)", "", text)
 
     def __str__(self) -> str:
@@ -70,25 +70,49 @@ def options_of(target: Callable[..., Any], without: Iterable[str] = ()) -> tuple
     hints, helps, left_out = _hints(target), _helps(target), set(without)
     if attrs.has(target):  # type: ignore[arg-type]
         fields: Any = attrs.fields(target)
-        found = [(f.name, _default(f), f.converter is not None) for f in fields if f.init and not f.metadata.get("legacy")]
+        arguments = [(f.name, _default(f), f.converter is not None) for f in fields if f.init and not f.metadata.get("legacy")]
     else:
         plain = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
         parameters = [p for p in inspect.signature(target).parameters.values() if p.kind in plain]
-        found = [(p.name, p.default, False) for p in parameters]
+        arguments = [(p.name, p.default, False) for p in parameters]
     return tuple(
         Option(name, hints.get(name, _hint_of(default)), default, helps.get(name, ""), converts)
-        for name, default, converts in found
+        for name, default, converts in arguments
         if name not in left_out
     )
 
 
+def settings_options(config: type[Any]) -> tuple[Option, ...]:
+    """The options of an algorithm: the fields of its settings, but for its name."""
+    return options_of(config, without=("name",))
+
+
+def observer_options(observer: type[Any]) -> tuple[Option, ...]:
+    """The options of an observer: the class attributes that it names in ``options``, with their values as defaults."""
+    helps = _helps(observer)
+    values = {name: getattr(observer, name, REQUIRED) for name in getattr(observer, "options", ())}
+    return tuple(Option(name, _hint_of(value), value, helps.get(name, "")) for name, value in values.items())
+
+
+def disagreement(declared: Sequence[Option], actual: Sequence[Option]) -> str | None:
+    """How options that a record declares differ from those of the code, as a predicate; None where names, types and defaults agree."""
+    by_name = {option.name: option for option in actual}
+    for option in declared:
+        if option.name not in by_name:
+            return f"has no option '{option.name}', which its record declares"
+        own = by_name.pop(option.name)
+        if str(own) != str(option):
+            return f"has the option {own}, which its record declares as {option}"
+    return f"has the option '{min(by_name)}', which its record does not declare" if by_name else None
+
+
 def checked(whose: str, known: Sequence[Option], given: Mapping[str, Any]) -> dict[str, Any]:
-    """The given options, of the types that are wanted: an integer becomes the float and a list the tuple that it stands for.
+    """Return the values, converted to the options' types: an integer to a float and a list to a tuple where those are declared.
 
     Args:
         whose: What has the options, as messages say it: ``"the scheme 'mx6'"``.
         known: All that it has.
-        given: By name.
+        given: Values by name.
 
     Raises:
         ConfigError: (a ValueError) There is no such option, or a value is of another type. Lists what there is.
@@ -100,15 +124,15 @@ def checked(whose: str, known: Sequence[Option], given: Mapping[str, Any]) -> di
             near = closest(name, by_name)
             hint = f" Did you mean '{near}'?" if near else ""
             wrong.append(f"{whose} has no option '{name}'.{hint}")
-        elif not by_name[name].is_converted and not _fits(value, by_name[name].hint):
+        elif not by_name[name].is_converted and not _fits(value, by_name[name].type):
             wrong.append(f"{whose} wants {by_name[name].type_text} for the option '{name}', not {value!r} ({type(value).__name__}).")
     if wrong:
         raise ConfigError(f"{' '.join(wrong)} Its options: {', '.join(map(str, known)) or 'none'}")
-    return {name: _converted(value, by_name[name].hint) for name, value in given.items()}
+    return {name: _converted(value, by_name[name].type) for name, value in given.items()}
 
 
 def called(whose: str, target: Callable[..., Any], given: Mapping[str, Any]) -> Any:
-    """What ``target`` makes of options that have been `checked`.
+    """Call ``target`` with options that have been `checked`.
 
     Raises:
         ConfigError: (a ValueError) It refuses a value.
@@ -161,16 +185,16 @@ def _entries(doc: str) -> dict[str, str]:
     for line in doc.splitlines():
         if line and not line.startswith(" "):
             inside, current = line in ("Args:", "Attributes:"), None
-        elif inside and (found := _ENTRY.fullmatch(line.strip())) and len(line) - len(line.lstrip()) == 4:
-            current = [found["help"]]
-            entries |= dict.fromkeys(found["names"].split(", "), current)
+        elif inside and (entry := _ENTRY.fullmatch(line.strip())) and len(line) - len(line.lstrip()) == 4:
+            current = [entry["help"]]
+            entries |= dict.fromkeys(entry["names"].split(", "), current)
         elif current is not None and line.strip():
             current.append(line.strip())
     return {name: " ".join(lines).replace("``", "") for name, lines in entries.items()}
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    """Whether a value, such as JSON gives, is of an annotated type; of types that are not known here, whoever gets it must judge."""
+    """Whether a value, such as JSON gives, is of an annotated type; types that are not known here are left to the target."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return any(_fits(value, one) for one in inner)
@@ -196,10 +220,10 @@ def _element(inner: tuple[Any, ...]) -> Any:
 
 
 def _converted(value: Any, hint: Any) -> Any:
-    wanted = set(_alternatives(hint))
-    if isinstance(value, int) and not isinstance(value, bool) and float in wanted and int not in wanted:
+    types_of_hint = set(_alternatives(hint))
+    if isinstance(value, int) and not isinstance(value, bool) and float in types_of_hint and int not in types_of_hint:
         return float(value)
-    if isinstance(value, list) and list not in wanted and tuple in wanted:
+    if isinstance(value, list) and list not in types_of_hint and tuple in types_of_hint:
         return tuple(value)
     return value
 

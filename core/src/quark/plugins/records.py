@@ -1,21 +1,24 @@
 """What a plugin registers: frozen records that point at code by name. Making one imports nothing.
 
-Every record has a name (see `quark.names`), perhaps aliases, a one-line summary, a stability, and ``exports``: the documented names that
-come with it, each a lazy reference. An export is keyed by a plain name (``"Int4PerGroupSpec"``: found in every documented module that
-re-exports) or by module and name (``"quark.torch.algorithm.awq.awq:AwqProcessor"``: that module then exists).
+Every record has a name (see `quark.names`), perhaps aliases, a one-line summary, a stability, and ``exports``: the names of AMD
+Quark's public API that come with it, each a reference. An export is keyed by a plain name (``"Int4PerGroupSpec"``: every public module
+that has plugins' names has it) or by module and name (``"quark.torch.algorithm.awq.awq:AwqProcessor"``: that module then exists).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
 
 import attrs
 
-from quark.lazy import LazyRef, as_lazy_ref, as_optional_lazy_ref
+from quark.lazy import LazyRef, Reference, as_optional_reference, as_reference
 from quark.names import NAME_RULE, is_valid_name
+from quark.plugins.api_version import ApiRange, as_api_range
+from quark.plugins.capabilities import unknown_capability
 from quark.plugins.expected import KEY, Expected
+from quark.plugins.options import Option, observer_options, options_of, settings_options
 
 STABILITIES = ("stable", "provisional", "experimental")
 
@@ -36,23 +39,52 @@ def _module(_: Any, attribute: Any, value: Any) -> None:
 
 
 def _strings(values: Iterable[str]) -> tuple[str, ...]:
+    if isinstance(values, str):
+        raise ValueError(f"{values!r} is one string where several belong: write ({values!r},)")
     return tuple(values)
 
 
-def _exports(values: Mapping[str, str | LazyRef]) -> Mapping[str, LazyRef]:
-    return MappingProxyType({key: as_lazy_ref(ref) for key, ref in dict(values).items()})
+def _capability_set(values: Iterable[str]) -> frozenset[str]:
+    return frozenset(_strings(values))
+
+
+def _capabilities(_: Any, attribute: Any, values: frozenset[str]) -> None:
+    if (unknown := unknown_capability(sorted(values, key=str))) is not None:
+        raise ValueError(f"{attribute.name}: {unknown}")
+
+
+def _optional_tuple(values: Iterable[Option] | None) -> tuple[Option, ...] | None:
+    return None if values is None else tuple(values)
+
+
+def _options(record: Any, attribute: Any, values: tuple[Option, ...]) -> None:
+    expected = [field.metadata[KEY] for field in attrs.fields(type(record)) if KEY in field.metadata]
+    if values and not any(one.options for one in expected):
+        raise ValueError(f"a {type(record).__name__} has no options: leave {attribute.name} out")
+    names = []
+    value: object
+    for value in values:
+        if not isinstance(value, Option):
+            raise ValueError(f"{attribute.name} holds {value!r}: write Option(name, type, default, help)")
+        names.append(value.name)
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ValueError(f"{attribute.name} holds '{twice[0]}' twice: leave one out")
+
+
+def _exports(values: Mapping[str, str | Reference]) -> Mapping[str, Reference]:
+    return MappingProxyType({key: as_reference(ref) for key, ref in dict(values).items()})
 
 
 def _value(base: str, **agrees: str) -> Mapping[str, Expected]:
     return {KEY: Expected("value", LazyRef(base), agrees=agrees)}
 
 
-def _class(base: str, **agrees: str) -> Mapping[str, Expected]:
-    return {KEY: Expected("class", LazyRef(base), agrees=agrees)}
+def _class(base: str, options: Callable[[Any], tuple[Option, ...]] | None = None, **agrees: str) -> Mapping[str, Expected]:
+    return {KEY: Expected("class", LazyRef(base), agrees=agrees, options=options)}
 
 
-def _function(*members: str) -> Mapping[str, Expected]:
-    return {KEY: Expected("function", members=members)}
+def _function(*members: str, options: Callable[[Any], tuple[Option, ...]] | None = None) -> Mapping[str, Expected]:
+    return {KEY: Expected("function", members=members, options=options)}
 
 
 @attrs.frozen(kw_only=True)
@@ -64,19 +96,27 @@ class Record:
         aliases: Other names of the same thing, for old configurations.
         summary: One line for listings.
         stability: One of `STABILITIES`.
-        exports: Documented names that come with this record.
+        exports: Names of AMD Quark's public API that come with this record.
         replaces: Distribution whose record of the same name this one stands in for, such as ``"quark-schemes"``.
+        options: What can be chosen, each a `quark.plugins.Option`. None derives them from the code that the record points at; declared
+            ones are listed without importing it, and have to agree with it when it is loaded.
+        capabilities: What it can do, of `quark.plugins.CAPABILITIES`.
+        api: Versions of the plugin API that the record was written for, as ``(lowest, highest)``; None takes those of its plugin
+            (``QUARK_API`` in the plugin module), or any where that states none. A record out of range is refused.
 
     Raises:
-        ValueError: A name, an alias, the stability or a reference is malformed.
+        ValueError: A name, an alias, the stability, a capability, the range or a reference is malformed.
     """
 
     name: str = attrs.field(validator=_name)
     aliases: tuple[str, ...] = attrs.field(default=(), converter=_strings, validator=_names)
     summary: str = ""
     stability: str = attrs.field(default="stable", validator=attrs.validators.in_(STABILITIES))
-    exports: Mapping[str, LazyRef] = attrs.field(factory=dict, converter=_exports, hash=False)
+    exports: Mapping[str, Reference] = attrs.field(factory=dict, converter=_exports, hash=False)
     replaces: str | None = None
+    options: tuple[Option, ...] | None = attrs.field(default=None, converter=_optional_tuple, validator=attrs.validators.optional(_options))
+    capabilities: frozenset[str] = attrs.field(default=frozenset(), converter=_capability_set, validator=_capabilities)
+    api: ApiRange | None = attrs.field(default=None, converter=as_api_range)
 
 
 @attrs.frozen(kw_only=True)
@@ -90,7 +130,7 @@ class FormatRecord(Record):
             written, and is refused where the plugin that is installed has another.
     """
 
-    format: LazyRef = attrs.field(converter=as_lazy_ref, metadata=_value("quark.quantizers:NumberFormat", name="name", bits="bits"))
+    format: Reference = attrs.field(converter=as_reference, metadata=_value("quark.quantizers:NumberFormat", name="name", bits="bits"))
     bits: float = attrs.field(validator=attrs.validators.gt(0))
     layout_version: int = attrs.field(default=1, validator=[attrs.validators.instance_of(int), attrs.validators.ge(1)])
 
@@ -101,10 +141,12 @@ class ObserverRecord(Record):
 
     Attributes:
         observer: Reference to a `quark.quantizers.Observer` class.
-        class_name: Documented class name, which JSON configurations hold.
+        class_name: Public name of the class, which JSON configurations hold.
     """
 
-    observer: LazyRef = attrs.field(converter=as_lazy_ref, metadata=_class("quark.quantizers:Observer", class_name="__name__"))
+    observer: Reference = attrs.field(
+        converter=as_reference, metadata=_class("quark.quantizers:Observer", options=observer_options, class_name="__name__")
+    )
     class_name: str
 
 
@@ -121,9 +163,9 @@ class SchemeRecord(Record):
         clients: Programs that load a checkpoint in this scheme, for listings; with what they need in brackets.
     """
 
-    config: LazyRef = attrs.field(converter=as_lazy_ref, metadata=_function())
-    kv_cache: LazyRef | None = attrs.field(default=None, converter=as_optional_lazy_ref, metadata=_function())
-    attention: LazyRef | None = attrs.field(default=None, converter=as_optional_lazy_ref, metadata=_function())
+    config: Reference = attrs.field(converter=as_reference, metadata=_function(options=options_of))
+    kv_cache: Reference | None = attrs.field(default=None, converter=as_optional_reference, metadata=_function())
+    attention: Reference | None = attrs.field(default=None, converter=as_optional_reference, metadata=_function())
     shares_global_scale: bool = False
     clients: tuple[str, ...] = attrs.field(default=(), converter=_strings)
 
@@ -138,12 +180,33 @@ class AlgorithmRecord(Record):
         processor: Reference to the class that does the work; None while a distribution brings the configuration only.
         restorer: Reference to a class with the protocol `quark.checkpoint.restorers.Restorer`, which is made with the settings: it puts
             back what the algorithm leaves in a model beside weights. None where it leaves nothing.
+        role: What a transform does to a model, in a word, such as ``"equalization"``. Transforms of one role exclude each other: a run has
+            at most one of each. None for one that goes with every other.
+        before: Algorithms, or roles of algorithms, that a transform has to precede in a run that has them too.
+        after: Algorithms, or roles of algorithms, that a transform has to follow in a run that has them too.
+
+    Raises:
+        ValueError: As `Record` does; or a rounding has a role or a place in the order, which only transforms have.
     """
 
     kind: str = attrs.field(validator=attrs.validators.in_(("transform", "rounding")))
-    config: LazyRef = attrs.field(converter=as_lazy_ref, metadata=_class("quark.config.algorithm:AlgoConfig", name="name.default"))
-    processor: LazyRef | None = attrs.field(default=None, converter=as_optional_lazy_ref, metadata=_function())
-    restorer: LazyRef | None = attrs.field(default=None, converter=as_optional_lazy_ref, metadata=_function("restore", "place_of"))
+    config: Reference = attrs.field(
+        converter=as_reference, metadata=_class("quark.config.algorithm:AlgoConfig", options=settings_options, name="name.default")
+    )
+    processor: Reference | None = attrs.field(default=None, converter=as_optional_reference, metadata=_function())
+    restorer: Reference | None = attrs.field(default=None, converter=as_optional_reference, metadata=_function("restore", "place_of"))
+    role: str | None = attrs.field(default=None, validator=attrs.validators.optional(_name))
+    before: tuple[str, ...] = attrs.field(default=(), converter=_strings, validator=_names)
+    after: tuple[str, ...] = attrs.field(default=(), converter=_strings, validator=_names)
+
+    def __attrs_post_init__(self) -> None:
+        if self.kind == "rounding" and (self.role or self.before or self.after):
+            raise ValueError(f"role, before and after order transforms, and '{self.name}' is a rounding: leave them out")
+        own = {self.name, *self.aliases, *filter(None, [self.role])}
+        if itself := own & {*self.before, *self.after}:
+            raise ValueError(f"'{self.name}' cannot go before or after '{min(itself)}', which is itself or its own role: leave that out")
+        if both := {*self.before} & {*self.after}:
+            raise ValueError(f"'{self.name}' cannot go both before and after '{min(both)}': choose one")
 
 
 @attrs.frozen(kw_only=True)
@@ -157,7 +220,7 @@ class TemplateRecord(Record):
             knows the class.
     """
 
-    architecture: LazyRef = attrs.field(converter=as_lazy_ref, metadata=_value("quark.config.architecture:Architecture"))
+    architecture: Reference | None = attrs.field(converter=as_reference, metadata=_value("quark.config.architecture:Architecture"))
     modeling: str | None = attrs.field(default=None, validator=attrs.validators.optional(_module))
 
 
@@ -170,5 +233,38 @@ class ExporterRecord(Record):
         reads_back: Whether this project can load what it writes.
     """
 
-    exporter: LazyRef = attrs.field(converter=as_lazy_ref, metadata=_function("export"))
+    exporter: Reference = attrs.field(converter=as_reference, metadata=_function("export", options=options_of))
     reads_back: bool = False
+
+
+def _run_time_name(_: Any, attribute: Any, value: Any) -> None:
+    if not isinstance(value, str) or not value.strip() or ":" in value:
+        raise ValueError(f"{attribute.name} {value!r} is not a name: write a text without ':', which parts a distribution from a name")
+
+
+@attrs.frozen(kw_only=True)
+class RunTimeScheme(SchemeRecord):
+    """A scheme that a program registers for itself. The program's own names may have any form.
+
+    Attributes:
+        scheme: The `quark.templates.QuantizationScheme` that was registered.
+    """
+
+    name: str = attrs.field(validator=_run_time_name)
+    scheme: Any = None
+
+
+@attrs.frozen(kw_only=True)
+class RunTimeTemplate(TemplateRecord):
+    """A template that a program registers for itself; its name is any ``config.model_type``.
+
+    Attributes:
+        architecture: Facts about the family; None where nothing states them, and modules are looked at instead.
+        template: The `quark.templates.LLMTemplate` that was registered.
+    """
+
+    name: str = attrs.field(validator=_run_time_name)
+    architecture: Reference | None = attrs.field(
+        default=None, converter=as_optional_reference, metadata=_value("quark.config.architecture:Architecture")
+    )
+    template: Any = None

@@ -8,13 +8,14 @@ from typing import Any, Generic, TypeVar, cast
 import attrs
 
 from quark.errors import AmbiguousNameError, ConfigError, PluginError, UnknownNameError, UnsupportedError
-from quark.lazy import LazyRef
+from quark.lazy import Reference
 from quark.names import closest
 from quark.plugins.collection import Registered
 from quark.plugins.discovery import RUN_TIME, Source, normalized
 from quark.plugins.expected import KEY, Expected
 from quark.plugins.failures import PluginFailure, leave_out
 from quark.plugins.kinds import Kind
+from quark.plugins.options import Option
 from quark.plugins.records import Record
 
 R = TypeVar("R", bound=Record)
@@ -28,8 +29,8 @@ def unreplaced(claims: Iterable[Registered]) -> list[Registered]:
         for c in claims
         if c.record.replaces is not None and normalized(c.record.replaces) != c.source.distribution
     }
-    left = [c for c in claims if c.source.distribution not in replaced]
-    return left or claims  # two that replace each other settle nothing
+    standing = [c for c in claims if c.source.distribution not in replaced]
+    return standing or claims  # two that replace each other are both contested
 
 
 class Registry(Generic[R]):
@@ -64,9 +65,18 @@ class Registry(Generic[R]):
         """
         out: list[str] = []
         for name, claims in self._claims_by_name().items():
-            left = unreplaced(claims)
-            out += [name] if len(left) == 1 else [f"{c.source.distribution}:{name}" for c in left]
+            standing = unreplaced(claims)
+            out += [name] if len(standing) == 1 else [f"{c.source.distribution}:{name}" for c in standing]
         return sorted(out)
+
+    def plugin_names(self) -> list[str]:
+        """As `names`, without what was registered at run time."""
+        own = set(self.run_time_names())
+        return [name for name in self.names() if name not in own]
+
+    def run_time_names(self) -> list[str]:
+        """Names that `register` added for the program itself, in the order of registration."""
+        return [entry.record.name for entry in self._entries if entry.source.distribution == RUN_TIME]
 
     def get(self, name: str) -> R:
         """The record of that name, of that alias, or of ``"distribution:name"``.
@@ -77,8 +87,8 @@ class Registry(Generic[R]):
         """
         return cast(R, self._find(name).record)
 
-    def load(self, name: str, field: str) -> Any:
-        """Load the object that a lazy reference of a record points at.
+    def _load(self, name: str, field: str) -> Any:
+        """The object that a reference of a record points at. The registry of each kind has a typed method for each of its references.
 
         Args:
             name: As for `get`.
@@ -86,28 +96,44 @@ class Registry(Generic[R]):
 
         Raises:
             UnsupportedError: (a NotImplementedError) The record leaves that field empty.
-            PluginError: The reference leads nowhere, its module cannot be imported, or what it leads to is not what the record says;
-                names the plugin.
+            PluginError: The reference leads nowhere, its module cannot be imported, or the object is not what the record says; names the
+                plugin.
         """
-        found = self._find(name)
-        reference = getattr(found.record, field)
+        entry = self._find(name)
+        reference = getattr(entry.record, field)
         if reference is None:
-            raise UnsupportedError(f"the {self.kind.name} '{found.record.name}' of {found.source.distribution} has no {field}")
-        what = f"'{field}' of the {self.kind.name} '{found.record.name}'"
-        loaded = load_for(reference, what, found.source)
-        expected: Expected = getattr(attrs.fields(type(found.record)), field).metadata[KEY]
-        if (complaint := expected.complaint(found.record, loaded)) is not None:
-            raise PluginError(f"{what} points at '{reference}', which {complaint}. It comes from {found.source}: {leave_out(found.source)}")
+            raise UnsupportedError(f"the {self.kind.name} '{entry.record.name}' of {entry.source.distribution} has no {field}")
+        what = f"'{field}' of the {self.kind.name} '{entry.record.name}'"
+        loaded = load_for(reference, what, entry.source)
+        expected: Expected = getattr(attrs.fields(type(entry.record)), field).metadata[KEY]
+        if (complaint := expected.complaint(entry.record, loaded)) is not None:
+            raise PluginError(f"{what} points at '{reference}', which {complaint}. It comes from {entry.source}: {leave_out(entry.source)}")
         return loaded
+
+    def options(self, name: str) -> tuple[Option, ...]:
+        """The options of a record: those that it declares, or else those of the code that it points at, which is loaded.
+
+        Raises:
+            UnknownNameError: As `get` does.
+            PluginError: The code cannot be loaded.
+        """
+        record = self.get(name)
+        if record.options is not None:
+            return record.options
+        for field in attrs.fields(type(record)):
+            expected: Expected | None = field.metadata.get(KEY)
+            if expected is not None and expected.options is not None:
+                return expected.options(self._load(name, field.name))
+        return ()
 
     def source(self, name: str) -> Source:
         """Where the record of that name comes from; raises as `get` does."""
         return self._find(name).source
 
     def conflicts(self) -> dict[str, tuple[Source, ...]]:
-        """Names and aliases that several distributions claim and no ``replaces=`` settles, with the claimants."""
-        settled = {key: self._candidates(key) for key in sorted(self._claims_by_key())}
-        return {key: tuple(c.source for c in left) for key, left in settled.items() if len(left) > 1}
+        """Names and aliases that several distributions claim without a ``replaces=`` that decides, with the claimants."""
+        candidates = {key: self._candidates(key) for key in sorted(self._claims_by_key())}
+        return {key: tuple(c.source for c in entries) for key, entries in candidates.items() if len(entries) > 1}
 
     def failures(self) -> tuple[PluginFailure, ...]:
         """What went wrong with plugins, of whatever kind: a plugin that cannot be imported lacks in every registry."""
@@ -137,15 +163,15 @@ class Registry(Generic[R]):
         self._index = None
 
     def unregister(self, name: str) -> None:
-        """Remove a record that `register` added.
+        """Remove the record that `register` added last under that name.
 
         Raises:
             UnknownNameError: (a ValueError) There is none of that name.
             ConfigError: (a ValueError) A plugin brings it.
         """
-        found = next((e for e in self._entries if e.record.name == name and not e.source.entry_point), None)
-        if found is not None:
-            self._entries.remove(found)
+        entry = next((e for e in reversed(self._entries) if e.record.name == name and not e.source.entry_point), None)
+        if entry is not None:
+            self._entries.remove(entry)
             self._index = None
             return
         source = self._find(name).source
@@ -177,7 +203,7 @@ class Registry(Generic[R]):
         return by_name
 
     def _claims_by_key(self) -> dict[str, list[Registered]]:
-        """Entries by name and by alias. Made anew when there are more, since plugins' records are put into the same list from outside."""
+        """Entries by name and by alias. Rebuilt when their number changes: plugins' records are added to the same list from outside."""
         if self._index is None or self._index[0] != len(self._entries):
             by_key: dict[str, list[Registered]] = {}
             for entry in self._entries:
@@ -198,18 +224,19 @@ class Registry(Generic[R]):
         return unreplaced({id(c): c for c in standing}.values())
 
     def _find(self, name: str) -> Registered:
-        found = self._candidates(name) if isinstance(name, str) else []
-        if len(found) == 1:
-            return found[0]
-        if found:
-            raise AmbiguousNameError(self._contest(name, found))
+        entries = self._candidates(name) if isinstance(name, str) else []
+        if len(entries) == 1:
+            return entries[0]
+        if entries:
+            raise AmbiguousNameError(self._contest(name, entries))
         raise UnknownNameError(self._unknown(name), kind=self.kind.name, name=str(name), known=self.names())
 
-    def _contest(self, name: str, found: Sequence[Registered]) -> str:
-        asked = " or ".join(f"'{c.source.distribution}:{c.record.name}'" for c in found)
+    def _contest(self, name: str, entries: Sequence[Registered]) -> str:
+        choices = " or ".join(f"'{c.source.distribution}:{c.record.name}'" for c in entries)
         return (
-            f"the {self.kind.name} '{name}' is claimed by {' and by '.join(str(c.source) for c in found)}. "
-            f'Ask for {asked}, leave one out with QUARK_DISABLED_PLUGINS, or let one record say replaces="{found[0].source.distribution}"'
+            f"the {self.kind.name} '{name}' is claimed by {' and by '.join(str(c.source) for c in entries)}. "
+            f"Ask for {choices}, leave one out with QUARK_DISABLED_PLUGINS, "
+            f'or let one record say replaces="{entries[0].source.distribution}"'
         )
 
     def _unknown(self, name: object) -> str:
@@ -224,11 +251,11 @@ class Registry(Generic[R]):
         return " ".join(parts)
 
 
-def load_for(reference: LazyRef, what: str, source: Source) -> Any:
+def load_for(reference: Reference, what: str, source: Source) -> Any:
     """Load a plugin's lazy reference.
 
     Raises:
-        PluginError: It leads nowhere, or importing its module raised; names the plugin, its distribution and the cure.
+        PluginError: It leads nowhere, or importing its module raised; names the plugin, its distribution and the fix.
     """
     try:
         return reference.load()

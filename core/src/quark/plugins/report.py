@@ -10,11 +10,13 @@ import attrs
 from quark.config.describe import describe_activation, describe_spec, effective_bits, needs_calibration
 from quark.config.layer import QLayerConfig
 from quark.errors import QuarkError
-from quark.lazy import LazyRef
+from quark.lazy import LazyRef, ObjectRef
+from quark.plugins.api_version import ApiRange
 from quark.plugins.catalog import Catalog
 from quark.plugins.collection import Registered
 from quark.plugins.discovery import Source
 from quark.plugins.failures import PluginFailure
+from quark.plugins.options import Option
 from quark.plugins.records import AlgorithmRecord, Record, SchemeRecord, TemplateRecord
 from quark.plugins.registry import Registry, load_for
 
@@ -29,7 +31,7 @@ def plugins_report(catalog: Catalog) -> dict[str, Any]:
     conflicts = {kind: _conflicts(registry) for kind, registry in catalog.registries.items()}
     return {
         "plugins": rows,
-        "conflicts": {kind: found for kind, found in conflicts.items() if found},
+        "conflicts": {kind: names for kind, names in conflicts.items() if names},
         "failures": [_failure(f) for f in catalog.failures()],
     }
 
@@ -75,7 +77,7 @@ def _plugin(source: Source, status: str, catalog: Catalog) -> dict[str, Any]:
 
 
 def _failure(failure: PluginFailure) -> dict[str, Any]:
-    return {"source": attrs.asdict(failure.source), "stage": failure.stage, "error": failure.error, "cure": failure.cure}
+    return {"source": attrs.asdict(failure.source), "stage": failure.stage, "error": failure.error, "fix": failure.fix}
 
 
 def _conflicts(registry: Registry[Any]) -> dict[str, list[dict[str, Any]]]:
@@ -84,8 +86,8 @@ def _conflicts(registry: Registry[Any]) -> dict[str, list[dict[str, Any]]]:
 
 def _entry(claim: Registered, catalog: Catalog, status: str) -> dict[str, Any]:
     record = claim.record
-    facts = {a.name: _plain(getattr(record, a.name)) for a in attrs.fields(type(record))}
-    derive = _DERIVED.get(type(record))
+    facts = {a.name: _plain(getattr(record, a.name)) for a in attrs.fields(type(record)) if a.name not in _OBJECTS}
+    derive = next((derive for kind, derive in _DERIVED.items() if isinstance(record, kind)), None)
     derived: Mapping[str, Any] = {}
     if derive is not None:
         try:
@@ -103,11 +105,15 @@ def _status(claim: Registered, registry: Registry[Any], conflicts: Mapping[str, 
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, LazyRef):
+    if isinstance(value, LazyRef | ObjectRef):
         return str(value)
     if isinstance(value, Mapping):
         return {key: _plain(v) for key, v in value.items()}
-    return list(value) if isinstance(value, tuple) else value
+    if isinstance(value, ApiRange):
+        return [value.lowest, value.highest]
+    if isinstance(value, frozenset):
+        return sorted(value)
+    return [_plain(v) for v in value] if isinstance(value, tuple) else value.to_dict() if isinstance(value, Option) else value
 
 
 def _scheme_facts(claim: Registered, catalog: Catalog) -> dict[str, Any]:
@@ -137,13 +143,17 @@ def _algorithm_facts(claim: Registered, catalog: Catalog) -> dict[str, Any]:
 
 def _template_facts(claim: Registered, catalog: Catalog) -> dict[str, Any]:
     assert isinstance(claim.record, TemplateRecord)
+    if claim.record.architecture is None:  # a template that a program registered without facts
+        return {}
     architecture = load_for(claim.record.architecture, f"'architecture' of the template '{claim.record.name}'", claim.source)
     return {"decoder_blocks": architecture.decoder_blocks, "exclude_layers_name": list(architecture.exclude_layers_name)}
 
 
+_OBJECTS = ("scheme", "template")
+"""Fields of records that hold objects of the running program."""
 _DERIVED: dict[type[Record], Callable[[Registered, Catalog], dict[str, Any]]] = {
     SchemeRecord: _scheme_facts,
     AlgorithmRecord: _algorithm_facts,
     TemplateRecord: _template_facts,
 }
-"""What a listing shows beyond a record's own fields; found by loading torch-free references."""
+"""Facts that a listing shows beside a record's own fields; they come from torch-free references."""

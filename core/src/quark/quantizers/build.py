@@ -30,8 +30,7 @@ def number_format(dtype: Dtype | str) -> NumberFormat:
     Raises:
         UnknownNameError: No installed plugin provides it.
     """
-    value: NumberFormat = formats().load(Dtype(dtype).name if isinstance(dtype, str) else dtype.name, "format")
-    return value
+    return formats().load_format(Dtype(dtype).name if isinstance(dtype, str) else dtype.name)
 
 
 def packed_dtype(dtype: Dtype | str) -> torch.dtype:
@@ -71,7 +70,7 @@ def observer_class(spec: QTensorConfig) -> type[Observer]:
 def _registered(name: str) -> object:
     """The observer registered under a name or a class name, else the object that a plugin exports under it."""
     record = next((r for r in observers() if name in (r.class_name, r.name, *r.aliases)), None)
-    return documented_object(name) if record is None else observers().load(record.name, "observer")
+    return documented_object(name) if record is None else observers().load_observer(record.name)
 
 
 def quantizer_for(spec: TensorSpec, *, activation: bool) -> TensorQuantizer:

@@ -338,7 +338,7 @@ def own_settings(settings: AlgoConfig) -> AlgoConfig:
     """
     if isinstance(settings, StoredAlgoConfig):
         settings = algo_config_from_dict(settings.to_dict())
-    own: type[AlgoConfig] = algorithms().load(settings.name, "config")
+    own: type[AlgoConfig] = algorithms().load_config(settings.name)
     if not isinstance(settings, own):
         raise ConfigError(
             f"algo_config holds a {type(settings).__name__} of the name '{settings.name}', whose settings are a {own.__name__}: give one"
@@ -349,7 +349,7 @@ def own_settings(settings: AlgoConfig) -> AlgoConfig:
 def _made(settings: AlgoConfig, kind: str) -> Any:
     """The transform or the rounding of some settings."""
     whose = origin("algorithms", settings.name)
-    processor = algorithms().load(settings.name, "processor")
+    processor = algorithms().load_processor(settings.name)
     with attributed("being made of its settings", whose):
         made = processor(settings)
         refuse_strange(made, kind, whose)

@@ -14,10 +14,10 @@ from quark.config.algorithm import AlgoConfig
 from quark.config.architecture import Architecture
 from quark.errors import ConfigError, UnknownNameError, UnsupportedError
 from quark.plugins import algorithms, templates
-from quark.plugins.options import Option, called, checked, options_of
+from quark.plugins.options import called, checked, settings_options
 
 LEGACY_KEYS = frozenset({"num_attention_heads", "num_key_value_heads"})
-"""Keys of older configuration files that the model's own configuration has made needless; they are dropped on reading."""
+"""Keys of older configuration files that the model's own configuration replaces; they are dropped on reading."""
 
 
 def get_supported_algorithm_types() -> list[str]:
@@ -26,7 +26,7 @@ def get_supported_algorithm_types() -> list[str]:
 
 
 def canonical_algorithm(name: str) -> str:
-    """The registered name of an algorithm given in any case, or by an alias.
+    """The registered name of an algorithm, of a name in any case or an alias.
 
     Raises:
         UnknownNameError: (a ValueError) There is no such algorithm; the closest match is named.
@@ -40,7 +40,7 @@ def canonical_algorithm(name: str) -> str:
 
 
 def require_processor(name: str) -> None:
-    """Refuse an algorithm of which a distribution registers the configuration only.
+    """Refuse an algorithm whose distribution registers only its configuration.
 
     Raises:
         UnsupportedError: (a NotImplementedError) That is so; the message names the distribution.
@@ -67,14 +67,13 @@ def get_algo_config(algorithm_type: str, model_type: str) -> AlgoConfig | None:
         UnknownNameError: (a ValueError) There is no such algorithm.
     """
     name = canonical_algorithm(algorithm_type)
-    if model_type not in templates():
-        return None
-    return derived_config(name, templates().load(model_type, "architecture"))
+    architecture = templates().find_architecture(model_type)
+    return None if architecture is None else derived_config(name, architecture)
 
 
 def derived_config(name: str, architecture: Architecture) -> AlgoConfig | None:
-    """The settings that the algorithm ``name`` derives from a family's facts, or None; documented values go before defaults."""
-    config_class: type[AlgoConfig] = algorithms().load(name, "config")
+    """The settings that the algorithm ``name`` derives from a family's facts, or None; the family's values replace its defaults."""
+    config_class = algorithms().load_config(name)
     if refusal(name, architecture) is not None:
         return None
     derived = config_class.for_architecture(architecture)
@@ -82,8 +81,8 @@ def derived_config(name: str, architecture: Architecture) -> AlgoConfig | None:
 
 
 def refusal(name: str, architecture: Architecture) -> str | None:
-    """Why the algorithm ``name`` cannot be applied to a family; None where it can, or no reason is known."""
-    config_class: type[AlgoConfig] = algorithms().load(name, "config")
+    """The reason why the algorithm ``name`` cannot be applied to a family; None where it can, or no reason is known."""
+    config_class = algorithms().load_config(name)
     return architecture.unsupported.get(name) or config_class.refusal(architecture)
 
 
@@ -94,14 +93,9 @@ def with_options(name: str, settings: AlgoConfig, options: Mapping[str, Any]) ->
         ConfigError: (a ValueError) The algorithm has no such option, or refuses its value; those that it has are named.
     """
     whose = f"the algorithm '{name}'"
-    given = checked(whose, algorithm_options(type(settings)), options)
-    changed: AlgoConfig = called(whose, functools.partial(attrs.evolve, settings), given)
+    values = checked(whose, settings_options(type(settings)), options)
+    changed: AlgoConfig = called(whose, functools.partial(attrs.evolve, settings), values)
     return changed
-
-
-def algorithm_options(config_class: type[AlgoConfig]) -> tuple[Option, ...]:
-    """The options of an algorithm: the fields of its settings, but for its name."""
-    return options_of(config_class, without=("name",))
 
 
 def algo_config_from_dict(data: Mapping[str, Any]) -> AlgoConfig:
@@ -114,7 +108,7 @@ def algo_config_from_dict(data: Mapping[str, Any]) -> AlgoConfig:
     if not isinstance(data.get("name"), str):
         raise ConfigError("an algorithm's configuration needs the key 'name', such as {\"name\": …}, which says whose configuration it is")
     try:
-        config_class: type[AlgoConfig] = algorithms().load(data["name"], "config")
+        config_class = algorithms().load_config(data["name"])
     except UnknownNameError as error:
         raise UnknownNameError(
             f"Unknown algorithm name {data['name']!r}; {error}", kind="algorithm", name=data["name"], known=get_supported_algorithm_types()
@@ -145,3 +139,13 @@ def load_quant_algo_config_from_file(file_path: str | Path) -> AlgoConfig:
     if not isinstance(data, dict):
         raise ConfigError(f"the algorithm configuration '{path}' holds a {type(data).__name__}: a JSON object with a 'name' is wanted")
     return algo_config_from_dict(data)
+
+
+def by_algorithm(configs: Mapping[str, AlgoConfig | None] | None, where: str) -> dict[str, AlgoConfig | None]:
+    """Settings under the registered names of their algorithms."""
+    try:
+        return {canonical_algorithm(name): config for name, config in (configs or {}).items()}
+    except UnknownNameError as error:
+        raise UnknownNameError(
+            f"Unsupported algorithm '{error.name}' in {where}; {error}", kind=error.kind, name=error.name, known=error.known
+        ) from None

@@ -13,7 +13,7 @@ _OURS = "quark"
 
 
 class QuantConfigParser:
-    """Documented entry of transformers' loader for checkpoints in other producers' layouts.
+    """The entry of transformers' loader for checkpoints in other producers' layouts, in AMD Quark's public API.
 
     Args:
         quant_config: A model's configuration.
@@ -44,7 +44,7 @@ class QuantConfigParser:
 
         Args:
             quant_config: The block of ``config.json``; ``"quant_method"`` says whose it is.
-            is_bias_quantized: Documented; without effect.
+            is_bias_quantized: Part of AMD Quark's signature; without effect.
 
         Raises:
             UnsupportedError: (a NotImplementedError) It is another producer's layout, which no part of this version reads.

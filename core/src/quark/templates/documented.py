@@ -1,4 +1,4 @@
-"""Names of the documented template module that describe templates as plain dicts: each is a view of what plugins register."""
+"""Templates as plain dicts, as AMD Quark's template module has them: a view of what plugins register."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class _DefaultTemplates(Mapping[str, dict[str, Any]]):
     """The registered templates by model type, each as the dict that `template_from_dict` takes; read when it is asked for."""
 
     def __getitem__(self, model_type: str) -> dict[str, Any]:
-        if model_type not in templates():
+        if model_type not in templates() or model_type in templates().run_time_names():
             raise KeyError(model_type)
-        template = LLMTemplate.from_architecture(templates().load(model_type, "architecture"))
+        template = LLMTemplate.from_architecture(templates().load_architecture(model_type))
         return {
             "kv_layers_name": template.kv_layers_name,
             "q_layer_name": template.q_layer_name,
@@ -31,14 +31,14 @@ class _DefaultTemplates(Mapping[str, dict[str, Any]]):
         }
 
     def __iter__(self) -> Iterator[str]:
-        return iter(templates().names())
+        return iter(templates().plugin_names())
 
     def __len__(self) -> int:
-        return len(templates().names())
+        return len(templates().plugin_names())
 
 
 DEFAULT_TEMPLATES: Mapping[str, dict[str, Any]] = _DefaultTemplates()
-"""What plugins bring, as documented; `LLMTemplate.register_template` adds to the templates there are, not to this."""
+"""The templates of plugins; `LLMTemplate.register_template` adds to the registry and not to this, as in AMD Quark."""
 
 
 def template_from_dict(model_type: str, config: Mapping[str, Any]) -> LLMTemplate:
@@ -55,7 +55,7 @@ def template_from_dict(model_type: str, config: Mapping[str, Any]) -> LLMTemplat
 
 
 def projection_base(config: QConfig, pattern: str) -> QLayerConfig:
-    """The documented guess at what the projections behind ``pattern`` have already; templates use the exact `projections.base_for`.
+    """AMD Quark's guess at the configuration that the projections behind ``pattern`` have; templates use the exact `projections.base_for`.
 
     That is what the first pattern of ``layer_quant_config`` says that ends as ``pattern`` does or names attention, or what is global.
     """

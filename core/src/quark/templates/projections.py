@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from fnmatch import fnmatchcase
 
+import attrs
+
 from quark.config.architecture import Architecture
 from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
@@ -63,12 +65,11 @@ def base_for(config: QConfig, pattern: str, architecture: Architecture | None) -
     return remaining(config) if cover is None else config.layer_quant_config[cover]
 
 
-def put_before_cover(config: QConfig, pattern: str, layer: QLayerConfig, architecture: Architecture | None) -> None:
-    """Add an entry for ``pattern`` to ``layer_quant_config``, in front of the first user's pattern that covers it: so it is reached."""
+def put_before_cover(config: QConfig, pattern: str, layer: QLayerConfig, architecture: Architecture | None) -> QConfig:
+    """The configuration with an entry for ``pattern`` in front of the first user's pattern that covers it: so it is reached."""
     cover = covering_pattern(config, pattern, symbolic_names(pattern, architecture))
-    old = config.layer_quant_config
+    entries = list(config.layer_quant_config.items())
     if cover is None or cover == pattern:
-        old[pattern] = layer
-        return
-    entries = [entry for item in old.items() for entry in ([(pattern, layer), item] if item[0] == cover else [item])]
-    config.layer_quant_config = dict(entries)
+        return attrs.evolve(config, layer_quant_config=dict(entries) | {pattern: layer})
+    at = list(config.layer_quant_config).index(cover)
+    return attrs.evolve(config, layer_quant_config=dict([*entries[:at], (pattern, layer), *entries[at:]]))

@@ -1,25 +1,32 @@
-"""Named schemes as documented: those that plugins register, and those that a program registers for itself while it runs."""
+"""Schemes by name: AMD Quark's public classes for them, and the configuration that a name and its options give."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 from quark.config.layer import QLayerConfig
 from quark.config.tensor import QTensorConfig
 from quark.errors import ConfigError, UnknownNameError
+from quark.lazy import ObjectRef
 from quark.names import closest
 from quark.plugins import SchemeRecord, schemes
 from quark.plugins.attribution import attributed, origin
 from quark.plugins.expected import described
-from quark.plugins.options import called, checked, options_of
+from quark.plugins.options import called, checked
+from quark.plugins.records import RunTimeScheme
+
+AttentionPart = Literal["kv_cache", "attention"]
+"""Fields of `SchemeRecord` that build the configuration of a part of attention."""
+RUN_TIME_SUMMARY = "registered by this program"
+"""Summary of what has no plugin to describe it."""
 
 
 class QuantizationScheme:
-    """A scheme: something with a layer configuration. Documented base of the scheme classes.
+    """A scheme: something with a layer configuration. AMD Quark's base of the scheme classes.
 
     Args:
-        config: What a layer gets under this scheme; it is copied.
+        config: The configuration of a layer under this scheme; it is copied.
     """
 
     def __init__(self, config: QLayerConfig) -> None:
@@ -29,12 +36,12 @@ class QuantizationScheme:
 
     @property
     def config(self) -> QLayerConfig:
-        """What a layer gets under this scheme: a configuration of its own each time it is asked for."""
+        """The configuration of a layer under this scheme: a new copy each time."""
         return self._config.copied()
 
 
-class _RegisteredScheme(QuantizationScheme):
-    """A plugin's scheme; its configuration is built anew each time it is asked for."""
+class _NamedScheme(QuantizationScheme):
+    """A scheme by its name; its configuration is built anew each time it is asked for."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -45,25 +52,31 @@ class _RegisteredScheme(QuantizationScheme):
 
 
 class QuantizationSchemeCollection:
-    """All schemes on this machine by name, and what was registered at run time.
-
-    Plugins' schemes are looked up in the registry whenever they are asked for; nothing is copied from there.
-    """
-
-    def __init__(self) -> None:
-        self._custom: dict[str, QuantizationScheme] = {}
+    """All schemes by name, as AMD Quark documents them: a view of the registry, `quark.schemes`, which alone holds them."""
 
     def register_scheme(self, scheme_name: str, scheme: QuantizationScheme) -> None:
         """Add a scheme under a new name.
 
         Raises:
-            ConfigError: (a ValueError) The name is taken, or ``scheme`` has no layer configuration.
+            ConfigError: (a ValueError) The name is taken or holds a colon, or ``scheme`` has no layer configuration.
         """
-        if scheme_name in self._custom or scheme_name in schemes():
+        if scheme_name in schemes():
             raise ConfigError(f"Scheme '{scheme_name}' already registered, please use a different name.")
         if not isinstance(scheme.config, QLayerConfig):
             raise ConfigError(f"the scheme '{scheme_name}' has no QLayerConfig but {scheme.config!r}")
-        self._custom[scheme_name] = scheme
+        attention = None if _attention_config(scheme.config) is None else ObjectRef(lambda: _attention_config(scheme.config))
+        try:
+            record = RunTimeScheme(
+                name=scheme_name,
+                summary=RUN_TIME_SUMMARY,
+                config=ObjectRef(lambda: scheme.config),
+                kv_cache=attention,
+                attention=attention,
+                scheme=scheme,
+            )
+        except ValueError as error:
+            raise ConfigError(f"this scheme cannot be registered: {error}") from None
+        schemes().register(record)
 
     def unregister_scheme(self, scheme_name: str) -> None:
         """Remove a scheme that `register_scheme` added.
@@ -71,8 +84,8 @@ class QuantizationSchemeCollection:
         Raises:
             ConfigError: (a ValueError) There is no such scheme, or it comes from an installed distribution.
         """
-        if scheme_name in self._custom:
-            del self._custom[scheme_name]
+        if scheme_name in schemes().run_time_names():
+            schemes().unregister(scheme_name)
             return
         if scheme_name in schemes():
             raise ConfigError(
@@ -80,15 +93,16 @@ class QuantizationSchemeCollection:
                 f"It comes from {schemes().source(scheme_name).distribution}; QUARK_DISABLED_PLUGINS leaves a plugin out"
             )
         raise UnknownNameError(
-            f"Scheme '{scheme_name}' not found, please check the name.{self._hint(scheme_name)}",
+            f"Scheme '{scheme_name}' not found, please check the name.{_run_time_hint(scheme_name)}",
             kind="scheme",
             name=scheme_name,
             known=self.get_supported_schemes(),
         )
 
     def get_supported_schemes(self) -> list[str]:
-        """Names of all schemes: plugins' in alphabetical order, their aliases, then one's own in the order of registration."""
-        return [*schemes().names(), *(alias for record in schemes() for alias in record.aliases), *self._custom]
+        """Names of all schemes: plugins' in alphabetical order, their aliases, then the program's own in the order of registration."""
+        own = schemes().run_time_names()
+        return [*schemes().plugin_names(), *(alias for record in schemes() for alias in record.aliases), *own]
 
     def get_scheme(self, scheme_name: str) -> QuantizationScheme:
         """The scheme of that name, or alias.
@@ -97,72 +111,80 @@ class QuantizationSchemeCollection:
             UnknownNameError: (a ValueError) There is none; the closest match is named.
             AmbiguousNameError: Several distributions claim the name.
         """
-        if scheme_name in self._custom:
-            return self._custom[scheme_name]
-        self.record(scheme_name)
-        return _RegisteredScheme(scheme_name)
+        record = scheme_record(scheme_name)
+        return record.scheme if isinstance(record, RunTimeScheme) else _NamedScheme(scheme_name)
 
-    def layer_config(self, scheme_name: str, options: Mapping[str, Any] | None = None) -> QLayerConfig:
-        """What a layer gets under a scheme, built with its options.
 
-        Raises:
-            UnknownNameError: (a ValueError) There is no such scheme.
-            ConfigError: (a ValueError) The scheme has no such option, or refuses its value; those that it has are named.
-            PluginError: The scheme's function failed, or gives no layer configuration.
-        """
-        if not options:
-            return self.get_scheme(scheme_name).config
-        whose, record = f"the scheme '{scheme_name}'", self.record(scheme_name)
-        build = None if record is None else schemes().load(scheme_name, "config")
-        known = () if build is None else options_of(build)
-        given = checked(whose, known, options)
-        if build is None:
-            raise ConfigError(f"{whose} was registered at run time and has no options: leave scheme_options out")
-        return _built(scheme_name, given)
+def scheme_record(scheme_name: str) -> SchemeRecord:
+    """The record of a scheme.
 
-    def record(self, scheme_name: str) -> SchemeRecord | None:
-        """What a plugin registered under that name; None for a scheme registered at run time. Raises as `get_scheme` does."""
-        if scheme_name in self._custom:
-            return None
-        try:
-            return schemes().get(scheme_name)
-        except UnknownNameError as error:
-            raise UnknownNameError(
-                f"Unsupported quantization scheme: {scheme_name}{self._hint(scheme_name)}; {error}",
-                kind="scheme",
-                name=str(scheme_name),
-                known=self.get_supported_schemes(),
-            ) from None
+    Raises:
+        UnknownNameError: (a ValueError) There is none; the closest match is named.
+        AmbiguousNameError: Several distributions claim the name.
+    """
+    try:
+        return schemes().get(scheme_name)
+    except UnknownNameError as error:
+        raise UnknownNameError(
+            f"Unsupported quantization scheme: {scheme_name}{_run_time_hint(scheme_name)}; {error}",
+            kind="scheme",
+            name=str(scheme_name),
+            known=error.known,
+        ) from None
 
-    def _hint(self, scheme_name: str) -> str:
-        """The closest of the names that only this process knows; the registry's own message covers the others."""
-        near = closest(str(scheme_name), self._custom)
-        return f" (did you mean '{near}', registered in this program?)" if near else ""
+
+def scheme_config(scheme_name: str, options: Mapping[str, Any] | None = None) -> QLayerConfig:
+    """Build the configuration of a layer under a scheme, with options of the scheme: a new one each time.
+
+    Raises:
+        UnknownNameError: (a ValueError) There is no such scheme.
+        ConfigError: (a ValueError) The scheme has no such option, or refuses its value; the options that it has are named.
+        PluginError: The scheme's function failed, or gives no layer configuration.
+    """
+    record = scheme_record(scheme_name)
+    if not options:
+        return _built(scheme_name)
+    if isinstance(record, RunTimeScheme):
+        raise ConfigError(f"the scheme '{scheme_name}' was registered at run time and has no options: leave scheme_options out")
+    return _built(scheme_name, checked(f"the scheme '{scheme_name}'", schemes().options(scheme_name), options))
+
+
+def _run_time_hint(scheme_name: str) -> str:
+    """The closest of the program's own names; the registry's message has the closest of all."""
+    near = closest(str(scheme_name), schemes().run_time_names())
+    return f" (did you mean '{near}', registered in this program?)" if near else ""
 
 
 def _built(name: str, options: Mapping[str, Any] | None = None) -> QLayerConfig:
-    """What the function of a plugin's scheme builds."""
-    build, whose = schemes().load(name, "config"), origin("schemes", name)
+    """Call the function of a scheme, and check what it returns."""
+    build, whose = schemes().load_config(name), origin("schemes", name)
     with attributed("building its configuration", whose):
-        found = called(f"the scheme '{name}'", build, options) if options else build()
-    if not isinstance(found, QLayerConfig):
-        raise whose.error(f"builds {described(found)} where a QLayerConfig is wanted")
-    return found.copied()  # one spec may serve two tensors in it, and nothing says that it is a new one each time
+        layer = called(f"the scheme '{name}'", build, options) if options else build()
+    if not isinstance(layer, QLayerConfig):
+        raise whose.error(f"builds {described(layer)} where a QLayerConfig is wanted")
+    return layer.copied()  # one spec may serve two tensors in it, and nothing says that it is a new one each time
 
 
-def scheme_part(scheme_name: str, part: str, what: str) -> QTensorConfig:
-    """The tensor spec that a scheme offers for one part of attention.
+def _attention_config(layer: QLayerConfig) -> QTensorConfig | None:
+    """The configuration of outputs, or else of inputs, for a KV cache or attention; None where it is not one static level."""
+    spec = layer.output_tensors or layer.input_tensors
+    return spec if isinstance(spec, QTensorConfig) and not spec.is_dynamic else None
+
+
+def scheme_part(scheme_name: str, part: AttentionPart, what: str) -> QTensorConfig:
+    """The tensor configuration that a scheme offers for one part of attention.
 
     Args:
         scheme_name: Name of a registered scheme.
-        part: Field of `SchemeRecord` that builds it: ``"kv_cache"`` or ``"attention"``.
+        part: Which part.
         what: How messages call it, such as ``"KV cache scheme"``.
 
     Raises:
         UnknownNameError: (a ValueError) There is no such scheme, or it has no such part; those that have one are listed.
     """
     able = supported_for(part)
-    if scheme_name not in schemes() or getattr(schemes().get(scheme_name), part) is None:
+    record = schemes().get(scheme_name) if scheme_name in schemes() else None
+    if record is None or getattr(record, part) is None:
         near = closest(str(scheme_name), able)
         hint = f" Did you mean '{near}'?" if near else ""
         raise UnknownNameError(
@@ -171,15 +193,15 @@ def scheme_part(scheme_name: str, part: str, what: str) -> QTensorConfig:
             name=str(scheme_name),
             known=able,
         )
-    build = schemes().load(scheme_name, part)
+    build = schemes().load_kv_cache(scheme_name) if part == "kv_cache" else schemes().load_attention(scheme_name)
     with attributed(f"building its {what}", origin("schemes", scheme_name)):
-        spec = build()
+        spec: object = build()
     if not isinstance(spec, QTensorConfig):
         source = schemes().source(scheme_name)
-        raise ConfigError(f"the {what} '{scheme_name}' of {source} gives a {type(spec).__name__}, not a QTensorConfig: mend that plugin")
+        raise ConfigError(f"the {what} '{scheme_name}' of {source} gives a {type(spec).__name__}, not a QTensorConfig: fix that plugin")
     return spec
 
 
-def supported_for(part: str) -> list[str]:
+def supported_for(part: AttentionPart) -> list[str]:
     """Names of the schemes whose record has that part."""
     return [record.name for record in schemes() if getattr(record, part) is not None]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import attrs
 
@@ -14,12 +14,14 @@ from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
 from quark.config.tensor import QTensorConfig
 from quark.errors import ConfigError, UnknownNameError, UnsupportedError
-from quark.lazy import LazyRef
+from quark.lazy import LazyRef, ObjectRef
 from quark.log import get_logger
 from quark.names import closest
 from quark.plugins import TemplateRecord, templates
+from quark.plugins.records import RunTimeTemplate
 from quark.templates import projections
 from quark.templates.algorithms import (
+    by_algorithm,
     canonical_algorithm,
     derived_config,
     get_supported_algorithm_types,
@@ -27,11 +29,18 @@ from quark.templates.algorithms import (
     require_processor,
     with_options,
 )
-from quark.templates.schemes import QuantizationScheme, QuantizationSchemeCollection, scheme_part
+from quark.templates.legacy_keywords import legacy_settings, one_of
+from quark.templates.schemes import (
+    RUN_TIME_SUMMARY,
+    QuantizationScheme,
+    QuantizationSchemeCollection,
+    scheme_config,
+    scheme_part,
+    scheme_record,
+)
 
 _QKV = ("q_proj", "k_proj", "v_proj")
 """AMD Quark's group of attention projections that share a global scale, for families that do not state three of their own."""
-_CONFIG_SUFFIX = "_config"
 
 
 _MAKE_CONVERTERS = LazyRef("quark.hf.weight_converters:make_converters")
@@ -52,7 +61,7 @@ class LLMTemplate:
     """How models of one family are quantized: which layers feed the cache, which stay float, what algorithms need to know.
 
     Templates of known families come from plugins, as `quark.config.architecture.Architecture` facts; `LLMTemplate.get` makes one when it
-    is first asked for. Templates made by hand can be registered beside them.
+    is first asked for. A program may register templates of its own beside them.
 
     Args:
         model_type: ``config.model_type`` of the family.
@@ -69,7 +78,7 @@ class LLMTemplate:
         legacy_algorithm_parameters: ``<algorithm>_config``, the form before ``algorithm_configs``; warns.
 
     Raises:
-        ConfigError: (a ValueError) A keyword is unknown, an algorithm is, or an argument is given under both its names.
+        ConfigError: (a ValueError) A keyword is unknown, an algorithm is, or an argument is passed under both its names.
 
     Example:
         >>> from quark.torch import LLMTemplate
@@ -78,9 +87,7 @@ class LLMTemplate:
         ['lm_head']
     """
 
-    _registered: ClassVar[dict[str, LLMTemplate]] = {}
     _made: ClassVar[dict[str, tuple[TemplateRecord, LLMTemplate]]] = {}
-    _schemes: ClassVar[QuantizationSchemeCollection] = QuantizationSchemeCollection()
 
     def __init__(
         self,
@@ -97,8 +104,8 @@ class LLMTemplate:
         architecture: Architecture | None = None,
         **legacy_algorithm_parameters: AlgoConfig | None,
     ) -> None:
-        kv_layers = _one_of("kv_layers_name", kv_layers_name, "kv_layer_name", kv_layer_name)
-        excluded = _one_of("exclude_layers_name", exclude_layers_name or None, "exclude_layers", exclude_layers)
+        kv_layers = one_of("kv_layers_name", kv_layers_name, "kv_layer_name", kv_layer_name)
+        excluded = one_of("exclude_layers_name", exclude_layers_name or None, "exclude_layers", exclude_layers)
         self.model_type = model_type
         self.kv_layers_name = None if kv_layers is None else _list(kv_layers)
         self.q_layer_name = q_layer_name if q_layer_name is None or isinstance(q_layer_name, str) else list(q_layer_name)
@@ -108,15 +115,15 @@ class LLMTemplate:
         self.architecture = architecture
         self._derived: Mapping[str, AlgoConfig | None] = {}
         self.algo_config: dict[str, AlgoConfig | None] = dict.fromkeys(get_supported_algorithm_types())
-        self.algo_config |= _from_legacy(legacy_algorithm_parameters)
-        self.algo_config |= _by_algorithm(algorithm_configs, "`algorithm_configs`")
+        self.algo_config |= legacy_settings(legacy_algorithm_parameters)
+        self.algo_config |= by_algorithm(algorithm_configs, "`algorithm_configs`")
 
     def __repr__(self) -> str:
         return f"LLMTemplate(model_type={self.model_type!r}, kv_layers_name={self.kv_layers_name}, exclude={self.exclude_layers_name})"
 
     @property
     def algorithm_configs(self) -> dict[str, AlgoConfig | None]:
-        """Settings by name of algorithm: ``algo_config`` under the name by which they are given."""
+        """Settings by name of algorithm: ``algo_config`` under the name of the keyword."""
         return self.algo_config
 
     @classmethod
@@ -138,17 +145,37 @@ class LLMTemplate:
 
     @classmethod
     def list_available(cls) -> list[str]:
-        """Model types that have a template: plugins' in alphabetical order, then one's own."""
-        return [*templates().names(), *(name for name in cls._registered if name not in templates())]
+        """Model types that have a template: plugins' in alphabetical order, then the program's own."""
+        return [*templates().plugin_names(), *templates().run_time_names()]
 
     @classmethod
     def register_template(cls, template: LLMTemplate) -> None:
-        """Make a template available to `get` in this process; one of the same model type is replaced, with a warning."""
-        if template.model_type in cls._registered or template.model_type in templates():
-            get_logger(__name__).warning(
-                f"Template '{template.model_type}' already registered, will overwrite the existing template for the rest of this process."
+        """Register a template for the rest of this process; one of the same model type is replaced, with a warning.
+
+        Raises:
+            ConfigError: (a ValueError) Its model type is no text, or holds a colon.
+        """
+        registry, name = templates(), template.model_type
+        facts = template.architecture
+        replaced = registry.get(name) if name in registry else None
+        try:
+            record = RunTimeTemplate(
+                name=name,
+                summary=RUN_TIME_SUMMARY,
+                architecture=ObjectRef(facts) if facts is not None else getattr(replaced, "architecture", None),
+                replaces=None if replaced is None or isinstance(replaced, RunTimeTemplate) else registry.source(name).distribution,
+                template=template,
             )
-        cls._registered[template.model_type] = template
+        except ValueError as error:
+            raise ConfigError(f"this template cannot be registered: {error}") from None
+        if replaced is not None:
+            get_logger(__name__).warning(
+                f"Template '{name}' already registered, will overwrite the existing template for the rest of this process."
+            )
+        if isinstance(replaced, RunTimeTemplate):
+            registry.unregister(name)
+            record = attrs.evolve(record, replaces=replaced.replaces)
+        registry.register(record)
 
     @classmethod
     def get(cls, model_type: str) -> LLMTemplate:
@@ -160,16 +187,16 @@ class LLMTemplate:
         Raises:
             UnknownNameError: (a ValueError) There is none; the closest match, all that there are, and how to make one are named.
         """
-        if model_type in cls._registered:
-            return cls._registered[model_type]
         try:
             record = templates().get(model_type)
         except UnknownNameError as error:
             raise cls._no_template(model_type) from error
-        made = cls._made.get(record.name)
-        if made is None or made[0] is not record:
-            made = cls._made[record.name] = (record, cls.from_architecture(templates().load(model_type, "architecture")))
-        return made[1]
+        if isinstance(record, RunTimeTemplate):
+            return cast("LLMTemplate", record.template)
+        cached = cls._made.get(record.name)
+        if cached is None or cached[0] is not record:
+            cached = cls._made[record.name] = (record, cls.from_architecture(templates().load_architecture(model_type)))
+        return cached[1]
 
     @classmethod
     def _no_template(cls, model_type: str) -> UnknownNameError:
@@ -193,7 +220,7 @@ class LLMTemplate:
         Raises:
             ConfigError: (a ValueError) The name is taken.
         """
-        cls._schemes.register_scheme(scheme_name, QuantizationScheme(config))
+        QuantizationSchemeCollection().register_scheme(scheme_name, QuantizationScheme(config))
 
     @classmethod
     def unregister_scheme(cls, scheme_name: str) -> None:
@@ -202,12 +229,12 @@ class LLMTemplate:
         Raises:
             ConfigError: (a ValueError) There is no such scheme, or it comes from a plugin.
         """
-        cls._schemes.unregister_scheme(scheme_name)
+        QuantizationSchemeCollection().unregister_scheme(scheme_name)
 
     @classmethod
     def get_supported_schemes(cls) -> list[str]:
         """Names of all schemes: plugins' and those registered in this process."""
-        return cls._schemes.get_supported_schemes()
+        return QuantizationSchemeCollection().get_supported_schemes()
 
     def get_config(
         self,
@@ -227,7 +254,7 @@ class LLMTemplate:
         scheme_options: Mapping[str, Any] | None = None,
         algorithm_options: Mapping[str, Mapping[str, Any]] | None = None,
     ) -> QConfig:
-        """The configuration of a whole model. It is its own but for settings of algorithms that were given: those are in it as they are.
+        """Return the configuration of a whole model: a new one, which shares only the algorithm settings that the caller passed.
 
         Args:
             scheme: Name of the scheme of every linear layer.
@@ -251,20 +278,20 @@ class LLMTemplate:
             UnsupportedError: (a NotImplementedError) The algorithm cannot run, or has no settings for this family.
             ConfigError: (a ValueError) An option is unknown or of the wrong type, or no layers are known to feed the cache.
         """
-        schemes, record = self._schemes, self._schemes.record(scheme)
-        shares = record is not None and record.shares_global_scale and shared_scale_groups is None
+        record = scheme_record(scheme)
+        shares = record.shares_global_scale and shared_scale_groups is None
         config = QConfig(
-            global_quant_config=schemes.layer_config(scheme, scheme_options),
+            global_quant_config=scheme_config(scheme, scheme_options),
             min_kv_scale=min_kv_scale,
             exclude=self._with_modules(self.exclude_layers_name if exclude_layers is None else exclude_layers),
             algo_config=self._algorithms(algorithm, algo_configs, algorithm_options),
-            layer_quant_config={pattern: schemes.get_scheme(name).config for pattern, name in (layer_config or {}).items()},
-            layer_type_quant_config={kind: schemes.get_scheme(name).config for kind, name in (layer_type_config or {}).items()},
+            layer_quant_config={pattern: scheme_config(name) for pattern, name in (layer_config or {}).items()},
+            layer_type_quant_config={kind: scheme_config(name) for kind, name in (layer_type_config or {}).items()},
             kv_cache_group=self._with_modules(self.kv_layers_name),
             shared_scale_groups=self._scale_groups() if shares else [list(group) for group in shared_scale_groups or ()],
             sync_moe_expert_input_amax=shares,
             kv_cache_post_rope=kv_cache_post_rope,
-            scheme=scheme if record is None else record.name,
+            scheme=record.name,
             attention_post_rope=attention_post_rope,
         )
         return self._with_attention(config, kv_cache_scheme, attention_scheme)
@@ -280,9 +307,9 @@ class LLMTemplate:
     def _with_attention(self, config: QConfig, kv_cache_scheme: str | None, attention_scheme: str | None) -> QConfig:
         """The configuration, with these schemes of the cache and of attention."""
         if kv_cache_scheme:
-            self._quantize_cache(config, scheme_part(kv_cache_scheme, "kv_cache", "KV cache scheme"))
+            config = self._with_quantized_cache(config, scheme_part(kv_cache_scheme, "kv_cache", "KV cache scheme"))
         if attention_scheme:
-            self._quantize_attention(config, scheme_part(attention_scheme, "attention", "attention scheme"))
+            config = self._with_quantized_attention(config, scheme_part(attention_scheme, "attention", "attention scheme"))
         return config
 
     def _algorithms(
@@ -291,33 +318,33 @@ class LLMTemplate:
         algo_configs: Mapping[str, AlgoConfig] | None,
         algorithm_options: Mapping[str, Mapping[str, Any]] | None,
     ) -> list[AlgoConfig] | None:
-        settings = self.algo_config | _by_algorithm(algo_configs, "`algo_configs`")
+        settings = self.algo_config | by_algorithm(algo_configs, "`algo_configs`")
         names = [canonical_algorithm(name) for name in _list(algorithm)]
-        options = {canonical_algorithm(name): given for name, given in (algorithm_options or {}).items()}
+        options = {canonical_algorithm(name): values for name, values in (algorithm_options or {}).items()}
         if idle := [name for name in options if name not in names]:
             applied = f"this run applies {', '.join(names)}" if names else "this run applies none"
             raise ConfigError(f"there are options for the algorithm '{idle[0]}', and {applied}: name it as an algorithm too")
         chosen = []
         for name in names:
             require_processor(name)
-            found = settings.get(name)
-            if found is None:
+            own = settings.get(name)
+            if own is None:
                 reason = refusal(name, self.architecture) if self.architecture else None
                 raise UnsupportedError(
                     f"No built-in {name} configuration is available for the '{self.model_type}' architecture"
                     f"{f': {reason}' if reason else ''}. "
                     f"Pass your own to get_config: algo_configs={{'{name}': …}}"
                 )
-            # What is derived for the family belongs to every configuration of it; what was given stays the giver's own.
-            own = copy.deepcopy(found) if found is self._derived.get(name) else found
+            # Derived settings are shared by all configurations of the family; settings that a caller passed stay the caller's object.
+            own = copy.deepcopy(own) if own is self._derived.get(name) else own
             chosen.append(with_options(name, own, options[name]) if name in options else own)
         return chosen or None
 
     def _with_modules(self, patterns: str | Sequence[str] | None) -> list[str]:
         return self.architecture.with_modules(_list(patterns)) if self.architecture else _list(patterns)
 
-    def _quantize_cache(self, config: QConfig, spec: QTensorConfig) -> None:
-        """Quantize the outputs of the projections that feed the cache; excluded ones keep float weights and inputs."""
+    def _with_quantized_cache(self, config: QConfig, spec: QTensorConfig) -> QConfig:
+        """The configuration with quantized outputs of the projections that feed the cache; excluded ones keep float weights and inputs."""
         if not self.kv_layers_name:
             raise ConfigError(
                 f"the cache of '{self.model_type}' cannot be quantized: its template has no kv_layers_name. Make one with "
@@ -325,16 +352,22 @@ class LLMTemplate:
             )
         for pattern in self._with_modules(self.kv_layers_name):
             base = projections.base_for(config, pattern, self.architecture) or QLayerConfig()
-            for layers in (config.kv_cache_quant_config, config.layer_quant_config):
-                layers[pattern] = QLayerConfig(input_tensors=base.input_tensors, weight=base.weight, output_tensors=spec)
+            layer = QLayerConfig(input_tensors=base.input_tensors, weight=base.weight, output_tensors=spec)
+            config = attrs.evolve(
+                config,
+                kv_cache_quant_config=config.kv_cache_quant_config | {pattern: layer},
+                layer_quant_config=config.layer_quant_config | {pattern: attrs.evolve(layer)},
+            )
+        return config
 
-    def _quantize_attention(self, config: QConfig, spec: QTensorConfig) -> None:
-        """Quantize attention probabilities, and the outputs of query projections that are not excluded."""
-        config.softmax_quant_spec = spec
+    def _with_quantized_attention(self, config: QConfig, spec: QTensorConfig) -> QConfig:
+        """The configuration with quantized attention probabilities, and outputs of query projections that are not excluded."""
+        config = attrs.evolve(config, softmax_quant_spec=spec)
         for pattern in self._with_modules(self.q_layer_name):
             base = projections.base_for(config, pattern, self.architecture)
             if base is not None:
-                projections.put_before_cover(config, pattern, attrs.evolve(base, output_tensors=spec), self.architecture)
+                config = projections.put_before_cover(config, pattern, attrs.evolve(base, output_tensors=spec), self.architecture)
+        return config
 
 
 def template_for(model_config: Any) -> LLMTemplate:
@@ -352,39 +385,3 @@ def template_for(model_config: Any) -> LLMTemplate:
     if not model_type:
         raise ConfigError("this model configuration has neither 'model_type' nor 'architectures', so its family is not known")
     return LLMTemplate.get(model_type)
-
-
-def _one_of(name: str, value: Any, old_name: str, old_value: Any) -> Any:
-    if value is not None and old_value is not None:
-        raise ConfigError(f"LLMTemplate is given both {name} and its old name {old_name}: keep {name}")
-    return old_value if value is None else value
-
-
-def _from_legacy(parameters: Mapping[str, AlgoConfig | None]) -> dict[str, AlgoConfig | None]:
-    """Settings given as ``<algorithm>_config`` keywords."""
-    if not parameters:
-        return {}
-    known = [f"{name}{_CONFIG_SUFFIX}" for name in get_supported_algorithm_types()]
-    for keyword in parameters:
-        if keyword not in known:
-            near = closest(keyword, [*known, "kv_layers_name", "exclude_layers_name", "q_layer_name", "gate_up_layers_name"])
-            raise ConfigError(
-                f"Unsupported legacy algorithm keyword '{keyword}'.{f' Did you mean {near}?' if near else ''} "
-                f"Such keywords are written '<algorithm>_config', here: {', '.join(known) or 'none, as no algorithm is installed'}. "
-                "New code uses `algorithm_configs`"
-            )
-    get_logger(__name__).warning(
-        f"Deprecated keyword arguments of LLMTemplate: {', '.join(sorted(parameters))}. "
-        "Write algorithm_configs={'<algorithm>': …} instead; both are understood in this version."
-    )
-    return {keyword.removesuffix(_CONFIG_SUFFIX): config for keyword, config in parameters.items()}
-
-
-def _by_algorithm(configs: Mapping[str, AlgoConfig | None] | None, where: str) -> dict[str, AlgoConfig | None]:
-    """Settings under the registered names of their algorithms."""
-    try:
-        return {canonical_algorithm(name): config for name, config in (configs or {}).items()}
-    except UnknownNameError as error:
-        raise UnknownNameError(
-            f"Unsupported algorithm '{error.name}' in {where}; {error}", kind=error.kind, name=error.name, known=error.known
-        ) from None

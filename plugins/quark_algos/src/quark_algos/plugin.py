@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from quark.plugins import AlgorithmRecord, hookimpl
 
+QUARK_API = (1, 1)
 _PROCESSORS = "quark_algos.processors"
 
 
@@ -16,8 +17,10 @@ def quark_register_algorithms() -> Iterator[AlgorithmRecord]:
         name="awq",
         summary="AWQ: scales that protect the channels with large activations, searched by the outputs",
         kind="transform",
+        role="equalization",
         processor="quark_algos.equalization.transforms:Awq",
         config="quark_algos.equalization.config:AWQConfig",
+        capabilities={"calibration"},
         exports={
             "AWQConfig": "quark_algos.equalization.config:AWQConfig",
             "quark.torch.algorithm.awq.awq:AwqProcessor": f"{_PROCESSORS}:AwqProcessor",
@@ -28,8 +31,10 @@ def quark_register_algorithms() -> Iterator[AlgorithmRecord]:
         aliases=("smooth",),
         summary="SmoothQuant: part of the activations' range goes into the weights",
         kind="transform",
+        role="equalization",
         processor="quark_algos.equalization.transforms:SmoothQuant",
         config="quark_algos.equalization.config:SmoothQuantConfig",
+        capabilities={"calibration"},
         exports={
             "SmoothQuantConfig": "quark_algos.equalization.config:SmoothQuantConfig",
             "quark.torch.algorithm.awq.smooth:SmoothQuantProcessor": f"{_PROCESSORS}:SmoothQuantProcessor",
@@ -39,8 +44,10 @@ def quark_register_algorithms() -> Iterator[AlgorithmRecord]:
         name="autosmoothquant",
         summary="SmoothQuant with the share searched for each place",
         kind="transform",
+        role="equalization",
         processor="quark_algos.equalization.transforms:AutoSmoothQuant",
         config="quark_algos.equalization.config:AutoSmoothQuantConfig",
+        capabilities={"calibration"},
         exports={
             "AutoSmoothQuantConfig": "quark_algos.equalization.config:AutoSmoothQuantConfig",
             "quark.torch.algorithm.awq.auto_smooth:AutoSmoothQuantProcessor": f"{_PROCESSORS}:AutoSmoothQuantProcessor",
@@ -52,6 +59,8 @@ def quark_register_algorithms() -> Iterator[AlgorithmRecord]:
         aliases=("quarot",),
         summary="rotations of the residual stream and of values, folded into weights, of keys and of layers' inputs, run with the model",
         kind="transform",
+        role="rotation",
+        before=("equalization",),
         processor="quark_algos.rotation.transform:Rotate",
         restorer="quark_algos.rotation.restore:RestoreRotations",
         config="quark_algos.rotation.config:RotationConfig",
@@ -71,6 +80,7 @@ def _rounding() -> Iterator[AlgorithmRecord]:
         kind="rounding",
         processor="quark_algos.gptq.rounding:ColumnRounding",
         config="quark_algos.gptq.config:GPTQConfig",
+        capabilities={"calibration"},
         exports={
             "GPTQConfig": "quark_algos.gptq.config:GPTQConfig",
             "quark.torch.algorithm.gptq.gptq:GptqProcessor": f"{_PROCESSORS}:GptqProcessor",
@@ -82,6 +92,7 @@ def _rounding() -> Iterator[AlgorithmRecord]:
         kind="rounding",
         processor="quark_algos.gptq.rounding:ColumnRounding",
         config="quark_algos.gptq.config:GPTAQConfig",
+        capabilities={"calibration"},
         exports={
             "GPTAQConfig": "quark_algos.gptq.config:GPTAQConfig",
             "quark.torch.algorithm.gptaq.gptaq:GptaqProcessor": f"{_PROCESSORS}:GptaqProcessor",
@@ -93,6 +104,7 @@ def _rounding() -> Iterator[AlgorithmRecord]:
         kind="rounding",
         processor="quark_algos.gptq.rounding:ColumnRounding",
         config="quark_algos.gptq.config:QronosConfig",
+        capabilities={"calibration"},
         exports={
             "QronosConfig": "quark_algos.gptq.config:QronosConfig",
             "quark.torch.algorithm.qronos.qronos:QronosProcessor": f"{_PROCESSORS}:QronosProcessor",

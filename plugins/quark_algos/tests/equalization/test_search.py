@@ -18,9 +18,9 @@ from quark_algos.equalization.search import AWQ_RATIOS, ActivationErrors, Part, 
 from quark_algos.equalization.transforms import ChannelRanges, rounding_of_inputs
 from quark_algos.mappings.channels import Channels
 
-INT4_BY_32: TensorSpec = quark.schemes().load("int4_wo_32", "config")().weight
-INT8 = quark.schemes().load("int8", "config")()
-SCHEMES = [n for n in quark.schemes().names() if quark.schemes().load(n, "config")().weight is not None]
+INT4_BY_32: TensorSpec = quark.schemes().load_config("int4_wo_32")().weight
+INT8 = quark.schemes().load_config("int8")()
+SCHEMES = [n for n in quark.schemes().names() if quark.schemes().load_config(n)().weight is not None]
 K, N, T = 256, 96, 700
 
 
@@ -116,7 +116,7 @@ def test_the_short_search_finds_what_the_long_one_does_or_nearly() -> None:
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_no_choice_is_worse_than_no_scaling_in_any_format(scheme: str) -> None:
-    spec = quark.schemes().load(scheme, "config")().weight
+    spec = quark.schemes().load_config(scheme)().weight
     x, wt = inputs(), weight()
     found = part(spec, x, wt)
     sample = inputs_of(x, x[:64])
@@ -132,7 +132,7 @@ def test_where_no_scaling_is_best_none_is_chosen() -> None:
     x = torch.randn(T, 64, generator=g, dtype=torch.float64) * torch.logspace(-2, 2, 64, dtype=torch.float64)
     wt = torch.randn(64, N, generator=g).sign() * 6  # every weight is a value of the grid, before scaling
     for ratios in (AWQ_RATIOS, (0.5, 0.75)):  # whether it is among the ratios or not
-        choice = awq([part(quark.schemes().load("mxfp4", "config")().weight, x, wt)], mean_of(x), ratios=ratios)
+        choice = awq([part(quark.schemes().load_config("mxfp4")().weight, x, wt)], mean_of(x), ratios=ratios)
         assert torch.equal(choice.scale, torch.ones(64))
         assert choice.loss == choice.plain == 0
 

@@ -26,7 +26,7 @@ from quark_algos.mappings.user_mappings import Condition
 
 from ..runs import layers
 
-SCHEMES = [n for n in quark.schemes().names() if quark.schemes().load(n, "config")().weight is not None]
+SCHEMES = [n for n in quark.schemes().names() if quark.schemes().load_config(n)().weight is not None]
 NAMES = ["awq", "smoothquant", "autosmoothquant"]
 DATA = tiny.calibration_batches(4, 96)
 BLOCKS = 3

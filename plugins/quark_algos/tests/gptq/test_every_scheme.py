@@ -13,7 +13,7 @@ from quark_algos.gptq.ldlq import descend, ldlq
 from . import published
 from .problems import damped, setting
 
-SCHEMES = [n for n in quark.schemes().names() if quark.schemes().load(n, "config")().weight is not None]
+SCHEMES = [n for n in quark.schemes().names() if quark.schemes().load_config(n)().weight is not None]
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
@@ -21,7 +21,7 @@ def test_columns_get_values_of_the_grid_and_outputs_get_better(scheme: str) -> N
     s = setting(30, K=256, tokens=600)
     wt = torch.cat([s.wt] * 11, 1)[:, :128].float().contiguous()  # rows enough for every block of rows
     wt += 0.01 * torch.randn(wt.shape, generator=torch.Generator().manual_seed(0))
-    grid = WeightGrid([quantizer_for(quark.schemes().load(scheme, "config")().weight, activation=False)], [128], wt)
+    grid = WeightGrid([quantizer_for(quark.schemes().load_config(scheme)().weight, activation=False)], [128], wt)
     order = torch.argsort(s.H.diagonal(), descending=True)
     each = grid.with_subscales(wt, grid.fixed or grid.scales(wt))
     rounded, found = grid.rounder(each, order), factor(s.H.float(), 0.01, order)

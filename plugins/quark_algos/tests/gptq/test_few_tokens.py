@@ -57,7 +57,7 @@ def ratio(name: str, spectrum: str, tokens: int, scheme: str = "int4_wo_32") -> 
         torch.manual_seed(1)
         layer = nn.Linear(K, N, bias=False)
         weight = layer.weight.detach().clone()
-        made = quantized_class(layer).from_float(layer, quark.schemes().load(scheme, "config")())
+        made = quantized_class(layer).from_float(layer, quark.schemes().load_config(scheme)())
         each.round(RoundingTask({"layer": made}, moments))
         error = weight - made.weight.detach()
         errors.append(float((error @ here.sigma).mul(error).sum()))

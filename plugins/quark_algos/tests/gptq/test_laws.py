@@ -23,7 +23,7 @@ from . import published
 from .problems import damped, grid_for, grouped, setting
 
 INT4 = grouped(Dtype.int4, 16)
-MXFP4 = quark.schemes().load("mxfp4", "config")().weight
+MXFP4 = quark.schemes().load_config("mxfp4")().weight
 
 
 @settings(max_examples=20, deadline=None)
@@ -136,7 +136,7 @@ def test_the_search_finds_the_best_range_coarsely_then_finely(spec: QTensorConfi
 def test_stretching_makes_errors_smaller_above_all_in_fp4(scheme: str, most: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of normally distributed weights FP4's errors get smaller by a tenth: half of the groups of 16 better have their largest on 4."""
     wt = torch.randn(256, 64, generator=torch.Generator().manual_seed(0))
-    grid, _ = grid_for(quark.schemes().load(scheme, "config")().weight, wt)
+    grid, _ = grid_for(quark.schemes().load_config(scheme)().weight, wt)
 
     def error() -> float:
         scales = search(wt, grid, None)
@@ -158,12 +158,12 @@ def test_only_formats_with_a_gap_below_their_largest_value_are_stretched() -> No
         "mxfp6_e2m3": 7.5 / 7,
     }
     for scheme, gap in known.items():
-        grid, _ = grid_for(quark.schemes().load(scheme, "config")().weight, wt)
+        grid, _ = grid_for(quark.schemes().load_config(scheme)().weight, wt)
         assert grid.gap == pytest.approx(gap, rel=1e-6), scheme
         assert max(stretched(grid)) == grid.gap, scheme
         assert min(stretched(grid)) > 1, scheme
     for scheme in ("int8", "bfp16", "mx9"):
-        assert stretched(grid_for(quark.schemes().load(scheme, "config")().weight, wt)[0]) == (), scheme
+        assert stretched(grid_for(quark.schemes().load_config(scheme)().weight, wt)[0]) == (), scheme
 
 
 PER_BLOCK = QTensorConfig(
@@ -180,9 +180,7 @@ PER_COLUMN = QTensorConfig(
 
 
 @pytest.mark.parametrize("weighted", [False, True])
-@pytest.mark.parametrize(
-    "spec", [quark.schemes().load("int8", "config")().weight, PER_BLOCK, PER_COLUMN], ids=["tensor", "block", "column"]
-)
+@pytest.mark.parametrize("spec", [quark.schemes().load_config("int8")().weight, PER_BLOCK, PER_COLUMN], ids=["tensor", "block", "column"])
 def test_scales_that_span_rows_are_searched_by_the_errors_of_all_that_they_span(spec: QTensorConfig, weighted: bool) -> None:
     """One outlier, of a channel that is silent, has made the step of its tensor, block or column 20 times too wide."""
     s = setting(22)
@@ -215,7 +213,7 @@ def test_scales_that_span_rows_are_searched_by_the_errors_of_all_that_they_span(
 
 
 def test_layers_that_share_their_tensor_scale_share_the_searched_one() -> None:
-    s, spec = setting(23), quark.schemes().load("int8", "config")().weight
+    s, spec = setting(23), quark.schemes().load_config("int8")().weight
     wt = s.wt.float()
     wt[5, 1] = 5.0
     quantizer = quantizer_for(spec, activation=False)

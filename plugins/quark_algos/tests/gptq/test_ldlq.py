@@ -23,7 +23,7 @@ from . import published
 from .problems import N, damped, grid_for, grouped, setting
 
 INT4 = grouped(Dtype.int4, 16)
-MX6 = quark.schemes().load("mx6", "config")().weight
+MX6 = quark.schemes().load_config("mx6")().weight
 
 
 @settings(max_examples=15, deadline=None)

@@ -134,11 +134,11 @@ def test_the_preset_reference_of_gptaq_is_what_was_published() -> None:
         hessian.update(seen, x)
     layer = nn.Linear(96, 12, bias=False)
     layer.weight.data = s.W.float()
-    made = quantized_class(layer).from_float(layer, quark.schemes().load("int4_wo_32", "config")())
+    made = quantized_class(layer).from_float(layer, quark.schemes().load_config("int4_wo_32")())
     settings = GPTAQConfig(preset="reference", desc_act=False, static_groups=True, float64=True)
     ColumnRounding(settings).round(RoundingTask({"layer": made}, moments))
     H, D = seen.double().t() @ seen.double(), (x - seen).double().t() @ seen.double()
-    grid, scales = grid_for(quark.schemes().load("int4_wo_32", "config")().weight, s.wt.float())
+    grid, scales = grid_for(quark.schemes().load_config("int4_wo_32")().weight, s.wt.float())
     expected = published.gptaq(s.W, damped(H, settings.damp_percent), D, settings.alpha, grid.rounder(scales))
     assert (made.weight.detach().double() - expected).abs().gt(1e-4).double().mean() < 0.01  # float32 here: a tie, and what follows it
     without = published.gptq(s.W, damped(H, settings.damp_percent), grid.rounder(scales))

@@ -150,7 +150,7 @@ def test_fresh_scales_are_searched_by_the_moments_of_their_own_channels(monkeypa
     monkeypatch.setattr("quark_algos.gptq.rounding.search", spy)
     x = torch.randn(200, 96, generator=torch.Generator().manual_seed(0)) @ torch.randn(96, 96, generator=torch.Generator().manual_seed(1))
     settings = GPTQConfig(desc_act=False, static_groups=False)
-    config = QConfig(global_quant_config=quark.schemes().load("int4_wo_32", "config")(), algo_config=[settings])
+    config = QConfig(global_quant_config=quark.schemes().load_config("int4_wo_32")(), algo_config=[settings])
     ModelQuantizer(config).quantize_model(nn.Sequential(nn.Linear(96, 8)), [x])
     hessian = Hessian(96, x.device)
     hessian.update(x)
@@ -175,7 +175,7 @@ def one_layer(
     layer = nn.Linear(96, 8, bias=False)
     layer.weight = nn.Parameter(torch.randn(8, 96, generator=g) / 10)
     weight = layer.weight.detach().clone()
-    config = QLayerConfig(weight=spec or quark.schemes().load("int4_wo_32", "config")().weight)
+    config = QLayerConfig(weight=spec or quark.schemes().load_config("int4_wo_32")().weight)
     model = ModelQuantizer(QConfig(global_quant_config=config, algo_config=[settings] if settings else None))
     (rounded,) = layers(model.quantize_model(nn.Sequential(layer), [x])).values()
     return weight, x, rounded

@@ -70,7 +70,7 @@ def test_where_memory_is_short_blocks_are_passed_twice_and_it_is_nearly_as_good(
 
 @pytest.mark.parametrize("bad", [float("inf"), float("nan"), 1e25])
 def test_activations_that_overflow_are_refused(bad: float) -> None:
-    config = QConfig(global_quant_config=quark.schemes().load("int4_wo_32", "config")(), algo_config=[GPTQConfig()])
+    config = QConfig(global_quant_config=quark.schemes().load_config("int4_wo_32")(), algo_config=[GPTQConfig()])
     with pytest.raises(QuarkError, match="NaN or Inf"):
         ModelQuantizer(config).quantize_model(nn.Sequential(nn.Linear(32, 8)), [torch.full((4, 32), bad)])
 
@@ -88,7 +88,7 @@ def test_what_a_channel_that_is_silent_in_the_quantized_model_alone_would_give_i
     torch.manual_seed(1)
     layer = nn.Linear(32, 64, bias=False)
     weight = layer.weight.detach().clone()
-    made = quantized_class(layer).from_float(layer, quark.schemes().load("int8", "config")())
+    made = quantized_class(layer).from_float(layer, quark.schemes().load_config("int8")())
     ColumnRounding(settings).round(RoundingTask({"layer": made}, moments))
     assert not made.weight[:, 3].any()
     lost = (x[:, 3:4] @ weight[:, 3:4].t()).square().mean()
@@ -103,7 +103,7 @@ def test_inputs_whose_moment_cannot_be_factored_leave_the_layer_rounded_to_neare
 
     monkeypatch.setattr(Hessian, "matrix", indefinite)
     monkeypatch.setattr("quark_algos.gptq.damping.ATTEMPTS", 2)
-    config = QConfig(global_quant_config=quark.schemes().load("int4_wo_32", "config")(), algo_config=[GPTQConfig(preset="reference")])
+    config = QConfig(global_quant_config=quark.schemes().load_config("int4_wo_32")(), algo_config=[GPTQConfig(preset="reference")])
     torch.manual_seed(0)
     float_layer = nn.Linear(32, 8)
     model: Any = ModelQuantizer(config).quantize_model(nn.Sequential(copy.deepcopy(float_layer)), [torch.randn(100, 32)])
@@ -116,7 +116,7 @@ def test_inputs_whose_moment_cannot_be_factored_leave_the_layer_rounded_to_neare
 def test_few_tokens_do_no_harm_by_either_preset() -> None:
     x = torch.randn(140, 128, generator=torch.Generator().manual_seed(0))
     for settings in (GPTQConfig(), GPTQConfig(preset="reference")):
-        config = QConfig(global_quant_config=quark.schemes().load("int4_wo_32", "config")(), algo_config=[settings])
+        config = QConfig(global_quant_config=quark.schemes().load_config("int4_wo_32")(), algo_config=[settings])
         torch.manual_seed(0)
         model: Any = ModelQuantizer(config).quantize_model(nn.Sequential(nn.Linear(128, 32)), [x])
         metrics = model.quark_report.layers["0"]

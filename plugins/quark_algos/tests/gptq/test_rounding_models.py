@@ -109,7 +109,7 @@ def mlp() -> nn.Sequential:
 @pytest.mark.parametrize("settings", [GPTQConfig(), GPTAQConfig(), QRONOS], ids=lambda s: s.name)
 def test_a_model_that_is_no_decoder_is_one_block(settings: AlgoConfig) -> None:
     x = torch.randn(600, 64, generator=torch.Generator().manual_seed(0)) @ torch.randn(64, 64, generator=torch.Generator().manual_seed(1))
-    config = QConfig(global_quant_config=quark.schemes().load("int4_wo_32", "config")(), algo_config=[settings])
+    config = QConfig(global_quant_config=quark.schemes().load_config("int4_wo_32")(), algo_config=[settings])
     model: Any = ModelQuantizer(config).quantize_model(mlp(), [x[:150], x[150:400]])
     assert {n: f["tokens"] for n, f in model.quark_report.layers.items()} == {"0": 400, "2": 400, "4": 400}
     plain = ModelQuantizer(attrs.evolve(config, algo_config=None)).quantize_model(mlp())
@@ -122,7 +122,7 @@ def test_channels_that_are_never_active_get_no_weight_if_tokens_are_enough_to_te
     model = mlp()
     with torch.no_grad():
         model[0].bias[[5, 40]] = -100.0
-    config = QConfig(global_quant_config=quark.schemes().load("int4_wo_32", "config")(), algo_config=[GPTQConfig()])
+    config = QConfig(global_quant_config=quark.schemes().load_config("int4_wo_32")(), algo_config=[GPTQConfig()])
     x = torch.randn(400, 64, generator=torch.Generator().manual_seed(0))
     enough, few = (ModelQuantizer(config).quantize_model(copy.deepcopy(model), [x[:tokens]]) for tokens in (400, 60))
     for done in (enough, few):

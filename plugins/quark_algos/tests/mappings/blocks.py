@@ -37,7 +37,7 @@ IDS = torch.arange(3, 43).reshape(2, 20)
 
 
 def facts_of(model_type: str) -> Architecture:
-    found: Architecture = quark.templates().load(model_type, "architecture")
+    found: Architecture = quark.templates().load_architecture(model_type)
     return found
 
 

@@ -62,7 +62,7 @@ def smoothed(model: nn.Module, sites: list[dict[str, Any]], data: Any = DATA, mo
 
 
 def test_the_documented_entries_are_the_sites_of_the_family() -> None:
-    known = mappings_of(quark.templates().load("llama", "architecture"))
+    known = mappings_of(quark.templates().load_architecture("llama"))
     places = user_mappings_of(DOCUMENTED, known)
     assert [(p.site.kind, p.site.prev, p.site.layers) for p in places] == [(s.kind, s.prev, s.layers) for s in known]
     assert [p.condition is not None for p in places] == [False, True, False, False]

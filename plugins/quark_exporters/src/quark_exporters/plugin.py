@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 from quark.plugins import ExporterRecord, hookimpl
 
+QUARK_API = (1, 1)
+
 
 @hookimpl
 def quark_register_exporters() -> Iterator[ExporterRecord]:
@@ -16,4 +18,5 @@ def quark_register_exporters() -> Iterator[ExporterRecord]:
         summary="the Quark checkpoint layout, read by transformers and vLLM",
         exporter="quark_exporters.quark_layout.exporter:SafetensorsExporter",
         reads_back=True,
+        capabilities={"streaming"},
     )

@@ -59,7 +59,7 @@ def test_every_registered_scheme_has_a_class() -> None:
 
 @pytest.mark.parametrize("name", sorted(REGISTERED))
 def test_a_class_gives_the_configuration_of_its_named_scheme(name: str) -> None:
-    assert REGISTERED[name]().config == quark.schemes().load(name, "config")()
+    assert REGISTERED[name]().config == quark.schemes().load_config(name)()
 
 
 @pytest.mark.parametrize("name", sorted(REGISTERED))
@@ -77,9 +77,9 @@ def test_each_call_builds_a_layer_configuration_of_its_own(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["mx6", "mx9"])
 def test_the_block_size_of_microexponents_is_an_option(name: str) -> None:
-    build = quark.schemes().load(name, "config")
+    build = quark.schemes().load_config(name)
     assert [build(**o).weight.group_size for o in ({}, {"block_size": 16}, {"block_size": 32})] == [16, 16, 32]
-    assert classes.MX6Scheme(block_size=32).config == quark.schemes().load("mx6", "config")(block_size=32)
+    assert classes.MX6Scheme(block_size=32).config == quark.schemes().load_config("mx6")(block_size=32)
 
 
 def test_the_weight_of_each_scheme_has_the_bits_that_its_tensors_take() -> None:
@@ -90,7 +90,7 @@ def test_the_weight_of_each_scheme_has_the_bits_that_its_tensors_take() -> None:
 
     x = torch.randn(256, 512, generator=torch.Generator().manual_seed(0))
     for name in REGISTERED:
-        spec = quark.schemes().load(name, "config")().weight
+        spec = quark.schemes().load_config(name)().weight
         quantizer = quantizer_for(spec, activation=False)
         values, qparams = quantizer.round_to_nearest(x)
         packed = quantizer.pack(quantizer.codes_of(values, qparams), qparams)

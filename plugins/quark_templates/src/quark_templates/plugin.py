@@ -9,6 +9,9 @@ from collections.abc import Iterator
 
 from quark.plugins import TemplateRecord, hookimpl
 
+QUARK_API = (1, 1)
+"""Versions of the plugin API that this plugin is written for."""
+
 
 def _records(*rows: tuple[str, str, str]) -> dict[str, TemplateRecord]:
     """Records by model type; a row is the model type, the models of the family, and a reference to the architecture."""

@@ -1,1 +1,1 @@
-"""``quark.common.utils``: documented package of the module `log`."""
+"""``quark.common.utils``: package of AMD Quark's public module `log`."""

@@ -1,4 +1,4 @@
-"""``quark.common.utils.log``: the documented name of loggers."""
+"""``quark.common.utils.log``: AMD Quark's name of loggers."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""``quark.torch.algorithm``: documented package of algorithms; its modules belong to plugins (see `quark.torch.plugin_modules`)."""
+"""``quark.torch.algorithm``: AMD Quark's package of algorithms; its modules come from plugins (see `quark.compat.plugin_modules`)."""

@@ -1,24 +1,38 @@
-"""``quark.torch.export``: exports and their documented configuration."""
+"""``quark.torch.export``: exports and their configuration."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from quark.config.export import ExporterConfig as ExporterConfig
-from quark.config.export import JsonExporterConfig as JsonExporterConfig
-from quark.config.export import OnnxExporterConfig as OnnxExporterConfig
-from quark.torch.documented import documented_name, documented_names
+from quark.compat.facade import Facade
+from quark.config.export import ExporterConfig, JsonExporterConfig, OnnxExporterConfig
 
-_TABLE = {
-    "ModelExporter": "quark.checkpoint:ModelExporter",
-    "export_safetensors": "quark.checkpoint:export_safetensors",
-    "import_model_from_safetensors": "quark.checkpoint:import_model_from_safetensors",
-}
+if TYPE_CHECKING:
+    from quark.checkpoint import ModelExporter, export_safetensors, import_model_from_safetensors
+
+__all__ = [
+    "ExporterConfig",
+    "JsonExporterConfig",
+    "ModelExporter",
+    "OnnxExporterConfig",
+    "export_safetensors",
+    "import_model_from_safetensors",
+]
+
+_FACADE = Facade(
+    __name__,
+    own=("ExporterConfig", "JsonExporterConfig", "OnnxExporterConfig"),
+    lazy={
+        "ModelExporter": "quark.checkpoint:ModelExporter",
+        "export_safetensors": "quark.checkpoint:export_safetensors",
+        "import_model_from_safetensors": "quark.checkpoint:import_model_from_safetensors",
+    },
+)
 
 
 def __getattr__(name: str) -> Any:
-    return documented_name(__name__, name, _TABLE)
+    return _FACADE.load(name)
 
 
 def __dir__() -> list[str]:
-    return documented_names(__name__, _TABLE)
+    return _FACADE.names()

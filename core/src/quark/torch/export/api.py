@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from quark.torch.documented import documented_name, documented_names
+from quark.compat.facade import Facade
 
-_TABLE = {
-    "ModelExporter": "quark.checkpoint:ModelExporter",
-    "export_safetensors": "quark.checkpoint:export_safetensors",
-    "import_model_from_safetensors": "quark.checkpoint:import_model_from_safetensors",
-}
-_MAP_TO_QUARK = {"_map_to_quark": "quark.checkpoint:map_to_quark"}
+if TYPE_CHECKING:
+    from quark.checkpoint import ModelExporter, export_safetensors, import_model_from_safetensors
+
+__all__ = ["ModelExporter", "export_safetensors", "import_model_from_safetensors"]
+
+_FACADE = Facade(
+    __name__,
+    lazy={
+        "ModelExporter": "quark.checkpoint:ModelExporter",
+        "export_safetensors": "quark.checkpoint:export_safetensors",
+        "import_model_from_safetensors": "quark.checkpoint:import_model_from_safetensors",
+    },
+    private={"_map_to_quark": "quark.checkpoint:map_to_quark"},
+)
 
 
 def __getattr__(name: str) -> Any:
-    return documented_name(__name__, name, _TABLE | _MAP_TO_QUARK)
+    return _FACADE.load(name)
 
 
 def __dir__() -> list[str]:
-    return documented_names(__name__, _TABLE)
+    return _FACADE.names()

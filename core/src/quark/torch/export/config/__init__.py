@@ -1,1 +1,1 @@
-"""Documented package of the module `config`."""
+"""Package of AMD Quark's public module `config`."""

@@ -1,1 +1,1 @@
-"""Documented package of the module `quant_config_parser`."""
+"""Package of AMD Quark's public module `quant_config_parser`."""

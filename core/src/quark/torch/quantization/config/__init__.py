@@ -1,1 +1,1 @@
-"""Documented package of the configuration modules: `config`, `type`, `template`, `algo_configs`."""
+"""Package of AMD Quark's public configuration modules: `config`, `type`, `template`, `algo_configs`."""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from quark.compat.facade import Facade
 from quark.config.algorithm import AlgoConfig as AlgoConfig
 from quark.config.layer import QLayerConfig as QLayerConfig
 from quark.config.model import QConfig as QConfig
 from quark.config.tensor import QTensorConfig as QTensorConfig
 from quark.templates import load_quant_algo_config_from_file as load_quant_algo_config_from_file
-from quark.torch.documented import documented_name, documented_names
 
 Config = QConfig
 QuantizationConfig = QLayerConfig
@@ -17,10 +17,27 @@ QuantizationSpec = QTensorConfig
 PreQuantOptConfig = AlgoConfig
 load_pre_optimization_config_from_file = load_quant_algo_config_from_file
 
+_FACADE = Facade(
+    __name__,
+    own=(
+        "AlgoConfig",
+        "Config",
+        "PreQuantOptConfig",
+        "QConfig",
+        "QLayerConfig",
+        "QTensorConfig",
+        "QuantizationConfig",
+        "QuantizationSpec",
+        "load_pre_optimization_config_from_file",
+        "load_quant_algo_config_from_file",
+    ),
+    plugins=True,
+)
+
 
 def __getattr__(name: str) -> Any:
-    return documented_name(__name__, name, {}, plugins=True)
+    return _FACADE.load(name)
 
 
 def __dir__() -> list[str]:
-    return documented_names(__name__, {}, plugins=True)
+    return _FACADE.names()

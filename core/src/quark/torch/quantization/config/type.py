@@ -1,4 +1,4 @@
-"""``quark.torch.quantization.config.type``: the documented enumerations."""
+"""``quark.torch.quantization.config.type``: AMD Quark's enumerations."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Documented package of the module `observer`."""
+"""Package of AMD Quark's public module `observer`."""

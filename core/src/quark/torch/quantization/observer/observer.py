@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from quark.quantizers.observer import Observer as _Observer
-from quark.torch.documented import documented_name, documented_names
+from quark.compat.facade import Facade
+from quark.quantizers.observer import Observer
 
-ObserverBase = _Observer
+ObserverBase = Observer
+
+_FACADE = Facade(__name__, own=("ObserverBase",), plugins=True)
 
 
 def __getattr__(name: str) -> Any:
-    return documented_name(__name__, name, {}, plugins=True)
+    return _FACADE.load(name)
 
 
 def __dir__() -> list[str]:
-    return documented_names(__name__, {}, plugins=True)
+    return _FACADE.names()

@@ -13,4 +13,4 @@ import pytest
 def test_a_registry_can_be_asked_for_whatever_was_imported_before(name: str, first: str) -> None:
     code = f"import quark; {first} print(type(quark.{name}()).__name__)"
     done = subprocess.run([sys.executable, "-W", "error::ImportWarning", "-c", code], capture_output=True, text=True, check=False)
-    assert done.stdout.strip() == "Registry", done.stderr
+    assert done.stdout.strip() == f"{name.removesuffix('s').title()}Registry", done.stderr

@@ -1,0 +1,60 @@
+"""AMD Quark's public modules that plugins bring, such as ``quark.torch.algorithm.awq.awq``: made on import, of what records export."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+
+from quark.compat.facade import refuse_incomplete
+
+__all__ = ["PREFIX", "PluginModules", "install"]
+
+PREFIX = "quark.torch."
+
+
+class PluginModules(MetaPathFinder, Loader):
+    """Finds modules below `PREFIX` that are no files of the core; it comes last, so files win."""
+
+    def find_spec(self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
+        if not fullname.startswith(PREFIX):
+            return None
+        from quark.plugins import documented_modules  # plugins are read only when such a module is imported
+
+        known = documented_modules()
+        is_package = any(name.startswith(f"{fullname}.") for name in known)
+        if not is_package and fullname not in known:
+            refuse_incomplete(fullname)
+            return None
+        return ModuleSpec(fullname, self, is_package=is_package)
+
+    def exec_module(self, module: ModuleType) -> None:
+        from quark.plugins import documented_modules
+
+        known = documented_modules()
+        references = dict(known.get(module.__name__, {}))
+        prefix = f"{module.__name__}."
+        submodules = {name.removeprefix(prefix).partition(".")[0] for name in known if name.startswith(prefix)}
+
+        def load(name: str) -> object:
+            if name in references:
+                setattr(module, name, references[name].load())
+            elif name in submodules:
+                # A module below a package of this kind is there without being imported by name.
+                setattr(module, name, import_module(prefix + name))
+            else:
+                raise AttributeError(f"module '{module.__name__}' has no attribute '{name}'", name=name, obj=module)
+            return getattr(module, name)
+
+        public = sorted(submodules | set(references))
+        module.__doc__ = f"Public module of plugins; it holds {', '.join(public)}."
+        module.__dict__.update(__getattr__=load, __all__=public, __dir__=lambda: sorted({*vars(module), *public}))
+
+
+def install() -> None:
+    """Put the finder behind all others, once in a process."""
+    if not any(isinstance(finder, PluginModules) for finder in sys.meta_path):
+        sys.meta_path.append(PluginModules())

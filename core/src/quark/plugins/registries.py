@@ -1,0 +1,110 @@
+"""The registries of the six kinds: what each kind's records point at, with its type.
+
+Each ``load_*`` method takes a name as `Registry.get` does and raises what `Registry.get` raises; and UnsupportedError where the record
+leaves that reference empty, and PluginError where the reference leads nowhere or to something else than the record says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from quark.plugins.records import AlgorithmRecord, ExporterRecord, FormatRecord, ObserverRecord, SchemeRecord, TemplateRecord
+from quark.plugins.registry import Registry
+
+if TYPE_CHECKING:
+    from quark.algorithms import Rounding, Transform
+    from quark.checkpoint import Exporter
+    from quark.checkpoint.restorers import Restorer
+    from quark.config.algorithm import AlgoConfig
+    from quark.config.architecture import Architecture
+    from quark.config.layer import QLayerConfig
+    from quark.config.tensor import QTensorConfig
+    from quark.quantizers import NumberFormat, Observer
+
+__all__ = [
+    "AlgorithmRegistry",
+    "ExporterRegistry",
+    "FormatRegistry",
+    "ObserverRegistry",
+    "SchemeRegistry",
+    "TemplateRegistry",
+]
+
+
+class FormatRegistry(Registry[FormatRecord]):
+    """Number formats by name."""
+
+    def load_format(self, name: str) -> NumberFormat:
+        """The number format of that name."""
+        number_format: NumberFormat = self._load(name, "format")
+        return number_format
+
+
+class ObserverRegistry(Registry[ObserverRecord]):
+    """Observers by name."""
+
+    def load_observer(self, name: str) -> type[Observer]:
+        """The observer class of that name."""
+        observer: type[Observer] = self._load(name, "observer")
+        return observer
+
+
+class SchemeRegistry(Registry[SchemeRecord]):
+    """Schemes by name."""
+
+    def load_config(self, name: str) -> Callable[..., QLayerConfig]:
+        """The function that builds the scheme's layer configuration; its keyword arguments are the scheme's options."""
+        build: Callable[..., QLayerConfig] = self._load(name, "config")
+        return build
+
+    def load_kv_cache(self, name: str) -> Callable[[], QTensorConfig]:
+        """The function that builds the configuration of a KV cache in this scheme."""
+        build: Callable[[], QTensorConfig] = self._load(name, "kv_cache")
+        return build
+
+    def load_attention(self, name: str) -> Callable[[], QTensorConfig]:
+        """The function that builds the configuration of attention probabilities and queries in this scheme."""
+        build: Callable[[], QTensorConfig] = self._load(name, "attention")
+        return build
+
+
+class AlgorithmRegistry(Registry[AlgorithmRecord]):
+    """Algorithms by name."""
+
+    def load_config(self, name: str) -> type[AlgoConfig]:
+        """The class of the algorithm's settings."""
+        config: type[AlgoConfig] = self._load(name, "config")
+        return config
+
+    def load_processor(self, name: str) -> Callable[..., Rounding | Transform]:
+        """The class, or function, that makes a rounding or a transform of the algorithm's settings."""
+        processor: Callable[..., Rounding | Transform] = self._load(name, "processor")
+        return processor
+
+    def load_restorer(self, name: str) -> Callable[[Any], Restorer]:
+        """The class that makes, of the algorithm's settings, what puts back the parts that run with a model."""
+        restorer: Callable[[Any], Restorer] = self._load(name, "restorer")
+        return restorer
+
+
+class TemplateRegistry(Registry[TemplateRecord]):
+    """Model families by ``config.model_type``."""
+
+    def load_architecture(self, name: str) -> Architecture:
+        """The facts about a model family."""
+        architecture: Architecture = self._load(name, "architecture")
+        return architecture
+
+    def find_architecture(self, name: str) -> Architecture | None:
+        """As `load_architecture`; None where no record has that name, or its record states no facts."""
+        return None if name not in self or self.get(name).architecture is None else self.load_architecture(name)
+
+
+class ExporterRegistry(Registry[ExporterRecord]):
+    """Exporters by name."""
+
+    def load_exporter(self, name: str) -> Callable[..., Exporter]:
+        """The class, or function, that makes the exporter of its options."""
+        exporter: Callable[..., Exporter] = self._load(name, "exporter")
+        return exporter

@@ -1,0 +1,214 @@
+"""Records: what a field may hold, and what is refused when a record is made."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+
+import quark
+from quark.config.tensor import QTensorConfig
+from quark.errors import PluginError
+from quark.plugins import (
+    API_VERSION,
+    CAPABILITIES,
+    AlgorithmRecord,
+    Catalog,
+    ExporterRecord,
+    FormatRecord,
+    ObserverRecord,
+    Option,
+    algorithms,
+)
+from quark.plugins.api_version import ApiRange
+from quark.plugins.report import plugins_report
+
+
+def transform(**more: Any) -> AlgorithmRecord:
+    """A transform named ``acme``."""
+    return AlgorithmRecord(**({"name": "acme", "kind": "transform", "config": "acme_quant.algorithm:AcmeConfig"} | more))
+
+
+def test_a_transform_says_what_it_does_and_where_it_goes() -> None:
+    record = transform(role="equalization", before=["gptq"], after=("rotation",))
+    assert (record.role, record.before, record.after) == ("equalization", ("gptq",), ("rotation",))
+    assert (transform().role, transform().before, transform().after) == (None, (), ())
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"role": "Two words"}, "role 'Two words' is not a name"),
+        ({"before": ("Two words",)}, "before 'Two words' is not a name"),
+        ({"after": (3,)}, "after 3 is not a name"),
+        ({"before": "rotation"}, r"'rotation' is one string where several belong: write \('rotation',\)"),
+        ({"kind": "rounding", "role": "equalization"}, "'acme' is a rounding: leave them out"),
+        ({"kind": "rounding", "after": ("rotation",)}, "'acme' is a rounding: leave them out"),
+        ({"before": ("acme",)}, "cannot go before or after 'acme'"),
+        ({"aliases": ("ac",), "after": ("ac",)}, "cannot go before or after 'ac'"),
+        ({"role": "rotation", "after": ("rotation",)}, "cannot go before or after 'rotation'"),
+        ({"before": ("rotation",), "after": ("rotation",)}, "cannot go both before and after 'rotation'"),
+    ],
+)
+def test_a_place_in_the_order_that_cannot_be_is_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        transform(**fields)
+
+
+def test_the_built_in_transforms_declare_what_a_run_orders_them_by() -> None:
+    by_name = {record.name: record for record in algorithms()}
+    assert (by_name["rotation"].role, by_name["rotation"].before) == ("rotation", ("equalization",))
+    assert {name for name, record in by_name.items() if record.role == "equalization"} >= {"awq", "smoothquant", "autosmoothquant"}
+    assert by_name["gptq"].role is None
+
+
+PERCENT = Option("percent", float, 99.9, "Of the values.")
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"capabilities": ["calibraton"]}, "'calibraton' is no capability; did you mean 'calibration'"),
+        ({"capabilities": "calibration"}, "one string where several belong"),
+        ({"capabilities": [3]}, "3 is no capability"),
+        ({"options": ["percent"]}, r"options holds 'percent': write Option\(name, type, default, help\)"),
+        ({"options": [PERCENT, PERCENT]}, "options holds 'percent' twice"),
+        ({"api": (2, 1)}, r"goes upwards: write \(1, 2\)"),
+        ({"api": (0, 1)}, "lowest version of a plugin API is a whole number from 1, not 0"),
+        ({"api": "1"}, r"written \(lowest, highest\), not '1'"),
+        ({"api": (1, 2, 3)}, r"written \(lowest, highest\)"),
+    ],
+)
+def test_a_declaration_that_cannot_be_is_refused(fields: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        transform(**fields)
+
+
+def test_a_kind_without_options_declares_none() -> None:
+    with pytest.raises(ValueError, match="a FormatRecord has no options"):
+        FormatRecord(name="x", bits=4, format="acme:X", options=[PERCENT])
+    assert FormatRecord(name="x", bits=4, format="acme:X", options=()).options == ()
+
+
+def test_declarations_are_values() -> None:
+    record = transform(capabilities=["calibration"], options=[PERCENT], api=3)
+    assert record.capabilities == frozenset({"calibration"})
+    assert record.options == (PERCENT,)
+    assert record.api == ApiRange(3, 3)
+    assert transform().options is None
+    assert transform().api is None
+
+
+DECLARING = """
+    from quark.plugins import Option
+
+    def build(size: int = 32, mode: str = "a"):
+        pass
+
+    {attribute}
+
+    @hookimpl
+    def quark_register_schemes():
+        both = [Option("size", int, 32), Option("mode", str, "a", "Help.")]
+        yield SchemeRecord(name="agrees", config=f"{{__name__}}:build", options=both)
+        yield SchemeRecord(name="more", config=f"{{__name__}}:build", options=[Option("size", int, 32), Option("group", int, 1)])
+        yield SchemeRecord(name="fewer", config=f"{{__name__}}:build", options=[Option("size", int, 32)])
+        yield SchemeRecord(name="other", config=f"{{__name__}}:build", options=[Option("size", int, 64), Option("mode", str, "a")])
+        yield SchemeRecord(name="derived", config=f"{{__name__}}:build", api=(1, {newest}))
+        yield SchemeRecord(name="future", config=f"{{__name__}}:build", api=({newest} + 1, {newest} + 2))
+"""
+
+
+def declaring(site: Any, attribute: str = "") -> Catalog:
+    site.install("acme-quant", DECLARING.format(attribute=attribute, newest=API_VERSION), version="0.1")
+    return site.collect()  # type: ignore[no-any-return]
+
+
+def test_declared_options_are_listed_without_the_code_and_others_are_derived(site: Any) -> None:
+    schemes = declaring(site).schemes
+    assert [str(option) for option in schemes.options("agrees")] == ["size=32 (int)", "mode='a' (str)"]
+    assert schemes.options("agrees")[1].help == "Help."
+    assert [option.name for option in schemes.options("derived")] == ["size", "mode"]
+    assert schemes.load_config("agrees") is schemes.load_config("derived")
+
+
+@pytest.mark.parametrize(
+    ("name", "complaint"),
+    [
+        ("more", "has no option 'group', which its record declares"),
+        ("fewer", "has the option 'mode', which its record does not declare"),
+        ("other", r"has the option size=32 \(int\), which its record declares as size=64 \(int\)"),
+    ],
+)
+def test_declared_options_that_the_code_does_not_have_are_a_defect_of_the_plugin(site: Any, name: str, complaint: str) -> None:
+    with pytest.raises(PluginError, match=f"'config' of the scheme '{name}' points at .* which {complaint}.*acme-quant 0.1"):
+        declaring(site).schemes.load_config(name)
+
+
+def test_a_record_for_another_plugin_api_is_refused_and_shown(site: Any) -> None:
+    catalog = declaring(site)
+    assert "future" not in catalog.schemes
+    (failure,) = plugins_report(catalog)["failures"]
+    assert failure["error"] == (
+        f"the hook 'quark_register_schemes' yields 'future', which is written for version {API_VERSION + 1} to {API_VERSION + 2} of the "
+        f"plugin API, and this quark-core has version {API_VERSION}"
+    )
+    assert "update quark-core" in failure["fix"]
+
+
+def test_the_range_of_a_plugin_is_that_of_its_records(site: Any) -> None:
+    catalog = declaring(site, f"QUARK_API = ({API_VERSION}, {API_VERSION + 1})")
+    assert catalog.schemes.get("agrees").api == ApiRange(API_VERSION, API_VERSION + 1)
+    assert catalog.schemes.get("derived").api == ApiRange(1, API_VERSION)
+
+
+@pytest.mark.parametrize(
+    ("attribute", "error"),
+    [
+        (f"QUARK_API = {API_VERSION + 1}", f"it is written for version {API_VERSION + 1} of the plugin API, and this"),
+        ("QUARK_API = 'new'", r"its QUARK_API is not valid: .*\(lowest, highest\)"),
+    ],
+)
+def test_a_plugin_for_another_plugin_api_is_left_out(site: Any, attribute: str, error: str) -> None:
+    catalog = declaring(site, attribute)
+    assert catalog.schemes.names() == ["good"]
+    (failure,) = catalog.failures()
+    assert failure.stage == "require"
+    assert re.search(error, failure.error)
+    with pytest.raises(PluginError, match=error):
+        site.collect(QUARK_STRICT_PLUGINS="1")
+
+
+def test_every_built_in_record_says_for_which_plugin_api_it_was_written() -> None:
+    registries = (quark.formats(), quark.observers(), quark.schemes(), quark.algorithms(), quark.templates(), quark.exporters())
+    assert all(record.api is not None and record.api.allows() for registry in registries for record in registry)
+    assert {name for registry in registries for record in registry for name in record.capabilities} == set(CAPABILITIES)
+
+
+@pytest.mark.parametrize("record", list(quark.formats()), ids=lambda record: record.name)
+def test_formats_that_declare_zero_points_have_them(record: FormatRecord) -> None:
+    number_format = quark.formats().load_format(record.name)
+    spec = QTensorConfig(dtype=record.name, qscheme="per_tensor", symmetric=False, is_dynamic=False)
+    possible = number_format.spec_error(spec) is None
+    qparams = number_format.qparams(torch.tensor(0.0), torch.tensor(3.0), spec) if possible else None
+    assert (qparams is not None and qparams.zero_point is not None) == ("zero_point" in record.capabilities)
+
+
+@pytest.mark.parametrize("record", list(quark.algorithms()), ids=lambda record: record.name)
+def test_algorithms_that_declare_calibration_need_statistics(record: AlgorithmRecord) -> None:
+    processor = quark.algorithms().load_processor(record.name)
+    settings = quark.algorithms().load_config(record.name).for_architecture(quark.templates().load_architecture("llama"))
+    assert bool(processor(settings).needs) == ("calibration" in record.capabilities)
+
+
+@pytest.mark.parametrize("record", list(quark.exporters()), ids=lambda record: record.name)
+def test_exporters_that_declare_streaming_can_stream(record: ExporterRecord) -> None:
+    assert hasattr(quark.exporters().load_exporter(record.name), "stream") == ("streaming" in record.capabilities)
+
+
+@pytest.mark.parametrize("record", list(quark.observers()), ids=lambda record: record.name)
+def test_declared_options_of_observers_are_those_of_their_classes(record: ObserverRecord) -> None:
+    observer = quark.observers().load_observer(record.name)
+    assert [option.name for option in quark.observers().options(record.name)] == list(getattr(observer, "options", ()))

@@ -1,0 +1,216 @@
+"""The schemes that this distribution registers. Imports no torch."""
+
+from __future__ import annotations
+
+from quark.plugins import SchemeRecord
+
+__all__ = ["SCHEMES"]
+
+_CLASSES = "quark_schemes.schemes.classes:"
+_EVERYWHERE = ("transformers", "vLLM (CPU, CUDA, ROCm)")
+_ON_GPU = ("transformers", "vLLM (CUDA, ROCm)")
+_EMULATED = ("transformers", "vLLM (emulated)")
+_TRANSFORMERS = ("transformers",)
+
+
+def _classes(*names: str) -> dict[str, str]:
+    return {name: _CLASSES + name for name in names}
+
+
+SCHEMES: tuple[SchemeRecord, ...] = (
+    SchemeRecord(
+        name="int4_wo_32",
+        summary="symmetric INT4 weights, groups of 32",
+        config="quark_schemes.schemes.integer:int4_wo_32",
+        clients=_EVERYWHERE,
+        exports=_classes("Int4WeightOnlyScheme"),
+    ),
+    SchemeRecord(
+        name="uint4_wo_32",
+        summary="asymmetric UINT4 weights, groups of 32",
+        config="quark_schemes.schemes.integer:uint4_wo_32",
+        clients=_EVERYWHERE,
+        exports=_classes("Uint4WeightOnlyScheme"),
+    ),
+    SchemeRecord(
+        name="int4_wo_64",
+        summary="symmetric INT4 weights, groups of 64",
+        config="quark_schemes.schemes.integer:int4_wo_64",
+        clients=_EVERYWHERE,
+        exports=_classes("Int4WeightOnlyScheme"),
+    ),
+    SchemeRecord(
+        name="uint4_wo_64",
+        summary="asymmetric UINT4 weights, groups of 64",
+        config="quark_schemes.schemes.integer:uint4_wo_64",
+        clients=_EVERYWHERE,
+        exports=_classes("Uint4WeightOnlyScheme"),
+    ),
+    SchemeRecord(
+        name="int4_wo_128",
+        summary="symmetric INT4 weights, groups of 128",
+        config="quark_schemes.schemes.integer:int4_wo_128",
+        clients=_EVERYWHERE,
+        exports=_classes("Int4WeightOnlyScheme"),
+    ),
+    SchemeRecord(
+        name="uint4_wo_128",
+        summary="asymmetric UINT4 weights, groups of 128",
+        config="quark_schemes.schemes.integer:uint4_wo_128",
+        clients=_EVERYWHERE,
+        exports=_classes("Uint4WeightOnlyScheme"),
+    ),
+    SchemeRecord(
+        name="int4_wo_per_channel",
+        summary="symmetric INT4 weights, a scale per channel",
+        config="quark_schemes.schemes.integer:int4_wo_per_channel",
+        clients=_TRANSFORMERS,
+        exports=_classes("Int4WeightOnlyPerChannelScheme"),
+    ),
+    SchemeRecord(
+        name="uint4_wo_per_channel",
+        summary="asymmetric UINT4 weights, a scale per channel",
+        config="quark_schemes.schemes.integer:uint4_wo_per_channel",
+        clients=_TRANSFORMERS,
+        exports=_classes("Uint4WeightOnlyPerChannelScheme"),
+    ),
+    SchemeRecord(
+        name="int4_wa_64",
+        summary="INT4 weights, dynamic INT4 activations, groups of 64",
+        config="quark_schemes.schemes.integer:int4_wa_64",
+        clients=_TRANSFORMERS,
+        exports=_classes("Int4WeightAndActivationScheme"),
+    ),
+    SchemeRecord(
+        name="int8",
+        summary="INT8 weights and static activations, one scale each",
+        config="quark_schemes.schemes.integer:int8",
+        clients=_EVERYWHERE,
+        exports=_classes("Int8Scheme"),
+    ),
+    SchemeRecord(
+        name="fp8",
+        summary="E4M3 weights and static activations, one scale each",
+        config="quark_schemes.schemes.float8:fp8",
+        kv_cache="quark_schemes.schemes.float8:fp8_outputs",
+        attention="quark_schemes.schemes.float8:fp8_outputs",
+        clients=(*_ON_GPU, "SGLang"),
+        exports=_classes("FP8Scheme"),
+    ),
+    SchemeRecord(
+        name="ptpc_fp8",
+        summary="E4M3 weights per channel, dynamic E4M3 activations per token",
+        config="quark_schemes.schemes.float8:ptpc_fp8",
+        clients=(*_EVERYWHERE, "SGLang"),
+        exports=_classes("PTPCFP8Scheme"),
+    ),
+    SchemeRecord(
+        name="mxfp4",
+        summary="MXFP4 weights and dynamic activations",
+        config="quark_schemes.schemes.microscaling:mxfp4",
+        clients=(*_ON_GPU, "SGLang (ROCm)"),
+        exports=_classes("MXFP4Scheme"),
+    ),
+    SchemeRecord(
+        name="mxfp4_weight_only",
+        summary="MXFP4 weights",
+        config="quark_schemes.schemes.microscaling:mxfp4_weight_only",
+        clients=_ON_GPU,
+        exports=_classes("MXFP4WeightOnlyScheme"),
+    ),
+    SchemeRecord(
+        name="mxfp6_e3m2",
+        aliases=("mxfp6",),
+        summary="MXFP6 weights and dynamic activations of E3M2 elements",
+        config="quark_schemes.schemes.microscaling:mxfp6_e3m2",
+        clients=_EMULATED,
+        exports=_classes("MXFP6E3M2Scheme"),
+    ),
+    SchemeRecord(
+        name="mxfp6_e2m3",
+        summary="MXFP6 weights and dynamic activations of E2M3 elements",
+        config="quark_schemes.schemes.microscaling:mxfp6_e2m3",
+        clients=_EMULATED,
+        exports=_classes("MXFP6E2M3Scheme"),
+    ),
+    SchemeRecord(
+        name="mxfp4_mxfp6_e2m3",
+        summary="MXFP4 weights, dynamic MXFP6 activations of E2M3 elements",
+        config="quark_schemes.schemes.microscaling:mxfp4_mxfp6_e2m3",
+        clients=_EMULATED,
+        exports=_classes("MXFP4_MXFP6E2M3Scheme"),
+    ),
+    SchemeRecord(
+        name="mxfp4_fp8",
+        summary="MXFP4 weights, static E4M3 activations",
+        config="quark_schemes.schemes.microscaling:mxfp4_fp8",
+        clients=_EMULATED,
+        exports=_classes("MXFP4_FP8Scheme"),
+    ),
+    SchemeRecord(
+        name="amdfp4",
+        summary="FP4 weights and dynamic activations, groups of 16, E5M3 scales",
+        config="quark_schemes.schemes.two_level:amdfp4",
+        clients=_TRANSFORMERS,
+        exports=_classes("AmdFP4Scheme"),
+    ),
+    SchemeRecord(
+        name="amdfp4_g32",
+        summary="FP4 weights and dynamic activations, groups of 32, E5M3 scales",
+        config="quark_schemes.schemes.two_level:amdfp4_g32",
+        clients=_TRANSFORMERS,
+        exports=_classes("AmdFP4Scheme"),
+    ),
+    SchemeRecord(
+        name="nvfp4",
+        aliases=("fp4_block16_scale_e4m3",),
+        summary="FP4 weights and activations, groups of 16, E4M3 scales under one more scale",
+        config="quark_schemes.schemes.two_level:nvfp4",
+        shares_global_scale=True,
+        clients=_ON_GPU,
+        exports=_classes("FP4Block16ScaleE4M3Scheme"),
+    ),
+    SchemeRecord(
+        name="amdfp4_global16",
+        summary="FP4 weights and activations, groups of 16, E5M3 scales under one more scale",
+        config="quark_schemes.schemes.two_level:amdfp4_global16",
+        clients=_TRANSFORMERS,
+        exports=_classes("AmdFP4GlobalScaleScheme"),
+    ),
+    SchemeRecord(
+        name="amdfp4_global32",
+        summary="FP4 weights and activations, groups of 32, E5M3 scales under one more scale",
+        config="quark_schemes.schemes.two_level:amdfp4_global32",
+        clients=_TRANSFORMERS,
+        exports=_classes("AmdFP4GlobalScaleScheme"),
+    ),
+    SchemeRecord(
+        name="int4_fp8",
+        summary="weights first in E4M3, from there in INT4 per channel; dynamic E4M3 activations",
+        config="quark_schemes.schemes.two_level:int4_fp8",
+        clients=_TRANSFORMERS,
+        exports=_classes("INT4_FP8Scheme"),
+    ),
+    SchemeRecord(
+        name="bfp16",
+        summary="BFP16 weights and activations, blocks of 8",
+        config="quark_schemes.schemes.block_float:bfp16",
+        clients=_TRANSFORMERS,
+        exports=_classes("BFP16Scheme"),
+    ),
+    SchemeRecord(
+        name="mx6",
+        summary="MX6 weights and activations; option block_size (16)",
+        config="quark_schemes.schemes.block_float:mx6",
+        clients=_TRANSFORMERS,
+        exports=_classes("MX6Scheme"),
+    ),
+    SchemeRecord(
+        name="mx9",
+        summary="MX9 weights and activations; option block_size (16)",
+        config="quark_schemes.schemes.block_float:mx9",
+        clients=_TRANSFORMERS,
+        exports=_classes("MX9Scheme"),
+    ),
+)
+"""Every scheme. ``shares_global_scale``: runtimes fuse query, key and value projections, and gate and up projections, into one matrix."""
