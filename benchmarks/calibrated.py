@@ -1,10 +1,14 @@
 """Calibrated rounding on a real model: time against one forward, perplexity, divergence, memory.
 
     python -m benchmarks.calibrated MODEL TEXT_DIR [--runs gptq/int4_wo_64,qronos/mxfp4|table] [--preset best|reference] [--dtype bfloat16]
+                                    [--busy 1] [--repeats 3] [--no-quality]
 
 Protocol: that of `benchmarks.perplexity`. `ratio` is the whole of quantize_model ÷ one float forward over the calibration tokens, the
 faster of two, in the same process; `peak` is the growth of resident memory over the loaded model ÷ one block's weights, second moments and
 activations in float32. One process and one JSON line for each run, so that timings and memory of none depend on another; then a table.
+
+With ``--busy N`` each quantization is followed by the same one beside N processes that compute without end: `busy_ratio` is the median of
+their times ÷ that of the quiet ones. The project's bar is 2 for one busy process on two cores.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import logging
+import statistics
 import subprocess
 import sys
 import time
@@ -21,7 +26,9 @@ from typing import Any
 
 import attrs
 import torch
+from torch import Tensor
 
+from benchmarks.busy import busy_loops
 from benchmarks.perplexity import forward_seconds, sequences
 from quark.evaluate import compare
 from quark.hf.loading import load_model, load_tokenizer
@@ -32,28 +39,44 @@ TABLE = [f"{a}/{s}" for s in ("int4_wo_64", "uint4_wo_64", "mxfp4", "nvfp4", "mx
 
 
 def measure(args: argparse.Namespace, algorithm: str, scheme: str) -> dict[str, object]:
-    """Quantize a fresh copy of the model and report on it."""
+    """Quantize fresh copies of the model and report on it."""
     tokenizer = load_tokenizer(args.model)
     calib = sequences(tokenizer, args.text / "foldoc.txt", 200_000, 8, 512)
     model = load_model(args.model, args.dtype)
     floor = min(forward_seconds(model, calib) for _ in range(2))
-    template = LLMTemplate.get(model.config.model_type)
-    names = [] if algorithm == "none" else algorithm.split("+")
-    config = template.get_config(scheme=scheme, algorithm=names or None)
-    config.algo_config = [attrs.evolve(a, preset=args.preset, **json.loads(args.options)) for a in config.algo_config or []] or None
     allowed = _allowed_bytes(model, calib.numel())
     before = _resident()
-    start = time.perf_counter()
-    ModelQuantizer(config).quantize_model(model, list(calib.split(1)))
-    took = time.perf_counter() - start
+    quiet, busy = [_quantize(args, algorithm, scheme, model, calib)], []
     grown = (_peak() - before) / allowed
+    for repeat in range(args.repeats):
+        quiet += [_quantize(args, algorithm, scheme, load_model(args.model, args.dtype), calib)] if repeat else []
+        if args.busy:
+            with busy_loops(args.busy):
+                busy.append(_quantize(args, algorithm, scheme, load_model(args.model, args.dtype), calib))
+    took = statistics.median(quiet)
     result = {"algorithm": algorithm, "scheme": scheme, "preset": args.preset, "dtype": args.dtype, "ratio": round(took / floor, 2)}
     result |= {"seconds": round(took, 2), "peak": round(grown, 2)}
+    if args.busy:
+        result |= {"busy": args.busy, "busy_seconds": round(statistics.median(busy), 2)}
+        result |= {"busy_ratio": round(statistics.median(busy) / took, 2)}
     if not args.no_quality:
         rows = [sequences(tokenizer, args.text / f, at, 8, 512) for f, at in (("foldoc.txt", 3_500_000), ("devil.txt", 20_000))]
         found = compare(model, load_model(args.model, args.dtype), list(torch.cat(rows).split(4)))
         result |= {"perplexity": round(found.perplexity, 3), "mean_kl": round(found.mean_kl, 4), "top1": round(found.top1_agreement, 4)}
     return result
+
+
+def _quantize(args: argparse.Namespace, algorithm: str, scheme: str, model: torch.nn.Module, calib: Tensor) -> float:
+    """Quantize ``model`` in place; returns the wall time."""
+    config = LLMTemplate.get(model.config.model_type).get_config(scheme=scheme, algorithm=_names(algorithm) or None)
+    config.algo_config = [attrs.evolve(a, preset=args.preset, **json.loads(args.options)) for a in config.algo_config or []] or None
+    start = time.perf_counter()
+    ModelQuantizer(config).quantize_model(model, list(calib.split(1)))
+    return time.perf_counter() - start
+
+
+def _names(algorithm: str) -> list[str]:
+    return [] if algorithm == "none" else algorithm.split("+")
 
 
 def _resident() -> float:
@@ -86,6 +109,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--preset", default="best")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--options", default="{}", help="further fields of the algorithm's settings, as JSON")
+    parser.add_argument("--busy", type=int, default=0, metavar="N", help="measure beside N busy processes too, in alternation")
+    parser.add_argument("--repeats", type=int, default=1, help="times to quantize; the median counts")
     parser.add_argument("--no-quality", action="store_true", help="time and memory only")
     args = parser.parse_args(arguments)
     logging.getLogger("quark").setLevel(logging.ERROR)

@@ -1,8 +1,8 @@
 """Independent pieces of work, spread over threads that compute with one torch thread each.
 
-A layer's rows are independent of each other, so that one call per layer keeps all processors busy, and threads wait for each other once: when
-the call ends. Parallelism inside small operations waits at the end of every operation, thousands of times for a layer, and each time as long
-as the system takes to schedule the last thread. A thread that other programs hold up takes fewer pieces here, and nobody waits for it.
+The rows of a layer are independent of each other. One call for each layer keeps all processors busy, and threads wait for each other once,
+when the call ends. Parallelism inside of small operations waits at the end of every operation, thousands of times for a layer, and each time
+until the system schedules the last thread. Here a thread that other programs hold up takes fewer pieces, and nobody waits for it.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ CPU = torch.device("cpu")
 def parallel_map(work: Callable[[Item], Result], items: Sequence[Item], device: torch.device = CPU) -> list[Result]:
     """Return ``[work(item) for item in items]``, computed by as many threads as ``torch.get_num_threads()``, the caller among them.
 
-    Results do not depend on the number of threads: every item is computed by one torch thread. Items should be many more than threads, and
-    each should take long beside a handful of Python calls, which no two threads make at once. Inside ``work`` a further call runs in its own
-    thread alone. On other devices than the CPU the calling thread computes everything.
+    Results do not depend on the number of threads: every item is computed by one torch thread. There should be more items than threads, and
+    each should be a few operations on many numbers: two threads never run Python at once. A call inside of ``work`` runs in the thread that
+    makes it. On devices other than the CPU the calling thread computes everything.
 
     Args:
-        work: May not depend on other items. Grad and inference mode are those of the caller.
+        work: Does not depend on other items. It runs in the grad mode and the inference mode of the caller.
         items: What it is called with.
         device: Where the tensors lie.
 

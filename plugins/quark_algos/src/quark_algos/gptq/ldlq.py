@@ -207,7 +207,8 @@ def descend(done: Swept, h: Tensor, rounded: Rounder) -> bool:
     """
     weights = h / h.diagonal()  # [K, K], column k by H_kk
     with one_thread(done.e.device):
-        return any([_descend_block(done, weights, rounded, start) for start in range(0, done.e.shape[0], BLOCK)])
+        changed = [_descend_block(done, weights, rounded, start) for start in range(0, done.e.shape[0], BLOCK)]
+    return any(changed)
 
 
 def _descend_block(done: Swept, weights: Tensor, rounded: Rounder, start: int) -> bool:

@@ -1,0 +1,25 @@
+"""Busy loops: other programs that want a processor, to see what a measurement is worth on a machine that is shared."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+
+@contextmanager
+def busy_loops(count: int) -> Iterator[None]:
+    """While the body runs, ``count`` processes compute without end; each has come to its loop before the body begins."""
+    program = "print(flush=True)\nwhile True: pass"
+    loops = [subprocess.Popen([sys.executable, "-S", "-c", program], stdout=subprocess.PIPE) for _ in range(count)]
+    try:
+        for loop in loops:
+            assert loop.stdout is not None
+            loop.stdout.readline()
+        yield
+    finally:
+        for loop in loops:
+            loop.kill()
+        for loop in loops:
+            loop.communicate()
