@@ -9,6 +9,8 @@ from collections.abc import Iterator
 
 from quark.plugins import TemplateRecord, hookimpl
 
+__all__ = ["CONVOLUTIONAL", "DENSE", "MIXTURES", "MULTIMODAL", "OWN_FORMS", "REMOTE_CODE", "TEXT_PARTS", "quark_register_templates"]
+
 
 def _records(*rows: tuple[str, str, str]) -> dict[str, TemplateRecord]:
     """Records by model type; a row is the model type, the models of the family, and a reference to the architecture."""
