@@ -7,6 +7,8 @@ from typing import Any, Literal
 
 import attrs
 
+__all__ = ["FUSED_EXPERTS", "Architecture", "ExpertForm", "Rows", "WeightConversion"]
+
 WeightConversion = tuple[str, tuple[str, ...], tuple[tuple[str | int, ...], ...]]
 """A weight converter as data: the end of the stored tensor's name, the ends of the names of the tensors it becomes, and the names of
 operations of `quark.hf.conversion_ops`, each with its arguments. A star in a name stands for the number of an expert.

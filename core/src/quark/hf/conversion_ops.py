@@ -15,6 +15,8 @@ from torch import Tensor
 
 from quark.errors import ConfigError, UnsupportedError
 
+__all__ = ["Chunk", "Concatenate", "ConversionOps", "FuseExperts", "Inputs", "SplitFusedExperts", "Transpose", "numbered"]
+
 Inputs = Mapping[str, Tensor | list[Tensor]]
 """Tensors by the pattern that matched their name; a list in the order of experts where there is one per expert."""
 

@@ -17,6 +17,8 @@ from quark.hf.weight_converters import Conversion, WeightConverter, find_convers
 from quark.log import get_logger
 from quark.names import folded
 
+__all__ = ["ConvertedTensors"]
+
 _DTYPES = {
     "BOOL": torch.bool,
     "U8": torch.uint8,

@@ -24,6 +24,8 @@ from quark.hf.weight_converters import WeightConverter
 from quark.log import get_logger
 from quark.names import folded
 
+__all__ = ["Recipe", "StoredTensors"]
+
 
 @attrs.frozen(eq=False)
 class Recipe:

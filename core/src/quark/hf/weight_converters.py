@@ -16,6 +16,8 @@ from quark.errors import CheckpointError, ConfigError
 from quark.hf.conversion_ops import Chunk, Concatenate, ConversionOps, FuseExperts, Inputs, SplitFusedExperts, Transpose
 from quark.names import folded
 
+__all__ = ["OPERATIONS", "Conversion", "NameMatch", "WeightConverter", "apply_converters", "find_conversions", "make_converters"]
+
 OPERATIONS: dict[str, type[ConversionOps]] = {
     kind.__name__: kind for kind in (Chunk, Concatenate, FuseExperts, SplitFusedExperts, Transpose)
 }

@@ -6,6 +6,8 @@ import attrs
 
 from quark_templates.bases import LLAMA_LIKE
 
+__all__ = ["COHERE", "COHERE2"]
+
 # Sliding windows in most blocks.
 COHERE2 = attrs.evolve(LLAMA_LIKE, model_type="cohere2", mlp_norm="input_layernorm", norm_subtracts_mean=True)
 

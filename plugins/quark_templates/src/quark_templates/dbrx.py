@@ -9,6 +9,8 @@ import attrs
 
 from quark_templates.bases import MIXTURE
 
+__all__ = ["DBRX"]
+
 DBRX = attrs.evolve(
     MIXTURE,
     model_type="dbrx",

@@ -6,5 +6,7 @@ import attrs
 
 from quark_templates.bases import DEEPSEEK_MOE_LIKE, LLAMA_LIKE
 
+__all__ = ["ERNIE4_5", "ERNIE4_5_MOE"]
+
 ERNIE4_5 = attrs.evolve(LLAMA_LIKE, model_type="ernie4_5")
 ERNIE4_5_MOE = attrs.evolve(DEEPSEEK_MOE_LIKE, model_type="ernie4_5_moe", exclude_layers_name=("lm_head", "*mlp.gate"))

@@ -6,6 +6,8 @@ import attrs
 
 from quark_templates.bases import BEHIND_VISION_TOWER, GEMMA_LIKE
 
+__all__ = ["GEMMA", "GEMMA2", "GEMMA3", "GEMMA3_TEXT"]
+
 GEMMA = attrs.evolve(GEMMA_LIKE, model_type="gemma")
 
 GEMMA2 = attrs.evolve(

@@ -6,6 +6,8 @@ import attrs
 
 from quark_templates.bases import LLAMA_LIKE, MIXTURE
 
+__all__ = ["GRANITE", "GRANITEMOEHYBRID"]
+
 GRANITE = attrs.evolve(LLAMA_LIKE, model_type="granite")  # multipliers on embeddings, attention, residuals and logits
 
 # Mixture and shared MLP both have gate and up in one matrix.

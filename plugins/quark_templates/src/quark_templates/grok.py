@@ -9,6 +9,8 @@ import attrs
 
 from quark_templates.bases import MIXTURE, QKV
 
+__all__ = ["GROK_1"]
+
 GROK_1 = attrs.evolve(
     MIXTURE,
     model_type="grok-1",

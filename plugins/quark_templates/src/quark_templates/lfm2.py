@@ -6,6 +6,8 @@ import attrs
 
 from quark_templates.bases import LLAMA_LIKE, QKV
 
+__all__ = ["LFM2"]
+
 LFM2 = attrs.evolve(
     LLAMA_LIKE,
     model_type="lfm2",

@@ -6,6 +6,8 @@ import attrs
 
 from quark_templates.bases import BEHIND_VISION_TOWER, LANGUAGE_MODEL, LLAMA_LIKE
 
+__all__ = ["LLAMA", "LLAMA4", "LLAMA4_TEXT", "LLAVA", "MLLAMA"]
+
 LLAMA = attrs.evolve(LLAMA_LIKE, model_type="llama", algorithm_defaults={"autosmoothquant": {"compute_scale_loss": "MAE"}})
 
 LLAVA = attrs.evolve(LLAMA_LIKE, **BEHIND_VISION_TOWER, model_type="llava", inserted_embeddings="model.multi_modal_projector.linear_2")

@@ -6,6 +6,20 @@ import attrs
 
 from quark_templates.bases import LLAMA_LIKE, NORMS_AFTER, QKV, UNGATED
 
+__all__ = [
+    "APERTUS",
+    "ARCEE",
+    "EXAONE4",
+    "HELIUM",
+    "HUNYUAN_V1_DENSE",
+    "INSTELLA",
+    "NEMOTRON",
+    "SEED_OSS",
+    "SMOLLM3",
+    "STABLELM",
+    "STARCODER2",
+]
+
 SMOLLM3 = attrs.evolve(LLAMA_LIKE, model_type="smollm3")  # some blocks have no rotary positions
 HELIUM = attrs.evolve(LLAMA_LIKE, model_type="helium")  # rotary positions on interleaved pairs
 SEED_OSS = attrs.evolve(LLAMA_LIKE, model_type="seed_oss")  # biases on queries, keys and values

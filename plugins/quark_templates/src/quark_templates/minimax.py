@@ -6,6 +6,8 @@ import attrs
 
 from quark_templates.bases import BEHIND_VISION_TOWER, MIXTURE
 
+__all__ = ["MINIMAX_M2", "MINIMAX_M3_VL"]
+
 MINIMAX_M2 = attrs.evolve(
     MIXTURE,
     model_type="minimax_m2",

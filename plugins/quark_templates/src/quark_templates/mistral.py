@@ -6,6 +6,8 @@ import attrs
 
 from quark_templates.bases import BEHIND_VISION_TOWER, LLAMA_LIKE, MIXTURE
 
+__all__ = ["MINISTRAL", "MINISTRAL3", "MISTRAL", "MISTRAL3", "MIXTRAL"]
+
 MISTRAL = attrs.evolve(LLAMA_LIKE, model_type="mistral")
 MINISTRAL = attrs.evolve(LLAMA_LIKE, model_type="ministral")  # some blocks have no sliding window
 MINISTRAL3 = attrs.evolve(LLAMA_LIKE, model_type="ministral3")  # queries are scaled by their position

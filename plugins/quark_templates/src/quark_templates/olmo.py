@@ -6,6 +6,8 @@ import attrs
 
 from quark_templates.bases import LLAMA_LIKE, MIXTURE, NORMS_AFTER
 
+__all__ = ["OLMO", "OLMO2", "OLMO3", "OLMOE"]
+
 OLMO = attrs.evolve(LLAMA_LIKE, model_type="olmo", norm_has_weight=False, norm_subtracts_mean=True)
 OLMO2 = attrs.evolve(NORMS_AFTER, model_type="olmo2")
 OLMO3 = attrs.evolve(NORMS_AFTER, model_type="olmo3")  # sliding windows in most blocks

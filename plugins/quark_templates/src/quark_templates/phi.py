@@ -6,6 +6,8 @@ import attrs
 
 from quark_templates.bases import LLAMA_LIKE, MIXTURE, QKV
 
+__all__ = ["PHI", "PHI3", "PHIMOE"]
+
 # One LayerNorm feeds attention and MLP; biases throughout.
 PHI = attrs.evolve(
     LLAMA_LIKE,
