@@ -36,6 +36,8 @@ def _module(_: Any, attribute: Any, value: Any) -> None:
 
 
 def _strings(values: Iterable[str]) -> tuple[str, ...]:
+    if isinstance(values, str):
+        raise ValueError(f"{values!r} is one string where several belong: write ({values!r},)")
     return tuple(values)
 
 
@@ -138,12 +140,31 @@ class AlgorithmRecord(Record):
         processor: Reference to the class that does the work; None while a distribution brings the configuration only.
         restorer: Reference to a class with the protocol `quark.checkpoint.restorers.Restorer`, which is made with the settings: it puts
             back what the algorithm leaves in a model beside weights. None where it leaves nothing.
+        role: What a transform does to a model, in a word, such as ``"equalization"``. Transforms of one role exclude each other: a run has
+            at most one of each. None for one that goes with every other.
+        before: Algorithms, or roles of algorithms, that a transform has to precede in a run that has them too.
+        after: Algorithms, or roles of algorithms, that a transform has to follow in a run that has them too.
+
+    Raises:
+        ValueError: As `Record` does; or a rounding has a role or a place in the order, which only transforms have.
     """
 
     kind: str = attrs.field(validator=attrs.validators.in_(("transform", "rounding")))
     config: LazyRef = attrs.field(converter=as_lazy_ref, metadata=_class("quark.config.algorithm:AlgoConfig", name="name.default"))
     processor: LazyRef | None = attrs.field(default=None, converter=as_optional_lazy_ref, metadata=_function())
     restorer: LazyRef | None = attrs.field(default=None, converter=as_optional_lazy_ref, metadata=_function("restore", "place_of"))
+    role: str | None = attrs.field(default=None, validator=attrs.validators.optional(_name))
+    before: tuple[str, ...] = attrs.field(default=(), converter=_strings, validator=_names)
+    after: tuple[str, ...] = attrs.field(default=(), converter=_strings, validator=_names)
+
+    def __attrs_post_init__(self) -> None:
+        if self.kind == "rounding" and (self.role or self.before or self.after):
+            raise ValueError(f"role, before and after order transforms, and '{self.name}' is a rounding: leave them out")
+        own = {self.name, *self.aliases, *filter(None, [self.role])}
+        if itself := own & {*self.before, *self.after}:
+            raise ValueError(f"'{self.name}' cannot go before or after '{min(itself)}', which is itself or its own role: leave that out")
+        if both := {*self.before} & {*self.after}:
+            raise ValueError(f"'{self.name}' cannot go both before and after '{min(both)}': choose one")
 
 
 @attrs.frozen(kw_only=True)

@@ -16,6 +16,7 @@ def quark_register_algorithms() -> Iterator[AlgorithmRecord]:
         name="awq",
         summary="AWQ: scales that protect the channels with large activations, searched by the outputs",
         kind="transform",
+        role="equalization",
         processor="quark_algos.equalization.transforms:Awq",
         config="quark_algos.equalization.config:AWQConfig",
         exports={
@@ -28,6 +29,7 @@ def quark_register_algorithms() -> Iterator[AlgorithmRecord]:
         aliases=("smooth",),
         summary="SmoothQuant: part of the activations' range goes into the weights",
         kind="transform",
+        role="equalization",
         processor="quark_algos.equalization.transforms:SmoothQuant",
         config="quark_algos.equalization.config:SmoothQuantConfig",
         exports={
@@ -39,6 +41,7 @@ def quark_register_algorithms() -> Iterator[AlgorithmRecord]:
         name="autosmoothquant",
         summary="SmoothQuant with the share searched for each place",
         kind="transform",
+        role="equalization",
         processor="quark_algos.equalization.transforms:AutoSmoothQuant",
         config="quark_algos.equalization.config:AutoSmoothQuantConfig",
         exports={
@@ -52,6 +55,8 @@ def quark_register_algorithms() -> Iterator[AlgorithmRecord]:
         aliases=("quarot",),
         summary="rotations of the residual stream and of values, folded into weights, of keys and of layers' inputs, run with the model",
         kind="transform",
+        role="rotation",
+        before=("equalization",),
         processor="quark_algos.rotation.transform:Rotate",
         restorer="quark_algos.rotation.restore:RestoreRotations",
         config="quark_algos.rotation.config:RotationConfig",
