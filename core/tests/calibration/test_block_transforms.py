@@ -146,11 +146,11 @@ def test_a_calibrated_rounding_behind_it_sees_the_transformed_inputs(two_passes:
         def applies_to(self, name: str) -> bool:
             return True
 
-        def round(self, problem: Any) -> Mapping[str, Metrics]:
-            for name in problem.layers:
-                self.seen[name] = problem.statistic(Inputs).seen[0]
-            RoundToNearest().round(problem)
-            return {name: {} for name in problem.layers}
+        def round(self, task: Any) -> Mapping[str, Metrics]:
+            for name in task.layers:
+                self.seen[name] = task.statistic(Inputs).seen[0]
+            RoundToNearest().round(task)
+            return {name: {} for name in task.layers}
 
     model, transform, spy = tiny.tiny_model(), Scaling(), Spy()
     quantized(model, config("int4_wo_32"), transform, rounding=spy, two_passes=two_passes)

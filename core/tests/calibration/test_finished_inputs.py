@@ -71,10 +71,10 @@ class Spy(RoundToNearest):
     def applies_to(self, name: str) -> bool:
         return name.endswith(self.endings)
 
-    def round(self, problem: RoundingTask) -> Mapping[str, Metrics]:
-        super().round(problem)
-        for name, layer in problem.layers.items():
-            self.inputs[name] = problem.statistic(self.kind).seen
+    def round(self, task: RoundingTask) -> Mapping[str, Metrics]:
+        super().round(task)
+        for name, layer in task.layers.items():
+            self.inputs[name] = task.statistic(self.kind).seen
             self.scales[name] = None if layer.input_quantizer is None else scale_of(layer.input_quantizer)
         return {}
 

@@ -54,10 +54,10 @@ class Spy(RoundToNearest):
     def applies_to(self, name: str) -> bool:
         return True
 
-    def round(self, problem: RoundingTask) -> Mapping[str, Metrics]:
-        self.shown |= {name: problem.statistic(Inputs).seen for name in problem.layers}
-        super().round(problem)
-        return {name: {} for name in problem.layers}
+    def round(self, task: RoundingTask) -> Mapping[str, Metrics]:
+        self.shown |= {name: task.statistic(Inputs).seen for name in task.layers}
+        super().round(task)
+        return {name: {} for name in task.layers}
 
 
 class Watching:

@@ -33,18 +33,18 @@ class Harmful(RoundToNearest):
     def __init__(self, *names: str) -> None:
         self.names = names
 
-    def round(self, problem: RoundingTask) -> Mapping[str, Metrics]:
-        for name in set(self.names).intersection(problem.layers):
-            layer = problem.layers[name]
+    def round(self, task: RoundingTask) -> Mapping[str, Metrics]:
+        for name in set(self.names).intersection(task.layers):
+            layer = task.layers[name]
             layer.weight = nn.Parameter(layer.weight.data * 2)
-        super().round(problem)
-        return {name: {"said": 1} for name in problem.layers}
+        super().round(task)
+        return {name: {"said": 1} for name in task.layers}
 
 
 class Hopeless(RoundToNearest):
     needs = (Hessian,)
 
-    def round(self, problem: RoundingTask) -> Mapping[str, Metrics]:
+    def round(self, task: RoundingTask) -> Mapping[str, Metrics]:
         raise RoundingError("nothing can be made of these inputs")
 
 
@@ -53,12 +53,12 @@ class Forgetful(RoundToNearest):
 
     needs = (Hessian,)
 
-    def round(self, problem: RoundingTask) -> Mapping[str, Metrics]:
-        seen = problem.statistic(Hessian).matrix()
+    def round(self, task: RoundingTask) -> Mapping[str, Metrics]:
+        seen = task.statistic(Hessian).matrix()
         basis = torch.linalg.eigh(seen).eigenvectors[:, :-8]  # directions that were not there
-        weights = [layer.weight.data for layer in problem.layers.values()]
-        super().round(problem)
-        for layer, weight in zip(problem.layers.values(), weights, strict=True):
+        weights = [layer.weight.data for layer in task.layers.values()]
+        super().round(task)
+        for layer, weight in zip(task.layers.values(), weights, strict=True):
             layer.weight = nn.Parameter(weight @ (torch.eye(len(basis)) + basis @ basis.t()))
         return {}
 

@@ -159,9 +159,9 @@ class Watched(AcmeWeighted):
         super().__init__(AcmeWeightedConfig())
         self.shown: dict[str, MeanSquare] = {}
 
-    def round(self, problem: RoundingTask) -> Mapping[str, Metrics]:
-        self.shown |= dict.fromkeys(problem.layers, problem.statistic(MeanSquare))
-        return super().round(problem)
+    def round(self, task: RoundingTask) -> Mapping[str, Metrics]:
+        self.shown |= dict.fromkeys(task.layers, task.statistic(MeanSquare))
+        return super().round(task)
 
 
 def test_every_layer_is_rounded_by_what_the_finished_model_gives_it_in_one_forward_a_sample() -> None:

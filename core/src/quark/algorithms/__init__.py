@@ -1,6 +1,7 @@
 """What changes weights: the protocols Transform and Rounding, the statistics they may ask for, and round-to-nearest, the default."""
 
-from quark.algorithms.rounding import HeldOut, Metrics, NamesLayers, Rounding, RoundingTask, RoundToNearest, float_weight, weight_quantizer
+from quark.algorithms.rounding import HeldOut, Metrics, NamesLayers, Rounding, RoundingTask, RoundToNearest
+from quark.algorithms.stacked_weights import StackedWeights, float_weight, weight_quantizer
 from quark.algorithms.statistics import AbsMax, AbsMean, CrossMoment, Hessian, Hessian64, Statistic
 from quark.algorithms.transform import (
     STAGES,
@@ -32,6 +33,7 @@ __all__ = [
     "RoundToNearest",
     "Rounding",
     "RoundingTask",
+    "StackedWeights",
     "Statistic",
     "Transform",
     "ValidatedTransform",

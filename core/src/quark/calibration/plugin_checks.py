@@ -70,19 +70,19 @@ class CheckedRounding:
         """As the rounding says."""
         return self._rounding.applies_to(name)
 
-    def round(self, problem: RoundingTask) -> Mapping[str, Metrics]:
+    def round(self, task: RoundingTask) -> Mapping[str, Metrics]:
         """As `quark.algorithms.Rounding.round`.
 
         Raises:
             PluginError: What it leaves cannot be built on, or it raised something itself.
         """
-        before = {name: _LayerState.of(layer) for name, layer in problem.layers.items()}
-        with attributed(f"rounding {_some(problem.layers)}", self._whose):
-            said = self._rounding.round(problem)
-        for name, layer in problem.layers.items():
+        before = {name: _LayerState.of(layer) for name, layer in task.layers.items()}
+        with attributed(f"rounding {_some(task.layers)}", self._whose):
+            said = self._rounding.round(task)
+        for name, layer in task.layers.items():
             if (complaint := before[name].complaint(layer)) is not None:
                 raise self._whose.error(f"has rounded '{name}', which now {complaint}")
-        return checked_figures(said, set(problem.layers), self._whose)
+        return checked_figures(said, set(task.layers), self._whose)
 
 
 @attrs.frozen(eq=False)

@@ -118,7 +118,7 @@ class Scaling(ABC):
         self._tried: set[LayerMapping] = set()
 
     def resolve_for_model(self, model: nn.Module, plan: QuantPlan) -> ResolvedSettings:
-        """As `quark.algorithms.ResolvesForModel.resolve_for_model`: sites that do not hold in this model are told of, settings stay as they are.
+        """Return the settings as they are, and a note for each mapping that this model does not have.
 
         Raises:
             ConfigError: None of the sites written by hand is in the model.
