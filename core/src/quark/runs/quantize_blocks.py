@@ -12,9 +12,10 @@ from quark.algorithms import Rounding, Transform
 from quark.calibration.activation_scales import ActivationScales
 from quark.calibration.attention import install
 from quark.calibration.batches import Call
-from quark.calibration.block_rounding import BlockRounding, InputGroups, round_to_nearest
+from quark.calibration.block_rounding import BlockRounding, round_to_nearest
 from quark.calibration.block_transforms import BlockTransforms
-from quark.calibration.lockstep import LockStep, without_cache
+from quark.calibration.input_groups import InputGroups
+from quark.calibration.lockstep import BlockRun, LockStep, without_cache
 from quark.calibration.observation import counting, expert_layers_among
 from quark.calibration.report import CalibrationReport
 from quark.calibration.two_passes import TwoPasses
@@ -72,7 +73,7 @@ def run(
     if not plan.calibrated and not rounding.needs and not any(t.needs for t in transforms):
         for i, (block, rows) in enumerate(zip(blocks, inside, strict=True)):
             with work.at(block):
-                work.transform(None, i, block, rows)
+                work.transform(None, block, rows)
                 made = work.made(rows)
                 work.finish(made, work.scales(made, block))
             progress(i + 1, len(blocks), block.name)
@@ -107,11 +108,12 @@ def _run_calibrated(
         steps.advance(-1)
         for i, (block, rows) in enumerate(zip(blocks, inside, strict=True)):
             with work.at(block):
-                work.transform(steps, i, block, rows)
+                block_run = steps.at(i)
+                work.transform(block_run, block, rows)
                 made = work.made(rows)
                 scales = work.scales(made, block)
                 with counting(model, expert_layers_among(made)) as tokens:
-                    work.lead(steps, i, block, made, scales)
+                    work.lead(block_run, block, made, scales)
                 work.report.count(tokens)
                 work.finish(made, scales)
             progress(i + 1, len(blocks), block.name)
@@ -140,6 +142,7 @@ class _Work:
         self._transforms = transforms
         self._architecture = plan.architecture
         self._rounded: set[str] = set()
+        self._idle: list[int] | None = None
         self._freed = FreedMemory(1) if rounding.needs else FreedMemory()
         self.report = CalibrationReport()
         self.wants_float = any(kind.wants_float for kind in rounding.needs)
@@ -160,14 +163,15 @@ class _Work:
             assert self._architecture is not None
             transform.apply_global(self._model, self._architecture)
 
-    def transform(self, steps: LockStep | None, index: int, block: Block, rows: Sequence[PlanRow]) -> None:
+    def transform(self, block_run: BlockRun | None, block: Block, rows: Sequence[PlanRow]) -> None:
         """Let transforms change a block at whose entry all forwards wait, and wait again."""
         if self._transforms:
             assert self._architecture is not None
-            stage = BlockTransforms(steps, index, block, rows, self._transforms, self._architecture, text_config(self._model))
-            stage.work()
+            stage = BlockTransforms(block_run, block, rows, self._transforms, self._architecture, text_config(self._model))
+            stage.apply()
             self.report.transformed |= stage.metrics
-            self.report.idle = [place for place in self.report.idle if place in stage.idle] if index else stage.idle
+            self._idle = stage.idle if self._idle is None else [i for i in self._idle if i in stage.idle]
+            self.report.idle = self._idle
 
     def made(self, rows: Iterable[PlanRow]) -> dict[str, QuantizedLayer]:
         """Quantized layers, not yet rounded, by full name."""
@@ -178,15 +182,15 @@ class _Work:
         attentions = [a for a in self._plan.attentions if block is not None and block.owns(a.name)]
         return ActivationScales(made, attentions, self._plan.config, self._architecture)
 
-    def lead(self, steps: LockStep, index: int, block: Block, made: Mapping[str, QuantizedLayer], scales: ActivationScales) -> None:
+    def lead(self, block_run: BlockRun, block: Block, made: Mapping[str, QuantizedLayer], scales: ActivationScales) -> None:
         """Lead all forwards through a block, and finish its layers on the way if the rounding wants to see their inputs."""
         if not self._rounding.needs:
             with scales.watching(self._model):
-                steps.advance(index)
+                block_run.enter()
             return
         layers = {n: (self._model.get_submodule(n), q) for n, q in made.items()}
-        solver = self._solver(steps, block, layers, self._rounding, self._input_groups, scales)
-        solver.work(index)
+        solver = self._solver(block_run, block, layers, self._rounding, self._input_groups, scales)
+        solver.work()
         self._rounded |= solver.rounded
         self.report.add(solver.metrics)
         self.report.missed(n for n in made if n in solver.taken and n not in solver.metrics)
