@@ -24,7 +24,7 @@ from quark.errors import CalibrationError, CheckpointError, ConfigError, NonFini
 from quark.hf.loading import load_model
 from quark.plugins import ExporterRecord, exporters
 from quark.runs import ModelQuantizer, quantize_checkpoint
-from quark.runs.run import Algorithms
+from quark.runs.selected_algorithms import Algorithms
 from quark.testing.tiny import tiny_model_dir
 from quark.torch import LLMTemplate
 
@@ -101,7 +101,8 @@ def test_the_bytes_are_those_of_the_export_from_memory(choice: str, tmp_path: Pa
 
 @pytest.mark.parametrize("scheme", ["int4_wo_64", "fp8"])
 def test_so_they_are_when_layers_are_rounded_in_lock_step(scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quark.runs.run.algorithms_of", lambda _: Algorithms((), (), Calibrated(), None))
+    for module in ("run", "from_disk"):
+        monkeypatch.setattr(f"quark.runs.{module}.algorithms_of", lambda _: Algorithms(rounding=Calibrated()))
     disk, memory = both_ways(tiny_model_dir(), tmp_path, config("llama", scheme=scheme))
     assert files(disk) == files(memory)
 

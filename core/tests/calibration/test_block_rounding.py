@@ -20,8 +20,8 @@ from quark.errors import CalibrationError
 from quark.planning.family import architecture_of
 from quark.planning.plan import make_plan
 from quark.runs import ModelQuantizer
-from quark.runs.quantize_blocks import run
-from quark.runs.run import Algorithms
+from quark.runs.quantize_block import quantize_blocks
+from quark.runs.selected_algorithms import Algorithms
 from quark.runs.sink import InPlaceSink
 from quark.testing import tiny
 from quark.torch import LLMTemplate
@@ -74,7 +74,7 @@ def quantized(
     model: nn.Module, config: QConfig, rounding: Any, data: Any = IDS, architecture: Architecture | str | None = ""
 ) -> CalibrationReport:
     facts = architecture_of(model) if isinstance(architecture, str) else architecture
-    return run(model, make_plan(model, config, facts), calls(data), rounding, InPlaceSink(model))
+    return quantize_blocks(model, make_plan(model, config, facts), calls(data), rounding, InPlaceSink(model))
 
 
 def config(scheme: str = "int4_wo_32") -> QConfig:
@@ -250,7 +250,7 @@ def test_a_failure_leaves_the_layers_their_own_forwards() -> None:
 
 
 def test_without_data_the_error_names_the_algorithm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quark.runs.run.algorithms_of", lambda _: Algorithms((), (), Spy(), None))
+    monkeypatch.setattr("quark.runs.run.algorithms_of", lambda _: Algorithms(rounding=Spy()))
     with pytest.raises(CalibrationError, match="needed by the algorithm 'Spy'"):
         ModelQuantizer(config()).quantize_model(tiny.tiny_model())
 
@@ -276,7 +276,7 @@ def test_moments_are_the_sums_of_their_definition_and_merge(columns: int) -> Non
 
 
 def two_passes(model: nn.Module, spy: Spy, data: Any = IDS, scheme: str = "int4_wo_32") -> None:
-    run(model, make_plan(model, config(scheme), architecture_of(model)), calls(data), spy, InPlaceSink(model), two_passes=True)
+    quantize_blocks(model, make_plan(model, config(scheme), architecture_of(model)), calls(data), spy, InPlaceSink(model), two_passes=True)
 
 
 def test_two_passes_show_what_the_rounded_blocks_before_give_to_the_block_in_float() -> None:
@@ -319,7 +319,7 @@ def test_two_passes_settle_the_scales_of_activations(scheme: str) -> None:
 
 
 def test_too_little_memory_for_activations_means_two_passes_and_the_plan_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quark.runs.run.algorithms_of", lambda _: Algorithms((), (), Spy(), None))
+    monkeypatch.setattr("quark.runs.run.algorithms_of", lambda _: Algorithms(rounding=Spy()))
     for memory, expected in ((0, 1), (1 << 40, 0), (None, 0)):
         model = ModelQuantizer(attrs.evolve(config(), activation_memory=memory)).quantize_model(tiny.tiny_model(), IDS)
         assert sum("passed twice" in note for note in model.quark_plan.notes) == expected

@@ -19,7 +19,7 @@ from quark.calibration.rounding_validation import REASON, is_worse
 from quark.config.model import QConfig
 from quark.errors import RoundingError
 from quark.planning.plan import make_plan
-from quark.runs.quantize_blocks import run
+from quark.runs.quantize_block import quantize_blocks
 from quark.runs.sink import InPlaceSink
 
 TOKENS = torch.randn(320, 32, generator=torch.Generator().manual_seed(0))
@@ -71,7 +71,7 @@ def model() -> nn.Sequential:
 def quantized(rounding: Rounding, data: Any, scheme: str = "int4_wo_32", *, two_passes: bool = False) -> tuple[Any, CalibrationReport]:
     made = copy.deepcopy(model())
     plan = make_plan(made, QConfig(global_quant_config=quark.schemes().load(scheme, "config")()), None)
-    return made, run(made, plan, calls(data), rounding, InPlaceSink(made), two_passes=two_passes)
+    return made, quantize_blocks(made, plan, calls(data), rounding, InPlaceSink(made), two_passes=two_passes)
 
 
 @pytest.mark.parametrize("two_passes", [False, True])
@@ -123,7 +123,7 @@ def test_layers_that_share_a_scale_are_given_up_together() -> None:
     made: Any = nn.Sequential(Attention())
     config = QConfig(global_quant_config=quark.schemes().load("nvfp4", "config")(), shared_scale_groups=[["q_proj", "k_proj"]])
     plan = make_plan(made, config, None)
-    report = run(made, plan, calls([TOKENS]), Harmful("0.k_proj"), InPlaceSink(made))
+    report = quantize_blocks(made, plan, calls([TOKENS]), Harmful("0.k_proj"), InPlaceSink(made))
     outer = [made[0].get_submodule(f"{n}_proj").weight_quantizer.qparams.outer_scale for n in "qkv"]
     assert torch.equal(outer[0], outer[1])
     assert not torch.equal(outer[0], outer[2])

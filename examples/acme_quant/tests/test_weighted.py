@@ -24,7 +24,7 @@ from quark.planning.family import architecture_of
 from quark.planning.plan import make_plan
 from quark.plugins import Catalog, algorithms, schemes, using
 from quark.plugins.discovery import Source, discover
-from quark.runs.quantize_blocks import run
+from quark.runs.quantize_block import quantize_blocks
 from quark.runs.sink import InPlaceSink
 from quark.templates.algorithms import algo_config_from_dict
 from quark.testing.tiny import calibration_batches, tiny_model
@@ -170,7 +170,7 @@ def test_every_layer_is_rounded_by_what_the_finished_model_gives_it_in_one_forwa
     hook = model.get_submodule("model.embed_tokens").register_forward_hook(lambda *call: embedded.append(call[-1]))
     config = LLMTemplate.get("llama").get_config(scheme="acme_nf3_g64", algorithm="acme_weighted")
     watched = Watched()
-    report = run(model, make_plan(model, config, architecture_of(model)), calls(TINY_TOKENS), watched, InPlaceSink(model))
+    report = quantize_blocks(model, make_plan(model, config, architecture_of(model)), calls(TINY_TOKENS), watched, InPlaceSink(model))
     hook.remove()
     assert len(embedded) == len(TINY_TOKENS)
     finished: dict[str, list[Tensor]] = {name: [] for name in watched.shown}

@@ -4,11 +4,12 @@ from quark.algorithms.rounding import HeldOut, Metrics, NamesLayers, Rounding, R
 from quark.algorithms.stacked_weights import StackedWeights, float_weight, weight_quantizer
 from quark.algorithms.statistics import AbsMax, AbsMean, CrossMoment, Hessian, Hessian64, Statistic
 from quark.algorithms.transform import (
-    STAGES,
     BlockContext,
     ResolvedSettings,
     ResolvesForModel,
     Transform,
+    TransformRun,
+    ValidatedRun,
     ValidatedTransform,
     input_is_transformed,
 )
@@ -17,7 +18,6 @@ from quark.callable_module import make_callable
 from quark.plugins import algorithms
 
 __all__ = [
-    "STAGES",
     "AbsMax",
     "AbsMean",
     "BlockContext",
@@ -36,6 +36,8 @@ __all__ = [
     "StackedWeights",
     "Statistic",
     "Transform",
+    "TransformRun",
+    "ValidatedRun",
     "ValidatedTransform",
     "Validation",
     "float_weight",

@@ -22,6 +22,7 @@ from quark.calibration.input_groups import InputGroups
 from quark.calibration.input_statistics import Collector
 from quark.calibration.lockstep import BlockRun, Forward, current_forward, replaced_forward
 from quark.calibration.pause_points import PausePoint, number_of_tokens, tokens_of
+from quark.calibration.report import CalibrationReport
 from quark.calibration.rounding_tasks import rounding_tasks
 from quark.calibration.rounding_validation import round_validated
 from quark.modules import QuantizedLayer
@@ -202,6 +203,17 @@ class BlockRounding:
 def rounded_by(rounding: Rounding, layers: Layers, prefix: str) -> set[str]:
     """Full names of the layers whose codes a rounding chooses: those that multiply their input by a matrix of codes, and that it takes."""
     return {n for n, (_, made) in layers.items() if _has_input_channels(made) and rounding.applies_to(n.removeprefix(prefix))}
+
+
+def round_without_statistics(
+    rounding: Rounding, block: Block, layers: Mapping[str, QuantizedLayer], siblings: Sequence[Sequence[str]], report: CalibrationReport
+) -> set[str]:
+    """Round the layers that a rounding without ``needs`` applies to; returns their names, and puts its metrics into the report."""
+    prefix = f"{block.name}." if block.name else ""
+    chosen = {n: layer for n, layer in layers.items() if _has_input_channels(layer) and rounding.applies_to(n.removeprefix(prefix))}
+    for task in rounding_tasks(chosen, siblings):
+        report.add({name: metrics for name, metrics in round_validated(rounding, task).items() if metrics})
+    return set(chosen)
 
 
 def round_to_nearest(layers: Mapping[str, QuantizedLayer], groups: Sequence[Sequence[str]]) -> set[str]:

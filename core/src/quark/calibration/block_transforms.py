@@ -4,19 +4,38 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, Self
 
+import attrs
 import torch
 from torch import Tensor, nn
 
-from quark.algorithms import BlockContext, OutputError, Statistic, Transform
+from quark.algorithms import BlockContext, OutputError, Statistic, Transform, TransformRun
 from quark.calibration.input_groups import InputGroups
 from quark.calibration.lockstep import BlockRun, Forward, current_forward
 from quark.calibration.output_error import as_rounded, configs_of, tensor_of
 from quark.calibration.pause_points import tokens_of
 from quark.config.architecture import Architecture
 from quark.planning.decoder_blocks import Block
-from quark.planning.plan import PlanRow
+from quark.planning.plan import PlanRow, QuantPlan
+
+
+@attrs.frozen(eq=False)
+class StartedTransform:
+    """A transform at work on the model of a run.
+
+    Attributes:
+        needs: Statistics of layers' inputs.
+        run: Changes the blocks.
+    """
+
+    needs: Sequence[type[Statistic]]
+    run: TransformRun
+
+    @classmethod
+    def of(cls, transform: Transform, model: nn.Module, plan: QuantPlan) -> Self:
+        """Start a transform."""
+        return cls(transform.needs, transform.start(model, plan))
 
 
 class BlockTransforms:
@@ -32,7 +51,7 @@ class BlockTransforms:
 
     Attributes:
         metrics: What the transforms report, by full name of a layer or of the block.
-        idle: Positions of those transforms that have left the block as it was.
+        applied: Positions of the transforms that have changed the block.
     """
 
     def __init__(
@@ -40,13 +59,14 @@ class BlockTransforms:
         block_run: BlockRun | None,
         block: Block,
         rows: Sequence[PlanRow],
-        transforms: Sequence[Transform],
-        architecture: Architecture,
+        transforms: Sequence[StartedTransform],
+        architecture: Architecture | None,
         model_config: Any = None,
     ) -> None:
         self._block_run = block_run
         self._block = block
         self._transforms = transforms
+        assert architecture is not None  # a plan with transforms has one
         self._architecture = architecture
         self._model_config = model_config
         self._configs = configs_of(block.name, rows)
@@ -59,7 +79,7 @@ class BlockTransforms:
         self._for_validation: bool | None = True if holds_out else None
         self._references: dict[Forward, Tensor] = {}
         self.metrics: dict[str, dict[str, Any]] = {}
-        self.idle: list[int] = []
+        self.applied: list[int] = []
 
     def apply(self) -> None:
         """Apply each transform in turn. Statistics are collected once, of the block as transforms without statistics have left it."""
@@ -82,11 +102,11 @@ class BlockTransforms:
             self._model_config,
         )
         for position in positions:
-            report = self._transforms[position].apply(context)
+            report = self._transforms[position].run.apply(context)
             for name, metrics in report.items():
                 self.metrics.setdefault(name, {}).update(metrics)
-            if not report.get(self._block.name, {}).get("applied", True):
-                self.idle.append(position)
+            if report.get(self._block.name, {}).get("applied", True):
+                self.applied.append(position)
 
     def _collect(self, block_run: BlockRun) -> None:
         """Let every forward compute the float block: its layers' inputs go to the statistics, its output on held-out tokens is kept."""

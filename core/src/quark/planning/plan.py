@@ -54,6 +54,13 @@ class PlanRow:
     tied_to: str | None = None
     algorithm: str | None = None
 
+    @property
+    def quantized_to(self) -> QLayerConfig:
+        """The configuration of a layer that is quantized; those of `QuantPlan.quantized` are."""
+        if self.config is None:
+            raise ValueError(f"'{self.name}' stays float: it has no configuration")
+        return self.config
+
 
 @attrs.frozen
 class QuantPlan:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from quark.calibration.finite import refuse_non_finite
 from quark.checkpoint.destination import refuse_used_directory
@@ -16,7 +14,8 @@ from quark.hf.shards import check_shards
 from quark.hf.stored_tensors import StoredTensors
 from quark.planning.plan import QuantPlan
 from quark.plugins.attribution import attributed, origin
-from quark.runs.run import algorithms_of, prepared
+from quark.runs.run import Data, plan_run
+from quark.runs.selected_algorithms import Algorithms, algorithms_of
 from quark.runs.sink import CheckpointSink, InPlaceSink
 from quark.runs.skeleton import quantized_skeleton
 from quark.runs.source import CheckpointSource
@@ -26,7 +25,7 @@ def quantize_checkpoint(
     source: str | Path,
     out: str | Path,
     config: QConfig,
-    data: Iterable[Any] | None = None,
+    data: Data = None,
     *,
     device: str = "cpu",
     dtype: str = "auto",
@@ -42,7 +41,8 @@ def quantize_checkpoint(
         source: Directory of a float checkpoint in Hugging Face form.
         out: Directory to write; it must not exist, be empty, or hold what ``options.overwrite`` lets be replaced. It appears when complete.
         config: What each layer gets.
-        data: Calibration data (see `quark.calibration.batches.calls`), read where something wants them.
+        data: Calibration data (see `quark.calibration.batches.calls`), or a function that gives them: it is called with what
+            needs them, and only if anything does.
         device: Torch device to work on.
         dtype: Of the float model: a key of float32, bfloat16, float16; ``auto`` takes what the checkpoint says.
         exporter: Name of an exporter.
@@ -67,16 +67,18 @@ def quantize_checkpoint(
     options = options or ExportOptions()
     refuse_used_directory(Path(out), overwrite=options.overwrite)
     writer = exporter_of(exporter, options)
-    if isinstance(writer, StreamingExporter) and all(t.works_by_block for t in algorithms_of(config).transforms):
-        return _streamed(Path(source), Path(out), config, data, device, dtype, (exporter, writer), options)
-    return _whole(Path(source), Path(out), config, data, device, dtype, (exporter, writer), options)
+    algorithms = algorithms_of(config)
+    if isinstance(writer, StreamingExporter) and algorithms.works_by_block:
+        return _streamed(Path(source), Path(out), config, algorithms, data, device, dtype, (exporter, writer), options)
+    return _whole(Path(source), Path(out), config, algorithms, data, device, dtype, (exporter, writer), options)
 
 
 def _streamed(
     source: Path,
     out: Path,
     config: QConfig,
-    data: Iterable[Any] | None,
+    algorithms: Algorithms,
+    data: Data,
     device: str,
     dtype: str,
     exporter: tuple[str, StreamingExporter],
@@ -87,34 +89,32 @@ def _streamed(
     target = torch_device(device)
     model = skeleton(source, dtype, target)
     tensors = CheckpointSource(model, StoredTensors(model, shards, source), target)
-    job = prepared(model, config, data, target)
-    tensors.prepare(job.plan)
-    model.quark_plan = job.plan  # type: ignore[assignment]
+    run = plan_run(model, config, algorithms).with_data(model, data, target)
+    tensors.prepare(run.plan)
+    model.quark_plan = run.plan  # type: ignore[assignment]  # an export that begins before the run has a result
     name, writer = exporter
     place = exporting(name, out, overwrite=options.overwrite)
-    with place as directory, writer.stream(model, quantized_skeleton(model, job.plan), directory, options) as stream:
-        job.run(model, CheckpointSink(model, stream), tensors)
-    done: QuantPlan = model.quark_plan  # type: ignore[assignment]
-    return done
+    with place as directory, writer.stream(model, quantized_skeleton(model, run.plan), directory, options) as stream:
+        return run.quantize(model, CheckpointSink(model, stream), tensors)
 
 
 def _whole(
     source: Path,
     out: Path,
     config: QConfig,
-    data: Iterable[Any] | None,
+    algorithms: Algorithms,
+    data: Data,
     device: str,
     dtype: str,
     exporter: tuple[str, Exporter],
     options: ExportOptions,
 ) -> QuantPlan:
     model = load_model(source, dtype, device)
-    job = prepared(model, config, data, torch_device(device))
-    refuse_non_finite(model, job.plan.quantized)
-    job.run(model, InPlaceSink(model))
+    run = plan_run(model, config, algorithms).with_data(model, data, torch_device(device))
+    refuse_non_finite(model, run.plan.quantized)
+    plan = run.quantize(model, InPlaceSink(model))
     name, writer = exporter
     place = exporting(name, out, overwrite=options.overwrite)
     with place as directory, attributed(f"writing '{out}'", origin("exporters", name)):
         writer.export(model, directory, options)
-    done: QuantPlan = model.quark_plan  # type: ignore[assignment]
-    return done
+    return plan

@@ -25,9 +25,8 @@ def quantized_skeleton(model: nn.Module, plan: QuantPlan) -> nn.Module:
     made = _structure(model)
     layers: dict[str, QuantizedLayer] = {}
     for row in plan.quantized:
-        assert row.config is not None
         layer = made.get_submodule(row.name)
-        layers[row.name] = quantized_class(layer).from_float(layer, row.config)
+        layers[row.name] = quantized_class(layer).from_float(layer, row.quantized_to)
         _give_scales(layers[row.name], row)
     inside = attention_quantizers(layers, plan.attentions)
     for quantizers in inside.values():
