@@ -10,11 +10,12 @@ from torch import nn
 from quark.checkpoint.provenance import refuse_unreadable
 from quark.checkpoint.restorers import restorers_of
 from quark.config.model import QConfig
+from quark.config.slot import Slot
 from quark.errors import UnsupportedError
 from quark.hf.attention_switch import switch_attention
 from quark.modules import counts_as
 from quark.modules.attention import PROBABILITIES
-from quark.modules.packed_layers import SLOTS, PackedLayer, PackedScales
+from quark.modules.packed_layers import PackedLayer, PackedScales
 from quark.modules.packed_quantizer import PackedQuantizer, packed_scales
 from quark.planning.attention import AttentionRow, attention_rows
 from quark.planning.family import architecture_of
@@ -76,7 +77,7 @@ def _map_attention(model: nn.Module, attentions: Sequence[AttentionRow], order: 
             setattr(module, PROBABILITIES, PackedQuantizer(row.probabilities, order, largest=1.0))
         for state, (layer, spec) in row.states.items():
             stored = PackedScales(packed_scales(spec, order))
-            setattr(model.get_submodule(layer), SLOTS["output_tensors"], stored)
+            setattr(model.get_submodule(layer), Slot.output_tensors.quantizer_attribute, stored)
             setattr(module, state, PackedQuantizer(spec, order, stored))
     if attentions:
         switch_attention(model, [a.name for a in attentions], eager=eager)

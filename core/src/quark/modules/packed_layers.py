@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from quark.config.layer import QLayerConfig, TensorSpec, levels
+from quark.config.slot import ACTIVATIONS, PARAMETERS, Slot
 from quark.errors import CheckpointError, ConfigError
 from quark.modules.layers import QuantizedLayer, linear_weight, quantized_class
 from quark.modules.quantizer_module import QuantizerModule
@@ -23,12 +24,6 @@ from quark.quantizers import cast_finite, quantizer_for
 from quark.quantizers.on_grid import LOSSY, misfit_of_codes
 from quark.quantizers.progressive import ProgressiveQuantizer
 from quark.quantizers.tensor_quantizer import TensorQuantizer
-
-PREFIXES = {"weight": "weight", "bias": "bias", "input_tensors": "input", "output_tensors": "output"}
-"""Field of a `QLayerConfig` → first word of its tensors' names in a checkpoint."""
-
-SLOTS = {"weight": "weight_quantizer", "bias": "bias_quantizer", "input_tensors": "input_quantizer", "output_tensors": "output_quantizer"}
-"""Field of a `QLayerConfig` → submodule that holds its scales."""
 
 
 @cache
@@ -79,17 +74,17 @@ class PackedLayer(nn.Module):
         self._holds_values = holds_values
         self.weight_shape, self.dtype = tuple(weight.shape), weight.dtype
         self._bias_shape = () if bias is None else tuple(bias.shape)  # packed codes do not tell how many they are
-        self._flat: dict[str, tuple[str, str]] = {}
+        self._flat: dict[str, tuple[Slot, str]] = {}
         self._as_stored = quantized_class(layer).as_stored
-        self._register("weight", config.weight, weight)
-        self._register("bias", config.bias, bias)
-        for slot in ("input_tensors", "output_tensors"):
+        self._register(Slot.weight, config.weight, weight)
+        self._register(Slot.bias, config.bias, bias)
+        for slot in ACTIVATIONS:
             spec = getattr(config, slot)
             if spec is not None:
                 self._register_scales(slot, quantizer_for(spec, activation=True), (1,))
         self._ready: QuantizedLayer | None = None
 
-    def _register(self, slot: str, spec: TensorSpec | None, tensor: Tensor | None) -> None:
+    def _register(self, slot: Slot, spec: TensorSpec | None, tensor: Tensor | None) -> None:
         if tensor is None:
             self.register_parameter(slot, None)
             return
@@ -103,18 +98,18 @@ class PackedLayer(nn.Module):
         if packed:
             self._store(slot, packed)
 
-    def _register_scales(self, slot: str, quantizer: TensorQuantizer, shape: tuple[int, ...]) -> None:
+    def _register_scales(self, slot: Slot, quantizer: TensorQuantizer, shape: tuple[int, ...]) -> None:
         if not (quantizer.is_dynamic or quantizer.is_float):
             self._store(slot, quantizer.pack_qparams(quantizer.empty_qparams(shape, "meta"), order=self.order))
 
-    def _store(self, slot: str, scales: dict[str, Tensor]) -> None:
-        setattr(self, SLOTS[slot], PackedScales({suffix: t for suffix, t in scales.items() if not is_flat(suffix)}))
+    def _store(self, slot: Slot, scales: dict[str, Tensor]) -> None:
+        setattr(self, slot.quantizer_attribute, PackedScales({suffix: t for suffix, t in scales.items() if not is_flat(suffix)}))
         for suffix in filter(is_flat, scales):
-            self._flat[f"{PREFIXES[slot]}_{suffix}"] = (slot, suffix)
-            self.register_buffer(f"{PREFIXES[slot]}_{suffix}", scales[suffix])
+            self._flat[f"{slot.checkpoint_prefix}_{suffix}"] = (slot, suffix)
+            self.register_buffer(f"{slot.checkpoint_prefix}_{suffix}", scales[suffix])
 
-    def _stored(self, slot: str) -> dict[str, Tensor]:
-        inner: PackedScales | None = getattr(self, SLOTS[slot], None)
+    def _stored(self, slot: Slot) -> dict[str, Tensor]:
+        inner: PackedScales | None = getattr(self, slot.quantizer_attribute, None)
         flat = {suffix: getattr(self, name) for name, (owner, suffix) in self._flat.items() if owner == slot}
         return flat if inner is None else {**inner.tensors(), **flat}
 
@@ -128,24 +123,24 @@ class PackedLayer(nn.Module):
         layer = self._float[0]
         made = quantized_class(layer).from_float(layer, self.layer_config)
         made._parameters = dict(made._parameters)
-        for slot in ("weight", "bias"):
-            made._parameters[slot] = self._values(slot, getattr(made, SLOTS[slot]))
-        for slot in ("input_tensors", "output_tensors"):
-            target, stored = getattr(made, SLOTS[slot]), self._stored(slot)
+        for slot in PARAMETERS:
+            made._parameters[slot] = self._values(slot, getattr(made, slot.quantizer_attribute))
+        for slot in ACTIVATIONS:
+            target, stored = getattr(made, slot.quantizer_attribute), self._stored(slot)
             if target is not None and stored:
                 qparams = target.quantizer.unpack_qparams(stored, (1,), order=self.order)
-                refuse_bad_scales(qparams, f"the {PREFIXES[slot]} of '{self._name}'", activation=True)
+                refuse_bad_scales(qparams, f"the {slot.label} of '{self._name}'", activation=True)
                 target.set_qparams(qparams)
         return made.train(self.training)
 
-    def _values(self, slot: str, target: QuantizerModule | None) -> nn.Parameter | None:
+    def _values(self, slot: Slot, target: QuantizerModule | None) -> nn.Parameter | None:
         stored = getattr(self, slot)
         if stored is None:
             return None
         matrix = self._as_stored(stored)
         if target is None:
             return matrix if isinstance(matrix, nn.Parameter) else nn.Parameter(matrix, requires_grad=False)
-        shape = self.weight_shape if slot == "weight" else self._bias_shape
+        shape = self.weight_shape if slot is Slot.weight else self._bias_shape
         if self._holds_values:
             target.set_qparams(target.quantizer.unpack_qparams(self._stored(slot), shape, order=self.order))
             return nn.Parameter(matrix, requires_grad=False)
@@ -161,7 +156,7 @@ class PackedLayer(nn.Module):
         """The quantized layer's forward; the first call unpacks, and lets the packed tensors go."""
         if self._ready is None:
             self._ready = self.unpack()
-            for name in ("weight", "bias", *SLOTS.values(), *self._flat):
+            for name in ("weight", "bias", *(slot.quantizer_attribute for slot in Slot), *self._flat):
                 if name in self._buffers or name in self._parameters or name in self._modules:
                     delattr(self, name)
         found: Tensor = self._ready(*args, **kwargs)

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 from quark.checkpoint.exporter import ExportOptions
 from quark.checkpoint.shard_writer import Part
 from quark.checkpoint.tensor_names import checkpoint_name, probabilities_name
+from quark.config.slot import PARAMETERS, Slot
 from quark.modules import QuantizedLayer, QuantizerModule
 from quark.modules.attention import PROBABILITIES, STATES
-from quark.modules.packed_layers import SLOTS, packed_meta, stored_tensors
+from quark.modules.packed_layers import packed_meta, stored_tensors
 from quark.planning.kv_scales import cache_groups, shared_cache_scale
 from quark.planning.plan import QuantPlan
 from quark.quantizers import QParams
@@ -109,18 +110,18 @@ def _layer_part(name: str, layer: QuantizedLayer, options: ExportOptions, output
 
 
 def _meta(name: str, layer: QuantizedLayer, options: ExportOptions, output: QuantizerModule | None) -> Iterator[tuple[str, Tensor]]:
-    for slot in ("weight", "bias"):
+    for slot in PARAMETERS:
         tensor = getattr(layer, slot, None)
         if tensor is None:
             continue
-        quantizer: QuantizerModule | None = getattr(layer, SLOTS[slot])
+        quantizer: QuantizerModule | None = getattr(layer, slot.quantizer_attribute)
         if quantizer is None:
             yield checkpoint_name(name, slot, ""), layer.as_stored(tensor.detach()).to("meta")
             continue
         packed = packed_meta(quantizer.quantizer, tuple(tensor.shape), options.pack_method)
         packed[""] = layer.as_stored(tensor.detach().to("meta") if _holds_values(options) else packed[""])
         yield from ((checkpoint_name(name, slot, suffix), t) for suffix, t in packed.items() if _wanted(suffix, quantizer, options))
-    for slot, module in (("input_tensors", layer.input_quantizer), ("output_tensors", output)):
+    for slot, module in ((Slot.input_tensors, layer.input_quantizer), (Slot.output_tensors, output)):
         for suffix, t in _activation(module, None, options).items():
             yield checkpoint_name(name, slot, suffix), t.to("meta")
 
@@ -128,9 +129,9 @@ def _meta(name: str, layer: QuantizedLayer, options: ExportOptions, output: Quan
 def _tensors(
     name: str, layer: QuantizedLayer, options: ExportOptions, output: QuantizerModule | None, merged: QParams | None
 ) -> Iterator[tuple[str, Tensor]]:
-    for slot in ("weight", "bias"):
+    for slot in PARAMETERS:
         tensor = getattr(layer, slot, None)
-        quantizer: QuantizerModule | None = getattr(layer, SLOTS[slot])
+        quantizer: QuantizerModule | None = getattr(layer, slot.quantizer_attribute)
         if tensor is None:
             continue
         if quantizer is None or quantizer.qparams is None:
@@ -142,7 +143,7 @@ def _tensors(
             packed = stored_tensors(f"{name}.{slot}", quantizer, tensor, options.pack_method)
         packed[""] = layer.as_stored(packed[""])
         yield from ((checkpoint_name(name, slot, suffix), t) for suffix, t in packed.items())
-    for slot, module, qparams in (("input_tensors", layer.input_quantizer, None), ("output_tensors", output, merged)):
+    for slot, module, qparams in ((Slot.input_tensors, layer.input_quantizer, None), (Slot.output_tensors, output, merged)):
         for suffix, t in _activation(module, qparams, options).items():
             yield checkpoint_name(name, slot, suffix), t
 
