@@ -82,7 +82,21 @@ class PackedLayer(nn.Module):
             spec = getattr(config, slot)
             if spec is not None:
                 self._register_scales(slot, quantizer_for(spec, activation=True), (1,))
+        self._others = [n for n in (*layer._parameters, *layer._buffers) if n not in PARAMETERS]
+        self._register_others(layer)
         self._ready: QuantizedLayer | None = None
+
+    def _register_others(self, layer: nn.Module) -> None:
+        """What the layer has beside weight and bias, which checkpoints hold as it is; its submodules are those of the float layer."""
+        for name in self._others:
+            if name in layer._parameters:
+                tensor = layer._parameters[name]
+                empty = None if tensor is None else nn.Parameter(torch.empty_like(tensor, device="meta"), requires_grad=False)
+                self.register_parameter(name, empty)
+            else:
+                self.register_buffer(name, layer._buffers[name], persistent=name not in layer._non_persistent_buffers_set)
+        for name, module in layer._modules.items():
+            self.add_module(name, module)
 
     def _register(self, slot: Slot, spec: TensorSpec | None, tensor: Tensor | None) -> None:
         if tensor is None:
@@ -122,7 +136,7 @@ class PackedLayer(nn.Module):
         """
         layer = self._float[0]
         made = quantized_class(layer).from_float(layer, self.layer_config)
-        made._parameters = dict(made._parameters)
+        made._parameters, made._buffers = dict(made._parameters), dict(made._buffers)
         for slot in PARAMETERS:
             made._parameters[slot] = self._values(slot, getattr(made, slot.quantizer_attribute))
         for slot in ACTIVATIONS:
@@ -131,6 +145,9 @@ class PackedLayer(nn.Module):
                 qparams = target.quantizer.unpack_qparams(stored, (1,), order=self.order)
                 refuse_bad_scales(qparams, f"the {slot.label} of '{self._name}'", activation=True)
                 target.set_qparams(qparams)
+        for name in self._others:
+            tensors: dict[str, Any] = self._parameters if name in self._parameters else self._buffers
+            (made._parameters if name in self._parameters else made._buffers)[name] = tensors[name]
         return made.train(self.training)
 
     def _values(self, slot: Slot, target: QuantizerModule | None) -> nn.Parameter | None:

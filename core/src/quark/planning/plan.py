@@ -13,7 +13,8 @@ from quark.config.layer import QLayerConfig, TensorSpec, levels
 from quark.config.model import QConfig
 from quark.config.slot import ACTIVATIONS, Slot
 from quark.errors import ConfigError
-from quark.modules.layers import LOOKUP_TYPES, counts_as, is_quantized, linear_weight
+from quark.modules.layer_types import planned_names
+from quark.modules.layers import counts_as, is_quantized, linear_weight
 from quark.names import folded
 from quark.planning.attention import (
     AttentionRow,
@@ -84,7 +85,7 @@ class QuantPlan:
     @property
     def excluded(self) -> tuple[str, ...]:
         """Full names of the layers whose weight and input stay float, embeddings apart."""
-        lookups = {t.__name__ for t in LOOKUP_TYPES}
+        lookups = planned_names(lookup=True)
         return tuple(r.name for r in self.rows if r.module_type not in lookups and (r.config is None or r.config.weight is None))
 
     @property

@@ -15,5 +15,5 @@ def quark_register_exporters() -> Iterator[ExporterRecord]:
         aliases=("quark",),
         summary="the Quark checkpoint layout, read by transformers and vLLM",
         exporter="quark_exporters.quark_layout.exporter:SafetensorsExporter",
-        reads_back=True,
+        quant_methods=("quark",),
     )

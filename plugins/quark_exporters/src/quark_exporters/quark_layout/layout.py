@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import attrs
 from torch import Tensor, nn
@@ -56,7 +56,8 @@ def quantized_parts(model: nn.Module, options: ExportOptions, region: Region = W
     attention = _attention_quantizers(modules)
     outputs = _output_quantizers(model, layers)
     merged = _merged_outputs(outputs, options)
-    plain = _plain_parts(region.state(model), [*layers, *attention])
+    others = {f"{name}.{other}" for name, layer in layers.items() for other in layer.other_state()}
+    plain = _plain_parts(region.state(model), [*layers, *attention], others)
     parts = (_layer_part(name, layer, options, outputs.get(name), merged.get(name)) for name, layer in layers.items())
     return [*plain, *parts, *(part for name, module in attention.items() for part in _probability_parts(name, module, options))]
 
@@ -92,12 +93,13 @@ def _probability_parts(name: str, module: QuantizerModule, options: ExportOption
         yield Part({n: t.to("meta") for n, t in tensors.items()}, lambda: tensors)
 
 
-def _plain_parts(state: Mapping[str, Tensor], elsewhere: Sequence[str]) -> list[Part]:
+def _plain_parts(state: Mapping[str, Tensor], elsewhere: Sequence[str], others: Collection[str]) -> list[Part]:
+    """Parts of the tensors that are stored as they are: those that lie in no module of ``elsewhere``, and ``others``."""
     inside = tuple(f"{name}." for name in elsewhere)
     parts, seen = [], set()
     for name, tensor in state.items():
         # Tied parameters are one tensor under several names: readers expect it once, under the first.
-        if (name.startswith(inside) and inside) or id(tensor) in seen:
+        if (name.startswith(inside) and inside and name not in others) or id(tensor) in seen:
             continue
         seen.add(id(tensor))
         parts.append(Part({name: tensor.detach().to("meta")}, lambda n=name, t=tensor: {n: t}))  # type: ignore[misc]

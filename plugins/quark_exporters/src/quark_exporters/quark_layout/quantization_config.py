@@ -18,13 +18,11 @@ from quark.checkpoint.provenance import provenance
 from quark.config.export import JsonExporterConfig
 from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
-from quark.modules.layers import LOOKUP_TYPES, QUANTIZED_TYPES
+from quark.modules.layer_types import planned_class, planned_names
 from quark.planning.plan import PlanRow, QuantPlan
 from quark.planning.precedence import layer_config_for
 
-_TYPES = {t.__name__: t for t in QUANTIZED_TYPES}
 _QUERIES = "*q_proj"
-_LOOKUPS = {t.__name__ for t in LOOKUP_TYPES}
 
 
 def quantization_config(model: nn.Module, options: ExportOptions) -> dict[str, Any]:
@@ -37,7 +35,7 @@ def quantization_config(model: nn.Module, options: ExportOptions) -> dict[str, A
     layers = {
         row.name: row.config
         for row in plan.quantized
-        if row.config is not None and not _is_float(row) and row.config != layer_config_for(bare, row.name, _TYPES[row.module_type]).config
+        if row.config is not None and not _is_float(row) and row.config != _otherwise(bare, row)
     }
     block = JsonExporterConfig(
         kv_cache_group=sorted(name for name, layer in cache.items() if layer.output_tensors is not None),
@@ -72,9 +70,15 @@ def _feeds_cache(name: str, config: QConfig, options: ExportOptions) -> bool:
     return any(fnmatchcase(name, p) for p in patterns)
 
 
+def _otherwise(config: QConfig, row: PlanRow) -> QLayerConfig | None:
+    """What a configuration without patterns gives the layer of a row."""
+    return layer_config_for(config, row.name, planned_class(row.module_type)).config
+
+
 def _is_float(row: PlanRow) -> bool:
     """Whether readers must be told to leave the layer alone; its output may still enter a quantized cache."""
-    return row.module_type not in _LOOKUPS and (row.config is None or attrs.evolve(row.config, output_tensors=None) == QLayerConfig())
+    has_no_codes = row.config is None or attrs.evolve(row.config, output_tensors=None) == QLayerConfig()
+    return has_no_codes and row.module_type not in planned_names(lookup=True)
 
 
 def _routers(model: nn.Module, config: QConfig, plan: QuantPlan) -> list[str]:
