@@ -65,7 +65,7 @@ PLUGIN = '''
         def __init__(self, lid: bool = True) -> None:
             pass
 
-        def export(self, model, out, options):
+        def export(self, content, out, options):
             pass
 
     @hookimpl

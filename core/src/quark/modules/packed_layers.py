@@ -7,7 +7,8 @@ that come from packing meta tensors: there is no second formula for them.
 from __future__ import annotations
 
 import copy
-from functools import cache, lru_cache
+from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from quark.config.layer import QLayerConfig, TensorSpec, levels
 from quark.config.slot import ACTIVATIONS, PARAMETERS, Slot
 from quark.errors import CheckpointError, ConfigError
 from quark.modules.layers import QuantizedLayer, linear_weight, quantized_class
+from quark.modules.packed import Packed
 from quark.modules.quantizer_module import QuantizerModule
 from quark.modules.stored_scales import refuse_bad_scales
 from quark.plugins.attribution import origin
@@ -24,19 +26,6 @@ from quark.quantizers import cast_finite, quantizer_for
 from quark.quantizers.on_grid import LOSSY, misfit_of_codes
 from quark.quantizers.progressive import ProgressiveQuantizer
 from quark.quantizers.tensor_quantizer import TensorQuantizer
-
-
-@cache
-def is_flat(suffix: str) -> bool:
-    """Whether a stored scale lies beside the weight under its checkpoint name (``weight_scale_2``), and not in a submodule.
-
-    transformers looks there for what belongs to second levels; up to 5.19 its loader renamed those names too.
-    """
-    if not suffix.endswith("_2"):
-        return False
-    from transformers.quantizers import quantizer_quark  # only where a checkpoint of two levels is read, which transformers does anyway
-
-    return hasattr(quantizer_quark, "CHECKPOINT_KEYS")
 
 
 class PackedScales(nn.Module):
@@ -52,7 +41,7 @@ class PackedScales(nn.Module):
         return dict(self._buffers)  # type: ignore[arg-type]
 
 
-class PackedLayer(nn.Module):
+class PackedLayer(Packed):
     """A layer whose weight is packed codes, or the rounded values themselves.
 
     Args:
@@ -61,9 +50,19 @@ class PackedLayer(nn.Module):
         order: Order of 4-bit codes in a word.
         name: Full name of the layer in its model, for messages.
         holds_values: Whether the checkpoint has rounded values where there are codes otherwise; their scales lie beside them all the same.
+        is_beside_weight: Whether a stored scale with some suffix is a buffer of this module (``weight_scale_2``), and not of a submodule
+            (``weight_quantizer.scale_2``), because its loader looks for it there.
     """
 
-    def __init__(self, layer: nn.Module, config: QLayerConfig, order: str, name: str = "a layer", *, holds_values: bool = False) -> None:
+    def __init__(
+        self,
+        layer: nn.Module,
+        config: QLayerConfig,
+        order: str,
+        name: str = "a layer",
+        holds_values: bool = False,
+        is_beside_weight: Callable[[str], bool] = lambda _: False,
+    ) -> None:
         super().__init__()
         weight = linear_weight(layer)
         bias: Tensor | None = getattr(layer, "bias", None)
@@ -72,6 +71,7 @@ class PackedLayer(nn.Module):
         self.order = order
         self._name = name
         self._holds_values = holds_values
+        self._is_beside_weight = is_beside_weight
         self.weight_shape, self.dtype = tuple(weight.shape), weight.dtype
         self._bias_shape = () if bias is None else tuple(bias.shape)  # packed codes do not tell how many they are
         self._flat: dict[str, tuple[Slot, str]] = {}
@@ -117,8 +117,10 @@ class PackedLayer(nn.Module):
             self._store(slot, quantizer.pack_qparams(quantizer.empty_qparams(shape, "meta"), order=self.order))
 
     def _store(self, slot: Slot, scales: dict[str, Tensor]) -> None:
-        setattr(self, slot.quantizer_attribute, PackedScales({suffix: t for suffix, t in scales.items() if not is_flat(suffix)}))
-        for suffix in filter(is_flat, scales):
+        setattr(
+            self, slot.quantizer_attribute, PackedScales({suffix: t for suffix, t in scales.items() if not self._is_beside_weight(suffix)})
+        )
+        for suffix in filter(self._is_beside_weight, scales):
             self._flat[f"{slot.checkpoint_prefix}_{suffix}"] = (slot, suffix)
             self.register_buffer(f"{slot.checkpoint_prefix}_{suffix}", scales[suffix])
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from quark.calibration.finite import refuse_non_finite
+from quark.checkpoint.content import CheckpointContent
 from quark.checkpoint.destination import refuse_used_directory
 from quark.checkpoint.export import exporter_of, exporting
 from quark.checkpoint.exporter import Exporter, ExportOptions, StreamingExporter
@@ -89,13 +90,13 @@ def _streamed(
     tensors = CheckpointSource(model, StoredTensors(model, shards, source), target)
     job = prepared(model, config, data, target)
     tensors.prepare(job.plan)
-    model.quark_plan = job.plan  # type: ignore[assignment]
+    content = CheckpointContent(model, job.plan.config, job.plan)
     name, writer = exporter
     place = exporting(name, out, overwrite=options.overwrite)
-    with place as directory, writer.stream(model, quantized_skeleton(model, job.plan), directory, options) as stream:
-        job.run(model, CheckpointSink(model, stream), tensors)
-    done: QuantPlan = model.quark_plan  # type: ignore[assignment]
-    return done
+    with place as directory, writer.stream(content, quantized_skeleton(model, job.plan), directory, options) as stream:
+        sink = CheckpointSink(model, stream)
+        job.run(model, sink, tensors)
+    return sink.content.plan
 
 
 def _whole(
@@ -111,10 +112,10 @@ def _whole(
     model = load_model(source, dtype, device)
     job = prepared(model, config, data, torch_device(device))
     refuse_non_finite(model, job.plan.quantized)
-    job.run(model, InPlaceSink(model))
+    sink = InPlaceSink(model)
+    job.run(model, sink)
     name, writer = exporter
     place = exporting(name, out, overwrite=options.overwrite)
     with place as directory, attributed(f"writing '{out}'", origin("exporters", name)):
-        writer.export(model, directory, options)
-    done: QuantPlan = model.quark_plan  # type: ignore[assignment]
-    return done
+        writer.export(sink.content, directory, options)
+    return sink.content.plan

@@ -13,6 +13,7 @@ from quark.algorithms import STAGES, NamesLayers, ResolvesForModel, Rounding, Ro
 from quark.calibration.batches import Call, calls
 from quark.calibration.plugin_checks import CheckedRounding, CheckedTransform, refuse_strange
 from quark.calibration.transform_validation import validate_transforms
+from quark.checkpoint.content import CheckpointContent
 from quark.config.algorithm import AlgoConfig, StoredAlgoConfig
 from quark.config.model import QConfig
 from quark.errors import ConfigError, UnsupportedError
@@ -123,7 +124,7 @@ class Job:
         idle = [name for place, name in enumerate(applied) if place in report.idle]
         plan = self._without_idle(plan, idle)
         model.quant_config, model.quark_plan = plan.config, plan  # type: ignore[assignment]
-        sink.finish()
+        sink.finish(CheckpointContent(model, plan.config, plan))
         report.validated = {name: validation.metrics() for name, validation in validations.items()}
         model.quark_quantized, model.quark_report = True, report  # type: ignore[assignment]
         report.log()

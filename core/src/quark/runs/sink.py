@@ -7,6 +7,7 @@ from typing import Protocol
 
 from torch import nn
 
+from quark.checkpoint.content import CheckpointContent
 from quark.checkpoint.exporter import BlockStream
 from quark.modules import QuantizedLayer
 from quark.planning.decoder_blocks import Block
@@ -21,12 +22,15 @@ class BlockSink(Protocol):
     def end_block(self, block: Block | None) -> None:
         """All layers of a block have been taken, or of None, those outside the blocks; its other tensors are final too."""
 
-    def finish(self) -> None:
-        """All blocks have been taken."""
+    def finish(self, content: CheckpointContent) -> None:
+        """All blocks have been taken; what the run has made of the model is given, with its final plan."""
 
 
 class InPlaceSink:
     """Replaces layers inside the model they came from."""
+
+    content: CheckpointContent
+    """What the run has made of the model, once it has ended."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -39,8 +43,9 @@ class InPlaceSink:
     def end_block(self, block: Block | None) -> None:
         """The block is complete."""
 
-    def finish(self) -> None:
+    def finish(self, content: CheckpointContent) -> None:
         """Nothing is left to do: the model is complete after each block."""
+        self.content = content
 
 
 class CheckpointSink(InPlaceSink):
@@ -59,6 +64,7 @@ class CheckpointSink(InPlaceSink):
         """Write it."""
         self._stream.write(block)
 
-    def finish(self) -> None:
+    def finish(self, content: CheckpointContent) -> None:
         """Complete the export."""
-        self._stream.finish()
+        super().finish(content)
+        self._stream.finish(content)

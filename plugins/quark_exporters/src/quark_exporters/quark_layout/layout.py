@@ -9,7 +9,6 @@ from torch import Tensor, nn
 
 from quark.checkpoint.exporter import ExportOptions
 from quark.checkpoint.shard_writer import Part
-from quark.checkpoint.tensor_names import checkpoint_name, probabilities_name
 from quark.config.slot import PARAMETERS, Slot
 from quark.modules import QuantizedLayer, QuantizerModule
 from quark.modules.attention import PROBABILITIES, STATES
@@ -17,6 +16,7 @@ from quark.modules.packed_layers import packed_meta, stored_tensors
 from quark.planning.kv_scales import cache_groups, shared_cache_scale
 from quark.planning.plan import QuantPlan
 from quark.quantizers import QParams
+from quark_exporters.quark_layout.tensor_names import checkpoint_name, probabilities_name
 
 
 @attrs.frozen
@@ -49,12 +49,12 @@ class Region:
 WHOLE = Region()
 
 
-def quantized_parts(model: nn.Module, options: ExportOptions, region: Region = WHOLE) -> list[Part]:
+def quantized_parts(model: nn.Module, plan: QuantPlan, options: ExportOptions, region: Region = WHOLE) -> list[Part]:
     """A part for each quantized layer and for each other tensor of a region, in the model's order."""
     modules = region.modules(model)
     layers = {name: m for name, m in modules.items() if isinstance(m, QuantizedLayer)}
     attention = _attention_quantizers(modules)
-    outputs = _output_quantizers(model, layers)
+    outputs = _output_quantizers(model, plan, layers)
     merged = _merged_outputs(outputs, options)
     others = {f"{name}.{other}" for name, layer in layers.items() for other in layer.other_state()}
     plain = _plain_parts(region.state(model), [*layers, *attention], others)
@@ -75,9 +75,8 @@ def _attention_quantizers(modules: Mapping[str, nn.Module]) -> dict[str, Quantiz
     return {n: m for n, m in modules.items() if isinstance(m, QuantizerModule) and n.rpartition(".")[2] in (PROBABILITIES, *STATES)}
 
 
-def _output_quantizers(model: nn.Module, layers: dict[str, QuantizedLayer]) -> dict[str, QuantizerModule]:
+def _output_quantizers(model: nn.Module, plan: QuantPlan, layers: dict[str, QuantizedLayer]) -> dict[str, QuantizerModule]:
     """What quantizes the output of each layer, be it inside attention, after the rotary embedding."""
-    plan: QuantPlan = model.quark_plan  # type: ignore[assignment]
     states = [(a.name, state, layer) for a in plan.attentions for state, (layer, _) in a.states.items() if layer in layers]
     inside = {layer: getattr(model.get_submodule(attention), state) for attention, state, layer in states}
     found = {name: inside.get(name, layer.output_quantizer) for name, layer in layers.items()}

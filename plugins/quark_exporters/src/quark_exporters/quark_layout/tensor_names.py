@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from quark.config.slot import Slot
+from quark.hf.quark_loader import is_stored_beside_weight
 from quark.modules.attention import PROBABILITIES
-from quark.modules.packed_layers import is_flat
 
 _PROBABILITIES = "prob_output_"
 
@@ -36,4 +36,4 @@ def has_probabilities(names: Iterable[str]) -> bool:
 def packed_attribute(name: str) -> str:
     """Path of a checkpoint tensor inside its packed layer: ``weight_scale`` → ``weight_quantizer.scale``; others stay."""
     prefix, _, suffix = name.partition("_")
-    return f"{_ATTRIBUTES[prefix]}.{suffix}" if suffix and prefix in _ATTRIBUTES and not is_flat(suffix) else name
+    return f"{_ATTRIBUTES[prefix]}.{suffix}" if suffix and prefix in _ATTRIBUTES and not is_stored_beside_weight(suffix) else name
