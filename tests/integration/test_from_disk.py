@@ -13,11 +13,10 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from quark.algorithms import Hessian, RoundToNearest
-from quark.checkpoint import ExportOptions
+from quark.checkpoint import CheckpointContent, ExportOptions
 from quark.checkpoint.export import export_with
 from quark.config.model import QConfig
 from quark.errors import CalibrationError, CheckpointError, ConfigError, NonFiniteError, OutputError, UnsupportedError
@@ -205,9 +204,9 @@ def test_the_documented_method_refuses_presharded_weights(tmp_path: Path) -> Non
 class WholeModels:
     """An exporter of a third party, which knows nothing of blocks."""
 
-    def export(self, model: nn.Module, out: Path, options: ExportOptions) -> None:
-        meta = [name for name, p in model.named_parameters() if p.is_meta]
-        (out / "seen.json").write_text(json.dumps({"meta": meta, "quantized": model.quark_quantized}))  # type: ignore[arg-type]
+    def export(self, content: CheckpointContent, out: Path, options: ExportOptions) -> None:
+        meta = [name for name, p in content.model.named_parameters() if p.is_meta]
+        (out / "seen.json").write_text(json.dumps({"meta": meta, "quantized": bool(content.plan.quantized)}))
 
 
 def test_an_exporter_that_cannot_stream_gets_the_whole_model(tmp_path: Path) -> None:

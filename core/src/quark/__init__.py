@@ -15,6 +15,7 @@ if TYPE_CHECKING:
         AlgorithmRecord,
         ExporterRecord,
         FormatRecord,
+        LayerTypeRecord,
         ObserverRecord,
         Registry,
         SchemeRecord,
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     )
 
 __version__ = VERSION
-__all__ = ["__version__", "algorithms", "exporters", "formats", "observers", "schemes", "templates"]
+__all__ = ["__version__", "algorithms", "exporters", "formats", "layer_types", "observers", "schemes", "templates"]
 
 # The imports below are inside the functions on purpose: `import quark` stays free of pluggy and of metadata until a registry is asked for.
 
@@ -65,5 +66,12 @@ def templates() -> Registry[TemplateRecord]:
 def exporters() -> Registry[ExporterRecord]:
     """All installed exporters."""
     from quark.plugins import exporters as registry
+
+    return registry()
+
+
+def layer_types() -> Registry[LayerTypeRecord]:
+    """All layer types that can be quantized."""
+    from quark.plugins import layer_types as registry
 
     return registry()

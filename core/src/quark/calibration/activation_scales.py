@@ -18,6 +18,7 @@ from quark.calibration.attention import attention_quantizers, calibrating
 from quark.calibration.observation import Observation, expert_projection, is_counted
 from quark.config.architecture import Architecture
 from quark.config.model import QConfig
+from quark.config.slot import Slot
 from quark.log import get_logger
 from quark.modules import QuantizedLayer, QuantizerModule
 from quark.names import folded
@@ -25,7 +26,7 @@ from quark.planning.attention import AttentionRow
 from quark.planning.kv_scales import cache_groups, shared_cache_scale
 from quark.quantizers import QParams
 
-INPUT, OUTPUT = "input_tensors", "output_tensors"
+INPUT, OUTPUT = Slot.input_tensors, Slot.output_tensors
 
 Key = tuple[str, str]
 """An activation: full name of a layer and `INPUT` or `OUTPUT`, or of an attention module and an attribute of `quark.modules.attention`."""

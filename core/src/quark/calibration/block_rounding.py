@@ -226,7 +226,7 @@ def round_to_nearest(layers: Mapping[str, QuantizedLayer], groups: Sequence[Sequ
 
 def _has_input_channels(layer: QuantizedLayer) -> bool:
     module = layer.weight_quantizer
-    return isinstance(layer, nn.Linear) and module is not None and not module.quantizer.is_float
+    return layer.planned_as is nn.Linear and module is not None and not module.quantizer.is_float
 
 
 def routed_prefixes(block: Block) -> tuple[str, ...]:

@@ -19,6 +19,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from quark.errors import CheckpointError
+from quark.hf.placing import without_source
 from quark.hf.shards import Shard, refuse_codes
 from quark.log import get_logger
 from quark.names import folded
@@ -99,8 +100,7 @@ class StoredTensors:
         return attrs.evolve(recipe, targets=tuple(made))
 
     def _refuse_missing(self, state: Mapping[str, Tensor]) -> None:
-        have = {id(state[name]) for recipe in self.recipes for name in recipe.targets}
-        missing = [name for name, tensor in state.items() if id(tensor) not in have]
+        missing = list(without_source(state, (name for recipe in self.recipes for name in recipe.targets)))
         if missing:
             raise CheckpointError(
                 f"'{self._directory}' lacks {len(missing)} tensor(s) of a {type(self._model).__name__}: {folded(missing)}. It is "

@@ -19,6 +19,7 @@ from quark.plugins.records import (
     AlgorithmRecord,
     ExporterRecord,
     FormatRecord,
+    LayerTypeRecord,
     ObserverRecord,
     Record,
     SchemeRecord,
@@ -32,6 +33,7 @@ __all__ = [
     "Event",
     "ExporterRecord",
     "FormatRecord",
+    "LayerTypeRecord",
     "LazyRef",
     "ObserverRecord",
     "PluginFailure",
@@ -50,6 +52,7 @@ __all__ = [
     "exporters",
     "formats",
     "hookimpl",
+    "layer_types",
     "observers",
     "schemes",
     "templates",
@@ -85,6 +88,11 @@ def templates() -> Registry[TemplateRecord]:
 def exporters() -> Registry[ExporterRecord]:
     """All exporters."""
     return _catalog().registries["exporters"]
+
+
+def layer_types() -> Registry[LayerTypeRecord]:
+    """All layer types."""
+    return _catalog().registries["layer_types"]
 
 
 def documented_object(name: str) -> Any:

@@ -10,13 +10,15 @@ from typing import Any
 
 from quark.lazy import LazyRef
 from quark.log import get_logger
+from quark.plugins import core_plugin
 from quark.plugins.collection import Collection
-from quark.plugins.discovery import Candidate, Settings, Source, discover
+from quark.plugins.discovery import CORE, Candidate, Settings, Source, discover
 from quark.plugins.events import Event
 from quark.plugins.exports import Exports
 from quark.plugins.failures import PluginFailure, warn_once
 from quark.plugins.kinds import BUILT_IN, KINDS
 from quark.plugins.registry import Registry
+from quark.version import VERSION
 
 
 class Catalog:
@@ -41,6 +43,7 @@ class Catalog:
             kind.plural: Registry(kind, self._collection.records[kind.plural], self.failures, self.missing) for kind in KINDS
         }
         self.exports = Exports(self.registries, self.failures, self.missing)
+        self._collection.add_plugin(core_plugin, Source(CORE, VERSION, core_plugin.__name__, "core"))
         self._collection.add_candidates(c for c in candidates if c.source not in self.left_out)
 
     @classmethod

@@ -23,7 +23,15 @@ from collections.abc import Iterable
 import pluggy
 
 from quark.plugins.events import Event
-from quark.plugins.records import AlgorithmRecord, ExporterRecord, FormatRecord, ObserverRecord, SchemeRecord, TemplateRecord
+from quark.plugins.records import (
+    AlgorithmRecord,
+    ExporterRecord,
+    FormatRecord,
+    LayerTypeRecord,
+    ObserverRecord,
+    SchemeRecord,
+    TemplateRecord,
+)
 
 PROJECT = "quark"
 hookspec = pluggy.HookspecMarker(PROJECT)
@@ -72,7 +80,31 @@ class QuarkHooks:
 
     @hookspec
     def quark_register_exporters(self) -> Iterable[ExporterRecord]:  # type: ignore[empty-body]
-        """Checkpoint writers. Each record points at a class with the protocol `quark.checkpoint.Exporter`."""
+        """Checkpoint layouts. Each record points at two classes: one with the protocol `quark.checkpoint.Exporter` that writes it, and one
+        with the protocol `quark.checkpoint.LayoutReader` that reads it::
+
+            @hookimpl
+            def quark_register_exporters():
+                yield ExporterRecord(
+                    name="acme_box",
+                    exporter="acme_quant.box:BoxExporter",
+                    reader="acme_quant.box:BoxReader",
+                    quant_methods=("acme-box",),
+                )
+        """
+
+    @hookspec
+    def quark_register_layer_types(self) -> Iterable[LayerTypeRecord]:  # type: ignore[empty-body]
+        """Layer types: which quantized class a float layer becomes. Each record names both classes::
+
+            @hookimpl
+            def quark_register_layer_types():
+                yield LayerTypeRecord(
+                    name="acme_gated", layer="acme_quant.layers:Gated", quantized="acme_quant.layers:QuantGated", planned_as="linear"
+                )
+
+        Core registers its own through the same hook (`quark.plugins.core_plugin`).
+        """
 
     @hookspec
     def quark_on_event(self, event: Event) -> None:

@@ -56,6 +56,7 @@ class Registry(Generic[R]):
         self._failures = failures
         self._missing = missing
         self._index: tuple[int, dict[str, list[Registered]]] | None = None
+        self._changes = 0
 
     def names(self) -> list[str]:
         """All names, sorted, without aliases; each can be given to `get`.
@@ -135,6 +136,7 @@ class Registry(Generic[R]):
                 )
         self._entries.append(Registered(record, source))
         self._index = None
+        self._changes += 1
 
     def unregister(self, name: str) -> None:
         """Remove a record that `register` added.
@@ -147,6 +149,7 @@ class Registry(Generic[R]):
         if found is not None:
             self._entries.remove(found)
             self._index = None
+            self._changes += 1
             return
         source = self._find(name).source
         raise ConfigError(
@@ -157,6 +160,11 @@ class Registry(Generic[R]):
     def claims(self) -> list[Registered]:
         """Every record with its plugin, replaced and contested ones too, by name."""
         return sorted(self._entries, key=lambda e: (e.record.name, e.source.distribution))
+
+    @property
+    def revision(self) -> tuple[int, int]:
+        """A value that differs whenever the records differ, for what is derived from them and kept."""
+        return len(self._entries), self._changes
 
     def __contains__(self, name: object) -> bool:
         return isinstance(name, str) and bool(self._candidates(name))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from quark.calibration.finite import refuse_non_finite
+from quark.checkpoint.content import CheckpointContent
 from quark.checkpoint.destination import refuse_used_directory
 from quark.checkpoint.export import exporter_of, exporting
 from quark.checkpoint.exporter import Exporter, ExportOptions, StreamingExporter
@@ -91,11 +92,11 @@ def _streamed(
     tensors = CheckpointSource(model, StoredTensors(model, shards, source), target)
     run = plan_run(model, config, algorithms).with_data(model, data, target)
     tensors.prepare(run.plan)
-    model.quark_plan = run.plan  # type: ignore[assignment]  # an export that begins before the run has a result
+    content = CheckpointContent(model, run.plan.config, run.plan)
     name, writer = exporter
     place = exporting(name, out, overwrite=options.overwrite)
-    with place as directory, writer.stream(model, quantized_skeleton(model, run.plan), directory, options) as stream:
-        return run.quantize(model, CheckpointSink(model, stream), tensors)
+    with place as directory, writer.stream(content, quantized_skeleton(model, run.plan), directory, options) as stream:
+        return run.quantize(model, CheckpointSink(model, stream), tensors).plan
 
 
 def _whole(
@@ -112,9 +113,9 @@ def _whole(
     model = load_model(source, dtype, device)
     run = plan_run(model, config, algorithms).with_data(model, data, torch_device(device))
     refuse_non_finite(model, run.plan.quantized)
-    plan = run.quantize(model, InPlaceSink(model))
+    content = run.quantize(model, InPlaceSink(model))
     name, writer = exporter
     place = exporting(name, out, overwrite=options.overwrite)
     with place as directory, attributed(f"writing '{out}'", origin("exporters", name)):
-        writer.export(model, directory, options)
-    return plan
+        writer.export(content, directory, options)
+    return content.plan

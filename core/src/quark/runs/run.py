@@ -12,6 +12,7 @@ from torch import nn
 from quark.algorithms import NamesLayers, ResolvesForModel, Rounding, ValidatedTransform
 from quark.calibration.batches import Call, calls
 from quark.calibration.transform_validation import validate_transforms
+from quark.checkpoint.content import CheckpointContent, set_results
 from quark.config.model import QConfig
 from quark.errors import ConfigError
 from quark.hf.attention_switch import refuse_unswitchable, switch_attention
@@ -90,8 +91,8 @@ class Run:
         return attrs.evolve(self, plan=plan, data=batches, two_passes=two_passes)
 
     @attributed("quantizing the model")
-    def quantize(self, model: nn.Module, sink: BlockSink, source: BlockSource | None = None) -> QuantPlan:
-        """Quantize ``model``, and return the plan of what was done.
+    def quantize(self, model: nn.Module, sink: BlockSink, source: BlockSource | None = None) -> CheckpointContent:
+        """Quantize ``model``, and return it with the plan of what was done.
 
         Transforms that are not accepted by their validation, or turn out to change none of the blocks, are left out of that plan. For
         users, the model has the results as attributes: ``quant_config``, ``quark_plan``, ``quark_report`` and ``quark_quantized``.
@@ -114,12 +115,13 @@ class Run:
             )
         plan = run._without_idle([name for i, name in enumerate(algorithms.transforms) if i not in report.applied])
         report.validated = {name: metrics for name, validation in validations.items() if (metrics := validation.metrics())}
-        model.quant_config, model.quark_plan, model.quark_report = plan.config, plan, report  # type: ignore[assignment]
-        sink.finish()
-        model.quark_quantized = True  # type: ignore[assignment]
+        content = CheckpointContent(model, plan.config, plan)
+        sink.finish(content)
+        set_results(content)
+        model.quark_report = report  # type: ignore[assignment]
         report.log()
         get_logger().info("Model quantization has been completed.")
-        return plan
+        return content
 
     def _without(self, model: nn.Module, names: Sequence[str]) -> Run:
         """The run as it is without some algorithms."""

@@ -35,7 +35,6 @@ def quantized_skeleton(model: nn.Module, plan: QuantPlan) -> nn.Module:
     install(made, inside)
     for name, quantized in layers.items():
         made.set_submodule(name, quantized)
-    made.quark_plan = plan  # type: ignore[assignment]
     return made
 
 
