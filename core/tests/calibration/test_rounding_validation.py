@@ -11,11 +11,12 @@ import torch
 from torch import Tensor, nn
 
 import quark
-from quark.algorithms import CrossMoment, HeldOut, Hessian, Metrics, Rounding, RoundingTask, RoundToNearest
+from quark.algorithms import CrossMoment, HeldOut, Hessian, Metrics, Rounding, RoundingTask, RoundToNearest, is_worse
 from quark.calibration.batches import calls
-from quark.calibration.input_statistics import LEAST, MANY, MOST, SHARE, Collector, held_out_tokens
+from quark.calibration.held_out import FEWEST_TOKENS, MOST_TOKENS, ONE_IN, TOKENS_PER_CHANNEL, held_out_tokens
+from quark.calibration.input_statistics import Collector
 from quark.calibration.report import CalibrationReport
-from quark.calibration.rounding_validation import REASON, is_worse
+from quark.calibration.rounding_validation import REASON
 from quark.config.model import QConfig
 from quark.errors import RoundingError
 from quark.planning.plan import make_plan
@@ -136,7 +137,7 @@ def test_held_out_tokens_are_in_no_statistic(batches: int) -> None:
     collector = Collector((Hessian, CrossMoment), 161, few.device, len(few))
     for part in few.chunk(batches):
         collector.update(part, part + 1)
-    held = torch.arange(320) < 320 // SHARE
+    held = torch.arange(320) < 320 // ONE_IN
     found = collector.held_out()
     assert found is not None
     assert torch.equal(found.x, few[held])
@@ -149,13 +150,13 @@ def test_held_out_tokens_are_in_no_statistic(batches: int) -> None:
 
 
 def test_where_tokens_are_many_for_the_channels_none_is_lost_to_the_statistics() -> None:
-    many = torch.randint(-3, 4, (320, 320 // MANY), generator=torch.Generator().manual_seed(3)).float()
+    many = torch.randint(-3, 4, (320, 320 // TOKENS_PER_CHANNEL), generator=torch.Generator().manual_seed(3)).float()
     collector = Collector((Hessian,), many.shape[1], many.device, len(many))
     for part in many.chunk(3):
         collector.update(part)
     found = collector.held_out()
     assert found is not None
-    assert torch.equal(found.x, many[: 320 // SHARE])
+    assert torch.equal(found.x, many[: 320 // ONE_IN])
     hessian = collector.statistics[Hessian]
     assert isinstance(hessian, Hessian)
     assert (hessian.tokens, collector.tokens) == (320, 320)
@@ -163,10 +164,10 @@ def test_where_tokens_are_many_for_the_channels_none_is_lost_to_the_statistics()
 
 
 def test_few_tokens_are_left_to_the_statistics_and_of_many_enough_are_held_out() -> None:
-    assert held_out_tokens(SHARE * LEAST - 1) == 0
-    assert held_out_tokens(SHARE * LEAST) == LEAST
-    assert held_out_tokens(1000) == 1000 // SHARE
-    assert held_out_tokens(300_000) == MOST
+    assert held_out_tokens(ONE_IN * FEWEST_TOKENS - 1) == 0
+    assert held_out_tokens(ONE_IN * FEWEST_TOKENS) == FEWEST_TOKENS
+    assert held_out_tokens(1000) == 1000 // ONE_IN
+    assert held_out_tokens(300_000) == MOST_TOKENS
     collector = Collector((Hessian,), 32, TOKENS.device, 60)
     collector.update(TOKENS[:60])
     assert collector.held_out() is None

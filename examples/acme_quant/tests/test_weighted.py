@@ -16,7 +16,7 @@ from acme_quant.weighted import AcmeWeighted, MeanSquare
 from acme_quant.weighted_config import AcmeWeightedConfig
 from quark.algorithms import Metrics, RoundingTask, RoundToNearest
 from quark.calibration.batches import calls
-from quark.calibration.input_statistics import held_out_tokens
+from quark.calibration.held_out import held_out_tokens
 from quark.config.layer import QLayerConfig
 from quark.errors import ConfigError
 from quark.modules import QuantizedLayer, quantized_class

@@ -13,7 +13,7 @@ from quark.algorithms.transform import (
     ValidatedTransform,
     input_is_transformed,
 )
-from quark.algorithms.validation import OutputError, Validation, validated
+from quark.algorithms.validation import OutputError, Validation, is_worse, validated
 from quark.callable_module import make_callable
 from quark.plugins import algorithms
 
@@ -42,6 +42,7 @@ __all__ = [
     "Validation",
     "float_weight",
     "input_is_transformed",
+    "is_worse",
     "validated",
     "weight_quantizer",
 ]

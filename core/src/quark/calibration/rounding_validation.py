@@ -9,7 +9,7 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from quark.algorithms import HeldOut, Rounding, RoundingTask, RoundToNearest, float_weight, weight_quantizer
+from quark.algorithms import HeldOut, Rounding, RoundingTask, RoundToNearest, float_weight, is_worse, weight_quantizer
 from quark.errors import RoundingError
 
 REASON = "to_nearest_because"
@@ -58,17 +58,6 @@ def _validate(task: RoundingTask, weights: Mapping[str, nn.Parameter], held_out:
         if qparams is not None:
             quantizers[name].set_qparams(qparams)
     return {"held_out_error": ratio}
-
-
-def is_worse(error: Tensor, other: Tensor) -> bool:
-    """Whether errors of some tokens are larger than others of the same tokens, ``[n]`` each: by a standard error of the difference.
-
-    What is not finite is worse than anything.
-    """
-    if not bool(torch.isfinite(error).all()):
-        return True
-    difference = error.double() - other.double()
-    return float(difference.mean()) > float(difference.std() / len(difference) ** 0.5)
 
 
 def _output_error(task: RoundingTask, weights: Mapping[str, nn.Parameter], held_out: HeldOut) -> Tensor:

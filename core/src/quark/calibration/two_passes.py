@@ -109,15 +109,15 @@ class TwoPasses:
         if not is_new:
             return
         if leader not in self._collectors:
-            tokens = self._block_run.calls * number_of_tokens(x, forward.call)  # calls are about alike
-            self._collectors[leader] = Collector(self._rounding.needs, x.shape[-1], x.device, tokens)
+            count = self._block_run.calls * number_of_tokens(x, forward.call)  # calls are about alike
+            self._collectors[leader] = Collector(self._rounding.needs, x.shape[-1], x.device, count)
         quantizer = quantized.input_quantizer
         # A static scale is not known before all inputs have been observed.
         is_ready = quantizer is not None and quantizer.quantizer.is_dynamic
-        tokens_in = tokens_of(quantizer(x) if quantizer is not None and is_ready else x, forward.call)
+        tokens = tokens_of(quantizer(x) if quantizer is not None and is_ready else x, forward.call)
         reference = None if name.startswith(self._routed) else self._floats.get(name)
         same_shape = reference is not None and reference.shape == x.shape
-        self._collectors[leader].update(tokens_in, tokens_of(reference, forward.call) if same_shape and reference is not None else None)
+        self._collectors[leader].update(tokens, tokens_of(reference, forward.call) if same_shape and reference is not None else None)
 
     def _round(self) -> None:
         groups: dict[str, dict[str, QuantizedLayer]] = {}

@@ -7,13 +7,13 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 import attrs
 from torch import Tensor, nn
 
+from quark.calibration.activation_scales import kv_scale_groups, merge_kv_scales
 from quark.checkpoint.exporter import ExportOptions
 from quark.checkpoint.shard_writer import Part
 from quark.config.slot import PARAMETERS, Slot
 from quark.modules import QuantizedLayer, QuantizerModule
 from quark.modules.attention import PROBABILITIES, STATES
 from quark.modules.packed_layers import packed_meta, stored_tensors
-from quark.planning.kv_scales import cache_groups, shared_cache_scale
 from quark.planning.plan import QuantPlan
 from quark.quantizers import QParams
 from quark_exporters.quark_layout.tensor_names import checkpoint_name, probabilities_name
@@ -171,6 +171,6 @@ def _merged_outputs(outputs: dict[str, QuantizerModule], options: ExportOptions)
     """Scales of the cache that the caller wants merged at the export: in each attention the largest of them, not below the floor."""
     scales = {name: q.scale for name, q in outputs.items() if q.scale is not None and q.scale.numel() == 1}
     merged: dict[str, QParams] = {}
-    for names in cache_groups(scales, options.kv_cache_group):
-        merged |= dict.fromkeys(names, QParams(shared_cache_scale([scales[n] for n in names], options.min_kv_scale)))
+    for names in kv_scale_groups(scales, options.kv_cache_group):
+        merged |= dict.fromkeys(names, QParams(merge_kv_scales([scales[n] for n in names], options.min_kv_scale)))
     return merged
