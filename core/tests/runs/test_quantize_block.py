@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+
 import pytest
 import torch
 from torch import nn
@@ -12,7 +14,7 @@ from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
 from quark.planning.plan import make_plan
 from quark.plugins import documented_object
-from quark.runs.quantize_block import quantize_blocks
+from quark.runs.quantize_block import quantize_block, quantize_blocks
 from quark.runs.sink import InPlaceSink
 
 INT8 = documented_object("Int8PerTensorSpec")(is_dynamic=False, symmetric=True).to_quantization_spec()
@@ -40,3 +42,7 @@ def test_a_bias_is_rounded_to_nearest_by_its_own_spec(rounding: Rounding, two_pa
         assert codes.abs().max().round() in (127, 128), "the largest takes the whole range"
         assert (layer.bias - bias).abs().max() <= scale / 2 * (1 + 1e-5)
         assert not torch.equal(layer.bias, bias)
+
+
+def test_what_happens_to_one_block_is_one_function_of_less_than_sixty_lines() -> None:
+    assert len(inspect.getsource(quantize_block).splitlines()) < 60
