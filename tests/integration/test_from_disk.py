@@ -100,8 +100,7 @@ def test_the_bytes_are_those_of_the_export_from_memory(choice: str, tmp_path: Pa
 
 @pytest.mark.parametrize("scheme", ["int4_wo_64", "fp8"])
 def test_so_they_are_when_layers_are_rounded_in_lock_step(scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in ("run", "from_disk"):
-        monkeypatch.setattr(f"quark.runs.{module}.algorithms_of", lambda _: Algorithms(rounding=Calibrated()))
+    monkeypatch.setattr("quark.runs.run.algorithms_of", lambda _: Algorithms(rounding=Calibrated()))
     disk, memory = both_ways(tiny_model_dir(), tmp_path, config("llama", scheme=scheme))
     assert files(disk) == files(memory)
 

@@ -1,21 +1,17 @@
-"""Weight converters: there and back to the bit, without a copy where a view will do, and the slices that say where results lie."""
+"""`quark.hf.weight_converters`: there and back to the bit, and without a copy where a view will do."""
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from safetensors import safe_open
-from safetensors.torch import save_file
 
-from quark.config.architecture import FUSED_EXPERTS, Architecture
-from quark.errors import CheckpointError, ConfigError, UnsupportedError
-from quark.hf.stored_slices import stored_slices
-from quark.hf.weight_converters import converters_of, make_converters
+from quark.config.architecture import FUSED_EXPERTS
+from quark.errors import CheckpointError, ConfigError
+from quark.hf.weight_converters import make_converters
 from quark.torch.quantization.weight_convert import (
     Chunk,
     Concatenate,
@@ -24,7 +20,6 @@ from quark.torch.quantization.weight_convert import (
     Transpose,
     WeightConverter,
     apply_converters,
-    revert_converters,
 )
 
 SIZES = st.integers(1, 4)
@@ -47,12 +42,16 @@ def mixture(experts: int, inner: int, hidden: int) -> dict[str, torch.Tensor]:
     }
 
 
+def revert_converters(tensors: dict[str, torch.Tensor], converters: list[WeightConverter]) -> dict[str, torch.Tensor]:
+    return apply_converters(tensors, [converter.reverse_transform() for converter in converters])
+
+
 def same(found: dict[str, torch.Tensor], expected: dict[str, torch.Tensor]) -> bool:
     return found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in expected)
 
 
 @given(SIZES, SIZES, SIZES)
-def test_fused_experts_taken_apart_and_fused_again_are_the_same(experts: int, inner: int, hidden: int) -> None:
+def test_split_and_fused_experts_are_the_same(experts: int, inner: int, hidden: int) -> None:
     tensors = mixture(experts, inner, hidden)
     parts = apply_converters(tensors, EXPERTS)
     assert len(parts) == 2 + 3 * experts
@@ -62,7 +61,7 @@ def test_fused_experts_taken_apart_and_fused_again_are_the_same(experts: int, in
 
 
 @given(SIZES, SIZES, SIZES)
-def test_steps_in_a_chain_are_undone_in_the_opposite_order(experts: int, inner: int, hidden: int) -> None:
+def test_reverse_transform_undoes_operations_in_the_opposite_order(experts: int, inner: int, hidden: int) -> None:
     fused = torch.randn(experts, hidden, 2 * inner)
     tensors = {"mlp.experts.gate_up_proj": fused, "mlp.experts.gate_up_proj_bias": fused[:, 0].clone()}
     parts = apply_converters(tensors, TRANSPOSED)
@@ -72,7 +71,7 @@ def test_steps_in_a_chain_are_undone_in_the_opposite_order(experts: int, inner: 
 
 
 @given(st.lists(SIZES, min_size=2, max_size=4), st.integers(0, 1), st.randoms(use_true_random=False))
-def test_what_is_split_and_what_is_joined_comes_back(sizes: list[int], dim: int, order: Any) -> None:
+def test_chunk_and_concatenate_undo_each_other(sizes: list[int], dim: int, order: Any) -> None:
     whole = torch.randn(*((sum(sizes), 3) if dim == 0 else (3, sum(sizes))))
     targets = [f"{name}.weight" for name in "abcd"[: len(sizes)]]
     split = WeightConverter("whole.weight", targets, [Chunk(dim, sizes)])
@@ -85,7 +84,7 @@ def test_what_is_split_and_what_is_joined_comes_back(sizes: list[int], dim: int,
     assert same(revert_converters({"x.whole.weight": whole}, [joined]), parts)
 
 
-def test_nothing_is_copied_where_nothing_is_joined() -> None:
+def test_splitting_experts_copies_nothing() -> None:
     tensors = mixture(3, 4, 8)
     storages = {tensor.untyped_storage().data_ptr() for tensor in tensors.values()}
     assert {part.untyped_storage().data_ptr() for part in apply_converters(tensors, EXPERTS).values()} == storages
@@ -98,13 +97,13 @@ def test_a_pattern_is_the_end_of_a_name_from_a_dot_on() -> None:
     assert apply_converters({"up_proj.weight": torch.ones(2)}, [converter]).keys() == {"a", "b"}
 
 
-def test_sources_that_are_not_all_there_are_refused() -> None:
+def test_incomplete_sources_are_refused() -> None:
     joined = WeightConverter(["q.weight", "k.weight"], "qk.weight", [Concatenate()])
     with pytest.raises(CheckpointError, match=r"under 'attn\.' there are only attn\.q\.weight"):
         apply_converters({"attn.q.weight": torch.ones(2)}, [joined])
     parts = apply_converters(mixture(3, 4, 8), EXPERTS)
     del parts["model.layers.3.mlp.experts.1.down_proj.weight"]
-    with pytest.raises(CheckpointError, match="give it the tensors of the whole block"):
+    with pytest.raises(CheckpointError, match="needs all of its sources together"):
         revert_converters(parts, EXPERTS)
 
 
@@ -130,16 +129,16 @@ def test_tensors_of_the_wrong_form_are_refused(converter: WeightConverter, tenso
             apply_converters({"x": tensor, "a": tensor}, [converter])
 
 
-def test_unequal_parts_are_joined_only_where_they_can_be_had_back() -> None:
+def test_concatenate_of_unequal_parts_needs_sizes() -> None:
     tensors = {"q": torch.ones(4), "k": torch.ones(2)}
-    with pytest.raises(ConfigError, match=r"say sizes=\(4, 2\)"):
+    with pytest.raises(ConfigError, match=r"give sizes=\(4, 2\)"):
         apply_converters(tensors, [WeightConverter(["q", "k"], "qk", [Concatenate()])])
     converter = WeightConverter(["q", "k"], "qk", [Concatenate(sizes=(4, 2))])
     assert same(revert_converters(apply_converters(tensors, [converter]), [converter]), tensors)
 
 
 @pytest.mark.parametrize("arguments", [(["a", "b"], ["c", "d"], [Chunk()]), ("a", ["b", "c"], []), ([], "b", [Chunk()])])
-def test_a_converter_of_no_steps_or_of_many_to_many_is_refused(arguments: tuple[Any, ...]) -> None:
+def test_a_converter_without_operations_or_from_many_to_many_is_refused(arguments: tuple[Any, ...]) -> None:
     with pytest.raises(ValueError, match=r"operations|one or several"):
         WeightConverter(*arguments)
 
@@ -149,13 +148,11 @@ class Doubled(ConversionOps):
         return {target_patterns[0]: 2 * input_dict[source_patterns[0]]}
 
 
-def test_a_step_of_ones_own_works_and_says_that_it_cannot_be_undone() -> None:
+def test_a_custom_operation_works_and_has_no_reverse_unless_defined() -> None:
     converter = WeightConverter("x", "y", [Doubled()])
     assert apply_converters({"x": torch.ones(1)}, [converter])["y"].item() == 2
-    with pytest.raises(NotImplementedError, match="Doubled says of no step that undoes it"):
+    with pytest.raises(NotImplementedError, match="Doubled has no reverse operation"):
         revert_converters({"y": torch.ones(1)}, [converter])
-    with pytest.raises(UnsupportedError, match="use apply_converters"):
-        stored_slices({"x": (1,)}, [converter])
 
 
 def test_equal_converters_are_equal() -> None:
@@ -165,29 +162,6 @@ def test_equal_converters_are_equal() -> None:
     assert len({*EXPERTS, first, second}) == 2
 
 
-def test_families_without_experts_have_no_converters_and_mixtures_the_common_ones() -> None:
-    assert converters_of(None) == converters_of(Architecture(model_type="dense")) == []
-    assert converters_of(Architecture(model_type="mixed", experts="mlp.experts")) == EXPERTS
-    with pytest.raises(ConfigError, match="no conversion step 'Fold'"):
+def test_an_unknown_operation_is_refused() -> None:
+    with pytest.raises(ConfigError, match="no conversion operation 'Fold'"):
         make_converters([("x", ("y",), (("Fold", 0),))])
-
-
-@given(SIZES, SIZES, SIZES, st.booleans())
-def test_slices_of_stored_tensors_are_what_conversion_makes(experts: int, inner: int, hidden: int, transposed: bool) -> None:
-    tensors = {**mixture(experts, inner, hidden), "step": torch.tensor(3.0)}
-    if transposed:
-        tensors = {"experts.gate_up_proj": torch.randn(experts, hidden, 2 * inner)}
-    converters = TRANSPOSED if transposed else EXPERTS
-    found = stored_slices({name: tuple(tensor.shape) for name, tensor in tensors.items()}, converters)
-    assert same({name: place.read(tensors[place.stored]) for name, place in found.items()}, apply_converters(tensors, converters))
-
-
-def test_slices_are_read_from_a_file(tmp_path: Path) -> None:
-    tensors = {**mixture(3, 4, 8), "step": torch.tensor(3.0)}
-    save_file(tensors, tmp_path / "model.safetensors")
-    with safe_open(tmp_path / "model.safetensors", "pt") as file:
-        shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118 - not a dict
-        found = stored_slices(shapes, EXPERTS)
-        read = {name: place.read(file.get_slice(place.stored)) for name, place in found.items()}
-    assert same(read, {name: tensor.contiguous() for name, tensor in apply_converters(tensors, EXPERTS).items()})
-    assert found["model.layers.3.mlp.experts.2.up_proj.weight"].index == (slice(2, 3), slice(4, 8), slice(0, 8))

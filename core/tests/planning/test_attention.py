@@ -1,5 +1,6 @@
 """Which modules are attention, and what is wrong with a configuration of them."""
 
+import attrs
 import pytest
 import torch
 from torch import nn
@@ -204,3 +205,21 @@ def test_queries_of_quantized_attention_are_rounded_as_attention_gets_them_unles
     plan = make_plan(reachable(), made, NAMES)
     assert plan.config.attention_post_rope is expected
     assert [a.query_layer for a in plan.attentions] == [f"layers.{i}.self_attn.q_proj" if expected else None for i in range(2)]
+
+
+def test_projections_are_those_that_the_architecture_states_whatever_they_are_called() -> None:
+    facts = attrs.evolve(NAMES, query_projections="self_attn.ask", key_projections="self_attn.left", value_projections="self_attn.right")
+    facts = attrs.evolve(facts, kv_layers_name=("*left", "*right"), q_layer_name="*ask")
+    cache = {name: QLayerConfig(output_tensors=fp8()) for name in facts.kv_layers_name or ()}
+    asked = attrs.evolve(config(cache=fp8(), post_rope=True), kv_cache_quant_config=cache)
+    attentions = make_plan(model(("ask", "left", "right")), asked, facts).attentions
+    assert [(a.key_layer, a.value_layer) for a in attentions] == [
+        (f"layers.{i}.self_attn.left", f"layers.{i}.self_attn.right") for i in range(2)
+    ]
+
+
+def test_a_norm_of_keys_is_the_one_that_the_architecture_states() -> None:
+    warned = make_plan(reachable(norm="k_norm"), config(cache=fp8()), attrs.evolve(NAMES, key_norms="self_attn.k_norm")).warnings
+    silent = make_plan(reachable(norm="k_norm"), config(cache=fp8()), attrs.evolve(NAMES, key_norms=())).warnings
+    assert any("Runtimes cache keys behind the norm 'layers.0.self_attn.k_norm'" in line for line in warned)
+    assert not any("behind the norm" in line for line in silent)

@@ -3,6 +3,7 @@
 from pathlib import Path
 from types import SimpleNamespace
 
+import attrs
 import pytest
 import torch
 from torch import nn
@@ -13,6 +14,8 @@ from transformers import (
     AutoModelForCausalLM,
     BertConfig,
     BertForMaskedLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     T5Config,
     T5ForConditionalGeneration,
 )
@@ -21,7 +24,8 @@ from quark.config.model import QConfig
 from quark.errors import ConfigError, UnknownNameError
 from quark.modules import QuantizedLayer
 from quark.planning.family import architecture_of, template_of
-from quark.planning.inferred_architecture import infer_architecture
+from quark.planning.inferred_architecture import infer_architecture, with_inferred_attention
+from quark.planning.mixtures import ExpertNames
 from quark.plugins import schemes, templates
 from quark.testing.tiny import tiny_model
 from quark.torch import ModelQuantizer, export_safetensors, import_model_from_safetensors
@@ -40,7 +44,21 @@ def persimmon() -> nn.Module:
     return unknown_model("persimmon", intermediate_size=64)
 
 
-@pytest.mark.parametrize("attribute", ["decoder_blocks", "head", "kv_layers_name", "q_layer_name", "exclude_layers_name"])
+INFERRED = (
+    "decoder_blocks",
+    "head",
+    "query_projections",
+    "key_projections",
+    "value_projections",
+    "key_norms",
+    "experts",
+    "kv_layers_name",
+    "q_layer_name",
+    "exclude_layers_name",
+)
+
+
+@pytest.mark.parametrize("attribute", INFERRED)
 def test_what_is_inferred_of_a_known_family_is_what_its_template_says(attribute: str) -> None:
     known = architecture_of(tiny_model())
     found = infer_architecture(tiny_model(), "llama")
@@ -64,6 +82,27 @@ def test_an_unknown_family_quantizes_block_by_block_and_reloads(tmp_path: Path, 
     export_safetensors(model, tmp_path / "out")
     with torch.no_grad():
         assert torch.equal(import_model_from_safetensors(None, tmp_path / "out")(IDS).logits, model(IDS).logits)
+
+
+def test_names_fill_what_an_architecture_does_not_state_and_nothing_else() -> None:
+    model = tiny_model()
+    layers = [name for name, m in model.named_modules() if isinstance(m, nn.Linear)]
+    known = architecture_of(model)
+    assert known is not None
+    assert with_inferred_attention(known, model, layers) == known
+    unstated = attrs.evolve(known, query_projections=None, key_projections=None, value_projections=(), key_norms=None)
+    assert with_inferred_attention(unstated, model, layers) == attrs.evolve(known, value_projections=())
+    assert with_inferred_attention(None, model, layers[:3]).key_projections == ("model.layers.0.self_attn.k_proj",)
+
+
+def test_experts_of_an_unknown_family_are_found_by_the_module_that_holds_them() -> None:
+    config = MixtralConfig(**SMALL, intermediate_size=64, num_local_experts=2, num_key_value_heads=4)
+    found = infer_architecture(MixtralForCausalLM(config), "mixed")
+    assert found is not None
+    assert found.experts == "mlp.experts"
+    assert ExpertNames(found).among(["model.layers.0.mlp.experts.1.up_proj", "model.layers.0.mlp.up_proj"]) == [
+        "model.layers.0.mlp.experts.1.up_proj"
+    ]
 
 
 def test_an_encoder_with_a_decoder_is_not_plain_and_is_refused() -> None:

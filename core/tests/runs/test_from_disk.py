@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from torch import nn
 from transformers import initialization
 
 from quark.errors import ConfigError
+from quark.hf.converted_tensors import ConvertedTensors
 from quark.hf.loading import load_model, skeleton
 from quark.hf.shards import check_shards
 from quark.hf.stored_tensors import StoredTensors
@@ -93,13 +96,19 @@ def test_tied_modules_share_what_is_read() -> None:
 def test_each_tensor_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     model, plan, source = opened()
     read: Counter[str] = Counter()
-    plain = StoredTensors._get
+    plain = ConvertedTensors.reading
 
-    def counted(self: StoredTensors, name: str, *others: Any) -> torch.Tensor:
-        read[name] += 1
-        return plain(self, name, *others)
+    @contextmanager
+    def counted(self: ConvertedTensors) -> Iterator[Callable[[str], torch.Tensor]]:
+        with plain(self) as tensor_of:
 
-    monkeypatch.setattr(StoredTensors, "_get", counted)
+            def count(name: str) -> torch.Tensor:
+                read[name] += 1
+                return tensor_of(name)
+
+            yield count
+
+    monkeypatch.setattr(ConvertedTensors, "reading", counted)
     source.load(None)
     for block in blocks_of(model, plan):
         source.load(block)

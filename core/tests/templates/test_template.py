@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import logging
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from quark.config.architecture import Architecture
 from quark.config.layer import QLayerConfig
 from quark.config.tensor import QTensorConfig
 from quark.errors import ConfigError, UnknownNameError, UnsupportedError
@@ -108,6 +110,17 @@ def test_schemes_that_share_a_global_scale_bring_their_groups_unless_told_otherw
     own = template.get_config(scheme="acme_w4", shared_scale_groups=[["w1", "w3"]])
     assert own.shared_scale_groups == [["w1", "w3"]]
     assert template.get_config(scheme="acme_w4").shared_scale_groups == []
+
+
+def test_what_shares_a_global_scale_is_what_the_architecture_names(template: LLMTemplate) -> None:
+    def groups(**facts: Any) -> list[list[str]]:
+        architecture = Architecture(model_type="acme", gate_up_layers_name=("w1", "w3"), **facts)
+        return LLMTemplate.from_architecture(architecture).get_config(scheme="acme_shared").shared_scale_groups
+
+    separate = {"query_projections": "attn.wq", "key_projections": ("attn.wk", "cross.wk"), "value_projections": "attn.wv"}
+    assert groups(**separate) == [["wq", "wk", "wv"], ["w1", "w3"]]
+    for facts in ({}, separate | {"key_projections": ()}):
+        assert groups(**facts) == [["q_proj", "k_proj", "v_proj"], ["w1", "w3"]]
 
 
 def test_algorithms_keep_their_order_and_are_known_in_any_case_and_by_alias(template: LLMTemplate) -> None:

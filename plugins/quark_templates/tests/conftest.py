@@ -1,4 +1,4 @@
-"""One tiny randomly initialised model of each family, from transformers, together with the facts said about it."""
+"""A tiny randomly initialised model of each dense family, from transformers, with its `Architecture`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import nn
 
 import quark
 from quark.config.architecture import Architecture
-from quark_templates.plugin import FAMILIES
+from quark_templates.plugin import DENSE
 
 SIZES = {
     "vocab_size": 64,
@@ -25,12 +25,12 @@ SIZES = {
     "bos_token_id": 1,
     "eos_token_id": 2,
 }
-"""Given to each family as far as its configuration has the name. Groups of 32 fit into both widths."""
+"""Sizes of every family, as far as its configuration has the name. Groups of 32 divide both widths."""
 OTHER_NAMES: dict[str, dict[str, int]] = {
     "opt": {"ffn_dim": 64, "word_embed_proj_dim": 32},
     "gptj": {"n_inner": 64, "rotary_dim": 4},
 }
-"""What these families call their sizes."""
+"""Sizes whose names differ in a family."""
 
 
 @cache
@@ -49,6 +49,6 @@ def tiny_model(model_type: str) -> nn.Module:
     return model
 
 
-@pytest.fixture(params=sorted(FAMILIES))
+@pytest.fixture(params=sorted(DENSE))
 def family(request: pytest.FixtureRequest) -> tuple[nn.Module, Architecture]:
     return tiny_model(request.param), quark.templates().load(request.param, "architecture")

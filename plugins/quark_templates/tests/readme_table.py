@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from quark.plugins import TemplateRecord
 from quark_templates import plugin
 
 README = Path(__file__).parents[1] / "README.md"
@@ -13,20 +14,20 @@ DOCUMENTED: list[str] = json.loads((Path(__file__).parent / "documented_types.js
 OWN_CODE, SKELETON, MISSING = "tiny model of transformers' own code", "module skeleton after published facts", "not there"
 
 
-def tables() -> dict[str, dict[str, str]]:
+def tables() -> dict[str, dict[str, TemplateRecord]]:
     """The plugin's tables of families, by their names."""
     return {name: table for name, table in vars(plugin).items() if name.isupper() and isinstance(table, dict)}
 
 
 def checked_on() -> dict[str, str]:
     """What the facts of each model type are checked on, the documented ones without facts included."""
-    there = {model_type: SKELETON if name == "REMOTE" else OWN_CODE for name, table in tables().items() for model_type in table}
+    there = {model_type: SKELETON if name == "REMOTE_CODE" else OWN_CODE for name, table in tables().items() for model_type in table}
     return dict.fromkeys(DOCUMENTED, MISSING) | there
 
 
 def rendered() -> str:
     """The table, documented types first."""
-    summaries = {model_type: summary for table in tables().values() for model_type, summary in table.items()}
+    summaries = {model_type: record.summary for table in tables().values() for model_type, record in table.items()}
     rows = sorted(checked_on().items(), key=lambda row: (row[0] not in DOCUMENTED, row[0]))
     lines = [f"| `{t}` | {summaries.get(t, '')} | {'yes' if t in DOCUMENTED else ''} | {what} |" for t, what in rows]
     return "\n".join(["| Model type | Models | Documented | Facts checked on |", "|---|---|---|---|", *lines]) + "\n"

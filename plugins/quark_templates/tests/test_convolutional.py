@@ -51,11 +51,11 @@ def linears(module: nn.Module) -> list[str]:
     return [name for name, m in module.named_modules() if isinstance(m, nn.Linear)]
 
 
-def test_the_table_holds_what_is_checked_here() -> None:
+def test_the_group_is_what_is_checked_here() -> None:
     assert set(CONVOLUTIONAL) == {"lfm2"}
 
 
-def test_every_linear_layer_has_one_place_and_those_of_mixers_and_the_head_stay_float(model: nn.Module, facts: Architecture) -> None:
+def test_every_linear_is_named_once_and_mixers_and_head_stay_float(model: nn.Module, facts: Architecture) -> None:
     mlp = {*facts.mlp_inputs, facts.mlp_output or ""}
     attention = {*facts.attention_inputs, facts.attention_output or ""}
     blocks = model.get_submodule(facts.decoder_blocks or "")
@@ -66,7 +66,7 @@ def test_every_linear_layer_has_one_place_and_those_of_mixers_and_the_head_stay_
     assert model.get_submodule(facts.head or "") is model.get_output_embeddings()
 
 
-def test_each_norm_feeds_what_it_is_said_to_feed(model: nn.Module, facts: Architecture) -> None:
+def test_norms_feed_the_projections_named_with_them(model: nn.Module, facts: Architecture) -> None:
     came_in: dict[str, Tensor] = {}
     went_out: dict[str, Tensor] = {}
 
@@ -87,7 +87,7 @@ def test_each_norm_feeds_what_it_is_said_to_feed(model: nn.Module, facts: Archit
         assert all(came_in[at + name] is went_out[f"{at}{facts.mlp_norm}"] for name in facts.mlp_inputs)
 
 
-def test_the_cache_holds_what_the_named_layers_put_out(model: nn.Module, facts: Architecture) -> None:
+def test_kv_layers_put_out_what_the_cache_holds(model: nn.Module, facts: Architecture) -> None:
     key, value = facts.kv_layers_name or ()
     assert [name for name in linears(model) if fnmatchcase(name, key)] == ["model.layers.1.self_attn.k_proj"]
     put_out: list[Tensor] = []

@@ -1,4 +1,4 @@
-"""Every fact of every family, checked on a tiny randomly initialised model of that type from transformers."""
+"""Facts of the dense families, each checked on a tiny randomly initialised model of transformers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch import nn
 import quark
 from quark.config.architecture import Architecture
 from quark.modules import counts_as
-from quark_templates.plugin import FAMILIES
+from quark_templates.plugin import DENSE
 
 DOCUMENTED = json.loads((Path(__file__).parent / "documented_templates.json").read_text(encoding="utf-8"))
 IDS = torch.arange(3, 11).unsqueeze(0)
@@ -34,7 +34,7 @@ def linears(module: nn.Module) -> dict[str, nn.Module]:
 def inputs_and_outputs(
     module: nn.Module, names: list[str], model: nn.Module
 ) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor], Any]:
-    """What went into and came out of some submodules of a module in one forward pass, and the cache it left."""
+    """Return inputs and outputs of some submodules of a module in one forward pass of ``model``, and the KV cache."""
     came_in: dict[str, torch.Tensor] = {}
     went_out: dict[str, torch.Tensor] = {}
 
@@ -53,7 +53,7 @@ def inputs_and_outputs(
 
 
 def test_each_family_is_listed_as_a_template() -> None:
-    assert set(FAMILIES) <= set(quark.templates().names())
+    assert set(DENSE) <= set(quark.templates().names())
 
 
 def test_the_name_of_a_family_is_its_model_type(family: tuple[nn.Module, Architecture]) -> None:
@@ -63,7 +63,7 @@ def test_the_name_of_a_family_is_its_model_type(family: tuple[nn.Module, Archite
 
 
 @pytest.mark.parametrize("model_type", DOCUMENTED)
-def test_documented_fields_are_as_documented(model_type: str) -> None:
+def test_patterns_are_those_of_amd_quarks_template(model_type: str) -> None:
     from quark.templates import LLMTemplate
 
     template, documented = LLMTemplate.get(model_type), DOCUMENTED[model_type]
@@ -73,12 +73,12 @@ def test_documented_fields_are_as_documented(model_type: str) -> None:
     assert template.gate_up_layers_name == documented["gate_up"]
 
 
-def test_the_blocks_are_all_there(family: tuple[nn.Module, Architecture]) -> None:
+def test_decoder_blocks_are_all_layers(family: tuple[nn.Module, Architecture]) -> None:
     model, facts = family
     assert len(blocks_of(model, facts)) == model.config.num_hidden_layers == 2
 
 
-def test_embeddings_and_head_are_what_they_are_called(family: tuple[nn.Module, Architecture]) -> None:
+def test_embeddings_and_head_are_those_of_transformers(family: tuple[nn.Module, Architecture]) -> None:
     model, facts = family
     assert [model.get_submodule(name) for name in facts.embeddings] == [model.get_input_embeddings()]
     assert model.get_submodule(facts.head or "") is model.get_output_embeddings()
@@ -91,7 +91,7 @@ def test_the_final_norm_feeds_the_head(family: tuple[nn.Module, Architecture]) -
     assert torch.equal(came_in[head], went_out[norm])
 
 
-def test_every_linear_of_a_block_has_exactly_one_place(family: tuple[nn.Module, Architecture]) -> None:
+def test_every_linear_of_a_block_is_named_once(family: tuple[nn.Module, Architecture]) -> None:
     model, facts = family
     known = [*facts.attention_inputs, facts.attention_output, *facts.mlp_inputs, facts.mlp_output]
     for block in blocks_of(model, facts):
@@ -120,8 +120,8 @@ def test_cache_patterns_match_attention_inputs_only_and_once_per_block_each(fami
         assert all(name.endswith(facts.attention_inputs) for name in found)
 
 
-def test_outputs_that_enter_the_cache_are_what_the_cache_holds(family: tuple[nn.Module, Architecture]) -> None:
-    """Values are held as the projection put them out; keys are rotated on the way, and a fused matrix adds the queries."""
+def test_kv_layers_put_out_what_the_cache_holds(family: tuple[nn.Module, Architecture]) -> None:
+    """Values are cached as the projection gives them; keys are rotated first, and a fused matrix gives queries too."""
     model, facts = family
     names = [[name for name in linears(model) if fnmatchcase(name, p)] for p in facts.kv_layers_name or ()]
     _, went_out, cache = inputs_and_outputs(model, [name for found in names for name in found], model)
@@ -144,7 +144,7 @@ def test_fused_projections_are_siblings_with_one_input(family: tuple[nn.Module, 
         assert len({blocks_of(model, facts)[0].get_submodule(path).in_features for path in paths}) == 1
 
 
-def test_each_norm_feeds_the_projections_it_is_said_to_feed_and_where_none_is_named_none_does(
+def test_norms_feed_exactly_the_projections_named_with_them(
     family: tuple[nn.Module, Architecture],
 ) -> None:
     model, facts = family
@@ -157,7 +157,7 @@ def test_each_norm_feeds_the_projections_it_is_said_to_feed_and_where_none_is_na
                 assert [name for name in norms if torch.equal(came_in[projection], went_out[name])] == ([] if named is None else [named])
 
 
-def test_norms_have_a_unit_offset_exactly_where_it_is_said(family: tuple[nn.Module, Architecture]) -> None:
+def test_norm_has_unit_offset(family: tuple[nn.Module, Architecture]) -> None:
     model, facts = family
     block = blocks_of(model, facts)[0]
     norms = [block.get_submodule(name) for name in (facts.attention_norm, facts.mlp_norm) if name is not None]

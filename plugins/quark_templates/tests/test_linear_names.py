@@ -36,7 +36,7 @@ def quantized(model_type: str, scheme: str, kv_cache_scheme: str | None = None) 
 
 @pytest.mark.parametrize("model_type", FAMILIES)
 @pytest.mark.parametrize(("scheme", "cache"), [("int4_wo_32", None), ("fp8", "fp8"), ("mxfp4", None), ("ptpc_fp8", None)])
-def test_exports_are_read_back_to_the_bit_here_and_by_transformers(model_type: str, scheme: str, cache: str | None, tmp_path: Path) -> None:
+def test_exports_reload_to_the_bit_here_and_in_transformers(model_type: str, scheme: str, cache: str | None, tmp_path: Path) -> None:
     model = quantized(model_type, scheme, cache)
     assert sum(isinstance(m, QuantizedLayer) for m in model.modules()) == 8
     export_safetensors(model, tmp_path / "out")
@@ -46,7 +46,7 @@ def test_exports_are_read_back_to_the_bit_here_and_by_transformers(model_type: s
     assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(tmp_path / "out")), expected)
 
 
-def test_codes_of_gpt2_lie_input_first_and_its_scales_output_first(tmp_path: Path) -> None:
+def test_codes_of_gpt2_are_stored_input_first_and_scales_output_first(tmp_path: Path) -> None:
     """So that vLLM, which transposes every ``weight`` of these layers and nothing else, has what it takes from any linear layer."""
     model = quantized("gpt2", "mxfp4")
     export_safetensors(model, tmp_path / "out")

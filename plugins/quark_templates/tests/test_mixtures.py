@@ -127,7 +127,7 @@ def blocks(model: nn.Module, facts: Architecture) -> nn.ModuleList:
 
 
 @pytest.mark.parametrize("model_type", sorted(set(MIXTURES) & set(DOCUMENTED)))
-def test_documented_fields_are_as_documented(model_type: str) -> None:
+def test_patterns_are_those_of_amd_quarks_template(model_type: str) -> None:
     template, documented = LLMTemplate.get(model_type), DOCUMENTED[model_type]
     assert template.kv_layers_name == documented["kv_layers"]
     named = template.q_layer_name
@@ -136,7 +136,7 @@ def test_documented_fields_are_as_documented(model_type: str) -> None:
     assert template.gate_up_layers_name == documented["gate_up"]
 
 
-def test_everything_named_is_there_and_nothing_else_is_linear(model_type: str) -> None:
+def test_every_linear_of_a_block_is_named_and_every_name_exists(model_type: str) -> None:
     model, facts = model_of(model_type), facts_of(model_type)
     assert facts.model_type == model.config.model_type == model_type
     assert [model.get_submodule(name) for name in facts.embeddings] == [model.get_input_embeddings()]
@@ -159,7 +159,7 @@ def test_everything_named_is_there_and_nothing_else_is_linear(model_type: str) -
     assert sparse == (1 if dense else 2)
 
 
-def test_taking_experts_apart_changes_nothing_in_float64_and_copies_nothing(model_type: str) -> None:
+def test_separating_experts_keeps_the_logits_and_copies_nothing(model_type: str) -> None:
     model, facts = model_of(model_type, torch.float64), facts_of(model_type)
     before = logits(model)
     fused = {model.get_parameter(name).data_ptr() for name in fused_parameters(model)}
@@ -186,7 +186,7 @@ def test_experts_are_quantized_one_by_one_and_read_back(model_type: str, scheme:
 
 
 @pytest.mark.parametrize("algorithm", [["gptq"], ["awq", "qronos"]], ids="+".join)
-def test_experts_are_rounded_for_the_tokens_they_get_counted_and_read_back(model_type: str, algorithm: list[str], tmp_path: Path) -> None:
+def test_experts_are_rounded_for_their_own_tokens_and_read_back(model_type: str, algorithm: list[str], tmp_path: Path) -> None:
     template = LLMTemplate.get(model_type)
     names = [name for name in algorithm if template.algo_config[name] is not None]
     model = ModelQuantizer(template.get_config("int4_wo_32", algorithm=names)).quantize_model(model_of(model_type), list(IDS.split(1)))

@@ -46,7 +46,7 @@ def matches(name: str, patterns: tuple[str, ...]) -> bool:
 
 
 def watched(model: nn.Module, names: list[str], **batch: Any) -> tuple[dict[str, Tensor], dict[str, Tensor], Any]:
-    """What went into and came out of some modules in one forward pass, and the cache it left."""
+    """Return inputs and outputs of some modules in one forward pass, and the KV cache."""
     came_in: dict[str, Tensor] = {}
     went_out: dict[str, Tensor] = {}
 
@@ -81,7 +81,7 @@ def facts(model_type: str) -> Architecture:
 
 
 @pytest.mark.parametrize("documented_type", DOCUMENTED)
-def test_documented_fields_are_as_documented(documented_type: str) -> None:
+def test_patterns_are_those_of_amd_quarks_template(documented_type: str) -> None:
     template, documented = LLMTemplate.get(documented_type), DOCUMENTED[documented_type]
     assert template.kv_layers_name == documented["kv_layers"]
     assert [template.q_layer_name] == documented["q_layers"]
@@ -89,7 +89,7 @@ def test_documented_fields_are_as_documented(documented_type: str) -> None:
     assert template.gate_up_layers_name == documented["gate_up"]
 
 
-def test_blocks_embeddings_head_and_final_norm_are_what_they_are_called(model_type: str, facts: Architecture) -> None:
+def test_blocks_embeddings_head_and_final_norm_are_those_of_transformers(model_type: str, facts: Architecture) -> None:
     model = model_of(model_type)
     assert facts.model_type == model.config.model_type == model_type
     assert len(blocks_of(model, facts)) == model.config.get_text_config().num_hidden_layers
@@ -99,7 +99,7 @@ def test_blocks_embeddings_head_and_final_norm_are_what_they_are_called(model_ty
     assert torch.equal(came_in[facts.head or ""], went_out[facts.final_norm or ""])
 
 
-def test_every_linear_of_a_block_has_one_place_or_is_excluded(model_type: str, facts: Architecture) -> None:
+def test_every_linear_of_a_block_is_named_once_or_excluded(model_type: str, facts: Architecture) -> None:
     model = model_of(model_type)
     attention = {*facts.attention_inputs, facts.attention_output or ""}
     mlp = {*facts.mlp_inputs, facts.mlp_output or "", *facts.shared_experts} - {""}
@@ -116,7 +116,7 @@ def test_every_linear_of_a_block_has_one_place_or_is_excluded(model_type: str, f
     assert kinds == ({True, False} if facts.mixer else {True})
 
 
-def test_every_linear_outside_the_blocks_is_excluded_but_for_the_vision_model_of_llama(model_type: str, facts: Architecture) -> None:
+def test_every_linear_outside_the_blocks_is_excluded_except_in_mllama(model_type: str, facts: Architecture) -> None:
     outside = [name for name in linears(model_of(model_type)) if not name.startswith(f"{facts.decoder_blocks}.")]
     left = {name.partition(".layers.")[0] for name in outside if not matches(name, facts.exclude_layers_name)}
     seeing = {"model.vision_model.transformer", "model.vision_model.global_transformer", "model.multi_modal_projector"}
@@ -129,7 +129,7 @@ def test_every_pattern_matches_what_transformers_has(model_type: str, facts: Arc
     assert {p for p in patterns if not any(fnmatchcase(name, p) for name in names)} == ABSENT.get(model_type, set())
 
 
-def test_norms_feed_what_they_are_said_to_feed_and_projections_share_their_input(model_type: str, facts: Architecture) -> None:
+def test_norms_feed_the_projections_named_with_them_as_one_tensor(model_type: str, facts: Architecture) -> None:
     model = model_of(model_type)
     crossing = [p for p in facts.mixer if p.startswith("cross_attn.")]
     mixing = [p for p in facts.mixer if not p.endswith("out_proj")] if not crossing else crossing[:1]
@@ -147,7 +147,7 @@ def test_norms_feed_what_they_are_said_to_feed_and_projections_share_their_input
             assert fed_by == ([f"{name}.{named}"] if inputs else [])
 
 
-def test_norms_have_a_unit_offset_exactly_where_it_is_said(model_type: str, facts: Architecture) -> None:
+def test_norm_has_unit_offset(model_type: str, facts: Architecture) -> None:
     model = model_of(model_type)
     names = [f"{facts.decoder_blocks}.0.{facts.attention_norm}", f"{facts.decoder_blocks}.0.{facts.mlp_norm}", facts.final_norm or ""]
     for norm in map(model.get_submodule, names):
@@ -155,7 +155,7 @@ def test_norms_have_a_unit_offset_exactly_where_it_is_said(model_type: str, fact
         assert norm(torch.ones(1, 32)).any().item() is facts.norm_has_unit_offset
 
 
-def test_outputs_that_enter_the_cache_are_what_the_cache_holds(model_type: str, facts: Architecture) -> None:
+def test_kv_layers_put_out_what_the_cache_holds(model_type: str, facts: Architecture) -> None:
     """Values are held as the projection put them out; keys are normed or rotated on the way."""
     model = model_of(model_type)
     keys, values = ([name for name in linears(model) if fnmatchcase(name, p)] for p in facts.kv_layers_name or ())
@@ -173,7 +173,7 @@ def test_outputs_that_enter_the_cache_are_what_the_cache_holds(model_type: str, 
 
 @pytest.mark.parametrize(("mixed_type", "transposed"), [("qwen3_5_moe", False), ("qwen3_vl_moe", True)])
 def test_fused_experts_of_published_checkpoints_are_converted_to_those_of_the_model(mixed_type: str, transposed: bool) -> None:
-    """Qwen3-VL's lie ``[experts, in, out]`` there, as transformers' and vLLM's loaders know; Qwen3.5's as the model has them."""
+    """Published checkpoints store Qwen3-VL's as ``[experts, in, out]``, see vLLM's loader, and Qwen3.5's as the model has them."""
     model, converters = model_of(mixed_type), LLMTemplate.get(mixed_type).f2f_weight_converters
     name = "model.language_model.layers.0.mlp.experts"
     stored = {n: p.transpose(1, 2) if transposed else p for n, p in model.named_parameters() if n.startswith(name)}

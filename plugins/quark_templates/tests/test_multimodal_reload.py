@@ -50,7 +50,7 @@ def test_a_model_quantized_on_an_image_is_read_back_to_the_bit(seeing_type: str,
     assert torch.equal(logits(import_model_from_safetensors(None, tmp_path / "out"), **batch), logits(model, **batch))
 
 
-def test_static_scales_of_what_text_does_not_reach_are_refused_with_a_cure() -> None:
+def test_static_scales_that_text_does_not_reach_are_refused_with_a_fix() -> None:
     with pytest.raises(CalibrationError, match=r"cross_attn\.q_proj.*or exclude it"):
         ModelQuantizer(LLMTemplate.get("mllama").get_config("fp8")).quantize_model(model_of("mllama"), [IDS])
 
@@ -72,7 +72,7 @@ def test_a_float_checkpoint_is_loaded_as_the_class_that_it_names(saved_type: str
     assert torch.equal(logits(load_model(tmp_path)), logits(model))
 
 
-def test_the_text_part_of_a_model_that_sees_is_a_family_of_its_own(tmp_path: Path) -> None:
+def test_the_decoder_of_a_vision_language_model_is_a_family_of_its_own(tmp_path: Path) -> None:
     """Its checkpoint names another class, which transformers makes of the same config's text part."""
     model = model_of("qwen3_5_text")
     model.save_pretrained(tmp_path)
@@ -81,7 +81,7 @@ def test_the_text_part_of_a_model_that_sees_is_a_family_of_its_own(tmp_path: Pat
     assert loaded.config.model_type == "qwen3_5_text"
 
 
-def test_files_of_the_processors_come_along(tmp_path: Path) -> None:
+def test_processor_files_are_exported(tmp_path: Path) -> None:
     names = ["preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json"]
     model_of("qwen2_5_vl").save_pretrained(tmp_path / "float")
     for name in names:

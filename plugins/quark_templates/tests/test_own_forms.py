@@ -52,7 +52,7 @@ def has_mixture(block: nn.Module, facts: Architecture) -> bool:
 
 
 @pytest.mark.parametrize("documented_type", DOCUMENTED)
-def test_documented_fields_are_as_documented(documented_type: str) -> None:
+def test_patterns_are_those_of_amd_quarks_template(documented_type: str) -> None:
     template, documented = LLMTemplate.get(documented_type), DOCUMENTED[documented_type]
     assert template.kv_layers_name == documented["kv_layers"]
     named = template.q_layer_name
@@ -61,7 +61,7 @@ def test_documented_fields_are_as_documented(documented_type: str) -> None:
     assert template.gate_up_layers_name == documented["gate_up"]
 
 
-def test_blocks_embeddings_head_and_final_norm_are_what_they_are_called(model_type: str, facts: Architecture) -> None:
+def test_blocks_embeddings_head_and_final_norm_are_those_of_transformers(model_type: str, facts: Architecture) -> None:
     model = model_of(model_type)
     assert facts.model_type == model.config.model_type == model_type
     assert len(blocks_of(model, facts)) == model.config.get_text_config().num_hidden_layers
@@ -71,7 +71,7 @@ def test_blocks_embeddings_head_and_final_norm_are_what_they_are_called(model_ty
     assert torch.equal(came_in[facts.head or ""], went_out[facts.final_norm or ""])
 
 
-def test_every_linear_has_one_place_or_is_excluded(model_type: str, facts: Architecture) -> None:
+def test_every_linear_is_named_once_or_excluded(model_type: str, facts: Architecture) -> None:
     model = model_of(model_type)
     excluded = tuple(facts.with_modules(facts.exclude_layers_name))
     attention = {*facts.attention_inputs, *facts.attention_inner, facts.attention_output}
@@ -92,7 +92,7 @@ def test_every_linear_has_one_place_or_is_excluded(model_type: str, facts: Archi
     assert any("vision" in name for name in outside) is (model_type in SEEING)
 
 
-def test_every_pattern_matches_or_another_stands_for_it(model_type: str, facts: Architecture) -> None:
+def test_every_pattern_or_its_module_pattern_matches(model_type: str, facts: Architecture) -> None:
     model = model_of(model_type)
     separate_experts(model, LLMTemplate.get(model_type).get_config("int4_wo_32"))
     names = [name for name, _ in model.named_modules()]
@@ -104,7 +104,7 @@ def test_every_pattern_matches_or_another_stands_for_it(model_type: str, facts: 
     assert all(any(fnmatchcase(name, p) for name in names) for p in own)
 
 
-def test_norms_feed_what_they_are_said_to_feed_and_projections_share_their_input(model_type: str, facts: Architecture) -> None:
+def test_norms_feed_the_projections_named_with_them_as_one_tensor(model_type: str, facts: Architecture) -> None:
     model = model_of(model_type)
     for name, block in blocks_of(model, facts).items():
         mixes = has_mixture(block, facts)
@@ -126,7 +126,7 @@ def test_norms_feed_what_they_are_said_to_feed_and_projections_share_their_input
 
 
 @pytest.mark.parametrize("model_type", sorted(READ_BY_MORE))
-def test_where_the_norm_before_attention_is_not_named_more_layers_read_it(model_type: str, facts: Architecture) -> None:
+def test_without_a_named_attention_norm_more_layers_read_it(model_type: str, facts: Architecture) -> None:
     model = model_of(model_type)
     name, block = list(blocks_of(model, facts).items())[1]
     attention = [n for n in linears(block) if n.startswith("self_attn.") and n != facts.attention_output]
@@ -135,7 +135,7 @@ def test_where_the_norm_before_attention_is_not_named_more_layers_read_it(model_
     assert readers > set(facts.attention_inputs)
 
 
-def test_norms_have_a_unit_offset_exactly_where_it_is_said_and_subtract_the_mean_likewise(model_type: str, facts: Architecture) -> None:
+def test_norm_has_unit_offset_and_norm_subtracts_mean(model_type: str, facts: Architecture) -> None:
     model = model_of(model_type)
     for name in (f"{facts.decoder_blocks}.0.{facts.mlp_norm}", facts.final_norm or ""):
         norm = model.get_submodule(name)
@@ -145,7 +145,7 @@ def test_norms_have_a_unit_offset_exactly_where_it_is_said_and_subtract_the_mean
 
 
 def held_values(model_type: str, model: nn.Module, facts: Architecture) -> list[tuple[Tensor, Tensor]]:
-    """For each block: what a documented projection put out, as it should lie in the cache, and what lies there, ``[tokens, features]``."""
+    """Return, for each block, the output of a cached projection and the cache that should equal it, ``[tokens, features]``."""
     names = [n for n in linears(model) if matches(n, tuple(facts.with_modules(facts.kv_layers_name or ()))) and "indexer" not in n]
     _, went_out, cache = watched(model, names, input_ids=IDS[:1, :6])
     found = []
@@ -165,14 +165,14 @@ def held_values(model_type: str, model: nn.Module, facts: Architecture) -> list[
     return found
 
 
-def test_outputs_that_enter_the_cache_are_what_the_cache_holds(model_type: str, facts: Architecture) -> None:
+def test_kv_layers_put_out_what_the_cache_holds(model_type: str, facts: Architecture) -> None:
     model = model_of(model_type)
     pairs = held_values(model_type, model, facts)
     assert len(pairs) == len(blocks_of(model, facts))
     assert all(torch.equal(output, held) for output, held in pairs)
 
 
-def test_taking_experts_apart_changes_nothing_in_float64_and_copies_nothing(model_type: str, facts: Architecture) -> None:
+def test_separating_experts_keeps_the_logits_and_copies_nothing(model_type: str, facts: Architecture) -> None:
     model = model_of(model_type, torch.float64)
     before = logits(model)
     fused = list(fused_parameters(model))

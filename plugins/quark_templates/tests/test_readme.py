@@ -15,18 +15,18 @@ def test_the_table_of_families_is_up_to_date() -> None:
     assert table == rendered(), "run: python plugins/quark_templates/tests/readme_table.py"
 
 
-def test_a_type_is_in_one_table_and_those_without_a_template_are_said_to_be_not_there() -> None:
+def test_a_model_type_is_in_one_group_and_documented_ones_without_a_template_are_listed_as_missing() -> None:
     named = [model_type for table in tables().values() for model_type in table]
     assert len(named) == len(set(named))
     registered = {name for name in quark.templates().names() if name in named or name in DOCUMENTED}
     assert registered == set(named) == {name for name, what in checked_on().items() if what != MISSING}
 
 
-def test_what_is_said_to_be_checked_on_a_skeleton_has_one() -> None:
+def test_families_listed_as_checked_on_a_skeleton_have_one() -> None:
     assert {name for name, what in checked_on().items() if what == SKELETON} == set(SKELETONS)
 
 
-def test_transformers_has_code_of_exactly_the_families_that_are_said_to_be_checked_on_it() -> None:
+def test_transformers_has_code_of_exactly_the_families_listed_as_checked_on_it() -> None:
     assert {name for name, what in checked_on().items() if what == OWN_CODE} <= set(CONFIG_MAPPING_NAMES)
     assert not set(SKELETONS) & set(CONFIG_MAPPING_NAMES)
 

@@ -19,7 +19,7 @@ import quark
 from quark.config.architecture import Architecture
 from quark.modules import QuantizedLayer
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
-from quark_templates.plugin import REMOTE
+from quark_templates.plugin import REMOTE_CODE
 
 from .skeletons import SKELETONS
 from .skeletons.parts import Attending, Skeleton
@@ -30,7 +30,7 @@ RETIRED = {"*.gate.linear"}
 """Documented patterns for wrappers of routers that older releases put in."""
 
 
-@pytest.fixture(params=sorted(REMOTE))
+@pytest.fixture(params=sorted(REMOTE_CODE))
 def family(request: pytest.FixtureRequest) -> tuple[Skeleton, Architecture]:
     return skeleton(request.param), quark.templates().load(request.param, "architecture")
 
@@ -60,7 +60,7 @@ def logits(model: nn.Module) -> Tensor:
 
 
 def watched(model: nn.Module, modules: Iterable[nn.Module]) -> tuple[dict[nn.Module, Tensor], dict[nn.Module, Tensor]]:
-    """What went into and came out of modules in one forward pass: the tensors themselves, not copies."""
+    """Return inputs and outputs of modules in one forward pass: the tensors themselves, not copies."""
     came_in: dict[nn.Module, Tensor] = {}
     went_out: dict[nn.Module, Tensor] = {}
 
@@ -74,11 +74,11 @@ def watched(model: nn.Module, modules: Iterable[nn.Module]) -> tuple[dict[nn.Mod
     return came_in, went_out
 
 
-def test_there_is_a_skeleton_of_every_such_family() -> None:
-    assert set(SKELETONS) == set(REMOTE) == set(DOCUMENTED)
+def test_every_family_with_remote_code_has_a_skeleton() -> None:
+    assert set(SKELETONS) == set(REMOTE_CODE) == set(DOCUMENTED)
 
 
-def test_documented_fields_are_as_documented(family: tuple[Skeleton, Architecture]) -> None:
+def test_patterns_are_those_of_amd_quarks_template(family: tuple[Skeleton, Architecture]) -> None:
     model, facts = family
     assert facts.model_type == model.config.model_type
     template, documented = LLMTemplate.get(facts.model_type), DOCUMENTED[facts.model_type]
@@ -88,7 +88,7 @@ def test_documented_fields_are_as_documented(family: tuple[Skeleton, Architectur
     assert template.gate_up_layers_name == documented["gate_up"]
 
 
-def test_embeddings_head_and_final_norm_are_what_they_are_called(family: tuple[Skeleton, Architecture]) -> None:
+def test_embeddings_head_and_final_norm_are_those_of_the_skeleton(family: tuple[Skeleton, Architecture]) -> None:
     model, facts = family
     assert [model.get_submodule(name) for name in facts.embeddings] == [model.get_input_embeddings()]
     head, norm = (model.get_submodule(name or "") for name in (facts.head, facts.final_norm))
@@ -97,7 +97,7 @@ def test_embeddings_head_and_final_norm_are_what_they_are_called(family: tuple[S
     assert came_in[head] is went_out[norm]
 
 
-def test_every_linear_layer_of_a_block_has_one_place_or_is_an_expert_or_the_router(family: tuple[Skeleton, Architecture]) -> None:
+def test_every_linear_of_a_block_is_named_once_or_is_an_expert_or_router(family: tuple[Skeleton, Architecture]) -> None:
     model, facts = family
     attention = [*facts.attention_inputs, *facts.attention_inner, facts.attention_output or ""]
     dense = [*facts.mlp_inputs, *([facts.mlp_output] if facts.mlp_output else [])]
@@ -115,7 +115,7 @@ def test_every_linear_layer_of_a_block_has_one_place_or_is_an_expert_or_the_rout
     assert sparse == (0 if facts.experts is None else 1 if dense else 2)
 
 
-def test_what_is_outside_the_blocks_and_every_router_stays_float(family: tuple[Skeleton, Architecture]) -> None:
+def test_layers_outside_the_blocks_and_routers_stay_float(family: tuple[Skeleton, Architecture]) -> None:
     model, facts = family
     apart = [name for name in linears(model) if not name.startswith(f"{facts.decoder_blocks}.")]
     routers = [name for name in linears(model) if facts.router and name.endswith(f".{facts.router}")]
@@ -135,7 +135,7 @@ def test_every_pattern_matches_a_layer_or_a_module(family: tuple[Skeleton, Archi
     assert unmatched == RETIRED & set(facts.exclude_layers_name)
 
 
-def test_each_norm_feeds_what_it_is_said_to_feed_and_shares_one_tensor_among_it(family: tuple[Skeleton, Architecture]) -> None:
+def test_norms_feed_the_projections_named_with_them_as_one_tensor(family: tuple[Skeleton, Architecture]) -> None:
     model, facts = family
     mlp = (*facts.mlp_inputs, facts.router, *facts.shared_experts[:2])
     for block in blocks_of(model, facts):
@@ -148,8 +148,8 @@ def test_each_norm_feeds_what_it_is_said_to_feed_and_shares_one_tensor_among_it(
             assert all(came_in[module] is went_out[known[norm or ""]] for module in fed)
 
 
-def test_what_enters_the_cache_comes_from_the_layers_that_its_patterns_name(family: tuple[Skeleton, Architecture]) -> None:
-    """Values are what a projection put out, or a part of it; nothing but the layers named, and norms, lies before keys and values."""
+def test_kv_layers_put_out_what_enters_the_cache(family: tuple[Skeleton, Architecture]) -> None:
+    """Values are the output of a projection or a part of it; only the named layers and norms come before keys and values."""
     model, facts = family
     for block in blocks_of(model, facts):
         attention = next(m for m in block.modules() if isinstance(m, Attending))
@@ -166,7 +166,7 @@ def test_what_enters_the_cache_comes_from_the_layers_that_its_patterns_name(fami
         assert any(torch.isin(values, output).all() for output in went_out.values())
 
 
-def test_layers_that_runtimes_fuse_are_siblings_with_one_input(family: tuple[Skeleton, Architecture]) -> None:
+def test_fused_projections_are_siblings_with_one_input(family: tuple[Skeleton, Architecture]) -> None:
     model, facts = family
     for first, *others in facts.fused:
         found = [name for name in linears(model) if name.endswith(f".{first}") and not name.startswith(("model.vision", "model.sam"))]
@@ -209,7 +209,7 @@ def test_a_quantized_model_is_read_back_with_the_same_logits(family: tuple[Skele
     assert {name.removesuffix(".output_scale") for name in names if name.endswith(".output_scale")} == cached
 
 
-def test_of_kimi_k2_only_routed_experts_are_quantized() -> None:
+def test_only_the_routed_experts_of_kimi_k2_are_quantized() -> None:
     plan = ModelQuantizer(LLMTemplate.get("kimi_k2").get_config("mxfp4")).plan(skeleton("kimi_k2"))
     assert {".".join(row.name.split(".")[3:5]) for row in plan.quantized} == {"mlp.experts"}
     assert len(plan.quantized) == 4 * 3

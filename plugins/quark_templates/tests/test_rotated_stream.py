@@ -91,7 +91,7 @@ def rotate(model: nn.Module, facts: Architecture) -> None:
 
 
 @pytest.mark.parametrize("model_type", sorted(set(ALL) - CANNOT))
-def test_the_rotated_model_computes_what_it_did(model_type: str) -> None:
+def test_a_rotated_model_gives_the_same_logits(model_type: str) -> None:
     model, facts = whole_model(model_type), facts_of(model_type)
     batch = batch_for(model_type, model)
     expected = logits(model, batch)
@@ -102,7 +102,7 @@ def test_the_rotated_model_computes_what_it_did(model_type: str) -> None:
 
 
 @pytest.mark.parametrize("model_type", sorted(CANNOT))
-def test_those_that_cannot_be_rotated_say_why(model_type: str) -> None:
+def test_families_that_cannot_be_rotated_give_a_reason(model_type: str) -> None:
     reason = refusal("rotation", facts_of(model_type))
     assert reason is not None
     assert "residual stream" in reason
@@ -110,7 +110,7 @@ def test_those_that_cannot_be_rotated_say_why(model_type: str) -> None:
 
 
 @pytest.mark.parametrize("model_type", sorted(CANNOT - OTHERWISE_READ - {"exaone4", "olmo2", "olmo3"}))
-def test_norms_that_write_to_the_stream_do_stand_in_the_way(model_type: str) -> None:
+def test_norms_on_outputs_forbid_rotation(model_type: str) -> None:
     model = whole_model(model_type)
     facts = attrs.evolve(facts_of(model_type), attention_output_norm=None, mlp_output_norm=None, embedding_norm=None)
     batch = batch_for(model_type, model)
@@ -120,7 +120,7 @@ def test_norms_that_write_to_the_stream_do_stand_in_the_way(model_type: str) -> 
 
 
 @pytest.mark.parametrize("model_type", [t for t in ALL if facts_of(t).attention_output_norm])
-def test_norms_on_outputs_read_what_they_are_said_to(model_type: str) -> None:
+def test_output_norms_read_the_outputs_named_with_them(model_type: str) -> None:
     """The last tensor that attention or MLP puts out goes into the norm, whole."""
     model, facts = whole_model(model_type), facts_of(model_type)
     for block in blocks_of(model, facts):

@@ -1,4 +1,4 @@
-"""Checkpoints with fused experts, as transformers saves them: their weights one by one, back again, and found without reading them."""
+"""The weight converters of templates: fused experts, as transformers saves them, become the layers that are quantized, and back."""
 
 from __future__ import annotations
 
@@ -6,16 +6,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 import quark
 from quark.config.architecture import Architecture
-from quark.hf.shards import check_shards
-from quark.hf.stored_slices import stored_slices
-from quark.hf.weight_converters import apply_converters, converters_of, revert_converters
+from quark.hf.weight_converters import WeightConverter, apply_converters
 from quark.modules.experts import SeparateExperts
 from quark.planning.mixtures import separate_experts
 from quark.torch import LLMTemplate
@@ -44,7 +41,6 @@ OWN_SIZES: dict[str, dict[str, object]] = {
         "mamba_d_state": 16,
         "mamba_n_groups": 1,
     },
-    "qwen3_moe": {"head_dim": 8, "num_experts": 4, "moe_intermediate_size": 32},
 }
 FUSED = ("gpt_oss", "granitemoehybrid")
 """Families that transformers saves with fused experts."""
@@ -59,6 +55,16 @@ def model_of(model_type: str) -> nn.Module:
 def logits(model: nn.Module) -> Tensor:
     with torch.no_grad():
         return model(IDS).logits
+
+
+def converters_of(model_type: str) -> list[WeightConverter]:
+    found = LLMTemplate.get(model_type).f2f_weight_converters
+    assert found is not None
+    return found
+
+
+def revert_converters(tensors: dict[str, Tensor], converters: list[WeightConverter]) -> dict[str, Tensor]:
+    return apply_converters(tensors, [converter.reverse_transform() for converter in converters])
 
 
 def facts_of(model_type: str) -> Architecture:
@@ -77,9 +83,9 @@ def saved(model_type: str, directory: Path) -> tuple[dict[str, Tensor], dict[str
 
 
 @pytest.mark.parametrize("model_type", FUSED)
-def test_converters_give_the_weights_that_the_model_has_and_undo_it(model_type: str, tmp_path: Path) -> None:
+def test_converters_give_the_separate_experts_of_the_model_and_can_be_reversed(model_type: str, tmp_path: Path) -> None:
     stored, experts = saved(model_type, tmp_path)
-    converters = converters_of(facts_of(model_type))
+    converters = converters_of(model_type)
     converted = apply_converters(stored, converters)
     assert not experts.keys() & stored.keys()
     assert experts.keys() <= converted.keys()
@@ -93,29 +99,14 @@ def test_converters_give_the_weights_that_the_model_has_and_undo_it(model_type: 
 
 
 @pytest.mark.parametrize("model_type", FUSED)
-def test_a_checkpoint_that_was_converted_there_and_back_is_the_same_model(model_type: str, tmp_path: Path) -> None:
+def test_a_checkpoint_converted_and_reversed_is_the_same_model(model_type: str, tmp_path: Path) -> None:
     stored, _ = saved(model_type, tmp_path)
-    converters = converters_of(facts_of(model_type))
+    converters = converters_of(model_type)
     back = revert_converters(apply_converters(stored, converters), converters)
     save_file({name: tensor.contiguous() for name, tensor in back.items()}, tmp_path / "model.safetensors", {"format": "pt"})
     assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(tmp_path)), logits(model_of(model_type)))
 
 
-@pytest.mark.parametrize("model_type", FUSED)
-def test_single_experts_are_found_in_headers_and_read_alone(model_type: str, tmp_path: Path) -> None:
-    _, experts = saved(model_type, tmp_path)
-    (shard,) = check_shards(tmp_path)
-    places = stored_slices({name: shape for name, (_, shape) in shard.tensors.items()}, converters_of(facts_of(model_type)))
-    with safe_open(shard.path, "pt") as file:
-        assert all(torch.equal(places[name].read(file.get_slice(places[name].stored)), expert) for name, expert in experts.items())
-
-
-def test_experts_that_lie_one_by_one_are_left_alone(tmp_path: Path) -> None:
-    stored, experts = saved("qwen3_moe", tmp_path)
-    assert experts.keys() <= stored.keys()
-    assert apply_converters(stored, converters_of(facts_of("qwen3_moe"))).keys() == stored.keys()
-
-
-def test_templates_hold_the_converters_of_their_family() -> None:
-    assert LLMTemplate.get("gpt_oss").f2f_weight_converters == converters_of(facts_of("gpt_oss"))
+def test_templates_have_the_converters_of_their_family_and_dense_ones_none() -> None:
+    assert len(converters_of("gpt_oss")) == len(facts_of("gpt_oss").weight_converters) == 4
     assert LLMTemplate.get("llama").f2f_weight_converters is None

@@ -1,4 +1,4 @@
-"""A tiny model of any family, in float64 throughout and with separate experts, for laws that hold exactly."""
+"""A tiny model of any family, in float64 and with separate experts, for tests of exact laws."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from quark.config.architecture import Architecture
 from quark.planning.mixtures import separate_experts
 from quark.testing.float64 import InFloat64
 from quark.torch import LLMTemplate
-from quark_templates.plugin import CONVOLUTIONAL, FAMILIES, MIXTURES, MULTIMODAL, OWN_FORMS, REMOTE, TEXT_PARTS
+from quark_templates.plugin import CONVOLUTIONAL, DENSE, MIXTURES, MULTIMODAL, OWN_FORMS, REMOTE_CODE, TEXT_PARTS
 
 from . import own_forms, seeing_models, test_mixtures
 from .conftest import tiny_model
 from .skeletons import SKELETONS
 from .skeletons.parts import HEADS
 
-ALL = sorted(FAMILIES | MIXTURES | REMOTE | CONVOLUTIONAL | MULTIMODAL | OWN_FORMS | TEXT_PARTS)
+ALL = sorted(DENSE | MIXTURES | REMOTE_CODE | CONVOLUTIONAL | MULTIMODAL | OWN_FORMS | TEXT_PARTS)
 IDS = torch.arange(3, 63).reshape(3, 20)
 IMAGE = 5
 """The token in whose place a part of an image stands; an image is 16 pixels wide and high, in patches of 4."""
@@ -45,13 +45,13 @@ def whole_model(model_type: str) -> nn.Module:
 
 
 def _made(model_type: str) -> nn.Module:
-    if model_type in FAMILIES:
+    if model_type in DENSE:
         return deepcopy(tiny_model(model_type))
     if model_type in MIXTURES:
         return test_mixtures.model_of(model_type)
     if model_type in OWN_FORMS:
         return own_forms.model_of(model_type)
-    if model_type in REMOTE:
+    if model_type in REMOTE_CODE:
         return SKELETONS[model_type]()
     if model_type in CONVOLUTIONAL:
         sizes = {**test_mixtures.GROUPED, "vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4}

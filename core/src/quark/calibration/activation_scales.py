@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from quark.calibration.attention import attention_quantizers, calibrating
-from quark.calibration.observation import Observation, expert_projection, is_counted
+from quark.calibration.observation import Observation, is_counted
 from quark.config.architecture import Architecture
 from quark.config.model import QConfig
 from quark.config.slot import Slot
@@ -23,6 +23,7 @@ from quark.log import get_logger
 from quark.modules import QuantizedLayer, QuantizerModule
 from quark.names import folded
 from quark.planning.attention import AttentionRow
+from quark.planning.mixtures import ExpertNames
 from quark.planning.precedence import first_match
 from quark.quantizers import QParams
 
@@ -47,6 +48,7 @@ class ActivationScales:
 
     Attributes:
         inside: The quantizers of attention modules, not yet in their places.
+        experts: Which layers belong to experts.
     """
 
     def __init__(
@@ -57,6 +59,7 @@ class ActivationScales:
         architecture: Architecture | None = None,
     ) -> None:
         self.inside = attention_quantizers(layers, attentions)
+        self.experts = ExpertNames(architecture)
         self._floor = config.min_kv_scale
         self._items: dict[Key, Observation] = {}
         self._done: set[Key] = set()
@@ -153,7 +156,7 @@ class ActivationScales:
         """Inputs with one scale for the whole tensor of each projection of all experts."""
         found: dict[str, list[Key]] = {}
         for (name, slot), item in self._items.items():
-            projection = expert_projection(name)
+            projection = self.experts.projection(name)
             if slot == INPUT and projection is not None and item.module.quantizer.has_tensor_scale:
                 found.setdefault(projection, []).append((name, slot))
         return found

@@ -14,7 +14,6 @@ from torch import Tensor, nn
 
 from quark.calibration.activation_scales import INPUT, ActivationScales, Key
 from quark.calibration.lockstep import BlockRun, Forward, current_forward
-from quark.calibration.observation import expert_of, expert_projection
 from quark.planning.decoder_blocks import Block
 
 
@@ -55,8 +54,8 @@ class PooledExperts:
         first = self._first[forward]
         if layer not in self._layers or not self._scales.wants(layer, INPUT):
             # Something else: it is in time to be finished if it does not depend on what was left out.
-            return bool(first) if layer not in self._layers else expert_of(layer) in first
-        if first.setdefault(expert_of(layer), x) is x:
+            return bool(first) if layer not in self._layers else self._scales.experts.expert(layer) in first
+        if first.setdefault(self._scales.experts.expert(layer), x) is x:
             self._scales.see(layer, INPUT, x)
             self._seen.add((layer, INPUT))
         return True
@@ -83,7 +82,7 @@ def pooled_experts(
     ordered = {name: number for number, name in enumerate(names)}
     found: dict[str, list[str]] = {}
     for name in ordered:
-        projection = expert_projection(name)
+        projection = scales.experts.projection(name)
         if projection is not None and len(scales.pool_of(name)) > 1:
             found.setdefault(_caller(block, projection.partition(".*.")[0]), []).append(name)
     for caller, layers in found.items():

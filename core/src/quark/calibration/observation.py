@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -17,9 +16,6 @@ from quark.modules import QuantizerModule
 from quark.modules.attention import KEY, PROBABILITIES, QUERY, VALUE
 from quark.quantizers import QParams
 from quark.quantizers.observer import Observer
-
-_EXPERT = re.compile(r"(\bexperts\.)\d+(\.)")
-"""The number of an expert in a layer's name."""
 
 _NAMES = {
     "input_tensors": "input of '{}'",
@@ -89,22 +85,6 @@ class Observation:
                 tensor=self.tensor,
             )
         return self.module.quantizer.qparams_from(self.observer)
-
-
-def expert_projection(layer: str) -> str | None:
-    """The name of a layer of an expert without the expert's number, which is that of its siblings too; None for other layers."""
-    return _EXPERT.sub(r"\1*\2", layer) if _EXPERT.search(layer) else None
-
-
-def expert_of(layer: str) -> str:
-    """Full name of the expert that a layer is of; the layer's own where it is of none."""
-    found = _EXPERT.search(layer)
-    return layer if found is None else layer[: found.end() - 1]
-
-
-def expert_layers_among(names: Iterable[str]) -> list[str]:
-    """Those names that are of layers of experts."""
-    return [name for name in names if _EXPERT.search(name)]
 
 
 @contextmanager

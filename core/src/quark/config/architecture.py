@@ -1,4 +1,4 @@
-"""Architecture: the facts about a model family, stated once, as data. Names are relative patterns, never code."""
+"""Architecture: the facts about a model family, each stated once, as data; no code and no torch."""
 
 from __future__ import annotations
 
@@ -8,26 +8,32 @@ from typing import Any, Literal
 import attrs
 
 WeightConversion = tuple[str, tuple[str, ...], tuple[tuple[str | int, ...], ...]]
-"""What a stored tensor becomes: the end of its name, the ends of the others' names, and steps of `quark.hf.conversion_ops` by name, each
-with its arguments. A star in a name stands for the number of an expert."""
+"""A weight converter as data: the end of the stored tensor's name, the ends of the names of the tensors it becomes, and the names of
+operations of `quark.hf.conversion_ops`, each with its arguments. A star in a name stands for the number of an expert.
+
+Example: ``("gate_up_proj", ("gate_proj.weight", "up_proj.weight"), (("SplitFusedExperts", 0),))``.
+"""
 
 FUSED_EXPERTS: tuple[WeightConversion, ...] = (
     ("gate_up_proj", ("gate_proj.weight", "up_proj.weight"), (("SplitFusedExperts", 0),)),
     ("down_proj", ("down_proj.weight",), (("SplitFusedExperts", 0),)),
 )
-"""The common layout of fused experts: ``gate_up_proj`` ``[E, 2 I, H]``, gate first, and ``down_proj`` ``[E, H, I]``."""
+"""The common layout of fused experts: ``gate_up_proj`` ``[E, 2 I, H]``, gate first, and ``down_proj`` ``[E, H, I]``, for E experts, hidden
+size H and intermediate size I."""
 
 Rows = Literal["all", "last", "last_of_each_head"]
-"""Which rows of a matrix are meant: all, the last ones as one run, or the last ones of what each head has in it."""
+"""Rows of a weight ``[out_features, in_features]``: all of them, one run at the end, or the last rows of each attention head."""
 
 ExpertForm = Literal["interface", "sorted", "stacked"]
-"""How a model holds the experts of a mixture, and calls them: as its class says by the experts interface of transformers; or
+"""How a model stores fused experts and calls them:
 
-- ``sorted``: ``gate_up_proj`` ``[E, H, 2 I]``, gate first, and ``down_proj`` ``[E, I, H]``, called with every token once for each expert,
-  ``[E · tokens, H]``, weighted already, and zero where it is not routed;
-- ``stacked``: a parameter ``[E · I, H]`` for each projection, called with tokens, choices and weights, as by the interface.
+- ``interface``: as the experts interface of transformers describes it on the class of the experts;
+- ``sorted``: ``gate_up_proj`` ``[E, H, 2 I]``, gate first, and ``down_proj`` ``[E, I, H]``. The module is called with every token once per
+  expert, ``[E · tokens, H]``, already multiplied by the router's weight, which is zero for tokens that the expert does not get;
+- ``stacked``: one parameter ``[E · I, H]`` per projection. The module is called with tokens, indices and weights, as by the interface.
 
-Between the projections of an expert, the activated gate is multiplied to the other, by the module's own activation."""
+In all three an expert computes ``down(act(gate(x)) * up(x))`` with the activation of the module.
+"""
 
 
 def _tuple(value: Any) -> tuple[str, ...]:
@@ -36,63 +42,81 @@ def _tuple(value: Any) -> tuple[str, ...]:
 
 @attrs.frozen(kw_only=True)
 class Architecture:
-    """Where things are in a model family.
+    """The structure of a model family: names of modules, and what their outputs feed.
 
-    Full names are relative to the model; names under "in a block" are relative to one decoder block.
+    Names have three scopes: *full names* are relative to the model; names *in a block* are relative to one decoder block; names *in an
+    expert* are relative to one expert, once experts are separate layers. *Patterns* are shell patterns (``fnmatch``) for full names of
+    layers.
+    A name in a block counts for the blocks that have such a module, so a family may state a dense MLP and a mixture.
 
     Attributes:
-        model_type: ``config.model_type`` of the family.
-        decoder_blocks: Full name of the list of decoder blocks, such as ``"model.layers"``.
-        embeddings: Full names of the token embeddings.
-        final_norm: Full name of the norm before the head.
-        head: Full name of the output projection.
-        attention_inputs: In a block: projections that read the normed attention input (q, k, v, or fused).
-        attention_output: In a block: the projection that closes attention.
-        attention_inner: In a block: projections between those inputs and that output, such as the second factors of low-rank ones.
-        attention_norm: In a block: the norm that feeds ``attention_inputs``.
-        attention_inner_norms: In a block: norms inside attention, each with the projections that read it, such as those between the two
-            factors of a low-rank projection. Norms on single heads are not among them.
-        attention_value: In a block: the projection whose output reaches ``attention_output`` linearly, key-value heads repeated; whatever
-            is multiplied to it on the way does not depend on it. None where there is none.
-        attention_value_rows: Which of its rows are the values.
-        attention_output_norm: In a block: the norm on what ``attention_output`` puts out, before that is added to the residual stream.
-        mixer: In blocks that have no attention: projections of what stands in its place, such as a state-space model; the last closes it,
-            the others read the output of ``attention_norm``.
-        mixer_context: Those of ``mixer`` that read something else, such as what a vision tower has seen.
-        mlp_inputs: In a block: projections that read the normed MLP input.
-        mlp_output: In a block: the projection that closes the MLP.
-        mlp_norm: In a block: the norm that feeds ``mlp_inputs``, and router and experts of a mixture.
-        mlp_value: In a block: the projection whose output reaches ``mlp_output`` only multiplied by what does not depend on it, or through
-            a ReLU alone, so that positive factors pass. None where there is none.
-        mlp_value_rows: Which of its rows do.
-        mlp_output_norm: As ``attention_output_norm``, of the MLP or the mixture.
-        experts: In a block: the experts of a mixture, all of them.
-        expert_form: How they are held fused, where their class does not say it.
-        router: In a block: what chooses among the experts; it stays float.
-        expert_inputs: In one expert: projections that read the normed input, once experts are separate layers.
-        expert_output: In one expert: the projection that closes it.
-        expert_value: In one expert: what ``mlp_value`` is in a block.
-        shared_experts: In a block: projections of experts that every token passes; the last closes them, the others read the normed input.
-        shared_expert_value: What ``mlp_value`` is for them.
-        shared_expert_value_rows: Which of its rows do.
-        shared_expert_gate: In a block: what weighs their output by the normed input.
-        norm_has_unit_offset: Norms multiply by ``1 + weight``.
-        norm_has_weight: The norms of blocks and the final one have parameters; without, no scale can be folded into them.
-        norm_subtracts_mean: Norms of blocks and the final one subtract the mean, as LayerNorm does; without, they are RMSNorms.
-        embedding_norm: Full name of a norm on the embeddings, before the first block.
-        position_embeddings: Full name of learned positions that are added to the embeddings.
-        inserted_embeddings: Full names, or patterns, of projections whose outputs stand in for token embeddings or are added to the
-            residual stream, such as those that close a vision tower.
-        kv_layers_name: Documented patterns of the projections whose outputs enter the cache.
-        q_layer_name: Documented patterns of the query projections.
-        gate_up_layers_name: Suffixes of the two MLP input projections.
-        exclude_layers_name: Documented patterns left in float.
-        module_patterns: Documented patterns that name layers as published checkpoints do, each with one that names them as the modules of
-            transformers are called. Configurations have both.
-        fused: Suffixes that runtimes fuse into one matrix, and so must agree in format: ``(("q_proj", "k_proj", "v_proj"), …)``.
-        weight_converters: How stored tensors become those of single layers, where it is not `FUSED_EXPERTS` or templates document it.
-        algorithm_defaults: By name of an algorithm, the values that templates document in place of its own defaults.
-        unsupported: By name of an algorithm, why this family cannot take it, where that does not follow from the other facts.
+        model_type: ``config.model_type`` of the family, such as ``"llama"``.
+        decoder_blocks: Full name of the list of decoder blocks, such as ``"model.layers"``; None: the whole model is one block.
+        embeddings: Full names of the token embeddings, such as ``"model.embed_tokens"``.
+        final_norm: Full name of the norm before the head, such as ``"model.norm"``.
+        head: Full name of the output projection, such as ``"lm_head"``.
+        attention_inputs: In a block: the input group of attention, the projections that read its normed input, such as
+            ``("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")``.
+        attention_output: In a block: the last projection of attention, such as ``"self_attn.o_proj"``.
+        attention_inner: In a block: projections between ``attention_inputs`` and ``attention_output``, such as the second factors of a
+            low-rank attention, ``("self_attn.q_b_proj", "self_attn.kv_b_proj")``.
+        query_projections: In a block: projections whose output has the queries, and no keys or values, such as ``"self_attn.q_proj"``; one
+            for each attention of a block. ``()`` where queries come from a fused matrix. None: not stated, and inferred from names
+            (`quark.planning.inferred_architecture`).
+        key_projections: The same for keys, such as ``"self_attn.k_proj"``.
+        value_projections: The same for values, such as ``"self_attn.v_proj"``.
+        key_norms: In a block: norms that keys pass between their projection and the cache, such as ``"self_attn.k_norm"``. None: inferred.
+        attention_norm: In a block: the norm that feeds ``attention_inputs``, such as ``"input_layernorm"``.
+        attention_inner_norms: In a block: norms inside attention with the projections that read each, such as
+            ``(("self_attn.kv_a_layernorm", ("self_attn.kv_b_proj",)),)``. Norms of single heads, such as ``k_norm``, are not listed.
+        attention_value: In a block: the projection whose output reaches ``attention_output`` linearly (KV heads repeated), multiplied only
+            by factors that do not depend on it, such as ``"self_attn.v_proj"``; scale may be moved from it to ``attention_output``.
+            None: there is none.
+        attention_value_rows: Rows of ``attention_value`` that are values, such as ``"last"`` in a fused QKV matrix.
+        attention_output_norm: In a block: the norm on the output of ``attention_output``, before it is added to the residual stream, such
+            as ``"post_attention_layernorm"`` in Gemma 2.
+        mixer: In blocks without attention: projections of what replaces it, such as ``("mamba.in_proj", "mamba.out_proj")``. The last one
+            is its output projection, the others read the output of ``attention_norm``.
+        mixer_context: Those of ``mixer`` that read another input, such as ``"cross_attn.k_proj"``, which reads the vision states.
+        mlp_inputs: In a block: the input group of the dense MLP, such as ``("mlp.gate_proj", "mlp.up_proj")``.
+        mlp_output: In a block: the last projection of the MLP, such as ``"mlp.down_proj"``.
+        mlp_norm: In a block: the norm that feeds ``mlp_inputs``, or router and experts, such as ``"post_attention_layernorm"``.
+        mlp_value: In a block: the projection whose output reaches ``mlp_output`` multiplied only by factors that do not depend on it, or
+            through a ReLU, which positive factors pass, such as ``"mlp.up_proj"``. None: there is none.
+        mlp_value_rows: Rows of ``mlp_value`` that are multiplied by the activated gate, such as ``"last"`` in a fused gate/up matrix.
+        mlp_output_norm: In a block: the norm on the output of the MLP or mixture, such as ``"post_feedforward_layernorm"`` in Gemma 2.
+        experts: In a block: the module that holds all experts, such as ``"mlp.experts"``; expert 3 is ``"mlp.experts.3"``.
+        expert_form: How fused experts are stored, where their class does not say it (`ExpertForm`).
+        router: In a block: the layer that chooses experts, such as ``"mlp.gate"``; it stays float.
+        expert_inputs: In an expert: the input group, such as ``("gate_proj", "up_proj")``.
+        expert_output: In an expert: the last projection, such as ``"down_proj"``.
+        expert_value: In an expert: as ``mlp_value``, such as ``"up_proj"``.
+        shared_experts: In a block: projections of the experts that every token passes, such as ``("mlp.shared_expert.gate_proj",
+            "mlp.shared_expert.up_proj", "mlp.shared_expert.down_proj")``. The last is their output, the others read the normed input.
+        shared_expert_value: As ``mlp_value`` for the shared experts, such as ``"mlp.shared_expert.up_proj"``.
+        shared_expert_value_rows: As ``mlp_value_rows`` for the shared experts.
+        shared_expert_gate: In a block: the layer whose output weights the shared experts, such as ``"mlp.shared_expert_gate"``.
+        norm_has_unit_offset: Whether norms multiply by ``1 + weight``, as in Gemma.
+        norm_has_weight: Whether norms of blocks and the final norm have a weight; without one, as in OLMo 1, no scale is folded into them.
+        norm_subtracts_mean: Whether norms of blocks and the final norm subtract the mean (LayerNorm), or not (RMSNorm).
+        embedding_norm: Full name of a norm on the embeddings, such as ``"transformer.word_embeddings_layernorm"``.
+        position_embeddings: Full name of learned positions that are added to the embeddings, such as ``"transformer.wpe"``.
+        inserted_embeddings: Full names, or patterns, of projections whose outputs replace token embeddings or are added to the residual
+            stream, such as the last layer of a vision tower's projector, ``"model.visual.merger.linear_fc2"``.
+        kv_layers_name: AMD Quark's patterns of the projections whose outputs enter the KV cache, such as ``("*k_proj", "*v_proj")``.
+        q_layer_name: AMD Quark's pattern, or patterns, of the query projections, such as ``"*q_proj"``.
+        gate_up_layers_name: Suffixes of the two input projections of the MLP, such as ``("gate_proj", "up_proj")``.
+        exclude_layers_name: AMD Quark's patterns of layers that stay float, such as ``"lm_head"``.
+        module_patterns: Pairs of an AMD Quark pattern, which names layers as published checkpoints do, and the pattern of the same layers
+            as transformers names the modules, such as ``("*wkv", "*self_attn.kv_proj")``. Configurations list both.
+        fused: Suffixes that runtimes such as vLLM fuse into one matrix, and which therefore need the same format, such as
+            ``(("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"))``.
+        weight_converters: How stored tensors become those of single layers (`WeightConversion`), where AMD Quark's template has converters
+            or the layout is not `FUSED_EXPERTS`.
+        algorithm_defaults: Settings by name of algorithm that replace the algorithm's defaults, as AMD Quark's templates have them, such as
+            ``{"smoothquant": {"alpha": 0.8}}``.
+        unsupported: By name of algorithm, why it cannot be applied to this family, where other facts do not say it, such as
+            ``{"rotation": "its residual stream is several streams"}``.
     """
 
     model_type: str
@@ -103,6 +127,10 @@ class Architecture:
     attention_inputs: tuple[str, ...] = attrs.field(default=(), converter=_tuple)
     attention_output: str | None = None
     attention_inner: tuple[str, ...] = attrs.field(default=(), converter=_tuple)
+    query_projections: tuple[str, ...] | None = attrs.field(default=None, converter=attrs.converters.optional(_tuple))
+    key_projections: tuple[str, ...] | None = attrs.field(default=None, converter=attrs.converters.optional(_tuple))
+    value_projections: tuple[str, ...] | None = attrs.field(default=None, converter=attrs.converters.optional(_tuple))
+    key_norms: tuple[str, ...] | None = attrs.field(default=None, converter=attrs.converters.optional(_tuple))
     attention_norm: str | None = None
     attention_inner_norms: tuple[tuple[str, tuple[str, ...]], ...] = ()
     attention_value: str | None = None
@@ -143,5 +171,10 @@ class Architecture:
     unsupported: Mapping[str, str] = attrs.field(factory=dict, hash=False)
 
     def with_modules(self, patterns: Iterable[str]) -> list[str]:
-        """Documented patterns, each followed by those for the same layers in `module_patterns`."""
-        return [name for pattern in patterns for name in (pattern, *(own for one, own in self.module_patterns if one == pattern))]
+        """Return ``patterns``, each followed by the module pattern of the same layers in `module_patterns`.
+
+        >>> Architecture(model_type="deepseek_v4", module_patterns=(("*wkv", "*self_attn.kv_proj"),)).with_modules(["*wkv", "head"])
+        ['*wkv', '*self_attn.kv_proj', 'head']
+        """
+        pairs = self.module_patterns
+        return [name for pattern in patterns for name in (pattern, *(module for stored, module in pairs if stored == pattern))]

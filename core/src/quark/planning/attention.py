@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
 import attrs
@@ -17,14 +16,11 @@ from quark.config.tensor import QTensorConfig
 from quark.hf.attention_switch import why_unswitchable
 from quark.modules.attention import KEY, QUERY, VALUE
 from quark.names import folded
+from quark.planning.inferred_architecture import attention_modules, with_inferred_attention
 from quark.planning.precedence import first_match
 
 if TYPE_CHECKING:
     from quark.planning.plan import PlanRow
-
-_WITHOUT_ARCHITECTURE = ("*attn", "*attention")
-_KEY_WORDS, _VALUE_WORDS, _QUERY_WORDS = {"k", "key"}, {"v", "value"}, {"q", "query"}
-_NORMED_WORDS = {"k", "key", "qk"}
 
 
 @attrs.frozen
@@ -73,11 +69,16 @@ def attention_rows(
         return ()
     cached = [r for r in rows if first_match(r.name, config.kv_cache_quant_config) is not None] if has_cache else []
     asking = _query_rows(rows, architecture) if config.attention_post_rope else []
+    facts = with_inferred_attention(architecture, model, (r.name for r in rows))
     found = []
     for name in _attentions(model, rows, architecture):
         states: dict[str, Any] = {}
-        for state, words, among in (("key", _KEY_WORDS, cached), ("value", _VALUE_WORDS, cached), ("query", _QUERY_WORDS, asking)):
-            row = _projection(name, words, among)
+        for state, projections, among in (
+            ("key", facts.key_projections, cached),
+            ("value", facts.value_projections, cached),
+            ("query", facts.query_projections, asking),
+        ):
+            row = _projection(name, projections or (), among)
             if row is not None and row.config is not None and row.config.output_tensors is not None:
                 states |= {state: row.config.output_tensors, f"{state}_layer": row.name}
         if config.softmax_quant_spec is not None or states:
@@ -206,12 +207,11 @@ def _cache_errors(
 
 
 def _key_norms(model: nn.Module, rows: Sequence[PlanRow], config: QConfig, architecture: Architecture | None) -> Iterator[str]:
-    """Full names of norms on the keys that are to be cached, by what attention modules call them: ``k_norm``, ``key_layernorm``."""
+    """Full names of norms that keys pass before they are cached."""
+    norms = with_inferred_attention(architecture, model, (r.name for r in rows)).key_norms or ()
     for parent in dict.fromkeys(r.name.rpartition(".")[0] for r in _cached_rows(rows, config, architecture)):
-        for name, _ in model.get_submodule(parent).named_children():
-            words = name.lower().split("_")
-            if _NORMED_WORDS & set(words) and "norm" in words[-1]:
-                yield f"{parent}.{name}"
+        names = (f"{parent}.{child}" for child, _ in model.get_submodule(parent).named_children())
+        yield from (name for name in names if _is_one_of(name, norms))
 
 
 def _specs_not_per_tensor(attentions: Iterable[AttentionRow], *states: str) -> Iterator[TensorSpec]:
@@ -238,7 +238,7 @@ def _wants_tensor_scale(what: str) -> str:
 def _attentions(model: nn.Module, rows: Iterable[PlanRow], architecture: Architecture | None) -> list[str]:
     inside, patterns = _blocks(architecture), _projections(architecture)
     if not patterns:
-        return [n for n, _ in model.named_modules() if n.startswith(inside) and any(fnmatchcase(n, p) for p in _WITHOUT_ARCHITECTURE)]
+        return attention_modules(n for n, _ in model.named_modules() if n.startswith(inside))
     parents = (r.name.rpartition(".")[0] for r in rows if r.name.startswith(inside) and first_match(r.name, patterns) is not None)
     return _outermost(p for p in parents if p)
 
@@ -267,14 +267,14 @@ def _query_patterns(architecture: Architecture | None) -> list[str]:
     return architecture.with_modules((queries,) if isinstance(queries, str) else queries)
 
 
-def _projection(attention: str, words: set[str], among: Iterable[PlanRow]) -> PlanRow | None:
-    """The layer of an attention module that makes keys alone, or values, or queries: ``k_proj`` does, ``query_key_value`` does not."""
-    for row in among:
-        parent, _, last = row.name.rpartition(".")
-        said = (_KEY_WORDS | _VALUE_WORDS | _QUERY_WORDS) & set(last.split("_"))
-        if parent == attention and said and said <= words:
-            return row
-    return None
+def _projection(attention: str, projections: Iterable[str], among: Iterable[PlanRow]) -> PlanRow | None:
+    """The first of these rows that is one of the projections of an attention module; names of projections are relative to a block."""
+    inside = (row for row in among if row.name.rpartition(".")[0] == attention)
+    return next((row for row in inside if _is_one_of(row.name, projections)), None)
+
+
+def _is_one_of(name: str, names_in_block: Iterable[str]) -> bool:
+    return any(name == one or name.endswith(f".{one}") for one in names_in_block)
 
 
 def attention_facts(attentions: Iterable[AttentionRow]) -> list[Mapping[str, object]]:

@@ -29,6 +29,15 @@ def architecture_of(model: nn.Module) -> Architecture | None:
     return found
 
 
+def weight_converters_of(model: nn.Module) -> list[Any]:
+    """Return the weight converters (`quark.hf.weight_converters`) of the template of ``model``; none where it has no template."""
+    name = model_type_of(getattr(model, "config", None))
+    try:
+        return list(LLMTemplate.get(name).f2f_weight_converters or ()) if name else []
+    except UnknownNameError:
+        return []
+
+
 def text_config(model: nn.Module) -> Any:
     """Return the configuration of a model, or of the part of it that makes text; None where it has none."""
     config: Any = getattr(model, "config", None)

@@ -1,13 +1,16 @@
-"""Facts about a model of an unknown family that its module tree shows: decoder blocks, what feeds the cache, what to leave alone.
+"""Inference of facts from names of modules, for models without a template and for what an architecture does not state.
 
-Less than a template knows, which is verified and names norms and experts; enough to work block by block and to leave out the output head.
+This is the one module of core that tests names of layers; everything else asks an `Architecture`. What is inferred is less than a template
+says, and is not verified: enough to work block by block, to leave the output head in float, and to find keys, values and experts.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from fnmatch import fnmatchcase
+from typing import Any
 
+import attrs
 from torch import nn
 
 from quark.config.architecture import Architecture
@@ -17,6 +20,11 @@ _CACHE = (("*k_proj", "*v_proj"), ("*key_proj", "*value_proj"), ("*.key", "*.val
 _QUERIES = ("*q_proj", "*query_proj", "*.query", "*qkv_proj", "*query_key_value", "*Wqkv")
 _GATES = ("*router*", "*.gate")
 """Patterns by which projections are commonly named; the first that match all of a kind are taken."""
+_ATTENTION_MODULES = ("*attn", "*attention")
+_QUERY_WORDS, _KEY_WORDS, _VALUE_WORDS = frozenset({"q", "query"}), frozenset({"k", "key"}), frozenset({"v", "value"})
+_NORMED_WORDS = frozenset({"k", "key", "qk"})
+EXPERTS = "experts"
+"""The last part of the name of a module that holds experts."""
 
 
 def infer_architecture(model: nn.Module, model_type: str) -> Architecture | None:
@@ -47,8 +55,37 @@ def infer_architecture(model: nn.Module, model_type: str) -> Architecture | None
         head=_name_of(model, model.get_output_embeddings()) or None,  # type: ignore[operator]
         kv_layers_name=cache,
         q_layer_name=next((p for p in _QUERIES if _some(inside, p)), None),
+        **_attention_roles(_in_block(name, blocks) for name in inside),
+        key_norms=_key_norms(_in_block(name, blocks) for name, _ in model.named_modules() if name.startswith(f"{blocks}.")),
+        experts=next(
+            (_in_block(n, blocks) for n, _ in model.get_submodule(blocks).named_modules(prefix=blocks) if _holds_experts(n)), None
+        ),
+        expert_value=None,  # names do not show that what a projection gives is only multiplied
         exclude_layers_name=(*outside, *(p for p in _GATES if _some(inside, p))),
     )
+
+
+def with_inferred_attention(architecture: Architecture | None, model: nn.Module, layers: Iterable[str]) -> Architecture:
+    """Return the facts with query, key and value projections and key norms, by names where ``architecture`` does not state them.
+
+    Args:
+        architecture: Facts about the family of ``model``; None where nothing is known.
+        model: Its module names show key norms.
+        layers: Full names of the layers of ``model`` among which projections are looked for.
+    """
+    facts = architecture or Architecture(model_type="")
+    roles = {"query_projections", "key_projections", "value_projections"}
+    if unstated := {name for name in roles if getattr(facts, name) is None}:
+        inferred = _attention_roles(_in_block(name, facts.decoder_blocks) for name in layers)
+        facts = attrs.evolve(facts, **{name: inferred[name] for name in unstated})
+    if facts.key_norms is None:
+        facts = attrs.evolve(facts, key_norms=_key_norms(_in_block(name, facts.decoder_blocks) for name, _ in model.named_modules()))
+    return facts
+
+
+def attention_modules(names: Iterable[str]) -> list[str]:
+    """Return those full names of modules that are called ``…attn`` or ``…attention``."""
+    return [name for name in names if any(fnmatchcase(name, pattern) for pattern in _ATTENTION_MODULES)]
 
 
 def inferred_lines(found: Architecture) -> Iterator[str]:
@@ -57,6 +94,33 @@ def inferred_lines(found: Architecture) -> Iterator[str]:
     yield f"  decoder blocks   {found.decoder_blocks}"
     yield f"  feed the cache   {', '.join(found.kv_layers_name or ()) or 'unknown: the cache cannot be quantized'}"
     yield f"  left in float    {folded(found.exclude_layers_name, most=16) or 'nothing'}"
+
+
+def _attention_roles(names: Iterable[str]) -> dict[str, Any]:
+    """Return, by field of `Architecture`, layers that give queries, keys or values alone: ``k_proj`` does, ``query_key_value`` does not."""
+    roles: dict[str, dict[str, None]] = {"query_projections": {}, "key_projections": {}, "value_projections": {}}
+    words_of = dict(zip(roles, (_QUERY_WORDS, _KEY_WORDS, _VALUE_WORDS), strict=True))
+    for name in names:
+        words = (_QUERY_WORDS | _KEY_WORDS | _VALUE_WORDS) & set(name.rpartition(".")[2].split("_"))
+        for role, own in words_of.items():
+            if words and words <= own:
+                roles[role][name] = None
+    return {role: tuple(found) for role, found in roles.items()}
+
+
+def _key_norms(names: Iterable[str]) -> tuple[str, ...]:
+    """Return the norms of keys, such as ``self_attn.k_norm`` or ``self_attn.key_layernorm``."""
+    words_of = {name: name.rpartition(".")[2].lower().split("_") for name in names}
+    return tuple(dict.fromkeys(name for name, words in words_of.items() if _NORMED_WORDS & set(words) and "norm" in words[-1]))
+
+
+def _holds_experts(name: str) -> bool:
+    return name.rpartition(".")[2] == EXPERTS
+
+
+def _in_block(name: str, blocks: str | None) -> str:
+    """Return the name relative to its decoder block; the full name where it lies in none."""
+    return name.removeprefix(f"{blocks}.").partition(".")[2] if blocks is not None and name.startswith(f"{blocks}.") else name
 
 
 def _block_lists(model: nn.Module) -> Iterator[str]:

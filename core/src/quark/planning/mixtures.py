@@ -1,8 +1,9 @@
-"""Mixtures of experts in a model: those whose experts a configuration quantizes are taken apart first."""
+"""Mixtures of experts: names of experts' layers, and the separation of fused experts that a configuration quantizes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 
 import attrs
 from torch import nn
@@ -13,6 +14,7 @@ from quark.modules.expert_forms import ExpertParts, expert_parts
 from quark.modules.experts import separated
 from quark.modules.layers import counts_as
 from quark.planning.family import architecture_of
+from quark.planning.inferred_architecture import EXPERTS
 from quark.planning.precedence import layer_config_for
 
 
@@ -66,10 +68,47 @@ def _is_quantized(name: str, parts: ExpertParts, config: QConfig) -> bool:
     return any(layer_config_for(config, layer, nn.Linear).config is not None for layer in layers)
 
 
+class ExpertNames:
+    """Which layers belong to experts, by the facts of a family; for a model without facts, experts are what a module ``experts`` holds.
+
+    Args:
+        architecture: Facts about the family; None where nothing is known.
+
+    Example:
+        >>> names = ExpertNames(Architecture(model_type="acme", experts="mlp.experts"))
+        >>> names.expert("model.layers.0.mlp.experts.7.up_proj"), names.projection("model.layers.0.mlp.experts.7.up_proj")
+        ('model.layers.0.mlp.experts.7', 'model.layers.0.mlp.experts.*.up_proj')
+        >>> names.projection("model.layers.0.mlp.up_proj") is None
+        True
+    """
+
+    def __init__(self, architecture: Architecture | None) -> None:
+        holder = EXPERTS if architecture is None else architecture.experts
+        self._expression = None if holder is None else re.compile(rf"((?:^|\.){re.escape(holder)}\.)\d+(\.)")
+
+    def projection(self, layer: str) -> str | None:
+        """Return the name of a layer of an expert with a star for the expert's number, which its siblings have too; None for others."""
+        return None if self._match(layer) is None or self._expression is None else self._expression.sub(r"\1*\2", layer)
+
+    def expert(self, layer: str) -> str:
+        """Return the full name of the expert that a layer belongs to; the layer's own where it belongs to none."""
+        match = self._match(layer)
+        return layer if match is None else layer[: match.end() - 1]
+
+    def among(self, layers: Iterable[str]) -> list[str]:
+        """Return those layers that belong to experts."""
+        return [layer for layer in layers if self._match(layer) is not None]
+
+    def _match(self, layer: str) -> re.Match[str] | None:
+        return None if self._expression is None else self._expression.search(layer)
+
+
 def fused_parameters(model: nn.Module) -> Iterator[str]:
     """Full names of the matrices of many experts in one parameter, which no plan reaches."""
-    for name, module in model.named_modules():
-        if counts_as(module) is None and "expert" in name:
+    facts = architecture_of(model)
+    holder = EXPERTS if facts is None else facts.experts
+    for name, module in model.named_modules() if holder is not None else ():
+        if counts_as(module) is None and f".{holder}." in f".{name}.":
             yield from (f"{name}.{p}" for p, tensor in module.named_parameters(recurse=False) if _holds_matrices(p, tensor.ndim))
 
 

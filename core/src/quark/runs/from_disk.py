@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from quark.calibration.finite import refuse_non_finite
@@ -10,13 +11,14 @@ from quark.checkpoint.destination import refuse_used_directory
 from quark.checkpoint.export import exporter_of, exporting
 from quark.checkpoint.exporter import Exporter, ExportOptions, StreamingExporter
 from quark.config.model import QConfig
-from quark.hf.loading import load_model, skeleton, torch_device, torch_dtype
+from quark.hf.loading import skeleton, torch_device, torch_dtype
 from quark.hf.shards import check_shards
 from quark.hf.stored_tensors import StoredTensors
+from quark.hf.weight_converters import WeightConverter
+from quark.planning.family import weight_converters_of
 from quark.planning.plan import QuantPlan
 from quark.plugins.attribution import attributed, origin
-from quark.runs.run import Data, plan_run
-from quark.runs.selected_algorithms import Algorithms, algorithms_of
+from quark.runs.run import Data, Run, plan_run
 from quark.runs.sink import CheckpointSink, InPlaceSink
 from quark.runs.skeleton import quantized_skeleton
 from quark.runs.source import CheckpointSource
@@ -32,6 +34,7 @@ def quantize_checkpoint(
     dtype: str = "auto",
     exporter: str = "safetensors",
     options: ExportOptions | None = None,
+    weight_converters: Sequence[WeightConverter] | None = None,
 ) -> QuantPlan:
     """Quantize a checkpoint. The result is what loading, `ModelQuantizer.quantize_model` and an export give, byte for byte.
 
@@ -48,6 +51,9 @@ def quantize_checkpoint(
         dtype: Of the float model: a key of float32, bfloat16, float16; ``auto`` takes what the checkpoint says.
         exporter: Name of an exporter.
         options: Of the export, those of the exporter's own among them.
+        weight_converters: What stored tensors become before they are the model's, such as one fused matrix of queries, keys and values
+            that the model has as three; None takes those of the model's template. A converter whose sources the model has a place for is
+            not applied (`quark.hf.converted_tensors`).
 
     Returns:
         What was done to each layer.
@@ -68,30 +74,29 @@ def quantize_checkpoint(
     options = options or ExportOptions()
     refuse_used_directory(Path(out), overwrite=options.overwrite)
     writer = exporter_of(exporter, options)
-    algorithms = algorithms_of(config)
-    if isinstance(writer, StreamingExporter) and algorithms.works_by_block:
-        return _streamed(Path(source), Path(out), config, algorithms, data, device, dtype, (exporter, writer), options)
-    return _whole(Path(source), Path(out), config, algorithms, data, device, dtype, (exporter, writer), options)
+    tensors = _opened(Path(source), device, dtype, weight_converters)
+    run = plan_run(tensors.model, config).with_data(tensors.model, data, tensors.device)
+    tensors.prepare(run.plan)
+    if isinstance(writer, StreamingExporter) and run.works_by_block:
+        return _streamed(run, tensors, Path(out), (exporter, writer), options)
+    return _whole(run, tensors, Path(out), (exporter, writer), options)
 
 
-def _streamed(
-    source: Path,
-    out: Path,
-    config: QConfig,
-    algorithms: Algorithms,
-    data: Data,
-    device: str,
-    dtype: str,
-    exporter: tuple[str, StreamingExporter],
-    options: ExportOptions,
-) -> QuantPlan:
+def _opened(source: Path, device: str, dtype: str, converters: Sequence[WeightConverter] | None) -> CheckpointSource:
+    """Return the checkpoint with its model on the meta device; nothing has been read but headers."""
     torch_dtype(dtype)
     shards = check_shards(source)
     target = torch_device(device)
     model = skeleton(source, dtype, target)
-    tensors = CheckpointSource(model, StoredTensors(model, shards, source), target)
-    run = plan_run(model, config, algorithms).with_data(model, data, target)
-    tensors.prepare(run.plan)
+    converters = weight_converters_of(model) if converters is None else converters
+    return CheckpointSource(model, StoredTensors(model, shards, source, converters), target)
+
+
+def _streamed(
+    run: Run, tensors: CheckpointSource, out: Path, exporter: tuple[str, StreamingExporter], options: ExportOptions
+) -> QuantPlan:
+    """Write each block as soon as it is quantized."""
+    model = tensors.model
     content = CheckpointContent(model, run.plan.config, run.plan)
     name, writer = exporter
     place = exporting(name, out, overwrite=options.overwrite)
@@ -99,19 +104,10 @@ def _streamed(
         return run.quantize(model, CheckpointSink(model, stream), tensors).plan
 
 
-def _whole(
-    source: Path,
-    out: Path,
-    config: QConfig,
-    algorithms: Algorithms,
-    data: Data,
-    device: str,
-    dtype: str,
-    exporter: tuple[str, Exporter],
-    options: ExportOptions,
-) -> QuantPlan:
-    model = load_model(source, dtype, device)
-    run = plan_run(model, config, algorithms).with_data(model, data, torch_device(device))
+def _whole(run: Run, tensors: CheckpointSource, out: Path, exporter: tuple[str, Exporter], options: ExportOptions) -> QuantPlan:
+    """Read the whole model, quantize it in memory, then write it."""
+    model = tensors.model
+    tensors.load_all()
     refuse_non_finite(model, run.plan.quantized)
     content = run.quantize(model, InPlaceSink(model))
     name, writer = exporter

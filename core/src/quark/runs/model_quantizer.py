@@ -111,7 +111,8 @@ class ModelQuantizer:
             save_path: Directory to write; must not exist or be empty.
             keep_excluded_layers_as_original_model_state: Documented; without effect, for sources are float and excluded layers stay so.
             legacy_device_args: ``device`` in its old place.
-            weight_converters: Documented; without effect, for fused experts are taken apart wherever they are quantized.
+            weight_converters: As of `quark.runs.quantize_checkpoint`. Those that take fused experts apart are not applied where the model
+                has fused experts: these become separate layers wherever they are quantized.
             device: Torch device; None is "cuda", or the CPU on a machine that has none. Of several the first is used.
             presharded_weights: Documented; not offered.
 
@@ -122,15 +123,15 @@ class ModelQuantizer:
         """
         if presharded_weights is not None:
             raise UnsupportedError("presharded_weights cannot be read: give the checkpoint as one directory, without them")
-        if weight_converters:
-            get_logger().warning("weight_converters are left out: fused experts that are quantized are taken apart without them")
         wanted = device if device is not None else next(iter(legacy_device_args), None)
         several = isinstance(wanted, Sequence) and not isinstance(wanted, str)
         if several:
             get_logger().info("Of several devices the first is used.")
         first: Any = wanted[0] if several else wanted  # type: ignore[index]
         default = "cuda" if torch.cuda.is_available() else "cpu"
-        quantize_checkpoint(pretrained_model_path, save_path, self.config, device=str(first or default))
+        quantize_checkpoint(
+            pretrained_model_path, save_path, self.config, device=str(first or default), weight_converters=weight_converters
+        )
 
     @staticmethod
     def freeze(model: M, quantize: bool | None = None, runtime_options: object = None) -> M:

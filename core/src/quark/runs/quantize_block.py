@@ -18,7 +18,7 @@ from quark.calibration.block_rounding import BlockRounding, round_to_nearest, ro
 from quark.calibration.block_transforms import BlockTransforms, StartedTransform
 from quark.calibration.input_groups import InputGroups
 from quark.calibration.lockstep import BlockRun, LockStep, without_cache
-from quark.calibration.observation import counting, expert_layers_among
+from quark.calibration.observation import counting
 from quark.calibration.report import CalibrationReport
 from quark.calibration.two_passes import TwoPasses
 from quark.modules import QuantizedLayer, quantized_class
@@ -157,7 +157,7 @@ def quantize_block(pipeline: BlockPipeline, block: Block, rows: Sequence[PlanRow
     # Calibration and rounding: forwards pause at each input group until its statistics are complete and its layers are rounded.
     layers = quantized_layers(model, rows)
     scales = ActivationScales(layers, [a for a in plan.attentions if block.owns(a.name)], plan.config, plan.architecture)
-    with counting(model, expert_layers_among(layers) if block_run else ()) as tokens:
+    with counting(model, scales.experts.among(layers) if block_run else ()) as tokens:
         if not rounding.needs:
             rounded = round_without_statistics(rounding, block, layers, pipeline.input_groups.siblings, report)
         if block_run is not None and rounding.needs:

@@ -61,6 +61,11 @@ class Run:
         static = ["activations with static scales"] if self.plan.calibrated else []
         return " and ".join([*static, *(f"the algorithm '{name}'" for name in self.algorithms.in_need_of_data)])
 
+    @property
+    def works_by_block(self) -> bool:
+        """Whether one block in memory at a time is enough: no transform changes what lies outside the blocks."""
+        return self.algorithms.works_by_block
+
     @attributed("planning the run")
     def with_data(self, model: nn.Module, data: Data, device: torch.device) -> Run:
         """Return the run with its data and its memory mode, and log its plan. Nothing is changed.
@@ -150,7 +155,7 @@ class Run:
 
 
 @attributed("planning the run")
-def plan_run(model: nn.Module, config: QConfig, algorithms: Algorithms | None = None) -> Run:
+def plan_run(model: nn.Module, config: QConfig) -> Run:
     """Plan a run: what would be done to ``model``, by which algorithms; data and memory mode are left to `Run.with_data`.
 
     Nothing of the model is changed, except that fused experts that are to be quantized become separate layers. The plan has a copy of
@@ -159,7 +164,6 @@ def plan_run(model: nn.Module, config: QConfig, algorithms: Algorithms | None = 
     Args:
         model: Meta tensors will do.
         config: What each layer gets.
-        algorithms: Those of ``config``, where they have been made already.
 
     Raises:
         ConfigError: The configuration does not fit the model.
@@ -168,7 +172,7 @@ def plan_run(model: nn.Module, config: QConfig, algorithms: Algorithms | None = 
     config = config.copied()
     if config.algo_config is not None:
         config.algo_config = [own_settings(settings) for settings in config.algo_config]
-    algorithms = algorithms or algorithms_of(config)
+    algorithms = algorithms_of(config)
     separate_experts(model, config)
     plan = make_plan(model, config, architecture_of(model))
     names = list(algorithms.transforms)

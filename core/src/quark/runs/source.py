@@ -48,12 +48,15 @@ class CheckpointSource:
         model: From `quark.hf.loading.skeleton`, nothing in it replaced yet.
         stored: The checkpoint, as tensors of that model.
         device: Where tensors are read to.
+
+    Attributes:
+        model, device: As given.
     """
 
     def __init__(self, model: nn.Module, stored: StoredTensors, device: torch.device) -> None:
-        self._model = model
+        self.model = self._model = model
         self._stored = stored
-        self._device = device
+        self.device = self._device = device
         self._untie()
         self._state: dict[str, Tensor] = model.state_dict(keep_vars=True)
         self._dtype_of = {name: tensor.dtype for name, tensor in self._state.items()}
@@ -63,6 +66,17 @@ class CheckpointSource:
         self._recipes: dict[str | None, list[Recipe]] = {}
         self._rows: list[PlanRow] = []
         self._kept: set[int] = set()
+
+    def load_all(self) -> None:
+        """Read every tensor into the model, for a run that needs the whole of it in memory; `prepare` comes before.
+
+        Raises:
+            CheckpointError: A file cannot be read.
+        """
+        for target, tensor in self._stored.read(self._stored.recipes, self._dtype_of, self._device):
+            self._place(target, tensor)
+        for mixture, fused in self._fused.items():
+            _share(fused, self._model.get_submodule(mixture))
 
     def prepare(self, plan: QuantPlan) -> None:
         """Sort tensors by the blocks of a plan, whose fused experts have been taken apart."""

@@ -29,7 +29,8 @@ from quark.templates.algorithms import (
 )
 from quark.templates.schemes import QuantizationScheme, QuantizationSchemeCollection, scheme_part
 
-_ATTENTION_PROJECTIONS = ("q_proj", "k_proj", "v_proj")
+_QKV = ("q_proj", "k_proj", "v_proj")
+"""AMD Quark's group of attention projections that share a global scale, for families that do not state three of their own."""
 _CONFIG_SUFFIX = "_config"
 
 
@@ -60,8 +61,8 @@ class LLMTemplate:
         gate_up_layers_name: Suffixes of the two MLP input projections; None for ``gate_proj`` and ``up_proj``.
         exclude_layers_name: Patterns of layers left in float. Old keyword: ``exclude_layers``.
         algorithm_configs: Settings by name of algorithm, in any case.
-        f2f_weight_converters: What file-to-file runs make of stored tensors first (`quark.torch.quantization.weight_convert`); None for
-            nothing.
+        f2f_weight_converters: What `quark.runs.quantize_checkpoint` makes of stored tensors first, with calibration data or without
+            (`quark.torch.quantization.weight_convert`); None for nothing.
         kv_layer_name: Old name of ``kv_layers_name``.
         exclude_layers: Old name of ``exclude_layers_name``.
         architecture: Further facts about the family.
@@ -269,8 +270,12 @@ class LLMTemplate:
         return self._with_attention(config, kv_cache_scheme, attention_scheme)
 
     def _scale_groups(self) -> list[list[str]]:
-        """Layers that share a global scale where the scheme says so."""
-        return [list(_ATTENTION_PROJECTIONS), list(self.gate_up_layers_name)]
+        """Suffixes of layers that share a global scale where the scheme says so: queries, keys and values; gate and up."""
+        facts = self.architecture
+        roles = () if facts is None else (facts.query_projections, facts.key_projections, facts.value_projections)
+        suffixes = [{name.rpartition(".")[2] for name in names or ()} for names in roles]
+        is_stated = bool(suffixes) and all(len(names) == 1 for names in suffixes)
+        return [[name for names in suffixes for name in names] if is_stated else list(_QKV), list(self.gate_up_layers_name)]
 
     def _with_attention(self, config: QConfig, kv_cache_scheme: str | None, attention_scheme: str | None) -> QConfig:
         """The configuration, with these schemes of the cache and of attention."""

@@ -144,3 +144,17 @@ def test_sites_that_do_not_hold_are_in_the_plan_with_the_reason() -> None:
     notes = ModelQuantizer(config).plan(tiny.tiny_model()).notes
     expected = "no scale is moved from 'self_attn.v_proj' to self_attn.o_proj in every block: its condition does not hold"
     assert [note for note in notes if "no scale is moved" in note] == [expected]
+
+
+@pytest.mark.parametrize("norm", ["input_layernorm", "before_attention"])
+def test_a_mapping_that_the_family_does_not_have_is_resolved_by_its_module(norm: str) -> None:
+    """A vector is a norm's weight, a matrix a projection's, whatever they are called."""
+    block = model_of("llama").get_submodule("model.layers.0")
+    block.add_module(norm, block.get_submodule("input_layernorm"))
+    entries = [{"prev_op": norm, "layers": QKV}, {"prev_op": "mlp.up_proj", "layers": ["mlp.down_proj"]}]
+    kinds = []
+    for place in user_mappings_of(entries, ()):
+        resolved = resolve(place.site, block, facts_of("llama"), 4)
+        assert not isinstance(resolved, str)
+        kinds.append((resolved[0].site.kind, resolved[0].prev is block.get_submodule(place.site.prev)))
+    assert kinds == [("norm", True), ("value", True)]

@@ -1,32 +1,103 @@
-"""DeepSeek-MoE, the first: Llama's attention; the first blocks dense, the others mixtures with shared experts.
-
-Its code comes with the checkpoints: verified on a module skeleton, after that code's names and vLLM's implementation.
-"""
+"""DeepSeek: mixtures with shared experts, from V2 on behind latent attention; and Kimi and dots.llm1, which take these forms."""
 
 from __future__ import annotations
 
-from quark.config.architecture import Architecture
+import attrs
 
-DEEPSEEK = Architecture(
-    model_type="deepseek",
-    decoder_blocks="model.layers",
-    embeddings="model.embed_tokens",
-    final_norm="model.norm",
-    head="lm_head",
-    attention_inputs=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    attention_output="self_attn.o_proj",
-    attention_norm="input_layernorm",
-    attention_value="self_attn.v_proj",
-    mlp_inputs=("mlp.gate_proj", "mlp.up_proj"),
-    mlp_output="mlp.down_proj",
-    mlp_norm="post_attention_layernorm",
-    mlp_value="mlp.up_proj",
-    experts="mlp.experts",
-    router="mlp.gate",
-    shared_experts=("mlp.shared_experts.gate_proj", "mlp.shared_experts.up_proj", "mlp.shared_experts.down_proj"),
-    shared_expert_value="mlp.shared_experts.up_proj",
-    kv_layers_name=("*k_proj", "*v_proj"),
-    q_layer_name="*q_proj",
-    exclude_layers_name=("lm_head", "*.gate", "*.gate.linear"),
-    fused=(("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")),
+from quark_templates.bases import DEEPSEEK_LIKE, DEEPSEEK_MOE_LIKE, GATE_UP, LANGUAGE_MODEL, MIXTURE, SPARSE_DEEPSEEK_LIKE
+
+# The code comes with the checkpoints: verified on a module skeleton, after that code's names and vLLM's implementation.
+DEEPSEEK = attrs.evolve(DEEPSEEK_MOE_LIKE, model_type="deepseek", exclude_layers_name=("lm_head", "*.gate", "*.gate.linear"))
+
+# DeepSeek-OCR, whose configurations have this model type: the first DeepSeek-MoE's blocks beside two vision towers. AMD Quark's exclusions
+# are names of that model; DeepSeek-VL2 itself, of the same type, has its parts at "vision", "projector" and "language", which none of them
+# matches. The code comes with the checkpoints: verified on a module skeleton, after that code's names.
+DEEPSEEK_VL_V2 = attrs.evolve(
+    DEEPSEEK_MOE_LIKE,
+    model_type="deepseek_vl_v2",
+    exclude_layers_name=("lm_head", "model.sam_model*", "model.vision_model*", "model.projector*"),
+    unsupported={"rotation": "the marks between rows of an image enter the residual stream as parameters of no layer"},
+)
+
+DOTS1 = attrs.evolve(DEEPSEEK_MOE_LIKE, model_type="dots1", key_norms="self_attn.k_norm", exclude_layers_name=("lm_head", "*mlp.gate"))
+
+DEEPSEEK_V2 = attrs.evolve(
+    DEEPSEEK_LIKE,
+    model_type="deepseek_v2",
+    kv_layers_name="*kv_b_proj",
+    q_layer_name=("*q_a_proj", "*q_b_proj"),
+    exclude_layers_name=("lm_head", "*self_attn*", "*mlp.gate", "*mlp.gate.linear"),
+    algorithm_defaults={"smoothquant": {"alpha": 0.8}, "autosmoothquant": {"compute_scale_loss": "MAE"}},
+)
+DEEPSEEK_V3 = attrs.evolve(DEEPSEEK_V2, model_type="deepseek_v3")
+
+DEEPSEEK_V32 = attrs.evolve(
+    SPARSE_DEEPSEEK_LIKE,
+    model_type="deepseek_v32",
+    kv_layers_name=DEEPSEEK_V2.kv_layers_name,
+    q_layer_name=DEEPSEEK_V2.q_layer_name,
+    exclude_layers_name=("lm_head", "*mlp.gate", "*mlp.gate.linear", "model.layers.61.*", "*self_attn*"),
+)
+
+# One latent head of keys that are values too, compressed in most blocks; several residual streams; a mixture in every block. AMD Quark's
+# patterns name layers as published checkpoints do (wkv, wq_a, ffn, head); transformers renames them when it reads a checkpoint, and
+# module_patterns says which are which. The facts were checked on transformers' modules, which lack the multi-token prediction layers, mtp.
+DEEPSEEK_V4 = attrs.evolve(
+    MIXTURE,
+    model_type="deepseek_v4",
+    attention_inputs=("self_attn.q_a_proj", "self_attn.kv_proj"),
+    attention_inner="self_attn.q_b_proj",
+    attention_output="self_attn.o_b_proj",
+    query_projections="self_attn.q_b_proj",
+    key_projections=(),  # kv_proj gives keys and values
+    value_projections=(),
+    # In some blocks compressor and indexer read the normed input as well, so attention_inputs are not all that the norm feeds.
+    attention_norm=None,
+    attention_value=None,
+    expert_value=None,
+    shared_experts=DEEPSEEK_MOE_LIKE.shared_experts,
+    kv_layers_name="*wkv",
+    q_layer_name=("*wq_a", "*wq_b"),
+    exclude_layers_name=("*attn*", "embed", "head", "*ffn.gate*", "hc_*", "mtp.*"),
+    module_patterns=(
+        ("*wkv", "*self_attn.kv_proj"),
+        ("*wq_a", "*self_attn.q_a_proj"),
+        ("*wq_b", "*self_attn.q_b_proj"),
+        ("embed", "model.embed_tokens"),
+        ("head", "lm_head"),
+        ("*ffn.gate*", "*mlp.gate"),
+    ),
+    fused=(GATE_UP,),
+    unsupported={"rotation": "its residual stream is several streams, mixed by weights that depend on them"},
+)
+
+# AMD Quark's templates of Kimi quantize the routed experts alone. The code comes with the checkpoints and derives from DeepSeek-V3's:
+# verified on transformers' DeepSeek-V3 under this name, and on a module skeleton whose experts are modules of their own, as in that code.
+KIMI_K2 = attrs.evolve(
+    DEEPSEEK_LIKE,
+    model_type="kimi_k2",
+    kv_layers_name=("*kv_a_proj_with_mqa", "*kv_b_proj"),
+    q_layer_name="*q_a_proj",
+    exclude_layers_name=("*self_attn*", "*mlp.gate", "*lm_head", "*mlp.gate_proj", "*mlp.up_proj", "*mlp.down_proj", "*shared_experts*"),
+)
+
+# Kimi-K2.5 and K2.6. Published checkpoints name the decoder "language_model.model", transformers "model.language_model"; the patterns fit
+# both.
+KIMI_K25 = attrs.evolve(
+    KIMI_K2,
+    **LANGUAGE_MODEL,
+    model_type="kimi_k25",
+    inserted_embeddings="model.mm_projector.out_proj",
+    exclude_layers_name=(
+        "*self_attn*",
+        "*mlp.gate",
+        "*mlp.gate.linear",
+        "*lm_head",
+        "*mlp.gate_proj",
+        "*mlp.up_proj",
+        "*mlp.down_proj",
+        "*shared_experts*",
+        "*mm_projector*",
+        "*vision_tower*",
+    ),
 )

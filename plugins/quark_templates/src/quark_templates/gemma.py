@@ -1,26 +1,21 @@
-"""Gemma 1: Llama's block with norms that multiply by 1 + weight; embeddings tied to the head."""
+"""Gemma: Llama's block with norms that multiply by 1 + weight, from Gemma 2 on with a norm before and after attention and MLP."""
 
 from __future__ import annotations
 
-from quark.config.architecture import Architecture
+import attrs
 
-GEMMA = Architecture(
-    model_type="gemma",
-    decoder_blocks="model.layers",
-    embeddings="model.embed_tokens",
-    final_norm="model.norm",
-    head="lm_head",
-    attention_inputs=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    attention_output="self_attn.o_proj",
-    attention_norm="input_layernorm",
-    attention_value="self_attn.v_proj",
-    mlp_inputs=("mlp.gate_proj", "mlp.up_proj"),
-    mlp_output="mlp.down_proj",
-    mlp_norm="post_attention_layernorm",
-    mlp_value="mlp.up_proj",
-    norm_has_unit_offset=True,
-    kv_layers_name=("*k_proj", "*v_proj"),
-    q_layer_name="*q_proj",
-    exclude_layers_name="lm_head",
-    fused=(("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")),
+from quark_templates.bases import BEHIND_VISION_TOWER, GEMMA_LIKE
+
+GEMMA = attrs.evolve(GEMMA_LIKE, model_type="gemma")
+
+GEMMA2 = attrs.evolve(
+    GEMMA_LIKE,
+    model_type="gemma2",
+    attention_output_norm="post_attention_layernorm",
+    mlp_norm="pre_feedforward_layernorm",
+    mlp_output_norm="post_feedforward_layernorm",
 )
+
+GEMMA3_TEXT = attrs.evolve(GEMMA2, model_type="gemma3_text", key_norms="self_attn.k_norm", exclude_layers_name="*lm_head")
+
+GEMMA3 = attrs.evolve(GEMMA3_TEXT, **BEHIND_VISION_TOWER, model_type="gemma3")

@@ -1,26 +1,71 @@
-"""GLM-4-9B in transformers' form: gate and up in one matrix, biases on query, key and value."""
+"""GLM: ChatGLM in its own code, GLM-4 in transformers', and the mixtures since GLM-4.5, which take DeepSeek's forms."""
 
 from __future__ import annotations
 
-from quark.config.architecture import Architecture
+import attrs
 
-GLM = Architecture(
-    model_type="glm",
-    decoder_blocks="model.layers",
-    embeddings="model.embed_tokens",
-    final_norm="model.norm",
-    head="lm_head",
-    attention_inputs=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    attention_output="self_attn.o_proj",
-    attention_norm="input_layernorm",
-    attention_value="self_attn.v_proj",
-    mlp_inputs="mlp.gate_up_proj",
-    mlp_output="mlp.down_proj",
-    mlp_norm="post_attention_layernorm",
-    mlp_value="mlp.gate_up_proj",
+from quark_templates.bases import DEEPSEEK_LIKE, DEEPSEEK_MOE_LIKE, FUSED_QKV, LANGUAGE_MODEL, LLAMA_LIKE, QKV, SPARSE_DEEPSEEK_LIKE
+
+# The head lies inside the transformer; gate and up are one matrix. The code comes with the checkpoints: verified on a module skeleton,
+# after that code's names and vLLM's implementation.
+CHATGLM = attrs.evolve(
+    FUSED_QKV,
+    model_type="chatglm",
+    decoder_blocks="transformer.encoder.layers",
+    embeddings="transformer.embedding.word_embeddings",
+    final_norm="transformer.encoder.final_layernorm",
+    head="transformer.output_layer",
+    attention_value_rows="last",
+    mlp_value="mlp.dense_h_to_4h",
     mlp_value_rows="last",
-    kv_layers_name=("*k_proj", "*v_proj"),
-    q_layer_name="*q_proj",
-    exclude_layers_name="lm_head",
-    fused=(("q_proj", "k_proj", "v_proj"),),
+    norm_subtracts_mean=False,
+    exclude_layers_name="transformer.output_layer",
+)
+
+# Biases on queries, keys and values; gate and up are one matrix.
+GLM = attrs.evolve(
+    LLAMA_LIKE, model_type="glm", mlp_inputs="mlp.gate_up_proj", mlp_value="mlp.gate_up_proj", mlp_value_rows="last", fused=(QKV,)
+)
+
+GLM4 = attrs.evolve(GLM, model_type="glm4", attention_output_norm="post_self_attn_layernorm", mlp_output_norm="post_mlp_layernorm")
+
+GLM4V = attrs.evolve(
+    GLM4,
+    **LANGUAGE_MODEL,
+    model_type="glm4v",
+    inserted_embeddings="model.visual.merger.down_proj",
+    exclude_layers_name=("lm_head", "*.visual.*"),
+)
+
+# AMD Quark's template quantizes the routed experts alone.
+GLM4_MOE = attrs.evolve(
+    DEEPSEEK_MOE_LIKE,
+    model_type="glm4_moe",
+    key_norms="self_attn.k_norm",  # with use_qk_norm
+    exclude_layers_name=(
+        "lm_head",
+        "*mlp.gate",
+        "*mlp.gate.linear",
+        "*self_attn*",
+        "*shared_experts.*",
+        "*mlp.down_proj",
+        "*mlp.gate_proj",
+        "*mlp.up_proj",
+    ),
+)
+
+GLM4_MOE_LITE = attrs.evolve(
+    DEEPSEEK_LIKE,
+    model_type="glm4_moe_lite",
+    kv_layers_name=("*kv_a_proj_with_mqa", "*kv_b_proj"),
+    q_layer_name="*q_a_proj",
+    exclude_layers_name=("lm_head", "*self_attn*", "*mlp.gate"),
+)
+
+GLM_MOE_DSA = attrs.evolve(
+    SPARSE_DEEPSEEK_LIKE,
+    model_type="glm_moe_dsa",
+    kv_layers_name=("*kv_a_proj_with_mqa", "*kv_b_proj"),
+    q_layer_name="*q_a_proj",
+    exclude_layers_name=("*self_attn*", "*mlp.gate", "*lm_head", "*mlp.gate_proj", "*mlp.up_proj", "*mlp.down_proj"),
 )

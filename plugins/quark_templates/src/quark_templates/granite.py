@@ -1,25 +1,31 @@
-"""Granite 3, dense: Llama's block, with multipliers on embeddings, attention, residuals and logits."""
+"""Granite: Llama's block with multipliers in Granite 3; Mamba-2 or attention before a mixture in Granite 4."""
 
 from __future__ import annotations
 
-from quark.config.architecture import Architecture
+import attrs
 
-GRANITE = Architecture(
-    model_type="granite",
-    decoder_blocks="model.layers",
-    embeddings="model.embed_tokens",
-    final_norm="model.norm",
-    head="lm_head",
-    attention_inputs=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    attention_output="self_attn.o_proj",
-    attention_norm="input_layernorm",
-    attention_value="self_attn.v_proj",
-    mlp_inputs=("mlp.gate_proj", "mlp.up_proj"),
-    mlp_output="mlp.down_proj",
-    mlp_norm="post_attention_layernorm",
-    mlp_value="mlp.up_proj",
-    kv_layers_name=("*k_proj", "*v_proj"),
-    q_layer_name="*q_proj",
-    exclude_layers_name="lm_head",
-    fused=(("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")),
+from quark_templates.bases import LLAMA_LIKE, MIXTURE
+
+GRANITE = attrs.evolve(LLAMA_LIKE, model_type="granite")  # multipliers on embeddings, attention, residuals and logits
+
+# Mixture and shared MLP both have gate and up in one matrix.
+GRANITEMOEHYBRID = attrs.evolve(
+    MIXTURE,
+    model_type="granitemoehybrid",
+    mixer=("mamba.in_proj", "mamba.out_proj"),
+    experts="block_sparse_moe.experts",
+    router="block_sparse_moe.router",
+    shared_experts=("shared_mlp.input_linear", "shared_mlp.output_linear"),
+    shared_expert_value="shared_mlp.input_linear",
+    shared_expert_value_rows="last",
+    exclude_layers_name=("lm_head", "*router*"),
+    weight_converters=(
+        (
+            "block_sparse_moe.input_linear.weight",
+            ("block_sparse_moe.experts.*.gate_proj.weight", "block_sparse_moe.experts.*.up_proj.weight"),
+            (("SplitFusedExperts", 0),),
+        ),
+        ("block_sparse_moe.output_linear.weight", ("block_sparse_moe.experts.*.down_proj.weight",), (("SplitFusedExperts", 0),)),
+    ),
+    algorithm_defaults={"smoothquant": {"alpha": 0.8}, "autosmoothquant": {"compute_scale_loss": "MAE"}},
 )

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from quark.config.architecture import Architecture
+import attrs
 
-LFM2 = Architecture(
+from quark_templates.bases import LLAMA_LIKE, QKV
+
+LFM2 = attrs.evolve(
+    LLAMA_LIKE,
     model_type="lfm2",
-    decoder_blocks="model.layers",
-    embeddings="model.embed_tokens",
     final_norm="model.embedding_norm",
-    head="lm_head",
-    attention_inputs=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     attention_output="self_attn.out_proj",
+    key_norms="self_attn.k_layernorm",
     attention_norm="operator_norm",
-    attention_value="self_attn.v_proj",
     mixer=("conv.in_proj", "conv.out_proj"),
     mlp_inputs=("feed_forward.w1", "feed_forward.w3"),
     mlp_output="feed_forward.w2",
@@ -22,5 +21,5 @@ LFM2 = Architecture(
     kv_layers_name=("*self_attn.k_proj", "*self_attn.v_proj"),
     q_layer_name="*self_attn.q_proj",
     exclude_layers_name=("lm_head", "*conv.in_proj", "*conv.out_proj"),
-    fused=(("q_proj", "k_proj", "v_proj"), ("w1", "w3")),
+    fused=(QKV, ("w1", "w3")),
 )

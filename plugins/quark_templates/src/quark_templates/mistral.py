@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from quark.config.architecture import Architecture
+import attrs
 
-MISTRAL = Architecture(
-    model_type="mistral",
-    decoder_blocks="model.layers",
-    embeddings="model.embed_tokens",
-    final_norm="model.norm",
-    head="lm_head",
-    attention_inputs=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    attention_output="self_attn.o_proj",
-    attention_norm="input_layernorm",
-    attention_value="self_attn.v_proj",
-    mlp_inputs=("mlp.gate_proj", "mlp.up_proj"),
-    mlp_output="mlp.down_proj",
-    mlp_norm="post_attention_layernorm",
-    mlp_value="mlp.up_proj",
-    kv_layers_name=("*k_proj", "*v_proj"),
-    q_layer_name="*q_proj",
-    exclude_layers_name="lm_head",
-    fused=(("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")),
+from quark_templates.bases import BEHIND_VISION_TOWER, LLAMA_LIKE, MIXTURE
+
+MISTRAL = attrs.evolve(LLAMA_LIKE, model_type="mistral")
+MINISTRAL = attrs.evolve(LLAMA_LIKE, model_type="ministral")  # some blocks have no sliding window
+MINISTRAL3 = attrs.evolve(LLAMA_LIKE, model_type="ministral3")  # queries are scaled by their position
+
+MIXTRAL = attrs.evolve(
+    MIXTURE,
+    model_type="mixtral",
+    exclude_layers_name=("lm_head", "*.gate", "*.gate.linear"),
+    algorithm_defaults={"smoothquant": {"alpha": 0.8}, "autosmoothquant": {"compute_scale_loss": "MAE"}},
+)
+
+MISTRAL3 = attrs.evolve(
+    LLAMA_LIKE, **BEHIND_VISION_TOWER, model_type="mistral3", inserted_embeddings="model.multi_modal_projector.linear_2"
 )

@@ -1,27 +1,12 @@
-"""OLMo 1: Llama's block with LayerNorms that have no parameters, so nothing can be folded into them."""
+"""OLMo: Llama's projections with other norms in each generation."""
 
 from __future__ import annotations
 
-from quark.config.architecture import Architecture
+import attrs
 
-OLMO = Architecture(
-    model_type="olmo",
-    decoder_blocks="model.layers",
-    embeddings="model.embed_tokens",
-    final_norm="model.norm",
-    head="lm_head",
-    attention_inputs=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
-    attention_output="self_attn.o_proj",
-    attention_norm="input_layernorm",
-    attention_value="self_attn.v_proj",
-    mlp_inputs=("mlp.gate_proj", "mlp.up_proj"),
-    mlp_output="mlp.down_proj",
-    mlp_norm="post_attention_layernorm",
-    mlp_value="mlp.up_proj",
-    norm_has_weight=False,
-    norm_subtracts_mean=True,
-    kv_layers_name=("*k_proj", "*v_proj"),
-    q_layer_name="*q_proj",
-    exclude_layers_name="lm_head",
-    fused=(("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")),
-)
+from quark_templates.bases import LLAMA_LIKE, MIXTURE, NORMS_AFTER
+
+OLMO = attrs.evolve(LLAMA_LIKE, model_type="olmo", norm_has_weight=False, norm_subtracts_mean=True)
+OLMO2 = attrs.evolve(NORMS_AFTER, model_type="olmo2")
+OLMO3 = attrs.evolve(NORMS_AFTER, model_type="olmo3")  # sliding windows in most blocks
+OLMOE = attrs.evolve(MIXTURE, model_type="olmoe", key_norms="self_attn.k_norm", exclude_layers_name=("lm_head", "*.gate"))

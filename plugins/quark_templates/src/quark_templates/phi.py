@@ -1,25 +1,44 @@
-"""Phi-1, Phi-1.5 and Phi-2: attention and an ungated MLP side by side, both fed by one LayerNorm; biases throughout."""
+"""Phi: parallel attention and MLP in Phi-1 and Phi-2, Llama's block with fused projections in Phi-3, a mixture in Phi-3.5-MoE."""
 
 from __future__ import annotations
 
-from quark.config.architecture import Architecture
+import attrs
 
-PHI = Architecture(
+from quark_templates.bases import LLAMA_LIKE, MIXTURE, QKV
+
+# One LayerNorm feeds attention and MLP; biases throughout.
+PHI = attrs.evolve(
+    LLAMA_LIKE,
     model_type="phi",
-    decoder_blocks="model.layers",
-    embeddings="model.embed_tokens",
     final_norm="model.final_layernorm",
-    head="lm_head",
-    attention_inputs=("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
     attention_output="self_attn.dense",
-    attention_norm="input_layernorm",
-    attention_value="self_attn.v_proj",
+    key_norms="self_attn.k_layernorm",  # with qk_layernorm
     mlp_inputs="mlp.fc1",
     mlp_output="mlp.fc2",
     mlp_norm="input_layernorm",
+    mlp_value=None,
     norm_subtracts_mean=True,
-    kv_layers_name=("*k_proj", "*v_proj"),
-    q_layer_name="*q_proj",
-    exclude_layers_name="lm_head",
-    fused=(("q_proj", "k_proj", "v_proj"),),
+    fused=(QKV,),
+)
+
+PHI3 = attrs.evolve(
+    LLAMA_LIKE,
+    model_type="phi3",
+    attention_inputs="self_attn.qkv_proj",
+    query_projections=(),
+    key_projections=(),
+    value_projections=(),
+    attention_value="self_attn.qkv_proj",
+    attention_value_rows="last",
+    mlp_inputs="mlp.gate_up_proj",
+    mlp_value="mlp.gate_up_proj",
+    mlp_value_rows="last",
+    kv_layers_name="*qkv_proj",
+    q_layer_name="*qkv_proj",
+    fused=(),
+)
+
+# LayerNorm; biases throughout.
+PHIMOE = attrs.evolve(
+    MIXTURE, model_type="phimoe", router="mlp.router", norm_subtracts_mean=True, exclude_layers_name=("lm_head", "*router")
 )

@@ -1,4 +1,7 @@
-"""What this distribution registers: one template per model family."""
+"""The templates that this distribution registers: a row for each model family, in groups by how tests check them.
+
+To add a family, write its `Architecture` into the file of its lineage and a row here.
+"""
 
 from __future__ import annotations
 
@@ -6,118 +9,124 @@ from collections.abc import Iterator
 
 from quark.plugins import TemplateRecord, hookimpl
 
-FAMILIES = {
-    "llama": "Llama 1 to 3, SmolLM2, TinyLlama and other models of that form",
-    "mistral": "Mistral 7B and its relatives",
-    "qwen2": "Qwen2 and Qwen2.5",
-    "qwen3": "Qwen3, dense",
-    "gemma2": "Gemma 2",
-    "opt": "OPT",
-    "bloom": "BLOOM",
-    "falcon": "Falcon 7B",
-    "gpt2": "GPT-2",
-    "phi3": "Phi-3 and Phi-4",
-    "cohere": "Command R and Command R+",
-    "cohere2": "Command R7B and Command A",
-    "exaone4": "EXAONE 4",
-    "gemma": "Gemma 1",
-    "gemma3_text": "Gemma 3, text only",
-    "glm4": "GLM-4-0414, dense",
-    "gpt_neox": "GPT-NeoX and Pythia",
-    "gptj": "GPT-J",
-    "granite": "Granite 3, dense",
-    "helium": "Helium",
-    "ministral": "Ministral",
-    "nemotron": "Nemotron-4 and Minitron",
-    "olmo": "OLMo 1",
-    "olmo2": "OLMo 2",
-    "olmo3": "OLMo 3",
-    "phi": "Phi-1, Phi-1.5 and Phi-2",
-    "ministral3": "Ministral 3, text only",
-    "smollm3": "SmolLM3",
-    "stablelm": "StableLM, sequential",
-    "starcoder2": "StarCoder2",
-    "glm": "GLM-4-9B, in transformers' form",
-    "seed_oss": "Seed-OSS",
-    "ernie4_5": "ERNIE 4.5, dense",
-    "hunyuan_v1_dense": "Hunyuan, dense",
-    "arcee": "AFM",
-    "apertus": "Apertus",
-}
 
-MIXTURES = {
-    "mixtral": "Mixtral",
-    "qwen2_moe": "Qwen1.5-MoE and Qwen2-MoE",
-    "qwen3_moe": "Qwen3, mixtures of experts",
-    "olmoe": "OLMoE",
-    "gpt_oss": "GPT-OSS",
-    "deepseek_v2": "DeepSeek-V2",
-    "deepseek_v3": "DeepSeek-V3 and R1",
-    "deepseek_v32": "DeepSeek-V3.2",
-    "dots1": "dots.llm1",
-    "ernie4_5_moe": "ERNIE 4.5, mixtures of experts",
-    "glm4_moe": "GLM-4.5 and 4.6",
-    "glm4_moe_lite": "GLM-4.7-Flash",
-    "glm_moe_dsa": "GLM-5",
-    "granitemoehybrid": "Granite 4",
-    "minimax_m2": "MiniMax-M2",
-    "phimoe": "Phi-3.5-MoE",
-    "qwen3_next": "Qwen3-Next",
-}
+def _records(*rows: tuple[str, str, str]) -> dict[str, TemplateRecord]:
+    """Records by model type; a row is the model type, the models of the family, and a reference to the architecture."""
+    return {name: TemplateRecord(name=name, summary=summary, architecture=reference) for name, summary, reference in rows}
+
+
+DENSE = _records(
+    ("llama", "Llama 1 to 3, SmolLM2, TinyLlama and other models of that form", "quark_templates.llama:LLAMA"),
+    ("mistral", "Mistral 7B and its relatives", "quark_templates.mistral:MISTRAL"),
+    ("qwen2", "Qwen2 and Qwen2.5", "quark_templates.qwen:QWEN2"),
+    ("qwen3", "Qwen3, dense", "quark_templates.qwen:QWEN3"),
+    ("gemma2", "Gemma 2", "quark_templates.gemma:GEMMA2"),
+    ("opt", "OPT", "quark_templates.gpt:OPT"),
+    ("bloom", "BLOOM", "quark_templates.gpt:BLOOM"),
+    ("falcon", "Falcon 7B", "quark_templates.gpt:FALCON"),
+    ("gpt2", "GPT-2", "quark_templates.gpt:GPT2"),
+    ("phi3", "Phi-3 and Phi-4", "quark_templates.phi:PHI3"),
+    ("cohere", "Command R and Command R+", "quark_templates.cohere:COHERE"),
+    ("cohere2", "Command R7B and Command A", "quark_templates.cohere:COHERE2"),
+    ("exaone4", "EXAONE 4", "quark_templates.llama_variants:EXAONE4"),
+    ("gemma", "Gemma 1", "quark_templates.gemma:GEMMA"),
+    ("gemma3_text", "Gemma 3, text only", "quark_templates.gemma:GEMMA3_TEXT"),
+    ("glm4", "GLM-4-0414, dense", "quark_templates.glm:GLM4"),
+    ("gpt_neox", "GPT-NeoX and Pythia", "quark_templates.gpt:GPT_NEOX"),
+    ("gptj", "GPT-J", "quark_templates.gpt:GPTJ"),
+    ("granite", "Granite 3, dense", "quark_templates.granite:GRANITE"),
+    ("helium", "Helium", "quark_templates.llama_variants:HELIUM"),
+    ("ministral", "Ministral", "quark_templates.mistral:MINISTRAL"),
+    ("nemotron", "Nemotron-4 and Minitron", "quark_templates.llama_variants:NEMOTRON"),
+    ("olmo", "OLMo 1", "quark_templates.olmo:OLMO"),
+    ("olmo2", "OLMo 2", "quark_templates.olmo:OLMO2"),
+    ("olmo3", "OLMo 3", "quark_templates.olmo:OLMO3"),
+    ("phi", "Phi-1, Phi-1.5 and Phi-2", "quark_templates.phi:PHI"),
+    ("ministral3", "Ministral 3, text only", "quark_templates.mistral:MINISTRAL3"),
+    ("smollm3", "SmolLM3", "quark_templates.llama_variants:SMOLLM3"),
+    ("stablelm", "StableLM, sequential", "quark_templates.llama_variants:STABLELM"),
+    ("starcoder2", "StarCoder2", "quark_templates.llama_variants:STARCODER2"),
+    ("glm", "GLM-4-9B, in transformers' form", "quark_templates.glm:GLM"),
+    ("seed_oss", "Seed-OSS", "quark_templates.llama_variants:SEED_OSS"),
+    ("ernie4_5", "ERNIE 4.5, dense", "quark_templates.ernie:ERNIE4_5"),
+    ("hunyuan_v1_dense", "Hunyuan, dense", "quark_templates.llama_variants:HUNYUAN_V1_DENSE"),
+    ("arcee", "AFM", "quark_templates.llama_variants:ARCEE"),
+    ("apertus", "Apertus", "quark_templates.llama_variants:APERTUS"),
+)
+"""Dense families, checked on tiny models of transformers' own code."""
+
+MIXTURES = _records(
+    ("mixtral", "Mixtral", "quark_templates.mistral:MIXTRAL"),
+    ("qwen2_moe", "Qwen1.5-MoE and Qwen2-MoE", "quark_templates.qwen:QWEN2_MOE"),
+    ("qwen3_moe", "Qwen3, mixtures of experts", "quark_templates.qwen:QWEN3_MOE"),
+    ("olmoe", "OLMoE", "quark_templates.olmo:OLMOE"),
+    ("gpt_oss", "GPT-OSS", "quark_templates.gpt:GPT_OSS"),
+    ("deepseek_v2", "DeepSeek-V2", "quark_templates.deepseek:DEEPSEEK_V2"),
+    ("deepseek_v3", "DeepSeek-V3 and R1", "quark_templates.deepseek:DEEPSEEK_V3"),
+    ("deepseek_v32", "DeepSeek-V3.2", "quark_templates.deepseek:DEEPSEEK_V32"),
+    ("dots1", "dots.llm1", "quark_templates.deepseek:DOTS1"),
+    ("ernie4_5_moe", "ERNIE 4.5, mixtures of experts", "quark_templates.ernie:ERNIE4_5_MOE"),
+    ("glm4_moe", "GLM-4.5 and 4.6", "quark_templates.glm:GLM4_MOE"),
+    ("glm4_moe_lite", "GLM-4.7-Flash", "quark_templates.glm:GLM4_MOE_LITE"),
+    ("glm_moe_dsa", "GLM-5", "quark_templates.glm:GLM_MOE_DSA"),
+    ("granitemoehybrid", "Granite 4", "quark_templates.granite:GRANITEMOEHYBRID"),
+    ("minimax_m2", "MiniMax-M2", "quark_templates.minimax:MINIMAX_M2"),
+    ("phimoe", "Phi-3.5-MoE", "quark_templates.phi:PHIMOE"),
+    ("qwen3_next", "Qwen3-Next", "quark_templates.qwen:QWEN3_NEXT"),
+)
 """Families of mixtures of experts."""
 
-REMOTE = {
-    "chatglm": "ChatGLM2, ChatGLM3 and GLM-4-9B",
-    "deepseek": "DeepSeek-MoE, the first",
-    "deepseek_vl_v2": "DeepSeek-OCR",
-    "grok-1": "Grok-1",
-    "instella": "Instella",
-    "kimi_k2": "Kimi-K2",
-    "qwen": "Qwen, the first",
-}
-"""Families whose code comes with their checkpoints."""
+REMOTE_CODE = _records(
+    ("chatglm", "ChatGLM2, ChatGLM3 and GLM-4-9B", "quark_templates.glm:CHATGLM"),
+    ("deepseek", "DeepSeek-MoE, the first", "quark_templates.deepseek:DEEPSEEK"),
+    ("deepseek_vl_v2", "DeepSeek-OCR", "quark_templates.deepseek:DEEPSEEK_VL_V2"),
+    ("grok-1", "Grok-1", "quark_templates.grok:GROK_1"),
+    ("instella", "Instella", "quark_templates.llama_variants:INSTELLA"),
+    ("kimi_k2", "Kimi-K2", "quark_templates.deepseek:KIMI_K2"),
+    ("qwen", "Qwen, the first", "quark_templates.qwen:QWEN"),
+)
+"""Families whose code comes with their checkpoints, checked on module skeletons."""
 
-CONVOLUTIONAL = {"lfm2": "LFM2"}
-"""Families some of whose blocks convolve in place of attention."""
+CONVOLUTIONAL = _records(
+    ("lfm2", "LFM2", "quark_templates.lfm2:LFM2"),
+)
+"""Families some of whose blocks have a convolution in place of attention."""
 
+MULTIMODAL = _records(
+    ("gemma3", "Gemma 3 with its vision tower", "quark_templates.gemma:GEMMA3"),
+    ("glm4v", "GLM-4.1V", "quark_templates.glm:GLM4V"),
+    ("internvl", "InternVL 2.5 to 3.5, as transformers has it", "quark_templates.qwen:INTERNVL"),
+    ("llava", "LLaVA 1.5 and its relatives", "quark_templates.llama:LLAVA"),
+    ("mistral3", "Mistral Small 3.1 and later, and Ministral 3", "quark_templates.mistral:MISTRAL3"),
+    ("mllama", "Llama 3.2 Vision", "quark_templates.llama:MLLAMA"),
+    ("qwen2_vl", "Qwen2-VL", "quark_templates.qwen:QWEN2_VL"),
+    ("qwen2_5_vl", "Qwen2.5-VL", "quark_templates.qwen:QWEN2_5_VL"),
+    ("qwen3_5", "Qwen3.5, dense", "quark_templates.qwen:QWEN3_5"),
+    ("qwen3_5_moe", "Qwen3.5, mixtures of experts", "quark_templates.qwen:QWEN3_5_MOE"),
+    ("qwen3_vl", "Qwen3-VL, dense", "quark_templates.qwen:QWEN3_VL"),
+    ("qwen3_vl_moe", "Qwen3-VL, mixtures of experts", "quark_templates.qwen:QWEN3_VL_MOE"),
+)
+"""Vision-language families."""
 
-MULTIMODAL = {
-    "gemma3": "Gemma 3 with its vision tower",
-    "glm4v": "GLM-4.1V",
-    "internvl": "InternVL 2.5 to 3.5, as transformers has it",
-    "llava": "LLaVA 1.5 and its relatives",
-    "mistral3": "Mistral Small 3.1 and later, and Ministral 3",
-    "mllama": "Llama 3.2 Vision",
-    "qwen2_vl": "Qwen2-VL",
-    "qwen2_5_vl": "Qwen2.5-VL",
-    "qwen3_5": "Qwen3.5, dense",
-    "qwen3_5_moe": "Qwen3.5, mixtures of experts",
-    "qwen3_vl": "Qwen3-VL, dense",
-    "qwen3_vl_moe": "Qwen3-VL, mixtures of experts",
-}
-"""Families of language models that also see."""
-
-OWN_FORMS = {
-    "dbrx": "DBRX",
-    "deepseek_v4": "DeepSeek-V4",
-    "kimi_k25": "Kimi-K2.5 and K2.6",
-    "llama4": "Llama 4 with its vision tower",
-    "llama4_text": "Llama 4, text only",
-    "minimax_m3_vl": "MiniMax-M3",
-}
+OWN_FORMS = _records(
+    ("dbrx", "DBRX", "quark_templates.dbrx:DBRX"),
+    ("deepseek_v4", "DeepSeek-V4", "quark_templates.deepseek:DEEPSEEK_V4"),
+    ("kimi_k25", "Kimi-K2.5 and K2.6", "quark_templates.deepseek:KIMI_K25"),
+    ("llama4", "Llama 4 with its vision tower", "quark_templates.llama:LLAMA4"),
+    ("llama4_text", "Llama 4, text only", "quark_templates.llama:LLAMA4_TEXT"),
+    ("minimax_m3_vl", "MiniMax-M3", "quark_templates.minimax:MINIMAX_M3_VL"),
+)
 """Mixtures with a form of their own, of experts, of blocks, or of names in checkpoints; some of them see."""
 
-TEXT_PARTS = {
-    "qwen3_5_text": "Qwen3.5, dense, text only",
-    "qwen3_5_moe_text": "Qwen3.5, mixtures of experts, text only",
-}
-"""What remains of some of them without vision; each is stated in the file of the whole."""
+TEXT_PARTS = _records(
+    ("qwen3_5_text", "Qwen3.5, dense, text only", "quark_templates.qwen:QWEN3_5_TEXT"),
+    ("qwen3_5_moe_text", "Qwen3.5, mixtures of experts, text only", "quark_templates.qwen:QWEN3_5_MOE_TEXT"),
+)
+"""Decoders of vision-language families, as models by themselves."""
 
 
 @hookimpl
 def quark_register_templates() -> Iterator[TemplateRecord]:
-    """One record per family; its architecture is the constant of the same name in the file of the same name, dashes as underscores."""
-    for name, summary in (FAMILIES | MIXTURES | REMOTE | CONVOLUTIONAL | MULTIMODAL | OWN_FORMS | TEXT_PARTS).items():
-        written = name.replace("-", "_")
-        file = written.removesuffix("_text") if name in OWN_FORMS | TEXT_PARTS else written
-        yield TemplateRecord(name=name, summary=summary, architecture=f"quark_templates.{file}:{written.upper()}")
+    """Yield one record per family."""
+    for group in (DENSE, MIXTURES, REMOTE_CODE, CONVOLUTIONAL, MULTIMODAL, OWN_FORMS, TEXT_PARTS):
+        yield from group.values()

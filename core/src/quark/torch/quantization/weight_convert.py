@@ -1,9 +1,9 @@
-"""``quark.torch.quantization.weight_convert``: the documented weight converters."""
+"""``quark.torch.quantization.weight_convert``: AMD Quark's weight converters."""
 
 from __future__ import annotations
 
 from quark.hf.conversion_ops import Chunk, Concatenate, ConversionOps, FuseExperts, SplitFusedExperts, Transpose
-from quark.hf.weight_converters import WeightConverter, apply_converters, revert_converters
+from quark.hf.weight_converters import WeightConverter, apply_converters
 
 __all__ = [
     "Chunk",
@@ -14,5 +14,4 @@ __all__ = [
     "Transpose",
     "WeightConverter",
     "apply_converters",
-    "revert_converters",
 ]

@@ -13,7 +13,8 @@ import attrs
 
 from quark.config.architecture import Architecture, Rows
 
-SiteKind = Literal["norm", "inner_norm", "value", "mlp_value"]
+SiteKind = Literal["norm", "inner_norm", "value", "mlp_value", "by_module"]
+"""``by_module``: a user's mapping that the family does not have; the module in a block shows whether it is a norm or a projection."""
 
 
 @attrs.frozen

@@ -109,6 +109,8 @@ def _one(
     if len(set(widths.values())) != 1:
         return "the readers differ in their number of input channels: " + ", ".join(f"{n} {k}" for n, k in widths.items())
     columns = next(iter(widths.values()))
+    if site.kind == "by_module":
+        site = attrs.evolve(site, kind="value" if _ndim(prev) == 2 else "norm")
     found = _of_norm(prev, columns) if "norm" in site.kind else _of_projection(site, prev, columns, heads)
     if isinstance(found, str):
         return f"{name}: {found}"

@@ -144,6 +144,6 @@ def _place(entry: Mapping[str, Any], known: Sequence[LayerMapping]) -> Place:
         raise ConfigError(f"a scaling layer names its 'prev_op' and its 'layers': {dict(entry)!r} does not")
     condition = Condition.parse(entry["condition"]) if entry.get("condition") else None
     same = next((s for s in known if s.prev == prev and set(s.layers) & set(layers)), None)
-    kind = same.kind if same else "norm" if "norm" in prev.lower() or "ln_" in prev else "value"
+    kind = same.kind if same else "by_module"
     rows = entry.get("rows", same.rows if same else "all")
     return Place(LayerMapping(kind, prev, tuple(layers), entry.get("module2inspect"), rows), condition)

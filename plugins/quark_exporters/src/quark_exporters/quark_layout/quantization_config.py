@@ -26,7 +26,9 @@ from quark.modules.layer_types import planned_class, planned_names
 from quark.planning.plan import PlanRow, QuantPlan
 from quark.planning.precedence import layer_config_for
 
-_QUERIES = "*q_proj"
+_VLLM_QUERIES = "*q_proj"
+"""The key of ``layer_quant_config`` under which vLLM looks for query projections with a quantized output (`QuarkConfig` in ``quark.py``).
+It belongs to vLLM's reader, not to a model: query projections of other names gain nothing by it."""
 
 
 def read_quantization_config(block: Mapping[str, Any]) -> StoredConfig:
@@ -72,11 +74,11 @@ def _queries_as_one(layers: dict[str, QLayerConfig], plan: QuantPlan) -> dict[st
 
     No other pattern is written, so that nothing competes with it; excluded layers stay excluded.
     """
-    queries = {row.name: row.config for row in plan.quantized if fnmatchcase(row.name, _QUERIES) and not _is_float(row)}
+    queries = {row.name: row.config for row in plan.quantized if fnmatchcase(row.name, _VLLM_QUERIES) and not _is_float(row)}
     first = next(iter(queries.values()), None)
     if first is None or first.output_tensors is None or any(layers.get(name) != first for name in queries):
         return layers
-    return {_QUERIES: first, **{name: layer for name, layer in layers.items() if name not in queries}}
+    return {_VLLM_QUERIES: first, **{name: layer for name, layer in layers.items() if name not in queries}}
 
 
 def _feeds_cache(name: str, config: QConfig, options: ExportOptions) -> bool:
