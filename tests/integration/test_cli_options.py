@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 import quark.runs
 from quark.cli.demo_run import Bench, Refusal
 from quark.cli.main import main, program
-from quark.hf.loading import torch_dtype
+from quark.hf.loading import meta_model, torch_dtype
+from quark.runs.run import plan_run
 from quark.testing.tiny import held_out_text, tiny_model_dir
 from quark.version import VERSION
 
@@ -38,9 +39,11 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """What the command asks `quantize_checkpoint` for, which does nothing here."""
     found: dict[str, Any] = {}
 
-    def recorded(model: Path, out: Path, config: Any, data: Any, **more: Any) -> None:
+    def recorded(model: Path, out: Path, config: Any, data: Any, **more: Any) -> Any:
         out.mkdir()
-        found.update(more, config=config, data=data)
+        run = plan_run(meta_model(model), config)
+        found.update(more, config=config, data=data(run.needs_data) if run.needs_data else None)
+        return run.plan
 
     monkeypatch.setattr(quark.runs, "quantize_checkpoint", recorded)
     return found

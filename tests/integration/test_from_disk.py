@@ -13,18 +13,17 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from quark.algorithms import Hessian, RoundToNearest
-from quark.checkpoint import ExportOptions
+from quark.checkpoint import CheckpointContent, ExportOptions
 from quark.checkpoint.export import export_with
 from quark.config.model import QConfig
 from quark.errors import CalibrationError, CheckpointError, ConfigError, NonFiniteError, OutputError, UnsupportedError
 from quark.hf.loading import load_model
 from quark.plugins import ExporterRecord, exporters
 from quark.runs import ModelQuantizer, quantize_checkpoint
-from quark.runs.run import Algorithms
+from quark.runs.selected_algorithms import Algorithms
 from quark.testing.tiny import tiny_model_dir
 from quark.torch import LLMTemplate
 
@@ -101,7 +100,7 @@ def test_the_bytes_are_those_of_the_export_from_memory(choice: str, tmp_path: Pa
 
 @pytest.mark.parametrize("scheme", ["int4_wo_64", "fp8"])
 def test_so_they_are_when_layers_are_rounded_in_lock_step(scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quark.runs.run.algorithms_of", lambda _: Algorithms((), (), Calibrated(), None))
+    monkeypatch.setattr("quark.runs.run.algorithms_of", lambda _: Algorithms(rounding=Calibrated()))
     disk, memory = both_ways(tiny_model_dir(), tmp_path, config("llama", scheme=scheme))
     assert files(disk) == files(memory)
 
@@ -204,9 +203,9 @@ def test_the_documented_method_refuses_presharded_weights(tmp_path: Path) -> Non
 class WholeModels:
     """An exporter of a third party, which knows nothing of blocks."""
 
-    def export(self, model: nn.Module, out: Path, options: ExportOptions) -> None:
-        meta = [name for name, p in model.named_parameters() if p.is_meta]
-        (out / "seen.json").write_text(json.dumps({"meta": meta, "quantized": model.quark_quantized}))  # type: ignore[arg-type]
+    def export(self, content: CheckpointContent, out: Path, options: ExportOptions) -> None:
+        meta = [name for name, p in content.model.named_parameters() if p.is_meta]
+        (out / "seen.json").write_text(json.dumps({"meta": meta, "quantized": bool(content.plan.quantized)}))
 
 
 def test_an_exporter_that_cannot_stream_gets_the_whole_model(tmp_path: Path) -> None:

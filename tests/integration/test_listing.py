@@ -12,7 +12,7 @@ import pytest
 import quark
 from quark.plugins import kinds
 
-KINDS = ["formats", "observers", "schemes", "algorithms", "templates", "exporters"]
+KINDS = ["formats", "observers", "schemes", "algorithms", "templates", "exporters", "layer_types"]
 
 
 def listed(*arguments: str) -> tuple[Any, set[str]]:
@@ -46,7 +46,7 @@ def test_each_kind_comes_from_the_distribution_that_messages_say_to_install() ->
 def test_plugins_are_listed_with_what_they_provide() -> None:
     report, loaded = listed("plugins")
     assert {row["distribution"]: row["status"] for row in report["plugins"]} == dict.fromkeys(
-        ["quark-algos", "quark-exporters", "quark-schemes", "quark-templates"], "active"
+        ["quark-algos", "quark-core", "quark-exporters", "quark-schemes", "quark-templates"], "active"
     )
     provided = {kind: n for row in report["plugins"] for kind, n in row["provides"].items()}
     assert provided == {kind: len(getattr(quark, kind)()) for kind in KINDS}

@@ -20,8 +20,8 @@ from quark.errors import CalibrationError
 from quark.planning.family import architecture_of
 from quark.planning.plan import make_plan
 from quark.runs import ModelQuantizer
-from quark.runs.quantize_blocks import run
-from quark.runs.run import Algorithms
+from quark.runs.quantize_block import quantize_blocks
+from quark.runs.selected_algorithms import Algorithms
 from quark.runs.sink import InPlaceSink
 from quark.testing import tiny
 from quark.torch import LLMTemplate
@@ -56,25 +56,25 @@ class Spy(RoundToNearest):
         self.needs = (kind,)
         self.kind = kind
         self.only = only
-        self.problems: list[RoundingTask] = []
+        self.tasks: list[RoundingTask] = []
 
     def applies_to(self, name: str) -> bool:
         return name.endswith(self.only)
 
-    def round(self, problem: RoundingTask) -> Mapping[str, Metrics]:
-        self.problems.append(problem)
-        super().round(problem)
-        return {name: {"seen": True} for name in problem.layers}
+    def round(self, task: RoundingTask) -> Mapping[str, Metrics]:
+        self.tasks.append(task)
+        super().round(task)
+        return {name: {"seen": True} for name in task.layers}
 
     def inputs(self) -> dict[str, list[Tensor]]:
-        return {name: p.statistic(Inputs).seen for p in self.problems for name in p.layers}
+        return {name: p.statistic(Inputs).seen for p in self.tasks for name in p.layers}
 
 
 def quantized(
     model: nn.Module, config: QConfig, rounding: Any, data: Any = IDS, architecture: Architecture | str | None = ""
 ) -> CalibrationReport:
     facts = architecture_of(model) if isinstance(architecture, str) else architecture
-    return run(model, make_plan(model, config, facts), calls(data), rounding, InPlaceSink(model))
+    return quantize_blocks(model, make_plan(model, config, facts), calls(data), rounding, InPlaceSink(model))
 
 
 def config(scheme: str = "int4_wo_32") -> QConfig:
@@ -121,9 +121,9 @@ def test_with_a_float_stream_it_passes_twice() -> None:
 def test_layers_that_share_an_input_are_one_problem() -> None:
     model, spy = tiny.tiny_model(), Spy()
     quantized(model, config(), spy)
-    first = [sorted(name.rsplit(".", 1)[1] for name in p.layers) for p in spy.problems[:4]]
+    first = [sorted(name.rsplit(".", 1)[1] for name in p.layers) for p in spy.tasks[:4]]
     assert first == [["k_proj", "q_proj", "v_proj"], ["o_proj"], ["gate_proj", "up_proj"], ["down_proj"]]
-    assert len(spy.problems) == 4 * len(model.model.layers)
+    assert len(spy.tasks) == 4 * len(model.model.layers)
 
 
 def test_what_a_layer_is_rounded_for_is_what_the_finished_model_gives_it() -> None:
@@ -137,7 +137,7 @@ def test_what_a_layer_is_rounded_for_is_what_the_finished_model_gives_it() -> No
 def test_the_float_stream_is_what_the_float_model_gives_it() -> None:
     model, spy = tiny.tiny_model(), Spy(FloatInputs)
     quantized(model, config(), spy)
-    found = {name: p.statistic(FloatInputs).float_seen for p in spy.problems for name in p.layers}
+    found = {name: p.statistic(FloatInputs).float_seen for p in spy.tasks for name in p.layers}
     for name, expected in inputs_of(tiny.tiny_model(), list(found), IDS).items():
         assert all(torch.equal(a, b) for a, b in zip(found[name], expected, strict=True)), name
 
@@ -148,7 +148,7 @@ def test_an_unknown_family_gets_the_same_weights_and_shows_by_its_first_block_wh
     quantized(known, config(), Spy())
     quantized(unknown, config(), spy, architecture=facts)
     assert all(torch.equal(a, b) for a, b in zip(known.state_dict().values(), unknown.state_dict().values(), strict=True))
-    sizes = [len(p.layers) for p in spy.problems]
+    sizes = [len(p.layers) for p in spy.tasks]
     assert sizes[:7] == [1] * 7
     assert sizes[7:] == [3, 1, 2, 1] * (len(known.model.layers) - 1)
 
@@ -172,9 +172,9 @@ def test_a_layer_that_is_rounded_anew_is_rounded_from_its_float_weight() -> None
             super().__init__()
             self.begun: list[tuple[str, Tensor]] = []
 
-        def round(self, problem: RoundingTask) -> Mapping[str, Metrics]:
-            self.begun += [(name, layer.weight.detach().clone()) for name, layer in problem.layers.items()]
-            return super().round(problem)
+        def round(self, task: RoundingTask) -> Mapping[str, Metrics]:
+            self.begun += [(name, layer.weight.detach().clone()) for name, layer in task.layers.items()]
+            return super().round(task)
 
     model, plain, spy = tiny.tiny_model(), tiny.tiny_model(), Started()
     facts = architecture_of(model)
@@ -197,20 +197,20 @@ def test_tokens_that_a_mask_leaves_out_do_not_count() -> None:
 def test_dynamic_activations_are_quantized_before_statistics_are_taken() -> None:
     model, spy = tiny.tiny_model(), Spy()
     quantized(model, config("mxfp4"), spy)
-    problem = spy.problems[0]
-    layer = next(iter(problem.layers.values()))
+    task = spy.tasks[0]
+    layer = next(iter(task.layers.values()))
     assert layer.input_quantizer is not None
-    for x in problem.statistic(Inputs).seen:
+    for x in task.statistic(Inputs).seen:
         assert torch.equal(layer.input_quantizer(x), x)
 
 
 def test_static_activations_have_their_scale_before_statistics_are_taken() -> None:
     model, spy = tiny.tiny_model(), Spy()
     quantized(model, config("fp8"), spy)
-    for problem in spy.problems:
-        layer = next(iter(problem.layers.values()))
+    for task in spy.tasks:
+        layer = next(iter(task.layers.values()))
         assert layer.input_quantizer is not None
-        assert all(torch.equal(layer.input_quantizer(x), x) for x in problem.statistic(Inputs).seen)
+        assert all(torch.equal(layer.input_quantizer(x), x) for x in task.statistic(Inputs).seen)
 
 
 def test_layers_that_the_rounding_does_not_take_are_rounded_to_nearest() -> None:
@@ -231,10 +231,10 @@ def test_findings_tell_the_tokens_of_each_layer() -> None:
 def failing(spy: Spy, at: int) -> Iterator[None]:
     plain = spy.round
 
-    def fail(problem: RoundingTask) -> Mapping[str, Metrics]:
-        if len(spy.problems) == at:
+    def fail(task: RoundingTask) -> Mapping[str, Metrics]:
+        if len(spy.tasks) == at:
             raise RuntimeError("the solver broke")
-        return plain(problem)
+        return plain(task)
 
     spy.round = fail  # type: ignore[method-assign]
     yield
@@ -250,7 +250,7 @@ def test_a_failure_leaves_the_layers_their_own_forwards() -> None:
 
 
 def test_without_data_the_error_names_the_algorithm(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quark.runs.run.algorithms_of", lambda _: Algorithms((), (), Spy(), None))
+    monkeypatch.setattr("quark.runs.run.algorithms_of", lambda _: Algorithms(rounding=Spy()))
     with pytest.raises(CalibrationError, match="needed by the algorithm 'Spy'"):
         ModelQuantizer(config()).quantize_model(tiny.tiny_model())
 
@@ -276,7 +276,7 @@ def test_moments_are_the_sums_of_their_definition_and_merge(columns: int) -> Non
 
 
 def two_passes(model: nn.Module, spy: Spy, data: Any = IDS, scheme: str = "int4_wo_32") -> None:
-    run(model, make_plan(model, config(scheme), architecture_of(model)), calls(data), spy, InPlaceSink(model), two_passes=True)
+    quantize_blocks(model, make_plan(model, config(scheme), architecture_of(model)), calls(data), spy, InPlaceSink(model), two_passes=True)
 
 
 def test_two_passes_show_what_the_rounded_blocks_before_give_to_the_block_in_float() -> None:
@@ -299,13 +299,13 @@ def test_two_passes_pass_each_block_twice_and_find_shared_inputs() -> None:
     model.model.layers[1].mlp.register_forward_hook(lambda m, a, o: count.__setitem__(0, count[0] + a[0].shape[0] * a[0].shape[1]))
     two_passes(model, spy)
     assert count[0] == 2 * sum(ids.numel() for ids in IDS)
-    assert [len(p.layers) for p in spy.problems] == [3, 1, 2, 1] * len(model.model.layers)
+    assert [len(p.layers) for p in spy.tasks] == [3, 1, 2, 1] * len(model.model.layers)
 
 
 def test_two_passes_compare_with_the_float_model() -> None:
     model, spy = tiny.tiny_model(), Spy(FloatInputs)
     two_passes(model, spy)
-    found = {name: p.statistic(FloatInputs).float_seen for p in spy.problems for name in p.layers}
+    found = {name: p.statistic(FloatInputs).float_seen for p in spy.tasks for name in p.layers}
     for name, expected in inputs_of(tiny.tiny_model(), list(found), IDS).items():
         assert all(torch.equal(a, b) for a, b in zip(found[name], expected, strict=True)), name
 
@@ -319,7 +319,7 @@ def test_two_passes_settle_the_scales_of_activations(scheme: str) -> None:
 
 
 def test_too_little_memory_for_activations_means_two_passes_and_the_plan_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("quark.runs.run.algorithms_of", lambda _: Algorithms((), (), Spy(), None))
+    monkeypatch.setattr("quark.runs.run.algorithms_of", lambda _: Algorithms(rounding=Spy()))
     for memory, expected in ((0, 1), (1 << 40, 0), (None, 0)):
         model = ModelQuantizer(attrs.evolve(config(), activation_memory=memory)).quantize_model(tiny.tiny_model(), IDS)
         assert sum("passed twice" in note for note in model.quark_plan.notes) == expected

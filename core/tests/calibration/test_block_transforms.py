@@ -9,14 +9,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from quark.algorithms import BlockContext, Metrics, Rounding, RoundToNearest, Statistic, Validation, validated
+from quark.algorithms import BlockContext, Metrics, Rounding, RoundToNearest, Statistic, TransformRun, Validation, validated
 from quark.calibration.batches import calls
 from quark.calibration.report import CalibrationReport
-from quark.config.architecture import Architecture
 from quark.config.model import QConfig
 from quark.planning.family import architecture_of
-from quark.planning.plan import make_plan
-from quark.runs.quantize_blocks import run
+from quark.planning.plan import QuantPlan, make_plan
+from quark.runs.quantize_block import quantize_blocks
 from quark.runs.sink import InPlaceSink
 from quark.testing import tiny
 from quark.torch import LLMTemplate
@@ -40,7 +39,6 @@ class Inputs(Statistic):
 class Scaling:
     """Divides the norm before attention by powers of two, which change no bit of the result, and remembers what it was shown."""
 
-    stage = "scaling"
     works_by_block = True
 
     def __init__(self, needs: Sequence[type[Statistic]] = (Inputs,), spoil: float = 0.0) -> None:
@@ -49,7 +47,10 @@ class Scaling:
         self.shown: dict[str, BlockContext] = {}
         self.validations: list[Validation] = []
 
-    def apply_global(self, model: nn.Module, architecture: Architecture) -> None:
+    def start(self, model: nn.Module, plan: QuantPlan) -> TransformRun:
+        return self
+
+    def apply_global(self, model: nn.Module) -> None:
         self.outside_of = type(model).__name__
 
     def apply(self, block: BlockContext) -> Mapping[str, Metrics]:
@@ -72,7 +73,7 @@ class Scaling:
 def quantized(model: nn.Module, config: QConfig, transform: Any, data: Any = IDS, **options: Any) -> CalibrationReport:
     plan = make_plan(model, config, architecture_of(model))
     rounding = options.pop("rounding", RoundToNearest())
-    return run(model, plan, calls(data), rounding, InPlaceSink(model), transforms=[transform], **options)
+    return quantize_blocks(model, plan, calls(data), rounding, InPlaceSink(model), transforms=[transform], **options)
 
 
 def config(scheme: str) -> QConfig:
@@ -112,7 +113,7 @@ def test_weights_that_are_rounded_are_those_that_the_transform_has_left() -> Non
     for i, block in enumerate(by_hand.model.layers):
         Scaling().apply(BlockContext(f"model.layers.{i}", block, facts, {}, {}))
     plan = make_plan(by_hand, config("int4_wo_32"), facts)
-    run(by_hand, plan, [], RoundToNearest(), InPlaceSink(by_hand))
+    quantize_blocks(by_hand, plan, [], RoundToNearest(), InPlaceSink(by_hand))
     assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), by_hand.state_dict().values(), strict=True))
 
 
@@ -146,11 +147,11 @@ def test_a_calibrated_rounding_behind_it_sees_the_transformed_inputs(two_passes:
         def applies_to(self, name: str) -> bool:
             return True
 
-        def round(self, problem: Any) -> Mapping[str, Metrics]:
-            for name in problem.layers:
-                self.seen[name] = problem.statistic(Inputs).seen[0]
-            RoundToNearest().round(problem)
-            return {name: {} for name in problem.layers}
+        def round(self, task: Any) -> Mapping[str, Metrics]:
+            for name in task.layers:
+                self.seen[name] = task.statistic(Inputs).seen[0]
+            RoundToNearest().round(task)
+            return {name: {} for name in task.layers}
 
     model, transform, spy = tiny.tiny_model(), Scaling(), Spy()
     quantized(model, config("int4_wo_32"), transform, rounding=spy, two_passes=two_passes)

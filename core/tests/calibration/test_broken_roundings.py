@@ -24,11 +24,11 @@ class Rounding(RoundToNearest):
 
     needs = (AbsMax,)
 
-    def round(self, problem: RoundingTask) -> Mapping[str, Metrics]:
-        super().round(problem)
-        for layer in problem.layers.values():
+    def round(self, task: RoundingTask) -> Mapping[str, Metrics]:
+        super().round(task)
+        for layer in task.layers.values():
             self.spoil(layer)
-        return {name: {"share": 1.0} for name in problem.layers}
+        return {name: {"share": 1.0} for name in task.layers}
 
     def spoil(self, layer: Any) -> None:
         """Nothing."""
@@ -121,29 +121,29 @@ def answering(answer: Callable[[RoundingTask], Any]) -> Callable[[], Any]:
     """A rounding that rounds, and reports what it should not."""
 
     class Answering(Rounding):
-        def round(self, problem: RoundingTask) -> Any:
-            super().round(problem)
-            return answer(problem)
+        def round(self, task: RoundingTask) -> Any:
+            super().round(task)
+            return answer(task)
 
     return Answering
 
 
 class DoesNothing(Rounding):
-    def round(self, problem: RoundingTask) -> Mapping[str, Metrics]:
+    def round(self, task: RoundingTask) -> Mapping[str, Metrics]:
         return {}
 
 
 class HalfTheLayers(Rounding):
-    def round(self, problem: RoundingTask) -> Mapping[str, Metrics]:
-        half = dict(list(problem.layers.items())[: len(problem.layers) // 2])
-        return super().round(RoundingTask(half, problem.statistics))
+    def round(self, task: RoundingTask) -> Mapping[str, Metrics]:
+        half = dict(list(task.layers.items())[: len(task.layers) // 2])
+        return super().round(RoundingTask(half, task.statistics))
 
 
 class InPlace(Rounding):
-    def round(self, problem: RoundingTask) -> Mapping[str, Metrics]:
-        before = {name: layer.weight for name, layer in problem.layers.items()}
-        said = super().round(problem)
-        for name, layer in problem.layers.items():
+    def round(self, task: RoundingTask) -> Mapping[str, Metrics]:
+        before = {name: layer.weight for name, layer in task.layers.items()}
+        said = super().round(task)
+        for name, layer in task.layers.items():
             old: Any = before[name]
             old.data.copy_(layer.weight.data)  # type: ignore[union-attr,arg-type]
             layer.weight = old
@@ -151,19 +151,19 @@ class InPlace(Rounding):
 
 
 class Raising(Rounding):
-    def round(self, problem: RoundingTask) -> Mapping[str, Metrics]:
+    def round(self, task: RoundingTask) -> Mapping[str, Metrics]:
         raise KeyError("boom")
 
 
 class RaisesHalfWay(Rounding):
-    def round(self, problem: RoundingTask) -> Mapping[str, Metrics]:
-        super().round(problem)
+    def round(self, task: RoundingTask) -> Mapping[str, Metrics]:
+        super().round(task)
         raise RuntimeError("boom")
 
 
 class AsksUndeclared(Rounding):
-    def round(self, problem: RoundingTask) -> Mapping[str, Metrics]:
-        problem.statistic(NotAsked)
+    def round(self, task: RoundingTask) -> Mapping[str, Metrics]:
+        task.statistic(NotAsked)
         return {}
 
 
@@ -315,7 +315,7 @@ def test_a_statistic_that_fails_or_changes_what_it_sees_is_told_of(quantized: Qu
 
 def test_errors_that_quark_defines_keep_their_type_and_say_whose_they_are(quantized: Quantized) -> None:
     class Refusing(Rounding):
-        def round(self, problem: RoundingTask) -> Mapping[str, Metrics]:
+        def round(self, task: RoundingTask) -> Mapping[str, Metrics]:
             raise ConfigError("these settings do not fit")
 
     with pytest.raises(ConfigError) as caught:
@@ -327,7 +327,7 @@ def test_errors_that_quark_defines_keep_their_type_and_say_whose_they_are(quanti
 
 def test_what_the_machine_says_keeps_its_type(quantized: Quantized) -> None:
     class Hungry(Rounding):
-        def round(self, problem: RoundingTask) -> Mapping[str, Metrics]:
+        def round(self, task: RoundingTask) -> Mapping[str, Metrics]:
             raise MemoryError
 
     with pytest.raises(MemoryError) as caught:

@@ -10,7 +10,10 @@ import torch
 from torch import nn
 
 from quark.algorithms import BlockContext
+from quark.calibration.plugin_checks import CheckedTransform
+from quark.config.architecture import Architecture
 from quark.errors import PluginError
+from quark.plugins.attribution import origin
 from quark.testing import tiny
 
 Quantized = Callable[..., nn.Module]
@@ -22,11 +25,13 @@ WHO = "of broken-quant 0.3"
 class Transform:
     """A sound one, for mutants to spoil: it leaves everything as it is."""
 
-    stage = "scaling"
     works_by_block = True
     needs = ()
 
-    def apply_global(self, model: nn.Module, architecture: object) -> None:
+    def start(self, model: nn.Module, plan: object) -> Any:
+        return self
+
+    def apply_global(self, model: nn.Module) -> None:
         """Nothing."""
 
     def apply(self, block: BlockContext) -> Any:
@@ -121,5 +126,27 @@ def test_a_transform_that_reports_nothing_sensible_is_named(quantized: Quantized
 
 
 def test_a_transform_that_lacks_a_member_is_refused_before_any_work(quantized: Quantized) -> None:
-    with pytest.raises(PluginError, match="has no 'apply_global'"):
-        quantized(type("NoOutside", (), {k: v for k, v in vars(Transform).items() if k != "apply_global"}))
+    with pytest.raises(PluginError, match="has no 'start'"):
+        quantized(type("NoStart", (), {k: v for k, v in vars(Transform).items() if k != "start"}))
+
+
+def test_a_run_that_lacks_a_member_is_refused_before_anything_is_changed(quantized: Quantized) -> None:
+    model = tiny.tiny_model()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with pytest.raises(PluginError, match=f"^the algorithm 'breaking' {WHO} starts .* has no 'apply_global'"):
+        quantized(type("NoGlobal", (), {k: v for k, v in vars(Transform).items() if k != "apply_global"}), model=model)
+    assert all(torch.equal(model.state_dict()[name], tensor) for name, tensor in before.items())
+
+
+def test_calls_of_a_run_in_a_wrong_order_are_refused() -> None:
+    block = BlockContext("b", nn.Linear(2, 2), Architecture(model_type="x"), {}, {})
+    transform: Any = CheckedTransform(Transform(), origin("algorithms", "gptq"), runs_with_model=False)
+    run = transform.start(nn.Linear(2, 2), None)
+    with pytest.raises(RuntimeError, match="'b' cannot be changed: apply_global was not called before"):
+        run.apply(block)
+    run.apply_global(nn.Linear(2, 2))
+    run.apply(block)
+    with pytest.raises(RuntimeError, match="'b' cannot be changed: it has been changed already"):
+        run.apply(block)
+    with pytest.raises(RuntimeError, match="apply_global was called before"):
+        run.apply_global(nn.Linear(2, 2))

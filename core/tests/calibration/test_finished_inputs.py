@@ -20,8 +20,8 @@ from quark.modules import QuantizedLayer, QuantizerModule
 from quark.planning.family import architecture_of
 from quark.planning.mixtures import separate_experts
 from quark.planning.plan import make_plan
-from quark.runs.quantize_blocks import run
-from quark.runs.run import switch_if_wanted
+from quark.runs.quantize_block import quantize_blocks
+from quark.runs.run import switch_attention_of
 from quark.runs.sink import InPlaceSink
 from quark.testing.tiny import tiny_model
 from quark.torch import LLMTemplate
@@ -71,10 +71,10 @@ class Spy(RoundToNearest):
     def applies_to(self, name: str) -> bool:
         return name.endswith(self.endings)
 
-    def round(self, problem: RoundingTask) -> Mapping[str, Metrics]:
-        super().round(problem)
-        for name, layer in problem.layers.items():
-            self.inputs[name] = problem.statistic(self.kind).seen
+    def round(self, task: RoundingTask) -> Mapping[str, Metrics]:
+        super().round(task)
+        for name, layer in task.layers.items():
+            self.inputs[name] = task.statistic(self.kind).seen
             self.scales[name] = None if layer.input_quantizer is None else scale_of(layer.input_quantizer)
         return {}
 
@@ -90,8 +90,8 @@ def quantized(
 ) -> CalibrationReport:
     separate_experts(model, config)
     plan = make_plan(model, config, architecture or architecture_of(model))
-    switch_if_wanted(model, plan)
-    return run(model, plan, calls(IDS), rounding, InPlaceSink(model), two_passes=two_passes)
+    switch_attention_of(model, plan)
+    return quantize_blocks(model, plan, calls(IDS), rounding, InPlaceSink(model), two_passes=two_passes)
 
 
 def config(scheme: str = "int4_wo_32", family: str = "llama", **options: Any) -> QConfig:

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from quark.calibration.held_out import LEAST, MOST, SEVERAL, Sequences, held_out
+from quark.calibration.held_out import FEWEST_SEQUENCES, LEAST_SHARE, MOST_SHARE, Sequences, held_out
 
 ROWS = torch.arange(16 * 32).reshape(16, 32)
 
@@ -18,7 +18,7 @@ def held(rows: Tensor, masks: list[Tensor]) -> set[int]:
 
 def test_of_one_batch_and_of_batches_of_any_size_the_same_tokens_are_held_out() -> None:
     expected = held(ROWS, held_out([Sequences(ROWS)]))
-    assert LEAST * ROWS.numel() <= len(expected) <= MOST * ROWS.numel()
+    assert LEAST_SHARE * ROWS.numel() <= len(expected) <= MOST_SHARE * ROWS.numel()
     for size in (1, 3, 8):
         assert held(ROWS, held_out([Sequences(part) for part in ROWS.split(size)])) == expected
 
@@ -48,7 +48,7 @@ def test_padding_is_never_held_out_and_never_counted(sizes: list[tuple[int, int]
     assert found == [held(c.rows, [m]) for c, m in zip(plain, held_out(plain), strict=True)]
     number = sum(len(f) for f in found)
     assert all(0 not in f for f in found)
-    assert number <= MOST * total
+    assert number <= MOST_SHARE * total
     assert number > 0 or all(tokens < 4 for tokens, _ in sizes)
 
 
@@ -60,7 +60,7 @@ def test_of_few_sequences_the_end_of_each_is_held_out() -> None:
 def test_of_many_sequences_some_whole_ones_are_held_out() -> None:
     mask = held_out([Sequences(ROWS)])[0]
     assert torch.equal(mask.any(-1), mask.all(-1))
-    assert int(mask.any(-1).sum()) >= SEVERAL
+    assert int(mask.any(-1).sum()) >= FEWEST_SEQUENCES
 
 
 def test_copies_of_a_sequence_are_held_out_together_or_not_at_all() -> None:
@@ -79,7 +79,7 @@ def test_images_are_held_out_as_a_whole() -> None:
     images = torch.randn(8, 3, 4, 4, generator=torch.Generator().manual_seed(0))
     masks = held_out([Sequences(images[:5]), Sequences(images[5:])])
     assert [m.shape for m in masks] == [(5, 1), (3, 1)]
-    assert int(torch.cat(masks).sum()) == SEVERAL
+    assert int(torch.cat(masks).sum()) == FEWEST_SEQUENCES
 
 
 def test_where_nothing_can_be_held_out_nothing_is() -> None:

@@ -121,3 +121,54 @@ def test_without_cache_reaches_the_config_of_the_part_that_makes_text() -> None:
         assert text.use_cache is False
     assert text.use_cache is True
     assert not hasattr(model.config, "use_cache")
+
+
+def test_forwards_replay_a_block_with_their_own_arguments_and_are_at_its_entry_again() -> None:
+    model = Model(2)
+    with LockStep(model, list(model.blocks), [Call((torch.full((1,), float(n)),)) for n in range(3)]) as steps:
+        steps.advance(-1)
+        steps.at(0).enter()
+        block_run = steps.at(1)
+        first, *others = block_run.forwards
+        outputs = block_run.replay(lambda forward, output: (forward.number, output.item()), block_run.forwards)
+        assert list(outputs.values()) == [(n, n + 1.0 + 2.0) for n in range(3)]
+        assert block_run.replay(lambda _, output: output.item(), [others[1]]) == {others[1]: 5.0}
+        assert block_run.forwards == [first, *others]
+        assert block_run.state == "entry"
+        block_run.release([first])
+        assert block_run.forwards == others
+        block_run.enter()
+        assert block_run.state == "left"
+        assert steps.finished == 3
+    assert [name for name, _ in model.log] == ["0"] * 3 + ["1"] * (3 + 1 + 3), "each output is computed once more when it counts"
+
+
+def test_a_stand_in_is_called_in_place_of_the_block_and_may_pause_it() -> None:
+    model = Model(1)
+    with LockStep(model, list(model.blocks), [Call((torch.ones(1),))]) as steps:
+        steps.advance(-1)
+        block_run = steps.at(0)
+
+        def stand_in(plain, x, **kwargs):  # type: ignore[no-untyped-def]
+            block_run.stop("here")
+            return plain(2 * x, **kwargs)
+
+        block_run.enter(stand_in)
+        assert block_run.state == "inside"
+        assert list(block_run.stopped.values()) == ["here"]
+        block_run.go_on(list(block_run.stopped))
+        assert block_run.state == "left"
+    assert model.log == [("0", 2.0)]
+
+
+def test_what_does_not_belong_to_the_state_of_a_block_is_refused() -> None:
+    model = Model(1)
+    with LockStep(model, list(model.blocks), [Call((torch.ones(1),))]) as steps:
+        steps.advance(-1)
+        block_run = steps.at(0)
+        with pytest.raises(RuntimeError, match="cannot be led on at a block whose state is 'entry': it has to be 'inside'"):
+            block_run.go_on([])
+        block_run.enter()
+        for call in (block_run.enter, lambda: block_run.release([]), lambda: block_run.replay(lambda *_: None, [])):
+            with pytest.raises(RuntimeError, match="at a block whose state is 'left': it has to be 'entry'"):
+                call()

@@ -9,12 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from quark.algorithms import BlockContext, Metrics, Rounding, RoundingTask, RoundToNearest, Statistic
+from quark.algorithms import BlockContext, Metrics, Rounding, RoundingTask, RoundToNearest, Statistic, TransformRun
 from quark.calibration.batches import calls
-from quark.config.architecture import Architecture
 from quark.planning.family import architecture_of
-from quark.planning.plan import make_plan
-from quark.runs.quantize_blocks import run
+from quark.planning.plan import QuantPlan, make_plan
+from quark.runs.quantize_block import quantize_blocks
 from quark.runs.sink import InPlaceSink
 from quark.testing import tiny
 from quark.torch import LLMTemplate
@@ -54,23 +53,25 @@ class Spy(RoundToNearest):
     def applies_to(self, name: str) -> bool:
         return True
 
-    def round(self, problem: RoundingTask) -> Mapping[str, Metrics]:
-        self.shown |= {name: problem.statistic(Inputs).seen for name in problem.layers}
-        super().round(problem)
-        return {name: {} for name in problem.layers}
+    def round(self, task: RoundingTask) -> Mapping[str, Metrics]:
+        self.shown |= {name: task.statistic(Inputs).seen for name in task.layers}
+        super().round(task)
+        return {name: {} for name in task.layers}
 
 
 class Watching:
     """A transform that changes nothing and keeps what it was shown of the first block."""
 
-    stage = "scaling"
     works_by_block = True
     needs: Sequence[type[Statistic]] = (Inputs,)
 
     def __init__(self) -> None:
         self.shown: list[Tensor] = []
 
-    def apply_global(self, model: nn.Module, architecture: Architecture) -> None:
+    def start(self, model: nn.Module, plan: QuantPlan) -> TransformRun:
+        return self
+
+    def apply_global(self, model: nn.Module) -> None:
         """Nothing outside the blocks is changed."""
 
     def apply(self, block: BlockContext) -> Mapping[str, Metrics]:
@@ -86,7 +87,7 @@ def run_with(rounding: Any, **options: Any) -> nn.Module:
     model = tiny.tiny_model()
     plan = make_plan(model, LLMTemplate.get("llama").get_config(scheme="int4_wo_32"), architecture_of(model))
     data = [{"input_ids": ids, "attention_mask": mask} for ids, mask in zip(IDS, MASKS, strict=True)]
-    run(model, plan, calls(data), rounding, InPlaceSink(model), **options)
+    quantize_blocks(model, plan, calls(data), rounding, InPlaceSink(model), **options)
     return model
 
 

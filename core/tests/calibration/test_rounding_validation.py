@@ -11,15 +11,16 @@ import torch
 from torch import Tensor, nn
 
 import quark
-from quark.algorithms import CrossMoment, HeldOut, Hessian, Metrics, Rounding, RoundingTask, RoundToNearest
+from quark.algorithms import CrossMoment, HeldOut, Hessian, Metrics, Rounding, RoundingTask, RoundToNearest, is_worse
 from quark.calibration.batches import calls
-from quark.calibration.input_statistics import LEAST, MANY, MOST, SHARE, Collector, held_out_tokens
+from quark.calibration.held_out import FEWEST_TOKENS, MOST_TOKENS, ONE_IN, TOKENS_PER_CHANNEL, held_out_tokens
+from quark.calibration.input_statistics import Collector
 from quark.calibration.report import CalibrationReport
-from quark.calibration.rounding_validation import REASON, is_worse
+from quark.calibration.rounding_validation import REASON
 from quark.config.model import QConfig
 from quark.errors import RoundingError
 from quark.planning.plan import make_plan
-from quark.runs.quantize_blocks import run
+from quark.runs.quantize_block import quantize_blocks
 from quark.runs.sink import InPlaceSink
 
 TOKENS = torch.randn(320, 32, generator=torch.Generator().manual_seed(0))
@@ -33,18 +34,18 @@ class Harmful(RoundToNearest):
     def __init__(self, *names: str) -> None:
         self.names = names
 
-    def round(self, problem: RoundingTask) -> Mapping[str, Metrics]:
-        for name in set(self.names).intersection(problem.layers):
-            layer = problem.layers[name]
+    def round(self, task: RoundingTask) -> Mapping[str, Metrics]:
+        for name in set(self.names).intersection(task.layers):
+            layer = task.layers[name]
             layer.weight = nn.Parameter(layer.weight.data * 2)
-        super().round(problem)
-        return {name: {"said": 1} for name in problem.layers}
+        super().round(task)
+        return {name: {"said": 1} for name in task.layers}
 
 
 class Hopeless(RoundToNearest):
     needs = (Hessian,)
 
-    def round(self, problem: RoundingTask) -> Mapping[str, Metrics]:
+    def round(self, task: RoundingTask) -> Mapping[str, Metrics]:
         raise RoundingError("nothing can be made of these inputs")
 
 
@@ -53,12 +54,12 @@ class Forgetful(RoundToNearest):
 
     needs = (Hessian,)
 
-    def round(self, problem: RoundingTask) -> Mapping[str, Metrics]:
-        seen = problem.statistic(Hessian).matrix()
+    def round(self, task: RoundingTask) -> Mapping[str, Metrics]:
+        seen = task.statistic(Hessian).matrix()
         basis = torch.linalg.eigh(seen).eigenvectors[:, :-8]  # directions that were not there
-        weights = [layer.weight.data for layer in problem.layers.values()]
-        super().round(problem)
-        for layer, weight in zip(problem.layers.values(), weights, strict=True):
+        weights = [layer.weight.data for layer in task.layers.values()]
+        super().round(task)
+        for layer, weight in zip(task.layers.values(), weights, strict=True):
             layer.weight = nn.Parameter(weight @ (torch.eye(len(basis)) + basis @ basis.t()))
         return {}
 
@@ -71,7 +72,7 @@ def model() -> nn.Sequential:
 def quantized(rounding: Rounding, data: Any, scheme: str = "int4_wo_32", *, two_passes: bool = False) -> tuple[Any, CalibrationReport]:
     made = copy.deepcopy(model())
     plan = make_plan(made, QConfig(global_quant_config=quark.schemes().load_config(scheme)()), None)
-    return made, run(made, plan, calls(data), rounding, InPlaceSink(made), two_passes=two_passes)
+    return made, quantize_blocks(made, plan, calls(data), rounding, InPlaceSink(made), two_passes=two_passes)
 
 
 @pytest.mark.parametrize("two_passes", [False, True])
@@ -123,7 +124,7 @@ def test_layers_that_share_a_scale_are_given_up_together() -> None:
     made: Any = nn.Sequential(Attention())
     config = QConfig(global_quant_config=quark.schemes().load_config("nvfp4")(), shared_scale_groups=[["q_proj", "k_proj"]])
     plan = make_plan(made, config, None)
-    report = run(made, plan, calls([TOKENS]), Harmful("0.k_proj"), InPlaceSink(made))
+    report = quantize_blocks(made, plan, calls([TOKENS]), Harmful("0.k_proj"), InPlaceSink(made))
     outer = [made[0].get_submodule(f"{n}_proj").weight_quantizer.qparams.outer_scale for n in "qkv"]
     assert torch.equal(outer[0], outer[1])
     assert not torch.equal(outer[0], outer[2])
@@ -136,7 +137,7 @@ def test_held_out_tokens_are_in_no_statistic(batches: int) -> None:
     collector = Collector((Hessian, CrossMoment), 161, few.device, len(few))
     for part in few.chunk(batches):
         collector.update(part, part + 1)
-    held = torch.arange(320) < 320 // SHARE
+    held = torch.arange(320) < 320 // ONE_IN
     found = collector.held_out()
     assert found is not None
     assert torch.equal(found.x, few[held])
@@ -149,13 +150,13 @@ def test_held_out_tokens_are_in_no_statistic(batches: int) -> None:
 
 
 def test_where_tokens_are_many_for_the_channels_none_is_lost_to_the_statistics() -> None:
-    many = torch.randint(-3, 4, (320, 320 // MANY), generator=torch.Generator().manual_seed(3)).float()
+    many = torch.randint(-3, 4, (320, 320 // TOKENS_PER_CHANNEL), generator=torch.Generator().manual_seed(3)).float()
     collector = Collector((Hessian,), many.shape[1], many.device, len(many))
     for part in many.chunk(3):
         collector.update(part)
     found = collector.held_out()
     assert found is not None
-    assert torch.equal(found.x, many[: 320 // SHARE])
+    assert torch.equal(found.x, many[: 320 // ONE_IN])
     hessian = collector.statistics[Hessian]
     assert isinstance(hessian, Hessian)
     assert (hessian.tokens, collector.tokens) == (320, 320)
@@ -163,10 +164,10 @@ def test_where_tokens_are_many_for_the_channels_none_is_lost_to_the_statistics()
 
 
 def test_few_tokens_are_left_to_the_statistics_and_of_many_enough_are_held_out() -> None:
-    assert held_out_tokens(SHARE * LEAST - 1) == 0
-    assert held_out_tokens(SHARE * LEAST) == LEAST
-    assert held_out_tokens(1000) == 1000 // SHARE
-    assert held_out_tokens(300_000) == MOST
+    assert held_out_tokens(ONE_IN * FEWEST_TOKENS - 1) == 0
+    assert held_out_tokens(ONE_IN * FEWEST_TOKENS) == FEWEST_TOKENS
+    assert held_out_tokens(1000) == 1000 // ONE_IN
+    assert held_out_tokens(300_000) == MOST_TOKENS
     collector = Collector((Hessian,), 32, TOKENS.device, 60)
     collector.update(TOKENS[:60])
     assert collector.held_out() is None

@@ -9,10 +9,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from quark.algorithms import BlockContext, Metrics, Rounding, Statistic, Validation
+from quark.algorithms import BlockContext, Metrics, Rounding, Statistic, ValidatedRun, Validation
 from quark.calibration.batches import calls
 from quark.calibration.transform_validation import TransformValidation, validate_transforms
-from quark.config.architecture import Architecture
 from quark.planning.family import architecture_of
 from quark.planning.plan import QuantPlan, make_plan
 from quark.testing import tiny
@@ -25,25 +24,25 @@ MANY = [torch.arange(16 * i, 16 * i + 16)[None] for i in range(12)]
 class Turned:
     """Reverses the channels of the residual stream: nothing changes but their order, unless it spoils the block."""
 
-    stage = "rotation"
     works_by_block = False
     needs: ClassVar[Sequence[type[Statistic]]] = ()
 
     def __init__(self, spoil: float = 0.0) -> None:
         self.spoil = spoil
-        self.is_prepared = False
+        self.is_started = False
         self.seen: list[str] = []
 
-    def prepare(self, model: nn.Module, architecture: Architecture) -> None:
-        self.is_prepared = True
+    def start(self, model: nn.Module, plan: QuantPlan) -> ValidatedRun:
+        self.is_started = True
+        return self
 
     def transformed_stream(self, x: Tensor) -> Tensor:
         return x.flip(-1)
 
-    def accepts(self, validation: Validation) -> bool:
-        return validation.is_improvement
+    def accepts(self, validation: Validation | None) -> bool:
+        return validation is not None and validation.is_improvement
 
-    def apply_global(self, model: nn.Module, architecture: Architecture) -> None:
+    def apply_global(self, model: nn.Module) -> None:
         raise AssertionError("nothing outside the blocks is changed by a trial")
 
     def apply(self, block: BlockContext) -> Mapping[str, Metrics]:
@@ -63,50 +62,54 @@ def plan_of(model: nn.Module, scheme: str) -> QuantPlan:
     return make_plan(model, LLMTemplate.get("llama").get_config(scheme=scheme), architecture_of(model))
 
 
-def judge(transform: Turned, scheme: str = "ptpc_fp8", data: Sequence[Tensor] = IDS) -> tuple[nn.Module, TransformValidation]:
+def compare(transform: Turned, scheme: str = "ptpc_fp8", data: Sequence[Tensor] = IDS) -> tuple[nn.Module, Validation, TransformValidation]:
     model = tiny.tiny_model()
-    return model, validate_transforms(model, plan_of(model, scheme), {"turned": transform}, calls(data))["turned"]
+    result = validate_transforms(model, plan_of(model, scheme), {"turned": transform}, calls(data))["turned"]
+    assert result.validation is not None
+    return model, result.validation, result
 
 
 def test_a_change_of_order_has_the_error_that_there_was() -> None:
     transform = Turned()
-    _, found = judge(transform)
-    assert found.validation.before == pytest.approx(found.validation.after, rel=1e-3)
-    assert 0 < found.validation.before < 1e-2
-    assert found.validation.tokens == 2 + 1, "of sixteen and of ten"
-    assert transform.is_prepared
+    _, found, _ = compare(transform)
+    assert found.before == pytest.approx(found.after, rel=1e-3)
+    assert 0 < found.before < 1e-2
+    assert found.tokens == 2 + 1, "of sixteen and of ten"
+    assert transform.is_started
     assert transform.seen == ["model.layers.0", "model.layers.1", "model.layers.2"][: len(transform.seen)]
     assert len(transform.seen) == len(tiny.tiny_model().model.layers)
 
 
 def test_what_spoils_a_block_is_seen() -> None:
-    _, found = judge(Turned(spoil=0.05))
-    assert found.validation.after > 10 * found.validation.before
-    assert not found.goes_on
+    _, found, result = compare(Turned(spoil=0.05))
+    assert found.after > 10 * found.before
+    assert not result.is_accepted
 
 
 def test_the_model_is_what_it_was() -> None:
-    model, _ = judge(Turned(spoil=0.05), "fp8")
+    model, *_ = compare(Turned(spoil=0.05), "fp8")
     expected = tiny.tiny_model()
     assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), expected.state_dict().values(), strict=True))
     assert all("forward" not in m.__dict__ and not m._forward_hooks for m in model.modules())
     assert model.config.use_cache == expected.config.use_cache
 
 
-def test_without_data_nothing_is_judged() -> None:
+def test_without_data_nothing_is_compared() -> None:
     model, transform = tiny.tiny_model(), Turned()
-    assert validate_transforms(model, plan_of(model, "ptpc_fp8"), {"turned": transform}, []) == {}
-    assert not transform.is_prepared
+    validations = validate_transforms(model, plan_of(model, "ptpc_fp8"), {"turned": transform}, [])
+    assert validations == {"turned": TransformValidation(None, is_accepted=False)}, "the transform decides, without a validation"
+    assert validations["turned"].metrics() == {}
+    assert not transform.is_started
 
 
-def test_the_verdict_does_not_depend_on_the_order_of_samples_nor_on_batches() -> None:
+def test_the_validation_does_not_depend_on_the_order_of_samples_nor_on_batches() -> None:
     """One row of twelve sequences, another order, and one batch: sums in another order differ by rounding."""
-    _, found = judge(Turned(), data=MANY)
+    _, found, _ = compare(Turned(), data=MANY)
     for data in (MANY[::-1], [torch.cat(MANY)], list(torch.cat(MANY[5:] + MANY[:5]).split(4))):
-        _, other = judge(Turned(), data=data)
-        assert other.validation.before == pytest.approx(found.validation.before, rel=1e-4)
-        assert other.validation.standard_error == pytest.approx(found.validation.standard_error, rel=1e-2)
-        assert other.validation.tokens == found.validation.tokens == 32
+        _, other, _ = compare(Turned(), data=data)
+        assert other.before == pytest.approx(found.before, rel=1e-4)
+        assert other.standard_error == pytest.approx(found.standard_error, rel=1e-2)
+        assert other.tokens == found.tokens == 32
 
 
 def test_only_calls_with_held_out_tokens_are_run() -> None:
@@ -118,6 +121,6 @@ def test_only_calls_with_held_out_tokens_are_run() -> None:
 
 
 def test_where_nothing_can_be_held_out_all_tokens_tell_and_that_is_said() -> None:
-    _, found = judge(Turned(), data=[torch.tensor([[5, 6]])])
-    assert found.validation.tokens == 2
-    assert found.metrics()["held_out"] is False
+    _, found, result = compare(Turned(), data=[torch.tensor([[5, 6]])])
+    assert found.tokens == 2
+    assert result.metrics()["held_out"] is False

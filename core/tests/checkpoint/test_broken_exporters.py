@@ -9,9 +9,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
 
-from quark.checkpoint import ExportOptions, export_safetensors
+from quark.checkpoint import CheckpointContent, ExportOptions, export_safetensors
 from quark.checkpoint.export import export_with
 from quark.errors import ConfigError, OutputError, PluginError
 from quark.modules import QuantizedLayer
@@ -24,24 +23,24 @@ CONFIG = LLMTemplate.get("llama").get_config(scheme="int4_wo_64")
 
 
 class Sound:
-    def export(self, model: nn.Module, out: Path, options: ExportOptions) -> None:
+    def export(self, content: CheckpointContent, out: Path, options: ExportOptions) -> None:
         (out / "a.bin").write_bytes(b"a")
 
 
 class RaisesHalfWay:
-    def export(self, model: nn.Module, out: Path, options: ExportOptions) -> None:
+    def export(self, content: CheckpointContent, out: Path, options: ExportOptions) -> None:
         (out / "a.bin").write_bytes(b"a")
         (out / "inner").mkdir()
         raise RuntimeError("half way")
 
 
 class WritesNothing:
-    def export(self, model: nn.Module, out: Path, options: ExportOptions) -> None:
+    def export(self, content: CheckpointContent, out: Path, options: ExportOptions) -> None:
         """Nothing."""
 
 
 class DiskFull:
-    def export(self, model: nn.Module, out: Path, options: ExportOptions) -> None:
+    def export(self, content: CheckpointContent, out: Path, options: ExportOptions) -> None:
         (out / "a.bin").write_bytes(b"a")
         raise OSError(errno.ENOSPC, "No space left on device")
 

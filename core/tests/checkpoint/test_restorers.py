@@ -38,14 +38,16 @@ class LouderConfig(AlgoConfig):
 class Louder:
     """The transform and its restorer."""
 
-    stage = "rotation"
     needs = ()
     works_by_block = False
 
     def __init__(self, settings: LouderConfig) -> None:
         self._layer = settings.layer
 
-    def apply_global(self, model: nn.Module, architecture: object) -> None:
+    def start(self, model: nn.Module, plan: object) -> Louder:
+        return self
+
+    def apply_global(self, model: nn.Module) -> None:
         self.restore(model, None)
         model.get_buffer("loudness").fill_(3)
 

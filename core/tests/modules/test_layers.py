@@ -6,7 +6,8 @@ from torch import nn
 
 from quark.config.layer import QLayerConfig
 from quark.errors import CalibrationError
-from quark.modules import QUANTIZED_TYPES, QuantizerModule, QuantLinear, is_quantized
+from quark.modules import QuantizerModule, QuantLinear, is_quantized, quantized_class
+from quark.modules.layer_types import planned_class, planned_names
 from quark.modules.packed_layers import PackedLayer
 from quark.plugins import documented_object
 
@@ -66,11 +67,11 @@ def test_scales_are_buffers_that_move_with_the_model() -> None:
     assert module.to("meta").scale.is_meta
 
 
-@pytest.mark.parametrize("kind", QUANTIZED_TYPES, ids=lambda k: k.__name__)
+@pytest.mark.parametrize("kind", [planned_class(name) for name in planned_names()], ids=lambda k: k.__name__)
 def test_a_packed_layer_of_every_type_becomes_the_layer_that_was_packed(kind: type[nn.Module]) -> None:
     torch.manual_seed(0)
     layer = kind(8, 16, 3) if issubclass(kind, nn.Conv2d | nn.ConvTranspose2d) else kind(8, 16)
-    made = QUANTIZED_TYPES[kind].from_float(layer, QLayerConfig(weight=INT8))
+    made = quantized_class(layer).from_float(layer, QLayerConfig(weight=INT8))
     assert made.weight_quantizer is not None
     values, qparams = made.weight_quantizer.quantizer.round_to_nearest(layer.weight.data)
     packed = PackedLayer(layer, made.layer_config, "reorder")

@@ -16,11 +16,10 @@ from transformers.pytorch_utils import Conv1D
 from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
 from quark.modules import QuantConv1D, QuantLinear, counts_as, linear_weight, quantized_class
-from quark.modules.layers import QUANTIZED_TYPES
 from quark.modules.packed_layers import PackedLayer
 from quark.planning.plan import make_plan
 from quark.planning.precedence import layer_config_for
-from quark.plugins import documented_object
+from quark.plugins import LayerTypeRecord, documented_object, layer_types
 
 INT4 = documented_object("Int4PerGroupSpec")(group_size=32, ch_axis=-1, is_dynamic=False).to_quantization_spec()
 FP8 = documented_object("FP8E4M3PerChannelSpec")(ch_axis=0, is_dynamic=False).to_quantization_spec()
@@ -91,10 +90,14 @@ def test_trying_a_forward_leaves_the_layer_and_the_random_state_alone() -> None:
     assert torch.equal(torch.get_rng_state(), state)
 
 
-def test_a_class_of_ones_own_is_quantized_when_it_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_class_of_ones_own_is_quantized_as_long_as_it_is_registered() -> None:
     assert counts_as(Scaled(4, 4)) is None
-    monkeypatch.setitem(QUANTIZED_TYPES, Scaled, QuantLinear)
-    assert counts_as(Scaled(4, 4)) is Scaled
+    layer_types().register(LayerTypeRecord(name="scaled", layer=f"{__name__}:Scaled", quantized="quark.modules.layers:QuantLinear"))
+    try:
+        assert counts_as(Scaled(4, 4)) is Scaled
+    finally:
+        layer_types().unregister("scaled")
+    assert counts_as(Scaled(4, 4)) is None
 
 
 def conv1d(inputs: int = 64, outputs: int = 16) -> Conv1D:

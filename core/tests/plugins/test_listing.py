@@ -65,7 +65,7 @@ PLUGIN = '''
         def __init__(self, lid: bool = True) -> None:
             pass
 
-        def export(self, model, out, options):
+        def export(self, content, out, options):
             pass
 
     @hookimpl
@@ -84,7 +84,7 @@ PLUGIN = '''
 
     @hookimpl
     def quark_register_exporters():
-        yield ExporterRecord(name="box", exporter=f"{__name__}:Box", reads_back=True)
+        yield ExporterRecord(name="box", exporter=f"{__name__}:Box", reader=f"{__name__}:Box", quant_methods=("box",))
 '''
 
 
@@ -161,7 +161,7 @@ def test_facts_of_the_other_kinds(catalog: Catalog) -> None:
     assert row(catalog, "algorithms", "hollow")["configuration_only"] is True
     assert row(catalog, "algorithms", "whole")["configuration_only"] is False
     assert row(catalog, "templates", "acme")["decoder_blocks"] == "acme.blocks"
-    assert row(catalog, "exporters", "box")["reads_back"] is True
+    assert row(catalog, "exporters", "box")["quant_methods"] == ["box"]
     lines = shown(catalog, "algorithms").splitlines()
     assert [line.split()[0] for line in lines if "configuration only" in line] == ["hollow"]
 
@@ -169,6 +169,7 @@ def test_facts_of_the_other_kinds(catalog: Catalog) -> None:
 def test_plugins_are_listed_with_failures_and_conflicts(catalog: Catalog) -> None:
     report = json.loads(shown(catalog, "plugins", "--json"))
     assert [(r["distribution"], r["status"], r["provides"]) for r in report["plugins"]] == [
+        ("quark-core", "active", {"layer_types": len(catalog.registries["layer_types"])}),
         ("acme-quant", "active", {"formats": 2, "observers": 1, "schemes": 2, "algorithms": 2, "templates": 1, "exporters": 1}),
         ("good-quant", "active", {"schemes": 1}),
         ("rival-quant", "active", {"schemes": 1}),

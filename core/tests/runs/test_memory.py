@@ -13,7 +13,7 @@ from quark.errors import NonFiniteError
 from quark.planning.plan import QuantPlan
 from quark.runs import ModelQuantizer, memory
 from quark.runs.memory import LEAST_RETURNED, FreedMemory, held_probabilities, tokens_in
-from quark.runs.run import prepared
+from quark.runs.run import plan_run
 from quark.testing.tiny import tiny_model
 from quark.torch import LLMTemplate
 
@@ -81,4 +81,5 @@ def passes(attention: str | None, data: list[torch.Tensor], bound: int) -> bool:
     """Whether blocks are passed twice."""
     config = LLMTemplate.get("llama").get_config(scheme="int4_wo_32", algorithm="gptq", attention_scheme=attention)
     config.activation_memory = bound
-    return prepared(tiny_model(), config, data, torch.device("cpu")).two_passes
+    model = tiny_model()
+    return plan_run(model, config).with_data(model, data, torch.device("cpu")).two_passes

@@ -11,10 +11,9 @@ from torch import nn
 
 from quark.algorithms import BlockContext, Metrics, Rounding, Statistic
 from quark.config.algorithm import AlgoConfig
-from quark.config.architecture import Architecture
 from quark.config.model import QConfig
-from quark.errors import ConfigError
 from quark.planning.family import architecture_of
+from quark.planning.plan import QuantPlan
 from quark.plugins import AlgorithmRecord, algorithms
 from quark.runs import run as job
 from quark.testing import tiny
@@ -24,7 +23,6 @@ from quark.torch import LLMTemplate, ModelQuantizer
 @attrs.define(kw_only=True)
 class CautiousConfig(AlgoConfig):
     name: str = "cautious"
-    stage: str = "scaling"
     leaves: int = 3
 
 
@@ -35,19 +33,25 @@ class Cautious:
     needs: ClassVar[Sequence[type[Statistic]]] = ()
 
     def __init__(self, settings: CautiousConfig) -> None:
-        self.stage = settings.stage
         self._leaves = settings.leaves
-        self._seen = 0
 
-    def apply_global(self, model: nn.Module, architecture: Architecture) -> None:
-        self.blocks = len(model.model.layers)  # type: ignore[union-attr, arg-type]
-
-    def apply(self, block: BlockContext) -> Mapping[str, Metrics]:
-        self._seen += 1
-        return {block.name: {"applied": self._seen <= self.blocks - self._leaves}}
+    def start(self, model: nn.Module, plan: QuantPlan) -> CautiousRun:
+        return CautiousRun(len(model.model.layers) - self._leaves)  # type: ignore[union-attr, arg-type]
 
     def rounding(self) -> Rounding | None:
         return None
+
+
+class CautiousRun:
+    def __init__(self, changed: int) -> None:
+        self._left = changed
+
+    def apply_global(self, model: nn.Module) -> None:
+        """Nothing outside the blocks is changed."""
+
+    def apply(self, block: BlockContext) -> Mapping[str, Metrics]:
+        self._left -= 1
+        return {block.name: {"applied": self._left >= 0}}
 
 
 @pytest.fixture(autouse=True)
@@ -62,13 +66,6 @@ def config(**settings: Any) -> QConfig:
     made = LLMTemplate.get("llama").get_config(scheme="int4_wo_32")
     made.algo_config = [CautiousConfig(**settings)]
     return made
-
-
-def test_a_transform_of_an_unknown_stage_is_refused_and_never_left_out_in_silence() -> None:
-    with pytest.raises(
-        ConfigError, match=r"the transform 'cautious' of .* would never run: its stage is 'scale', and there are 'rotation'"
-    ):
-        ModelQuantizer(config(stage="scale")).quantize_model(tiny.tiny_model())
 
 
 @pytest.mark.parametrize(("leaves", "is_named"), [(3, False), (2, True), (0, True)])

@@ -16,7 +16,7 @@ from acme_quant.weighted import AcmeWeighted, MeanSquare
 from acme_quant.weighted_config import AcmeWeightedConfig
 from quark.algorithms import Metrics, RoundingTask, RoundToNearest
 from quark.calibration.batches import calls
-from quark.calibration.input_statistics import held_out_tokens
+from quark.calibration.held_out import held_out_tokens
 from quark.config.layer import QLayerConfig
 from quark.errors import ConfigError
 from quark.modules import QuantizedLayer, quantized_class
@@ -24,7 +24,7 @@ from quark.planning.family import architecture_of
 from quark.planning.plan import make_plan
 from quark.plugins import Catalog, algorithms, schemes, using
 from quark.plugins.discovery import Source, discover
-from quark.runs.quantize_blocks import run
+from quark.runs.quantize_block import quantize_blocks
 from quark.runs.sink import InPlaceSink
 from quark.templates.algorithms import algo_config_from_dict
 from quark.testing.tiny import calibration_batches, tiny_model
@@ -159,9 +159,9 @@ class Watched(AcmeWeighted):
         super().__init__(AcmeWeightedConfig())
         self.shown: dict[str, MeanSquare] = {}
 
-    def round(self, problem: RoundingTask) -> Mapping[str, Metrics]:
-        self.shown |= dict.fromkeys(problem.layers, problem.statistic(MeanSquare))
-        return super().round(problem)
+    def round(self, task: RoundingTask) -> Mapping[str, Metrics]:
+        self.shown |= dict.fromkeys(task.layers, task.statistic(MeanSquare))
+        return super().round(task)
 
 
 def test_every_layer_is_rounded_by_what_the_finished_model_gives_it_in_one_forward_a_sample() -> None:
@@ -170,7 +170,7 @@ def test_every_layer_is_rounded_by_what_the_finished_model_gives_it_in_one_forwa
     hook = model.get_submodule("model.embed_tokens").register_forward_hook(lambda *call: embedded.append(call[-1]))
     config = LLMTemplate.get("llama").get_config(scheme="acme_nf3_g64", algorithm="acme_weighted")
     watched = Watched()
-    report = run(model, make_plan(model, config, architecture_of(model)), calls(TINY_TOKENS), watched, InPlaceSink(model))
+    report = quantize_blocks(model, make_plan(model, config, architecture_of(model)), calls(TINY_TOKENS), watched, InPlaceSink(model))
     hook.remove()
     assert len(embedded) == len(TINY_TOKENS)
     finished: dict[str, list[Tensor]] = {name: [] for name in watched.shown}

@@ -53,7 +53,7 @@ def inputs(tokens: int = 300) -> Tensor:
 
 
 def quantizer_of(scheme: str) -> TensorQuantizer:
-    return quantizer_for(quark.schemes().load(scheme, "config")().weight, activation=False)
+    return quantizer_for(quark.schemes().load_config(scheme)().weight, activation=False)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)

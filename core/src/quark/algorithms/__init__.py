@@ -1,22 +1,23 @@
 """What changes weights: the protocols Transform and Rounding, the statistics they may ask for, and round-to-nearest, the default."""
 
-from quark.algorithms.rounding import HeldOut, Metrics, NamesLayers, Rounding, RoundingTask, RoundToNearest, float_weight, weight_quantizer
+from quark.algorithms.rounding import HeldOut, Metrics, NamesLayers, Rounding, RoundingTask, RoundToNearest
+from quark.algorithms.stacked_weights import StackedWeights, float_weight, weight_quantizer
 from quark.algorithms.statistics import AbsMax, AbsMean, CrossMoment, Hessian, Hessian64, Statistic
 from quark.algorithms.transform import (
-    STAGES,
     BlockContext,
     ResolvedSettings,
     ResolvesForModel,
     Transform,
+    TransformRun,
+    ValidatedRun,
     ValidatedTransform,
     input_is_transformed,
 )
-from quark.algorithms.validation import OutputError, Validation, validated
+from quark.algorithms.validation import OutputError, Validation, is_worse, validated
 from quark.compat.callable_module import make_callable
 from quark.plugins import algorithms
 
 __all__ = [
-    "STAGES",
     "AbsMax",
     "AbsMean",
     "BlockContext",
@@ -32,12 +33,16 @@ __all__ = [
     "RoundToNearest",
     "Rounding",
     "RoundingTask",
+    "StackedWeights",
     "Statistic",
     "Transform",
+    "TransformRun",
+    "ValidatedRun",
     "ValidatedTransform",
     "Validation",
     "float_weight",
     "input_is_transformed",
+    "is_worse",
     "validated",
     "weight_quantizer",
 ]

@@ -9,8 +9,8 @@ import attrs
 import torch
 from torch import Tensor, nn
 
+from quark.algorithms.stacked_weights import StackedWeights, float_weight, weight_quantizer
 from quark.algorithms.statistics import Statistic
-from quark.errors import ConfigError
 from quark.modules import QuantizedLayer, QuantizerModule
 from quark.quantizers import Observer
 
@@ -63,6 +63,19 @@ class RoundingTask:
             raise KeyError(f"asked for the statistic {kind.__name__}, which it does not declare: its needs are {names}")
         return cast("S", self.statistics[kind])
 
+    def stacked(self) -> StackedWeights:
+        """Return the weights of all layers as one matrix, with the values they may take and the way back into the layers.
+
+        Example:
+            The body of a rounding that leaves scales as they are::
+
+                weights = task.stacked()
+                grid = weights.grid()
+                scales = grid.fixed or grid.scales(weights.wt)
+                weights.keep(grid, grid.round_(weights.wt, grid.with_subscales(weights.wt, scales)), scales)
+        """
+        return StackedWeights(self.layers, shares_scale=self.shares_scale)
+
 
 class Rounding(Protocol):
     """Chooses codes."""
@@ -74,7 +87,7 @@ class Rounding(Protocol):
     def applies_to(self, name: str) -> bool:
         """Whether it rounds the layer of that name, relative to its block; others are rounded to nearest."""
 
-    def round(self, problem: RoundingTask) -> Mapping[str, Metrics]:
+    def round(self, task: RoundingTask) -> Mapping[str, Metrics]:
         """Round the weights of the layers.
 
         On return each layer's ``weight`` is a new parameter with values on the grid of its ``weight_quantizer``, whose scales are set.
@@ -110,11 +123,11 @@ class RoundToNearest:
         return True
 
     @torch.no_grad()
-    def round(self, problem: RoundingTask) -> Mapping[str, Metrics]:
+    def round(self, task: RoundingTask) -> Mapping[str, Metrics]:
         """As `Rounding.round`; there is nothing to report."""
-        layers = list(problem.layers.values())
+        layers = list(task.layers.values())
         quantizers = [weight_quantizer(layer) for layer in layers]
-        shared = _seen_by_all(layers, quantizers) if problem.shares_scale else None
+        shared = _seen_by_all(layers, quantizers) if task.shares_scale else None
         for layer, quantizer in zip(layers, quantizers, strict=True):
             weight = float_weight(layer)
             if shared is None:
@@ -133,19 +146,3 @@ def _seen_by_all(layers: Sequence[QuantizedLayer], quantizers: Sequence[Quantize
     for layer in layers:
         observer.observe(float_weight(layer))
     return observer
-
-
-def weight_quantizer(layer: QuantizedLayer) -> QuantizerModule:
-    """Of a layer whose weight is to be quantized.
-
-    Raises:
-        ConfigError: It is not.
-    """
-    if layer.weight_quantizer is None:
-        raise ConfigError("a layer without a weight quantizer cannot be rounded")
-    return layer.weight_quantizer
-
-
-def float_weight(layer: QuantizedLayer) -> Tensor:
-    """The weight of a layer that has not been rounded yet."""
-    return cast("nn.Parameter", layer.weight).data

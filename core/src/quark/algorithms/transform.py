@@ -1,4 +1,4 @@
-"""Transform: change the weights of a block and keep what it computes, so that rounding does less harm."""
+"""Transform: change the weights of a block and keep what it computes, so that rounding loses less."""
 
 from __future__ import annotations
 
@@ -17,9 +17,6 @@ from quark.config.layer import QLayerConfig
 from quark.planning.plan import QuantPlan
 
 S = TypeVar("S", bound=Statistic)
-
-STAGES = ("rotation", "scaling")
-"""Kinds of transforms, in the order in which they go; a run has one of each kind at most."""
 
 
 @attrs.frozen(eq=False)
@@ -84,34 +81,20 @@ class ResolvesForModel(Protocol):
     """A transform whose settings become definite, such as by names of layers, when it is known what will be done to a model."""
 
     def resolve_for_model(self, model: nn.Module, plan: QuantPlan) -> ResolvedSettings:
-        """Decide. Nothing of the model is changed, and its tensors may be meta tensors.
+        """Return the settings for this model. Nothing of the model is changed, and its tensors may be meta tensors.
 
-        The run that follows is made from the settings that this returns, which settle to themselves.
+        The run that follows has the transform of the settings that this returns, which resolve to themselves.
 
         Raises:
             ConfigError, UnsupportedError: What is asked for does not fit this model.
         """
 
 
-class Transform(Protocol):
-    """Changes weights in place of modules' parameters, and keeps the function.
+class TransformRun(Protocol):
+    """A transform at work on one model: what it knows of the model, decided when it was started and not changed afterwards."""
 
-    What else it leaves in the model, such as hooks on layers, is put back on reading by the record's ``restorer``.
-
-    Attributes:
-        stage: One of `STAGES`.
-        works_by_block: Whether it does with one block in memory at a time, and changes nothing outside the blocks.
-    """
-
-    stage: str
-    works_by_block: bool
-
-    @property
-    def needs(self) -> Sequence[type[Statistic]]:
-        """Statistics of layers' inputs in float; without any, no data are wanted."""
-
-    def apply_global(self, model: nn.Module, architecture: Architecture) -> None:
-        """Change what lies outside the blocks, before anything runs."""
+    def apply_global(self, model: nn.Module) -> None:
+        """Change what lies outside the decoder blocks, such as embeddings and head; called once, before any block."""
 
     def apply(self, block: BlockContext) -> Mapping[str, Metrics]:
         """Change the values of one block's parameters; returns what is worth reporting, by full name of a layer or of the block.
@@ -119,8 +102,36 @@ class Transform(Protocol):
         Metrics of the block that say ``applied: False`` mean that it is as it was. A transform that says so of every block is left out of
         the plan, and of the settings that a checkpoint keeps, with a warning.
 
-        In a run it is looked at whether all of them are finite and have the shapes and dtypes that they had; and, of algorithms whose
-        settings do not say `runs_with_model`, whether modules and hooks are the same.
+        The pipeline checks that all parameters are finite and have the shapes and dtypes they had; and, of algorithms whose settings do not
+        say `runs_with_model`, that modules and hooks are the same.
+        """
+
+
+class Transform(Protocol):
+    """Changes values of parameters, and keeps the function of the model. Itself it is settings, and never changes: `start` gives the object
+    that works on one model.
+
+    What else it leaves in a model, such as hooks on layers, is put back on reading by the record's ``restorer``. Which transforms it goes
+    before or after, and which it excludes, its record says (`quark.plugins.AlgorithmRecord`).
+
+    Attributes:
+        works_by_block: Whether it works with one block in memory at a time, and changes nothing outside the blocks.
+    """
+
+    works_by_block: bool
+
+    @property
+    def needs(self) -> Sequence[type[Statistic]]:
+        """Statistics of layers' inputs in float; without any, no calibration data are needed. A plain attribute will do."""
+
+    def start(self, model: nn.Module, plan: QuantPlan) -> TransformRun:
+        """Return the object that is to change ``model``, which has not been changed yet and is not changed here.
+
+        A transform that need know nothing of the model may return itself.
+
+        Args:
+            model: Its structure is complete; tensors may be on the meta device until their block's turn.
+            plan: What will be done to each layer; its configuration has the settings as `ResolvesForModel` has decided them.
         """
 
     def rounding(self) -> Rounding | None:
@@ -129,21 +140,25 @@ class Transform(Protocol):
 
 @runtime_checkable
 class ValidatedTransform(Transform, Protocol):
-    """A transform of the whole model that is tried on copies of blocks first: where calibration data are at hand, before anything changes.
+    """A transform of the whole model, which cannot be taken back block by block, and is tried on copies of the blocks first.
 
-    Example:
-        The run calls, for the calls that have held-out tokens::
-
-            transform.prepare(model, architecture)
-            for each block: transform.apply(a copy), on transform.transformed_stream(the block's input)
-            goes_on = transform.accepts(validation)
+    Each block's copy is changed by a run that was started for that, a `ValidatedRun`, and its output error on held-out tokens compared
+    with that of the block itself. `accepts` decides by the result.
     """
 
-    def prepare(self, model: nn.Module, architecture: Architecture) -> None:
-        """Get ready to `Transform.apply` to copies of the blocks of a model that stays as it is."""
+    def start(self, model: nn.Module, plan: QuantPlan) -> ValidatedRun:
+        """As `Transform.start`; copies of blocks are changed without `TransformRun.apply_global` before."""
+
+    def accepts(self, validation: Validation | None) -> bool:
+        """Return whether to apply it.
+
+        Args:
+            validation: The error of blocks rounded to nearest before and after, the mean over blocks; None where there are no data.
+        """
+
+
+class ValidatedRun(TransformRun, Protocol):
+    """The run of a `ValidatedTransform`."""
 
     def transformed_stream(self, x: Tensor) -> Tensor:
-        """What goes from block to block in the changed model, where ``x [batch, tokens, channels]`` does in this one."""
-
-    def accepts(self, validation: Validation) -> bool:
-        """Return whether to go on, given what became of the error of blocks rounded to nearest, the mean over blocks."""
+        """Return what goes from block to block in the changed model, where ``x [batch, tokens, channels]`` does in this one."""

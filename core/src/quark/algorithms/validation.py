@@ -1,4 +1,14 @@
-"""Validation: whether a change of weights does good, seen on tokens that it was not made from."""
+"""Validation: whether a change of weights makes errors smaller, on tokens that it was not made from.
+
+The rule is one standard error of the difference, token by token, in favour of what is expected:
+
+- A transform is kept only if it makes the error *smaller* by more than that (`Validation.is_improvement`): without it there is less to go
+  wrong, and less to undo.
+- Codes of a calibrated rounding are given up only if they make it *larger* by more than that (`is_worse`): they minimize the error over
+  many more tokens than are held out.
+
+What is not a number, or cannot be told, is in neither case better.
+"""
 
 from __future__ import annotations
 
@@ -98,5 +108,21 @@ def validated(before: Sequence[OutputError], after: Sequence[OutputError]) -> Va
     if tokens == 0:
         return Validation(math.nan, math.nan, math.nan, 0, is_held_out=False)
     one, other = (torch.stack([error.relative for error in errors]).mean(0) for errors in (before, after))
-    spread = float((other - one).std()) / tokens**0.5 if tokens > 1 else math.inf
-    return Validation(float(one.mean()), float(other.mean()), spread, tokens, is_held_out=all(e.is_held_out for e in before))
+    error = standard_error(other - one)
+    return Validation(float(one.mean()), float(other.mean()), error, tokens, is_held_out=all(e.is_held_out for e in before))
+
+
+def is_worse(errors: Tensor, others: Tensor) -> bool:
+    """Return whether ``errors [tokens]`` are larger than ``others [tokens]``, of the same tokens, by more than a standard error.
+
+    Those that are not finite are worse than any.
+    """
+    if not bool(torch.isfinite(errors).all()):
+        return True
+    difference = errors.double() - others.double()
+    return float(difference.mean()) > standard_error(difference)
+
+
+def standard_error(differences: Tensor) -> float:
+    """Return the standard error of the mean of ``differences [tokens]``, float64; infinite for fewer than two tokens."""
+    return float(differences.std()) / len(differences) ** 0.5 if len(differences) > 1 else math.inf

@@ -1,7 +1,7 @@
-"""The static scales of a block's activations: what is seen of each activation, which of them share a scale, and when it is set.
+"""Static scales of activations: inputs, outputs, pooled experts, the KV cache; which activations share a scale, and when it is set.
 
-This is the one place that sets them, whatever leads the forwards. Whoever rounds weights asks here first, so that a layer is rounded for
-the scales that it is shipped with.
+No other module sets them. `ActivationScales` is asked before a layer is rounded, so that the layer is rounded for the scales it is shipped
+with; exporters merge KV scales by the same functions, `kv_scale_groups` and `merge_kv_scales`.
 """
 
 from __future__ import annotations
@@ -18,15 +18,16 @@ from quark.calibration.attention import attention_quantizers, calibrating
 from quark.calibration.observation import Observation, is_counted
 from quark.config.architecture import Architecture
 from quark.config.model import QConfig
+from quark.config.slot import Slot
 from quark.log import get_logger
 from quark.modules import QuantizedLayer, QuantizerModule
 from quark.names import folded
 from quark.planning.attention import AttentionRow
-from quark.planning.kv_scales import cache_groups, shared_cache_scale
 from quark.planning.mixtures import ExpertNames
+from quark.planning.precedence import first_match
 from quark.quantizers import QParams
 
-INPUT, OUTPUT = "input_tensors", "output_tensors"
+INPUT, OUTPUT = Slot.input_tensors, Slot.output_tensors
 
 Key = tuple[str, str]
 """An activation: full name of a layer and `INPUT` or `OUTPUT`, or of an attention module and an attribute of `quark.modules.attention`."""
@@ -169,8 +170,8 @@ class ActivationScales:
         behind = [name for name in feeding if name.endswith(tuple(f".{n}" for n in inner))]
         patterns = [*config.kv_cache_group, *config.kv_cache_quant_config]
         scalar = [name for name, key in feeding.items() if key in self._items and self._items[key].has_one_scale]
-        groups = cache_groups([n for n in scalar if n not in behind], patterns, separate=config.separate_kv_scales)
-        groups += cache_groups([n for n in scalar if n in behind], patterns, separate=True)
+        groups = kv_scale_groups([n for n in scalar if n not in behind], patterns, separate=config.separate_kv_scales)
+        groups += kv_scale_groups([n for n in scalar if n in behind], patterns, separate=True)
         return [tuple(feeding[name] for name in group) for group in groups]
 
     def _give_common(self, keys: Iterable[Key], members: Collection[Key]) -> None:
@@ -190,7 +191,7 @@ class ActivationScales:
         new = [key for key in members if key not in self._done and (key == wanted or self._items[key].has_seen)]
         found = {key: self._items[key].qparams() for key in new}
         known = [scale for key in members if key in self._done and (scale := self._items[key].module.scale) is not None]
-        scale = shared_cache_scale([*(q.scale for q in found.values()), *known], self._floor)
+        scale = merge_kv_scales([*(q.scale for q in found.values()), *known], self._floor)
         for key, qparams in found.items():
             self._give(key, QParams(scale.clone(), qparams.zero_point))
 
@@ -220,3 +221,23 @@ def static_input(layer: QuantizedLayer) -> QuantizerModule | None:
     """The quantizer of a layer's input, where that has a scale to be found by calibration."""
     module = layer.input_quantizer
     return None if module is None or module.quantizer.is_dynamic or module.quantizer.is_float else module
+
+
+def kv_scale_groups(names: Iterable[str], patterns: Sequence[str], *, separate: bool = False) -> list[tuple[str, ...]]:
+    """Return the layers that feed the KV cache, in groups that share a scale: keys and values of one attention.
+
+    Args:
+        names: Full names of layers with one static scale for their output.
+        patterns: Of those that feed the cache.
+        separate: Whether each keeps a scale of its own.
+    """
+    groups: dict[str, list[str]] = {}
+    for name in names:
+        if first_match(name, patterns) is not None:
+            groups.setdefault(name if separate else name.rpartition(".")[0], []).append(name)
+    return [tuple(members) for members in groups.values()]
+
+
+def merge_kv_scales(scales: Sequence[Tensor], floor: float) -> Tensor:
+    """Return the largest of some scales ``[]``, not below ``floor``; ``[]``."""
+    return torch.stack([scale.reshape(()) for scale in scales]).amax().clamp(min=floor)

@@ -1,79 +1,96 @@
-"""Let transforms change a block before it is rounded: a float pass shows them its inputs, and held-out tokens what they have done."""
+"""Apply the transforms of a run to one block: statistics of its float inputs, then its output error on held-out tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, Self
 
+import attrs
 import torch
 from torch import Tensor, nn
 
-from quark.algorithms import BlockContext, OutputError, Statistic, Transform
-from quark.calibration.lockstep import ENTRY, Forward, LockStep, current_forward
+from quark.algorithms import BlockContext, OutputError, Statistic, Transform, TransformRun
+from quark.calibration.input_groups import InputGroups
+from quark.calibration.lockstep import BlockRun, Forward, current_forward
 from quark.calibration.output_error import as_rounded, configs_of, tensor_of
 from quark.calibration.pause_points import tokens_of
 from quark.config.architecture import Architecture
 from quark.planning.decoder_blocks import Block
-from quark.planning.plan import PlanRow
+from quark.planning.plan import PlanRow, QuantPlan
+
+
+@attrs.frozen(eq=False)
+class StartedTransform:
+    """A transform at work on the model of a run.
+
+    Attributes:
+        needs: Statistics of layers' inputs.
+        run: Changes the blocks.
+    """
+
+    needs: Sequence[type[Statistic]]
+    run: TransformRun
+
+    @classmethod
+    def of(cls, transform: Transform, model: nn.Module, plan: QuantPlan) -> Self:
+        """Start a transform."""
+        return cls(transform.needs, transform.start(model, plan))
 
 
 class BlockTransforms:
     """Applies transforms to one block.
 
     Args:
-        run: Forwards, of which all wait at the block's entry; they do so again when this has worked. None where no transform needs any.
-        index: Of the block.
+        block_run: The forwards, which wait at the block's entry, and do so again afterwards. None where no transform needs statistics.
         block: The block.
-        rows: What its layers are going to be.
+        rows: What its layers are going to be quantized to.
         transforms: In order.
         architecture: Facts about the family.
         model_config: As `quark.algorithms.BlockContext.model_config`.
 
     Attributes:
-        metrics: What the transforms have to say.
-        idle: Places of those transforms that have left the block as it was.
+        metrics: What the transforms report, by full name of a layer or of the block.
+        applied: Positions of the transforms that have changed the block.
     """
 
     def __init__(
         self,
-        run: LockStep | None,
-        index: int,
+        block_run: BlockRun | None,
         block: Block,
         rows: Sequence[PlanRow],
-        transforms: Sequence[Transform],
-        architecture: Architecture,
+        transforms: Sequence[StartedTransform],
+        architecture: Architecture | None,
         model_config: Any = None,
     ) -> None:
-        self._run = run
-        self._index = index
+        self._block_run = block_run
         self._block = block
         self._transforms = transforms
+        assert architecture is not None  # a plan with transforms has one
         self._architecture = architecture
         self._model_config = model_config
         self._configs = configs_of(block.name, rows)
         self._kinds = tuple(dict.fromkeys(kind for t in transforms for kind in t.needs))
         self._statistics: dict[str, dict[type[Statistic], Statistic]] = {}
-        self._last: tuple[Forward | None, str, Tensor | None] = (None, "", None)
-        # Where nothing can be held out, all tokens are for both: that is better than not to look.
-        is_divided = run is not None and run.holds_out
-        self._for_statistics: bool | None = False if is_divided else None
-        self._for_validation: bool | None = True if is_divided else None
+        self._input_groups = InputGroups()
+        # Where no token is held out, statistics and validation both see all of them: better than no validation.
+        holds_out = block_run is not None and block_run.holds_out
+        self._for_statistics: bool | None = False if holds_out else None
+        self._for_validation: bool | None = True if holds_out else None
         self._references: dict[Forward, Tensor] = {}
-        self._tried: list[Tensor] | None = None
         self.metrics: dict[str, dict[str, Any]] = {}
-        self.idle: list[int] = []
+        self.applied: list[int] = []
 
-    def work(self) -> None:
-        """Apply each transform in turn; those that need statistics are shown what the ones before them have made of the block."""
+    def apply(self) -> None:
+        """Apply each transform in turn. Statistics are collected once, of the block as transforms without statistics have left it."""
         first = next((i for i, t in enumerate(self._transforms) if t.needs), len(self._transforms))
         self._apply(range(first))
-        if self._run is not None and self._kinds:
-            self._show(self._run)
+        if self._block_run is not None and self._kinds:
+            self._collect(self._block_run)
         self._apply(range(first, len(self._transforms)))
         self._references = {}
 
-    def _apply(self, places: Sequence[int]) -> None:
+    def _apply(self, positions: Sequence[int]) -> None:
         context = BlockContext(
             self._block.name,
             self._block.module,
@@ -84,64 +101,43 @@ class BlockTransforms:
             self._output if self._references else None,
             self._model_config,
         )
-        for place in places:
-            said = self._transforms[place].apply(context)
-            for name, metrics in said.items():
+        for position in positions:
+            report = self._transforms[position].run.apply(context)
+            for name, metrics in report.items():
                 self.metrics.setdefault(name, {}).update(metrics)
-            if not said.get(self._block.name, {}).get("applied", True):
-                self.idle.append(place)
+            if report.get(self._block.name, {}).get("applied", True):
+                self.applied.append(position)
 
-    def _show(self, run: LockStep) -> None:
-        """The first pass: every forward goes through the float block, and waits at its entry again."""
-        run.detours[self._index] = self._passed
+    def _collect(self, block_run: BlockRun) -> None:
+        """Let every forward compute the float block: its layers' inputs go to the statistics, its output on held-out tokens is kept."""
         with ExitStack() as stack:
             for name in self._configs:
                 layer = self._block.module.get_submodule(name)
-                stack.callback(layer.register_forward_pre_hook(self._seeing(name)).remove)
-            run.advance(self._index)
+                stack.callback(layer.register_forward_pre_hook(self._update_statistics(name)).remove)
+            outputs = block_run.replay(self._validation_tokens, [f for f in block_run.forwards if not f.is_float])
+        self._references = {forward: tokens for forward, tokens in outputs.items() if len(tokens)}
 
-    def _passed(self, plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """In place of the block's forward."""
-        forward, run = current_forward(), self._run
-        if forward is None or run is None:
-            return plain(*args, **kwargs)
-        if not forward.is_float:
-            self._refer_to(forward, tensor_of(plain(*args, **kwargs)))
-        run.stop(ENTRY)
-        while self._tried is not None and forward in self._references:
-            self._tried.append(tokens_of(tensor_of(plain(*args, **kwargs)), forward.call, held_out=self._for_validation))
-            run.stop(ENTRY)
-        detour = run.detours.get(self._index)
-        return plain(*args, **kwargs) if detour is None or detour == self._passed else detour(plain, *args, **kwargs)
-
-    def _seeing(self, name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
-        def see(module: nn.Module, args: tuple[Any, ...]) -> None:
+    def _update_statistics(self, name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+        def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
             forward = current_forward()
-            if forward is None or forward.is_float:
+            if forward is None:
                 return
             x = tokens_of(args[0].detach(), forward.call, held_out=self._for_statistics)
             if not len(x):
                 return
-            last_forward, last_name, last_x = self._last
+            leader, is_new = self._input_groups.observe({forward: args[0]}, name)
             if name not in self._statistics:
-                same = last_forward is forward and last_x is args[0]
                 self._statistics[name] = (
-                    self._statistics[last_name] if same else {kind: kind(x.shape[-1], x.device) for kind in self._kinds}
+                    {kind: kind(x.shape[-1], x.device) for kind in self._kinds} if leader == name else self._statistics[leader]
                 )
-            mine = self._statistics[name]
-            is_counted = last_forward is forward and last_x is args[0] and mine is self._statistics.get(last_name)
-            self._last = (forward, name, args[0])
-            if not is_counted:
-                for statistic in mine.values():
+            if is_new:
+                for statistic in self._statistics[name].values():
                     statistic.update(x)
 
-        return see
+        return hook
 
-    def _refer_to(self, forward: Forward, output: Tensor) -> None:
-        """Keep what a float block makes of the tokens that validate what is done to it."""
-        tokens = tokens_of(output, forward.call, held_out=self._for_validation)
-        if len(tokens):
-            self._references[forward] = tokens
+    def _validation_tokens(self, forward: Forward, output: Any) -> Tensor:
+        return tokens_of(tensor_of(output), forward.call, held_out=self._for_validation)
 
     def _output_error(self) -> OutputError:
         """See `BlockContext.output_error`."""
@@ -151,9 +147,5 @@ class BlockTransforms:
 
     def _output(self) -> Tensor:
         """See `BlockContext.output`."""
-        assert self._run is not None
-        tried: list[Tensor] = []
-        self._tried = tried
-        self._run.go_on(list(self._references))
-        self._tried = None
-        return torch.cat(tried)
+        assert self._block_run is not None  # there are references
+        return torch.cat(list(self._block_run.replay(self._validation_tokens, self._references).values()))

@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from quark.calibration.activation_scales import INPUT, ActivationScales, Key
-from quark.calibration.lockstep import Forward, LockStep, current_forward
+from quark.calibration.lockstep import BlockRun, Forward, current_forward
 from quark.planning.decoder_blocks import Block
 
 
@@ -24,14 +24,14 @@ class PooledExperts:
         layers: By full name, the experts' layers whose inputs share scales, with their places among the layers of the block.
         number: Its own place: behind every layer that it calls.
         scales: Of the block.
-        run: Whose forwards come here.
+        block_run: The forwards that come here.
     """
 
-    def __init__(self, layers: Iterable[str], number: float, scales: ActivationScales, run: LockStep) -> None:
+    def __init__(self, layers: Iterable[str], number: float, scales: ActivationScales, block_run: BlockRun) -> None:
         self.number = number
         self._layers = frozenset(layers)
         self._scales = scales
-        self._run = run
+        self._block_run = block_run
         self._first: dict[Forward, dict[str, Tensor]] = {}
         self._seen: set[Key] = set()
         self._is_known = False
@@ -44,7 +44,7 @@ class PooledExperts:
                 forward.rehearsal, self._first[forward] = self, {}
                 plain(*args, **kwargs)
                 forward.rehearsal = None
-                self._run.stop(self)
+                self._block_run.stop(self)
         return plain(*args, **kwargs)
 
     def looks_at(self, layer: str, x: Tensor) -> bool:
@@ -69,7 +69,7 @@ class PooledExperts:
 
 
 def pooled_experts(
-    block: Block, names: Iterable[str], scales: ActivationScales, run: LockStep
+    block: Block, names: Iterable[str], scales: ActivationScales, block_run: BlockRun
 ) -> Iterator[tuple[nn.Module, PooledExperts]]:
     """Modules of a block that call experts whose inputs share scales, each with what is to stand in for it.
 
@@ -77,7 +77,7 @@ def pooled_experts(
         block: At whose entry forwards wait.
         names: Of its layers, in order.
         scales: Of the block.
-        run: The forwards.
+        block_run: The forwards.
     """
     ordered = {name: number for number, name in enumerate(names)}
     found: dict[str, list[str]] = {}
@@ -86,7 +86,7 @@ def pooled_experts(
         if projection is not None and len(scales.pool_of(name)) > 1:
             found.setdefault(_caller(block, projection.partition(".*.")[0]), []).append(name)
     for caller, layers in found.items():
-        yield block.module.get_submodule(caller), PooledExperts(layers, _behind(ordered, block, caller), scales, run)
+        yield block.module.get_submodule(caller), PooledExperts(layers, _behind(ordered, block, caller), scales, block_run)
 
 
 def _caller(block: Block, experts: str) -> str:

@@ -1,7 +1,12 @@
 """Which calibration tokens are held out: what an algorithm decides is validated on tokens that it has not seen.
 
-The choice depends on what the sequences say and on nothing else: neither on their order, nor on how they are split into batches. At least
-an eighth of the tokens are held out where that can be, never more than a quarter, and never padding.
+There are two rules, for two kinds of decisions:
+
+- `held_out`, for transforms, which compare whole outputs of a block: whole sequences, an eighth to a quarter of all tokens, never padding.
+  The choice depends on the contents of the sequences alone, neither on their order nor on how they are split into batches.
+- `held_out_tokens`, for roundings, which compare the outputs of one layer: one token in sixteen, at most 128, the first ones of each input.
+
+How two errors on such tokens are compared is said in `quark.algorithms.validation`.
 """
 
 from __future__ import annotations
@@ -14,12 +19,22 @@ import attrs
 import torch
 from torch import Tensor
 
-LEAST = 1 / 8
-"""Of all tokens, the share that is held out."""
-MOST = 1 / 4
-"""The share that is never exceeded: what is held out is lost to calibration."""
-SEVERAL = 2
+LEAST_SHARE = 1 / 8
+"""Of all tokens, the share that is held out for transforms."""
+MOST_SHARE = 1 / 4
+"""The share that is never exceeded: tokens that are held out are lost to the statistics."""
+FEWEST_SEQUENCES = 2
 """Sequences that are held out at least, where whole ones are: one says more about itself than about the others."""
+
+ONE_IN = 16
+"""For roundings, one token in so many is held out: what that takes from the statistics is less than their noise."""
+MOST_TOKENS = 128
+"""More are not held out for a rounding: a comparison of two roundings on the same tokens needs no more, and costs little."""
+FEWEST_TOKENS = 4
+"""Fewer would show nothing, and are not held out."""
+TOKENS_PER_CHANNEL = 2
+"""With so many tokens for each input channel, the held-out ones are in the statistics too: codes are hardly fitted to single tokens then.
+On SmolLM2, 128 of 2,048 tokens left out of the statistics cost more than validation on unseen tokens could win."""
 
 
 @attrs.frozen(eq=False)
@@ -70,7 +85,7 @@ def held_out(calls: Sequence[Sequences]) -> list[Tensor]:
 
 
 def _rows(calls: Sequence[Sequences], tokens: Sequence[Tensor]) -> tuple[list[tuple[int, int]], bool]:
-    """Rows to hold out, each a call's number and its own, with at most `MOST` of all tokens; and whether they are enough."""
+    """Rows to hold out, each a call's number and its own, with at most `MOST_SHARE` of all tokens; and whether they are enough."""
     equal: dict[bytes, list[tuple[int, int]]] = {}
     for number, call in enumerate(calls):
         for row, digest in _digests(call, tokens[number]):
@@ -80,10 +95,10 @@ def _rows(calls: Sequence[Sequences], tokens: Sequence[Tensor]) -> tuple[list[tu
     number_of_groups = 0
     for _, group in sorted(equal.items()):
         more = sum(int(tokens[number][row].sum()) for number, row in group)
-        if size + more <= MOST * total:
+        if size + more <= MOST_SHARE * total:
             chosen += group
             size, number_of_groups = size + more, number_of_groups + 1
-        if size >= LEAST * total and number_of_groups >= SEVERAL:
+        if size >= LEAST_SHARE * total and number_of_groups >= FEWEST_SEQUENCES:
             return chosen, True
     return chosen, False
 
@@ -100,6 +115,17 @@ def _digests(call: Sequences, tokens: Tensor) -> Iterator[tuple[int, bytes]]:
 def _end_of_each(tokens: Tensor) -> Tensor:
     """The last eighth of the tokens of each row, rounded, and one of four to eleven."""
     counts = tokens.sum(-1, keepdim=True)
-    wanted = torch.where(counts * MOST < 1, 0, (counts * LEAST).round().clamp(min=1))
+    wanted = torch.where(counts * MOST_SHARE < 1, 0, (counts * LEAST_SHARE).round().clamp(min=1))
     from_the_end = tokens.flip(-1).cumsum(-1).flip(-1)
     return tokens & (from_the_end <= wanted)
+
+
+def held_out_tokens(tokens: int) -> int:
+    """Return how many of that many tokens of a layer's input are held out for a rounding: the first ones.
+
+    They are the beginning of a sequence, since that is where many models have a token of enormous activations, to which all others attend:
+    tokens from the middle of sequences show nothing of it, while the statistics, and what is rounded by them, go by it above all.
+    Neighbours of a held-out token, which are like it, are held out with it. Experts get tokens and no sequences; theirs are held out alike.
+    """
+    count = min(MOST_TOKENS, tokens // ONE_IN)
+    return count if count >= FEWEST_TOKENS else 0

@@ -1,4 +1,4 @@
-"""Collect the statistics of the input that some layers share, and keep a few of its tokens, to validate codes on."""
+"""Collector: the statistics of the input of one input group, and a few of its tokens to validate codes on."""
 
 from __future__ import annotations
 
@@ -8,27 +8,7 @@ import torch
 from torch import Tensor
 
 from quark.algorithms import HeldOut, Statistic
-
-SHARE = 16
-"""One token in so many is held out: what that takes from the statistics is less than their noise."""
-MOST = 128
-"""More tokens are not held out: a comparison of two roundings on the same tokens needs no more, and costs little."""
-LEAST = 4
-"""Fewer would say nothing, and are not held out."""
-MANY = 2
-"""Of so many tokens for each channel, none is kept out of the statistics: codes are hardly fitted to single tokens then, and the few that
-are kept to validate on are a small share. On SmolLM2, 128 of 2,048 tokens left out cost more than validating on them could win."""
-
-
-def held_out_tokens(tokens: int) -> int:
-    """Return how many of that many tokens are held out: the first ones.
-
-    They are the beginning of a sequence, since that is where many models have a token of enormous activations, to which all others attend:
-    tokens from the middle of sequences say nothing of it, while the statistics, and what is rounded by them, go by it above all. And
-    neighbours of a held-out token, which are like it, are held out with it. Experts get tokens and no sequences; theirs are held out alike.
-    """
-    found = min(MOST, tokens // SHARE)
-    return found if found >= LEAST else 0
+from quark.calibration.held_out import FEWEST_TOKENS, TOKENS_PER_CHANNEL, held_out_tokens
 
 
 class Collector:
@@ -49,7 +29,7 @@ class Collector:
         self.statistics: dict[type[Statistic], Statistic] = {kind: kind(columns, device) for kind in kinds}
         self.tokens = 0
         self._held_out = held_out_tokens(tokens)
-        self._is_apart = tokens < MANY * columns
+        self._is_apart = tokens < TOKENS_PER_CHANNEL * columns
         self._inputs: list[Tensor] = []
         self._references: list[Tensor | None] = []
 
@@ -67,7 +47,7 @@ class Collector:
 
     def held_out(self) -> HeldOut | None:
         """Return the tokens to validate on; None where they are too few."""
-        if sum(len(x) for x in self._inputs) < LEAST:
+        if sum(len(x) for x in self._inputs) < FEWEST_TOKENS:
             return None
         references = [r for r in self._references if r is not None]
         complete = len(references) == len(self._references)

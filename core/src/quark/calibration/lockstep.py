@@ -1,7 +1,7 @@
 """Run many forwards through one model in lock-step: all of them reach a place before any goes beyond it.
 
-Each forward is a greenlet that pauses in the middle of the model's own code, so no arguments are captured, none are replayed from another
-sample, and any module code will do. One forward per sample in all, whatever the number of blocks, and of pauses inside them.
+Each forward is a greenlet that pauses in the middle of the model's own code: no arguments are captured, and any module code will do. A
+sample needs one forward in all, whatever the number of blocks and of pauses inside them. `BlockRun` is what happens at one block.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
-from typing import Any, Self, cast
+from typing import Any, Literal, Self, TypeVar, cast
 
 import torch
 from greenlet import GreenletExit, getcurrent, greenlet
@@ -17,8 +17,10 @@ from torch import nn
 
 from quark.calibration.batches import Call
 
-ENTRY = "entry"
-"""A place to `LockStep.stop` at, as good as the gate at a block's entry: `LockStep.advance` lets forwards go on from there too."""
+T = TypeVar("T")
+
+_ENTRY = "entry"
+"""The place where forwards stop that have been replayed: they wait at the entry of their block as they did before."""
 
 
 class Forward(greenlet):
@@ -28,7 +30,7 @@ class Forward(greenlet):
         call: What the model is called with.
         number: Of the call.
         is_float: Whether it is to compute what the float model does, beside one that computes what the quantized model does.
-        rehearsal: Who has it compute something that it is going to compute again, while it does; else None.
+        rehearsal: The object for which it computes something now that it will compute again, such as a `BlockRun`; else None.
     """
 
     def __init__(self, call: Call, number: int, is_float: bool, parent: Any) -> None:
@@ -61,7 +63,6 @@ class LockStep:
         calls: How many there are.
         holds_out: Whether any of their tokens are held out.
         stopped: Forwards that have called `stop`, with the place they gave; `go_on` takes them out.
-        detours: By index of a block, what is called in place of its forward: with that forward, then its arguments.
         finished: How many forwards have ended.
 
     Example:
@@ -90,14 +91,14 @@ class LockStep:
         self.calls = len(calls)
         self.holds_out = any(call.held_out is not None for call in calls)
         self.stopped: dict[Forward, Any] = {}
-        self.detours: dict[int, Callable[..., Any]] = {}
+        self._block_runs: dict[int, BlockRun] = {}
         self.finished = 0
 
     def __enter__(self) -> Self:
         for i, block in enumerate(self._blocks):
             self._taken_back.callback(block.register_forward_pre_hook(self._gate(i), prepend=True).remove)
             # A module looks its forward up before its hooks run: what is to be exchanged while one waits there must be so beforehand.
-            self._taken_back.enter_context(replaced_forward(block, self._way(i, block.forward)))
+            self._taken_back.enter_context(replaced_forward(block, self._forward_of(i, block.forward)))
         if not self._to_the_end:
             self._taken_back.callback(self._blocks[-1].register_forward_hook(self._gate(len(self._blocks))).remove)
         return self
@@ -121,12 +122,18 @@ class LockStep:
         fresh, self._fresh = self._fresh, []
         for forward in fresh:
             self._resume(forward, self._model)
-        waiting = [f for f, at in self._waiting.items() if at <= block and f not in fresh]
-        waiting += [f for f, place in self.stopped.items() if place is ENTRY]
-        for forward in sorted(waiting, key=lambda f: (f.number, not f.is_float)):
-            self._waiting.pop(forward, None)
-            self.stopped.pop(forward, None)
-            self._resume(forward)
+        self.go_on(f for f in self.at_entry(block) if f not in fresh)
+
+    def at_entry(self, block: int) -> list[Forward]:
+        """Return the forwards that wait at the entry of a block; of one call the float forward comes first."""
+        waiting = [f for f, at in self._waiting.items() if at <= block]
+        waiting += [f for f, place in self.stopped.items() if place is _ENTRY]
+        return sorted(waiting, key=lambda f: (f.number, not f.is_float))
+
+    def at(self, block: int) -> BlockRun:
+        """Return the run of all forwards through a block, at whose entry they wait."""
+        self._block_runs = {block: BlockRun(self, block)}
+        return self._block_runs[block]
 
     def stop(self, place: Any) -> None:
         """Pause the forward that this is called in, until `go_on`."""
@@ -137,9 +144,10 @@ class LockStep:
 
     @torch.no_grad()
     def go_on(self, forwards: Iterable[Forward]) -> None:
-        """Let stopped forwards run on, one after another, each until it waits, stops again, or ends."""
+        """Let forwards run on that wait or have stopped, one after another, each until it waits, stops again, or ends."""
         for forward in forwards:
-            del self.stopped[forward]
+            self._waiting.pop(forward, None)
+            self.stopped.pop(forward, None)
             self._resume(forward)
 
     def _resume(self, forward: Forward, *args: Any) -> None:
@@ -148,10 +156,10 @@ class LockStep:
         torch.set_grad_enabled(False)
         self.finished += bool(forward.dead)
 
-    def _way(self, index: int, plain: Callable[..., Any]) -> Callable[..., Any]:
+    def _forward_of(self, index: int, plain: Callable[..., Any]) -> Callable[..., Any]:
         def forward(*args: Any, **kwargs: Any) -> Any:
-            detour = self.detours.get(index)
-            return plain(*args, **kwargs) if detour is None else detour(plain, *args, **kwargs)
+            block_run = self._block_runs.get(index)
+            return plain(*args, **kwargs) if block_run is None else block_run.forward(plain, *args, **kwargs)
 
         return forward
 
@@ -163,6 +171,110 @@ class LockStep:
                 self._parent.switch()
 
         return pause
+
+
+class BlockRun:
+    """All forwards at one block, from the moment they wait at its entry until they have left it.
+
+    Its states, in this order:
+
+    - ``"entry"``: every forward waits in front of the block, with its own arguments. `replay` lets forwards compute the block and wait
+      here again, as often as wanted; `release` lets some go through it ahead of the others; `enter` lets all in.
+    - ``"inside"``: forwards are in the middle of the block, stopped by `LockStep.stop`, such as at layers that are not rounded yet.
+      `stopped` says where each waits, and `go_on` lets them run on.
+    - ``"left"``: no forward is inside. They wait at the next block, or have ended.
+
+    What does not belong to the state is refused with a RuntimeError.
+
+    Args:
+        steps: The forwards.
+        index: Of the block.
+    """
+
+    def __init__(self, steps: LockStep, index: int) -> None:
+        self._steps = steps
+        self._index = index
+        self._has_entered = False
+        self._keep: Callable[[Forward, Any], None] | None = None
+        self._stand_in: Callable[..., Any] | None = None
+
+    @property
+    def state(self) -> Literal["entry", "inside", "left"]:
+        """Where the forwards are."""
+        return "entry" if not self._has_entered else "inside" if self._steps.stopped else "left"
+
+    @property
+    def forwards(self) -> list[Forward]:
+        """The forwards that wait at the entry; of one call the float forward comes first."""
+        return self._steps.at_entry(self._index)
+
+    @property
+    def stopped(self) -> dict[Forward, Any]:
+        """The forwards that wait inside the block, with the place that each gave to `LockStep.stop`."""
+        return {forward: place for forward, place in self._steps.stopped.items() if place is not _ENTRY}
+
+    @property
+    def calls(self) -> int:
+        """How many calls the run has."""
+        return self._steps.calls
+
+    @property
+    def holds_out(self) -> bool:
+        """Whether tokens of any call are held out."""
+        return self._steps.holds_out
+
+    def replay(self, keep: Callable[[Forward, Any], T], forwards: Iterable[Forward]) -> dict[Forward, T]:
+        """Let forwards compute the block, each with its own arguments, and wait at the entry again.
+
+        Args:
+            keep: Called in each forward with the block's output; its results are returned.
+            forwards: Some of `forwards`, in the order in which they run.
+        """
+        self._expect("entry", "replayed")
+        results: dict[Forward, T] = {}
+        self._keep = lambda forward, output: results.__setitem__(forward, keep(forward, output))
+        self._steps.go_on(list(forwards))
+        self._keep = None
+        return results
+
+    def release(self, forwards: Iterable[Forward]) -> None:
+        """Let forwards go through the block, and wait at the next one, while the others stay at the entry."""
+        self._expect("entry", "released")
+        self._steps.go_on(list(forwards))
+
+    def enter(self, stand_in: Callable[..., Any] | None = None) -> None:
+        """Let all forwards into the block.
+
+        Args:
+            stand_in: Called in place of the block's forward, with that forward and its arguments; None for the forward itself.
+        """
+        self._expect("entry", "let in")
+        self._has_entered, self._stand_in = True, stand_in
+        self._steps.advance(self._index)
+
+    def go_on(self, forwards: Iterable[Forward]) -> None:
+        """Let forwards run on that are stopped inside the block."""
+        self._expect("inside", "led on")
+        self._steps.go_on(forwards)
+
+    def stop(self, place: Any) -> None:
+        """Pause the forward that this is called in until `go_on`."""
+        self._steps.stop(place)
+
+    def forward(self, plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run in each forward in place of the block's own forward, which is ``plain``."""
+        current = current_forward()
+        while current is not None and self._keep is not None:
+            current.rehearsal = self
+            output = plain(*args, **kwargs)
+            current.rehearsal = None
+            self._keep(current, output)
+            self._steps.stop(_ENTRY)
+        return plain(*args, **kwargs) if self._stand_in is None else self._stand_in(plain, *args, **kwargs)
+
+    def _expect(self, state: str, what: str) -> None:
+        if self.state != state:
+            raise RuntimeError(f"forwards cannot be {what} at a block whose state is '{self.state}': it has to be '{state}'")
 
 
 @contextmanager

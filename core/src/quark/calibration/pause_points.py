@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from quark.calibration.batches import Call
 from quark.calibration.expert_pools import PooledExperts
-from quark.calibration.lockstep import Forward, LockStep, current_forward
+from quark.calibration.lockstep import BlockRun, Forward, current_forward
 from quark.modules import QuantizedLayer
 
 
@@ -25,26 +25,26 @@ class PausePoint:
         name: Full name of the layer.
         number: Its place among the layers of the block.
         layer: The float layer.
-        made: The quantized one, its weight not yet rounded.
-        run: Whose forwards come here.
+        quantized: The quantized one, its weight not yet rounded.
+        block_run: The forwards that come here.
 
     Attributes:
         arrived: What each forward that stopped here brought, or was expected to bring.
         is_done: Whether the layer is finished.
     """
 
-    def __init__(self, name: str, number: int, layer: nn.Module, made: QuantizedLayer, run: LockStep) -> None:
+    def __init__(self, name: str, number: int, layer: nn.Module, quantized: QuantizedLayer, block_run: BlockRun) -> None:
         self.name = name
         self.number = number
         self.layer = layer
-        self.made = made
+        self.quantized = quantized
         self.arrived: dict[Forward, Tensor] = {}
         self.is_done = False
-        self._run = run
+        self._block_run = block_run
         self._expected: dict[Forward, Tensor] | None = None
         self._plain: Any = layer.forward
-        self._float_weight = made.weight
-        self._width: int = made.weight.shape[0]  # type: ignore[index,assignment]
+        self._float_weight = quantized.weight
+        self._width: int = quantized.weight.shape[0]  # type: ignore[index,assignment]
 
     def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
         """In place of the layer's forward."""
@@ -60,9 +60,9 @@ class PausePoint:
                 # What comes of it is thrown away: only the input was wanted.
                 return x.new_zeros(*x.shape[:-1], self._width)
             self.arrived[forward] = x
-            self._run.stop(self)
+            self._block_run.stop(self)
         # By the class: others may have wrapped the layer that it was made from, and what they did was copied with it.
-        found = self._plain(x, *args, **kwargs) if forward.is_float else QuantizedLayer.forward(self.made, x, *args, **kwargs)
+        found = self._plain(x, *args, **kwargs) if forward.is_float else QuantizedLayer.forward(self.quantized, x, *args, **kwargs)
         return found
 
     def done(self, expected: Mapping[Forward, Tensor] | None = None) -> None:
@@ -73,7 +73,7 @@ class PausePoint:
 
     def _reopen(self) -> None:
         """Another input came than was expected: the layer is to be rounded anew."""
-        self.made.weight = self._float_weight
+        self.quantized.weight = self._float_weight
         self.is_done, self._expected = False, None
 
 

@@ -15,18 +15,19 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from quark.algorithms import BlockContext, Metrics, Rounding, RoundingTask, Statistic, Transform
+from quark.algorithms import BlockContext, Metrics, Rounding, RoundingTask, Statistic, Transform, TransformRun
 from quark.calibration.finite import is_finite
-from quark.config.architecture import Architecture
 from quark.modules import QuantizedLayer
+from quark.planning.plan import QuantPlan
 from quark.plugins.attribution import Origin, attributed
 from quark.plugins.expected import described, lacking
 from quark.quantizers.on_grid import grid_error
 
 _MEMBERS = {
     "rounding": ("needs", "applies_to", "round"),
-    "transform": ("stage", "works_by_block", "needs", "apply_global", "apply", "rounding"),
+    "transform": ("works_by_block", "needs", "start", "rounding"),
 }
+_RUN_MEMBERS = ("apply_global", "apply")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_state_dict_hooks", "_load_state_dict_pre_hooks")
 
 
@@ -70,19 +71,19 @@ class CheckedRounding:
         """As the rounding says."""
         return self._rounding.applies_to(name)
 
-    def round(self, problem: RoundingTask) -> Mapping[str, Metrics]:
+    def round(self, task: RoundingTask) -> Mapping[str, Metrics]:
         """As `quark.algorithms.Rounding.round`.
 
         Raises:
             PluginError: What it leaves cannot be built on, or it raised something itself.
         """
-        before = {name: _LayerState.of(layer) for name, layer in problem.layers.items()}
-        with attributed(f"rounding {_some(problem.layers)}", self._whose):
-            said = self._rounding.round(problem)
-        for name, layer in problem.layers.items():
+        before = {name: _LayerState.of(layer) for name, layer in task.layers.items()}
+        with attributed(f"rounding {_some(task.layers)}", self._whose):
+            said = self._rounding.round(task)
+        for name, layer in task.layers.items():
             if (complaint := before[name].complaint(layer)) is not None:
                 raise self._whose.error(f"has rounded '{name}', which now {complaint}")
-        return checked_figures(said, set(problem.layers), self._whose)
+        return checked_figures(said, set(task.layers), self._whose)
 
 
 @attrs.frozen(eq=False)
@@ -124,43 +125,80 @@ class _LayerState:
 
 
 class CheckedTransform:
-    """A transform, its results looked at: all finite, every parameter in its place, nothing left that a checkpoint could not hold.
+    """A transform whose runs are checked: see `CheckedRun`.
 
     Args:
         transform: Does the work.
-        whose: It is.
-        runs_with_model: Whether its settings say that it leaves something in the model, which then is its own business.
+        whose: The plugin it comes from.
+        runs_with_model: Whether its settings say that it leaves something in the model beside weights.
     """
 
     def __init__(self, transform: Transform, whose: Origin, *, runs_with_model: bool) -> None:
         self._transform = transform
         self._whose = whose
-        self._leaves_something = runs_with_model
-        self.stage = transform.stage
+        self._runs_with_model = runs_with_model
         self.works_by_block = transform.works_by_block
         self.needs: Sequence[type[Statistic]] = transform.needs
 
-    def apply_global(self, model: nn.Module, architecture: Architecture) -> None:
-        """As the transform's."""
-        with attributed("changing what lies outside the blocks", self._whose):
-            self._transform.apply_global(model, architecture)
-
-    def apply(self, block: BlockContext) -> Mapping[str, Metrics]:
-        """As `quark.algorithms.Transform.apply`.
+    def start(self, model: nn.Module, plan: QuantPlan) -> CheckedRun:
+        """As `quark.algorithms.Transform.start`.
 
         Raises:
-            PluginError: What it leaves cannot be built on, or it raised something itself.
+            PluginError: What it returns is no run, or it raised something itself.
         """
-        before = _BlockState.of(block.module, set(block.configs))
-        with attributed(f"changing '{block.name}'", self._whose):
-            said = self._transform.apply(block)
-        if (complaint := before.complaint(block.module, strict=not self._leaves_something)) is not None:
-            raise self._whose.error(f"has changed '{block.name}', in which {complaint}")
-        return checked_figures(said, None, self._whose)
+        with attributed("being started with the model", self._whose):
+            run = self._transform.start(model, plan)
+        if (complaint := lacking(run, _RUN_MEMBERS)) is not None:
+            raise self._whose.error(f"starts {described(run)}, which {complaint}: a run of a transform has {', '.join(_RUN_MEMBERS)}")
+        return CheckedRun(run, self._whose, runs_with_model=self._runs_with_model)
 
     def rounding(self) -> Rounding | None:
         """As the transform's."""
         return self._transform.rounding()
+
+
+class CheckedRun:
+    """The run of a transform, its order of calls and its results checked.
+
+    All parameters must be finite and in their places, and nothing left that a checkpoint could not hold.
+
+    Args:
+        run: Does the work.
+        whose: The plugin it comes from.
+        runs_with_model: Whether it may leave hooks and modules, which a restorer puts back.
+    """
+
+    def __init__(self, run: TransformRun, whose: Origin, *, runs_with_model: bool) -> None:
+        self._run = run
+        self._whose = whose
+        self._runs_with_model = runs_with_model
+        self._blocks: set[str] | None = None
+
+    def apply_global(self, model: nn.Module) -> None:
+        """As `quark.algorithms.TransformRun.apply_global`; a second call is refused with a RuntimeError."""
+        if self._blocks is not None:
+            raise RuntimeError("apply_global was called before: a run changes a model once")
+        self._blocks = set()
+        with attributed("changing what lies outside the blocks", self._whose):
+            self._run.apply_global(model)
+
+    def apply(self, block: BlockContext) -> Mapping[str, Metrics]:
+        """As `quark.algorithms.TransformRun.apply`.
+
+        Raises:
+            PluginError: What it leaves cannot be built on, or it raised something itself.
+            RuntimeError: `apply_global` was not called before, or the block has been changed already.
+        """
+        if self._blocks is None or block.name in self._blocks:
+            reason = "apply_global was not called before" if self._blocks is None else "it has been changed already"
+            raise RuntimeError(f"the block '{block.name}' cannot be changed: {reason}")
+        self._blocks.add(block.name)
+        before = _BlockState.of(block.module, set(block.configs))
+        with attributed(f"changing '{block.name}'", self._whose):
+            report = self._run.apply(block)
+        if (complaint := before.complaint(block.module, strict=not self._runs_with_model)) is not None:
+            raise self._whose.error(f"has changed '{block.name}', in which {complaint}")
+        return checked_figures(report, None, self._whose)
 
 
 @attrs.frozen(eq=False)

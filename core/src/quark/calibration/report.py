@@ -24,7 +24,7 @@ class CalibrationReport:
         tokens: How many tokens reached each layer of an expert.
         transformed: What transforms say of layers and blocks.
         validated: Of transforms that change the whole model, by name: errors before and after, and whether they were applied.
-        idle: Which of the run's transforms, by their place in its order, have left every block as it was.
+        applied: Positions, in the order of the run, of the transforms that have changed any block.
         unreached: Layers that the rounding was to round by their inputs, and that got none: they are rounded to nearest.
     """
 
@@ -33,11 +33,16 @@ class CalibrationReport:
     unreached: list[str] = attrs.field(factory=list)
     transformed: dict[str, dict[str, Any]] = attrs.field(factory=dict)
     validated: dict[str, dict[str, Any]] = attrs.field(factory=dict)
-    idle: list[int] = attrs.field(factory=list)
+    applied: set[int] = attrs.field(factory=set)
 
     def add(self, metrics: Mapping[str, dict[str, Any]]) -> None:
         """Take in the metrics of more layers."""
         self.layers |= metrics
+
+    def add_transformed(self, metrics: Mapping[str, dict[str, Any]], applied: Iterable[int]) -> None:
+        """Take in what transforms report of a block, and which of them have changed it."""
+        self.transformed |= metrics
+        self.applied.update(applied)
 
     def count(self, tokens: Mapping[str, int]) -> None:
         """Take in token counts of one block's experts."""

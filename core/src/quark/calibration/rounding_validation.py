@@ -9,7 +9,7 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from quark.algorithms import HeldOut, Rounding, RoundingTask, RoundToNearest, float_weight, weight_quantizer
+from quark.algorithms import HeldOut, Rounding, RoundingTask, RoundToNearest, float_weight, is_worse, weight_quantizer
 from quark.errors import RoundingError
 
 REASON = "to_nearest_because"
@@ -17,67 +17,56 @@ REASON = "to_nearest_because"
 
 
 @torch.no_grad()
-def round_validated(rounding: Rounding, problem: RoundingTask) -> dict[str, dict[str, Any]]:
-    """Round the layers of ``problem``, and return their metrics, by layer.
+def round_validated(rounding: Rounding, task: RoundingTask) -> dict[str, dict[str, Any]]:
+    """Round the layers of ``task``, and return their metrics, by layer.
 
     Where tokens are held out, ``held_out_error`` is the squared error of the layer's outputs on them ÷ that of round-to-nearest. Layers
     that must share a scale are compared, and given up, together.
 
     Args:
         rounding: Chooses codes; where it raises RoundingError, all layers are rounded to nearest.
-        problem: Its layers' weights are replaced, and their quantizers' scales set.
+        task: Its layers' weights are replaced, and their quantizers' scales set.
     """
-    weights = {name: cast("nn.Parameter", layer.weight) for name, layer in problem.layers.items()}
+    weights = {name: cast("nn.Parameter", layer.weight) for name, layer in task.layers.items()}
     try:
-        said = rounding.round(problem)
+        said = rounding.round(task)
     except RoundingError as error:
-        _to_nearest(problem, weights)
-        return {name: {REASON: str(error)} for name in problem.layers}
-    metrics = {name: dict(said.get(name, {})) for name in problem.layers}
-    if problem.held_out is not None:
-        parts = [problem] if problem.shares_scale else [attrs.evolve(problem, layers={n: q}) for n, q in problem.layers.items()]
+        _to_nearest(task, weights)
+        return {name: {REASON: str(error)} for name in task.layers}
+    metrics = {name: dict(said.get(name, {})) for name in task.layers}
+    if task.held_out is not None:
+        parts = [task] if task.shares_scale else [attrs.evolve(task, layers={n: q}) for n, q in task.layers.items()]
         for part in parts:
-            found = _validate(part, weights, problem.held_out)
+            found = _validate(part, weights, task.held_out)
             for name in part.layers:
                 metrics[name] |= found
     return metrics
 
 
-def _validate(problem: RoundingTask, weights: Mapping[str, nn.Parameter], held_out: HeldOut) -> dict[str, Any]:
+def _validate(task: RoundingTask, weights: Mapping[str, nn.Parameter], held_out: HeldOut) -> dict[str, Any]:
     """Keep the better of the codes that the layers have and round-to-nearest; returns what to report."""
-    quantizers = {name: weight_quantizer(layer) for name, layer in problem.layers.items()}
-    codes = {name: (layer.weight, quantizers[name].qparams) for name, layer in problem.layers.items()}
-    found = _output_error(problem, weights, held_out)
-    _to_nearest(problem, weights)
-    nearest = _output_error(problem, weights, held_out)
+    quantizers = {name: weight_quantizer(layer) for name, layer in task.layers.items()}
+    codes = {name: (layer.weight, quantizers[name].qparams) for name, layer in task.layers.items()}
+    found = _output_error(task, weights, held_out)
+    _to_nearest(task, weights)
+    nearest = _output_error(task, weights, held_out)
     ratio = float(found.sum() / nearest.sum().clamp(min=torch.finfo(torch.float32).tiny))
     if is_worse(found, nearest):
         return {"held_out_error": ratio, REASON: f"{ratio:.3g} times the error on held-out tokens"}
     for name, (weight, qparams) in codes.items():
-        problem.layers[name].weight = weight
+        task.layers[name].weight = weight
         if qparams is not None:
             quantizers[name].set_qparams(qparams)
     return {"held_out_error": ratio}
 
 
-def is_worse(error: Tensor, other: Tensor) -> bool:
-    """Whether errors of some tokens are larger than others of the same tokens, ``[n]`` each: by a standard error of the difference.
-
-    What is not finite is worse than anything.
-    """
-    if not bool(torch.isfinite(error).all()):
-        return True
-    difference = error.double() - other.double()
-    return float(difference.mean()) > float(difference.std() / len(difference) ** 0.5)
-
-
-def _output_error(problem: RoundingTask, weights: Mapping[str, nn.Parameter], held_out: HeldOut) -> Tensor:
+def _output_error(task: RoundingTask, weights: Mapping[str, nn.Parameter], held_out: HeldOut) -> Tensor:
     """Of all layers together, for each token ``[n]``."""
-    errors = [held_out.output_error(weights[name].data, float_weight(layer)) for name, layer in problem.layers.items()]
+    errors = [held_out.output_error(weights[name].data, float_weight(layer)) for name, layer in task.layers.items()]
     return torch.stack(errors).sum(0)
 
 
-def _to_nearest(problem: RoundingTask, weights: Mapping[str, nn.Parameter]) -> None:
-    for name, layer in problem.layers.items():
+def _to_nearest(task: RoundingTask, weights: Mapping[str, nn.Parameter]) -> None:
+    for name, layer in task.layers.items():
         layer.weight = weights[name]
-    RoundToNearest().round(problem)
+    RoundToNearest().round(task)

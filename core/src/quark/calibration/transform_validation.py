@@ -11,7 +11,7 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from quark.algorithms import BlockContext, OutputError, Transform, ValidatedTransform, Validation, validated
+from quark.algorithms import BlockContext, OutputError, Transform, ValidatedRun, ValidatedTransform, Validation, validated
 from quark.calibration.batches import Call
 from quark.calibration.lockstep import LockStep, current_forward, without_cache
 from quark.calibration.output_error import as_rounded, configs_of, tensor_of
@@ -27,53 +27,59 @@ Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 @attrs.frozen
 class TransformValidation:
-    """What was found about one transform.
+    """Whether a transform of the whole model is applied, and why.
 
     Attributes:
-        validation: What became of the error of blocks rounded to nearest, each token's by its own size, the mean over blocks.
-        goes_on: Whether it is applied.
+        validation: The error of blocks rounded to nearest before and after, each token's by its own size, the mean over blocks; None where
+            there were no data, or no layer of a block is going to be quantized.
+        is_accepted: Whether the transform is applied.
     """
 
-    validation: Validation
-    goes_on: bool
+    validation: Validation | None
+    is_accepted: bool
 
     def metrics(self) -> dict[str, Any]:
-        """What there is to report."""
-        return {**self.validation.metrics(), "applied": self.goes_on}
+        """Return what to report; empty where nothing was compared."""
+        return {} if self.validation is None else {**self.validation.metrics(), "applied": self.is_accepted}
 
 
 def validate_transforms(
     model: nn.Module, plan: QuantPlan, transforms: Mapping[str, Transform], data: Sequence[Call]
 ) -> dict[str, TransformValidation]:
-    """Try those transforms that want it, each alone, on calibration tokens that are held out; nothing of the model is changed.
+    """Try those transforms that are to be validated, each alone, on held-out calibration tokens; nothing of the model is changed.
 
-    Costs one forward in float of the calls that have such tokens, and for each block and transform a copy of the block, rounded, and its
-    forwards. Where nothing is held out, all calls tell.
+    Costs one float forward of the calls that have such tokens, and for each block and transform a copy of the block, rounded, and its
+    forwards. Where no token is held out, all calls are used.
 
     Args:
         model: All its tensors are there.
-        plan: Made from it, and attached to it.
-        transforms: By their registered names.
-        data: Calibration samples; without any nothing is validated.
+        plan: Made from it.
+        transforms: By their registered names; those that are no `quark.algorithms.ValidatedTransform` are not in the result.
+        data: Calibration samples; without any, each transform decides without a validation.
     """
-    facts = plan.architecture
     wanted = {name: t for name, t in transforms.items() if isinstance(t, ValidatedTransform)}
-    if not wanted or not data or facts is None:
-        return {}
-    blocks = decoder_blocks(model, facts)
-    for transform in wanted.values():
-        transform.prepare(model, facts)
+    compared = _compare(model, plan, wanted, data) if wanted and data else {}
+    return {name: TransformValidation(compared.get(name), t.accepts(compared.get(name))) for name, t in wanted.items()}
+
+
+def _compare(
+    model: nn.Module, plan: QuantPlan, transforms: Mapping[str, ValidatedTransform], data: Sequence[Call]
+) -> dict[str, Validation]:
+    """Return the validation of each transform that could be compared in some block."""
+    assert plan.architecture is not None  # a plan with transforms has one
+    blocks = decoder_blocks(model, plan.architecture)
     calls = [call for call in data if call.held_out is not None]
-    trial = _Trial(wanted, facts, text_config(model), held_out=bool(calls) or None)
+    runs = {name: transform.start(model, plan) for name, transform in transforms.items()}
+    trial = _Trial(runs, plan.architecture, text_config(model), held_out=bool(calls) or None)
     with ExitStack() as stack:
         stack.enter_context(without_cache(model))
         stack.enter_context(torch.no_grad())
-        run = stack.enter_context(LockStep(model, [b.module for b in blocks], calls or list(data), to_the_end=False))
-        run.advance(-1)
+        steps = stack.enter_context(LockStep(model, [b.module for b in blocks], calls or list(data), to_the_end=False))
+        steps.advance(-1)
         for i, block in enumerate(blocks):
-            passes = _advanced(run, i, block)
+            passes = _advanced(steps, i, block)
             trial.look(block, configs_of(block.name, [r for r in plan.quantized if block.owns(r.name)]), passes)
-    return {name: validation_of for name in wanted if (validation_of := trial.validation_of(name)) is not None}
+    return trial.validations()
 
 
 @attrs.frozen(eq=False)
@@ -85,7 +91,7 @@ class _Pass:
     output: Tensor
 
 
-def _advanced(run: LockStep, index: int, block: Block) -> list[_Pass]:
+def _advanced(steps: LockStep, index: int, block: Block) -> list[_Pass]:
     """Let all forwards pass a block."""
     passes: list[_Pass] = []
 
@@ -96,7 +102,7 @@ def _advanced(run: LockStep, index: int, block: Block) -> list[_Pass]:
 
     hook = block.module.register_forward_hook(keep, with_kwargs=True, prepend=True)
     try:
-        run.advance(index)
+        steps.advance(index)
     finally:
         hook.remove()
     return passes
@@ -106,62 +112,58 @@ class _Trial:
     """Looks at each block when all calls have passed it.
 
     Args:
-        transforms: By their names, prepared.
+        runs: Of the transforms, by name, started with the model whose blocks are copied.
         facts: About the family.
         config: Of the model.
         held_out: True to look at tokens that are held out, None at all.
     """
 
-    def __init__(self, transforms: Mapping[str, ValidatedTransform], facts: Architecture, config: Any, held_out: bool | None) -> None:
-        self._transforms = transforms
+    def __init__(self, runs: Mapping[str, ValidatedRun], facts: Architecture, config: Any, held_out: bool | None) -> None:
+        self._runs = runs
         self._facts = facts
         self._config = config
         self._held_out = held_out
-        self._errors: dict[str, list[tuple[OutputError, OutputError]]] = {name: [] for name in transforms}
+        self._errors: dict[str, list[tuple[OutputError, OutputError]]] = {name: [] for name in runs}
 
     def look(self, block: Block, configs: Mapping[str, QLayerConfig], passes: Sequence[_Pass]) -> None:
         """See what each transform would do to a block's error, if any of its layers is going to be quantized."""
         if not configs:
             return
         before = self._error(block.module, configs, passes, None)
-        for name, transform in self._transforms.items():
-            if any(_moved(one.given, transform) is None for one in passes):
+        for name, run in self._runs.items():
+            if any(_moved(one.given, run) is None for one in passes):
                 continue
             copied = _copy(block.module)
-            transform.apply(BlockContext(block.name, copied, self._facts, configs, {}, model_config=self._config))
-            self._errors[name].append((before, self._error(copied, configs, passes, transform)))
+            run.apply(BlockContext(block.name, copied, self._facts, configs, {}, model_config=self._config))
+            self._errors[name].append((before, self._error(copied, configs, passes, run)))
 
-    def validation_of(self, name: str) -> TransformValidation | None:
-        """What was seen of a transform; None where nothing was."""
-        errors = self._errors[name]
-        if not errors:
-            return None
-        validation = validated([before for before, _ in errors], [after for _, after in errors])
-        return TransformValidation(validation, self._transforms[name].accepts(validation))
+    def validations(self) -> dict[str, Validation]:
+        """Return the comparison over all blocks for each transform that was tried in any."""
+        return {name: validated([b for b, _ in errors], [a for _, a in errors]) for name, errors in self._errors.items() if errors}
 
     def _error(
-        self, module: nn.Module, configs: Mapping[str, QLayerConfig], passes: Sequence[_Pass], transform: ValidatedTransform | None
+        self, module: nn.Module, configs: Mapping[str, QLayerConfig], passes: Sequence[_Pass], run: ValidatedRun | None
     ) -> OutputError:
         """That of a block, rounded to nearest; of one that a transform has changed, in the residual stream that goes with it."""
         outputs, wanted = [], []
         with as_rounded(module, configs):
             for one in passes:
-                given = one.given if transform is None else _moved(one.given, transform)
+                given = one.given if run is None else _moved(one.given, run)
                 assert given is not None
                 output = tensor_of(module(*given[0], **given[1]))
                 outputs.append(tokens_of(output, one.call, held_out=self._held_out))
-                reference = one.output if transform is None else transform.transformed_stream(one.output)
+                reference = one.output if run is None else run.transformed_stream(one.output)
                 wanted.append(tokens_of(reference, one.call, held_out=self._held_out))
         return OutputError.of(torch.cat(outputs), torch.cat(wanted), is_held_out=self._held_out is not None)
 
 
-def _moved(given: Arguments, transform: ValidatedTransform) -> Arguments | None:
+def _moved(given: Arguments, run: ValidatedRun) -> Arguments | None:
     """A block's arguments with the residual stream as the changed model has it; None where it is not found among them."""
     args, kwargs = given
     if args and isinstance(args[0], Tensor):
-        return (transform.transformed_stream(args[0]), *args[1:]), kwargs
+        return (run.transformed_stream(args[0]), *args[1:]), kwargs
     if isinstance(kwargs.get("hidden_states"), Tensor):
-        return args, {**kwargs, "hidden_states": transform.transformed_stream(kwargs["hidden_states"])}
+        return args, {**kwargs, "hidden_states": run.transformed_stream(kwargs["hidden_states"])}
     return None
 
 

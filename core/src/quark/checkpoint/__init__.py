@@ -1,17 +1,25 @@
-"""Writing quantized models and reading them back: the exporter protocol, streamed safetensors, the documented functions."""
+"""Writing quantized models and reading them back: protocols of layouts, streamed safetensors, AMD Quark's public functions."""
 
+from quark.checkpoint.content import CheckpointContent
 from quark.checkpoint.export import ModelExporter, export_safetensors
 from quark.checkpoint.exporter import BlockStream, Exporter, ExportOptions, StreamingExporter
-from quark.checkpoint.packed_model import map_to_quark
-from quark.checkpoint.reader import import_model_from_safetensors
+from quark.checkpoint.layout_reader import LayoutReader, ReadsOwnFiles, RenamesTensors, StoredConfig
+from quark.checkpoint.packed_model import pack_model
+from quark.checkpoint.reader import import_model_from_safetensors, map_to_quark
 
 __all__ = [
     "BlockStream",
+    "CheckpointContent",
     "ExportOptions",
     "Exporter",
+    "LayoutReader",
     "ModelExporter",
+    "ReadsOwnFiles",
+    "RenamesTensors",
+    "StoredConfig",
     "StreamingExporter",
     "export_safetensors",
     "import_model_from_safetensors",
     "map_to_quark",
+    "pack_model",
 ]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import tempfile
 from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from pathlib import Path
 
-from quark.errors import OutputError
+from quark.checkpoint.layouts import layouts_of, quantization_block
+from quark.errors import OutputError, QuarkError
+from quark.plugins import exporters
 
 COMPANIONS = (
     "tokenizer.json",
@@ -37,7 +39,8 @@ def refuse_used_directory(out: Path, *, overwrite: bool = False) -> None:
 
     Args:
         out: Where an export is to go.
-        overwrite: Whether an earlier export may lie there: ``config.json`` has a ``quantization_config`` of quark, and nothing but what
+        overwrite: Whether an earlier export may lie there: ``config.json`` has a ``quantization_config`` of an installed layout, and
+            nothing but what
             exports write lies beside it.
 
     Raises:
@@ -83,16 +86,16 @@ def move_into_place(made: Path, out: Path, *, overwrite: bool = False) -> None:
 
 
 def _why_not_replaceable(out: Path, names: Sequence[str]) -> str | None:
-    if strange := [name for name in names if not _EXPORTED.fullmatch(name)]:
+    patterns = [pattern for record in exporters() for pattern in record.files]
+    if strange := [name for name in names if not _EXPORTED.fullmatch(name) and not any(fnmatchcase(name, p) for p in patterns)]:
         return f"it holds '{strange[0]}', which no export writes"
     if not _is_export(out):
-        return "it is no export of quark: its config.json has no quantization_config of quant_method 'quark'"
+        return "it is no export of quark: its config.json has no quantization_config of a layout that is installed"
     return "it is a link to another directory" if out.is_symlink() else None
 
 
 def _is_export(directory: Path) -> bool:
     try:
-        config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
-        return bool(config["quantization_config"]["quant_method"] == "quark")
-    except (OSError, ValueError, KeyError, TypeError):
+        return bool(layouts_of(quantization_block(directory)))
+    except QuarkError:
         return False

@@ -12,11 +12,12 @@ from typing import Any
 from torch import nn
 
 from quark.checkpoint.atomic_directory import building
+from quark.checkpoint.content import content_of
 from quark.checkpoint.destination import refuse_used_directory
 from quark.checkpoint.exporter import Exporter, ExportOptions, Tokenizer
 from quark.config.export import ExporterConfig, JsonExporterConfig
 from quark.config.model import QConfig
-from quark.errors import ConfigError, UnknownNameError
+from quark.errors import UnknownNameError
 from quark.planning.one_layer import as_model
 from quark.plugins import exporters
 from quark.plugins.attribution import attributed, origin
@@ -93,11 +94,10 @@ def export_with(name: str, model: nn.Module, output_dir: str | Path, options: Ex
     options = options or ExportOptions()
     exporter = exporter_of(name, options)
     refuse_used_directory(Path(output_dir), overwrite=options.overwrite)
-    if not getattr(model, "quark_quantized", False):
-        raise ConfigError("this model has not been quantized: give ModelQuantizer(config).quantize_model(model) what it needs, then export")
+    content = content_of(as_model(model))
     place = exporting(name, Path(output_dir), overwrite=options.overwrite)
     with place as directory, attributed(f"writing '{output_dir}'", origin("exporters", name)):
-        exporter.export(as_model(model), directory, options)
+        exporter.export(content, directory, options)
 
 
 def export_safetensors(

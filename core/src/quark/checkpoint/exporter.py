@@ -10,6 +10,7 @@ from typing import Any, Protocol, runtime_checkable
 import attrs
 from torch import nn
 
+from quark.checkpoint.content import CheckpointContent
 from quark.planning.decoder_blocks import Block
 
 
@@ -55,8 +56,13 @@ class Exporter(Protocol):
     removed when it has not, so that a failed one leaves nothing behind.
     """
 
-    def export(self, model: nn.Module, out: Path, options: ExportOptions) -> None:
-        """Write ``model`` to the directory ``out``, which exists and is empty. One that writes nothing has failed.
+    def export(self, content: CheckpointContent, out: Path, options: ExportOptions) -> None:
+        """Write a quantized model to the directory ``out``, which exists and is empty. One that writes nothing has failed.
+
+        Args:
+            content: The model, its configuration and its plan. Nothing else is known of the model: its attributes are for users.
+            out: Where to.
+            options: What the caller chose.
 
         Raises:
             UnsupportedError: The exporter cannot hold this model or these options.
@@ -70,21 +76,27 @@ class BlockStream(Protocol):
     def write(self, block: Block | None) -> None:
         """Write what lies in a finished block, or with None what lies in none; its tensors may be gone when this has returned."""
 
-    def finish(self) -> None:
-        """Every block has been written, and None: write what is left."""
+    def finish(self, content: CheckpointContent) -> None:
+        """Every block has been written, and None: write what is left.
+
+        Args:
+            content: As the run has ended: the plan and the configuration no longer name algorithms that turned out to change nothing.
+        """
 
 
 @runtime_checkable
 class StreamingExporter(Exporter, Protocol):
     """An exporter that need not have the whole model in memory. One that lacks this method gets complete models."""
 
-    def stream(self, model: nn.Module, skeleton: nn.Module, out: Path, options: ExportOptions) -> AbstractContextManager[BlockStream]:
-        """Begin an export of ``model`` to the directory ``out``, which exists and is empty.
+    def stream(
+        self, content: CheckpointContent, skeleton: nn.Module, out: Path, options: ExportOptions
+    ) -> AbstractContextManager[BlockStream]:
+        """Begin an export to the directory ``out``, which exists and is empty.
 
         What it writes does not differ from what `Exporter.export` writes of the same model; it is complete when the context ends well.
 
         Args:
-            model: Still float, its weights on the meta device but for those of the block that is worked on. It has its ``quark_plan``.
+            content: Its model is still float, its weights on the meta device but for those of the block that is worked on.
             skeleton: The same model as it will be when it is quantized, on the meta device: layers and scales of the right shapes.
             out: Where to.
             options: As for `Exporter.export`.

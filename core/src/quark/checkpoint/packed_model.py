@@ -1,4 +1,4 @@
-"""Turn a float model into one that a checkpoint's tensors fit: the step before loading them, for our reader and for transformers'."""
+"""Turn a float model into one that a checkpoint's tensors fit: the step before they are loaded, by the reader here or by transformers."""
 
 from __future__ import annotations
 
@@ -10,50 +10,47 @@ from torch import nn
 from quark.checkpoint.provenance import refuse_unreadable
 from quark.checkpoint.restorers import restorers_of
 from quark.config.model import QConfig
-from quark.errors import UnsupportedError
+from quark.config.slot import Slot
 from quark.hf.attention_switch import switch_attention
+from quark.hf.quark_loader import is_stored_beside_weight
 from quark.modules import counts_as
 from quark.modules.attention import PROBABILITIES
-from quark.modules.packed_layers import SLOTS, PackedLayer, PackedScales
+from quark.modules.packed_layers import PackedLayer, PackedScales
 from quark.modules.packed_quantizer import PackedQuantizer, packed_scales
 from quark.planning.attention import AttentionRow, attention_rows
 from quark.planning.family import architecture_of
 from quark.planning.mixtures import separate_experts
-from quark.planning.plan import plan_rows, refuse_misfits
+from quark.planning.plan import QuantPlan, plan_rows, refuse_misfits
 from quark.planning.precedence import layer_config_for
 
 
-def map_to_quark(model: nn.Module, quant_config: QConfig, pack_method: str = "reorder", custom_mode: str = "quark") -> nn.Module:
+def pack_model(model: nn.Module, quant_config: QConfig, pack_method: str = "reorder") -> QuantPlan:
     """Replace every layer that the configuration quantizes by a `PackedLayer`, in place; attention gets quantizers where it says so.
 
     Algorithms that run with the model put back what they left in it.
 
     Args:
         model: A float model, its weights on the meta device or not; they are not used.
-        quant_config: From the checkpoint's ``quantization_config``.
-        pack_method: From its ``export`` block.
-        custom_mode: Documented; other layouts than Quark's are read by their own loaders.
+        quant_config: What the checkpoint says.
+        pack_method: Order of 4-bit codes in a word.
 
     Returns:
-        The same object.
+        The plan of the float model, as it was when the checkpoint was made.
 
     Raises:
-        UnsupportedError: Another ``custom_mode``; or attention is quantized, and the model's attention cannot be exchanged.
+        UnsupportedError: Attention is quantized, and the model's attention cannot be exchanged.
         MissingPluginError: An algorithm that runs with the model is not installed.
         ConfigError, UnknownNameError: The configuration does not fit the model, or asks for a format that is not installed.
         CheckpointError: A format lies in the checkpoint in a layout that the installed distribution does not know yet.
     """
-    if custom_mode != "quark":
-        raise UnsupportedError(
-            f"checkpoints of custom_mode '{custom_mode}' are not read here: only 'quark' is; transformers reads others by itself"
-        )
     refuse_unreadable(quant_config)
     separate_experts(model, quant_config)
     for restorer in restorers_of(quant_config):
         restorer.restore(model, quant_config)
     rows = plan_rows(model, quant_config)
     refuse_misfits(rows)
-    attentions = attention_rows(model, rows, quant_config, architecture_of(model))
+    architecture = architecture_of(model)
+    attentions = attention_rows(model, rows, quant_config, architecture)
     inside = {layer for a in attentions for layer, _ in a.states.values()}
     for name, layer in list(model.named_modules()):
         kind = counts_as(layer)
@@ -64,9 +61,9 @@ def map_to_quark(model: nn.Module, quant_config: QConfig, pack_method: str = "re
             # The output that attention quantizes is no business of the layer, though its scales are stored with it.
             own = attrs.evolve(config, output_tensors=None) if name in inside else config
             holds_values = quant_config.weight_format == "fake_quantized"
-            model.set_submodule(name, PackedLayer(layer, own, pack_method, name, holds_values=holds_values))
+            model.set_submodule(name, PackedLayer(layer, own, pack_method, name, holds_values, is_stored_beside_weight))
     _map_attention(model, attentions, pack_method, eager=quant_config.softmax_quant_spec is not None)
-    return model
+    return QuantPlan(rows, quant_config, architecture, attentions=attentions)
 
 
 def _map_attention(model: nn.Module, attentions: Sequence[AttentionRow], order: str, *, eager: bool) -> None:
@@ -76,7 +73,7 @@ def _map_attention(model: nn.Module, attentions: Sequence[AttentionRow], order: 
             setattr(module, PROBABILITIES, PackedQuantizer(row.probabilities, order, largest=1.0))
         for state, (layer, spec) in row.states.items():
             stored = PackedScales(packed_scales(spec, order))
-            setattr(model.get_submodule(layer), SLOTS["output_tensors"], stored)
+            setattr(model.get_submodule(layer), Slot.output_tensors.quantizer_attribute, stored)
             setattr(module, state, PackedQuantizer(spec, order, stored))
     if attentions:
         switch_attention(model, [a.name for a in attentions], eager=eager)

@@ -1,38 +1,32 @@
-"""Read an export back: the same quantized model, with the same logits."""
+"""Read a checkpoint back: the same quantized model, with the same logits, whichever registered layout it has."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import attrs
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
-from quark.checkpoint.packed_model import map_to_quark
+from quark.checkpoint.content import CheckpointContent, set_results
+from quark.checkpoint.layout_reader import LayoutReader, ReadsOwnFiles, StoredConfig
+from quark.checkpoint.layouts import layout_for, quantization_block, reader_of
 from quark.checkpoint.provenance import refuse_unreadable
 from quark.checkpoint.restorers import missing_algorithms, restorers_of
-from quark.checkpoint.tensor_names import attention_attribute, has_probabilities, packed_attribute
-from quark.config.export import JsonExporterConfig
-from quark.config.json_values import value_of
 from quark.config.model import QConfig
 from quark.environment import refuse_rival
 from quark.errors import AmbiguousNameError, CheckpointError, ConfigError, QuarkError, UnknownNameError, UnsupportedError
-from quark.hf.json_files import read_json
 from quark.hf.loading import empty_model
+from quark.hf.placing import put_tensor, without_source
 from quark.hf.shards import check_shards
 from quark.hf.unpacking import unpack_all
-from quark.log import get_logger
-from quark.modules.packed_layers import PackedLayer
 from quark.names import folded
-from quark.planning.attention import attention_rows
-from quark.planning.family import architecture_of
-from quark.planning.mixtures import separate_experts
 from quark.planning.one_layer import as_model, put_back
-from quark.planning.plan import QuantPlan, has_static_scale, plan_rows
 from quark.plugins.attribution import attributed
+
+__all__ = ["import_model_from_safetensors", "map_to_quark", "read_checkpoint"]
 
 _FLOATS = {torch.float16, torch.bfloat16, torch.float32, torch.float64}  # numbers, whichever of them they are; all others are codes
 
@@ -47,7 +41,7 @@ def import_model_from_safetensors(
     device: str = "cuda",
     multi_gpu: bool = False,
 ) -> nn.Module:
-    """Load an export of the Quark layout.
+    """Load an export. Its ``config.json`` says in which layout it is; every registered layout with a reader is read.
 
     Args:
         model: A float model of the same structure, changed in place; None builds it from the export's own ``config.json``, which only that
@@ -62,7 +56,8 @@ def import_model_from_safetensors(
         The model in evaluation mode, its layers as `ModelQuantizer.quantize_model` leaves them.
 
     Raises:
-        CheckpointError: The export is incomplete or damaged, or its tensors do not fit the model.
+        CheckpointError: The export is incomplete or damaged, no installed layout reads it, or its tensors do not fit the model.
+        AmbiguousNameError: Several installed layouts read it.
         MissingPluginError: An algorithm that runs with the model is not installed.
         UnknownNameError: A format or an observer is not installed; says which distribution brought it. Or another thing is not.
         UnsupportedError: The export asks for what cannot be done here.
@@ -70,49 +65,92 @@ def import_model_from_safetensors(
     """
     refuse_rival()
     directory = Path(model_dir)
-    config, order = read_quantization_config(directory)
-    refuse_unreadable(config, f"the checkpoint '{directory}'")
-    shards = check_shards(directory)
-    if has_static_scale(config.softmax_quant_spec) and not any(has_probabilities(shard.tensors) for shard in shards):
-        # Such exports are made where the scales cannot be found, and say so in no other way.
-        get_logger(__name__).warning(f"'{directory}' holds no scales of attention probabilities: they stay float")
-        config = attrs.evolve(config, softmax_quant_spec=None)
+    block = quantization_block(directory)
+    layout = layout_for(block, directory / "config.json")
+    reader = reader_of(layout)
+    stored = _configuration(reader, block, directory)
+    refuse_unreadable(stored.config, f"the checkpoint '{directory}'")
+    paths = None if isinstance(reader, ReadsOwnFiles) else [shard.path for shard in check_shards(directory)]
     wanted = empty_model(directory, attn_implementation) if model is None else model
-    model = as_model(wanted)
-    with _naming(directory / "config.json"):
-        # The plan is made of the float structure: this is what was asked for when the export was made.
-        separate_experts(model, config)
-        rows, architecture = plan_rows(model, config), architecture_of(model)
-        plan = QuantPlan(rows, config, architecture, attentions=attention_rows(model, rows, config, architecture))
-        map_to_quark(model, config, order)
-    loaded = _load(model, [shard.path for shard in shards], config)
-    _tie(model, loaded)
-    _refuse_missing(model, loaded, directory)
-    unpack_all(model, directory)
-    model.quant_config, model.quark_plan, model.quark_quantized = config, plan, True  # type: ignore[assignment]
-    put_back(model, wanted)
+    content = read_checkpoint(reader, stored, as_model(wanted), directory, paths)
+    set_results(content)
+    put_back(content.model, wanted)
     return wanted.eval().to(device if device != "cuda" or torch.cuda.is_available() else "cpu")
 
 
-def read_quantization_config(directory: Path) -> tuple[QConfig, str]:
-    """The configuration in an export's ``config.json``, and the order of its 4-bit codes.
+def read_checkpoint(
+    reader: LayoutReader, stored: StoredConfig, model: nn.Module, directory: Path, paths: Iterable[Path] | None
+) -> CheckpointContent:
+    """Make ``model`` what a checkpoint holds.
+
+    Args:
+        reader: Of its layout.
+        stored: What its ``quantization_config`` says.
+        model: A float model of the same structure, changed in place; its weights are not used.
+        directory: The checkpoint.
+        paths: Its safetensors files; None where ``reader`` reads files of its own.
 
     Raises:
-        CheckpointError: There is none, or it was written by something else.
+        As `import_model_from_safetensors`.
     """
-    path = directory / "config.json"
-    if not path.is_file():
-        raise CheckpointError(f"'{directory}' is no export: it has no config.json")
-    found = read_json(path).get("quantization_config")
-    if not isinstance(found, dict) or found.get("quant_method") != "quark":
-        method = found.get("quant_method") if isinstance(found, dict) else None
+    with _naming(directory / "config.json"):
+        plan = reader.prepare(model, stored)
+    tensors: Iterable[tuple[Path, str, Tensor]]
+    if isinstance(reader, ReadsOwnFiles):
+        tensors = ((directory, name, tensor) for name, tensor in reader.tensors(directory))
+    else:
+        tensors = ((path, name, tensor) for path in paths or () for name, tensor in _tensors(path))
+    loaded = _load(model, reader, tensors, stored.config)
+    _tie(model, loaded)
+    missing = list(without_source(model.state_dict(keep_vars=True), loaded))
+    if missing:
         raise CheckpointError(
-            f"'{path}' has no quantization_config of quant_method 'quark' (it has {method!r}): load it with transformers instead"
+            f"the export '{directory}' lacks {len(missing)} tensor(s): {folded(missing)}. It is incomplete, make it again"
         )
+    unpack_all(model, directory)
+    return CheckpointContent(model, stored.config, plan)
+
+
+def map_to_quark(model: nn.Module, quant_config: QConfig, pack_method: str = "reorder", custom_mode: str = "quark") -> nn.Module:
+    """Change a float model in place so that the tensors of a checkpoint fit it: the step that transformers calls before it loads them.
+
+    Args:
+        model: A float model, its weights on the meta device or not; they are not used.
+        quant_config: From the checkpoint's ``quantization_config``.
+        pack_method: From its ``export`` block.
+        custom_mode: Its ``quant_method``, by which the layout is chosen.
+
+    Returns:
+        The same object.
+
+    Raises:
+        UnsupportedError: No registered layout reads that ``custom_mode``; or attention is quantized, and cannot be exchanged.
+        MissingPluginError: An algorithm that runs with the model is not installed.
+        ConfigError, UnknownNameError: The configuration does not fit the model, or asks for a format that is not installed.
+        CheckpointError: A format lies in the checkpoint in a layout that the installed distribution does not know yet.
+    """
     try:
-        return QConfig.from_dict(found), JsonExporterConfig(**value_of(found, "export", Mapping, {})).pack_method
+        layout = layout_for({"quant_method": custom_mode}, Path("config.json"))
+    except CheckpointError as error:
+        raise UnsupportedError(f"checkpoints of custom_mode '{custom_mode}' are not read here: {error}") from error
+    reader_of(layout).prepare(model, StoredConfig(config=quant_config, pack_method=pack_method))
+    return model
+
+
+def _configuration(reader: LayoutReader, block: dict[str, object], directory: Path) -> StoredConfig:
+    try:
+        return reader.configuration(block, directory)
+    except CheckpointError as error:
+        if str(directory) in str(error):
+            raise
+        raise _unusable(directory, error) from error
     except QuarkError as error:
-        raise CheckpointError(f"the quantization_config in '{path}' cannot be used: {error}. Make or fetch the export again") from error
+        raise _unusable(directory, error) from error
+
+
+def _unusable(directory: Path, error: Exception) -> CheckpointError:
+    path = directory / "config.json"
+    return CheckpointError(f"the quantization_config in '{path}' cannot be used: {error}. Make or fetch the export again")
 
 
 @contextmanager
@@ -129,22 +167,21 @@ def _naming(file: Path) -> Iterator[None]:
         raise CheckpointError(f"the quantization_config in '{file}' does not fit the model: {error}") from error
 
 
-def _load(model: nn.Module, paths: Iterable[Path], config: QConfig) -> set[str]:
-    """Put all tensors of the files into the model; the paths they went to."""
+def _load(model: nn.Module, reader: LayoutReader, tensors: Iterable[tuple[Path, str, Tensor]], config: QConfig) -> set[str]:
+    """Put all tensors, each with the file it comes from, into the model; the paths they went to."""
     restorers, missing = restorers_of(config), missing_algorithms(config)
     loaded = set()
-    for path in paths:
-        for name, tensor in _tensors(path):
-            wanted = name
-            for restorer in restorers:
-                wanted = restorer.place_of(wanted, tensor)
-            try:
-                loaded.add(_place(model, wanted, tensor, path))
-            except CheckpointError as error:
-                if not missing:
-                    raise
-                who = f"it was made with {', '.join(missing)}, which no installed distribution brings, and the tensor may be of that"
-                raise CheckpointError(f"{error}; {who}") from None
+    for path, name, tensor in tensors:
+        restored = name
+        for restorer in restorers:
+            restored = restorer.place_of(restored, tensor)
+        try:
+            loaded.add(_place(model, reader.place_of(model, restored), name, tensor, path))
+        except CheckpointError as error:
+            if not missing:
+                raise
+            who = f"it was made with {', '.join(missing)}, which no installed distribution brings, and the tensor may be of that"
+            raise CheckpointError(f"{error}; {who}") from None
     return loaded
 
 
@@ -157,15 +194,12 @@ def _tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
         raise CheckpointError(f"'{path}' is damaged ({error}): make or fetch the export again") from error
 
 
-def _place(model: nn.Module, name: str, tensor: Tensor, path: Path) -> str:
-    """Put a checkpoint tensor where it belongs; the path it went to."""
-    owner, _, leaf = name.rpartition(".")
+def _place(model: nn.Module, place: str, name: str, tensor: Tensor, path: Path) -> str:
+    """Put the checkpoint tensor ``name`` at the path ``place``, and return that."""
+    owner, _, leaf = place.rpartition(".")
     try:
-        layer = model.get_submodule(owner)
-        attribute = packed_attribute(leaf) if isinstance(layer, PackedLayer) else attention_attribute(leaf)
-        inner, _, last = attribute.rpartition(".")
-        target = layer.get_submodule(inner)
-        old = target._parameters.get(last) if last in target._parameters else target._buffers[last]
+        target = model.get_submodule(owner)
+        old = target._parameters.get(leaf) if leaf in target._parameters else target._buffers[leaf]
     except (AttributeError, KeyError):
         raise CheckpointError(f"'{path}' holds '{name}', for which the model has no place: the export is of another model") from None
     if old is None or old.shape != tensor.shape:
@@ -177,11 +211,8 @@ def _place(model: nn.Module, name: str, tensor: Tensor, path: Path) -> str:
         raise CheckpointError(
             f"'{name}' in '{path}' is of {tensor.dtype} where the model wants {old.dtype}: the export is damaged, or of something else"
         )
-    if last in target._parameters:
-        target._parameters[last] = nn.Parameter(tensor if old.dtype == tensor.dtype else tensor.to(old.dtype), requires_grad=False)
-    else:
-        target._buffers[last] = tensor
-    return f"{owner}.{attribute}" if owner else attribute
+    put_tensor([(target, leaf)], tensor.to(old.dtype) if leaf in target._parameters else tensor)
+    return place
 
 
 def _tie(model: nn.Module, loaded: set[str]) -> None:
@@ -202,15 +233,3 @@ def _tie(model: nn.Module, loaded: set[str]) -> None:
                 module._parameters[leaf] = own
             else:
                 module._buffers[leaf] = own
-
-
-def _refuse_missing(model: nn.Module, loaded: Iterable[str], directory: Path) -> None:
-    """Raise if a tensor of the model was not in the export; tied ones come from their partner."""
-    have = set(loaded)
-    state = model.state_dict(keep_vars=True)
-    there = {id(state[name]) for name in have if name in state}
-    missing = [name for name, tensor in state.items() if name not in have and id(tensor) not in there]
-    if missing:
-        raise CheckpointError(
-            f"the export '{directory}' lacks {len(missing)} tensor(s): {folded(missing)}. It is incomplete, make it again"
-        )

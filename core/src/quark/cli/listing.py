@@ -73,6 +73,7 @@ def show(what: str, *, as_json: bool = False, name: str | None = None) -> None:
     Raises:
         UnknownNameError: (a ValueError) There is no such record.
     """
+    from quark.plugins.discovery import CORE
     from quark.plugins.report import kind_report, plugins_report, record_report
 
     catalog = _catalog()
@@ -85,8 +86,9 @@ def show(what: str, *, as_json: bool = False, name: str | None = None) -> None:
     if as_json:
         print(json.dumps(report, indent=2))
         return
-    if report[what]:
-        _print_table(_PLUGIN_COLUMNS if what == "plugins" else (*_COLUMNS[what], *_COMMON), report[what], what)
+    rows = report[what]
+    if rows and not (what == "plugins" and all(row["distribution"] == CORE for row in rows)):
+        _print_table(_PLUGIN_COLUMNS if what == "plugins" else (*_COLUMNS[what], *_COMMON), rows, what)
     else:
         kinds = list(catalog.registries) if what == "plugins" else [what]
         distributions = dict.fromkeys(catalog.registries[kind].kind.distribution for kind in kinds)
@@ -182,7 +184,13 @@ _COLUMNS: dict[str, tuple[Column, ...]] = {
         ("runs", _when("configuration_only", "configuration only")),
     ),
     "templates": (("template", _name), ("decoder blocks", _text("decoder_blocks")), ("left in float", _joined("exclude_layers_name"))),
-    "exporters": (("exporter", _name), ("reads back", _when("reads_back", "yes"))),
+    "layer_types": (
+        ("layer type", _name),
+        ("layer", _text("layer")),
+        ("quantized", _text("quantized")),
+        ("as", _text("planned_as")),
+    ),
+    "exporters": (("exporter", _name), ("reads", _joined("quant_methods"))),
 }
 _PLUGIN_COLUMNS: tuple[Column, ...] = (
     ("plugin", _text("entry_point")),

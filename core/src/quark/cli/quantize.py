@@ -110,7 +110,6 @@ def quantize(
     from quark.checkpoint.export import export_options
     from quark.hf.loading import load_tokenizer, meta_model
     from quark.runs import ModelQuantizer, quantize_checkpoint
-    from quark.runs.run import algorithms_of, wants_data
 
     started = time.perf_counter()
     refuse_used_directory(out)
@@ -121,15 +120,16 @@ def quantize(
         skeleton, scheme, algorithm, kv_cache, exclude, layer, share_fused_scales, attention_scheme, kv_cache_post_rope, *options
     )
     config = attrs.evolve(config, separate_kv_scales=separate_kv_scales, calibrate_all_experts=calibrate_all_experts, strict=strict)
-    plan = ModelQuantizer(config).plan(skeleton)
     if dry_run:
-        _print_plan(plan, as_json)
+        _print_plan(ModelQuantizer(config).plan(skeleton), as_json)
         return
     tokenizer = load_tokenizer(model)
-    wants = wants_data(plan, algorithms_of(config))
-    data = _calibration(tokenizer, wants, calib, num_calib, seq_len) if wants else None
+
+    def data(needed_by: str) -> list[Tensor]:
+        return _calibration(tokenizer, needed_by, calib, num_calib, seq_len)
+
     export = attrs.evolve(export, tokenizer=tokenizer)
-    quantize_checkpoint(model, out, config, data, device=device, dtype=dtype, exporter=exporter, options=export)
+    plan = quantize_checkpoint(model, out, config, data, device=device, dtype=dtype, exporter=exporter, options=export)
     _print_result(out, scheme, len(plan.quantized), time.perf_counter() - started, as_json)
 
 

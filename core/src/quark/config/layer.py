@@ -10,13 +10,12 @@ import attrs
 from quark.config.dataclass_view import with_dataclass_view
 from quark.config.enums import DeviceType, QSchemeType
 from quark.config.json_values import checked, value_of
+from quark.config.slot import Slot
 from quark.config.tensor import QTensorConfig
 from quark.errors import ConfigError
 
 TensorSpec = QTensorConfig | Sequence[QTensorConfig]
 """One stage, or a list of several: the inner scale first, then the quantizer of what it leaves."""
-
-SLOTS = ("input_tensors", "output_tensors", "weight", "bias")
 
 
 def _as_spec(value: Any) -> TensorSpec | None:
@@ -82,19 +81,21 @@ class QLayerConfig:
 
     def copied(self) -> QLayerConfig:
         """An independent copy. Raises ConfigError where fields that were assigned do not agree."""
-        slots: dict[str, Any] = {slot: _copied(getattr(self, slot)) for slot in SLOTS}
+        slots: dict[str, Any] = {slot.value: _copied(getattr(self, slot)) for slot in Slot}
         return attrs.evolve(self, **slots)
 
     def to_dict(self) -> dict[str, Any]:
         """JSON form; every slot is a key, null where nothing is quantized."""
         device = None if self.target_device is None else self.target_device.name
-        return {slot: _to_json(getattr(self, slot)) for slot in SLOTS} | {"target_device": device}
+        return {slot.value: _to_json(getattr(self, slot)) for slot in Slot} | {"target_device": device}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> QLayerConfig:
         """Read the JSON form; missing slots are None. Raises ConfigError for an unknown key, or a value of another type than it has."""
-        unknown = sorted(set(checked(data, Mapping, "a layer's quantization")) - {*SLOTS, "target_device"})
+        unknown = sorted(set(checked(data, Mapping, "a layer's quantization")) - {*Slot, "target_device"})
         if unknown:
-            raise ConfigError(f"a layer's quantization in JSON has unknown keys {unknown}; its keys are {', '.join(SLOTS)}, target_device")
+            raise ConfigError(f"a layer's quantization in JSON has unknown keys {unknown}; its keys are {', '.join(Slot)}, target_device")
         device = value_of(data, "target_device", str)
-        return cls(**{s: _from_json(data.get(s)) for s in SLOTS}, target_device=None if device is None else DeviceType.from_str(device))
+        return cls(
+            **{s.value: _from_json(data.get(s)) for s in Slot}, target_device=None if device is None else DeviceType.from_str(device)
+        )

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from quark.errors import CheckpointError
 from quark.hf.converted_tensors import ConvertedTensors
+from quark.hf.placing import without_source
 from quark.hf.shards import Shard, refuse_codes
 from quark.hf.weight_converters import WeightConverter
 from quark.log import get_logger
@@ -104,8 +105,7 @@ class StoredTensors:
         return attrs.evolve(recipe, targets=tuple(targets))
 
     def _refuse_missing(self, state: Mapping[str, Tensor]) -> None:
-        have = {id(state[name]) for recipe in self.recipes for name in recipe.targets}
-        missing = [name for name, tensor in state.items() if id(tensor) not in have]
+        missing = list(without_source(state, (name for recipe in self.recipes for name in recipe.targets)))
         if missing:
             raise CheckpointError(
                 f"'{self._directory}' lacks {len(missing)} tensor(s) of a {type(self._model).__name__}: {folded(missing)}. It is "

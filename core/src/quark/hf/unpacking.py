@@ -1,4 +1,4 @@
-"""Turn what transformers or our reader has loaded of an export into quantized layers."""
+"""Turn what a loader has filled into the quantized modules that it stands for."""
 
 from __future__ import annotations
 
@@ -7,18 +7,17 @@ from pathlib import Path
 from torch import nn
 
 from quark.errors import CheckpointError
-from quark.modules.packed_layers import PackedLayer
-from quark.modules.packed_quantizer import PackedQuantizer
+from quark.modules.packed import Packed
 
 
 def unpack_all(model: nn.Module, directory: Path) -> None:
-    """Replace every packed layer and quantizer of a model by what it stands for, in place.
+    """Replace every `Packed` module of a model by what it stands for, in place.
 
     Raises:
         CheckpointError: A stored scale is none; the message names the directory and the layer.
     """
     for name, layer in list(model.named_modules()):
-        if isinstance(layer, PackedLayer | PackedQuantizer):
+        if isinstance(layer, Packed):
             try:
                 model.set_submodule(name, layer.unpack())
             except CheckpointError as error:

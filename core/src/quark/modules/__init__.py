@@ -1,8 +1,6 @@
 """Quantized modules."""
 
 from quark.modules.layers import (
-    LOOKUP_TYPES,
-    QUANTIZED_TYPES,
     QuantConv1D,
     QuantConv2d,
     QuantConvTranspose2d,
@@ -18,8 +16,6 @@ from quark.modules.layers import (
 from quark.modules.quantizer_module import QuantizerModule
 
 __all__ = [
-    "LOOKUP_TYPES",
-    "QUANTIZED_TYPES",
     "QuantConv1D",
     "QuantConv2d",
     "QuantConvTranspose2d",

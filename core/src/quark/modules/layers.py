@@ -7,7 +7,9 @@ from typing import Any, Self
 from torch import Tensor, nn
 
 from quark.config.layer import QLayerConfig, TensorSpec
-from quark.modules.linear_forms import is_transposed_linear, is_verbatim_linear
+from quark.config.slot import PARAMETERS, Slot
+from quark.errors import ConfigError
+from quark.modules.layer_types import layer_type_of, layer_type_of_class
 from quark.modules.quantizer_module import QuantizerModule
 
 
@@ -23,11 +25,13 @@ class QuantizedLayer(nn.Module):
 
     Attributes:
         layer_config: What was asked for.
+        planned_as: The class by which plans and algorithms know the layer: ``nn.Linear`` of all linear layers, whatever their class.
         weight_quantizer, bias_quantizer: Scales of the parameters; None where they stay float.
         input_quantizer, output_quantizer: Applied at each forward; None where activations stay float.
     """
 
     layer_config: QLayerConfig
+    planned_as: type[nn.Module] | None
     weight_quantizer: QuantizerModule | None
     bias_quantizer: QuantizerModule | None
     input_quantizer: QuantizerModule | None
@@ -40,12 +44,19 @@ class QuantizedLayer(nn.Module):
         made.__dict__.update({k: dict(v) if type(v) is dict else v for k, v in layer.__dict__.items()})
         made._modules = dict(layer._modules)
         made.layer_config = config
+        made.planned_as = counts_as(layer)
         has_bias = getattr(layer, "bias", None) is not None
         made.weight_quantizer = _quantizer(config.weight, activation=False)
         made.bias_quantizer = _quantizer(config.bias if has_bias else None, activation=False)
         made.input_quantizer = _quantizer(config.input_tensors, activation=True)
         made.output_quantizer = _quantizer(config.output_tensors, activation=True)
         return made
+
+    def other_state(self) -> dict[str, Tensor]:
+        """Parameters and persistent buffers beside weight, bias and what belongs to quantizers, by name; they are never quantized."""
+        quantizers = tuple(f"{slot.quantizer_attribute}." for slot in Slot)
+        state: dict[str, Tensor] = self.state_dict(keep_vars=True)
+        return {name: tensor for name, tensor in state.items() if name not in PARAMETERS and not name.startswith(quantizers)}
 
     @staticmethod
     def as_stored(matrix: Tensor) -> Tensor:
@@ -115,41 +126,35 @@ class QuantEmbeddingBag(QuantizedLayer, nn.EmbeddingBag):  # type: ignore[misc]
     """A quantized ``nn.EmbeddingBag``; only its weight can be quantized."""
 
 
-QUANTIZED_TYPES: dict[type[nn.Module], type[QuantizedLayer]] = {
-    nn.Linear: QuantLinear,
-    nn.Conv2d: QuantConv2d,
-    nn.ConvTranspose2d: QuantConvTranspose2d,
-    nn.Embedding: QuantEmbedding,
-    nn.EmbeddingBag: QuantEmbeddingBag,
-}
-"""Float class → quantized class; matched by exact type, since a subclass may compute something else. Add a class of your own to it, and
-its layers are quantized like torch's."""
-
-LOOKUP_TYPES: tuple[type[nn.Module], ...] = (nn.Embedding, nn.EmbeddingBag)
-"""Layers whose input is indices: quantized only where a pattern or a type names them, never by the global configuration."""
-
-
 def counts_as(layer: nn.Module) -> type[nn.Module] | None:
-    """The class by which a float layer is planned; None where it cannot be quantized.
-
-    That is its own, where `QUANTIZED_TYPES` has it, and ``nn.Linear`` for what is one by another name (`quark.modules.linear_forms`).
-    """
-    if type(layer) in QUANTIZED_TYPES:
-        return type(layer)
-    return nn.Linear if is_transposed_linear(layer) or is_verbatim_linear(layer) else None
+    """The class by which a float layer is planned; None where it cannot be quantized. The registered layer types say which."""
+    found = layer_type_of(layer)
+    return None if found is None else found.planned_as
 
 
 def quantized_class(layer: nn.Module) -> type[QuantizedLayer]:
-    """The quantized class of a float layer for which `counts_as` is not None."""
-    if type(layer) in QUANTIZED_TYPES:
-        return QUANTIZED_TYPES[type(layer)]
-    return QuantConv1D if is_transposed_linear(layer) else QuantLinear
+    """The quantized class of a float layer for which `counts_as` is not None.
+
+    Raises:
+        ConfigError: (a ValueError) There is none.
+        PluginError: What is registered for the layer's class is none.
+    """
+    found = layer_type_of(layer)
+    if found is None:
+        raise ConfigError(f"no layer type is registered for a {type(layer).__name__}: see the hook quark_register_layer_types")
+    return found.quantized
+
+
+def is_transposed(layer: nn.Module) -> bool:
+    """Whether the class of a float layer keeps its weight ``[in, out]``."""
+    found = layer_type_of_class(type(layer))
+    return found is not None and found.record.transposed
 
 
 def linear_weight(layer: nn.Module) -> Tensor:
     """The weight of a float layer as its quantized class has it: ``[out, in]`` of a linear one, whichever way it lies; a view."""
     weight: Tensor = layer.weight  # type: ignore[assignment]
-    return weight.detach().t() if is_transposed_linear(layer) else weight
+    return weight.detach().t() if is_transposed(layer) else weight
 
 
 def is_quantized(module: nn.Module) -> bool:

@@ -1,4 +1,4 @@
-"""Linear layers by another name: subclasses of ``nn.Linear`` that compute what it does, and classes that keep their weight transposed."""
+"""Subclasses of ``nn.Linear`` that compute what it does, so that they can be quantized like one."""
 
 from __future__ import annotations
 
@@ -7,21 +7,9 @@ import copy
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from torch.nn.modules.linear import NonDynamicallyQuantizableLinear
-
-TRANSPOSED_LINEAR: set[str] = {"transformers.pytorch_utils.Conv1D"}
-"""Full names of classes that compute ``x @ weight + bias``, ``weight`` ``[in, out]``, ``bias`` ``[out]``. Others may be added."""
-
-NO_LINEAR: set[type[nn.Module]] = {NonDynamicallyQuantizableLinear}
-"""Subclasses of ``nn.Linear`` that are never taken for one: their owner reads the weight and goes past the forward. Others may be added."""
 
 _IN, _OUT = 3, 2
 _TOLERANCE = 1e-12
-
-
-def is_transposed_linear(layer: nn.Module) -> bool:
-    """Whether a layer is of one of the classes `TRANSPOSED_LINEAR`, exactly."""
-    return f"{type(layer).__module__}.{type(layer).__qualname__}" in TRANSPOSED_LINEAR
 
 
 def is_verbatim_linear(layer: nn.Module) -> bool:
@@ -30,7 +18,7 @@ def is_verbatim_linear(layer: nn.Module) -> bool:
     It has a weight and a bias and nothing else, and its forward, tried on a copy with small random float64 tensors in their place, gives
     what ``nn.Linear`` gives. Routers that choose, low-rank adapters, weights in codes and grouped matrices are told apart by that.
     """
-    if not isinstance(layer, nn.Linear) or type(layer) in NO_LINEAR or layer._modules or layer._buffers:
+    if not isinstance(layer, nn.Linear) or layer._modules or layer._buffers:
         return False
     weight, bias = layer._parameters.get("weight"), layer._parameters.get("bias")
     plain = set(layer._parameters) == {"weight", "bias"} and type(weight) is nn.Parameter and weight.is_floating_point()

@@ -7,40 +7,24 @@ that come from packing meta tensors: there is no second formula for them.
 from __future__ import annotations
 
 import copy
-from functools import cache, lru_cache
+from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from quark.config.layer import QLayerConfig, TensorSpec, levels
+from quark.config.slot import ACTIVATIONS, PARAMETERS, Slot
 from quark.errors import CheckpointError, ConfigError
 from quark.modules.layers import QuantizedLayer, linear_weight, quantized_class
+from quark.modules.packed import Packed
 from quark.modules.quantizer_module import QuantizerModule
 from quark.modules.stored_scales import refuse_bad_scales
 from quark.plugins.attribution import origin
 from quark.quantizers import cast_finite, quantizer_for
 from quark.quantizers.on_grid import LOSSY, codes_error
 from quark.quantizers.tensor_quantizer import TensorQuantizer
-
-PREFIXES = {"weight": "weight", "bias": "bias", "input_tensors": "input", "output_tensors": "output"}
-"""Field of a `QLayerConfig` → first word of its tensors' names in a checkpoint."""
-
-SLOTS = {"weight": "weight_quantizer", "bias": "bias_quantizer", "input_tensors": "input_quantizer", "output_tensors": "output_quantizer"}
-"""Field of a `QLayerConfig` → submodule that holds its scales."""
-
-
-@cache
-def is_flat(suffix: str) -> bool:
-    """Whether a stored scale lies beside the weight under its checkpoint name (``weight_scale_2``), and not in a submodule.
-
-    transformers looks there for what belongs to second levels; up to 5.19 its loader renamed those names too.
-    """
-    if not suffix.endswith("_2"):
-        return False
-    from transformers.quantizers import quantizer_quark  # only where a checkpoint of two levels is read, which transformers does anyway
-
-    return hasattr(quantizer_quark, "CHECKPOINT_KEYS")
 
 
 class PackedScales(nn.Module):
@@ -56,7 +40,7 @@ class PackedScales(nn.Module):
         return dict(self._buffers)  # type: ignore[arg-type]
 
 
-class PackedLayer(nn.Module):
+class PackedLayer(Packed):
     """A layer whose weight is packed codes, or the rounded values themselves.
 
     Args:
@@ -65,9 +49,19 @@ class PackedLayer(nn.Module):
         order: Order of 4-bit codes in a word.
         name: Full name of the layer in its model, for messages.
         holds_values: Whether the checkpoint has rounded values where there are codes otherwise; their scales lie beside them all the same.
+        is_beside_weight: Whether a stored scale with some suffix is a buffer of this module (``weight_scale_2``), and not of a submodule
+            (``weight_quantizer.scale_2``), because its loader looks for it there.
     """
 
-    def __init__(self, layer: nn.Module, config: QLayerConfig, order: str, name: str = "a layer", *, holds_values: bool = False) -> None:
+    def __init__(
+        self,
+        layer: nn.Module,
+        config: QLayerConfig,
+        order: str,
+        name: str = "a layer",
+        holds_values: bool = False,
+        is_beside_weight: Callable[[str], bool] = lambda _: False,
+    ) -> None:
         super().__init__()
         weight = linear_weight(layer)
         bias: Tensor | None = getattr(layer, "bias", None)
@@ -76,19 +70,34 @@ class PackedLayer(nn.Module):
         self.order = order
         self._name = name
         self._holds_values = holds_values
+        self._is_beside_weight = is_beside_weight
         self.weight_shape, self.dtype = tuple(weight.shape), weight.dtype
         self._bias_shape = () if bias is None else tuple(bias.shape)  # packed codes do not tell how many they are
-        self._flat: dict[str, tuple[str, str]] = {}
+        self._flat: dict[str, tuple[Slot, str]] = {}
         self._as_stored = quantized_class(layer).as_stored
-        self._register("weight", config.weight, weight)
-        self._register("bias", config.bias, bias)
-        for slot in ("input_tensors", "output_tensors"):
+        self._register(Slot.weight, config.weight, weight)
+        self._register(Slot.bias, config.bias, bias)
+        for slot in ACTIVATIONS:
             spec = getattr(config, slot)
             if spec is not None:
                 self._register_scales(slot, quantizer_for(spec, activation=True), (1,))
+        self._others = [n for n in (*layer._parameters, *layer._buffers) if n not in PARAMETERS]
+        self._register_others(layer)
         self._ready: QuantizedLayer | None = None
 
-    def _register(self, slot: str, spec: TensorSpec | None, tensor: Tensor | None) -> None:
+    def _register_others(self, layer: nn.Module) -> None:
+        """What the layer has beside weight and bias, which checkpoints hold as it is; its submodules are those of the float layer."""
+        for name in self._others:
+            if name in layer._parameters:
+                tensor = layer._parameters[name]
+                empty = None if tensor is None else nn.Parameter(torch.empty_like(tensor, device="meta"), requires_grad=False)
+                self.register_parameter(name, empty)
+            else:
+                self.register_buffer(name, layer._buffers[name], persistent=name not in layer._non_persistent_buffers_set)
+        for name, module in layer._modules.items():
+            self.add_module(name, module)
+
+    def _register(self, slot: Slot, spec: TensorSpec | None, tensor: Tensor | None) -> None:
         if tensor is None:
             self.register_parameter(slot, None)
             return
@@ -102,18 +111,20 @@ class PackedLayer(nn.Module):
         if packed:
             self._store(slot, packed)
 
-    def _register_scales(self, slot: str, quantizer: TensorQuantizer, shape: tuple[int, ...]) -> None:
+    def _register_scales(self, slot: Slot, quantizer: TensorQuantizer, shape: tuple[int, ...]) -> None:
         if not (quantizer.is_dynamic or quantizer.is_float):
             self._store(slot, quantizer.pack_qparams(quantizer.empty_qparams(shape, "meta"), order=self.order))
 
-    def _store(self, slot: str, scales: dict[str, Tensor]) -> None:
-        setattr(self, SLOTS[slot], PackedScales({suffix: t for suffix, t in scales.items() if not is_flat(suffix)}))
-        for suffix in filter(is_flat, scales):
-            self._flat[f"{PREFIXES[slot]}_{suffix}"] = (slot, suffix)
-            self.register_buffer(f"{PREFIXES[slot]}_{suffix}", scales[suffix])
+    def _store(self, slot: Slot, scales: dict[str, Tensor]) -> None:
+        setattr(
+            self, slot.quantizer_attribute, PackedScales({suffix: t for suffix, t in scales.items() if not self._is_beside_weight(suffix)})
+        )
+        for suffix in filter(self._is_beside_weight, scales):
+            self._flat[f"{slot.checkpoint_prefix}_{suffix}"] = (slot, suffix)
+            self.register_buffer(f"{slot.checkpoint_prefix}_{suffix}", scales[suffix])
 
-    def _stored(self, slot: str) -> dict[str, Tensor]:
-        inner: PackedScales | None = getattr(self, SLOTS[slot], None)
+    def _stored(self, slot: Slot) -> dict[str, Tensor]:
+        inner: PackedScales | None = getattr(self, slot.quantizer_attribute, None)
         flat = {suffix: getattr(self, name) for name, (owner, suffix) in self._flat.items() if owner == slot}
         return flat if inner is None else {**inner.tensors(), **flat}
 
@@ -126,25 +137,28 @@ class PackedLayer(nn.Module):
         """
         layer = self._float[0]
         made = quantized_class(layer).from_float(layer, self.layer_config)
-        made._parameters = dict(made._parameters)
-        for slot in ("weight", "bias"):
-            made._parameters[slot] = self._values(slot, getattr(made, SLOTS[slot]))
-        for slot in ("input_tensors", "output_tensors"):
-            target, stored = getattr(made, SLOTS[slot]), self._stored(slot)
+        made._parameters, made._buffers = dict(made._parameters), dict(made._buffers)
+        for slot in PARAMETERS:
+            made._parameters[slot] = self._values(slot, getattr(made, slot.quantizer_attribute))
+        for slot in ACTIVATIONS:
+            target, stored = getattr(made, slot.quantizer_attribute), self._stored(slot)
             if target is not None and stored:
                 qparams = target.quantizer.unpack_qparams(stored, (1,), order=self.order)
-                refuse_bad_scales(qparams, f"the {PREFIXES[slot]} of '{self._name}'", activation=True)
+                refuse_bad_scales(qparams, f"the {slot.label} of '{self._name}'", activation=True)
                 target.set_qparams(qparams)
+        for name in self._others:
+            tensors: dict[str, Any] = self._parameters if name in self._parameters else self._buffers
+            (made._parameters if name in self._parameters else made._buffers)[name] = tensors[name]
         return made.train(self.training)
 
-    def _values(self, slot: str, target: QuantizerModule | None) -> nn.Parameter | None:
+    def _values(self, slot: Slot, target: QuantizerModule | None) -> nn.Parameter | None:
         stored = getattr(self, slot)
         if stored is None:
             return None
         matrix = self._as_stored(stored)
         if target is None:
             return matrix if isinstance(matrix, nn.Parameter) else nn.Parameter(matrix, requires_grad=False)
-        shape = self.weight_shape if slot == "weight" else self._bias_shape
+        shape = self.weight_shape if slot is Slot.weight else self._bias_shape
         if self._holds_values:
             target.set_qparams(target.quantizer.unpack_qparams(self._stored(slot), shape, order=self.order))
             return nn.Parameter(matrix, requires_grad=False)
@@ -160,7 +174,7 @@ class PackedLayer(nn.Module):
         """The quantized layer's forward; the first call unpacks, and lets the packed tensors go."""
         if self._ready is None:
             self._ready = self.unpack()
-            for name in ("weight", "bias", *SLOTS.values(), *self._flat):
+            for name in ("weight", "bias", *(slot.quantizer_attribute for slot in Slot), *self._flat):
                 if name in self._buffers or name in self._parameters or name in self._modules:
                     delattr(self, name)
         found: Tensor = self._ready(*args, **kwargs)

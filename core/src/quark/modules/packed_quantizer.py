@@ -9,6 +9,7 @@ from torch import Tensor
 
 from quark.config.layer import TensorSpec
 from quark.errors import CheckpointError
+from quark.modules.packed import Packed
 from quark.modules.packed_layers import PackedScales
 from quark.modules.quantizer_module import QuantizerModule
 from quark.quantizers import quantizer_for
@@ -22,7 +23,7 @@ def packed_scales(spec: TensorSpec, order: str) -> dict[str, Tensor]:
     return quantizer.pack_qparams(quantizer.empty_qparams((1,), "meta"), order=order)
 
 
-class PackedQuantizer(PackedScales):
+class PackedQuantizer(PackedScales, Packed):
     """Scales that a loader fills, and the quantizer they make.
 
     Args:

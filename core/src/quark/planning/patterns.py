@@ -10,7 +10,8 @@ from torch import nn
 
 from quark.config.architecture import Architecture
 from quark.config.model import QConfig
-from quark.modules.layers import QUANTIZED_TYPES, counts_as
+from quark.modules.layer_types import layer_type_of_class, planned_names
+from quark.modules.layers import counts_as
 from quark.names import closest, folded
 
 _FIELDS = ("exclude", "layer_quant_config", "kv_cache_quant_config")
@@ -68,10 +69,10 @@ def _nearest(pattern: str, layers: Sequence[str]) -> str | None:
 
 
 def _types(modules: Mapping[str, nn.Module], config: QConfig) -> Iterator[Rule]:
-    supported = {t.__name__ for t in QUANTIZED_TYPES}
+    supported = planned_names()
     for key in config.layer_type_quant_config:
         name = key if isinstance(key, str) else key.__name__
-        if name in supported and (isinstance(key, str) or key in QUANTIZED_TYPES):
+        if name in supported and (isinstance(key, str) or layer_type_of_class(key) is not None):
             count = sum(1 for m in modules.values() if (kind := counts_as(m)) is not None and kind.__name__ == name)
             problem = f"layer_type_quant_config names {name}, of which this model has no layer"
         else:
@@ -79,7 +80,7 @@ def _types(modules: Mapping[str, nn.Module], config: QConfig) -> Iterator[Rule]:
             count, which = 0, f"{len(found)} layer(s) stay float: {folded(found)}" if found else "this model has no such layer"
             problem = (
                 f"layer_type_quant_config names {name}, which has no matrix of weights to quantize or is not supported; {which}. "
-                f"Supported types are {', '.join(sorted(supported))}"
+                f"Supported types are {', '.join(supported)}"
             )
         yield Rule("layer_type_quant_config", name, count, "" if count else problem)
 

@@ -9,10 +9,12 @@ import attrs
 from torch import nn
 
 from quark.config.architecture import Architecture
-from quark.config.layer import SLOTS, QLayerConfig, TensorSpec, levels
+from quark.config.layer import QLayerConfig, TensorSpec, levels
 from quark.config.model import QConfig
+from quark.config.slot import ACTIVATIONS, Slot
 from quark.errors import ConfigError
-from quark.modules.layers import LOOKUP_TYPES, counts_as, is_quantized, linear_weight
+from quark.modules.layer_types import planned_names
+from quark.modules.layers import counts_as, is_quantized, linear_weight
 from quark.names import folded
 from quark.planning.attention import (
     AttentionRow,
@@ -28,8 +30,6 @@ from quark.planning.precedence import layer_config_for
 from quark.plugins import schemes, templates
 from quark.quantizers import quantizer_for
 from quark.quantizers.self_check import refuse_broken
-
-_ACTIVATIONS = ("input_tensors", "output_tensors")
 
 
 @attrs.frozen
@@ -53,6 +53,13 @@ class PlanRow:
     reason: str
     tied_to: str | None = None
     algorithm: str | None = None
+
+    @property
+    def quantized_to(self) -> QLayerConfig:
+        """The configuration of a layer that is quantized; those of `QuantPlan.quantized` are."""
+        if self.config is None:
+            raise ValueError(f"'{self.name}' stays float: it has no configuration")
+        return self.config
 
 
 @attrs.frozen
@@ -85,7 +92,7 @@ class QuantPlan:
     @property
     def excluded(self) -> tuple[str, ...]:
         """Full names of the layers whose weight and input stay float, embeddings apart."""
-        lookups = {t.__name__ for t in LOOKUP_TYPES}
+        lookups = planned_names(lookup=True)
         return tuple(r.name for r in self.rows if r.module_type not in lookups and (r.config is None or r.config.weight is None))
 
     @property
@@ -107,9 +114,9 @@ class QuantPlan:
         }
 
 
-def static_activations(layer: QLayerConfig | None) -> Iterator[str]:
+def static_activations(layer: QLayerConfig | None) -> Iterator[Slot]:
     """The slots of a layer whose activations need calibration: a stage that is static and not merely a cast."""
-    for slot in _ACTIVATIONS:
+    for slot in ACTIVATIONS:
         if layer is not None and has_static_scale(getattr(layer, slot)):
             yield slot
 
@@ -189,7 +196,7 @@ def _misfits(rows: tuple[PlanRow, ...], scheme: str | None) -> Iterator[str]:
     found: dict[tuple[tuple[str, ...], str], list[PlanRow]] = {}
     for row in rows:
         slots: dict[str, list[str]] = {}
-        for slot in SLOTS:
+        for slot in Slot:
             spec = None if row.config is None else getattr(row.config, slot)
             if spec is not None and (problem := _shape_error(row, slot, spec)) is not None:
                 slots.setdefault(problem, []).append(slot)
@@ -209,15 +216,20 @@ def _cure(bad: Sequence[PlanRow], scheme: str | None) -> str:
     return " ".join(cures) or "Exclude these layers, or give them another scheme."
 
 
-def _shape_error(row: PlanRow, slot: str, spec: Any) -> str | None:
+def _shape_error(row: PlanRow, slot: Slot, spec: Any) -> str | None:
     # Weights are [out, in, …]; activations are checked by the features they carry, which is all that is known of them before a run.
-    shapes = {"weight": row.shape, "input_tensors": (1, *row.shape[1:2]), "output_tensors": (1, *row.shape[:1]), "bias": row.shape[:1]}
-    return quantizer_for(spec, activation=slot in _ACTIVATIONS).shape_error(shapes[slot])
+    shapes = {
+        Slot.weight: row.shape,
+        Slot.input_tensors: (1, *row.shape[1:2]),
+        Slot.output_tensors: (1, *row.shape[:1]),
+        Slot.bias: row.shape[:1],
+    }
+    return quantizer_for(spec, activation=slot.is_activation).shape_error(shapes[slot])
 
 
 def _refuse_broken_plugins(rows: tuple[PlanRow, ...], attentions: Sequence[AttentionRow]) -> None:
     """Try the formats and observers of everything that is planned; raises PluginError where one is broken."""
-    specs = [(getattr(r.config, slot), slot in _ACTIVATIONS) for r in rows if r.config is not None for slot in SLOTS]
+    specs = [(getattr(r.config, slot), slot.is_activation) for r in rows if r.config is not None for slot in Slot]
     specs += [(spec, True) for a in attentions for spec in (a.probabilities, a.query, a.key, a.value)]
     # Two-stage specs are lists, which cannot be compared by hash: their stages can.
     wanted = {(levels(spec), is_activation): spec for spec, is_activation in specs if spec is not None}
@@ -226,7 +238,7 @@ def _refuse_broken_plugins(rows: tuple[PlanRow, ...], attentions: Sequence[Atten
 
 
 def _fits(row: PlanRow, layer: QLayerConfig) -> bool:
-    return all((spec := getattr(layer, slot)) is None or _shape_error(row, slot, spec) is None for slot in SLOTS)
+    return all((spec := getattr(layer, slot)) is None or _shape_error(row, slot, spec) is None for slot in Slot)
 
 
 def _fitting_schemes(bad: Sequence[PlanRow]) -> list[str]:

@@ -9,7 +9,7 @@ from torch import nn
 
 from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
-from quark.modules.layers import LOOKUP_TYPES
+from quark.modules.layer_types import is_lookup
 
 
 @attrs.frozen
@@ -39,7 +39,7 @@ def layer_config_for(config: QConfig, name: str, module_type: type[nn.Module], h
         has_cache: Whether the layer lies where there is a cache, which a pattern cannot say: ``*v_proj`` means no vision tower.
     """
     base = _without_cache(config, name, module_type)
-    if module_type in LOOKUP_TYPES and base.config is not None:
+    if is_lookup(module_type) and base.config is not None:
         # Their input is indices, which nothing can round: of a scheme for linear layers they take the weight.
         return Resolution(_or_float(QLayerConfig(weight=base.config.weight)), base.reason)
     pattern = first_match(name, config.kv_cache_quant_config)
@@ -63,7 +63,7 @@ def _without_cache(config: QConfig, name: str, module_type: type[nn.Module]) -> 
     for key, layer in config.layer_type_quant_config.items():
         if key is module_type or key == module_type.__name__:
             return Resolution(_or_float(layer), f"type: {module_type.__name__}")
-    if module_type in LOOKUP_TYPES:
+    if is_lookup(module_type):
         return Resolution(None, "embeddings stay float unless named")
     return Resolution(_or_float(config.global_quant_config), "global")
 

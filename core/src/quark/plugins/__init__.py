@@ -22,6 +22,7 @@ from quark.plugins.records import (
     AlgorithmRecord,
     ExporterRecord,
     FormatRecord,
+    LayerTypeRecord,
     ObserverRecord,
     Record,
     SchemeRecord,
@@ -31,6 +32,7 @@ from quark.plugins.registries import (
     AlgorithmRegistry,
     ExporterRegistry,
     FormatRegistry,
+    LayerTypeRegistry,
     ObserverRegistry,
     SchemeRegistry,
     TemplateRegistry,
@@ -48,6 +50,8 @@ __all__ = [
     "ExporterRegistry",
     "FormatRecord",
     "FormatRegistry",
+    "LayerTypeRecord",
+    "LayerTypeRegistry",
     "LazyRef",
     "ObserverRecord",
     "ObserverRegistry",
@@ -70,6 +74,7 @@ __all__ = [
     "exporters",
     "formats",
     "hookimpl",
+    "layer_types",
     "observers",
     "schemes",
     "templates",
@@ -105,6 +110,11 @@ def templates() -> TemplateRegistry:
 def exporters() -> ExporterRegistry:
     """All exporters."""
     return _catalog().exporters
+
+
+def layer_types() -> LayerTypeRegistry:
+    """All layer types."""
+    return _catalog().layer_types
 
 
 def documented_object(name: str) -> Any:

@@ -11,7 +11,7 @@ import attrs
 from quark.errors import PluginError, QuarkError
 from quark.lazy import LazyRef
 from quark.plugins.catalog import catalog
-from quark.plugins.discovery import Source
+from quark.plugins.discovery import CORE, Source
 from quark.plugins.failures import leave_out
 
 _MACHINE_ERRORS = (OSError, MemoryError)
@@ -93,7 +93,7 @@ def attributed(doing: str, whose: Origin | None = None) -> Iterator[None]:
 
 def _raised_in(trace: TracebackType | None) -> tuple[Source | None, str]:
     """The plugin in whose code the innermost frame of a traceback lies, and that place as ``" (file, line n)"``."""
-    packages = {source.module.partition(":")[0].partition(".")[0]: source for source in catalog().sources() if source.module}
+    packages = {source.module.partition(":")[0].partition(".")[0]: source for source in _plugins()}
     modules = dict(_modules_of_records())
     innermost: Source | None = None
     where = ""
@@ -106,12 +106,19 @@ def _raised_in(trace: TracebackType | None) -> tuple[Source | None, str]:
     return innermost, where
 
 
+def _plugins() -> Iterator[Source]:
+    """Every plugin but what the core registers through hooks of its own: errors in the core's code are no plugin's."""
+    return (source for source in catalog().sources() if source.module and source.distribution != CORE)
+
+
 def _modules_of_records() -> Iterator[tuple[str, Source]]:
     """Modules that records point at: all that is known of what a program has registered for itself."""
     for registry in catalog().registries.values():
         for claim in registry.claims():
             for field in attrs.fields(type(claim.record)):
-                if isinstance(reference := getattr(claim.record, field.name), LazyRef):
+                reference = getattr(claim.record, field.name)
+                # A record may point at a class of the core, or of torch, which is nobody's plugin.
+                if isinstance(reference, LazyRef) and reference.module.partition(".")[0] not in ("quark", "torch", "transformers"):
                     yield reference.module, claim.source
 
 

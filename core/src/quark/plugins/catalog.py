@@ -10,8 +10,9 @@ from typing import Any
 
 from quark.lazy import Reference
 from quark.log import get_logger
+from quark.plugins import core_plugin
 from quark.plugins.collection import Collection, Registered
-from quark.plugins.discovery import Candidate, Settings, Source, discover
+from quark.plugins.discovery import CORE, Candidate, Settings, Source, discover
 from quark.plugins.events import Event
 from quark.plugins.exports import Exports
 from quark.plugins.failures import PluginFailure, warn_once
@@ -20,11 +21,13 @@ from quark.plugins.registries import (
     AlgorithmRegistry,
     ExporterRegistry,
     FormatRegistry,
+    LayerTypeRegistry,
     ObserverRegistry,
     SchemeRegistry,
     TemplateRegistry,
 )
 from quark.plugins.registry import Registry
+from quark.version import VERSION
 
 
 class Catalog:
@@ -51,8 +54,10 @@ class Catalog:
         self.algorithms = AlgorithmRegistry(*self._view("algorithms"))
         self.templates = TemplateRegistry(*self._view("templates"))
         self.exporters = ExporterRegistry(*self._view("exporters"))
+        self.layer_types = LayerTypeRegistry(*self._view("layer_types"))
         self.registries: dict[str, Registry[Any]] = {kind.plural: getattr(self, kind.plural) for kind in KINDS}
         self.exports = Exports(self.registries, self.failures, self.missing)
+        self._collection.add_plugin(core_plugin, Source(CORE, VERSION, core_plugin.__name__, "core"))
         self._collection.add_candidates(c for c in candidates if c.source not in self.left_out)
 
     def _view(self, plural: str) -> tuple[Kind, list[Registered], Callable[[], Sequence[PluginFailure]], Callable[[Sequence[str]], str]]:

@@ -22,7 +22,15 @@ from collections.abc import Iterable
 import pluggy
 
 from quark.plugins.events import Event
-from quark.plugins.records import AlgorithmRecord, ExporterRecord, FormatRecord, ObserverRecord, SchemeRecord, TemplateRecord
+from quark.plugins.records import (
+    AlgorithmRecord,
+    ExporterRecord,
+    FormatRecord,
+    LayerTypeRecord,
+    ObserverRecord,
+    SchemeRecord,
+    TemplateRecord,
+)
 
 __all__ = ["PROJECT", "QuarkHooks", "hookimpl", "hookspec"]
 
@@ -181,10 +189,11 @@ class QuarkHooks:
 
     @hookspec
     def quark_register_exporters(self) -> Iterable[ExporterRecord]:  # type: ignore[empty-body]
-        """Return the checkpoint writers of a plugin.
+        """Return the checkpoint layouts of a plugin.
 
-        Each record points at a class with the protocol `quark.checkpoint.Exporter`; keyword arguments of the class are the exporter's
-        options (``--exporter-option level=9``).
+        Each record points at a class with the protocol `quark.checkpoint.Exporter` that writes the layout; keyword arguments of the class
+        are the exporter's options (``--exporter-option level=9``). ``reader`` names a class with the protocol
+        `quark.checkpoint.LayoutReader`, and ``quant_methods`` the checkpoints that it reads.
 
         Example::
 
@@ -199,6 +208,32 @@ class QuarkHooks:
             class NamesExporter:
                 def export(self, model, out, options):
                     (out / "names.txt").write_text("\\n".join(model.state_dict()))
+        """
+
+    @hookspec
+    def quark_register_layer_types(self) -> Iterable[LayerTypeRecord]:  # type: ignore[empty-body]
+        """Return the layer types of a plugin: which quantized class a float layer becomes. Core registers its own through this hook too.
+
+        Example::
+
+            # acme_quant/plugin.py
+            from quark.plugins import LayerTypeRecord, hookimpl
+
+            @hookimpl
+            def quark_register_layer_types():
+                yield LayerTypeRecord(
+                    name="acme_gated", layer="acme_quant.layers:Gated", quantized="acme_quant.layers:QuantGated", planned_as="linear"
+                )
+
+            # acme_quant/layers.py
+            from torch import nn
+            from quark.modules import QuantizedLayer
+
+            class Gated(nn.Linear):
+                pass
+
+            class QuantGated(QuantizedLayer, Gated):
+                pass
         """
 
     @hookspec

@@ -1,13 +1,15 @@
-"""The six kinds of things that plugins provide: one row each, from which hooks, registries, listings and messages follow."""
+"""The kinds of things that plugins provide: one row each, from which hooks, registries, listings and messages follow."""
 
 from __future__ import annotations
 
 import attrs
 
+from quark.plugins.discovery import CORE
 from quark.plugins.records import (
     AlgorithmRecord,
     ExporterRecord,
     FormatRecord,
+    LayerTypeRecord,
     ObserverRecord,
     Record,
     SchemeRecord,
@@ -44,6 +46,7 @@ KINDS = (
     Kind("algorithm", "algorithms", AlgorithmRecord, "quark-algos"),
     Kind("template", "templates", TemplateRecord, "quark-templates"),
     Kind("exporter", "exporters", ExporterRecord, "quark-exporters"),
+    Kind("layer type", "layer_types", LayerTypeRecord, CORE),
 )
-BUILT_IN = tuple(dict.fromkeys(kind.distribution for kind in KINDS))
-"""Distributions that a complete installation has."""
+BUILT_IN = tuple(dict.fromkeys(kind.distribution for kind in KINDS if kind.distribution != CORE))
+"""Distributions that a complete installation has beside the core."""

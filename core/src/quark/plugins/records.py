@@ -75,6 +75,10 @@ def _exports(values: Mapping[str, str | Reference]) -> Mapping[str, Reference]:
     return MappingProxyType({key: as_reference(ref) for key, ref in dict(values).items()})
 
 
+def _marks(values: Mapping[str, str]) -> Mapping[str, str]:
+    return MappingProxyType(dict(values))
+
+
 def _value(base: str, **agrees: str) -> Mapping[str, Expected]:
     return {KEY: Expected("value", LazyRef(base), agrees=agrees)}
 
@@ -226,15 +230,57 @@ class TemplateRecord(Record):
 
 @attrs.frozen(kw_only=True)
 class ExporterRecord(Record):
-    """An exporter.
+    """A checkpoint layout: the class that writes it, and the class that reads it.
+
+    Which checkpoints the reader gets is said by ``quant_methods`` and ``marks``, which are compared with ``quantization_config`` in the
+    checkpoint's ``config.json``. Of several layouts that fit, the one with the most marks is taken.
 
     Attributes:
         exporter: Reference to a class with the protocol `quark.checkpoint.Exporter`.
-        reads_back: Whether this project can load what it writes.
+        reader: Reference to a class with the protocol `quark.checkpoint.LayoutReader`; None where nothing here loads what it writes.
+        quant_methods: Values of ``quant_method`` in checkpoints of this layout.
+        marks: Further keys of ``quantization_config`` with the values that they have in checkpoints of this layout.
+        files: Patterns (``fnmatch``) of file names that the exporter writes beside ``config.json`` and safetensors files. With
+            ``overwrite`` an earlier export is replaced only if nothing else lies in its directory.
     """
 
     exporter: Reference = attrs.field(converter=as_reference, metadata=_function("export", options=options_of))
-    reads_back: bool = False
+    reader: Reference | None = attrs.field(
+        default=None, converter=as_optional_reference, metadata=_function("configuration", "prepare", "place_of")
+    )
+    quant_methods: tuple[str, ...] = attrs.field(default=(), converter=_strings)
+    marks: Mapping[str, str] = attrs.field(factory=dict, converter=_marks, hash=False)
+    files: tuple[str, ...] = attrs.field(default=(), converter=_strings)
+
+    def __attrs_post_init__(self) -> None:
+        if self.reader is not None and not self.quant_methods:
+            raise ValueError("a layout with a reader says in quant_methods which checkpoints it reads")
+
+
+@attrs.frozen(kw_only=True)
+class LayerTypeRecord(Record):
+    """A class of float layers, and the class that they become when they are quantized.
+
+    The class is matched exactly, since a subclass may compute something else. Its module is never imported for that: a layer of the class
+    can only be there if somebody has imported it.
+
+    Attributes:
+        layer: Reference to the float class, a ``torch.nn.Module`` with a parameter ``weight``, and perhaps ``bias``.
+        quantized: Reference to a subclass of `quark.modules.QuantizedLayer`; None for layers that stay float though they are subclasses of
+            ``torch.nn.Linear`` that compute the same.
+        planned_as: Name of the layer type by which configurations, plans and algorithms know such layers; None is their own. A layer that
+            is planned as ``"linear"`` is rounded by whatever rounds linear layers.
+        transposed: Whether the float class keeps its weight ``[in, out]``; channels, groups and scales are those of ``[out, in]``.
+        lookup: Whether its input is indices. Such layers are quantized only where a pattern or a type names them, and only their weight.
+    """
+
+    layer: Reference = attrs.field(converter=as_reference, metadata=_class("torch.nn:Module"))
+    quantized: Reference | None = attrs.field(
+        default=None, converter=as_optional_reference, metadata=_class("quark.modules.layers:QuantizedLayer")
+    )
+    planned_as: str | None = attrs.field(default=None, validator=attrs.validators.optional(_name))
+    transposed: bool = False
+    lookup: bool = False
 
 
 def _run_time_name(_: Any, attribute: Any, value: Any) -> None:

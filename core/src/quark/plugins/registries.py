@@ -1,4 +1,4 @@
-"""The registries of the six kinds: what each kind's records point at, with its type.
+"""The registries of all kinds: what each kind's records point at, with its type.
 
 Each ``load_*`` method takes a name as `Registry.get` does and raises what `Registry.get` raises; and UnsupportedError where the record
 leaves that reference empty, and PluginError where the reference leads nowhere or to something else than the record says.
@@ -9,23 +9,35 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from quark.plugins.records import AlgorithmRecord, ExporterRecord, FormatRecord, ObserverRecord, SchemeRecord, TemplateRecord
+from quark.plugins.records import (
+    AlgorithmRecord,
+    ExporterRecord,
+    FormatRecord,
+    LayerTypeRecord,
+    ObserverRecord,
+    SchemeRecord,
+    TemplateRecord,
+)
 from quark.plugins.registry import Registry
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from quark.algorithms import Rounding, Transform
-    from quark.checkpoint import Exporter
+    from quark.checkpoint import Exporter, LayoutReader
     from quark.checkpoint.restorers import Restorer
     from quark.config.algorithm import AlgoConfig
     from quark.config.architecture import Architecture
     from quark.config.layer import QLayerConfig
     from quark.config.tensor import QTensorConfig
+    from quark.modules import QuantizedLayer
     from quark.quantizers import NumberFormat, Observer
 
 __all__ = [
     "AlgorithmRegistry",
     "ExporterRegistry",
     "FormatRegistry",
+    "LayerTypeRegistry",
     "ObserverRegistry",
     "SchemeRegistry",
     "TemplateRegistry",
@@ -108,3 +120,22 @@ class ExporterRegistry(Registry[ExporterRecord]):
         """The class, or function, that makes the exporter of its options."""
         exporter: Callable[..., Exporter] = self._load(name, "exporter")
         return exporter
+
+    def load_reader(self, name: str) -> Callable[[], LayoutReader]:
+        """The class, or function, that makes the reader of the exporter's checkpoints."""
+        reader: Callable[[], LayoutReader] = self._load(name, "reader")
+        return reader
+
+
+class LayerTypeRegistry(Registry[LayerTypeRecord]):
+    """Layer types by name."""
+
+    def load_layer(self, name: str) -> type[nn.Module]:
+        """The class of float layers."""
+        layer: type[nn.Module] = self._load(name, "layer")
+        return layer
+
+    def load_quantized(self, name: str) -> type[QuantizedLayer]:
+        """The class that quantizes such layers."""
+        quantized: type[QuantizedLayer] = self._load(name, "quantized")
+        return quantized

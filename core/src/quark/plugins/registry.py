@@ -57,6 +57,7 @@ class Registry(Generic[R]):
         self._failures = failures
         self._missing = missing
         self._index: tuple[int, dict[str, list[Registered]]] | None = None
+        self._changes = 0
 
     def names(self) -> list[str]:
         """All names, sorted, without aliases; each can be given to `get`.
@@ -161,6 +162,7 @@ class Registry(Generic[R]):
                 )
         self._entries.append(Registered(record, source))
         self._index = None
+        self._changes += 1
 
     def unregister(self, name: str) -> None:
         """Remove the record that `register` added last under that name.
@@ -173,6 +175,7 @@ class Registry(Generic[R]):
         if entry is not None:
             self._entries.remove(entry)
             self._index = None
+            self._changes += 1
             return
         source = self._find(name).source
         raise ConfigError(
@@ -183,6 +186,11 @@ class Registry(Generic[R]):
     def claims(self) -> list[Registered]:
         """Every record with its plugin, replaced and contested ones too, by name."""
         return sorted(self._entries, key=lambda e: (e.record.name, e.source.distribution))
+
+    @property
+    def revision(self) -> tuple[int, int]:
+        """A value that differs whenever the records differ, for what is derived from them and kept."""
+        return len(self._entries), self._changes
 
     def __contains__(self, name: object) -> bool:
         return isinstance(name, str) and bool(self._candidates(name))

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from quark.calibration.finite import refuse_non_finite
+from quark.checkpoint.content import CheckpointContent
 from quark.checkpoint.destination import refuse_used_directory
 from quark.checkpoint.export import exporter_of, exporting
 from quark.checkpoint.exporter import Exporter, ExportOptions, StreamingExporter
@@ -18,7 +18,7 @@ from quark.hf.weight_converters import WeightConverter
 from quark.planning.family import weight_converters_of
 from quark.planning.plan import QuantPlan
 from quark.plugins.attribution import attributed, origin
-from quark.runs.run import algorithms_of, prepared
+from quark.runs.run import Data, Run, plan_run
 from quark.runs.sink import CheckpointSink, InPlaceSink
 from quark.runs.skeleton import quantized_skeleton
 from quark.runs.source import CheckpointSource
@@ -28,7 +28,7 @@ def quantize_checkpoint(
     source: str | Path,
     out: str | Path,
     config: QConfig,
-    data: Iterable[Any] | None = None,
+    data: Data = None,
     *,
     device: str = "cpu",
     dtype: str = "auto",
@@ -45,7 +45,8 @@ def quantize_checkpoint(
         source: Directory of a float checkpoint in Hugging Face form.
         out: Directory to write; it must not exist, be empty, or hold what ``options.overwrite`` lets be replaced. It appears when complete.
         config: What each layer gets.
-        data: Calibration data (see `quark.calibration.batches.calls`), read where something wants them.
+        data: Calibration data (see `quark.calibration.batches.calls`), or a function that gives them: it is called with what
+            needs them, and only if anything does.
         device: Torch device to work on.
         dtype: Of the float model: a key of float32, bfloat16, float16; ``auto`` takes what the checkpoint says.
         exporter: Name of an exporter.
@@ -74,9 +75,11 @@ def quantize_checkpoint(
     refuse_used_directory(Path(out), overwrite=options.overwrite)
     writer = exporter_of(exporter, options)
     tensors = _opened(Path(source), device, dtype, weight_converters)
-    if isinstance(writer, StreamingExporter) and all(t.works_by_block for t in algorithms_of(config).transforms):
-        return _streamed(tensors, Path(out), config, data, (exporter, writer), options)
-    return _whole(tensors, Path(out), config, data, (exporter, writer), options)
+    run = plan_run(tensors.model, config).with_data(tensors.model, data, tensors.device)
+    tensors.prepare(run.plan)
+    if isinstance(writer, StreamingExporter) and run.works_by_block:
+        return _streamed(run, tensors, Path(out), (exporter, writer), options)
+    return _whole(run, tensors, Path(out), (exporter, writer), options)
 
 
 def _opened(source: Path, device: str, dtype: str, converters: Sequence[WeightConverter] | None) -> CheckpointSource:
@@ -89,42 +92,24 @@ def _opened(source: Path, device: str, dtype: str, converters: Sequence[WeightCo
     return CheckpointSource(model, StoredTensors(model, shards, source, converters), target)
 
 
-def _streamed(
-    tensors: CheckpointSource,
-    out: Path,
-    config: QConfig,
-    data: Iterable[Any] | None,
-    exporter: tuple[str, StreamingExporter],
-    options: ExportOptions,
-) -> QuantPlan:
+def _streamed(run: Run, tensors: CheckpointSource, out: Path, exporter: tuple[str, StreamingExporter], options: ExportOptions) -> QuantPlan:
+    """Write each block as soon as it is quantized."""
     model = tensors.model
-    job = prepared(model, config, data, tensors.device)
-    tensors.prepare(job.plan)
-    model.quark_plan = job.plan  # type: ignore[assignment]
+    content = CheckpointContent(model, run.plan.config, run.plan)
     name, writer = exporter
     place = exporting(name, out, overwrite=options.overwrite)
-    with place as directory, writer.stream(model, quantized_skeleton(model, job.plan), directory, options) as stream:
-        job.run(model, CheckpointSink(model, stream), tensors)
-    done: QuantPlan = model.quark_plan  # type: ignore[assignment]
-    return done
+    with place as directory, writer.stream(content, quantized_skeleton(model, run.plan), directory, options) as stream:
+        return run.quantize(model, CheckpointSink(model, stream), tensors).plan
 
 
-def _whole(
-    tensors: CheckpointSource,
-    out: Path,
-    config: QConfig,
-    data: Iterable[Any] | None,
-    exporter: tuple[str, Exporter],
-    options: ExportOptions,
-) -> QuantPlan:
+def _whole(run: Run, tensors: CheckpointSource, out: Path, exporter: tuple[str, Exporter], options: ExportOptions) -> QuantPlan:
+    """Read the whole model, quantize it in memory, then write it."""
     model = tensors.model
     tensors.load_all()
-    job = prepared(model, config, data, tensors.device)
-    refuse_non_finite(model, job.plan.quantized)
-    job.run(model, InPlaceSink(model))
+    refuse_non_finite(model, run.plan.quantized)
+    content = run.quantize(model, InPlaceSink(model))
     name, writer = exporter
     place = exporting(name, out, overwrite=options.overwrite)
     with place as directory, attributed(f"writing '{out}'", origin("exporters", name)):
-        writer.export(model, directory, options)
-    done: QuantPlan = model.quark_plan  # type: ignore[assignment]
-    return done
+        writer.export(content, directory, options)
+    return content.plan

@@ -19,7 +19,7 @@ from quark.planning.one_layer import as_model, put_back
 from quark.planning.plan import QuantPlan
 from quark.runs.fit_model import refuse_no_model, refuse_unfit
 from quark.runs.from_disk import quantize_checkpoint
-from quark.runs.run import plan_of, prepared
+from quark.runs.run import plan_run
 from quark.runs.sink import InPlaceSink
 
 M = TypeVar("M", bound=nn.Module)
@@ -53,7 +53,7 @@ class ModelQuantizer:
         Fused experts that are to be quantized are taken apart for it; the model computes what it did.
         """
         refuse_no_model(model)
-        return plan_of(as_model(model), self.config)
+        return plan_run(as_model(model), self.config).plan
 
     def quantize_model(self, model: M, dataloader: Iterable[Any] | None = None) -> M:
         """Quantize ``model`` in place, block by block, and return it.
@@ -87,10 +87,10 @@ class ModelQuantizer:
                 "quark.runs.quantize_checkpoint, which has one block in memory at a time"
             )
         whole = as_model(model)
-        job = prepared(whole, self.config, dataloader, device)
-        refuse_unfit(whole, job.plan.quantized)
-        refuse_non_finite(whole, job.plan.quantized)
-        job.run(whole, InPlaceSink(whole))
+        run = plan_run(whole, self.config).with_data(whole, dataloader, device)
+        refuse_unfit(whole, run.plan.quantized)
+        refuse_non_finite(whole, run.plan.quantized)
+        run.quantize(whole, InPlaceSink(whole))
         put_back(whole, model)
         return model
 

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 
 from quark.log import get_logger
 from quark.plugins import Event, emit
-from quark.runs.quantize_blocks import Progress
+from quark.runs.quantize_block import Progress
 
 _SECONDS_BETWEEN_LINES = 5.0
 

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from torch import nn
 
+from quark.checkpoint.content import CheckpointContent
 from quark.checkpoint.exporter import BlockStream
 from quark.modules import QuantizedLayer
 from quark.planning.decoder_blocks import Block
@@ -21,8 +22,8 @@ class BlockSink(Protocol):
     def end_block(self, block: Block | None) -> None:
         """All layers of a block have been taken, or of None, those outside the blocks; its other tensors are final too."""
 
-    def finish(self) -> None:
-        """All blocks have been taken."""
+    def finish(self, content: CheckpointContent) -> None:
+        """All blocks have been taken; what the run has made of the model is given, with its final plan."""
 
 
 class InPlaceSink:
@@ -39,7 +40,7 @@ class InPlaceSink:
     def end_block(self, block: Block | None) -> None:
         """The block is complete."""
 
-    def finish(self) -> None:
+    def finish(self, content: CheckpointContent) -> None:
         """Nothing is left to do: the model is complete after each block."""
 
 
@@ -59,6 +60,6 @@ class CheckpointSink(InPlaceSink):
         """Write it."""
         self._stream.write(block)
 
-    def finish(self) -> None:
+    def finish(self, content: CheckpointContent) -> None:
         """Complete the export."""
-        self._stream.finish()
+        self._stream.finish(content)

@@ -25,9 +25,8 @@ def quantized_skeleton(model: nn.Module, plan: QuantPlan) -> nn.Module:
     made = _structure(model)
     layers: dict[str, QuantizedLayer] = {}
     for row in plan.quantized:
-        assert row.config is not None
         layer = made.get_submodule(row.name)
-        layers[row.name] = quantized_class(layer).from_float(layer, row.config)
+        layers[row.name] = quantized_class(layer).from_float(layer, row.quantized_to)
         _give_scales(layers[row.name], row)
     inside = attention_quantizers(layers, plan.attentions)
     for quantizers in inside.values():
@@ -36,7 +35,6 @@ def quantized_skeleton(model: nn.Module, plan: QuantPlan) -> nn.Module:
     install(made, inside)
     for name, quantized in layers.items():
         made.set_submodule(name, quantized)
-    made.quark_plan = plan  # type: ignore[assignment]
     return made
 
 

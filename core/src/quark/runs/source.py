@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from quark.calibration.finite import refuse_non_finite
+from quark.hf.placing import owners_of, put_tensor
 from quark.hf.stored_tensors import Recipe, StoredTensors
 from quark.log import get_logger
 from quark.modules.experts import SeparateExperts, separated
@@ -59,10 +60,7 @@ class CheckpointSource:
         self._untie()
         self._state: dict[str, Tensor] = model.state_dict(keep_vars=True)
         self._dtype_of = {name: tensor.dtype for name, tensor in self._state.items()}
-        self._owners: dict[int, list[tuple[nn.Module, str]]] = {}
-        for module in model.modules():
-            for leaf, tensor in (*module._parameters.items(), *module._buffers.items()):
-                self._owners.setdefault(id(tensor), []).append((module, leaf))
+        self._owners = owners_of(model)
         # Mixtures are about to be taken apart; their parameters are read as the model was built, and the parts made views of them.
         self._fused = fused_mixtures(model)
         self._recipes: dict[str | None, list[Recipe]] = {}
@@ -70,13 +68,15 @@ class CheckpointSource:
         self._kept: set[int] = set()
 
     def load_all(self) -> None:
-        """Read every tensor into the model, for a run that needs the whole of it in memory.
+        """Read every tensor into the model, for a run that needs the whole of it in memory; `prepare` comes before.
 
         Raises:
             CheckpointError: A file cannot be read.
         """
         for target, tensor in self._stored.read(self._stored.recipes, self._dtype_of, self._device):
             self._place(target, tensor)
+        for mixture, fused in self._fused.items():
+            _share(fused, self._model.get_submodule(mixture))
 
     def prepare(self, plan: QuantPlan) -> None:
         """Sort tensors by the blocks of a plan, whose fused experts have been taken apart."""
@@ -127,14 +127,7 @@ class CheckpointSource:
 
     def _place(self, name: str, tensor: Tensor) -> Tensor:
         """Put a tensor wherever the model has the one of that name; tied modules share it."""
-        parameter = tensor if isinstance(tensor, nn.Parameter) else nn.Parameter(tensor, requires_grad=False)
-        placed = tensor
-        for module, leaf in self._owners[id(self._state[name])]:
-            if leaf in module._parameters:
-                module._parameters[leaf] = placed = parameter
-            else:
-                module._buffers[leaf] = tensor
-        return placed
+        return put_tensor(self._owners[id(self._state[name])], tensor)
 
     def _untie(self) -> None:
         """Give tied modules tensors of their own where the checkpoint has different ones for them, as transformers does."""

@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from acme_quant.weighted_config import AcmeWeightedConfig
-from quark.algorithms import Metrics, RoundingTask, Statistic, float_weight, weight_quantizer
+from quark.algorithms import Metrics, RoundingTask, Statistic
 from quark.config.algorithm import AlgoConfig
 from quark.quantizers import GroupScales, WeightGrid
 
@@ -58,20 +58,13 @@ class AcmeWeighted:
         return True
 
     @torch.no_grad()
-    def round(self, problem: RoundingTask) -> Mapping[str, Metrics]:
-        """As `quark.algorithms.Rounding.round`."""
-        layers = list(problem.layers.values())
-        quantizers = [weight_quantizer(layer) for layer in layers]
-        weights = [float_weight(layer) for layer in layers]
-        rows = [w.shape[0] for w in weights]
-        wt = torch.cat(weights).t().float().contiguous()  # [K, N]
-        grid = WeightGrid([q.quantizer for q in quantizers], rows, wt, shared=problem.shares_scale)
-        scales, share = self._search(wt, grid, problem.statistic(MeanSquare).value)
-        values = grid.round_(wt.clone(), grid.with_subscales(wt, scales))
-        for layer, quantizer, (weight, qparams) in zip(layers, quantizers, grid.weights(values, scales, weights[0].dtype), strict=True):
-            quantizer.set_qparams(qparams)
-            layer.weight = nn.Parameter(weight, requires_grad=False)
-        return {name: {"error_share": float(part.mean())} for name, part in zip(problem.layers, share.split(rows), strict=True)}
+    def round(self, task: RoundingTask) -> Mapping[str, Metrics]:
+        """Round to nearest under the scales whose weighted error is smallest."""
+        weights = task.stacked()
+        grid = weights.grid()
+        scales, share = self._search(weights.wt, grid, task.statistic(MeanSquare).value)
+        weights.keep(grid, grid.round_(weights.wt.clone(), grid.with_subscales(weights.wt, scales)), scales)
+        return {name: {"error_share": float(part.mean())} for name, part in weights.by_layer(share).items()}
 
     def _search(self, wt: Tensor, grid: WeightGrid, importance: Tensor) -> tuple[GroupScales, Tensor]:
         """The best scales of every group, and what they leave of each row's error, ``[N]``; scales that span rows stay as they are."""

@@ -6,10 +6,8 @@ from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 import torch
-from torch import nn
 
-from quark.algorithms import Hessian, Metrics, RoundingTask, Statistic, float_weight, weight_quantizer
-from quark.quantizers import WeightGrid
+from quark.algorithms import Hessian, Metrics, RoundingTask, Statistic
 from quark_algos.gptq.damping import shrunk
 from quark_algos.scale_search import search
 
@@ -24,17 +22,12 @@ class SearchedNearest:
         return True
 
     @torch.no_grad()
-    def round(self, problem: RoundingTask) -> Mapping[str, Metrics]:
-        """As `quark.algorithms.Rounding.round`; there is nothing to report."""
-        layers = list(problem.layers.values())
-        quantizers = [weight_quantizer(layer) for layer in layers]
-        weights = [float_weight(layer) for layer in layers]
-        wt = torch.cat(weights).t().float().contiguous()  # [K, N]
-        grid = WeightGrid([q.quantizer for q in quantizers], [w.shape[0] for w in weights], wt, shared=problem.shares_scale)
-        hessian = problem.statistic(Hessian)
-        scales = search(wt, grid, shrunk(hessian.matrix(), hessian.shrinkage()))
-        values = grid.round_(wt.clone(), grid.with_subscales(wt, scales))
-        for layer, quantizer, (weight, qparams) in zip(layers, quantizers, grid.weights(values, scales, weights[0].dtype), strict=True):
-            quantizer.set_qparams(qparams)
-            layer.weight = nn.Parameter(weight, requires_grad=False)
-        return {name: {} for name in problem.layers}
+    def round(self, task: RoundingTask) -> Mapping[str, Metrics]:
+        """Round to nearest under searched scales; there is nothing to report."""
+        hessian = task.statistic(Hessian)
+        weights = task.stacked()
+        grid = weights.grid()
+        scales = search(weights.wt, grid, shrunk(hessian.matrix(), hessian.shrinkage()))
+        subscales = grid.with_subscales(weights.wt, scales)
+        weights.keep(grid, grid.round_(weights.wt, subscales), scales)
+        return {name: {} for name in task.layers}

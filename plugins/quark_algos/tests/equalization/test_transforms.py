@@ -21,7 +21,7 @@ from quark.runs import quantize_checkpoint
 from quark.testing import tiny
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
 from quark_algos.equalization.config import AWQConfig, SmoothQuantConfig
-from quark_algos.equalization.transforms import SAMPLE, SmoothQuant, TokenSample
+from quark_algos.equalization.transforms import SAMPLE, EqualizationRun, TokenSample
 from quark_algos.mappings.user_mappings import Condition
 
 from ..runs import layers
@@ -201,7 +201,7 @@ def test_one_call_of_all_sequences_is_divided_too() -> None:
         return {}
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(SmoothQuant, "apply", remember)
+        patch.setattr(EqualizationRun, "apply", remember)
         ModelQuantizer(made).quantize_model(tiny.tiny_model(), torch.cat(SEQUENCES))
     assert shown == [6 * 128] * 3
 

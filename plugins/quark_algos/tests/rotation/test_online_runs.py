@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from quark.algorithms import Hessian
-from quark.calibration.input_statistics import held_out_tokens
+from quark.calibration.held_out import held_out_tokens
 from quark.config.model import QConfig
 from quark.errors import CheckpointError, ConfigError, UnsupportedError
 from quark.runs import quantize_checkpoint

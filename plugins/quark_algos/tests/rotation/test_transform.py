@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from quark.algorithms import BlockContext
 from quark.errors import UnsupportedError
 from quark.planning.family import architecture_of
+from quark.planning.plan import make_plan
 from quark.runs import quantize_checkpoint
 from quark.testing import tiny
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
@@ -39,11 +40,12 @@ def test_a_rotated_model_computes_what_it_did(changes: dict[str, object]) -> Non
     model = tiny.tiny_model(torch.float64)
     expected, facts = logits(model), architecture_of(model)
     assert facts is not None
-    rotate = Rotate(settings(**changes))
-    rotate.apply_global(model, facts)
+    plan = make_plan(model, LLMTemplate.get("llama").get_config("int4_wo_128"), facts)
+    run = Rotate(settings(**changes)).start(model, plan)
+    run.apply_global(model)
     before = model.model.layers[0].self_attn.q_proj.weight.clone()
     for i, block in enumerate(model.model.layers):
-        rotate.apply(BlockContext(f"model.layers.{i}", block, facts, {}, {}))
+        run.apply(BlockContext(f"model.layers.{i}", block, facts, {}, {}))
     assert not torch.equal(before, model.model.layers[0].self_attn.q_proj.weight)
     # The norms of this architecture compute in float32 whatever the model's dtype is.
     assert float((logits(model) - expected).abs().max()) < 1e-6 * float(expected.abs().max())

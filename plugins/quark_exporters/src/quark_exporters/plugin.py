@@ -17,6 +17,7 @@ def quark_register_exporters() -> Iterator[ExporterRecord]:
         aliases=("quark",),
         summary="the Quark checkpoint layout, read by transformers and vLLM",
         exporter="quark_exporters.quark_layout.exporter:SafetensorsExporter",
-        reads_back=True,
+        reader="quark_exporters.quark_layout.reader:QuarkReader",
+        quant_methods=("quark",),
         capabilities={"streaming"},
     )

@@ -7,7 +7,8 @@ from collections.abc import Callable
 import pytest
 
 import quark
-from quark.config.layer import SLOTS, levels
+from quark.config.layer import levels
+from quark.config.slot import Slot
 from quark.templates import QuantizationScheme, QuantizationSchemeCollection
 from quark_schemes.schemes import classes
 
@@ -67,7 +68,7 @@ def test_each_call_builds_a_layer_configuration_of_its_own(name: str) -> None:
     scheme = QuantizationSchemeCollection().get_scheme(name)
     first, second, third = scheme.config, scheme.config, REGISTERED[name]().config
     assert first == second
-    parts = [part for config in (first, second, third) for slot in SLOTS for part in levels(getattr(config, slot))]
+    parts = [part for config in (first, second, third) for slot in Slot for part in levels(getattr(config, slot))]
     assert len({id(part) for part in parts}) == len(parts), "no tensor's spec is that of another"
     for part in levels(first.weight):
         part.group_size = 7

@@ -9,9 +9,20 @@ from collections.abc import Iterator
 
 from quark.plugins import TemplateRecord, hookimpl
 
+__all__ = [
+    "CONVOLUTIONAL",
+    "DENSE",
+    "MIXTURES",
+    "MULTIMODAL",
+    "OWN_FORMS",
+    "QUARK_API",
+    "REMOTE_CODE",
+    "TEXT_PARTS",
+    "quark_register_templates",
+]
+
 QUARK_API = (1, 1)
 """Versions of the plugin API that this plugin is written for."""
-__all__ = ["CONVOLUTIONAL", "DENSE", "MIXTURES", "MULTIMODAL", "OWN_FORMS", "QUARK_API", "REMOTE_CODE", "TEXT_PARTS", "quark_register_templates"]
 
 
 def _records(*rows: tuple[str, str, str]) -> dict[str, TemplateRecord]:

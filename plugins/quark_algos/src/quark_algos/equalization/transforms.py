@@ -89,126 +89,62 @@ class ChannelRanges(Statistic):
         return self.range.abs().amax(0)
 
 
-class Scaling(ABC):
-    """Moves scale at the sites of each block, and looks on held-out tokens whether that does good.
+class Equalization(ABC):
+    """Moves scale at the mappings of each block, and compares the block's error on held-out tokens before and after.
 
-    Each site is tried once with scales of its own before it is used: where a variant of a family computes something else than its facts
-    say, the block's output changes, and the site is left out with a warning. Where the scales of a block do not make its error smaller by
-    more than a standard error, the preset ``"best"`` takes them back; ``"reference"`` keeps them, and warns.
+    Each mapping is probed once with a scale of its own before it is used: where a variant of a family computes something else than its
+    facts say, the block's output changes, and the mapping is left out with a warning. Where the scales of a block do not make its error
+    smaller by more than a standard error, the preset ``"best"`` takes them back; ``"reference"`` keeps them, and warns.
 
     Args:
         settings: An `AWQConfig`, `SmoothQuantConfig` or `AutoSmoothQuantConfig`.
+
+    Attributes:
+        preset: Of the settings.
+        user_entries: Their ``scaling_layers``; empty for all mappings of the family.
 
     Raises:
         ConfigError: An entry of ``scaling_layers`` is incomplete, or its condition is not understood.
     """
 
-    stage = "scaling"
     works_by_block = True
     needs: ClassVar[Sequence[type[Statistic]]] = ()
 
     def __init__(self, settings: AlgoConfig) -> None:
-        assert isinstance(settings, AWQConfig | SmoothQuantConfig | AutoSmoothQuantConfig)
+        assert isinstance(settings, AWQConfig | SmoothQuantConfig | AutoSmoothQuantConfig)  # its record's class
         self._settings = settings
-        self._preset = settings.preset
-        self._hand_written = list(settings.scaling_layers or [])
-        user_mappings_of(self._hand_written, ())  # what is wrong with them is said before any work
-        self._heads = 1
-        self._refused: set[LayerMapping] = set()
-        self._tried: set[LayerMapping] = set()
+        self.preset = settings.preset
+        self.user_entries = tuple(settings.scaling_layers or [])
+        user_mappings_of(list(self.user_entries), ())  # errors come before any work
 
     def resolve_for_model(self, model: nn.Module, plan: QuantPlan) -> ResolvedSettings:
-        """As `quark.algorithms.ResolvesForModel.resolve_for_model`: sites that do not hold in this model are told of, settings stay as they are.
+        """Return the settings as they are, and a note for each mapping that this model does not have.
 
         Raises:
-            ConfigError: None of the sites written by hand is in the model.
+            ConfigError: None of the mappings written by hand is in the model.
         """
         facts, heads = plan.architecture, _heads_of(model)
         if facts is None:
             return ResolvedSettings(self._settings)
-        check_user_mappings(user_mappings_of(self._hand_written, mappings_of(facts)), model, facts, heads)
-        return ResolvedSettings(self._settings, left_out(self._asked(facts), model, facts, heads))
+        check_user_mappings(user_mappings_of(list(self.user_entries), mappings_of(facts)), model, facts, heads)
+        return ResolvedSettings(self._settings, left_out(self.mappings(facts), model, facts, heads))
 
-    def apply_global(self, model: nn.Module, architecture: Architecture) -> None:
-        """Nothing is changed; how many heads attention has is remembered."""
-        self._heads = _heads_of(model)
+    def start(self, model: nn.Module, plan: QuantPlan) -> EqualizationRun:
+        """Return the run for a model; nothing outside its blocks is changed."""
+        return EqualizationRun(self, _heads_of(model))
 
     def rounding(self) -> Rounding | None:
         """Round-to-nearest."""
         return None
 
-    @torch.no_grad()
-    def apply(self, block: BlockContext) -> Mapping[str, Metrics]:
-        """As `quark.algorithms.Transform.apply`."""
-        before = block.output_error() if block.output_error else None
-        kept: list[Kept] = []
-        places = self._places(block)
-        rotated = {m.name: [n for n, reader in m.readers.items() if input_is_transformed(reader)] for m in places}
-        left_out: dict[str, Metrics] = {
-            f"{block.name}.{name}".lstrip("."): {"left_out": f"the input of {names[0]} is rotated while the model runs"}
-            for name, names in rotated.items()
-            if names
-        }
-        metrics = dict(left_out)
-        for modules in (m for m in places if not rotated[m.name]):
-            scale = self._scale(modules, block)
-            if scale is not None and not bool((scale == 1).all()):
-                kept.append(Kept.of(modules))
-                fold(modules, scale)
-                metrics[f"{block.name}.{modules.name}".lstrip(".")] = {"scale_min": float(scale.min()), "scale_max": float(scale.max())}
-        if not kept:
-            return metrics | {block.name: {"applied": False, "reason": "there is no place at which scale can be moved"}}
-        if before is None or block.output_error is None:
-            return metrics | {block.name: {"applied": True}}
-        found = validated([before], [block.output_error()])
-        if not found.is_improvement and self._preset == "best":
-            for one in reversed(kept):
-                one.restore()
-            return left_out | {block.name: {**found.metrics(), "applied": False, "reason": "it makes no error smaller by more than chance"}}
-        if not found.is_improvement:
-            _warn(block.name, found)
-        return metrics | {block.name: {**found.metrics(), "applied": True}}
-
-    def _asked(self, facts: Architecture) -> tuple[Place, ...]:
-        """Sites written by hand, or all of the family."""
+    def mappings(self, facts: Architecture) -> tuple[Place, ...]:
+        """Return the mappings written by hand, or all of the family."""
         known = mappings_of(facts)
-        return user_mappings_of(self._hand_written or [site.documented() for site in known], known)
-
-    def _places(self, block: BlockContext) -> list[ResolvedMapping]:
-        """The sites of a block that hold in it, and have something to quantize behind them."""
-        found: list[ResolvedMapping] = []
-        for place in self._asked(block.architecture):
-            site = place.site
-            if site in self._refused or (place.condition is not None and not place.condition.holds(block.module)):
-                continue
-            resolved = (resolve(site, block.module, block.architecture, self._heads) for site in place.sites(block.module))
-            modules = chain.from_iterable(made for made in resolved if not isinstance(made, str))
-            wanted = [m for m in modules if any(name in block.configs for name in m.readers)]
-            passes = not any(input_is_transformed(reader) for m in wanted for reader in m.readers.values())
-            if wanted and passes and site not in self._tried and not self._is_sound(wanted[0], block, site):
-                continue
-            found += wanted
-        return found
-
-    def _is_sound(self, modules: ResolvedMapping, block: BlockContext, named: LayerMapping) -> bool:
-        """Whether a scale there leaves the block's output what it is; if not, the site that was named is refused from then on."""
-        if block.output is None:
-            return True
-        self._tried.add(named)
-        dtype = linear_weight(next(iter(modules.readers.values()))).dtype
-        found = holds(modules, probe(modules), block.output)
-        if found <= 16 * allowed(modules, dtype):
-            return True
-        self._refused.add(named)
-        get_logger(__name__).warning(
-            f"'{block.name}.{modules.name}' is left out: a scale there changes what the block computes (by {found:.1e}); this model is "
-            "another variant of its family than the template's facts are about"
-        )
-        return False
+        return user_mappings_of(list(self.user_entries) or [site.documented() for site in known], known)
 
     @abstractmethod
-    def _scale(self, modules: ResolvedMapping, block: BlockContext) -> Tensor | None:
-        """The scale of a site, ``[C]``; None where nothing is known of its inputs."""
+    def scale(self, modules: ResolvedMapping, block: BlockContext) -> Tensor | None:
+        """Return the scale of a mapping, ``[C]``; None where nothing is known of its inputs."""
 
     def _read(self, modules: ResolvedMapping, block: BlockContext) -> dict[str, nn.Module]:
         """The readers that are quantized and that tokens reached."""
@@ -218,6 +154,89 @@ class Scaling(ABC):
         """The largest of what the readers' inputs have, ``[K]``: experts read different tokens."""
         values = [s.value for n in self._read(modules, block) if (s := block.statistic(n, kind)) is not None]
         return torch.stack(values).amax(0)
+
+
+class EqualizationRun:
+    """An `Equalization` at work on one model.
+
+    Args:
+        transform: Says which mappings have which scales.
+        heads: Of queries in the model's attention.
+    """
+
+    def __init__(self, transform: Equalization, heads: int) -> None:
+        self._transform = transform
+        self._heads = heads
+        self._refused: set[LayerMapping] = set()
+        self._probed: set[LayerMapping] = set()
+
+    def apply_global(self, model: nn.Module) -> None:
+        """Nothing is changed outside the blocks."""
+
+    @torch.no_grad()
+    def apply(self, block: BlockContext) -> Mapping[str, Metrics]:
+        """Move scale at the mappings of a block, and take it back where that makes no error smaller (preset "best")."""
+        before = block.output_error() if block.output_error else None
+        kept: list[Kept] = []
+        mappings = self._mappings(block)
+        rotated = {m.name: [n for n, reader in m.readers.items() if input_is_transformed(reader)] for m in mappings}
+        skipped: dict[str, Metrics] = {
+            f"{block.name}.{name}".lstrip("."): {"left_out": f"the input of {names[0]} is rotated while the model runs"}
+            for name, names in rotated.items()
+            if names
+        }
+        metrics = dict(skipped)
+        for modules in (m for m in mappings if not rotated[m.name]):
+            scale = self._transform.scale(modules, block)
+            if scale is not None and not bool((scale == 1).all()):
+                kept.append(Kept.of(modules))
+                fold(modules, scale)
+                metrics[f"{block.name}.{modules.name}".lstrip(".")] = {"scale_min": float(scale.min()), "scale_max": float(scale.max())}
+        if not kept:
+            return metrics | {block.name: {"applied": False, "reason": "there is no place at which scale can be moved"}}
+        if before is None or block.output_error is None:
+            return metrics | {block.name: {"applied": True}}
+        validation = validated([before], [block.output_error()])
+        if not validation.is_improvement and self._transform.preset == "best":
+            for one in reversed(kept):
+                one.restore()
+            reason = "it makes no error smaller by more than chance"
+            return skipped | {block.name: {**validation.metrics(), "applied": False, "reason": reason}}
+        if not validation.is_improvement:
+            _warn(block.name, validation)
+        return metrics | {block.name: {**validation.metrics(), "applied": True}}
+
+    def _mappings(self, block: BlockContext) -> list[ResolvedMapping]:
+        """The mappings of a block that hold in it, and have something to quantize behind them."""
+        mappings: list[ResolvedMapping] = []
+        for place in self._transform.mappings(block.architecture):
+            site = place.site
+            if site in self._refused or (place.condition is not None and not place.condition.holds(block.module)):
+                continue
+            resolved = (resolve(site, block.module, block.architecture, self._heads) for site in place.sites(block.module))
+            modules = chain.from_iterable(made for made in resolved if not isinstance(made, str))
+            wanted = [m for m in modules if any(name in block.configs for name in m.readers)]
+            passes = not any(input_is_transformed(reader) for m in wanted for reader in m.readers.values())
+            if wanted and passes and site not in self._probed and not self._is_sound(wanted[0], block, site):
+                continue
+            mappings += wanted
+        return mappings
+
+    def _is_sound(self, modules: ResolvedMapping, block: BlockContext, mapping: LayerMapping) -> bool:
+        """Whether a scale there leaves the block's output what it is; if not, the mapping is refused from then on."""
+        if block.output is None:
+            return True
+        self._probed.add(mapping)
+        dtype = linear_weight(next(iter(modules.readers.values()))).dtype
+        change = holds(modules, probe(modules), block.output)
+        if change <= 16 * allowed(modules, dtype):
+            return True
+        self._refused.add(mapping)
+        get_logger(__name__).warning(
+            f"'{block.name}.{modules.name}' is left out: a scale there changes what the block computes (by {change:.1e}); this model is "
+            "another variant of its family than the template's facts are about"
+        )
+        return False
 
 
 def _warn(block: str, found: Validation) -> None:
@@ -234,7 +253,7 @@ def _heads_of(model: nn.Module) -> int:
     return int(getattr(text, "num_attention_heads", 1) or 1)
 
 
-class SmoothQuant(Scaling):
+class SmoothQuant(Equalization):
     """``s = max|x|^α / max|w|^(1−α)``."""
 
     needs = (AbsMax,)
@@ -243,10 +262,10 @@ class SmoothQuant(Scaling):
         super().__init__(settings)
         assert isinstance(settings, SmoothQuantConfig)
         self._alpha, self._smallest = settings.alpha, settings.scale_clamp_min
-        if self._preset == "best" and settings.alpha == 1.0:
+        if self.preset == "best" and settings.alpha == 1.0:
             self._alpha = SANE_ALPHA
 
-    def _scale(self, modules: ResolvedMapping, block: BlockContext) -> Tensor | None:
+    def scale(self, modules: ResolvedMapping, block: BlockContext) -> Tensor | None:
         readers = self._read(modules, block)
         if not readers:
             return None
@@ -255,7 +274,7 @@ class SmoothQuant(Scaling):
         return smoothquant(x, modules.channels.reduced(w, "max"), self._alpha, self._smallest)
 
 
-class _Searched(Scaling):
+class _Searched(Equalization):
     """What AWQ and AutoSmoothQuant have in common: candidates compared by closed forms in the Hessian."""
 
     def _parts(self, modules: ResolvedMapping, block: BlockContext) -> dict[str, Part]:
@@ -296,7 +315,7 @@ class Awq(_Searched):
         """AWQ's clipping, as a search of scales."""
         return SearchedNearest()
 
-    def _scale(self, modules: ResolvedMapping, block: BlockContext) -> Tensor | None:
+    def scale(self, modules: ResolvedMapping, block: BlockContext) -> Tensor | None:
         parts = self._parts(modules, block)
         if not parts:
             return None
@@ -313,7 +332,7 @@ class AutoSmoothQuant(_Searched):
         assert isinstance(settings, AutoSmoothQuantConfig)
         self._loss = cast("Loss", settings.compute_scale_loss)
 
-    def _scale(self, modules: ResolvedMapping, block: BlockContext) -> Tensor | None:
+    def scale(self, modules: ResolvedMapping, block: BlockContext) -> Tensor | None:
         parts = self._parts(modules, block)
         if not parts:
             return None

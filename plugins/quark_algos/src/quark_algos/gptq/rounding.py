@@ -8,9 +8,9 @@ from typing import Any
 
 import attrs
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from quark.algorithms import CrossMoment, Hessian, Hessian64, Metrics, RoundingTask, Statistic, float_weight, weight_quantizer
+from quark.algorithms import CrossMoment, Hessian, Hessian64, Metrics, RoundingTask, Statistic
 from quark.config.algorithm import AlgoConfig
 from quark.errors import NonFiniteError
 from quark.names import folded
@@ -56,33 +56,26 @@ class ColumnRounding:
         return [p for p in self._recipe.modules if not any(_names(p, name) for name in names)]
 
     @torch.no_grad()
-    def round(self, problem: RoundingTask) -> Mapping[str, Metrics]:
-        """As `quark.algorithms.Rounding.round`."""
-        layers = list(problem.layers.values())
-        weights = [float_weight(layer) for layer in layers]
-        wt = torch.cat(weights).t().float().contiguous()  # [K, N]
-        hessian = problem.statistic(self._hessian)
+    def round(self, task: RoundingTask) -> Mapping[str, Metrics]:
+        """Round the columns of the layers' stacked weight; metrics as the class says."""
+        hessian = task.statistic(self._hessian)
         try:
-            solved = _ready(hessian, self._fitting(hessian))
+            solver = _ready(hessian, self._fitting(hessian))
         except SingularError as error:
-            raise SingularError(f"{folded(problem.layers)}: {error}") from error
+            raise SingularError(f"{folded(task.layers)}: {error}") from error
         except NonFiniteError as error:
-            raise NonFiniteError(f"{folded(problem.layers)}: {error}", tensor=next(iter(problem.layers))) from error
-        wt, causal, share = _corrected(wt, problem, hessian, solved)
-        if hessian.tokens >= wt.shape[0]:  # of a few tokens, silence says little about others
-            wt[solved.dead] = 0
-        quantizers = [weight_quantizer(layer) for layer in layers]
-        grid = WeightGrid([q.quantizer for q in quantizers], [w.shape[0] for w in weights], wt, shared=problem.shares_scale)
-        done, scales = _rounded(wt, hessian.matrix(), grid, solved, causal)
-        for layer, quantizer, (values, qparams) in zip(layers, quantizers, grid.weights(done.q, scales, weights[0].dtype), strict=True):
-            quantizer.set_qparams(qparams)
-            layer.weight = nn.Parameter(values, requires_grad=False)
-        metrics = solved.metrics | {"few_tokens": hessian.tokens < wt.shape[0]} | ({} if share is None else {"correction_share": share})
-        parts = done.loss.split([w.shape[0] for w in weights])
-        return {
-            name: metrics | {"output_mse": float(part.mean()) / max(hessian.tokens, 1)}
-            for name, part in zip(problem.layers, parts, strict=True)
-        }
+            raise NonFiniteError(f"{folded(task.layers)}: {error}", tensor=next(iter(task.layers))) from error
+        weights = task.stacked()
+        weights.wt, causal, share = _corrected(weights.wt, task, hessian, solver)
+        few_tokens = hessian.tokens < hessian.columns
+        if not few_tokens:  # of a few tokens, a channel without input says little about others
+            weights.wt[solver.dead] = 0
+        grid = weights.grid()
+        swept, scales = _rounded(weights.wt, hessian.matrix(), grid, solver, causal)
+        weights.keep(grid, swept.q, scales)
+        metrics = solver.metrics | {"few_tokens": few_tokens} | ({} if share is None else {"correction_share": share})
+        losses = weights.by_layer(swept.loss)
+        return {name: metrics | {"output_mse": float(loss.mean()) / max(hessian.tokens, 1)} for name, loss in losses.items()}
 
     def _fitting(self, hessian: Hessian) -> Recipe:
         """The recipe for a layer of such inputs, its damping a share of the mean diagonal."""
@@ -138,18 +131,18 @@ def _ready(hessian: Hessian, recipe: Recipe) -> _Ready:
     return ready
 
 
-def _corrected(wt: Tensor, problem: RoundingTask, hessian: Hessian, ready: _Ready) -> tuple[Tensor, Tensor | None, float | None]:
+def _corrected(wt: Tensor, task: RoundingTask, hessian: Hessian, ready: _Ready) -> tuple[Tensor, Tensor | None, float | None]:
     """The weight that makes up for the error of its inputs; or the matrix by which that is done along the way; and the share that is."""
     recipe = ready.recipe
-    if not recipe.share or CrossMoment not in problem.statistics:
+    if not recipe.share or CrossMoment not in task.statistics:
         return wt, None, None
-    d = problem.statistic(CrossMoment).matrix()
+    d = task.statistic(CrossMoment).matrix()
     if recipe.is_causal:
         if ready.order is not None:
             d = d.index_select(0, ready.order).index_select(1, ready.order)
         return wt, causal_matrix(d, ready.factor, recipe.share), recipe.share
     step = correction(wt, d, _correction_factor(hessian, ready))
-    share, held_out = recipe.share, problem.held_out
+    share, held_out = recipe.share, task.held_out
     if recipe.is_careful and held_out is not None and held_out.reference is not None:
         share = share_for(wt, step, held_out.x.float(), held_out.reference.float(), share)
     elif recipe.is_careful and hessian.tokens < wt.shape[0]:

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from quark.config.architecture import Architecture
-from quark.modules.layers import linear_weight
-from quark.modules.linear_forms import is_transposed_linear
+from quark.modules.layers import is_transposed, linear_weight
 from quark_algos.mappings.channels import Channels
 from quark_algos.mappings.mapping import LayerMapping
 
@@ -163,4 +162,4 @@ def _ndim(module: nn.Module) -> int | None:
 
 def input_axis(module: nn.Module) -> int:
     """The axis of ``module.weight`` along which its input channels lie."""
-    return 0 if is_transposed_linear(module) else 1
+    return 0 if is_transposed(module) else 1

@@ -45,21 +45,17 @@ class Rotate:
         UnsupportedError: It asks for rotations that are learnt, or for inputs that are scaled before.
     """
 
-    stage = "rotation"
     needs: ClassVar[Sequence[type[Statistic]]] = ()
     works_by_block = False
 
     def __init__(self, settings: AlgoConfig) -> None:
-        assert isinstance(settings, RotationConfig)
-        asked = settings.refused()
-        if asked:
-            raise UnsupportedError(f"rotation with {', '.join(asked)} is not offered: rotations here are Hadamard matrices. Leave that out")
+        assert isinstance(settings, RotationConfig)  # its record's class
+        refused = settings.refused()
+        if refused:
+            raise UnsupportedError(
+                f"rotation with {', '.join(refused)} is not offered: rotations here are Hadamard matrices. Leave that out"
+            )
         self._settings = settings
-        self._online: dict[str, InputRotation] = {}
-        self._r1: Rotation | None = None
-        self._by_hand: HandWritten | None = None
-        self._heads = 1
-        self._is_judged = False
 
     def resolve_for_model(self, model: nn.Module, plan: QuantPlan) -> ResolvedSettings:
         """Name the layers whose inputs are rotated, and omit R3 where it changes nothing; see `quark.algorithms.ResolvesForModel`."""
@@ -81,64 +77,89 @@ class Rotate:
             notes.append("r3 is left out: no keys are quantized after the rotary embedding (kv_cache_post_rope)")
         return ResolvedSettings(settings, tuple(notes))
 
-    def prepare(self, model: nn.Module, architecture: Architecture) -> None:
-        """As `quark.algorithms.ValidatedTransform.prepare`: everything is checked and made that blocks are rotated with."""
-        config: Any = model.config
-        text = config.get_text_config() if hasattr(config, "get_text_config") else config
-        self._heads = int(text.num_attention_heads)
-        settings, width = self._settings, int(text.hidden_size)
-        if settings.r1 and not settings.online_r1_rotation:
-            self._by_hand = found = hand_written(settings, model, architecture, width)
-            facts = architecture if found is None else found.facts
-            self._r1 = folding.r1_of(width, facts, settings.rotation_size, _SEEDS["r1"] if settings.random_r1 else None)
-        plan: QuantPlan | None = getattr(model, "quark_plan", None)
-        if plan is not None:
-            shapes, made = {row.name: row.shape for row in plan.rows}, dict[int, InputRotation]()
-            for name in online_layers(settings, model, plan):
-                size = block_size(settings, name, shapes[name][1])
-                self._online[name] = made.setdefault(size, InputRotation(size))
+    def start(self, model: nn.Module, plan: QuantPlan) -> RotationRun:
+        """Check that the model can be rotated, and return the run with all rotations."""
+        assert plan.architecture is not None  # a plan with transforms has one
+        return RotationRun(self._settings, model, plan, plan.architecture)
 
-    def transformed_stream(self, x: Tensor) -> Tensor:
-        """As `quark.algorithms.ValidatedTransform.transformed_stream`."""
-        return x if self._r1 is None else self._r1.apply(x)
-
-    def accepts(self, validation: Validation) -> bool:
-        """As `quark.algorithms.ValidatedTransform.accepts`."""
-        self._is_judged = True
-        if validation.is_improvement:
-            return True
-        goes_on = self._settings.preset == "reference"
-        errors = f"{validation.before:.2g} to {validation.after:.2g}, standard error {validation.standard_error:.1g}"
-        done = "it is applied, since preset='reference' asks for it" if goes_on else "it is left out; preset='reference' would apply it"
-        get_logger(__name__).warning(
-            f"Rotation does no good here: on {validation.tokens} held-out tokens it makes the error of blocks rounded to nearest "
-            f"{validation.factor:.2f} times as large ({errors}), so {done}."
-        )
-        return goes_on
-
-    def apply_global(self, model: nn.Module, architecture: Architecture) -> None:
-        """Rotate embeddings and head, which gets a weight of its own; get ready what runs with the model."""
-        self.prepare(model, architecture)
-        plan: QuantPlan | None = getattr(model, "quark_plan", None)
-        if self._settings.r3 and plan is not None:
-            rotate_heads(model, rotated_attentions(model, plan.attentions, plan.rows))
-        stored.keep(model, {rotation.size for rotation in self._online.values()})
-        if self._r1 is not None:
-            found = self._by_hand
-            facts, stream = (architecture, None) if found is None else (found.facts, found.outside.of(model))
-            folding.outside(model, facts, self._r1, stream)
-        if not self._is_judged:
+    def accepts(self, validation: Validation | None) -> bool:
+        """Return whether to rotate: where that makes the error smaller, or cannot be told, or the preset is "reference"."""
+        if validation is None:
             get_logger(__name__).warning(
                 "The model is rotated, and nothing judges whether that does good: with calibration data it would be tried before. Compare "
                 "with a run without rotation, above all for formats whose blocks share a scale."
             )
+            return True
+        if validation.is_improvement:
+            return True
+        is_accepted = self._settings.preset == "reference"
+        errors = f"{validation.before:.2g} to {validation.after:.2g}, standard error {validation.standard_error:.1g}"
+        done = "it is applied, since preset='reference' asks for it" if is_accepted else "it is left out; preset='reference' would apply it"
+        get_logger(__name__).warning(
+            f"Rotation does no good here: on {validation.tokens} held-out tokens it makes the error of blocks rounded to nearest "
+            f"{validation.factor:.2f} times as large ({errors}), so {done}."
+        )
+        return is_accepted
+
+    def rounding(self) -> Rounding | None:
+        """Round-to-nearest."""
+        return None
+
+
+class RotationRun:
+    """The rotations of one model.
+
+    Args:
+        settings: As they hold for the model.
+        model: Not rotated yet.
+        plan: Of the run.
+        architecture: Facts about the model's family.
+
+    Raises:
+        ConfigError, UnsupportedError: The model cannot be rotated as the settings say.
+    """
+
+    def __init__(self, settings: RotationConfig, model: nn.Module, plan: QuantPlan, architecture: Architecture) -> None:
+        config: Any = model.config
+        text = config.get_text_config() if hasattr(config, "get_text_config") else config
+        self._heads = int(text.num_attention_heads)
+        width = int(text.hidden_size)
+        self._settings = settings
+        self._plan = plan
+        self._architecture = architecture
+        self._by_hand: HandWritten | None = None
+        self._r1: Rotation | None = None
+        if settings.r1 and not settings.online_r1_rotation:
+            self._by_hand = hand_written(settings, model, architecture, width)
+            facts = architecture if self._by_hand is None else self._by_hand.facts
+            self._r1 = folding.r1_of(width, facts, settings.rotation_size, _SEEDS["r1"] if settings.random_r1 else None)
+        self._online: dict[str, InputRotation] = {}
+        rotations: dict[int, InputRotation] = {}
+        shapes = {row.name: row.shape for row in plan.rows}
+        for name in online_layers(settings, model, plan):
+            size = block_size(settings, name, shapes[name][1])
+            self._online[name] = rotations.setdefault(size, InputRotation(size))
+
+    def transformed_stream(self, x: Tensor) -> Tensor:
+        """Return the residual stream of the rotated model, ``x`` of the model as it was."""
+        return x if self._r1 is None else self._r1.apply(x)
+
+    def apply_global(self, model: nn.Module) -> None:
+        """Rotate embeddings and head, which gets a weight of its own; get ready what runs with the model."""
+        if self._settings.r3:
+            rotate_heads(model, rotated_attentions(model, self._plan.attentions, self._plan.rows))
+        stored.keep(model, {rotation.size for rotation in self._online.values()})
+        if self._r1 is not None:
+            by_hand = self._by_hand
+            facts, stream = (self._architecture, None) if by_hand is None else (by_hand.facts, by_hand.outside.of(model))
+            folding.outside(model, facts, self._r1, stream)
 
     @torch.no_grad()
     def apply(self, block: BlockContext) -> Mapping[str, Metrics]:
-        """As `quark.algorithms.Transform.apply`."""
-        found = self._by_hand
+        """Rotate one block; reports what is rotated."""
+        by_hand = self._by_hand
         if self._r1 is not None:
-            facts, stream = (block.architecture, None) if found is None else (found.facts, found.blocks[block.name].of(block.module))
+            facts, stream = (block.architecture, None) if by_hand is None else (by_hand.facts, by_hand.blocks[block.name].of(block.module))
             folding.block(block.module, facts, self._r1, stream)
         metrics = self._rotate_inputs(block)
         if not self._settings.r2:
@@ -165,7 +186,3 @@ class Rotate:
         head = int(getattr(block.module.get_submodule(output), "in_features", 0)) // self._heads
         rotation = Rotation.of(head, None, _SEEDS["r2"] if self._settings.random_r2 else None)
         return folding.values(block.module, block.architecture, rotation, self._heads)
-
-    def rounding(self) -> Rounding | None:
-        """Round-to-nearest."""
-        return None

@@ -12,13 +12,14 @@ from typing import Any
 
 from torch import nn
 
+from quark.checkpoint.content import CheckpointContent
 from quark.checkpoint.destination import COMPANIONS
 from quark.checkpoint.exporter import BlockStream, ExportOptions, Tokenizer
 from quark.checkpoint.shard_writer import ShardWriter
+from quark.config.model import QConfig
 from quark.errors import OutputError
 from quark.log import get_logger
 from quark.planning.decoder_blocks import Block
-from quark.planning.plan import QuantPlan
 from quark_exporters.quark_layout.layout import WHOLE, Region, is_tied_apart, quantized_parts
 from quark_exporters.quark_layout.quantization_config import quantization_config
 
@@ -26,26 +27,26 @@ from quark_exporters.quark_layout.quantization_config import quantization_config
 class SafetensorsExporter:
     """Writes the Quark layout. Source: spec of the checkpoint format, §1–4 and §10."""
 
-    def export(self, model: nn.Module, out: Path, options: ExportOptions) -> None:
+    def export(self, content: CheckpointContent, out: Path, options: ExportOptions) -> None:
         """As `quark.checkpoint.Exporter.export`."""
-        with self.stream(model, model, out, options) as stream:
-            stream.write(Block("", model))
-            stream.finish()
+        with self.stream(content, content.model, out, options) as stream:
+            stream.write(Block("", content.model))
+            stream.finish(content)
 
     @contextmanager
-    def stream(self, model: nn.Module, skeleton: nn.Module, out: Path, options: ExportOptions) -> Iterator[BlockStream]:
+    def stream(self, content: CheckpointContent, skeleton: nn.Module, out: Path, options: ExportOptions) -> Iterator[BlockStream]:
         """As `quark.checkpoint.StreamingExporter.stream`."""
-        _see_who_runs(model, options)
-        announced = [part.meta for part in quantized_parts(skeleton, options, WHOLE)]
+        _warn_of_readers(content.config, options)
+        announced = [part.meta for part in quantized_parts(skeleton, content.plan, options, WHOLE)]
         with ShardWriter(announced, out, options.max_shard_bytes) as writer:
-            yield _Stream(model, options, out, writer)
+            yield _Stream(content, options, out, writer)
 
 
 class _Stream:
     """One export under way."""
 
-    def __init__(self, model: nn.Module, options: ExportOptions, directory: Path, writer: ShardWriter) -> None:
-        self._model = model
+    def __init__(self, content: CheckpointContent, options: ExportOptions, directory: Path, writer: ShardWriter) -> None:
+        self._content = content
         self._options = options
         self._directory = directory
         self._writer = writer
@@ -58,28 +59,27 @@ class _Stream:
         region = Region(without=tuple(self._written)) if block is None else Region(block.name)
         if block is not None:
             self._written.append(block.name)
-        for part in quantized_parts(self._model, self._options, region):
+        for part in quantized_parts(self._content.model, self._content.plan, self._options, region):
             # A tied parameter was announced once, under the first of its names.
             if all(name in self._writer for name in part.meta):
                 self._writer.write(part)
 
-    def finish(self) -> None:
+    def finish(self, content: CheckpointContent) -> None:
         """As `quark.checkpoint.BlockStream.finish`."""
         self._writer.finish()
-        config = _config_of(self._model, self._options)
+        config = _config_of(content, self._options)
         if isinstance(config, dict):
             (self._directory / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
         else:
             config.to_json_file(self._directory / "config.json")
         if self._options.tokenizer is not None:
             _save(self._options.tokenizer, self._directory)
-        _copy_companions(self._model, self._directory)
+        _copy_companions(content.model, self._directory)
 
 
-def _see_who_runs(model: nn.Module, options: ExportOptions) -> None:
-    """Say what algorithms that run with the model, and weights that are no codes, mean for the model's readers."""
-    plan: QuantPlan | None = getattr(model, "quark_plan", None)
-    names = [a.name for a in (plan.config.algo_config if plan else None) or () if a.runs_with_model()]
+def _warn_of_readers(config: QConfig, options: ExportOptions) -> None:
+    """Say which runtimes cannot run algorithms that run with the model, or read weights that are no codes."""
+    names = [a.name for a in config.algo_config or () if a.runs_with_model()]
     if names:
         get_logger(__name__).warning(
             f"The algorithm {', '.join(names)} runs with this model: this project and transformers with it load the export; vLLM does not "
@@ -103,16 +103,17 @@ def _save(tokenizer: Tokenizer, directory: Path) -> None:
         ) from error
 
 
-def _config_of(model: Any, options: ExportOptions) -> Any:
+def _config_of(content: CheckpointContent, options: ExportOptions) -> Any:
     """A copy of the model's config that says how it was quantized; of one that has no transformers config, what can be said of it."""
+    model: Any = content.model
     if not _has_config(model):
-        return {"architectures": [type(model).__name__], "quantization_config": quantization_config(model, options)}
+        return {"architectures": [type(model).__name__], "quantization_config": quantization_config(content, options)}
     made = copy.deepcopy(model.config)
     made.architectures = made.architectures or [type(model).__name__]
     made.dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
     if is_tied_apart(model):
         made.tie_word_embeddings = False
-    made.quantization_config = quantization_config(model, options)
+    made.quantization_config = quantization_config(content, options)
     return made
 
 

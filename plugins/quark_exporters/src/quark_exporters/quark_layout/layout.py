@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import attrs
 from torch import Tensor, nn
 
+from quark.calibration.activation_scales import kv_scale_groups, merge_kv_scales
 from quark.checkpoint.exporter import ExportOptions
 from quark.checkpoint.shard_writer import Part
-from quark.checkpoint.tensor_names import checkpoint_name, probabilities_name
+from quark.config.slot import PARAMETERS, Slot
 from quark.modules import QuantizedLayer, QuantizerModule
 from quark.modules.attention import PROBABILITIES, STATES
-from quark.modules.packed_layers import SLOTS, packed_meta, stored_tensors
-from quark.planning.kv_scales import cache_groups, shared_cache_scale
+from quark.modules.packed_layers import packed_meta, stored_tensors
 from quark.planning.plan import QuantPlan
 from quark.quantizers import QParams
+from quark_exporters.quark_layout.tensor_names import checkpoint_name, probabilities_name
 
 
 @attrs.frozen
@@ -48,14 +49,15 @@ class Region:
 WHOLE = Region()
 
 
-def quantized_parts(model: nn.Module, options: ExportOptions, region: Region = WHOLE) -> list[Part]:
+def quantized_parts(model: nn.Module, plan: QuantPlan, options: ExportOptions, region: Region = WHOLE) -> list[Part]:
     """A part for each quantized layer and for each other tensor of a region, in the model's order."""
     modules = region.modules(model)
     layers = {name: m for name, m in modules.items() if isinstance(m, QuantizedLayer)}
     attention = _attention_quantizers(modules)
-    outputs = _output_quantizers(model, layers)
+    outputs = _output_quantizers(model, plan, layers)
     merged = _merged_outputs(outputs, options)
-    plain = _plain_parts(region.state(model), [*layers, *attention])
+    others = {f"{name}.{other}" for name, layer in layers.items() for other in layer.other_state()}
+    plain = _plain_parts(region.state(model), [*layers, *attention], others)
     parts = (_layer_part(name, layer, options, outputs.get(name), merged.get(name)) for name, layer in layers.items())
     return [*plain, *parts, *(part for name, module in attention.items() for part in _probability_parts(name, module, options))]
 
@@ -73,9 +75,8 @@ def _attention_quantizers(modules: Mapping[str, nn.Module]) -> dict[str, Quantiz
     return {n: m for n, m in modules.items() if isinstance(m, QuantizerModule) and n.rpartition(".")[2] in (PROBABILITIES, *STATES)}
 
 
-def _output_quantizers(model: nn.Module, layers: dict[str, QuantizedLayer]) -> dict[str, QuantizerModule]:
+def _output_quantizers(model: nn.Module, plan: QuantPlan, layers: dict[str, QuantizedLayer]) -> dict[str, QuantizerModule]:
     """What quantizes the output of each layer, be it inside attention, after the rotary embedding."""
-    plan: QuantPlan = model.quark_plan  # type: ignore[assignment]
     states = [(a.name, state, layer) for a in plan.attentions for state, (layer, _) in a.states.items() if layer in layers]
     inside = {layer: getattr(model.get_submodule(attention), state) for attention, state, layer in states}
     found = {name: inside.get(name, layer.output_quantizer) for name, layer in layers.items()}
@@ -91,12 +92,13 @@ def _probability_parts(name: str, module: QuantizerModule, options: ExportOption
         yield Part({n: t.to("meta") for n, t in tensors.items()}, lambda: tensors)
 
 
-def _plain_parts(state: Mapping[str, Tensor], elsewhere: Sequence[str]) -> list[Part]:
+def _plain_parts(state: Mapping[str, Tensor], elsewhere: Sequence[str], others: Collection[str]) -> list[Part]:
+    """Parts of the tensors that are stored as they are: those that lie in no module of ``elsewhere``, and ``others``."""
     inside = tuple(f"{name}." for name in elsewhere)
     parts, seen = [], set()
     for name, tensor in state.items():
         # Tied parameters are one tensor under several names: readers expect it once, under the first.
-        if (name.startswith(inside) and inside) or id(tensor) in seen:
+        if (name.startswith(inside) and inside and name not in others) or id(tensor) in seen:
             continue
         seen.add(id(tensor))
         parts.append(Part({name: tensor.detach().to("meta")}, lambda n=name, t=tensor: {n: t}))  # type: ignore[misc]
@@ -109,18 +111,18 @@ def _layer_part(name: str, layer: QuantizedLayer, options: ExportOptions, output
 
 
 def _meta(name: str, layer: QuantizedLayer, options: ExportOptions, output: QuantizerModule | None) -> Iterator[tuple[str, Tensor]]:
-    for slot in ("weight", "bias"):
+    for slot in PARAMETERS:
         tensor = getattr(layer, slot, None)
         if tensor is None:
             continue
-        quantizer: QuantizerModule | None = getattr(layer, SLOTS[slot])
+        quantizer: QuantizerModule | None = getattr(layer, slot.quantizer_attribute)
         if quantizer is None:
             yield checkpoint_name(name, slot, ""), layer.as_stored(tensor.detach()).to("meta")
             continue
         packed = packed_meta(quantizer.quantizer, tuple(tensor.shape), options.pack_method)
         packed[""] = layer.as_stored(tensor.detach().to("meta") if _holds_values(options) else packed[""])
         yield from ((checkpoint_name(name, slot, suffix), t) for suffix, t in packed.items() if _wanted(suffix, quantizer, options))
-    for slot, module in (("input_tensors", layer.input_quantizer), ("output_tensors", output)):
+    for slot, module in ((Slot.input_tensors, layer.input_quantizer), (Slot.output_tensors, output)):
         for suffix, t in _activation(module, None, options).items():
             yield checkpoint_name(name, slot, suffix), t.to("meta")
 
@@ -128,9 +130,9 @@ def _meta(name: str, layer: QuantizedLayer, options: ExportOptions, output: Quan
 def _tensors(
     name: str, layer: QuantizedLayer, options: ExportOptions, output: QuantizerModule | None, merged: QParams | None
 ) -> Iterator[tuple[str, Tensor]]:
-    for slot in ("weight", "bias"):
+    for slot in PARAMETERS:
         tensor = getattr(layer, slot, None)
-        quantizer: QuantizerModule | None = getattr(layer, SLOTS[slot])
+        quantizer: QuantizerModule | None = getattr(layer, slot.quantizer_attribute)
         if tensor is None:
             continue
         if quantizer is None or quantizer.qparams is None:
@@ -142,7 +144,7 @@ def _tensors(
             packed = stored_tensors(f"{name}.{slot}", quantizer, tensor, options.pack_method)
         packed[""] = layer.as_stored(packed[""])
         yield from ((checkpoint_name(name, slot, suffix), t) for suffix, t in packed.items())
-    for slot, module, qparams in (("input_tensors", layer.input_quantizer, None), ("output_tensors", output, merged)):
+    for slot, module, qparams in ((Slot.input_tensors, layer.input_quantizer, None), (Slot.output_tensors, output, merged)):
         for suffix, t in _activation(module, qparams, options).items():
             yield checkpoint_name(name, slot, suffix), t
 
@@ -169,6 +171,6 @@ def _merged_outputs(outputs: dict[str, QuantizerModule], options: ExportOptions)
     """Scales of the cache that the caller wants merged at the export: in each attention the largest of them, not below the floor."""
     scales = {name: q.scale for name, q in outputs.items() if q.scale is not None and q.scale.numel() == 1}
     merged: dict[str, QParams] = {}
-    for names in cache_groups(scales, options.kv_cache_group):
-        merged |= dict.fromkeys(names, QParams(shared_cache_scale([scales[n] for n in names], options.min_kv_scale)))
+    for names in kv_scale_groups(scales, options.kv_cache_group):
+        merged |= dict.fromkeys(names, QParams(merge_kv_scales([scales[n] for n in names], options.min_kv_scale)))
     return merged

@@ -1,45 +1,57 @@
-"""``quantization_config`` of an export: exact module names in place of patterns, and never null where a reader wants a list or a dict.
+"""``quantization_config`` of a checkpoint, written and read.
 
-Readers take the first matching pattern, but JSON writers sort keys, so an order of patterns does not survive; exact names need none.
-Source: spec of the checkpoint format, §1, §4 and §10.
+It is written with exact module names in place of patterns, and never null where a reader wants a list or a dict. Readers take the first
+matching pattern, but JSON writers sort keys, so an order of patterns does not survive; exact names need none. Source: AMD Quark 0.13.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from fnmatch import fnmatchcase
 from typing import Any
 
 import attrs
 from torch import nn
 
+from quark.checkpoint.content import CheckpointContent
 from quark.checkpoint.exporter import ExportOptions
+from quark.checkpoint.layout_reader import StoredConfig
 from quark.checkpoint.provenance import KEY as PLUGINS
 from quark.checkpoint.provenance import provenance
 from quark.config.export import JsonExporterConfig
+from quark.config.json_values import value_of
 from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
-from quark.modules.layers import LOOKUP_TYPES, QUANTIZED_TYPES
+from quark.modules.layer_types import planned_class, planned_names
 from quark.planning.plan import PlanRow, QuantPlan
 from quark.planning.precedence import layer_config_for
 
-_TYPES = {t.__name__: t for t in QUANTIZED_TYPES}
 _VLLM_QUERIES = "*q_proj"
 """The key of ``layer_quant_config`` under which vLLM looks for query projections with a quantized output (`QuarkConfig` in ``quark.py``).
 It belongs to vLLM's reader, not to a model: query projections of other names gain nothing by it."""
-_LOOKUPS = {t.__name__ for t in LOOKUP_TYPES}
 
 
-def quantization_config(model: nn.Module, options: ExportOptions) -> dict[str, Any]:
-    """The block as it is written. ``model`` has been quantized by `ModelQuantizer`, or read back."""
-    plan: QuantPlan = model.quark_plan  # type: ignore[assignment]
-    config: QConfig = plan.config
+def read_quantization_config(block: Mapping[str, Any]) -> StoredConfig:
+    """What a block says, whichever tool wrote it.
+
+    Raises:
+        ConfigError: A value is of another type than it has, or out of its range.
+    """
+    return StoredConfig(
+        config=QConfig.from_dict(block), pack_method=JsonExporterConfig(**value_of(block, "export", Mapping, {})).pack_method
+    )
+
+
+def quantization_config(content: CheckpointContent, options: ExportOptions) -> dict[str, Any]:
+    """The block as it is written."""
+    model, config, plan = content.model, content.config, content.plan
     cache = {row.name: row.config for row in plan.quantized if row.config is not None and _feeds_cache(row.name, config, options)}
     excluded = [row.name for row in plan.rows if _is_float(row)]
     bare = attrs.evolve(config, exclude=[], layer_quant_config={}, layer_type_quant_config={}, kv_cache_quant_config={})
     layers = {
         row.name: row.config
         for row in plan.quantized
-        if row.config is not None and not _is_float(row) and row.config != layer_config_for(bare, row.name, _TYPES[row.module_type]).config
+        if row.config is not None and not _is_float(row) and row.config != _otherwise(bare, row)
     }
     block = JsonExporterConfig(
         kv_cache_group=sorted(name for name, layer in cache.items() if layer.output_tensors is not None),
@@ -74,9 +86,15 @@ def _feeds_cache(name: str, config: QConfig, options: ExportOptions) -> bool:
     return any(fnmatchcase(name, p) for p in patterns)
 
 
+def _otherwise(config: QConfig, row: PlanRow) -> QLayerConfig | None:
+    """What a configuration without patterns gives the layer of a row."""
+    return layer_config_for(config, row.name, planned_class(row.module_type)).config
+
+
 def _is_float(row: PlanRow) -> bool:
     """Whether readers must be told to leave the layer alone; its output may still enter a quantized cache."""
-    return row.module_type not in _LOOKUPS and (row.config is None or attrs.evolve(row.config, output_tensors=None) == QLayerConfig())
+    has_no_codes = row.config is None or attrs.evolve(row.config, output_tensors=None) == QLayerConfig()
+    return has_no_codes and row.module_type not in planned_names(lookup=True)
 
 
 def _routers(model: nn.Module, config: QConfig, plan: QuantPlan) -> list[str]:

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from quark.config.slot import Slot
+from quark.hf.quark_loader import is_stored_beside_weight
 from quark.modules.attention import PROBABILITIES
-from quark.modules.packed_layers import PREFIXES, SLOTS, is_flat
 
 _PROBABILITIES = "prob_output_"
 
-_ATTRIBUTES = {prefix: SLOTS[slot] for slot, prefix in PREFIXES.items()}
+_ATTRIBUTES = {slot.checkpoint_prefix: slot.quantizer_attribute for slot in Slot}
 
 
-def checkpoint_name(layer: str, slot: str, suffix: str) -> str:
+def checkpoint_name(layer: str, slot: Slot, suffix: str) -> str:
     """Full name of a tensor: ``model.layers.0.mlp.up_proj`` + weight + scale → ``….up_proj.weight_scale``."""
-    return f"{layer}.{PREFIXES[slot]}_{suffix}" if suffix else f"{layer}.{PREFIXES[slot]}"
+    return f"{layer}.{slot.checkpoint_prefix}_{suffix}" if suffix else f"{layer}.{slot.checkpoint_prefix}"
 
 
 def probabilities_name(attention: str, suffix: str) -> str:
@@ -35,4 +36,4 @@ def has_probabilities(names: Iterable[str]) -> bool:
 def packed_attribute(name: str) -> str:
     """Path of a checkpoint tensor inside its packed layer: ``weight_scale`` → ``weight_quantizer.scale``; others stay."""
     prefix, _, suffix = name.partition("_")
-    return f"{_ATTRIBUTES[prefix]}.{suffix}" if suffix and prefix in _ATTRIBUTES and not is_flat(suffix) else name
+    return f"{_ATTRIBUTES[prefix]}.{suffix}" if suffix and prefix in _ATTRIBUTES and not is_stored_beside_weight(suffix) else name

@@ -1,0 +1,71 @@
+"""StackedWeights: what a rounding needs around its mathematics: one matrix, the values it may take, and the way back into the layers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from quark.errors import ConfigError
+from quark.modules import QuantizedLayer, QuantizerModule
+from quark.quantizers import GroupScales, WeightGrid
+
+
+class StackedWeights:
+    """The weights of layers that are rounded together, as one matrix.
+
+    Args:
+        layers: By full name, with the float weights; all weights have one spec and the same number of input channels.
+        shares_scale: Whether the layers get one common scale over the whole tensor.
+
+    Attributes:
+        wt: ``Wᵀ [K, N]``, float32, contiguous: an input channel is a row. A copy, which the algorithm may change.
+        rows: How many of the N output channels each layer has.
+    """
+
+    def __init__(self, layers: Mapping[str, QuantizedLayer], *, shares_scale: bool = False) -> None:
+        self._layers = layers
+        self._shares_scale = shares_scale
+        weights = [float_weight(layer) for layer in layers.values()]
+        self._dtype = weights[0].dtype
+        self.wt = torch.cat(weights).t().float().contiguous()  # [K, N]
+        self.rows = [weight.shape[0] for weight in weights]
+
+    def grid(self) -> WeightGrid:
+        """Return what the weights may become. Scales that span rows or layers are those of `wt` as it is now, changes included."""
+        quantizers = [weight_quantizer(layer).quantizer for layer in self._layers.values()]
+        return WeightGrid(quantizers, self.rows, self.wt, shared=self._shares_scale)
+
+    def keep(self, grid: WeightGrid, qt: Tensor, scales: GroupScales) -> None:
+        """Give the layers their rounded weights and their scales.
+
+        Args:
+            grid: As `grid` returned it.
+            qt: ``Qᵀ [K, N]``, values of the grid.
+            scales: Of all groups.
+        """
+        for layer, (values, qparams) in zip(self._layers.values(), grid.weights(qt, scales, self._dtype), strict=True):
+            weight_quantizer(layer).set_qparams(qparams)
+            layer.weight = nn.Parameter(values, requires_grad=False)
+
+    def by_layer(self, per_row: Tensor) -> dict[str, Tensor]:
+        """Return the part of each layer, by full name, of values ``[N]`` for all output channels."""
+        return dict(zip(self._layers, per_row.split(self.rows), strict=True))
+
+
+def weight_quantizer(layer: QuantizedLayer) -> QuantizerModule:
+    """Return the weight quantizer of a layer.
+
+    Raises:
+        ConfigError: The layer has none.
+    """
+    if layer.weight_quantizer is None:
+        raise ConfigError("a layer without a weight quantizer cannot be rounded")
+    return layer.weight_quantizer
+
+
+def float_weight(layer: QuantizedLayer) -> Tensor:
+    """Return the weight of a layer that has not been rounded yet."""
+    weight: Tensor = layer.weight.data  # type: ignore[assignment]
+    return weight

@@ -1,0 +1,112 @@
+"""Input groups: which layers of a block read the same tensor, such as q, k and v projections; expected before a run, observed during it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+import attrs
+from torch import Tensor
+
+from quark.calibration.lockstep import Forward
+from quark.config.architecture import Architecture
+
+
+@attrs.frozen(eq=False)
+class _Last:
+    """The tensors that were observed last.
+
+    Attributes:
+        leader: Of the group that reads them.
+        layers: That read them.
+        inputs: By forward.
+        spec: How the layers quantize them.
+    """
+
+    leader: str
+    layers: tuple[str, ...]
+    inputs: Mapping[Forward, Tensor]
+    spec: object
+
+
+class InputGroups:
+    """Tells which layers of a block read the same tensor, so that its statistics are collected once.
+
+    Layers are compared by the tensor objects they are called with, each with those observed just before: layers of one group are called one
+    after another. Names are relative to the block.
+
+    Args:
+        architecture: Facts about the family; None where it is not known.
+        siblings: Suffixes of layers which, where they have one parent, read the same: ``(("q_proj", "k_proj", "v_proj"), …)``.
+
+    Attributes:
+        siblings: The same; such layers share a scale too, so that they are rounded together.
+    """
+
+    def __init__(self, architecture: Architecture | None = None, siblings: Iterable[Sequence[str]] = ()) -> None:
+        self._architecture = architecture
+        self.siblings = tuple(siblings)
+        self._learned: list[set[str]] = []
+        self._leaders: dict[str, str] = {}
+        self._last: _Last | None = None
+
+    def expected(self, names: Sequence[str]) -> dict[str, tuple[str, ...]]:
+        """Return the group of each layer that shares its input, itself included, by the architecture and what earlier blocks have shown.
+
+        Args:
+            names: Of the layers of one block. Those with an input of their own are not in the result.
+        """
+        groups: dict[str, tuple[str, ...]] = {}
+        for stated in self._stated(names):
+            joined = set(stated).union(*(groups.get(name, ()) for name in stated))
+            if len(joined) > 1:
+                members = tuple(name for name in names if name in joined)
+                groups |= dict.fromkeys(members, members)
+        for learned in self._learned:
+            members = tuple(n for n in names if n in learned)
+            groups |= dict.fromkeys(members, members)
+        return groups
+
+    def observe(self, inputs: Mapping[Forward, Tensor], *layers: str, spec: object = None) -> tuple[str, bool]:
+        """Return the leader of the layers that are about to read some tensors, and whether those tensors are new to the group.
+
+        Args:
+            inputs: The tensor of each forward: of one that runs, or of all that wait at the layers.
+            layers: The layers, of which the first decides. One that has been observed in this block stays in its group.
+            spec: How they quantize their input: layers that do so differently are in different groups.
+        """
+        last = self._last
+        is_same = last is not None and last.spec == spec and _are_same(last.inputs, inputs)
+        leader = self._leaders.setdefault(layers[0], last.leader if last is not None and is_same else layers[0])
+        is_new = last is None or not is_same or leader != last.leader
+        if last is not None and not is_new:
+            self._learn({*last.layers, *layers})
+        self._last = _Last(leader, layers, inputs, spec)
+        return leader, is_new
+
+    def end_block(self) -> None:
+        """Forget the tensors of a block; which layers shared them is remembered for `expected`."""
+        self._leaders.clear()
+        self._last = None
+
+    def _learn(self, names: set[str]) -> None:
+        joined = names.union(*(group for group in self._learned if group & names))
+        self._learned = [*(group for group in self._learned if not group & joined), joined]
+
+    def _stated(self, names: Sequence[str]) -> Iterator[list[str]]:
+        """The groups that the architecture and the siblings' names state."""
+        known, architecture = set(names), self._architecture
+        if architecture is not None:
+            parts = [architecture.attention_inputs, architecture.mlp_inputs]
+            if architecture.attention_norm is not None and architecture.attention_norm == architecture.mlp_norm:
+                parts = [(*architecture.attention_inputs, *architecture.mlp_inputs)]
+            yield from ([name for name in part if name in known] for part in parts)
+        for suffixes in (*self.siblings, *(architecture.fused if architecture else ())):
+            for name in names:
+                parent, dot, last = name.rpartition(".")
+                if last == suffixes[0]:
+                    yield [n for n in (f"{parent}{dot}{s}" for s in suffixes) if n in known]
+
+
+def _are_same(one: Mapping[Forward, Tensor], other: Mapping[Forward, Tensor]) -> bool:
+    """Whether the same forwards bring the same tensor objects."""
+    return one.keys() == other.keys() and all(one[forward] is x for forward, x in other.items())

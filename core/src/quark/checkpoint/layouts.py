@@ -1,0 +1,80 @@
+"""Which registered layout reads a checkpoint: the one whose record fits ``quantization_config`` in the checkpoint's ``config.json``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from quark.checkpoint.layout_reader import LayoutReader
+from quark.errors import AmbiguousNameError, CheckpointError
+from quark.hf.json_files import read_json
+from quark.plugins import ExporterRecord, exporters
+from quark.plugins.attribution import attributed, origin
+
+__all__ = ["layout_for", "layouts_of", "quantization_block", "reader_of"]
+
+
+def quantization_block(directory: Path) -> dict[str, Any]:
+    """The ``quantization_config`` in the ``config.json`` of a checkpoint.
+
+    Raises:
+        CheckpointError: There is none.
+    """
+    path = directory / "config.json"
+    if not path.is_file():
+        raise CheckpointError(f"'{directory}' is no export: it has no config.json")
+    block = read_json(path).get("quantization_config")
+    if not isinstance(block, dict):
+        raise CheckpointError(f"'{path}' has no quantization_config, by which a layout is chosen: load it with transformers instead")
+    return block
+
+
+def layouts_of(block: Mapping[str, Any]) -> list[str]:
+    """Names of the registered layouts that a ``quantization_config`` fits, those with the most marks."""
+    fitting = {name: record for name in exporters().names() if _fits(record := exporters().get(name), block)}
+    most = max((len(record.marks) for record in fitting.values()), default=0)
+    return [name for name, record in fitting.items() if len(record.marks) == most]
+
+
+def layout_for(block: Mapping[str, Any], path: Path) -> str:
+    """Name of the layout that reads a checkpoint.
+
+    Args:
+        block: Its ``quantization_config``.
+        path: Where that was read, for messages.
+
+    Raises:
+        CheckpointError: No registered layout fits, or the one that does has no reader.
+        AmbiguousNameError: (a ValueError) Several fit alike.
+    """
+    names = layouts_of(block)
+    if not names:
+        methods = sorted({method for record in exporters() if record.reader is not None for method in record.quant_methods})
+        raise CheckpointError(
+            f"'{path}' has a quantization_config of quant_method {block.get('quant_method')!r}, which no installed layout reads. Installed "
+            f"ones read {', '.join(map(repr, methods)) or 'none'}: install the distribution that brings it, or load it with transformers"
+        )
+    readable = [name for name in names if exporters().get(name).reader is not None]
+    if not readable:
+        source = exporters().source(names[0])
+        raise CheckpointError(f"'{path}' is of the layout '{names[0]}' of {source}, which writes it and cannot read it")
+    if len(readable) > 1:
+        who = " and ".join(f"'{name}' of {exporters().source(name)}" for name in readable)
+        raise AmbiguousNameError(
+            f"'{path}' can be read as the layouts {who}: leave one out with QUARK_DISABLED_PLUGINS, or tell them apart "
+            "with ExporterRecord(marks=...)"
+        )
+    return readable[0]
+
+
+def reader_of(name: str) -> LayoutReader:
+    """A reader of the layout of that name. Raises PluginError where it cannot be made."""
+    kind = exporters().load_reader(name)
+    with attributed("being made", origin("exporters", name)):
+        reader: LayoutReader = kind()
+    return reader
+
+
+def _fits(record: ExporterRecord, block: Mapping[str, Any]) -> bool:
+    return block.get("quant_method") in record.quant_methods and all(block.get(key) == value for key, value in record.marks.items())

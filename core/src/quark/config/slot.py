@@ -1,0 +1,47 @@
+"""Slot: the four tensors of a layer that can be quantized, and what each is called elsewhere."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+__all__ = ["ACTIVATIONS", "PARAMETERS", "Slot"]
+
+
+class Slot(StrEnum):
+    """A tensor of a layer; as a string, the field of `quark.config.layer.QLayerConfig` that says how it is quantized.
+
+    >>> Slot.input_tensors.quantizer_attribute, Slot.input_tensors.checkpoint_prefix, Slot.input_tensors.is_activation
+    ('input_quantizer', 'input', True)
+    """
+
+    input_tensors = "input_tensors"
+    output_tensors = "output_tensors"
+    weight = "weight"
+    bias = "bias"
+
+    @property
+    def label(self) -> str:
+        """The word for it in messages: ``"input"``."""
+        return self.value.removesuffix("_tensors")
+
+    @property
+    def checkpoint_prefix(self) -> str:
+        """First word of the names of its tensors in a checkpoint: ``"input"`` of ``input_scale``. Source: AMD Quark 0.13."""
+        return self.label
+
+    @property
+    def quantizer_attribute(self) -> str:
+        """Attribute of a `quark.modules.QuantizedLayer` that holds its quantizer: ``"input_quantizer"``."""
+        return f"{self.label}_quantizer"
+
+    @property
+    def is_activation(self) -> bool:
+        """Whether it is an activation, which is quantized at each forward, and no parameter."""
+        return self in (Slot.input_tensors, Slot.output_tensors)
+
+
+PARAMETERS = (Slot.weight, Slot.bias)
+"""The slots whose tensors are parameters, in the order in which checkpoints hold them."""
+
+ACTIVATIONS = (Slot.input_tensors, Slot.output_tensors)
+"""The slots whose tensors are activations."""

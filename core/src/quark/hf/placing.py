@@ -1,0 +1,41 @@
+"""Put tensors that are read from files into the modules of a model, and find those that no file had. Tied names are one tensor."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+
+from torch import Tensor, nn
+
+__all__ = ["owners_of", "put_tensor", "without_source"]
+
+
+def owners_of(model: nn.Module) -> dict[int, list[tuple[nn.Module, str]]]:
+    """Every module and attribute that holds each tensor of a model, by ``id()`` of the tensor: tied ones have several."""
+    owners: dict[int, list[tuple[nn.Module, str]]] = {}
+    for module in model.modules():
+        for leaf, tensor in (*module._parameters.items(), *module._buffers.items()):
+            owners.setdefault(id(tensor), []).append((module, leaf))
+    return owners
+
+
+def put_tensor(owners: Iterable[tuple[nn.Module, str]], tensor: Tensor) -> Tensor:
+    """Make ``tensor`` the parameter, or the buffer, that each of these modules has under that attribute; return what was put there."""
+    parameter = tensor if isinstance(tensor, nn.Parameter) else nn.Parameter(tensor, requires_grad=False)
+    placed = tensor
+    for module, leaf in owners:
+        if leaf in module._parameters:
+            module._parameters[leaf] = placed = parameter
+        else:
+            module._buffers[leaf] = tensor
+    return placed
+
+
+def without_source(state: Mapping[str, Tensor], names: Iterable[str]) -> Iterator[str]:
+    """Yield the names of a state whose tensor is none of those under ``names``.
+
+    Args:
+        state: Tensors by full name; ``state_dict(keep_vars=True)``, in which tied names have one object.
+        names: Those that were read; others than those of the state count for nothing.
+    """
+    have = {id(state[name]) for name in names if name in state}
+    return (name for name, tensor in state.items() if id(tensor) not in have)

@@ -1,0 +1,145 @@
+"""The registered layer types, by the class of a layer: which quantized class it becomes, and as what it is planned."""
+
+from __future__ import annotations
+
+import sys
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any
+
+import attrs
+from torch import nn
+
+from quark.errors import ConfigError
+from quark.lazy import ObjectRef, Reference
+from quark.modules.linear_forms import is_verbatim_linear
+from quark.plugins import LayerTypeRecord, Registry, layer_types
+
+if TYPE_CHECKING:
+    from quark.modules.layers import QuantizedLayer
+
+__all__ = ["LayerType", "is_lookup", "layer_type_of", "layer_type_of_class", "planned_class", "planned_names"]
+
+
+@attrs.frozen(eq=False)
+class LayerType:
+    """A registered layer type whose float class is loaded.
+
+    Attributes:
+        float_class: The class of the float layers.
+        record: What was registered.
+        planned_as: The class by which configurations and plans know such layers.
+    """
+
+    float_class: type[nn.Module]
+    record: LayerTypeRecord
+    planned_as: type[nn.Module]
+    _name: str
+
+    @property
+    def quantized(self) -> type[QuantizedLayer]:
+        """The quantized class. Raises PluginError where the record does not lead to one."""
+        quantized = layer_types().load_quantized(self._name)
+        return quantized
+
+
+def layer_type_of(layer: nn.Module) -> LayerType | None:
+    """The layer type of a float layer; None where it cannot be quantized.
+
+    That is the one registered for its very class, and that of ``nn.Linear`` for a subclass that computes the same
+    (`quark.modules.linear_forms`).
+    """
+    found = layer_type_of_class(type(layer))
+    if found is None and isinstance(layer, nn.Linear) and is_verbatim_linear(layer):
+        return layer_type_of_class(nn.Linear)
+    return None if found is None or found.record.quantized is None else found
+
+
+def layer_type_of_class(layer_class: type[Any]) -> LayerType | None:
+    """The layer type that is registered for this very class, be it one that stays float; None where there is none."""
+    known = _known(layer_types())
+    if layer_class not in known:
+        known[layer_class] = _registered_for(layer_class)
+    return known[layer_class]
+
+
+def is_lookup(layer_class: type[Any]) -> bool:
+    """Whether the input of such layers is indices, as that of embeddings."""
+    found = layer_type_of_class(layer_class)
+    return found is not None and found.record.lookup
+
+
+def planned_names(*, lookup: bool | None = None) -> list[str]:
+    """Names of the classes that layers can be planned as, sorted.
+
+    Args:
+        lookup: Only those whose input is indices, or only the others; None for all.
+    """
+    return sorted(name for name, (_, is_lookup) in _planned(layer_types()).items() if lookup is None or is_lookup is lookup)
+
+
+def planned_class(name: str) -> type[nn.Module]:
+    """The class of that name that layers can be planned as; its module is imported.
+
+    Raises:
+        ConfigError: (a ValueError) No registered layer type has such a class.
+    """
+    if name not in _planned(layer_types()):
+        raise ConfigError(f"no layer type is registered for the class '{name}': the registered ones are {', '.join(planned_names())}")
+    layer_class = layer_types().load_layer(_planned(layer_types())[name][0])
+    return layer_class
+
+
+# What is looked up for each module of a model is kept for as long as the records stay what they are.
+@lru_cache(maxsize=2)
+def _tables(
+    registry: Registry[LayerTypeRecord], revision: tuple[int, int]
+) -> tuple[dict[Any, LayerType | None], dict[str, tuple[str, bool]]]:
+    """Layer types by class, to be filled; and what `_planned` returns."""
+    planned: dict[str, tuple[str, bool]] = {}
+    for key in registry.names():
+        record = registry.get(key)
+        if record.quantized is not None and record.planned_as is None:
+            planned.setdefault(_class_name(record.layer), (key, record.lookup))
+    return {}, planned
+
+
+def _known(registry: Registry[LayerTypeRecord]) -> dict[Any, LayerType | None]:
+    return _tables(registry, registry.revision)[0]
+
+
+def _planned(registry: Registry[LayerTypeRecord]) -> dict[str, tuple[str, bool]]:
+    """Names of the classes that layers can be planned as → name of the layer type, and whether its input is indices."""
+    return _tables(registry, registry.revision)[1]
+
+
+def _registered_for(layer_class: type[Any]) -> LayerType | None:
+    registry = layer_types()
+    claims = [name for name in registry.names() if _loaded(registry.get(name).layer) is layer_class]
+    if not claims:
+        return None
+    if len(claims) > 1:
+        sources = " and ".join(f"'{name}' of {registry.source(name)}" for name in claims)
+        raise ConfigError(
+            f"the class {layer_class.__module__}.{layer_class.__qualname__} is registered as the layer types {sources}: leave one out with "
+            'QUARK_DISABLED_PLUGINS, or let one take the name of the other and say replaces="..."'
+        )
+    record = registry.get(claims[0])
+    planned: type[nn.Module] = layer_class if record.planned_as is None else registry.load_layer(record.planned_as)
+    return LayerType(layer_class, record, planned, claims[0])
+
+
+def _class_name(reference: Reference) -> str:
+    """Name of the class that a reference leads to, without importing it."""
+    if isinstance(reference, ObjectRef):
+        return str(reference.target.__name__)
+    return reference.attribute.rpartition(".")[2]
+
+
+def _loaded(reference: Reference) -> Any:
+    """What a reference leads to, if its module is imported already; None otherwise."""
+    if isinstance(reference, ObjectRef):
+        return reference.target
+    found: Any = sys.modules.get(reference.module)
+    for part in reference.attribute.split("."):
+        found = getattr(found, part, None)
+    return found

@@ -1,0 +1,187 @@
+"""The algorithms of one run: transforms in the order in which they are applied, and one rounding, made from the settings in a QConfig."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+
+from quark.algorithms import Rounding, RoundToNearest, Transform
+from quark.calibration.plugin_checks import CheckedRounding, CheckedTransform, refuse_strange
+from quark.config.algorithm import AlgoConfig, StoredAlgoConfig
+from quark.config.model import QConfig
+from quark.errors import ConfigError, UnsupportedError
+from quark.plugins import AlgorithmRecord, algorithms
+from quark.plugins.attribution import attributed, origin
+from quark.templates.algorithms import algo_config_from_dict
+
+
+@attrs.frozen(eq=False)
+class Algorithms:
+    """What changes weights in one run.
+
+    Attributes:
+        transforms: By the names in their settings, in the order in which they are applied.
+        rounding: Chooses codes.
+        rounding_name: Name of the algorithm that the rounding comes from; None for round-to-nearest.
+    """
+
+    transforms: Mapping[str, Transform] = attrs.field(factory=dict)
+    rounding: Rounding = attrs.field(factory=RoundToNearest)
+    rounding_name: str | None = None
+
+    @property
+    def works_by_block(self) -> bool:
+        """Whether one block in memory at a time is enough for all of them."""
+        return all(t.works_by_block for t in self.transforms.values())
+
+    @property
+    def in_need_of_data(self) -> list[str]:
+        """Names of those that need statistics of layers' inputs."""
+        names = [name for name, transform in self.transforms.items() if transform.needs]
+        if self.rounding.needs and self.rounding_name not in names:
+            names.append(self.rounding_name or type(self.rounding).__name__)
+        return names
+
+    def with_settings(self, settings: AlgoConfig) -> Algorithms:
+        """The same with the transform of that name made anew from other settings."""
+        return attrs.evolve(self, transforms={**self.transforms, settings.name: _processor(settings)})
+
+    def checked_rounding(self) -> Rounding:
+        """The rounding; that of a plugin with its results checked."""
+        if self.rounding_name is None:
+            return self.rounding
+        return CheckedRounding(self.rounding, origin("algorithms", self.rounding_name))
+
+    def checked_transforms(self, config: QConfig) -> list[Transform]:
+        """The transforms with their results checked; ``config`` has their settings."""
+        settings = {settings.name: settings for settings in config.algo_config or []}
+        return [
+            CheckedTransform(transform, origin("algorithms", name), runs_with_model=settings[name].runs_with_model())
+            for name, transform in self.transforms.items()
+        ]
+
+
+def algorithms_of(config: QConfig) -> Algorithms:
+    """Make the algorithms that a configuration names.
+
+    Raises:
+        UnsupportedError: An algorithm's distribution registers its configuration only.
+        ConfigError: An algorithm is named twice; or there are two roundings, two transforms of one role, or an order that cannot be kept.
+    """
+    names = [settings.name for settings in config.algo_config or []]
+    for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"the algorithm '{name}' is named twice: a run has it once. Leave all but one out")
+    records = {name: algorithms().get(name) for name in names}
+    _refuse_without_processor(records)
+    roundings = [name for name, record in records.items() if record.kind == "rounding"]
+    if len(roundings) > 1:
+        raise ConfigError(
+            f"'{roundings[0]}' and '{roundings[1]}' both choose the codes of weights: a run has one such algorithm. Name one of them"
+        )
+    order = in_order({name: record for name, record in records.items() if record.kind == "transform"})
+    made = {settings.name: _processor(own_settings(settings)) for settings in config.algo_config or []}
+    transforms: dict[str, Transform] = {name: made[name] for name in order}
+    if roundings:
+        return Algorithms(transforms, made[roundings[0]], roundings[0])
+    for name, transform in transforms.items():
+        if (rounding := transform.rounding()) is not None:
+            return Algorithms(transforms, rounding, name)
+    return Algorithms(transforms)
+
+
+def in_order(records: Mapping[str, AlgorithmRecord]) -> list[str]:
+    """Return the names of transforms so that each comes after all it has to follow; where that leaves a choice, as they were named.
+
+    Args:
+        records: Of the transforms, by the names in their settings.
+
+    Raises:
+        ConfigError: Two have one role; or some each have to go before another, in a circle.
+    """
+    roles: dict[str, str] = {}
+    for name, record in records.items():
+        if record.role is not None and (other := roles.setdefault(record.role, name)) != name:
+            raise ConfigError(
+                f"'{other}' and '{name}' do the same thing by different rules, of {_source(other)} and of {_source(name)} (role "
+                f"'{record.role}'): the second would undo the first. Name the one that is wanted"
+            )
+    earlier = {name: _earlier(name, records) for name in records}
+    order: list[str] = []
+    while len(order) < len(records):
+        ready = next((n for n in records if n not in order and earlier[n] <= set(order)), None)
+        if ready is None:
+            circle = _circle({n: names - set(order) for n, names in earlier.items() if n not in order})
+            names = " and ".join(f"'{n}' (of {_source(n)})" for n in circle)
+            raise ConfigError(
+                f"no order suits {names}: each has to go before the next and the last "
+                "before the first, by what their plugins have registered as before and after. Leave one of them out"
+            )
+        order.append(ready)
+    return order
+
+
+def _earlier(name: str, records: Mapping[str, AlgorithmRecord]) -> set[str]:
+    """The transforms that one has to follow."""
+    own = records[name]
+    return {
+        other
+        for other, record in records.items()
+        if other != name and (_names(record) & set(own.after) or _names(own) & set(record.before))
+    }
+
+
+def _names(record: AlgorithmRecord) -> set[str]:
+    """What other records may call an algorithm: its name, its aliases, its role."""
+    return {record.name, *record.aliases, *([record.role] if record.role else [])}
+
+
+def _circle(earlier: Mapping[str, set[str]]) -> Sequence[str]:
+    """Transforms of which each has to go before the next, and the last before the first; every one given has to follow another."""
+    path = [next(iter(earlier))]
+    while (before := min(earlier[path[-1]])) not in path:
+        path.append(before)
+    return path[path.index(before) :][::-1]
+
+
+def own_settings(settings: AlgoConfig) -> AlgoConfig:
+    """Return settings as the algorithm's own class: those that were read from JSON are converted.
+
+    Raises:
+        ConfigError: They are of another class, or have keys that are none of the algorithm's.
+        UnknownNameError: No installed distribution has an algorithm of that name.
+    """
+    if isinstance(settings, StoredAlgoConfig):
+        settings = algo_config_from_dict(settings.to_dict())
+    own = algorithms().load_config(settings.name)
+    if not isinstance(settings, own):
+        raise ConfigError(
+            f"algo_config holds a {type(settings).__name__} of the name '{settings.name}', whose settings are a {own.__name__}: give one"
+        )
+    return settings
+
+
+def _refuse_without_processor(records: Mapping[str, AlgorithmRecord]) -> None:
+    for name, record in records.items():
+        if record.processor is None:
+            raise UnsupportedError(
+                f"the algorithm '{name}' cannot run: {_source(name)} registers its configuration only. Leave algo_config out, or install a "
+                "distribution that brings its processor"
+            )
+
+
+def _source(name: str) -> str:
+    source = algorithms().source(name)
+    return f"{source.distribution} {source.version}"
+
+
+def _processor(settings: AlgoConfig) -> Any:
+    """The transform or the rounding of some settings, checked for what the pipeline asks of it."""
+    whose = origin("algorithms", settings.name)
+    processor = algorithms().load_processor(settings.name)
+    with attributed("being made of its settings", whose):
+        algorithm = processor(settings)
+        refuse_strange(algorithm, algorithms().get(settings.name).kind, whose)
+    return algorithm

@@ -1,0 +1,16 @@
+"""Slot: its members are the fields of a layer's configuration, and its names those of attributes and checkpoint tensors."""
+
+import attrs
+
+from quark.config.layer import QLayerConfig
+from quark.config.slot import ACTIVATIONS, PARAMETERS, Slot
+from quark.modules import QuantizedLayer
+
+
+def test_slots_are_the_fields_that_hold_a_spec() -> None:
+    assert {*Slot} == {field.name for field in attrs.fields(QLayerConfig)} - {"target_device"}
+    assert {*ACTIVATIONS, *PARAMETERS} == {*Slot}
+
+
+def test_quantizer_attributes_are_those_of_quantized_layers() -> None:
+    assert {slot.quantizer_attribute for slot in Slot} == {n for n in QuantizedLayer.__annotations__ if n.endswith("_quantizer")}

@@ -1,0 +1,52 @@
+"""Two roundings: one that searches ranges by the errors of the outputs, and one that needs no data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from quark.algorithms import Hessian, Metrics, RoundingTask, RoundToNearest
+from third_party.settings import ClippedNearestConfig
+
+
+class ClippedNearest:
+    """Round to nearest under the range of each group, narrowed where that makes ``Σ_k H_kk (w_k − q_k)²`` smaller."""
+
+    needs = (Hessian,)
+
+    def __init__(self, settings: ClippedNearestConfig) -> None:
+        self._factors = torch.linspace(settings.narrowest, 1, 7).tolist()
+
+    def applies_to(self, name: str) -> bool:
+        """Every layer."""
+        return True
+
+    def round(self, task: RoundingTask) -> Mapping[str, Metrics]:
+        """Search, and round."""
+        weights = task.stacked()
+        grid, wt = weights.grid(), weights.wt
+        diagonal = task.statistic(Hessian).matrix().diagonal().unsqueeze(1)  # [K, 1]
+        scales = grid.fixed or grid.scales(wt)
+        if grid.fixed is None:
+            low, high = grid.ranges(wt)
+            least = torch.full_like(low, torch.inf)  # [groups, N]
+            for factor in self._factors:
+                tried = grid.scales_of_ranges(low * factor, high * factor)
+                loss = (grid.round_(wt.clone(), grid.with_subscales(wt, tried)) - wt).square() * diagonal
+                loss = loss.view(-1, grid.group, wt.shape[1]).sum(1)
+                scales, least = scales.where(loss < least, tried), torch.minimum(loss, least)
+        weights.keep(grid, grid.round_(wt, grid.with_subscales(wt, scales)), scales)
+        return {}
+
+
+class CountedNearest(RoundToNearest):
+    """Round to nearest, and say how many layers were rounded at once; without data."""
+
+    def __init__(self, settings: object) -> None:
+        pass
+
+    def round(self, task: RoundingTask) -> Mapping[str, Metrics]:
+        """Round to nearest."""
+        super().round(task)
+        return {name: {"layers": len(task.layers)} for name in task.layers}

@@ -1,0 +1,65 @@
+"""A transform that runs with the model: inputs of some layers are multiplied by powers of two, and their weights divided."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from quark.algorithms import BlockContext, Metrics
+from third_party.settings import InputGainConfig
+
+
+class Gain:
+    """A hook before a layer's forward. Products with powers of two are exact, so that the layer computes what it did, bit by bit."""
+
+    transforms_input = True
+
+    def __init__(self, channels: int) -> None:
+        self.value = 2.0 ** (torch.arange(channels) % 3)
+
+    def __call__(self, layer: nn.Module, args: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
+        """As torch calls a forward pre-hook."""
+        return (args[0] * self.value.to(args[0]), *args[1:])
+
+
+class InputGain:
+    """The transform, its run, and the restorer: it need know nothing of the model."""
+
+    works_by_block = True
+    needs = ()
+
+    def __init__(self, settings: InputGainConfig) -> None:
+        self._endings = tuple(settings.layers)
+
+    def start(self, model: nn.Module, plan: object) -> InputGain:
+        """Itself."""
+        return self
+
+    def apply_global(self, model: nn.Module) -> None:
+        """Nothing outside the blocks is changed."""
+
+    def apply(self, block: BlockContext) -> Mapping[str, Metrics]:
+        """Divide the weights of a block, and multiply the inputs."""
+        for layer in self._layers(block.module):
+            gain = Gain(layer.weight.shape[1])
+            layer.weight = nn.Parameter(layer.weight.data / gain.value.to(layer.weight), requires_grad=False)
+            layer.register_forward_pre_hook(gain)
+        return {}
+
+    def rounding(self) -> None:
+        """Round-to-nearest."""
+
+    def restore(self, model: nn.Module, config: object) -> None:
+        """As `quark.checkpoint.restorers.Restorer.restore`."""
+        for layer in self._layers(model):
+            layer.register_forward_pre_hook(Gain(layer.weight.shape[1]))
+
+    def place_of(self, name: str, tensor: Tensor) -> str:
+        """The checkpoint holds no tensors of this algorithm."""
+        return name
+
+    def _layers(self, module: nn.Module) -> Iterator[Any]:
+        return (m for name, m in module.named_modules() if name.endswith(self._endings))

@@ -1,0 +1,34 @@
+"""Settings of the algorithms of this distribution; like its plugins, without torch."""
+
+from __future__ import annotations
+
+import attrs
+
+from quark.config.algorithm import AlgoConfig
+
+
+@attrs.define(kw_only=True)
+class ClippedNearestConfig(AlgoConfig):
+    """Of `third_party.clipped_nearest.ClippedNearest`."""
+
+    name: str = "clipped_nearest"
+    narrowest: float = 0.7
+
+
+@attrs.define(kw_only=True)
+class CountedNearestConfig(AlgoConfig):
+    """Of `third_party.clipped_nearest.CountedNearest`."""
+
+    name: str = "counted_nearest"
+
+
+@attrs.define(kw_only=True)
+class InputGainConfig(AlgoConfig):
+    """Of `third_party.input_gain.InputGain`: which layers, by the end of their names."""
+
+    name: str = "input_gain"
+    layers: list[str] = attrs.field(factory=lambda: ["mlp.down_proj"])
+
+    def runs_with_model(self) -> bool:
+        """Inputs are multiplied while the model runs."""
+        return True

@@ -1,0 +1,94 @@
+"""A third party's layer type is planned, quantized, rounded, exported and read back like core's own."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from third_party.gated import Gated, QuantGated
+from torch import nn
+
+import quark
+from quark.config.model import QConfig
+from quark.errors import ConfigError
+from quark.modules import counts_as
+from quark.plugins import Catalog, LayerTypeRecord, Source, documented_object, hookimpl, using
+from quark.plugins.discovery import discover
+from quark.runs import ModelQuantizer
+from quark.torch import export_safetensors, import_model_from_safetensors
+
+
+class Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.up, self.act, self.down = Gated(64, 96), nn.GELU(), Gated(96, 64)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.down(self.act(self.up(x)))
+
+
+DATA = list(torch.randn(4, 32, 64, generator=torch.Generator().manual_seed(1)))
+
+
+def config(scheme: str = "int4_wo_32", **more: object) -> QConfig:
+    return QConfig(global_quant_config=quark.schemes().load_config(scheme)(), **more)
+
+
+def test_it_stays_float_where_nobody_registers_it() -> None:
+    assert counts_as(Gated(4, 4)) is None
+
+
+def test_it_is_planned_as_a_linear_layer(third_party: Catalog) -> None:
+    plan = ModelQuantizer(config()).plan(Model())
+    assert [(row.name, row.module_type, row.shape) for row in plan.quantized] == [("up", "Linear", (96, 64)), ("down", "Linear", (64, 96))]
+
+
+@pytest.mark.parametrize("scheme", ["int4_wo_32", "fp8", "mxfp4_weight_only"])
+def test_it_is_quantized_exported_and_read_back_to_the_same_outputs(third_party: Catalog, scheme: str, tmp_path: Path) -> None:
+    model = ModelQuantizer(config(scheme)).quantize_model(Model(), DATA)
+    assert isinstance(model.up, QuantGated)
+    assert not torch.equal(model(DATA[0]), Model()(DATA[0]))
+    export_safetensors(model, tmp_path / "out")
+    stored = load_file(tmp_path / "out" / "model.safetensors")
+    assert {"up.gain", "up.offset", "up.bias", "up.weight", "up.weight_scale"} <= set(stored)
+    again = Model()
+    for name in ("up", "down"):
+        again.get_submodule(name).gain.data.fill_(torch.nan)  # what is read, and not what the model brings, must count
+        again.get_submodule(name).offset.fill_(torch.nan)
+    again = import_model_from_safetensors(again, tmp_path / "out", device="cpu")
+    assert isinstance(again.up, QuantGated)
+    assert torch.equal(again(DATA[0]), model(DATA[0]))
+
+
+def test_a_rounding_of_linear_layers_rounds_it(third_party: Catalog) -> None:
+    settings = documented_object("GPTQConfig")(inside_layer_modules=["up", "down"])
+    model = ModelQuantizer(config(algo_config=[settings])).quantize_model(Model(), DATA)
+    assert {row.name: row.algorithm for row in model.quark_plan.quantized} == {"up": "gptq", "down": "gptq"}
+    assert set(model.quark_report.layers) == {"up", "down"}
+
+
+class _Rival:
+    @hookimpl
+    def quark_register_layer_types(self) -> list[LayerTypeRecord]:
+        return [LayerTypeRecord(name="rival", layer="third_party.gated:Gated", quantized="third_party.gated:QuantGated")]
+
+
+def test_two_layer_types_of_one_class_are_an_error_that_names_both(third_party: Catalog) -> None:
+    third_party.add(_Rival(), Source("rival-quant", "1.0", entry_point="rival"))
+    with pytest.raises(ConfigError, match=r"'gated' of plugin 'layer_type' of third-party .* and 'rival' of plugin 'rival' of rival-quant"):
+        counts_as(Gated(4, 4))
+
+
+def test_a_quantized_class_that_is_none_is_named(third_party: Catalog) -> None:
+    class Wrong:
+        @hookimpl
+        def quark_register_layer_types(self) -> list[LayerTypeRecord]:
+            return [LayerTypeRecord(name="wrong", layer="third_party.gated:Gated", quantized="third_party.gated:Gated")]
+
+    with using(Catalog(discover())) as catalog:
+        catalog.add(Wrong(), Source("wrong-quant", "1.0", entry_point="wrong"))
+        with pytest.raises(Exception, match=r"wrong.*subclass of quark\.modules\.layers\.QuantizedLayer"):
+            ModelQuantizer(config()).quantize_model(Model())
