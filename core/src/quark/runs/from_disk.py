@@ -92,9 +92,7 @@ def _opened(source: Path, device: str, dtype: str, converters: Sequence[WeightCo
     return CheckpointSource(model, StoredTensors(model, shards, source, converters), target)
 
 
-def _streamed(
-    run: Run, tensors: CheckpointSource, out: Path, exporter: tuple[str, StreamingExporter], options: ExportOptions
-) -> QuantPlan:
+def _streamed(run: Run, tensors: CheckpointSource, out: Path, exporter: tuple[str, StreamingExporter], options: ExportOptions) -> QuantPlan:
     """Write each block as soon as it is quantized."""
     model = tensors.model
     content = CheckpointContent(model, run.plan.config, run.plan)
