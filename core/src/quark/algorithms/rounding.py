@@ -16,23 +16,23 @@ from quark.quantizers import Observer
 
 S = TypeVar("S", bound=Statistic)
 Metrics = Mapping[str, float | int | str | bool]
-"""What a rounding has to say about one layer, by name: JSON values."""
+"""What a rounding reports of one layer, by name: JSON values."""
 
 
 @attrs.frozen(eq=False)
 class HeldOut:
-    """Tokens that no statistic has seen: codes, and what leads to them, are validated on these.
+    """Tokens that are in no statistic; codes, and the choices that lead to them, are validated on these.
 
     Attributes:
-        x: What the layers get in the quantized model, ``[n, K]``, in the model's dtype.
-        reference: What they get in the float model, likewise; None where no statistic asks for it, or it is not known.
+        x: Inputs of the layers in the quantized model, ``[n, K]``, in the model's dtype.
+        reference: Their inputs in the float model, likewise; None where no statistic needs them, or they are not known.
     """
 
     x: Tensor
     reference: Tensor | None = None
 
     def output_error(self, weight: Tensor, rounded: Tensor) -> Tensor:
-        """The squared error of each token's outputs, ``[n]``, float32, of weights ``[N, K]``; against the float model if that is known."""
+        """Return the squared error of each token's outputs, ``[n]``, float32, for weights ``[N, K]``; against the float model if known."""
         x, weight = self.x.float(), weight.float()
         error = x @ (weight - rounded.float()).t()  # [n, N]
         if self.reference is not None:
@@ -42,13 +42,13 @@ class HeldOut:
 
 @attrs.frozen(eq=False)
 class RoundingTask:
-    """Layers to be rounded together: all have one spec of weights, and, where statistics are given, one input.
+    """Layers that are rounded together: all weights have one spec, and, where there are statistics, all layers one input.
 
     Attributes:
         layers: By full name. Their ``weight`` is the float one.
         statistics: Of their input, by class; empty for a rounding that needs none, and for layers that no calibration token has reached.
         shares_scale: Whether they get one common scale over the whole tensor.
-        held_out: Tokens of their input that are in no statistic; None where there are too few to tell anything.
+        held_out: Tokens of their input to validate codes on; None where there are too few.
     """
 
     layers: Mapping[str, QuantizedLayer]
@@ -57,7 +57,7 @@ class RoundingTask:
     held_out: HeldOut | None = None
 
     def statistic(self, kind: type[S]) -> S:
-        """The statistic of that class, which the rounding has declared; raises KeyError where it has not."""
+        """Return the statistic of that class; raises KeyError where the rounding does not declare it in its ``needs``."""
         if kind not in self.statistics:
             names = ", ".join(k.__name__ for k in self.statistics) or "none"
             raise KeyError(f"asked for the statistic {kind.__name__}, which it does not declare: its needs are {names}")
@@ -78,21 +78,21 @@ class RoundingTask:
 
 
 class Rounding(Protocol):
-    """Chooses codes."""
+    """Chooses the codes of weights."""
 
     @property
     def needs(self) -> Sequence[type[Statistic]]:
         """Statistics of the layers' inputs; without any, no data are wanted. A plain attribute will do."""
 
     def applies_to(self, name: str) -> bool:
-        """Whether it rounds the layer of that name, relative to its block; others are rounded to nearest."""
+        """Return whether it rounds the layer of that name, relative to its block; others are rounded to nearest."""
 
     def round(self, task: RoundingTask) -> Mapping[str, Metrics]:
         """Round the weights of the layers.
 
         On return each layer's ``weight`` is a new parameter with values on the grid of its ``weight_quantizer``, whose scales are set.
         Nothing else of the layers differs: bias, hooks, what modules they hold. A bias where there was none has no place in a checkpoint.
-        Returns what is worth reporting, by layer, in JSON values. All of this is looked at in a run.
+        Returns metrics by layer, in JSON values. A run checks all of this. `RoundingTask.stacked` helps with weights, grid and scales.
 
         The pipeline validates the codes: layers whose outputs on held-out tokens are worse than with round-to-nearest get that instead.
 
@@ -103,14 +103,14 @@ class Rounding(Protocol):
 
 @runtime_checkable
 class NamesLayers(Protocol):
-    """A `Rounding` whose settings name the layers that it takes. Names that are of none are told of before any work."""
+    """A `Rounding` whose settings name the layers that it applies to; the plan warns of names that match no layer."""
 
     def unmatched(self, names: Sequence[str]) -> Sequence[str]:
-        """Returns what the settings name, and what none of these layers, relative to their blocks, is called."""
+        """Return the names in the settings that match none of these layers, which are named relative to their blocks."""
 
 
 class RoundToNearest:
-    """Every element to the nearest value its scale allows, which needs no data. Source: spec of the algorithms, §1.1.
+    """Rounds every element to the nearest value that its scale allows, which needs no data.
 
     A layer gets a new parameter, and lets its old one go: weights that are mapped from a checkpoint are read once and never written, which
     would copy them page by page, and a parameter that another module shares stays what it is there.
@@ -119,12 +119,12 @@ class RoundToNearest:
     needs: ClassVar[Sequence[type[Statistic]]] = ()
 
     def applies_to(self, name: str) -> bool:
-        """Everything."""
+        """Every layer."""
         return True
 
     @torch.no_grad()
     def round(self, task: RoundingTask) -> Mapping[str, Metrics]:
-        """As `Rounding.round`; there is nothing to report."""
+        """Round the layers to nearest; there is nothing to report."""
         layers = list(task.layers.values())
         quantizers = [weight_quantizer(layer) for layer in layers]
         shared = _seen_by_all(layers, quantizers) if task.shares_scale else None

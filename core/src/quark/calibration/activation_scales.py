@@ -34,10 +34,10 @@ Key = tuple[str, str]
 
 
 class ActivationScales:
-    """What becomes of the static activations of some layers and attention modules.
+    """The static activations of some layers and attention modules, and their scales.
 
-    Three kinds of activations share a scale: inputs of a projection of all experts, where the configuration pools them; keys and values
-    of one attention, unless they are to be separate; and experts that no token has reached take the scale of their siblings.
+    Three kinds of activations share a scale: inputs of one projection of all experts, where the configuration pools them; keys and values
+    of one attention, unless they are to be separate; and experts that no token has reached, which get the scale of their siblings.
 
     Args:
         layers: Quantized layers by full name, their activations without scales. Those whose output is quantized inside attention lose
@@ -75,7 +75,7 @@ class ActivationScales:
         return bool(self._items)
 
     def see(self, owner: str, slot: str, x: Tensor) -> None:
-        """Take a tensor into the range of an activation; one that is not static, or has its scale, is passed over."""
+        """Observe a tensor; nothing happens where the activation is not static, or has its scale."""
         item = self._items.get((owner, slot))
         if item is not None and (owner, slot) not in self._done:
             item.observer.observe(x.detach())
@@ -85,21 +85,21 @@ class ActivationScales:
         return (owner, slot) in self._items and (owner, slot) not in self._done
 
     def pool_of(self, layer: str) -> Sequence[Key]:
-        """The inputs that share the scale of a layer's input, that one among them; none where it has a scale of its own."""
+        """Return the inputs that share the scale of a layer's input, itself included; none where it has a scale of its own."""
         return next((members for members in self._pools.values() if (layer, INPUT) in members), ())
 
     def sharing_outputs(self) -> Iterator[tuple[str, ...]]:
-        """Full names of layers whose outputs share a scale."""
+        """Yield groups of full names of layers whose outputs share a scale."""
         for keys in self._caches:
             if len(keys) > 1 and all(slot == OUTPUT for _, slot in keys):
                 yield tuple(name for name, _ in keys)
 
     def set_scales(self, wanted: Iterable[Key]) -> None:
-        """Give activations the scales of what has been seen of them, and of those that they share it with; others are passed over.
+        """Set the scales of activations by what was observed of them, and of those that share a scale with them; others are skipped.
 
         Raises:
-            CalibrationError: Nothing was seen.
-            NonFiniteError: NaN or Inf was seen.
+            CalibrationError: Nothing was observed.
+            NonFiniteError: NaN or Inf was observed.
         """
         for key in [k for k in wanted if self.wants(*k)]:
             pool = self.pool_of(key[0]) if key[1] == INPUT else ()
@@ -114,14 +114,14 @@ class ActivationScales:
                 self._give(key, self._items[key].qparams())
 
     def forget(self, layer: str) -> None:
-        """What was seen of a layer was not what it gets: begin anew. Scales that it shares with other experts stay."""
+        """Forget what was observed of a layer, which turned out to read another tensor. Scales shared with other experts stay."""
         for key in [(layer, INPUT), (layer, OUTPUT)]:
             if key in self._done and not self.pool_of(layer):
                 self._items[key].renew()
                 self._done.discard(key)
 
     def finish(self) -> None:
-        """Give all activations that have none their scales; experts that no token has reached that of their siblings, with a warning."""
+        """Set the scales that are not set yet; experts that no token has reached get those of their siblings, with a warning."""
         idle = [key for members in self._experts.values() for key in members if not self._items[key].has_seen]
         for members in self._experts.values():
             self._give_common([key for key in members if key in idle and key not in self._done], members)
@@ -134,7 +134,7 @@ class ActivationScales:
 
     @contextmanager
     def watching(self, model: nn.Module) -> Iterator[None]:
-        """See all activations of ``model`` while forwards run through it, and change none of them."""
+        """Observe all activations of ``model`` while forwards run through it; none of them is changed."""
         with ExitStack() as stack:
             for owner, slot in self._items:
                 if slot == INPUT:
@@ -153,19 +153,19 @@ class ActivationScales:
             yield from (((name, attribute), module) for attribute, module in quantizers.items())
 
     def _by_projection(self) -> dict[str, list[Key]]:
-        """Inputs with one scale for the whole tensor of each projection of all experts."""
-        found: dict[str, list[Key]] = {}
+        """The inputs with one scale for the whole tensor, by projection of all experts."""
+        groups: dict[str, list[Key]] = {}
         for (name, slot), item in self._items.items():
             projection = self.experts.projection(name)
             if slot == INPUT and projection is not None and item.module.quantizer.has_tensor_scale:
-                found.setdefault(projection, []).append((name, slot))
-        return found
+                groups.setdefault(projection, []).append((name, slot))
+        return groups
 
     def _sharing(self, attentions: Sequence[AttentionRow], config: QConfig, architecture: Architecture | None) -> list[tuple[Key, ...]]:
-        """What feeds the cache; together, what shares a scale."""
+        """The activations that feed the KV cache, in groups that share a scale."""
         feeding = {name: (name, slot) for name, slot in self._items if slot == OUTPUT}
         feeding |= {layer: (row.name, state) for row in attentions for state, (layer, _) in row.states.items()}
-        # Behind another projection of the same attention, as the second factor of a low-rank one, there is no sibling but what it gets.
+        # The second factor of a low-rank projection reads another projection of the same attention, and shares its scale with none.
         inner = architecture.attention_inner if architecture is not None else ()
         behind = [name for name in feeding if name.endswith(tuple(f".{n}" for n in inner))]
         patterns = [*config.kv_cache_group, *config.kv_cache_quant_config]
@@ -175,7 +175,7 @@ class ActivationScales:
         return [tuple(feeding[name] for name in group) for group in groups]
 
     def _give_common(self, keys: Iterable[Key], members: Collection[Key]) -> None:
-        """Give some of the members the scale of what was seen of all."""
+        """Set the scales of some members by what was observed of all."""
         for key in keys:
             common = self._items[key].module.quantizer.observer()
             for member in members:
@@ -187,7 +187,7 @@ class ActivationScales:
         self._done.add(key)
 
     def _give_cache(self, wanted: Key, members: Sequence[Key]) -> None:
-        """Those that have been seen get the largest scale of all; one that has its scale already keeps it."""
+        """Set the largest scale of all members for those that were observed; one that has its scale already keeps it."""
         new = [key for key in members if key not in self._done and (key == wanted or self._items[key].has_seen)]
         found = {key: self._items[key].qparams() for key in new}
         known = [scale for key in members if key in self._done and (scale := self._items[key].module.scale) is not None]
@@ -218,7 +218,7 @@ class ActivationScales:
 
 
 def static_input(layer: QuantizedLayer) -> QuantizerModule | None:
-    """The quantizer of a layer's input, where that has a scale to be found by calibration."""
+    """Return the quantizer of a layer's input where its scale is static, that is, set by calibration; else None."""
     module = layer.input_quantizer
     return None if module is None or module.quantizer.is_dynamic or module.quantizer.is_float else module
 

@@ -1,4 +1,4 @@
-"""Quantizers inside attention modules: which there are, what stands in for them while forwards calibrate, and their place afterwards."""
+"""Quantizers inside attention modules: which there are, what stands in for them during calibration, and where they are installed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Arrived = Callable[[str, Mapping[str, Tensor]], bool]
 
 
 def attention_quantizers(layers: Mapping[str, QuantizedLayer], attentions: Iterable[AttentionRow]) -> dict[str, dict[str, QuantizerModule]]:
-    """The quantizers of attention modules, not yet in their places.
+    """Return the quantizers of attention modules, not yet installed.
 
     Args:
         layers: The quantized layers of the block by full name; a projection whose output is quantized inside attention hands its output
@@ -39,12 +39,12 @@ def attention_quantizers(layers: Mapping[str, QuantizedLayer], attentions: Itera
 
 
 def inside_block(inside: Inside, prefix: str) -> dict[str, Mapping[str, QuantizerModule]]:
-    """The same by names relative to a block; ``prefix`` is what the full names of everything in the block begin with."""
+    """Return the same by names relative to a block, whose full names begin with ``prefix``."""
     return {name.removeprefix(prefix): quantizers for name, quantizers in inside.items()}
 
 
 def install(model: nn.Module, inside: Inside) -> None:
-    """Put quantizers of attention modules into their places."""
+    """Set quantizers as attributes of their attention modules."""
     for name, quantizers in inside.items():
         for attribute, quantizer in quantizers.items():
             setattr(model.get_submodule(name), attribute, quantizer)

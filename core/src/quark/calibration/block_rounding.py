@@ -1,7 +1,7 @@
-"""Finish one block while forwards run through it: each layer when all of them wait for it, its statistics complete.
+"""Calibrate and round one block while forwards run through it: each layer when all forwards wait at it, its statistics complete.
 
-That is true-sequential calibration for the price of one forward: whatever a layer gets comes from layers that are rounded already, and
-from activations, keys and values among them, that are quantized with the scales they are shipped with.
+This is true-sequential calibration for the price of one forward: the input of a layer comes from layers that are rounded already, and from
+activations, keys and values among them, that are quantized with the scales they are shipped with.
 """
 
 from __future__ import annotations
@@ -34,14 +34,19 @@ Layers = Mapping[str, tuple[nn.Module, QuantizedLayer]]
 
 @attrs.frozen(eq=False)
 class _Pause:
-    """A place inside attention, where forwards wait until scales are known."""
+    """A place inside attention, where forwards wait until the scales of some activations are set.
+
+    Attributes:
+        number: Its position among the pause points of the block.
+        keys: The activations.
+    """
 
     number: float
-    wanted: tuple[Key, ...]
+    keys: tuple[Key, ...]
 
 
 class BlockRounding:
-    """Finishes the layers of one block: rounds weights and sets the scales of activations, each when all that it gets is known.
+    """Rounds the weights of one block and sets the scales of its activations, each when the inputs of all forwards are known.
 
     Args:
         block_run: The forwards, which wait at the block's entry.
@@ -52,10 +57,9 @@ class BlockRounding:
         scales: Of the block's activations.
 
     Attributes:
-        taken: The layers that are for the rounding; others are rounded to nearest.
-        rounded: The layers whose weight is rounded.
-        metrics: What is to be reported, by layer that the rounding has rounded: what it and its validation say, and how many tokens the
-            layer got.
+        taken: Full names of the layers that the rounding applies to; others are rounded to nearest.
+        rounded: Full names of the layers whose weight is rounded.
+        metrics: By layer that the rounding has rounded: what it and its validation report, and how many tokens reached the layer.
     """
 
     def __init__(
@@ -76,10 +80,10 @@ class BlockRounding:
         self._layers = layers
         self._pause_points: dict[str, PausePoint] = {}
         self.taken = rounded_by(rounding, layers, self._prefix)
-        inside = input_groups.expected([n.removeprefix(self._prefix) for n in layers])
-        self._group_of = {self._prefix + n: [self._prefix + m for m in members] for n, members in inside.items()}
+        expected = input_groups.expected([n.removeprefix(self._prefix) for n in layers])
+        self._group_of = {self._prefix + n: [self._prefix + m for m in members] for n, members in expected.items()}
         for members in scales.sharing_outputs():
-            # Keys and values: to have one scale, both must be finished when the first of them is passed.
+            # Keys and values: to have one scale, both must be rounded before a forward passes the first of them.
             for name in members:
                 self._group_of.setdefault(name, list(members))
         self._routed = routed_prefixes(block)
@@ -114,43 +118,44 @@ class BlockRounding:
 
     def _step(self) -> None:
         stopped = self._block_run.stopped
-        waited_for: list[PausePoint | _Pause | PooledExperts] = [s for f, s in stopped.items() if not f.is_float]
-        if not waited_for:
+        places: list[PausePoint | _Pause | PooledExperts] = [place for f, place in stopped.items() if not f.is_float]
+        if not places:
             # Float forwards alone wait: at experts that no token of the quantized model reaches.
             self._block_run.go_on(list(stopped))
             return
-        leader = min(waited_for, key=lambda s: s.number)
-        if isinstance(leader, PausePoint):
-            self._solve(leader)
-        elif isinstance(leader, PooledExperts):
-            leader.set_scales()
+        first = min(places, key=lambda place: place.number)
+        if isinstance(first, PausePoint):
+            self._round_group(first)
+        elif isinstance(first, PooledExperts):
+            first.set_scales()
         else:
-            self._scales.set_scales(leader.wanted)
-        self._block_run.go_on(sorted((f for f, s in stopped.items() if s is leader), key=lambda f: f.is_float))
+            self._scales.set_scales(first.keys)
+        self._block_run.go_on(sorted((f for f, place in stopped.items() if place is first), key=lambda f: f.is_float))
 
     def _attention(self, name: str, tensors: Mapping[str, Tensor]) -> bool:
-        """In place of the quantizers of an attention module: whether to quantize what it is about to use. Their scales are set then."""
+        """Return whether an attention module is to quantize some tensors, whose scales are set when this returns; see `calibrating`."""
         forward = current_forward()
         if forward is None or forward.is_float:
             return False
-        wanted = tuple((self._prefix + name, attribute) for attribute in tensors)
-        for (owner, attribute), x in zip(wanted, tensors.values(), strict=True):
+        keys = tuple((self._prefix + name, attribute) for attribute in tensors)
+        for (owner, attribute), x in zip(keys, tensors.values(), strict=True):
             self._scales.see(owner, attribute, x)
-        if any(self._scales.wants(*key) for key in wanted):
-            # Its place is before those of the module's layers that are not finished, which is what closes attention.
-            behind = [s.number for n, s in self._pause_points.items() if n.startswith(f"{self._prefix}{name}.") and not s.is_done]
-            self._block_run.stop(self._pauses.setdefault(wanted, _Pause(min(behind, default=len(self._pause_points)) - 0.5, wanted)))
+        if any(self._scales.wants(*key) for key in keys):
+            # Before the pause points of those layers of the module that are not finished: its output projection.
+            behind = [p.number for n, p in self._pause_points.items() if n.startswith(f"{self._prefix}{name}.") and not p.is_done]
+            self._block_run.stop(self._pauses.setdefault(keys, _Pause(min(behind, default=len(self._pause_points)) - 0.5, keys)))
         return True
 
-    def _solve(self, leader: PausePoint) -> None:
+    def _round_group(self, leader: PausePoint) -> None:
+        """Set the input scales of an input group at whose leader all forwards wait, round its layers, and let forwards pass them."""
         members = self._members(leader)
         inputs = {f: x for f, x in leader.arrived.items() if not f.is_float}
-        for name in (s.name for s in members):
-            self._scales.forget(name)  # of a layer that turned out to get something else than it was finished for
+        for name in (m.name for m in members):
+            self._scales.forget(name)  # of a layer that turned out to read another tensor than was expected
             for x in inputs.values() if self._scales.wants(name, INPUT) else ():
                 self._scales.see(name, INPUT, x)
-        self._scales.set_scales((s.name, INPUT) for s in members)
-        taken = {s.name: s.quantized for s in members if s.name in self.taken}
+        self._scales.set_scales((m.name, INPUT) for m in members)
+        taken = {m.name: m.quantized for m in members if m.name in self.taken}
         if taken:
             collector = self._statistics_of(leader, members, inputs)
             for task in rounding_tasks(taken, self._input_groups.siblings, collector.statistics, collector.held_out()):
@@ -163,17 +168,17 @@ class BlockRounding:
             pause_point.done(None if pause_point is leader else arrived)
 
     def _set_output_scales(self, members: Sequence[PausePoint], inputs: Mapping[Forward, Tensor]) -> None:
-        wanted = [s for s in members if self._scales.wants(s.name, OUTPUT)]
-        for pause_point in wanted:
+        static = [m for m in members if self._scales.wants(m.name, OUTPUT)]
+        for pause_point in static:
             for x in inputs.values():
                 self._scales.see(pause_point.name, OUTPUT, pause_point.quantized.product(x))
-        self._scales.set_scales((s.name, OUTPUT) for s in wanted)
+        self._scales.set_scales((m.name, OUTPUT) for m in static)
 
     def _members(self, leader: PausePoint) -> list[PausePoint]:
         """The pause points whose layers can be rounded together with the leader's."""
-        known = [self._pause_points[n] for n in self._group_of.get(leader.name, [leader.name])]
+        group = [self._pause_points[n] for n in self._group_of.get(leader.name, [leader.name])]
         spec = leader.quantized.layer_config.input_tensors
-        return [s for s in known if not s.is_done and (s is leader or (not s.arrived and s.quantized.layer_config.input_tensors == spec))]
+        return [p for p in group if not p.is_done and (p is leader or (not p.arrived and p.quantized.layer_config.input_tensors == spec))]
 
     def _statistics_of(self, leader: PausePoint, members: Sequence[PausePoint], inputs: Mapping[Forward, Tensor]) -> Collector:
         """The statistics of the members' input: those collected for the layers before, if these turn out to read the same tensors."""
@@ -188,21 +193,21 @@ class BlockRounding:
         quantizer = leader.quantized.input_quantizer
         first = next(iter(inputs.values()))
         tokens = sum(number_of_tokens(x, forward.call) for forward, x in inputs.items())
-        found = Collector(self._rounding.needs, first.shape[-1], first.device, tokens)
+        collector = Collector(self._rounding.needs, first.shape[-1], first.device, tokens)
         floats = {f.number: x for f, x in leader.arrived.items() if f.is_float}
-        # Tokens are routed differently in the float model: theirs are none to compare with.
+        # Tokens are routed differently in the float model: inputs of its experts are of other tokens.
         comparable = bool(floats) and not leader.name.startswith(self._routed)
         for forward, x in sorted(inputs.items(), key=lambda item: item[0].number):
             seen = tokens_of(x if quantizer is None else quantizer(x), forward.call)
             reference = floats.get(forward.number) if comparable else None
             same = reference is not None and reference.shape == x.shape
-            found.update(seen, tokens_of(reference, forward.call) if same and reference is not None else None)
-        return found
+            collector.update(seen, tokens_of(reference, forward.call) if same and reference is not None else None)
+        return collector
 
 
 def rounded_by(rounding: Rounding, layers: Layers, prefix: str) -> set[str]:
-    """Full names of the layers whose codes a rounding chooses: those that multiply their input by a matrix of codes, and that it takes."""
-    return {n for n, (_, made) in layers.items() if _has_input_channels(made) and rounding.applies_to(n.removeprefix(prefix))}
+    """Return the full names of the layers whose codes a rounding chooses: linear layers with quantized weights that it applies to."""
+    return {n for n, (_, layer) in layers.items() if _has_input_channels(layer) and rounding.applies_to(n.removeprefix(prefix))}
 
 
 def round_without_statistics(
@@ -216,11 +221,11 @@ def round_without_statistics(
     return set(chosen)
 
 
-def round_to_nearest(layers: Mapping[str, QuantizedLayer], groups: Sequence[Sequence[str]]) -> set[str]:
-    """Round the weights of layers to nearest, those of one group with one scale; returns the layers' names."""
+def round_to_nearest(layers: Mapping[str, QuantizedLayer], siblings: Sequence[Sequence[str]]) -> set[str]:
+    """Round the weights of layers to nearest, those of siblings with one scale; returns the layers' names."""
     nearest = RoundToNearest()
-    for problem in rounding_tasks(layers, groups):
-        nearest.round(problem)
+    for task in rounding_tasks(layers, siblings):
+        nearest.round(task)
     return set(layers)
 
 
@@ -230,6 +235,6 @@ def _has_input_channels(layer: QuantizedLayer) -> bool:
 
 
 def routed_prefixes(block: Block) -> tuple[str, ...]:
-    """What the full names of experts' layers in a block begin with."""
+    """Return the prefixes of the full names of experts' layers in a block."""
     names = (n for n, m in block.module.named_modules() if isinstance(m, SeparateExperts))
     return tuple(f"{block.name}.{n}.".lstrip(".") for n in names)

@@ -1,8 +1,8 @@
-"""Experts whose inputs share one scale: forwards rehearse them until it is known, since it must be before the first of them is rounded.
+"""Experts whose inputs share one scale: forwards rehearse the mixture until the scale is known, before the first expert is rounded.
 
-An expert is reached only when the one before it has been passed, and what closes it gets what the rounded layers before it give. So the
-mixture runs several times: first with a look at what each expert gets, then, its first layers being rounded for that, with a look at what
-the layers behind them get, and so on. What lies behind a layer that is looked at is left out, so that a rehearsal costs little.
+A forward reaches an expert only when it has passed the one before, and the last projection of an expert reads what the rounded ones before
+it give. So the mixture runs several times: first to observe the inputs of each expert; then, with the first projections rounded for these,
+to observe the inputs of the next ones, and so on. What lies behind an observed layer is not computed, so that a rehearsal costs little.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ class PooledExperts:
     """Stands in for a module that calls experts.
 
     Args:
-        layers: By full name, the experts' layers whose inputs share scales, with their places among the layers of the block.
-        number: Its own place: behind every layer that it calls.
-        scales: Of the block.
+        layers: Full names of the experts' layers whose inputs share scales.
+        number: Position among the pause points of the block: behind every layer that the module calls.
+        scales: Of the block's activations.
         block_run: The forwards that come here.
     """
 
@@ -48,12 +48,12 @@ class PooledExperts:
         return plain(*args, **kwargs)
 
     def looks_at(self, layer: str, x: Tensor) -> bool:
-        """Whether the layer that is not finished is only to be looked at by the current forward; its input is taken into the scale then."""
+        """Return whether the current forward only observes a layer's input; the input goes into the shared scale then."""
         forward = current_forward()
         assert forward is not None
         first = self._first[forward]
         if layer not in self._layers or not self._scales.wants(layer, INPUT):
-            # Something else: it is in time to be finished if it does not depend on what was left out.
+            # Another layer: it can be rounded now if it does not depend on what the rehearsal has left out.
             return bool(first) if layer not in self._layers else self._scales.experts.expert(layer) in first
         if first.setdefault(self._scales.experts.expert(layer), x) is x:
             self._scales.see(layer, INPUT, x)
@@ -61,7 +61,7 @@ class PooledExperts:
         return True
 
     def set_scales(self) -> None:
-        """All forwards have rehearsed: set the scales of what they have looked at."""
+        """Set the scales of the inputs that were observed; all forwards have rehearsed."""
         self._scales.set_scales(self._seen)
         self._is_known = not self._seen or not any(self._scales.wants(layer, INPUT) for layer in self._layers)
         self._seen = set()
@@ -71,7 +71,7 @@ class PooledExperts:
 def pooled_experts(
     block: Block, names: Iterable[str], scales: ActivationScales, block_run: BlockRun
 ) -> Iterator[tuple[nn.Module, PooledExperts]]:
-    """Modules of a block that call experts whose inputs share scales, each with what is to stand in for it.
+    """Yield the modules of a block that call experts whose inputs share scales, each with what is to stand in for it.
 
     Args:
         block: At whose entry forwards wait.
@@ -90,13 +90,13 @@ def pooled_experts(
 
 
 def _caller(block: Block, experts: str) -> str:
-    """The name in the block of the module whose forward calls the experts: that which holds them, unless that is a mere list of them."""
+    """Return the name in the block of the module whose forward calls the experts: their parent, or its parent where that is a list."""
     inside = experts.removeprefix(f"{block.name}." if block.name else "")
     holder = block.module.get_submodule(inside)
     return inside.rpartition(".")[0] if isinstance(holder, nn.ModuleList | nn.ModuleDict) else inside
 
 
 def _behind(ordered: Mapping[str, int], block: Block, caller: str) -> float:
-    """A place behind all layers of a module."""
+    """Return a position behind all layers of a module."""
     prefix = ".".join(part for part in (block.name, caller) if part)
     return max(number for name, number in ordered.items() if not prefix or name.startswith(f"{prefix}.")) + 0.5

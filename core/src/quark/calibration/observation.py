@@ -29,13 +29,13 @@ _NAMES = {
 
 @attrs.define(eq=False)
 class Observation:
-    """What is being collected of one activation.
+    """The observer of one activation during calibration.
 
     Attributes:
         owner: Full name of a layer, or of an attention module.
         slot: ``input_tensors`` or ``output_tensors`` of a layer, or an attribute of an attention module (`quark.modules.attention`).
-        module: Quantizes it, with scales of what was seen.
-        observer: Sees.
+        module: Its quantizer, which gets the scales.
+        observer: Collects its range.
     """
 
     owner: str
@@ -45,12 +45,12 @@ class Observation:
 
     @property
     def tensor(self) -> str:
-        """What people call it."""
+        """What messages call it."""
         return _NAMES[self.slot].format(self.owner)
 
     @property
     def has_seen(self) -> bool:
-        """Whether anything was seen."""
+        """Whether any tensor was observed."""
         try:
             self.observer.range()
         except CalibrationError:
@@ -63,21 +63,21 @@ class Observation:
         return self.module.quantizer.empty_qparams((1, 1), "meta").scale.ndim == 0
 
     def renew(self) -> None:
-        """Begin anew."""
+        """Forget what was observed."""
         self.observer = self.module.quantizer.observer()
 
     def qparams(self) -> QParams:
-        """The scales of what was seen.
+        """Return the scales of what was observed.
 
         Raises:
-            NonFiniteError: NaN or Inf was seen.
-            CalibrationError: Nothing was seen.
+            NonFiniteError: NaN or Inf was observed.
+            CalibrationError: Nothing was observed.
         """
         try:
             low, high = self.observer.range()
         except CalibrationError as error:
-            cure = "Give data that use it" + (", or exclude it" if self.slot == "input_tensors" else "")
-            raise CalibrationError(f"no calibration batch reached '{self.owner}': its static scale would be made up. {cure}") from error
+            fix = "Give data that use it" + (", or exclude it" if self.slot == "input_tensors" else "")
+            raise CalibrationError(f"no calibration batch reached '{self.owner}': its static scale would be made up. {fix}") from error
         if not (torch.isfinite(low).all() and torch.isfinite(high).all()):
             raise NonFiniteError(
                 f"the {self.tensor} holds NaN or Inf during calibration: the model overflows there (float16?), or weights or data are bad. "
@@ -106,6 +106,6 @@ def counting(model: nn.Module, names: Iterable[str]) -> Iterator[dict[str, int]]
 
 
 def is_counted() -> bool:
-    """Whether what runs now counts: what is computed for the sake of the float model does not, nor what is rehearsed and comes again."""
+    """Return whether tokens of the current forward count: not those of the float model, nor those of a rehearsal, which come again."""
     forward = current_forward()
     return forward is None or not (forward.is_float or forward.rehearsal is not None)

@@ -1,4 +1,4 @@
-"""Trials: what a block would compute if its layers were rounded to nearest."""
+"""What a block would compute if its layers were rounded to nearest: copies of its layers stand in for them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from quark.planning.plan import PlanRow
 
 
 def configs_of(block: str, rows: Sequence[PlanRow]) -> dict[str, QLayerConfig]:
-    """What each linear layer of a block, named relative to it, is going to be quantized to; layers of other kinds are left out."""
+    """Return what each linear layer of a block is going to be quantized to, by its name in the block; other layers are left out."""
     prefix = f"{block}." if block else ""
     return {
         r.name.removeprefix(prefix): r.config
@@ -29,39 +29,38 @@ def configs_of(block: str, rows: Sequence[PlanRow]) -> dict[str, QLayerConfig]:
 
 @contextmanager
 def as_rounded(block: nn.Module, configs: Mapping[str, QLayerConfig]) -> Iterator[None]:
-    """While the body runs, layers of a block compute what copies of them would that are rounded to nearest."""
+    """Let layers of a block compute, while the body runs, what copies of them that are rounded to nearest compute."""
     copies = _rounded(block, configs)
     with ExitStack() as stack:
-        for name, made in copies.items():
-            stack.enter_context(replaced_forward(block.get_submodule(name), _trying(made)))
+        for name, quantized in copies.items():
+            stack.enter_context(replaced_forward(block.get_submodule(name), _forward_through(quantized)))
         yield
 
 
 def tensor_of(output: Any) -> Tensor:
-    """What a block adds to the residual stream: its output, or the first of several."""
-    found: Tensor = output if isinstance(output, Tensor) else output[0]
-    return found
+    """Return the residual stream behind a block: its output, or the first of several."""
+    return output if isinstance(output, Tensor) else output[0]
 
 
 def _rounded(block: nn.Module, configs: Mapping[str, QLayerConfig]) -> dict[str, QuantizedLayer]:
-    """Copies of all layers, rounded."""
+    """Return rounded copies of the layers in ``configs``."""
     nearest = RoundToNearest()
     layers = {name: block.get_submodule(name) for name in configs}
-    made = {name: quantized_class(layer).from_float(layer, configs[name]) for name, layer in layers.items()}
-    for problem in rounding_tasks(made, ()):
-        nearest.round(problem)
-    return made
+    quantized = {name: quantized_class(layer).from_float(layer, configs[name]) for name, layer in layers.items()}
+    for task in rounding_tasks(quantized, ()):
+        nearest.round(task)
+    return quantized
 
 
-def _trying(made: QuantizedLayer) -> Callable[..., Any]:
-    """A layer's forward through its rounded copy; a static input scale is that of the input at hand, whatever came before it."""
+def _forward_through(quantized: QuantizedLayer) -> Callable[..., Any]:
+    """Return a forward through a rounded copy of a layer; a static input scale is that of the input of each call."""
 
     def forward(x: Tensor, *args: Any, **kwargs: Any) -> Any:
-        module = static_input(made)
+        module = static_input(quantized)
         if module is not None:
             observer = module.quantizer.observer()
             observer.observe(x)
             module.set_qparams(module.quantizer.qparams_from(observer))
-        return made.product(x, *args, **kwargs)
+        return quantized.product(x, *args, **kwargs)
 
     return forward

@@ -1,4 +1,4 @@
-"""PausePoint: stands in for a layer while its block is worked on, so that forwards wait where a weight is still to be rounded."""
+"""PausePoint: the forward of a layer while its block is calibrated, which waits where the layer's weight is still to be rounded."""
 
 from __future__ import annotations
 
@@ -15,21 +15,20 @@ from quark.modules import QuantizedLayer
 
 
 class PausePoint:
-    """Stands in for one layer: a forward stops here until the layer is finished, its weight rounded and the scales of its activations set.
+    """Stands in for one layer: a forward stops here until the layer's weight is rounded and the scales of its activations are set.
 
-    It then passes through the finished layer, quantizers of input and output and all.
-
-    Forwards of the float model stop too, where their input is wanted, and pass through the float layer.
+    The forward then passes through the finished layer with its quantizers. Forwards of the float model stop too, so that their inputs can
+    be compared, and pass through the float layer.
 
     Args:
         name: Full name of the layer.
-        number: Its place among the layers of the block.
+        number: Its position among the layers of the block.
         layer: The float layer.
         quantized: The quantized one, its weight not yet rounded.
         block_run: The forwards that come here.
 
     Attributes:
-        arrived: What each forward that stopped here brought, or was expected to bring.
+        arrived: The input of each forward that has stopped here.
         is_done: Whether the layer is finished.
     """
 
@@ -50,29 +49,27 @@ class PausePoint:
         """In place of the layer's forward."""
         forward = current_forward()
         if forward is None:
-            found: Tensor = self._plain(x, *args, **kwargs)
-            return found
+            return self._plain(x, *args, **kwargs)
         if self.is_done and self._expected is not None and self._expected.pop(forward, x) is not x:
             self._reopen()
         if not self.is_done:
             experts: PooledExperts | None = forward.rehearsal
             if experts is not None and experts.looks_at(self.name, x):
-                # What comes of it is thrown away: only the input was wanted.
+                # A rehearsal: only the input counts, and the output is thrown away.
                 return x.new_zeros(*x.shape[:-1], self._width)
             self.arrived[forward] = x
             self._block_run.stop(self)
         # By the class: others may have wrapped the layer that it was made from, and what they did was copied with it.
-        found = self._plain(x, *args, **kwargs) if forward.is_float else QuantizedLayer.forward(self.quantized, x, *args, **kwargs)
-        return found
+        return self._plain(x, *args, **kwargs) if forward.is_float else QuantizedLayer.forward(self.quantized, x, *args, **kwargs)
 
     def done(self, expected: Mapping[Forward, Tensor] | None = None) -> None:
-        """The layer is finished; ``expected`` are the inputs it was finished for, where forwards have not brought them here yet."""
+        """Mark the layer as finished; ``expected`` are the inputs it was rounded for, where forwards have not brought them here yet."""
         self.is_done = True
         self.arrived = {}
         self._expected = None if expected is None else dict(expected)
 
     def _reopen(self) -> None:
-        """Another input came than was expected: the layer is to be rounded anew."""
+        """Take the float weight back: another input came than was expected, and the layer is to be rounded for that one."""
         self.quantized.weight = self._float_weight
         self.is_done, self._expected = False, None
 
@@ -87,24 +84,24 @@ def tokens_of(x: Tensor, call: Call, *, held_out: bool | None = None) -> Tensor:
         held_out: True for the tokens alone that are held out, False for the others, None for both.
     """
     flat = x.reshape(-1, x.shape[-1])
-    wanted = _wanted(call, held_out)
-    if wanted is None:
+    chosen = _chosen(call, held_out)
+    if chosen is None:
         return flat
-    places = _laid_out(wanted, x.shape[:-1])
-    if places is not None:
-        return flat if bool(places.all()) else flat[places.to(flat.device)]
-    is_held_out = call.held_out is not None and not bool(_wanted(call, False).any())  # type: ignore[union-attr]
+    mask = _laid_out(chosen, x.shape[:-1])
+    if mask is not None:
+        return flat if bool(mask.all()) else flat[mask.to(flat.device)]
+    is_held_out = call.held_out is not None and not bool(_chosen(call, False).any())  # type: ignore[union-attr]
     return flat if held_out in (None, is_held_out) else flat[:0]
 
 
 def number_of_tokens(x: Tensor, call: Call) -> int:
     """Return how many tokens `tokens_of` gives of ``x``."""
-    wanted = _wanted(call, None)
-    places = None if wanted is None else _laid_out(wanted, x.shape[:-1])
-    return x.numel() // x.shape[-1] if places is None else int(places.sum())
+    chosen = _chosen(call, None)
+    mask = None if chosen is None else _laid_out(chosen, x.shape[:-1])
+    return x.numel() // x.shape[-1] if mask is None else int(mask.sum())
 
 
-def _wanted(call: Call, held_out: bool | None) -> Tensor | None:
+def _chosen(call: Call, held_out: bool | None) -> Tensor | None:
     """The tokens that `tokens_of` is asked for, ``[batch, tokens]`` or ``[batch, 1]``, bool, on the CPU; None where they are all."""
     mask = call.kwargs.get("attention_mask")
     is_token = mask.cpu() != 0 if isinstance(mask, Tensor) and mask.ndim == 2 else None

@@ -1,7 +1,7 @@
-"""Algorithms whose results are looked at before anything builds on them, and whose errors say whose they are.
+"""Checks of what algorithms of plugins return and leave in a model, before anything builds on it.
 
-The checks cost about as much as rounding each weight to nearest once more. What they find is raised at the layer where it happened, by the
-name of the algorithm, its plugin and its version, and not noticed when a checkpoint turns out to compute something else.
+They cost about as much as rounding each weight to nearest once more. An error is raised at the layer where it happened, with the names of
+the algorithm, its distribution and its version, instead of a checkpoint that computes something else.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_state_dic
 
 
 def refuse_strange(algorithm: Any, kind: str, whose: Origin) -> None:
-    """Check that what an algorithm's processor has made can be asked for all that the pipeline asks.
+    """Check that the object that an algorithm's processor has returned has all members that the pipeline uses.
 
     Args:
         algorithm: A rounding or a transform.
         kind: ``"rounding"`` or ``"transform"``, as its record says.
-        whose: It is.
+        whose: The plugin it comes from.
 
     Raises:
         PluginError: It lacks a member, or asks for statistics that are none.
@@ -55,11 +55,11 @@ def refuse_strange(algorithm: Any, kind: str, whose: Origin) -> None:
 
 
 class CheckedRounding:
-    """A rounding, its results looked at: every layer finite, on its grid, with its scales, and otherwise as it was.
+    """A rounding with its results checked: every weight finite, on its grid and with its scales, and the layer otherwise as it was.
 
     Args:
         rounding: Does the work.
-        whose: It is.
+        whose: The plugin it comes from.
     """
 
     def __init__(self, rounding: Rounding, whose: Origin) -> None:
@@ -68,7 +68,7 @@ class CheckedRounding:
         self.needs: Sequence[type[Statistic]] = rounding.needs
 
     def applies_to(self, name: str) -> bool:
-        """As the rounding says."""
+        """Return what the rounding returns."""
         return self._rounding.applies_to(name)
 
     def round(self, task: RoundingTask) -> Mapping[str, Metrics]:
@@ -79,16 +79,16 @@ class CheckedRounding:
         """
         before = {name: _LayerState.of(layer) for name, layer in task.layers.items()}
         with attributed(f"rounding {_some(task.layers)}", self._whose):
-            said = self._rounding.round(task)
+            report = self._rounding.round(task)
         for name, layer in task.layers.items():
             if (complaint := before[name].complaint(layer)) is not None:
                 raise self._whose.error(f"has rounded '{name}', which now {complaint}")
-        return checked_figures(said, set(task.layers), self._whose)
+        return checked_metrics(report, set(task.layers), self._whose)
 
 
 @attrs.frozen(eq=False)
 class _LayerState:
-    """What a rounding must leave as it is, and what it must replace."""
+    """The state of a layer before it is rounded: what must stay, and what must be replaced."""
 
     weight: Tensor
     bias: Tensor | None
@@ -198,12 +198,12 @@ class CheckedRun:
             report = self._run.apply(block)
         if (complaint := before.complaint(block.module, strict=not self._runs_with_model)) is not None:
             raise self._whose.error(f"has changed '{block.name}', in which {complaint}")
-        return checked_figures(report, None, self._whose)
+        return checked_metrics(report, None, self._whose)
 
 
 @attrs.frozen(eq=False)
 class _BlockState:
-    """What a transform must leave as it is in a block, by the names of its modules."""
+    """The state of a block before a transform changes it, by the names of its modules."""
 
     modules: Mapping[str, nn.Module]
     members: Mapping[str, Mapping[str, tuple[str, ...]]]
@@ -244,26 +244,26 @@ class _BlockState:
         return None
 
 
-def checked_figures(said: Any, layers: set[str] | None, whose: Origin) -> Mapping[str, Metrics]:
-    """What an algorithm has to report, if it is what it should be.
+def checked_metrics(report: Any, layers: set[str] | None, whose: Origin) -> Mapping[str, Metrics]:
+    """Return the metrics that an algorithm reports, if they are a mapping of layers to mappings of JSON values.
 
     Args:
-        said: By layer.
-        layers: Of which it may speak; None for any.
-        whose: Who speaks.
+        report: By layer.
+        layers: Layers that may be in it; None for any.
+        whose: The plugin that the algorithm comes from.
 
     Raises:
         PluginError: It is no mapping of layers to mappings of JSON values.
     """
-    if not isinstance(said, Mapping) or not all(isinstance(metrics, Mapping) for metrics in said.values()):
-        raise whose.error(f"reports {described(said)} where a mapping is wanted, from names of layers to mappings of metrics")
-    if layers is not None and (strange := [name for name in said if name not in layers]):
+    if not isinstance(report, Mapping) or not all(isinstance(metrics, Mapping) for metrics in report.values()):
+        raise whose.error(f"reports {described(report)} where a mapping is wanted, from names of layers to mappings of metrics")
+    if layers is not None and (strange := [name for name in report if name not in layers]):
         raise whose.error(f"reports metrics of '{strange[0]}', which it was not given")
     try:
-        json.dumps({name: dict(metrics) for name, metrics in said.items()})
+        json.dumps({name: dict(metrics) for name, metrics in report.items()})
     except (TypeError, ValueError) as error:
         raise whose.error(f"reports metrics that are no JSON values ({error}): give floats, integers, strings") from error
-    return said
+    return report
 
 
 def _members(module: nn.Module) -> dict[str, tuple[str, ...]]:

@@ -1,4 +1,4 @@
-"""CalibrationReport: what a run has to say about the layers it rounded, and about those that calibration hardly reached."""
+"""CalibrationReport: metrics of the layers that a run has rounded, and the layers that calibration hardly reached."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ FEW = 0.05
 
 @attrs.define(eq=False)
 class CalibrationReport:
-    """What was found, by full name of the layer; JSON values.
+    """Metrics by full name of the layer; JSON values.
 
     Attributes:
         layers: Metrics of each layer that calibrated rounding has rounded: ``tokens``, and what the algorithm says (damping, errors, …).
@@ -53,13 +53,13 @@ class CalibrationReport:
         self.unreached += names
 
     def remarks(self) -> Iterator[str]:
-        """What people may want to know, all being well."""
+        """Lines for the log at the level INFO."""
         if self.tokens:
             counts = f"{min(self.tokens.values())} to {max(self.tokens.values())} tokens, {self._mean_tokens:.0f} on average"
             yield f"Calibration reached {len(self.tokens)} layers of experts with {counts}."
 
     def lines(self) -> Iterator[str]:
-        """What people should know, as it may call for another run."""
+        """Lines for the log at the level WARNING: reasons for another run with more data or another algorithm."""
         few = {n: t for n, t in self.tokens.items() if t < FEW * self._mean_tokens}
         if few:
             worst = min(few, key=lambda n: few[n])
@@ -72,7 +72,7 @@ class CalibrationReport:
             fewest = min(self.layers[name]["tokens"] for name in few_layers)
             yield (
                 f"{len(few_layers)} of {len(self.layers)} layers got fewer tokens than they have input channels, {fewest} at the least: "
-                f"{folded(few_layers)}. They are rounded more cautiously. More data do better."
+                f"{folded(few_layers)}. They are damped more strongly: use more calibration data."
             )
         if any(metrics.get("held_out") is False for metrics in (*self.transformed.values(), *self.validated.values())):
             yield (
@@ -101,7 +101,7 @@ class CalibrationReport:
             yield f"{len(refused)} of {len(self.layers)} layers are rounded to nearest; the first is '{first}': {refused[first]}."
 
     def log(self) -> None:
-        """Tell people."""
+        """Write all lines to the log."""
         for line in self.remarks():
             get_logger(__name__).info(line)
         for line in self.lines():

@@ -1,4 +1,4 @@
-"""Which layers are rounded together."""
+"""Rounding tasks: which layers are rounded together."""
 
 from __future__ import annotations
 
@@ -10,31 +10,31 @@ from quark.modules import QuantizedLayer
 
 def rounding_tasks(
     layers: Mapping[str, QuantizedLayer],
-    groups: Sequence[Sequence[str]],
+    siblings: Sequence[Sequence[str]],
     statistics: Mapping[type[Statistic], Statistic] | None = None,
     held_out: HeldOut | None = None,
 ) -> list[RoundingTask]:
-    """The layers whose weights are to be rounded, in as few problems as there can be.
+    """Return the layers whose weights are to be rounded in as few tasks as possible: one for each spec, dtype and shared scale.
 
     Args:
         layers: By full name; those without a weight quantizer are left out. With statistics, all have one input.
-        groups: Suffixes of siblings that share one scale over the whole tensor.
+        siblings: Suffixes of layers that share one scale over the whole tensor.
         statistics: Of the layers' input.
         held_out: Tokens of that input which no statistic has seen.
     """
-    left = {name: layer for name, layer in layers.items() if layer.weight_quantizer is not None}
-    found: list[RoundingTask] = []
-    for suffixes in groups:
-        for name in [n for n in left if n.rsplit(".", 1)[-1] == suffixes[0]]:
+    remaining = {name: layer for name, layer in layers.items() if layer.weight_quantizer is not None}
+    tasks: list[RoundingTask] = []
+    for suffixes in siblings:
+        for name in [n for n in remaining if n.rsplit(".", 1)[-1] == suffixes[0]]:
             parent = name.removesuffix(suffixes[0])
             members = [parent + s for s in suffixes]
-            if all(m in left and _has_tensor_scale(left[m]) for m in members):
-                found.append(RoundingTask({m: left.pop(m) for m in members}, statistics or {}, shares_scale=True, held_out=held_out))
+            if all(m in remaining and _has_tensor_scale(remaining[m]) for m in members):
+                tasks.append(RoundingTask({m: remaining.pop(m) for m in members}, statistics or {}, shares_scale=True, held_out=held_out))
     alike: dict[object, dict[str, QuantizedLayer]] = {}
-    for name, layer in left.items():
+    for name, layer in remaining.items():
         assert layer.weight_quantizer is not None
         alike.setdefault((layer.weight_quantizer.quantizer, layer.weight.dtype, type(layer)), {})[name] = layer
-    return [*found, *(RoundingTask(members, statistics or {}, held_out=held_out) for members in alike.values())]
+    return [*tasks, *(RoundingTask(members, statistics or {}, held_out=held_out) for members in alike.values())]
 
 
 def _has_tensor_scale(layer: QuantizedLayer) -> bool:

@@ -1,4 +1,4 @@
-"""Round layers, and validate the codes: where they do worse on held-out tokens than round-to-nearest, the layer gets that instead."""
+"""Round layers and validate the codes: a layer whose output error on held-out tokens is larger than with round-to-nearest gets that."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from quark.algorithms import HeldOut, Rounding, RoundingTask, RoundToNearest, fl
 from quark.errors import RoundingError
 
 REASON = "to_nearest_because"
-"""The figure of a layer that was rounded to nearest instead: why."""
+"""The metric of a layer that was rounded to nearest instead: why."""
 
 
 @torch.no_grad()
@@ -29,17 +29,17 @@ def round_validated(rounding: Rounding, task: RoundingTask) -> dict[str, dict[st
     """
     weights = {name: cast("nn.Parameter", layer.weight) for name, layer in task.layers.items()}
     try:
-        said = rounding.round(task)
+        report = rounding.round(task)
     except RoundingError as error:
         _to_nearest(task, weights)
         return {name: {REASON: str(error)} for name in task.layers}
-    metrics = {name: dict(said.get(name, {})) for name in task.layers}
+    metrics = {name: dict(report.get(name, {})) for name in task.layers}
     if task.held_out is not None:
         parts = [task] if task.shares_scale else [attrs.evolve(task, layers={n: q}) for n, q in task.layers.items()]
         for part in parts:
-            found = _validate(part, weights, task.held_out)
+            validation = _validate(part, weights, task.held_out)
             for name in part.layers:
-                metrics[name] |= found
+                metrics[name] |= validation
     return metrics
 
 
@@ -47,11 +47,11 @@ def _validate(task: RoundingTask, weights: Mapping[str, nn.Parameter], held_out:
     """Keep the better of the codes that the layers have and round-to-nearest; returns what to report."""
     quantizers = {name: weight_quantizer(layer) for name, layer in task.layers.items()}
     codes = {name: (layer.weight, quantizers[name].qparams) for name, layer in task.layers.items()}
-    found = _output_error(task, weights, held_out)
+    errors = _output_error(task, weights, held_out)
     _to_nearest(task, weights)
     nearest = _output_error(task, weights, held_out)
-    ratio = float(found.sum() / nearest.sum().clamp(min=torch.finfo(torch.float32).tiny))
-    if is_worse(found, nearest):
+    ratio = float(errors.sum() / nearest.sum().clamp(min=torch.finfo(torch.float32).tiny))
+    if is_worse(errors, nearest):
         return {"held_out_error": ratio, REASON: f"{ratio:.3g} times the error on held-out tokens"}
     for name, (weight, qparams) in codes.items():
         task.layers[name].weight = weight
@@ -61,7 +61,7 @@ def _validate(task: RoundingTask, weights: Mapping[str, nn.Parameter], held_out:
 
 
 def _output_error(task: RoundingTask, weights: Mapping[str, nn.Parameter], held_out: HeldOut) -> Tensor:
-    """Of all layers together, for each token ``[n]``."""
+    """Return the squared error of all layers together for each token, ``[n]``."""
     errors = [held_out.output_error(weights[name].data, float_weight(layer)) for name, layer in task.layers.items()]
     return torch.stack(errors).sum(0)
 

@@ -1,4 +1,4 @@
-"""Validation: whether a transform of the whole model does good is seen on copies of its blocks, before anything is changed."""
+"""Validation of transforms of the whole model: their effect on the output error of copies of its blocks, before anything is changed."""
 
 from __future__ import annotations
 
@@ -78,13 +78,13 @@ def _compare(
         steps.advance(-1)
         for i, block in enumerate(blocks):
             passes = _advanced(steps, i, block)
-            trial.look(block, configs_of(block.name, [r for r in plan.quantized if block.owns(r.name)]), passes)
+            trial.compare(block, configs_of(block.name, [r for r in plan.quantized if block.owns(r.name)]), passes)
     return trial.validations()
 
 
 @attrs.frozen(eq=False)
 class _Pass:
-    """One forward of a block: the call it is of, the block's arguments, and what the block put out."""
+    """One forward of a block: its call, the block's arguments, and the block's output."""
 
     call: Call
     given: Arguments
@@ -92,7 +92,7 @@ class _Pass:
 
 
 def _advanced(steps: LockStep, index: int, block: Block) -> list[_Pass]:
-    """Let all forwards pass a block."""
+    """Let all forwards pass a block, and return what they brought and got."""
     passes: list[_Pass] = []
 
     def keep(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
@@ -109,13 +109,13 @@ def _advanced(steps: LockStep, index: int, block: Block) -> list[_Pass]:
 
 
 class _Trial:
-    """Looks at each block when all calls have passed it.
+    """Compares each block with copies of it that transforms have changed, when all calls have passed it.
 
     Args:
         runs: Of the transforms, by name, started with the model whose blocks are copied.
         facts: About the family.
         config: Of the model.
-        held_out: True to look at tokens that are held out, None at all.
+        held_out: True to compare held-out tokens, None to compare all.
     """
 
     def __init__(self, runs: Mapping[str, ValidatedRun], facts: Architecture, config: Any, held_out: bool | None) -> None:
@@ -125,8 +125,8 @@ class _Trial:
         self._held_out = held_out
         self._errors: dict[str, list[tuple[OutputError, OutputError]]] = {name: [] for name in runs}
 
-    def look(self, block: Block, configs: Mapping[str, QLayerConfig], passes: Sequence[_Pass]) -> None:
-        """See what each transform would do to a block's error, if any of its layers is going to be quantized."""
+    def compare(self, block: Block, configs: Mapping[str, QLayerConfig], passes: Sequence[_Pass]) -> None:
+        """Compute a block's error with and without each transform, if any of its layers is going to be quantized."""
         if not configs:
             return
         before = self._error(block.module, configs, passes, None)
@@ -144,7 +144,7 @@ class _Trial:
     def _error(
         self, module: nn.Module, configs: Mapping[str, QLayerConfig], passes: Sequence[_Pass], run: ValidatedRun | None
     ) -> OutputError:
-        """That of a block, rounded to nearest; of one that a transform has changed, in the residual stream that goes with it."""
+        """Return the error of a block rounded to nearest; that of a changed block in the residual stream of the changed model."""
         outputs, wanted = [], []
         with as_rounded(module, configs):
             for one in passes:
@@ -158,7 +158,7 @@ class _Trial:
 
 
 def _moved(given: Arguments, run: ValidatedRun) -> Arguments | None:
-    """A block's arguments with the residual stream as the changed model has it; None where it is not found among them."""
+    """Return a block's arguments with the residual stream of the changed model; None where the stream is not found among them."""
     args, kwargs = given
     if args and isinstance(args[0], Tensor):
         return (run.transformed_stream(args[0]), *args[1:]), kwargs
@@ -168,7 +168,7 @@ def _moved(given: Arguments, run: ValidatedRun) -> Arguments | None:
 
 
 def _copy(block: nn.Module) -> nn.Module:
-    """A block with parameters of its own; the model's configuration, which its modules refer to, is not copied."""
+    """Return a copy of a block; the model's configuration, which its modules refer to, is not copied."""
     shared = {id(m.config): m.config for m in block.modules() if hasattr(m, "config")}
     copied = copy.deepcopy(block, shared)
     copied.__dict__.pop("forward", None)  # that of the run, which leads to the block itself

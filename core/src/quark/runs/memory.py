@@ -1,4 +1,4 @@
-"""How much memory calibration needs to hold activations, and how much there is."""
+"""Memory: how much calibration needs to hold activations, how much is free, and how freed blocks are given back to the system."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from quark.planning.decoder_blocks import Block
 from quark.planning.plan import PlanRow
 
 SHARE = 0.5
-"""Of the free memory, what activations may take where nothing else is asked for."""
+"""The share of the free memory that activations may take, unless the configuration says otherwise."""
 
 LEAST_RETURNED = 64 << 20
-"""Bytes that blocks must have freed before they are given back to the system; larger blocks give theirs back one by one."""
+"""Bytes that blocks have freed before they are given back to the system; a larger block is given back by itself."""
 
 
 def tokens_in(calls: Iterable[Call]) -> int:
-    """Tokens of all calls: elements of their token ids, or vectors of their first floating-point argument."""
-    found = 0
+    """Return the number of tokens of all calls: elements of their token ids, or vectors of their first floating-point argument."""
+    tokens = 0
     for call in calls:
         first = next((v for v in (*call.args, *call.kwargs.values()) if isinstance(v, Tensor)), None)
         if first is not None:
-            found += first.numel() // (first.shape[-1] if first.is_floating_point() and first.ndim > 1 else 1)
-    return found
+            tokens += first.numel() // (first.shape[-1] if first.is_floating_point() and first.ndim > 1 else 1)
+    return tokens
 
 
 def held_bytes(blocks: Sequence[Block], inside: Sequence[Sequence[PlanRow]], model: nn.Module, tokens: int, streams: int) -> int:
-    """About what forwards that wait inside a block hold: the residual stream and its normed form, a layer's input, and what others gave.
+    """Estimate the bytes that forwards hold while they wait inside a block: residual stream, its normed form, inputs, other outputs.
 
     Args:
         blocks: All of them.
@@ -52,7 +52,7 @@ def held_bytes(blocks: Sequence[Block], inside: Sequence[Sequence[PlanRow]], mod
 
 
 def held_probabilities(model: nn.Module, calls: Iterable[Call]) -> int:
-    """About what forwards that wait inside attention hold of its probabilities: logits and softmax in float32, of all heads.
+    """Estimate the bytes of attention probabilities that forwards hold while they wait inside attention: logits and softmax in float32.
 
     Args:
         model: For the number of its heads; without a configuration that says it there is one.
@@ -70,7 +70,7 @@ def held_probabilities(model: nn.Module, calls: Iterable[Call]) -> int:
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Memory that could be taken on a device; None where that cannot be told."""
+    """Return the free memory of a device; None where it is not known."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     try:
@@ -103,7 +103,7 @@ class FreedMemory:
         self._bytes = 0
 
     def add(self, size: int) -> None:
-        """``size`` more bytes have been freed, or some of them."""
+        """Count ``size`` bytes that a block has freed, and give them back if there are enough."""
         self._bytes += size
         if self._bytes >= self._enough:
             return_freed()

@@ -1,4 +1,4 @@
-"""Tell people and plugins how far a run is."""
+"""Progress of a run: events for plugins, a progress bar or log lines for users."""
 
 from __future__ import annotations
 

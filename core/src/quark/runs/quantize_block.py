@@ -157,9 +157,8 @@ def quantize_block(pipeline: BlockPipeline, block: Block, rows: Sequence[PlanRow
     # Calibration and rounding: forwards pause at each input group until its statistics are complete and its layers are rounded.
     layers = quantized_layers(model, rows)
     scales = ActivationScales(layers, [a for a in plan.attentions if block.owns(a.name)], plan.config, plan.architecture)
+    rounded: set[str] = set()
     with counting(model, scales.experts.among(layers) if block_run else ()) as tokens:
-        if not rounding.needs:
-            rounded = round_without_statistics(rounding, block, layers, pipeline.input_groups.siblings, report)
         if block_run is not None and rounding.needs:
             calibrated = TwoPasses if pipeline.two_passes else BlockRounding
             pairs = {name: (model.get_submodule(name), layer) for name, layer in layers.items()}
@@ -172,6 +171,8 @@ def quantize_block(pipeline: BlockPipeline, block: Block, rows: Sequence[PlanRow
             with scales.watching(model):
                 block_run.enter()
     report.count(tokens)
+    if not rounding.needs:
+        rounded = round_without_statistics(rounding, block, layers, pipeline.input_groups.siblings, report)
 
     # Scales of activations, and weights that are rounded to nearest.
     finish_layers(pipeline, layers, scales, rounded)

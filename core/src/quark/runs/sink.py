@@ -17,13 +17,13 @@ class BlockSink(Protocol):
     """Takes the finished layers of one block after another."""
 
     def accept(self, layers: Mapping[str, QuantizedLayer]) -> None:
-        """Take quantized layers by full name."""
+        """Take quantized layers, by full name."""
 
     def end_block(self, block: Block | None) -> None:
-        """All layers of a block have been taken, or of None, those outside the blocks; its other tensors are final too."""
+        """End a block, all of whose layers have been accepted and whose other tensors are final; None for what lies outside the blocks."""
 
     def finish(self, content: CheckpointContent) -> None:
-        """All blocks have been taken; what the run has made of the model is given, with its final plan."""
+        """End the run; ``content`` is the quantized model with its final plan."""
 
 
 class InPlaceSink:
@@ -38,14 +38,14 @@ class InPlaceSink:
             self._model.set_submodule(name, layer)
 
     def end_block(self, block: Block | None) -> None:
-        """The block is complete."""
+        """Nothing is left to do: the block is complete."""
 
     def finish(self, content: CheckpointContent) -> None:
         """Nothing is left to do: the model is complete after each block."""
 
 
 class CheckpointSink(InPlaceSink):
-    """Writes each block as soon as it is finished; its layers lie in their places meanwhile, where exporters look for them.
+    """Writes each block as soon as it is finished; its layers are in the model meanwhile, where exporters look for them.
 
     Args:
         model: The layers' own.

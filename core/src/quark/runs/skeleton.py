@@ -1,4 +1,4 @@
-"""The model as it will be when it is quantized, on the meta device: what an export can be laid out from before any weight is read."""
+"""The quantized skeleton: the model as it will be when it is quantized, on the meta device, from which an export is laid out in advance."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from quark.quantizers import QParams, TensorQuantizer
 
 @torch.no_grad()
 def quantized_skeleton(model: nn.Module, plan: QuantPlan) -> nn.Module:
-    """A copy of ``model``, quantized by ``plan``, whose scales have the shapes and dtypes that calibration gives.
+    """Return a copy of ``model``, quantized by ``plan``, whose scales have the shapes and dtypes that calibration gives.
 
     Args:
         model: Not quantized yet, its parameters on the meta device.
@@ -39,7 +39,7 @@ def quantized_skeleton(model: nn.Module, plan: QuantPlan) -> nn.Module:
 
 
 def _structure(model: nn.Module) -> nn.Module:
-    """A copy of the modules and not of what they hold; a module that lies in two places is one in the copy too."""
+    """Return a copy of the modules that shares their tensors; a module that is used twice is one module in the copy too."""
     copies: dict[int, nn.Module] = {}
     for module in model.modules():
         copies[id(module)] = made = module.__class__.__new__(module.__class__)
@@ -52,7 +52,7 @@ def _structure(model: nn.Module) -> nn.Module:
 
 def _give_scales(layer: QuantizedLayer, row: PlanRow) -> None:
     bias = layer.bias.shape if layer.bias_quantizer is not None else ()
-    # Activations are known by the features they carry: the second axis of a weight is what comes in, the first what goes out.
+    # Activations are known by their number of features: the second axis of a weight is the input, the first the output.
     shapes = {
         "weight": row.shape,
         "bias": tuple(bias),  # type: ignore[arg-type]
@@ -70,7 +70,7 @@ def _give_scale(module: QuantizerModule, shape: tuple[int, ...]) -> None:
         module.set_qparams(_empty(module.quantizer, shape))  # type: ignore[arg-type]  # quantizers are hashed by identity
 
 
-# Layers of one kind share a quantizer, and meta tensors are slow to compute with: what is alike is made once.
+# Layers of one kind share a quantizer, and meta tensors are slow to compute with: equal ones are computed once.
 @lru_cache(maxsize=1024)
 def _empty(quantizer: TensorQuantizer, shape: tuple[int, ...]) -> QParams:
     return quantizer.empty_qparams(shape, "meta")

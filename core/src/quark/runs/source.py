@@ -1,4 +1,4 @@
-"""Sources have the float tensors of a model, block by block: the in-memory source all along, the checkpoint source while they are used."""
+"""Sources of a model's float tensors: one that is in memory already, and a checkpoint whose tensors are read block by block."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from quark.planning.plan import PlanRow, QuantPlan
 
 
 class BlockSource(Protocol):
-    """Makes tensors available in the modules of a model, and takes them away again."""
+    """Loads the tensors of a block into the modules of a model, and releases them again."""
 
     def load(self, block: Block | None) -> None:
-        """The parameters and buffers of a block are about to be used; of None, those that belong to no block."""
+        """Load the parameters and buffers of a block; None for those that belong to no block."""
 
     def release(self, block: Block) -> None:
-        """Every forward has left the block, and the sink has taken it."""
+        """Release a block, which every forward has left and the sink has accepted."""
 
 
 class InMemorySource:

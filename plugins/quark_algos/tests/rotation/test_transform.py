@@ -85,7 +85,7 @@ def test_rotation_that_does_harm_is_left_out_with_its_figures(caplog: pytest.Log
     assert found["held_out"]
     assert not found["applied"]
     assert "left out, since it would do no good: rotation" in model.quark_plan.notes
-    assert not [note for note in model.quark_plan.notes if "changed first" in note]
+    assert not [note for note in model.quark_plan.notes if "transformed by" in note]
 
 
 def test_the_reference_preset_rotates_where_it_does_harm_and_says_how_much(caplog: pytest.LogCaptureFixture) -> None:
