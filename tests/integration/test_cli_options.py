@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 import quark.runs
 from quark.cli.demo_run import Bench, Refusal
 from quark.cli.main import main, program
-from quark.hf.loading import torch_dtype
+from quark.hf.dtype_and_device import torch_dtype
 from quark.testing.tiny import held_out_text, tiny_model_dir
 from quark.version import VERSION
 

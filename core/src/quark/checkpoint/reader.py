@@ -18,9 +18,9 @@ from quark.checkpoint.restorers import missing_algorithms, restorers_of
 from quark.config.model import QConfig
 from quark.environment import refuse_rival
 from quark.errors import AmbiguousNameError, CheckpointError, ConfigError, QuarkError, UnknownNameError, UnsupportedError
-from quark.hf.loading import empty_model
 from quark.hf.placing import put_tensor, without_source
 from quark.hf.shards import check_shards
+from quark.hf.skeleton import empty_model
 from quark.hf.unpacking import unpack_all
 from quark.names import folded
 from quark.planning.one_layer import as_model, put_back

@@ -37,7 +37,8 @@ def evaluate(
     """Print the perplexity of MODEL on a text; with --reference also KL divergence from it and agreement of the likeliest token."""
     # Torch and transformers are imported here, not above: `quark --help` and the listings do without them.
     from quark import evaluate as metrics
-    from quark.hf.loading import load_model, model_config
+    from quark.hf.loading import load_model
+    from quark.hf.model_config import model_config
 
     started = time.perf_counter()
     windows = _windows(model, text, seq_len, limit)
@@ -60,7 +61,9 @@ def evaluate(
 def _windows(model: Path, text: Path | None, seq_len: int, limit: int | None) -> Tensor:
     """What is evaluated on, ``[N, seq_len]``; all that is wrong with it is found before a weight is read."""
     from quark.evaluate import token_windows
-    from quark.hf.loading import load_tokenizer, model_config, read_text
+    from quark.hf.calibration_text import read_text
+    from quark.hf.model_config import model_config
+    from quark.hf.tokenizer import load_tokenizer
     from quark.testing.tiny import held_out_text
 
     config = model_config(model).get_text_config()

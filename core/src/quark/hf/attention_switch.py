@@ -8,6 +8,7 @@ from typing import Any
 from torch import nn
 
 from quark.errors import UnsupportedError
+from quark.hf.internals import can_set_attention
 from quark.modules.attention import eager_attention, sdpa_attention
 
 _EAGER, _SDPA = "quark_eager", "quark_sdpa"
@@ -22,7 +23,7 @@ def why_unswitchable(model: nn.Module, attentions: Sequence[str]) -> str | None:
             f"the attention of a {type(model).__name__} cannot be quantized: only transformers models call an attention that can be "
             f"exchanged. {_WITHOUT}"
         )
-    if not type(model)._can_set_attn_implementation():  # type: ignore[attr-defined]
+    if not can_set_attention(model):
         return (
             f"the attention of a {type(model).__name__} cannot be quantized: its code does not use transformers' attention interface. "
             f"{_WITHOUT}"

@@ -6,15 +6,32 @@ that are routed to it, rounded and exported like any other layer. Weights are vi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import attrs
 import torch
 from torch import Tensor, nn
 
 from quark.errors import UnsupportedError
-from quark.modules.expert_forms import ExpertParts
+
+
+@attrs.frozen(eq=False)
+class ExpertParts:
+    """What a fused mixture is made of.
+
+    Attributes:
+        weights: By name of a projection, ``[experts, out, in]``; the last one closes an expert.
+        biases: By the same names, ``[experts, out]``, where there are some.
+        gate: What the last projection takes, of the outputs of the others.
+        sorted_tokens: Whether it is called with every token once for each expert, weighted already.
+    """
+
+    weights: dict[str, Tensor]
+    biases: dict[str, Tensor]
+    gate: Callable[[Sequence[Tensor]], Tensor]
+    sorted_tokens: bool = False
 
 
 class Expert(nn.Module):
