@@ -37,6 +37,7 @@ def evaluate(
     """Print the perplexity of MODEL on a text; with --reference also KL divergence from it and agreement of the likeliest token."""
     # Torch and transformers are imported here, not above: `quark --help` and the listings do without them.
     from quark import evaluate as metrics
+    from quark.checkpoint.transformers_loading import register_layouts
     from quark.hf.loading import load_model
     from quark.hf.model_config import model_config
 
@@ -45,6 +46,7 @@ def evaluate(
     if reference is not None:
         model_config(reference)  # a missing directory is told before the first model is loaded
     batches = windows.split(max(1, _TOKENS_AT_A_TIME // seq_len))
+    register_layouts()
     tried = load_model(model, dtype, device)
     result: dict[str, Any] = {"model": str(model), "windows": len(windows), "seq_len": seq_len}
     if reference is None:
