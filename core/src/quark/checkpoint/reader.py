@@ -71,11 +71,11 @@ def import_model_from_safetensors(
     stored = _configuration(reader, block, directory)
     refuse_unreadable(stored.config, f"the checkpoint '{directory}'")
     paths = None if isinstance(reader, ReadsOwnFiles) else [shard.path for shard in check_shards(directory)]
-    wanted = empty_model(directory, attn_implementation) if model is None else model
-    content = read_checkpoint(reader, stored, as_model(wanted), directory, paths)
+    float_model = empty_model(directory, attn_implementation) if model is None else model
+    content = read_checkpoint(reader, stored, as_model(float_model), directory, paths)
     set_results(content)
-    put_back(content.model, wanted)
-    return wanted.eval().to(device if device != "cuda" or torch.cuda.is_available() else "cpu")
+    put_back(content.model, float_model)
+    return float_model.eval().to(device if device != "cuda" or torch.cuda.is_available() else "cpu")
 
 
 def read_checkpoint(
@@ -155,12 +155,12 @@ def _unusable(directory: Path, error: Exception) -> CheckpointError:
 
 @contextmanager
 def _naming(file: Path) -> Iterator[None]:
-    """Name the file of a configuration that does not fit the model, or asks for what is not there."""
+    """Add the file of the configuration to errors of the body."""
     try:
         yield
     except UnknownNameError as error:
-        said = f"{error} (wanted by the quantization_config in '{file}')"
-        raise UnknownNameError(said, kind=error.kind, name=error.name, known=error.known) from None
+        message = f"{error} (wanted by the quantization_config in '{file}')"
+        raise UnknownNameError(message, kind=error.kind, name=error.name, known=error.known) from None
     except (AmbiguousNameError, UnsupportedError) as error:
         raise type(error)(f"{error} (wanted by the quantization_config in '{file}')") from None
     except ConfigError as error:
@@ -203,9 +203,9 @@ def _place(model: nn.Module, place: str, name: str, tensor: Tensor, path: Path) 
     except (AttributeError, KeyError):
         raise CheckpointError(f"'{path}' holds '{name}', for which the model has no place: the export is of another model") from None
     if old is None or old.shape != tensor.shape:
-        wanted = "nothing" if old is None else list(old.shape)
+        expected = "nothing" if old is None else list(old.shape)
         raise CheckpointError(
-            f"'{name}' in '{path}' has the shape {list(tensor.shape)} where the model wants {wanted}: the export is damaged"
+            f"'{name}' in '{path}' has the shape {list(tensor.shape)} where the model wants {expected}: the export is damaged"
         )
     if tensor.dtype != old.dtype and not {tensor.dtype, old.dtype} <= _FLOATS:
         raise CheckpointError(
@@ -216,7 +216,7 @@ def _place(model: nn.Module, place: str, name: str, tensor: Tensor, path: Path) 
 
 
 def _tie(model: nn.Module, loaded: set[str]) -> None:
-    """Give names that the export does not hold the tensor that they share with one that it holds; what it holds stays as it was read.
+    """Tie the names that the export does not hold to the tensors that it holds, as the model does; tensors that were read stay.
 
     The export decides and not the config of ``model``: quantizing gives a tied head a weight of its own.
     """

@@ -17,7 +17,7 @@ _BASES = {"eager": "eager", "sdpa": "sdpa", _EAGER: "eager", _SDPA: "sdpa"}
 
 
 def why_unswitchable(model: nn.Module, attentions: Sequence[str]) -> str | None:
-    """Returns why these attention modules of ``model`` cannot be switched, with the cure; None where they can be."""
+    """Returns why these attention modules of ``model`` cannot be switched, with what to do; None where they can be."""
     if not hasattr(model, "set_attn_implementation"):
         return (
             f"the attention of a {type(model).__name__} cannot be quantized: only transformers models call an attention that can be "
@@ -29,11 +29,11 @@ def why_unswitchable(model: nn.Module, attentions: Sequence[str]) -> str | None:
             f"{_WITHOUT}"
         )
     for name in attentions:
-        found = _implementation(model, name)
-        if found not in _BASES:
+        implementation = _implementation(model, name)
+        if implementation not in _BASES:
             return (
-                f"'{name}' runs the attention implementation {found!r}, whose probabilities and keys are out of reach: load the model with "
-                "attn_implementation='eager' or 'sdpa', or call model.set_attn_implementation('eager') before"
+                f"'{name}' runs the attention implementation {implementation!r}, whose probabilities and keys cannot be reached: load "
+                "the model with attn_implementation='eager' or 'sdpa', or call model.set_attn_implementation('eager') before"
             )
     return None
 
@@ -63,10 +63,10 @@ def switch_attention(model: nn.Module, attentions: Sequence[str], *, eager: bool
     configs = {id(c): (c, name) for name in attentions if (c := getattr(model.get_submodule(name), "config", None)) is not None}
     for config, name in configs.values() or [(model.config, "")]:
         base = _BASES[_implementation(model, name)]
-        wanted = _EAGER if eager or base == "eager" else _SDPA
+        target = _EAGER if eager or base == "eager" else _SDPA
         # Of a model of several parts (text, vision) only the part that these modules belong to is switched.
         part = next((key for key in getattr(model.config, "sub_configs", {}) if getattr(model.config, key, None) is config), None)
-        model.set_attn_implementation(wanted if part is None else {part: wanted})  # type: ignore[operator]
+        model.set_attn_implementation(target if part is None else {part: target})  # type: ignore[operator]
 
 
 def _implementation(model: nn.Module, name: str) -> Any:

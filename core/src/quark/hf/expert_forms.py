@@ -30,12 +30,12 @@ def expert_parts(module: nn.Module, form: ExpertForm, inputs: Sequence[str], out
         inputs: Names of the projections that read an expert's input, gate first; where parameters are stacked, their own names.
         output: Name of the one that closes it.
     """
-    found = _of_interface(module)
-    if found is None and form == "sorted":
-        found = _of_sorted(module)
-    if found is None and form == "stacked":
-        found = _of_stacked(module, (*inputs, output))
-    return found
+    parts = _of_interface(module)
+    if parts is None and form == "sorted":
+        parts = _of_sorted(module)
+    if parts is None and form == "stacked":
+        parts = _of_stacked(module, (*inputs, output))
+    return parts
 
 
 def _of_interface(module: Any) -> ExpertParts | None:
@@ -72,8 +72,8 @@ def _of_stacked(module: nn.Module, names: Sequence[str]) -> ExpertParts | None:
 
 
 def _pair(module: nn.Module) -> tuple[Tensor, Tensor] | None:
-    found = [p.detach() for name in (_GATE_UP, _DOWN) if (p := module._parameters.get(name)) is not None and p.ndim == 3]
-    return (found[0], found[1]) if len(found) == 2 else None
+    pair = [p.detach() for name in (_GATE_UP, _DOWN) if (p := module._parameters.get(name)) is not None and p.ndim == 3]
+    return (pair[0], pair[1]) if len(pair) == 2 else None
 
 
 def _halved(up: Tensor, down: Tensor) -> dict[str, Tensor]:
@@ -82,8 +82,8 @@ def _halved(up: Tensor, down: Tensor) -> dict[str, Tensor]:
 
 def _activation(module: nn.Module) -> Callable[[Tensor], Tensor] | None:
     """What the gate passes, in the module or the one that holds its matrices."""
-    found = (getattr(m, name) for m in module.modules() for name in _ACTIVATIONS if hasattr(m, name))
-    return next(found, None)
+    functions = (getattr(m, name) for m in module.modules() for name in _ACTIVATIONS if hasattr(m, name))
+    return next(functions, None)
 
 
 def _activated(activation: Callable[[Tensor], Tensor], outputs: Sequence[Tensor]) -> Tensor:

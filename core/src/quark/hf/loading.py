@@ -32,7 +32,7 @@ def load_model(path: Path, dtype: str = "auto", device: str = "cpu") -> nn.Modul
         ConfigError: An unknown dtype or device.
         CheckpointError: A shard is missing, truncated, or lies outside the directory; or weights and config.json do not belong together.
     """
-    wanted = torch_dtype(dtype) or "auto"
+    model_dtype = torch_dtype(dtype) or "auto"
     config = model_config(path)
     shards = check_shards(path)
     if getattr(config, "quantization_config", None) is None:
@@ -40,7 +40,7 @@ def load_model(path: Path, dtype: str = "auto", device: str = "cpu") -> nn.Modul
     target = torch_device(device)
     with reading(path, "weights and config.json do not belong together, or are damaged; fetch the checkpoint again"):
         model, report = auto_class(config).from_pretrained(
-            path, dtype=wanted, trust_remote_code=False, local_files_only=True, output_loading_info=True
+            path, dtype=model_dtype, trust_remote_code=False, local_files_only=True, output_loading_info=True
         )
     if missing := sorted(report["missing_keys"]):
         # transformers fills them with random numbers, and warns.
@@ -48,6 +48,6 @@ def load_model(path: Path, dtype: str = "auto", device: str = "cpu") -> nn.Modul
             f"'{path}' lacks {len(missing)} tensor(s) of a {type(model).__name__}: {folded(sorted(missing))}. It is incomplete, or its "
             "config.json is of another model"
         )
-    found: nn.Module = model.eval().to(target)
-    unpack_all(found, path)
-    return found
+    loaded: nn.Module = model.eval().to(target)
+    unpack_all(loaded, path)
+    return loaded

@@ -53,9 +53,9 @@ def skeleton(path: Path, dtype: str, device: torch.device) -> nn.Module:
     """
     from transformers import GenerationConfig
 
-    wanted = torch_dtype(dtype) or model_config(path).dtype or first_dtype(path)
-    model: Any = meta_model(path, wanted)
-    for name in kept_in_float32(model, wanted):
+    model_dtype = torch_dtype(dtype) or model_config(path).dtype or first_dtype(path)
+    model: Any = meta_model(path, model_dtype)
+    for name in kept_in_float32(model, model_dtype):
         owner, _, leaf = name.rpartition(".")
         module = model.get_submodule(owner)
         wide = getattr(module, leaf).detach().to(torch.float32)
@@ -69,8 +69,8 @@ def skeleton(path: Path, dtype: str, device: torch.device) -> nn.Module:
         read_json(generation)
         with reading(generation, "it is damaged; fetch it again, or remove it"):
             model.generation_config = GenerationConfig.from_pretrained(path)
-    found: nn.Module = model.eval()
-    return found
+    evaluated: nn.Module = model.eval()
+    return evaluated
 
 
 def empty_model(path: Path, attn_implementation: str | None) -> nn.Module:

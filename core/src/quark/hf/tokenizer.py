@@ -24,8 +24,8 @@ def load_tokenizer(path: Path) -> Any:
     if not files:
         return None
     for file in files:
-        if found := _FAR_ID.search(bounded_bytes(file)):
-            raise CheckpointError(f"'{file}' has the token id {int(found[1]):,}, and no vocabulary is so large: fetch it again")
+        if far := _FAR_ID.search(bounded_bytes(file)):
+            raise CheckpointError(f"'{file}' has the token id {int(far[1]):,}, and no vocabulary is so large: fetch it again")
     with reading(
         path, "its tokenizer is damaged, or needs code of its own, which is never run; fetch tokenizer.json and tokenizer_config.json again"
     ):

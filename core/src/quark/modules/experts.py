@@ -90,8 +90,8 @@ class SeparateExperts(nn.Module):
 
     def _run(self, expert: nn.Module, x: Tensor) -> Tensor:
         *inputs, last = self.layer_names
-        found: Tensor = getattr(expert, last)(self._gate([getattr(expert, name)(x) for name in inputs]))
-        return found
+        output: Tensor = getattr(expert, last)(self._gate([getattr(expert, name)(x) for name in inputs]))
+        return output
 
 
 class SeparateSortedExperts(SeparateExperts):
@@ -132,22 +132,22 @@ def separated(parts: ExpertParts) -> SeparateExperts:
 @contextmanager
 def showing_all(model: nn.Module, wanted: bool) -> Iterator[None]:
     """While the body runs, every expert of ``model`` sees every token, if ``wanted``."""
-    found = [m for m in model.modules() if isinstance(m, SeparateExperts)] if wanted else []
-    for mixture in found:
+    mixtures = [m for m in model.modules() if isinstance(m, SeparateExperts)] if wanted else []
+    for mixture in mixtures:
         mixture.shows_all = True
     try:
         yield
     finally:
-        for mixture in found:
+        for mixture in mixtures:
             mixture.shows_all = False
 
 
 def _expert(parts: ExpertParts, index: int) -> Expert:
-    made = Expert()
+    expert = Expert()
     for name, weight in parts.weights.items():
         bias = parts.biases.get(name)
-        setattr(made, name, _linear(weight[index], None if bias is None else bias[index]))
-    return made
+        setattr(expert, name, _linear(weight[index], None if bias is None else bias[index]))
+    return expert
 
 
 def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:

@@ -38,7 +38,7 @@ def _forward_agrees(layer: nn.Linear, *, has_bias: bool) -> bool:
         tiny.in_features, tiny.out_features = _IN, _OUT
         expected = functional.linear(x, weight, bias if has_bias else None)
         try:
-            found = type(tiny).forward(tiny, x)
+            output = type(tiny).forward(tiny, x)
         except Exception:  # of any kind, the class is anyone's: what cannot be called like a linear layer is none
             return False
-        return isinstance(found, Tensor) and found.shape == expected.shape and torch.allclose(found, expected, rtol=0, atol=_TOLERANCE)
+        return isinstance(output, Tensor) and output.shape == expected.shape and torch.allclose(output, expected, rtol=0, atol=_TOLERANCE)

@@ -1,4 +1,4 @@
-"""PackedLayer: a layer as it lies in a checkpoint. It becomes a quantized layer when it is first used, or when it is told to.
+"""PackedLayer: a layer whose tensors are those of a checkpoint. `PackedLayer.unpack`, or its first forward, makes the quantized layer.
 
 Its tensors have the names under which checkpoint loaders look for them (``weight``, ``weight_quantizer.scale``, …), and shapes and dtypes
 that come from packing meta tensors: there is no second formula for them.
@@ -137,20 +137,20 @@ class PackedLayer(Packed):
             CheckpointError: A scale is none.
         """
         layer = self._float[0]
-        made = quantized_class(layer).from_float(layer, self.layer_config)
-        made._parameters, made._buffers = dict(made._parameters), dict(made._buffers)
+        quantized = quantized_class(layer).from_float(layer, self.layer_config)
+        quantized._parameters, quantized._buffers = dict(quantized._parameters), dict(quantized._buffers)
         for slot in PARAMETERS:
-            made._parameters[slot] = self._values(slot, getattr(made, slot.quantizer_attribute))
+            quantized._parameters[slot] = self._values(slot, getattr(quantized, slot.quantizer_attribute))
         for slot in ACTIVATIONS:
-            target, stored = getattr(made, slot.quantizer_attribute), self._stored(slot)
+            target, stored = getattr(quantized, slot.quantizer_attribute), self._stored(slot)
             if target is not None and stored:
                 qparams = target.quantizer.unpack_qparams(stored, (1,), order=self.order)
                 refuse_bad_scales(qparams, f"the {slot.label} of '{self._name}'", activation=True)
                 target.set_qparams(qparams)
         for name in self._others:
             tensors: dict[str, Any] = self._parameters if name in self._parameters else self._buffers
-            (made._parameters if name in self._parameters else made._buffers)[name] = tensors[name]
-        return made.train(self.training)
+            (quantized._parameters if name in self._parameters else quantized._buffers)[name] = tensors[name]
+        return quantized.train(self.training)
 
     def _values(self, slot: Slot, target: QuantizerModule | None) -> nn.Parameter | None:
         stored = getattr(self, slot)
@@ -166,7 +166,7 @@ class PackedLayer(Packed):
         tensors = {"": matrix, **self._stored(slot)}
         codes, qparams = target.quantizer.unpack(tensors, shape, order=self.order)
         if tuple(codes.shape) != shape:
-            raise CheckpointError(f"the {slot} of '{self._name}' unpacks to {list(codes.shape)} where {list(shape)} is wanted")
+            raise CheckpointError(f"the {slot} of '{self._name}' unpacks to {list(codes.shape)} where {list(shape)} is expected")
         refuse_bad_scales(qparams, f"the {slot} of '{self._name}'", activation=False)
         target.set_qparams(qparams)
         return nn.Parameter(cast_finite(target.quantizer.dequantize(codes, qparams), self.dtype), requires_grad=False)
@@ -178,8 +178,8 @@ class PackedLayer(Packed):
             for name in ("weight", "bias", *(slot.quantizer_attribute for slot in Slot), *self._flat):
                 if name in self._buffers or name in self._parameters or name in self._modules:
                     delattr(self, name)
-        found: Tensor = self._ready(*args, **kwargs)
-        return found
+        output: Tensor = self._ready(*args, **kwargs)
+        return output
 
     def extra_repr(self) -> str:
         """What it stands for."""
@@ -187,13 +187,13 @@ class PackedLayer(Packed):
 
 
 def _without_weights(layer: nn.Module) -> nn.Module:
-    """A shallow copy on the meta device: a packed layer must not keep the float weights of the model it was made from."""
-    made = copy.copy(layer)
-    made._parameters = {
+    """A shallow copy on the meta device: a packed layer must not keep the float weights of the model it was shell from."""
+    shell = copy.copy(layer)
+    shell._parameters = {
         name: None if tensor is None else nn.Parameter(tensor.detach().to("meta"), requires_grad=False)
         for name, tensor in layer._parameters.items()
     }
-    return made
+    return shell
 
 
 def stored_tensors(name: str, module: QuantizerModule, values: Tensor, order: str) -> dict[str, Tensor]:
@@ -211,7 +211,7 @@ def stored_tensors(name: str, module: QuantizerModule, values: Tensor, order: st
     """
     quantizer, qparams = module.quantizer, module.qparams
     assert qparams is not None
-    names = [stage.dtype.name for stage in levels(quantizer.spec)]
+    names = [level.dtype.name for level in levels(quantizer.spec)]
     codes = quantizer.codes_of(values.detach(), qparams)
     complaint = misfit_of_codes(quantizer, qparams, values.detach(), codes, order)
     if complaint is not None and complaint != LOSSY:
@@ -219,13 +219,13 @@ def stored_tensors(name: str, module: QuantizerModule, values: Tensor, order: st
             f"'{name}' cannot be stored as {' → '.join(names)}: it {complaint}. It was changed after it was quantized, or by a broken "
             "plugin: quantize the model anew"
         )
-    made = quantizer.pack(codes, qparams, order=order)
+    tensors = quantizer.pack(codes, qparams, order=order)
     announced = packed_meta(quantizer, tuple(values.shape), order)
-    if any(n in announced and (t.shape, t.dtype) != (announced[n].shape, announced[n].dtype) for n, t in made.items()):
+    if any(n in announced and (t.shape, t.dtype) != (announced[n].shape, announced[n].dtype) for n, t in tensors.items()):
         complaint = "packs to other shapes or dtypes than on the meta device, by which checkpoints are laid out"
     if complaint is not None:
         raise origin("formats", names[-1] if isinstance(quantizer, ProgressiveQuantizer) else names[0]).error(f"{complaint} (at '{name}')")
-    return made
+    return tensors
 
 
 def packed_meta(quantizer: TensorQuantizer, shape: tuple[int, ...], order: str) -> dict[str, Tensor]:

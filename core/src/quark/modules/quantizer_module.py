@@ -13,7 +13,7 @@ _BUFFERS = ("scale", "zero_point", "outer_scale")
 
 
 class QuantizerModule(nn.Module):
-    """Fake-quantizes a tensor: with its own scales where they are static, with scales found anew at each call where they are dynamic.
+    """Fake-quantizes a tensor: with its own scales where they are static, with scales computed at each call where they are dynamic.
 
     Args:
         spec: The tensor's quantization.

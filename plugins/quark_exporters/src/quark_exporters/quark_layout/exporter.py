@@ -25,7 +25,7 @@ from quark_exporters.quark_layout.quantization_config import quantization_config
 
 
 class SafetensorsExporter:
-    """Writes the Quark layout. Source: spec of the checkpoint format, §1–4 and §10."""
+    """Writes the Quark layout. Source: checkpoints of AMD Quark 0.13."""
 
     def export(self, content: CheckpointContent, out: Path, options: ExportOptions) -> None:
         """As `quark.checkpoint.Exporter.export`."""
@@ -108,13 +108,13 @@ def _config_of(content: CheckpointContent, options: ExportOptions) -> Any:
     model: Any = content.model
     if not _has_config(model):
         return {"architectures": [type(model).__name__], "quantization_config": quantization_config(content, options)}
-    made = copy.deepcopy(model.config)
-    made.architectures = made.architectures or [type(model).__name__]
-    made.dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
+    config = copy.deepcopy(model.config)
+    config.architectures = config.architectures or [type(model).__name__]
+    config.dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
     if is_tied_apart(model):
-        made.tie_word_embeddings = False
-    made.quantization_config = quantization_config(content, options)
-    return made
+        config.tie_word_embeddings = False
+    config.quantization_config = quantization_config(content, options)
+    return config
 
 
 def _has_config(model: nn.Module) -> bool:

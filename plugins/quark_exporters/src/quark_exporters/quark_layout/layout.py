@@ -33,14 +33,14 @@ class Region:
 
     def modules(self, model: nn.Module) -> dict[str, nn.Module]:
         """Its modules by full name, in the model's order."""
-        found = model.get_submodule(self.root).named_modules(prefix=self.root)
-        return {name: module for name, module in found if not self._leaves_out(name)}
+        modules = model.get_submodule(self.root).named_modules(prefix=self.root)
+        return {name: module for name, module in modules if not self._leaves_out(name)}
 
     def state(self, model: nn.Module) -> dict[str, Tensor]:
         """Its parameters and persistent buffers by full name, in the model's order; tied ones are one object."""
         prefix = f"{self.root}." if self.root else ""
-        found = model.get_submodule(self.root).state_dict(keep_vars=True, prefix=prefix)
-        return {name: tensor for name, tensor in found.items() if not self._leaves_out(name)}
+        state = model.get_submodule(self.root).state_dict(keep_vars=True, prefix=prefix)
+        return {name: tensor for name, tensor in state.items() if not self._leaves_out(name)}
 
     def _leaves_out(self, name: str) -> bool:
         return f"{name}.".startswith(tuple(f"{module}." for module in self.without))
@@ -79,8 +79,8 @@ def _output_quantizers(model: nn.Module, plan: QuantPlan, layers: dict[str, Quan
     """What quantizes the output of each layer, be it inside attention, after the rotary embedding."""
     states = [(a.name, state, layer) for a in plan.attentions for state, (layer, _) in a.states.items() if layer in layers]
     inside = {layer: getattr(model.get_submodule(attention), state) for attention, state, layer in states}
-    found = {name: inside.get(name, layer.output_quantizer) for name, layer in layers.items()}
-    return {name: quantizer for name, quantizer in found.items() if quantizer is not None}
+    quantizers = {name: inside.get(name, layer.output_quantizer) for name, layer in layers.items()}
+    return {name: quantizer for name, quantizer in quantizers.items() if quantizer is not None}
 
 
 def _probability_parts(name: str, module: QuantizerModule, options: ExportOptions) -> Iterator[Part]:
@@ -156,10 +156,10 @@ def _holds_values(options: ExportOptions) -> bool:
 
 def _activation(module: QuantizerModule | None, qparams: QParams | None, options: ExportOptions) -> dict[str, Tensor]:
     """Stored scales of a static activation quantizer: ``qparams`` where they are given, else its own."""
-    found = qparams or (module.qparams if module is not None else None)
-    if module is None or found is None:
+    stored = qparams or (module.qparams if module is not None else None)
+    if module is None or stored is None:
         return {}
-    packed = module.quantizer.pack_qparams(found, order=options.pack_method)
+    packed = module.quantizer.pack_qparams(stored, order=options.pack_method)
     return {suffix: t for suffix, t in packed.items() if _wanted(suffix, module, options)}
 
 
