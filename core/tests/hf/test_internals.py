@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import nn
@@ -71,6 +73,12 @@ def test_without_initialization_no_random_number_is_drawn() -> None:
     assert torch.equal(torch.get_rng_state(), state)
     LlamaForCausalLM(LLAMA)
     assert not torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_config_says_where_it_was_loaded_from(tmp_path: Path) -> None:
+    LLAMA.save_pretrained(tmp_path)
+    assert internals.source_of(AutoConfig.from_pretrained(tmp_path)) == str(tmp_path)
+    assert internals.source_of(LLAMA) == ""
 
 
 def test_a_class_says_whether_its_attention_can_be_exchanged() -> None:

@@ -21,6 +21,8 @@ from quark.errors import OutputError
 from quark.interrupts import uninterrupted
 from quark.log import get_logger
 
+__all__ = ["building", "remove_leftovers"]
+
 _SUFFIX = ".partial"
 _LOCK = "owner.lock"
 _CONTENT = "checkpoint"

@@ -13,6 +13,8 @@ from quark.checkpoint.layouts import layouts_of, quantization_block
 from quark.errors import OutputError, QuarkError
 from quark.plugins import exporters
 
+__all__ = ["COMPANIONS", "move_into_place", "refuse_used_directory"]
+
 COMPANIONS = (
     "tokenizer.json",
     "tokenizer_config.json",

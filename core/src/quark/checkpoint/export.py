@@ -23,6 +23,8 @@ from quark.plugins import exporters
 from quark.plugins.attribution import attributed, origin
 from quark.plugins.options import Option, called, checked, options_of
 
+__all__ = ["ModelExporter", "export_options", "export_safetensors", "export_with", "exporter_of", "exporter_options", "exporting"]
+
 
 def exporter_of(name: str, options: ExportOptions | None = None) -> Exporter:
     """The registered exporter of that name, made with the options of its own.

@@ -13,6 +13,8 @@ from torch import nn
 from quark.checkpoint.content import CheckpointContent
 from quark.planning.decoder_blocks import Block
 
+__all__ = ["BlockStream", "ExportOptions", "Exporter", "StreamingExporter", "Tokenizer"]
+
 
 class Tokenizer(Protocol):
     """A tokenizer, as far as an exporter uses it."""

@@ -23,6 +23,8 @@ from quark.planning.mixtures import separate_experts
 from quark.planning.plan import QuantPlan, plan_rows, refuse_misfits
 from quark.planning.precedence import layer_config_for
 
+__all__ = ["pack_model"]
+
 
 def pack_model(model: nn.Module, quant_config: QConfig, pack_method: str = "reorder") -> QuantPlan:
     """Replace every layer that the configuration quantizes by a `PackedLayer`, in place; attention gets quantizers where it says so.

@@ -18,6 +18,8 @@ from quark.errors import CheckpointError, UnknownNameError
 from quark.plugins import Registry, algorithms, formats, observers
 from quark.quantizers import canonicalize
 
+__all__ = ["KEY", "provenance", "refuse_unreadable"]
+
 KEY = "plugins"
 """Of the block in ``quantization_config``."""
 

@@ -24,7 +24,9 @@ from quark.hf.skeleton import empty_model
 from quark.hf.unpacking import unpack_all
 from quark.names import folded
 from quark.planning.one_layer import as_model, put_back
-from quark.plugins.attribution import attributed
+from quark.planning.plan import QuantPlan
+from quark.plugins.attribution import Origin, attributed, origin
+from quark.plugins.expected import described
 
 __all__ = ["import_model_from_safetensors", "map_to_quark", "read_checkpoint"]
 
@@ -67,12 +69,14 @@ def import_model_from_safetensors(
     directory = Path(model_dir)
     block = quantization_block(directory)
     layout = layout_for(block, directory / "config.json")
-    reader = reader_of(layout)
+    reader, whose = reader_of(layout), origin("exporters", layout)
     stored = _configuration(reader, block, directory)
+    _expect(stored, StoredConfig, "configuration", whose)
     refuse_unreadable(stored.config, f"the checkpoint '{directory}'")
     paths = None if isinstance(reader, ReadsOwnFiles) else [shard.path for shard in check_shards(directory)]
     float_model = empty_model(directory, attn_implementation) if model is None else model
     content = read_checkpoint(reader, stored, as_model(float_model), directory, paths)
+    _expect(content.plan, QuantPlan, "prepare", whose)
     set_results(content)
     put_back(content.model, float_model)
     return float_model.eval().to(device if device != "cuda" or torch.cuda.is_available() else "cpu")
@@ -135,6 +139,11 @@ def map_to_quark(model: nn.Module, quant_config: QConfig, pack_method: str = "re
         raise UnsupportedError(f"checkpoints of custom_mode '{custom_mode}' are not read here: {error}") from error
     reader_of(layout).prepare(model, StoredConfig(config=quant_config, pack_method=pack_method))
     return model
+
+
+def _expect(value: object, kind: type, method: str, whose: Origin) -> None:
+    if not isinstance(value, kind):
+        raise whose.error(f"returns {described(value)} from '{method}' where a {kind.__name__} is expected")
 
 
 def _configuration(reader: LayoutReader, block: dict[str, object], directory: Path) -> StoredConfig:

@@ -12,6 +12,8 @@ from quark.errors import MissingPluginError, UnsupportedError
 from quark.plugins import algorithms
 from quark.templates.algorithms import algo_config_from_dict
 
+__all__ = ["Restorer", "missing_algorithms", "restorers_of"]
+
 
 class Restorer(Protocol):
     """Restores what one algorithm left in a model. The class is called with the settings of the algorithm in the checkpoint."""

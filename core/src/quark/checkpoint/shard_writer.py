@@ -25,6 +25,8 @@ from quark.errors import UnsupportedError
 from quark.hf.shards import INDEX, SINGLE
 from quark.names import folded
 
+__all__ = ["NAMES", "Part", "ShardWriter", "write_shards"]
+
 NAMES = {
     torch.float64: "F64",
     torch.float32: "F32",

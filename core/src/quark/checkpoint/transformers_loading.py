@@ -14,6 +14,7 @@ from typing import Any
 from quark.checkpoint.layout_reader import LayoutReader, ReadsOwnFiles, RenamesTensors
 from quark.checkpoint.layouts import layout_for, reader_of
 from quark.checkpoint.provenance import refuse_unreadable
+from quark.hf.internals import source_of
 from quark.hf.unpacking import unpack_all
 from quark.plugins import exporters
 
@@ -71,13 +72,13 @@ def _quantizer_class() -> type[Any]:
             self._reader = _reader(quantization_config.block)
 
         def _process_model_before_weight_loading(self, model: Any, **_: Any) -> Any:
-            stored = self._reader.configuration(self.quantization_config.block, Path(model.config._name_or_path))
+            stored = self._reader.configuration(self.quantization_config.block, Path(source_of(model.config)))
             refuse_unreadable(stored.config)
             self._reader.prepare(model, stored)
             return model
 
         def _process_model_after_weight_loading(self, model: Any, **_: Any) -> Any:
-            unpack_all(model, Path(model.config._name_or_path))
+            unpack_all(model, Path(source_of(model.config)))
             return model
 
         def get_weight_conversions(self) -> list[Any]:

@@ -17,6 +17,8 @@ from quark.config.architecture import ExpertForm
 from quark.hf.internals import apply_gate
 from quark.modules.experts import ExpertParts
 
+__all__ = ["expert_parts"]
+
 _GATE, _UP, _DOWN, _GATE_UP = "gate_proj", "up_proj", "down_proj", "gate_up_proj"
 _ACTIVATIONS = ("act_fn", "activation_fn")
 

@@ -19,6 +19,7 @@ __all__ = [
     "initialize_what_no_checkpoint_holds",
     "kept_in_float32",
     "model_classes",
+    "source_of",
     "without_initialization",
 ]
 
@@ -58,6 +59,11 @@ def without_initialization() -> AbstractContextManager[None]:
 
     context: AbstractContextManager[None] = no_init_weights()
     return context
+
+
+def source_of(config: Any) -> str:
+    """What ``from_pretrained`` was given: a directory, or the name of a model of a hub; empty where the config was not loaded."""
+    return str(getattr(config, "_name_or_path", "") or "")
 
 
 def can_set_attention(model: Any) -> bool:

@@ -11,6 +11,8 @@ from safetensors import SafetensorError, safe_open
 from quark.errors import CheckpointError
 from quark.hf.json_files import read_json
 
+__all__ = ["INDEX", "SINGLE", "Shard", "check_shards", "read_header", "refuse_codes"]
+
 _NARROW_FLOATS = ("F8", "F6", "F4")
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"

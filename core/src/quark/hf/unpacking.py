@@ -9,6 +9,8 @@ from torch import nn
 from quark.errors import CheckpointError
 from quark.modules.packed import Packed
 
+__all__ = ["unpack_all"]
+
 
 def unpack_all(model: nn.Module, directory: Path) -> None:
     """Replace every `Packed` module of a model by what it stands for, in place.

@@ -16,6 +16,8 @@ from torch import Tensor, nn
 
 from quark.errors import UnsupportedError
 
+__all__ = ["Expert", "ExpertParts", "SeparateExperts", "SeparateSortedExperts", "separated", "showing_all"]
+
 
 @attrs.frozen(eq=False)
 class ExpertParts:

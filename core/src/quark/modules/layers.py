@@ -12,6 +12,21 @@ from quark.errors import ConfigError
 from quark.modules.layer_types import layer_type_of, layer_type_of_class
 from quark.modules.quantizer_module import QuantizerModule
 
+__all__ = [
+    "QuantConv1D",
+    "QuantConv2d",
+    "QuantConvTranspose2d",
+    "QuantEmbedding",
+    "QuantEmbeddingBag",
+    "QuantLinear",
+    "QuantizedLayer",
+    "counts_as",
+    "is_quantized",
+    "is_transposed",
+    "linear_weight",
+    "quantized_class",
+]
+
 
 def _quantizer(spec: TensorSpec | None, *, activation: bool) -> QuantizerModule | None:
     return None if spec is None else QuantizerModule(spec, activation=activation)

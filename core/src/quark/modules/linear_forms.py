@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+__all__ = ["is_verbatim_linear"]
+
 _IN, _OUT = 3, 2
 _TOLERANCE = 1e-12
 

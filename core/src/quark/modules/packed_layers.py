@@ -27,6 +27,8 @@ from quark.quantizers.on_grid import LOSSY, misfit_of_codes
 from quark.quantizers.progressive import ProgressiveQuantizer
 from quark.quantizers.tensor_quantizer import TensorQuantizer
 
+__all__ = ["PackedLayer", "PackedScales", "packed_meta", "stored_tensors"]
+
 
 class PackedScales(nn.Module):
     """The stored scales of one tensor, under their checkpoint suffixes: ``scale``, ``zero_point``, …"""

@@ -14,6 +14,8 @@ from quark.modules.packed_layers import PackedScales
 from quark.modules.quantizer_module import QuantizerModule
 from quark.quantizers import quantizer_for
 
+__all__ = ["PackedQuantizer", "packed_scales"]
+
 
 def packed_scales(spec: TensorSpec, order: str) -> dict[str, Tensor]:
     """Stored scales of an activation with one scale per tensor, on the meta device, by suffix; none where they are dynamic."""

@@ -9,6 +9,8 @@ from quark.config.layer import TensorSpec, levels
 from quark.errors import CalibrationError
 from quark.quantizers import QParams, quantizer_for
 
+__all__ = ["QuantizerModule"]
+
 _BUFFERS = ("scale", "zero_point", "outer_scale")
 
 

@@ -10,6 +10,8 @@ from quark.errors import CheckpointError
 from quark.log import get_logger
 from quark.quantizers import QParams
 
+__all__ = ["refuse_bad_scales"]
+
 
 def refuse_bad_scales(qparams: QParams, of: str, *, activation: bool) -> None:
     """Raise where scales are not valid.

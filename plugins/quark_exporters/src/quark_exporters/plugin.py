@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 from quark.plugins import ExporterRecord, hookimpl
 
+__all__ = ["quark_register_exporters"]
+
 
 @hookimpl
 def quark_register_exporters() -> Iterator[ExporterRecord]:

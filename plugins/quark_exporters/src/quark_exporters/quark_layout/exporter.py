@@ -18,10 +18,13 @@ from quark.checkpoint.exporter import BlockStream, ExportOptions, Tokenizer
 from quark.checkpoint.shard_writer import ShardWriter
 from quark.config.model import QConfig
 from quark.errors import OutputError
+from quark.hf.internals import source_of
 from quark.log import get_logger
 from quark.planning.decoder_blocks import Block
 from quark_exporters.quark_layout.layout import WHOLE, Region, is_tied_apart, quantized_parts
 from quark_exporters.quark_layout.quantization_config import quantization_config
+
+__all__ = ["SafetensorsExporter"]
 
 
 class SafetensorsExporter:
@@ -127,7 +130,7 @@ def _copy_companions(model: Any, directory: Path) -> None:
     generation = getattr(model, "generation_config", None)
     if generation is not None:
         generation.save_pretrained(directory)
-    source = Path(getattr(model.config, "_name_or_path", "") or "")
+    source = Path(source_of(model.config))
     for name in COMPANIONS:
         if source.name and (source / name).is_file() and not (directory / name).exists():
             shutil.copyfile(source / name, directory / name)

@@ -18,6 +18,8 @@ from quark.planning.plan import QuantPlan
 from quark.quantizers import QParams
 from quark_exporters.quark_layout.tensor_names import checkpoint_name, probabilities_name
 
+__all__ = ["WHOLE", "Region", "is_tied_apart", "quantized_parts"]
+
 
 @attrs.frozen
 class Region:

@@ -26,6 +26,8 @@ from quark.modules.layer_types import planned_class, planned_names
 from quark.planning.plan import PlanRow, QuantPlan
 from quark.planning.precedence import layer_config_for
 
+__all__ = ["quantization_config", "read_quantization_config"]
+
 _QUERIES = "*q_proj"
 
 

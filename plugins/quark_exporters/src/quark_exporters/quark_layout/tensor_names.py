@@ -8,6 +8,8 @@ from quark.config.slot import Slot
 from quark.hf.quark_loader import is_stored_beside_weight
 from quark.modules.attention import PROBABILITIES
 
+__all__ = ["attention_attribute", "checkpoint_name", "has_probabilities", "packed_attribute", "probabilities_name"]
+
 _PROBABILITIES = "prob_output_"
 
 _ATTRIBUTES = {slot.checkpoint_prefix: slot.quantizer_attribute for slot in Slot}
