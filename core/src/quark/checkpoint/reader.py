@@ -28,7 +28,7 @@ from quark.planning.plan import QuantPlan
 from quark.plugins.attribution import Origin, attributed, origin
 from quark.plugins.expected import described
 
-__all__ = ["import_model_from_safetensors", "map_to_quark", "read_checkpoint"]
+__all__ = ["import_model_from_safetensors", "map_to_quark"]
 
 _FLOATS = {torch.float16, torch.bfloat16, torch.float32, torch.float64}  # numbers, whichever of them they are; all others are codes
 
@@ -75,20 +75,20 @@ def import_model_from_safetensors(
     refuse_unreadable(stored.config, f"the checkpoint '{directory}'")
     paths = None if isinstance(reader, ReadsOwnFiles) else [shard.path for shard in check_shards(directory)]
     float_model = empty_model(directory, attn_implementation) if model is None else model
-    content = read_checkpoint(reader, stored, as_model(float_model), directory, paths)
-    _expect(content.plan, QuantPlan, "prepare", whose)
+    content = _read(reader, whose, stored, as_model(float_model), directory, paths)
     set_results(content)
     put_back(content.model, float_model)
     return float_model.eval().to(device if device != "cuda" or torch.cuda.is_available() else "cpu")
 
 
-def read_checkpoint(
-    reader: LayoutReader, stored: StoredConfig, model: nn.Module, directory: Path, paths: Iterable[Path] | None
+def _read(
+    reader: LayoutReader, whose: Origin, stored: StoredConfig, model: nn.Module, directory: Path, paths: Iterable[Path] | None
 ) -> CheckpointContent:
     """Make ``model`` what a checkpoint holds.
 
     Args:
         reader: Of its layout.
+        whose: Where the reader comes from, for messages.
         stored: What its ``quantization_config`` says.
         model: A float model of the same structure, changed in place; its weights are not used.
         directory: The checkpoint.
@@ -99,6 +99,7 @@ def read_checkpoint(
     """
     with _naming(directory / "config.json"):
         plan = reader.prepare(model, stored)
+    _expect(plan, QuantPlan, "prepare", whose)
     tensors: Iterable[tuple[Path, str, Tensor]]
     if isinstance(reader, ReadsOwnFiles):
         tensors = ((directory, name, tensor) for name, tensor in reader.tensors(directory))
