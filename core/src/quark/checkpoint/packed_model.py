@@ -60,7 +60,7 @@ def pack_model(model: nn.Module, quant_config: QConfig, pack_method: str = "reor
             continue
         config = layer_config_for(quant_config, name, kind).config
         if config is not None:
-            # The output that attention quantizes is no business of the layer, though its scales are stored with it.
+            # Attention quantizes this output and not the layer, though its scales are stored with the layer.
             own = attrs.evolve(config, output_tensors=None) if name in inside else config
             holds_values = quant_config.weight_format == "fake_quantized"
             model.set_submodule(name, PackedLayer(layer, own, pack_method, name, holds_values, is_stored_beside_weight))

@@ -37,7 +37,7 @@ def model_config(path: Path) -> Any:
 
 
 def _refuse_endless(config: Any, file: Path) -> None:
-    """Raise if a model of that config.json would take for ever to build, weights or none."""
+    """Raise if a model of that config.json would take forever to build, even without weights."""
     for key, value in config.items() if isinstance(config, dict) else ():
         if isinstance(value, dict):
             _refuse_endless(value, file)

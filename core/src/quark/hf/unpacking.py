@@ -16,7 +16,7 @@ def unpack_all(model: nn.Module, directory: Path) -> None:
     """Replace every `Packed` module of a model by what it stands for, in place.
 
     Raises:
-        CheckpointError: A stored scale is none; the message names the directory and the layer.
+        CheckpointError: A stored scale is not valid; the message names the directory and the layer.
     """
     for name, layer in list(model.named_modules()):
         if isinstance(layer, Packed):

@@ -54,7 +54,7 @@ class QuantizedLayer(nn.Module):
 
     @classmethod
     def from_float(cls, layer: nn.Module, config: QLayerConfig) -> Self:
-        """A quantized layer around the same parameters, hooks and settings as ``layer``; nothing is copied, nothing rounded yet."""
+        """Return a quantized layer with the parameters, hooks and settings of ``layer``: nothing is copied, and nothing rounded yet."""
         quantized = cls.__new__(cls)
         quantized.__dict__.update({k: dict(v) if type(v) is dict else v for k, v in layer.__dict__.items()})
         quantized._modules = dict(layer._modules)
@@ -85,7 +85,7 @@ class QuantizedLayer(nn.Module):
         return y if self.output_quantizer is None else self.output_quantizer(y)
 
     def product(self, x: Any, *args: Any, **kwargs: Any) -> Any:
-        """The forward, but for the quantizer of its output."""
+        """The forward without the quantizer of the output."""
         return super().forward(x if self.input_quantizer is None else self.input_quantizer(x), *args, **kwargs)
 
 
@@ -96,7 +96,7 @@ class QuantLinear(QuantizedLayer, nn.Linear):  # type: ignore[misc]
 class QuantConv1D(QuantLinear):
     """A quantized linear layer whose float class keeps its weight ``[in, out]``, as ``Conv1D`` of transformers does.
 
-    Its own weight is ``[out, in]``, a view of the float one: channels and groups are those of any linear layer. In a checkpoint weight and
+    Its own weight is ``[out, in]``, a view of the float one, with the channels and groups of any linear layer. In a checkpoint weight and
     codes are ``[in, out]``, since runtimes of such models transpose every ``weight`` and nothing else; scales are those of a linear layer.
     Source: vLLM's loader of GPT-2.
     """
@@ -112,7 +112,7 @@ class QuantConv1D(QuantLinear):
 
     @staticmethod
     def as_stored(matrix: Tensor) -> Tensor:
-        """``[out, in]`` as ``[in, out]``, and back; anything that is no matrix stays."""
+        """``[out, in]`` as ``[in, out]``, and back; other shapes stay."""
         return matrix.t() if matrix.ndim == 2 else matrix
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
@@ -167,7 +167,7 @@ def is_transposed(layer: nn.Module) -> bool:
 
 
 def linear_weight(layer: nn.Module) -> Tensor:
-    """The weight of a float layer as its quantized class has it: ``[out, in]`` of a linear one, whichever way it lies; a view."""
+    """The weight of a float layer as its quantized class has it: ``[out, in]`` of a linear one, however it is stored; a view."""
     weight: Tensor = layer.weight  # type: ignore[assignment]
     return weight.detach().t() if is_transposed(layer) else weight
 

@@ -17,8 +17,8 @@ _TOLERANCE = 1e-12
 def is_verbatim_linear(layer: nn.Module) -> bool:
     """Whether a layer is of a subclass of ``nn.Linear`` and computes the same, so that it may be quantized like one.
 
-    It has a weight and a bias and nothing else, and its forward, tried on a copy with small random float64 tensors in their place, gives
-    what ``nn.Linear`` gives. Routers that choose, low-rank adapters, weights in codes and grouped matrices are told apart by that.
+    It has a weight and a bias and nothing else, and its forward, run on a copy with small random float64 tensors, gives
+    what ``nn.Linear`` gives. Routers that choose, low-rank adapters, weights in codes and grouped matrices are recognized by that.
     """
     if not isinstance(layer, nn.Linear) or layer._modules or layer._buffers:
         return False

@@ -47,11 +47,11 @@ class PackedLayer(Packed):
     """A layer whose weight is packed codes, or the rounded values themselves.
 
     Args:
-        layer: The float layer it stands for, on any device; its tensors are not used.
+        layer: The float layer; its tensors may be on any device and are not used.
         config: How it is quantized.
         order: Order of 4-bit codes in a word.
         name: Full name of the layer in its model, for messages.
-        holds_values: Whether the checkpoint has rounded values where there are codes otherwise; their scales lie beside them all the same.
+        holds_values: Whether the checkpoint has rounded values in place of codes; it has their scales all the same.
         is_beside_weight: Whether a stored scale with some suffix is a buffer of this module (``weight_scale_2``), and not of a submodule
             (``weight_quantizer.scale_2``), because its loader looks for it there.
     """
@@ -89,7 +89,7 @@ class PackedLayer(Packed):
         self._ready: QuantizedLayer | None = None
 
     def _register_others(self, layer: nn.Module) -> None:
-        """What the layer has beside weight and bias, which checkpoints hold as it is; its submodules are those of the float layer."""
+        """Register the other tensors of the layer, which checkpoints hold unchanged, and its submodules, which are shared."""
         for name in self._others:
             if name in layer._parameters:
                 tensor = layer._parameters[name]
@@ -133,10 +133,10 @@ class PackedLayer(Packed):
 
     @torch.no_grad()
     def unpack(self) -> QuantizedLayer:
-        """The quantized layer of these tensors, on their device; its forward is that of the layer that was exported.
+        """Return the quantized layer of these tensors, on their device. Its forward equals that of the exported layer.
 
         Raises:
-            CheckpointError: A scale is none.
+            CheckpointError: A scale is not valid.
         """
         layer = self._float[0]
         quantized = quantized_class(layer).from_float(layer, self.layer_config)
@@ -174,7 +174,7 @@ class PackedLayer(Packed):
         return nn.Parameter(cast_finite(target.quantizer.dequantize(codes, qparams), self.dtype), requires_grad=False)
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        """The quantized layer's forward; the first call unpacks, and lets the packed tensors go."""
+        """The quantized layer's forward; the first call unpacks, and frees the packed tensors."""
         if self._ready is None:
             self._ready = self.unpack()
             for name in ("weight", "bias", *(slot.quantizer_attribute for slot in Slot), *self._flat):
@@ -184,7 +184,7 @@ class PackedLayer(Packed):
         return output
 
     def extra_repr(self) -> str:
-        """What it stands for."""
+        """Class of the float layer and shape of its weight."""
         return f"{type(self._float[0]).__name__}, weight {list(self.weight_shape)}"
 
 
@@ -199,7 +199,7 @@ def _without_weights(layer: nn.Module) -> nn.Module:
 
 
 def stored_tensors(name: str, module: QuantizerModule, values: Tensor, order: str) -> dict[str, Tensor]:
-    """Checkpoint tensors of a quantized tensor, by suffix; every scale is looked at, and a sample of its codes.
+    """Checkpoint tensors of a quantized tensor, by suffix. Every scale is checked, and a sample of the codes.
 
     Args:
         name: Full name, for messages.
@@ -208,8 +208,8 @@ def stored_tensors(name: str, module: QuantizerModule, values: Tensor, order: st
         order: Order of 4-bit codes in a word.
 
     Raises:
-        ConfigError: The values are none that codes stand for: something has changed them since they were rounded.
-        PluginError: Codes that do not survive packing; names the format.
+        ConfigError: The values are not on the grid: they were changed after they were rounded.
+        PluginError: Codes change when they are packed and unpacked; names the format.
     """
     quantizer, qparams = module.quantizer, module.qparams
     assert qparams is not None
@@ -237,7 +237,7 @@ def packed_meta(quantizer: TensorQuantizer, shape: tuple[int, ...], order: str) 
 
 @lru_cache(maxsize=1024)
 def _packed_meta(quantizer: TensorQuantizer, shape: tuple[int, ...], order: str) -> dict[str, Tensor]:
-    """Operations on meta tensors take longer than packing a small layer, and a model has few shapes: they are done once for each."""
+    """Operations on meta tensors take longer than packing a small layer, and a model has few shapes: they are done once for each shape."""
     qparams = quantizer.empty_qparams(shape, "meta")
     codes = quantizer.quantize(torch.empty(shape, dtype=torch.float32, device="meta"), qparams)
     return quantizer.pack(codes, qparams, order=order)

@@ -26,7 +26,7 @@ def packed_scales(spec: TensorSpec, order: str) -> dict[str, Tensor]:
 
 
 class PackedQuantizer(PackedScales, Packed):
-    """Scales that a loader fills, and the quantizer they make.
+    """Scales that a loader fills, and from which the quantizer is made.
 
     Args:
         spec: Of an activation with one scale per tensor.
@@ -44,7 +44,7 @@ class PackedQuantizer(PackedScales, Packed):
         self._ready: QuantizerModule | None = None
 
     def unpack(self) -> QuantizerModule:
-        """The quantizer, on the device of its scales.
+        """Return the quantizer, on the device of its scales.
 
         Raises:
             CheckpointError: The scales are not positive and finite: a loader that only warns of missing tensors leaves what was in memory.
@@ -63,7 +63,7 @@ class PackedQuantizer(PackedScales, Packed):
         return module.train(self.training)
 
     def forward(self, x: Tensor) -> Tensor:
-        """As the quantizer's; the first call unpacks, and lets the packed scales go."""
+        """The quantizer's forward; the first call unpacks, and frees the packed scales."""
         if self._ready is None:
             self._ready = self.unpack()
             self._buffers.clear()

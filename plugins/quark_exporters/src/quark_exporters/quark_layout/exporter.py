@@ -28,7 +28,7 @@ __all__ = ["SafetensorsExporter"]
 
 
 class SafetensorsExporter:
-    """Writes the Quark layout. Source: checkpoints of AMD Quark 0.13."""
+    """Writes the Quark layout; `quark_exporters.quark_layout.reader` reads it. Source: checkpoints of AMD Quark 0.13."""
 
     def export(self, content: CheckpointContent, out: Path, options: ExportOptions) -> None:
         """As `quark.checkpoint.Exporter.export`."""
@@ -46,7 +46,7 @@ class SafetensorsExporter:
 
 
 class _Stream:
-    """One export under way."""
+    """An export that has begun."""
 
     def __init__(self, content: CheckpointContent, options: ExportOptions, directory: Path, writer: ShardWriter) -> None:
         self._content = content
@@ -81,7 +81,7 @@ class _Stream:
 
 
 def _warn_of_readers(config: QConfig, options: ExportOptions) -> None:
-    """Say which runtimes cannot run algorithms that run with the model, or read weights that are no codes."""
+    """Warn of runtimes that ignore algorithms that run with the model, or take rounded values for codes."""
     names = [a.name for a in config.algo_config or () if a.runs_with_model()]
     if names:
         get_logger(__name__).warning(
@@ -107,7 +107,7 @@ def _save(tokenizer: Tokenizer, directory: Path) -> None:
 
 
 def _config_of(content: CheckpointContent, options: ExportOptions) -> Any:
-    """A copy of the model's config that says how it was quantized; of one that has no transformers config, what can be said of it."""
+    """The content of config.json: the model's config with the quantization, or, where it has none, its class and the quantization."""
     model: Any = content.model
     if not _has_config(model):
         return {"architectures": [type(model).__name__], "quantization_config": quantization_config(content, options)}
