@@ -31,7 +31,8 @@ from torch import Tensor
 from benchmarks.busy import busy_loops
 from benchmarks.perplexity import forward_seconds, sequences
 from quark.evaluate import compare
-from quark.hf.loading import load_model, load_tokenizer
+from quark.hf.loading import load_model
+from quark.hf.tokenizer import load_tokenizer
 from quark.torch import LLMTemplate, ModelQuantizer
 
 RUNS = "gptq/int4_wo_64,gptaq/int4_wo_64,qronos/int4_wo_64"

@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from quark.evaluate import compare, perplexity
-from quark.hf.loading import load_model, load_tokenizer
+from quark.hf.loading import load_model
+from quark.hf.tokenizer import load_tokenizer
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors
 
 SCHEMES = (

@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 import quark.runs
 from quark.cli.demo_run import Bench, Refusal
 from quark.cli.main import main, program
-from quark.hf.loading import meta_model, torch_dtype
+from quark.hf.dtype_and_device import torch_dtype
+from quark.hf.skeleton import meta_model
 from quark.runs.run import plan_run
 from quark.testing.tiny import held_out_text, tiny_model_dir
 from quark.version import VERSION

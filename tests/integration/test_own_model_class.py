@@ -15,7 +15,7 @@ from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
 from quark.cli.main import main
 from quark.errors import AmbiguousNameError, CheckpointError, PluginError
-from quark.hf.loading import model_config
+from quark.hf.model_config import model_config
 from quark.plugins import Catalog, using
 from quark.plugins.discovery import Settings, discover
 from quark.testing.tiny import tiny_model_dir

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from quark.config.architecture import ExpertForm
 from quark.errors import UnsupportedError
-from quark.modules.expert_forms import expert_parts
+from quark.hf.expert_forms import expert_parts
 from quark.modules.experts import SeparateExperts, SeparateSortedExperts, separated, showing_all
 
 EXPERTS, HIDDEN, INNER, TOKENS = 3, 8, 5, 7

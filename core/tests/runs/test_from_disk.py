@@ -15,8 +15,9 @@ from transformers import initialization
 
 from quark.errors import ConfigError
 from quark.hf.converted_tensors import ConvertedTensors
-from quark.hf.loading import load_model, skeleton
+from quark.hf.loading import load_model
 from quark.hf.shards import check_shards
+from quark.hf.skeleton import skeleton
 from quark.hf.stored_tensors import StoredTensors
 from quark.planning.decoder_blocks import Block, decoder_blocks
 from quark.planning.plan import QuantPlan

@@ -8,7 +8,8 @@ import pytest
 import torch
 from safetensors import safe_open
 
-from quark.hf.loading import auto_class, load_model
+from quark.hf.loading import load_model
+from quark.hf.model_config import auto_class
 from quark.modules import QuantizedLayer
 from quark.modules.experts import SeparateExperts
 from quark.runs.from_disk import quantize_checkpoint

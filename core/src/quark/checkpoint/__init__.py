@@ -6,6 +6,7 @@ from quark.checkpoint.exporter import BlockStream, Exporter, ExportOptions, Stre
 from quark.checkpoint.layout_reader import LayoutReader, ReadsOwnFiles, RenamesTensors, StoredConfig
 from quark.checkpoint.packed_model import pack_model
 from quark.checkpoint.reader import import_model_from_safetensors, map_to_quark
+from quark.checkpoint.transformers_loading import register_layouts
 
 __all__ = [
     "BlockStream",
@@ -22,4 +23,5 @@ __all__ = [
     "import_model_from_safetensors",
     "map_to_quark",
     "pack_model",
+    "register_layouts",
 ]

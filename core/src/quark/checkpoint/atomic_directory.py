@@ -1,7 +1,7 @@
-"""Where an export goes: built beside its place, moved there when complete; a failed one leaves nothing, a killed one until the next run.
+"""Build an export in a temporary directory and rename it into place: a failed export leaves nothing, a killed one until the next run.
 
-What is being built lies in a hidden directory ``.OUT.xxxxxxxx.partial`` beside OUT. A lock file in it is locked as long as the process
-that builds lives, whatever becomes of that process: the system lets go of the lock. So a directory whose lock can be had is a leftover.
+The export is built in a hidden directory ``.OUT.xxxxxxxx.partial`` beside OUT. A lock file in it is held by the
+process that builds, and released by the system however that process ends: a directory whose lock is free is a leftover.
 """
 
 from __future__ import annotations
@@ -21,10 +21,12 @@ from quark.errors import OutputError
 from quark.interrupts import uninterrupted
 from quark.log import get_logger
 
+__all__ = ["building", "remove_leftovers"]
+
 _SUFFIX = ".partial"
 _LOCK = "owner.lock"
 _CONTENT = "checkpoint"
-_CURES = {
+_FIXES = {
     errno.ENOSPC: "there is no space left on the device; free some, or choose another place",
     errno.EDQUOT: "your quota is used up; free some space, or choose another place",
     errno.EACCES: "you may not write there; choose another place",
@@ -36,8 +38,8 @@ _CURES = {
 def building(out: Path, *, overwrite: bool = False) -> Iterator[Path]:
     """A temporary directory beside ``out``, renamed to it when the body ends well and removed when it does not.
 
-    A process that is killed leaves it behind; so does SIGTERM, unless the program asks for `quark.interrupts.termination_unwinds`, as
-    ``quark`` does. What earlier runs to the same place have left so is removed first.
+    A process that is killed leaves the directory behind; so does SIGTERM, unless the program asks for
+    `quark.interrupts.termination_unwinds`, as ``quark`` does. Leftovers of earlier runs to the same place are removed first.
 
     Args:
         out: Where to; see `quark.checkpoint.destination.refuse_used_directory`.
@@ -55,15 +57,15 @@ def building(out: Path, *, overwrite: bool = False) -> Iterator[Path]:
         with uninterrupted():
             temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=_SUFFIX, dir=out.parent))
             lock = _locked(temporary / _LOCK)
-        made = temporary / _CONTENT
-        made.mkdir()
-        yield made
-        move_into_place(made, out, overwrite=overwrite)
+        directory = temporary / _CONTENT
+        directory.mkdir()
+        yield directory
+        move_into_place(directory, out, overwrite=overwrite)
     except OSError as error:
         if isinstance(error, OutputError) or error.errno is None:
             raise
-        cure = _CURES.get(error.errno, "choose another place")
-        raise OutputError(f"'{out}' could not be written ({error.strerror}): {cure}. Nothing was left behind") from error
+        fix = _FIXES.get(error.errno, "choose another place")
+        raise OutputError(f"'{out}' could not be written ({error.strerror}): {fix}. Nothing was left behind") from error
     finally:
         # A second Ctrl-C would stop the cleaning up after the first.
         with uninterrupted():
@@ -82,8 +84,8 @@ def remove_leftovers(out: Path) -> None:
             continue  # not made here, or not ours
         try:
             # The owner writes to its lock file as soon as it has the lock: an empty one is about to be locked.
-            found = os.fstat(lock)
-            if found.st_size and found.st_uid == os.geteuid() and not leftover.is_symlink():
+            status = os.fstat(lock)
+            if status.st_size and status.st_uid == os.geteuid() and not leftover.is_symlink():
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 _remove(leftover)
                 get_logger(__name__).info(f"Removed '{leftover}', left behind by a run to '{out}' that was killed.")

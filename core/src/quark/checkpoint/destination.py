@@ -1,4 +1,4 @@
-"""What may lie where an export goes: files that belong beside the weights, and, where it is asked for, an earlier export to be replaced."""
+"""What may already be in an output directory: files that belong beside the weights and, with ``overwrite``, an earlier export."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from pathlib import Path
 from quark.checkpoint.layouts import layouts_of, quantization_block
 from quark.errors import OutputError, QuarkError
 from quark.plugins import exporters
+
+__all__ = ["COMPANIONS", "move_into_place", "refuse_used_directory"]
 
 COMPANIONS = (
     "tokenizer.json",
@@ -38,10 +40,10 @@ def refuse_used_directory(out: Path, *, overwrite: bool = False) -> None:
     """Raise unless ``out`` is free: it does not exist, is empty, or holds `COMPANIONS` alone.
 
     Args:
-        out: Where an export is to go.
-        overwrite: Whether an earlier export may lie there: ``config.json`` has a ``quantization_config`` of an installed layout, and
+        out: The output directory.
+        overwrite: Whether an earlier export may be there: ``config.json`` has a ``quantization_config`` of an installed layout, and
             nothing but what
-            exports write lies beside it.
+            exports write is beside it.
 
     Raises:
         OutputError: Something else is there.
@@ -52,33 +54,33 @@ def refuse_used_directory(out: Path, *, overwrite: bool = False) -> None:
     if not others:
         return
     if not overwrite:
-        cure = "choose another, or pass overwrite=True to replace that export" if _is_export(out) else "choose another, or remove it first"
-        raise OutputError(f"the output directory '{out}' is not empty, it holds '{others[0]}': {cure}; nothing in it is ever overwritten")
+        fix = "choose another, or pass overwrite=True to replace that export" if _is_export(out) else "choose another, or remove it first"
+        raise OutputError(f"the output directory '{out}' is not empty, it holds '{others[0]}': {fix}; nothing in it is ever overwritten")
     if (why := _why_not_replaceable(out, others)) is not None:
         raise OutputError(f"the output directory '{out}' cannot be replaced, since {why}: choose another, or remove it first")
 
 
-def move_into_place(made: Path, out: Path, *, overwrite: bool = False) -> None:
-    """Rename a complete export to ``out``; what `refuse_used_directory` lets lie there stays, but for the export that is replaced.
+def move_into_place(export: Path, out: Path, *, overwrite: bool = False) -> None:
+    """Rename a complete export to ``out``; files that `refuse_used_directory` allows stay, except the export that is replaced.
 
     Companions that were there stay as they were, unless they belong to an export that is replaced by one that has its own.
 
     Raises:
-        OutputError: Meanwhile, something has come to lie there.
+        OutputError: Something else was put there meanwhile.
     """
     refuse_used_directory(out, overwrite=overwrite)
     if not out.is_dir() or not any(out.iterdir()):
-        made.rename(out)
+        export.rename(out)
         return
     replaces = overwrite and _is_export(out)
     for path in out.iterdir():
-        if path.name in COMPANIONS and not (replaces and (made / path.name).exists()):
-            shutil.copy2(path, made / path.name)
+        if path.name in COMPANIONS and not (replaces and (export / path.name).exists()):
+            shutil.copy2(path, export / path.name)
     # Two renames: whoever looks sees the old directory or the new one, and for an instant none.
     aside = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".replaced", dir=out.parent))
     out.rename(aside)
     try:
-        made.rename(out)
+        export.rename(out)
     except BaseException:
         aside.rename(out)
         raise

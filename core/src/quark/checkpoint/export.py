@@ -1,4 +1,4 @@
-"""The documented ways to export: a function, and the class of older releases. Which exporter does it is a name in the registry."""
+"""AMD Quark's public ways to export: a function, and the class of older releases. The layout is a name in the registry of exporters."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ from quark.plugins import exporters
 from quark.plugins.attribution import attributed, origin
 from quark.plugins.options import Option, called, checked, options_of
 
+__all__ = ["ModelExporter", "export_options", "export_safetensors", "export_with", "exporter_of", "exporter_options", "exporting"]
+
 
 def exporter_of(name: str, options: ExportOptions | None = None) -> Exporter:
     """The registered exporter of that name, made with the options of its own.
@@ -36,14 +38,14 @@ def exporter_of(name: str, options: ExportOptions | None = None) -> Exporter:
     try:
         kind = exporters().load_exporter(name)
     except UnknownNameError as error:
-        cure = f"Exporters come with plugins: install a distribution that registers '{name}' in its hook quark_register_exporters"
-        raise UnknownNameError(f"{error} {cure}", kind=error.kind, name=error.name, known=error.known) from None
+        fix = f"Exporters come with plugins: install a distribution that registers '{name}' in its hook quark_register_exporters"
+        raise UnknownNameError(f"{error} {fix}", kind=error.kind, name=error.name, known=error.known) from None
     whose = origin("exporters", name)
     with attributed("being made", whose):
-        made: Exporter = called(str(whose), kind, checked(f"the exporter '{name}'", exporters().options(name), own)) if own else kind()
-    if not callable(getattr(made, "export", None)):
+        exporter: Exporter = called(str(whose), kind, checked(f"the exporter '{name}'", exporters().options(name), own)) if own else kind()
+    if not callable(getattr(exporter, "export", None)):
         raise whose.error("has no method 'export'")
-    return made
+    return exporter
 
 
 def exporter_options(name: str) -> tuple[Option, ...]:
@@ -52,19 +54,19 @@ def exporter_options(name: str) -> tuple[Option, ...]:
     return (*own, *options_of(ExportOptions, without=("own", "tokenizer", *(option.name for option in own))))
 
 
-def export_options(name: str, given: Mapping[str, Any], tokenizer: Tokenizer | None = None) -> ExportOptions:
+def export_options(name: str, chosen: Mapping[str, Any], tokenizer: Tokenizer | None = None) -> ExportOptions:
     """Options for an exporter, those of its own among them, from one mapping.
 
     Raises:
         ConfigError: (a ValueError) There is no such option, or a value cannot be used; lists what there is.
     """
     whose, own = f"the exporter '{name}'", {option.name for option in exporters().options(name)}
-    values = checked(whose, exporter_options(name), given)
+    values = checked(whose, exporter_options(name), chosen)
     common = {key: value for key, value in values.items() if key not in own}
     JsonExporterConfig(**{key: value for key, value in common.items() if key in ("weight_format", "pack_method")})  # refuses others
     make = functools.partial(ExportOptions, own={key: values[key] for key in values if key in own}, tokenizer=tokenizer)
     options: ExportOptions = called(whose, make, common)
-    exporter_of(name, options)  # a value that the exporter refuses is told before any work
+    exporter_of(name, options)  # the exporter refuses a bad value here, before any work
     return options
 
 
@@ -130,7 +132,7 @@ def export_safetensors(
 
 
 class ModelExporter:
-    """The documented exporter class of older releases.
+    """AMD Quark's exporter class of older releases.
 
     Args:
         config: What to write and how; a path in its place is taken as ``export_dir``.

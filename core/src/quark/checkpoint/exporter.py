@@ -1,4 +1,4 @@
-"""What an exporter is. Third parties implement `Exporter` and register it with an `ExporterRecord`."""
+"""What writes a checkpoint layout. Third parties implement `Exporter` and name the class as ``exporter`` of an `ExporterRecord`."""
 
 from __future__ import annotations
 
@@ -13,9 +13,11 @@ from torch import nn
 from quark.checkpoint.content import CheckpointContent
 from quark.planning.decoder_blocks import Block
 
+__all__ = ["BlockStream", "ExportOptions", "Exporter", "StreamingExporter", "Tokenizer"]
+
 
 class Tokenizer(Protocol):
-    """What an exporter asks of a tokenizer."""
+    """A tokenizer, as far as an exporter uses it."""
 
     def save_pretrained(self, save_directory: str | Path, /) -> object:
         """Write its files to a directory."""
@@ -74,7 +76,7 @@ class BlockStream(Protocol):
     """An export that is written while the model is being quantized."""
 
     def write(self, block: Block | None) -> None:
-        """Write what lies in a finished block, or with None what lies in none; its tensors may be gone when this has returned."""
+        """Write the tensors of a finished block, or with None those outside all blocks; they may be gone when this has returned."""
 
     def finish(self, content: CheckpointContent) -> None:
         """Every block has been written, and None: write what is left.

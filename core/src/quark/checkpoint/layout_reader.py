@@ -42,7 +42,7 @@ class LayoutReader(Protocol):
 
         Args:
             block: The ``quantization_config`` of its ``config.json``; whoever wrote it, any value may be of any type.
-            directory: The checkpoint.
+            directory: The checkpoint. Where transformers loads it, what ``from_pretrained`` was given, which may be the name of a model.
 
         Raises:
             ConfigError, CheckpointError: The block cannot be used.

@@ -11,6 +11,7 @@ from quark.errors import AmbiguousNameError, CheckpointError
 from quark.hf.json_files import read_json
 from quark.plugins import ExporterRecord, exporters
 from quark.plugins.attribution import attributed, origin
+from quark.plugins.catalog import catalog
 
 __all__ = ["layout_for", "layouts_of", "quantization_block", "reader_of"]
 
@@ -53,7 +54,8 @@ def layout_for(block: Mapping[str, Any], path: Path) -> str:
         methods = sorted({method for record in exporters() if record.reader is not None for method in record.quant_methods})
         raise CheckpointError(
             f"'{path}' has a quantization_config of quant_method {block.get('quant_method')!r}, which no installed layout reads. Installed "
-            f"ones read {', '.join(map(repr, methods)) or 'none'}: install the distribution that brings it, or load it with transformers"
+            f"ones read {', '.join(map(repr, methods)) or 'none'}: install the distribution that brings it, or load it with transformers. "
+            f"{catalog().missing((exporters().kind.distribution,))}".rstrip()
         )
     readable = [name for name in names if exporters().get(name).reader is not None]
     if not readable:

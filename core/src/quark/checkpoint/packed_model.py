@@ -23,6 +23,8 @@ from quark.planning.mixtures import separate_experts
 from quark.planning.plan import QuantPlan, plan_rows, refuse_misfits
 from quark.planning.precedence import layer_config_for
 
+__all__ = ["pack_model"]
+
 
 def pack_model(model: nn.Module, quant_config: QConfig, pack_method: str = "reorder") -> QuantPlan:
     """Replace every layer that the configuration quantizes by a `PackedLayer`, in place; attention gets quantizers where it says so.
@@ -58,7 +60,7 @@ def pack_model(model: nn.Module, quant_config: QConfig, pack_method: str = "reor
             continue
         config = layer_config_for(quant_config, name, kind).config
         if config is not None:
-            # The output that attention quantizes is no business of the layer, though its scales are stored with it.
+            # Attention quantizes this output and not the layer, though its scales are stored with the layer.
             own = attrs.evolve(config, output_tensors=None) if name in inside else config
             holds_values = quant_config.weight_format == "fake_quantized"
             model.set_submodule(name, PackedLayer(layer, own, pack_method, name, holds_values, is_stored_beside_weight))

@@ -1,6 +1,6 @@
-"""Who brought what a checkpoint is made of: the block ``plugins`` of its ``quantization_config``, written and looked at on reading.
+"""The distributions whose formats, observers and algorithms a checkpoint uses: the block ``plugins`` of its ``quantization_config``.
 
-The block is one of our own; AMD Quark 0.13, transformers and vLLM read the keys that they know and pass it over::
+It is written at export and checked on reading. AMD Quark 0.13, transformers and vLLM ignore it::
 
     {"formats": {"acme_nf3": {"distribution": "acme-quant", "version": "0.1.0", "layout_version": 1}},
      "observers": {"AcmeRmsObserver": {…}}, "algorithms": {"acme_weighted": {…}}}
@@ -18,6 +18,8 @@ from quark.errors import CheckpointError, UnknownNameError
 from quark.plugins import Registry, algorithms, formats, observers
 from quark.quantizers import canonicalize
 
+__all__ = ["KEY", "provenance", "refuse_unreadable"]
+
 KEY = "plugins"
 """Of the block in ``quantization_config``."""
 
@@ -26,8 +28,8 @@ _DISTRIBUTION, _VERSION = r"[a-z0-9]+(-[a-z0-9]+)*", r"[0-9a-z.+!-]+"
 
 def provenance(config: QConfig) -> dict[str, Any]:
     """The distributions and versions of every format, observer and algorithm that a configuration names, JSON values."""
-    specs = [stage for spec in _specs(config) for stage in (*levels(spec), *canonicalize(spec))]
-    names = {stage.dtype.name for stage in specs}
+    specs = [level for spec in _specs(config) for level in (*levels(spec), *canonicalize(spec))]
+    names = {level.dtype.name for level in specs}
     classes = {s.observer_cls if isinstance(s.observer_cls, str) else s.observer_cls.__name__ for s in specs if s.observer_cls is not None}
     return {
         "formats": {name: _entry(formats(), name) | {"layout_version": formats().get(name).layout_version} for name in sorted(names)},
@@ -37,9 +39,9 @@ def provenance(config: QConfig) -> dict[str, Any]:
 
 
 def refuse_unreadable(config: QConfig, checkpoint: str = "the checkpoint") -> None:
-    """Check that the formats and observers that a checkpoint was written with are here, and read its layout.
+    """Check that the formats and observers of a checkpoint are installed, in versions that read its layout.
 
-    Checkpoints that do not say who brought them, of others or of earlier versions, are taken as they are.
+    Checkpoints of other tools and of earlier versions, which do not name distributions, are not checked.
 
     Args:
         config: As read, with `QConfig.written_with`.
@@ -47,21 +49,21 @@ def refuse_unreadable(config: QConfig, checkpoint: str = "the checkpoint") -> No
 
     Raises:
         UnknownNameError: A format or an observer is not installed; says which distribution brought it.
-        CheckpointError: A format lies in the checkpoint in another layout than that of the installed distribution.
+        CheckpointError: The installed distribution of a format reads another layout than that of the checkpoint.
     """
-    said = config.written_with
-    for name, entry in _entries(said, "formats"):
+    provenance_block = config.written_with
+    for name, entry in _entries(provenance_block, "formats"):
         _require(formats(), name, entry, checkpoint)
         version, known = entry.get("layout_version"), formats().get(name).layout_version
         if isinstance(version, int) and not isinstance(version, bool) and version != known:
             source = formats().source(name)
-            cure = f"pip install --upgrade {source.distribution}" if version > known else "install the version that wrote it, to read it"
+            fix = f"pip install --upgrade {source.distribution}" if version > known else "install the version that wrote it, to read it"
             raise CheckpointError(
                 f"{checkpoint} holds the format '{name}' in layout {version}, written with {_who(entry)}; {source.distribution} "
-                f"{source.version}, which is installed, reads layout {known}: {cure}"
+                f"{source.version}, which is installed, reads layout {known}: {fix}"
             )
     by_class = {record.class_name for record in observers()}
-    for name, entry in _entries(said, "observers"):
+    for name, entry in _entries(provenance_block, "observers"):
         if name not in by_class:
             _require(observers(), name, entry, checkpoint)
 
@@ -79,10 +81,10 @@ def _entry(registry: Registry[Any], name: str) -> dict[str, str]:
     return {"distribution": source.distribution, "version": source.version}
 
 
-def _entries(said: Any, kind: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+def _entries(block: Any, kind: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Entries of one kind; whatever is not of the right form says nothing."""
-    found = said.get(kind) if isinstance(said, Mapping) else None
-    for name, entry in found.items() if isinstance(found, Mapping) else ():
+    entries = block.get(kind) if isinstance(block, Mapping) else None
+    for name, entry in entries.items() if isinstance(entries, Mapping) else ():
         if isinstance(entry, Mapping):
             yield str(name), entry
 
@@ -91,8 +93,8 @@ def _require(registry: Registry[Any], name: str, entry: Mapping[str, Any], check
     try:
         registry.get(name)
     except UnknownNameError as error:
-        cure = f"{checkpoint} was written with the {registry.kind.name} '{name}' of {_who(entry)}: install that; {error}"
-        raise UnknownNameError(cure, kind=error.kind, name=error.name, known=error.known) from None
+        message = f"{checkpoint} was written with the {registry.kind.name} '{name}' of {_who(entry)}: install that; {error}"
+        raise UnknownNameError(message, kind=error.kind, name=error.name, known=error.known) from None
 
 
 def _who(entry: Mapping[str, Any]) -> str:

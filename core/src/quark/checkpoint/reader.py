@@ -18,15 +18,17 @@ from quark.checkpoint.restorers import missing_algorithms, restorers_of
 from quark.config.model import QConfig
 from quark.environment import refuse_rival
 from quark.errors import AmbiguousNameError, CheckpointError, ConfigError, QuarkError, UnknownNameError, UnsupportedError
-from quark.hf.loading import empty_model
 from quark.hf.placing import put_tensor, without_source
 from quark.hf.shards import check_shards
+from quark.hf.skeleton import empty_model
 from quark.hf.unpacking import unpack_all
 from quark.names import folded
 from quark.planning.one_layer import as_model, put_back
-from quark.plugins.attribution import attributed
+from quark.planning.plan import QuantPlan
+from quark.plugins.attribution import Origin, attributed, origin
+from quark.plugins.expected import described
 
-__all__ = ["import_model_from_safetensors", "map_to_quark", "read_checkpoint"]
+__all__ = ["import_model_from_safetensors", "map_to_quark"]
 
 _FLOATS = {torch.float16, torch.bfloat16, torch.float32, torch.float64}  # numbers, whichever of them they are; all others are codes
 
@@ -67,24 +69,26 @@ def import_model_from_safetensors(
     directory = Path(model_dir)
     block = quantization_block(directory)
     layout = layout_for(block, directory / "config.json")
-    reader = reader_of(layout)
+    reader, whose = reader_of(layout), origin("exporters", layout)
     stored = _configuration(reader, block, directory)
+    _expect(stored, StoredConfig, "configuration", whose)
     refuse_unreadable(stored.config, f"the checkpoint '{directory}'")
     paths = None if isinstance(reader, ReadsOwnFiles) else [shard.path for shard in check_shards(directory)]
-    wanted = empty_model(directory, attn_implementation) if model is None else model
-    content = read_checkpoint(reader, stored, as_model(wanted), directory, paths)
+    float_model = empty_model(directory, attn_implementation) if model is None else model
+    content = _read(reader, whose, stored, as_model(float_model), directory, paths)
     set_results(content)
-    put_back(content.model, wanted)
-    return wanted.eval().to(device if device != "cuda" or torch.cuda.is_available() else "cpu")
+    put_back(content.model, float_model)
+    return float_model.eval().to(device if device != "cuda" or torch.cuda.is_available() else "cpu")
 
 
-def read_checkpoint(
-    reader: LayoutReader, stored: StoredConfig, model: nn.Module, directory: Path, paths: Iterable[Path] | None
+def _read(
+    reader: LayoutReader, whose: Origin, stored: StoredConfig, model: nn.Module, directory: Path, paths: Iterable[Path] | None
 ) -> CheckpointContent:
     """Make ``model`` what a checkpoint holds.
 
     Args:
         reader: Of its layout.
+        whose: Where the reader comes from, for messages.
         stored: What its ``quantization_config`` says.
         model: A float model of the same structure, changed in place; its weights are not used.
         directory: The checkpoint.
@@ -95,6 +99,7 @@ def read_checkpoint(
     """
     with _naming(directory / "config.json"):
         plan = reader.prepare(model, stored)
+    _expect(plan, QuantPlan, "prepare", whose)
     tensors: Iterable[tuple[Path, str, Tensor]]
     if isinstance(reader, ReadsOwnFiles):
         tensors = ((directory, name, tensor) for name, tensor in reader.tensors(directory))
@@ -137,6 +142,11 @@ def map_to_quark(model: nn.Module, quant_config: QConfig, pack_method: str = "re
     return model
 
 
+def _expect(value: object, kind: type, method: str, whose: Origin) -> None:
+    if not isinstance(value, kind):
+        raise whose.error(f"returns {described(value)} from '{method}' where a {kind.__name__} is expected")
+
+
 def _configuration(reader: LayoutReader, block: dict[str, object], directory: Path) -> StoredConfig:
     try:
         return reader.configuration(block, directory)
@@ -155,12 +165,12 @@ def _unusable(directory: Path, error: Exception) -> CheckpointError:
 
 @contextmanager
 def _naming(file: Path) -> Iterator[None]:
-    """Name the file of a configuration that does not fit the model, or asks for what is not there."""
+    """Add the file of the configuration to errors of the body."""
     try:
         yield
     except UnknownNameError as error:
-        said = f"{error} (wanted by the quantization_config in '{file}')"
-        raise UnknownNameError(said, kind=error.kind, name=error.name, known=error.known) from None
+        message = f"{error} (wanted by the quantization_config in '{file}')"
+        raise UnknownNameError(message, kind=error.kind, name=error.name, known=error.known) from None
     except (AmbiguousNameError, UnsupportedError) as error:
         raise type(error)(f"{error} (wanted by the quantization_config in '{file}')") from None
     except ConfigError as error:
@@ -203,9 +213,9 @@ def _place(model: nn.Module, place: str, name: str, tensor: Tensor, path: Path) 
     except (AttributeError, KeyError):
         raise CheckpointError(f"'{path}' holds '{name}', for which the model has no place: the export is of another model") from None
     if old is None or old.shape != tensor.shape:
-        wanted = "nothing" if old is None else list(old.shape)
+        expected = "nothing" if old is None else list(old.shape)
         raise CheckpointError(
-            f"'{name}' in '{path}' has the shape {list(tensor.shape)} where the model wants {wanted}: the export is damaged"
+            f"'{name}' in '{path}' has the shape {list(tensor.shape)} where the model wants {expected}: the export is damaged"
         )
     if tensor.dtype != old.dtype and not {tensor.dtype, old.dtype} <= _FLOATS:
         raise CheckpointError(
@@ -216,7 +226,7 @@ def _place(model: nn.Module, place: str, name: str, tensor: Tensor, path: Path) 
 
 
 def _tie(model: nn.Module, loaded: set[str]) -> None:
-    """Give names that the export does not hold the tensor that they share with one that it holds; what it holds stays as it was read.
+    """Tie the names that the export does not hold to the tensors that it holds, as the model does; tensors that were read stay.
 
     The export decides and not the config of ``model``: quantizing gives a tied head a weight of its own.
     """

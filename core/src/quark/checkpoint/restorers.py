@@ -1,4 +1,4 @@
-"""Algorithms that leave something in a model beside its weights put it back when a checkpoint is read; they are found by name."""
+"""Restore what an algorithm leaves in a model beside its weights, such as a hook, when a checkpoint is read."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ from quark.errors import MissingPluginError, UnsupportedError
 from quark.plugins import algorithms
 from quark.templates.algorithms import algo_config_from_dict
 
+__all__ = ["Restorer", "missing_algorithms", "restorers_of"]
+
 
 class Restorer(Protocol):
-    """Puts back what one algorithm left in a model. It is made with the algorithm's settings, as the checkpoint has them."""
+    """Restores what one algorithm left in a model. The class is called with the settings of the algorithm in the checkpoint."""
 
     def restore(self, model: nn.Module, config: QConfig) -> None:
         """Change a model of float structure, its experts separate, before its layers are replaced and tensors are loaded.
@@ -34,10 +36,10 @@ def restorers_of(config: QConfig) -> list[Restorer]:
 
     Raises:
         MissingPluginError: The checkpoint says that one runs with the model, and it is not installed.
-        UnsupportedError: It is, and puts nothing back.
-        ConfigError: Its settings are none of its own.
+        UnsupportedError: It is installed and has no restorer.
+        ConfigError: The checkpoint has settings that the algorithm does not have.
     """
-    found: list[Restorer] = []
+    restorers: list[Restorer] = []
     for settings in config.algo_config or ():
         if settings.name not in algorithms():
             if settings.runs_with_model():
@@ -54,8 +56,8 @@ def restorers_of(config: QConfig) -> list[Restorer]:
                     f"the model was quantized with the algorithm '{settings.name}', which runs with the model, and {source.distribution} "
                     f"{source.version} cannot put it back: install a later one"
                 )
-            found.append(algorithms().load_restorer(settings.name)(own))
-    return found
+            restorers.append(algorithms().load_restorer(settings.name)(own))
+    return restorers
 
 
 def missing_algorithms(config: QConfig) -> list[str]:
@@ -64,9 +66,9 @@ def missing_algorithms(config: QConfig) -> list[str]:
 
 
 def _own(settings: AlgoConfig) -> AlgoConfig:
-    """The algorithm's own settings, of those that a checkpoint holds."""
+    """The settings of a checkpoint as an object of the algorithm's own class."""
     if not isinstance(settings, StoredAlgoConfig):
         return settings
     if algorithms().get(settings.name).restorer is None and not settings.is_run:
-        return settings  # nothing to put back: what its settings are need not be known
+        return settings  # nothing to restore, so its settings need not be known
     return algo_config_from_dict(settings.to_dict())

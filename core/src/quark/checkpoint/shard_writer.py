@@ -25,6 +25,8 @@ from quark.errors import UnsupportedError
 from quark.hf.shards import INDEX, SINGLE
 from quark.names import folded
 
+__all__ = ["NAMES", "Part", "ShardWriter", "write_shards"]
+
 NAMES = {
     torch.float64: "F64",
     torch.float32: "F32",
@@ -66,7 +68,7 @@ def write_shards(parts: Sequence[Part], directory: Path, max_shard_bytes: int) -
 
 @attrs.frozen(eq=False)
 class _Place:
-    """Where a tensor lies: in which file, from which byte on, and what it is."""
+    """The file of a tensor, the offset of its first byte, and its meta tensor."""
 
     file: int
     offset: int
@@ -101,7 +103,7 @@ class ShardWriter:
             for name, meta in ((n, t) for part in shard for n, t in part.items()):
                 self._places[name] = _Place(i, offset, meta)
                 offset += _bytes(meta)
-        self._left = set(self._places)
+        self._unwritten = set(self._places)
         _refuse_small_disk(self._size, directory)
         self._files: list[int] = []
         with ExitStack() as stack:
@@ -126,10 +128,10 @@ class ShardWriter:
 
     def write(self, part: Part) -> None:
         """Make a part and write it, to the places of its tensors; the writing may still go on when this returns."""
-        made = [(self._places[name], _checked(name, tensor, self._places[name].meta)) for name, tensor in _made(part)]
+        tensors = [(self._places[name], _checked(name, tensor, self._places[name].meta)) for name, tensor in _in_order(part)]
         self._wait()
-        self._left.difference_update(part.meta)
-        self._pending = self._thread.submit(self._write_all, made)
+        self._unwritten.difference_update(part.meta)
+        self._pending = self._thread.submit(self._write_all, tensors)
 
     def finish(self) -> None:
         """Wait for all that is being written, and write the index.
@@ -138,8 +140,8 @@ class ShardWriter:
             RuntimeError: Something that was announced has not been written.
         """
         self._wait()
-        if self._left:
-            raise RuntimeError(f"{len(self._left)} announced tensor(s) were not written: {folded(sorted(self._left))}")
+        if self._unwritten:
+            raise RuntimeError(f"{len(self._unwritten)} announced tensor(s) were not written: {folded(sorted(self._unwritten))}")
         if len(self._files) > 1:
             weight_map = {name: self._names[place.file] for name, place in sorted(self._places.items())}
             index = {"metadata": {"total_size": self._size}, "weight_map": weight_map}
@@ -185,7 +187,7 @@ def _shards(parts: Sequence[Mapping[str, Tensor]], limit: int) -> list[list[Mapp
 
 
 def _header(parts: Sequence[Mapping[str, Tensor]]) -> bytes:
-    """All that stands before the data in a file."""
+    """The bytes before the data in a file."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for name, tensor in ((n, t) for part in parts for n, t in part.items()):
@@ -199,10 +201,10 @@ def _header(parts: Sequence[Mapping[str, Tensor]]) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def _made(part: Part) -> Iterable[tuple[str, Tensor]]:
+def _in_order(part: Part) -> Iterable[tuple[str, Tensor]]:
     """A part's tensors, in the order in which they were announced."""
-    made = part.make()
-    return [(name, made[name]) for name in part.meta]
+    tensors = part.make()
+    return [(name, tensors[name]) for name in part.meta]
 
 
 def _checked(name: str, tensor: Tensor, expected: Tensor) -> Tensor:

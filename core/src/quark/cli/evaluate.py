@@ -37,13 +37,16 @@ def evaluate(
     """Print the perplexity of MODEL on a text; with --reference also KL divergence from it and agreement of the likeliest token."""
     # Torch and transformers are imported here, not above: `quark --help` and the listings do without them.
     from quark import evaluate as metrics
-    from quark.hf.loading import load_model, model_config
+    from quark.checkpoint.transformers_loading import register_layouts
+    from quark.hf.loading import load_model
+    from quark.hf.model_config import model_config
 
     started = time.perf_counter()
     windows = _windows(model, text, seq_len, limit)
     if reference is not None:
         model_config(reference)  # a missing directory is an error before the first model is loaded
     batches = windows.split(max(1, _TOKENS_AT_A_TIME // seq_len))
+    register_layouts()
     tried = load_model(model, dtype, device)
     result: dict[str, Any] = {"model": str(model), "windows": len(windows), "seq_len": seq_len}
     if reference is None:
@@ -60,7 +63,9 @@ def evaluate(
 def _windows(model: Path, text: Path | None, seq_len: int, limit: int | None) -> Tensor:
     """The tokens to evaluate on, ``[N, seq_len]``; errors in the arguments are raised before a weight is read."""
     from quark.evaluate import token_windows
-    from quark.hf.loading import load_tokenizer, model_config, read_text
+    from quark.hf.calibration_text import read_text
+    from quark.hf.model_config import model_config
+    from quark.hf.tokenizer import load_tokenizer
     from quark.testing.tiny import held_out_text
 
     config = model_config(model).get_text_config()

@@ -108,7 +108,8 @@ def quantize(
 
     from quark.checkpoint.destination import refuse_used_directory
     from quark.checkpoint.export import export_options
-    from quark.hf.loading import load_tokenizer, meta_model
+    from quark.hf.skeleton import meta_model
+    from quark.hf.tokenizer import load_tokenizer
     from quark.runs import ModelQuantizer, quantize_checkpoint
 
     started = time.perf_counter()
@@ -166,7 +167,7 @@ def make_config(
 
 def _calibration(tokenizer: Any, wanted_by: str, calib: Path | None, count: int, length: int) -> list[Tensor]:
     """Sequences of tokens for what looks at activations."""
-    from quark.hf.loading import calibration_tokens
+    from quark.hf.calibration_text import calibration_tokens
 
     if calib is None:
         raise CalibrationError(f"calibration text is needed by {wanted_by}: give --calib FILE or DIR")

@@ -8,7 +8,10 @@ from typing import Any
 from torch import nn
 
 from quark.errors import UnsupportedError
+from quark.hf.internals import can_set_attention
 from quark.modules.attention import eager_attention, sdpa_attention
+
+__all__ = ["refuse_unswitchable", "switch_attention", "why_unswitchable"]
 
 _EAGER, _SDPA = "quark_eager", "quark_sdpa"
 _WITHOUT = "Leave attention_scheme out, and kv_cache_post_rope or set that to False"
@@ -16,23 +19,23 @@ _BASES = {"eager": "eager", "sdpa": "sdpa", _EAGER: "eager", _SDPA: "sdpa"}
 
 
 def why_unswitchable(model: nn.Module, attentions: Sequence[str]) -> str | None:
-    """Returns why these attention modules of ``model`` cannot be switched, with the cure; None where they can be."""
+    """Returns why these attention modules of ``model`` cannot be switched, with what to do; None where they can be."""
     if not hasattr(model, "set_attn_implementation"):
         return (
             f"the attention of a {type(model).__name__} cannot be quantized: only transformers models call an attention that can be "
             f"exchanged. {_WITHOUT}"
         )
-    if not type(model)._can_set_attn_implementation():  # type: ignore[attr-defined]
+    if not can_set_attention(model):
         return (
             f"the attention of a {type(model).__name__} cannot be quantized: its code does not use transformers' attention interface. "
             f"{_WITHOUT}"
         )
     for name in attentions:
-        found = _implementation(model, name)
-        if found not in _BASES:
+        implementation = _implementation(model, name)
+        if implementation not in _BASES:
             return (
-                f"'{name}' runs the attention implementation {found!r}, whose probabilities and keys are out of reach: load the model with "
-                "attn_implementation='eager' or 'sdpa', or call model.set_attn_implementation('eager') before"
+                f"'{name}' runs the attention implementation {implementation!r}, whose probabilities and keys cannot be reached: load "
+                "the model with attn_implementation='eager' or 'sdpa', or call model.set_attn_implementation('eager') before"
             )
     return None
 
@@ -62,10 +65,10 @@ def switch_attention(model: nn.Module, attentions: Sequence[str], *, eager: bool
     configs = {id(c): (c, name) for name in attentions if (c := getattr(model.get_submodule(name), "config", None)) is not None}
     for config, name in configs.values() or [(model.config, "")]:
         base = _BASES[_implementation(model, name)]
-        wanted = _EAGER if eager or base == "eager" else _SDPA
+        target = _EAGER if eager or base == "eager" else _SDPA
         # Of a model of several parts (text, vision) only the part that these modules belong to is switched.
         part = next((key for key in getattr(model.config, "sub_configs", {}) if getattr(model.config, key, None) is config), None)
-        model.set_attn_implementation(wanted if part is None else {part: wanted})  # type: ignore[operator]
+        model.set_attn_implementation(target if part is None else {part: target})  # type: ignore[operator]
 
 
 def _implementation(model: nn.Module, name: str) -> Any:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 from quark.errors import CheckpointError, ConfigError, QuarkError
 
+__all__ = ["reading"]
+
 _LONGEST = 400
 
 

@@ -8,6 +8,8 @@ from typing import Any
 
 from quark.errors import CheckpointError
 
+__all__ = ["LARGEST_FILE", "MOST_VALUES", "bounded_bytes", "read_json"]
+
 LARGEST_FILE = 100_000_000
 """Bytes. Source: the limit of safetensors for a header; the index of a model of a trillion parameters has a tenth of it."""
 MOST_VALUES = 4_000_000

@@ -12,6 +12,8 @@ from quark.hf.json_files import read_json
 from quark.plugins import templates
 from quark.plugins.failures import leave_out
 
+__all__ = ["known_to_transformers"]
+
 
 @contextmanager
 def known_to_transformers(file: Path) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""Where a checkpoint's tensors lie: its safetensors files and their headers, checked before anything is read from them."""
+"""The files that hold a checkpoint's tensors: its safetensors files and their headers, checked before anything is read from them."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from safetensors import SafetensorError, safe_open
 
 from quark.errors import CheckpointError
 from quark.hf.json_files import read_json
+
+__all__ = ["INDEX", "SINGLE", "Shard", "check_shards", "read_header", "refuse_codes"]
 
 _NARROW_FLOATS = ("F8", "F6", "F4")
 INDEX = "model.safetensors.index.json"
@@ -43,15 +45,15 @@ def check_shards(directory: Path) -> list[Shard]:
                 f"'{directory}' has neither {SINGLE} nor {INDEX}: weights are read from safetensors only, convert them first"
             )
         return [read_header(directory / SINGLE)]
-    wanted = _weight_map(index)
-    files = {name: _inside(directory, name) for name in sorted(set(wanted.values()))}
+    weight_map = _weight_map(index)
+    files = {name: _inside(directory, name) for name in sorted(set(weight_map.values()))}
     if SINGLE not in files and (directory / SINGLE).exists():
         raise CheckpointError(
             f"'{directory}' has a {SINGLE}, and an {INDEX} that names other files: readers differ in which of them they take. Remove the "
             "one that is not wanted"
         )
     shards = {name: read_header(path) for name, path in files.items()}
-    for tensor, name in wanted.items():
+    for tensor, name in weight_map.items():
         if tensor not in shards[name].tensors:
             raise CheckpointError(
                 f"'{index}' says that '{tensor}' is in '{name}', but it is not there: the checkpoint is incomplete, fetch it again"
@@ -88,9 +90,9 @@ def _refuse_twice(shards: Mapping[str, Shard], directory: Path) -> None:
 
 
 def _weight_map(index: Path) -> dict[str, str]:
-    found = read_json(index).get("weight_map")
-    if isinstance(found, dict) and found and all(isinstance(v, str) for v in found.values()):
-        return found
+    weight_map = read_json(index).get("weight_map")
+    if isinstance(weight_map, dict) and weight_map and all(isinstance(v, str) for v in weight_map.values()):
+        return weight_map
     raise CheckpointError(f"'{index}' is not a safetensors index: its weight_map does not map tensor names to files")
 
 

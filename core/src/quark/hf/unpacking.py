@@ -9,12 +9,14 @@ from torch import nn
 from quark.errors import CheckpointError
 from quark.modules.packed import Packed
 
+__all__ = ["unpack_all"]
+
 
 def unpack_all(model: nn.Module, directory: Path) -> None:
     """Replace every `Packed` module of a model by what it stands for, in place.
 
     Raises:
-        CheckpointError: A stored scale is none; the message names the directory and the layer.
+        CheckpointError: A stored scale is not valid; the message names the directory and the layer.
     """
     for name, layer in list(model.named_modules()):
         if isinstance(layer, Packed):

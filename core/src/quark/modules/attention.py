@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+__all__ = ["BASIS", "CALIBRATION", "KEY", "PROBABILITIES", "QUERY", "STATES", "VALUE", "eager_attention", "sdpa_attention"]
+
 PROBABILITIES = "prob_output_quantizer"
 """Attribute of an attention module that quantizes its probabilities; also the name under which checkpoint loaders look for their scales."""
 
@@ -80,8 +82,8 @@ def sdpa_attention(
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     query, key, value = _states(module, query, key, value)
-    found: tuple[Tensor, Tensor | None] = ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, attention_mask, **options)
-    return found
+    output: tuple[Tensor, Tensor | None] = ALL_ATTENTION_FUNCTIONS["sdpa"](module, query, key, value, attention_mask, **options)
+    return output
 
 
 def _softmax(logits: Tensor, sinks: Tensor | None) -> Tensor:
@@ -103,12 +105,12 @@ def _states(module: nn.Module, query: Tensor, key: Tensor, value: Tensor) -> tup
     query, key = _applied(module, BASIS, query), _applied(module, BASIS, key)
     calibration = getattr(module, CALIBRATION, None)
     if calibration is not None:
-        found: tuple[Tensor, Tensor, Tensor] = calibration(query, key, value)
-        return found
+        states: tuple[Tensor, Tensor, Tensor] = calibration(query, key, value)
+        return states
     return _applied(module, QUERY, query), _applied(module, KEY, key), _applied(module, VALUE, value)
 
 
 def _applied(module: nn.Module, name: str, x: Tensor) -> Tensor:
     function = getattr(module, name, None)
-    found: Tensor = x if function is None else function(x)
-    return found
+    output: Tensor = x if function is None else function(x)
+    return output

@@ -6,15 +6,34 @@ that are routed to it, rounded and exported like any other layer. Weights are vi
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import attrs
 import torch
 from torch import Tensor, nn
 
 from quark.errors import UnsupportedError
-from quark.modules.expert_forms import ExpertParts
+
+__all__ = ["Expert", "ExpertParts", "SeparateExperts", "SeparateSortedExperts", "separated", "showing_all"]
+
+
+@attrs.frozen(eq=False)
+class ExpertParts:
+    """What a fused mixture is made of.
+
+    Attributes:
+        weights: By name of a projection, ``[experts, out, in]``; the last one closes an expert.
+        biases: By the same names, ``[experts, out]``, where there are some.
+        gate: What the last projection takes, of the outputs of the others.
+        sorted_tokens: Whether it is called with every token once for each expert, weighted already.
+    """
+
+    weights: dict[str, Tensor]
+    biases: dict[str, Tensor]
+    gate: Callable[[Sequence[Tensor]], Tensor]
+    sorted_tokens: bool = False
 
 
 class Expert(nn.Module):
@@ -73,8 +92,8 @@ class SeparateExperts(nn.Module):
 
     def _run(self, expert: nn.Module, x: Tensor) -> Tensor:
         *inputs, last = self.layer_names
-        found: Tensor = getattr(expert, last)(self._gate([getattr(expert, name)(x) for name in inputs]))
-        return found
+        output: Tensor = getattr(expert, last)(self._gate([getattr(expert, name)(x) for name in inputs]))
+        return output
 
 
 class SeparateSortedExperts(SeparateExperts):
@@ -115,22 +134,22 @@ def separated(parts: ExpertParts) -> SeparateExperts:
 @contextmanager
 def showing_all(model: nn.Module, wanted: bool) -> Iterator[None]:
     """While the body runs, every expert of ``model`` sees every token, if ``wanted``."""
-    found = [m for m in model.modules() if isinstance(m, SeparateExperts)] if wanted else []
-    for mixture in found:
+    mixtures = [m for m in model.modules() if isinstance(m, SeparateExperts)] if wanted else []
+    for mixture in mixtures:
         mixture.shows_all = True
     try:
         yield
     finally:
-        for mixture in found:
+        for mixture in mixtures:
             mixture.shows_all = False
 
 
 def _expert(parts: ExpertParts, index: int) -> Expert:
-    made = Expert()
+    expert = Expert()
     for name, weight in parts.weights.items():
         bias = parts.biases.get(name)
-        setattr(made, name, _linear(weight[index], None if bias is None else bias[index]))
-    return made
+        setattr(expert, name, _linear(weight[index], None if bias is None else bias[index]))
+    return expert
 
 
 def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:

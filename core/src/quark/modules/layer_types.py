@@ -48,10 +48,10 @@ def layer_type_of(layer: nn.Module) -> LayerType | None:
     That is the one registered for its very class, and that of ``nn.Linear`` for a subclass that computes the same
     (`quark.modules.linear_forms`).
     """
-    found = layer_type_of_class(type(layer))
-    if found is None and isinstance(layer, nn.Linear) and is_verbatim_linear(layer):
+    layer_type = layer_type_of_class(type(layer))
+    if layer_type is None and isinstance(layer, nn.Linear) and is_verbatim_linear(layer):
         return layer_type_of_class(nn.Linear)
-    return None if found is None or found.record.quantized is None else found
+    return None if layer_type is None or layer_type.record.quantized is None else layer_type
 
 
 def layer_type_of_class(layer_class: type[Any]) -> LayerType | None:
@@ -64,8 +64,8 @@ def layer_type_of_class(layer_class: type[Any]) -> LayerType | None:
 
 def is_lookup(layer_class: type[Any]) -> bool:
     """Whether the input of such layers is indices, as that of embeddings."""
-    found = layer_type_of_class(layer_class)
-    return found is not None and found.record.lookup
+    layer_type = layer_type_of_class(layer_class)
+    return layer_type is not None and layer_type.record.lookup
 
 
 def planned_names(*, lookup: bool | None = None) -> list[str]:
@@ -139,7 +139,7 @@ def _loaded(reference: Reference) -> Any:
     """What a reference leads to, if its module is imported already; None otherwise."""
     if isinstance(reference, ObjectRef):
         return reference.target
-    found: Any = sys.modules.get(reference.module)
+    loaded: Any = sys.modules.get(reference.module)
     for part in reference.attribute.split("."):
-        found = getattr(found, part, None)
-    return found
+        loaded = getattr(loaded, part, None)
+    return loaded

@@ -12,6 +12,21 @@ from quark.errors import ConfigError
 from quark.modules.layer_types import layer_type_of, layer_type_of_class
 from quark.modules.quantizer_module import QuantizerModule
 
+__all__ = [
+    "QuantConv1D",
+    "QuantConv2d",
+    "QuantConvTranspose2d",
+    "QuantEmbedding",
+    "QuantEmbeddingBag",
+    "QuantLinear",
+    "QuantizedLayer",
+    "counts_as",
+    "is_quantized",
+    "is_transposed",
+    "linear_weight",
+    "quantized_class",
+]
+
 
 def _quantizer(spec: TensorSpec | None, *, activation: bool) -> QuantizerModule | None:
     return None if spec is None else QuantizerModule(spec, activation=activation)
@@ -21,10 +36,10 @@ class QuantizedLayer(nn.Module):
     """What every quantized layer adds to its float class.
 
     ``weight`` and ``bias`` hold values that lie on the grid of their quantizers, in the model's dtype, so that a forward is a plain one and
-    the codes can be had back exactly.
+    the codes can be recovered exactly.
 
     Attributes:
-        layer_config: What was asked for.
+        layer_config: What each of its tensors is quantized to.
         planned_as: The class by which plans and algorithms know the layer: ``nn.Linear`` of all linear layers, whatever their class.
         weight_quantizer, bias_quantizer: Scales of the parameters; None where they stay float.
         input_quantizer, output_quantizer: Applied at each forward; None where activations stay float.
@@ -39,18 +54,18 @@ class QuantizedLayer(nn.Module):
 
     @classmethod
     def from_float(cls, layer: nn.Module, config: QLayerConfig) -> Self:
-        """A quantized layer around the same parameters, hooks and settings as ``layer``; nothing is copied, nothing rounded yet."""
-        made = cls.__new__(cls)
-        made.__dict__.update({k: dict(v) if type(v) is dict else v for k, v in layer.__dict__.items()})
-        made._modules = dict(layer._modules)
-        made.layer_config = config
-        made.planned_as = counts_as(layer)
+        """Return a quantized layer with the parameters, hooks and settings of ``layer``: nothing is copied, and nothing rounded yet."""
+        quantized = cls.__new__(cls)
+        quantized.__dict__.update({k: dict(v) if type(v) is dict else v for k, v in layer.__dict__.items()})
+        quantized._modules = dict(layer._modules)
+        quantized.layer_config = config
+        quantized.planned_as = counts_as(layer)
         has_bias = getattr(layer, "bias", None) is not None
-        made.weight_quantizer = _quantizer(config.weight, activation=False)
-        made.bias_quantizer = _quantizer(config.bias if has_bias else None, activation=False)
-        made.input_quantizer = _quantizer(config.input_tensors, activation=True)
-        made.output_quantizer = _quantizer(config.output_tensors, activation=True)
-        return made
+        quantized.weight_quantizer = _quantizer(config.weight, activation=False)
+        quantized.bias_quantizer = _quantizer(config.bias if has_bias else None, activation=False)
+        quantized.input_quantizer = _quantizer(config.input_tensors, activation=True)
+        quantized.output_quantizer = _quantizer(config.output_tensors, activation=True)
+        return quantized
 
     def other_state(self) -> dict[str, Tensor]:
         """Parameters and persistent buffers beside weight, bias and what belongs to quantizers, by name; they are never quantized."""
@@ -70,7 +85,7 @@ class QuantizedLayer(nn.Module):
         return y if self.output_quantizer is None else self.output_quantizer(y)
 
     def product(self, x: Any, *args: Any, **kwargs: Any) -> Any:
-        """The forward, but for the quantizer of its output."""
+        """The forward without the quantizer of the output."""
         return super().forward(x if self.input_quantizer is None else self.input_quantizer(x), *args, **kwargs)
 
 
@@ -81,7 +96,7 @@ class QuantLinear(QuantizedLayer, nn.Linear):  # type: ignore[misc]
 class QuantConv1D(QuantLinear):
     """A quantized linear layer whose float class keeps its weight ``[in, out]``, as ``Conv1D`` of transformers does.
 
-    Its own weight is ``[out, in]``, a view of the float one: channels and groups are those of any linear layer. In a checkpoint weight and
+    Its own weight is ``[out, in]``, a view of the float one, with the channels and groups of any linear layer. In a checkpoint weight and
     codes are ``[in, out]``, since runtimes of such models transpose every ``weight`` and nothing else; scales are those of a linear layer.
     Source: vLLM's loader of GPT-2.
     """
@@ -89,15 +104,15 @@ class QuantConv1D(QuantLinear):
     @classmethod
     def from_float(cls, layer: nn.Module, config: QLayerConfig) -> Self:
         """As `QuantizedLayer.from_float`; the weight's storage is shared."""
-        made = super().from_float(layer, config)
+        quantized = super().from_float(layer, config)
         weight = linear_weight(layer)
-        made._parameters["weight"] = nn.Parameter(weight, requires_grad=False)
-        made.out_features, made.in_features = weight.shape
-        return made
+        quantized._parameters["weight"] = nn.Parameter(weight, requires_grad=False)
+        quantized.out_features, quantized.in_features = weight.shape
+        return quantized
 
     @staticmethod
     def as_stored(matrix: Tensor) -> Tensor:
-        """``[out, in]`` as ``[in, out]``, and back; anything that is no matrix stays."""
+        """``[out, in]`` as ``[in, out]``, and back; other shapes stay."""
         return matrix.t() if matrix.ndim == 2 else matrix
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
@@ -128,8 +143,8 @@ class QuantEmbeddingBag(QuantizedLayer, nn.EmbeddingBag):  # type: ignore[misc]
 
 def counts_as(layer: nn.Module) -> type[nn.Module] | None:
     """The class by which a float layer is planned; None where it cannot be quantized. The registered layer types say which."""
-    found = layer_type_of(layer)
-    return None if found is None else found.planned_as
+    layer_type = layer_type_of(layer)
+    return None if layer_type is None else layer_type.planned_as
 
 
 def quantized_class(layer: nn.Module) -> type[QuantizedLayer]:
@@ -139,20 +154,20 @@ def quantized_class(layer: nn.Module) -> type[QuantizedLayer]:
         ConfigError: (a ValueError) There is none.
         PluginError: What is registered for the layer's class is none.
     """
-    found = layer_type_of(layer)
-    if found is None:
+    layer_type = layer_type_of(layer)
+    if layer_type is None:
         raise ConfigError(f"no layer type is registered for a {type(layer).__name__}: see the hook quark_register_layer_types")
-    return found.quantized
+    return layer_type.quantized
 
 
 def is_transposed(layer: nn.Module) -> bool:
     """Whether the class of a float layer keeps its weight ``[in, out]``."""
-    found = layer_type_of_class(type(layer))
-    return found is not None and found.record.transposed
+    layer_type = layer_type_of_class(type(layer))
+    return layer_type is not None and layer_type.record.transposed
 
 
 def linear_weight(layer: nn.Module) -> Tensor:
-    """The weight of a float layer as its quantized class has it: ``[out, in]`` of a linear one, whichever way it lies; a view."""
+    """The weight of a float layer as its quantized class has it: ``[out, in]`` of a linear one, however it is stored; a view."""
     weight: Tensor = layer.weight  # type: ignore[assignment]
     return weight.detach().t() if is_transposed(layer) else weight
 

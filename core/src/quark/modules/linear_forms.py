@@ -8,6 +8,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+__all__ = ["is_verbatim_linear"]
+
 _IN, _OUT = 3, 2
 _TOLERANCE = 1e-12
 
@@ -15,8 +17,8 @@ _TOLERANCE = 1e-12
 def is_verbatim_linear(layer: nn.Module) -> bool:
     """Whether a layer is of a subclass of ``nn.Linear`` and computes the same, so that it may be quantized like one.
 
-    It has a weight and a bias and nothing else, and its forward, tried on a copy with small random float64 tensors in their place, gives
-    what ``nn.Linear`` gives. Routers that choose, low-rank adapters, weights in codes and grouped matrices are told apart by that.
+    It has a weight and a bias and nothing else, and its forward, run on a copy with small random float64 tensors, gives
+    what ``nn.Linear`` gives. Routers that choose, low-rank adapters, weights in codes and grouped matrices are recognized by that.
     """
     if not isinstance(layer, nn.Linear) or layer._modules or layer._buffers:
         return False
@@ -38,7 +40,7 @@ def _forward_agrees(layer: nn.Linear, *, has_bias: bool) -> bool:
         tiny.in_features, tiny.out_features = _IN, _OUT
         expected = functional.linear(x, weight, bias if has_bias else None)
         try:
-            found = type(tiny).forward(tiny, x)
+            output = type(tiny).forward(tiny, x)
         except Exception:  # of any kind, the class is anyone's: what cannot be called like a linear layer is none
             return False
-        return isinstance(found, Tensor) and found.shape == expected.shape and torch.allclose(found, expected, rtol=0, atol=_TOLERANCE)
+        return isinstance(output, Tensor) and output.shape == expected.shape and torch.allclose(output, expected, rtol=0, atol=_TOLERANCE)

@@ -1,4 +1,4 @@
-"""PackedLayer: a layer as it lies in a checkpoint. It becomes a quantized layer when it is first used, or when it is told to.
+"""PackedLayer: a layer whose tensors are those of a checkpoint. `PackedLayer.unpack`, or its first forward, makes the quantized layer.
 
 Its tensors have the names under which checkpoint loaders look for them (``weight``, ``weight_quantizer.scale``, …), and shapes and dtypes
 that come from packing meta tensors: there is no second formula for them.
@@ -26,6 +26,8 @@ from quark.quantizers import cast_finite, quantizer_for
 from quark.quantizers.on_grid import LOSSY, codes_error
 from quark.quantizers.tensor_quantizer import TensorQuantizer
 
+__all__ = ["PackedLayer", "PackedScales", "packed_meta", "stored_tensors"]
+
 
 class PackedScales(nn.Module):
     """The stored scales of one tensor, under their checkpoint suffixes: ``scale``, ``zero_point``, …"""
@@ -44,11 +46,11 @@ class PackedLayer(Packed):
     """A layer whose weight is packed codes, or the rounded values themselves.
 
     Args:
-        layer: The float layer it stands for, on any device; its tensors are not used.
+        layer: The float layer; its tensors may be on any device and are not used.
         config: How it is quantized.
         order: Order of 4-bit codes in a word.
         name: Full name of the layer in its model, for messages.
-        holds_values: Whether the checkpoint has rounded values where there are codes otherwise; their scales lie beside them all the same.
+        holds_values: Whether the checkpoint has rounded values in place of codes; it has their scales all the same.
         is_beside_weight: Whether a stored scale with some suffix is a buffer of this module (``weight_scale_2``), and not of a submodule
             (``weight_quantizer.scale_2``), because its loader looks for it there.
     """
@@ -86,7 +88,7 @@ class PackedLayer(Packed):
         self._ready: QuantizedLayer | None = None
 
     def _register_others(self, layer: nn.Module) -> None:
-        """What the layer has beside weight and bias, which checkpoints hold as it is; its submodules are those of the float layer."""
+        """Register the other tensors of the layer, which checkpoints hold unchanged, and its submodules, which are shared."""
         for name in self._others:
             if name in layer._parameters:
                 tensor = layer._parameters[name]
@@ -130,26 +132,26 @@ class PackedLayer(Packed):
 
     @torch.no_grad()
     def unpack(self) -> QuantizedLayer:
-        """The quantized layer of these tensors, on their device; its forward is that of the layer that was exported.
+        """Return the quantized layer of these tensors, on their device. Its forward equals that of the exported layer.
 
         Raises:
-            CheckpointError: A scale is none.
+            CheckpointError: A scale is not valid.
         """
         layer = self._float[0]
-        made = quantized_class(layer).from_float(layer, self.layer_config)
-        made._parameters, made._buffers = dict(made._parameters), dict(made._buffers)
+        quantized = quantized_class(layer).from_float(layer, self.layer_config)
+        quantized._parameters, quantized._buffers = dict(quantized._parameters), dict(quantized._buffers)
         for slot in PARAMETERS:
-            made._parameters[slot] = self._values(slot, getattr(made, slot.quantizer_attribute))
+            quantized._parameters[slot] = self._values(slot, getattr(quantized, slot.quantizer_attribute))
         for slot in ACTIVATIONS:
-            target, stored = getattr(made, slot.quantizer_attribute), self._stored(slot)
+            target, stored = getattr(quantized, slot.quantizer_attribute), self._stored(slot)
             if target is not None and stored:
                 qparams = target.quantizer.unpack_qparams(stored, (1,), order=self.order)
                 refuse_bad_scales(qparams, f"the {slot.label} of '{self._name}'", activation=True)
                 target.set_qparams(qparams)
         for name in self._others:
             tensors: dict[str, Any] = self._parameters if name in self._parameters else self._buffers
-            (made._parameters if name in self._parameters else made._buffers)[name] = tensors[name]
-        return made.train(self.training)
+            (quantized._parameters if name in self._parameters else quantized._buffers)[name] = tensors[name]
+        return quantized.train(self.training)
 
     def _values(self, slot: Slot, target: QuantizerModule | None) -> nn.Parameter | None:
         stored = getattr(self, slot)
@@ -165,38 +167,38 @@ class PackedLayer(Packed):
         tensors = {"": matrix, **self._stored(slot)}
         codes, qparams = target.quantizer.unpack(tensors, shape, order=self.order)
         if tuple(codes.shape) != shape:
-            raise CheckpointError(f"the {slot} of '{self._name}' unpacks to {list(codes.shape)} where {list(shape)} is wanted")
+            raise CheckpointError(f"the {slot} of '{self._name}' unpacks to {list(codes.shape)} where {list(shape)} is expected")
         refuse_bad_scales(qparams, f"the {slot} of '{self._name}'", activation=False)
         target.set_qparams(qparams)
         return nn.Parameter(cast_finite(target.quantizer.dequantize(codes, qparams), self.dtype), requires_grad=False)
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        """The quantized layer's forward; the first call unpacks, and lets the packed tensors go."""
+        """The quantized layer's forward; the first call unpacks, and frees the packed tensors."""
         if self._ready is None:
             self._ready = self.unpack()
             for name in ("weight", "bias", *(slot.quantizer_attribute for slot in Slot), *self._flat):
                 if name in self._buffers or name in self._parameters or name in self._modules:
                     delattr(self, name)
-        found: Tensor = self._ready(*args, **kwargs)
-        return found
+        output: Tensor = self._ready(*args, **kwargs)
+        return output
 
     def extra_repr(self) -> str:
-        """What it stands for."""
+        """Class of the float layer and shape of its weight."""
         return f"{type(self._float[0]).__name__}, weight {list(self.weight_shape)}"
 
 
 def _without_weights(layer: nn.Module) -> nn.Module:
-    """A shallow copy on the meta device: a packed layer must not keep the float weights of the model it was made from."""
-    made = copy.copy(layer)
-    made._parameters = {
+    """A shallow copy on the meta device: a packed layer must not keep the float weights of the model it was shell from."""
+    shell = copy.copy(layer)
+    shell._parameters = {
         name: None if tensor is None else nn.Parameter(tensor.detach().to("meta"), requires_grad=False)
         for name, tensor in layer._parameters.items()
     }
-    return made
+    return shell
 
 
 def stored_tensors(name: str, module: QuantizerModule, values: Tensor, order: str) -> dict[str, Tensor]:
-    """Checkpoint tensors of a quantized tensor, by suffix; every scale is looked at, and a sample of its codes.
+    """Checkpoint tensors of a quantized tensor, by suffix. Every scale is checked, and a sample of the codes.
 
     Args:
         name: Full name, for messages.
@@ -205,12 +207,12 @@ def stored_tensors(name: str, module: QuantizerModule, values: Tensor, order: st
         order: Order of 4-bit codes in a word.
 
     Raises:
-        ConfigError: The values are none that codes stand for: something has changed them since they were rounded.
-        PluginError: Codes that do not survive packing; names the format.
+        ConfigError: The values are not on the grid: they were changed after they were rounded.
+        PluginError: Codes change when they are packed and unpacked; names the format.
     """
     quantizer, qparams = module.quantizer, module.qparams
     assert qparams is not None
-    names = [stage.dtype.name for stage in levels(quantizer.spec)]
+    names = [level.dtype.name for level in levels(quantizer.spec)]
     codes = quantizer.codes_of(values.detach(), qparams)
     complaint = codes_error(quantizer, qparams, values.detach(), codes, order)
     if complaint is not None and complaint != LOSSY:
@@ -218,13 +220,13 @@ def stored_tensors(name: str, module: QuantizerModule, values: Tensor, order: st
             f"'{name}' cannot be stored as {' → '.join(names)}: it {complaint}. It was changed after it was quantized, or by a broken "
             "plugin: quantize the model anew"
         )
-    made = quantizer.pack(codes, qparams, order=order)
+    tensors = quantizer.pack(codes, qparams, order=order)
     announced = packed_meta(quantizer, tuple(values.shape), order)
-    if any(n in announced and (t.shape, t.dtype) != (announced[n].shape, announced[n].dtype) for n, t in made.items()):
+    if any(n in announced and (t.shape, t.dtype) != (announced[n].shape, announced[n].dtype) for n, t in tensors.items()):
         complaint = "packs to other shapes or dtypes than on the meta device, by which checkpoints are laid out"
     if complaint is not None:
         raise origin("formats", quantizer.stored_level.format.name).error(f"{complaint} (at '{name}')")
-    return made
+    return tensors
 
 
 def packed_meta(quantizer: TensorQuantizer, shape: tuple[int, ...], order: str) -> dict[str, Tensor]:
@@ -234,7 +236,7 @@ def packed_meta(quantizer: TensorQuantizer, shape: tuple[int, ...], order: str) 
 
 @lru_cache(maxsize=1024)
 def _packed_meta(quantizer: TensorQuantizer, shape: tuple[int, ...], order: str) -> dict[str, Tensor]:
-    """Operations on meta tensors take longer than packing a small layer, and a model has few shapes: they are done once for each."""
+    """Operations on meta tensors take longer than packing a small layer, and a model has few shapes: they are done once for each shape."""
     qparams = quantizer.empty_qparams(shape, "meta")
     codes = quantizer.quantize(torch.empty(shape, dtype=torch.float32, device="meta"), qparams)
     return quantizer.pack(codes, qparams, order=order)

@@ -1,4 +1,4 @@
-"""PackedQuantizer: a quantizer of an attention module as it lies in a checkpoint. It becomes a quantizer when it is first called."""
+"""PackedQuantizer: a quantizer of an attention module whose scales are those of a checkpoint."""
 
 from __future__ import annotations
 
@@ -14,6 +14,8 @@ from quark.modules.packed_layers import PackedScales
 from quark.modules.quantizer_module import QuantizerModule
 from quark.quantizers import quantizer_for
 
+__all__ = ["PackedQuantizer", "packed_scales"]
+
 
 def packed_scales(spec: TensorSpec, order: str) -> dict[str, Tensor]:
     """Stored scales of an activation with one scale per tensor, on the meta device, by suffix; none where they are dynamic."""
@@ -24,12 +26,12 @@ def packed_scales(spec: TensorSpec, order: str) -> dict[str, Tensor]:
 
 
 class PackedQuantizer(PackedScales, Packed):
-    """Scales that a loader fills, and the quantizer they make.
+    """Scales that a loader fills, and from which the quantizer is made.
 
     Args:
         spec: Of an activation with one scale per tensor.
         order: Order of 4-bit codes in a word, as the checkpoint has it.
-        stored: Where the scales lie, if another module holds them: a checkpoint keeps those of keys with the projection.
+        stored: The module that holds the scales, if it is another one: a checkpoint keeps those of keys with the projection.
         largest: No scale of this tensor can be larger.
     """
 
@@ -42,29 +44,29 @@ class PackedQuantizer(PackedScales, Packed):
         self._ready: QuantizerModule | None = None
 
     def unpack(self) -> QuantizerModule:
-        """The quantizer, on the device of its scales.
+        """Return the quantizer, on the device of its scales.
 
         Raises:
-            CheckpointError: The scales are none: a loader that only warns of missing tensors leaves what was in memory.
+            CheckpointError: The scales are not positive and finite: a loader that only warns of missing tensors leaves what was in memory.
         """
-        made = QuantizerModule(self.spec, activation=True)
+        module = QuantizerModule(self.spec, activation=True)
         tensors = self._stored[0].tensors()
         if tensors:
-            qparams = made.quantizer.unpack_qparams(tensors, (1,), order=self.order)
+            qparams = module.quantizer.unpack_qparams(tensors, (1,), order=self.order)
             if not bool(((qparams.scale > 0) & (qparams.scale <= self.largest) & torch.isfinite(qparams.scale)).all()):
                 raise CheckpointError(
                     f"a scale inside attention is {qparams.scale.tolist()}, which none can be: the checkpoint says in softmax_quant_spec "
                     "or kv_cache_post_rope that it holds such scales and lacks them. import_model_from_safetensors says which, and leaves "
                     "probabilities without scales float"
                 )
-            made.set_qparams(qparams)
-        return made.train(self.training)
+            module.set_qparams(qparams)
+        return module.train(self.training)
 
     def forward(self, x: Tensor) -> Tensor:
-        """As the quantizer's; the first call unpacks, and lets the packed scales go."""
+        """The quantizer's forward; the first call unpacks, and frees the packed scales."""
         if self._ready is None:
             self._ready = self.unpack()
             self._buffers.clear()
             self._stored = (self,)
-        found: Tensor = self._ready(x)
-        return found
+        output: Tensor = self._ready(x)
+        return output

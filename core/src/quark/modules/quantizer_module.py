@@ -9,11 +9,13 @@ from quark.config.layer import TensorSpec, levels
 from quark.errors import CalibrationError
 from quark.quantizers import QParams, quantizer_for
 
+__all__ = ["QuantizerModule"]
+
 _BUFFERS = ("scale", "zero_point", "outer_scale")
 
 
 class QuantizerModule(nn.Module):
-    """Fake-quantizes a tensor: with its own scales where they are static, with scales found anew at each call where they are dynamic.
+    """Fake-quantizes a tensor: with its own scales where they are static, with scales computed at each call where they are dynamic.
 
     Args:
         spec: The tensor's quantization.

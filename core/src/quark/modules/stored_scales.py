@@ -1,4 +1,4 @@
-"""Scales that come from a checkpoint are looked at before anything is computed with them."""
+"""Check the scales of a checkpoint before anything is computed with them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,14 @@ from quark.errors import CheckpointError
 from quark.log import get_logger
 from quark.quantizers import QParams
 
+__all__ = ["refuse_bad_scales"]
+
 
 def refuse_bad_scales(qparams: QParams, of: str, *, activation: bool) -> None:
-    """Raise where no tensor can have these scales.
+    """Raise where scales are not valid.
 
     A scale of 0 makes an activation infinite. A weight's group that it belongs to reads as zeros: other tools write such scales for groups
-    that hold nothing but zeros, so that is told and not refused.
+    that hold nothing but zeros, so that is logged and not refused.
 
     Args:
         qparams: As a checkpoint has them, unpacked.
@@ -39,8 +41,8 @@ def refuse_bad_scales(qparams: QParams, of: str, *, activation: bool) -> None:
                 f"{bad or zeros} of {values.numel()} scale(s) of {of} are {'NaN, infinite or negative' if bad else '0'}: the checkpoint is "
                 "damaged, or was made of a model that overflowed. Make or fetch it again"
             )
-        _tell_zeros(zeros, values, of)
+        _warn_of_zeros(zeros, values, of)
 
 
-def _tell_zeros(zeros: int, values: Tensor, of: str) -> None:
+def _warn_of_zeros(zeros: int, values: Tensor, of: str) -> None:
     get_logger(__name__).warning(f"{zeros} of {values.numel()} scale(s) of {of} are 0: what they belong to reads as zeros")

@@ -10,8 +10,8 @@ from torch import nn
 
 from quark.config.architecture import Architecture
 from quark.config.model import QConfig
-from quark.modules.expert_forms import ExpertParts, expert_parts
-from quark.modules.experts import separated
+from quark.hf.expert_forms import expert_parts
+from quark.modules.experts import ExpertParts, separated
 from quark.modules.layers import counts_as
 from quark.planning.family import architecture_of
 from quark.planning.inferred_architecture import EXPERTS

@@ -11,8 +11,9 @@ from quark.checkpoint.destination import refuse_used_directory
 from quark.checkpoint.export import exporter_of, exporting
 from quark.checkpoint.exporter import Exporter, ExportOptions, StreamingExporter
 from quark.config.model import QConfig
-from quark.hf.loading import skeleton, torch_device, torch_dtype
+from quark.hf.dtype_and_device import torch_device, torch_dtype
 from quark.hf.shards import check_shards
+from quark.hf.skeleton import skeleton
 from quark.hf.stored_tensors import StoredTensors
 from quark.hf.weight_converters import WeightConverter
 from quark.planning.family import weight_converters_of

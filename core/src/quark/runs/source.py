@@ -45,7 +45,7 @@ class CheckpointSource:
     Of a model that is one block, everything is read at once, since its forwards begin before it is their turn.
 
     Args:
-        model: From `quark.hf.loading.skeleton`, nothing in it replaced yet.
+        model: From `quark.hf.skeleton.skeleton`, nothing in it replaced yet.
         stored: The checkpoint, as tensors of that model.
         device: Where tensors are read to.
 

@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 from quark.plugins import ExporterRecord, hookimpl
 
+__all__ = ["QUARK_API", "quark_register_exporters"]
+
 QUARK_API = (1, 1)
 
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from quark.config.architecture import Architecture
 from quark.errors import UnsupportedError
-from quark.modules.expert_forms import expert_parts
+from quark.hf.expert_forms import expert_parts
 from quark_algos.mappings.mapping import readers_of_attention_norm, readers_of_mlp_norm, writers_of_attention, writers_of_mlp
 from quark_algos.mappings.resolve import submodule
 from quark_algos.rotation.config import RotationConfig

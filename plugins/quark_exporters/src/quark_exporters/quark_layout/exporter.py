@@ -18,14 +18,17 @@ from quark.checkpoint.exporter import BlockStream, ExportOptions, Tokenizer
 from quark.checkpoint.shard_writer import ShardWriter
 from quark.config.model import QConfig
 from quark.errors import OutputError
+from quark.hf.internals import source_of
 from quark.log import get_logger
 from quark.planning.decoder_blocks import Block
 from quark_exporters.quark_layout.layout import WHOLE, Region, is_tied_apart, quantized_parts
 from quark_exporters.quark_layout.quantization_config import quantization_config
 
+__all__ = ["SafetensorsExporter"]
+
 
 class SafetensorsExporter:
-    """Writes the Quark layout. Source: spec of the checkpoint format, §1–4 and §10."""
+    """Writes the Quark layout; `quark_exporters.quark_layout.reader` reads it. Source: checkpoints of AMD Quark 0.13."""
 
     def export(self, content: CheckpointContent, out: Path, options: ExportOptions) -> None:
         """As `quark.checkpoint.Exporter.export`."""
@@ -43,7 +46,7 @@ class SafetensorsExporter:
 
 
 class _Stream:
-    """One export under way."""
+    """An export that has begun."""
 
     def __init__(self, content: CheckpointContent, options: ExportOptions, directory: Path, writer: ShardWriter) -> None:
         self._content = content
@@ -78,7 +81,7 @@ class _Stream:
 
 
 def _warn_of_readers(config: QConfig, options: ExportOptions) -> None:
-    """Say which runtimes cannot run algorithms that run with the model, or read weights that are no codes."""
+    """Warn of runtimes that ignore algorithms that run with the model, or take rounded values for codes."""
     names = [a.name for a in config.algo_config or () if a.runs_with_model()]
     if names:
         get_logger(__name__).warning(
@@ -104,17 +107,17 @@ def _save(tokenizer: Tokenizer, directory: Path) -> None:
 
 
 def _config_of(content: CheckpointContent, options: ExportOptions) -> Any:
-    """A copy of the model's config that says how it was quantized; of one that has no transformers config, what can be said of it."""
+    """The content of config.json: the model's config with the quantization, or, where it has none, its class and the quantization."""
     model: Any = content.model
     if not _has_config(model):
         return {"architectures": [type(model).__name__], "quantization_config": quantization_config(content, options)}
-    made = copy.deepcopy(model.config)
-    made.architectures = made.architectures or [type(model).__name__]
-    made.dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
+    config = copy.deepcopy(model.config)
+    config.architectures = config.architectures or [type(model).__name__]
+    config.dtype = next(p.dtype for p in model.parameters() if p.is_floating_point())
     if is_tied_apart(model):
-        made.tie_word_embeddings = False
-    made.quantization_config = quantization_config(content, options)
-    return made
+        config.tie_word_embeddings = False
+    config.quantization_config = quantization_config(content, options)
+    return config
 
 
 def _has_config(model: nn.Module) -> bool:
@@ -127,7 +130,7 @@ def _copy_companions(model: Any, directory: Path) -> None:
     generation = getattr(model, "generation_config", None)
     if generation is not None:
         generation.save_pretrained(directory)
-    source = Path(getattr(model.config, "_name_or_path", "") or "")
+    source = Path(source_of(model.config))
     for name in COMPANIONS:
         if source.name and (source / name).is_file() and not (directory / name).exists():
             shutil.copyfile(source / name, directory / name)

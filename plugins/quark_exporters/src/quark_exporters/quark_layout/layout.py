@@ -1,4 +1,4 @@
-"""The tensors of an export, part by part: codes, or rounded values, and scales of quantized layers; everything else as it is."""
+"""The tensors that are written: codes, or rounded values, and scales of quantized layers; everything else unchanged."""
 
 from __future__ import annotations
 
@@ -18,14 +18,16 @@ from quark.planning.plan import QuantPlan
 from quark.quantizers import QParams
 from quark_exporters.quark_layout.tensor_names import checkpoint_name, probabilities_name
 
+__all__ = ["WHOLE", "Region", "is_tied_apart", "quantized_parts"]
+
 
 @attrs.frozen
 class Region:
-    """A part of a model: what lies under one module, but for what lies under some of those below.
+    """A part of a model: the modules and tensors under one module, except those under some of its descendants.
 
     Attributes:
         root: Full name of the module; empty for the model itself.
-        without: Full names of modules that are left out.
+        without: Full names of the modules that do not belong to it.
     """
 
     root: str = ""
@@ -33,16 +35,16 @@ class Region:
 
     def modules(self, model: nn.Module) -> dict[str, nn.Module]:
         """Its modules by full name, in the model's order."""
-        found = model.get_submodule(self.root).named_modules(prefix=self.root)
-        return {name: module for name, module in found if not self._leaves_out(name)}
+        modules = model.get_submodule(self.root).named_modules(prefix=self.root)
+        return {name: module for name, module in modules if not self._excludes(name)}
 
     def state(self, model: nn.Module) -> dict[str, Tensor]:
         """Its parameters and persistent buffers by full name, in the model's order; tied ones are one object."""
         prefix = f"{self.root}." if self.root else ""
-        found = model.get_submodule(self.root).state_dict(keep_vars=True, prefix=prefix)
-        return {name: tensor for name, tensor in found.items() if not self._leaves_out(name)}
+        state = model.get_submodule(self.root).state_dict(keep_vars=True, prefix=prefix)
+        return {name: tensor for name, tensor in state.items() if not self._excludes(name)}
 
-    def _leaves_out(self, name: str) -> bool:
+    def _excludes(self, name: str) -> bool:
         return f"{name}.".startswith(tuple(f"{module}." for module in self.without))
 
 
@@ -63,7 +65,7 @@ def quantized_parts(model: nn.Module, plan: QuantPlan, options: ExportOptions, r
 
 
 def is_tied_apart(model: nn.Module) -> bool:
-    """Whether the config says that input and output embeddings are one tensor and quantizing has made them two."""
+    """Whether the config ties input and output embeddings and quantization has given the head a weight of its own."""
     if not getattr(model.config, "tie_word_embeddings", False):
         return False
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()  # type: ignore[operator]
@@ -71,16 +73,16 @@ def is_tied_apart(model: nn.Module) -> bool:
 
 
 def _attention_quantizers(modules: Mapping[str, nn.Module]) -> dict[str, QuantizerModule]:
-    """Quantizers of attention modules by full name: of probabilities, and of states, whose scales are stored with the projections."""
+    """Quantizers of attention modules by full name: of probabilities, and of states, whose scales are stored with projections."""
     return {n: m for n, m in modules.items() if isinstance(m, QuantizerModule) and n.rpartition(".")[2] in (PROBABILITIES, *STATES)}
 
 
 def _output_quantizers(model: nn.Module, plan: QuantPlan, layers: dict[str, QuantizedLayer]) -> dict[str, QuantizerModule]:
-    """What quantizes the output of each layer, be it inside attention, after the rotary embedding."""
+    """The quantizer of each layer's output: the layer's own, or the one inside attention, behind the rotary embedding."""
     states = [(a.name, state, layer) for a in plan.attentions for state, (layer, _) in a.states.items() if layer in layers]
     inside = {layer: getattr(model.get_submodule(attention), state) for attention, state, layer in states}
-    found = {name: inside.get(name, layer.output_quantizer) for name, layer in layers.items()}
-    return {name: quantizer for name, quantizer in found.items() if quantizer is not None}
+    quantizers = {name: inside.get(name, layer.output_quantizer) for name, layer in layers.items()}
+    return {name: quantizer for name, quantizer in quantizers.items() if quantizer is not None}
 
 
 def _probability_parts(name: str, module: QuantizerModule, options: ExportOptions) -> Iterator[Part]:
@@ -121,7 +123,7 @@ def _meta(name: str, layer: QuantizedLayer, options: ExportOptions, output: Quan
             continue
         packed = packed_meta(quantizer.quantizer, tuple(tensor.shape), options.pack_method)
         packed[""] = layer.as_stored(tensor.detach().to("meta") if _holds_values(options) else packed[""])
-        yield from ((checkpoint_name(name, slot, suffix), t) for suffix, t in packed.items() if _wanted(suffix, quantizer, options))
+        yield from ((checkpoint_name(name, slot, suffix), t) for suffix, t in packed.items() if _is_stored(suffix, quantizer, options))
     for slot, module in ((Slot.input_tensors, layer.input_quantizer), (Slot.output_tensors, output)):
         for suffix, t in _activation(module, None, options).items():
             yield checkpoint_name(name, slot, suffix), t.to("meta")
@@ -150,25 +152,25 @@ def _tensors(
 
 
 def _holds_values(options: ExportOptions) -> bool:
-    """Whether rounded values are stored in place of their codes."""
+    """Whether rounded values are stored, and not their codes."""
     return options.weight_format == "fake_quantized"
 
 
 def _activation(module: QuantizerModule | None, qparams: QParams | None, options: ExportOptions) -> dict[str, Tensor]:
-    """Stored scales of a static activation quantizer: ``qparams`` where they are given, else its own."""
-    found = qparams or (module.qparams if module is not None else None)
-    if module is None or found is None:
+    """Stored scales of a static activation quantizer: ``qparams``, or its own where that is None."""
+    stored = qparams or (module.qparams if module is not None else None)
+    if module is None or stored is None:
         return {}
-    packed = module.quantizer.pack_qparams(found, order=options.pack_method)
-    return {suffix: t for suffix, t in packed.items() if _wanted(suffix, module, options)}
+    packed = module.quantizer.pack_qparams(stored, order=options.pack_method)
+    return {suffix: t for suffix, t in packed.items() if _is_stored(suffix, module, options)}
 
 
-def _wanted(suffix: str, module: QuantizerModule, options: ExportOptions) -> bool:
+def _is_stored(suffix: str, module: QuantizerModule, options: ExportOptions) -> bool:
     return options.zero_points or not suffix.startswith("zero_point") or module.zero_point is not None
 
 
 def _merged_outputs(outputs: dict[str, QuantizerModule], options: ExportOptions) -> dict[str, QParams]:
-    """Scales of the cache that the caller wants merged at the export: in each attention the largest of them, not below the floor."""
+    """Cache scales that the options merge: for each attention the largest one, not below the floor, by the functions of calibration."""
     scales = {name: q.scale for name, q in outputs.items() if q.scale is not None and q.scale.numel() == 1}
     merged: dict[str, QParams] = {}
     for names in kv_scale_groups(scales, options.kv_cache_group):

@@ -26,6 +26,8 @@ from quark.modules.layer_types import planned_class, planned_names
 from quark.planning.plan import PlanRow, QuantPlan
 from quark.planning.precedence import layer_config_for
 
+__all__ = ["quantization_config", "read_quantization_config"]
+
 _VLLM_QUERIES = "*q_proj"
 """The key of ``layer_quant_config`` under which vLLM looks for query projections with a quantized output (`QuarkConfig` in ``quark.py``).
 It belongs to vLLM's reader, not to a model: query projections of other names gain nothing by it."""
@@ -51,7 +53,7 @@ def quantization_config(content: CheckpointContent, options: ExportOptions) -> d
     layers = {
         row.name: row.config
         for row in plan.quantized
-        if row.config is not None and not _is_float(row) and row.config != _otherwise(bare, row)
+        if row.config is not None and not _is_float(row) and row.config != _without_patterns(bare, row)
     }
     block = JsonExporterConfig(
         kv_cache_group=sorted(name for name, layer in cache.items() if layer.output_tensors is not None),
@@ -70,7 +72,7 @@ def quantization_config(content: CheckpointContent, options: ExportOptions) -> d
 
 
 def _queries_as_one(layers: dict[str, QLayerConfig], plan: QuantPlan) -> dict[str, QLayerConfig]:
-    """Query projections with a quantized output under one pattern, if they are all alike: vLLM forgives such outputs only under that key.
+    """Put query projections with a quantized output under one pattern, if all are alike: vLLM accepts such outputs only under that key.
 
     No other pattern is written, so that nothing competes with it; excluded layers stay excluded.
     """
@@ -86,19 +88,19 @@ def _feeds_cache(name: str, config: QConfig, options: ExportOptions) -> bool:
     return any(fnmatchcase(name, p) for p in patterns)
 
 
-def _otherwise(config: QConfig, row: PlanRow) -> QLayerConfig | None:
+def _without_patterns(config: QConfig, row: PlanRow) -> QLayerConfig | None:
     """What a configuration without patterns gives the layer of a row."""
     return layer_config_for(config, row.name, planned_class(row.module_type)).config
 
 
 def _is_float(row: PlanRow) -> bool:
-    """Whether readers must be told to leave the layer alone; its output may still enter a quantized cache."""
+    """Whether the layer is listed as excluded: its weight and input are float, its output may still enter a quantized cache."""
     has_no_codes = row.config is None or attrs.evolve(row.config, output_tensors=None) == QLayerConfig()
     return has_no_codes and row.module_type not in planned_names(lookup=True)
 
 
 def _routers(model: nn.Module, config: QConfig, plan: QuantPlan) -> list[str]:
-    """Modules with a weight that an exclusion names but that are no linear layers here: runtimes may implement them as such."""
+    """Modules that are excluded and have a weight, but are no linear layers here: runtimes may implement them as linear layers."""
     known = {row.name for row in plan.rows}
     return [
         name

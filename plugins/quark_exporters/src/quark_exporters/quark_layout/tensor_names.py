@@ -1,4 +1,4 @@
-"""Names of a layer's tensors in a checkpoint, and where they lie in a packed layer. Source: spec of the checkpoint format, §2 and §8.1."""
+"""Names of tensors in a checkpoint, and their paths in a prepared model. Source: checkpoints of AMD Quark 0.13."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from collections.abc import Iterable
 from quark.config.slot import Slot
 from quark.hf.quark_loader import is_stored_beside_weight
 from quark.modules.attention import PROBABILITIES
+
+__all__ = ["attention_attribute", "checkpoint_name", "has_probabilities", "packed_attribute", "probabilities_name"]
 
 _PROBABILITIES = "prob_output_"
 

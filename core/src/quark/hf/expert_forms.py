@@ -11,31 +11,16 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-import attrs
-import torch
 from torch import Tensor, nn
 
 from quark.config.architecture import ExpertForm
+from quark.hf.internals import apply_gate
+from quark.modules.experts import ExpertParts
+
+__all__ = ["expert_parts"]
 
 _GATE, _UP, _DOWN, _GATE_UP = "gate_proj", "up_proj", "down_proj", "gate_up_proj"
 _ACTIVATIONS = ("act_fn", "activation_fn")
-
-
-@attrs.frozen(eq=False)
-class ExpertParts:
-    """What a fused mixture is made of.
-
-    Attributes:
-        weights: By name of a projection, ``[experts, out, in]``; the last one closes an expert.
-        biases: By the same names, ``[experts, out]``, where there are some.
-        gate: What the last projection takes, of the outputs of the others.
-        sorted_tokens: Whether it is called with every token once for each expert, weighted already.
-    """
-
-    weights: dict[str, Tensor]
-    biases: dict[str, Tensor]
-    gate: Callable[[Sequence[Tensor]], Tensor]
-    sorted_tokens: bool = False
 
 
 def expert_parts(module: nn.Module, form: ExpertForm, inputs: Sequence[str], output: str) -> ExpertParts | None:
@@ -47,12 +32,12 @@ def expert_parts(module: nn.Module, form: ExpertForm, inputs: Sequence[str], out
         inputs: Names of the projections that read an expert's input, gate first; where parameters are stacked, their own names.
         output: Name of the one that closes it.
     """
-    found = _of_interface(module)
-    if found is None and form == "sorted":
-        found = _of_sorted(module)
-    if found is None and form == "stacked":
-        found = _of_stacked(module, (*inputs, output))
-    return found
+    parts = _of_interface(module)
+    if parts is None and form == "sorted":
+        parts = _of_sorted(module)
+    if parts is None and form == "stacked":
+        parts = _of_stacked(module, (*inputs, output))
+    return parts
 
 
 def _of_interface(module: Any) -> ExpertParts | None:
@@ -65,9 +50,9 @@ def _of_interface(module: Any) -> ExpertParts | None:
     shell._parameters = {}
     biases = {name: module._parameters[f"{name}_bias"] for name in (_GATE_UP, _DOWN)} if module.has_bias else {}
     if not module.is_concatenated:
-        return ExpertParts({_GATE_UP: up, _DOWN: down}, biases, partial(_own_gate, shell))
+        return ExpertParts({_GATE_UP: up, _DOWN: down}, biases, partial(apply_gate, shell))
     halves = dict(zip((_GATE, _UP), biases[_GATE_UP].chunk(2, dim=1), strict=True)) | {_DOWN: biases[_DOWN]} if biases else {}
-    return ExpertParts(_halved(up, down), halves, partial(_own_gate, shell))
+    return ExpertParts(_halved(up, down), halves, partial(apply_gate, shell))
 
 
 def _of_sorted(module: nn.Module) -> ExpertParts | None:
@@ -89,8 +74,8 @@ def _of_stacked(module: nn.Module, names: Sequence[str]) -> ExpertParts | None:
 
 
 def _pair(module: nn.Module) -> tuple[Tensor, Tensor] | None:
-    found = [p.detach() for name in (_GATE_UP, _DOWN) if (p := module._parameters.get(name)) is not None and p.ndim == 3]
-    return (found[0], found[1]) if len(found) == 2 else None
+    pair = [p.detach() for name in (_GATE_UP, _DOWN) if (p := module._parameters.get(name)) is not None and p.ndim == 3]
+    return (pair[0], pair[1]) if len(pair) == 2 else None
 
 
 def _halved(up: Tensor, down: Tensor) -> dict[str, Tensor]:
@@ -99,13 +84,8 @@ def _halved(up: Tensor, down: Tensor) -> dict[str, Tensor]:
 
 def _activation(module: nn.Module) -> Callable[[Tensor], Tensor] | None:
     """What the gate passes, in the module or the one that holds its matrices."""
-    found = (getattr(m, name) for m in module.modules() for name in _ACTIVATIONS if hasattr(m, name))
-    return next(found, None)
-
-
-def _own_gate(shell: Any, outputs: Sequence[Tensor]) -> Tensor:
-    made: Tensor = shell._apply_gate(torch.cat(list(outputs), dim=-1))
-    return made
+    functions = (getattr(m, name) for m in module.modules() for name in _ACTIVATIONS if hasattr(m, name))
+    return next(functions, None)
 
 
 def _activated(activation: Callable[[Tensor], Tensor], outputs: Sequence[Tensor]) -> Tensor:

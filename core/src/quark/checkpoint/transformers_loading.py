@@ -1,0 +1,105 @@
+"""Let ``from_pretrained`` of transformers read the registered layouts: a quantization config and a quantizer of transformers for each.
+
+transformers knows ``quant_method: quark`` by itself and imports quark for it. It looks for no other method of a third party: a program that
+calls ``from_pretrained`` on such a checkpoint calls `register_layouts` first. Importing quark does not do so, since that would import torch
+and transformers.
+"""
+
+from __future__ import annotations
+
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from quark.checkpoint.layout_reader import LayoutReader, ReadsOwnFiles, RenamesTensors
+from quark.checkpoint.layouts import layout_for, reader_of
+from quark.checkpoint.provenance import refuse_unreadable
+from quark.hf.internals import source_of
+from quark.hf.unpacking import unpack_all
+from quark.plugins import exporters
+
+__all__ = ["register_layouts"]
+
+
+def register_layouts() -> list[str]:
+    """Register each installed layout with transformers by its ``quant_methods``; those that transformers knows already stay as they are.
+
+    Layouts whose tensors do not lie in safetensors files (`ReadsOwnFiles`) are read by `import_model_from_safetensors` alone.
+
+    Returns:
+        The methods that have been registered by this call.
+    """
+    from transformers.quantizers import register_quantization_config, register_quantizer
+
+    registered = []
+    methods = {method for record in exporters() if record.reader is not None for method in record.quant_methods}
+    for method in sorted(methods):
+        with suppress(ValueError):  # it is known already: transformers' own stays, and a second call changes nothing
+            register_quantization_config(method)(_config_class(method))
+            register_quantizer(method)(_quantizer_class())
+            registered.append(method)
+    return registered
+
+
+def _config_class(method: str) -> type[Any]:
+    """What transformers makes of a ``quantization_config`` of that method."""
+    from transformers.utils.quantization_config import QuantizationConfigMixin
+
+    class LayoutConfig(QuantizationConfigMixin):
+        """The ``quantization_config`` of a checkpoint, as it is written."""
+
+        def __init__(self, **block: Any) -> None:
+            self.quant_method = method
+            self.block = {**block, "quant_method": method}
+
+        def to_dict(self) -> dict[str, Any]:
+            return dict(self.block)
+
+    return LayoutConfig
+
+
+def _quantizer_class() -> type[Any]:
+    from transformers.core_model_loading import WeightRenaming
+    from transformers.quantizers import HfQuantizer
+
+    class LayoutQuantizer(HfQuantizer):
+        """Leaves all that is particular to a layout to its reader."""
+
+        requires_calibration = True
+
+        def __init__(self, quantization_config: Any, **options: Any) -> None:
+            super().__init__(quantization_config, **options)
+            self._reader = _reader(quantization_config.block)
+
+        def _process_model_before_weight_loading(self, model: Any, **_: Any) -> Any:
+            stored = self._reader.configuration(self.quantization_config.block, Path(source_of(model.config)))
+            refuse_unreadable(stored.config)
+            self._reader.prepare(model, stored)
+            return model
+
+        def _process_model_after_weight_loading(self, model: Any, **_: Any) -> Any:
+            unpack_all(model, Path(source_of(model.config)))
+            return model
+
+        def get_weight_conversions(self) -> list[Any]:
+            renamings = self._reader.renamings if isinstance(self._reader, RenamesTensors) else ()
+            return [WeightRenaming(source, target) for source, target in renamings]
+
+        def is_serializable(self) -> bool:
+            return False
+
+        @property
+        def is_trainable(self) -> bool:
+            return False
+
+    return LayoutQuantizer
+
+
+def _reader(block: dict[str, Any]) -> LayoutReader:
+    layout = layout_for(block, Path("config.json"))
+    reader = reader_of(layout)
+    if isinstance(reader, ReadsOwnFiles):
+        raise ValueError(
+            f"the layout '{layout}' has files of its own, which from_pretrained cannot read: use quark.torch.import_model_from_safetensors"
+        )
+    return reader

@@ -1,0 +1,63 @@
+"""The transformers config of a checkpoint, and the Auto class whose models include the one that it names."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from quark.errors import CheckpointError
+from quark.hf.foreign_errors import reading
+from quark.hf.internals import model_classes
+from quark.hf.json_files import read_json
+from quark.hf.modeling import known_to_transformers
+
+__all__ = ["auto_class", "model_config"]
+
+_MOST_PARTS = 10_000  # layers, or experts of a layer: of a model that can be built in time
+
+
+def model_config(path: Path) -> Any:
+    """The transformers config of a checkpoint; the model class that a plugin brings for it is imported first.
+
+    Raises:
+        CheckpointError: There is no such directory, its config.json is missing or damaged, or nobody knows its model type.
+        PluginError: The plugin's module cannot be imported.
+    """
+    from transformers import AutoConfig
+
+    if not (path / "config.json").is_file():
+        what = "there is no such directory" if not path.is_dir() else "it has no config.json"
+        raise CheckpointError(f"'{path}' is not a checkpoint in Hugging Face form: {what}")
+    file = path / "config.json"
+    _refuse_endless(read_json(file), file)
+    damaged = "it is damaged, or of a model that this release of transformers does not know, or needs code of its own, which is never run"
+    with known_to_transformers(file), reading(file, damaged):
+        return AutoConfig.from_pretrained(path, trust_remote_code=False)
+
+
+def _refuse_endless(config: Any, file: Path) -> None:
+    """Raise if a model of that config.json would take forever to build, even without weights."""
+    for key, value in config.items() if isinstance(config, dict) else ():
+        if isinstance(value, dict):
+            _refuse_endless(value, file)
+        elif isinstance(value, int) and value > _MOST_PARTS and re.search("layer|expert|depth", key):
+            raise CheckpointError(f"'{file}' says {key} = {value:,}, and no model has more than {_MOST_PARTS:,} of such: it is damaged")
+
+
+def auto_class(config: Any) -> Any:
+    """The Auto class of transformers whose models include the one that a checkpoint's config names.
+
+    That is the one for text, or, for a model of several parts, the one for images and text; what no ``architectures`` decides is the first
+    that knows the config, text before images.
+
+    Args:
+        config: A transformers config.
+    """
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    named = set(config.architectures or ())
+    classes = {auto: model_classes(auto, config) for auto in (AutoModelForCausalLM, AutoModelForImageTextToText)}
+    known = [auto for auto, models in classes.items() if models]
+    exact = [auto for auto in known if named & {model.__name__ for model in classes[auto]}]
+    return [*exact, *known, AutoModelForCausalLM][0]

@@ -1,0 +1,34 @@
+"""The tokenizer that lies with a checkpoint."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from quark.errors import CheckpointError
+from quark.hf.foreign_errors import reading
+from quark.hf.json_files import bounded_bytes
+
+__all__ = ["load_tokenizer"]
+
+# An id of eight digits in tokenizer.json: the vocabulary is laid out up to the largest, whatever time and memory that takes.
+_FAR_ID = re.compile(rb'":(?<!length":)\s*(\d{8,18})\s*[,}]')
+
+
+def load_tokenizer(path: Path) -> Any:
+    """The tokenizer that lies with a checkpoint, or None where there is none. Raises CheckpointError where it is damaged."""
+    from transformers import AutoTokenizer
+
+    files = [path / name for name in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model") if (path / name).is_file()]
+    if not files:
+        return None
+    for file in files:
+        if far := _FAR_ID.search(bounded_bytes(file)):
+            raise CheckpointError(f"'{file}' has the token id {int(far[1]):,}, and no vocabulary is so large: fetch it again")
+    with reading(
+        path, "its tokenizer is damaged, or needs code of its own, which is never run; fetch tokenizer.json and tokenizer_config.json again"
+    ):
+        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False, local_files_only=True)
+        tokenizer("some text")  # some settings are looked at only when it is used
+    return tokenizer
