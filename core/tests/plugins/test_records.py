@@ -181,6 +181,30 @@ def test_a_plugin_for_another_plugin_api_is_left_out(site: Any, attribute: str, 
         site.collect(QUARK_STRICT_PLUGINS="1")
 
 
+def test_a_record_that_cannot_be_copied_or_has_a_broken_range_harms_no_other(site: Any) -> None:
+    site.install(
+        "acme-quant",
+        """
+        QUARK_API = (1, 1)
+
+        class Own(SchemeRecord):
+            def __init__(self, name):
+                super().__init__(name=name, config="json:dumps")
+
+        @hookimpl
+        def quark_register_schemes():
+            yield Own("own")
+            broken = scheme("broken")
+            object.__setattr__(broken, "api", "1 to 2")
+            yield broken
+            yield scheme("last")
+        """,
+    )
+    catalog = site.collect()
+    assert catalog.schemes.names() == ["good", "last", "own"]
+    assert [failure.stage for failure in catalog.failures()] == ["validate"]
+
+
 def test_every_built_in_record_says_for_which_plugin_api_it_was_written() -> None:
     registries = (quark.formats(), quark.observers(), quark.schemes(), quark.algorithms(), quark.templates(), quark.exporters())
     assert all(record.api is not None and record.api.allows() for registry in registries for record in registry)

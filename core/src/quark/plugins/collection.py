@@ -138,8 +138,13 @@ class Collection:
         """Add what an imported plugin provides: compare its range of API versions; register, call and validate its hooks."""
         try:
             api = as_api_range(getattr(plugin, API_ATTRIBUTE, None))
-        except (ValueError, TypeError) as error:
-            self._fail(source, "require", f"its {API_ATTRIBUTE} is not valid: {error}", fix=f"write {API_ATTRIBUTE} = (lowest, highest)")
+        except _FRAGILE as error:
+            self._fail(
+                source,
+                "require",
+                f"its {API_ATTRIBUTE} is not valid: {_described(error)}",
+                fix=f"write {API_ATTRIBUTE} = (lowest, highest)",
+            )
             return
         if api is not None and not api.allows():
             error_text, fix = api.refusal()
@@ -180,8 +185,7 @@ class Collection:
         for record in self._called(kind, function, source):
             defect = _defect(kind, record) or _out_of_range(record) or _used_twice(record, taken)
             if defect is None:
-                own = record if record.api is not None or api is None else attrs.evolve(record, api=api)
-                self.records[kind.plural].append(Registered(own, source))
+                self.records[kind.plural].append(Registered(_with_range(record, api), source))
                 taken.update((record.name, *record.aliases))
                 continue
             failed += 1
@@ -241,6 +245,16 @@ def _out_of_range(record: Record) -> tuple[str, str] | None:
         return None
     error, fix = record.api.refusal()
     return f"yields '{record.name}', which {error}", fix
+
+
+def _with_range(record: Record, api: ApiRange | None) -> Record:
+    """The record with its plugin's range of API versions where it states none."""
+    if api is None or record.api is not None:
+        return record
+    try:
+        return attrs.evolve(record, api=api)
+    except _FRAGILE:
+        return record  # a subclass with a constructor of its own cannot be copied; its range is not shown
 
 
 def _used_twice(record: Record, taken: set[str]) -> tuple[str, str] | None:

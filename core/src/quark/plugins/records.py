@@ -120,7 +120,9 @@ class Record:
     replaces: str | None = None
     options: tuple[Option, ...] | None = attrs.field(default=None, converter=_optional_tuple, validator=attrs.validators.optional(_options))
     capabilities: frozenset[str] = attrs.field(default=frozenset(), converter=_capability_set, validator=_capabilities)
-    api: ApiRange | None = attrs.field(default=None, converter=as_api_range)
+    api: ApiRange | None = attrs.field(
+        default=None, converter=as_api_range, validator=attrs.validators.optional(attrs.validators.instance_of(ApiRange))
+    )
 
 
 @attrs.frozen(kw_only=True)
