@@ -16,6 +16,7 @@ from quark.planning.plan import make_plan
 from quark.plugins.catalog import catalog
 from quark.plugins.report import kind_report, record_report
 from quark.templates import LLMTemplate
+from quark.templates.documented import DEFAULT_TEMPLATES
 
 W4 = QTensorConfig(dtype="int4", qscheme="per_group", ch_axis=-1, group_size=32, is_dynamic=False)
 A8 = QTensorConfig(dtype="fp8_e4m3", qscheme="per_tensor", is_dynamic=False)
@@ -68,6 +69,7 @@ def test_a_name_with_a_colon_is_refused() -> None:
 def test_a_template_is_in_the_registry_and_the_listing_with_or_without_facts() -> None:
     LLMTemplate.register_template(LLMTemplate("mine"))
     assert "mine" in quark.templates()
+    assert "mine" not in DEFAULT_TEMPLATES
     assert quark.templates().find_architecture("mine") is None
     assert record_report(catalog(), "templates", "mine")["entry"]["status"] == "active"
     facts = quark.templates().load_architecture("acme_net")
@@ -84,5 +86,8 @@ def test_a_template_in_place_of_a_plugins_keeps_the_facts_of_the_family(template
             assert LLMTemplate.get("acme_net") is own
             assert quark.templates().load_architecture("acme_net") is facts
     assert caplog.text.count("'acme_net' already registered") == 2
+    assert LLMTemplate.list_available().count("acme_net") == 1
+    assert DEFAULT_TEMPLATES["acme_net"]["exclude_layers_name"] == ["head"]
+    assert "acme_net" in list(DEFAULT_TEMPLATES)
     quark.templates().unregister("acme_net")
     assert LLMTemplate.get("acme_net") is template

@@ -33,6 +33,18 @@ def unreplaced(claims: Iterable[Registered]) -> list[Registered]:
     return standing or claims  # two that replace each other are both contested
 
 
+def _standing_names(entries: Iterable[Registered]) -> list[str]:
+    """The names of entries, sorted; one that several distributions claim once for each of them, as ``"distribution:name"``."""
+    by_name: dict[str, list[Registered]] = {}
+    for entry in entries:
+        by_name.setdefault(entry.record.name, []).append(entry)
+    names: list[str] = []
+    for name, claims in by_name.items():
+        standing = unreplaced(claims)
+        names += [name] if len(standing) == 1 else [f"{c.source.distribution}:{name}" for c in standing]
+    return sorted(names)
+
+
 class Registry(Generic[R]):
     """All records of one kind.
 
@@ -64,16 +76,12 @@ class Registry(Generic[R]):
 
         A name that several distributions claim appears once for each of them, as ``"distribution:name"``.
         """
-        out: list[str] = []
-        for name, claims in self._claims_by_name().items():
-            standing = unreplaced(claims)
-            out += [name] if len(standing) == 1 else [f"{c.source.distribution}:{name}" for c in standing]
-        return sorted(out)
+        return _standing_names(self._entries)
 
     def plugin_names(self) -> list[str]:
-        """As `names`, without what was registered at run time."""
-        own = set(self.run_time_names())
-        return [name for name in self.names() if name not in own]
+        """As `names`, without what was registered at run time, and with what that stands in for."""
+        plugins = [entry for entry in self._entries if entry.source.distribution != RUN_TIME]
+        return _standing_names(plugins)
 
     def run_time_names(self) -> list[str]:
         """Names that `register` added for the program itself, in the order of registration."""
@@ -203,12 +211,6 @@ class Registry(Generic[R]):
 
     def __repr__(self) -> str:
         return f"<{self.kind.plural}: {', '.join(self.names()) or 'none'}>"
-
-    def _claims_by_name(self) -> dict[str, list[Registered]]:
-        by_name: dict[str, list[Registered]] = {}
-        for entry in self._entries:
-            by_name.setdefault(entry.record.name, []).append(entry)
-        return by_name
 
     def _claims_by_key(self) -> dict[str, list[Registered]]:
         """Entries by name and by alias. Rebuilt when their number changes: plugins' records are added to the same list from outside."""

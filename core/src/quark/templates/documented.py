@@ -8,6 +8,7 @@ from typing import Any
 from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
 from quark.plugins import templates
+from quark.plugins.records import RunTimeTemplate
 from quark.templates.algorithms import get_algo_config, get_supported_algorithm_types
 from quark.templates.template import LLMTemplate
 
@@ -19,9 +20,15 @@ class _DefaultTemplates(Mapping[str, dict[str, Any]]):
     """The registered templates by model type, each as the dict that `template_from_dict` takes; read when it is asked for."""
 
     def __getitem__(self, model_type: str) -> dict[str, Any]:
-        if model_type not in templates() or model_type in templates().run_time_names():
+        registry = templates()
+        if model_type not in registry:
             raise KeyError(model_type)
-        template = LLMTemplate.from_architecture(templates().load_architecture(model_type))
+        record = registry.get(model_type)
+        if isinstance(record, RunTimeTemplate):
+            if record.replaces is None:
+                raise KeyError(model_type)
+            model_type = f"{record.replaces}:{model_type}"
+        template = LLMTemplate.from_architecture(registry.load_architecture(model_type))
         return {
             "kv_layers_name": template.kv_layers_name,
             "q_layer_name": template.q_layer_name,

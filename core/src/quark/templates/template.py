@@ -146,7 +146,8 @@ class LLMTemplate:
     @classmethod
     def list_available(cls) -> list[str]:
         """Model types that have a template: plugins' in alphabetical order, then the program's own."""
-        return [*templates().plugin_names(), *templates().run_time_names()]
+        plugins = templates().plugin_names()
+        return [*plugins, *(name for name in templates().run_time_names() if name not in plugins)]
 
     @classmethod
     def register_template(cls, template: LLMTemplate) -> None:
