@@ -52,7 +52,7 @@ class Row:
     Attributes:
         name: Scheme, and that of the cache if it has one.
         size: On disk.
-        found: The model loaded from disk beside the float model.
+        comparison: The model loaded from disk beside the float model.
         seconds: To quantize and to export.
         reload_equal: Whether the loaded model's logits equal those of the model in memory, bit for bit.
         words: How the loaded model goes on after `PROMPT`.
@@ -60,7 +60,7 @@ class Row:
 
     name: str
     size: Size
-    found: Comparison
+    comparison: Comparison
     seconds: float
     reload_equal: bool
     words: str
@@ -106,9 +106,9 @@ class Bench:
 
     def float_row(self, quantized: Sequence[PlanRow]) -> Row:
         """The first row: the model as it comes, its size that of the layers which the schemes quantize."""
-        found = compare(self.reference, self.reference, self.windows.split(4))
+        comparison = compare(self.reference, self.reference, self.windows.split(4))
         size = stored_size(tiny.tiny_model_dir(), quantized)
-        return Row(name="float", size=size, found=found, seconds=0.0, reload_equal=True, words=self._words(self.reference))
+        return Row(name="float", size=size, comparison=comparison, seconds=0.0, reload_equal=True, words=self._words(self.reference))
 
     def try_scheme(self, scheme: str, cache: str | None, folder: Path) -> tuple[Row | Refusal, tuple[PlanRow, ...]]:
         """Quantize, export to ``folder``, load, compare; and which layers got quantized weights."""
@@ -135,10 +135,10 @@ class Bench:
         # Attention computed by the same kernel on both sides: kernels differ in their last bits.
         attention = str(getattr(model.config, "_attn_implementation", "eager"))
         loaded = import_model_from_safetensors(None, str(folder), attn_implementation=attention, device="cpu")
-        found = compare(loaded, self.reference, self.windows.split(4))
+        comparison = compare(loaded, self.reference, self.windows.split(4))
         same = _same_logits(model, loaded, self.windows[:2])
         size, words = stored_size(folder, layers), self._words(loaded)
-        return Row(name=name, size=size, found=found, seconds=seconds, reload_equal=same, words=words)
+        return Row(name=name, size=size, comparison=comparison, seconds=seconds, reload_equal=same, words=words)
 
     def _words(self, model: Any) -> str:
         prompt = self.tokenizer(PROMPT, return_tensors="pt")

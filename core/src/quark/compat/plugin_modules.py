@@ -1,4 +1,4 @@
-"""AMD Quark's public modules that plugins bring, such as ``quark.torch.algorithm.awq.awq``: made on import, of what records export."""
+"""AMD Quark's public modules that plugins bring, such as ``quark.torch.algorithm.awq.awq``: created on import from what records export."""
 
 from __future__ import annotations
 

@@ -24,17 +24,17 @@ def describe_spec(spec: TensorSpec | None) -> str:
     return " + ".join(_describe_level(s) for s in levels(spec)) or "float"
 
 
-def _describe_level(stage: QTensorConfig) -> str:
+def _describe_level(level: QTensorConfig) -> str:
     shape = {
         QSchemeType.per_tensor: "tensor",
-        QSchemeType.per_channel: f"channel {stage.ch_axis}",
-        QSchemeType.per_group: f"group {stage.group_size}",
-        QSchemeType.per_block: f"block {stage.block_size}",
-        None: f"block {stage.group_size}" if stage.group_size else "",
-    }[stage.qscheme]
-    asymmetric = " asym" if stage.symmetric is False else ""
-    scale = f" {stage.scale_format}" if stage.scale_format not in (None, "float32") else ""
-    return f"{stage.dtype.name}/{shape}{asymmetric}{scale}".rstrip("/")
+        QSchemeType.per_channel: f"channel {level.ch_axis}",
+        QSchemeType.per_group: f"group {level.group_size}",
+        QSchemeType.per_block: f"block {level.block_size}",
+        None: f"block {level.group_size}" if level.group_size else "",
+    }[level.qscheme]
+    asymmetric = " asym" if level.symmetric is False else ""
+    scale = f" {level.scale_format}" if level.scale_format not in (None, "float32") else ""
+    return f"{level.dtype.name}/{shape}{asymmetric}{scale}".rstrip("/")
 
 
 def describe_activation(spec: TensorSpec | None) -> str:
@@ -62,7 +62,7 @@ def describe_layer(layer: QLayerConfig | None) -> str:
 def needs_calibration(layer: QLayerConfig) -> bool:
     """Whether activations have static ranges, which come from data. A plain cast has no scale and needs none."""
     activations = (*levels(layer.input_tensors), *levels(layer.output_tensors))
-    return any(stage.is_dynamic is False and stage.qscheme is not None for stage in activations)
+    return any(level.is_dynamic is False and level.qscheme is not None for level in activations)
 
 
 def effective_bits(spec: TensorSpec | None, bits_of: Callable[[str], float]) -> float | None:
@@ -81,29 +81,29 @@ def effective_bits(spec: TensorSpec | None, bits_of: Callable[[str], float]) -> 
         return None
     scale_level = next((s for s in all_levels if s.is_scale_quant), None)
     total = bits_of(_format(elements[-1]))
-    for stage in elements:
-        shared = _elements_per_scale(stage)
+    for level in elements:
+        shared = _elements_per_scale(level)
         if shared is not None:
-            scale = _scale_bits(stage, bits_of) if scale_level is None else bits_of(_format(scale_level))
-            zero = bits_of(_format(stage)) if stage.symmetric is False else 0
+            scale = _scale_bits(level, bits_of) if scale_level is None else bits_of(_format(scale_level))
+            zero = bits_of(_format(level)) if level.symmetric is False else 0
             total += (scale + zero) / shared
     return total
 
 
-def _format(stage: QTensorConfig) -> str:
-    return (stage.mx_element_dtype or stage.dtype).name
+def _format(level: QTensorConfig) -> str:
+    return (level.mx_element_dtype or level.dtype).name
 
 
-def _scale_bits(stage: QTensorConfig, bits_of: Callable[[str], float]) -> float:
-    if stage.scale_format is not None:
-        return _SCALE_BITS.get(stage.scale_format) or bits_of(stage.scale_format)
-    if stage.qscheme is None:
+def _scale_bits(level: QTensorConfig, bits_of: Callable[[str], float]) -> float:
+    if level.scale_format is not None:
+        return _SCALE_BITS.get(level.scale_format) or bits_of(level.scale_format)
+    if level.qscheme is None:
         return 8  # a block's shared exponent
-    return 32 if stage.scale_type is None else _SCALE_TYPE_BITS.get(stage.scale_type, 32)
+    return 32 if level.scale_type is None else _SCALE_TYPE_BITS.get(level.scale_type, 32)
 
 
-def _elements_per_scale(stage: QTensorConfig) -> int | None:
+def _elements_per_scale(level: QTensorConfig) -> int | None:
     """Elements that share a scale, where that does not depend on the tensor's shape."""
-    if stage.qscheme in (QSchemeType.per_group, None) and stage.group_size is not None and stage.group_size > 0:
-        return stage.group_size
-    return prod(stage.block_size) if stage.qscheme is QSchemeType.per_block and stage.block_size is not None else None
+    if level.qscheme in (QSchemeType.per_group, None) and level.group_size is not None and level.group_size > 0:
+        return level.group_size
+    return prod(level.block_size) if level.qscheme is QSchemeType.per_block and level.block_size is not None else None

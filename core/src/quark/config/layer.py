@@ -15,7 +15,7 @@ from quark.config.tensor import QTensorConfig
 from quark.errors import ConfigError
 
 TensorSpec = QTensorConfig | Sequence[QTensorConfig]
-"""One stage, or a list of several: the inner scale first, then the quantizer of what it leaves."""
+"""One level, or a list of several: the inner scale first, then the quantizer of what it leaves."""
 
 
 def _as_spec(value: Any) -> TensorSpec | None:
@@ -48,17 +48,17 @@ def _copied(spec: TensorSpec | None) -> TensorSpec | None:
 
 
 def _no_static_groups(_: Any, attribute: Any, value: TensorSpec | None) -> None:
-    for stage in levels(value):
-        if stage.qscheme is QSchemeType.per_group and stage.is_dynamic is False:
+    for level in levels(value):
+        if level.qscheme is QSchemeType.per_group and level.is_dynamic is False:
             raise ConfigError(
-                f"{attribute.name} cannot be static with a scale per group ({stage.dtype.name}): use is_dynamic=True, or a scale per tensor"
+                f"{attribute.name} cannot be static with a scale per group ({level.dtype.name}): use is_dynamic=True, or a scale per tensor"
             )
 
 
 @with_dataclass_view
 @attrs.define
 class QLayerConfig:
-    """The quantization of one layer: a tensor spec, or a list of stages, for each of its tensors. Old name: ``QuantizationConfig``.
+    """The quantization of one layer: a tensor spec, or a list of levels, for each of its tensors. Old name: ``QuantizationConfig``.
 
     Its slots can be assigned to, and are checked then. What uses a configuration works on a copy (`copied`).
 

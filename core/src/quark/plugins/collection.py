@@ -92,12 +92,12 @@ def _complaint(function: Callable[..., Any], hook: str, options: Any) -> tuple[s
             f"the hook '{hook}' is written as a wrapper, but every plugin is called by itself",
             "write it as a plain function under a plain @hookimpl",
         )
-    wanted = [
+    required = [
         p.name
         for p in inspect.signature(function).parameters.values()
         if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)
     ]
-    if unknown := [name for name in wanted if name not in _ARGUMENTS[hook]]:
+    if unknown := [name for name in required if name not in _ARGUMENTS[hook]]:
         offered = f"only ({', '.join(_ARGUMENTS[hook])})" if _ARGUMENTS[hook] else "no arguments"
         return (f"the hook '{hook}' asks for unknown arguments ({', '.join(unknown)})", f"write it with {offered}")
     return None
