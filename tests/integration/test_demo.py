@@ -54,12 +54,12 @@ def test_effective_bits_count_scales_and_zero_points(shown: tuple[dict[str, Any]
 def test_quantizing_costs_something_and_not_much(shown: tuple[dict[str, Any], Path]):
     rows = {row["name"]: row for row in shown[0]["rows"]}
     reference = rows.pop("float")
-    assert reference["found"]["mean_kl"] == 0
+    assert reference["comparison"]["mean_kl"] == 0
     for row in rows.values():
         assert row["size"]["total_bytes"] < reference["size"]["total_bytes"]
-        assert 0 < row["found"]["mean_kl"] < 1
-    assert rows["int4_wo_32"]["found"]["mean_kl"] < rows["int4_wo_per_channel"]["found"]["mean_kl"]
-    assert rows["fp8"]["found"]["mean_kl"] < rows["mxfp4"]["found"]["mean_kl"]
+        assert 0 < row["comparison"]["mean_kl"] < 1
+    assert rows["int4_wo_32"]["comparison"]["mean_kl"] < rows["int4_wo_per_channel"]["comparison"]["mean_kl"]
+    assert rows["fp8"]["comparison"]["mean_kl"] < rows["mxfp4"]["comparison"]["mean_kl"]
 
 
 def test_the_checkpoints_that_are_kept_can_be_evaluated(shown: tuple[dict[str, Any], Path]):
