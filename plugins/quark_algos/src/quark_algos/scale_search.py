@@ -45,7 +45,7 @@ def search(wt: Tensor, grid: WeightGrid, h: Tensor | None) -> GroupScales:
     Args:
         wt: Wᵀ ``[m · group, N]``, float32; all of its channels where scales span rows.
         grid: Of ``wt``.
-        h: H ``[m · group, m · group]`` of the same channels, of which only the blocks on the diagonal are used; None for plain squared errors.
+        h: H ``[m · group, m · group]`` of the same channels, of which the blocks on the diagonal are used; None for squared errors.
     """
     weights = None if h is None else _weights(h, grid.group)
     if grid.spans is not None:
