@@ -135,7 +135,7 @@ def _cholesky(h: Tensor) -> Tensor | None:
 
     By panels, so that nearly all of the work is matrix products: on CPUs LAPACK takes more than twice as long.
     """
-    size = h.shape[0] if h.is_cuda else PANEL
+    size = PANEL if h.device.type == "cpu" else h.shape[0]
     for start in range(0, h.shape[0], size):
         stop = min(start + size, h.shape[0])
         corner, failed = torch.linalg.cholesky_ex(h[start:stop, start:stop])
