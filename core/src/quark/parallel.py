@@ -1,7 +1,7 @@
 """Independent pieces of work, spread over threads that compute with one torch thread each.
 
-The rows of a layer are independent of each other. One call for each layer keeps all processors busy, and threads wait for each other once,
-when the call ends. Parallelism inside of small operations waits at the end of every operation, thousands of times for a layer, and each time
+The rows of a layer are independent of each other. One call for each layer keeps all processors busy, and threads wait for each other once:
+when the call ends. Parallelism inside of small operations waits at the end of every operation, thousands of times for a layer, each time
 until the system schedules the last thread. Here a thread that other programs hold up takes fewer pieces, and nobody waits for it.
 """
 
@@ -62,8 +62,9 @@ def one_thread(device: torch.device = CPU) -> Iterator[None]:
 
 
 def row_slices(rows: int, length: int, elements: int) -> list[slice]:
-    """Return slices of up to ``elements`` elements of a matrix of that many rows of that length: the pieces to give to `parallel_map`."""
-    size = max(1, elements // max(1, length))
+    """Return equal slices, of up to ``elements`` elements, of a matrix of that many rows of that length: items for `parallel_map`."""
+    most = max(1, elements // max(1, length))
+    size = max(1, -(-rows // max(1, -(-rows // most))))
     return [slice(start, min(start + size, rows)) for start in range(0, rows, size)]
 
 

@@ -13,8 +13,10 @@ from quark.parallel import parallel_map, row_slices
 
 _STRIP = 128
 """Rows of a Hessian that are summed at a time, each strip from the diagonal on: little more than half of the whole product."""
+_FEW_STRIPS = 4
+"""Strips on devices that work on one at a time: 5/8 of the whole product."""
 _WAITING = 2048
-"""Tokens that are copied and wait, on CPUs, until their products are added: threads then meet once for all of them."""
+"""Tokens that are kept, on CPUs, before their products are added all at once."""
 _HALVES = (torch.float16, torch.bfloat16)
 
 
@@ -206,7 +208,7 @@ class AbsMean(Statistic):
 class _Products:
     """``Σ aᵀ b [K, K]`` over batches of tokens, summed by strips of rows in several threads.
 
-    On CPUs batches wait until they are many: threads then meet once for all of them.
+    On CPUs batches wait until they have many tokens, so that threads wait for each other once for all of them.
 
     Args:
         columns: K.
@@ -228,11 +230,11 @@ class _Products:
             self._sum_up()
 
     def merge(self, other: _Products) -> None:
-        """Add what another sum of the same kind holds."""
+        """Add another sum of the same kind."""
         self._sum += other.total()
 
     def total(self) -> Tensor:
-        """The sum itself."""
+        """Return the sum itself, not to be changed."""
         self._sum_up()
         if self._is_symmetric and not self._is_mirrored:
             _mirror_upper_(self._sum)
@@ -249,7 +251,8 @@ class _Products:
             for a, b in batches:
                 _add_product(self._sum[rows, start:], a[:, rows], b[:, start:])
 
-        parallel_map(add_to, row_slices(len(self._sum), 1, _STRIP), self._sum.device)
+        columns, device = len(self._sum), self._sum.device
+        parallel_map(add_to, row_slices(columns, 1, _STRIP if device.type == "cpu" else -(-columns // _FEW_STRIPS)), device)
 
 
 def _mirror_upper_(h: Tensor) -> None:

@@ -1,5 +1,4 @@
-"""Work on a tensor in parts that caches hold, in several threads: each is read from memory once, and what is made on the way needs little
-room."""
+"""Work on a tensor in parts that fit into caches, in several threads: each part is read from memory once, and temporaries are small."""
 
 from __future__ import annotations
 

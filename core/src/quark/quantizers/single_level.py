@@ -25,7 +25,7 @@ TILE_ELEMENTS = 1 << 17
 """Float32 elements of a tile: 512 KiB, which the second-level caches of current processors hold together with its source."""
 
 Tile = tuple[Tensor, Tensor, Tensor, Tensor | None]
-"""Of the source and of the result ``[rows, elements]``; its scales ``[rows, 1]`` and zero points, or None."""
+"""Source and result ``[rows, elements]``, scales ``[rows, 1]``, and zero points or None."""
 
 
 @attrs.frozen(eq=False)
@@ -186,7 +186,7 @@ class SingleLevelQuantizer:
         return self.format.qparams(zeros, zeros, self.spec)
 
     def _filled(self, x: Tensor, result: Tensor, qparams: QParams, work: Callable[[Sequence[Tile]], None]) -> Tensor:
-        """``result``, filled tile by tile; threads take some tiles at a time, as many as a part has."""
+        """Return ``result``, filled tile by tile by ``work``, which several threads call with some tiles at a time."""
         rows = self.granularity.rows(result)
         tiles = list(self._tiles(x, rows, qparams))
         count = max(1, CHUNK_ELEMENTS // max(TILE_ELEMENTS, 1))
@@ -194,12 +194,12 @@ class SingleLevelQuantizer:
         return self._home(rows, result)
 
     def _scratch(self, tiles: Sequence[Tile]) -> Tensor:
-        """Room for the float32 values of any tile, used for all of them: fresh memory for each would cost more than the arithmetic."""
+        """Return room for the float32 values of one tile at a time: fresh memory for each would cost more than the arithmetic."""
         source = tiles[0][0]
         return torch.empty(max(tile[0].numel() for tile in tiles), dtype=torch.float32, device=source.device)
 
     def _scaled(self, source: Tensor, scale: Tensor, scratch: Tensor) -> Tensor:
-        """The scaled values of one tile, float32, in ``scratch``."""
+        """Return the scaled values of one tile, float32, in ``scratch``."""
         t = scratch[: source.numel()].view(source.shape)
         # A float32 scale with as many dimensions makes the arithmetic float32 for 16-bit sources too.
         if self.format.by_reciprocal(self.spec):
@@ -209,13 +209,13 @@ class SingleLevelQuantizer:
         return t
 
     def _home(self, rows: Tensor, result: Tensor) -> Tensor:
-        """``result``, with what was written to ``rows`` where those are a copy of it and not a view."""
+        """Return ``result``, into which ``rows`` are copied where they are no view of it."""
         if rows.data_ptr() != result.data_ptr():
             result.copy_(self.granularity.restore(rows, tuple(result.shape)))
         return result
 
     def _tiles(self, x: Tensor, target: Tensor, qparams: QParams) -> Iterator[Tile]:
-        """Source tile, target tile, its scales ``[rows, 1]`` and zero points, or None."""
+        """Yield the tiles of ``x`` and of ``target``, which has a row for each scale."""
         if x.numel() == 0:
             return
         rows = self.granularity.rows(x)

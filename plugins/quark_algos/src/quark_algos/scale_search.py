@@ -1,8 +1,9 @@
-"""Choose scales by what rounding with them does to the outputs: ``δ H_gg δᵀ`` for each row and group, δ its rounding error.
+"""Search scales by the error of the outputs: ``δ H_gg δᵀ`` for each row and group, δ its rounding error.
 
-Ranges are shrunk, or stretched, by a few factors and the best one is kept, for each group by itself. Shrinking makes all steps finer and
-cuts off the largest value. Stretching pays in formats with a gap below their largest value, FP4 above all with nothing between 4 and 6:
-there the largest of a group may better become 4 ("four over six", arXiv 2512.02010). Source otherwise: spec of the algorithms, §1.1.
+Ranges are shrunk, or stretched, by a few factors, and the best of each group is taken. Shrinking makes all steps finer and cuts off the
+largest value. Stretching pays in formats with a gap below their largest value, FP4 above all with nothing between 4 and 6: there the
+largest value of a group is sometimes better rounded to 4 ("four over six", arXiv 2512.02010). Source otherwise: spec of the algorithms,
+§1.1.
 """
 
 from __future__ import annotations
@@ -17,34 +18,34 @@ from quark.quantizers import GroupScales, WeightGrid
 
 STEP = 0.075
 COARSE = tuple(1 - i * STEP for i in range(7))
-"""Of ranges, from all of it down to a little more than half: the best of these and of `stretched` is found first, for each group."""
+"""Factors of a range, from 1 to a little more than half: the best of these and of `stretched` is searched first, for each group."""
 FINE = (-0.025, 0.025)
-"""Then these are added to it."""
+"""Added to the best factor of the first search, for a second one."""
 POWERS = (1.0, 0.5, 2.0)
-"""In place of both where scales are powers of two."""
+"""Factors in place of both searches where scales are powers of two."""
 PATIENCE = 2
-"""Scales that span rows are given up after as many factors that did good to none of them."""
+"""Factors in a row that improve no scale, after which the search of scales that span rows ends."""
 NARROWEST = 0.05
-"""Of ranges of scales that span rows."""
+"""The smallest factor of the ranges of scales that span rows."""
 WIDEST = 256
-"""Groups of more channels than this are compared by H's diagonal alone: products with whole blocks of it would cost more than solving."""
+"""Groups of more channels than this are compared by H's diagonal alone: whole blocks of H would cost more than the column loop."""
 PIECE = 1 << 17
-"""Weights that are worked on at a time, so that they stay in cache."""
+"""Weights that a thread works on at a time, so that they stay in its cache."""
 
 
 def stretched(grid: WeightGrid) -> tuple[float, ...]:
-    """Factors above 1: that with which the largest of a group comes to lie on the value below the format's largest, and some between."""
+    """Return factors above 1: the one that scales the largest value of a group to the second largest of the format, and some between."""
     steps = int((grid.gap - 1) / STEP + 0.5)
     return tuple(grid.gap - i * STEP for i in range(steps))
 
 
 def search(wt: Tensor, grid: WeightGrid, h: Tensor | None) -> GroupScales:
-    """Scales of all groups, each the best of several; where scales span rows, each by the errors of all that it spans.
+    """Return the best of several scales for each group; scales that span rows are compared by all groups that they span.
 
     Args:
-        wt: Wᵀ ``[m · group, N]``, float32; where scales span rows, all of it.
-        grid: For it.
-        h: H ``[m · group, m · group]`` of the same channels, of which the blocks on the diagonal count; None for plain squared errors.
+        wt: Wᵀ ``[m · group, N]``, float32; all of its channels where scales span rows.
+        grid: Of ``wt``.
+        h: H ``[m · group, m · group]`` of the same channels, of which the blocks on the diagonal are used; None for squared errors.
     """
     weights = None if h is None else _weights(h, grid.group)
     if grid.spans is not None:
@@ -58,7 +59,7 @@ def search(wt: Tensor, grid: WeightGrid, h: Tensor | None) -> GroupScales:
 
 
 def _pieces(wt: Tensor) -> list[slice]:
-    """Rows that are worked on at a time."""
+    """Return the slices of rows that threads work on."""
     return row_slices(wt.shape[1], wt.shape[0], PIECE)
 
 
@@ -66,8 +67,8 @@ class _Best:
     """The best factors so far, of any shape, and their losses.
 
     Args:
-        loss: Of factors, each by itself.
-        like: In the factors' shape.
+        loss: Returns the loss of each factor.
+        like: A tensor of the factors' shape.
     """
 
     def __init__(self, loss: Callable[[Tensor], Tensor], like: Tensor) -> None:
@@ -76,7 +77,7 @@ class _Best:
         self.least = loss(self.factor)
 
     def attempt(self, factor: Tensor) -> Tensor:
-        """Take those factors that are better, and say which are."""
+        """Take the factors that are better than the best so far; returns which are, bool."""
         loss = self._loss(factor)
         better = loss < self.least
         self.least, self.factor = torch.where(better, loss, self.least), torch.where(better, factor, self.factor)
@@ -85,12 +86,12 @@ class _Best:
 
 def _search_rows(w: Tensor, rows: slice, grid: WeightGrid, weights: Tensor | None, stretched: tuple[float, ...]) -> GroupScales:
     low, high = grid.ranges(w, rows)
-    room = torch.empty_like(w)
+    scratch = torch.empty_like(w)
 
     def scales_of(factor: Tensor) -> GroupScales:
         return grid.scales_of_ranges(low * factor, high * factor, rows)
 
-    best = _Best(lambda factor: _loss(w, grid, scales_of(factor), weights, room), low)
+    best = _Best(lambda factor: _loss(w, grid, scales_of(factor), weights, scratch), low)
     in_powers = _is_power_of_two(scales_of(best.factor).scale)
     for factor in POWERS[1:] if in_powers else (*COARSE[1:], *stretched):
         best.attempt(torch.full_like(low, factor))
@@ -101,7 +102,7 @@ def _search_rows(w: Tensor, rows: slice, grid: WeightGrid, weights: Tensor | Non
 
 
 def _search_spanning(wt: Tensor, grid: WeightGrid, spans: Tensor, weights: Tensor | None) -> GroupScales:
-    """One outlier may have made a range many times too wide: ranges are shrunk as long as that does good to any."""
+    """Shrink ranges for as long as any of them gains: one outlier may have made a range many times too wide."""
 
     def loss_of(factor: Tensor) -> Tensor:
         scales = grid.spanning(factor)
@@ -116,16 +117,16 @@ def _search_spanning(wt: Tensor, grid: WeightGrid, spans: Tensor, weights: Tenso
     best = _Best(loss_of, wt.new_ones(int(spans.max()) + 1))
     for factor in stretched(grid):
         best.attempt(torch.full_like(best.factor, factor))
-    factor, in_vain = 1.0, 0
-    while in_vain < PATIENCE and factor > NARROWEST:
+    factor, failures = 1.0, 0
+    while failures < PATIENCE and factor > NARROWEST:
         factor *= 1 - STEP
-        in_vain = 0 if bool(best.attempt(torch.full_like(best.factor, factor)).any()) else in_vain + 1
+        failures = 0 if bool(best.attempt(torch.full_like(best.factor, factor)).any()) else failures + 1
     return grid.spanning(best.factor)
 
 
-def _loss(w: Tensor, grid: WeightGrid, scales: GroupScales, weights: Tensor | None, room: Tensor) -> Tensor:
-    """The weighted squared error of each group of each row, ``[m, n]``."""
-    error = grid.round_(room.copy_(w), grid.with_subscales(w, scales)).sub_(w).view(-1, grid.group, w.shape[1])  # [m, g, n]
+def _loss(w: Tensor, grid: WeightGrid, scales: GroupScales, weights: Tensor | None, scratch: Tensor) -> Tensor:
+    """Return the weighted squared error of each group of each row, ``[m, n]``."""
+    error = grid.round_(scratch.copy_(w), grid.with_subscales(w, scales)).sub_(w).view(-1, grid.group, w.shape[1])  # [m, g, n]
     if weights is None:
         return error.square_().sum(1)
     if weights.ndim == 2:
@@ -134,7 +135,7 @@ def _loss(w: Tensor, grid: WeightGrid, scales: GroupScales, weights: Tensor | No
 
 
 def _weights(h: Tensor, group: int) -> Tensor:
-    """The blocks of H on its diagonal, ``[m, g, g]``, or where groups are wide, its diagonal, ``[m, g]``."""
+    """Return the blocks on the diagonal of H, ``[m, g, g]``, or its diagonal, ``[m, g]``, where groups are wide."""
     if group > WIDEST:
         return h.diagonal().reshape(-1, group)
     blocks = h.reshape(h.shape[0] // group, group, -1, group)

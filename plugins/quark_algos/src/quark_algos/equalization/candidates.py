@@ -1,4 +1,4 @@
-"""Candidates: scales by formula, of the ranges of activations and of weights, one for each channel of a site."""
+"""Candidates: scales by formula, of the ranges of activations and of weights, one for each channel of a mapping."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def smoothquant(x_max: Tensor, w_max: Tensor, alpha: float, clamp: float) -> Ten
 
     Args:
         x_max: The largest magnitude of each channel of the activations, ``[C]``, float32.
-        w_max: That of the weights which read it, over all readers, ``[C]``, float32.
+        w_max: The largest magnitude of the weights of each channel, over all balance layers, ``[C]``, float32.
         alpha: Share of the range that moves into the weights, 0 to 1.
         clamp: The smallest scale.
 

@@ -1,4 +1,4 @@
-"""Quadratic: what a change of a weight does to the outputs, ``δ H δᵀ`` summed over rows, exactly or nearly for a fraction of the work."""
+"""Quadratic: the squared error that a change of a weight makes in the outputs, ``δ H δᵀ`` summed over rows; exact or approximate."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 RANK = 64
-"""Directions of H that a screening looks at; others count as if channels were independent."""
+"""Directions of H that the approximation keeps; in all others channels count as independent."""
 
 
 class Quadratic:

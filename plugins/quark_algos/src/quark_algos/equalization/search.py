@@ -23,15 +23,15 @@ _STRIDE = 4
 
 @attrs.frozen(eq=False)
 class Part:
-    """Some of a site's readers: those with the same input and one spec for their weights.
+    """Some balance layers of a mapping: those with the same input and one spec for their weights.
 
-    All parts of a site are divided by the same scale: experts, each with the tokens it got, are parts of one site.
+    All parts of a mapping are divided by the same scale: experts, each with the tokens routed to it, are parts of one mapping.
 
     Attributes:
-        wt: Their weights stacked, Wᵀ ``[K, N]``, float32. A sample of the rows will do, if ``grid_of`` is for those.
-        quadratic: Of their inputs, before any scale. Parts, and sites, with the same input should share the object.
-        grid_of: Makes the grid for weights of the shape of ``wt``.
-        tokens: That the Hessian is of.
+        wt: Their weights stacked, Wᵀ ``[K, N]``, float32. A sample of the rows is enough, if ``grid_of`` is for these.
+        quadratic: Of their inputs, before any scale. Parts, and mappings, with the same input should share the object.
+        grid_of: Returns the grid of weights of the shape of ``wt``.
+        tokens: Number of tokens that the Hessian was summed over.
     """
 
     wt: Tensor
@@ -50,12 +50,12 @@ class Part:
 
 @attrs.frozen(eq=False)
 class ActivationErrors:
-    """What rounding the readers' inputs costs: ``tr(W Σ_δ Wᵀ)``, Σ_δ the Hessian of δ, the error of x / s, multiplied back by s.
+    """The error of rounding the layers' inputs: ``tr(W Σ_δ Wᵀ)``, Σ_δ the Hessian of δ, the error of x / s, multiplied back by s.
 
     Attributes:
         sample: Tokens, x ``[T, K]``, float32; some hundreds are enough.
         range: The smallest and the largest value of each channel in all tokens, ``[2, K]``, float32: what static scales come from.
-        round_: Rounds inputs as the readers will, ``[T, K]`` to ``[T, K]``, given their range ``[2, K]``; it may not change them.
+        round_: Rounds inputs as the layers will, ``[T, K]`` to ``[T, K]``, given their range ``[2, K]``; it may not change them.
     """
 
     sample: Tensor
@@ -70,7 +70,7 @@ class ActivationErrors:
 
 @attrs.frozen(eq=False)
 class Choice:
-    """What a search has found.
+    """The result of a search.
 
     Attributes:
         scale: The best scales ``[C]``, float32; ones where none is better than no scaling.
@@ -96,11 +96,11 @@ def awq(
 ) -> Choice:
     """AWQ's scales: candidates ``x_mean^r``, and with the weights' magnitude, by ``Σ tr(ΔW H ΔWᵀ)``; source: arXiv 2306.00978.
 
-    The loss is that of the readers' outputs, over all tokens of the statistics. The best candidate and no scaling are compared exactly, the
+    The loss is that of the layers' outputs, over all tokens of the statistics. The best candidate and no scaling are compared exactly, the
     others by `Quadratic.nearly`.
 
     Args:
-        parts: All readers of the site whose weights are rounded; at least one.
+        parts: All balance layers of the mapping whose weights are rounded; at least one.
         x_mean: Mean magnitude of each of their input channels, ``[K]``, float32.
         channels: How channels go to columns; None where they are the same. What columns share is reduced before candidates are made.
         ratios: Exponents, ascending.

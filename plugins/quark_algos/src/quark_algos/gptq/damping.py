@@ -1,4 +1,4 @@
-"""The factor that every rounding of this kind goes by: ``H + λ I = A · diag(d) · Aᵀ`` with A upper triangular and of unit diagonal.
+"""The factor that all these roundings use: ``H + λ I = A · diag(d) · Aᵀ`` with A upper triangular and of unit diagonal.
 
 GPTQ factors the inverse of H instead, and gives the same codes: there is no need for an inverse. Source: spec of the algorithms, §1.2.
 """
@@ -14,7 +14,7 @@ from quark.errors import NonFiniteError, RoundingError
 NONE = (0.0, 0.0)
 """Shrinkage that leaves H as it was measured."""
 ATTEMPTS = 5
-"""How often the damping is made ten times stronger where a matrix turns out to be indefinite."""
+"""Attempts at a factorisation, each with ten times the damping of the one before."""
 
 PANEL = 192
 """Columns that LAPACK factors at a time on CPUs."""
@@ -104,7 +104,7 @@ def factor(h: Tensor, share: float, order: Tensor | None = None, shrinkage: tupl
 
     Args:
         h: H ``[K, K]``, symmetric, as a raw sum or any multiple of it, float32 or float64.
-        share: Of the mean diagonal, λ. Ten times that, and so on, where it does not do; how much it was is in the result.
+        share: λ as a share of the mean diagonal. Tenfold after each failure; the result has the final one.
         order: A permutation of the channels ``[K]``; the factor is that of the permuted matrix.
         shrinkage: As of `shrunk`.
 
@@ -114,7 +114,7 @@ def factor(h: Tensor, share: float, order: Tensor | None = None, shrinkage: tupl
     """
     permuted = h if order is None else h.index_select(0, order).index_select(1, order)
     for attempt in range(1, ATTEMPTS + 1):
-        # What cannot be factored in float32 by then may be in float64.
+        # The last attempt is in float64.
         exact = permuted.double() if attempt == ATTEMPTS else permuted
         ready = attrs.evolve(damped(exact, share, shrinkage), attempts=attempt)
         # H = R Rᵀ with R upper triangular is the Cholesky factor of H with rows and columns reversed, reversed again.
@@ -135,7 +135,7 @@ def _cholesky(h: Tensor) -> Tensor | None:
 
     By panels, so that nearly all of the work is matrix products: on CPUs LAPACK takes more than twice as long.
     """
-    size = h.shape[0] if h.is_cuda else PANEL
+    size = PANEL if h.device.type == "cpu" else h.shape[0]
     for start in range(0, h.shape[0], size):
         stop = min(start + size, h.shape[0])
         corner, failed = torch.linalg.cholesky_ex(h[start:stop, start:stop])
@@ -147,7 +147,7 @@ def _cholesky(h: Tensor) -> Tensor | None:
             break
         below = h[stop:, start:stop]
         below.copy_(torch.linalg.solve_triangular(corner, below.mT, upper=False).mT)
-        for left in range(stop, h.shape[0], 2 * size):  # of what is left, the half that counts
+        for left in range(stop, h.shape[0], 2 * size):  # of the remaining square, the lower half
             right = min(left + 2 * size, h.shape[0])
             h[left:, left:right].addmm_(below[left - stop :], below[left - stop : right - stop].mT, alpha=-1)
     return h

@@ -1,8 +1,8 @@
 """Sweeps over the columns of a weight, each rounded in view of the errors of the others: LDLQ, which is GPTQ, and coordinate descent.
 
 Both take a column to ``t_k = b_k + Σ_j V_j M_jk`` over the columns j before it: in LDLQ b is the weight, V the errors so far and M the
-factor; in descent b holds what all columns say and V their changes. Columns are worked in blocks: what earlier blocks say is one matrix
-product, and inside a block a smaller one for each few columns, so that a single column is left with a handful of operations on one row.
+factor; in descent b is computed from all columns and V holds their changes. The contribution of earlier blocks of columns is one matrix
+product, inside of a block there is a smaller product for every few columns, and each column then takes a handful of operations on one row.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from quark.quantizers import GroupScales, WeightGrid
 from quark_algos.gptq.damping import Factor
 
 BLOCK = 128
-"""Columns between two products with all that went before."""
+"""Columns between two products with all columns before them."""
 FEW = 16
 """Columns between two products inside a block."""
 SLICE = 4096
-"""Rows of a weight that one thread sweeps over: with fewer, threads would mostly wait for their turn to call the next operation."""
+"""Rows of a weight that one thread sweeps over: with fewer, threads would mostly wait for each other to call operations from Python."""
 
 Rounder = Callable[[Tensor, int, Tensor], Tensor]
 """Rounds ``t [N]``, the column of that number, into the third argument, and returns it: as `WeightGrid.rounder` does."""
@@ -51,20 +51,20 @@ class Swept:
 
     @classmethod
     def room_for(cls, wt: Tensor, order: Tensor | None = None, causal: Tensor | None = None) -> Swept:
-        """Of the shape of Wᵀ, nothing rounded yet."""
+        """Return room for a result of the shape of Wᵀ, with nothing rounded yet."""
         t = None if causal is None else torch.empty_like(wt)
         return cls(torch.empty_like(wt), torch.empty_like(wt), wt.new_zeros(wt.shape[1]), order, t, causal)
 
     @classmethod
     def beside(cls, parts: Sequence[Swept]) -> Swept:
-        """Consecutive slices of the rows as one; all were rounded in one order."""
+        """Return consecutive slices of the rows as one result; all were rounded in the same order."""
         if len(parts) == 1:
             return parts[0]
         q, e, loss = (torch.cat([getattr(part, name) for part in parts], -1) for name in ("q", "e", "loss"))
         return cls(q, e, loss, parts[0].order)
 
     def e_in_place(self) -> Tensor:
-        """Eᵀ with its channels in their own order."""
+        """Return Eᵀ with its channels in their own order."""
         if self.order is None:
             return self.e
         own = torch.empty_like(self.e)
@@ -72,12 +72,12 @@ class Swept:
         return own
 
     def where(self, better: Tensor, other: Swept) -> Swept:
-        """This, but the other's rows where ``better [N]`` says so; both were rounded in one order."""
+        """Return this result with the other's rows where ``better [N]`` is True; both were rounded in the same order."""
         q, e, loss = (torch.where(better, b, a) for a, b in ((self.q, other.q), (self.e, other.e), (self.loss, other.loss)))
         return Swept(q, e, loss, self.order)
 
     def places(self, start: int, stop: int) -> slice | Tensor:
-        """Where the columns that are rounded from ``start`` to ``stop`` lie in Q and W."""
+        """Return where the columns that are rounded from ``start`` to ``stop`` are in Q and W."""
         return slice(start, stop) if self.order is None else self.order[start:stop]
 
 
@@ -91,7 +91,7 @@ def ldlq(
     Args:
         wt: Wᵀ ``[K, N]``, float.
         factor: Of H, its channels in the order to be rounded in.
-        rounded: Of `WeightGrid.rounder`, for that order.
+        rounded: As `WeightGrid.rounder` returns it, for that order.
         block: Columns of a block; the result depends on it in the last bits alone.
         order: A permutation of the channels ``[K]``; None for their own order.
         causal: P ``[K, K]``, strictly upper, in that order: ``w_k + Σ_{j<k} t_j P_jk`` takes the place of the weight ``w_k``.
@@ -130,11 +130,11 @@ def ldlq_choosing(
 
     Args:
         wt, factor, causal: As of `ldlq`, the channels in their own order.
-        grid: With ``grid.fixed`` None.
-        choose: Gives the scales of the group ``t [group, N]`` of that number.
+        grid: Of ``wt``, with ``grid.fixed`` None.
+        choose: Returns the scales of the group ``t [group, N]`` of that number.
 
     Returns:
-        What was rounded; the scales of all groups; the same as the rounder wants them.
+        The rounded weight; the scales of all groups; the same scales with one row for each channel.
     """
     done = Swept.room_for(wt, causal=causal)
     found, spread = [], []
@@ -150,29 +150,29 @@ def ldlq_choosing(
 
 
 def _from(scales: GroupScales, grid: WeightGrid, start: int) -> Rounder:
-    """A rounder of the columns from ``start`` on; ``scales`` have a row for each."""
+    """Return a rounder of the columns from ``start`` on; ``scales`` have a row for each column."""
     return lambda t, k, out: grid.round_(out.copy_(t), scales.at(k - start))
 
 
 def _weight(part: Tensor, done: Swept, start: int) -> Tensor:
-    """The weight's columns from ``start`` on ``[block, N]``, with what earlier blocks add to them by the causal matrix."""
+    """Return the weight's columns from ``start`` on ``[block, N]``, with what earlier blocks add to them by the causal matrix."""
     if done.causal is None or done.t is None:
         return part
     return torch.addmm(part, done.causal[:start, start : start + part.shape[0]].t(), done.t[:start])
 
 
 def _begun(part: Tensor, factor: Factor, done: Swept, start: int) -> Tensor:
-    """The columns ``part [block, N]`` as all columns before them leave them; a tensor of one's own."""
+    """Return a copy of the columns ``part [block, N]``, corrected for the errors of all columns before them."""
     stop = start + part.shape[0]
     return torch.addmm(part, factor.a[:start, start:stop].t(), done.e[:start]) if start else part.clone()
 
 
 def _round_block(base: Tensor, part: Tensor, factor: Factor, rounded: Rounder, done: Swept, start: int) -> None:
-    """Round the columns from ``start`` on, ``base [block, N]`` being what earlier blocks have made of ``part``; it is used up."""
+    """Round the columns from ``start`` on. ``base [block, N]`` is ``part`` as `_begun` returns it, and is overwritten."""
     a, e = factor.a, done.e[start : start + part.shape[0]]  # [block, N]
     q = torch.empty_like(base)
-    e.zero_()  # columns to come say nothing, so that all columns of a few can be asked: a view for those so far costs more than they do
-    inside = a[start : start + len(part), start : start + len(part)].t().contiguous()  # [block, block], row k what column k takes of e
+    e.zero_()  # so that a product may include columns that are not rounded yet: views of those that are would cost more than it does
+    inside = a[start : start + len(part), start : start + len(part)].t().contiguous()  # [block, block], row k: what column k takes of e
     columns = zip(base.unbind(0), part.unbind(0), q.unbind(0), e.unbind(0), strict=True)
     for first in range(0, len(part), FEW):
         few = slice(first, min(first + FEW, len(part)))
@@ -198,9 +198,9 @@ def descend(done: Swept, h: Tensor, rounded: Rounder) -> bool:
     ``q_k ← nearest(q_k + (E H)_k / H_kk)``; the objective ``tr(E H Eᵀ)`` never grows.
 
     Args:
-        done: What `ldlq` has left; its ``loss`` stays what it was.
+        done: A result of `ldlq`; its ``loss`` is not updated.
         h: ``H + λ I [K, K]``, in the same order.
-        rounded: Of `WeightGrid.rounder`, likewise.
+        rounded: As `WeightGrid.rounder` returns it, for the same order.
 
     Returns:
         Whether anything has changed.

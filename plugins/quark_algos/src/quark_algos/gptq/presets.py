@@ -1,4 +1,4 @@
-"""Recipes: what the settings of GPTQ, GPTAQ and Qronos come down to, presets resolved."""
+"""Recipes: the settings of GPTQ, GPTAQ and Qronos as one set of parameters, presets resolved."""
 
 from __future__ import annotations
 
@@ -47,11 +47,11 @@ class Recipe:
 BEST_SHARE = 0.5
 BEST_CORRECTION_DAMPING = 0.1
 BEST_DAMPING = 0.05
-"""What the preset "best" takes for the correction, and its least damping: by held-out perplexity, see the benchmark."""
+"""The correction and the smallest damping of the preset "best", chosen by held-out perplexity: see `benchmarks.calibrated`."""
 
 
 def recipe_of(settings: GPTQConfig | QronosConfig) -> Recipe:
-    """The recipe that the settings of one of the three algorithms mean."""
+    """Return the recipe of the settings of any of the three algorithms."""
     best = settings.preset == "best"
     common = Recipe(
         block=settings.block_size,

@@ -18,7 +18,7 @@ LARGEST, SMALLEST = 2.0, 0.5
 
 
 def refit(q: Tensor, e: Tensor, h: Tensor, group: int) -> Tensor:
-    """By what to multiply the scale of each group of each row, so that ``e h eᵀ`` is smallest with the codes as they are.
+    """Return by what to multiply the scale of each group of each row, so that ``e h eᵀ`` is smallest with the codes as they are.
 
     The objective never grows. Scales, or the ranges they come from, are to be multiplied by it and stored as their format has them, and the
     weight rounded anew; zero points stay. Powers of two have nothing between them, and are better searched.
@@ -40,7 +40,7 @@ def refit(q: Tensor, e: Tensor, h: Tensor, group: int) -> Tensor:
 
 
 def _steps(q: Tensor, pull: Tensor, columns: Tensor) -> Tensor:
-    """The changes of the factors of n rows, ``[m, n]``: ``q [K, n]``, ``pull [m, n]``, H by groups of columns ``[m, K, g]``."""
+    """Return the changes of the factors of n rows, ``[m, n]``: ``q [K, n]``, ``pull [m, n]``, H by groups of columns ``[m, K, g]``."""
     m, _, group = columns.shape
     groups = q.view(m, group, -1)
     moved = torch.bmm(columns, groups).view(m, m, group, -1)  # by a factor of group a, in group b

@@ -24,7 +24,7 @@ class Channels:
 
     @property
     def columns(self) -> int:
-        """Input columns of the readers, K."""
+        """Input columns of the balance layers, K."""
         return self.count * self.repeats
 
     def expand_scale(self, s: Tensor) -> Tensor:
