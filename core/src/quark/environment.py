@@ -6,6 +6,8 @@ import importlib_metadata as metadata
 
 from quark.errors import EnvironmentConflictError
 
+__all__ = ["refuse_rival"]
+
 _RIVAL = "amd-quark"
 
 

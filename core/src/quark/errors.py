@@ -4,6 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+__all__ = [
+    "AmbiguousNameError",
+    "CalibrationError",
+    "CheckpointError",
+    "ConfigError",
+    "EnvironmentConflictError",
+    "MissingPluginError",
+    "NonFiniteError",
+    "OutputError",
+    "PluginError",
+    "QuarkError",
+    "RoundingError",
+    "UnknownNameError",
+    "UnsupportedError",
+]
+
 
 class QuarkError(Exception):
     """Base of all errors raised on purpose; the command line prints it as one paragraph and exits with 2."""

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+__all__ = ["termination_unwinds", "uninterrupted"]
+
 _ENDING = (signal.SIGINT, signal.SIGTERM)
 
 

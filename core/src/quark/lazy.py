@@ -8,6 +8,8 @@ from typing import Any
 
 import attrs
 
+__all__ = ["LazyRef", "ObjectRef", "Reference", "as_optional_reference", "as_reference"]
+
 _GRAMMAR = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 
 

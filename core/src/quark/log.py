@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 import sys
 
+__all__ = ["get_logger"]
+
 
 class _StderrUnlessConfigured(logging.Handler):
     """Writes to the current stderr, and stays silent where the root logger has handlers: then the application decides."""

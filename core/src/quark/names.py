@@ -6,6 +6,8 @@ import difflib
 import re
 from collections.abc import Iterable
 
+__all__ = ["NAME_RULE", "closest", "fold_names", "folded", "is_valid_name", "without_numbers"]
+
 NAME_RULE = "lower-case letters and digits, in parts joined by '_' or '-'"
 _NAME = re.compile(r"[a-z0-9]+([_-][a-z0-9]+)*")
 _NUMBER = re.compile(r"[1-9][0-9]{0,8}")

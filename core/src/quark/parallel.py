@@ -17,6 +17,8 @@ from typing import TypeVar
 
 import torch
 
+__all__ = ["CPU", "Item", "Result", "one_thread", "parallel_map", "row_slices"]
+
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 

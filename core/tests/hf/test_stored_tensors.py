@@ -13,8 +13,8 @@ from torch import Tensor
 from transformers import MixtralConfig, MixtralForCausalLM
 
 from quark.errors import CheckpointError
-from quark.hf.loading import skeleton
 from quark.hf.shards import check_shards
+from quark.hf.skeleton import skeleton
 from quark.hf.stored_tensors import StoredTensors
 from quark.testing.tiny import tiny_model_dir
 

@@ -14,6 +14,8 @@ from quark.algorithms.statistics import Statistic
 from quark.modules import QuantizedLayer, QuantizerModule
 from quark.quantizers import Observer
 
+__all__ = ["HeldOut", "Metrics", "NamesLayers", "RoundToNearest", "Rounding", "RoundingTask", "S"]
+
 S = TypeVar("S", bound=Statistic)
 Metrics = Mapping[str, float | int | str | bool]
 """What a rounding reports of one layer, by name: JSON values."""

@@ -11,6 +11,8 @@ from quark.errors import ConfigError
 from quark.modules import QuantizedLayer, QuantizerModule
 from quark.quantizers import GroupScales, WeightGrid
 
+__all__ = ["StackedWeights", "float_weight", "weight_quantizer"]
+
 
 class StackedWeights:
     """The weights of layers that are rounded together, as one matrix.

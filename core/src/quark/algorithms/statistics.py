@@ -11,6 +11,8 @@ from torch import Tensor
 from quark.errors import PluginError
 from quark.parallel import parallel_map, row_slices
 
+__all__ = ["AbsMax", "AbsMean", "CrossMoment", "Hessian", "Hessian64", "Statistic"]
+
 _STRIP = 128
 """Rows of a Hessian that are summed at a time, each strip from the diagonal on: little more than half of the whole product."""
 _FEW_STRIPS = 4

@@ -16,6 +16,18 @@ from quark.config.architecture import Architecture
 from quark.config.layer import QLayerConfig
 from quark.planning.plan import QuantPlan
 
+__all__ = [
+    "BlockContext",
+    "ResolvedSettings",
+    "ResolvesForModel",
+    "S",
+    "Transform",
+    "TransformRun",
+    "ValidatedRun",
+    "ValidatedTransform",
+    "input_is_transformed",
+]
+
 S = TypeVar("S", bound=Statistic)
 
 

@@ -20,6 +20,8 @@ import attrs
 import torch
 from torch import Tensor
 
+__all__ = ["OutputError", "Validation", "is_worse", "standard_error", "validated"]
+
 _TINY = torch.finfo(torch.float32).tiny
 
 

@@ -27,6 +27,8 @@ from quark.planning.mixtures import ExpertNames
 from quark.planning.precedence import first_match
 from quark.quantizers import QParams
 
+__all__ = ["INPUT", "OUTPUT", "ActivationScales", "Key", "kv_scale_groups", "merge_kv_scales", "static_input"]
+
 INPUT, OUTPUT = Slot.input_tensors, Slot.output_tensors
 
 Key = tuple[str, str]

@@ -11,6 +11,8 @@ from quark.modules import QuantizedLayer, QuantizerModule
 from quark.modules.attention import CALIBRATION, PROBABILITIES, STATES
 from quark.planning.attention import AttentionRow
 
+__all__ = ["Arrived", "Inside", "attention_quantizers", "calibrating", "inside_block", "install"]
+
 Inside = Mapping[str, Mapping[str, QuantizerModule]]
 """Quantizers by full name of their attention module, and by the attribute that they are of it."""
 

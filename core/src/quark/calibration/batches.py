@@ -13,6 +13,8 @@ from quark.calibration.held_out import Sequences, held_out
 from quark.calibration.model_inputs import ModelInputs
 from quark.errors import CalibrationError
 
+__all__ = ["MOST_BATCHES", "Call", "calls"]
+
 MOST_BATCHES = 16_384
 """How many batches are read of data that do not say how many they have."""
 

@@ -29,6 +29,8 @@ from quark.modules import QuantizedLayer
 from quark.modules.experts import SeparateExperts
 from quark.planning.decoder_blocks import Block
 
+__all__ = ["BlockRounding", "Layers", "round_to_nearest", "round_without_statistics", "rounded_by", "routed_prefixes"]
+
 Layers = Mapping[str, tuple[nn.Module, QuantizedLayer]]
 
 

@@ -19,6 +19,8 @@ from quark.config.architecture import Architecture
 from quark.planning.decoder_blocks import Block
 from quark.planning.plan import PlanRow, QuantPlan
 
+__all__ = ["BlockTransforms", "StartedTransform"]
+
 
 @attrs.frozen(eq=False)
 class StartedTransform:

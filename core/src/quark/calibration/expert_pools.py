@@ -16,6 +16,8 @@ from quark.calibration.activation_scales import INPUT, ActivationScales, Key
 from quark.calibration.lockstep import BlockRun, Forward, current_forward
 from quark.planning.decoder_blocks import Block
 
+__all__ = ["PooledExperts", "pooled_experts"]
+
 
 class PooledExperts:
     """Stands in for a module that calls experts.

@@ -11,6 +11,8 @@ from quark.errors import NonFiniteError
 from quark.names import folded
 from quark.planning.plan import PlanRow
 
+__all__ = ["is_finite", "refuse_non_finite"]
+
 
 def refuse_non_finite(model: nn.Module, rows: Iterable[PlanRow]) -> None:
     """Check every weight and bias that is to be quantized.

@@ -19,6 +19,19 @@ import attrs
 import torch
 from torch import Tensor
 
+__all__ = [
+    "FEWEST_SEQUENCES",
+    "FEWEST_TOKENS",
+    "LEAST_SHARE",
+    "MOST_SHARE",
+    "MOST_TOKENS",
+    "ONE_IN",
+    "TOKENS_PER_CHANNEL",
+    "Sequences",
+    "held_out",
+    "held_out_tokens",
+]
+
 LEAST_SHARE = 1 / 8
 """Of all tokens, the share that is held out for transforms."""
 MOST_SHARE = 1 / 4

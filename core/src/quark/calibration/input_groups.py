@@ -10,6 +10,8 @@ from torch import Tensor
 from quark.calibration.lockstep import Forward
 from quark.config.architecture import Architecture
 
+__all__ = ["InputGroups"]
+
 
 @attrs.frozen(eq=False)
 class _Last:

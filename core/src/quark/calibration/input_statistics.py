@@ -10,6 +10,8 @@ from torch import Tensor
 from quark.algorithms import HeldOut, Statistic
 from quark.calibration.held_out import FEWEST_TOKENS, TOKENS_PER_CHANNEL, held_out_tokens
 
+__all__ = ["Collector"]
+
 
 class Collector:
     """Statistics of one input, and some of its tokens; where these are few for the number of channels, they are in no statistic.

@@ -17,6 +17,8 @@ from torch import nn
 
 from quark.calibration.batches import Call
 
+__all__ = ["BlockRun", "Forward", "LockStep", "T", "current_forward", "replaced_forward", "without_cache"]
+
 T = TypeVar("T")
 
 _ENTRY = "entry"

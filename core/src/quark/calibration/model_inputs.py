@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from quark.errors import CalibrationError
 
+__all__ = ["ModelInputs"]
+
 _IDS = "input_ids"
 _MASK = "attention_mask"
 _DTYPES = (torch.int64, torch.int32)

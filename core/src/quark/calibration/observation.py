@@ -17,6 +17,8 @@ from quark.modules.attention import KEY, PROBABILITIES, QUERY, VALUE
 from quark.quantizers import QParams
 from quark.quantizers.observer import Observer
 
+__all__ = ["Observation", "counting", "is_counted"]
+
 _NAMES = {
     "input_tensors": "input of '{}'",
     "output_tensors": "output of '{}'",

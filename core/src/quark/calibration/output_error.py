@@ -16,6 +16,8 @@ from quark.config.layer import QLayerConfig
 from quark.modules import QuantizedLayer, quantized_class
 from quark.planning.plan import PlanRow
 
+__all__ = ["as_rounded", "configs_of", "tensor_of"]
+
 
 def configs_of(block: str, rows: Sequence[PlanRow]) -> dict[str, QLayerConfig]:
     """Return what each linear layer of a block is going to be quantized to, by its name in the block; other layers are left out."""

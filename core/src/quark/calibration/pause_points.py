@@ -13,6 +13,8 @@ from quark.calibration.expert_pools import PooledExperts
 from quark.calibration.lockstep import BlockRun, Forward, current_forward
 from quark.modules import QuantizedLayer
 
+__all__ = ["PausePoint", "number_of_tokens", "tokens_of"]
+
 
 class PausePoint:
     """Stands in for one layer: a forward stops here until the layer's weight is rounded and the scales of its activations are set.

@@ -23,6 +23,8 @@ from quark.plugins.attribution import Origin, attributed
 from quark.plugins.expected import described, lacking
 from quark.quantizers.on_grid import grid_error
 
+__all__ = ["CheckedRounding", "CheckedRun", "CheckedTransform", "checked_metrics", "refuse_strange"]
+
 _MEMBERS = {
     "rounding": ("needs", "applies_to", "round"),
     "transform": ("works_by_block", "needs", "start", "rounding"),

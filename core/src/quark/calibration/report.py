@@ -11,6 +11,8 @@ from quark.calibration.rounding_validation import REASON
 from quark.log import get_logger
 from quark.names import folded
 
+__all__ = ["FEW", "CalibrationReport"]
+
 FEW = 0.05
 """A layer of an expert has few tokens if it has less than this share of what its siblings have on average."""
 

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from quark.algorithms import HeldOut, RoundingTask, Statistic
 from quark.modules import QuantizedLayer
 
+__all__ = ["rounding_tasks"]
+
 
 def rounding_tasks(
     layers: Mapping[str, QuantizedLayer],

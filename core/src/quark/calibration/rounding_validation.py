@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from quark.algorithms import HeldOut, Rounding, RoundingTask, RoundToNearest, float_weight, is_worse, weight_quantizer
 from quark.errors import RoundingError
 
+__all__ = ["REASON", "round_validated"]
+
 REASON = "to_nearest_because"
 """The metric of a layer that was rounded to nearest instead: why."""
 

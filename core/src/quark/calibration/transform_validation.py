@@ -22,6 +22,8 @@ from quark.planning.decoder_blocks import Block, decoder_blocks
 from quark.planning.family import text_config
 from quark.planning.plan import QuantPlan
 
+__all__ = ["Arguments", "TransformValidation", "validate_transforms"]
+
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
 
 

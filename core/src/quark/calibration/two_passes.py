@@ -27,6 +27,8 @@ from quark.calibration.rounding_validation import round_validated
 from quark.modules import QuantizedLayer
 from quark.planning.decoder_blocks import Block
 
+__all__ = ["TwoPasses"]
+
 
 class TwoPasses:
     """Calibrates and rounds the layers of one block; arguments and attributes as of `quark.calibration.block_rounding.BlockRounding`."""

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
     from quark.cli.demo_run import Bench, Refusal, Row
 
+__all__ = ["demo", "register"]
+
 
 def register(app: typer.Typer) -> None:
     """Add the command."""

@@ -32,6 +32,8 @@ from quark.templates import LLMTemplate
 from quark.testing import tiny
 from quark.torch import export_safetensors, import_model_from_safetensors
 
+__all__ = ["DTYPE", "PROMPT", "Bench", "Refusal", "Row", "Size", "job_name", "one_thread", "quiet", "stored_size"]
+
 DTYPE = torch.bfloat16
 PROMPT = "And God said, Let there be"
 

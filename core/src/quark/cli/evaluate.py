@@ -14,6 +14,8 @@ from quark.errors import CheckpointError, ConfigError
 if TYPE_CHECKING:
     from torch import Tensor
 
+__all__ = ["evaluate", "register"]
+
 _TOKENS_AT_A_TIME = 2048  # a batch: enough to keep a machine busy, little enough for the logits of a large vocabulary
 
 

@@ -8,6 +8,8 @@ from typing import Any
 
 from quark.errors import ConfigError
 
+__all__ = ["given_algorithm_options", "given_options"]
+
 
 def given_options(flag: str, texts: Iterable[str] | None) -> dict[str, Any]:
     """Values by key of ``KEY=VALUE`` texts.

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from quark.plugins import Catalog
     from quark.plugins.options import Option
 
+__all__ = ["Column", "Row", "answer", "register", "show"]
+
 Row = dict[str, Any]
 Column = tuple[str, Callable[[Row], str]]
 

@@ -15,6 +15,8 @@ from quark.version import VERSION
 if TYPE_CHECKING:
     import typer
 
+__all__ = ["main", "program"]
+
 
 def program() -> typer.Typer:
     """The program with all its commands."""

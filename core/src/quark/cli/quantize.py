@@ -17,6 +17,22 @@ if TYPE_CHECKING:
 
     from quark.config.model import QConfig
 
+__all__ = [
+    "AlgorithmOptions",
+    "AllExperts",
+    "CalibrationText",
+    "Exclude",
+    "ExporterOptions",
+    "PostRope",
+    "SchemeOptions",
+    "SeparateKv",
+    "ShareFused",
+    "Strict",
+    "make_config",
+    "quantize",
+    "register",
+]
+
 
 PostRope = Annotated[
     bool | None,

@@ -7,6 +7,8 @@ import sys
 import textwrap
 from collections.abc import Sequence
 
+__all__ = ["paragraphs", "table", "terminal_width"]
+
 _GAP = "  "
 _LEAST = 16
 """Characters that a column is worth being cut to; where fewer are left, it and those after it are left out."""

@@ -9,6 +9,8 @@ import attrs
 from quark.config.architecture import Architecture
 from quark.config.dataclass_view import with_dataclass_view
 
+__all__ = ["AlgoConfig", "StoredAlgoConfig"]
+
 
 @with_dataclass_view
 @attrs.define(kw_only=True)

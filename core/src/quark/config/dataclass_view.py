@@ -7,6 +7,8 @@ from typing import Any, TypeVar
 
 import attrs
 
+__all__ = ["T", "with_dataclass_view"]
+
 T = TypeVar("T")
 
 

@@ -15,6 +15,8 @@ from quark.errors import ConfigError
 from quark.lazy import LazyRef
 from quark.names import NAME_RULE, is_valid_name
 
+__all__ = ["DeviceType", "Dtype", "QSchemeType", "QuantFlow", "QuantizationMode", "RoundType", "ScaleType", "ZeroPointType"]
+
 _FORMATS = LazyRef("quark.plugins:formats")
 _PACKED_DTYPE = LazyRef("quark.quantizers:packed_dtype")
 

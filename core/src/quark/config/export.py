@@ -11,6 +11,8 @@ from quark.config.dataclass_view import with_dataclass_view
 from quark.config.json_values import checked, value_of
 from quark.errors import ConfigError
 
+__all__ = ["ExporterConfig", "JsonExporterConfig", "OnnxExporterConfig"]
+
 _CHOICES = {"weight_format": ("real_quantized", "fake_quantized"), "pack_method": ("reorder", "order")}
 
 

@@ -7,6 +7,8 @@ from typing import Any
 
 from quark.errors import ConfigError
 
+__all__ = ["checked", "strings_of", "value_of"]
+
 _NAMES = {Mapping: "an object", list: "a list", str: "a string", bool: "true or false", int: "a whole number", float: "a number"}
 
 

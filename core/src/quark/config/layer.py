@@ -14,6 +14,8 @@ from quark.config.slot import Slot
 from quark.config.tensor import QTensorConfig
 from quark.errors import ConfigError
 
+__all__ = ["QLayerConfig", "TensorSpec", "levels"]
+
 TensorSpec = QTensorConfig | Sequence[QTensorConfig]
 """One level, or a list of several: the inner scale first, then the quantizer of what it leaves."""
 

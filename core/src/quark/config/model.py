@@ -17,6 +17,8 @@ from quark.config.tensor import QTensorConfig
 from quark.errors import ConfigError
 from quark.version import VERSION
 
+__all__ = ["QConfig"]
+
 _RUN = "run_time_algorithms"
 
 

@@ -14,6 +14,8 @@ from quark.config.json_values import checked, value_of
 from quark.errors import ConfigError
 from quark.names import NAME_RULE, is_valid_name
 
+__all__ = ["QTensorConfig", "observer_name"]
+
 _JSON_TYPES: dict[str, type] = {
     "dtype": str,
     "observer_cls": str,

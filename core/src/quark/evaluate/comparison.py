@@ -12,6 +12,8 @@ from quark.errors import ConfigError
 from quark.evaluate.logits import checked_batch, evaluating, in_chunks, log_probabilities, next_token_logits
 from quark.evaluate.perplexity import negative_log_likelihood, perplexity_of
 
+__all__ = ["Comparison", "compare", "kl_divergence"]
+
 
 @attrs.frozen
 class Comparison:

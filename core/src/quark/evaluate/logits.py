@@ -12,6 +12,8 @@ from torch import Tensor, nn
 
 from quark.errors import ConfigError, NonFiniteError
 
+__all__ = ["checked_batch", "evaluating", "in_chunks", "log_probabilities", "next_token_logits"]
+
 _CHUNK_ELEMENTS = 1 << 24  # logits worked on at a time: 64 MiB in float32, whatever the vocabulary
 
 

@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from quark.errors import ConfigError
 from quark.evaluate.logits import checked_batch, evaluating, in_chunks, log_probabilities, next_token_logits
 
+__all__ = ["negative_log_likelihood", "perplexity", "perplexity_of"]
+
 
 def perplexity(model: nn.Module, token_batches: Iterable[Tensor]) -> float:
     """``exp`` of the mean negative log-likelihood, in nats, of every token but the first of each sequence.

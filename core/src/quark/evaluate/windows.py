@@ -9,6 +9,8 @@ from torch import Tensor
 
 from quark.errors import ConfigError
 
+__all__ = ["token_windows"]
+
 _CHARACTERS_PER_TOKEN = 8  # generous for any tokenizer: with a limit, no more text than needed is tokenized
 
 

@@ -22,6 +22,16 @@ from quark.planning.precedence import first_match
 if TYPE_CHECKING:
     from quark.planning.plan import PlanRow
 
+__all__ = [
+    "AttentionRow",
+    "attention_errors",
+    "attention_facts",
+    "attention_rows",
+    "attention_warnings",
+    "resolve_attention",
+    "why_before_rope",
+]
+
 
 @attrs.frozen
 class AttentionRow:

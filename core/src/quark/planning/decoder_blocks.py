@@ -8,6 +8,8 @@ from torch import nn
 from quark.config.architecture import Architecture
 from quark.errors import ConfigError
 
+__all__ = ["Block", "decoder_blocks"]
+
 
 @attrs.frozen(eq=False)
 class Block:

@@ -13,6 +13,8 @@ from quark.planning.inferred_architecture import infer_architecture, inferred_li
 from quark.plugins import templates
 from quark.templates import LLMTemplate
 
+__all__ = ["architecture_of", "model_type_of", "template_of", "text_config", "weight_converters_of"]
+
 
 def model_type_of(model_config: Any) -> str | None:
     """``model_type`` of a transformers config, or its first architecture's name where that is missing; None for other objects."""

@@ -16,6 +16,8 @@ from torch import nn
 from quark.config.architecture import Architecture
 from quark.names import folded
 
+__all__ = ["EXPERTS", "attention_modules", "infer_architecture", "inferred_lines", "with_inferred_attention"]
+
 _CACHE = (("*k_proj", "*v_proj"), ("*key_proj", "*value_proj"), ("*.key", "*.value"), ("*qkv_proj",), ("*query_key_value",), ("*Wqkv",))
 _QUERIES = ("*q_proj", "*query_proj", "*.query", "*qkv_proj", "*query_key_value", "*Wqkv")
 _GATES = ("*router*", "*.gate")

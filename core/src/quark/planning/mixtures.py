@@ -17,6 +17,8 @@ from quark.planning.family import architecture_of
 from quark.planning.inferred_architecture import EXPERTS
 from quark.planning.precedence import layer_config_for
 
+__all__ = ["ExpertNames", "FusedMixture", "fused_mixtures", "fused_parameters", "separate_experts"]
+
 
 @attrs.frozen(eq=False)
 class FusedMixture:

@@ -8,6 +8,8 @@ from torch import nn
 
 from quark.modules.layers import QuantizedLayer, counts_as
 
+__all__ = ["OneLayer", "as_model", "put_back"]
+
 _RESULTS = ("quant_config", "quark_plan", "quark_report", "quark_quantized")
 
 

@@ -14,6 +14,8 @@ from quark.modules.layer_types import layer_type_of_class, planned_names
 from quark.modules.layers import counts_as
 from quark.names import closest, folded
 
+__all__ = ["Rule", "rules_of"]
+
 _FIELDS = ("exclude", "layer_quant_config", "kv_cache_quant_config")
 
 

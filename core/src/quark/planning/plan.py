@@ -31,6 +31,8 @@ from quark.plugins import schemes, templates
 from quark.quantizers import quantizer_for
 from quark.quantizers.self_check import refuse_broken
 
+__all__ = ["PlanRow", "QuantPlan", "has_static_scale", "make_plan", "plan_rows", "refuse_misfits", "static_activations"]
+
 
 @attrs.frozen
 class PlanRow:

@@ -9,6 +9,8 @@ from quark.modules.attention import KEY, QUERY, VALUE
 from quark.names import fold_names, without_numbers
 from quark.planning.plan import QuantPlan
 
+__all__ = ["plan_lines", "warning_lines"]
+
 _STATES = {"queries": QUERY, "keys": KEY, "values": VALUE}
 _MOST_RULES = 16
 

@@ -11,6 +11,8 @@ from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
 from quark.modules.layer_types import is_lookup
 
+__all__ = ["Resolution", "first_match", "layer_config_for"]
+
 
 @attrs.frozen
 class Resolution:

@@ -14,6 +14,8 @@ from quark.plugins.catalog import catalog
 from quark.plugins.discovery import CORE, Source
 from quark.plugins.failures import leave_out
 
+__all__ = ["Origin", "attributed", "origin"]
+
 _MACHINE_ERRORS = (OSError, MemoryError)
 """Errors of the machine keep their type, so that code that handles them still recognizes them."""
 _OUT_OF_MEMORY = "OutOfMemoryError"  # torch's, by its name: no torch is imported here

@@ -29,6 +29,8 @@ from quark.plugins.registries import (
 from quark.plugins.registry import Registry
 from quark.version import VERSION
 
+__all__ = ["Catalog", "catalog", "using"]
+
 
 class Catalog:
     """A set of plugins and what they provide.

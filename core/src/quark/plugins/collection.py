@@ -19,6 +19,8 @@ from quark.plugins.hookspecs import PROJECT, QuarkHooks
 from quark.plugins.kinds import KINDS, Kind
 from quark.plugins.records import Record
 
+__all__ = ["API_ATTRIBUTE", "EVENT_HOOK", "MOST_FAILURES", "MOST_RECORDS", "Collection", "Registered"]
+
 EVENT_HOOK = "quark_on_event"
 API_ATTRIBUTE = "QUARK_API"
 """Attribute of a plugin that states for which versions of the plugin API all its records were written."""

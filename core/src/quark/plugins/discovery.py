@@ -14,6 +14,8 @@ from quark.version import VERSION
 if TYPE_CHECKING:
     from importlib_metadata import EntryPoint
 
+__all__ = ["CORE", "GROUP", "RUN_TIME", "Candidate", "Settings", "Source", "discover", "normalized"]
+
 GROUP = "quark"
 CORE = "quark-core"
 RUN_TIME = "run-time"

@@ -8,6 +8,8 @@ from typing import Any
 
 import attrs
 
+__all__ = ["Event"]
+
 
 def _read_only(payload: Mapping[str, Any]) -> Mapping[str, Any]:
     return MappingProxyType(dict(payload))

@@ -13,6 +13,8 @@ from quark.plugins.options import Option, disagreement
 if TYPE_CHECKING:
     from quark.plugins.records import Record
 
+__all__ = ["KEY", "Expected", "described", "lacking"]
+
 KEY = "leads_to"
 """Under which the metadata of a record's field hold its `Expected`."""
 

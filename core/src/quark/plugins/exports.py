@@ -15,6 +15,8 @@ from quark.plugins.failures import PluginFailure
 from quark.plugins.kinds import BUILT_IN
 from quark.plugins.registry import Registry, load_for, unreplaced
 
+__all__ = ["Exports"]
+
 
 @attrs.frozen
 class Exports:

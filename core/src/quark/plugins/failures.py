@@ -9,6 +9,8 @@ import attrs
 
 from quark.plugins.discovery import Source
 
+__all__ = ["STAGES", "PluginFailure", "PluginWarning", "leave_out", "warn_once"]
+
 STAGES = ("require", "import", "register", "call", "validate")
 
 

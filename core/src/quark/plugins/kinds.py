@@ -16,6 +16,8 @@ from quark.plugins.records import (
     TemplateRecord,
 )
 
+__all__ = ["BUILT_IN", "KINDS", "Kind"]
+
 
 @attrs.frozen
 class Kind:

@@ -19,6 +19,8 @@ import attrs
 from quark.errors import ConfigError, QuarkError
 from quark.names import closest
 
+__all__ = ["REQUIRED", "Option", "called", "checked", "disagreement", "observer_options", "options_of", "settings_options"]
+
 REQUIRED: Any = inspect.Parameter.empty
 """Stands for the default of an option that has none."""
 

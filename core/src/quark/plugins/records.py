@@ -20,6 +20,20 @@ from quark.plugins.capabilities import unknown_capability
 from quark.plugins.expected import KEY, Expected
 from quark.plugins.options import Option, observer_options, options_of, settings_options
 
+__all__ = [
+    "STABILITIES",
+    "AlgorithmRecord",
+    "ExporterRecord",
+    "FormatRecord",
+    "LayerTypeRecord",
+    "ObserverRecord",
+    "Record",
+    "RunTimeScheme",
+    "RunTimeTemplate",
+    "SchemeRecord",
+    "TemplateRecord",
+]
+
 STABILITIES = ("stable", "provisional", "experimental")
 
 

@@ -18,6 +18,8 @@ from quark.plugins.kinds import Kind
 from quark.plugins.options import Option
 from quark.plugins.records import Record
 
+__all__ = ["R", "Registry", "load_for", "unreplaced"]
+
 R = TypeVar("R", bound=Record)
 
 

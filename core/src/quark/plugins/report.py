@@ -20,6 +20,8 @@ from quark.plugins.options import Option
 from quark.plugins.records import AlgorithmRecord, Record, SchemeRecord, TemplateRecord
 from quark.plugins.registry import Registry, load_for
 
+__all__ = ["kind_report", "plugins_report", "record_report"]
+
 
 def plugins_report(catalog: Catalog) -> dict[str, Any]:
     """All plugins: those in use, those that failed, those left out; then conflicts by kind, and failures."""

@@ -20,6 +20,8 @@ from quark.quantizers.single_level import SingleLevelQuantizer
 from quark.quantizers.tensor_quantizer import TensorQuantizer
 from quark.quantizers.two_level import TwoLevelQuantizer
 
+__all__ = ["canonicalize", "format_of", "level_quantizer", "number_format", "observer_class", "packed_dtype", "quantizer_for"]
+
 _EXAMPLE = 32
 """Rows and columns of a matrix that every format can pack."""
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+__all__ = ["cast_finite", "keep_finite_"]
+
 _LARGEST_OF_NARROW = 2.0**120
 """A dtype whose largest value exceeds this has float32's exponents, so that every float32 result fits into it."""
 

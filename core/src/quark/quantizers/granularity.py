@@ -15,6 +15,8 @@ from quark.config.enums import QSchemeType
 from quark.config.tensor import QTensorConfig
 from quark.errors import ConfigError
 
+__all__ = ["Granularity", "PerBlock", "PerChannel", "PerGroup", "PerTensor", "PerToken", "granularity_of"]
+
 
 class Granularity(ABC):
     """Base of all granularities."""

@@ -13,6 +13,8 @@ from quark.quantizers.observer import Observer
 from quark.quantizers.qparams import QParams
 from quark.quantizers.single_level import SingleLevelQuantizer
 
+__all__ = ["MultiLevelQuantizer"]
+
 
 class MultiLevelQuantizer(ABC):
     """What quantizers of several levels have in common; `quark.quantizers.TensorQuantizer` says what each method promises.

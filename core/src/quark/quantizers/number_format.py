@@ -17,6 +17,8 @@ from quark.quantizers.qparams import QParams
 if TYPE_CHECKING:
     from quark.quantizers.tensor_quantizer import TensorQuantizer
 
+__all__ = ["SMALLEST_SCALE", "NumberFormat"]
+
 SMALLEST_SCALE = float(torch.finfo(torch.float32).tiny)
 """Smallest scale that `NumberFormat.qparams` gives, float32's smallest normal number: the scale of a group of zeros must not be 0."""
 

@@ -11,6 +11,8 @@ from quark.config.tensor import QTensorConfig
 from quark.errors import ConfigError
 from quark.quantizers.granularity import Granularity
 
+__all__ = ["Observer"]
+
 
 class Observer(ABC):
     """Collects a statistic of one tensor over any number of calls.

@@ -11,6 +11,8 @@ from quark.quantizers.granularity import PerBlock
 from quark.quantizers.qparams import QParams
 from quark.quantizers.tensor_quantizer import TensorQuantizer
 
+__all__ = ["LOSSY", "SAMPLE", "codes_error", "grid_error", "off_grid", "same_bits", "scale_values_error", "scales_error"]
+
 SAMPLE = 1 << 13
 """Elements that are checked where the whole tensor would take too long: whole rows, spread evenly."""
 

@@ -8,6 +8,8 @@ from quark.config.tensor import QTensorConfig
 from quark.quantizers.granularity import Granularity
 from quark.quantizers.qparams import QParams
 
+__all__ = ["AS_THEY_ARE", "Packing"]
+
 
 class Packing:
     """Stores codes and scales as they are. Number formats that store them otherwise give a subclass of their own as their ``packing``.

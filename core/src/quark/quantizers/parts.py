@@ -10,6 +10,8 @@ from torch import Tensor
 from quark.parallel import parallel_map, row_slices
 from quark.quantizers.qparams import QParams
 
+__all__ = ["CHUNK_ELEMENTS", "in_parts"]
+
 CHUNK_ELEMENTS = 1 << 18
 """Elements of a part on CPUs, 1 MiB in float32: the work of one thread at a time. Other devices take a tensor whole."""
 

@@ -16,6 +16,8 @@ from quark.quantizers.observer import Observer
 from quark.quantizers.qparams import QParams
 from quark.quantizers.single_level import SingleLevelQuantizer
 
+__all__ = ["ProgressiveQuantizer"]
+
 
 @attrs.frozen(eq=False)
 class ProgressiveQuantizer(MultiLevelQuantizer):

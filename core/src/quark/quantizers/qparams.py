@@ -7,6 +7,8 @@ from collections.abc import Callable, Iterator
 import attrs
 from torch import Tensor
 
+__all__ = ["QParams"]
+
 
 @attrs.frozen(eq=False)
 class QParams:

@@ -17,6 +17,8 @@ from quark.quantizers.qparams import QParams
 from quark.quantizers.single_level import SingleLevelQuantizer
 from quark.quantizers.tensor_quantizer import TensorQuantizer
 
+__all__ = ["refuse_broken"]
+
 _SHAPES = ((16, 64), (16, 128), (64, 64), (128, 128), (16, 256), (256, 256), (16, 1024), (1024, 1024))
 """Shapes of the tensor, smallest first: the first one that the granularity divides is used."""
 _ORDERS = ("reorder", "order")

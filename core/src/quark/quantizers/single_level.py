@@ -21,6 +21,8 @@ from quark.quantizers.observer import Observer
 from quark.quantizers.parts import CHUNK_ELEMENTS, in_parts
 from quark.quantizers.qparams import QParams
 
+__all__ = ["TILE_ELEMENTS", "SingleLevelQuantizer", "Tile"]
+
 TILE_ELEMENTS = 1 << 17
 """Float32 elements of a tile: 512 KiB, which the second-level caches of current processors hold together with its source."""
 

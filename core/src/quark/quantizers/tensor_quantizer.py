@@ -12,6 +12,8 @@ from quark.quantizers.observer import Observer
 from quark.quantizers.qparams import QParams
 from quark.quantizers.single_level import SingleLevelQuantizer
 
+__all__ = ["TensorQuantizer"]
+
 
 class TensorQuantizer(Protocol):
     """What modules, algorithms and checkpoints may ask of a tensor's quantization, of one level or of several.

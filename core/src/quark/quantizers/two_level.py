@@ -17,6 +17,8 @@ from quark.quantizers.parts import in_parts
 from quark.quantizers.qparams import QParams
 from quark.quantizers.single_level import SingleLevelQuantizer
 
+__all__ = ["OUTER_SCALE_OF_ZEROS", "TwoLevelQuantizer"]
+
 OUTER_SCALE_OF_ZEROS = 2.0**-23
 """Outer scale of a tensor of zeros, whose ideal scale is 0: float32's machine epsilon, which AMD Quark writes there."""
 

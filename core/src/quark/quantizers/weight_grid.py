@@ -19,6 +19,8 @@ from quark.quantizers.observer import Observer
 from quark.quantizers.qparams import QParams
 from quark.quantizers.tensor_quantizer import TensorQuantizer
 
+__all__ = ["ALL", "GroupScales", "WeightGrid"]
+
 ALL = slice(None)
 """All rows of the stacked layers."""
 _PROBES = 4097

@@ -11,6 +11,8 @@ from quark.errors import ConfigError
 from quark.names import folded
 from quark.planning.plan import PlanRow
 
+__all__ = ["refuse_no_model", "refuse_unfit"]
+
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 

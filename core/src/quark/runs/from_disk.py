@@ -24,6 +24,8 @@ from quark.runs.sink import CheckpointSink, InPlaceSink
 from quark.runs.skeleton import quantized_skeleton
 from quark.runs.source import CheckpointSource
 
+__all__ = ["quantize_checkpoint"]
+
 
 def quantize_checkpoint(
     source: str | Path,

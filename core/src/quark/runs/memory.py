@@ -15,6 +15,8 @@ from quark.calibration.batches import Call
 from quark.planning.decoder_blocks import Block
 from quark.planning.plan import PlanRow
 
+__all__ = ["LEAST_RETURNED", "SHARE", "FreedMemory", "free_bytes", "held_bytes", "held_probabilities", "return_freed", "tokens_in"]
+
 SHARE = 0.5
 """The share of the free memory that activations may take, unless the configuration says otherwise."""
 

@@ -22,6 +22,8 @@ from quark.runs.from_disk import quantize_checkpoint
 from quark.runs.run import plan_run
 from quark.runs.sink import InPlaceSink
 
+__all__ = ["M", "ModelQuantizer"]
+
 M = TypeVar("M", bound=nn.Module)
 
 

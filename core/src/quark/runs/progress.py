@@ -11,6 +11,8 @@ from quark.log import get_logger
 from quark.plugins import Event, emit
 from quark.runs.quantize_block import Progress
 
+__all__ = ["reporting"]
+
 _SECONDS_BETWEEN_LINES = 5.0
 
 

@@ -30,6 +30,8 @@ from quark.runs.memory import FreedMemory
 from quark.runs.sink import BlockSink
 from quark.runs.source import BlockSource, InMemorySource
 
+__all__ = ["BlockPipeline", "Progress", "finish_layers", "quantize_block", "quantize_blocks", "quantized_layers"]
+
 Progress = Callable[[int, int, str], None]
 """Called after each block with: blocks done, blocks in all, the block's name."""
 

@@ -30,6 +30,8 @@ from quark.runs.selected_algorithms import Algorithms, algorithms_of, own_settin
 from quark.runs.sink import BlockSink
 from quark.runs.source import BlockSource
 
+__all__ = ["TWO_PASSES", "Data", "Run", "needs_two_passes", "plan_run", "switch_attention_of"]
+
 Data = Iterable[Any] | Callable[[str], Iterable[Any] | None] | None
 """Calibration data (see `quark.calibration.batches.calls`), or what gives them: it is called with what needs them, if anything does."""
 

@@ -16,6 +16,8 @@ from quark.plugins import AlgorithmRecord, algorithms
 from quark.plugins.attribution import attributed, origin
 from quark.templates.algorithms import algo_config_from_dict
 
+__all__ = ["Algorithms", "algorithms_of", "in_order", "own_settings"]
+
 
 @attrs.frozen(eq=False)
 class Algorithms:

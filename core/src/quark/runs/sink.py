@@ -12,6 +12,8 @@ from quark.checkpoint.exporter import BlockStream
 from quark.modules import QuantizedLayer
 from quark.planning.decoder_blocks import Block
 
+__all__ = ["BlockSink", "CheckpointSink", "InPlaceSink"]
+
 
 class BlockSink(Protocol):
     """Takes the finished layers of one block after another."""

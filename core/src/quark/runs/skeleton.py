@@ -13,6 +13,8 @@ from quark.modules.attention import PROBABILITIES
 from quark.planning.plan import PlanRow, QuantPlan
 from quark.quantizers import QParams, TensorQuantizer
 
+__all__ = ["quantized_skeleton"]
+
 
 @torch.no_grad()
 def quantized_skeleton(model: nn.Module, plan: QuantPlan) -> nn.Module:

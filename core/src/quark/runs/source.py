@@ -18,6 +18,8 @@ from quark.planning.decoder_blocks import Block, decoder_blocks
 from quark.planning.mixtures import FusedMixture, fused_mixtures
 from quark.planning.plan import PlanRow, QuantPlan
 
+__all__ = ["BlockSource", "CheckpointSource", "InMemorySource"]
+
 
 class BlockSource(Protocol):
     """Loads the tensors of a block into the modules of a model, and releases them again."""

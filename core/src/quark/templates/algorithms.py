@@ -16,6 +16,20 @@ from quark.errors import ConfigError, UnknownNameError, UnsupportedError
 from quark.plugins import algorithms, templates
 from quark.plugins.options import called, checked, settings_options
 
+__all__ = [
+    "LEGACY_KEYS",
+    "algo_config_from_dict",
+    "by_algorithm",
+    "canonical_algorithm",
+    "derived_config",
+    "get_algo_config",
+    "get_supported_algorithm_types",
+    "load_quant_algo_config_from_file",
+    "refusal",
+    "require_processor",
+    "with_options",
+]
+
 LEGACY_KEYS = frozenset({"num_attention_heads", "num_key_value_heads"})
 """Keys of older configuration files that the model's own configuration replaces; they are dropped on reading."""
 

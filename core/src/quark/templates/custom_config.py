@@ -9,6 +9,8 @@ from quark.config.export import JsonExporterConfig
 from quark.config.model import QConfig
 from quark.errors import UnsupportedError
 
+__all__ = ["QuantConfigParser"]
+
 _OURS = "quark"
 
 

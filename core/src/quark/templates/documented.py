@@ -12,6 +12,8 @@ from quark.plugins.records import RunTimeTemplate
 from quark.templates.algorithms import get_algo_config, get_supported_algorithm_types
 from quark.templates.template import LLMTemplate
 
+__all__ = ["ATTENTION_TOKENS", "DEFAULT_TEMPLATES", "projection_base", "template_from_dict"]
+
 ATTENTION_TOKENS = ("self_attn", "self_attention", "attn", "attention")
 """A pattern that holds one of these is taken to name attention."""
 

@@ -15,6 +15,8 @@ from quark.config.architecture import Architecture
 from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
 
+__all__ = ["base_for", "covering_pattern", "covers", "is_excluded", "put_before_cover", "remaining", "symbolic_names"]
+
 _PROJECTION_TYPE = "Linear"
 
 

@@ -16,6 +16,17 @@ from quark.plugins.expected import described
 from quark.plugins.options import called, checked
 from quark.plugins.records import RunTimeScheme
 
+__all__ = [
+    "RUN_TIME_SUMMARY",
+    "AttentionPart",
+    "QuantizationScheme",
+    "QuantizationSchemeCollection",
+    "scheme_config",
+    "scheme_part",
+    "scheme_record",
+    "supported_for",
+]
+
 AttentionPart = Literal["kv_cache", "attention"]
 """Fields of `SchemeRecord` that build the configuration of a part of attention."""
 RUN_TIME_SUMMARY = "registered by this program"

@@ -39,6 +39,8 @@ from quark.templates.schemes import (
     scheme_record,
 )
 
+__all__ = ["LLMTemplate", "template_for"]
+
 _QKV = ("q_proj", "k_proj", "v_proj")
 """AMD Quark's group of attention projections that share a global scale, for families that do not state three of their own."""
 

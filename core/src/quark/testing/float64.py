@@ -9,6 +9,8 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+__all__ = ["InFloat64"]
+
 
 class InFloat64(TorchFunctionMode):
     """A context in which models compute norms, softmax and routers, for which they take float32 whatever they are given, in float64."""

@@ -13,6 +13,19 @@ from torch import Tensor
 from quark.config.tensor import QTensorConfig
 from quark.quantizers import Granularity, NumberFormat, Packing
 
+__all__ = [
+    "ACME_NF3",
+    "BITS",
+    "BOUNDS",
+    "VALUES",
+    "AcmeNf3",
+    "ThreeBitPacking",
+    "nearest_boundaries",
+    "normal_quantiles",
+    "pack_three",
+    "unpack_three",
+]
+
 BITS = 3
 
 

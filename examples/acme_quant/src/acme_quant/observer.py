@@ -14,6 +14,8 @@ from quark.config.tensor import QTensorConfig
 from quark.errors import CalibrationError
 from quark.quantizers import Granularity, Observer
 
+__all__ = ["DEFAULT_MULTIPLE", "AcmeRmsObserver"]
+
 DEFAULT_MULTIPLE = 2.15
 """Range ÷ root mean square. For normal values in groups of 64 the mean squared error of acme_nf3 is least near it (2.1 to 2.2)."""
 

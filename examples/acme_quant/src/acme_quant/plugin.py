@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 from quark.plugins import AlgorithmRecord, FormatRecord, ObserverRecord, SchemeRecord, hookimpl
 
+__all__ = ["quark_register_algorithms", "quark_register_formats", "quark_register_observers", "quark_register_schemes"]
+
 
 @hookimpl
 def quark_register_formats() -> Iterator[FormatRecord]:

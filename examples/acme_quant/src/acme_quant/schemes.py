@@ -5,6 +5,8 @@ from __future__ import annotations
 from quark.config.layer import QLayerConfig
 from quark.config.tensor import QTensorConfig
 
+__all__ = ["acme_nf3_g64"]
+
 
 def acme_nf3_g64(group_size: int = 64) -> QLayerConfig:
     """Weights in acme_nf3 along the input, a float32 scale for each group; activations stay float.

@@ -17,6 +17,8 @@ from quark.algorithms import Metrics, RoundingTask, Statistic
 from quark.config.algorithm import AlgoConfig
 from quark.quantizers import GroupScales, WeightGrid
 
+__all__ = ["AcmeWeighted", "MeanSquare"]
+
 
 class MeanSquare(Statistic):
     """The mean square of each input channel, ``[K]``. Sums over batches are float64, so that their order hardly matters."""

@@ -12,6 +12,8 @@ from quark.config.architecture import Architecture
 from quark.config.dataclass_view import with_dataclass_view
 from quark.errors import ConfigError
 
+__all__ = ["AcmeWeightedConfig"]
+
 
 @with_dataclass_view
 @attrs.define(kw_only=True)

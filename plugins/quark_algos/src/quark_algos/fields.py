@@ -7,6 +7,8 @@ from typing import Any
 
 from attrs import validators
 
+__all__ = ["LEGACY", "OWN", "PRESETS", "positive"]
+
 LEGACY = {"legacy": True}
 """Metadata of a keyword that is taken from older configurations and never written."""
 

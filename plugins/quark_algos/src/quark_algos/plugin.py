@@ -6,6 +6,8 @@ from collections.abc import Iterator
 
 from quark.plugins import AlgorithmRecord, hookimpl
 
+__all__ = ["QUARK_API", "quark_register_algorithms"]
+
 QUARK_API = (1, 1)
 _PROCESSORS = "quark_algos.processors"
 

@@ -13,6 +13,17 @@ from quark.config.model import QConfig
 from quark.errors import ConfigError
 from quark.runs import ModelQuantizer
 
+__all__ = [
+    "AutoSmoothQuantProcessor",
+    "AwqProcessor",
+    "GptaqProcessor",
+    "GptqProcessor",
+    "Processor",
+    "QronosProcessor",
+    "RotationProcessor",
+    "SmoothQuantProcessor",
+]
+
 
 class Processor:
     """Quantizes a float model with one algorithm.

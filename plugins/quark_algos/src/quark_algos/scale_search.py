@@ -16,6 +16,8 @@ from torch import Tensor
 from quark.parallel import parallel_map, row_slices
 from quark.quantizers import GroupScales, WeightGrid
 
+__all__ = ["COARSE", "FINE", "NARROWEST", "PATIENCE", "PIECE", "POWERS", "STEP", "WIDEST", "search", "stretched"]
+
 STEP = 0.075
 COARSE = tuple(1 - i * STEP for i in range(7))
 """Factors of a range, from 1 to a little more than half: the best of these and of `stretched` is searched first, for each group."""

@@ -11,6 +11,8 @@ from quark.algorithms import Hessian, Metrics, RoundingTask, Statistic
 from quark_algos.gptq.damping import shrunk
 from quark_algos.scale_search import search
 
+__all__ = ["SearchedNearest"]
+
 
 class SearchedNearest:
     """Every element to the nearest value, of scales whose groups' errors weigh least in the outputs."""

@@ -26,6 +26,17 @@ from quark_schemes.arithmetic.shared_exponent import decode_e8m0, shared_exponen
 from quark_schemes.arithmetic.small_float import decode_small, encode_small, round_small_
 from quark_schemes.scale_formats import SMALLEST_SCALE
 
+__all__ = [
+    "PackedFloats",
+    "create_pack_method",
+    "dequantize_fp4_fp6_per_group",
+    "dq_mxfp4",
+    "even_round",
+    "fake_quantize_fp4_fp6_per_group_with_scale",
+    "qdq_mxfp4",
+    "reshape_to_blocks",
+]
+
 _BLOCK = 32
 _PACKED: dict[str, FloatShape] = {"fp4": E2M1, "fp6_e2m3": E2M3, "fp6_e3m2": E3M2}
 _SHAPES: dict[str, FloatShape] = {**_PACKED, "fp8_e4m3": E4M3, "fp8_e5m2": E5M2}

@@ -18,6 +18,17 @@ from quark_schemes.arithmetic.float_shapes import E4M3, E5M3, FloatShape
 from quark_schemes.arithmetic.shared_exponent import decode_e8m0, encode_e8m0, shared_exponent_scale
 from quark_schemes.arithmetic.small_float import decode_small, encode_small, round_small_
 
+__all__ = [
+    "SMALLEST_SCALE",
+    "PlainScales",
+    "PowerOfTwoScales",
+    "ScaleFormat",
+    "SmallFloatScales",
+    "scale_error",
+    "scale_format_of",
+    "with_outer_scale",
+]
+
 SMALLEST_SCALE = 2.0**-23
 """Smallest scale of integers, float32's machine epsilon, as in AMD Quark: smaller tensors become 0."""
 

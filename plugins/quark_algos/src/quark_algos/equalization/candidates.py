@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+__all__ = ["SMALLEST", "by_activations", "by_both", "relative_weights", "smoothquant"]
+
 SMALLEST = 1e-4
 """Of AWQ's scales, before they are normalised. Source: documented behaviour of AWQ."""
 

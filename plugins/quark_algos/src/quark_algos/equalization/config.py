@@ -13,6 +13,8 @@ from quark.config.dataclass_view import with_dataclass_view
 from quark_algos.fields import LEGACY, OWN, PRESETS, positive
 from quark_algos.mappings.mapping import mappings_of
 
+__all__ = ["COMPUTE_SCALE_LOSSES", "AWQConfig", "AutoSmoothQuantConfig", "SmoothQuantConfig"]
+
 COMPUTE_SCALE_LOSSES = ("MSE", "MAE", "RMSE")
 
 

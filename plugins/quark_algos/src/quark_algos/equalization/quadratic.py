@@ -7,6 +7,8 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
+__all__ = ["RANK", "Quadratic", "moved"]
+
 RANK = 64
 """Directions of H that the approximation keeps; in all others channels count as independent."""
 

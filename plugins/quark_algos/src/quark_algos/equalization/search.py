@@ -15,6 +15,8 @@ from quark_algos.equalization.candidates import by_activations, by_both, relativ
 from quark_algos.equalization.quadratic import Quadratic
 from quark_algos.mappings.channels import Channels
 
+__all__ = ["AUTOSMOOTH_RATIOS", "AWQ_RATIOS", "ActivationErrors", "Choice", "Loss", "Part", "autosmooth", "awq"]
+
 Loss = Literal["MSE", "MAE", "RMSE"]
 AWQ_RATIOS = tuple(i / 20 for i in range(20))
 AUTOSMOOTH_RATIOS = tuple(i / 10 for i in range(11))

@@ -42,6 +42,21 @@ from quark_algos.mappings.skipped import left_out
 from quark_algos.mappings.user_mappings import Place, check_user_mappings, user_mappings_of
 from quark_algos.searched_nearest import SearchedNearest
 
+__all__ = [
+    "FEWEST",
+    "ROWS",
+    "SAMPLE",
+    "SANE_ALPHA",
+    "AutoSmoothQuant",
+    "Awq",
+    "ChannelRanges",
+    "Equalization",
+    "EqualizationRun",
+    "SmoothQuant",
+    "TokenSample",
+    "rounding_of_inputs",
+]
+
 SAMPLE = 256
 """Tokens on which the rounding of activations is tried."""
 FEWEST = 32

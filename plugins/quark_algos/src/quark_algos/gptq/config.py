@@ -14,6 +14,8 @@ from quark.errors import ConfigError
 from quark_algos.fields import LEGACY, OWN, PRESETS, positive
 from quark_algos.mappings.mapping import linear_layers
 
+__all__ = ["SCALE_SEARCHES", "GPTAQConfig", "GPTQConfig", "QronosConfig"]
+
 SCALE_SEARCHES = ("minmax", "mse", "hessian")
 
 

@@ -14,6 +14,8 @@ from torch import Tensor
 
 from quark_algos.gptq.damping import Factor
 
+__all__ = ["causal_matrix", "corrected", "correction", "share_for"]
+
 
 def causal_matrix(d: Tensor, factor: Factor, alpha: float) -> Tensor:
     """GPTAQ's ``P = α ((D Uᵀ) ⊙ strictly upper) U [K, K]``, ``UᵀU = (H + λ I)⁻¹``; source: arXiv 2504.02692, algorithm 1.

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from quark.errors import NonFiniteError, RoundingError
 
+__all__ = ["ATTEMPTS", "NONE", "PANEL", "Damped", "Factor", "SingularError", "damped", "factor", "largest_eigenvalue", "shrunk"]
+
 NONE = (0.0, 0.0)
 """Shrinkage that leaves H as it was measured."""
 ATTEMPTS = 5

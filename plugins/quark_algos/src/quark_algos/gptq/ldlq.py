@@ -17,6 +17,8 @@ from quark.parallel import one_thread, parallel_map, row_slices
 from quark.quantizers import GroupScales, WeightGrid
 from quark_algos.gptq.damping import Factor
 
+__all__ = ["BLOCK", "FEW", "SLICE", "Chooser", "Rounder", "Swept", "descend", "ldlq", "ldlq_by_rows", "ldlq_choosing"]
+
 BLOCK = 128
 """Columns between two products with all columns before them."""
 FEW = 16

@@ -6,6 +6,8 @@ import attrs
 
 from quark_algos.gptq.config import GPTAQConfig, GPTQConfig, QronosConfig
 
+__all__ = ["BEST_CORRECTION_DAMPING", "BEST_DAMPING", "BEST_SHARE", "Recipe", "recipe_of"]
+
 
 @attrs.frozen(kw_only=True)
 class Recipe:

@@ -23,6 +23,8 @@ from quark_algos.gptq.presets import Recipe, recipe_of
 from quark_algos.gptq.scale_refit import refit
 from quark_algos.scale_search import search
 
+__all__ = ["ColumnRounding"]
+
 
 def _names(pattern: str, layer: str) -> bool:
     return fnmatchcase(layer, pattern) or layer.endswith(f".{pattern}")

@@ -9,6 +9,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+__all__ = ["LARGEST", "PIECE", "RIDGE", "SMALLEST", "refit"]
+
 PIECE = 1 << 22
 """Elements of the largest temporary; rows are independent, and are solved so many at a time."""
 RIDGE = 1e-6

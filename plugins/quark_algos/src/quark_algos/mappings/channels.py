@@ -7,6 +7,8 @@ from typing import Literal
 import attrs
 from torch import Tensor
 
+__all__ = ["Channels"]
+
 
 @attrs.frozen
 class Channels:

@@ -15,6 +15,8 @@ from torch import Tensor, nn
 
 from quark_algos.mappings.resolve import ResolvedMapping, input_axis
 
+__all__ = ["Kept", "allowed", "fold", "holds", "probe", "unfold"]
+
 _PROBED = (0.25, 0.5, 2.0, 4.0)
 _ULPS = 4
 _ULPS_OF_OFFSETS = 16

@@ -13,6 +13,19 @@ import attrs
 
 from quark.config.architecture import Architecture, Rows
 
+__all__ = [
+    "LayerMapping",
+    "SiteKind",
+    "enclosing",
+    "linear_layers",
+    "mappings_of",
+    "of_experts",
+    "readers_of_attention_norm",
+    "readers_of_mlp_norm",
+    "writers_of_attention",
+    "writers_of_mlp",
+]
+
 SiteKind = Literal["norm", "inner_norm", "value", "mlp_value", "by_module"]
 """``by_module``: a user's mapping that the family does not have; the module in a block shows whether it is a norm or a projection."""
 

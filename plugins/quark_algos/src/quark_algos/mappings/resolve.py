@@ -14,6 +14,8 @@ from quark.modules.layers import is_transposed, linear_weight
 from quark_algos.mappings.channels import Channels
 from quark_algos.mappings.mapping import LayerMapping
 
+__all__ = ["ResolvedMapping", "input_axis", "resolve", "submodule"]
+
 
 @attrs.frozen(eq=False)
 class ResolvedMapping:

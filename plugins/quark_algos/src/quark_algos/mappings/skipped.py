@@ -12,6 +12,8 @@ from quark.planning.decoder_blocks import decoder_blocks
 from quark_algos.mappings.resolve import resolve
 from quark_algos.mappings.user_mappings import Place
 
+__all__ = ["left_out"]
+
 
 def left_out(places: Sequence[Place], model: nn.Module, facts: Architecture, heads: int) -> tuple[str, ...]:
     """Lines for the plan.

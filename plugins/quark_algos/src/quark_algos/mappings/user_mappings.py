@@ -17,6 +17,8 @@ from quark.planning.decoder_blocks import decoder_blocks
 from quark_algos.mappings.mapping import LayerMapping, mappings_of
 from quark_algos.mappings.resolve import resolve, submodule
 
+__all__ = ["Condition", "Place", "check_user_mappings", "user_mappings_of"]
+
 _SIDE = r"module\.([A-Za-z_][\w.]*)\.weight\.shape"
 _CONDITION = re.compile(rf"\s*{_SIDE}\s*(==|!=)\s*{_SIDE}\s*")
 

@@ -19,6 +19,8 @@ from quark_algos.rotation.config import RotationConfig
 from quark_algos.rotation.hadamard import Rotation, factors_of
 from quark_algos.rotation.residual_stream import matching
 
+__all__ = ["block_size", "online_layers", "rotate_heads", "rotated_attentions"]
+
 
 def online_layers(settings: RotationConfig, model: nn.Module, plan: QuantPlan) -> tuple[str, ...]:
     """Full names of the layers whose inputs are to be rotated: those that the settings name, or all that R4 and R1 online are about.

@@ -7,6 +7,8 @@ out: for 156 the search is long, and for the others no such circulants exist (18
 
 from __future__ import annotations
 
+__all__ = ["WILLIAMSON"]
+
 WILLIAMSON: dict[int, tuple[str, str, str, str]] = {
     23: ("+++-+++-+---", "+-++-++--+++", "+++---++-+-+", "++---+---+-+"),
     29: ("++-+-++++--+---", "++-+-++----+--+", "+-+--+-+++++--+", "++-++-+++---+++"),

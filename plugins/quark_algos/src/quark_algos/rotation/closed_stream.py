@@ -16,6 +16,8 @@ from quark_algos.mappings.resolve import input_axis, submodule
 from quark_algos.rotation.config import RotationConfig
 from quark_algos.rotation.residual_stream import Stream, matching, norms_and_readers, see_single_experts
 
+__all__ = ["known_in_full", "see_closed", "see_shapes"]
+
 _STREAM = ("decoder_blocks", "embeddings", "final_norm", "head", "attention_norm", "mlp_norm", "attention_inputs")
 _AS_KNOWN = "Leave scaling_layers empty to have what the model's family has"
 

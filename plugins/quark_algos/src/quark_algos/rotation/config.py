@@ -15,6 +15,8 @@ from quark.config.dataclass_view import with_dataclass_view
 from quark_algos.fields import LEGACY, OWN, PRESETS
 from quark_algos.mappings.mapping import enclosing, readers_of_attention_norm, readers_of_mlp_norm, writers_of_attention, writers_of_mlp
 
+__all__ = ["OnlineRotationConfig", "QuaRotConfig", "RotationConfig"]
+
 _HERE, _BEFORE = "layer_id", "pre_layer_id"
 """What stands for the number of a block, and of the one before it."""
 

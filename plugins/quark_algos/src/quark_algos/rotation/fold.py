@@ -21,6 +21,8 @@ from quark_algos.mappings.resolve import ResolvedMapping, input_axis, resolve
 from quark_algos.rotation.hadamard import Rotation
 from quark_algos.rotation.residual_stream import Reading, Stream, in_block, matching, outside_blocks
 
+__all__ = ["block", "fuse_norms", "outside", "r1_of", "untie", "values"]
+
 
 def r1_of(width: int, facts: Architecture, size: int | None = None, seed: int | None = None) -> Rotation:
     """A rotation that the family's residual stream can take.

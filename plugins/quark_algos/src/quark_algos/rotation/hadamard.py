@@ -17,6 +17,8 @@ from torch import Tensor
 from quark.errors import ConfigError
 from quark_algos.rotation.paley import hadamard, has_order
 
+__all__ = ["LARGEST_FACTOR", "Rotation", "factors_of", "largest_order", "rotate", "transform"]
+
 LARGEST_FACTOR = 1024
 """Of the orders a product is made of: beyond it a dense factor costs more than it is worth."""
 

@@ -11,6 +11,8 @@ from torch import Tensor, nn
 from quark.config.architecture import Architecture
 from quark.errors import UnsupportedError
 
+__all__ = ["TOLERANCE", "form_of", "with_form_of"]
+
 TOLERANCE = 0.05
 """Relative to the largest output: norms in bfloat16 round three times, to 2⁻⁹ each; and forms that are told apart differ by far more."""
 

@@ -12,6 +12,8 @@ from quark_algos.mappings.resolve import input_axis
 from quark_algos.rotation.hadamard import Rotation
 from quark_algos.rotation.online_matrix import product
 
+__all__ = ["InputRotation", "install", "is_rotated", "rotate_input"]
+
 
 class InputRotation:
     """A hook before a layer's forward: the layer gets ``x · R``, R of equal blocks ``M / √size``, M of +1 and -1, on its diagonal.

@@ -15,6 +15,8 @@ from torch import Tensor
 from quark_algos.rotation.hadamard import LARGEST_FACTOR, factors_of, transform
 from quark_algos.rotation.paley import as_published, has_order
 
+__all__ = ["base_order", "is_own", "matrix_of", "product"]
+
 _ROWS = 1024
 """Of a matrix that are made at a time."""
 

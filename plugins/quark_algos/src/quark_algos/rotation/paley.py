@@ -13,6 +13,8 @@ from torch import Tensor
 
 from quark_algos.rotation.circulants import WILLIAMSON
 
+__all__ = ["as_published", "hadamard", "has_order"]
+
 _PLUS_ROW = torch.tensor([[1.0, 1.0], [1.0, -1.0]], dtype=torch.float64)
 _MINUS_ROW = torch.tensor([[1.0, -1.0], [-1.0, -1.0]], dtype=torch.float64)
 

@@ -16,6 +16,8 @@ from quark_algos.mappings.mapping import readers_of_attention_norm, readers_of_m
 from quark_algos.mappings.resolve import submodule
 from quark_algos.rotation.config import RotationConfig
 
+__all__ = ["Reading", "Stream", "check", "in_block", "matching", "norms_and_readers", "outside_blocks", "see_single_experts"]
+
 
 @attrs.frozen(eq=False)
 class Reading:

@@ -19,6 +19,8 @@ from quark_algos.rotation.choice import block_size, rotate_heads, rotated_attent
 from quark_algos.rotation.config import RotationConfig
 from quark_algos.rotation.online import InputRotation, install
 
+__all__ = ["RestoreRotations"]
+
 
 class RestoreRotations:
     """A `quark.checkpoint.restorers.Restorer`.

@@ -17,6 +17,8 @@ from quark.errors import CheckpointError
 from quark_algos.rotation.online import InputRotation
 from quark_algos.rotation.online_matrix import is_own, matrix_of
 
+__all__ = ["buffer_name", "expect", "keep", "place_of"]
+
 _OF_A_LAYER = ".input_rotation"
 _PROBES, _ROWS = 8, 1024
 

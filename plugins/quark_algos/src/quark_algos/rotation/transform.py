@@ -24,6 +24,8 @@ from quark_algos.rotation.hadamard import Rotation
 from quark_algos.rotation.online import InputRotation, rotate_input
 from quark_algos.rotation.user_stream import HandWritten, hand_written
 
+__all__ = ["Rotate", "RotationRun"]
+
 _SEEDS = {"r1": 0, "r2": 1}
 
 

@@ -18,6 +18,8 @@ from quark_algos.rotation.config import RotationConfig
 from quark_algos.rotation.norm_form import with_form_of
 from quark_algos.rotation.residual_stream import Reading, Stream, matching
 
+__all__ = ["PARTS", "Entry", "HandWritten", "Names", "entries_of", "hand_written"]
+
 PARTS = ("first_layer", "middle_layers", "last_layer")
 """Of ``scaling_layers``: what counts for the first block, for each of the others, and once more for the last."""
 

@@ -10,6 +10,22 @@ from torch import Tensor
 
 from quark.errors import ConfigError
 
+__all__ = [
+    "ORDERS",
+    "check_order",
+    "pack_bits",
+    "pack_flags",
+    "pack_nibbles",
+    "pack_nibbles_across",
+    "pack_six",
+    "pack_two",
+    "unpack_bits",
+    "unpack_flags",
+    "unpack_nibbles",
+    "unpack_six",
+    "unpack_two",
+]
+
 ORDERS = ("reorder", "order")
 _WORD = 8
 _BYTES = {"order": ((0, 1), (2, 3), (4, 5), (6, 7)), "reorder": ((0, 2), (4, 6), (1, 3), (5, 7))}

@@ -9,6 +9,8 @@ import math
 
 import attrs
 
+__all__ = ["E2M1", "E2M3", "E3M2", "E4M3", "E5M2", "E5M3", "FLOAT32_BIAS", "FLOAT32_MANTISSA", "FloatShape"]
+
 FLOAT32_BIAS = 127
 FLOAT32_MANTISSA = 23
 

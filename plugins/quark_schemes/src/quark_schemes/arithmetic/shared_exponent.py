@@ -10,6 +10,8 @@ from torch import Tensor
 
 from quark.errors import ConfigError
 
+__all__ = ["MODES", "decode_e8m0", "encode_e8m0", "power_of_two", "shared_exponent_scale"]
+
 MODES = ("even", "floor", "ceil", "rceil")
 """How the power of two of an MX block is chosen; see `shared_exponent_scale`."""
 

@@ -18,6 +18,8 @@ from quark.config.enums import RoundType
 from quark_schemes.arithmetic.float_shapes import FLOAT32_BIAS, FLOAT32_MANTISSA, FloatShape
 from quark_schemes.arithmetic.whole_numbers import WHOLE_ROUNDINGS
 
+__all__ = ["decode_small", "encode_small", "round_small_"]
+
 _EXPONENT = 0x7F800000
 
 

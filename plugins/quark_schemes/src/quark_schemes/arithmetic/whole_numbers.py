@@ -9,6 +9,8 @@ from torch import Tensor
 
 from quark.config.enums import RoundType
 
+__all__ = ["WHOLE_ROUNDINGS", "round_half_away"]
+
 
 def round_half_away(t: Tensor) -> Tensor:
     """Round to whole numbers in place, halfway values away from zero."""

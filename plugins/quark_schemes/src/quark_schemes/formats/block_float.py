@@ -21,6 +21,8 @@ from quark_schemes.arithmetic.shared_exponent import MODES, shared_exponent_scal
 from quark_schemes.arithmetic.whole_numbers import WHOLE_ROUNDINGS
 from quark_schemes.packing.shared_exponents import SharedExponentPacking
 
+__all__ = ["BFP16", "MX", "BlockFloat", "MxFormat"]
+
 _SMALLEST = 2.0**-126
 """Smallest scale, float32's smallest normal number: its reciprocal is finite."""
 

@@ -9,6 +9,8 @@ from torch import Tensor
 from quark.config.tensor import QTensorConfig
 from quark.quantizers import NumberFormat, QParams
 
+__all__ = ["BFLOAT16", "FLOAT16", "CastFormat"]
+
 
 @attrs.frozen(kw_only=True)
 class CastFormat(NumberFormat):

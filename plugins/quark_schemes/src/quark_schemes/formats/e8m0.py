@@ -10,6 +10,8 @@ from quark.config.tensor import QTensorConfig
 from quark.quantizers import NumberFormat, QParams
 from quark_schemes.arithmetic.shared_exponent import decode_e8m0, encode_e8m0, shared_exponent_scale
 
+__all__ = ["FP8_E8M0", "PowerOfTwo"]
+
 
 @attrs.frozen(kw_only=True)
 class PowerOfTwo(NumberFormat):

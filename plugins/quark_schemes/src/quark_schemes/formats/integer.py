@@ -17,6 +17,8 @@ from quark_schemes.arithmetic.whole_numbers import WHOLE_ROUNDINGS
 from quark_schemes.packing.integers import IntegerPacking
 from quark_schemes.scale_formats import SMALLEST_SCALE, scale_error, scale_format_of, with_outer_scale
 
+__all__ = ["INT2", "INT3", "INT4", "INT8", "INT16", "UINT2", "UINT4", "UINT8", "IntegerFormat"]
+
 
 @attrs.frozen(kw_only=True)
 class IntegerFormat(NumberFormat):

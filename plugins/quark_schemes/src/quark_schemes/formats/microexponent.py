@@ -20,6 +20,8 @@ from quark_schemes.arithmetic.whole_numbers import WHOLE_ROUNDINGS
 from quark_schemes.formats.block_float import BlockFloat
 from quark_schemes.packing.shared_exponents import PAIR_BITS, MicroexponentPacking
 
+__all__ = ["MX6", "MX9", "Microexponent"]
+
 _ONE_EXPONENT = 1 << 23
 _MAGNITUDE = 0x7FFFFFFF
 

@@ -16,6 +16,8 @@ from quark_schemes.arithmetic.small_float import decode_small, encode_small, rou
 from quark_schemes.packing.small_floats import SmallFloatPacking
 from quark_schemes.scale_formats import SMALLEST_SCALE, scale_error, scale_format_of, with_outer_scale
 
+__all__ = ["FP4", "FP6_E2M3", "FP6_E3M2", "FP8_E4M3", "FP8_E5M2", "FP8_E5M3", "MiniFloat"]
+
 
 @attrs.frozen(kw_only=True)
 class MiniFloat(NumberFormat):

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from quark.quantizers import TILE_ELEMENTS
 
+__all__ = ["BINS", "Distribution", "Histogram"]
+
 BINS = 1 << 13
 """Bins on either side of 0; a power of two. The largest magnitude lies in the upper half of its side: a bin is at most 1/4096 of it."""
 

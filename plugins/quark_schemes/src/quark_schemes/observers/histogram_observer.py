@@ -15,6 +15,8 @@ from quark.errors import CalibrationError
 from quark.quantizers import Granularity, Observer
 from quark_schemes.observers.histogram import Histogram
 
+__all__ = ["HistogramObserver", "options_error"]
+
 
 def options_error(observer: str, spec: QTensorConfig, known: Collection[str] = ()) -> str | None:
     """Why an observer with the options ``known`` cannot use those of the spec, and the fix; None where it can."""

@@ -19,6 +19,8 @@ from quark_schemes.observers.histogram import Distribution, Histogram
 from quark_schemes.observers.histogram_observer import HistogramObserver
 from quark_schemes.observers.least_squares import Range, best_range, has_real_zero_point
 
+__all__ = ["CLIPPED_SHARES", "ExpectedError", "PerTensorHistogramObserver", "PerTensorHistogramObserverPro"]
+
 CLIPPED_SHARES = (0.0, *(2.0 ** (-i / 4) for i in range(80, 11, -1)))
 """Shares of all values that ranges leave out: none, then from a millionth to an eighth, four steps to each doubling."""
 

@@ -14,6 +14,8 @@ from quark.config.enums import ZeroPointType
 from quark.config.tensor import QTensorConfig
 from quark.quantizers import format_of
 
+__all__ = ["Range", "best_range", "error_norms", "has_real_zero_point", "shrunk_range"]
+
 Range = tuple[Tensor, Tensor]
 """Low and high, float32 ``[rows]``."""
 

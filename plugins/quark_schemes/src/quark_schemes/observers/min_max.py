@@ -15,6 +15,18 @@ from quark.config.tensor import QTensorConfig
 from quark.errors import CalibrationError
 from quark.quantizers import TILE_ELEMENTS, Granularity, Observer, PerTensor
 
+__all__ = [
+    "MinMaxObserver",
+    "PerBlock2DMinMaxObserver",
+    "PerBlockBFPObserver",
+    "PerBlockMXBufferReuseObserver",
+    "PerBlockMXDiffsObserver",
+    "PerBlockMXObserver",
+    "PerChannelMinMaxObserver",
+    "PerGroupMinMaxObserver",
+    "PerTensorMinMaxObserver",
+]
+
 
 class MinMaxObserver(Observer):
     """Keeps the smallest and the largest value of each set of elements that share a scale; serves every granularity."""

@@ -15,6 +15,8 @@ from quark_schemes.observers.histogram_observer import HistogramObserver
 from quark_schemes.observers.least_squares import Range, shrunk_range
 from quark_schemes.observers.row_search import RowSearchObserver
 
+__all__ = ["ROW_FACTORS", "TENSOR_FACTORS", "PerChannelMSEObserver", "PerGroupMSEObserver", "PerTensorMSEObserver"]
+
 _STEPS_TO_HALF = 16
 TENSOR_FACTORS = tuple(2 ** (-i / _STEPS_TO_HALF) for i in range(10 * _STEPS_TO_HALF + 1))
 """Factors on the range of a tensor: 16 steps to each halving, ten halvings, since activations have outliers a thousand times the rest."""

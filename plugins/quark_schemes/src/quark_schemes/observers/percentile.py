@@ -10,6 +10,8 @@ from quark.config.tensor import QTensorConfig
 from quark_schemes.observers.histogram import Histogram
 from quark_schemes.observers.histogram_observer import HistogramObserver
 
+__all__ = ["PerTensorPercentileObserver"]
+
 
 class PerTensorPercentileObserver(HistogramObserver):
     """One range that holds ``percentile`` percent of the values.

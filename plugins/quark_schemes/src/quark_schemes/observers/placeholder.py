@@ -7,6 +7,8 @@ from torch import Tensor
 
 from quark.quantizers import Observer
 
+__all__ = ["PlaceholderObserver"]
+
 
 class PlaceholderObserver(Observer):
     """For formats that only cast."""

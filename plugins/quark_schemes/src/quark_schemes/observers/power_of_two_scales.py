@@ -22,6 +22,14 @@ from quark_schemes.observers.min_max import MinMaxObserver
 from quark_schemes.observers.row_search import RowSearchObserver
 from quark_schemes.scale_formats import SMALLEST_SCALE
 
+__all__ = [
+    "PerChannelPowOf2MinMSEObserver",
+    "PerChannelPowOf2MinMaxObserver",
+    "PerTensorPowOf2MinMSEObserver",
+    "PerTensorPowOf2MinMaxObserver",
+    "power_of_two_error",
+]
+
 _OFFSETS = (2, 1, 0, -1, -2)  # wide ranges first: of two that are equally good the wider is taken
 _SMALLEST_EXPONENT = math.frexp(SMALLEST_SCALE)[1] - 1
 _LARGEST_EXPONENT = 104  # with this scale the range of a 16-bit integer is still finite in float32

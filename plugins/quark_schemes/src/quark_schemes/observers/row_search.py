@@ -15,6 +15,8 @@ from quark.quantizers import TILE_ELEMENTS, Granularity, Observer
 from quark_schemes.observers.histogram_observer import options_error
 from quark_schemes.observers.least_squares import Range
 
+__all__ = ["RowSearchObserver"]
+
 
 class RowSearchObserver(Observer):
     """Searches a range for each row when it observes the tensor. Nothing of the tensor is stored, so it can observe only one, once.

@@ -15,6 +15,8 @@ from quark.quantizers import Granularity, Packing, PerGroup, QParams
 from quark_schemes.arithmetic.bits import pack_bits, pack_nibbles, pack_nibbles_across, unpack_bits, unpack_nibbles
 from quark_schemes.scale_formats import scale_format_of
 
+__all__ = ["IntegerPacking"]
+
 
 @attrs.frozen
 class IntegerPacking(Packing):

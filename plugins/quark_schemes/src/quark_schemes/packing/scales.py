@@ -8,6 +8,8 @@ from quark.config.tensor import QTensorConfig
 from quark.quantizers import Granularity, Packing, QParams
 from quark_schemes.scale_formats import scale_format_of
 
+__all__ = ["FormattedScalePacking"]
+
 
 class FormattedScalePacking(Packing):
     """Scales in the spec's scale format; no zero points."""

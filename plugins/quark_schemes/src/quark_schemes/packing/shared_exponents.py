@@ -11,6 +11,8 @@ from quark.quantizers import Granularity, Packing, PerGroup, QParams
 from quark_schemes.arithmetic.bits import pack_bits, pack_flags, unpack_bits, unpack_flags
 from quark_schemes.arithmetic.shared_exponent import decode_e8m0, encode_e8m0
 
+__all__ = ["PAIR_BITS", "MicroexponentPacking", "SharedExponentPacking"]
+
 PAIR_BITS = 8
 """Pairs whose bits fill a byte."""
 

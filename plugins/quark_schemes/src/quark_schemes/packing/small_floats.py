@@ -9,6 +9,8 @@ from quark.quantizers import Granularity
 from quark_schemes.arithmetic.bits import pack_six, pack_two, unpack_six, unpack_two
 from quark_schemes.packing.scales import FormattedScalePacking
 
+__all__ = ["SmallFloatPacking"]
+
 
 @attrs.frozen
 class SmallFloatPacking(FormattedScalePacking):

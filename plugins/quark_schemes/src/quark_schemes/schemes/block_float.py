@@ -6,6 +6,8 @@ from quark.config.layer import QLayerConfig
 from quark_schemes.specs.block_float import BFP16Spec, MX6Spec, MX9Spec
 from quark_schemes.specs.options import SingleLevelSpec
 
+__all__ = ["bfp16", "mx6", "mx9"]
+
 
 def _both(helper: SingleLevelSpec) -> QLayerConfig:
     spec = helper.to_quantization_spec()

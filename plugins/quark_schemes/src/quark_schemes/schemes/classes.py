@@ -8,6 +8,30 @@ from quark.config.layer import QLayerConfig
 from quark.templates import QuantizationScheme
 from quark_schemes.schemes import block_float, float8, integer, microscaling, two_level
 
+__all__ = [
+    "AmdFP4GlobalScaleScheme",
+    "AmdFP4Scheme",
+    "BFP16Scheme",
+    "FP4Block16ScaleE4M3Scheme",
+    "FP8Scheme",
+    "INT4_FP8Scheme",
+    "Int4WeightAndActivationScheme",
+    "Int4WeightOnlyPerChannelScheme",
+    "Int4WeightOnlyScheme",
+    "Int8Scheme",
+    "MX6Scheme",
+    "MX9Scheme",
+    "MXFP4Scheme",
+    "MXFP4WeightOnlyScheme",
+    "MXFP4_FP8Scheme",
+    "MXFP4_MXFP6E2M3Scheme",
+    "MXFP6E2M3Scheme",
+    "MXFP6E3M2Scheme",
+    "PTPCFP8Scheme",
+    "Uint4WeightOnlyPerChannelScheme",
+    "Uint4WeightOnlyScheme",
+]
+
 
 class _Scheme(QuantizationScheme):
     """A scheme whose configuration is built anew each time it is asked for."""

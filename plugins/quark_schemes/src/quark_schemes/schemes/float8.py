@@ -6,6 +6,8 @@ from quark.config.layer import QLayerConfig
 from quark.config.tensor import QTensorConfig
 from quark_schemes.specs.float8 import FP8E4M3PerChannelSpec, FP8E4M3PerTensorSpec
 
+__all__ = ["fp8", "fp8_outputs", "ptpc_fp8"]
+
 
 def fp8() -> QLayerConfig:
     """E4M3 weights and static activations, one scale each."""

@@ -5,6 +5,22 @@ from __future__ import annotations
 from quark.config.layer import QLayerConfig
 from quark_schemes.specs.integer import Int4PerChannelSpec, Int4PerGroupSpec, Int8PerTensorSpec, Uint4PerChannelSpec, Uint4PerGroupSpec
 
+__all__ = [
+    "int4_wa_64",
+    "int4_weight_and_activation",
+    "int4_weight_only",
+    "int4_wo_32",
+    "int4_wo_64",
+    "int4_wo_128",
+    "int4_wo_per_channel",
+    "int8",
+    "uint4_weight_only",
+    "uint4_wo_32",
+    "uint4_wo_64",
+    "uint4_wo_128",
+    "uint4_wo_per_channel",
+]
+
 
 def int4_weight_only(group_size: int) -> QLayerConfig:
     """Symmetric INT4 weights in groups along the input."""

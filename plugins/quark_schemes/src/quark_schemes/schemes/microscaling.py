@@ -7,6 +7,8 @@ from quark.config.tensor import QTensorConfig
 from quark_schemes.specs.float8 import FP8E4M3PerTensorSpec
 from quark_schemes.specs.microscaling import OCP_MXFP4Spec, OCP_MXFP6E2M3Spec, OCP_MXFP6E3M2Spec, OCP_MXSpec
 
+__all__ = ["mxfp4", "mxfp4_fp8", "mxfp4_mxfp6_e2m3", "mxfp4_weight_only", "mxfp6_e2m3", "mxfp6_e3m2"]
+
 
 def _weight(helper: type[OCP_MXSpec]) -> QTensorConfig:
     return helper(ch_axis=-1, is_dynamic=False).to_quantization_spec()

@@ -9,6 +9,17 @@ from quark_schemes.specs.microscaling import AmdFP4Spec, FP4PerGroupSpec
 from quark_schemes.specs.options import SingleLevelSpec
 from quark_schemes.specs.two_level import ProgressiveSpec, ScaleQuantSpec
 
+__all__ = [
+    "amdfp4",
+    "amdfp4_g32",
+    "amdfp4_global16",
+    "amdfp4_global32",
+    "amdfp4_in_groups",
+    "amdfp4_with_global_scale",
+    "int4_fp8",
+    "nvfp4",
+]
+
 
 def _fp4_under(scales: SingleLevelSpec, group_size: int) -> QLayerConfig:
     """FP4 weights and activations in groups, their scales in the format of ``scales``; activations' are dynamic under a static one."""

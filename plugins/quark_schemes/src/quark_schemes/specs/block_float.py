@@ -10,6 +10,8 @@ from quark.config.enums import Dtype, RoundType
 from quark.config.tensor import QTensorConfig
 from quark_schemes.specs.options import SingleLevelSpec
 
+__all__ = ["BFP16Spec", "MX6Spec", "MX9Spec"]
+
 _BFP16_BLOCK = 8
 
 

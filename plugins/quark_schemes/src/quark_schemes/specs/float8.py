@@ -11,6 +11,17 @@ from quark.config.enums import Dtype, QSchemeType, RoundType
 from quark.config.tensor import QTensorConfig
 from quark_schemes.specs.options import PER_TENSOR_OBSERVERS, ROUND_METHODS, SCALE_TYPES, SingleLevelSpec, choice
 
+__all__ = [
+    "FP8E4M3PerChannelSpec",
+    "FP8E4M3PerGroupSpec",
+    "FP8E4M3PerTensorSpec",
+    "FP8E5M2PerChannelSpec",
+    "FP8E5M2PerGroupSpec",
+    "FP8E5M2PerTensorSpec",
+    "FP8E5M3PerTensorSpec",
+    "PerGroupFloatSpec",
+]
+
 
 @attrs.define
 class _E4M3Like(SingleLevelSpec):

@@ -8,6 +8,8 @@ from quark.config.enums import Dtype
 from quark.config.tensor import QTensorConfig
 from quark_schemes.specs.options import SingleLevelSpec
 
+__all__ = ["Bfloat16Spec", "Float16Spec"]
+
 
 @attrs.define
 class Float16Spec(SingleLevelSpec):

@@ -12,6 +12,24 @@ from quark.config.tensor import QTensorConfig
 from quark.errors import ConfigError
 from quark_schemes.specs.options import PER_TENSOR_OBSERVERS, ROUND_METHODS, SCALE_TYPES, ZERO_POINT_TYPES, SingleLevelSpec, choice
 
+__all__ = [
+    "Int2PerGroupSpec",
+    "Int3PerChannelSpec",
+    "Int3PerGroupSpec",
+    "Int4PerChannelSpec",
+    "Int4PerGroupSpec",
+    "Int4PerTensorSpec",
+    "Int8PerChannelSpec",
+    "Int8PerGroupSpec",
+    "Int8PerTensorSpec",
+    "Uint4PerChannelSpec",
+    "Uint4PerGroupSpec",
+    "Uint4PerTensorSpec",
+    "Uint8PerChannelSpec",
+    "Uint8PerGroupSpec",
+    "Uint8PerTensorSpec",
+]
+
 _SYMMETRIC = attrs.Factory(lambda self: self.symmetric_by_default, takes_self=True)
 
 

@@ -12,6 +12,21 @@ from quark.errors import ConfigError
 from quark_schemes.specs.float8 import PerGroupFloatSpec
 from quark_schemes.specs.options import SingleLevelSpec
 
+__all__ = [
+    "AmdFP4Spec",
+    "FP4PerGroupSpec",
+    "FP6E2M3PerGroupSpec",
+    "FP6E3M2PerGroupSpec",
+    "OCP_MXFP4DiffsSpec",
+    "OCP_MXFP4Spec",
+    "OCP_MXFP6E2M3Spec",
+    "OCP_MXFP6E3M2Spec",
+    "OCP_MXFP8E4M3Spec",
+    "OCP_MXFP8E5M2Spec",
+    "OCP_MXINT8Spec",
+    "OCP_MXSpec",
+]
+
 _AMD_GROUPS = (16, 32)
 
 

@@ -12,6 +12,8 @@ from quark.config.enums import RoundType, ScaleType, ZeroPointType
 from quark.config.tensor import QTensorConfig
 from quark.errors import ConfigError
 
+__all__ = ["PER_TENSOR_OBSERVERS", "ROUND_METHODS", "SCALE_TYPES", "ZERO_POINT_TYPES", "DataTypeSpec", "SingleLevelSpec", "choice"]
+
 PER_TENSOR_OBSERVERS = {
     "min_max": "PerTensorMinMaxObserver",
     "histogram": "PerTensorHistogramObserver",

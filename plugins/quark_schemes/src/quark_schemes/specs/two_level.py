@@ -8,6 +8,8 @@ from quark.config.tensor import QTensorConfig
 from quark.errors import ConfigError
 from quark_schemes.specs.options import DataTypeSpec, SingleLevelSpec
 
+__all__ = ["ProgressiveSpec", "ScaleQuantSpec"]
+
 
 def _level(value: SingleLevelSpec | QTensorConfig) -> QTensorConfig:
     spec = value.to_quantization_spec() if isinstance(value, SingleLevelSpec) else value
