@@ -99,8 +99,6 @@ def registered(kind: str) -> set[str]:
 
 # Number formats share names with schemes (int8): the torch-free vocabulary lists those.
 NAMES_ALLOWED_IN = {"core/src/quark/config/enums.py"}
-# Where core still names what a plugin registers. An entry that is no longer needed fails the test, so that it is removed.
-STILL_NAMED = {("core/src/quark/algorithms/transform.py", "rotation")}  # STAGES, until records alone order the transforms
 
 
 def test_core_knows_no_scheme_algorithm_or_model_by_name() -> None:
@@ -109,7 +107,7 @@ def test_core_knows_no_scheme_algorithm_or_model_by_name() -> None:
     for path in (p for p in SOURCES if p.is_relative_to(ROOT / "core/src")):
         file = str(path.relative_to(ROOT))
         found |= {(file, name) for name in quoted(path) & names if file not in NAMES_ALLOWED_IN}
-    assert found == STILL_NAMED
+    assert found == set()
 
 
 def quoted(path: Path) -> set[str]:
