@@ -65,8 +65,5 @@ def test_a_module_without_all_or_with_a_name_too_many_is_reported(
     assert tool.defects(tmp_path / "a.py") == defects
 
 
-@pytest.mark.xfail(
-    reason="modules get their __all__ when all of them have their final names: python -m tools.public_names --write", strict=True
-)
 def test_every_public_module_says_what_is_public(tool: ModuleType) -> None:
     assert {str(path.relative_to(ROOT)): lines for path in tool.modules() if (lines := tool.defects(path))} == {}
