@@ -6,16 +6,23 @@ import logging
 from types import SimpleNamespace
 from typing import Any
 
+import attrs
 import pytest
 
+from quark.config.algorithm import AlgoConfig
 from quark.config.architecture import Architecture
 from quark.config.layer import QLayerConfig
 from quark.config.tensor import QTensorConfig
 from quark.errors import ConfigError, UnknownNameError, UnsupportedError
-from quark.plugins import templates
+from quark.plugins import AlgorithmRecord, algorithms, templates
 from quark.templates import LLMTemplate, template_for
 
 A8 = QTensorConfig(dtype="fp8_e4m3", qscheme="per_tensor", is_dynamic=False)
+
+
+@attrs.define(kw_only=True)
+class PassingConfig(AlgoConfig):
+    name: str = "passing"
 
 
 def dtype_of(layer: QLayerConfig | None) -> str | None:
@@ -28,6 +35,15 @@ def test_a_template_is_made_once_from_the_facts_of_its_family(template: LLMTempl
     assert (template.kv_layers_name, template.q_layer_name) == (["*k_proj", "*v_proj"], "*q_proj")
     assert (template.exclude_layers_name, template.gate_up_layers_name) == (["head"], ["gate_proj", "up_proj"])
     assert "acme_net" in LLMTemplate.list_available()
+
+
+def test_a_template_has_the_algorithms_that_are_registered_now() -> None:
+    algorithms().register(AlgorithmRecord(name="passing", kind="rounding", config=f"{__name__}:PassingConfig"))
+    try:
+        assert "passing" in LLMTemplate.get("llama").algorithm_configs
+    finally:
+        algorithms().unregister("passing")
+    assert "passing" not in LLMTemplate.get("llama").algorithm_configs
 
 
 def test_an_unknown_model_type_names_the_closest_and_how_to_make_one() -> None:

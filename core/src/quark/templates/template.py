@@ -17,7 +17,7 @@ from quark.errors import ConfigError, UnknownNameError, UnsupportedError
 from quark.lazy import LazyRef, ObjectRef
 from quark.log import get_logger
 from quark.names import closest
-from quark.plugins import TemplateRecord, templates
+from quark.plugins import TemplateRecord, algorithms, templates
 from quark.plugins.records import RunTimeTemplate
 from quark.templates import projections
 from quark.templates.algorithms import (
@@ -89,7 +89,7 @@ class LLMTemplate:
         ['lm_head']
     """
 
-    _made: ClassVar[dict[str, tuple[TemplateRecord, LLMTemplate]]] = {}
+    _made: ClassVar[dict[str, tuple[tuple[TemplateRecord, tuple[int, int]], LLMTemplate]]] = {}
 
     def __init__(
         self,
@@ -196,9 +196,10 @@ class LLMTemplate:
             raise cls._no_template(model_type) from error
         if isinstance(record, RunTimeTemplate):
             return cast("LLMTemplate", record.template)
+        source = (record, algorithms().revision)  # a template has settings of every registered algorithm
         cached = cls._made.get(record.name)
-        if cached is None or cached[0] is not record:
-            cached = cls._made[record.name] = (record, cls.from_architecture(templates().load_architecture(model_type)))
+        if cached is None or cached[0] != source:
+            cached = cls._made[record.name] = (source, cls.from_architecture(templates().load_architecture(model_type)))
         return cached[1]
 
     @classmethod
