@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -50,10 +51,20 @@ def _print_version(is_asked: bool) -> None:
         sys.exit()
 
 
+def _sleep_while_waiting() -> None:
+    """Have OpenMP threads sleep while they wait for each other, unless the environment says otherwise; before torch is imported.
+
+    By default they wait in a busy loop. Beside other programs that loop takes processor time from the very thread that is waited for, and a
+    run takes many times as long.
+    """
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
 def main() -> None:
     """Run the program: whatever goes wrong is one paragraph on stderr and exit code 2, and a traceback only with ``--debug``."""
     arguments, debug = _without_debug(sys.argv[1:])
     sys.argv[1:] = arguments
+    _sleep_while_waiting()
     try:
         with termination_unwinds():
             refuse_rival()
