@@ -17,8 +17,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 def run(document: str, **given: Any) -> dict[str, Any]:
-    """Names that the only block of Python in a document defines, when it runs with what the text around it takes as given."""
-    (code,) = re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(encoding="utf-8"), flags=re.DOTALL)
+    """Names that the first block of Python in a document defines, when it runs with what the text around it takes as given."""
+    code = re.findall(r"```python\n(.*?)```", (ROOT / document).read_text(encoding="utf-8"), flags=re.DOTALL)[0]
     module = types.ModuleType("readme")
     module.__dict__.update(given)
     exec(compile(code, document, "exec"), module.__dict__)

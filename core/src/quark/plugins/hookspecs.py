@@ -222,7 +222,11 @@ class QuarkHooks:
             @hookimpl
             def quark_register_layer_types():
                 yield LayerTypeRecord(
-                    name="acme_gated", layer="acme_quant.layers:Gated", quantized="acme_quant.layers:QuantGated", planned_as="linear"
+                    name="acme_gated",
+                    summary="linear layers with a gate",
+                    layer="acme_quant.layers:Gated",
+                    quantized="acme_quant.layers:QuantGated",
+                    planned_as="linear",
                 )
 
             # acme_quant/layers.py
