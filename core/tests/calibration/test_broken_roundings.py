@@ -306,7 +306,7 @@ class Fails(AbsMax):
 
 @pytest.mark.parametrize(
     ("statistic", "complaint"),
-    [(ChangesInputs, "the statistic ChangesInputs changes the inputs that it is shown"), (Fails, "raised IndexError: out of luck")],
+    [(ChangesInputs, "the statistic ChangesInputs changes its inputs in place"), (Fails, "raised IndexError: out of luck")],
 )
 def test_a_statistic_that_fails_or_changes_what_it_sees_is_told_of(quantized: Quantized, statistic: Any, complaint: str) -> None:
     with pytest.raises(PluginError, match=complaint):
