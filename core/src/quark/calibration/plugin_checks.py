@@ -181,7 +181,7 @@ class CheckedRun:
         if self._blocks is not None:
             raise RuntimeError("apply_global was called before: a run changes a model once")
         self._blocks = set()
-        with attributed("changing what lies outside the blocks", self._whose):
+        with attributed("changing the model outside its blocks", self._whose):
             self._run.apply_global(model)
 
     def apply(self, block: BlockContext) -> Mapping[str, Metrics]:

@@ -143,7 +143,7 @@ def attention_errors(
     if config.softmax_quant_spec is not None:
         if not attentions:
             yield (
-                "attention probabilities are to be quantized (softmax_quant_spec), but no attention module was found in this model: "
+                "softmax_quant_spec quantizes attention probabilities, but no attention module was found in this model: "
                 "leave attention_scheme out, or register a template that names the model's q_layer_name and kv_layers_name"
             )
         yield from _not_per_tensor("softmax_quant_spec", config.softmax_quant_spec)
@@ -152,7 +152,7 @@ def attention_errors(
     if config.kv_cache_post_rope:
         if not config.kv_cache_quant_config:
             yield (
-                "kv_cache_post_rope says where keys of a quantized cache are rounded, but no cache is to be quantized: add kv_cache_scheme"
+                "kv_cache_post_rope says where keys of a quantized cache are rounded, but the cache is not quantized: add kv_cache_scheme"
             )
         else:
             yield from _cache_errors(attentions, rows, config, architecture)
@@ -160,9 +160,8 @@ def attention_errors(
         reason, norm = why_before_rope(model, rows, config, architecture), next(_key_norms(model, rows, config, architecture), None)
         if reason is not None and norm is not None:
             yield (
-                f"keys pass the norm '{norm}' before they are cached, so that a scale of what the projection gives has nothing to do with "
-                f"what runtimes keep, and they cannot be rounded behind it: {reason}. kv_cache_post_rope=False takes that scale all the "
-                "same"
+                f"keys pass the norm '{norm}' before they are cached, so that a scale of the projection's output does not fit the keys "
+                f"that runtimes cache, and they cannot be rounded after the norm: {reason}. kv_cache_post_rope=False uses that scale anyway"
             )
 
 
@@ -174,15 +173,15 @@ def attention_warnings(
     if config.kv_cache_post_rope or not cached:
         return
     norm = next(_key_norms(model, rows, config, architecture), None)
-    where = f"{len(cached)} layers feed the quantized cache and are rounded as they put out: {folded(cached)}"
+    where = f"{len(cached)} layers feed the quantized cache and are rounded at the projection's output: {folded(cached)}"
     if norm is not None:
         yield (
-            f"{where}. Runtimes cache keys behind the norm '{norm}' and the rotary embedding, with which that scale has nothing to do: all "
-            "keys may saturate. Leave kv_cache_post_rope out for a scale of what is cached"
+            f"{where}. Runtimes cache keys after the norm '{norm}' and the rotary embedding, which that scale does not fit: all keys may "
+            "saturate. Leave kv_cache_post_rope out for a scale of the cached keys"
         )
     elif asked is None:
         reason = why_before_rope(model, rows, config, architecture)
-        yield f"{where}. Runtimes cache what attention gets, for which the scale may be too small. Attention is out of reach: {reason}"
+        yield f"{where}. Runtimes cache keys after the rotary embedding, for which the scale may be too small. The reason: {reason}"
 
 
 def _cached_rows(rows: Iterable[PlanRow], config: QConfig, architecture: Architecture | None) -> list[PlanRow]:
@@ -211,7 +210,7 @@ def _cache_errors(
     if missing:
         yield (
             f"keys cannot be quantized after the rotary embedding (kv_cache_post_rope): '{missing[0]}' feeds the cache, and is no "
-            "projection of an attention module that makes keys alone, or values alone. Leave kv_cache_post_rope out, or set it to False"
+            "projection of an attention module that gives keys alone, or values alone. Leave kv_cache_post_rope out, or set it to False"
         )
     if any(_specs_not_per_tensor(attentions, KEY, VALUE)):
         yield _wants_tensor_scale("output_tensors of keys and values with kv_cache_post_rope")
@@ -241,8 +240,8 @@ def _not_per_tensor(what: str, spec: TensorSpec) -> Iterator[str]:
 
 def _wants_tensor_scale(what: str) -> str:
     return (
-        f"{what} wants one scale per tensor (qscheme per_tensor): inside attention, axes are not those of a layer's output. "
-        "Take a scheme such as fp8"
+        f"{what} must have one scale per tensor (qscheme per_tensor): inside attention, axes are not those of a layer's output. "
+        "Use a scheme such as fp8"
     )
 
 

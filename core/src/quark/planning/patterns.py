@@ -76,7 +76,7 @@ def _types(modules: Mapping[str, nn.Module], config: QConfig) -> Iterator[Rule]:
         name = key if isinstance(key, str) else key.__name__
         if name in supported and (isinstance(key, str) or layer_type_of_class(key) is not None):
             count = sum(1 for m in modules.values() if (kind := counts_as(m)) is not None and kind.__name__ == name)
-            problem = f"layer_type_quant_config names {name}, of which this model has no layer"
+            problem = f"layer_type_quant_config names {name}, but this model has no layer of that type"
         else:
             matches = [n for n, m in modules.items() if (type(m).__name__ == key if isinstance(key, str) else type(m) is key)]
             count, which = 0, f"{len(matches)} layer(s) stay float: {folded(matches)}" if matches else "this model has no such layer"

@@ -143,18 +143,18 @@ def make_plan(model: nn.Module, config: QConfig, architecture: Architecture | No
             "Load the float model again to quantize it differently"
         )
     rows = plan_rows(model, config, architecture)
-    asked, config = config.kv_cache_post_rope, resolve_attention(model, rows, config, architecture)
+    requested_post_rope, config = config.kv_cache_post_rope, resolve_attention(model, rows, config, architecture)
     attentions = attention_rows(model, rows, config, architecture)
     rules = rules_of(model, config, architecture)
     errors = [
         *(rule.problem for rule in rules if rule.problem and config.strict),
         *_misfits(rows, config.scheme),
-        *attention_errors(model, attentions, rows, config, architecture, asked),
+        *attention_errors(model, attentions, rows, config, architecture, requested_post_rope),
     ]
     if errors:
         raise ConfigError("\n".join(errors))
     _refuse_broken_plugins(rows, attentions)
-    warnings = (*(r.problem for r in rules if r.problem), *attention_warnings(model, rows, config, architecture, asked))
+    warnings = (*(r.problem for r in rules if r.problem), *attention_warnings(model, rows, config, architecture, requested_post_rope))
     return QuantPlan(rows, config, architecture, tuple(_notes(rows, model, architecture)), attentions, rules, warnings)
 
 
@@ -271,6 +271,6 @@ def _notes(rows: tuple[PlanRow, ...], model: nn.Module, architecture: Architectu
     for row in rows:
         if row.tied_to is not None and row.config is not None and row.config.weight is not None:
             yield (
-                f"'{row.name}' shares its weight with '{row.tied_to}' and is to be quantized: it gets a weight of its own, '{row.tied_to}' "
-                "stays float. vLLM cannot load a quantized output head; exclude it unless that is meant"
+                f"'{row.name}' shares its weight with '{row.tied_to}' and will be quantized: it gets its own weight, '{row.tied_to}' stays "
+                "float. vLLM cannot load a quantized output head; exclude it unless that is intended"
             )
