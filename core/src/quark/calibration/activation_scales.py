@@ -118,7 +118,7 @@ class ActivationScales:
                 self._give(key, self._items[key].qparams())
 
     def forget(self, layer: str) -> None:
-        """Forget the observed ranges of a layer whose input has changed. Scales shared with other experts stay."""
+        """Forget the observed ranges of a layer that turned out to read another tensor. Scales shared with other experts stay."""
         for key in [(layer, INPUT), (layer, OUTPUT)]:
             if key in self._done and not self.pool_of(layer):
                 self._items[key].renew()

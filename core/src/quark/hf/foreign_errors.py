@@ -24,7 +24,7 @@ def reading(path: Path, cure: str) -> Iterator[None]:
         cure: The probable cause and the fix, for the message.
 
     Raises:
-        CheckpointError: The body raised an exception that is no QuarkError.
+        CheckpointError: The body raised an exception other than MemoryError and QuarkError, or a ConfigError that does not name the path.
     """
     try:
         yield

@@ -60,7 +60,7 @@ class AttentionRow:
 
     @property
     def states(self) -> dict[str, tuple[str, TensorSpec]]:
-        """Projection and spec of each quantized state, by attribute of the attention module (`quark.modules.attention.STATES`)."""
+        """The projection and the spec of each quantized state, by attribute of the module (`quark.modules.attention.STATES`)."""
         states = {QUERY: (self.query_layer, self.query), KEY: (self.key_layer, self.key), VALUE: (self.value_layer, self.value)}
         return {name: (layer, spec) for name, (layer, spec) in states.items() if layer is not None and spec is not None}
 
