@@ -269,7 +269,7 @@ def test_tensors_that_the_model_has_no_place_for_are_told_and_left_out(tmp_path:
 
 
 def test_data_that_are_wanted_and_missing_are_asked_for_first(tmp_path: Path) -> None:
-    with pytest.raises(CalibrationError, match="none were given"):
+    with pytest.raises(CalibrationError, match="none was given"):
         quantize_checkpoint(tiny_model_dir(), tmp_path / "out", config("llama", scheme="fp8"))
     assert list(tmp_path.iterdir()) == []
 

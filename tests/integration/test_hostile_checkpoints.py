@@ -205,7 +205,7 @@ def test_layers_that_config_json_does_not_count_are_told(
     (directory / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 1}))
     assert program("quantize", directory, tmp_path / "out", "--scheme", "int4_wo_32")[0] == 0
     assert "holds 9 tensor(s)" in caplog.text
-    assert "config.json may say that it has fewer layers" in caplog.text
+    assert "config.json may name fewer layers" in caplog.text
 
 
 def test_a_model_of_endless_layers_is_not_begun(sources: Path, program: Program, tmp_path: Path) -> None:

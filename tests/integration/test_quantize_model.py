@@ -235,7 +235,7 @@ def test_an_embedding_takes_the_weight_of_a_scheme_and_not_its_activations() -> 
 
 def test_static_scales_without_data_are_refused_before_any_change() -> None:
     model = llama()
-    with pytest.raises(CalibrationError, match="none were given"):
+    with pytest.raises(CalibrationError, match="none was given"):
         ModelQuantizer(LLMTemplate.get("llama").get_config(scheme="int8")).quantize_model(model)
     assert not any(is_quantized(m) for m in model.modules())
 

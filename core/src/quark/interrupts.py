@@ -1,4 +1,4 @@
-"""Signals that end a program: SIGTERM unwinds it as Ctrl-C does, and neither breaks into what must be done to its end."""
+"""Signals that end a program: SIGTERM raises an exception as Ctrl-C does, and critical sections hold both signals back."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ _ENDING = (signal.SIGINT, signal.SIGTERM)
 
 @contextmanager
 def termination_unwinds() -> Iterator[None]:
-    """Make SIGTERM raise SystemExit with the exit code that a shell gives it, 143, so that what is being written is cleaned up.
+    """Make SIGTERM raise SystemExit(143), the exit code that shells report, so that unfinished output is removed.
 
-    Without effect outside the main thread, and where the signal is handled or ignored already.
+    This has no effect outside the main thread, and where the signal is handled or ignored already.
     """
     if not _in_main_thread() or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield
@@ -35,21 +35,21 @@ def termination_unwinds() -> Iterator[None]:
 
 @contextmanager
 def uninterrupted() -> Iterator[None]:
-    """Hold back SIGINT and SIGTERM while the body runs; what came is delivered afterwards. Only the main thread can do so."""
+    """Hold back SIGINT and SIGTERM while the body runs, and deliver them afterwards. This has no effect outside the main thread."""
     if not _in_main_thread():
         yield
         return
-    came: list[int] = []
-    # None is a handler that was not installed from Python: it cannot be put back, so it stays.
+    received: list[int] = []
+    # None is a handler that was not installed from Python: it could not be restored, so it is not replaced.
     handlers = {number: handler for number in _ENDING if (handler := signal.getsignal(number)) is not None}
     try:
         for number in handlers:
-            signal.signal(number, lambda n, _frame: came.append(n))
+            signal.signal(number, lambda n, _frame: received.append(n))
         yield
     finally:
         for number, handler in handlers.items():
             signal.signal(number, handler)
-        for late in dict.fromkeys(came):
+        for late in dict.fromkeys(received):
             signal.raise_signal(late)
 
 

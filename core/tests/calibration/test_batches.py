@@ -92,16 +92,16 @@ def test_token_ids_in_a_dict_get_a_batch_axis_too() -> None:
 
 MASK = torch.ones(3, 4, dtype=torch.long)
 BAD = {
-    "are of torch.float32: give torch.int64": IDS.float(),
-    "are of torch.int16": IDS.short(),
-    "are of torch.bool": IDS > 2,
+    "have the dtype torch.float32: give torch.int64": IDS.float(),
+    "have the dtype torch.int16": IDS.short(),
+    "have the dtype torch.bool": IDS > 2,
     r"has the token id 1024, and the model's vocabulary is 0 to 1023": IDS + 1013,
     "has the token id -1": IDS - 1,
     r"have the shape \[1, 3, 4\]": IDS[None],
     "'attention_mask' of calibration batch 1 has the shape": {"input_ids": IDS, "attention_mask": MASK[:, :3]},
     "is on the meta device": IDS.to("meta"),
     "'attention_mask' of calibration batch 1 is on the meta device": {"input_ids": IDS, "attention_mask": MASK.to("meta")},
-    "has no 'input_ids', which this model is called with; it has 'labels'": {"labels": IDS},
+    "has no 'input_ids', which this model needs; it has 'labels'": {"labels": IDS},
     "'input_ids' of calibration batch 1 is a list": {"input_ids": IDS.tolist()},
     "'input_ids' of calibration batch 1 is an empty tensor": {"input_ids": IDS[:, :0]},
     "has 40 tensors": (IDS,) * 40,

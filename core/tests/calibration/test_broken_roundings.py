@@ -237,7 +237,7 @@ def with_biases() -> nn.Module:
         (answering(lambda p: {"lm_head": {}}), "reports metrics of 'lm_head', which it was not given"),
         (DoesNothing, "has no scales"),
         (HalfTheLayers, "has no scales"),
-        (InPlace, "has the parameter it had"),
+        (InPlace, "still has its old parameter"),
         (Raising, f"raised KeyError: 'boom' .*while rounding '{FIRST}.self_attn.q_proj' and 2 more"),
         (RaisesHalfWay, f"raised RuntimeError: boom .*while rounding '{FIRST}.self_attn.q_proj' and 2 more"),
         (AsksUndeclared, "asked for the statistic NotAsked, which it does not declare: its needs are AbsMax"),
@@ -278,7 +278,7 @@ def fails_to_be_made() -> Any:
     ("mutant", "complaint"),
     [
         (Bare, "makes a Bare, which has no 'needs' and no 'applies_to' and no 'round'"),
-        (NeedsNone, "says needs=None where a sequence of statistics is wanted"),
+        (NeedsNone, "has needs=None where a sequence of statistics is wanted"),
         (NeedsNothingKnown, "needs the class dict, which is no subclass of quark.algorithms.Statistic"),
         (NeedsAbstract, "needs the statistic NoAdd, which does not define add"),
         (fails_to_be_made, "raised ValueError: no luck .*while being made of its settings"),
@@ -306,7 +306,7 @@ class Fails(AbsMax):
 
 @pytest.mark.parametrize(
     ("statistic", "complaint"),
-    [(ChangesInputs, "the statistic ChangesInputs changes the inputs that it is shown"), (Fails, "raised IndexError: out of luck")],
+    [(ChangesInputs, "the statistic ChangesInputs changes its inputs in place"), (Fails, "raised IndexError: out of luck")],
 )
 def test_a_statistic_that_fails_or_changes_what_it_sees_is_told_of(quantized: Quantized, statistic: Any, complaint: str) -> None:
     with pytest.raises(PluginError, match=complaint):

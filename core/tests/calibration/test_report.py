@@ -47,7 +47,7 @@ def test_that_all_is_well_is_no_warning(caplog: pytest.LogCaptureFixture) -> Non
 def test_layers_with_few_tokens_are_one() -> None:
     report = CalibrationReport(tokens={"experts.0.up_proj": 1, **{f"experts.{i}.up_proj": 100 for i in range(1, 9)}})
     (line,) = report.lines()
-    assert line.startswith("1 of 9 layers of experts got less than 5% of the average of 89 tokens; the least, 'experts.0.up_proj', 1.")
+    assert line.startswith("1 of 9 layers of experts got less than 5% of the average of 89 tokens; 'experts.0.up_proj' got fewest, 1.")
 
 
 def test_unreached_layers_are_one() -> None:

@@ -132,5 +132,5 @@ def _named(form: str) -> tuple[tuple[str, ...], str]:
 
 def test_a_model_that_calls_its_experts_in_another_way_is_told_so() -> None:
     _, apart, (tokens, *_), _ = case("stacked")
-    with pytest.raises(UnsupportedError, match="calls its experts with chosen_experts, and not with the choice of experts"):
+    with pytest.raises(UnsupportedError, match="calls its experts with chosen_experts, and not with the experts' indices"):
         apart(tokens, chosen_experts=tokens)

@@ -98,9 +98,9 @@ def refusals() -> dict[str, tuple[nn.Module, QConfig, str]]:
             config(softmax=fp8()),
             "no attention module was found.*leave attention_scheme out",
         ),
-        "no cache": (model(), config(post_rope=True), "no cache is to be quantized: add kv_cache_scheme"),
+        "no cache": (model(), config(post_rope=True), "the cache is not quantized: add kv_cache_scheme"),
         "fused keys": (model(("qkv_proj",)), fused, "'tower.self_attn.qkv_proj' feeds the cache.*Leave kv_cache_post_rope out"),
-        "scales per channel": (model(), config(softmax=per_channel()), "softmax_quant_spec wants one scale per tensor"),
+        "scales per channel": (model(), config(softmax=per_channel()), "softmax_quant_spec must have one scale per tensor"),
         "keys per channel": (
             model(),
             two(config(cache=per_channel(), post_rope=True)),
@@ -221,5 +221,5 @@ def test_projections_are_those_that_the_architecture_states_whatever_they_are_ca
 def test_a_norm_of_keys_is_the_one_that_the_architecture_states() -> None:
     warned = make_plan(reachable(norm="k_norm"), config(cache=fp8()), attrs.evolve(NAMES, key_norms="self_attn.k_norm")).warnings
     silent = make_plan(reachable(norm="k_norm"), config(cache=fp8()), attrs.evolve(NAMES, key_norms=())).warnings
-    assert any("Runtimes cache keys behind the norm 'layers.0.self_attn.k_norm'" in line for line in warned)
-    assert not any("behind the norm" in line for line in silent)
+    assert any("Runtimes cache keys after the norm 'layers.0.self_attn.k_norm'" in line for line in warned)
+    assert not any("after the norm" in line for line in silent)

@@ -72,7 +72,7 @@ def test_an_unknown_family_quantizes_block_by_block_and_reloads(tmp_path: Path, 
     template = template_of(model)
     assert "inferred from its modules" in caplog.text
     assert template.kv_layers_name == ["*query_key_value"]
-    with pytest.raises(ConfigError, match=r"keys pass the norm .*kv_cache_post_rope=False takes that scale all the same"):
+    with pytest.raises(ConfigError, match=r"keys pass the norm .*kv_cache_post_rope=False uses that scale anyway"):
         ModelQuantizer(template.get_config("fp8", kv_cache_scheme="fp8")).plan(model)
     ModelQuantizer(template.get_config("fp8", kv_cache_scheme="fp8", kv_cache_post_rope=False)).quantize_model(model, [IDS])
     layers = [m for m in model.model.layers.modules() if isinstance(m, nn.Linear)]

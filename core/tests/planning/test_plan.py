@@ -199,7 +199,7 @@ def test_layers_of_a_type_that_cannot_be_quantized_stay_float_and_are_named(key:
 
 def test_a_layer_type_of_which_the_model_has_none_is_told_of() -> None:
     (warning,) = make_plan(model(), QConfig(GLOBAL, layer_type_quant_config={nn.Conv2d: QLayerConfig(weight=fp8())})).warnings
-    assert "Conv2d, of which this model has no layer" in warning
+    assert "Conv2d, but this model has no layer of that type" in warning
 
 
 def test_everything_wrong_is_told_at_once() -> None:

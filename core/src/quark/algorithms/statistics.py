@@ -1,4 +1,4 @@
-"""Statistics of a layer's inputs: what an algorithm declares that it needs, and the pipeline collects once for all layers that share it."""
+"""Statistics of a layer's inputs: declared by an algorithm as ``needs``, and collected once for each input group."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from quark.parallel import parallel_map, row_slices
 __all__ = ["AbsMax", "AbsMean", "CrossMoment", "Hessian", "Hessian64", "Statistic"]
 
 _STRIP = 128
-"""Rows of a Hessian that are summed at a time, each strip from the diagonal on: little more than half of the whole product."""
+"""Rows of a Hessian that are summed at a time, each strip from the diagonal on: little more than half of the full product."""
 _FEW_STRIPS = 4
-"""Strips on devices that work on one at a time: 5/8 of the whole product."""
+"""Number of strips on devices that process one strip at a time: 5/8 of the full product."""
 _WAITING = 2048
-"""Tokens that are kept, on CPUs, before their products are added all at once."""
+"""Tokens that are collected, on CPUs, before their products are added at once."""
 _HALVES = (torch.float16, torch.bfloat16)
 
 
 class Statistic(ABC):
-    """A sum over the tokens that reach some layers.
+    """A sum over the input tokens of an input group.
 
-    Two of them can be merged: that equals having seen both sets of tokens, so that ranks can reduce them.
+    Two statistics can be merged; the result equals one statistic of both sets of tokens, so that ranks can reduce them.
 
     Args:
         columns: K, the layers' number of input channels.
-        device: Where the inputs lie.
+        device: The device of the inputs.
 
     Attributes:
-        wants_float: Whether the inputs of the float model are needed beside those of the quantized one, which doubles the forwards.
-        tokens: How many tokens were seen.
-        derived: What algorithms have computed from the complete statistic and want to find again for other layers.
+        wants_float: Whether the inputs in the float model are needed beside those in the quantized model, which doubles the forwards.
+        tokens: The number of tokens in the sum.
+        derived: A cache for values that algorithms compute from the complete statistic and use again for other layers of the group.
 
     Example:
-        A statistic of one's own, the largest value of each channel::
+        A custom statistic, the largest value of each channel::
 
             class Largest(Statistic):
                 def __init__(self, columns, device):
@@ -60,11 +60,11 @@ class Statistic(ABC):
         self.derived: dict[Any, Any] = {}
 
     def update(self, x: Tensor, reference: Tensor | None = None) -> None:
-        """Take in some tokens.
+        """Add tokens to the statistic.
 
         Args:
-            x: What the layers get in the quantized model, ``[tokens, K]``, in the model's dtype.
-            reference: What they get in the float model, likewise; None where that is not known, or ``wants_float`` is not set.
+            x: The layers' input in the quantized model, ``[tokens, K]``, in the model's dtype.
+            reference: The layers' input in the float model, likewise; None where it is not known, or ``wants_float`` is not set.
 
         Raises:
             PluginError: The statistic has changed ``x``.
@@ -74,29 +74,27 @@ class Statistic(ABC):
             version = x._version
             self.accumulate(x, reference)
             if x._version != version:
-                raise PluginError(
-                    f"the statistic {type(self).__name__} changes the inputs that it is shown, which layers are still to read"
-                )
+                raise PluginError(f"the statistic {type(self).__name__} changes its inputs in place, which layers have still to read")
 
     def merge(self, other: Self) -> None:
-        """Take in what another statistic of the same kind has seen."""
+        """Add the tokens of another statistic of the same kind."""
         self.tokens += other.tokens
         self.add(other)
 
     @abstractmethod
     def accumulate(self, x: Tensor, reference: Tensor | None) -> None:
-        """`update`, of at least one token."""
+        """Add at least one token; called by `update`, which counts tokens."""
 
     @abstractmethod
     def add(self, other: Self) -> None:
-        """`merge`, but for the count."""
+        """Add another statistic's sums; called by `merge`, which adds the token counts."""
 
 
 class Hessian(Statistic):
-    """``H = Σ x xᵀ [K, K]``, the raw sum, in float32.
+    """The Hessian ``H = Σ x xᵀ [K, K]`` of the layer's input, an unnormalized sum in float32.
 
-    Inputs of 16 bits are multiplied as they are on GPUs, with sums in float32, which loses nothing: the product of two such numbers is
-    exact in float32.
+    H is the uncentred second moment of the input: the Hessian of the layer's squared output error up to a factor. On GPUs, 16-bit inputs
+    are multiplied without conversion and summed in float32, which loses nothing: the product of two such numbers is exact in float32.
     """
 
     master: ClassVar[torch.dtype] = torch.float32
@@ -109,7 +107,7 @@ class Hessian(Statistic):
     def accumulate(self, x: Tensor, reference: Tensor | None) -> None:
         squares = x.float().square()
         self._fourth += torch.stack([part.double().square().sum() for part in (squares.sum(1), torch.linalg.vector_norm(squares, dim=1))])
-        # The copy is for layers that change their input in place while it waits.
+        # Copied, since layers may change their input in place before the product is computed.
         x = x.float() if x.is_cuda and x.dtype not in _HALVES else x if x.is_cuda else x.to(torch.float32, copy=True)
         self._products.add(x, x)
 
@@ -118,15 +116,15 @@ class Hessian(Statistic):
         self._fourth += other._fourth
 
     def matrix(self) -> Tensor:
-        """H, symmetric; the sum itself, not to be changed."""
+        """Return H, symmetric; the accumulated tensor itself, which must not be changed."""
         return self._products.total()
 
     def shrinkage(self) -> tuple[float, float]:
-        """Return how much of what H shows is likely to be chance, from 0 to 1: off its diagonal, and in the differences along it.
+        """Return the Ledoit–Wolf shrinkage intensities of H, from 0 to 1: off its diagonal, and for the differences along the diagonal.
 
-        The variance of the entries, from the tokens' fourth moments, ÷ what they are in squares: with that share taken from them H is as
-        near as it can be to what infinitely many tokens would give. Source: Ledoit, Wolf, "A well-conditioned estimator for
-        large-dimensional covariance matrices", 2004; here the diagonal and the rest have a share each.
+        An intensity is the estimated variance of the entries, from the tokens' fourth moments, divided by their sum of squares. Shrinking
+        by it minimizes the expected squared distance to the Hessian of infinitely many tokens. Source: Ledoit, Wolf, "A well-conditioned
+        estimator for large-dimensional covariance matrices", 2004; here the diagonal and the rest have an intensity each.
         """
         if self.tokens < 2:
             return 1.0, 1.0
@@ -151,9 +149,9 @@ class Hessian64(Hessian):
 
 
 class CrossMoment(Statistic):
-    """``D = Σ (x_float − x) xᵀ [K, K]``, float32: what the error of the inputs has in common with them.
+    """The cross moment ``D = Σ (x_float − x) xᵀ [K, K]`` of the input error and the input, float32.
 
-    Tokens whose float input is not known add nothing.
+    Tokens without a known float input add nothing.
     """
 
     wants_float = True
@@ -170,7 +168,7 @@ class CrossMoment(Statistic):
         self._products.merge(other._products)
 
     def matrix(self) -> Tensor:
-        """D; the sum itself, not to be changed."""
+        """Return D; the accumulated tensor itself, which must not be changed."""
         return self._products.total()
 
 
@@ -203,20 +201,20 @@ class AbsMean(Statistic):
 
     @property
     def value(self) -> Tensor:
-        """The mean; 0 where nothing was seen."""
+        """The mean magnitude; 0 without tokens."""
         return (self._sum / max(self.tokens, 1)).float()
 
 
 class _Products:
     """``Σ aᵀ b [K, K]`` over batches of tokens, summed by strips of rows in several threads.
 
-    On CPUs batches wait until they have many tokens, so that threads wait for each other once for all of them.
+    On CPUs batches are collected until they have `_WAITING` tokens, so that threads synchronize once for all of them.
 
     Args:
         columns: K.
-        dtype: Of the sum over batches; within a batch it is float32.
-        device: Of the batches.
-        is_symmetric: Whether every a is its b: then strips are summed from the diagonal on, little more than half of the whole product.
+        dtype: Dtype of the sum over batches; within a batch it is float32.
+        device: Device of the batches.
+        is_symmetric: Whether a is b in every batch: then strips are summed from the diagonal on, little more than half the full product.
     """
 
     def __init__(self, columns: int, dtype: torch.dtype, device: torch.device, *, is_symmetric: bool) -> None:
@@ -226,7 +224,7 @@ class _Products:
         self._waiting: list[tuple[Tensor, Tensor]] = []
 
     def add(self, a: Tensor, b: Tensor) -> None:
-        """Add the product of ``a, b [tokens, K]``, which are kept as they are and may not be changed."""
+        """Add the product of ``a, b [tokens, K]``, which are kept without a copy and must not be changed."""
         self._waiting.append((a, b))
         if a.is_cuda or sum(len(tokens) for tokens, _ in self._waiting) >= _WAITING:
             self._sum_up()
@@ -236,7 +234,7 @@ class _Products:
         self._sum += other.total()
 
     def total(self) -> Tensor:
-        """Return the sum itself, not to be changed."""
+        """Return the accumulated tensor itself, which must not be changed."""
         self._sum_up()
         if self._is_symmetric and not self._is_mirrored:
             _mirror_upper_(self._sum)
@@ -258,7 +256,7 @@ class _Products:
 
 
 def _mirror_upper_(h: Tensor) -> None:
-    """Copy what lies above the diagonal of ``h [K, K]`` to below it, by strips that caches hold."""
+    """Copy the upper triangle of ``h [K, K]`` to the lower one in place, by strips that fit into caches."""
     for left in range(0, h.shape[0], _STRIP):
         right = left + _STRIP
         corner = h[left:right, left:right]
@@ -267,7 +265,7 @@ def _mirror_upper_(h: Tensor) -> None:
 
 
 def _add_product(target: Tensor, a: Tensor, b: Tensor) -> None:
-    """``target += aᵀ b`` in place, in the target's precision over batches and float32 within."""
+    """Add ``aᵀ b`` to ``target`` in place, in the target's precision over batches and in float32 within a batch."""
     if a.dtype in _HALVES:
         target += torch.mm(a.t(), b, out_dtype=torch.float32)
     elif target.dtype is torch.float32:

@@ -1,7 +1,7 @@
 """Static scales of activations: inputs, outputs, pooled experts, the KV cache; which activations share a scale, and when it is set.
 
-No other module sets them. `ActivationScales` is asked before a layer is rounded, so that the layer is rounded for the scales it is shipped
-with; exporters merge KV scales by the same functions, `kv_scale_groups` and `merge_kv_scales`.
+No other module sets activation scales. A layer's scales are set before its weight is rounded, so that rounding sees the quantized input of
+the exported layer; exporters merge KV scales by the same functions, `kv_scale_groups` and `merge_kv_scales`.
 """
 
 from __future__ import annotations
@@ -39,18 +39,18 @@ class ActivationScales:
     """The static activations of some layers and attention modules, and their scales.
 
     Three kinds of activations share a scale: inputs of one projection of all experts, where the configuration pools them; keys and values
-    of one attention, unless they are to be separate; and experts that no token has reached, which get the scale of their siblings.
+    of one attention, unless ``separate_kv_scales`` is set; and experts that no token has reached, which get the scale of the other experts.
 
     Args:
-        layers: Quantized layers by full name, their activations without scales. Those whose output is quantized inside attention lose
-            that quantizer.
-        attentions: The attention modules among them.
-        config: Says what shares a scale.
+        layers: Quantized layers by full name, their activations without scales. Layers whose output is quantized inside attention lose
+            their output quantizer.
+        attentions: The attention modules of the same block or model.
+        config: Decides which activations share a scale.
         architecture: Facts about the family, None where it is not known.
 
     Attributes:
-        inside: The quantizers of attention modules, not yet in their places.
-        experts: Which layers belong to experts.
+        inside: The quantizers of attention modules, not yet installed.
+        experts: Tells which layers belong to experts.
     """
 
     def __init__(
@@ -73,21 +73,21 @@ class ActivationScales:
         self._caches = self._sharing(attentions, config, architecture)
 
     def __bool__(self) -> bool:
-        """Whether there are any static activations."""
+        """Return whether there are any static activations."""
         return bool(self._items)
 
     def see(self, owner: str, slot: str, x: Tensor) -> None:
-        """Observe a tensor; nothing happens where the activation is not static, or has its scale."""
+        """Observe a tensor, unless the activation is not static or already has its scale."""
         item = self._items.get((owner, slot))
         if item is not None and (owner, slot) not in self._done:
             item.observer.observe(x.detach())
 
     def wants(self, owner: str, slot: str) -> bool:
-        """Whether an activation is static, and has no scale yet."""
+        """Return whether an activation is static and has no scale yet."""
         return (owner, slot) in self._items and (owner, slot) not in self._done
 
     def pool_of(self, layer: str) -> Sequence[Key]:
-        """Return the inputs that share the scale of a layer's input, itself included; none where it has a scale of its own."""
+        """Return the inputs that share the scale of a layer's input, this one included; empty where the input has its own scale."""
         return next((members for members in self._pools.values() if (layer, INPUT) in members), ())
 
     def sharing_outputs(self) -> Iterator[tuple[str, ...]]:
@@ -97,7 +97,9 @@ class ActivationScales:
                 yield tuple(name for name, _ in keys)
 
     def set_scales(self, wanted: Iterable[Key]) -> None:
-        """Set the scales of activations by what was observed of them, and of those that share a scale with them; others are skipped.
+        """Set the scales of activations from their observed ranges and those of activations that share the scale.
+
+        Activations that are not static or have their scales are skipped.
 
         Raises:
             CalibrationError: Nothing was observed.
@@ -105,9 +107,9 @@ class ActivationScales:
         """
         for key in [k for k in wanted if self.wants(*k)]:
             pool = self.pool_of(key[0]) if key[1] == INPUT else ()
-            cache = next((keys for keys in self._caches if key in keys), None)
+            cache = next((members for members in self._caches if key in members), None)
             if key in self._done:
-                continue  # with one that shares its scale
+                continue  # it was set with an activation that shares its scale
             if pool:
                 self._give_common(pool, pool)
             elif cache is not None:
@@ -116,14 +118,14 @@ class ActivationScales:
                 self._give(key, self._items[key].qparams())
 
     def forget(self, layer: str) -> None:
-        """Forget what was observed of a layer, which turned out to read another tensor. Scales shared with other experts stay."""
+        """Forget the observed ranges of a layer that turned out to read another tensor. Scales shared with other experts stay."""
         for key in [(layer, INPUT), (layer, OUTPUT)]:
             if key in self._done and not self.pool_of(layer):
                 self._items[key].renew()
                 self._done.discard(key)
 
     def finish(self) -> None:
-        """Set the scales that are not set yet; experts that no token has reached get those of their siblings, with a warning."""
+        """Set the scales that are not set yet; experts that no token has reached get the scale of the other experts, with a warning."""
         idle = [key for members in self._experts.values() for key in members if not self._items[key].has_seen]
         for members in self._experts.values():
             self._give_common([key for key in members if key in idle and key not in self._done], members)
@@ -131,12 +133,12 @@ class ActivationScales:
         if idle:
             get_logger(__name__).warning(
                 f"No calibration token reached {len(idle)} layer(s) of experts: {folded(name for name, _ in idle)}. Their input ranges "
-                "are those of their siblings. More, or more varied, calibration data reach more experts."
+                "are those of the other experts. Use more, or more varied, calibration data."
             )
 
     @contextmanager
     def watching(self, model: nn.Module) -> Iterator[None]:
-        """Observe all activations of ``model`` while forwards run through it; none of them is changed."""
+        """Observe all static activations of ``model`` in the forwards that run in the body; no activation is changed."""
         with ExitStack() as stack:
             for owner, slot in self._items:
                 if slot == INPUT:
@@ -155,7 +157,7 @@ class ActivationScales:
             yield from (((name, attribute), module) for attribute, module in quantizers.items())
 
     def _by_projection(self) -> dict[str, list[Key]]:
-        """The inputs with one scale for the whole tensor, by projection of all experts."""
+        """Return the inputs of experts with one scale per tensor, grouped by projection over all experts."""
         groups: dict[str, list[Key]] = {}
         for (name, slot), item in self._items.items():
             projection = self.experts.projection(name)
@@ -164,20 +166,20 @@ class ActivationScales:
         return groups
 
     def _sharing(self, attentions: Sequence[AttentionRow], config: QConfig, architecture: Architecture | None) -> list[tuple[Key, ...]]:
-        """The activations that feed the KV cache, in groups that share a scale."""
-        feeding = {name: (name, slot) for name, slot in self._items if slot == OUTPUT}
-        feeding |= {layer: (row.name, state) for row in attentions for state, (layer, _) in row.states.items()}
+        """Return the activations that feed the KV cache, in groups that share a scale."""
+        key_of = {name: (name, slot) for name, slot in self._items if slot == OUTPUT}
+        key_of |= {layer: (row.name, state) for row in attentions for state, (layer, _) in row.states.items()}
         # The second factor of a low-rank projection reads another projection of the same attention, and shares its scale with none.
         inner = architecture.attention_inner if architecture is not None else ()
-        behind = [name for name in feeding if name.endswith(tuple(f".{n}" for n in inner))]
+        second_factors = [name for name in key_of if name.endswith(tuple(f".{n}" for n in inner))]
         patterns = [*config.kv_cache_group, *config.kv_cache_quant_config]
-        scalar = [name for name, key in feeding.items() if key in self._items and self._items[key].has_one_scale]
-        groups = kv_scale_groups([n for n in scalar if n not in behind], patterns, separate=config.separate_kv_scales)
-        groups += kv_scale_groups([n for n in scalar if n in behind], patterns, separate=True)
-        return [tuple(feeding[name] for name in group) for group in groups]
+        scalar = [name for name, key in key_of.items() if key in self._items and self._items[key].has_one_scale]
+        groups = kv_scale_groups([n for n in scalar if n not in second_factors], patterns, separate=config.separate_kv_scales)
+        groups += kv_scale_groups([n for n in scalar if n in second_factors], patterns, separate=True)
+        return [tuple(key_of[name] for name in group) for group in groups]
 
     def _give_common(self, keys: Iterable[Key], members: Collection[Key]) -> None:
-        """Set the scales of some members by what was observed of all."""
+        """Set the scales of ``keys`` from the merged observed range of all members."""
         for key in keys:
             common = self._items[key].module.quantizer.observer()
             for member in members:
@@ -189,12 +191,12 @@ class ActivationScales:
         self._done.add(key)
 
     def _give_cache(self, wanted: Key, members: Sequence[Key]) -> None:
-        """Set the largest scale of all members for those that were observed; one that has its scale already keeps it."""
+        """Set the largest scale of all members for those that were observed; scales that are set already stay."""
         new = [key for key in members if key not in self._done and (key == wanted or self._items[key].has_seen)]
-        found = {key: self._items[key].qparams() for key in new}
+        qparams_of = {key: self._items[key].qparams() for key in new}
         known = [scale for key in members if key in self._done and (scale := self._items[key].module.scale) is not None]
-        scale = merge_kv_scales([*(q.scale for q in found.values()), *known], self._floor)
-        for key, qparams in found.items():
+        scale = merge_kv_scales([*(q.scale for q in qparams_of.values()), *known], self._floor)
+        for key, qparams in qparams_of.items():
             self._give(key, QParams(scale.clone(), qparams.zero_point))
 
     def _see_input(self, owner: str) -> Any:
@@ -230,8 +232,8 @@ def kv_scale_groups(names: Iterable[str], patterns: Sequence[str], *, separate: 
 
     Args:
         names: Full names of layers with one static scale for their output.
-        patterns: Of those that feed the cache.
-        separate: Whether each keeps a scale of its own.
+        patterns: Patterns of layers that feed the cache.
+        separate: Whether each layer keeps its own scale.
     """
     groups: dict[str, list[str]] = {}
     for name in names:
@@ -241,5 +243,5 @@ def kv_scale_groups(names: Iterable[str], patterns: Sequence[str], *, separate: 
 
 
 def merge_kv_scales(scales: Sequence[Tensor], floor: float) -> Tensor:
-    """Return the largest of some scales ``[]``, not below ``floor``; ``[]``."""
+    """Return the largest of some scales ``[]``, and at least ``floor``; shape ``[]``."""
     return torch.stack([scale.reshape(()) for scale in scales]).amax().clamp(min=floor)

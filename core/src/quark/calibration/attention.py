@@ -1,4 +1,4 @@
-"""Quantizers inside attention modules: which there are, what stands in for them during calibration, and where they are installed."""
+"""Quantizers inside attention modules: their creation, their replacement during calibration, and their installation."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from quark.planning.attention import AttentionRow
 __all__ = ["Arrived", "Inside", "attention_quantizers", "calibrating", "inside_block", "install"]
 
 Inside = Mapping[str, Mapping[str, QuantizerModule]]
-"""Quantizers by full name of their attention module, and by the attribute that they are of it."""
+"""Quantizers by full name of their attention module and by attribute (`quark.modules.attention`)."""
 
 Arrived = Callable[[str, Mapping[str, Tensor]], bool]
-"""Called with the name of an attention module and the tensors that it is about to use, by attribute; returns whether to quantize them."""
+"""Callback that gets the name of an attention module and its tensors by attribute, and returns whether to quantize them."""
 
 
 def attention_quantizers(layers: Mapping[str, QuantizedLayer], attentions: Iterable[AttentionRow]) -> dict[str, dict[str, QuantizerModule]]:
     """Return the quantizers of attention modules, not yet installed.
 
     Args:
-        layers: The quantized layers of the block by full name; a projection whose output is quantized inside attention hands its output
-            quantizer on, and has none afterwards.
-        attentions: What is quantized of each module.
+        layers: The quantized layers of the block by full name; the output quantizer of a projection whose output is quantized inside
+            attention moves to the attention module.
+        attentions: The plan rows of the attention modules.
     """
-    found: dict[str, dict[str, QuantizerModule]] = {}
+    quantizers_of: dict[str, dict[str, QuantizerModule]] = {}
     for row in attentions:
-        mine = found.setdefault(row.name, {})
+        quantizers = quantizers_of.setdefault(row.name, {})
         for state, (layer, _) in row.states.items():
             quantizer = layers[layer].output_quantizer
             assert quantizer is not None
-            mine[state], layers[layer].output_quantizer = quantizer, None
+            quantizers[state], layers[layer].output_quantizer = quantizer, None
         if row.probabilities is not None:
-            mine[PROBABILITIES] = QuantizerModule(row.probabilities, activation=True)
-    return found
+            quantizers[PROBABILITIES] = QuantizerModule(row.probabilities, activation=True)
+    return quantizers_of
 
 
 def inside_block(inside: Inside, prefix: str) -> dict[str, Mapping[str, QuantizerModule]]:
-    """Return the same by names relative to a block, whose full names begin with ``prefix``."""
+    """Return the quantizers by module names relative to a block, whose full names begin with ``prefix``."""
     return {name.removeprefix(prefix): quantizers for name, quantizers in inside.items()}
 
 
@@ -54,7 +54,7 @@ def install(model: nn.Module, inside: Inside) -> None:
 
 @contextmanager
 def calibrating(model: nn.Module, inside: Inside, arrived: Arrived) -> Iterator[None]:
-    """While the body runs, attention modules show ``arrived`` what they are about to quantize, and quantize it if that says so."""
+    """Call ``arrived`` with the tensors of each attention module while the body runs; they are quantized where it returns True."""
     with ExitStack() as stack:
         for name, quantizers in inside.items():
             module = model.get_submodule(name)
@@ -77,8 +77,8 @@ def _states(name: str, quantizers: Mapping[str, QuantizerModule], arrived: Arriv
 
 def _probabilities(name: str, quantizer: QuantizerModule, arrived: Arrived) -> Callable[[Tensor], Tensor]:
     def probabilities(x: Tensor) -> Tensor:
-        found: Tensor = quantizer(x) if arrived(name, {PROBABILITIES: x}) else x
-        return found
+        output: Tensor = quantizer(x) if arrived(name, {PROBABILITIES: x}) else x
+        return output
 
     return probabilities
 

@@ -1,8 +1,9 @@
 """Experts whose inputs share one scale: forwards rehearse the mixture until the scale is known, before the first expert is rounded.
 
-A forward reaches an expert only when it has passed the one before, and the last projection of an expert reads what the rounded ones before
-it give. So the mixture runs several times: first to observe the inputs of each expert; then, with the first projections rounded for these,
-to observe the inputs of the next ones, and so on. What lies behind an observed layer is not computed, so that a rehearsal costs little.
+A forward reaches an expert only after it has passed the previous expert, and the last projection of an expert reads the output of rounded
+projections. So the mixture runs several times: first to observe the inputs of each expert; then, with the first projections rounded, to
+observe the inputs of the next projections, and so on. Layers that depend on an observed layer are not computed in a rehearsal, so that it
+costs little.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ __all__ = ["PooledExperts", "pooled_experts"]
 
 
 class PooledExperts:
-    """Stands in for a module that calls experts.
+    """The pause point of a module that calls experts, in place of its forward.
 
     Args:
         layers: Full names of the experts' layers whose inputs share scales.
         number: Position among the pause points of the block: behind every layer that the module calls.
-        scales: Of the block's activations.
-        block_run: The forwards that come here.
+        scales: Scales of the block's activations.
+        block_run: The forwards through the block.
     """
 
     def __init__(self, layers: Iterable[str], number: float, scales: ActivationScales, block_run: BlockRun) -> None:
@@ -39,7 +40,7 @@ class PooledExperts:
         self._is_known = False
 
     def passed(self, plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """In place of the module's forward."""
+        """Return the output of the module; until the shared scales are known, the forward rehearses and pauses here first."""
         forward = current_forward()
         if forward is not None and not forward.is_float:
             while not self._is_known:
@@ -50,12 +51,12 @@ class PooledExperts:
         return plain(*args, **kwargs)
 
     def looks_at(self, layer: str, x: Tensor) -> bool:
-        """Return whether the current forward only observes a layer's input; the input goes into the shared scale then."""
+        """Return whether the current forward only observes a layer's input, which then counts for the shared scale."""
         forward = current_forward()
         assert forward is not None
         first = self._first[forward]
         if layer not in self._layers or not self._scales.wants(layer, INPUT):
-            # Another layer: it can be rounded now if it does not depend on what the rehearsal has left out.
+            # Another layer: it can be rounded now if it does not depend on a layer that the rehearsal skips.
             return bool(first) if layer not in self._layers else self._scales.experts.expert(layer) in first
         if first.setdefault(self._scales.experts.expert(layer), x) is x:
             self._scales.see(layer, INPUT, x)
@@ -63,7 +64,7 @@ class PooledExperts:
         return True
 
     def set_scales(self) -> None:
-        """Set the scales of the inputs that were observed; all forwards have rehearsed."""
+        """Set the scales of the observed inputs, after all forwards have rehearsed."""
         self._scales.set_scales(self._seen)
         self._is_known = not self._seen or not any(self._scales.wants(layer, INPUT) for layer in self._layers)
         self._seen = set()
@@ -73,21 +74,21 @@ class PooledExperts:
 def pooled_experts(
     block: Block, names: Iterable[str], scales: ActivationScales, block_run: BlockRun
 ) -> Iterator[tuple[nn.Module, PooledExperts]]:
-    """Yield the modules of a block that call experts whose inputs share scales, each with what is to stand in for it.
+    """Yield the modules of a block that call experts whose inputs share scales, each with its pause point.
 
     Args:
-        block: At whose entry forwards wait.
-        names: Of its layers, in order.
-        scales: Of the block.
-        block_run: The forwards.
+        block: The block, at whose entry forwards wait.
+        names: Full names of its layers, in order.
+        scales: Scales of the block's activations.
+        block_run: The forwards through the block.
     """
     ordered = {name: number for number, name in enumerate(names)}
-    found: dict[str, list[str]] = {}
+    layers_of: dict[str, list[str]] = {}
     for name in ordered:
         projection = scales.experts.projection(name)
         if projection is not None and len(scales.pool_of(name)) > 1:
-            found.setdefault(_caller(block, projection.partition(".*.")[0]), []).append(name)
-    for caller, layers in found.items():
+            layers_of.setdefault(_caller(block, projection.partition(".*.")[0]), []).append(name)
+    for caller, layers in layers_of.items():
         yield block.module.get_submodule(caller), PooledExperts(layers, _behind(ordered, block, caller), scales, block_run)
 
 

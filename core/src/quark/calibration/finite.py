@@ -1,4 +1,4 @@
-"""Refuse weights that hold NaN or Inf before any of them is changed."""
+"""Check of weights for NaN and Inf, before any weight is changed."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ def refuse_non_finite(model: nn.Module, rows: Iterable[PlanRow]) -> None:
     """Check every weight and bias that is to be quantized.
 
     Raises:
-        NonFiniteError: One holds NaN or Inf; all such tensors are named.
+        NonFiniteError: A tensor holds NaN or Inf; the message names all such tensors.
     """
-    bad = []
+    names = []
     for row in rows:
         layer = model.get_submodule(row.name)
         for name, parameter in layer.named_parameters(recurse=False):
             if not parameter.is_meta and not is_finite(parameter.data):
-                bad.append(f"{row.name}.{name}")
-    if bad:
+                names.append(f"{row.name}.{name}")
+    if names:
         raise NonFiniteError(
-            f"NaN or Inf in {len(bad)} tensor(s): {folded(bad)}. Nothing has been changed. The checkpoint is damaged or comes "
+            f"NaN or Inf in {len(names)} tensor(s): {folded(names)}. Nothing has been changed. The checkpoint is damaged or comes "
             "from a diverged run; repair it, or exclude these layers",
-            tensor=bad[0],
+            tensor=names[0],
         )
 
 
 def is_finite(x: Tensor) -> bool:
-    """Whether no element is NaN or infinite.
+    """Return whether no element is NaN or infinite.
 
-    One read of the tensor: NaN and Inf survive a sum. A sum may overflow by itself, so a bad one is looked at again.
+    The tensor is read once: NaN and Inf survive a sum. A sum may also overflow by itself, so the elements are tested if it is not finite.
     """
-    # Sums are made in float32 whatever comes out; of bfloat16, whose range is the same, the result is twice as fast in its own dtype.
+    # Sums accumulate in float32 for any result dtype; bfloat16 has the same range, and a result in bfloat16 is twice as fast.
     total = x.sum() if x.dtype is torch.bfloat16 else x.sum(dtype=torch.float32)
     return bool(torch.isfinite(total)) or bool(torch.isfinite(x).all())

@@ -1,4 +1,4 @@
-"""What a model can be called with: arguments that it could not take are refused before any forward, and by their batch."""
+"""Checks of a model's arguments before any forward; errors name the batch."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ _DTYPES = (torch.int64, torch.int32)
 
 @attrs.frozen
 class ModelInputs:
-    """What is known of a model's inputs.
+    """The known facts about a model's inputs.
 
     Attributes:
-        vocabulary: How many token ids there are; None where the model takes none, or it is not known whether.
-        names: Of its positional arguments, in order; empty where they are not known.
+        vocabulary: The number of token ids; None where the model takes no token ids or the number is not known.
+        names: Names of the positional arguments, in order; empty where they are not known.
     """
 
     vocabulary: int | None = None
@@ -33,7 +33,7 @@ class ModelInputs:
 
     @classmethod
     def of(cls, model: nn.Module | None) -> ModelInputs:
-        """Return what a model says of itself: transformers models say what their main input is."""
+        """Return the inputs that a model declares; transformers models declare their main input."""
         if model is None or getattr(model, "main_input_name", None) != _IDS:
             return cls()
         parameters = inspect.signature(model.forward).parameters.values()
@@ -44,9 +44,9 @@ class ModelInputs:
         """Return the arguments of one call, token ids with a batch axis, and all but the first by name where names are known.
 
         Args:
-            args: Positional ones.
-            kwargs: Named ones.
-            batch: What messages call them.
+            args: Positional arguments.
+            kwargs: Keyword arguments.
+            batch: Name of the batch in error messages.
 
         Raises:
             CalibrationError: The model cannot be called with them.
@@ -71,11 +71,11 @@ class ModelInputs:
         if ids is None and "inputs_embeds" in kwargs:
             return
         if ids is None:
-            raise CalibrationError(f"{batch} has no '{_IDS}', which this model is called with; it has {', '.join(map(repr, kwargs))}")
+            raise CalibrationError(f"{batch} has no '{_IDS}', which this model needs; it has {', '.join(map(repr, kwargs))}")
         if not isinstance(ids, Tensor):
             raise CalibrationError(f"'{_IDS}' of {batch} is a {type(ids).__name__}: give a tensor (a tokenizer's return_tensors='pt')")
         if ids.dtype not in _DTYPES:
-            raise CalibrationError(f"the token ids of {batch} are of {ids.dtype}: give torch.int64, as with .long()")
+            raise CalibrationError(f"the token ids of {batch} have the dtype {ids.dtype}: give torch.int64, as with .long()")
         if ids.ndim not in (1, 2):
             raise CalibrationError(f"the token ids of {batch} have the shape {list(ids.shape)}: give [batch, tokens]")
         assert self.vocabulary is not None
@@ -83,7 +83,7 @@ class ModelInputs:
         if lowest < 0 or highest >= self.vocabulary:
             raise CalibrationError(
                 f"{batch} has the token id {lowest if lowest < 0 else highest}, and the model's vocabulary is 0 to {self.vocabulary - 1}: "
-                "take the tokenizer of this very model"
+                "use the tokenizer of this model"
             )
 
 
@@ -104,7 +104,7 @@ def _check_tensor(value: Any, what: str) -> None:
 
 
 def _check_mask(ids: Tensor, mask: Any, batch: str) -> None:
-    """A mask for each token, or one of more axes, which the model has to understand."""
+    """Check that a mask of up to two axes has the shape of the token ids; masks of more axes are left to the model."""
     if isinstance(mask, Tensor) and mask.ndim <= 2 and mask.shape != ids.shape:
         raise CalibrationError(
             f"'{_MASK}' of {batch} has the shape {list(mask.shape)}, and the token ids have {list(ids.shape)}: give one of their shape"

@@ -1,4 +1,4 @@
-"""Observe the activations of some layers and attention modules while forwards run through them."""
+"""Observation of the activations of layers and attention modules during calibration forwards."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Observation:
 
     @property
     def tensor(self) -> str:
-        """What messages call it."""
+        """The activation's name in messages, such as ``input of 'layers.0.up_proj'``."""
         return _NAMES[self.slot].format(self.owner)
 
     @property
@@ -61,7 +61,7 @@ class Observation:
 
     @property
     def has_one_scale(self) -> bool:
-        """Whether it has one scale, and not one for each channel or block."""
+        """Whether the activation has one scale, and not one per channel or block."""
         return self.module.quantizer.empty_qparams((1, 1), "meta").scale.ndim == 0
 
     def renew(self) -> None:
@@ -69,7 +69,7 @@ class Observation:
         self.observer = self.module.quantizer.observer()
 
     def qparams(self) -> QParams:
-        """Return the scales of what was observed.
+        """Return the scales for the observed range.
 
         Raises:
             NonFiniteError: NaN or Inf was observed.
@@ -78,12 +78,12 @@ class Observation:
         try:
             low, high = self.observer.range()
         except CalibrationError as error:
-            fix = "Give data that use it" + (", or exclude it" if self.slot == "input_tensors" else "")
-            raise CalibrationError(f"no calibration batch reached '{self.owner}': its static scale would be made up. {fix}") from error
+            fix = "Give data that uses it" + (", or exclude it" if self.slot == "input_tensors" else "")
+            raise CalibrationError(f"no calibration batch reached '{self.owner}': its static scale is not known. {fix}") from error
         if not (torch.isfinite(low).all() and torch.isfinite(high).all()):
             raise NonFiniteError(
                 f"the {self.tensor} holds NaN or Inf during calibration: the model overflows there (float16?), or weights or data are bad. "
-                "Layers of earlier blocks are quantized already: load the model again before the next try",
+                "Layers of earlier blocks are quantized already: load the model again before the next attempt",
                 tensor=self.tensor,
             )
         return self.module.quantizer.qparams_from(self.observer)
@@ -108,6 +108,6 @@ def counting(model: nn.Module, names: Iterable[str]) -> Iterator[dict[str, int]]
 
 
 def is_counted() -> bool:
-    """Return whether tokens of the current forward count: not those of the float model, nor those of a rehearsal, which come again."""
+    """Return whether tokens of the current forward count; those of the float model and of a rehearsal, which is repeated, do not."""
     forward = current_forward()
     return forward is None or not (forward.is_float or forward.rehearsal is not None)

@@ -1,4 +1,4 @@
-"""What a block would compute if its layers were rounded to nearest: copies of its layers stand in for them."""
+"""The output of a block with its layers rounded to nearest: rounded copies replace the layers for the time of a forward."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ __all__ = ["as_rounded", "configs_of", "tensor_of"]
 
 
 def configs_of(block: str, rows: Sequence[PlanRow]) -> dict[str, QLayerConfig]:
-    """Return what each linear layer of a block is going to be quantized to, by its name in the block; other layers are left out."""
+    """Return the configuration of each linear layer of a block with a quantized weight, by its name in the block."""
     prefix = f"{block}." if block else ""
     return {
         r.name.removeprefix(prefix): r.config
@@ -31,7 +31,7 @@ def configs_of(block: str, rows: Sequence[PlanRow]) -> dict[str, QLayerConfig]:
 
 @contextmanager
 def as_rounded(block: nn.Module, configs: Mapping[str, QLayerConfig]) -> Iterator[None]:
-    """Let layers of a block compute, while the body runs, what copies of them that are rounded to nearest compute."""
+    """Replace the forwards of layers of a block, while the body runs, by those of copies that are rounded to nearest."""
     copies = _rounded(block, configs)
     with ExitStack() as stack:
         for name, quantized in copies.items():
@@ -40,7 +40,7 @@ def as_rounded(block: nn.Module, configs: Mapping[str, QLayerConfig]) -> Iterato
 
 
 def tensor_of(output: Any) -> Tensor:
-    """Return the residual stream behind a block: its output, or the first of several."""
+    """Return the residual stream after a block: its output, or the first element of a tuple."""
     return output if isinstance(output, Tensor) else output[0]
 
 
@@ -55,7 +55,7 @@ def _rounded(block: nn.Module, configs: Mapping[str, QLayerConfig]) -> dict[str,
 
 
 def _forward_through(quantized: QuantizedLayer) -> Callable[..., Any]:
-    """Return a forward through a rounded copy of a layer; a static input scale is that of the input of each call."""
+    """Return a forward through a rounded copy of a layer; a static input scale is computed from the input of each call."""
 
     def forward(x: Tensor, *args: Any, **kwargs: Any) -> Any:
         module = static_input(quantized)

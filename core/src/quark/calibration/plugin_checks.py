@@ -1,7 +1,7 @@
-"""Checks of what algorithms of plugins return and leave in a model, before anything builds on it.
+"""Checks of the results of plugin algorithms and of the model that they leave, before the run continues.
 
-They cost about as much as rounding each weight to nearest once more. An error is raised at the layer where it happened, with the names of
-the algorithm, its distribution and its version, instead of a checkpoint that computes something else.
+The checks cost about as much as rounding each weight to nearest once more. An error is raised at the layer where it happened, with the
+names of the algorithm, its distribution and its version; otherwise the run would write a wrong checkpoint.
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ def refuse_strange(algorithm: Any, kind: str, whose: Origin) -> None:
         whose: The plugin it comes from.
 
     Raises:
-        PluginError: It lacks a member, or asks for statistics that are none.
+        PluginError: A member is missing, or ``needs`` has an element that is no concrete `Statistic` class.
     """
     if (complaint := lacking(algorithm, _MEMBERS[kind])) is not None:
         raise whose.error(f"makes {described(algorithm)}, which {complaint}: a {kind} has {', '.join(_MEMBERS[kind])}")
     needs = algorithm.needs
     if not isinstance(needs, Sequence) or isinstance(needs, str):
-        raise whose.error(f"says needs={needs!r} where a sequence of statistics is wanted, such as ()")
+        raise whose.error(f"has needs={needs!r} where a sequence of statistics is wanted, such as ()")
     for need in needs:
         if not (isinstance(need, type) and issubclass(need, Statistic)):
             raise whose.error(f"needs {described(need)}, which is no subclass of quark.algorithms.Statistic")
@@ -57,10 +57,10 @@ def refuse_strange(algorithm: Any, kind: str, whose: Origin) -> None:
 
 
 class CheckedRounding:
-    """A rounding with its results checked: every weight finite, on its grid and with its scales, and the layer otherwise as it was.
+    """A rounding with checked results: every weight finite, on its grid and with its scales, and the layer otherwise unchanged.
 
     Args:
-        rounding: Does the work.
+        rounding: The rounding to check.
         whose: The plugin it comes from.
     """
 
@@ -74,10 +74,10 @@ class CheckedRounding:
         return self._rounding.applies_to(name)
 
     def round(self, task: RoundingTask) -> Mapping[str, Metrics]:
-        """As `quark.algorithms.Rounding.round`.
+        """Round the layers of a task and return their metrics, as `quark.algorithms.Rounding.round`.
 
         Raises:
-            PluginError: What it leaves cannot be built on, or it raised something itself.
+            PluginError: The rounding leaves a layer in a wrong state, or raised an exception.
         """
         before = {name: _LayerState.of(layer) for name, layer in task.layers.items()}
         with attributed(f"rounding {_some(task.layers)}", self._whose):
@@ -90,7 +90,7 @@ class CheckedRounding:
 
 @attrs.frozen(eq=False)
 class _LayerState:
-    """The state of a layer before it is rounded: what must stay, and what must be replaced."""
+    """The state of a layer before it is rounded: members that must stay, and the weight, which must be replaced."""
 
     weight: Tensor
     bias: Tensor | None
@@ -100,15 +100,15 @@ class _LayerState:
     @classmethod
     def of(cls, layer: QuantizedLayer) -> _LayerState:
         bias = getattr(layer, "bias", None)
-        kept = None if bias is None else bias.detach().clone()
-        return cls(layer.weight, kept, _members(layer), _hooks(layer))  # type: ignore[arg-type]
+        bias_copy = None if bias is None else bias.detach().clone()
+        return cls(layer.weight, bias_copy, _members(layer), _hooks(layer))  # type: ignore[arg-type]
 
     def complaint(self, layer: QuantizedLayer) -> str | None:
-        """What is wrong with the layer after it was rounded, as a predicate; None where nothing is."""
+        """Return the error in the layer after it was rounded, as a predicate; None where there is none."""
         if (complaint := _differing(self.members, _members(layer))) is not None:
             return complaint
         if _hooks(layer) != self.hooks:
-            return "has other hooks: a rounding leaves none, and takes none away"
+            return "has other hooks: a rounding neither adds nor removes hooks"
         weight: Any = layer.weight
         module = layer.weight_quantizer
         assert module is not None
@@ -120,9 +120,9 @@ class _LayerState:
             if getattr(weight, fact) != getattr(self.weight, fact):
                 return f"has a weight of {fact} {getattr(weight, fact)} where {getattr(self.weight, fact)} is wanted"
         if weight.numel() and weight.data_ptr() == self.weight.data_ptr():
-            return "has the parameter it had: rounded values belong in a new one, since others may share the old"
+            return "still has its old parameter: write rounded values to a new one, since other modules may share the old one"
         if self.bias is not None and not _same(layer.bias, self.bias):
-            return "has another bias: a rounding changes weights alone"
+            return "has another bias: a rounding changes only weights"
         return grid_error(module.quantizer, module.qparams, weight.detach())
 
 
@@ -130,9 +130,9 @@ class CheckedTransform:
     """A transform whose runs are checked: see `CheckedRun`.
 
     Args:
-        transform: Does the work.
+        transform: The transform to check.
         whose: The plugin it comes from.
-        runs_with_model: Whether its settings say that it leaves something in the model beside weights.
+        runs_with_model: Whether its settings say that it adds hooks or modules to the model.
     """
 
     def __init__(self, transform: Transform, whose: Origin, *, runs_with_model: bool) -> None:
@@ -143,10 +143,10 @@ class CheckedTransform:
         self.needs: Sequence[type[Statistic]] = transform.needs
 
     def start(self, model: nn.Module, plan: QuantPlan) -> CheckedRun:
-        """As `quark.algorithms.Transform.start`.
+        """Return a checked run of the transform, as `quark.algorithms.Transform.start`.
 
         Raises:
-            PluginError: What it returns is no run, or it raised something itself.
+            PluginError: The transform returns no run, or raised an exception.
         """
         with attributed("being started with the model", self._whose):
             run = self._transform.start(model, plan)
@@ -155,19 +155,19 @@ class CheckedTransform:
         return CheckedRun(run, self._whose, runs_with_model=self._runs_with_model)
 
     def rounding(self) -> Rounding | None:
-        """As the transform's."""
+        """Return the transform's rounding."""
         return self._transform.rounding()
 
 
 class CheckedRun:
-    """The run of a transform, its order of calls and its results checked.
+    """The run of a transform, with a checked order of calls and checked results.
 
-    All parameters must be finite and in their places, and nothing left that a checkpoint could not hold.
+    All parameters must be finite and keep their names, and the model must have no additions that a checkpoint could not hold.
 
     Args:
-        run: Does the work.
+        run: The run to check.
         whose: The plugin it comes from.
-        runs_with_model: Whether it may leave hooks and modules, which a restorer puts back.
+        runs_with_model: Whether the run may add hooks and modules, which a restorer puts back.
     """
 
     def __init__(self, run: TransformRun, whose: Origin, *, runs_with_model: bool) -> None:
@@ -177,18 +177,18 @@ class CheckedRun:
         self._blocks: set[str] | None = None
 
     def apply_global(self, model: nn.Module) -> None:
-        """As `quark.algorithms.TransformRun.apply_global`; a second call is refused with a RuntimeError."""
+        """Change the model outside its blocks, as `quark.algorithms.TransformRun.apply_global`; RuntimeError on a second call."""
         if self._blocks is not None:
             raise RuntimeError("apply_global was called before: a run changes a model once")
         self._blocks = set()
-        with attributed("changing what lies outside the blocks", self._whose):
+        with attributed("changing the model outside its blocks", self._whose):
             self._run.apply_global(model)
 
     def apply(self, block: BlockContext) -> Mapping[str, Metrics]:
-        """As `quark.algorithms.TransformRun.apply`.
+        """Change a block and return metrics, as `quark.algorithms.TransformRun.apply`.
 
         Raises:
-            PluginError: What it leaves cannot be built on, or it raised something itself.
+            PluginError: The transform leaves the block in a wrong state, or raised an exception.
             RuntimeError: `apply_global` was not called before, or the block has been changed already.
         """
         if self._blocks is None or block.name in self._blocks:
@@ -215,7 +215,7 @@ class _BlockState:
 
     @classmethod
     def of(cls, block: nn.Module, planned: set[str]) -> _BlockState:
-        """State of a block; layers that are ``planned`` to be quantized are known to be finite."""
+        """Return the state of a block; layers that are ``planned`` to be quantized are known to be finite."""
         modules = dict(block.named_modules())
         others = ((n, p) for n, p in block.named_parameters() if n.rpartition(".")[0] not in planned)
         return cls(
@@ -227,12 +227,12 @@ class _BlockState:
         )
 
     def complaint(self, block: nn.Module, *, strict: bool) -> str | None:
-        """What is wrong with the block, as a main clause; ``strict`` where nothing but values may differ."""
+        """Return the error in the block, as a main clause; None where there is none. ``strict`` allows changes of values alone."""
         if strict:
             modules = dict(block.named_modules())
             if modules.keys() != self.modules.keys() or any(modules[n] is not m for n, m in self.modules.items()):
                 changed = sorted({n for n in {*modules, *self.modules} if modules.get(n) is not self.modules.get(n)})
-                return f"'{changed[0]}' is another module: a checkpoint could not say so"
+                return f"'{changed[0]}' is another module, which no checkpoint can express"
             for name, module in modules.items():
                 if (complaint := _differing(self.members[name], _members(module))) is not None:
                     return f"'{name}' {complaint}"
@@ -250,7 +250,7 @@ def checked_metrics(report: Any, layers: set[str] | None, whose: Origin) -> Mapp
     """Return the metrics that an algorithm reports, if they are a mapping of layers to mappings of JSON values.
 
     Args:
-        report: By layer.
+        report: Metrics by layer.
         layers: Layers that may be in it; None for any.
         whose: The plugin that the algorithm comes from.
 
@@ -259,8 +259,8 @@ def checked_metrics(report: Any, layers: set[str] | None, whose: Origin) -> Mapp
     """
     if not isinstance(report, Mapping) or not all(isinstance(metrics, Mapping) for metrics in report.values()):
         raise whose.error(f"reports {described(report)} where a mapping is wanted, from names of layers to mappings of metrics")
-    if layers is not None and (strange := [name for name in report if name not in layers]):
-        raise whose.error(f"reports metrics of '{strange[0]}', which it was not given")
+    if layers is not None and (unknown := [name for name in report if name not in layers]):
+        raise whose.error(f"reports metrics of '{unknown[0]}', which it was not given")
     try:
         json.dumps({name: dict(metrics) for name, metrics in report.items()})
     except (TypeError, ValueError) as error:
@@ -269,7 +269,7 @@ def checked_metrics(report: Any, layers: set[str] | None, whose: Origin) -> Mapp
 
 
 def _members(module: nn.Module) -> dict[str, tuple[str, ...]]:
-    """Names of what a module holds. A bias that is None is a place for one, and counts where there is one."""
+    """Return the names of a module's parameters, buffers and submodules; those that are None do not count."""
     return {
         "parameter": tuple(name for name, p in module._parameters.items() if p is not None),
         "buffer": tuple(name for name, b in module._buffers.items() if b is not None),
@@ -281,8 +281,8 @@ def _differing(before: Mapping[str, tuple[str, ...]], after: Mapping[str, tuple[
     for kind, names in before.items():
         if added := [name for name in after[kind] if name not in names]:
             return f"has a new {kind} '{added[0]}', for which a checkpoint of this model has no place"
-        if gone := [name for name in names if name not in after[kind]]:
-            return f"lacks its {kind} '{gone[0]}'"
+        if removed := [name for name in names if name not in after[kind]]:
+            return f"lacks its {kind} '{removed[0]}'"
     return None
 
 
@@ -294,11 +294,11 @@ def _is_finite(parameter: Tensor) -> bool:
     return parameter.is_meta or not parameter.is_floating_point() or is_finite(parameter.detach())
 
 
-def _same(found: Any, kept: Tensor) -> bool:
-    return isinstance(found, Tensor) and found.dtype == kept.dtype and torch.equal(found.detach(), kept)
+def _same(value: Any, expected: Tensor) -> bool:
+    return isinstance(value, Tensor) and value.dtype == expected.dtype and torch.equal(value.detach(), expected)
 
 
 def _some(names: Iterable[str]) -> str:
-    """The first of some names, and how many more there are."""
+    """Return the first name, and how many more there are."""
     first, *rest = names
     return f"'{first}'" + (f" and {len(rest)} more" if rest else "")

@@ -1,4 +1,4 @@
-"""CalibrationReport: metrics of the layers that a run has rounded, and the layers that calibration hardly reached."""
+"""CalibrationReport: metrics of the layers that a run has rounded, and the layers that got few or no calibration tokens."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ from quark.names import folded
 __all__ = ["FEW", "CalibrationReport"]
 
 FEW = 0.05
-"""A layer of an expert has few tokens if it has less than this share of what its siblings have on average."""
+"""A layer of an expert has few tokens if it has less than this share of the mean over all layers of experts."""
 
 
 @attrs.define(eq=False)
 class CalibrationReport:
-    """Metrics by full name of the layer; JSON values.
+    """The metrics of a run, as JSON values by full name of the layer.
 
     Attributes:
-        layers: Metrics of each layer that calibrated rounding has rounded: ``tokens``, and what the algorithm says (damping, errors, …).
-        tokens: How many tokens reached each layer of an expert.
-        transformed: What transforms say of layers and blocks.
-        validated: Of transforms that change the whole model, by name: errors before and after, and whether they were applied.
+        layers: Metrics of each layer that calibrated rounding has rounded: ``tokens``, and the algorithm's metrics (damping, errors, …).
+        tokens: The number of tokens that reached each layer of an expert.
+        transformed: Metrics that transforms report for layers and blocks.
+        validated: Validation of transforms of the whole model, by name: errors before and after, and whether the transform was applied.
         applied: Positions, in the order of the run, of the transforms that have changed any block.
-        unreached: Layers that the rounding was to round by their inputs, and that got none: they are rounded to nearest.
+        unreached: Layers that calibrated rounding applies to and that no token reached; they are rounded to nearest.
     """
 
     layers: dict[str, dict[str, Any]] = attrs.field(factory=dict)
@@ -38,36 +38,36 @@ class CalibrationReport:
     applied: set[int] = attrs.field(factory=set)
 
     def add(self, metrics: Mapping[str, dict[str, Any]]) -> None:
-        """Take in the metrics of more layers."""
+        """Add the metrics of more layers."""
         self.layers |= metrics
 
     def add_transformed(self, metrics: Mapping[str, dict[str, Any]], applied: Iterable[int]) -> None:
-        """Take in what transforms report of a block, and which of them have changed it."""
+        """Add the transforms' metrics for a block, and the positions of the transforms that have changed it."""
         self.transformed |= metrics
         self.applied.update(applied)
 
     def count(self, tokens: Mapping[str, int]) -> None:
-        """Take in token counts of one block's experts."""
+        """Add the token counts of one block's experts."""
         self.tokens |= tokens
 
     def missed(self, names: Iterable[str]) -> None:
-        """Layers that are for the rounding, and that no token has reached."""
+        """Add layers that calibrated rounding applies to and that no token has reached."""
         self.unreached += names
 
     def remarks(self) -> Iterator[str]:
-        """Lines for the log at the level INFO."""
+        """Yield log lines for the level INFO."""
         if self.tokens:
             counts = f"{min(self.tokens.values())} to {max(self.tokens.values())} tokens, {self._mean_tokens:.0f} on average"
             yield f"Calibration reached {len(self.tokens)} layers of experts with {counts}."
 
     def lines(self) -> Iterator[str]:
-        """Lines for the log at the level WARNING: reasons for another run with more data or another algorithm."""
+        """Yield log lines for the level WARNING: reasons for another run with more data or another algorithm."""
         few = {n: t for n, t in self.tokens.items() if t < FEW * self._mean_tokens}
         if few:
             worst = min(few, key=lambda n: few[n])
             yield (
                 f"{len(few)} of {len(self.tokens)} layers of experts got less than {FEW:.0%} of the average of "
-                f"{self._mean_tokens:.0f} tokens; the least, '{worst}', {few[worst]}. More data, or calibrate_all_experts=True, reach them."
+                f"{self._mean_tokens:.0f} tokens; '{worst}' got fewest, {few[worst]}. Use more data, or calibrate_all_experts=True."
             )
         few_layers = [n for n, metrics in self.layers.items() if metrics.get("few_tokens")]
         if few_layers:
@@ -78,8 +78,8 @@ class CalibrationReport:
             )
         if any(metrics.get("held_out") is False for metrics in (*self.transformed.values(), *self.validated.values())):
             yield (
-                "What transforms do was validated on the tokens that they were made from: of so few, none could be held out. More "
-                "calibration data do better."
+                "Transforms were validated on the tokens that they were fitted to: with so few tokens, none could be held out. Use more "
+                "calibration data."
             )
         yield from self._validated()
         if self.unreached:
@@ -89,13 +89,13 @@ class CalibrationReport:
             )
 
     def _validated(self) -> Iterator[str]:
-        """Of layers that were rounded to nearest instead of by the algorithm."""
+        """Yield log lines on layers that were rounded to nearest instead of by the algorithm."""
         worse = {n: f["held_out_error"] for n, f in self.layers.items() if REASON in f and "held_out_error" in f}
         if worse:
             worst = max(worse, key=lambda n: worse[n])
             yield (
                 f"{len(worse)} of {len(self.layers)} layers are rounded to nearest, since the algorithm does worse on held-out tokens; the "
-                f"worst is '{worst}' with {worse[worst]:.3g} times the error. More data, or another algorithm, do better."
+                f"worst is '{worst}' with {worse[worst]:.3g} times the error. Use more data, or another algorithm."
             )
         refused = {n: f[REASON] for n, f in self.layers.items() if REASON in f and n not in worse}
         if refused:
@@ -111,11 +111,11 @@ class CalibrationReport:
 
     @property
     def _mean_tokens(self) -> float:
-        """Of the layers of experts."""
+        """The mean token count of the layers of experts."""
         return sum(self.tokens.values()) / max(len(self.tokens), 1)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON form."""
+        """Return the report in JSON form."""
         return {
             "layers": self.layers,
             "expert_tokens": self.tokens,

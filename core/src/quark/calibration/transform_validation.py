@@ -32,8 +32,8 @@ class TransformValidation:
     """Whether a transform of the whole model is applied, and why.
 
     Attributes:
-        validation: The error of blocks rounded to nearest before and after, each token's by its own size, the mean over blocks; None where
-            there were no data, or no layer of a block is going to be quantized.
+        validation: The output error of blocks rounded to nearest before and after the transform, relative per token, averaged over blocks;
+            None without calibration data or quantized layers in a block.
         is_accepted: Whether the transform is applied.
     """
 
@@ -41,27 +41,27 @@ class TransformValidation:
     is_accepted: bool
 
     def metrics(self) -> dict[str, Any]:
-        """Return what to report; empty where nothing was compared."""
+        """Return the metrics for the calibration report; empty where nothing was compared."""
         return {} if self.validation is None else {**self.validation.metrics(), "applied": self.is_accepted}
 
 
 def validate_transforms(
     model: nn.Module, plan: QuantPlan, transforms: Mapping[str, Transform], data: Sequence[Call]
 ) -> dict[str, TransformValidation]:
-    """Try those transforms that are to be validated, each alone, on held-out calibration tokens; nothing of the model is changed.
+    """Validate each `ValidatedTransform` by itself on held-out calibration tokens; the model is not changed.
 
-    Costs one float forward of the calls that have such tokens, and for each block and transform a copy of the block, rounded, and its
-    forwards. Where no token is held out, all calls are used.
+    The cost is one float forward of the calls with held-out tokens, and for each block and transform the forwards of a rounded copy of the
+    block. Where no token is held out, all calls are used.
 
     Args:
-        model: All its tensors are there.
-        plan: Made from it.
-        transforms: By their registered names; those that are no `quark.algorithms.ValidatedTransform` are not in the result.
+        model: The float model, with all tensors in memory.
+        plan: The plan of the model.
+        transforms: Transforms by registered name; those that are no `quark.algorithms.ValidatedTransform` are not in the result.
         data: Calibration samples; without any, each transform decides without a validation.
     """
-    wanted = {name: t for name, t in transforms.items() if isinstance(t, ValidatedTransform)}
-    compared = _compare(model, plan, wanted, data) if wanted and data else {}
-    return {name: TransformValidation(compared.get(name), t.accepts(compared.get(name))) for name, t in wanted.items()}
+    to_validate = {name: t for name, t in transforms.items() if isinstance(t, ValidatedTransform)}
+    validation_of = _compare(model, plan, to_validate, data) if to_validate and data else {}
+    return {name: TransformValidation(validation_of.get(name), t.accepts(validation_of.get(name))) for name, t in to_validate.items()}
 
 
 def _compare(
@@ -72,7 +72,7 @@ def _compare(
     blocks = decoder_blocks(model, plan.architecture)
     calls = [call for call in data if call.held_out is not None]
     runs = {name: transform.start(model, plan) for name, transform in transforms.items()}
-    trial = _Trial(runs, plan.architecture, text_config(model), held_out=bool(calls) or None)
+    comparison = _BlockComparison(runs, plan.architecture, text_config(model), held_out=bool(calls) or None)
     with ExitStack() as stack:
         stack.enter_context(without_cache(model))
         stack.enter_context(torch.no_grad())
@@ -80,8 +80,8 @@ def _compare(
         steps.advance(-1)
         for i, block in enumerate(blocks):
             passes = _advanced(steps, i, block)
-            trial.compare(block, configs_of(block.name, [r for r in plan.quantized if block.owns(r.name)]), passes)
-    return trial.validations()
+            comparison.compare(block, configs_of(block.name, [r for r in plan.quantized if block.owns(r.name)]), passes)
+    return comparison.validations()
 
 
 @attrs.frozen(eq=False)
@@ -89,12 +89,12 @@ class _Pass:
     """One forward of a block: its call, the block's arguments, and the block's output."""
 
     call: Call
-    given: Arguments
+    arguments: Arguments
     output: Tensor
 
 
 def _advanced(steps: LockStep, index: int, block: Block) -> list[_Pass]:
-    """Let all forwards pass a block, and return what they brought and got."""
+    """Let all forwards pass a block, and return their arguments and outputs."""
     passes: list[_Pass] = []
 
     def keep(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
@@ -110,13 +110,13 @@ def _advanced(steps: LockStep, index: int, block: Block) -> list[_Pass]:
     return passes
 
 
-class _Trial:
-    """Compares each block with copies of it that transforms have changed, when all calls have passed it.
+class _BlockComparison:
+    """Compares each block with transformed copies of it, after all calls have passed the block.
 
     Args:
-        runs: Of the transforms, by name, started with the model whose blocks are copied.
-        facts: About the family.
-        config: Of the model.
+        runs: Runs of the transforms by name, started with the model whose blocks are copied.
+        facts: Facts about the model family.
+        config: The model's configuration.
         held_out: True to compare held-out tokens, None to compare all.
     """
 
@@ -128,40 +128,40 @@ class _Trial:
         self._errors: dict[str, list[tuple[OutputError, OutputError]]] = {name: [] for name in runs}
 
     def compare(self, block: Block, configs: Mapping[str, QLayerConfig], passes: Sequence[_Pass]) -> None:
-        """Compute a block's error with and without each transform, if any of its layers is going to be quantized."""
+        """Compute a block's output error with and without each transform, if any of its layers will be quantized."""
         if not configs:
             return
         before = self._error(block.module, configs, passes, None)
         for name, run in self._runs.items():
-            if any(_moved(one.given, run) is None for one in passes):
+            if any(_moved(one.arguments, run) is None for one in passes):
                 continue
             copied = _copy(block.module)
             run.apply(BlockContext(block.name, copied, self._facts, configs, {}, model_config=self._config))
             self._errors[name].append((before, self._error(copied, configs, passes, run)))
 
     def validations(self) -> dict[str, Validation]:
-        """Return the comparison over all blocks for each transform that was tried in any."""
+        """Return the validation over all blocks for each transform that was applied to a copy of any block."""
         return {name: validated([b for b, _ in errors], [a for _, a in errors]) for name, errors in self._errors.items() if errors}
 
     def _error(
         self, module: nn.Module, configs: Mapping[str, QLayerConfig], passes: Sequence[_Pass], run: ValidatedRun | None
     ) -> OutputError:
-        """Return the error of a block rounded to nearest; that of a changed block in the residual stream of the changed model."""
-        outputs, wanted = [], []
+        """Return the output error of a block rounded to nearest; that of a transformed block in the transformed model's stream."""
+        outputs, references = [], []
         with as_rounded(module, configs):
             for one in passes:
-                given = one.given if run is None else _moved(one.given, run)
-                assert given is not None
-                output = tensor_of(module(*given[0], **given[1]))
+                arguments = one.arguments if run is None else _moved(one.arguments, run)
+                assert arguments is not None
+                output = tensor_of(module(*arguments[0], **arguments[1]))
                 outputs.append(tokens_of(output, one.call, held_out=self._held_out))
                 reference = one.output if run is None else run.transformed_stream(one.output)
-                wanted.append(tokens_of(reference, one.call, held_out=self._held_out))
-        return OutputError.of(torch.cat(outputs), torch.cat(wanted), is_held_out=self._held_out is not None)
+                references.append(tokens_of(reference, one.call, held_out=self._held_out))
+        return OutputError.of(torch.cat(outputs), torch.cat(references), is_held_out=self._held_out is not None)
 
 
-def _moved(given: Arguments, run: ValidatedRun) -> Arguments | None:
-    """Return a block's arguments with the residual stream of the changed model; None where the stream is not found among them."""
-    args, kwargs = given
+def _moved(arguments: Arguments, run: ValidatedRun) -> Arguments | None:
+    """Return a block's arguments with the residual stream of the transformed model; None where none of them is the stream."""
+    args, kwargs = arguments
     if args and isinstance(args[0], Tensor):
         return (run.transformed_stream(args[0]), *args[1:]), kwargs
     if isinstance(kwargs.get("hidden_states"), Tensor):
@@ -173,5 +173,5 @@ def _copy(block: nn.Module) -> nn.Module:
     """Return a copy of a block; the model's configuration, which its modules refer to, is not copied."""
     shared = {id(m.config): m.config for m in block.modules() if hasattr(m, "config")}
     copied = copy.deepcopy(block, shared)
-    copied.__dict__.pop("forward", None)  # that of the run, which leads to the block itself
+    copied.__dict__.pop("forward", None)  # the pausing forward of the run, which would call the original block
     return copied

@@ -1,7 +1,8 @@
-"""Build an export in a temporary directory and rename it into place: a failed export leaves nothing, a killed one until the next run.
+"""Atomic output directories: an export is built in a temporary directory and renamed when it is complete.
 
-The export is built in a hidden directory ``.OUT.xxxxxxxx.partial`` beside OUT. A lock file in it is held by the
-process that builds, and released by the system however that process ends: a directory whose lock is free is a leftover.
+The temporary directory is hidden, ``.OUT.xxxxxxxx.partial`` beside OUT, and removed if the export fails. If the process is killed, it stays
+until the next run: the process holds a lock on a file in it, which the system releases when the process ends, so that a directory with a
+free lock is a leftover.
 """
 
 from __future__ import annotations
@@ -36,17 +37,17 @@ _FIXES = {
 
 @contextmanager
 def building(out: Path, *, overwrite: bool = False) -> Iterator[Path]:
-    """A temporary directory beside ``out``, renamed to it when the body ends well and removed when it does not.
+    """Yield a temporary directory beside ``out``, which is renamed to ``out`` if the body succeeds and removed if it raises.
 
-    A process that is killed leaves the directory behind; so does SIGTERM, unless the program asks for
+    A process that is killed leaves the directory behind; so does SIGTERM, unless the program uses
     `quark.interrupts.termination_unwinds`, as ``quark`` does. Leftovers of earlier runs to the same place are removed first.
 
     Args:
-        out: Where to; see `quark.checkpoint.destination.refuse_used_directory`.
+        out: The output directory; see `quark.checkpoint.destination.refuse_used_directory`.
         overwrite: Whether an earlier export there is replaced.
 
     Raises:
-        OutputError: ``out`` is in use, or writing fails for want of space or rights.
+        OutputError: ``out`` is in use, or there is no space or permission to write.
     """
     refuse_used_directory(out, overwrite=overwrite)
     temporary: Path | None = None
@@ -67,7 +68,7 @@ def building(out: Path, *, overwrite: bool = False) -> Iterator[Path]:
         fix = _FIXES.get(error.errno, "choose another place")
         raise OutputError(f"'{out}' could not be written ({error.strerror}): {fix}. Nothing was left behind") from error
     finally:
-        # A second Ctrl-C would stop the cleaning up after the first.
+        # A second Ctrl-C would interrupt the cleanup after the first.
         with uninterrupted():
             if temporary is not None:
                 _remove(temporary)
@@ -76,12 +77,12 @@ def building(out: Path, *, overwrite: bool = False) -> Iterator[Path]:
 
 
 def remove_leftovers(out: Path) -> None:
-    """Remove what runs to ``out`` have left behind when they were killed, and say so; what a live process builds is not touched."""
+    """Remove temporary directories of killed runs to ``out``, and log it; those of running processes stay."""
     for leftover in sorted(out.parent.glob(f".{glob.escape(out.name)}.{'?' * 8}{_SUFFIX}")):
         try:
             lock = os.open(leftover / _LOCK, os.O_RDWR | os.O_NOFOLLOW)
         except OSError:
-            continue  # not made here, or not ours
+            continue  # not a temporary directory of an export, or no permission
         try:
             # The owner writes to its lock file as soon as it has the lock: an empty one is about to be locked.
             status = os.fstat(lock)
@@ -90,22 +91,22 @@ def remove_leftovers(out: Path) -> None:
                 _remove(leftover)
                 get_logger(__name__).info(f"Removed '{leftover}', left behind by a run to '{out}' that was killed.")
         except OSError:
-            pass  # its owner lives, or the file system has no locks
+            pass  # its owner still runs, or the file system has no locks
         finally:
             os.close(lock)
 
 
 def _locked(path: Path) -> int:
-    """A new lock file, open and locked."""
+    """Return the descriptor of a new lock file, open and locked."""
     lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
-    with suppress(OSError):  # some network file systems have no locks: what is left there stays
+    with suppress(OSError):  # some network file systems have no locks: leftovers stay there
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         os.write(lock, f"process {os.getpid()}\n".encode())
     return lock
 
 
 def _remove(temporary: Path) -> None:
-    """Remove a temporary directory, its lock last: one that is killed here must be known to the next run."""
+    """Remove a temporary directory, its lock file last: if the process is killed meanwhile, the next run must recognize the leftover."""
     shutil.rmtree(temporary / _CONTENT, ignore_errors=True)
     if not (temporary / _CONTENT).exists():
         shutil.rmtree(temporary, ignore_errors=True)

@@ -1,4 +1,4 @@
-"""CheckpointContent: what an exporter writes and a reader returns, a quantized model with its configuration and its plan."""
+"""CheckpointContent: a quantized model with its configuration and its plan, which exporters write and readers return."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ __all__ = ["CheckpointContent", "content_of", "set_results"]
 
 @attrs.frozen(eq=False)
 class CheckpointContent:
-    """What a checkpoint holds.
+    """The content of a checkpoint.
 
     Attributes:
-        model: The model. Its layers are quantized; while an export is streamed, those of the blocks that are finished.
+        model: The quantized model; while an export is streamed, only the layers of finished blocks are quantized.
         config: The configuration, resolved for this model.
-        plan: What each layer got.
+        plan: The quantization of each layer.
     """
 
     model: nn.Module
@@ -30,17 +30,17 @@ class CheckpointContent:
 
 
 def content_of(model: Any) -> CheckpointContent:
-    """What the attributes of a quantized model say about it, which `quark.runs.ModelQuantizer` and `set_results` leave for users.
+    """Return the content that the attributes of a quantized model describe; `quark.runs.ModelQuantizer` and `set_results` set them.
 
     Raises:
         ConfigError: (a ValueError) The model has not been quantized.
     """
     if not getattr(model, "quark_quantized", False):
-        raise ConfigError("this model has not been quantized: give ModelQuantizer(config).quantize_model(model) what it needs, then export")
+        raise ConfigError("this model has not been quantized: call ModelQuantizer(config).quantize_model(model) first, then export")
     return CheckpointContent(model, model.quant_config, model.quark_plan)
 
 
 def set_results(content: CheckpointContent) -> None:
-    """Set the attributes that tell users of a quantized model about it."""
+    """Set the attributes of a quantized model that describe it to users."""
     model: Any = content.model
     model.quant_config, model.quark_plan, model.quark_quantized = content.config, content.plan, True

@@ -1,4 +1,4 @@
-"""What may already be in an output directory: files that belong beside the weights and, with ``overwrite``, an earlier export."""
+"""Checks of an output directory: it may contain files that belong beside the weights and, with ``overwrite``, an earlier export."""
 
 from __future__ import annotations
 
@@ -37,16 +37,15 @@ _EXPORTED = re.compile(r"config\.json|model(-\d{5}-of-\d{5})?\.safetensors|model
 
 
 def refuse_used_directory(out: Path, *, overwrite: bool = False) -> None:
-    """Raise unless ``out`` is free: it does not exist, is empty, or holds `COMPANIONS` alone.
+    """Raise unless ``out`` is free: it does not exist, is empty, or contains `COMPANIONS` alone.
 
     Args:
         out: The output directory.
-        overwrite: Whether an earlier export may be there: ``config.json`` has a ``quantization_config`` of an installed layout, and
-            nothing but what
-            exports write is beside it.
+        overwrite: Whether ``out`` may contain an earlier export: a ``config.json`` with a ``quantization_config`` of an installed layout,
+            and only files that exports write.
 
     Raises:
-        OutputError: Something else is there.
+        OutputError: ``out`` contains other files, or is a file.
     """
     if out.exists() and not out.is_dir():
         raise OutputError(f"the output '{out}' is a file: choose a directory that does not exist yet")
@@ -63,10 +62,10 @@ def refuse_used_directory(out: Path, *, overwrite: bool = False) -> None:
 def move_into_place(export: Path, out: Path, *, overwrite: bool = False) -> None:
     """Rename a complete export to ``out``; files that `refuse_used_directory` allows stay, except the export that is replaced.
 
-    Companions that were there stay as they were, unless they belong to an export that is replaced by one that has its own.
+    Existing companions stay unchanged, except those of a replaced export of which the new export has its own version.
 
     Raises:
-        OutputError: Something else was put there meanwhile.
+        OutputError: Other files were put there meanwhile.
     """
     refuse_used_directory(out, overwrite=overwrite)
     if not out.is_dir() or not any(out.iterdir()):
@@ -76,7 +75,7 @@ def move_into_place(export: Path, out: Path, *, overwrite: bool = False) -> None
     for path in out.iterdir():
         if path.name in COMPANIONS and not (replaces and (export / path.name).exists()):
             shutil.copy2(path, export / path.name)
-    # Two renames: whoever looks sees the old directory or the new one, and for an instant none.
+    # Two renames: other processes see the old directory or the new one, and for an instant none.
     aside = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".replaced", dir=out.parent))
     out.rename(aside)
     try:
@@ -89,8 +88,8 @@ def move_into_place(export: Path, out: Path, *, overwrite: bool = False) -> None
 
 def _why_not_replaceable(out: Path, names: Sequence[str]) -> str | None:
     patterns = [pattern for record in exporters() for pattern in record.files]
-    if strange := [name for name in names if not _EXPORTED.fullmatch(name) and not any(fnmatchcase(name, p) for p in patterns)]:
-        return f"it holds '{strange[0]}', which no export writes"
+    if unknown := [name for name in names if not _EXPORTED.fullmatch(name) and not any(fnmatchcase(name, p) for p in patterns)]:
+        return f"it holds '{unknown[0]}', which no export writes"
     if not _is_export(out):
         return "it is no export of quark: its config.json has no quantization_config of a layout that is installed"
     return "it is a link to another directory" if out.is_symlink() else None

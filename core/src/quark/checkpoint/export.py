@@ -1,4 +1,4 @@
-"""AMD Quark's public ways to export: a function, and the class of older releases. The layout is a name in the registry of exporters."""
+"""AMD Quark's public API for exports: a function, and the class of older releases. A layout is a name in the registry of exporters."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ __all__ = ["ModelExporter", "export_options", "export_safetensors", "export_with
 
 
 def exporter_of(name: str, options: ExportOptions | None = None) -> Exporter:
-    """The registered exporter of that name, made with the options of its own.
+    """Return the registered exporter of that name, created with its own options.
 
     Raises:
-        UnknownNameError: There is none.
-        ConfigError: (a ValueError) It has no such option, or refuses its value.
-        PluginError: What is registered cannot be made, or has no method ``export``.
+        UnknownNameError: No exporter has that name.
+        ConfigError: (a ValueError) The exporter has no such option, or refuses its value.
+        PluginError: The registered class cannot be called, or has no method ``export``.
     """
     own = {} if options is None else options.own
     try:
@@ -49,16 +49,16 @@ def exporter_of(name: str, options: ExportOptions | None = None) -> Exporter:
 
 
 def exporter_options(name: str) -> tuple[Option, ...]:
-    """What can be chosen of an export: options of the exporter's own, then those of every exporter, the fields of `ExportOptions`."""
+    """Return the options of an export: those specific to the exporter, then the fields of `ExportOptions`, common to all exporters."""
     own = exporters().options(name)
     return (*own, *options_of(ExportOptions, without=("own", "tokenizer", *(option.name for option in own))))
 
 
 def export_options(name: str, chosen: Mapping[str, Any], tokenizer: Tokenizer | None = None) -> ExportOptions:
-    """Options for an exporter, those of its own among them, from one mapping.
+    """Return the options for an exporter from one mapping of its own and the common options.
 
     Raises:
-        ConfigError: (a ValueError) There is no such option, or a value cannot be used; lists what there is.
+        ConfigError: (a ValueError) There is no such option, or a value cannot be used; the message lists the options.
     """
     whose, own = f"the exporter '{name}'", {option.name for option in exporters().options(name)}
     values = checked(whose, exporter_options(name), chosen)
@@ -72,11 +72,11 @@ def export_options(name: str, chosen: Mapping[str, Any], tokenizer: Tokenizer | 
 
 @contextmanager
 def exporting(name: str, out: Path, *, overwrite: bool = False) -> Iterator[Path]:
-    """An empty directory for the exporter of that name, moved to ``out`` when the body ends well; nothing is left where it does not.
+    """Yield an empty directory for the exporter of that name; it is renamed to ``out`` if the body succeeds, and removed if it raises.
 
     Raises:
         OutputError: ``out`` is in use, or cannot be written.
-        PluginError: Nothing was written.
+        PluginError: The exporter has written no file.
     """
     with building(out, overwrite=overwrite) as directory:
         yield directory
@@ -88,7 +88,7 @@ def export_with(name: str, model: nn.Module, output_dir: str | Path, options: Ex
     """Export with the registered exporter of that name.
 
     Raises:
-        UnknownNameError: There is none.
+        UnknownNameError: No exporter has that name.
         OutputError: The directory is in use, or cannot be written.
         ConfigError: The model has not been quantized.
         PluginError: The exporter is broken.
@@ -111,16 +111,17 @@ def export_safetensors(
     *,
     overwrite: bool = False,
 ) -> None:
-    """Write a quantized model as a checkpoint in Hugging Face form. One that is no transformers model is read back into a float one.
+    """Write a quantized model as a checkpoint in Hugging Face form. Models outside transformers need a float model to be read into.
 
     Args:
-        model: What `ModelQuantizer.quantize_model` returned.
-        output_dir: Does not exist, is empty, or holds a tokenizer or a processor, which stays.
+        model: The model that `ModelQuantizer.quantize_model` returned.
+        output_dir: A directory that does not exist, is empty, or contains only a tokenizer or a processor, which stays.
         custom_mode: Name of an exporter; ``"quark"`` is the Quark layout.
-        weight_format: ``"real_quantized"`` (None too) stores codes; ``"fake_quantized"`` the rounded values, which the reader here and
-            transformers with it load to the same model. Other runtimes pass that setting over: a warning says so.
+        weight_format: ``"real_quantized"`` or None stores codes; ``"fake_quantized"`` stores the rounded values, which
+            `import_model_from_safetensors` and transformers load to the same model. Other runtimes ignore that setting, and a warning is
+            logged.
         pack_method: ``"reorder"`` or ``"order"``.
-        overwrite: Replace an earlier export in ``output_dir``, once the new one is complete. Nothing else is ever deleted.
+        overwrite: Replace an earlier export in ``output_dir`` when the new one is complete. No other file is deleted.
 
     Raises:
         ConfigError, UnknownNameError: (ValueErrors) An argument is out of its range.
@@ -135,8 +136,8 @@ class ModelExporter:
     """AMD Quark's exporter class of older releases.
 
     Args:
-        config: What to write and how; a path in its place is taken as ``export_dir``.
-        export_dir: Where to; created where it does not exist.
+        config: The export configuration; a path here is used as ``export_dir``.
+        export_dir: The output directory, which is created if it does not exist.
     """
 
     def __init__(self, config: ExporterConfig | str | Path | None = None, export_dir: str | Path | None = None) -> None:
@@ -158,11 +159,11 @@ class ModelExporter:
 
         Args:
             model: A quantized model.
-            quant_config: Documented; the model knows its own.
+            quant_config: Part of AMD Quark's public API; without effect, since the model has its configuration.
             custom_mode: Name of an exporter.
             tokenizer: Saved beside the weights.
-            overwrite: As of `export_safetensors`.
-            kwargs: Documented for older releases; none has an effect.
+            overwrite: As for `export_safetensors`.
+            kwargs: Arguments of older releases of AMD Quark; without effect.
         """
         json_config = self.config.json_export_config
         options = ExportOptions(
@@ -180,17 +181,17 @@ class ModelExporter:
     def export_onnx_model(
         self, model: nn.Module, input_args: Any, input_names: Iterable[str] = (), output_names: Iterable[str] = ()
     ) -> None:
-        """Write an ONNX file, with the exporter that some plugin registers as ``onnx``.
+        """Write an ONNX file with the exporter that is registered as ``onnx``.
 
         Raises:
-            UnknownNameError: No installed plugin does.
+            UnknownNameError: No installed plugin registers one.
         """
         export_with("onnx", model, self.export_dir)
 
     def export_gguf_model(self, model: nn.Module, tokenizer_path: str, model_type: str) -> None:
-        """Write a GGUF file, with the exporter that some plugin registers as ``gguf``.
+        """Write a GGUF file with the exporter that is registered as ``gguf``.
 
         Raises:
-            UnknownNameError: No installed plugin does.
+            UnknownNameError: No installed plugin registers one.
         """
         export_with("gguf", model, self.export_dir)

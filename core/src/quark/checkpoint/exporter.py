@@ -1,4 +1,7 @@
-"""What writes a checkpoint layout. Third parties implement `Exporter` and name the class as ``exporter`` of an `ExporterRecord`."""
+"""Interface of exporters, which write a checkpoint layout.
+
+Third parties implement `Exporter` and name the class as ``exporter`` of an `ExporterRecord`.
+"""
 
 from __future__ import annotations
 
@@ -17,25 +20,25 @@ __all__ = ["BlockStream", "ExportOptions", "Exporter", "StreamingExporter", "Tok
 
 
 class Tokenizer(Protocol):
-    """A tokenizer, as far as an exporter uses it."""
+    """The part of a tokenizer's interface that exporters use."""
 
     def save_pretrained(self, save_directory: str | Path, /) -> object:
-        """Write its files to a directory."""
+        """Write the tokenizer's files to a directory."""
 
 
 @attrs.frozen(kw_only=True)
 class ExportOptions:
-    """What a caller may choose.
+    """Options of an export.
 
     Attributes:
         weight_format: ``"real_quantized"`` stores codes; ``"fake_quantized"`` the rounded values, and the same scales.
         pack_method: Order of 4-bit codes in a word: ``"reorder"`` or ``"order"``.
-        kv_cache_group: Patterns of projections whose output scales are merged, beside what the model's own configuration has merged.
-        min_kv_scale: Floor of the cache's scales; the larger of this and the configuration's counts.
-        zero_points: Whether zero points of symmetric schemes, all 0, are written; strict readers want them.
+        kv_cache_group: Patterns of projections whose output scales are merged, in addition to those of the model's configuration.
+        min_kv_scale: Floor of the KV-cache scales; the larger of this value and the configuration's applies.
+        zero_points: Whether zero points of symmetric schemes, all 0, are written; strict readers need them.
         max_shard_bytes: Largest size of one file.
-        own: Options of the exporter's own, by name: keyword arguments of its class.
-        overwrite: Whether an earlier export in the same place is replaced, once the new one is complete.
+        own: Options specific to the exporter, by name: keyword arguments of its class.
+        overwrite: Whether an earlier export in the same place is replaced when the new one is complete.
         tokenizer: Written beside the weights; anything with ``save_pretrained(directory)``. None copies the files beside the source model.
     """
 
@@ -53,22 +56,21 @@ class ExportOptions:
 class Exporter(Protocol):
     """Writes a quantized model.
 
-    Implementations are classes that can be called without arguments; keyword arguments with defaults are options of the exporter's own.
-    The directory that they are given is a temporary one: it is moved to where the caller wants it when the export has ended well, and
-    removed when it has not, so that a failed one leaves nothing behind.
+    Implementations are classes that can be called without arguments; keyword arguments with defaults are options of the exporter.
+    The output directory is temporary: it is renamed to its final place if the export succeeds, and removed if it fails.
     """
 
     def export(self, content: CheckpointContent, out: Path, options: ExportOptions) -> None:
-        """Write a quantized model to the directory ``out``, which exists and is empty. One that writes nothing has failed.
+        """Write a quantized model to the directory ``out``, which exists and is empty. An export that writes no file counts as failed.
 
         Args:
-            content: The model, its configuration and its plan. Nothing else is known of the model: its attributes are for users.
-            out: Where to.
-            options: What the caller chose.
+            content: The model, its configuration and its plan. Exporters use these and not the attributes that users find on the model.
+            out: The output directory.
+            options: The options of the export.
 
         Raises:
-            UnsupportedError: The exporter cannot hold this model or these options.
-            OutputError: The place cannot be written.
+            UnsupportedError: The layout cannot express this model or these options.
+            OutputError: The directory cannot be written.
         """
 
 
@@ -76,33 +78,33 @@ class BlockStream(Protocol):
     """An export that is written while the model is being quantized."""
 
     def write(self, block: Block | None) -> None:
-        """Write the tensors of a finished block, or with None those outside all blocks; they may be gone when this has returned."""
+        """Write the tensors of a finished block, or with None those outside all blocks; the caller may release them afterwards."""
 
     def finish(self, content: CheckpointContent) -> None:
-        """Every block has been written, and None: write what is left.
+        """Write the remaining files, after every block and None have been written.
 
         Args:
-            content: As the run has ended: the plan and the configuration no longer name algorithms that turned out to change nothing.
+            content: The final content of the run: plan and configuration no longer name algorithms that changed nothing.
         """
 
 
 @runtime_checkable
 class StreamingExporter(Exporter, Protocol):
-    """An exporter that need not have the whole model in memory. One that lacks this method gets complete models."""
+    """An exporter that does not need the whole model in memory. Exporters without `stream` get complete models."""
 
     def stream(
         self, content: CheckpointContent, skeleton: nn.Module, out: Path, options: ExportOptions
     ) -> AbstractContextManager[BlockStream]:
-        """Begin an export to the directory ``out``, which exists and is empty.
+        """Return the context of a streamed export to the directory ``out``, which exists and is empty.
 
-        What it writes does not differ from what `Exporter.export` writes of the same model; it is complete when the context ends well.
+        The files are the same as those of `Exporter.export` for the same model; they are complete when the context ends without an error.
 
         Args:
-            content: Its model is still float, its weights on the meta device but for those of the block that is worked on.
-            skeleton: The same model as it will be when it is quantized, on the meta device: layers and scales of the right shapes.
-            out: Where to.
+            content: The content with the float model, whose weights are on the meta device except those of the current block.
+            skeleton: The quantized skeleton of the model: its layers and scales on the meta device, with the final shapes and dtypes.
+            out: The output directory.
             options: As for `Exporter.export`.
 
         Raises:
-            As `Exporter.export`, before anything is written where that can be known.
+            As `Exporter.export`, and before any file is written where possible.
         """

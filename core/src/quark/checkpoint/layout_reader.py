@@ -1,9 +1,10 @@
-"""What reads a checkpoint layout. Third parties implement `LayoutReader` and name the class as ``reader`` of an `ExporterRecord`.
+"""Interface of readers of checkpoint layouts.
 
-A reader says three things: what the checkpoint's ``config.json`` asks for (`LayoutReader.configuration`), how a float model becomes one
-that the stored tensors fit (`LayoutReader.prepare`), and where each tensor goes in it (`LayoutReader.place_of`). Everything else is done
-for it: the float model is built of the same ``config.json``, files are checked and read, every tensor is placed once and none is missing,
-and what stands for a quantized module (`quark.modules.packed.Packed`) is replaced by it.
+Third parties implement `LayoutReader` and name the class as ``reader`` of an `ExporterRecord`. A reader has three methods: it parses
+the ``quantization_config`` (`LayoutReader.configuration`), changes a float model so that the stored tensors fit it
+(`LayoutReader.prepare`), and maps stored names to paths in that model (`LayoutReader.place_of`). The core does the rest: it builds the
+float model from ``config.json``, checks and reads the files, places every tensor once, checks that none is missing, and replaces each
+`quark.modules.packed.Packed` by the quantized module.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ __all__ = ["LayoutReader", "ReadsOwnFiles", "RenamesTensors", "StoredConfig"]
 
 @attrs.frozen(kw_only=True)
 class StoredConfig:
-    """What the ``quantization_config`` of a checkpoint says.
+    """The parsed ``quantization_config`` of a checkpoint.
 
     Attributes:
-        config: How the model was quantized.
-        pack_method: Order of 4-bit codes in a word, for formats that are packed so.
+        config: The configuration by which the model was quantized.
+        pack_method: Order of 4-bit codes in a word, for formats that pack several codes into a word.
     """
 
     config: QConfig
@@ -38,11 +39,11 @@ class LayoutReader(Protocol):
     """Reads one checkpoint layout. Implementations are classes that are called without arguments, once for each checkpoint."""
 
     def configuration(self, block: Mapping[str, Any], directory: Path) -> StoredConfig:
-        """Return what a checkpoint says about its quantization.
+        """Return the parsed ``quantization_config`` of a checkpoint.
 
         Args:
-            block: The ``quantization_config`` of its ``config.json``; whoever wrote it, any value may be of any type.
-            directory: The checkpoint. Where transformers loads it, what ``from_pretrained`` was given, which may be the name of a model.
+            block: The ``quantization_config`` of its ``config.json``, not validated: any value may have any type.
+            directory: The checkpoint. With transformers, the argument of ``from_pretrained``, which may be the name of a model.
 
         Raises:
             ConfigError, CheckpointError: The block cannot be used.
@@ -54,8 +55,8 @@ class LayoutReader(Protocol):
         `quark.checkpoint.packed_model.pack_model` does this with modules of the core, whatever the format of the weights.
 
         Args:
-            model: Its weights are on any device, the meta device too, and are not used.
-            stored: What `configuration` returned.
+            model: The float model, with weights on any device, also the meta device; they are not used.
+            stored: The result of `configuration`.
 
         Raises:
             ConfigError, UnsupportedError: The configuration does not fit the model.
@@ -65,14 +66,14 @@ class LayoutReader(Protocol):
         """Return the path of a stored tensor in the prepared model, such as ``"lm_head.weight_quantizer.scale"``.
 
         Args:
-            model: As `prepare` has left it.
-            name: Of the tensor in the checkpoint.
+            model: The model after `prepare`.
+            name: Name of the tensor in the checkpoint.
         """
 
 
 @runtime_checkable
 class ReadsOwnFiles(Protocol):
-    """What a `LayoutReader` has besides where the tensors do not lie in ``model*.safetensors``."""
+    """Additional interface of a `LayoutReader` whose tensors are not stored in ``model*.safetensors``."""
 
     def tensors(self, directory: Path) -> Iterator[tuple[str, Tensor]]:
         """Yield every tensor of the checkpoint with its name.
@@ -84,10 +85,10 @@ class ReadsOwnFiles(Protocol):
 
 @runtime_checkable
 class RenamesTensors(Protocol):
-    """What a `LayoutReader` has besides where ``from_pretrained`` of transformers is to read the layout and names differ.
+    """Additional interface of a `LayoutReader` for ``from_pretrained`` of transformers where stored names differ from those of the model.
 
     Attributes:
-        renamings: Regular expression of a part of a stored name, and what it becomes in the prepared model, in order. Source: the
+        renamings: Regular expressions of parts of stored names and their replacements in the prepared model, in order. Source:
             ``WeightRenaming`` of transformers 5.
     """
 

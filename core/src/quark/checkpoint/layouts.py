@@ -1,4 +1,4 @@
-"""Which registered layout reads a checkpoint: the one whose record fits ``quantization_config`` in the checkpoint's ``config.json``."""
+"""Choice of the layout that reads a checkpoint, by the ``quantization_config`` in the checkpoint's ``config.json``."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ __all__ = ["layout_for", "layouts_of", "quantization_block", "reader_of"]
 
 
 def quantization_block(directory: Path) -> dict[str, Any]:
-    """The ``quantization_config`` in the ``config.json`` of a checkpoint.
+    """Return the ``quantization_config`` in the ``config.json`` of a checkpoint.
 
     Raises:
-        CheckpointError: There is none.
+        CheckpointError: The file or the block is missing.
     """
     path = directory / "config.json"
     if not path.is_file():
@@ -32,22 +32,22 @@ def quantization_block(directory: Path) -> dict[str, Any]:
 
 
 def layouts_of(block: Mapping[str, Any]) -> list[str]:
-    """Names of the registered layouts that a ``quantization_config`` fits, those with the most marks."""
+    """Return the names of the registered layouts that fit a ``quantization_config``; of several, those with the most marks."""
     fitting = {name: record for name in exporters().names() if _fits(record := exporters().get(name), block)}
     most = max((len(record.marks) for record in fitting.values()), default=0)
     return [name for name, record in fitting.items() if len(record.marks) == most]
 
 
 def layout_for(block: Mapping[str, Any], path: Path) -> str:
-    """Name of the layout that reads a checkpoint.
+    """Return the name of the layout that reads a checkpoint.
 
     Args:
-        block: Its ``quantization_config``.
-        path: Where that was read, for messages.
+        block: The checkpoint's ``quantization_config``.
+        path: The file with the block, for messages.
 
     Raises:
-        CheckpointError: No registered layout fits, or the one that does has no reader.
-        AmbiguousNameError: (a ValueError) Several fit alike.
+        CheckpointError: No registered layout fits, or the one that fits has no reader.
+        AmbiguousNameError: (a ValueError) Several layouts fit equally well.
     """
     names = layouts_of(block)
     if not names:
@@ -71,7 +71,7 @@ def layout_for(block: Mapping[str, Any], path: Path) -> str:
 
 
 def reader_of(name: str) -> LayoutReader:
-    """A reader of the layout of that name. Raises PluginError where it cannot be made."""
+    """Return a reader of the layout of that name. Raises PluginError where its class cannot be called."""
     kind = exporters().load_reader(name)
     with attributed("being made", origin("exporters", name)):
         reader: LayoutReader = kind()

@@ -1,4 +1,4 @@
-"""Turn a float model into one that a checkpoint's tensors fit: the step before they are loaded, by the reader here or by transformers."""
+"""Conversion of a float model to one that a checkpoint's tensors fit, before this package or transformers loads them."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ __all__ = ["pack_model"]
 
 
 def pack_model(model: nn.Module, quant_config: QConfig, pack_method: str = "reorder") -> QuantPlan:
-    """Replace every layer that the configuration quantizes by a `PackedLayer`, in place; attention gets quantizers where it says so.
+    """Replace every layer that the configuration quantizes by a `PackedLayer`, in place, and return the plan.
 
-    Algorithms that run with the model put back what they left in it.
+    Attention modules get quantizers, and restorers run for algorithms that run with the model.
 
     Args:
-        model: A float model, its weights on the meta device or not; they are not used.
-        quant_config: What the checkpoint says.
+        model: A float model, with weights on any device; they are not used.
+        quant_config: The configuration of the checkpoint.
         pack_method: Order of 4-bit codes in a word.
 
     Returns:
@@ -43,7 +43,7 @@ def pack_model(model: nn.Module, quant_config: QConfig, pack_method: str = "reor
         UnsupportedError: Attention is quantized, and the model's attention cannot be exchanged.
         MissingPluginError: An algorithm that runs with the model is not installed.
         ConfigError, UnknownNameError: The configuration does not fit the model, or asks for a format that is not installed.
-        CheckpointError: A format lies in the checkpoint in a layout that the installed distribution does not know yet.
+        CheckpointError: A format has a layout in the checkpoint that the installed distribution does not know yet.
     """
     refuse_unreadable(quant_config)
     separate_experts(model, quant_config)
@@ -53,15 +53,15 @@ def pack_model(model: nn.Module, quant_config: QConfig, pack_method: str = "reor
     refuse_misfits(rows)
     architecture = architecture_of(model)
     attentions = attention_rows(model, rows, quant_config, architecture)
-    inside = {layer for a in attentions for layer, _ in a.states.values()}
+    in_attention = {layer for a in attentions for layer, _ in a.states.values()}
     for name, layer in list(model.named_modules()):
-        kind = counts_as(layer)
-        if kind is None:
+        planned_as = counts_as(layer)
+        if planned_as is None:
             continue
-        config = layer_config_for(quant_config, name, kind).config
+        config = layer_config_for(quant_config, name, planned_as).config
         if config is not None:
             # Attention quantizes this output and not the layer, though its scales are stored with the layer.
-            own = attrs.evolve(config, output_tensors=None) if name in inside else config
+            own = attrs.evolve(config, output_tensors=None) if name in in_attention else config
             holds_values = quant_config.weight_format == "fake_quantized"
             model.set_submodule(name, PackedLayer(layer, own, pack_method, name, holds_values, is_stored_beside_weight))
     _map_attention(model, attentions, pack_method, eager=quant_config.softmax_quant_spec is not None)

@@ -21,13 +21,13 @@ from quark.quantizers import canonicalize
 __all__ = ["KEY", "provenance", "refuse_unreadable"]
 
 KEY = "plugins"
-"""Of the block in ``quantization_config``."""
+"""The key of the block in ``quantization_config``."""
 
 _DISTRIBUTION, _VERSION = r"[a-z0-9]+(-[a-z0-9]+)*", r"[0-9a-z.+!-]+"
 
 
 def provenance(config: QConfig) -> dict[str, Any]:
-    """The distributions and versions of every format, observer and algorithm that a configuration names, JSON values."""
+    """Return the distribution and version of every format, observer and algorithm that a configuration names, as JSON values."""
     specs = [level for spec in _specs(config) for level in (*levels(spec), *canonicalize(spec))]
     names = {level.dtype.name for level in specs}
     classes = {s.observer_cls if isinstance(s.observer_cls, str) else s.observer_cls.__name__ for s in specs if s.observer_cls is not None}
@@ -44,11 +44,11 @@ def refuse_unreadable(config: QConfig, checkpoint: str = "the checkpoint") -> No
     Checkpoints of other tools and of earlier versions, which do not name distributions, are not checked.
 
     Args:
-        config: As read, with `QConfig.written_with`.
-        checkpoint: Which it is, for messages.
+        config: The configuration of the checkpoint, with `QConfig.written_with`.
+        checkpoint: Name of the checkpoint, for messages.
 
     Raises:
-        UnknownNameError: A format or an observer is not installed; says which distribution brought it.
+        UnknownNameError: A format or an observer is not installed; the message names the distribution that provides it.
         CheckpointError: The installed distribution of a format reads another layout than that of the checkpoint.
     """
     provenance_block = config.written_with
@@ -82,7 +82,7 @@ def _entry(registry: Registry[Any], name: str) -> dict[str, str]:
 
 
 def _entries(block: Any, kind: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """Entries of one kind; whatever is not of the right form says nothing."""
+    """Yield the entries of one kind; malformed entries are ignored."""
     entries = block.get(kind) if isinstance(block, Mapping) else None
     for name, entry in entries.items() if isinstance(entries, Mapping) else ():
         if isinstance(entry, Mapping):
@@ -98,7 +98,7 @@ def _require(registry: Registry[Any], name: str, entry: Mapping[str, Any], check
 
 
 def _who(entry: Mapping[str, Any]) -> str:
-    """Distribution and version, if they look like such: anybody may have written the file."""
+    """Return distribution and version if they are well-formed, since the file's author is unknown."""
     distribution, version = str(entry.get("distribution", "")), str(entry.get("version", ""))
     if not re.fullmatch(_DISTRIBUTION, distribution):
         return "a distribution that it does not name"

@@ -1,4 +1,4 @@
-"""Read a checkpoint back: the same quantized model, with the same logits, whichever registered layout it has."""
+"""Reading of checkpoints of any registered layout: the result is the exported model, with the same logits."""
 
 from __future__ import annotations
 
@@ -43,26 +43,26 @@ def import_model_from_safetensors(
     device: str = "cuda",
     multi_gpu: bool = False,
 ) -> nn.Module:
-    """Load an export. Its ``config.json`` says in which layout it is; every registered layout with a reader is read.
+    """Return the model of an export. Its ``config.json`` determines the layout; every registered layout with a reader can be read.
 
     Args:
-        model: A float model of the same structure, changed in place; None builds it from the export's own ``config.json``, which only that
-            of a transformers model tells.
+        model: A float model of the same structure, changed in place; None builds it from the export's ``config.json``, which is possible
+            for transformers models alone.
         model_dir: Directory of the export.
-        multi_device, multi_gpu: Documented; without effect.
-        trust_remote_code: Documented; code from a checkpoint is never run.
-        attn_implementation: Of the model that is built where ``model`` is None; None is transformers' choice.
-        device: Where to load to; "cuda" means the CPU on a machine that has none.
+        multi_device, multi_gpu: Part of AMD Quark's public API; without effect.
+        trust_remote_code: Part of AMD Quark's public API; without effect, since code from a checkpoint is never run.
+        attn_implementation: Attention implementation of the model that is built where ``model`` is None; None is transformers' default.
+        device: Device to load to; "cuda" means the CPU on a machine without CUDA.
 
     Returns:
-        The model in evaluation mode, its layers as `ModelQuantizer.quantize_model` leaves them.
+        The model in evaluation mode, with the same layers as after `ModelQuantizer.quantize_model`.
 
     Raises:
         CheckpointError: The export is incomplete or damaged, no installed layout reads it, or its tensors do not fit the model.
         AmbiguousNameError: Several installed layouts read it.
         MissingPluginError: An algorithm that runs with the model is not installed.
-        UnknownNameError: A format or an observer is not installed; says which distribution brought it. Or another thing is not.
-        UnsupportedError: The export asks for what cannot be done here.
+        UnknownNameError: A format, an observer or another record is not installed; the message names its distribution if it is known.
+        UnsupportedError: The export needs a feature that this package or the model does not support.
         PluginError: The code of a plugin failed.
     """
     refuse_rival()
@@ -84,15 +84,15 @@ def import_model_from_safetensors(
 def _read(
     reader: LayoutReader, whose: Origin, stored: StoredConfig, model: nn.Module, directory: Path, paths: Iterable[Path] | None
 ) -> CheckpointContent:
-    """Make ``model`` what a checkpoint holds.
+    """Load a checkpoint into ``model``, in place, and return its content.
 
     Args:
-        reader: Of its layout.
-        whose: Where the reader comes from, for messages.
-        stored: What its ``quantization_config`` says.
+        reader: The reader of the checkpoint's layout.
+        whose: The plugin that provides the reader, for messages.
+        stored: The parsed ``quantization_config``.
         model: A float model of the same structure, changed in place; its weights are not used.
         directory: The checkpoint.
-        paths: Its safetensors files; None where ``reader`` reads files of its own.
+        paths: The checkpoint's safetensors files; None where ``reader`` reads its own files.
 
     Raises:
         As `import_model_from_safetensors`.
@@ -117,22 +117,22 @@ def _read(
 
 
 def map_to_quark(model: nn.Module, quant_config: QConfig, pack_method: str = "reorder", custom_mode: str = "quark") -> nn.Module:
-    """Change a float model in place so that the tensors of a checkpoint fit it: the step that transformers calls before it loads them.
+    """Change a float model in place so that the tensors of a checkpoint fit it; transformers calls this before it loads tensors.
 
     Args:
-        model: A float model, its weights on the meta device or not; they are not used.
-        quant_config: From the checkpoint's ``quantization_config``.
-        pack_method: From its ``export`` block.
-        custom_mode: Its ``quant_method``, by which the layout is chosen.
+        model: A float model, with weights on any device; they are not used.
+        quant_config: The configuration from the checkpoint's ``quantization_config``.
+        pack_method: The value from its ``export`` block.
+        custom_mode: Its ``quant_method``, which determines the layout.
 
     Returns:
-        The same object.
+        The argument ``model``.
 
     Raises:
         UnsupportedError: No registered layout reads that ``custom_mode``; or attention is quantized, and cannot be exchanged.
         MissingPluginError: An algorithm that runs with the model is not installed.
         ConfigError, UnknownNameError: The configuration does not fit the model, or asks for a format that is not installed.
-        CheckpointError: A format lies in the checkpoint in a layout that the installed distribution does not know yet.
+        CheckpointError: A format has a layout in the checkpoint that the installed distribution does not know yet.
     """
     try:
         layout = layout_for({"quant_method": custom_mode}, Path("config.json"))
@@ -165,7 +165,7 @@ def _unusable(directory: Path, error: Exception) -> CheckpointError:
 
 @contextmanager
 def _naming(file: Path) -> Iterator[None]:
-    """Add the file of the configuration to errors of the body."""
+    """Add the name of the configuration file to errors of the body."""
     try:
         yield
     except UnknownNameError as error:
@@ -178,7 +178,7 @@ def _naming(file: Path) -> Iterator[None]:
 
 
 def _load(model: nn.Module, reader: LayoutReader, tensors: Iterable[tuple[Path, str, Tensor]], config: QConfig) -> set[str]:
-    """Put all tensors, each with the file it comes from, into the model; the paths they went to."""
+    """Put all tensors, each given with its file, into the model, and return their paths in the model."""
     restorers, missing = restorers_of(config), missing_algorithms(config)
     loaded = set()
     for path, name, tensor in tensors:
@@ -190,8 +190,8 @@ def _load(model: nn.Module, reader: LayoutReader, tensors: Iterable[tuple[Path, 
         except CheckpointError as error:
             if not missing:
                 raise
-            who = f"it was made with {', '.join(missing)}, which no installed distribution brings, and the tensor may be of that"
-            raise CheckpointError(f"{error}; {who}") from None
+            hint = f"it was made with {', '.join(missing)}, which is not installed, and the tensor may belong to that"
+            raise CheckpointError(f"{error}; {hint}") from None
     return loaded
 
 
@@ -205,7 +205,7 @@ def _tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
 
 
 def _place(model: nn.Module, place: str, name: str, tensor: Tensor, path: Path) -> str:
-    """Put the checkpoint tensor ``name`` at the path ``place``, and return that."""
+    """Put the checkpoint tensor ``name`` at the path ``place`` of the model, and return ``place``."""
     owner, _, leaf = place.rpartition(".")
     try:
         target = model.get_submodule(owner)
@@ -226,9 +226,9 @@ def _place(model: nn.Module, place: str, name: str, tensor: Tensor, path: Path) 
 
 
 def _tie(model: nn.Module, loaded: set[str]) -> None:
-    """Tie the names that the export does not hold to the tensors that it holds, as the model does; tensors that were read stay.
+    """Tie tensors that the export does not contain to those that it contains, as the model does; loaded tensors stay.
 
-    The export decides and not the config of ``model``: quantizing gives a tied head a weight of its own.
+    The export decides and not the config of ``model``, since quantization unties a tied output head.
     """
     if not hasattr(model, "tie_weights") or loaded.issuperset(model.state_dict()):
         return
@@ -236,10 +236,10 @@ def _tie(model: nn.Module, loaded: set[str]) -> None:
     tensors: dict[str, Tensor] = {path: getattr(module, leaf) for path, (module, leaf) in owners.items()}
     model.tie_weights()  # type: ignore[operator]
     for path, (module, leaf) in owners.items():
-        own = tensors[path]
-        if getattr(module, leaf) is not own:
+        loaded_tensor = tensors[path]
+        if getattr(module, leaf) is not loaded_tensor:
             module._parameters.pop(leaf, None)
-            if isinstance(own, nn.Parameter):
-                module._parameters[leaf] = own
+            if isinstance(loaded_tensor, nn.Parameter):
+                module._parameters[leaf] = loaded_tensor
             else:
-                module._buffers[leaf] = own
+                module._buffers[leaf] = loaded_tensor

@@ -1,4 +1,4 @@
-"""Restore what an algorithm leaves in a model beside its weights, such as a hook, when a checkpoint is read."""
+"""Restorers: they add again, when a checkpoint is read, what an algorithm added to the model beside weights, such as a hook."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ __all__ = ["Restorer", "missing_algorithms", "restorers_of"]
 
 
 class Restorer(Protocol):
-    """Restores what one algorithm left in a model. The class is called with the settings of the algorithm in the checkpoint."""
+    """Restores one algorithm's additions to a model. The class is called with the settings of the algorithm in the checkpoint."""
 
     def restore(self, model: nn.Module, config: QConfig) -> None:
-        """Change a model of float structure, its experts separate, before its layers are replaced and tensors are loaded.
+        """Change a float model with separate experts, before its layers are replaced and tensors are loaded.
 
-        Hooks on layers outlive the replacement. Tensors that the checkpoint holds for this algorithm need places: buffers of the model.
+        Hooks on layers survive the replacement. Tensors that the checkpoint holds for this algorithm need buffers in the model.
 
         Raises:
             CheckpointError: The settings do not fit the model.
         """
 
     def place_of(self, name: str, tensor: Tensor) -> str:
-        """The full name under which the restored model has a place for a tensor of the checkpoint; ``name`` itself for those of others."""
+        """Return the full name in the restored model of a tensor of the checkpoint; ``name`` itself for tensors of other algorithms."""
 
 
 def restorers_of(config: QConfig) -> list[Restorer]:
-    """A restorer for each algorithm of a checkpoint that runs with the model.
+    """Return a restorer for each algorithm of a checkpoint that runs with the model.
 
     Raises:
-        MissingPluginError: The checkpoint says that one runs with the model, and it is not installed.
-        UnsupportedError: It is installed and has no restorer.
+        MissingPluginError: An algorithm that runs with the model is not installed.
+        UnsupportedError: An algorithm that runs with the model is installed and has no restorer.
         ConfigError: The checkpoint has settings that the algorithm does not have.
     """
     restorers: list[Restorer] = []
@@ -61,12 +61,12 @@ def restorers_of(config: QConfig) -> list[Restorer]:
 
 
 def missing_algorithms(config: QConfig) -> list[str]:
-    """Names of the algorithms of a checkpoint that are not installed: tensors that nothing has a place for may be theirs."""
+    """Return the names of the algorithms of a checkpoint that are not installed; unknown tensors may belong to them."""
     return [settings.name for settings in config.algo_config or () if settings.name not in algorithms()]
 
 
 def _own(settings: AlgoConfig) -> AlgoConfig:
-    """The settings of a checkpoint as an object of the algorithm's own class."""
+    """Return the settings of a checkpoint as an object of the algorithm's settings class."""
     if not isinstance(settings, StoredAlgoConfig):
         return settings
     if algorithms().get(settings.name).restorer is None and not settings.is_run:

@@ -1,7 +1,7 @@
-"""Write safetensors in a stream: two parts at a time are in memory, whatever the size of the model.
+"""Streamed writing of safetensors files: at most two parts are in memory, whatever the size of the model.
 
-Sizes are known beforehand from meta tensors, so every header is written first, every tensor has its place in a file from then on, and parts
-may come in any order. Source: the safetensors format, version 0.4.
+Sizes are known beforehand from meta tensors, so all headers are written first, which fixes the offset of every tensor, and parts may be
+written in any order. Source: the safetensors format, version 0.4.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ NAMES = {
 
 @attrs.frozen(eq=False)
 class Part:
-    """Tensors that are made together, such as those of one layer; a part is never split over two files.
+    """Tensors that are computed together, such as those of one layer; a part is never split over two files.
 
     Attributes:
-        meta: Meta tensors by full name: shapes and dtypes, known before anything is made.
-        make: Makes them, under the same names.
+        meta: Meta tensors by full name: shapes and dtypes, known in advance.
+        make: Returns the tensors, under the same names.
     """
 
     meta: Mapping[str, Tensor]
@@ -59,7 +59,7 @@ class Part:
 
 
 def write_shards(parts: Sequence[Part], directory: Path, max_shard_bytes: int) -> None:
-    """Write parts in their order, all at once; raises as `ShardWriter`."""
+    """Write all parts in their order; raises as `ShardWriter`."""
     with ShardWriter([part.meta for part in parts], directory, max_shard_bytes) as writer:
         for part in parts:
             writer.write(part)
@@ -78,16 +78,16 @@ class _Place:
 class ShardWriter:
     """``model.safetensors``, or several shards and their index where one file would be too large, filled part by part.
 
-    Which bytes go where is fixed by what is announced, not by the order in which it comes. Use as a context manager: it closes the files.
+    The announced tensors fix the layout of the files; the order of writing does not matter. The context manager closes the files.
 
     Args:
         announced: Meta tensors by full name, for each part; the order is that of the files.
-        directory: Where to; it exists.
+        directory: The output directory, which exists.
         max_shard_bytes: Largest size of the tensors in one file; a larger part has a file of its own.
 
     Raises:
         UnsupportedError: A dtype has no name in the format.
-        OSError: From the file system; with ``ENOSPC`` before anything is written where the tensors cannot fit.
+        OSError: From the file system; with ``ENOSPC`` before any file is written if the tensors do not fit.
     """
 
     def __init__(self, announced: Iterable[Mapping[str, Tensor]], directory: Path, max_shard_bytes: int) -> None:
@@ -111,7 +111,7 @@ class ShardWriter:
                 self._files.append(os.open(directory / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644))
                 stack.callback(os.close, self._files[-1])
                 _write_at(self._files[-1], memoryview(header), 0)
-            # While one part goes to its file the next is made: two are in memory at most.
+            # While one part is written, the next is computed: at most two are in memory.
             self._thread = stack.enter_context(ThreadPoolExecutor(max_workers=1))
             self._closing = stack.pop_all()
         self._pending: Future[None] | None = None
@@ -123,21 +123,21 @@ class ShardWriter:
         self._closing.close()
 
     def __contains__(self, name: object) -> bool:
-        """Whether a tensor of that full name was announced."""
+        """Return whether a tensor of that full name was announced."""
         return name in self._places
 
     def write(self, part: Part) -> None:
-        """Make a part and write it, to the places of its tensors; the writing may still go on when this returns."""
+        """Compute a part and start writing it to its places in the files; the writing may continue in the background."""
         tensors = [(self._places[name], _checked(name, tensor, self._places[name].meta)) for name, tensor in _in_order(part)]
         self._wait()
         self._unwritten.difference_update(part.meta)
         self._pending = self._thread.submit(self._write_all, tensors)
 
     def finish(self) -> None:
-        """Wait for all that is being written, and write the index.
+        """Wait until all parts are written, and write the index.
 
         Raises:
-            RuntimeError: Something that was announced has not been written.
+            RuntimeError: An announced tensor has not been written.
         """
         self._wait()
         if self._unwritten:
@@ -187,7 +187,7 @@ def _shards(parts: Sequence[Mapping[str, Tensor]], limit: int) -> list[list[Mapp
 
 
 def _header(parts: Sequence[Mapping[str, Tensor]]) -> bytes:
-    """The bytes before the data in a file."""
+    """Return the bytes before the data in a file: the header and its length."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     offset = 0
     for name, tensor in ((n, t) for part in parts for n, t in part.items()):
@@ -202,13 +202,13 @@ def _header(parts: Sequence[Mapping[str, Tensor]]) -> bytes:
 
 
 def _in_order(part: Part) -> Iterable[tuple[str, Tensor]]:
-    """A part's tensors, in the order in which they were announced."""
+    """Return a part's tensors, in the order in which they were announced."""
     tensors = part.make()
     return [(name, tensors[name]) for name in part.meta]
 
 
 def _checked(name: str, tensor: Tensor, expected: Tensor) -> Tensor:
-    """The bytes of a tensor, if it is what was announced."""
+    """Return the bytes of a tensor, after checking that shape and dtype are those announced."""
     if tensor.shape != expected.shape or tensor.dtype != expected.dtype:
         raise RuntimeError(
             f"'{name}' was announced as {expected.dtype}{list(expected.shape)} and made as {tensor.dtype}{list(tensor.shape)}"
@@ -217,7 +217,7 @@ def _checked(name: str, tensor: Tensor, expected: Tensor) -> Tensor:
 
 
 def _write_at(file: int, data: memoryview, offset: int) -> None:
-    """Write all of ``data``; one call may write less than it is given."""
+    """Write all of ``data``; a single ``pwrite`` may write less than its argument."""
     done = 0
     while done < data.nbytes:
         done += os.pwrite(file, data[done:], offset + done)

@@ -1,8 +1,7 @@
-"""Let ``from_pretrained`` of transformers read the registered layouts: a quantization config and a quantizer of transformers for each.
+"""Registration of the layouts with transformers, so that ``from_pretrained`` reads them.
 
-transformers knows ``quant_method: quark`` by itself and imports quark for it. It looks for no other method of a third party: a program that
-calls ``from_pretrained`` on such a checkpoint calls `register_layouts` first. Importing quark does not do so, since that would import torch
-and transformers.
+transformers supports ``quant_method: quark`` itself and imports quark for it. For other methods, a program calls `register_layouts` before
+``from_pretrained``. Importing quark does not register them, since that would import torch and transformers.
 """
 
 from __future__ import annotations
@@ -22,19 +21,19 @@ __all__ = ["register_layouts"]
 
 
 def register_layouts() -> list[str]:
-    """Register each installed layout with transformers by its ``quant_methods``; those that transformers knows already stay as they are.
+    """Register each installed layout with transformers by its ``quant_methods``; methods that transformers knows already are skipped.
 
-    Layouts whose tensors do not lie in safetensors files (`ReadsOwnFiles`) are read by `import_model_from_safetensors` alone.
+    Layouts whose tensors are not in safetensors files (`ReadsOwnFiles`) can only be read by `import_model_from_safetensors`.
 
     Returns:
-        The methods that have been registered by this call.
+        The methods that this call has registered.
     """
     from transformers.quantizers import register_quantization_config, register_quantizer
 
     registered = []
     methods = {method for record in exporters() if record.reader is not None for method in record.quant_methods}
     for method in sorted(methods):
-        with suppress(ValueError):  # it is known already: transformers' own stays, and a second call changes nothing
+        with suppress(ValueError):  # the method is registered already, by transformers or an earlier call
             register_quantization_config(method)(_config_class(method))
             register_quantizer(method)(_quantizer_class())
             registered.append(method)
@@ -42,11 +41,11 @@ def register_layouts() -> list[str]:
 
 
 def _config_class(method: str) -> type[Any]:
-    """What transformers makes of a ``quantization_config`` of that method."""
+    """Return a class of transformers' quantization configs for that method."""
     from transformers.utils.quantization_config import QuantizationConfigMixin
 
     class LayoutConfig(QuantizationConfigMixin):
-        """The ``quantization_config`` of a checkpoint, as it is written."""
+        """The unparsed ``quantization_config`` of a checkpoint."""
 
         def __init__(self, **block: Any) -> None:
             self.quant_method = method
@@ -63,7 +62,7 @@ def _quantizer_class() -> type[Any]:
     from transformers.quantizers import HfQuantizer
 
     class LayoutQuantizer(HfQuantizer):
-        """Leaves all that is particular to a layout to its reader."""
+        """A quantizer of transformers that delegates to the layout's reader."""
 
         requires_calibration = True
 

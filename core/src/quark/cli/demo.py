@@ -1,4 +1,4 @@
-"""``quark demo``: watch a small language model being quantized, exported, loaded again and compared, scheme by scheme."""
+"""``quark demo``: quantize, export, reload and evaluate a small language model with every installed scheme."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["demo", "register"]
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command."""
+    """Add the command to the program."""
     app.command("demo")(demo)
 
 
@@ -37,7 +37,7 @@ def demo(
     from quark.checkpoint.destination import refuse_used_directory
 
     started = time.perf_counter()
-    # Where the output goes to a file, it has no width of its own; the table is to stay in one piece there.
+    # A file has no width; the table must not be wrapped there.
     console = Console(quiet=as_json, highlight=False, width=None if sys.stdout.isatty() else 110)
     if out is not None:
         refuse_used_directory(out)
@@ -68,7 +68,7 @@ def _introduce(console: Console, bench: Bench) -> None:
 
 
 def _run(console: Console, bench: Bench, folder: Path) -> tuple[list[Row], list[Refusal]]:
-    """All rows, the float model's first, then from many bits to few; and the schemes that gave none."""
+    """Return all rows, the float model's first, then by decreasing bits, and the refused or failed schemes."""
     from quark.cli.demo_run import Refusal, job_name
 
     rows: list[Row] = []
@@ -99,15 +99,15 @@ def _conclude(console: Console, rows: list[Row], refusals: list[Refusal], out: P
         names = ", ".join(refusal.name for refusal in refusals if refusal.reason == reason)
         console.print(f"{names}: {reason}", markup=False)
     console.print(
-        "\nBits: what a weight takes on disk, its share of scales and zero points included. Perplexity: how many tokens the model wavers "
-        "between; lower is better. KL: nats per token by which its predictions left the original's. Top-1: how often both think the same "
-        "token likeliest. Reload = equal: the model read from disk gives the same logits as the one in memory, bit for bit.\n"
+        "\nBits: size of a weight on disk, its share of scales and zero points included. Perplexity: how many tokens the model wavers "
+        "between; lower is better. KL: divergence of its predictions from the original's, in nats per token. Top-1: how often both predict "
+        "the same token. Reload = equal: the model read from disk gives the same logits as the one in memory, bit for bit.\n"
     )
     last = min(rows, key=lambda row: row.size.bits)
     for row in (rows[0], last) if last is not rows[0] else (rows[0],):
         console.print(f"{row.name} goes on: {PROMPT} … {row.words}", markup=False)
-    kept = "The checkpoints were temporary: keep them with --out DIR." if out is None else f"The checkpoints are in {out}."
-    console.print(f"\n{seconds:.0f} s in all. {kept} Your own model: quark quantize MODEL OUT --scheme NAME", markup=False)
+    location = "The checkpoints were temporary: keep them with --out DIR." if out is None else f"The checkpoints are in {out}."
+    console.print(f"\n{seconds:.0f} s in all. {location} Your own model: quark quantize MODEL OUT --scheme NAME", markup=False)
 
 
 def _table(rows: list[Row]) -> Table:

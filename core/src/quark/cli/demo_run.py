@@ -1,6 +1,6 @@
-"""What the demo does with each scheme: quantize the bundled model, export it, load the export, compare. No printing here.
+"""The demo's work on each scheme: quantize the bundled model, export it, load the export, compare. Nothing is printed here.
 
-Imports torch and transformers; the command imports this module when it runs.
+This module imports torch and transformers; the command imports it when it runs.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ PROMPT = "And God said, Let there be"
 
 @attrs.frozen
 class Size:
-    """What a checkpoint takes on disk: bytes of the given layers' weights and of all tensors; bits per weight of those layers."""
+    """The size of a checkpoint: bytes of the given layers' weights and of all tensors, and bits per weight of those layers."""
 
     weight_bytes: int
     total_bytes: int
@@ -52,12 +52,12 @@ class Row:
     """One line of the table.
 
     Attributes:
-        name: Scheme, and that of the cache if it has one.
-        size: On disk.
-        comparison: The model loaded from disk beside the float model.
-        seconds: To quantize and to export.
+        name: Name of the scheme, and that of the KV cache if it has one.
+        size: Size of the checkpoint.
+        comparison: Metrics of the model loaded from disk against the float model.
+        seconds: Time to quantize and export.
         reload_equal: Whether the loaded model's logits equal those of the model in memory, bit for bit.
-        words: How the loaded model goes on after `PROMPT`.
+        words: The loaded model's continuation of `PROMPT`.
     """
 
     name: str
@@ -70,12 +70,12 @@ class Row:
 
 @attrs.frozen(kw_only=True)
 class Refusal:
-    """A scheme that gave no row.
+    """A scheme without a row.
 
     Attributes:
         name: As in `Row`.
-        reason: Why.
-        expected: Whether it was refused before any work, since it does not fit the model, rather than broken.
+        reason: The error message.
+        expected: Whether planning refused the scheme, since it does not fit the model; False where it failed later.
     """
 
     name: str
@@ -85,7 +85,7 @@ class Refusal:
 
 @attrs.frozen(eq=False)
 class Bench:
-    """The float model, and the tokens that every scheme is tried with."""
+    """The float model, and the tokens for calibration and evaluation of every scheme."""
 
     tokenizer: Any
     reference: nn.Module
@@ -94,26 +94,26 @@ class Bench:
 
     @classmethod
     def bundled(cls, count: int = 16, length: int = 256) -> Bench:
-        """The bundled model, ``count`` windows of ``length`` tokens to evaluate on and others to calibrate with."""
+        """Return the bundled model with ``count`` windows of ``length`` tokens for evaluation, and other tokens for calibration."""
         tokenizer = tiny.tiny_tokenizer()
         windows = token_windows(tokenizer, tiny.held_out_text(), length, limit=count)
         with quiet():
             return cls(tokenizer, tiny.tiny_model(DTYPE), windows, tiny.calibration_batches(8, 128))
 
     def jobs(self) -> list[tuple[str, str | None]]:
-        """Scheme and cache scheme of each run: every registered scheme, and the first that can hold a cache once more with it."""
+        """Return scheme and cache scheme of each run: every registered scheme, and the first that supports a KV cache again with one."""
         names = schemes().names()
         caching = [name for name in names if schemes().get(name).kv_cache is not None][:1]
         return [(name, None) for name in names] + [(name, name) for name in caching]
 
     def float_row(self, quantized: Sequence[PlanRow]) -> Row:
-        """The first row: the model as it comes, its size that of the layers which the schemes quantize."""
+        """Return the first row: the float model, with the size of the layers that the schemes quantize."""
         comparison = compare(self.reference, self.reference, self.windows.split(4))
         size = stored_size(tiny.tiny_model_dir(), quantized)
         return Row(name="float", size=size, comparison=comparison, seconds=0.0, reload_equal=True, words=self._words(self.reference))
 
     def try_scheme(self, scheme: str, cache: str | None, folder: Path) -> tuple[Row | Refusal, tuple[PlanRow, ...]]:
-        """Quantize, export to ``folder``, load, compare; and which layers got quantized weights."""
+        """Quantize, export to ``folder``, load and compare; return the row or refusal, and the layers with quantized weights."""
         name = job_name(scheme, cache)
         planned = False
         try:
@@ -126,7 +126,7 @@ class Bench:
                 return self._carry_out(name, model, quantizer, layers, folder), layers
         except QuarkError as error:
             return Refusal(name=name, reason=str(error), expected=not planned), ()
-        except Exception as error:  # a scheme may be anybody's: one that breaks must not end the demonstration of the others
+        except Exception as error:  # a scheme may come from any plugin: a failure must not end the demonstration of the others
             return Refusal(name=name, reason=f"{type(error).__name__}: {error}", expected=False), ()
 
     def _carry_out(self, name: str, model: nn.Module, quantizer: ModelQuantizer, layers: Sequence[PlanRow], folder: Path) -> Row:
@@ -150,12 +150,12 @@ class Bench:
 
 
 def job_name(scheme: str, cache: str | None) -> str:
-    """How a run is called in the table."""
+    """Return the name of a run in the table."""
     return scheme if cache is None else f"{scheme} + {cache} KV cache"
 
 
 def stored_size(folder: Path, layers: Sequence[PlanRow]) -> Size:
-    """Sizes as the files' headers tell them; a weight's scales and zero points count as part of it."""
+    """Return the sizes from the headers of a checkpoint's files; a weight's scales and zero points count as part of it."""
     stored = {name: _bytes(*entry) for shard in check_shards(folder) for name, entry in shard.tensors.items()}
     prefixes = tuple(f"{layer.name}.weight" for layer in layers)
     weights = sum(size for name, size in stored.items() if name.startswith(prefixes))
@@ -163,7 +163,7 @@ def stored_size(folder: Path, layers: Sequence[PlanRow]) -> Size:
 
 
 def _bytes(dtype: str, shape: tuple[int, ...]) -> int:
-    """Bytes of a tensor whose dtype is written as safetensors does: ``BF16``, ``I32``, ``F8_E4M3``; a ``BOOL`` takes one."""
+    """Return the bytes of a tensor with a dtype in safetensors' notation: ``BF16``, ``I32``, ``F8_E4M3``; a ``BOOL`` takes one byte."""
     digits = re.search(r"\d+", dtype)
     return prod(shape) * (8 if digits is None else int(digits.group())) // 8
 
@@ -175,7 +175,7 @@ def _same_logits(model: nn.Module, other: nn.Module, tokens: Tensor) -> bool:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Torch on one thread until the end of the block: for matrices this small, threads cost more in waiting than they bring."""
+    """Run torch on one thread while the body runs: for matrices this small, synchronizing threads costs more than they save."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -186,7 +186,7 @@ def one_thread() -> Iterator[None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Our remarks below warnings, and the bars of transformers, kept back until the end of the block: the demo says itself what goes on."""
+    """Suppress log lines below WARNING and transformers' progress bars while the body runs: the demo prints its own progress."""
     log = get_logger()
     level, bars = log.level, transformers_logging.is_progress_bar_enabled()
     log.setLevel(logging.WARNING)

@@ -1,4 +1,4 @@
-"""``quark evaluate``: perplexity of a checkpoint, float or quantized, and its distance from a reference."""
+"""``quark evaluate``: perplexity of a checkpoint, float or quantized, and its KL divergence from a reference."""
 
 from __future__ import annotations
 
@@ -16,27 +16,25 @@ if TYPE_CHECKING:
 
 __all__ = ["evaluate", "register"]
 
-_TOKENS_AT_A_TIME = 2048  # a batch: enough to keep a machine busy, little enough for the logits of a large vocabulary
+_TOKENS_AT_A_TIME = 2048  # tokens of a batch: enough for good utilization, few enough for the logits of a large vocabulary
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command."""
+    """Add the command to the program."""
     app.command("evaluate")(evaluate)
 
 
 def evaluate(
     model: Annotated[Path, typer.Argument(help="Directory of a checkpoint in Hugging Face form, float or quantized.")],
     reference: Annotated[Path | None, typer.Option(help="Directory of the float checkpoint to compare with.")] = None,
-    text: Annotated[
-        Path | None, typer.Option(help="Text file, or directory of .txt files; the default is a short text of our own.")
-    ] = None,
+    text: Annotated[Path | None, typer.Option(help="Text file, or directory of .txt files; the default is a short bundled text.")] = None,
     seq_len: Annotated[int, typer.Option(help="Tokens in a window, at least 2.")] = 512,
-    limit: Annotated[int | None, typer.Option(help="At most so many windows, from the start of the text.")] = None,
+    limit: Annotated[int | None, typer.Option(help="Largest number of windows, from the start of the text.")] = None,
     device: Annotated[str, typer.Option(help="Torch device to work on.")] = "cpu",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16, or auto: as the checkpoint says.")] = "auto",
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Print the perplexity of MODEL on a text; with --reference also KL divergence from it and agreement of the likeliest token."""
+    """Print the perplexity of MODEL on a text; with --reference also the KL divergence from it and the top-1 agreement."""
     # Torch and transformers are imported here, not above: `quark --help` and the listings do without them.
     from quark import evaluate as metrics
     from quark.checkpoint.transformers_loading import register_layouts
@@ -49,21 +47,21 @@ def evaluate(
         model_config(reference)  # a missing directory is an error before the first model is loaded
     batches = windows.split(max(1, _TOKENS_AT_A_TIME // seq_len))
     register_layouts()
-    tried = load_model(model, dtype, device)
+    loaded = load_model(model, dtype, device)
     result: dict[str, Any] = {"model": str(model), "windows": len(windows), "seq_len": seq_len}
     if reference is None:
-        result |= {"tokens": len(windows) * (seq_len - 1), "perplexity": metrics.perplexity(tried, batches)}
+        result |= {"tokens": len(windows) * (seq_len - 1), "perplexity": metrics.perplexity(loaded, batches)}
     else:
         import attrs
 
-        comparison = metrics.compare(tried, load_model(reference, dtype, device), batches)
+        comparison = metrics.compare(loaded, load_model(reference, dtype, device), batches)
         result |= {"reference": str(reference)} | attrs.asdict(comparison)
     result["seconds"] = round(time.perf_counter() - started, 3)
     typer.echo(json.dumps(result) if as_json else "\n".join(_lines(result)))
 
 
 def _windows(model: Path, text: Path | None, seq_len: int, limit: int | None) -> Tensor:
-    """The tokens to evaluate on, ``[N, seq_len]``; errors in the arguments are raised before a weight is read."""
+    """Return the tokens to evaluate on, ``[N, seq_len]``; errors in the arguments are raised before a weight is read."""
     from quark.evaluate import token_windows
     from quark.hf.calibration_text import read_text
     from quark.hf.model_config import model_config
@@ -82,7 +80,7 @@ def _windows(model: Path, text: Path | None, seq_len: int, limit: int | None) ->
     if isinstance(vocabulary, int) and largest >= vocabulary:
         raise CheckpointError(
             f"the tokenizer in '{model}' gives the token {largest:,}, and its config.json has a vocabulary of {vocabulary:,}: they do not "
-            "belong together, copy the tokenizer again"
+            "match, copy the tokenizer again"
         )
     return windows
 
@@ -94,6 +92,6 @@ def _lines(result: dict[str, Any]) -> list[str]:
         lines += [
             f"{result['reference']}: perplexity {result['reference_perplexity']:.3f}",
             f"KL divergence from the reference: mean {result['mean_kl']:.5f}, 99th percentile {result['p99_kl']:.5f} nats per token",
-            f"the same token likeliest: {result['top1_agreement']:.2%}",
+            f"top-1 agreement: {result['top1_agreement']:.2%}",
         ]
     return lines

@@ -1,4 +1,4 @@
-"""Options of schemes, algorithms and exporters from the command line: ``KEY=VALUE``, the value as JSON, or else as it is written."""
+"""Options of schemes, algorithms and exporters from the command line: ``KEY=VALUE``, with a JSON value or else a plain string."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ __all__ = ["given_algorithm_options", "given_options"]
 
 
 def given_options(flag: str, texts: Iterable[str] | None) -> dict[str, Any]:
-    """Values by key of ``KEY=VALUE`` texts.
+    """Return the values of ``KEY=VALUE`` texts by key.
 
     Args:
-        flag: Where they were given, for messages: ``"--scheme-option"``.
-        texts: As given; None for none.
+        flag: The option of the command line, for messages: ``"--scheme-option"``.
+        texts: The arguments of that option; None for none.
 
     Raises:
-        ConfigError: One is of another form, or a key is there twice.
+        ConfigError: A text has another form, or a key occurs twice.
     """
     options: dict[str, Any] = {}
     for text in texts or ():
@@ -29,7 +29,7 @@ def given_options(flag: str, texts: Iterable[str] | None) -> dict[str, Any]:
 
 
 def given_algorithm_options(flag: str, texts: Iterable[str] | None) -> dict[str, dict[str, Any]]:
-    """Values by algorithm and key of ``NAME.KEY=VALUE`` texts; otherwise as `given_options`."""
+    """Return the values of ``NAME.KEY=VALUE`` texts by algorithm and key; otherwise as `given_options`."""
     options: dict[str, dict[str, Any]] = {}
     form = "NAME.KEY=VALUE, such as gptq.damp_percent=0.05"
     for text in texts or ():

@@ -1,7 +1,7 @@
 """The listing commands: ``quark plugins`` and ``quark formats|observers|schemes|algorithms|templates|exporters``.
 
-They are what a shell completes from and what scripts ask in loops, so they are answered without the command-line library, which costs more
-than all the rest of a listing; the commands are registered with it all the same, for ``--help`` and for errors in the arguments.
+Shell completion and scripts call these commands often, so they are answered without typer, whose import takes longer than the rest of a
+listing. The commands are also registered with typer, for ``--help`` and for errors in the arguments.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ Column = tuple[str, Callable[[Row], str]]
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands, one for plugins and one for each kind of thing they provide."""
+    """Add the commands to the program, one for plugins and one for each kind of record."""
     import typer  # the caller has it already
 
-    as_json_option = typer.Option(False, "--json", help="Print everything that is known, as JSON.")
-    name_argument = typer.Argument(None, help="Show this one alone, with its options.")
+    as_json_option = typer.Option(False, "--json", help="Print all fields as JSON.")
+    name_argument = typer.Argument(None, help="Show only this one, with its options.")
 
     def command_for(what: str) -> Callable[..., None]:
         def command(name: str | None = name_argument, as_json: bool = as_json_option) -> None:
@@ -50,7 +50,7 @@ def register(app: typer.Typer) -> None:
 
 
 def answer(arguments: Sequence[str]) -> bool:
-    """Print a listing if these command-line arguments plainly ask for one; whether they did."""
+    """Print a listing if the command-line arguments are those of a listing, and return whether they are."""
     what, *rest = arguments or [""]
     names = [text for text in rest if text != "--json"]
     plain = rest.count("--json") <= 1 and len(names) <= (what != "plugins") and not any(name.startswith("-") for name in names)
@@ -59,7 +59,7 @@ def answer(arguments: Sequence[str]) -> bool:
     try:
         show(what, as_json="--json" in rest, name=names[0] if names else None)
         sys.stdout.flush()
-    except BrokenPipeError:  # such as `quark schemes | head -1`; what is still buffered must not be tried again at exit
+    except BrokenPipeError:  # such as `quark schemes | head -1`; buffered output must not be written again at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return True
 
@@ -69,11 +69,11 @@ def show(what: str, *, as_json: bool = False, name: str | None = None) -> None:
 
     Args:
         what: ``"plugins"`` or a kind in the plural.
-        as_json: As JSON rather than as a table.
-        name: Of the one record to show, with its options; None for a table of all.
+        as_json: Whether to print JSON instead of a table.
+        name: Name of one record to show with its options; None for a table of all records.
 
     Raises:
-        UnknownNameError: (a ValueError) There is no such record.
+        UnknownNameError: (a ValueError) No record has that name.
     """
     from quark.plugins.discovery import CORE
     from quark.plugins.report import kind_report, plugins_report, record_report
@@ -101,14 +101,14 @@ def show(what: str, *, as_json: bool = False, name: str | None = None) -> None:
 
 def _options(what: str, name: str) -> Sequence[Option]:
     if what == "exporters":
-        from quark.checkpoint.export import exporter_options  # imports torch, which the other kinds do without
+        from quark.checkpoint.export import exporter_options  # imports torch, which the other kinds do not need
 
         return exporter_options(name)
     return _catalog().registries[what].options(name)
 
 
 def _catalog() -> Catalog:
-    # Imported here: `quark --help` does without pluggy and the metadata of distributions. Failures are printed below the table instead.
+    # Imported here: `quark --help` needs neither pluggy nor the metadata of distributions. Failures are printed below the table instead.
     from quark.plugins import PluginWarning
     from quark.plugins.catalog import catalog
 
@@ -157,14 +157,14 @@ _ALONE: tuple[Column, ...] = (
     ("capabilities", _joined("capabilities")),
     ("plugin API", lambda row: "" if row["api"] is None else " to ".join(map(str, dict.fromkeys(row["api"])))),
 )
-"""What is shown of one record by itself only."""
+"""Fields that are shown only for a single record."""
 _FLAGS = {
     "observers": "observer_options={{'KEY': VALUE}} of a QTensorConfig",
     "schemes": "--scheme-option KEY=VALUE",
     "algorithms": "--algorithm-option {name}.KEY=VALUE",
     "exporters": "--exporter-option KEY=VALUE",
 }
-"""How options of each kind are given; the other kinds have none."""
+"""The way to set options of each kind; the other kinds have none."""
 _COLUMNS: dict[str, tuple[Column, ...]] = {
     "formats": (("format", _name), ("bits", _number("bits"))),
     "observers": (("observer", _name), ("class", _text("class_name"))),
@@ -205,7 +205,7 @@ _PLUGIN_COLUMNS: tuple[Column, ...] = (
 
 
 def _print_table(columns: Sequence[Column], rows: Sequence[Row], what: str) -> None:
-    """A table of the columns that say something; in a terminal, of those that fit, and a line that says how to see the others."""
+    """Print a table of the columns with content; in a terminal, of those that fit, and how to see the others."""
     width = terminal_width()
     lines, left_out = table([title for title, _ in columns], [[cell(row) for _, cell in columns] for row in rows], width)
     print("\n".join(lines))
@@ -216,7 +216,7 @@ def _print_table(columns: Sequence[Column], rows: Sequence[Row], what: str) -> N
 
 
 def _print_one(report: Row) -> None:
-    """A record by itself: its facts, and its options with what they are for."""
+    """Print the fields of a single record, and its options with their help texts."""
     width, what, row = terminal_width(), report["kind"], report["entry"]
     print(f"{report['name']}: {row['summary']}")
     facts = [(title, cell(row)) for title, cell in (*_COLUMNS[what][1:], *_COMMON, *_ALONE) if title != "summary"]

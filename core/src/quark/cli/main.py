@@ -20,8 +20,8 @@ __all__ = ["main", "program"]
 
 
 def program() -> typer.Typer:
-    """The program with all its commands."""
-    # Imported here: typer takes longer to import than a listing takes in all, and listings do without it.
+    """Return the typer program with all its commands."""
+    # Imported here: importing typer takes longer than a whole listing, and listings do not need it.
     import typer
 
     from quark.cli import demo, evaluate, quantize
@@ -61,7 +61,7 @@ def _sleep_while_waiting() -> None:
 
 
 def main() -> None:
-    """Run the program: whatever goes wrong is one paragraph on stderr and exit code 2, and a traceback only with ``--debug``."""
+    """Run the program: an error is one paragraph on stderr and exit code 2; its traceback is shown only with ``--debug``."""
     arguments, debug = _without_debug(sys.argv[1:])
     sys.argv[1:] = arguments
     _sleep_while_waiting()
@@ -78,7 +78,7 @@ def main() -> None:
 
 
 def _without_debug(arguments: Sequence[str]) -> tuple[list[str], bool]:
-    """The command line without ``--debug``, which may stand anywhere before ``--``; whether it was there."""
+    """Return the command line without ``--debug``, which may be anywhere before ``--``, and whether it was there."""
     end = arguments.index("--") if "--" in arguments else len(arguments)
     return [a for i, a in enumerate(arguments) if i >= end or a != "--debug"], "--debug" in arguments[:end]
 
@@ -87,7 +87,7 @@ def _print_error(error: Exception) -> None:
     red, plain = ("\033[31m", "\033[0m") if sys.stderr.isatty() else ("", "")
     message = str(error)
     if not isinstance(error, QuarkError):
-        # An unexpected error: a report of it needs the place where it was raised.
-        what = " ".join(message.split())
-        message = f"{type(error).__name__}: {what[:300]}. This is a defect of quark or of a plugin: run it again with --debug and report it"
+        # An unexpected error: a report of it needs the traceback.
+        text = " ".join(message.split())
+        message = f"{type(error).__name__}: {text[:300]}. This is a defect of quark or of a plugin: run it again with --debug and report it"
     print(f"{red}quark: {message}{plain}", file=sys.stderr)

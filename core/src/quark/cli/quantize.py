@@ -38,16 +38,16 @@ PostRope = Annotated[
     bool | None,
     typer.Option(
         "--kv-cache-post-rope/--no-kv-cache-post-rope",
-        help="Round keys of the cache as runtimes hold them, after norms and the rotary embedding, or as the projection puts them out; by "
-        "default the former wherever the model allows it. Wants --kv-cache.",
+        help="Quantize keys of the cache as runtimes hold them, after norms and the rotary embedding, or as the projection's output; by "
+        "default the former wherever the model allows it. Needs --kv-cache.",
     ),
 ]
 AllExperts = Annotated[
     bool,
-    typer.Option("--calibrate-all-experts", help="Calibrate every expert of a mixture on every token, not on those routed to it alone."),
+    typer.Option("--calibrate-all-experts", help="Calibrate every expert of a mixture on every token, not only on those routed to it."),
 ]
 SeparateKv = Annotated[
-    bool, typer.Option("--separate-kv-scales", help="Keys and values keep scales of their own; by default they share the larger.")
+    bool, typer.Option("--separate-kv-scales", help="Keys and values keep separate scales; by default they share the larger scale.")
 ]
 Exclude = Annotated[
     list[str] | None,
@@ -88,7 +88,7 @@ ShareFused = Annotated[
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command."""
+    """Add the command to the program."""
     app.command("quantize")(quantize)
 
 
@@ -163,7 +163,7 @@ def make_config(
     scheme_option: list[str] | None = None,
     algorithm_option: list[str] | None = None,
 ) -> QConfig:
-    """The configuration that the options ask for, through the template of the model's family."""
+    """Return the configuration for the options, from the template of the model's family."""
     from quark.planning.family import template_of
 
     template = template_of(model)
@@ -182,7 +182,7 @@ def make_config(
 
 
 def _calibration(tokenizer: Any, wanted_by: str, calib: Path | None, count: int, length: int) -> list[Tensor]:
-    """Sequences of tokens for what looks at activations."""
+    """Return ``count`` calibration sequences of ``length`` tokens."""
     from quark.hf.calibration_text import calibration_tokens
 
     if calib is None:

@@ -1,4 +1,4 @@
-"""Tables of the listings: one line for each row; in a terminal no line is longer than it is wide."""
+"""Tables of the listings: one line per row; in a terminal no line is longer than the terminal is wide."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ __all__ = ["paragraphs", "table", "terminal_width"]
 
 _GAP = "  "
 _LEAST = 16
-"""Characters that a column is worth being cut to; where fewer are left, it and those after it are left out."""
+"""Least width in characters to which a column is cut; where less space is left, it and the columns after it are left out."""
 
 
 def terminal_width() -> int | None:
-    """Columns of the terminal that is written to; None where the output goes to a file or a pipe."""
+    """Return the width of the terminal on stdout; None where the output goes to a file or a pipe."""
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
 def table(titles: Sequence[str], rows: Sequence[Sequence[str]], width: int | None = None) -> tuple[list[str], list[str]]:
-    """Aligned lines, titles first, of the columns that say something in some row.
+    """Return aligned lines, titles first, of the columns that are not empty in every row.
 
     Args:
-        titles: Of the columns, the more important ones first.
+        titles: Titles of the columns, the most important first.
         rows: Cells in the order of the titles.
-        width: Longest line that fits; columns that do not fit are left out from the right, and the last that does is cut. None for all.
-            The first column is always whole.
+        width: Longest line; columns that do not fit are left out from the right, and the last one left is cut. None keeps all columns.
+            The first column is never cut.
 
     Returns:
         The lines, and the titles of the columns that were left out.
@@ -41,7 +41,7 @@ def table(titles: Sequence[str], rows: Sequence[Sequence[str]], width: int | Non
 
 
 def paragraphs(entries: Sequence[tuple[str, str]], width: int | None = None) -> list[str]:
-    """Heads, each with its text below it, indented and wrapped to ``width``; None puts each text on one line."""
+    """Return lines of heads, each with its text below it, indented and wrapped to ``width``; None puts each text on one line."""
     lines = []
     for head, text in entries:
         lines.append(f"  {head}")
@@ -51,7 +51,7 @@ def paragraphs(entries: Sequence[tuple[str, str]], width: int | None = None) -> 
 
 
 def _fitted(natural: Sequence[int], width: int) -> list[int]:
-    """Widths of the columns that fit."""
+    """Return the widths of the columns that fit."""
     widths = list(natural[:1])
     for size in natural[1:]:
         room = width - sum(widths) - len(_GAP) * len(widths)

@@ -1,4 +1,4 @@
-"""How good a model is, and how far it is from its reference: pure functions over batches of tokens."""
+"""Evaluation: perplexity of a model, and KL divergence from a reference model, over batches of tokens."""
 
 from quark.evaluate.comparison import Comparison, compare
 from quark.evaluate.perplexity import perplexity

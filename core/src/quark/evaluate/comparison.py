@@ -1,4 +1,4 @@
-"""How far a model is from its reference: divergence of the next-token distributions, and both perplexities, in one pass."""
+"""Comparison of a model with its reference: KL divergence of the next-token distributions, and both perplexities, in one pass."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ __all__ = ["Comparison", "compare", "kl_divergence"]
 
 @attrs.frozen
 class Comparison:
-    """A model beside its reference, over the same tokens.
+    """Metrics of a model and its reference over the same tokens.
 
     Attributes:
-        mean_kl: Mean over tokens of KL(reference ‖ model), in nats; 0 where they agree.
-        p99_kl: The 99th percentile of the same: what the worst hundredth exceeds.
-        top1_agreement: Share of tokens for which both hold the same next token likeliest, 0 to 1.
-        perplexity: Of the model.
-        reference_perplexity: Of the reference.
-        tokens: How many predictions were compared.
+        mean_kl: Mean over tokens of KL(reference ‖ model), in nats; 0 for equal distributions.
+        p99_kl: 99th percentile over tokens of KL(reference ‖ model), in nats.
+        top1_agreement: Share of tokens for which both models predict the same most likely next token, 0 to 1.
+        perplexity: Perplexity of the model.
+        reference_perplexity: Perplexity of the reference.
+        tokens: The number of compared predictions.
     """
 
     mean_kl: float
@@ -37,12 +37,12 @@ class Comparison:
 
 
 def compare(model: nn.Module, reference: nn.Module, token_batches: Iterable[Tensor]) -> Comparison:
-    """Compare next-token predictions batch by batch; what is kept of a batch is one number per token.
+    """Return a comparison of next-token predictions, made batch by batch; one number per token is kept in memory.
 
     Args:
         model: As for `quark.evaluate.perplexity`.
-        reference: Likewise, with the same vocabulary; may be on another device.
-        token_batches: Whole numbers ``[B, T]``.
+        reference: A model of the same vocabulary, which may be on another device.
+        token_batches: Integer tensors ``[B, T]``.
 
     Raises:
         ConfigError: There is no batch, or one has a wrong shape, or the vocabularies differ.
@@ -53,13 +53,13 @@ def compare(model: nn.Module, reference: nn.Module, token_batches: Iterable[Tens
     with evaluating(model, reference):
         for batch in token_batches:
             logits = next_token_logits(model, checked_batch(batch))
-            wanted = next_token_logits(reference, batch).to(logits.device)
-            if wanted.shape != logits.shape:
+            expected = next_token_logits(reference, batch).to(logits.device)
+            if expected.shape != logits.shape:
                 raise ConfigError(
-                    f"the model predicts {logits.shape[-1]} tokens and the reference {wanted.shape[-1]}: compare models of one vocabulary"
+                    f"the model predicts {logits.shape[-1]} tokens and the reference {expected.shape[-1]}: compare models of one vocabulary"
                 )
             targets = batch[:, 1:].flatten().to(logits.device)
-            for q, p, t in in_chunks(logits, wanted, targets):
+            for q, p, t in in_chunks(logits, expected, targets):
                 log_q, log_p = log_probabilities(q, "model"), log_probabilities(p, "reference")
                 divergences.append(kl_divergence(log_p, log_q).cpu())
                 agreed += int((log_q.argmax(-1) == log_p.argmax(-1)).sum())
@@ -72,13 +72,13 @@ def compare(model: nn.Module, reference: nn.Module, token_batches: Iterable[Tens
 
 
 def kl_divergence(log_p: Tensor, log_q: Tensor) -> Tensor:
-    """KL(p ‖ q) of each row, in nats, float64, never below 0. Both ``[N, V]``, log-probabilities; a token with p = 0 counts 0."""
+    """Return KL(p ‖ q) of each row, in nats, float64, at least 0, for log-probabilities ``[N, V]``; a token with p = 0 adds 0."""
     p = log_p.exp()
     terms = torch.where(p > 0, p * (log_p - log_q), 0.0)
-    # Rounding can leave a sum of terms of both signs a hair below zero, which no divergence is.
+    # Rounding errors can make the sum slightly negative, which no divergence is.
     return terms.sum(-1, dtype=torch.float64).clamp_(min=0)
 
 
 def _percentile(values: Tensor, percent: int) -> float:
-    """The smallest value that at least ``percent`` of a hundred do not exceed; takes any number of values, unlike `torch.quantile`."""
+    """Return the smallest value that at least ``percent`` % of the values do not exceed; `torch.quantile` limits their number."""
     return float(values.kthvalue(max(1, -(-values.numel() * percent // 100))).values)

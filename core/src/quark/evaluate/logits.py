@@ -14,17 +14,17 @@ from quark.errors import ConfigError, NonFiniteError
 
 __all__ = ["checked_batch", "evaluating", "in_chunks", "log_probabilities", "next_token_logits"]
 
-_CHUNK_ELEMENTS = 1 << 24  # logits worked on at a time: 64 MiB in float32, whatever the vocabulary
+_CHUNK_ELEMENTS = 1 << 24  # logits processed at a time: 64 MiB in float32, whatever the vocabulary
 
 
 @contextmanager
 def evaluating(*models: nn.Module) -> Iterator[None]:
-    """The models in evaluation mode and no gradients, until the end of the block; each module's own mode is then restored."""
+    """Set models to evaluation mode without gradients while the body runs, and restore each module's mode afterwards."""
     training = [module for model in models for module in model.modules() if module.training]
     try:
         for model in models:
             model.eval()
-        with torch.no_grad():  # not inference mode: what a module sets up at its first call must stay usable afterwards
+        with torch.no_grad():  # not inference mode: tensors that a module creates at its first call must stay usable afterwards
             yield
     finally:
         for module in training:
@@ -32,10 +32,10 @@ def evaluating(*models: nn.Module) -> Iterator[None]:
 
 
 def checked_batch(batch: Tensor) -> Tensor:
-    """The batch itself.
+    """Return the batch after checking it.
 
     Raises:
-        ConfigError: It is not a matrix of whole numbers ``[sequences, tokens]`` with at least two tokens a sequence.
+        ConfigError: The batch is not an integer matrix ``[sequences, tokens]`` with at least two tokens per sequence.
     """
     if not isinstance(batch, Tensor) or batch.dim() != 2 or batch.shape[1] < 2 or batch.is_floating_point():
         what = f"a tensor of shape {list(batch.shape)} and {batch.dtype}" if isinstance(batch, Tensor) else f"a {type(batch).__name__}"
@@ -44,31 +44,31 @@ def checked_batch(batch: Tensor) -> Tensor:
 
 
 def next_token_logits(model: nn.Module, batch: Tensor) -> Tensor:
-    """Logits ``[B · (T − 1), V]`` that predict ``batch[:, 1:]`` of a batch ``[B, T]``, in the dtype and on the device of the model.
+    """Return the logits ``[B · (T − 1), V]`` that predict ``batch[:, 1:]`` of a batch ``[B, T]``, in the model's dtype and on its device.
 
-    The model is called with the token tensor alone; it returns logits ``[B, T, V]``, or an object that has them as ``logits``.
+    The model is called with the token tensor alone; it returns logits ``[B, T, V]``, or an object with an attribute ``logits``.
     """
     parameter = next(model.parameters(), None)
-    found: Any = model(batch if parameter is None else batch.to(parameter.device))
-    logits: Tensor = getattr(found, "logits", found)
+    output: Any = model(batch if parameter is None else batch.to(parameter.device))
+    logits: Tensor = getattr(output, "logits", output)
     return logits[:, :-1].flatten(0, 1)
 
 
 def in_chunks(*rows: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """The tensors cut alike along their first axis, so that a chunk of the first has at most `_CHUNK_ELEMENTS` elements."""
+    """Yield chunks of the tensors along their first axis; a chunk of the first tensor has at most `_CHUNK_ELEMENTS` elements."""
     size = max(1, _CHUNK_ELEMENTS // max(1, rows[0][0].numel()))
     yield from zip(*(r.split(size) for r in rows), strict=True)
 
 
 def log_probabilities(logits: Tensor, whose: str) -> Tensor:
-    """Log-softmax over the last axis, in float32 at least.
+    """Return the log-softmax over the last axis, in float32 or a wider dtype.
 
     Raises:
-        NonFiniteError: A logit is NaN or +Inf, so that every figure made of it would be; −Inf is how a token is ruled out.
+        NonFiniteError: A logit is NaN or +Inf; −Inf excludes a token and is allowed.
     """
     total = float(logits.sum(dtype=torch.float64))
     if math.isnan(total) or total == math.inf:
         raise NonFiniteError(
-            f"the logits of the {whose} hold NaN or Inf: no figure can be made of them. Try another dtype or scheme", tensor="logits"
+            f"the logits of the {whose} hold NaN or Inf: no metric can be computed. Try another dtype or scheme", tensor="logits"
         )
     return torch.log_softmax(logits.to(torch.promote_types(logits.dtype, torch.float32)), dim=-1)

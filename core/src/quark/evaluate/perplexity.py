@@ -14,11 +14,11 @@ __all__ = ["negative_log_likelihood", "perplexity", "perplexity_of"]
 
 
 def perplexity(model: nn.Module, token_batches: Iterable[Tensor]) -> float:
-    """``exp`` of the mean negative log-likelihood, in nats, of every token but the first of each sequence.
+    """Return ``exp`` of the mean negative log-likelihood, in nats, of every token but the first of each sequence.
 
     Args:
-        model: Called with one batch at a time; returns logits ``[B, T, V]`` or an object with ``logits``. Its modes are left as they were.
-        token_batches: Whole numbers ``[B, T]``; sequences do not see one another.
+        model: A model that returns logits ``[B, T, V]`` or an object with ``logits``. Its train/eval modes are restored afterwards.
+        token_batches: Integer tensors ``[B, T]``; sequences are independent.
 
     Raises:
         ConfigError: There is no batch, or one has a wrong shape.
@@ -35,15 +35,15 @@ def perplexity(model: nn.Module, token_batches: Iterable[Tensor]) -> float:
 
 
 def negative_log_likelihood(log_p: Tensor, targets: Tensor) -> float:
-    """Sum over rows of ``−log_p[row, targets[row]]``, in nats, added up in float64. ``log_p`` ``[N, V]``, ``targets`` ``[N]``."""
+    """Return the sum over rows of ``−log_p[row, targets[row]]``, in nats, summed in float64. ``log_p`` ``[N, V]``, ``targets`` ``[N]``."""
     return -float(log_p.gather(-1, targets[:, None]).double().sum())
 
 
 def perplexity_of(total: float, count: int) -> float:
-    """``exp(total / count)``; infinity where that is beyond a float.
+    """Return ``exp(total / count)``; infinity where that overflows a float.
 
     Raises:
-        ConfigError: Nothing was counted.
+        ConfigError: ``count`` is 0.
     """
     if count == 0:
         raise ConfigError("there are no tokens to evaluate: the batches are empty")

@@ -1,4 +1,4 @@
-"""Text as windows of tokens, all of one length."""
+"""Splitting of a text into windows of tokens of equal length."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _CHARACTERS_PER_TOKEN = 8  # generous for any tokenizer: with a limit, no more t
 
 
 def token_windows(tokenizer: Any, text: str, length: int, limit: int | None = None) -> Tensor:
-    """Consecutive windows that do not overlap, ``[N, length]``, int64; the tail that fills no window is dropped.
+    """Return consecutive windows of a text without overlap, ``[N, length]``, int64; an incomplete last window is dropped.
 
-    Beginning of text: where the tokenizer puts a BOS token before a text on its own, the model has never seen a text without; each window
-    then begins with it and holds ``length − 1`` tokens of the text. Otherwise windows hold the text alone. No other special token is added.
+    Where the tokenizer puts a BOS token before a text by default, the model was trained with it, so each window begins with BOS and holds
+    ``length − 1`` tokens of the text. Otherwise windows hold the text alone. No other special token is added.
 
     Args:
         tokenizer: A transformers tokenizer.
         text: Any text.
         length: Tokens of a window, at least 2.
-        limit: At most so many windows, from the start; None takes all.
+        limit: The largest number of windows, from the start; None takes all.
 
     Raises:
         ConfigError: ``length`` or ``limit`` is too small, the text is empty, or it does not fill one window.
@@ -50,9 +50,9 @@ def _begins_with_bos(tokenizer: Any) -> bool:
 
 
 def _tokens(tokenizer: Any, text: str, wanted: int | None) -> Tensor:
-    """Tokens of the text, of its beginning if that gives as many as wanted."""
+    """Return the tokens of the text, or of its beginning if that gives the wanted number of tokens."""
     for part in (text,) if wanted is None else (text[: wanted * _CHARACTERS_PER_TOKEN], text):
-        # verbose=False: a text longer than the model's context is meant here, since it is cut afterwards.
+        # verbose=False: no warning for a text longer than the model's context, since it is cut afterwards.
         tokens = torch.tensor(tokenizer(part, add_special_tokens=False, verbose=False)["input_ids"], dtype=torch.int64)
         if wanted is not None and len(tokens) > wanted:
             break  # one more than wanted, since the last one may be half a word

@@ -1,4 +1,4 @@
-"""What other libraries raise over the files of a checkpoint becomes a CheckpointError that names them, where those libraries are called."""
+"""Conversion of errors that other libraries raise for files of a checkpoint to a CheckpointError that names the file."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ _LONGEST = 400
 
 @contextmanager
 def reading(path: Path, cure: str) -> Iterator[None]:
-    """Name ``path`` in whatever the body raises: it hands the file or directory to transformers, and does nothing else.
+    """Raise errors of the body as a CheckpointError that names ``path``; the body passes the path to transformers, and does nothing else.
 
-    Which exceptions those libraries raise over bad files is not documented and changes from release to release, so all are taken.
+    Which exceptions transformers and its dependencies raise for bad files is undocumented and changes between releases, so all are caught.
 
     Args:
-        path: Of a checkpoint.
-        cure: What may be wrong, and what to do.
+        path: A file or directory of a checkpoint.
+        cure: The probable cause and the fix, for the message.
 
     Raises:
-        CheckpointError: The body raised, but for errors of ours that name the path themselves.
+        CheckpointError: The body raised an exception other than MemoryError and QuarkError, or a ConfigError that does not name the path.
     """
     try:
         yield
     except MemoryError:
         raise
-    except ConfigError as error:  # from the part of transformers that calls back for a quantized checkpoint
+    except ConfigError as error:  # from our code, which transformers calls for a quantized checkpoint
         if str(path) in str(error):
             raise
         raise CheckpointError(f"'{path}' cannot be read: {error}") from error
@@ -39,12 +39,12 @@ def reading(path: Path, cure: str) -> Iterator[None]:
     except Exception as error:
         raise CheckpointError(f"'{path}' cannot be read ({_in_one_line(error)}): {cure}") from error
     except BaseException as error:
-        # A panic of a library that is written in Rust: it is no Exception, and has no class that could be imported.
+        # A panic of a library written in Rust is no Exception, and its class cannot be imported.
         if type(error).__name__ != "PanicException":
             raise
         raise CheckpointError(f"'{path}' cannot be read ({_in_one_line(error)}): {cure}") from error
 
 
 def _in_one_line(error: BaseException) -> str:
-    said = " ".join(str(error).split()) or "no reason given"
-    return f"{type(error).__name__}: {said if len(said) <= _LONGEST else said[:_LONGEST] + '…'}"
+    message = " ".join(str(error).split()) or "no reason given"
+    return f"{type(error).__name__}: {message if len(message) <= _LONGEST else message[:_LONGEST] + '…'}"

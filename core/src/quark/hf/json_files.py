@@ -1,4 +1,4 @@
-"""Read the JSON files of a checkpoint within bounds: whatever they hold gives an object, or a CheckpointError that names the file."""
+"""Bounded reading of a checkpoint's JSON files: any content gives an object, or a CheckpointError that names the file."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ from quark.errors import CheckpointError
 __all__ = ["LARGEST_FILE", "MOST_VALUES", "bounded_bytes", "read_json"]
 
 LARGEST_FILE = 100_000_000
-"""Bytes. Source: the limit of safetensors for a header; the index of a model of a trillion parameters has a tenth of it."""
+"""Largest file in bytes: the limit of safetensors for a header. The index of a model of a trillion parameters has a tenth of it."""
 MOST_VALUES = 4_000_000
-"""What parsing costs goes by the number of values, and not by bytes: the tokenizers with the most merges have half of it."""
+"""Largest number of values, which determines the cost of parsing. The tokenizers with the most merges have half of it."""
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file.
+    """Return the object in a JSON file.
 
     Raises:
         CheckpointError: The file is missing, too large, no JSON, nested deeper than Python's parser goes, or holds no object.
     """
     data = bounded_bytes(path)
     try:
-        found = json.loads(data.decode("utf-8"))
+        content = json.loads(data.decode("utf-8"))
     except RecursionError:
         raise CheckpointError(f"'{path}' is nested too deeply for a file of a checkpoint: it is damaged, fetch it again") from None
     except ValueError as error:
-        # Both of UTF-8 and of JSON; json has a few more, such as for numbers of thousands of digits.
+        # From UTF-8 decoding, JSON parsing, or integers of thousands of digits.
         raise CheckpointError(f"'{path}' is no JSON file ({error}): it is damaged, fetch it again") from error
-    if not isinstance(found, dict):
-        raise CheckpointError(f"'{path}' holds {_kind(found)} where a JSON object is wanted: it is damaged, fetch it again")
-    return found
+    if not isinstance(content, dict):
+        raise CheckpointError(f"'{path}' holds {_kind(content)} where a JSON object is wanted: it is damaged, fetch it again")
+    return content
 
 
 def bounded_bytes(path: Path) -> bytes:
-    """What is in a file that is about to be parsed.
+    """Return the bytes of a file that will be parsed as JSON.
 
     Raises:
-        CheckpointError: The file cannot be read, or parsing would take more time and memory than any real one does.
+        CheckpointError: The file cannot be read, or parsing it would take more time and memory than that of any real file.
     """
     try:
         size = path.stat().st_size

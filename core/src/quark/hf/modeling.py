@@ -1,4 +1,4 @@
-"""Model classes that plugins bring: imported when a config.json of their family is met, since transformers does not know them."""
+"""Model classes of plugins, which transformers does not know: imported when a config.json has their model type."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ __all__ = ["known_to_transformers"]
 
 @contextmanager
 def known_to_transformers(file: Path) -> Iterator[None]:
-    """While the body reads a config.json with transformers, the classes that a plugin brings for its model type are registered.
+    """Import the model classes of a plugin for the model type of a config.json, which the body reads with transformers.
 
-    They stay registered: importing them cannot be undone.
+    The classes stay registered with transformers: an import cannot be undone.
 
     Args:
         file: The config.json.
 
     Raises:
         PluginError: The module that the family's template names cannot be imported.
-        CheckpointError: transformers knows no such model type; says which distribution does, or that none does.
+        CheckpointError: transformers does not know the model type; the message names the distribution with the template, if there is one.
     """
     model_type = _model_type(file)
     _import_modeling(model_type)
@@ -42,13 +42,13 @@ def known_to_transformers(file: Path) -> Iterator[None]:
 
 
 def _model_type(file: Path) -> str | None:
-    """What a config.json says; None where it says nothing that can be read, which its reader tells."""
+    """Return the ``model_type`` of a config.json; None where it cannot be read, which the body reports."""
     try:
         config = read_json(file)
     except CheckpointError:
         return None
-    found = config.get("model_type") if isinstance(config, dict) else None
-    return found if isinstance(found, str) else None
+    model_type = config.get("model_type") if isinstance(config, dict) else None
+    return model_type if isinstance(model_type, str) else None
 
 
 def _import_modeling(model_type: str | None) -> None:
@@ -70,14 +70,14 @@ def _modeling(model_type: str) -> str | None:
 
 
 def _reason(model_type: str) -> str:
-    """Why the model class is not there, with the cure."""
+    """Return why there is no model class, with the fix."""
     try:
         module, source = templates().get(model_type).modeling, templates().source(model_type)
     except UnknownNameError:
-        return "no installed distribution brings that family; install the one that does, or upgrade transformers"
+        return "no installed distribution provides that family; install one that does, or upgrade transformers"
     if module is None:
         return (
-            f"the template of {source} names no module that brings the model class (TemplateRecord.modeling); upgrade that distribution, "
+            f"the template of {source} names no module with the model class (TemplateRecord.modeling); upgrade that distribution, "
             "or transformers"
         )
     return (

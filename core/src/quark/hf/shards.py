@@ -32,11 +32,11 @@ class Shard:
 
 
 def check_shards(directory: Path) -> list[Shard]:
-    """The safetensors files of a checkpoint, each complete and inside the directory, no tensor in two of them.
+    """Return the safetensors files of a checkpoint, after checking that each is complete and no tensor is in two of them.
 
     Raises:
-        CheckpointError: A file is missing, truncated or malformed, lies outside the directory, or lacks a tensor the index promises; a
-            tensor is in two files, or it is unclear which files count.
+        CheckpointError: A file is missing, truncated or malformed, is outside the directory, or lacks a tensor of the index; a tensor is
+            in two files, or it is unclear which files belong to the checkpoint.
     """
     index = directory / INDEX
     if not index.is_file():
@@ -49,8 +49,8 @@ def check_shards(directory: Path) -> list[Shard]:
     files = {name: _inside(directory, name) for name in sorted(set(weight_map.values()))}
     if SINGLE not in files and (directory / SINGLE).exists():
         raise CheckpointError(
-            f"'{directory}' has a {SINGLE}, and an {INDEX} that names other files: readers differ in which of them they take. Remove the "
-            "one that is not wanted"
+            f"'{directory}' has a {SINGLE}, and an {INDEX} that names other files: readers differ in which of them they use. Remove the "
+            "wrong one"
         )
     shards = {name: read_header(path) for name, path in files.items()}
     for tensor, name in weight_map.items():
@@ -63,17 +63,17 @@ def check_shards(directory: Path) -> list[Shard]:
 
 
 def refuse_codes(shards: Iterable[Shard], directory: Path) -> None:
-    """Check that a checkpoint that does not say it is quantized is not.
+    """Check that a checkpoint without a ``quantization_config`` has no quantized tensors.
 
     Raises:
-        CheckpointError: A tensor is stored in numbers of 8 bits or fewer, which are codes that mean nothing without their scales.
+        CheckpointError: A tensor has floating-point elements of 8 bits or fewer, which are codes and need scales.
     """
     for shard in shards:
         for tensor, (dtype, _) in shard.tensors.items():
             if dtype.startswith(_NARROW_FLOATS):
                 raise CheckpointError(
                     f"'{shard.path}' holds '{tensor}' as {dtype}, and no quantization_config in '{directory}/config.json' says what "
-                    "its scales are: give the float checkpoint, or bring the quantization_config back"
+                    "its scales are: give the float checkpoint, or restore the quantization_config"
                 )
 
 
@@ -83,8 +83,8 @@ def _refuse_twice(shards: Mapping[str, Shard], directory: Path) -> None:
         for tensor in shard.tensors:
             if tensor in file_of:
                 raise CheckpointError(
-                    f"'{directory}' has the tensor '{tensor}' twice, in '{file_of[tensor]}' and in '{name}': which one counts is unclear. "
-                    "Fetch the checkpoint again, or make it anew"
+                    f"'{directory}' has the tensor '{tensor}' twice, in '{file_of[tensor]}' and in '{name}': it is unclear which one is "
+                    "right. Fetch the checkpoint again, or make it anew"
                 )
             file_of[tensor] = name
 
@@ -97,17 +97,17 @@ def _weight_map(index: Path) -> dict[str, str]:
 
 
 def _inside(directory: Path, name: str) -> Path:
-    """The file of that name, which must lie in the directory; links count where they stand, as model caches are made of them."""
+    """Return the path of a file in the directory. Links are not followed for this check, as model caches consist of links."""
     if Path(name).name != name or name in ("", ".", ".."):
         raise CheckpointError(f"the index of '{directory}' points to '{name}', outside the directory: refusing to read it")
     return directory / name
 
 
 def read_header(path: Path) -> Shard:
-    """The header of one safetensors file, checked against the file's size.
+    """Return the header of one safetensors file, checked against the file's size.
 
-    Reading is left to safetensors: it bounds the header's size and depth, stops at the first value of another type than the format has, and
-    sees to it that the tensors fill the file without overlap. No tensor is read.
+    safetensors reads the header: it bounds its size and depth, refuses values of a wrong type, and checks that the tensors fill the file
+    without overlap. No tensor is read.
 
     Raises:
         CheckpointError: The file is missing, truncated or malformed.

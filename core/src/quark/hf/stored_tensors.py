@@ -1,8 +1,8 @@
-"""Which stored tensors make each tensor of a transformers model, decided from headers before anything is read.
+"""Mapping of stored tensors to the tensors of a transformers model, decided from file headers before any tensor is read.
 
-Weight converters of the user or template come first (`quark.hf.converted_tensors`), then the renamings and conversions that transformers
-itself applies, such as fusing experts that are stored one by one, so that the result is what ``from_pretrained`` reads. Source:
-transformers 5, ``core_model_loading``.
+Weight converters of the user or template come first (`quark.hf.converted_tensors`), then the renamings and conversions of transformers,
+such as fusing experts that are stored one by one, so that the result equals that of ``from_pretrained``. Source: transformers 5,
+``core_model_loading``.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ __all__ = ["Recipe", "StoredTensors"]
 
 @attrs.frozen(eq=False)
 class Recipe:
-    """Tensors of a model that come from the same stored tensors.
+    """Tensors of a model that are made from the same stored tensors.
 
     Attributes:
         sources: Pattern of transformers' conversion and full name of each stored tensor, in the order in which they are joined.
-        targets: Full names in the model.
+        targets: Full names of the resulting tensors in the model.
         conversion: transformers' ``WeightConverter`` from sources to targets; None where one source is the target as it is.
     """
 
@@ -47,7 +47,7 @@ class Recipe:
 
         Args:
             stored: The sources by full name; meta tensors give meta tensors.
-            model: Some conversions read its configuration.
+            model: The transformers model, whose configuration some conversions read.
         """
         if self.conversion is None:
             return {self.targets[0]: stored[self.sources[0][1]]}
@@ -55,20 +55,20 @@ class Recipe:
 
 
 class StoredTensors:
-    """The tensors of a checkpoint as those of one model.
+    """The tensors of a checkpoint, converted to those of one model.
 
     Args:
         model: A transformers model on the meta device, with no module replaced yet.
-        shards: From `quark.hf.shards.check_shards`.
-        directory: Of the checkpoint, for messages.
+        shards: The result of `quark.hf.shards.check_shards`.
+        directory: The checkpoint's directory, for messages.
         converters: Weight converters of the user or of the model's template, applied before transformers' own
             (`quark.hf.converted_tensors`).
 
     Attributes:
-        recipes: One for each tensor of the model, or for several that are made together; for tied names, those that are stored.
+        recipes: One for each tensor of the model, or for several that are made together; tied tensors only under the stored names.
 
     Raises:
-        CheckpointError: The checkpoint lacks tensors of the model, has some of other shapes or as codes, or a conversion does not fit.
+        CheckpointError: The checkpoint lacks tensors of the model, stores them in other shapes or as codes, or a conversion does not fit.
         ConfigError: A weight converter does not fit.
     """
 
@@ -125,10 +125,10 @@ class StoredTensors:
                     )
 
     def read(self, recipes: Iterable[Recipe], dtype_of: Mapping[str, torch.dtype], device: torch.device) -> Iterator[tuple[str, Tensor]]:
-        """Read tensors. Files are open only while this runs, so that their memory maps can be released.
+        """Read the tensors of some recipes. Files are open only while this generator runs, so that their memory maps can be released.
 
         Args:
-            recipes: Some of `recipes`.
+            recipes: Recipes from the attribute ``recipes``.
             dtype_of: The dtype of each target, by full name.
             device: The device of all targets.
 
@@ -146,7 +146,7 @@ class StoredTensors:
 
 
 class _ModelNames:
-    """From stored names to those of a transformers model, by transformers' own renamings and conversions."""
+    """Maps stored names to names in a transformers model, by transformers' own renamings and conversions."""
 
     def __init__(self, model: Any, state: Mapping[str, Tensor]) -> None:
         from transformers.conversion_mapping import get_model_conversion_mapping
@@ -160,7 +160,7 @@ class _ModelNames:
         self._state = state
 
     def find(self, name: str) -> tuple[str, str | None] | None:
-        """Return the model's tensor that a stored one makes, alone or with others, and the pattern of its conversion, if any."""
+        """Return the name of the model's tensor that a stored tensor belongs to, and the pattern of its conversion, if any."""
         from transformers.core_model_loading import rename_source_key
 
         target, pattern = rename_source_key(name, self._renamings, self._converters, self._prefix, self._state)
@@ -174,7 +174,7 @@ class _ModelNames:
 
 
 def _recipes(names: _ModelNames, stored: Iterable[str]) -> tuple[list[Recipe], list[str]]:
-    """Return the recipes, and the stored tensors that none uses."""
+    """Return the recipes, and the names of the stored tensors that no recipe uses."""
     from transformers.core_model_loading import dot_natural_key
 
     sources: dict[str, list[tuple[str, str]]] = {}
@@ -182,11 +182,11 @@ def _recipes(names: _ModelNames, stored: Iterable[str]) -> tuple[list[Recipe], l
     unused = []
     # Parts are joined in the order of the numbers in their names.
     for name in sorted(stored, key=dot_natural_key):
-        place = names.find(name)
-        if place is None or (place[1] is None and place[0] in sources):
+        match = names.find(name)
+        if match is None or (match[1] is None and match[0] in sources):
             unused.append(name)
             continue
-        target, pattern = place
+        target, pattern = match
         sources.setdefault(target, []).append((pattern or "", name))
         if pattern is not None:
             conversions[target] = names.conversion(pattern)
@@ -204,11 +204,11 @@ def _converted(
 
 
 def _warn_unused(names: Sequence[str], model: Any, directory: Path) -> None:
-    """Warn of stored tensors that the model has no place for and that its class does not list as expected."""
+    """Log a warning about stored tensors that the model does not have and that its class does not list as expected."""
     ignored = [re.compile(p) for p in getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()]
     left_out = [name for name in names if not any(p.search(name) for p in ignored)]
     if left_out:
         get_logger(__name__).warning(
             f"'{directory}' holds {len(left_out)} tensor(s) that a {type(model).__name__} has no place for: {folded(left_out)}. "
-            "They are left out of the result. Its config.json may say that it has fewer layers, or other parts, than it has"
+            "They are left out of the result. Its config.json may name fewer layers, or other parts, than the checkpoint has"
         )

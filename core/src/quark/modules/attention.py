@@ -1,9 +1,9 @@
 """Attention with quantized probabilities, queries, keys or values, behind transformers' attention interface.
 
-An attention module says what is quantized by attributes, each a callable or None: ``prob_output_quantizer``, ``query_quantizer``,
-``key_quantizer`` and ``value_quantizer``. Another, ``head_basis``, says in which basis. Without them the functions here compute what
-transformers' own do. Queries, keys and values are those that attention works with: behind their norms and the rotary embedding, which is
-what runtimes keep in a cache. Source: the interface of transformers 5 (``AttentionInterface``).
+Attributes of an attention module, each a callable or None, quantize its tensors: ``prob_output_quantizer``, ``query_quantizer``,
+``key_quantizer`` and ``value_quantizer``. Another, ``head_basis``, rotates queries and keys first. Without these attributes, the functions
+here compute the same as those of transformers. Queries, keys and values are quantized after their norms and the rotary embedding, as
+runtimes cache them. Source: the interface of transformers 5 (``AttentionInterface``).
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ PROBABILITIES = "prob_output_quantizer"
 """Attribute of an attention module that quantizes its probabilities; also the name under which checkpoint loaders look for their scales."""
 
 QUERY, KEY, VALUE = STATES = ("query_quantizer", "key_quantizer", "value_quantizer")
-"""Attributes of an attention module that quantize its queries, keys and values as attention gets them: after the rotary embedding."""
+"""Attributes of an attention module that quantize its queries, keys and values after the rotary embedding."""
 
 CALIBRATION = "states_in_calibration"
-"""Attribute of an attention module that calibration sets for a while: a callable that takes and returns queries, keys and values in place
-of the quantizers of `STATES`."""
+"""Attribute of an attention module that calibration sets temporarily: a callable that takes and returns queries, keys and values, and runs
+in place of the quantizers of `STATES`."""
 
 BASIS = "head_basis"
-"""Attribute of an attention module: a callable that takes queries and keys of each head, ``[…, d]``, to another orthogonal basis before
-keys are quantized. By itself it changes no logit."""
+"""Attribute of an attention module: a callable that rotates queries and keys of each head, ``[…, d]``, to another orthogonal basis before
+keys are quantized. The rotation itself changes no logit."""
 
 
 def eager_attention(
@@ -45,19 +45,19 @@ def eager_attention(
     position_bias: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, Tensor]:
-    """Attention with its probabilities in memory.
+    """Return attention's output and its probabilities, which are materialized; transformers' ``eager`` implementation with quantizers.
 
     Args:
-        module: The attention module that calls; its quantizers are looked up on it.
+        module: The calling attention module, whose attributes hold the quantizers.
         query: ``[batch, heads, queries, d]``.
         key: ``[batch, key heads, keys, d]``; ``heads`` is a multiple of ``key heads``.
         value: ``[batch, key heads, keys, dv]``.
         attention_mask: Added to the logits, broadcastable to ``[batch, heads, queries, keys]``.
         scaling: Factor of the logits; None is ``1 / sqrt(d)``.
-        dropout: Share of the probabilities that is dropped in training.
+        dropout: Dropout probability in training.
         softcap: Logits are squashed to ``(-softcap, softcap)``.
-        s_aux: Sinks, one logit a head ``[heads]``: they take part in the normalisation and get no value.
-        position_bias: Added to the logits, as the mask.
+        s_aux: Attention sinks, one logit per head ``[heads]``: they enter the normalization and have no value.
+        position_bias: Added to the logits, like the mask.
 
     Returns:
         ``[batch, queries, heads, dv]``, and the probabilities ``[batch, heads, queries, keys]`` that were used, both in ``query``'s dtype.
@@ -69,7 +69,7 @@ def eager_attention(
         logits = torch.tanh(logits / softcap) * softcap
     for bias in (position_bias, attention_mask):
         logits = logits if bias is None else logits + bias
-    # Rounded in the precision of the softmax, before the cast to the model's dtype would round them once more.
+    # Quantized in the precision of the softmax: a cast to the model's dtype before would round twice.
     probabilities = _applied(module, PROBABILITIES, _softmax(logits, s_aux)).to(query.dtype)
     probabilities = functional.dropout(probabilities, p=dropout, training=module.training)
     return torch.matmul(probabilities, _repeated(value, groups)).transpose(1, 2).contiguous(), probabilities
@@ -78,7 +78,7 @@ def eager_attention(
 def sdpa_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **options: Any
 ) -> tuple[Tensor, Tensor | None]:
-    """Transformers' fused attention over quantized states. Arguments as `eager_attention`; there are no probabilities to return."""
+    """Return the output of transformers' fused attention over quantized states, and None. Arguments as for `eager_attention`."""
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
     query, key, value = _states(module, query, key, value)
@@ -87,7 +87,7 @@ def sdpa_attention(
 
 
 def _softmax(logits: Tensor, sinks: Tensor | None) -> Tensor:
-    """Probabilities over the keys, in float32; with sinks in the logits' dtype, as models that have them are written."""
+    """Return probabilities over the keys, in float32; with sinks in the logits' dtype, as in transformers' models with sinks."""
     if sinks is None:
         return torch.softmax(logits, dim=-1, dtype=torch.float32)
     extended = torch.cat([logits, sinks.reshape(1, -1, 1, 1).expand(*logits.shape[:-1], 1)], dim=-1)
@@ -96,12 +96,12 @@ def _softmax(logits: Tensor, sinks: Tensor | None) -> Tensor:
 
 
 def _repeated(x: Tensor, groups: int) -> Tensor:
-    """Each head of ``[batch, heads, tokens, d]`` as often as there are queries that share it."""
+    """Return ``x [batch, heads, tokens, d]`` with each head repeated ``groups`` times (grouped-query attention)."""
     return x if groups == 1 else x[:, :, None].expand(-1, -1, groups, -1, -1).flatten(1, 2)
 
 
 def _states(module: nn.Module, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Queries, keys and values as attention is to use them."""
+    """Return the quantized queries, keys and values."""
     query, key = _applied(module, BASIS, query), _applied(module, BASIS, key)
     calibration = getattr(module, CALIBRATION, None)
     if calibration is not None:

@@ -1,6 +1,6 @@
-"""Experts taken apart: a mixture whose weights are fused into a few parameters, as one linear layer for each matrix.
+"""Separate experts: a mixture of experts with fused parameters as one linear layer per matrix.
 
-The names are those that checkpoints and runtimes use, ``experts.3.down_proj``, so that each expert is planned, calibrated on the tokens
+The layer names are those of checkpoints and runtimes, ``experts.3.down_proj``, so that each expert is planned, calibrated on the tokens
 that are routed to it, rounded and exported like any other layer. Weights are views of the fused parameters: nothing is copied.
 """
 
@@ -21,13 +21,13 @@ __all__ = ["Expert", "ExpertParts", "SeparateExperts", "SeparateSortedExperts", 
 
 @attrs.frozen(eq=False)
 class ExpertParts:
-    """What a fused mixture is made of.
+    """The matrices of a fused mixture and how its experts compute.
 
     Attributes:
-        weights: By name of a projection, ``[experts, out, in]``; the last one closes an expert.
-        biases: By the same names, ``[experts, out]``, where there are some.
-        gate: What the last projection takes, of the outputs of the others.
-        sorted_tokens: Whether it is called with every token once for each expert, weighted already.
+        weights: Weights by name of the projection, ``[experts, out, in]``; the last one is the output projection of an expert.
+        biases: Biases by the same names, ``[experts, out]``; empty where there are none.
+        gate: Returns the input of the output projection from the outputs of the other projections.
+        sorted_tokens: Whether the mixture is called with every token once for each expert, already weighted by the router.
     """
 
     weights: dict[str, Tensor]
@@ -37,18 +37,18 @@ class ExpertParts:
 
 
 class Expert(nn.Module):
-    """The layers of one expert; `SeparateExperts` knows what lies between them."""
+    """The layers of one expert; `SeparateExperts` computes the activation between them."""
 
 
 class SeparateExperts(nn.Module):
-    """What a fused mixture computes, expert by expert; they are its children, named by their numbers.
+    """Computes the output of a fused mixture expert by expert; the experts are its children, named by their numbers.
 
     Args:
-        parts: Of the fused mixture; its parameters are shared.
+        parts: The matrices of the fused mixture, which are shared.
 
     Attributes:
-        shows_all: Whether every expert runs on every token, for those who observe it; what is computed stays the same.
-        layer_names: Of the layers of one expert; the last closes it.
+        shows_all: Whether every expert runs on every token, for calibration; the output stays the same.
+        layer_names: Names of the layers of one expert; the last is the output projection.
     """
 
     shows_all = False
@@ -60,25 +60,25 @@ class SeparateExperts(nn.Module):
         for index in range(parts.weights[self.layer_names[-1]].shape[0]):
             self.add_module(str(index), _expert(parts, index))
 
-    # Models name the last two arguments differently; all give them in this order.
+    # Models name the last two arguments differently; all pass them in this order.
     def forward(self, hidden_states: Tensor, chosen: Tensor | None = None, weights: Tensor | None = None, **named: Any) -> Tensor:
-        """The weighted sum of what each token's experts make of it.
+        """Return the weighted sum of the outputs of each token's experts.
 
         Args:
-            hidden_states: ``[..., hidden]``, the other axes together being the tokens.
-            chosen: Indices of experts, ``[tokens, k]``; one beyond the last means none.
-            weights: Of the chosen, ``[tokens, k]``.
+            hidden_states: ``[..., hidden]``; all other axes together are the tokens.
+            chosen: Indices of the experts of each token, ``[tokens, k]``; an index beyond the last expert means none.
+            weights: Router weights of these experts, ``[tokens, k]``.
             **named: The last two under the names ``top_k_index`` or ``router_indices``, and ``top_k_weights`` or ``routing_weights``.
 
         Raises:
-            UnsupportedError: They are not among what the model gives.
+            UnsupportedError: The model does not pass the experts' indices and weights.
         """
         chosen = chosen if chosen is not None else named.get("top_k_index", named.get("router_indices"))
         weights = weights if weights is not None else named.get("top_k_weights", named.get("routing_weights"))
         if chosen is None or weights is None:
             raise UnsupportedError(
-                f"this model calls its experts with {', '.join(named) or 'their input alone'}, and not with the choice of experts and its "
-                "weights (top_k_index, top_k_weights): they cannot be worked as separate layers. Exclude them"
+                f"this model calls its experts with {', '.join(named) or 'their input alone'}, and not with the experts' indices and "
+                "weights (top_k_index, top_k_weights): they cannot run as separate layers. Exclude them"
             )
         tokens = hidden_states.reshape(-1, hidden_states.shape[-1])
         result = torch.zeros_like(tokens)
@@ -97,43 +97,43 @@ class SeparateExperts(nn.Module):
 
 
 class SeparateSortedExperts(SeparateExperts):
-    """The same for a mixture that is called with every token once for each expert, weighted by the router, zero where it is not routed.
+    """Separate experts for a mixture that is called with every token once per expert, weighted by the router, and zero if not routed.
 
-    An expert runs on the tokens that are not zero. Without biases, nothing comes of the others.
+    An expert runs on the tokens that are not zero; without biases, the output of a zero token is zero.
     """
 
     def forward(self, hidden_states: Tensor, *_: Any, **__: Any) -> Tensor:
-        """What each expert makes of its tokens.
+        """Return the output of each expert for its tokens.
 
         Args:
             hidden_states: ``[experts · tokens, hidden]``, expert by expert.
 
         Returns:
-            The same shape; zero where the token is.
+            A tensor of the same shape; zero for zero tokens.
         """
         tokens = hidden_states.view(len(self._modules), -1, hidden_states.shape[-1])
         routed = tokens.ne(0).any(-1)
         result = torch.zeros_like(tokens)
-        # What weight another expert would give a token is not known here: it is shown with the weights that it has.
+        # The router weights of experts that are not chosen are not known here: other experts see the sum of the weighted tokens.
         shown = tokens.sum(0) if self.shows_all else None
         for index in range(len(self._modules)) if self.shows_all else routed.any(1).nonzero().flatten().tolist():
-            expert, mine = self._modules[str(index)], routed[index]
+            expert, is_routed = self._modules[str(index)], routed[index]
             assert expert is not None
             if shown is not None:
-                result[index, mine] = self._run(expert, torch.where(mine[:, None], tokens[index], shown))[mine]
+                result[index, is_routed] = self._run(expert, torch.where(is_routed[:, None], tokens[index], shown))[is_routed]
             else:
-                result[index, mine] = self._run(expert, tokens[index, mine])
+                result[index, is_routed] = self._run(expert, tokens[index, is_routed])
         return result.view_as(hidden_states)
 
 
 def separated(parts: ExpertParts) -> SeparateExperts:
-    """The module that stands for a mixture that is made of these parts, and is called as it is."""
+    """Return the module that replaces a fused mixture of these parts; it is called with the same arguments."""
     return (SeparateSortedExperts if parts.sorted_tokens else SeparateExperts)(parts)
 
 
 @contextmanager
 def showing_all(model: nn.Module, wanted: bool) -> Iterator[None]:
-    """While the body runs, every expert of ``model`` sees every token, if ``wanted``."""
+    """Run every expert of ``model`` on every token while the body runs, if ``wanted``."""
     mixtures = [m for m in model.modules() if isinstance(m, SeparateExperts)] if wanted else []
     for mixture in mixtures:
         mixture.shows_all = True
@@ -153,7 +153,7 @@ def _expert(parts: ExpertParts, index: int) -> Expert:
 
 
 def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
-    # Not by its constructor, which draws random weights first: of thousands of experts that takes longer than the rest of a plan.
+    # The constructor is not called: it would draw random weights, which for thousands of experts takes longer than the rest of a plan.
     layer = nn.Linear.__new__(nn.Linear)
     nn.Module.__init__(layer)
     layer.out_features, layer.in_features = weight.shape

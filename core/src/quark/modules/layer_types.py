@@ -1,4 +1,4 @@
-"""The registered layer types, by the class of a layer: which quantized class it becomes, and as what it is planned."""
+"""The registered layer types by class of a float layer: its quantized class, and the class as which plans know it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class LayerType:
 
     Attributes:
         float_class: The class of the float layers.
-        record: What was registered.
+        record: The registered record.
         planned_as: The class by which configurations and plans know such layers.
     """
 
@@ -37,15 +37,15 @@ class LayerType:
 
     @property
     def quantized(self) -> type[QuantizedLayer]:
-        """The quantized class. Raises PluginError where the record does not lead to one."""
+        """The quantized class. Raises PluginError where it cannot be imported or is no `QuantizedLayer`."""
         quantized = layer_types().load_quantized(self._name)
         return quantized
 
 
 def layer_type_of(layer: nn.Module) -> LayerType | None:
-    """The layer type of a float layer; None where it cannot be quantized.
+    """Return the layer type of a float layer; None where the layer cannot be quantized.
 
-    That is the one registered for its very class, and that of ``nn.Linear`` for a subclass that computes the same
+    It is the layer type registered for exactly the layer's class, or that of ``nn.Linear`` for a subclass that computes the same
     (`quark.modules.linear_forms`).
     """
     layer_type = layer_type_of_class(type(layer))
@@ -55,7 +55,7 @@ def layer_type_of(layer: nn.Module) -> LayerType | None:
 
 
 def layer_type_of_class(layer_class: type[Any]) -> LayerType | None:
-    """The layer type that is registered for this very class, be it one that stays float; None where there is none."""
+    """Return the layer type registered for exactly this class, also one that stays float; None where there is none."""
     known = _known(layer_types())
     if layer_class not in known:
         known[layer_class] = _registered_for(layer_class)
@@ -63,22 +63,22 @@ def layer_type_of_class(layer_class: type[Any]) -> LayerType | None:
 
 
 def is_lookup(layer_class: type[Any]) -> bool:
-    """Whether the input of such layers is indices, as that of embeddings."""
+    """Return whether layers of that class take indices as input, as embeddings do."""
     layer_type = layer_type_of_class(layer_class)
     return layer_type is not None and layer_type.record.lookup
 
 
 def planned_names(*, lookup: bool | None = None) -> list[str]:
-    """Names of the classes that layers can be planned as, sorted.
+    """Return the sorted names of the classes that layers can be planned as.
 
     Args:
-        lookup: Only those whose input is indices, or only the others; None for all.
+        lookup: True for classes whose input is indices, False for the others, None for all.
     """
     return sorted(name for name, (_, is_lookup) in _planned(layer_types()).items() if lookup is None or is_lookup is lookup)
 
 
 def planned_class(name: str) -> type[nn.Module]:
-    """The class of that name that layers can be planned as; its module is imported.
+    """Return the class of that name that layers can be planned as; its module is imported.
 
     Raises:
         ConfigError: (a ValueError) No registered layer type has such a class.
@@ -89,12 +89,12 @@ def planned_class(name: str) -> type[nn.Module]:
     return layer_class
 
 
-# What is looked up for each module of a model is kept for as long as the records stay what they are.
+# Looked up for each module of a model; cached until the registry changes.
 @lru_cache(maxsize=2)
 def _tables(
     registry: Registry[LayerTypeRecord], revision: tuple[int, int]
 ) -> tuple[dict[Any, LayerType | None], dict[str, tuple[str, bool]]]:
-    """Layer types by class, to be filled; and what `_planned` returns."""
+    """Return an empty cache of layer types by class, and the table that `_planned` returns."""
     planned: dict[str, tuple[str, bool]] = {}
     for key in registry.names():
         record = registry.get(key)
@@ -108,7 +108,7 @@ def _known(registry: Registry[LayerTypeRecord]) -> dict[Any, LayerType | None]:
 
 
 def _planned(registry: Registry[LayerTypeRecord]) -> dict[str, tuple[str, bool]]:
-    """Names of the classes that layers can be planned as → name of the layer type, and whether its input is indices."""
+    """Return, by name of each class that layers can be planned as, the layer type's name and whether its input is indices."""
     return _tables(registry, registry.revision)[1]
 
 
@@ -129,14 +129,14 @@ def _registered_for(layer_class: type[Any]) -> LayerType | None:
 
 
 def _class_name(reference: Reference) -> str:
-    """Name of the class that a reference leads to, without importing it."""
+    """Return the name of the class that a reference names, without importing it."""
     if isinstance(reference, ObjectRef):
         return str(reference.target.__name__)
     return reference.attribute.rpartition(".")[2]
 
 
 def _loaded(reference: Reference) -> Any:
-    """What a reference leads to, if its module is imported already; None otherwise."""
+    """Return the object that a reference names if its module is imported already; None otherwise."""
     if isinstance(reference, ObjectRef):
         return reference.target
     loaded: Any = sys.modules.get(reference.module)

@@ -33,14 +33,14 @@ def _quantizer(spec: TensorSpec | None, *, activation: bool) -> QuantizerModule 
 
 
 class QuantizedLayer(nn.Module):
-    """What every quantized layer adds to its float class.
+    """Base of quantized layers, which derive from it and from their float class.
 
-    ``weight`` and ``bias`` hold values that lie on the grid of their quantizers, in the model's dtype, so that a forward is a plain one and
+    ``weight`` and ``bias`` hold values on the grid of their quantizers, in the model's dtype, so that the float class's forward applies and
     the codes can be recovered exactly.
 
     Attributes:
-        layer_config: What each of its tensors is quantized to.
-        planned_as: The class by which plans and algorithms know the layer: ``nn.Linear`` of all linear layers, whatever their class.
+        layer_config: The spec of each tensor.
+        planned_as: The class by which plans and algorithms know the layer: ``nn.Linear`` for all linear layers.
         weight_quantizer, bias_quantizer: Scales of the parameters; None where they stay float.
         input_quantizer, output_quantizer: Applied at each forward; None where activations stay float.
     """
@@ -54,7 +54,7 @@ class QuantizedLayer(nn.Module):
 
     @classmethod
     def from_float(cls, layer: nn.Module, config: QLayerConfig) -> Self:
-        """Return a quantized layer with the parameters, hooks and settings of ``layer``: nothing is copied, and nothing rounded yet."""
+        """Return a quantized layer that shares the parameters, hooks and settings of ``layer``; no value is rounded yet."""
         quantized = cls.__new__(cls)
         quantized.__dict__.update({k: dict(v) if type(v) is dict else v for k, v in layer.__dict__.items()})
         quantized._modules = dict(layer._modules)
@@ -68,24 +68,24 @@ class QuantizedLayer(nn.Module):
         return quantized
 
     def other_state(self) -> dict[str, Tensor]:
-        """Parameters and persistent buffers beside weight, bias and what belongs to quantizers, by name; they are never quantized."""
+        """Return parameters and persistent buffers by name, except weight, bias and quantizer buffers; they are never quantized."""
         quantizers = tuple(f"{slot.quantizer_attribute}." for slot in Slot)
         state: dict[str, Tensor] = self.state_dict(keep_vars=True)
         return {name: tensor for name, tensor in state.items() if name not in PARAMETERS and not name.startswith(quantizers)}
 
     @staticmethod
     def as_stored(matrix: Tensor) -> Tensor:
-        """A weight, or its codes, as checkpoints of the float class lay it out, or from there to ``[out, in, …]``; a view."""
+        """Return a view of a weight, or of its codes, in the layout of the float class's checkpoints, and back to ``[out, in, …]``."""
         return matrix
 
     # The float classes name and count their arguments differently; all take the input first.
     def forward(self, x: Any, *args: Any, **kwargs: Any) -> Any:
-        """The float layer's forward between the activation quantizers."""
+        """Return the float layer's output for the quantized input, quantized."""
         y = self.product(x, *args, **kwargs)
         return y if self.output_quantizer is None else self.output_quantizer(y)
 
     def product(self, x: Any, *args: Any, **kwargs: Any) -> Any:
-        """The forward without the quantizer of the output."""
+        """Return the output before the output quantizer."""
         return super().forward(x if self.input_quantizer is None else self.input_quantizer(x), *args, **kwargs)
 
 
@@ -94,16 +94,16 @@ class QuantLinear(QuantizedLayer, nn.Linear):  # type: ignore[misc]
 
 
 class QuantConv1D(QuantLinear):
-    """A quantized linear layer whose float class keeps its weight ``[in, out]``, as ``Conv1D`` of transformers does.
+    """A quantized linear layer whose float class stores its weight as ``[in, out]``, such as ``Conv1D`` of transformers.
 
-    Its own weight is ``[out, in]``, a view of the float one, with the channels and groups of any linear layer. In a checkpoint weight and
-    codes are ``[in, out]``, since runtimes of such models transpose every ``weight`` and nothing else; scales are those of a linear layer.
-    Source: vLLM's loader of GPT-2.
+    The quantized layer's weight is ``[out, in]``, a view of the float weight, with the channels and groups of any linear layer. In a
+    checkpoint, weight and codes are ``[in, out]``, since runtimes of such models transpose every ``weight`` and nothing else; scales have
+    the layout of a linear layer. Source: ``vllm.model_executor.models.gpt2``.
     """
 
     @classmethod
     def from_float(cls, layer: nn.Module, config: QLayerConfig) -> Self:
-        """As `QuantizedLayer.from_float`; the weight's storage is shared."""
+        """Return a quantized layer that shares the storage of the weight of ``layer``; see `QuantizedLayer.from_float`."""
         quantized = super().from_float(layer, config)
         weight = linear_weight(layer)
         quantized._parameters["weight"] = nn.Parameter(weight, requires_grad=False)
@@ -112,7 +112,7 @@ class QuantConv1D(QuantLinear):
 
     @staticmethod
     def as_stored(matrix: Tensor) -> Tensor:
-        """``[out, in]`` as ``[in, out]``, and back; other shapes stay."""
+        """Return a matrix transposed, ``[out, in]`` to ``[in, out]`` or back; tensors of other ranks are returned unchanged."""
         return matrix.t() if matrix.ndim == 2 else matrix
 
     def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
@@ -130,11 +130,11 @@ class QuantConv2d(QuantizedLayer, nn.Conv2d):  # type: ignore[misc]
 
 
 class QuantConvTranspose2d(QuantizedLayer, nn.ConvTranspose2d):  # type: ignore[misc]
-    """A quantized ``nn.ConvTranspose2d``; axis 0 of its weight is the input channels, as torch lays it out."""
+    """A quantized ``nn.ConvTranspose2d``; axis 0 of its weight is the input channels, as in torch."""
 
 
 class QuantEmbedding(QuantizedLayer, nn.Embedding):  # type: ignore[misc]
-    """A quantized ``nn.Embedding``; only its weight can be quantized, its input being indices."""
+    """A quantized ``nn.Embedding``; only its weight can be quantized, since its input is indices."""
 
 
 class QuantEmbeddingBag(QuantizedLayer, nn.EmbeddingBag):  # type: ignore[misc]
@@ -142,17 +142,17 @@ class QuantEmbeddingBag(QuantizedLayer, nn.EmbeddingBag):  # type: ignore[misc]
 
 
 def counts_as(layer: nn.Module) -> type[nn.Module] | None:
-    """The class by which a float layer is planned; None where it cannot be quantized. The registered layer types say which."""
+    """Return the class by which a float layer is planned, from its registered layer type; None where it cannot be quantized."""
     layer_type = layer_type_of(layer)
     return None if layer_type is None else layer_type.planned_as
 
 
 def quantized_class(layer: nn.Module) -> type[QuantizedLayer]:
-    """The quantized class of a float layer for which `counts_as` is not None.
+    """Return the quantized class of a float layer for which `counts_as` is not None.
 
     Raises:
-        ConfigError: (a ValueError) There is none.
-        PluginError: What is registered for the layer's class is none.
+        ConfigError: (a ValueError) No layer type is registered for the layer.
+        PluginError: The class that is registered for the layer is no `QuantizedLayer`.
     """
     layer_type = layer_type_of(layer)
     if layer_type is None:
@@ -161,17 +161,17 @@ def quantized_class(layer: nn.Module) -> type[QuantizedLayer]:
 
 
 def is_transposed(layer: nn.Module) -> bool:
-    """Whether the class of a float layer keeps its weight ``[in, out]``."""
+    """Return whether the class of a float layer stores its weight as ``[in, out]``."""
     layer_type = layer_type_of_class(type(layer))
     return layer_type is not None and layer_type.record.transposed
 
 
 def linear_weight(layer: nn.Module) -> Tensor:
-    """The weight of a float layer as its quantized class has it: ``[out, in]`` of a linear one, however it is stored; a view."""
+    """Return a view of a float layer's weight as its quantized class has it: ``[out, in]`` for a linear layer, however it is stored."""
     weight: Tensor = layer.weight  # type: ignore[assignment]
     return weight.detach().t() if is_transposed(layer) else weight
 
 
 def is_quantized(module: nn.Module) -> bool:
-    """Whether this very module is a quantized layer."""
+    """Return whether this module itself is a quantized layer."""
     return isinstance(module, QuantizedLayer)

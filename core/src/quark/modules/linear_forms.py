@@ -1,4 +1,4 @@
-"""Subclasses of ``nn.Linear`` that compute what it does, so that they can be quantized like one."""
+"""Test for subclasses of ``nn.Linear`` that compute the same as ``nn.Linear``, so that they can be quantized as such."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _TOLERANCE = 1e-12
 
 
 def is_verbatim_linear(layer: nn.Module) -> bool:
-    """Whether a layer is of a subclass of ``nn.Linear`` and computes the same, so that it may be quantized like one.
+    """Return whether a layer is an ``nn.Linear``, or of a subclass that computes the same, so that it can be quantized as such.
 
-    It has a weight and a bias and nothing else, and its forward, run on a copy with small random float64 tensors, gives
-    what ``nn.Linear`` gives. Routers that choose, low-rank adapters, weights in codes and grouped matrices are recognized by that.
+    The layer must have a weight and a bias and nothing else, and the forward of a copy with small random float64 tensors must give the
+    result of ``nn.Linear``. This excludes routers that select experts, low-rank adapters, weights stored as codes, and grouped matrices.
     """
     if not isinstance(layer, nn.Linear) or layer._modules or layer._buffers:
         return False
@@ -30,7 +30,7 @@ def is_verbatim_linear(layer: nn.Module) -> bool:
 
 
 def _forward_agrees(layer: nn.Linear, *, has_bias: bool) -> bool:
-    # Models are prepared for loading under the meta device, where nothing could be compared.
+    # Models are prepared for loading under the meta device, where tensors have no values to compare.
     with torch.device("cpu"), torch.no_grad():
         generator = torch.Generator().manual_seed(0)
         sizes = ((_OUT, _IN), (_OUT,), (2, 2, _IN))
@@ -41,6 +41,6 @@ def _forward_agrees(layer: nn.Linear, *, has_bias: bool) -> bool:
         expected = functional.linear(x, weight, bias if has_bias else None)
         try:
             output = type(tiny).forward(tiny, x)
-        except Exception:  # of any kind, the class is anyone's: what cannot be called like a linear layer is none
+        except Exception:  # of any kind, since any class may be tested: a layer that cannot be called like a linear layer is none
             return False
         return isinstance(output, Tensor) and output.shape == expected.shape and torch.allclose(output, expected, rtol=0, atol=_TOLERANCE)

@@ -1,4 +1,4 @@
-"""Packed: a module that holds what a checkpoint holds, and makes of it the module that runs."""
+"""Packed: base of modules that hold a checkpoint's tensors and are converted to the modules that run."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ __all__ = ["Packed"]
 
 
 class Packed(nn.Module):
-    """Base of modules that stand for another while a checkpoint is loaded: loaders fill their tensors, then `unpack` is called once."""
+    """Base of modules that replace other modules while a checkpoint is loaded: loaders fill their tensors, then `unpack` is called once."""
 
     def unpack(self) -> nn.Module:
-        """The module that takes this one's place, on the device of its tensors.
+        """Return the module that replaces this one, on the device of its tensors.
 
         Raises:
             CheckpointError: The tensors cannot be used.

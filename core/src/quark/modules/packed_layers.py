@@ -1,7 +1,7 @@
-"""PackedLayer: a layer whose tensors are those of a checkpoint. `PackedLayer.unpack`, or its first forward, makes the quantized layer.
+"""PackedLayer: a layer that holds the tensors of a checkpoint. `PackedLayer.unpack`, or the first forward, creates the quantized layer.
 
-Its tensors have the names under which checkpoint loaders look for them (``weight``, ``weight_quantizer.scale``, …), and shapes and dtypes
-that come from packing meta tensors: there is no second formula for them.
+The tensors have the names that checkpoint loaders look for (``weight``, ``weight_quantizer.scale``, …). Their shapes and dtypes come from
+packing meta tensors, so that they always agree with the packing code.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class PackedScales(nn.Module):
             self.register_buffer(suffix, tensor)
 
     def tensors(self) -> dict[str, Tensor]:
-        """The tensors by suffix."""
+        """Return the tensors by suffix."""
         return dict(self._buffers)  # type: ignore[arg-type]
 
 
@@ -47,11 +47,11 @@ class PackedLayer(Packed):
 
     Args:
         layer: The float layer; its tensors may be on any device and are not used.
-        config: How it is quantized.
+        config: The quantization of the layer.
         order: Order of 4-bit codes in a word.
         name: Full name of the layer in its model, for messages.
-        holds_values: Whether the checkpoint has rounded values in place of codes; it has their scales all the same.
-        is_beside_weight: Whether a stored scale with some suffix is a buffer of this module (``weight_scale_2``), and not of a submodule
+        holds_values: Whether the checkpoint has rounded values in place of codes; it has scales in both cases.
+        is_beside_weight: Whether a stored scale with a given suffix is a buffer of this module (``weight_scale_2``), and not of a submodule
             (``weight_quantizer.scale_2``), because its loader looks for it there.
     """
 
@@ -74,7 +74,7 @@ class PackedLayer(Packed):
         self._holds_values = holds_values
         self._is_beside_weight = is_beside_weight
         self.weight_shape, self.dtype = tuple(weight.shape), weight.dtype
-        self._bias_shape = () if bias is None else tuple(bias.shape)  # packed codes do not tell how many they are
+        self._bias_shape = () if bias is None else tuple(bias.shape)  # packed codes do not determine the number of elements
         self._flat: dict[str, tuple[Slot, str]] = {}
         self._as_stored = quantized_class(layer).as_stored
         self._register(Slot.weight, config.weight, weight)
@@ -132,7 +132,7 @@ class PackedLayer(Packed):
 
     @torch.no_grad()
     def unpack(self) -> QuantizedLayer:
-        """Return the quantized layer of these tensors, on their device. Its forward equals that of the exported layer.
+        """Return the quantized layer of the stored tensors, on their device; its forward equals that of the exported layer.
 
         Raises:
             CheckpointError: A scale is not valid.
@@ -173,7 +173,7 @@ class PackedLayer(Packed):
         return nn.Parameter(cast_finite(target.quantizer.dequantize(codes, qparams), self.dtype), requires_grad=False)
 
     def forward(self, *args: Any, **kwargs: Any) -> Tensor:
-        """The quantized layer's forward; the first call unpacks, and frees the packed tensors."""
+        """Return the quantized layer's output; the first call unpacks, and frees the packed tensors."""
         if self._ready is None:
             self._ready = self.unpack()
             for name in ("weight", "bias", *(slot.quantizer_attribute for slot in Slot), *self._flat):
@@ -183,12 +183,12 @@ class PackedLayer(Packed):
         return output
 
     def extra_repr(self) -> str:
-        """Class of the float layer and shape of its weight."""
+        """Return the class of the float layer and the shape of its weight, for ``repr``."""
         return f"{type(self._float[0]).__name__}, weight {list(self.weight_shape)}"
 
 
 def _without_weights(layer: nn.Module) -> nn.Module:
-    """A shallow copy on the meta device: a packed layer must not keep the float weights of the model it was shell from."""
+    """Return a shallow copy on the meta device: a packed layer must not keep the float weights of the model alive."""
     shell = copy.copy(layer)
     shell._parameters = {
         name: None if tensor is None else nn.Parameter(tensor.detach().to("meta"), requires_grad=False)
@@ -198,17 +198,17 @@ def _without_weights(layer: nn.Module) -> nn.Module:
 
 
 def stored_tensors(name: str, module: QuantizerModule, values: Tensor, order: str) -> dict[str, Tensor]:
-    """Checkpoint tensors of a quantized tensor, by suffix. Every scale is checked, and a sample of the codes.
+    """Return the checkpoint tensors of a quantized tensor, by suffix. Every scale and a sample of the codes are checked.
 
     Args:
         name: Full name, for messages.
-        module: Has the scales.
-        values: On its grid.
+        module: The quantizer, which has the scales.
+        values: Values on the quantizer's grid.
         order: Order of 4-bit codes in a word.
 
     Raises:
-        ConfigError: The values are not on the grid: they were changed after they were rounded.
-        PluginError: Codes change when they are packed and unpacked; names the format.
+        ConfigError: The values are not on the grid, since they were changed after rounding.
+        PluginError: Codes change when they are packed and unpacked; the message names the format.
     """
     quantizer, qparams = module.quantizer, module.qparams
     assert qparams is not None
@@ -218,7 +218,7 @@ def stored_tensors(name: str, module: QuantizerModule, values: Tensor, order: st
     if complaint is not None and complaint != LOSSY:
         raise ConfigError(
             f"'{name}' cannot be stored as {' → '.join(names)}: it {complaint}. It was changed after it was quantized, or by a broken "
-            "plugin: quantize the model anew"
+            "plugin: quantize the model again"
         )
     tensors = quantizer.pack(codes, qparams, order=order)
     announced = packed_meta(quantizer, tuple(values.shape), order)
@@ -230,13 +230,13 @@ def stored_tensors(name: str, module: QuantizerModule, values: Tensor, order: st
 
 
 def packed_meta(quantizer: TensorQuantizer, shape: tuple[int, ...], order: str) -> dict[str, Tensor]:
-    """Checkpoint tensors of a quantized tensor of that shape, on the meta device: their shapes and dtypes, by suffix."""
+    """Return the checkpoint tensors of a quantized tensor of that shape by suffix, on the meta device."""
     return dict(_packed_meta(quantizer, shape, order))  # type: ignore[arg-type]  # quantizers are hashed by identity
 
 
 @lru_cache(maxsize=1024)
 def _packed_meta(quantizer: TensorQuantizer, shape: tuple[int, ...], order: str) -> dict[str, Tensor]:
-    """Operations on meta tensors take longer than packing a small layer, and a model has few shapes: they are done once for each shape."""
+    """Return `packed_meta`, cached by shape: operations on meta tensors take longer than packing a small layer, and shapes repeat."""
     qparams = quantizer.empty_qparams(shape, "meta")
     codes = quantizer.quantize(torch.empty(shape, dtype=torch.float32, device="meta"), qparams)
     return quantizer.pack(codes, qparams, order=order)

@@ -1,4 +1,4 @@
-"""PackedQuantizer: a quantizer of an attention module whose scales are those of a checkpoint."""
+"""PackedQuantizer: a quantizer of an attention module that holds the scales of a checkpoint."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["PackedQuantizer", "packed_scales"]
 
 
 def packed_scales(spec: TensorSpec, order: str) -> dict[str, Tensor]:
-    """Stored scales of an activation with one scale per tensor, on the meta device, by suffix; none where they are dynamic."""
+    """Return the stored scales of a per-tensor activation by suffix, on the meta device; empty where they are dynamic."""
     quantizer = quantizer_for(spec, activation=True)
     if quantizer.is_dynamic or quantizer.is_float:
         return {}
@@ -26,13 +26,13 @@ def packed_scales(spec: TensorSpec, order: str) -> dict[str, Tensor]:
 
 
 class PackedQuantizer(PackedScales, Packed):
-    """Scales that a loader fills, and from which the quantizer is made.
+    """The scales of a quantizer, which a checkpoint loader fills and `unpack` converts to the quantizer.
 
     Args:
-        spec: Of an activation with one scale per tensor.
-        order: Order of 4-bit codes in a word, as the checkpoint has it.
-        stored: The module that holds the scales, if it is another one: a checkpoint keeps those of keys with the projection.
-        largest: No scale of this tensor can be larger.
+        spec: Spec of an activation with one scale per tensor.
+        order: Order of 4-bit codes in a word in the checkpoint.
+        stored: The module that holds the scales, if it is another one: a checkpoint stores scales of keys with the projection.
+        largest: Upper bound of valid scales.
     """
 
     def __init__(self, spec: TensorSpec, order: str, stored: PackedScales | None = None, largest: float = math.inf) -> None:
@@ -47,7 +47,7 @@ class PackedQuantizer(PackedScales, Packed):
         """Return the quantizer, on the device of its scales.
 
         Raises:
-            CheckpointError: The scales are not positive and finite: a loader that only warns of missing tensors leaves what was in memory.
+            CheckpointError: The scales are not positive and finite: a loader that only warns of missing tensors leaves them uninitialized.
         """
         module = QuantizerModule(self.spec, activation=True)
         tensors = self._stored[0].tensors()
@@ -55,15 +55,15 @@ class PackedQuantizer(PackedScales, Packed):
             qparams = module.quantizer.unpack_qparams(tensors, (1,), order=self.order)
             if not bool(((qparams.scale > 0) & (qparams.scale <= self.largest) & torch.isfinite(qparams.scale)).all()):
                 raise CheckpointError(
-                    f"a scale inside attention is {qparams.scale.tolist()}, which none can be: the checkpoint says in softmax_quant_spec "
-                    "or kv_cache_post_rope that it holds such scales and lacks them. import_model_from_safetensors says which, and leaves "
+                    f"a scale inside attention is {qparams.scale.tolist()}, which is not valid: the checkpoint says in softmax_quant_spec "
+                    "or kv_cache_post_rope that it holds such scales and lacks them. import_model_from_safetensors names them, and leaves "
                     "probabilities without scales float"
                 )
             module.set_qparams(qparams)
         return module.train(self.training)
 
     def forward(self, x: Tensor) -> Tensor:
-        """The quantizer's forward; the first call unpacks, and frees the packed scales."""
+        """Return the quantizer's output; the first call unpacks, and frees the packed scales."""
         if self._ready is None:
             self._ready = self.unpack()
             self._buffers.clear()

@@ -15,11 +15,11 @@ _BUFFERS = ("scale", "zero_point", "outer_scale")
 
 
 class QuantizerModule(nn.Module):
-    """Fake-quantizes a tensor: with its own scales where they are static, with scales computed at each call where they are dynamic.
+    """Fake-quantizes a tensor: with stored scales where they are static, and with scales computed at each call where they are dynamic.
 
     Args:
         spec: The tensor's quantization.
-        activation: Whether the tensor is an activation; it decides what "per channel" means.
+        activation: Whether the tensor is an activation, which decides the channel axis.
 
     Attributes:
         quantizer: The `quark.quantizers.TensorQuantizer` that does the arithmetic.
@@ -38,11 +38,11 @@ class QuantizerModule(nn.Module):
 
     @property
     def qparams(self) -> QParams | None:
-        """The scales, or None while there are none."""
+        """The scales; None before `set_qparams`."""
         return None if self.scale is None else QParams(self.scale, self.zero_point, self.outer_scale)
 
     def set_qparams(self, qparams: QParams) -> None:
-        """Keep these scales."""
+        """Set the scales, which replace earlier ones."""
         for name in _BUFFERS:
             setattr(self, name, None)
         for name, value in qparams.items():
@@ -50,7 +50,7 @@ class QuantizerModule(nn.Module):
 
     @torch.no_grad()
     def forward(self, x: Tensor) -> Tensor:
-        """``x`` rounded to what its codes can say, in its own dtype and shape."""
+        """Return ``x`` fake-quantized, in its dtype and shape. Raises CalibrationError where a static scale is not set."""
         if self.quantizer.is_dynamic or self.quantizer.is_float:
             return self.quantizer.fake_quantize(x)
         qparams = self.qparams
@@ -61,7 +61,7 @@ class QuantizerModule(nn.Module):
         return self.quantizer.fake_quantize(x, qparams)
 
     def extra_repr(self) -> str:
-        """Format, static or dynamic, granularity."""
+        """Return format, static or dynamic, and granularity, for ``repr``."""
         return f"{_formats(self.quantizer.spec)}, {'dynamic' if self.quantizer.is_dynamic else 'static'}, {self.quantizer.granularity}"
 
 

@@ -1,4 +1,4 @@
-"""Check the scales of a checkpoint before anything is computed with them."""
+"""Validation of the scales of a checkpoint, before they are used."""
 
 from __future__ import annotations
 
@@ -14,18 +14,18 @@ __all__ = ["refuse_bad_scales"]
 
 
 def refuse_bad_scales(qparams: QParams, of: str, *, activation: bool) -> None:
-    """Raise where scales are not valid.
+    """Check that scales are valid.
 
-    A scale of 0 makes an activation infinite. A weight's group that it belongs to reads as zeros: other tools write such scales for groups
-    that hold nothing but zeros, so that is logged and not refused.
+    With a scale of 0 an activation becomes infinite, and a group of a weight dequantizes to zeros. Other tools write such scales for groups
+    of zeros, so a 0 among a weight's scales is logged and not refused.
 
     Args:
-        qparams: As a checkpoint has them, unpacked.
-        of: Whose they are, for messages.
-        activation: Whether they are of an input or output.
+        qparams: Unpacked scales of a checkpoint.
+        of: Name of the tensor, for messages.
+        activation: Whether the tensor is an input or output.
 
     Raises:
-        CheckpointError: A scale is NaN, infinite or negative; or 0, of an activation.
+        CheckpointError: A scale is NaN, infinite or negative; or a scale of an activation is 0.
     """
     for scale in (qparams.scale, qparams.outer_scale):
         if scale is None or scale.is_meta or scale.numel() == 0:
@@ -39,10 +39,10 @@ def refuse_bad_scales(qparams: QParams, of: str, *, activation: bool) -> None:
         if bad or activation:
             raise CheckpointError(
                 f"{bad or zeros} of {values.numel()} scale(s) of {of} are {'NaN, infinite or negative' if bad else '0'}: the checkpoint is "
-                "damaged, or was made of a model that overflowed. Make or fetch it again"
+                "damaged, or the quantized model overflowed. Make or fetch it again"
             )
         _warn_of_zeros(zeros, values, of)
 
 
 def _warn_of_zeros(zeros: int, values: Tensor, of: str) -> None:
-    get_logger(__name__).warning(f"{zeros} of {values.numel()} scale(s) of {of} are 0: what they belong to reads as zeros")
+    get_logger(__name__).warning(f"{zeros} of {values.numel()} scale(s) of {of} are 0: their groups dequantize to zeros")

@@ -1,4 +1,4 @@
-"""Which modules of a model are attention, and what of them is quantized."""
+"""Planning of attention: which modules are attention, and which of their probabilities, queries, keys and values are quantized."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ __all__ = [
 
 @attrs.frozen
 class AttentionRow:
-    """One attention module of which something is quantized.
+    """One attention module with at least one quantized tensor.
 
-    Keys, values and queries are those that attention gets: behind norms on single heads and the rotary embedding. Where one of them is
-    quantized there, it takes the place of the output quantization of a projection.
+    Keys, values and queries are quantized as attention receives them, after per-head norms and the rotary embedding. This replaces the
+    output quantization of the projection that produces them.
 
     Attributes:
         name: Full module name.
-        probabilities: Of the softmax; None where they stay float.
-        key: Of the keys; None where they stay as they are.
-        key_layer: Full name of the projection whose output quantization ``key`` takes the place of; None where ``key`` is None.
-        value, value_layer: Likewise of the values.
-        query, query_layer: Likewise of the queries.
+        probabilities: Spec of the softmax output; None where it stays float.
+        key: Spec of the keys; None where they are not quantized inside attention.
+        key_layer: Full name of the projection whose output quantization ``key`` replaces; None where ``key`` is None.
+        value, value_layer: The same for the values.
+        query, query_layer: The same for the queries.
     """
 
     name: str
@@ -60,65 +60,66 @@ class AttentionRow:
 
     @property
     def states(self) -> dict[str, tuple[str, TensorSpec]]:
-        """Projection and spec of each quantized state, by attribute of the attention module (`quark.modules.attention.STATES`)."""
-        found = {QUERY: (self.query_layer, self.query), KEY: (self.key_layer, self.key), VALUE: (self.value_layer, self.value)}
-        return {name: (layer, spec) for name, (layer, spec) in found.items() if layer is not None and spec is not None}
+        """The projection and the spec of each quantized state, by attribute of the module (`quark.modules.attention.STATES`)."""
+        states = {QUERY: (self.query_layer, self.query), KEY: (self.key_layer, self.key), VALUE: (self.value_layer, self.value)}
+        return {name: (layer, spec) for name, (layer, spec) in states.items() if layer is not None and spec is not None}
 
 
 def attention_rows(
     model: nn.Module, rows: Sequence[PlanRow], config: QConfig, architecture: Architecture | None
 ) -> tuple[AttentionRow, ...]:
-    """The attention modules of ``model`` of which ``config`` quantizes something, in the model's order. Nothing is checked.
+    """Return the attention modules of ``model`` in which ``config`` quantizes a tensor, in the model's order. Nothing is checked.
 
-    They are the parents of the query, key and value projections that the architecture names; without such names, modules that are called
-    ``…attn`` or ``…attention``. An exclusion is about layers, and does not reach them. Where ``config`` leaves it to the model whether keys
-    and queries are rounded after the rotary embedding, they are not; see `resolve_attention`.
+    Attention modules are the parents of the query, key and value projections that the architecture names; without such names, modules
+    called ``…attn`` or ``…attention``. ``exclude`` applies to layers and not to attention modules. Where ``kv_cache_post_rope`` or
+    ``attention_post_rope`` is None, it counts as False; `resolve_attention` replaces None first.
     """
     has_cache = bool(config.kv_cache_post_rope and config.kv_cache_quant_config)
     if config.softmax_quant_spec is None and not has_cache and not config.attention_post_rope:
         return ()
     cached = [r for r in rows if first_match(r.name, config.kv_cache_quant_config) is not None] if has_cache else []
-    asking = _query_rows(rows, architecture) if config.attention_post_rope else []
+    query_rows = _query_rows(rows, architecture) if config.attention_post_rope else []
     facts = with_inferred_attention(architecture, model, (r.name for r in rows))
-    found = []
+    attentions = []
     for name in _attentions(model, rows, architecture):
         states: dict[str, Any] = {}
-        for state, projections, among in (
+        for state, projections, candidates in (
             ("key", facts.key_projections, cached),
             ("value", facts.value_projections, cached),
-            ("query", facts.query_projections, asking),
+            ("query", facts.query_projections, query_rows),
         ):
-            row = _projection(name, projections or (), among)
+            row = _projection(name, projections or (), candidates)
             if row is not None and row.config is not None and row.config.output_tensors is not None:
                 states |= {state: row.config.output_tensors, f"{state}_layer": row.name}
         if config.softmax_quant_spec is not None or states:
-            found.append(AttentionRow(name, config.softmax_quant_spec, **states))
-    return tuple(found)
+            attentions.append(AttentionRow(name, config.softmax_quant_spec, **states))
+    return tuple(attentions)
 
 
 def resolve_attention(model: nn.Module, rows: Sequence[PlanRow], config: QConfig, architecture: Architecture | None) -> QConfig:
-    """The configuration with ``kv_cache_post_rope`` and ``attention_post_rope`` as they hold for this model, where they are None.
+    """Return the configuration with ``kv_cache_post_rope`` and ``attention_post_rope`` resolved for this model where they are None.
 
-    They are True, which is what runtimes compute, wherever attention can be reached and has the projections to itself.
+    They become True, which matches what runtimes compute, wherever attention can be switched to our implementation and each projection
+    produces keys, values or queries alone.
     """
     cache, queries = config.kv_cache_post_rope, config.attention_post_rope
     if cache is None:
         cache = bool(_cached_rows(rows, config, architecture)) and why_before_rope(model, rows, config, architecture) is None
     if queries is None and config.softmax_quant_spec is not None:
-        asked = attrs.evolve(config, kv_cache_post_rope=False, attention_post_rope=True)
-        found = attention_rows(model, rows, asked, architecture)
-        inside = {a.query_layer for a in found}
-        outside = [r for r in _query_rows(rows, architecture) if r.name not in inside]
-        queries = not outside and not any(_specs_not_per_tensor(found, QUERY))
+        after_rope = attrs.evolve(config, kv_cache_post_rope=False, attention_post_rope=True)
+        attentions = attention_rows(model, rows, after_rope, architecture)
+        in_attention = {a.query_layer for a in attentions}
+        elsewhere = [r for r in _query_rows(rows, architecture) if r.name not in in_attention]
+        queries = not elsewhere and not any(_specs_not_per_tensor(attentions, QUERY))
     return attrs.evolve(config, kv_cache_post_rope=cache, attention_post_rope=queries)
 
 
 def why_before_rope(model: nn.Module, rows: Sequence[PlanRow], config: QConfig, architecture: Architecture | None) -> str | None:
-    """Returns why keys and values of the cache cannot be rounded as attention gets them, with the cure; None where they can be."""
-    asked = attrs.evolve(config, kv_cache_post_rope=True, attention_post_rope=False)
-    found = attention_rows(model, rows, asked, architecture)
-    reason = next(_cache_errors(found, rows, asked, architecture), None)
-    return reason or why_unswitchable(model, [a.name for a in found if a.states])
+    """Return why keys and values of the cache cannot be rounded inside attention, with the fix; None where they can be."""
+    after_rope = attrs.evolve(config, kv_cache_post_rope=True, attention_post_rope=False)
+    attentions = attention_rows(model, rows, after_rope, architecture)
+    reason = next(_cache_errors(attentions, rows, after_rope, architecture), None)
+    return reason or why_unswitchable(model, [a.name for a in attentions if a.states])
 
 
 def attention_errors(
@@ -129,11 +130,11 @@ def attention_errors(
     architecture: Architecture | None,
     asked: bool | None,
 ) -> Iterator[str]:
-    """What of the configuration cannot be done to the attention modules of this model, with the cure.
+    """Yield one error message for each attention setting that this model does not allow, with the fix.
 
     Args:
-        model: Has them.
-        attentions: What would be quantized of them.
+        model: The model that contains the attention modules.
+        attentions: Rows of the attention modules, from `attention_rows`.
         rows: The layers of the model.
         config: As resolved for this model.
         architecture: Facts about the family.
@@ -142,7 +143,7 @@ def attention_errors(
     if config.softmax_quant_spec is not None:
         if not attentions:
             yield (
-                "attention probabilities are to be quantized (softmax_quant_spec), but no attention module was found in this model: "
+                "softmax_quant_spec quantizes attention probabilities, but no attention module was found in this model: "
                 "leave attention_scheme out, or register a template that names the model's q_layer_name and kv_layers_name"
             )
         yield from _not_per_tensor("softmax_quant_spec", config.softmax_quant_spec)
@@ -151,7 +152,7 @@ def attention_errors(
     if config.kv_cache_post_rope:
         if not config.kv_cache_quant_config:
             yield (
-                "kv_cache_post_rope says where keys of a quantized cache are rounded, but no cache is to be quantized: add kv_cache_scheme"
+                "kv_cache_post_rope says where keys of a quantized cache are rounded, but the cache is not quantized: add kv_cache_scheme"
             )
         else:
             yield from _cache_errors(attentions, rows, config, architecture)
@@ -159,65 +160,64 @@ def attention_errors(
         reason, norm = why_before_rope(model, rows, config, architecture), next(_key_norms(model, rows, config, architecture), None)
         if reason is not None and norm is not None:
             yield (
-                f"keys pass the norm '{norm}' before they are cached, so that a scale of what the projection gives has nothing to do with "
-                f"what runtimes keep, and they cannot be rounded behind it: {reason}. kv_cache_post_rope=False takes that scale all the "
-                "same"
+                f"keys pass the norm '{norm}' before they are cached, so that a scale of the projection's output does not fit the keys "
+                f"that runtimes cache, and they cannot be rounded after the norm: {reason}. kv_cache_post_rope=False uses that scale anyway"
             )
 
 
 def attention_warnings(
     model: nn.Module, rows: Sequence[PlanRow], config: QConfig, architecture: Architecture | None, asked: bool | None
 ) -> Iterator[str]:
-    """What people should know of the scales of a quantized cache that are not those of what runtimes keep in it. Arguments as above."""
+    """Yield warnings about KV-cache scales that do not describe what runtimes cache. Arguments as for `attention_errors`."""
     cached = [r.name for r in _cached_rows(rows, config, architecture)]
     if config.kv_cache_post_rope or not cached:
         return
     norm = next(_key_norms(model, rows, config, architecture), None)
-    where = f"{len(cached)} layers feed the quantized cache and are rounded as they put out: {folded(cached)}"
+    where = f"{len(cached)} layers feed the quantized cache and are rounded at the projection's output: {folded(cached)}"
     if norm is not None:
         yield (
-            f"{where}. Runtimes cache keys behind the norm '{norm}' and the rotary embedding, with which that scale has nothing to do: all "
-            "keys may saturate. Leave kv_cache_post_rope out for a scale of what is cached"
+            f"{where}. Runtimes cache keys after the norm '{norm}' and the rotary embedding, which that scale does not fit: all keys may "
+            "saturate. Leave kv_cache_post_rope out for a scale of the cached keys"
         )
     elif asked is None:
         reason = why_before_rope(model, rows, config, architecture)
-        yield f"{where}. Runtimes cache what attention gets, for which the scale may be too small. Attention is out of reach: {reason}"
+        yield f"{where}. Runtimes cache keys after the rotary embedding, for which the scale may be too small. The reason: {reason}"
 
 
 def _cached_rows(rows: Iterable[PlanRow], config: QConfig, architecture: Architecture | None) -> list[PlanRow]:
-    """The layers that feed the quantized cache. Only decoder blocks have one: what a pattern hits elsewhere is not quantized for it."""
-    inside = _blocks(architecture)
-    found = [r for r in rows if r.name.startswith(inside) and first_match(r.name, config.kv_cache_quant_config) is not None]
-    parents = _outermost(r.name.rpartition(".")[0] for r in found)
-    return [r for r in found if r.name.rpartition(".")[0] in parents]
+    """Return the layers that feed the quantized cache. Only decoder blocks have a cache: matches outside them are left out."""
+    prefix = _blocks(architecture)
+    matches = [r for r in rows if r.name.startswith(prefix) and first_match(r.name, config.kv_cache_quant_config) is not None]
+    parents = _outermost(r.name.rpartition(".")[0] for r in matches)
+    return [r for r in matches if r.name.rpartition(".")[0] in parents]
 
 
 def _query_rows(rows: Iterable[PlanRow], architecture: Architecture | None) -> list[PlanRow]:
-    """The query projections of decoder blocks whose output is quantized."""
-    patterns, inside = _query_patterns(architecture), _blocks(architecture)
+    """Return the query projections of decoder blocks whose output is quantized."""
+    patterns, prefix = _query_patterns(architecture), _blocks(architecture)
     return [
         r
         for r in rows
-        if r.name.startswith(inside) and r.config is not None and r.config.output_tensors is not None and first_match(r.name, patterns)
+        if r.name.startswith(prefix) and r.config is not None and r.config.output_tensors is not None and first_match(r.name, patterns)
     ]
 
 
 def _cache_errors(
     attentions: Sequence[AttentionRow], rows: Sequence[PlanRow], config: QConfig, architecture: Architecture | None
 ) -> Iterator[str]:
-    served = {layer for row in attentions for layer, _ in row.states.values()}
-    without = [r.name for r in _cached_rows(rows, config, architecture) if r.name not in served]
-    if without:
+    covered = {layer for row in attentions for layer, _ in row.states.values()}
+    missing = [r.name for r in _cached_rows(rows, config, architecture) if r.name not in covered]
+    if missing:
         yield (
-            f"keys cannot be quantized after the rotary embedding (kv_cache_post_rope): '{without[0]}' feeds the cache, and is no "
-            "projection of an attention module that makes keys alone, or values alone. Leave kv_cache_post_rope out, or set it to False"
+            f"keys cannot be quantized after the rotary embedding (kv_cache_post_rope): '{missing[0]}' feeds the cache, and is no "
+            "projection of an attention module that gives keys alone, or values alone. Leave kv_cache_post_rope out, or set it to False"
         )
     if any(_specs_not_per_tensor(attentions, KEY, VALUE)):
         yield _wants_tensor_scale("output_tensors of keys and values with kv_cache_post_rope")
 
 
 def _key_norms(model: nn.Module, rows: Sequence[PlanRow], config: QConfig, architecture: Architecture | None) -> Iterator[str]:
-    """Full names of norms that keys pass before they are cached."""
+    """Yield the full names of norms that keys pass before they are cached."""
     norms = with_inferred_attention(architecture, model, (r.name for r in rows)).key_norms or ()
     for parent in dict.fromkeys(r.name.rpartition(".")[0] for r in _cached_rows(rows, config, architecture)):
         names = (f"{parent}.{child}" for child, _ in model.get_submodule(parent).named_children())
@@ -240,27 +240,27 @@ def _not_per_tensor(what: str, spec: TensorSpec) -> Iterator[str]:
 
 def _wants_tensor_scale(what: str) -> str:
     return (
-        f"{what} wants one scale per tensor (qscheme per_tensor): inside attention, axes are not those of a layer's output. "
-        "Take a scheme such as fp8"
+        f"{what} must have one scale per tensor (qscheme per_tensor): inside attention, axes are not those of a layer's output. "
+        "Use a scheme such as fp8"
     )
 
 
 def _attentions(model: nn.Module, rows: Iterable[PlanRow], architecture: Architecture | None) -> list[str]:
-    inside, patterns = _blocks(architecture), _projections(architecture)
+    prefix, patterns = _blocks(architecture), _projections(architecture)
     if not patterns:
-        return attention_modules(n for n, _ in model.named_modules() if n.startswith(inside))
-    parents = (r.name.rpartition(".")[0] for r in rows if r.name.startswith(inside) and first_match(r.name, patterns) is not None)
+        return attention_modules(n for n, _ in model.named_modules() if n.startswith(prefix))
+    parents = (r.name.rpartition(".")[0] for r in rows if r.name.startswith(prefix) and first_match(r.name, patterns) is not None)
     return _outermost(p for p in parents if p)
 
 
 def _outermost(names: Iterable[str]) -> list[str]:
-    """Each of some modules that lies in none of the others: what chooses tokens inside attention has projections, too, and no cache."""
-    found = dict.fromkeys(names)
-    return [n for n in found if not any(".".join(n.split(".")[:i]) in found for i in range(1, n.count(".") + 1))]
+    """Return the modules that are inside none of the others: a token indexer inside attention has projections too, but no cache."""
+    unique = dict.fromkeys(names)
+    return [n for n in unique if not any(".".join(n.split(".")[:i]) in unique for i in range(1, n.count(".") + 1))]
 
 
 def _blocks(architecture: Architecture | None) -> str:
-    """What the full names of everything in decoder blocks begin with."""
+    """Return the prefix of all full names in decoder blocks; empty where the blocks are not known."""
     return "" if architecture is None or architecture.decoder_blocks is None else architecture.decoder_blocks + "."
 
 
@@ -278,7 +278,7 @@ def _query_patterns(architecture: Architecture | None) -> list[str]:
 
 
 def _projection(attention: str, projections: Iterable[str], among: Iterable[PlanRow]) -> PlanRow | None:
-    """The first of these rows that is one of the projections of an attention module; names of projections are relative to a block."""
+    """Return the first row that is one of the projections of an attention module; projection names are relative to a decoder block."""
     inside = (row for row in among if row.name.rpartition(".")[0] == attention)
     return next((row for row in inside if _is_one_of(row.name, projections)), None)
 
@@ -288,7 +288,7 @@ def _is_one_of(name: str, names_in_block: Iterable[str]) -> bool:
 
 
 def attention_facts(attentions: Iterable[AttentionRow]) -> list[Mapping[str, object]]:
-    """JSON form of the rows."""
+    """Return the rows in JSON form."""
     return [
         {
             "name": r.name,

@@ -1,4 +1,4 @@
-"""A model as a sequence of blocks: the decoder blocks its architecture names, or the whole model as one."""
+"""Decoder blocks of a model: those that its architecture names, or the whole model as one block."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ __all__ = ["Block", "decoder_blocks"]
 
 @attrs.frozen(eq=False)
 class Block:
-    """One block.
+    """One decoder block, or the whole model.
 
     Attributes:
         name: Full name of the module; empty where the block is the whole model.
@@ -24,12 +24,12 @@ class Block:
     module: nn.Module
 
     def owns(self, layer: str) -> bool:
-        """Whether the layer of that full name lies in this block."""
+        """Return whether the layer with that full name is in this block."""
         return self.name == "" or layer.startswith(self.name + ".")
 
 
 def decoder_blocks(model: nn.Module, architecture: Architecture | None) -> list[Block]:
-    """The blocks of ``model`` in order; one, the model, where its family is not known or names none.
+    """Return the blocks of ``model`` in order; one block, the model itself, where the architecture is not known or names no blocks.
 
     Raises:
         ConfigError: The architecture names a list that the model does not have.
@@ -37,10 +37,10 @@ def decoder_blocks(model: nn.Module, architecture: Architecture | None) -> list[
     if architecture is None or architecture.decoder_blocks is None:
         return [Block("", model)]
     try:
-        found = model.get_submodule(architecture.decoder_blocks)
+        block_list = model.get_submodule(architecture.decoder_blocks)
     except AttributeError:
         raise ConfigError(
             f"the template '{architecture.model_type}' says that decoder blocks are at '{architecture.decoder_blocks}', but this "
             f"{type(model).__name__} has no such module. Use the template of the model's own config.model_type"
         ) from None
-    return [Block(f"{architecture.decoder_blocks}.{name}", block) for name, block in found.named_children()]
+    return [Block(f"{architecture.decoder_blocks}.{name}", block) for name, block in block_list.named_children()]

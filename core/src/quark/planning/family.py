@@ -17,13 +17,13 @@ __all__ = ["architecture_of", "model_type_of", "template_of", "text_config", "we
 
 
 def model_type_of(model_config: Any) -> str | None:
-    """``model_type`` of a transformers config, or its first architecture's name where that is missing; None for other objects."""
-    found = getattr(model_config, "model_type", None) or next(iter(getattr(model_config, "architectures", None) or []), None)
-    return found if isinstance(found, str) and found else None
+    """Return ``model_type`` of a transformers config, or its first architecture's name if that is missing; None for other objects."""
+    model_type = getattr(model_config, "model_type", None) or next(iter(getattr(model_config, "architectures", None) or []), None)
+    return model_type if isinstance(model_type, str) and model_type else None
 
 
 def architecture_of(model: nn.Module) -> Architecture | None:
-    """Facts about the family of ``model``: its template's, or what its modules show; None where neither says anything."""
+    """Return facts about the family of ``model``, from its template or inferred from its modules; None where neither is possible."""
     name = model_type_of(getattr(model, "config", None))
     if name is None:
         return None
@@ -46,18 +46,18 @@ def text_config(model: nn.Module) -> Any:
 
 
 def template_of(model: nn.Module) -> LLMTemplate:
-    """The template of a model's type, or one made of what its modules show, which is logged.
+    """Return the template of a model's type, or one inferred from its modules; the inference is logged.
 
     Raises:
-        UnknownNameError: (a ValueError) There is no template, and the modules show no plain decoder.
+        UnknownNameError: (a ValueError) There is no template, and the modules are not those of a plain decoder.
     """
     name = model_type_of(getattr(model, "config", None)) or "(none)"
     try:
         return LLMTemplate.get(name)
     except UnknownNameError:
-        found = infer_architecture(model, name)
-        if found is None:
+        architecture = infer_architecture(model, name)
+        if architecture is None:
             raise
-    for line in inferred_lines(found):
+    for line in inferred_lines(architecture):
         get_logger(__name__).warning(line)
-    return LLMTemplate.from_architecture(found)
+    return LLMTemplate.from_architecture(architecture)

@@ -1,7 +1,8 @@
-"""Inference of facts from names of modules, for models without a template and for what an architecture does not state.
+"""Inference of an `Architecture` from module names, for models without a template and for fields that a template leaves open.
 
-This is the one module of core that tests names of layers; everything else asks an `Architecture`. What is inferred is less than a template
-says, and is not verified: enough to work block by block, to leave the output head in float, and to find keys, values and experts.
+This is the one module of core that tests names of layers; everything else asks an `Architecture`. An inferred architecture has fewer facts
+than a template and is not verified. It suffices to quantize block by block, to leave the output head in float, and to find keys, values and
+experts.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ __all__ = ["EXPERTS", "attention_modules", "infer_architecture", "inferred_lines
 _CACHE = (("*k_proj", "*v_proj"), ("*key_proj", "*value_proj"), ("*.key", "*.value"), ("*qkv_proj",), ("*query_key_value",), ("*Wqkv",))
 _QUERIES = ("*q_proj", "*query_proj", "*.query", "*qkv_proj", "*query_key_value", "*Wqkv")
 _GATES = ("*router*", "*.gate")
-"""Patterns by which projections are commonly named; the first that match all of a kind are taken."""
+"""Common name patterns of projections; the first pattern or group that matches is used."""
 _ATTENTION_MODULES = ("*attn", "*attention")
 _QUERY_WORDS, _KEY_WORDS, _VALUE_WORDS = frozenset({"q", "query"}), frozenset({"k", "key"}), frozenset({"v", "value"})
 _NORMED_WORDS = frozenset({"k", "key", "qk"})
@@ -30,11 +31,11 @@ EXPERTS = "experts"
 
 
 def infer_architecture(model: nn.Module, model_type: str) -> Architecture | None:
-    """What the module tree of a language model shows, or None where it is not plain.
+    """Return the architecture inferred from the module tree of a language model, or None if the model is not a plain decoder.
 
-    The decoder blocks are the one list of modules of one class that holds linear layers. A model with two such lists (an encoder and a
-    decoder, a vision tower) is not plain, nor is one that passes a block several times. Linear layers outside the blocks, and routers, are
-    left in float.
+    The decoder blocks are the one list of modules of one class that contains linear layers. A model with two such lists (an encoder and a
+    decoder, a vision tower) is not a plain decoder, nor is one that runs a block several times. Linear layers outside the blocks, and
+    routers, are left in float.
 
     Args:
         model: A transformers model, on any device; meta tensors will do.
@@ -45,7 +46,7 @@ def infer_architecture(model: nn.Module, model_type: str) -> Architecture | None
         return None
     blocks = lists[0]
     if len(list(model.get_submodule(blocks).children())) != getattr(getattr(model, "config", None), "num_hidden_layers", None):
-        return None  # a block that is passed several times, say: its first pass is not the last
+        return None  # for example, blocks that run several times
     linear = [name for name, m in model.named_modules() if isinstance(m, nn.Linear)]
     inside = [name for name in linear if name.startswith(f"{blocks}.")]
     outside = [name for name in linear if name not in set(inside)]
@@ -91,7 +92,7 @@ def attention_modules(names: Iterable[str]) -> list[str]:
 
 
 def inferred_lines(found: Architecture) -> Iterator[str]:
-    """What was inferred, for people."""
+    """Yield log lines that describe an inferred architecture."""
     yield f"There is no template for the model type '{found.model_type}'; this was inferred from its modules:"
     yield f"  decoder blocks   {found.decoder_blocks}"
     yield f"  feed the cache   {', '.join(found.kv_layers_name or ()) or 'unknown: the cache cannot be quantized'}"
@@ -107,7 +108,7 @@ def _attention_roles(names: Iterable[str]) -> dict[str, Any]:
         for role, own in words_of.items():
             if words and words <= own:
                 roles[role][name] = None
-    return {role: tuple(found) for role, found in roles.items()}
+    return {role: tuple(layers) for role, layers in roles.items()}
 
 
 def _key_norms(names: Iterable[str]) -> tuple[str, ...]:
@@ -126,13 +127,13 @@ def _in_block(name: str, blocks: str | None) -> str:
 
 
 def _block_lists(model: nn.Module) -> Iterator[str]:
-    """Full names of the outermost lists of modules of one class, each with linear layers."""
-    found: list[str] = []
+    """Yield the full names of the outermost lists of modules of one class that contain linear layers."""
+    lists: list[str] = []
     for name, module in model.named_modules():
-        if any(name.startswith(f"{outer}.") for outer in found) or not isinstance(module, nn.ModuleList) or len(module) == 0:
+        if any(name.startswith(f"{outer}.") for outer in lists) or not isinstance(module, nn.ModuleList) or len(module) == 0:
             continue
         if len({type(block) for block in module}) == 1 and any(isinstance(m, nn.Linear) for m in module[0].modules()):
-            found.append(name)
+            lists.append(name)
             yield name
 
 

@@ -22,30 +22,30 @@ __all__ = ["ExpertNames", "FusedMixture", "fused_mixtures", "fused_parameters", 
 
 @attrs.frozen(eq=False)
 class FusedMixture:
-    """A module that can be taken apart.
+    """A fused mixture of experts that can be separated into linear layers.
 
     Attributes:
         module: The mixture.
-        facts: About its family.
+        facts: Facts about its model family.
     """
 
     module: nn.Module
     facts: Architecture
 
     def parts(self) -> ExpertParts:
-        """Its parts, views of the parameters that it has by now."""
-        found = _parts(self.module, self.facts)
-        assert found is not None
-        return found
+        """Return the matrices of each expert, as views of the mixture's current parameters."""
+        parts = _parts(self.module, self.facts)
+        assert parts is not None
+        return parts
 
     @property
     def is_meta(self) -> bool:
-        """Whether its parameters have no data."""
+        """Whether the parameters of the mixture are on the meta device."""
         return next(self.module.parameters()).is_meta
 
 
 def fused_mixtures(model: nn.Module) -> dict[str, FusedMixture]:
-    """Those of a model that can be taken apart, by full name."""
+    """Return the fused mixtures of a model that can be separated, by full name."""
     facts = architecture_of(model) or Architecture(model_type="")
     return {name: FusedMixture(m, facts) for name, m in model.named_modules() if _parts(m, facts) is not None}
 
@@ -53,12 +53,12 @@ def fused_mixtures(model: nn.Module) -> dict[str, FusedMixture]:
 def separate_experts(model: nn.Module, config: QConfig) -> list[str]:
     """Replace fused experts by separate ones, in place, wherever the configuration quantizes one of their layers.
 
-    The model computes the same as before. Returns the full names of the mixtures that were taken apart.
+    The model computes the same as before. Returns the full names of the mixtures that were separated.
     """
-    wanted = {name: parts for name, m in fused_mixtures(model).items() if _is_quantized(name, parts := m.parts(), config)}
-    for name, parts in wanted.items():
+    parts_of = {name: parts for name, m in fused_mixtures(model).items() if _is_quantized(name, parts := m.parts(), config)}
+    for name, parts in parts_of.items():
         model.set_submodule(name, separated(parts))
-    return list(wanted)
+    return list(parts_of)
 
 
 def _parts(module: nn.Module, facts: Architecture) -> ExpertParts | None:
@@ -71,7 +71,7 @@ def _is_quantized(name: str, parts: ExpertParts, config: QConfig) -> bool:
 
 
 class ExpertNames:
-    """Which layers belong to experts, by the facts of a family; for a model without facts, experts are what a module ``experts`` holds.
+    """Tells which layers belong to experts, by the architecture; without one, experts are the children of a module named ``experts``.
 
     Args:
         architecture: Facts about the family; None where nothing is known.
@@ -89,7 +89,7 @@ class ExpertNames:
         self._expression = None if holder is None else re.compile(rf"((?:^|\.){re.escape(holder)}\.)\d+(\.)")
 
     def projection(self, layer: str) -> str | None:
-        """Return the name of a layer of an expert with a star for the expert's number, which its siblings have too; None for others."""
+        """Return the name of an expert's layer with ``*`` for the expert's number, the same for all experts; None for other layers."""
         return None if self._match(layer) is None or self._expression is None else self._expression.sub(r"\1*\2", layer)
 
     def expert(self, layer: str) -> str:
@@ -106,7 +106,7 @@ class ExpertNames:
 
 
 def fused_parameters(model: nn.Module) -> Iterator[str]:
-    """Full names of the matrices of many experts in one parameter, which no plan reaches."""
+    """Yield the full names of parameters that hold the matrices of many experts and are in no plan row."""
     facts = architecture_of(model)
     holder = EXPERTS if facts is None else facts.experts
     for name, module in model.named_modules() if holder is not None else ():
@@ -115,5 +115,5 @@ def fused_parameters(model: nn.Module) -> Iterator[str]:
 
 
 def _holds_matrices(name: str, axes: int) -> bool:
-    # Biases of many experts have two axes as well, and so have matrices that lie one below the other.
+    # Stacked biases of many experts have two axes as well, as have matrices that are concatenated along their rows.
     return axes >= 2 and "bias" not in name

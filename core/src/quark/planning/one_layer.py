@@ -1,4 +1,4 @@
-"""Models that are one layer, such as a bare ``nn.Linear``: worked as the child of a module that only calls it, and put back."""
+"""Models that are a single layer, such as a bare ``nn.Linear``: wrapped for the run in a module that only calls the layer."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ class OneLayer(nn.Module):
         self.train(layer.training)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """What the layer gives."""
+        """Return the output of the layer."""
         return self.layer(*args, **kwargs)
 
 
 def as_model(model: nn.Module) -> nn.Module:
-    """``model``; or, where it is itself a layer that can be quantized or is, a `OneLayer` that holds it."""
+    """Return ``model``, or a `OneLayer` around it where it is itself a quantizable or quantized layer."""
     if counts_as(model) is None and not isinstance(model, QuantizedLayer):
         return model
-    whole = OneLayer(model)
-    _move_results(model, whole)
-    return whole
+    wrapper = OneLayer(model)
+    _move_results(model, wrapper)
+    return wrapper
 
 
 def put_back(whole: nn.Module, model: nn.Module) -> None:
-    """Make ``model`` what has taken its place in ``whole``, which `as_model` returned for it: the same object, of another class."""
+    """Turn ``model``, in place, into the layer that replaced it in ``whole``, the wrapper from `as_model`: class and attributes change."""
     if not isinstance(whole, OneLayer) or whole is model:
         return
     if whole.layer is not model:

@@ -1,4 +1,4 @@
-"""QuantPlan: what will be done to each layer and why, as data; made before anything is touched, from structure and shapes alone."""
+"""QuantPlan: how each layer will be quantized and why; computed from structure and shapes alone, before the model is changed."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ __all__ = ["PlanRow", "QuantPlan", "has_static_scale", "make_plan", "plan_rows",
 
 @attrs.frozen
 class PlanRow:
-    """One layer.
+    """The plan of one layer.
 
     Attributes:
         name: Full module name.
         module_type: Name of the class that the float module counts as (`quark.modules.layers.counts_as`).
-        shape: Of the weight, ``[out, in]`` of a linear layer, whichever way it lies.
-        config: What it gets; None where it stays float.
-        reason: Which rule said so.
+        shape: Shape of the weight; ``[out, in]`` for a linear layer, however it is stored.
+        config: How the layer is quantized; None where it stays float.
+        reason: The rule that decided this.
         algorithm: Name of the algorithm that chooses the weight's codes; None where they are rounded to nearest.
         tied_to: Full name of the module whose parameter this one shares; None where it shares none.
     """
@@ -58,7 +58,7 @@ class PlanRow:
 
     @property
     def quantized_to(self) -> QLayerConfig:
-        """The configuration of a layer that is quantized; those of `QuantPlan.quantized` are."""
+        """The configuration of a quantized layer. Raises ValueError for a row that is not among `QuantPlan.quantized`."""
         if self.config is None:
             raise ValueError(f"'{self.name}' stays float: it has no configuration")
         return self.config
@@ -70,12 +70,12 @@ class QuantPlan:
 
     Attributes:
         rows: One per layer that could be quantized, in the model's order.
-        config: The configuration it was made from; what that leaves to the model is resolved.
+        config: The configuration of the run, resolved for the model.
         architecture: Facts about the model family, None where it is not known.
-        notes: Remarks worth reading that are no errors.
-        attentions: The attention modules of which something is quantized.
+        notes: Remarks for the user that need no action.
+        attentions: The attention modules with quantized tensors.
         rules: The configuration's patterns and layer types, and how many layers each matches.
-        warnings: What is done as asked, and may be other than what was meant; what was asked for and can have no effect.
+        warnings: Settings that are probably not what was meant, and rules without effect.
     """
 
     rows: tuple[PlanRow, ...]
@@ -88,7 +88,7 @@ class QuantPlan:
 
     @property
     def quantized(self) -> tuple[PlanRow, ...]:
-        """Rows of the layers that get something quantized."""
+        """Rows of the layers with at least one quantized tensor."""
         return tuple(r for r in self.rows if r.config is not None)
 
     @property
@@ -104,7 +104,7 @@ class QuantPlan:
         return (*layers, *(a for a in self.attentions if has_static_scale(a.probabilities)))
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON form, saved beside the result."""
+        """Return the plan in JSON form, which is saved beside the result."""
         rows = [attrs.asdict(r, filter=lambda a, _: a.name != "config") | {"config": r.config and r.config.to_dict()} for r in self.rows]
         return {
             "rows": rows,
@@ -117,24 +117,24 @@ class QuantPlan:
 
 
 def static_activations(layer: QLayerConfig | None) -> Iterator[Slot]:
-    """The slots of a layer whose activations need calibration: a stage that is static and not merely a cast."""
+    """Yield the slots of a layer whose activations need calibration: those with a static level that is not a mere cast."""
     for slot in ACTIVATIONS:
         if layer is not None and has_static_scale(getattr(layer, slot)):
             yield slot
 
 
 def has_static_scale(spec: TensorSpec | None) -> bool:
-    """Whether an activation of that spec needs calibration."""
+    """Return whether an activation with that spec needs calibration."""
     return spec is not None and any(s.is_dynamic is False for s in levels(spec)) and not quantizer_for(spec, activation=True).is_float
 
 
 def make_plan(model: nn.Module, config: QConfig, architecture: Architecture | None = None) -> QuantPlan:
-    """Resolve every layer of ``model`` (meta tensors will do) and check all that can be known without data.
+    """Resolve the quantization of every layer of ``model`` (meta tensors will do) and check everything that needs no data.
 
     Raises:
-        ConfigError: All that is wrong, in one message: layers that are quantized already, groups that do not divide, specs that lack
-            something; and where the configuration is ``strict``, patterns that match nothing and layer types that cannot be quantized.
-        PluginError: A format or an observer does not do what it promises.
+        ConfigError: All errors in one message: layers that are quantized already, groups that do not divide, incomplete specs; and where
+            the configuration is ``strict``, patterns that match nothing and layer types that cannot be quantized.
+        PluginError: A format or an observer fails its self-check.
     """
     quantized = [name for name, m in model.named_modules() if is_quantized(m)]
     if quantized:
@@ -143,26 +143,26 @@ def make_plan(model: nn.Module, config: QConfig, architecture: Architecture | No
             "Load the float model again to quantize it differently"
         )
     rows = plan_rows(model, config, architecture)
-    asked, config = config.kv_cache_post_rope, resolve_attention(model, rows, config, architecture)
+    requested_post_rope, config = config.kv_cache_post_rope, resolve_attention(model, rows, config, architecture)
     attentions = attention_rows(model, rows, config, architecture)
     rules = rules_of(model, config, architecture)
-    problems = [
+    errors = [
         *(rule.problem for rule in rules if rule.problem and config.strict),
         *_misfits(rows, config.scheme),
-        *attention_errors(model, attentions, rows, config, architecture, asked),
+        *attention_errors(model, attentions, rows, config, architecture, requested_post_rope),
     ]
-    if problems:
-        raise ConfigError("\n".join(problems))
+    if errors:
+        raise ConfigError("\n".join(errors))
     _refuse_broken_plugins(rows, attentions)
-    warnings = (*(r.problem for r in rules if r.problem), *attention_warnings(model, rows, config, architecture, asked))
+    warnings = (*(r.problem for r in rules if r.problem), *attention_warnings(model, rows, config, architecture, requested_post_rope))
     return QuantPlan(rows, config, architecture, tuple(_notes(rows, model, architecture)), attentions, rules, warnings)
 
 
 def plan_rows(model: nn.Module, config: QConfig, architecture: Architecture | None = None) -> tuple[PlanRow, ...]:
-    """One row for each layer of ``model`` that could be quantized, in the model's order. Nothing is checked.
+    """Return one row for each quantizable layer of ``model``, in the model's order. Nothing is checked.
 
-    Where the architecture names decoder blocks, what is said of the cache reaches no layer outside them. Exports have exact names, and are
-    read without it.
+    Where the architecture names decoder blocks, cache settings apply only to layers inside them. Exported configurations have exact layer
+    names, and are read without an architecture.
     """
     blocks = architecture.decoder_blocks if architecture is not None else None
     return tuple(_rows(dict(model.named_modules()), config, "" if blocks is None else f"{blocks}."))
@@ -171,55 +171,56 @@ def plan_rows(model: nn.Module, config: QConfig, architecture: Architecture | No
 def _rows(modules: dict[str, nn.Module], config: QConfig, inside: str) -> Iterator[PlanRow]:
     first_owner: dict[int, str] = {}
     for name, module in modules.items():
-        kind = counts_as(module)
-        if kind is None:
+        planned_as = counts_as(module)
+        if planned_as is None:
             continue
         weight: Any = module.weight
         owner = first_owner.setdefault(id(weight), name)
-        found = layer_config_for(config, name, kind, has_cache=name.startswith(inside))
-        yield PlanRow(name, kind.__name__, tuple(linear_weight(module).shape), found.config, found.reason, None if owner == name else owner)
+        resolved = layer_config_for(config, name, planned_as, has_cache=name.startswith(inside))
+        shape, tied_to = tuple(linear_weight(module).shape), None if owner == name else owner
+        yield PlanRow(name, planned_as.__name__, shape, resolved.config, resolved.reason, tied_to)
 
 
 def refuse_misfits(rows: tuple[PlanRow, ...]) -> None:
-    """Raise where a spec does not fit its layer: what a checkpoint says need not come from a plan that was checked.
+    """Check that each spec fits its layer, for rows of a checkpoint, which no plan has checked.
 
     Raises:
-        ConfigError: All such specs, in one message.
+        ConfigError: All specs that do not fit, in one message.
     """
     empty = [row.name for row in rows if row.config is not None and 0 in row.shape]
     if empty:
         raise ConfigError(f"{len(empty)} layer(s) that are to be quantized have weights without elements: {folded(empty)}")
-    if problems := list(_misfits(rows, None)):
-        raise ConfigError("\n".join(problems))
+    if errors := list(_misfits(rows, None)):
+        raise ConfigError("\n".join(errors))
 
 
 def _misfits(rows: tuple[PlanRow, ...], scheme: str | None) -> Iterator[str]:
-    """Specs that are incomplete or do not fit their layer, gathered by what is wrong; ``scheme`` is the one that was asked for."""
-    found: dict[tuple[tuple[str, ...], str], list[PlanRow]] = {}
+    """Yield one error for each kind of spec that is incomplete or does not fit its layers; ``scheme`` is the requested scheme."""
+    rows_of: dict[tuple[tuple[str, ...], str], list[PlanRow]] = {}
     for row in rows:
         slots: dict[str, list[str]] = {}
         for slot in Slot:
             spec = None if row.config is None else getattr(row.config, slot)
-            if spec is not None and (problem := _shape_error(row, slot, spec)) is not None:
-                slots.setdefault(problem, []).append(slot)
-        for problem, failing in slots.items():
-            found.setdefault((tuple(failing), problem), []).append(row)
-    for (where, problem), bad in found.items():
-        asked = f"{' and '.join(where)}: {problem}"
-        yield f"{len(bad)} layer(s) cannot be quantized as asked ({asked}): {folded(r.name for r in bad)}. {_cure(bad, scheme)}"
+            if spec is not None and (error := _shape_error(row, slot, spec)) is not None:
+                slots.setdefault(error, []).append(slot)
+        for error, failing in slots.items():
+            rows_of.setdefault((tuple(failing), error), []).append(row)
+    for (wrong_slots, error), misfits in rows_of.items():
+        names, reason = folded(r.name for r in misfits), f"{' and '.join(wrong_slots)}: {error}"
+        yield f"{len(misfits)} layer(s) cannot be quantized as asked ({reason}): {names}. {_fix(misfits, scheme)}"
 
 
-def _cure(bad: Sequence[PlanRow], scheme: str | None) -> str:
-    """What could be done instead; the scheme that was asked for fits these layers, if at all, without the options that it was given."""
-    fitting = _fitting_schemes(bad)
+def _fix(misfits: Sequence[PlanRow], scheme: str | None) -> str:
+    """Return the fix: schemes that fit, among them the requested one without its options."""
+    fitting = _fitting_schemes(misfits)
     others = ", ".join(name for name in fitting if name != scheme)
-    cures = [f"Schemes of the same format that fit: {others}."] if others else []
-    cures += [f"The scheme '{scheme}' fits with its default options."] if scheme in fitting else []
-    return " ".join(cures) or "Exclude these layers, or give them another scheme."
+    fixes = [f"Schemes of the same format that fit: {others}."] if others else []
+    fixes += [f"The scheme '{scheme}' fits with its default options."] if scheme in fitting else []
+    return " ".join(fixes) or "Exclude these layers, or give them another scheme."
 
 
 def _shape_error(row: PlanRow, slot: Slot, spec: Any) -> str | None:
-    # Weights are [out, in, …]; activations are checked by the features they carry, which is all that is known of them before a run.
+    # Weights are [out, in, …]; of activations only the number of features is known before a run.
     shapes = {
         Slot.weight: row.shape,
         Slot.input_tensors: (1, *row.shape[1:2]),
@@ -230,12 +231,12 @@ def _shape_error(row: PlanRow, slot: Slot, spec: Any) -> str | None:
 
 
 def _refuse_broken_plugins(rows: tuple[PlanRow, ...], attentions: Sequence[AttentionRow]) -> None:
-    """Try the formats and observers of everything that is planned; raises PluginError where one is broken."""
+    """Run the self-check of every planned format and observer; raises PluginError where one fails."""
     specs = [(getattr(r.config, slot), slot.is_activation) for r in rows if r.config is not None for slot in Slot]
     specs += [(spec, True) for a in attentions for spec in (a.probabilities, a.query, a.key, a.value)]
-    # Two-stage specs are lists, which cannot be compared by hash: their stages can.
-    wanted = {(levels(spec), is_activation): spec for spec, is_activation in specs if spec is not None}
-    for (_, is_activation), spec in wanted.items():
+    # Two-level specs are lists, which cannot be hashed: their levels can.
+    distinct = {(levels(spec), is_activation): spec for spec, is_activation in specs if spec is not None}
+    for (_, is_activation), spec in distinct.items():
         refuse_broken(quantizer_for(spec, activation=is_activation), activation=is_activation)
 
 
@@ -244,14 +245,14 @@ def _fits(row: PlanRow, layer: QLayerConfig) -> bool:
 
 
 def _fitting_schemes(bad: Sequence[PlanRow]) -> list[str]:
-    """Registered schemes whose weight has the format of the first misfit, and that fit all of them in every slot."""
-    asked = bad[0].config
-    formats = {s.dtype for s in levels(asked.weight if asked else None)}
+    """Return the registered schemes whose weight format is that of the first misfit and that fit all misfits in every slot."""
+    config = bad[0].config
+    formats = {s.dtype for s in levels(config.weight if config else None)}
     fitting = []
     for name in schemes().names():
         layer = schemes().load_config(name)()
-        same = layer.weight is not None and {s.dtype for s in levels(layer.weight)} == formats
-        if same and all(_fits(row, layer) for row in bad):
+        same_format = layer.weight is not None and {s.dtype for s in levels(layer.weight)} == formats
+        if same_format and all(_fits(row, layer) for row in bad):
             fitting.append(name)
     return fitting
 
@@ -259,18 +260,17 @@ def _fitting_schemes(bad: Sequence[PlanRow]) -> list[str]:
 def _notes(rows: tuple[PlanRow, ...], model: nn.Module, architecture: Architecture | None) -> Iterator[str]:
     if architecture is not None and templates().find_architecture(architecture.model_type) is None:
         yield (
-            f"no plugin brings a template for the model type '{architecture.model_type}': its modules show decoder blocks at "
-            f"'{architecture.decoder_blocks}', by which it is worked"
+            f"no plugin provides a template for the model type '{architecture.model_type}': the decoder blocks were inferred from its "
+            f"modules, at '{architecture.decoder_blocks}'"
         )
     fused = list(fused_parameters(model))
     if fused:
         yield (
-            f"{len(fused)} fused matrices of experts stay float: {folded(fused)}. They are excluded, or of a form that "
-            "cannot be taken apart"
+            f"{len(fused)} fused matrices of experts stay float: {folded(fused)}. They are excluded, or of a form that cannot be separated"
         )
     for row in rows:
         if row.tied_to is not None and row.config is not None and row.config.weight is not None:
             yield (
-                f"'{row.name}' shares its weight with '{row.tied_to}' and is to be quantized: it gets a weight of its own, '{row.tied_to}' "
-                "stays float. vLLM cannot load a quantized output head; exclude it unless that is meant"
+                f"'{row.name}' shares its weight with '{row.tied_to}' and will be quantized: it gets its own weight, '{row.tied_to}' stays "
+                "float. vLLM cannot load a quantized output head; exclude it unless that is intended"
             )

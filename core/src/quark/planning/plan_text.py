@@ -1,4 +1,4 @@
-"""The plan as a person reads it: layers that differ only in their block's number are one line."""
+"""The plan as text: layers that differ only in their block's number share a line."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _MOST_RULES = 16
 
 
 def _attention_lines(plan: QuantPlan) -> Iterator[str]:
-    of_probabilities = sum(1 for a in plan.attentions if a.probabilities is not None)
+    probabilities = sum(1 for a in plan.attentions if a.probabilities is not None)
     states = {word: sum(1 for a in plan.attentions if state in a.states) for word, state in _STATES.items()}
-    if of_probabilities:
-        yield f"  attention: probabilities of {of_probabilities} modules {describe_activation(plan.config.softmax_quant_spec)}"
+    if probabilities:
+        yield f"  attention: probabilities of {probabilities} modules {describe_activation(plan.config.softmax_quant_spec)}"
     for word, count in states.items():
         if count:
             yield f"  attention: {word} of {count} modules as attention gets them, after the rotary embedding"
@@ -33,7 +33,7 @@ def _rule_lines(plan: QuantPlan) -> Iterator[str]:
 
 
 def plan_lines(plan: QuantPlan) -> list[str]:
-    """The plan as lines of text, aligned."""
+    """Return the plan as aligned lines of text."""
     grouped: dict[tuple[str, str, str, tuple[int, ...]], list[str]] = {}
     for row in plan.rows:
         what = describe_layer(row.config) + (f", by {row.algorithm}" if row.algorithm else "")
@@ -47,12 +47,12 @@ def plan_lines(plan: QuantPlan) -> list[str]:
     lines = [f"  {n:<{widths[0]}}  {s:<{widths[1]}}  {w:<{widths[2]}}  ({r})" for n, s, w, r in table]
     weights = sum(1 for r in plan.quantized if r.config is not None and r.config.weight is not None)
     head = f"Plan: {weights} of {len(plan.rows)} layers get a quantized weight" + (
-        "; calibration data are needed" if plan.calibrated else ""
+        "; calibration data is needed" if plan.calibrated else ""
     )
     notes = [f"  note: {note}" for note in plan.notes]
     return [head, *lines, *_attention_lines(plan), *_rule_lines(plan), *notes, *warning_lines(plan)]
 
 
 def warning_lines(plan: QuantPlan) -> list[str]:
-    """Those lines of the plan that warn."""
+    """Return the lines of the plan that are warnings."""
     return [f"  warning: {warning}" for warning in plan.warnings]

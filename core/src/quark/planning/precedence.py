@@ -1,4 +1,4 @@
-"""Which quantization a layer gets, and why: the one place where the order of precedence is stated."""
+"""Resolution of a layer's quantization by the rules of a configuration; the order of precedence is defined only here."""
 
 from __future__ import annotations
 
@@ -16,40 +16,41 @@ __all__ = ["Resolution", "first_match", "layer_config_for"]
 
 @attrs.frozen
 class Resolution:
-    """What a layer gets and which rule said so; ``config`` is None where it stays float."""
+    """The configuration of a layer and the rule that decided it; ``config`` is None where the layer stays float."""
 
     config: QLayerConfig | None
     reason: str
 
 
 def first_match(name: str, patterns: object) -> str | None:
-    """The first of the patterns that matches a module's full name, case and all."""
+    """Return the first pattern that matches a module's full name, case-sensitively; None where none does."""
     return next((p for p in patterns if fnmatchcase(name, p)), None)  # type: ignore[attr-defined]
 
 
 def layer_config_for(config: QConfig, name: str, module_type: type[nn.Module], has_cache: bool = True) -> Resolution:
-    """The quantization of the layer ``name``.
+    """Return the quantization of the layer ``name`` and the rule that decided it.
 
     Precedence: ``exclude``, then ``layer_quant_config`` (first matching pattern), then ``layer_type_quant_config`` (exact type), then
-    ``global_quant_config``, which never reaches embeddings. A match in ``kv_cache_quant_config`` adds its output quantization to whatever
-    came out, even to an excluded layer.
+    ``global_quant_config``, which never applies to embeddings. A match in ``kv_cache_quant_config`` adds its output quantization to the
+    result, even to an excluded layer.
 
     Args:
         config: Of the whole model.
         name: Full module name.
-        module_type: What the layer counts as.
-        has_cache: Whether the layer lies where there is a cache, which a pattern cannot say: ``*v_proj`` means no vision tower.
+        module_type: The class that the layer counts as.
+        has_cache: Whether the layer is in a part of the model with a KV cache, which a pattern such as ``*v_proj`` does not tell: it also
+            matches in a vision tower.
     """
     base = _without_cache(config, name, module_type)
     if is_lookup(module_type) and base.config is not None:
-        # Their input is indices, which nothing can round: of a scheme for linear layers they take the weight.
+        # The input is indices, which cannot be quantized: only the weight of a scheme for linear layers applies.
         return Resolution(_or_float(QLayerConfig(weight=base.config.weight)), base.reason)
     pattern = first_match(name, config.kv_cache_quant_config)
     output = config.kv_cache_quant_config[pattern].output_tensors if pattern is not None else None
     if pattern is None or output is None:
         return base
     if not has_cache:
-        # Templates say it under the same pattern in layer_quant_config as well: there, too, it is meant for the cache.
+        # Templates repeat the cache's output quantization under the same pattern in layer_quant_config.
         if base.config != config.kv_cache_quant_config[pattern]:
             return base
         return Resolution(_or_float(attrs.evolve(config.kv_cache_quant_config[pattern], output_tensors=None)), base.reason)
@@ -71,5 +72,5 @@ def _without_cache(config: QConfig, name: str, module_type: type[nn.Module]) -> 
 
 
 def _or_float(layer: QLayerConfig) -> QLayerConfig | None:
-    """A layer configuration that quantizes nothing is float."""
+    """Return the layer configuration, or None where it quantizes nothing."""
     return None if layer == QLayerConfig() else layer

@@ -1,4 +1,4 @@
-"""Refuse what cannot be quantized in memory before any of it is changed: no module, a compiled one, weights that are no plain floats."""
+"""Checks, before any change, that a model can be quantized in memory: it is an uncompiled module with plain floating-point weights."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def refuse_no_model(model: object) -> None:
-    """Check that what is given as a model is one that runs its own Python code.
+    """Check that a model is a ``torch.nn.Module`` that runs its own Python code.
 
     Raises:
-        ConfigError: It is no module; or it, or a part of it, is compiled. Calibration pauses forwards in the middle of a model, which
-            compiled code cannot, and would go on with the graph of the float layers.
+        ConfigError: The object is no module; or the module, or a submodule, is compiled. Calibration pauses forwards inside a model, which
+            compiled code does not allow, and compiled code would keep the graph of the float layers.
     """
     if not isinstance(model, nn.Module):
         what = "None" if model is None else f"the string {model!r}" if isinstance(model, str) else f"a {type(model).__name__}"
@@ -32,24 +32,25 @@ def refuse_no_model(model: object) -> None:
         if _is_compiled(module):
             what = f"'{name}' is" if name else "this model is"
             raise ConfigError(
-                f"{what} compiled (torch.compile): quantize what was compiled, its _orig_mod, or a model whose compile() was not "
+                f"{what} compiled (torch.compile): quantize the original module, its _orig_mod, or a model whose compile() was not "
                 "called, and compile the result"
             )
 
 
 def refuse_unfit(model: nn.Module, rows: Iterable[PlanRow]) -> None:
-    """Check the parameters of every layer that is to be quantized; layers may differ in their dtypes.
+    """Check the parameters of every layer that will be quantized; layers may differ in their dtypes.
 
     Raises:
-        ConfigError: One is not loaded, or no dense tensor of floating-point numbers of 16 bits or more, or a layer's differ in dtype.
+        ConfigError: A parameter is not loaded, or no dense floating-point tensor of 16 bits or more, or a layer's parameters differ in
+            dtype.
     """
-    found: dict[str, list[str]] = {}
+    layers_of: dict[str, list[str]] = {}
     for row in rows:
-        for problem in _errors(model.get_submodule(row.name)):
-            found.setdefault(problem, []).append(row.name)
-    if found:
-        said = "; ".join(f"{len(names)} layer(s) ({folded(names)}) have {problem}" for problem, names in found.items())
-        raise ConfigError(f"this {type(model).__name__} cannot be quantized: {said}. Nothing has been changed")
+        for error in _errors(model.get_submodule(row.name)):
+            layers_of.setdefault(error, []).append(row.name)
+    if layers_of:
+        errors = "; ".join(f"{len(names)} layer(s) ({folded(names)}) have {error}" for error, names in layers_of.items())
+        raise ConfigError(f"this {type(model).__name__} cannot be quantized: {errors}. Nothing has been changed")
 
 
 def _errors(layer: nn.Module) -> Iterator[str]:
@@ -71,5 +72,5 @@ def _short(tensor: Tensor) -> str:
 
 
 def _is_compiled(module: nn.Module) -> bool:
-    # torch.compile(module) wraps it in a class of dynamo, which is not imported for this; module.compile() sets an attribute.
+    # torch.compile(module) wraps the module in a class of dynamo, which need not be imported; module.compile() sets an attribute.
     return type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None

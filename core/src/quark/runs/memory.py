@@ -1,4 +1,4 @@
-"""Memory: how much calibration needs to hold activations, how much is free, and how freed blocks are given back to the system."""
+"""Memory: estimates of what calibration needs for activations, free memory, and the return of freed blocks to the system."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from quark.planning.plan import PlanRow
 __all__ = ["LEAST_RETURNED", "SHARE", "FreedMemory", "free_bytes", "held_bytes", "held_probabilities", "return_freed", "tokens_in"]
 
 SHARE = 0.5
-"""The share of the free memory that activations may take, unless the configuration says otherwise."""
+"""The default share of the free memory that activations may take."""
 
 LEAST_RETURNED = 64 << 20
-"""Bytes that blocks have freed before they are given back to the system; a larger block is given back by itself."""
+"""Freed bytes at which memory is returned to the system."""
 
 
 def tokens_in(calls: Iterable[Call]) -> int:
@@ -35,14 +35,16 @@ def tokens_in(calls: Iterable[Call]) -> int:
 
 
 def held_bytes(blocks: Sequence[Block], inside: Sequence[Sequence[PlanRow]], model: nn.Module, tokens: int, streams: int) -> int:
-    """Estimate the bytes that forwards hold while they wait inside a block: residual stream, its normed form, inputs, other outputs.
+    """Return an estimate of the bytes that forwards hold while they pause inside a block.
+
+    The estimate counts the residual stream, its normed form, layer inputs and other outputs.
 
     Args:
-        blocks: All of them.
-        inside: The layers of each.
-        model: For its dtype.
-        tokens: Of all calls together.
-        streams: Forwards of each call.
+        blocks: All blocks of the model.
+        inside: The layers of each block.
+        model: The model, whose dtype is used.
+        tokens: The number of tokens of all calls together.
+        streams: The number of forwards of each call.
     """
     widest = 0
     for _, rows in zip(blocks, inside, strict=True):
@@ -54,21 +56,21 @@ def held_bytes(blocks: Sequence[Block], inside: Sequence[Sequence[PlanRow]], mod
 
 
 def held_probabilities(model: nn.Module, calls: Iterable[Call]) -> int:
-    """Estimate the bytes of attention probabilities that forwards hold while they wait inside attention: logits and softmax in float32.
+    """Return an estimate of the bytes of attention logits and probabilities, in float32, of forwards that pause inside attention.
 
     Args:
-        model: For the number of its heads; without a configuration that says it there is one.
-        calls: Of calibration.
+        model: The model, whose configuration has the number of heads; without one, a single head is assumed.
+        calls: The calibration calls.
     """
     config: Any = getattr(model, "config", None)
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     heads = int(getattr(text, "num_attention_heads", None) or 1)
-    found = 0
+    bytes_held = 0
     for call in calls:
         ids = next((v for v in (*call.args, *call.kwargs.values()) if isinstance(v, Tensor) and v.ndim > 1), None)
         if ids is not None:
-            found += 2 * 4 * heads * ids.shape[0] * ids.shape[1] ** 2
-    return found
+            bytes_held += 2 * 4 * heads * ids.shape[0] * ids.shape[1] ** 2
+    return bytes_held
 
 
 def free_bytes(device: torch.device) -> int | None:
@@ -83,10 +85,10 @@ def free_bytes(device: torch.device) -> int | None:
 
 
 def return_freed() -> None:
-    """Give memory that is free in this process back to the system, where its C library can be told to.
+    """Return the process's free memory to the system, where its C library supports that (glibc ``malloc_trim``).
 
-    That of Linux keeps what lies between allocations in use: without this, float weights that rounded ones have replaced would stay
-    resident, a block's worth for each block. See `FreedMemory` for when.
+    glibc keeps free memory between live allocations: without this call, replaced float weights would stay resident, one block's worth
+    per block. `FreedMemory` decides when to call it.
     """
     trim = _trim()
     if trim is not None:
@@ -94,10 +96,10 @@ def return_freed() -> None:
 
 
 class FreedMemory:
-    """Counts what blocks free, and returns it when there is enough: each return takes a while, and so does the memory's coming back.
+    """Counts freed bytes and returns them to the system above a threshold, since returning and reallocating memory takes time.
 
     Args:
-        enough: Bytes. Runs that do much with a block can afford to return all of it at once.
+        enough: Threshold in bytes. Runs with much work per block can afford to return each block at once.
     """
 
     def __init__(self, enough: int = LEAST_RETURNED) -> None:
@@ -105,7 +107,7 @@ class FreedMemory:
         self._bytes = 0
 
     def add(self, size: int) -> None:
-        """Count ``size`` bytes that a block has freed, and give them back if there are enough."""
+        """Count ``size`` freed bytes, and return memory to the system at the threshold."""
         self._bytes += size
         if self._bytes >= self._enough:
             return_freed()
@@ -115,7 +117,7 @@ class FreedMemory:
 @cache
 def _trim() -> Callable[[int], int] | None:
     try:
-        found: Callable[[int], int] = ctypes.CDLL(None).malloc_trim
+        malloc_trim: Callable[[int], int] = ctypes.CDLL(None).malloc_trim
     except (OSError, AttributeError, TypeError):  # another system, or another library
         return None
-    return found
+    return malloc_trim

@@ -18,10 +18,10 @@ _SECONDS_BETWEEN_LINES = 5.0
 
 @contextmanager
 def reporting(samples: int) -> Iterator[Progress]:
-    """A progress callback: an event for plugins at each block, a bar where stderr is a terminal, else a line now and then.
+    """Yield a progress callback: an event for plugins at each block, and a bar where stderr is a terminal, else occasional log lines.
 
     Args:
-        samples: Calibration forwards of the run, for the first message.
+        samples: The number of calibration forwards of the run, for the first message.
     """
     from rich.console import Console
     from rich.progress import Progress as Bar

@@ -1,4 +1,4 @@
-"""Sinks take finished blocks. One puts quantized layers where the float ones were, another writes them to an export besides."""
+"""Sinks accept finished blocks: one replaces float layers by quantized ones in the model, the other also writes each block to an export."""
 
 from __future__ import annotations
 
@@ -16,42 +16,42 @@ __all__ = ["BlockSink", "CheckpointSink", "InPlaceSink"]
 
 
 class BlockSink(Protocol):
-    """Takes the finished layers of one block after another."""
+    """Accepts the finished layers of one block after another."""
 
     def accept(self, layers: Mapping[str, QuantizedLayer]) -> None:
-        """Take quantized layers, by full name."""
+        """Accept quantized layers, by full name."""
 
     def end_block(self, block: Block | None) -> None:
-        """End a block, all of whose layers have been accepted and whose other tensors are final; None for what lies outside the blocks."""
+        """End a block: all its layers have been accepted, and its other tensors are final. None ends the part outside the blocks."""
 
     def finish(self, content: CheckpointContent) -> None:
         """End the run; ``content`` is the quantized model with its final plan."""
 
 
 class InPlaceSink:
-    """Replaces layers inside the model they came from."""
+    """Replaces float layers by quantized layers inside the model."""
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
 
     def accept(self, layers: Mapping[str, QuantizedLayer]) -> None:
-        """Put each layer in the place of the float layer of that name."""
+        """Replace the float layer of each name by the quantized layer."""
         for name, layer in layers.items():
             self._model.set_submodule(name, layer)
 
     def end_block(self, block: Block | None) -> None:
-        """Nothing is left to do: the block is complete."""
+        """Do nothing: the block is complete."""
 
     def finish(self, content: CheckpointContent) -> None:
-        """Nothing is left to do: the model is complete after each block."""
+        """Do nothing: the model is complete after its last block."""
 
 
 class CheckpointSink(InPlaceSink):
-    """Writes each block as soon as it is finished; its layers are in the model meanwhile, where exporters look for them.
+    """Writes each block to an export when it is finished; its layers are in the model at that time, where exporters look for them.
 
     Args:
-        model: The layers' own.
-        stream: The export, begun.
+        model: The model that contains the layers.
+        stream: The export, which has been opened.
     """
 
     def __init__(self, model: nn.Module, stream: BlockStream) -> None:
@@ -59,7 +59,7 @@ class CheckpointSink(InPlaceSink):
         self._stream = stream
 
     def end_block(self, block: Block | None) -> None:
-        """Write it."""
+        """Write the block to the export."""
         self._stream.write(block)
 
     def finish(self, content: CheckpointContent) -> None:

@@ -1,4 +1,4 @@
-"""The quantized skeleton: the model as it will be when it is quantized, on the meta device, from which an export is laid out in advance."""
+"""The quantized skeleton: the quantized model on the meta device, from which the files of an export are laid out in advance."""
 
 from __future__ import annotations
 
@@ -21,40 +21,40 @@ def quantized_skeleton(model: nn.Module, plan: QuantPlan) -> nn.Module:
     """Return a copy of ``model``, quantized by ``plan``, whose scales have the shapes and dtypes that calibration gives.
 
     Args:
-        model: Not quantized yet, its parameters on the meta device.
-        plan: Made from it.
+        model: The float model, with its parameters on the meta device.
+        plan: The plan of the model.
     """
-    made = _structure(model)
+    skeleton = _structure(model)
     layers: dict[str, QuantizedLayer] = {}
     for row in plan.quantized:
-        layer = made.get_submodule(row.name)
+        layer = skeleton.get_submodule(row.name)
         layers[row.name] = quantized_class(layer).from_float(layer, row.quantized_to)
         _give_scales(layers[row.name], row)
-    inside = attention_quantizers(layers, plan.attentions)
-    for quantizers in inside.values():
+    attention = attention_quantizers(layers, plan.attentions)
+    for quantizers in attention.values():
         if PROBABILITIES in quantizers:
             _give_scale(quantizers[PROBABILITIES], (1,))
-    install(made, inside)
+    install(skeleton, attention)
     for name, quantized in layers.items():
-        made.set_submodule(name, quantized)
-    return made
+        skeleton.set_submodule(name, quantized)
+    return skeleton
 
 
 def _structure(model: nn.Module) -> nn.Module:
-    """Return a copy of the modules that shares their tensors; a module that is used twice is one module in the copy too."""
+    """Return a copy of the modules that shares their tensors; a module that occurs twice is copied once."""
     copies: dict[int, nn.Module] = {}
     for module in model.modules():
-        copies[id(module)] = made = module.__class__.__new__(module.__class__)
-        # Dicts are the tables of parameters, buffers and submodules: those are changed in the copy.
-        made.__dict__.update({k: dict(v) if type(v) is dict else v for k, v in module.__dict__.items()})
-    for made in copies.values():
-        made._modules = {name: None if child is None else copies[id(child)] for name, child in made._modules.items()}
+        copies[id(module)] = copied = module.__class__.__new__(module.__class__)
+        # Dicts are the tables of parameters, buffers and submodules, which change in the copy.
+        copied.__dict__.update({k: dict(v) if type(v) is dict else v for k, v in module.__dict__.items()})
+    for copied in copies.values():
+        copied._modules = {name: None if child is None else copies[id(child)] for name, child in copied._modules.items()}
     return copies[id(model)]
 
 
 def _give_scales(layer: QuantizedLayer, row: PlanRow) -> None:
     bias = layer.bias.shape if layer.bias_quantizer is not None else ()
-    # Activations are known by their number of features: the second axis of a weight is the input, the first the output.
+    # Of activations only the number of features is known: axis 1 of a weight for the input, axis 0 for the output.
     shapes = {
         "weight": row.shape,
         "bias": tuple(bias),  # type: ignore[arg-type]
@@ -72,7 +72,7 @@ def _give_scale(module: QuantizerModule, shape: tuple[int, ...]) -> None:
         module.set_qparams(_empty(module.quantizer, shape))  # type: ignore[arg-type]  # quantizers are hashed by identity
 
 
-# Layers of one kind share a quantizer, and meta tensors are slow to compute with: equal ones are computed once.
+# Layers of one kind share a quantizer, and operations on meta tensors are slow: equal results are computed once.
 @lru_cache(maxsize=1024)
 def _empty(quantizer: TensorQuantizer, shape: tuple[int, ...]) -> QParams:
     return quantizer.empty_qparams(shape, "meta")

@@ -1,4 +1,4 @@
-"""Sources of a model's float tensors: one that is in memory already, and a checkpoint whose tensors are read block by block."""
+"""Sources of a model's float tensors: a model in memory, and a checkpoint whose tensors are read block by block."""
 
 from __future__ import annotations
 
@@ -25,34 +25,34 @@ class BlockSource(Protocol):
     """Loads the tensors of a block into the modules of a model, and releases them again."""
 
     def load(self, block: Block | None) -> None:
-        """Load the parameters and buffers of a block; None for those that belong to no block."""
+        """Load the parameters and buffers of a block; None loads those outside all blocks."""
 
     def release(self, block: Block) -> None:
-        """Release a block, which every forward has left and the sink has accepted."""
+        """Release the tensors of a block, after every forward has left it and the sink has accepted it."""
 
 
 class InMemorySource:
-    """Of a model that is loaded."""
+    """The source of a model in memory: nothing is loaded or released."""
 
     def load(self, block: Block | None) -> None:
-        """Everything is there."""
+        """Do nothing: all tensors are in memory."""
 
     def release(self, block: Block) -> None:
-        """Everything stays."""
+        """Do nothing: all tensors stay in memory."""
 
 
 class CheckpointSource:
-    """Reads the tensors of a block when its turn comes, and lets them go after it; the model is on the meta device otherwise.
+    """Reads the tensors of a block when it is quantized and releases them afterwards; the rest of the model is on the meta device.
 
-    Of a model that is one block, everything is read at once, since its forwards begin before it is their turn.
+    A model that is one block is read at once, since its forwards start before the block is loaded.
 
     Args:
-        model: From `quark.hf.skeleton.skeleton`, nothing in it replaced yet.
+        model: The model from `quark.hf.skeleton.skeleton`, with no module replaced yet.
         stored: The checkpoint, as tensors of that model.
-        device: Where tensors are read to.
+        device: The device that tensors are read to.
 
     Attributes:
-        model, device: As given.
+        model, device: The arguments of these names.
     """
 
     def __init__(self, model: nn.Module, stored: StoredTensors, device: torch.device) -> None:
@@ -63,14 +63,14 @@ class CheckpointSource:
         self._state: dict[str, Tensor] = model.state_dict(keep_vars=True)
         self._dtype_of = {name: tensor.dtype for name, tensor in self._state.items()}
         self._owners = owners_of(model)
-        # Mixtures are about to be taken apart; their parameters are read as the model was built, and the parts made views of them.
+        # Fused mixtures will be separated; their fused parameters are read, and the separate weights become views of them.
         self._fused = fused_mixtures(model)
         self._recipes: dict[str | None, list[Recipe]] = {}
         self._rows: list[PlanRow] = []
         self._kept: set[int] = set()
 
     def load_all(self) -> None:
-        """Read every tensor into the model, for a run that needs the whole of it in memory; `prepare` comes before.
+        """Read every tensor into the model, for a run that needs the whole model in memory; call `prepare` before.
 
         Raises:
             CheckpointError: A file cannot be read.
@@ -81,11 +81,11 @@ class CheckpointSource:
             _share(fused, self._model.get_submodule(mixture))
 
     def prepare(self, plan: QuantPlan) -> None:
-        """Sort tensors by the blocks of a plan, whose fused experts have been taken apart."""
+        """Assign stored tensors to the blocks of a plan; the fused experts of the model have been separated."""
         names = [b.name for b in decoder_blocks(self._model, plan.architecture) if b.name]
         self._rows = list(plan.quantized)
-        apart = {name for name, m in self._model.named_modules() if isinstance(m, SeparateExperts)}
-        self._fused = {name: m for name, m in self._fused.items() if name in apart}
+        separate = {name for name, m in self._model.named_modules() if isinstance(m, SeparateExperts)}
+        self._fused = {name: m for name, m in self._fused.items() if name in separate}
         names_of: dict[int, list[str]] = {}
         for name, tensor in self._state.items():
             names_of.setdefault(id(tensor), []).append(name)
@@ -94,11 +94,11 @@ class CheckpointSource:
             self._recipes.setdefault(_common_block(users, names), []).append(recipe)
 
     def load(self, block: Block | None) -> None:
-        """As `BlockSource.load`.
+        """Load the tensors of a block, or with None those outside all blocks.
 
         Raises:
             CheckpointError: A file cannot be read.
-            NonFiniteError: A weight that is to be quantized holds NaN or Inf.
+            NonFiniteError: A weight that will be quantized holds NaN or Inf.
         """
         if block is not None and not block.name:
             return
@@ -113,7 +113,7 @@ class CheckpointSource:
         refuse_non_finite(self._model, self._rows if block is None else (r for r in self._rows if block.owns(r.name)))
 
     def release(self, block: Block) -> None:
-        """As `BlockSource.release`."""
+        """Replace the tensors of a block by meta tensors, except those that are shared with modules outside the block."""
         if not block.name:
             return
         for recipe in self._recipes.get(block.name, ()):
@@ -128,11 +128,11 @@ class CheckpointSource:
                     module._buffers[leaf] = _meta(buffer.shape, buffer.dtype)
 
     def _place(self, name: str, tensor: Tensor) -> Tensor:
-        """Put a tensor wherever the model has the one of that name; tied modules share it."""
+        """Put a tensor into all modules that own the tensor of that name, and return it; tied modules share it."""
         return put_tensor(self._owners[id(self._state[name])], tensor)
 
     def _untie(self) -> None:
-        """Give tied modules tensors of their own where the checkpoint has different ones for them, as transformers does."""
+        """Untie modules whose tensors differ in the checkpoint, as transformers does."""
         state: dict[str, Tensor] = self._model.state_dict(keep_vars=True)
         dtype_of = {name: tensor.dtype for name, tensor in state.items()}
         first_of: dict[int, Recipe] = {}
@@ -150,20 +150,20 @@ class CheckpointSource:
                 self._model.get_submodule(owner)._parameters[leaf] = nn.Parameter(torch.empty_like(state[name]), requires_grad=False)
 
 
-# Blocks are alike, and meta tensors are slow to make.
+# Blocks have equal shapes, and meta tensors are slow to create.
 @lru_cache(maxsize=256)
 def _meta(shape: torch.Size, dtype: torch.dtype) -> Tensor:
     return torch.empty(shape, dtype=dtype, device="meta")
 
 
 def _common_block(names: Iterable[str], blocks: Iterable[str]) -> str | None:
-    """The block that all of these tensors lie in, or None."""
-    found = {next((b for b in blocks if name.startswith(f"{b}.")), None) for name in names}
-    return found.pop() if len(found) == 1 else None
+    """Return the block that contains all of these tensors, or None."""
+    containing = {next((b for b in blocks if name.startswith(f"{b}.")), None) for name in names}
+    return containing.pop() if len(containing) == 1 else None
 
 
 def _share(fused: FusedMixture, apart: nn.Module) -> None:
-    """Make the weights of separate experts views of the fused ones that have been read."""
+    """Set the weights of separate experts to views of the fused weights that have been read."""
     for (_, to), (_, read) in zip(_layers(apart), _layers(separated(fused.parts())), strict=True):
         to._parameters.update(read._parameters)
 
