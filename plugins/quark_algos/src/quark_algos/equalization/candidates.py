@@ -28,7 +28,7 @@ def smoothquant(x_max: Tensor, w_max: Tensor, alpha: float, clamp: float) -> Ten
 
 
 def by_activations(x: Tensor, ratios: Tensor) -> Tensor:
-    """Return AWQ's scales, ``x^r``, normalized so that the geometric mean of largest and smallest is 1; source: arXiv 2306.00978, equation 5.
+    """Return AWQ's scales, ``x^r``, with the geometric mean of largest and smallest normalized to 1; source: arXiv 2306.00978, eq. 5.
 
     Args:
         x: Mean or largest magnitude of each channel of the activations, ``[C]``, float32.

@@ -47,7 +47,7 @@ class AWQConfig(_EqualizationConfig):
         scaling_layers: One dict per mapping: ``prev_op`` is the smooth layer, ``layers`` are the balance layers; ``inp`` and
             ``module2inspect`` are accepted as in AMD Quark. Names are relative to a decoder block.
         model_decoder_layers: Full name of the list of decoder blocks.
-        preset: ``"best"`` undoes the scales of a block that do not reduce its error on held-out tokens; ``"reference"`` keeps them and warns.
+        preset: ``"best"`` undoes the scales of a block that do not reduce its held-out error; ``"reference"`` keeps them and warns.
         embedding_layers: Accepted from configurations before 0.6; ignored.
         num_attention_heads: Accepted from configurations before 0.12; ignored, the model's configuration has it.
         num_key_value_heads: Accepted from configurations before 0.12; ignored, the model's configuration has it.
@@ -73,7 +73,7 @@ class SmoothQuantConfig(_EqualizationConfig):
         scale_clamp_min: Smallest scale, above 0.
         scaling_layers: As in `AWQConfig`.
         model_decoder_layers: Full name of the list of decoder blocks.
-        preset: ``"best"`` undoes the scales of a block that do not reduce its error on held-out tokens; ``"reference"`` keeps them and warns.
+        preset: ``"best"`` undoes the scales of a block that do not reduce its held-out error; ``"reference"`` keeps them and warns.
         embedding_layers: Accepted from configurations before 0.6; ignored.
         num_attention_heads: Accepted from configurations before 0.12; ignored, the model's configuration has it.
         num_key_value_heads: Accepted from configurations before 0.12; ignored, the model's configuration has it.
@@ -102,7 +102,7 @@ class AutoSmoothQuantConfig(_EqualizationConfig):
         scaling_layers: As in `AWQConfig`; None for all mappings of the architecture.
         model_decoder_layers: Full name of the list of decoder blocks.
         compute_scale_loss: Loss that the search minimizes: one of `COMPUTE_SCALE_LOSSES`.
-        preset: ``"best"`` undoes the scales of a block that do not reduce its error on held-out tokens; ``"reference"`` keeps them and warns.
+        preset: ``"best"`` undoes the scales of a block that do not reduce its held-out error; ``"reference"`` keeps them and warns.
         embedding_layers: Accepted from configurations before 0.6; ignored.
         num_attention_heads: Accepted from configurations before 0.12; ignored, the model's configuration has it.
         num_key_value_heads: Accepted from configurations before 0.12; ignored, the model's configuration has it.

@@ -113,9 +113,9 @@ class ChannelRanges(Statistic):
 class Equalization(ABC):
     """Moves scale at the mappings of each block, and compares the block's error on held-out tokens before and after.
 
-    Each mapping is probed once, with random scales, before it is used: if the model is a variant that differs from the architecture's facts,
-    the block's output changes, and the mapping is skipped with a warning. If the scales of a block do not reduce its output error by more
-    than a standard error, the preset ``"best"`` restores the weights; ``"reference"`` keeps the scales and warns.
+    Each mapping is probed once, with random scales, before it is used: if the model is a variant that differs from its architecture's
+    facts, the block's output changes, and the mapping is skipped with a warning. If the scales of a block do not reduce its output error
+    by more than a standard error, the preset ``"best"`` restores the weights; ``"reference"`` keeps the scales and warns.
 
     Args:
         settings: An `AWQConfig`, `SmoothQuantConfig` or `AutoSmoothQuantConfig`.

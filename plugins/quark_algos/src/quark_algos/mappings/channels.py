@@ -38,7 +38,7 @@ class Channels:
         return s.unflatten(-1, (-1, self.size)).repeat_interleave(self.repeats, -2).flatten(-2)
 
     def reduced(self, x: Tensor, by: Literal["mean", "max"]) -> Tensor:
-        """Reduce values per input channel, ``[…, K]``, to values per output channel, ``[…, C]``: the mean or maximum over repeated heads."""
+        """Reduce values per input channel, ``[…, K]``, to values per output channel, ``[…, C]``: mean or maximum over repeated heads."""
         if self.repeats == 1:
             return x
         heads = x.unflatten(-1, (-1, self.repeats, self.size))

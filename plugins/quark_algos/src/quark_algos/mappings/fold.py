@@ -1,4 +1,4 @@
-"""Fold a scale into the weights of a mapping: the smooth layer is divided by it, the balance layers are multiplied; the block's output stays.
+"""Fold a scale into the weights of a mapping: divide the smooth layer, multiply the balance layers; the block's output stays.
 
 The smooth layer returns ``y / s`` in place of ``y``; the balance layers have the weights ``W · diag(s)`` in place of ``W``. New parameters
 replace the old ones, which are never written to: they may be memory-mapped from a checkpoint, or shared with another module.

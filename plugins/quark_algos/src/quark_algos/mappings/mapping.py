@@ -27,7 +27,7 @@ __all__ = [
 ]
 
 MappingKind = Literal["norm", "inner_norm", "value", "mlp_value", "by_module"]
-"""Kind of the smooth layer. ``by_module``: a user mapping that the architecture lacks; `resolve` sees a norm or a projection in the block."""
+"""Kind of the smooth layer. ``by_module``: a user mapping that the architecture lacks; `resolve` finds out in the block."""
 
 
 @attrs.frozen
