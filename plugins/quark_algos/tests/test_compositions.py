@@ -163,12 +163,12 @@ def test_rotations_of_a_user_stream_are_run_and_reloaded(tmp_path: Path) -> None
     assert torch.equal(logits(again), logits(model))
 
 
-def test_rotations_written_by_hand_that_leave_something_out_are_refused() -> None:
+def test_user_streams_that_leave_a_layer_out_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"leave out model\.layers\.1\.self_attn\.[kv]_proj"):
         run([user_stream_settings(next_modules=["model.layers.layer_id.self_attn.q_proj"])], "int4_wo_32")
 
 
-def test_a_family_without_a_template_is_rotated_by_hand() -> None:
+def test_a_family_without_a_template_is_rotated_by_a_user_stream() -> None:
     model = copy.deepcopy(float_model())
     model.config.model_type = "nobody_knows"
     config = LLMTemplate.get("llama").get_config("int4_wo_32")

@@ -276,7 +276,7 @@ def user_mapping(condition: str) -> AlgoConfig:
     )
 
 
-def test_places_written_by_hand_are_the_only_ones_and_keep_their_conditions() -> None:
+def test_user_mappings_are_the_only_ones_and_keep_their_conditions() -> None:
     shape = "module.self_attn.v_proj.weight.shape {} module.self_attn.o_proj.weight.shape"
     for operator, expected in (("==", {"mlp.up_proj"}), ("!=", {"mlp.up_proj", "self_attn.v_proj"})):
         made = config(None, "int8")
