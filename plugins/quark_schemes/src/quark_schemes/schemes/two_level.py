@@ -22,7 +22,7 @@ __all__ = [
 
 
 def _fp4_under(scales: SingleLevelSpec, group_size: int) -> QLayerConfig:
-    """FP4 weights and activations in groups, with scales in the format of ``scales``; activations' are dynamic, their tensor scale static."""
+    """FP4 weights and activations in groups, scales in the format of ``scales``; activations' are dynamic, their tensor scale static."""
     weight, activation = (
         ScaleQuantSpec(FP4PerGroupSpec(ch_axis=-1, group_size=group_size, is_dynamic=dynamic, scale_type="float32"), scales)
         for dynamic in (False, True)
