@@ -144,35 +144,35 @@ def test_senseless_lists_are_refused_with_a_reason_before_any_work(names: tuple[
     assert all(p is kept[n] for n, p in model.named_parameters())
 
 
-def by_hand(**changes: Any) -> RotationConfig:
-    """What the family has, in another order, with names of the first entry for middle blocks changed."""
+def user_stream_settings(**changes: Any) -> RotationConfig:
+    """Return rotation settings with the architecture's entries in another order; ``changes`` go into one entry."""
     (made,) = settings(("rotation",))
     assert isinstance(made, RotationConfig)
-    sites = json.loads(json.dumps(made.scaling_layers))
-    for entry in (entry for part in sites.values() for entry in part):
+    entries = json.loads(json.dumps(made.scaling_layers))
+    for entry in (entry for part in entries.values() for entry in part):
         entry["next_modules"].reverse()
-    sites["middle_layers"][0] |= changes
-    return attrs.evolve(made, scaling_layers=sites)
+    entries["middle_layers"][0] |= changes
+    return attrs.evolve(made, scaling_layers=entries)
 
 
-def test_rotations_written_by_hand_are_run_and_reloaded(tmp_path: Path) -> None:
-    model = run([by_hand()], "int4_wo_32")
+def test_rotations_of_a_user_stream_are_run_and_reloaded(tmp_path: Path) -> None:
+    model = run([user_stream_settings()], "int4_wo_32")
     assert same(model, quantized(("rotation",), "int4_wo_32"))
     export_safetensors(model, tmp_path / "out")
     again = import_model_from_safetensors(None, str(tmp_path / "out"), device="cpu")
     assert torch.equal(logits(again), logits(model))
 
 
-def test_rotations_written_by_hand_that_leave_something_out_are_refused() -> None:
+def test_user_streams_that_leave_a_layer_out_are_refused() -> None:
     with pytest.raises(ConfigError, match=r"leave out model\.layers\.1\.self_attn\.[kv]_proj"):
-        run([by_hand(next_modules=["model.layers.layer_id.self_attn.q_proj"])], "int4_wo_32")
+        run([user_stream_settings(next_modules=["model.layers.layer_id.self_attn.q_proj"])], "int4_wo_32")
 
 
-def test_a_family_without_a_template_is_rotated_by_hand() -> None:
+def test_a_family_without_a_template_is_rotated_by_a_user_stream() -> None:
     model = copy.deepcopy(float_model())
     model.config.model_type = "nobody_knows"
     config = LLMTemplate.get("llama").get_config("int4_wo_32")
-    config.algo_config = [attrs.evolve(by_hand(), r2=False)]
+    config.algo_config = [attrs.evolve(user_stream_settings(), r2=False)]
     known = run(config.algo_config, "int4_wo_32")
     assert same(ModelQuantizer(config).quantize_model(model), known)
     assert not same(known, quantized((), "int4_wo_32"))

@@ -38,7 +38,7 @@ def value_rows(mapping: LayerMapping, outputs: int, columns: int, heads: int) ->
 
 def pairs(mapping: LayerMapping, prev: list[str], layers: list[list[str]]) -> list[tuple[str, list[str]]]:
     """Return each scaled module with its balance layers: expert by expert where both names have a star."""
-    if "*" not in mapping.prev:
+    if "*" not in mapping.smooth_layer:
         return [(prev[0], [name for found in layers for name in found])]
     return list(zip(prev, ([name] for found in layers for name in found), strict=True))
 
@@ -72,7 +72,7 @@ def test_moving_a_scale_in_every_mapping_keeps_the_logits(model_type: str) -> No
     for mapping in mappings_of(facts):
         places = [
             (block, prev, readers)
-            for block, (found, *layers) in each_block(model, facts, (mapping.prev, *mapping.layers))
+            for block, (found, *layers) in each_block(model, facts, (mapping.smooth_layer, *mapping.balance_layers))
             for prev, readers in pairs(mapping, found, layers)
         ]
         assert places, f"{mapping} holds in no block"

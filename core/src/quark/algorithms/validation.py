@@ -1,13 +1,13 @@
-"""Validation: whether a change of weights makes errors smaller, on tokens that it was not made from.
+"""Validation: compares output errors before and after a change of weights, on held-out tokens that the change does not depend on.
 
-The rule is one standard error of the difference, token by token, in favour of what is expected:
+The threshold is one standard error of the difference, which is taken token by token:
 
-- A transform is kept only if it makes the error *smaller* by more than that (`Validation.is_improvement`): without it there is less to go
-  wrong, and less to undo.
-- Codes of a calibrated rounding are given up only if they make it *larger* by more than that (`is_worse`): they minimize the error over
-  many more tokens than are held out.
+- A transform is kept only if it makes the error *smaller* by more than that (`Validation.is_improvement`): without a gain, the plain model
+  is simpler.
+- Codes of a calibrated rounding are discarded only if they make the error *larger* by more than that (`is_worse`): they minimize the error
+  over many more tokens than are held out.
 
-What is not a number, or cannot be told, is in neither case better.
+An error that is NaN or unknown counts as no improvement.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _TINY = torch.finfo(torch.float32).tiny
 
 @attrs.frozen(eq=False)
 class OutputError:
-    """The errors of a block's output, were the block rounded, token by token.
+    """The output error of a rounded block, token by token.
 
     Attributes:
-        squares: Of each token's error, ``[tokens]``, float32.
-        sizes: Squares of what each token should be, likewise, above 0.
-        is_held_out: Whether the tokens were kept from whatever the change was made from.
+        squares: Squared error of each token, ``[tokens]``, float32.
+        sizes: Squared norm of each token's reference output, ``[tokens]``, float32, above 0.
+        is_held_out: Whether the change does not depend on these tokens.
     """
 
     squares: Tensor
@@ -40,37 +40,37 @@ class OutputError:
     is_held_out: bool = True
 
     @classmethod
-    def of(cls, found: Tensor, reference: Tensor, *, is_held_out: bool = True) -> Self:
-        """Return that of ``found [tokens, channels]``, which should be ``reference``."""
-        wanted = reference.float()
-        return cls((found.float() - wanted).square().sum(-1), wanted.square().sum(-1).clamp(min=_TINY), is_held_out)
+    def of(cls, output: Tensor, reference: Tensor, *, is_held_out: bool = True) -> Self:
+        """Return the error of ``output [tokens, channels]`` against ``reference``, of the same shape."""
+        expected = reference.float()
+        return cls((output.float() - expected).square().sum(-1), expected.square().sum(-1).clamp(min=_TINY), is_held_out)
 
     @property
     def tokens(self) -> int:
-        """How many there are."""
+        """Number of tokens."""
         return len(self.squares)
 
     @property
     def relative(self) -> Tensor:
-        """Of each token, ``[tokens]``, float64: its squared error ÷ the square of what it should be.
+        """Squared error of each token ÷ squared norm of its reference, ``[tokens]``, float64.
 
-        The norm in front of the next block divides each token by its own size. In the error of all of them together a few tokens of
-        enormous activations, which many models have, count for nearly all, and nothing could be told from so few.
+        The norm before the next block divides each token by its own size. In the summed error, the few tokens with massive activations that
+        many models have would outweigh all others, and a comparison would rest on these few.
         """
         return self.squares.double() / self.sizes.double()
 
 
 @attrs.frozen
 class Validation:
-    """What became of an error.
+    """Mean relative output errors before and after a change.
 
     Attributes:
-        before: The relative error, as things were.
-        after: After the change.
-        standard_error: Of the difference: both are of the same tokens, and compared token by token. Tokens of one text are alike, so that
-            it is rather larger than this.
-        tokens: How many there were.
-        is_held_out: Whether the change was made from other tokens.
+        before: Mean relative error before the change.
+        after: Mean relative error after the change.
+        standard_error: Standard error of the difference, paired by token. Tokens of one text are correlated, so that the true value is
+            larger.
+        tokens: Number of tokens.
+        is_held_out: Whether the change does not depend on these tokens.
     """
 
     before: float
@@ -81,43 +81,43 @@ class Validation:
 
     @property
     def is_improvement(self) -> bool:
-        """Whether the error is smaller by more than its standard error: not where that cannot be told, or one of them is not a number."""
+        """Whether the error fell by more than the standard error; False if one of the three numbers is NaN."""
         return self.after < self.before - self.standard_error
 
     @property
     def factor(self) -> float:
-        """How many times as large the error is."""
+        """Error after the change ÷ error before."""
         return self.after / max(self.before, _TINY)
 
     def metrics(self) -> dict[str, Any]:
-        """What there is to report; a number that is not finite is None."""
+        """Return the fields for a report; a number that is not finite becomes None."""
         numbers = {"error_before": self.before, "error_after": self.after, "standard_error": self.standard_error}
         finite = {name: value if math.isfinite(value) else None for name, value in numbers.items()}
         return {**finite, "tokens": self.tokens, "held_out": self.is_held_out}
 
 
 def validated(before: Sequence[OutputError], after: Sequence[OutputError]) -> Validation:
-    """Compare relative errors of the same tokens (`OutputError.relative`).
+    """Return the comparison of relative errors (`OutputError.relative`) of the same tokens before and after a change.
 
     Args:
-        before: Of each block, as it was.
-        after: Of each block, as it is.
+        before: Errors of each block before the change.
+        after: Errors of each block after the change.
 
     Returns:
-        Means over tokens and blocks.
+        Means over tokens and blocks; NaN without tokens.
     """
     tokens = before[0].tokens if before else 0
     if tokens == 0:
         return Validation(math.nan, math.nan, math.nan, 0, is_held_out=False)
-    one, other = (torch.stack([error.relative for error in errors]).mean(0) for errors in (before, after))
-    error = standard_error(other - one)
-    return Validation(float(one.mean()), float(other.mean()), error, tokens, is_held_out=all(e.is_held_out for e in before))
+    first, second = (torch.stack([error.relative for error in errors]).mean(0) for errors in (before, after))
+    error = standard_error(second - first)
+    return Validation(float(first.mean()), float(second.mean()), error, tokens, is_held_out=all(e.is_held_out for e in before))
 
 
 def is_worse(errors: Tensor, others: Tensor) -> bool:
     """Return whether ``errors [tokens]`` are larger than ``others [tokens]``, of the same tokens, by more than a standard error.
 
-    Those that are not finite are worse than any.
+    Errors that are not finite are always worse.
     """
     if not bool(torch.isfinite(errors).all()):
         return True

@@ -30,7 +30,7 @@ BITS = 3
 
 
 def normal_quantiles(bits: int) -> Tensor:
-    """The ``2^bits`` values of the codebook, rising, float32, in [-1, 1].
+    """Return the ``2^bits`` values of the codebook, ascending, float32, in [-1, 1].
 
     On either side of 0 they are equally spaced in probability, with one more above it than below. The last one stands at the probability
     ``1 - d``, where d is the mean of half of ``1 / 2^bits`` and half of ``1 / (2^bits - 1)``; all are then divided by it.
@@ -46,7 +46,7 @@ def normal_quantiles(bits: int) -> Tensor:
 
 
 def nearest_boundaries(values: Tensor) -> Tensor:
-    """For rising values ``[n]`` the bounds ``[n - 1]``, float32: above bound *i*, value *i + 1* is the nearest; up to it, value *i*.
+    """Return the bounds ``[n - 1]`` between ascending values ``[n]``, float32: above bound *i*, *i + 1* is nearest; up to it, *i*.
 
     Midpoints are taken in float64, where they are exact, and rounded down: no float32 number lies between a midpoint and its bound. A
     number that is exactly halfway goes to the even code.
@@ -63,7 +63,7 @@ BOUNDS = nearest_boundaries(VALUES)
 
 
 def pack_three(codes: Tensor) -> Tensor:
-    """Eight 3-bit codes in three bytes along the last axis, little endian: ``[…, K] → […, 3 ceil(K / 8)]`` uint8; missing codes are 0."""
+    """Return 3-bit codes packed, eight in three bytes, little endian: ``[…, K] → […, 3 ceil(K / 8)]`` uint8; missing codes are 0."""
     whole = torch.nn.functional.pad(codes, (0, -codes.shape[-1] % 8)).to(torch.int32)
     places = torch.arange(0, 24, 3, dtype=torch.int32, device=codes.device)
     words = (whole.reshape(*codes.shape[:-1], -1, 8) << places).sum(-1, keepdim=True, dtype=torch.int32)
@@ -71,7 +71,7 @@ def pack_three(codes: Tensor) -> Tensor:
 
 
 def unpack_three(packed: Tensor, length: int) -> Tensor:
-    """The inverse of `pack_three`: the first ``length`` codes, uint8 0…7."""
+    """Return the first ``length`` codes, uint8 0…7; the inverse of `pack_three`."""
     places = torch.arange(0, 24, 8, dtype=torch.int32, device=packed.device)
     words = (packed.reshape(*packed.shape[:-1], -1, 3).to(torch.int32) << places).sum(-1, keepdim=True, dtype=torch.int32)
     codes = (words >> torch.arange(0, 24, 3, dtype=torch.int32, device=packed.device)) & 0x7
@@ -79,7 +79,7 @@ def unpack_three(packed: Tensor, length: int) -> Tensor:
 
 
 class ThreeBitPacking(Packing):
-    """Codes eight to three bytes; scales as they are."""
+    """Packs eight codes in three bytes; scales are not packed."""
 
     def pack(self, codes: Tensor, granularity: Granularity, order: str) -> Tensor:
         return pack_three(codes)
@@ -91,7 +91,7 @@ class ThreeBitPacking(Packing):
 class AcmeNf3(NumberFormat):
     """The number format. It has no state; the one instance is `ACME_NF3`.
 
-    Values beyond ±1 scale saturate. NaN stays NaN when it is rounded; three bits have no code for it, so that `encode` makes it the last.
+    Values beyond ±1 scale saturate. NaN stays NaN when it is rounded; three bits have no code for it, so that `encode` maps it to the last.
     """
 
     name = "acme_nf3"
@@ -108,7 +108,7 @@ class AcmeNf3(NumberFormat):
         return t.copy_(torch.where(t.isnan(), t, nearest))
 
     def encode(self, t: Tensor) -> Tensor:
-        # A value of the codebook is the nearest to itself: rounding and looking up are one search.
+        # A codebook value is nearest to itself, so that rounding and encoding are the same search.
         return torch.bucketize(t, BOUNDS.to(t.device), out_int32=True).to(self.storage_dtype)
 
     def decode(self, codes: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
-"""AcmeRmsObserver: the range is a multiple of the root mean square, no more than the largest magnitude.
+"""AcmeRmsObserver: the range is a multiple of the root mean square, at most the largest magnitude.
 
-A rare large value then saturates, and the others keep finer steps than under a min-max range.
+Rare large values saturate, and the other values have finer steps than with a min-max range.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ DEFAULT_MULTIPLE = 2.15
 class AcmeRmsObserver(Observer):
     """Keeps the sum of squares, the number of elements and the largest magnitude of each set of elements that share a scale.
 
-    Observers of the same tensor merge: sums and numbers add up, and the larger magnitude stands. Sums are float64, in which no float32
-    value squares to 0 or to infinity. The observer option ``multiple`` replaces `DEFAULT_MULTIPLE`.
+    Observers of the same tensor merge: sums and counts are added, and the larger magnitude is kept. Sums are float64, in which the
+    square of a float32 value neither underflows nor overflows. The observer option ``multiple`` replaces `DEFAULT_MULTIPLE`.
     """
 
     def __init__(self, spec: QTensorConfig, granularity: Granularity) -> None:

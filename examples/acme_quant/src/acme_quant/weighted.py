@@ -1,7 +1,7 @@
-"""acme_weighted: scales chosen by the inputs. A group's range is the one whose rounding errors weigh least, each element's error squared
-and multiplied by the mean square of its input channel; then every element goes to the nearest value, as ever.
+"""acme_weighted: round-to-nearest under scales chosen by the inputs. A group's range minimizes the squared rounding errors, weighted by the
+mean square of each input channel.
 
-That is the error of the outputs if channels were not correlated. llama.cpp weighs by its importance matrices likewise.
+That is the output error if channels are uncorrelated. llama.cpp weights errors by its importance matrices in the same way.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["AcmeWeighted", "MeanSquare"]
 
 
 class MeanSquare(Statistic):
-    """The mean square of each input channel, ``[K]``. Sums over batches are float64, so that their order hardly matters."""
+    """The mean square of each input channel, ``[K]``. Sums over batches are float64, so that their order has next to no effect."""
 
     def __init__(self, columns: int, device: torch.device) -> None:
         super().__init__(columns, device)
@@ -35,15 +35,14 @@ class MeanSquare(Statistic):
 
     @property
     def value(self) -> Tensor:
-        """The mean, float32; 0 where nothing was seen."""
+        """The mean, float32; 0 without tokens."""
         return (self._sum / max(self.tokens, 1)).float()
 
 
 class AcmeWeighted:
-    """The rounding. It asks a `quark.quantizers.WeightGrid` for scales and values, and so knows no format.
+    """Rounds weights with scales and values from a `quark.quantizers.WeightGrid`, and so supports every format.
 
-    The figure ``error_share`` of a layer is its weighted error over that under the observer's own ranges, the mean over rows: 1 where
-    nothing was gained, never more.
+    The metric ``error_share`` of a layer is its weighted error ÷ that with the observer's own ranges, as a mean over rows; at most 1.
 
     Args:
         settings: An `AcmeWeightedConfig`.
@@ -56,12 +55,12 @@ class AcmeWeighted:
         self._factors = torch.linspace(settings.narrowest, settings.widest, settings.steps, device="cpu").tolist()
 
     def applies_to(self, name: str) -> bool:
-        """Every layer."""
+        """Return True: every layer is rounded."""
         return True
 
     @torch.no_grad()
     def round(self, task: RoundingTask) -> Mapping[str, Metrics]:
-        """Round to nearest under the scales whose weighted error is smallest."""
+        """Round to nearest under the scales with the smallest weighted error; return the metrics by layer."""
         weights = task.stacked()
         grid = weights.grid()
         scales, share = self._search(weights.wt, grid, task.statistic(MeanSquare).value)
@@ -69,21 +68,21 @@ class AcmeWeighted:
         return {name: {"error_share": float(part.mean())} for name, part in weights.by_layer(share).items()}
 
     def _search(self, wt: Tensor, grid: WeightGrid, importance: Tensor) -> tuple[GroupScales, Tensor]:
-        """The best scales of every group, and what they leave of each row's error, ``[N]``; scales that span rows stay as they are."""
+        """Return the best scales of all groups and the remaining share of each row's error, ``[N]``; not for scales that span rows."""
         if grid.fixed is not None:
             return grid.fixed, torch.ones_like(wt[0])
         low, high = grid.ranges(wt)
         best = grid.scales(wt)
         least = first = _error(wt, grid, best, importance)
         for factor in self._factors:
-            tried = grid.scales_of_ranges(low * factor, high * factor)
-            error = _error(wt, grid, tried, importance)
-            best, least = best.where(error < least, tried), torch.minimum(least, error)
+            candidate = grid.scales_of_ranges(low * factor, high * factor)
+            error = _error(wt, grid, candidate, importance)
+            best, least = best.where(error < least, candidate), torch.minimum(least, error)
         before = first.sum(0)
         return best, torch.where(before > 0, least.sum(0) / before, 1.0)
 
 
 def _error(wt: Tensor, grid: WeightGrid, scales: GroupScales, importance: Tensor) -> Tensor:
-    """The weighted squared error of each group of each row, ``[groups, N]``."""
+    """Return the weighted squared error of each group of each row, ``[groups, N]``."""
     error = grid.round_(wt.clone(), grid.with_subscales(wt, scales)).sub_(wt).square_().mul_(importance.unsqueeze(1))
     return error.view(-1, grid.group, wt.shape[1]).sum(1)

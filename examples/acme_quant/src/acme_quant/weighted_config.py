@@ -18,12 +18,12 @@ __all__ = ["AcmeWeightedConfig"]
 @with_dataclass_view
 @attrs.define(kw_only=True)
 class AcmeWeightedConfig(AlgoConfig):
-    """Which ranges acme_weighted tries for each group of weights, beside the one that the spec's observer gives.
+    """Settings of acme_weighted: the ranges that it tries for each group, besides that of the spec's observer.
 
     Attributes:
-        narrowest: The least of them as a share of the observer's range, above 0.
-        widest: The largest, likewise; more than ``narrowest``.
-        steps: How many are tried, from one end to the other; at least 2.
+        narrowest: Narrowest range as a multiple of the observer's range, above 0.
+        widest: Widest range as a multiple of the observer's range; above ``narrowest``.
+        steps: Number of ranges, from narrowest to widest; at least 2.
 
     Raises:
         ConfigError: (a ValueError) ``widest`` is not more than ``narrowest``.
@@ -41,5 +41,5 @@ class AcmeWeightedConfig(AlgoConfig):
 
     @classmethod
     def for_architecture(cls, architecture: Architecture) -> Self:
-        """The defaults: they suit every family, since they name no layers."""
+        """Return the defaults, which name no layers and therefore fit every architecture."""
         return cls()

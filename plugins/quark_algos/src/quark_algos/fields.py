@@ -1,4 +1,4 @@
-"""What fields of several configuration classes share: the mark of those that only older documents have, and ranges of numbers."""
+"""Field metadata and validators that several configuration classes share."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from attrs import validators
 __all__ = ["LEGACY", "OWN", "PRESETS", "positive"]
 
 LEGACY = {"legacy": True}
-"""Metadata of a keyword that is taken from older configurations and never written."""
+"""Metadata of a field that is read from configurations of older AMD Quark releases and never written."""
 
 OWN = {"own": True}
-"""Metadata of a keyword that the documented class does not have: written only where it is not the default."""
+"""Metadata of a field that AMD Quark's class does not have; it is written only if its value is not the default."""
 
 positive: Callable[[Any, Any, Any], Any] = validators.gt(0)
 """Validator of numbers above 0."""
 
 PRESETS = ("best", "reference")
-"""What wins on held-out text, and what is published or documented."""
+"""Presets: ``"best"`` by held-out perplexity, and ``"reference"``, the algorithm as published with AMD Quark's defaults."""

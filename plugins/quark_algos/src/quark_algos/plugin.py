@@ -1,4 +1,4 @@
-"""What this distribution registers: four transforms and three roundings."""
+"""Registers four transforms and three roundings."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PROCESSORS = "quark_algos.processors"
 
 @hookimpl
 def quark_register_algorithms() -> Iterator[AlgorithmRecord]:
-    """Smoothing, Hessian-based rounding, rotation."""
+    """Yield the records of equalization, rotation and Hessian-based rounding."""
     yield AlgorithmRecord(
         name="awq",
         summary="AWQ: scales that protect the channels with large activations, searched by the outputs",
@@ -31,7 +31,7 @@ def quark_register_algorithms() -> Iterator[AlgorithmRecord]:
     yield AlgorithmRecord(
         name="smoothquant",
         aliases=("smooth",),
-        summary="SmoothQuant: part of the activations' range goes into the weights",
+        summary="SmoothQuant: moves part of the activations' range into the weights",
         kind="transform",
         role="equalization",
         processor="quark_algos.equalization.transforms:SmoothQuant",
@@ -44,7 +44,7 @@ def quark_register_algorithms() -> Iterator[AlgorithmRecord]:
     )
     yield AlgorithmRecord(
         name="autosmoothquant",
-        summary="SmoothQuant with the share searched for each place",
+        summary="AutoSmoothQuant: SmoothQuant with alpha searched per mapping",
         kind="transform",
         role="equalization",
         processor="quark_algos.equalization.transforms:AutoSmoothQuant",
@@ -78,7 +78,7 @@ def quark_register_algorithms() -> Iterator[AlgorithmRecord]:
 def _rounding() -> Iterator[AlgorithmRecord]:
     yield AlgorithmRecord(
         name="gptq",
-        summary="GPTQ: each column rounded in view of the errors of those before it",
+        summary="GPTQ: rounds column by column and compensates each error in the remaining columns",
         kind="rounding",
         processor="quark_algos.gptq.rounding:ColumnRounding",
         config="quark_algos.gptq.config:GPTQConfig",
@@ -90,7 +90,7 @@ def _rounding() -> Iterator[AlgorithmRecord]:
     )
     yield AlgorithmRecord(
         name="gptaq",
-        summary="GPTAQ: GPTQ that also makes up for the error of its inputs",
+        summary="GPTAQ: GPTQ that also compensates the error of its inputs",
         kind="rounding",
         processor="quark_algos.gptq.rounding:ColumnRounding",
         config="quark_algos.gptq.config:GPTAQConfig",

@@ -1,4 +1,4 @@
-"""The documented processor classes: an algorithm applied to a model by hand, in place of a configuration that names it."""
+"""The processor classes of AMD Quark's public API: each applies one algorithm to a model."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class Processor:
     """Quantizes a float model with one algorithm.
 
     Args:
-        model: A float model whose ``quant_config`` attribute says what each layer gets.
+        model: A float model with a `QConfig` as its ``quant_config`` attribute.
         quant_algo_config: The algorithm's settings.
-        calib_data: As of `quark.runs.ModelQuantizer.quantize_model`.
+        calib_data: Calibration data, as for `quark.runs.ModelQuantizer.quantize_model`.
 
     Raises:
         ConfigError: (a ValueError) The model has no ``quant_config``.
@@ -62,28 +62,28 @@ class Processor:
 
 
 class GptqProcessor(Processor):
-    """Of `GPTQConfig`."""
+    """Processor with the settings of `GPTQConfig`."""
 
 
 class GptaqProcessor(Processor):
-    """Of `GPTAQConfig`."""
+    """Processor with the settings of `GPTAQConfig`."""
 
 
 class QronosProcessor(Processor):
-    """Of `QronosConfig`."""
+    """Processor with the settings of `QronosConfig`."""
 
 
 class AwqProcessor(Processor):
-    """Of `AWQConfig`."""
+    """Processor with the settings of `AWQConfig`."""
 
 
 class SmoothQuantProcessor(Processor):
-    """Of `SmoothQuantConfig`."""
+    """Processor with the settings of `SmoothQuantConfig`."""
 
 
 class AutoSmoothQuantProcessor(Processor):
-    """Of `AutoSmoothQuantConfig`."""
+    """Processor with the settings of `AutoSmoothQuantConfig`."""
 
 
 class RotationProcessor(Processor):
-    """Of `RotationConfig`."""
+    """Processor with the settings of `RotationConfig`."""

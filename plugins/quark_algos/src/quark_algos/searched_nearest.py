@@ -1,4 +1,4 @@
-"""Round to nearest under scales that are searched by what they do to the outputs: AWQ's clipping, as the rounding that goes with it."""
+"""Round-to-nearest under scales searched by the output error: AWQ's clipping (arXiv 2306.00978) as a rounding."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ __all__ = ["SearchedNearest"]
 
 
 class SearchedNearest:
-    """Every element to the nearest value, of scales whose groups' errors weigh least in the outputs."""
+    """Rounds every element to nearest, under the group scales with the smallest output error by the Hessian."""
 
     needs: ClassVar[Sequence[type[Statistic]]] = (Hessian,)
 
     def applies_to(self, name: str) -> bool:
-        """Every layer."""
+        """Return True: every layer is rounded."""
         return True
 
     @torch.no_grad()
     def round(self, task: RoundingTask) -> Mapping[str, Metrics]:
-        """Round to nearest under searched scales; there is nothing to report."""
+        """Round to nearest under searched scales; return empty metrics."""
         hessian = task.statistic(Hessian)
         weights = task.stacked()
         grid = weights.grid()

@@ -51,7 +51,7 @@ def applied(model: nn.Module) -> dict[str, bool]:
 
 
 def scales(model: nn.Module) -> dict[str, float]:
-    """The largest scale of each site that was kept."""
+    """Return the largest scale of each mapping whose scale was kept."""
     return {n: f["scale_max"] for n, f in model.quark_report.transformed.items() if "scale_max" in f}
 
 
@@ -206,11 +206,11 @@ def test_one_call_of_all_sequences_is_divided_too() -> None:
     assert shown == [6 * 128] * 3
 
 
-@pytest.mark.parametrize("place", [0, 2])
-def test_a_sample_that_is_padding_alone_changes_nothing(place: int) -> None:
+@pytest.mark.parametrize("index", [0, 2])
+def test_a_sample_that_is_padding_alone_changes_nothing(index: int) -> None:
     samples: list[Any] = [{"input_ids": ids, "attention_mask": torch.ones_like(ids)} for ids in DATA[:2]]
     expected = validated(ModelQuantizer(config("awq")).quantize_model(tiny.tiny_model(), samples))
-    samples.insert(place, {"input_ids": DATA[2], "attention_mask": torch.zeros_like(DATA[2])})
+    samples.insert(index, {"input_ids": DATA[2], "attention_mask": torch.zeros_like(DATA[2])})
     assert validated(ModelQuantizer(config("awq")).quantize_model(tiny.tiny_model(), samples)) == expected
 
 
@@ -220,12 +220,12 @@ def test_where_nothing_could_be_held_out_that_is_said(caplog: pytest.LogCaptureF
     assert any("none could be held out" in r.message for r in caplog.records)
 
 
-def test_a_model_without_any_of_its_places_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_model_without_any_of_the_mappings_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     made = config(None, "int8")
-    made.algo_config = [hand_written("module.self_attn.v_proj.weight.shape == module.self_attn.o_proj.weight.shape")]
+    made.algo_config = [user_mapping("module.self_attn.v_proj.weight.shape == module.self_attn.o_proj.weight.shape")]
     made.algo_config = [attrs.evolve(made.algo_config[0], scaling_layers=made.algo_config[0].scaling_layers[:1])]
     model = ModelQuantizer(made).quantize_model(tiny.tiny_model(), DATA)
-    assert {f["reason"] for f in model.quark_report.transformed.values()} == {"there is no place at which scale can be moved"}
+    assert {f["reason"] for f in model.quark_report.transformed.values()} == {"no mapping of this block can be scaled"}
     assert any("has left every block as it was" in r.message for r in caplog.records)
     assert model.quant_config.algo_config is None
 
@@ -265,7 +265,7 @@ def test_from_disk_gives_the_checkpoint_that_the_model_in_memory_gives(tmp_path:
         assert (tmp_path / "disk" / file).read_bytes() == (tmp_path / "memory" / file).read_bytes()
 
 
-def hand_written(condition: str) -> AlgoConfig:
+def user_mapping(condition: str) -> AlgoConfig:
     return SmoothQuantConfig(
         alpha=0.3,
         preset="reference",
@@ -276,11 +276,11 @@ def hand_written(condition: str) -> AlgoConfig:
     )
 
 
-def test_places_written_by_hand_are_the_only_ones_and_keep_their_conditions() -> None:
+def test_user_mappings_are_the_only_ones_and_keep_their_conditions() -> None:
     shape = "module.self_attn.v_proj.weight.shape {} module.self_attn.o_proj.weight.shape"
     for operator, expected in (("==", {"mlp.up_proj"}), ("!=", {"mlp.up_proj", "self_attn.v_proj"})):
         made = config(None, "int8")
-        made.algo_config = [hand_written(shape.format(operator))]
+        made.algo_config = [user_mapping(shape.format(operator))]
         found = ModelQuantizer(made).quantize_model(tiny.tiny_model(), DATA).quark_report.transformed
         assert {n.split(".", 3)[3] for n, f in found.items() if "scale_max" in f} == expected
 

@@ -1,4 +1,4 @@
-"""Scales that are folded change what channels hold, and nothing that a block computes; where they do change it, that is noticed."""
+"""Folding a scale changes weights and keeps the block's output; a mapping with which the output changes is detected."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from transformers.pytorch_utils import Conv1D
 
 from quark.config.architecture import Architecture
 from quark_algos.mappings.channels import Channels
-from quark_algos.mappings.fold import Kept, allowed, fold, holds, probe, unfold
+from quark_algos.mappings.fold import SavedParameters, allowed, fold, holds, probe, unfold
 from quark_algos.mappings.mapping import LayerMapping, mappings_of
 from quark_algos.mappings.resolve import ResolvedMapping, resolve
 
@@ -21,10 +21,10 @@ PLAIN = Architecture(model_type="plain")
 NORM = LayerMapping("norm", "norm", ("reader",))
 
 
-def resolved(site: LayerMapping, block: nn.Module, facts: Architecture) -> tuple[ResolvedMapping, ...]:
-    found = resolve(site, block, facts, HEADS)
-    assert not isinstance(found, str), found
-    return found
+def resolved(mapping: LayerMapping, block: nn.Module, facts: Architecture) -> tuple[ResolvedMapping, ...]:
+    modules = resolve(mapping, block, facts, HEADS)
+    assert not isinstance(modules, str), modules
+    return modules
 
 
 def some_scales(modules: ResolvedMapping) -> torch.Tensor:
@@ -38,51 +38,55 @@ def two(norm: nn.Module, outputs: int = 3, columns: int = 4) -> nn.Module:
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)
-def test_a_scale_folds_at_every_site_without_a_change_of_the_block(model_type: str) -> None:
+def test_folding_a_scale_into_any_mapping_keeps_the_output_of_the_block(model_type: str) -> None:
     facts = facts_of(model_type)
     model = model_of(model_type)
     block = block_of(model, facts)
     run = runner(model, block)
     before = run()
-    for site in mappings_of(facts):
-        for modules in resolved(site, block, facts):
+    for mapping in mappings_of(facts):
+        for modules in resolved(mapping, block, facts):
             s = some_scales(modules)
-            old = modules.prev.weight.detach()
+            old = modules.smooth_layer.weight.detach()
             fold(modules, s)
-            assert float((modules.prev.weight.detach() - old).abs().max()) > 1e-3, site
-            assert float((run() - before).abs().max() / before.abs().max()) < 1e-9, site
+            assert float((modules.smooth_layer.weight.detach() - old).abs().max()) > 1e-3, mapping
+            assert float((run() - before).abs().max() / before.abs().max()) < 1e-9, mapping
             unfold(modules, s)
     assert float((run() - before).abs().max() / before.abs().max()) < 1e-9
 
 
 @pytest.mark.parametrize("model_type", FAMILIES)
-@pytest.mark.parametrize("leave_out", ["prev", "a reader"])
-def test_every_module_of_a_site_counts(model_type: str, leave_out: str) -> None:
+@pytest.mark.parametrize("leave_out", ["smooth layer", "a balance layer"])
+def test_every_module_of_a_mapping_counts(model_type: str, leave_out: str) -> None:
     facts = facts_of(model_type)
     model = model_of(model_type)
     block = block_of(model, facts)
     run = runner(model, block)
-    for site in mappings_of(facts):
-        modules = resolved(site, block, facts)[0]
-        short = attrs.evolve(modules, readers=dict(list(modules.readers.items())[:-1])) if leave_out == "a reader" else modules
-        before, kept = run(), Kept.of(modules)
+    for mapping in mappings_of(facts):
+        modules = resolved(mapping, block, facts)[0]
+        short = (
+            attrs.evolve(modules, balance_layers=dict(list(modules.balance_layers.items())[:-1]))
+            if leave_out == "a balance layer"
+            else modules
+        )
+        before, saved = run(), SavedParameters.of(modules)
         fold(short, some_scales(modules))
-        if leave_out == "prev":
-            modules.prev.weight = kept.parameters[0][2]
-        assert float((run() - before).abs().max() / before.abs().max()) > 1e-6, site
-        kept.restore()
+        if leave_out == "smooth layer":
+            modules.smooth_layer.weight = saved.parameters[0][2]
+        assert float((run() - before).abs().max() / before.abs().max()) > 1e-6, mapping
+        saved.restore()
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("model_type", FAMILIES)
-def test_the_guard_finds_that_the_sites_of_usual_variants_hold_and_leaves_the_modules_alone(model_type: str, dtype: torch.dtype) -> None:
+def test_the_probe_accepts_the_mappings_of_usual_variants_and_restores_the_modules(model_type: str, dtype: torch.dtype) -> None:
     facts = facts_of(model_type)
     model = model_of(model_type, dtype)
     block = block_of(model, facts)
     run, parameters = runner(model, block), dict(block.named_parameters())
-    for site in mappings_of(facts):
-        for modules in resolved(site, block, facts):
-            assert holds(modules, probe(modules), run) <= allowed(modules, dtype), site
+    for mapping in mappings_of(facts):
+        for modules in resolved(mapping, block, facts):
+            assert holds(modules, probe(modules), run) <= allowed(modules, dtype), mapping
     assert all(p is parameters[name] for name, p in block.named_parameters())
 
 
@@ -97,14 +101,14 @@ def test_the_guard_finds_that_the_sites_of_usual_variants_hold_and_leaves_the_mo
         ("falcon", {"parallel_attn": False}, "input_layernorm"),
     ],
 )
-def test_the_guard_finds_that_a_site_does_not_hold_in_another_variant(
+def test_the_probe_rejects_a_mapping_that_does_not_hold_in_another_variant(
     model_type: str, variant: dict, prev: str, dtype: torch.dtype
 ) -> None:
     facts = facts_of(model_type)
     model = model_of(model_type, dtype, **variant)
     block = block_of(model, facts)
-    (site,) = (site for site in mappings_of(facts) if site.prev == prev)
-    (modules,) = resolved(site, block, facts)
+    (mapping,) = (mapping for mapping in mappings_of(facts) if mapping.smooth_layer == prev)
+    (modules,) = resolved(mapping, block, facts)
     assert holds(modules, probe(modules), runner(model, block)) > 2 * allowed(modules, dtype)
 
 
@@ -134,12 +138,12 @@ def test_parameters_are_made_anew_and_put_back_bit_by_bit() -> None:
     block = two(nn.LayerNorm(4))
     old = {name: (p, p.clone()) for name, p in block.named_parameters()}
     (modules,) = resolved(NORM, block, PLAIN)
-    kept = Kept.of(modules)
+    saved = SavedParameters.of(modules)
     fold(modules, torch.full((4,), 3.0))
     assert all(torch.equal(p, copy) for p, copy in old.values())
     assert block.norm.weight is not old["norm.weight"][0]
     assert block.norm.weight.requires_grad
-    kept.restore()
+    saved.restore()
     assert all(p is old[name][0] for name, p in block.named_parameters())
 
 
@@ -172,7 +176,7 @@ def test_layers_that_keep_their_weight_input_first_are_scaled_along_the_right_ax
 
 
 @pytest.mark.parametrize(
-    ("site", "block", "reason"),
+    ("mapping", "block", "reason"),
     [
         (LayerMapping("norm", "norm", ("reader", "other")), two(nn.RMSNorm(4)), "has no other"),
         (LayerMapping("norm", "norm", ("experts.*.up",)), two(nn.RMSNorm(4)), "fused"),
@@ -183,10 +187,10 @@ def test_layers_that_keep_their_weight_input_first_are_scaled_along_the_right_ax
         (LayerMapping("value", "norm", ("reader",)), two(nn.Linear(2, 2), 4, 12), "do not fit 4 heads"),
     ],
 )
-def test_a_site_that_does_not_hold_says_why(site: LayerMapping, block: nn.Module, reason: str) -> None:
-    found = resolve(site, block, PLAIN, HEADS)
-    assert isinstance(found, str)
-    assert reason in found
+def test_a_mapping_that_does_not_apply_resolves_to_the_reason(mapping: LayerMapping, block: nn.Module, reason: str) -> None:
+    error = resolve(mapping, block, PLAIN, HEADS)
+    assert isinstance(error, str)
+    assert reason in error
 
 
 @pytest.mark.parametrize("s", [torch.ones(3), torch.tensor([1.0, 0.0, 1.0, 1.0]), torch.tensor([1.0, torch.nan, 1.0, 1.0])])

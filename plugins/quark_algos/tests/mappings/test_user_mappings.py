@@ -1,4 +1,4 @@
-"""Sites of SmoothQuant and AWQ written by hand: all forms that documents have, and nothing is passed over in silence."""
+"""User mappings of SmoothQuant and AWQ: all forms of AMD Quark's documentation are read, and entries that match nothing are reported."""
 
 from __future__ import annotations
 
@@ -49,69 +49,70 @@ DOCUMENTED: list[dict[str, Any]] = [
     },
     {"prev_op": "mlp.up_proj", "layers": ["mlp.down_proj"], "inp": "mlp.down_proj", "module2inspect": None, "has_kwargs": False},
 ]
-"""The form of the older documents, with all the keys that they have."""
+"""Entries with all the keys of AMD Quark's older documentation."""
 
 
-def smoothed(model: nn.Module, sites: list[dict[str, Any]], data: Any = DATA, model_type: str = "llama") -> dict[str, Any]:
-    """What was scaled in the first block."""
+def smoothed(model: nn.Module, entries: list[dict[str, Any]], data: Any = DATA, model_type: str = "llama") -> dict[str, Any]:
+    """Return the metrics of the scaled mappings of the first block, by smooth layer."""
     config = LLMTemplate.get(model_type).get_config("int8")
-    config.algo_config = [SmoothQuantConfig(alpha=0.4, preset="reference", scaling_layers=sites)]
+    config.algo_config = [SmoothQuantConfig(alpha=0.4, preset="reference", scaling_layers=entries)]
     metrics = ModelQuantizer(config).quantize_model(model, data).quark_report.transformed
     prefix = "model.layers.0."
     return {name.removeprefix(prefix): f for name, f in metrics.items() if name.startswith(prefix) and "scale_max" in f}
 
 
-def test_the_documented_entries_are_the_sites_of_the_family() -> None:
+def test_the_documented_entries_are_the_mappings_of_the_architecture() -> None:
     known = mappings_of(quark.templates().load_architecture("llama"))
-    places = user_mappings_of(DOCUMENTED, known)
-    assert [(p.site.kind, p.site.prev, p.site.layers) for p in places] == [(s.kind, s.prev, s.layers) for s in known]
-    assert [p.condition is not None for p in places] == [False, True, False, False]
+    entries = user_mappings_of(DOCUMENTED, known)
+    names = [(e.mapping.kind, e.mapping.smooth_layer, e.mapping.balance_layers) for e in entries]
+    assert names == [(m.kind, m.smooth_layer, m.balance_layers) for m in known]
+    assert [e.condition is not None for e in entries] == [False, True, False, False]
 
 
 @pytest.mark.parametrize(("kv_heads", "is_scaled"), [(4, True), (2, False)])
 def test_the_documented_condition_leaves_shared_values_alone(kv_heads: int, is_scaled: bool) -> None:
     model = model_of("llama", torch.float32, num_key_value_heads=kv_heads)
-    found = set(smoothed(model, DOCUMENTED, [IDS]))
-    assert found == {"input_layernorm", "post_attention_layernorm", "mlp.up_proj"} | ({"self_attn.v_proj"} if is_scaled else set())
+    scaled = set(smoothed(model, DOCUMENTED, [IDS]))
+    assert scaled == {"input_layernorm", "post_attention_layernorm", "mlp.up_proj"} | ({"self_attn.v_proj"} if is_scaled else set())
 
 
 @pytest.mark.parametrize("model_type", ["mixtral", "qwen3_moe"])
 def test_ends_of_names_mean_the_projections_of_every_expert(model_type: str) -> None:
     facts = facts_of(model_type)
-    (place,) = user_mappings_of([{"prev_op": "up_proj", "layers": ["down_proj"], "inp": "down_proj"}], mappings_of(facts))
+    (entry,) = user_mappings_of([{"prev_op": "up_proj", "layers": ["down_proj"], "inp": "down_proj"}], mappings_of(facts))
     block = model_of(model_type).get_submodule(f"{facts.decoder_blocks}.0")
-    sites = place.sites(block)
-    assert [s.prev for s in sites] == [f"{facts.experts}.{i}.up_proj" for i in range(3)]
-    for site in sites:
-        found = resolve(site, block, facts, 4)
-        assert not isinstance(found, str)
-        assert list(found[0].readers) == [site.prev.replace("up_proj", "down_proj")]
+    mappings = entry.mappings_in(block)
+    assert [m.smooth_layer for m in mappings] == [f"{facts.experts}.{i}.up_proj" for i in range(3)]
+    for mapping in mappings:
+        resolved = resolve(mapping, block, facts, 4)
+        assert not isinstance(resolved, str)
+        assert list(resolved[0].balance_layers) == [mapping.smooth_layer.replace("up_proj", "down_proj")]
 
 
 def test_ends_of_names_are_scaled_in_whole_runs() -> None:
     model = model_of("qwen3_moe", torch.float32)
-    found = smoothed(model, [{"prev_op": "up_proj", "layers": ["down_proj"], "inp": "down_proj"}], [IDS], "qwen3_moe")
-    assert set(found) == {f"mlp.experts.{i}.up_proj" for i in range(3)}
+    scaled = smoothed(model, [{"prev_op": "up_proj", "layers": ["down_proj"], "inp": "down_proj"}], [IDS], "qwen3_moe")
+    assert set(scaled) == {f"mlp.experts.{i}.up_proj" for i in range(3)}
 
 
 def test_a_single_layer_may_be_written_without_a_list() -> None:
     assert set(smoothed(tiny.tiny_model(), [{"prev_op": "mlp.up_proj", "layers": "mlp.down_proj"}])) == {"mlp.up_proj"}
 
 
-def test_a_place_that_is_nowhere_is_told_of_with_the_closest_name(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_mapping_that_is_nowhere_is_reported_with_the_closest_name(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="quark"):
-        found = smoothed(tiny.tiny_model(), [*DOCUMENTED[2:], {"prev_op": "mlp.up_porj", "layers": ["mlp.down_proj"]}])
-    assert set(found) == {"post_attention_layernorm", "mlp.up_proj"}
-    (said,) = [r.message for r in caplog.records if "is nowhere" in r.message]
-    assert "'mlp.up_porj' -> mlp.down_proj" in said
-    assert "did you mean 'mlp.up_proj'?" in said
+        scaled = smoothed(tiny.tiny_model(), [*DOCUMENTED[2:], {"prev_op": "mlp.up_porj", "layers": ["mlp.down_proj"]}])
+    assert set(scaled) == {"post_attention_layernorm", "mlp.up_proj"}
+    (message,) = [r.message for r in caplog.records if "is nowhere" in r.message]
+    assert "'mlp.up_porj' -> mlp.down_proj" in message
+    assert "did you mean 'mlp.up_proj'?" in message
 
 
-def test_a_place_whose_shapes_do_not_fit_is_told_of(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_mapping_whose_shapes_do_not_fit_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING, logger="quark"):
         smoothed(tiny.tiny_model(), [*DOCUMENTED[2:], {"prev_op": "mlp.up_proj", "layers": ["self_attn.q_proj"]}])
-    (said,) = [r.message for r in caplog.records if "is nowhere" in r.message]
-    assert "384 outputs do not go into 256" in said
+    (message,) = [r.message for r in caplog.records if "is nowhere" in r.message]
+    assert "384 outputs do not go into 256" in message
 
 
 def test_names_of_another_family_are_refused() -> None:
@@ -121,16 +122,16 @@ def test_names_of_another_family_are_refused() -> None:
         ModelQuantizer(config).quantize_model(tiny.tiny_model(), DATA)
 
 
-def test_a_site_that_leaves_a_reader_out_is_found_out_though_the_same_norm_has_a_sound_one(caplog: pytest.LogCaptureFixture) -> None:
-    """A scale on a norm of which one reader does not know changes what the block computes."""
+def test_a_mapping_that_lacks_a_balance_layer_is_skipped_although_the_same_norm_has_a_sound_one(caplog: pytest.LogCaptureFixture) -> None:
+    """A scale on a norm changes the block's output if one layer that reads the norm is not multiplied."""
     part = {"prev_op": "post_attention_layernorm", "layers": ["mlp.up_proj"]}
     with caplog.at_level(logging.WARNING, logger="quark"):
-        found = smoothed(tiny.tiny_model(), [DOCUMENTED[2], part])
-    assert set(found) == {"post_attention_layernorm"}
+        scaled = smoothed(tiny.tiny_model(), [DOCUMENTED[2], part])
+    assert set(scaled) == {"post_attention_layernorm"}
     assert any("changes what the block computes" in r.message for r in caplog.records)
 
 
-def test_sites_that_do_not_hold_are_in_the_plan_with_the_reason() -> None:
+def test_mappings_that_do_not_apply_are_in_the_plan_with_the_reason() -> None:
     entries = [
         {"prev_op": "input_layernorm", "layers": ["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"]},
         {
@@ -153,8 +154,8 @@ def test_a_mapping_that_the_family_does_not_have_is_resolved_by_its_module(norm:
     block.add_module(norm, block.get_submodule("input_layernorm"))
     entries = [{"prev_op": norm, "layers": QKV}, {"prev_op": "mlp.up_proj", "layers": ["mlp.down_proj"]}]
     kinds = []
-    for place in user_mappings_of(entries, ()):
-        resolved = resolve(place.site, block, facts_of("llama"), 4)
+    for entry in user_mappings_of(entries, ()):
+        resolved = resolve(entry.mapping, block, facts_of("llama"), 4)
         assert not isinstance(resolved, str)
-        kinds.append((resolved[0].site.kind, resolved[0].prev is block.get_submodule(place.site.prev)))
+        kinds.append((resolved[0].mapping.kind, resolved[0].smooth_layer is block.get_submodule(entry.mapping.smooth_layer)))
     assert kinds == [("norm", True), ("value", True)]

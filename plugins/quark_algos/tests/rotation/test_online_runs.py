@@ -172,7 +172,7 @@ def test_scale_is_not_moved_into_a_layer_whose_input_is_rotated(algorithm: str, 
 
 
 def test_a_rotated_block_is_shown_to_what_moves_scale_as_it_is_then() -> None:
-    """With R1, the stream is rotated before the block is: a site that holds must not seem broken, and its scales be found."""
+    """With R1, the stream is rotated before the block: a valid mapping must still pass the probe, and its scales be found."""
     model = quantized(rotated("int4_wo_32", "awq", asked={"r1": True, "r4": False}))
     errors = [f for f in model.quark_report.transformed.values() if "error_before" in f]
     assert len(errors) == 3

@@ -1,4 +1,4 @@
-"""A residual stream written by hand: read as documented, the same function, and refused before any work where it is not closed."""
+"""User streams: read in AMD Quark's form, folded without a change of the function, and rejected before any work if not closed."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from quark.planning.inferred_architecture import infer_architecture
 from quark_algos.rotation import fold as folding
 from quark_algos.rotation.config import RotationConfig
 from quark_algos.rotation.norm_form import form_of, with_form_of
-from quark_algos.rotation.user_stream import PARTS, HandWritten, entries_of, hand_written
+from quark_algos.rotation.user_stream import PARTS, UserStream, entries_of, user_stream
 
 from .models import WIDTH, blocks_of, distance, facts_of, logits, model_of
 
 TOLERANCE = 1e-9
 
-Sites = dict[str, list[dict[str, Any]]]
+Entries = dict[str, list[dict[str, Any]]]
 
 
-def documented(attention: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")) -> Sites:
-    """The form in which the documents have it for this family, with their order of names."""
+def documented(attention: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")) -> Entries:
+    """Return ``scaling_layers`` of Llama as in AMD Quark's documentation, with its order of names."""
     here = "model.layers.layer_id"
     read = [f"{here}.self_attn.{name}" for name in attention]
     inside = {
@@ -44,28 +44,28 @@ def documented(attention: tuple[str, ...] = ("q_proj", "k_proj", "v_proj")) -> S
     }
 
 
-def changed(old: str, new: str) -> Sites:
-    """Those, with a name changed; without an entry's key where the new one is empty."""
+def changed(old: str, new: str) -> Entries:
+    """Return `documented` with a name replaced, or removed if ``new`` is empty."""
     assert f'"{old}"' in json.dumps(documented())
     text = json.dumps(documented())
     return json.loads(text.replace(f', "{old}"', "").replace(f'"{old}", ', "") if not new else text.replace(f'"{old}"', f'"{new}"'))  # type: ignore[no-any-return]
 
 
-def read(sites: Any, model_type: str = "llama", facts: Architecture | None = None, **sizes: Any) -> HandWritten | None:
-    return hand_written(RotationConfig(scaling_layers=sites), model_of(model_type, **sizes), facts or facts_of(model_type), WIDTH)
+def read(entries: Any, model_type: str = "llama", facts: Architecture | None = None, **sizes: Any) -> UserStream | None:
+    return user_stream(RotationConfig(scaling_layers=entries), model_of(model_type, **sizes), facts or facts_of(model_type), WIDTH)
 
 
-def rotate(model: nn.Module, facts: Architecture, sites: Sites, seed: int | None = 3) -> None:
-    found = hand_written(RotationConfig(scaling_layers=sites), model, facts, WIDTH)
-    assert found is not None
-    rotation = folding.r1_of(WIDTH, found.facts, None, seed)
-    folding.outside(model, found.facts, rotation, found.outside.of(model))
-    for name, names in found.blocks.items():
+def rotate(model: nn.Module, facts: Architecture, entries: Entries, seed: int | None = 3) -> None:
+    stream = user_stream(RotationConfig(scaling_layers=entries), model, facts, WIDTH)
+    assert stream is not None
+    rotation = folding.r1_of(WIDTH, stream.facts, None, seed)
+    folding.outside(model, stream.facts, rotation, stream.outside.resolve(model))
+    for name, names in stream.blocks.items():
         block = model.get_submodule(name)
-        folding.block(block, found.facts, rotation, names.of(block))
+        folding.block(block, stream.facts, rotation, names.resolve(block))
 
 
-def derived(model_type: str) -> Sites:
+def derived(model_type: str) -> Entries:
     config = RotationConfig.for_architecture(facts_of(model_type))
     assert config is not None
     assert isinstance(config.scaling_layers, dict)
@@ -73,25 +73,27 @@ def derived(model_type: str) -> Sites:
 
 
 def unknown(model: nn.Module) -> Architecture:
-    """What the modules show of a family that there is no template for."""
+    """Return the architecture that is inferred for a model without a template."""
     found = infer_architecture(model, "plain")
     assert found is not None
     return found
 
 
-def test_what_a_family_has_anyway_and_what_is_empty_are_not_taken_for_written_by_hand() -> None:
-    for sites in (derived("llama"), {}, [], {part: [] for part in PARTS}):
-        assert read(sites) is None
+def test_entries_of_the_architecture_and_empty_entries_are_no_user_stream() -> None:
+    for entries in (derived("llama"), {}, [], {part: [] for part in PARTS}):
+        assert read(entries) is None
 
 
 def test_the_documented_form_says_what_the_facts_say() -> None:
     model, facts = model_of("llama", num_hidden_layers=3), facts_of("llama")
-    found = hand_written(RotationConfig(scaling_layers=documented()), model, facts, WIDTH)
-    assert found is not None
-    assert list(found.blocks) == ["model.layers.0", "model.layers.1", "model.layers.2"]
+    stream = user_stream(RotationConfig(scaling_layers=documented()), model, facts, WIDTH)
+    assert stream is not None
+    assert list(stream.blocks) == ["model.layers.0", "model.layers.1", "model.layers.2"]
     outside = folding.outside_blocks(model, facts)
-    pairs = [(found.outside.of(model), outside)]
-    pairs += [(found.blocks[n].of(m), folding.in_block(m, facts)) for n, m in zip(found.blocks, blocks_of(model, facts), strict=True)]
+    pairs = [(stream.outside.resolve(model), outside)]
+    pairs += [
+        (stream.blocks[n].resolve(m), folding.in_block(m, facts)) for n, m in zip(stream.blocks, blocks_of(model, facts), strict=True)
+    ]
     for one, other in pairs:
         assert set(one.writers.values()) == set(other.writers.values())
         assert [r.norm for r in one.readings] == [r.norm for r in other.readings]
@@ -100,7 +102,7 @@ def test_the_documented_form_says_what_the_facts_say() -> None:
 
 @pytest.mark.parametrize("is_known", [True, False])
 @pytest.mark.parametrize("blocks", [1, 2, 3])
-def test_a_model_rotated_by_hand_computes_what_it_did(blocks: int, is_known: bool) -> None:
+def test_a_model_rotated_by_a_user_stream_computes_what_it_did(blocks: int, is_known: bool) -> None:
     model = model_of("llama", num_hidden_layers=blocks)
     facts = facts_of("llama") if is_known else unknown(model)
     before, weight = logits(model), model.get_submodule("lm_head").get_parameter("weight")
@@ -111,7 +113,7 @@ def test_a_model_rotated_by_hand_computes_what_it_did(blocks: int, is_known: boo
 
 @pytest.mark.parametrize("model_type", ["gemma", "gpt_neox", "llama", "opt", "phi", "qwen3_moe"])
 def test_a_family_that_nothing_is_known_of_is_rotated_as_written(model_type: str) -> None:
-    """Its norms are told apart by trying them: with a unit offset, or a mean that is subtracted."""
+    """The form of the norms, with a unit offset or with mean subtraction, is measured."""
     model, known = model_of(model_type), facts_of(model_type)
     facts, before = unknown(model), logits(model)
     assert RotationConfig.refusal(facts) is not None
@@ -122,30 +124,30 @@ def test_a_family_that_nothing_is_known_of_is_rotated_as_written(model_type: str
     assert distance(logits(model), before) < TOLERANCE
 
 
-def test_a_variant_whose_norm_is_another_is_rotated_by_hand() -> None:
-    """The facts of this family are about models with a norm of its own before the MLP, and refuse this one."""
+def test_a_variant_whose_norm_is_another_is_rotated_by_a_user_stream() -> None:
+    """The architecture has a separate norm before the MLP, which this variant lacks."""
     model, facts = model_of("stablelm", use_parallel_residual=True), facts_of("stablelm")
     with pytest.raises(UnsupportedError):
         folding.in_block(blocks_of(model, facts)[0], facts)
     before = logits(model)
-    here, sites = "model.layers.layer_id", documented()
+    here, entries = "model.layers.layer_id", documented()
     for part in ("first_layer", "middle_layers"):
-        sites[part][0]["next_modules"] += [f"{here}.mlp.gate_proj", f"{here}.mlp.up_proj"]
-        sites[part][0]["prev_modules"] += [f"{here}.self_attn.o_proj", f"{here}.mlp.down_proj"]
-        del sites[part][1]
-    rotate(model, facts, sites)
+        entries[part][0]["next_modules"] += [f"{here}.mlp.gate_proj", f"{here}.mlp.up_proj"]
+        entries[part][0]["prev_modules"] += [f"{here}.self_attn.o_proj", f"{here}.mlp.down_proj"]
+        del entries[part][1]
+    rotate(model, facts, entries)
     assert distance(logits(model), before) < TOLERANCE
 
 
 def test_stars_stand_for_experts() -> None:
     model, facts = model_of("mixtral"), facts_of("mixtral")
-    before, sites = logits(model), copy.deepcopy(derived("mixtral"))
-    assert any("*" in name for entry in sites["first_layer"] for name in entry["next_modules"])
-    for part in sites.values():
+    before, entries = logits(model), copy.deepcopy(derived("mixtral"))
+    assert any("*" in name for entry in entries["first_layer"] for name in entry["next_modules"])
+    for part in entries.values():
         for entry in part:
             entry["prev_modules"].reverse()
             entry["next_modules"].reverse()
-    rotate(model, facts, sites)
+    rotate(model, facts, entries)
     assert distance(logits(model), before) < TOLERANCE
 
 
@@ -165,21 +167,21 @@ def test_a_reader_that_is_left_out_is_named_before_anything_changes(name: str, w
     assert all(p is kept[n] for n, p in model.named_parameters())
 
 
-def without_last() -> Sites:
+def without_last() -> Entries:
     return documented() | {"last_layer": []}
 
 
-def with_entry(**changes: Any) -> Sites:
-    sites: Sites = json.loads(json.dumps(documented()))
-    sites["middle_layers"][1] |= changes
-    return sites
+def with_entry(**changes: Any) -> Entries:
+    entries: Entries = json.loads(json.dumps(documented()))
+    entries["middle_layers"][1] |= changes
+    return entries
 
 
 def test_a_writer_that_is_left_out_is_named() -> None:
-    sites = documented()
-    sites["last_layer"][0]["prev_modules"] = []
+    entries = documented()
+    entries["last_layer"][0]["prev_modules"] = []
     with pytest.raises(ConfigError, match=r"leave out model\.layers\.1\.mlp\.down_proj"):
-        read(sites)
+        read(entries)
     with pytest.raises(ConfigError, match="nothing writes to the residual stream outside the blocks"):
         read(changed("model.embed_tokens", "model.layers.0.self_attn.o_proj"))
 
@@ -208,13 +210,13 @@ def test_a_writer_that_is_left_out_is_named() -> None:
         (lambda: with_entry(next_modules=[f"{HERE}.mlp.down_proj"]), r"has 64 inputs, and the residual stream 32 channels"),
     ],
 )
-def test_what_does_not_fit_the_model_is_refused_with_a_reason(make: Callable[[], Sites], words: str) -> None:
+def test_what_does_not_fit_the_model_is_refused_with_a_reason(make: Callable[[], Entries], words: str) -> None:
     with pytest.raises((ConfigError, UnsupportedError), match=words):
         read(make())
 
 
 @pytest.mark.parametrize(
-    ("sites", "words"),
+    ("entries", "words"),
     [
         (
             [{"prev_op": "input_layernorm", "layers": ["self_attn.q_proj"]}],
@@ -227,9 +229,9 @@ def test_what_does_not_fit_the_model_is_refused_with_a_reason(make: Callable[[],
         (with_entry(norm_module=["a", "b"]), "'norm_module' is one full name"),
     ],
 )
-def test_another_form_is_refused_by_the_entry_and_the_key(sites: Any, words: str) -> None:
+def test_another_form_is_refused_by_the_entry_and_the_key(entries: Any, words: str) -> None:
     with pytest.raises(ConfigError, match=words):
-        entries_of(sites)
+        entries_of(entries)
 
 
 def test_what_only_rotations_that_run_with_the_model_need_is_passed_over() -> None:
@@ -237,7 +239,7 @@ def test_what_only_rotations_that_run_with_the_model_need_is_passed_over() -> No
 
 
 @pytest.mark.parametrize("model_type", ["gemma2", "olmo2", "bloom"])
-def test_families_that_cannot_be_rotated_cannot_be_by_hand(model_type: str) -> None:
+def test_families_that_cannot_be_rotated_cannot_be_by_a_user_stream(model_type: str) -> None:
     with pytest.raises(UnsupportedError, match="scale single channels"):
         read(documented(), facts=facts_of(model_type))
 
@@ -247,16 +249,16 @@ def test_names_that_only_other_models_of_a_family_have_may_stay() -> None:
     facts = attrs.evolve(llama, mlp_inputs=(*llama.mlp_inputs, "mlp.third_proj"))
     config = RotationConfig.for_architecture(facts)
     assert config is not None
-    before, sites = logits(model), json.loads(json.dumps(config.scaling_layers))
-    sites["middle_layers"][0]["next_modules"].reverse()
+    before, entries = logits(model), json.loads(json.dumps(config.scaling_layers))
+    entries["middle_layers"][0]["next_modules"].reverse()
     with pytest.raises(ConfigError, match="third_proj"):
-        read(sites)
-    rotate(model, facts, sites)
+        read(entries)
+    rotate(model, facts, entries)
     assert distance(logits(model), before) < TOLERANCE
 
 
 class Offset(nn.Module):
-    """An RMSNorm, of which the weight is shifted, and the whole to a power."""
+    """An RMSNorm with an offset added to its weight, and its root mean square raised to a power."""
 
     def __init__(self, offset: float = 0.0, power: float = 1.0) -> None:
         super().__init__()

@@ -1,7 +1,7 @@
-"""MX formats computed in plain torch, with the names and shapes that runtimes without MX hardware import from AMD Quark.
+"""Emulation of MX formats in plain torch, with the names and shapes that runtimes without MX hardware import from AMD Quark.
 
-All functions take any device and rank, leave their arguments alone, read nothing back from the device, and can be traced whole by
-``torch.compile``. The arithmetic is that of the formats themselves, so a runtime computes exactly what was calibrated and exported.
+All functions accept any device and rank, do not change their arguments, do not synchronize with the device, and can be traced in one graph
+by ``torch.compile``. The arithmetic is that of the formats, so that a runtime computes exactly what was calibrated and exported.
 
 *Blocks* are the two-dimensional view of a tensor that all of them share: ``[R, N, G]``, where the quantized axis is split into N blocks of
 G elements, the last one filled with zeros, and all other axes make up the R rows.
@@ -44,37 +44,37 @@ _LOWEST_SCALE, _HIGHEST_SCALE = 2.0**-127, 2.0**127
 
 
 def dq_mxfp4(x: Tensor, scale: Tensor, float_dtype: torch.dtype) -> Tensor:
-    """Values of packed MXFP4 codes: ``[…, K / 2] → […, K]``.
+    """Return the values of packed MXFP4 codes: ``[…, K / 2] → […, K]``.
 
     Args:
-        x: Bytes, the even element in the low nibble: uint8.
+        x: Packed codes, uint8, the even element in the low nibble.
         scale: Exponent + 127 of each block of 32, 255 for NaN: ``[…, ceil(K / 32)]`` uint8, or torch's own E8M0 dtype.
         float_dtype: Any float dtype; values it cannot hold are rounded once.
 
     Raises:
-        ConfigError: There is not one scale for each block.
+        ConfigError: The number of scales differs from the number of blocks.
     """
     length = 2 * x.shape[-1]
     blocks = -(-length // _BLOCK)
     if tuple(scale.shape) != (*x.shape[:-1], blocks):
         raise ConfigError(f"dq_mxfp4: codes of shape {tuple(x.shape)} need scales {(*x.shape[:-1], blocks)}, not {tuple(scale.shape)}")
     data = torch.nn.functional.pad(x, (0, -x.shape[-1] % (_BLOCK // 2))) if length % _BLOCK else x
-    # Bfloat16 holds every product exactly: its exponents are those of the scales.
+    # Bfloat16 holds every product exactly: it has the exponent range of the scales.
     values = _pairs(data).reshape(*scale.shape, _BLOCK)
     values = values.mul_(decode_e8m0(scale.view(torch.uint8)).bfloat16().unsqueeze(-1))
     return values.reshape(*x.shape[:-1], blocks * _BLOCK)[..., :length].to(float_dtype).contiguous()
 
 
 def _pairs(data: Tensor) -> Tensor:
-    """Both values of each byte, as a flat bfloat16 tensor."""
-    # A byte picks two values at once, as one integer: several times as fast as taking it apart.
+    """Return both values of each byte, as a flat bfloat16 tensor."""
+    # A table look-up yields both values as one int32, which is several times as fast as unpacking nibbles.
     codes = unpack_two(torch.arange(256, dtype=torch.uint8, device=data.device).unsqueeze(-1), 2)
     table = decode_small(codes, E2M1).bfloat16().view(torch.int32).squeeze(-1)
     return table.index_select(0, data.reshape(-1).int()).view(torch.bfloat16)
 
 
 def qdq_mxfp4(x: Tensor, scale_calculation_mode: str = "even") -> Tensor:
-    """``x`` as MXFP4 would hold it, in blocks of 32 along the last axis: same shape and dtype, no gradient.
+    """Return ``x`` quantized to MXFP4 and dequantized, in blocks of 32 along the last axis: same shape and dtype, no gradient.
 
     Args:
         x: Any float dtype and rank.
@@ -90,24 +90,24 @@ def qdq_mxfp4(x: Tensor, scale_calculation_mode: str = "even") -> Tensor:
 
 
 def even_round(max_abs: Tensor, dtype: str | Dtype) -> Tensor:
-    """The power of two that a block shares, with mode ``"even"``: float32 in ``[2^-127, 2^127]``, same shape; NaN for NaN.
+    """Return the shared scale of a block, a power of two, by mode ``"even"``: float32 in ``[2^-127, 2^127]``, same shape; NaN for NaN.
 
     Args:
         max_abs: Largest magnitude of each block, any float dtype.
-        dtype: Of the elements: fp4, fp6_e2m3, fp6_e3m2, fp8_e4m3 or fp8_e5m2.
+        dtype: Element format: fp4, fp6_e2m3, fp6_e3m2, fp8_e4m3 or fp8_e5m2.
 
     Raises:
-        UnsupportedError: The element format is another one.
+        UnsupportedError: The element format is not one of these.
     """
     shape = _shape(dtype, _SHAPES, "even_round")
     amax = max_abs.detach().float()
     scale = shared_exponent_scale(amax, "even", shape.mantissa_bits, shape.largest_exponent)
-    # Documented are the ends of the range where our own quantizers keep a normal number and Inf.
+    # AMD Quark clamps to the ends of the E8M0 range, where this project's quantizers return a normal number and Inf.
     return torch.where(amax == 0, _LOWEST_SCALE, scale.clamp(max=_HIGHEST_SCALE))
 
 
 def reshape_to_blocks(x: Tensor, block_size: int, axis: int) -> Tensor:
-    """``x`` as blocks ``[R, N, block_size]``: ``axis`` changes places with the last one and is split; same dtype."""
+    """Return ``x`` as blocks ``[R, N, block_size]``: ``axis`` is swapped with the last axis and split; same dtype."""
     rows = x.transpose(axis, -1)
     rows = rows.reshape(math.prod(rows.shape[:-1]), rows.shape[-1])
     if rows.shape[-1] % block_size:
@@ -116,7 +116,7 @@ def reshape_to_blocks(x: Tensor, block_size: int, axis: int) -> Tensor:
 
 
 def _from_blocks(blocks: Tensor, shape: torch.Size, axis: int) -> Tensor:
-    """The inverse of `reshape_to_blocks` for a tensor of this shape."""
+    """Return blocks as a tensor of ``shape``; the inverse of `reshape_to_blocks`."""
     swapped = list(shape)
     swapped[axis], swapped[-1] = swapped[-1], swapped[axis]
     rows = blocks.reshape(blocks.shape[0], blocks.shape[1] * blocks.shape[2])
@@ -124,7 +124,7 @@ def _from_blocks(blocks: Tensor, shape: torch.Size, axis: int) -> Tensor:
 
 
 def _scale_of(blocks: Tensor, scale: Tensor, caller: str) -> Tensor:
-    """One scale for each block as ``[R, N, 1]`` float32."""
+    """Return one scale per block as ``[R, N, 1]``, float32; raises ConfigError if their number is another."""
     rows, count, _ = blocks.shape
     if scale.numel() != rows * count:
         raise ConfigError(f"{caller}: {rows} rows of {count} blocks need as many scales, not those of shape {tuple(scale.shape)}")
@@ -134,18 +134,18 @@ def _scale_of(blocks: Tensor, scale: Tensor, caller: str) -> Tensor:
 def fake_quantize_fp4_fp6_per_group_with_scale(
     input_tensor: Tensor, scale: Tensor, axis: int, group_size: int, quant_dtype: str | Dtype, **_: Any
 ) -> Tensor:
-    """``input_tensor`` rounded, half to even and saturating, to multiples of given scales: same shape and dtype, no gradient.
+    """Return ``input_tensor`` rounded, half to even and saturating, with the given scales: same shape and dtype, no gradient.
 
     Args:
         input_tensor: Any float dtype and rank.
-        scale: One for each block of ``group_size`` along ``axis``, in the order of blocks: ``[R, N]`` or ``[R, N, 1]``; 0 means 2^-23.
+        scale: One scale per block of ``group_size`` along ``axis``, in the order of blocks: ``[R, N]`` or ``[R, N, 1]``; 0 means 2^-23.
         axis: The axis that is split.
         group_size: Elements that share a scale.
         quant_dtype: fp4, fp6_e2m3 or fp6_e3m2.
 
     Raises:
-        ConfigError: There is not one scale for each block.
-        UnsupportedError: The element format is another one.
+        ConfigError: The number of scales differs from the number of blocks.
+        UnsupportedError: The element format is not one of these.
     """
     shape = _shape(quant_dtype, _PACKED, "fake_quantize_fp4_fp6_per_group_with_scale")
     blocks = reshape_to_blocks(input_tensor.detach(), group_size, axis).float()
@@ -155,16 +155,16 @@ def fake_quantize_fp4_fp6_per_group_with_scale(
 
 
 def dequantize_fp4_fp6_per_group(inputs: Tensor, scale: Tensor, axis: int, group_size: int, **_: Any) -> Tensor:
-    """Unpacked values times their scales: shape and dtype of ``inputs``.
+    """Return unpacked values times their scales, with the shape and dtype of ``inputs``.
 
     Args:
-        inputs: Values of codes, as ``create_pack_method(…).unpack`` gives them.
-        scale: Multipliers, shaped as ``inputs`` but with one element per block on ``axis``; an axis of 1 behind that one is allowed.
+        inputs: Values of codes, from ``create_pack_method(…).unpack``.
+        scale: Scales with the shape of ``inputs``, except for one element per block on ``axis``; may have an axis of size 1 after it.
         axis: The axis that is split.
         group_size: Elements that share a scale.
 
     Raises:
-        ConfigError: There is not one scale for each block.
+        ConfigError: The number of scales differs from the number of blocks.
     """
     blocks = reshape_to_blocks(inputs, group_size, axis).float()
     if scale.dim() == inputs.dim() + 1:
@@ -175,24 +175,24 @@ def dequantize_fp4_fp6_per_group(inputs: Tensor, scale: Tensor, axis: int, group
 
 @attrs.frozen
 class PackedFloats:
-    """Values of the small float ``shape`` ↔ bytes along the last axis: two FP4 codes to a byte, four FP6 codes to three."""
+    """Packs values of a small float format along the last axis: two FP4 codes per byte, four FP6 codes per three bytes."""
 
     shape: FloatShape
 
     def pack(self, to_pack: Tensor, reorder: bool = False) -> Tensor:
-        """Bytes of values that the format can hold: ``[…, K] → […, K / 2]`` or ``[…, 3 K / 4]`` uint8; ``reorder`` is for integers."""
+        """Return the bytes of representable values: ``[…, K] → […, K / 2]`` or ``[…, 3 K / 4]`` uint8; ``reorder`` is ignored."""
         codes = encode_small(to_pack.detach().float() * self.shape.to_own_exponents, self.shape)
         return pack_two(codes) if self.shape.bits == 4 else pack_six(codes)
 
     def unpack(self, to_unpack: Tensor, reorder: bool = False, origin_packed_axis_size: int | None = None) -> Tensor:
-        """Float32 values of bytes, the first ``origin_packed_axis_size`` on the last axis; ``reorder`` is for integers."""
+        """Return float32 values of bytes, the first ``origin_packed_axis_size`` on the last axis; ``reorder`` is ignored."""
         length = to_unpack.shape[-1] * 8 // self.shape.bits if origin_packed_axis_size is None else origin_packed_axis_size
         codes = unpack_two(to_unpack, length) if self.shape.bits == 4 else unpack_six(to_unpack, length)
         return decode_small(codes, self.shape)
 
 
 def create_pack_method(qscheme: str | None, dtype: str | Dtype, mx_element_dtype: str | None = None) -> PackedFloats:
-    """How values of ``dtype`` lie in a checkpoint; the other two arguments are for formats that this function does not know.
+    """Return the packing of ``dtype`` in a checkpoint; the other two arguments are ignored.
 
     Raises:
         UnsupportedError: The format is not fp4, fp6_e2m3 or fp6_e3m2.

@@ -19,20 +19,20 @@ COMPUTE_SCALE_LOSSES = ("MSE", "MAE", "RMSE")
 
 
 @attrs.define(kw_only=True)
-class _SmoothingConfig(AlgoConfig):
-    """What the three have in common: they move scale at the sites of a family."""
+class _EqualizationConfig(AlgoConfig):
+    """Base of the three configurations: ``scaling_layers`` lists the mappings."""
 
     @classmethod
     def for_architecture(cls, architecture: Architecture) -> Self | None:
-        """All sites of the family, in the documented form."""
+        """Return settings with all mappings of the architecture, as entries of ``scaling_layers``; None if it has none."""
         if cls.refusal(architecture) is not None:
             return None
-        places = [site.documented() for site in mappings_of(architecture)]
-        return cls(scaling_layers=places, model_decoder_layers=architecture.decoder_blocks)  # type: ignore[call-arg]
+        entries = [mapping.documented() for mapping in mappings_of(architecture)]
+        return cls(scaling_layers=entries, model_decoder_layers=architecture.decoder_blocks)  # type: ignore[call-arg]
 
     @classmethod
     def refusal(cls, architecture: Architecture) -> str | None:
-        """Nothing is known that a scale could be folded into."""
+        """Return a reason if the architecture names no layer into which a scale can be folded."""
         if architecture.decoder_blocks and mappings_of(architecture):
             return None
         return "no operation is known in its decoder blocks into which a scale can be folded"
@@ -40,17 +40,17 @@ class _SmoothingConfig(AlgoConfig):
 
 @with_dataclass_view
 @attrs.define(kw_only=True)
-class AWQConfig(_SmoothingConfig):
+class AWQConfig(_EqualizationConfig):
     """Activation-aware weight quantization: scales that protect the channels with large activations (arXiv 2306.00978).
 
     Attributes:
-        scaling_layers: One dict per place where a scale can be folded: ``prev_op``, ``layers``, ``inp``, ``module2inspect``; names are
-            relative to a decoder block.
+        scaling_layers: One dict per mapping: ``prev_op`` is the smooth layer, ``layers`` are the balance layers; ``inp`` and
+            ``module2inspect`` are accepted as in AMD Quark. Names are relative to a decoder block.
         model_decoder_layers: Full name of the list of decoder blocks.
-        preset: ``"best"`` takes the scales of a block back where they do no good on held-out tokens; ``"reference"`` keeps them and warns.
-        embedding_layers: Accepted from configurations before 0.6; not needed.
-        num_attention_heads: Accepted from configurations before 0.12; the model knows it.
-        num_key_value_heads: Likewise.
+        preset: ``"best"`` undoes the scales of a block that do not reduce its held-out error; ``"reference"`` keeps them and warns.
+        embedding_layers: Accepted from configurations before 0.6; ignored.
+        num_attention_heads: Accepted from configurations before 0.12; ignored, the model's configuration has it.
+        num_key_value_heads: Accepted from configurations before 0.12; ignored, the model's configuration has it.
     """
 
     name: str = "awq"
@@ -64,19 +64,19 @@ class AWQConfig(_SmoothingConfig):
 
 @with_dataclass_view
 @attrs.define(kw_only=True)
-class SmoothQuantConfig(_SmoothingConfig):
-    """SmoothQuant: part of the activations' range goes into the weights (arXiv 2211.10438).
+class SmoothQuantConfig(_EqualizationConfig):
+    """SmoothQuant: moves part of the activations' range into the weights (arXiv 2211.10438).
 
     Attributes:
-        alpha: Share of the range that moves, 0 to 1. For the documented default of 1, which makes int8 worse by far where activations have
-            outliers in many channels, the preset ``"best"`` takes 0.5, the paper's.
+        alpha: Migration strength, 0 to 1: the exponent of the activations' range. AMD Quark's default of 1 makes int8 much worse if
+            activations have outliers in many channels; the preset ``"best"`` uses 0.5 in its place, as the paper does.
         scale_clamp_min: Smallest scale, above 0.
         scaling_layers: As in `AWQConfig`.
         model_decoder_layers: Full name of the list of decoder blocks.
-        preset: ``"best"`` takes the scales of a block back where they do no good on held-out tokens; ``"reference"`` keeps them and warns.
-        embedding_layers: Accepted from configurations before 0.6; not needed.
-        num_attention_heads: Accepted from configurations before 0.12; the model knows it.
-        num_key_value_heads: Likewise.
+        preset: ``"best"`` undoes the scales of a block that do not reduce its held-out error; ``"reference"`` keeps them and warns.
+        embedding_layers: Accepted from configurations before 0.6; ignored.
+        num_attention_heads: Accepted from configurations before 0.12; ignored, the model's configuration has it.
+        num_key_value_heads: Accepted from configurations before 0.12; ignored, the model's configuration has it.
 
     Raises:
         ValueError: ``alpha`` or ``scale_clamp_min`` is out of its range.
@@ -95,20 +95,20 @@ class SmoothQuantConfig(_SmoothingConfig):
 
 @with_dataclass_view
 @attrs.define(kw_only=True)
-class AutoSmoothQuantConfig(_SmoothingConfig):
-    """SmoothQuant with the share searched for each place.
+class AutoSmoothQuantConfig(_EqualizationConfig):
+    """AutoSmoothQuant: SmoothQuant with alpha searched per mapping.
 
     Attributes:
-        scaling_layers: As in `AWQConfig`; None where the family's own are meant.
+        scaling_layers: As in `AWQConfig`; None for all mappings of the architecture.
         model_decoder_layers: Full name of the list of decoder blocks.
-        compute_scale_loss: What the search minimises: one of `COMPUTE_SCALE_LOSSES`.
-        preset: ``"best"`` takes the scales of a block back where they do no good on held-out tokens; ``"reference"`` keeps them and warns.
-        embedding_layers: Accepted from configurations before 0.6; not needed.
-        num_attention_heads: Accepted from configurations before 0.12; the model knows it.
-        num_key_value_heads: Likewise.
+        compute_scale_loss: Loss that the search minimizes: one of `COMPUTE_SCALE_LOSSES`.
+        preset: ``"best"`` undoes the scales of a block that do not reduce its held-out error; ``"reference"`` keeps them and warns.
+        embedding_layers: Accepted from configurations before 0.6; ignored.
+        num_attention_heads: Accepted from configurations before 0.12; ignored, the model's configuration has it.
+        num_key_value_heads: Accepted from configurations before 0.12; ignored, the model's configuration has it.
 
     Raises:
-        ValueError: ``compute_scale_loss`` is none of them.
+        ValueError: ``compute_scale_loss`` is not in `COMPUTE_SCALE_LOSSES`.
     """
 
     name: str = "autosmoothquant"

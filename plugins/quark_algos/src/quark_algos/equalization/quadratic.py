@@ -1,4 +1,4 @@
-"""Quadratic: the squared error that a change of a weight makes in the outputs, ``δ H δᵀ`` summed over rows; exact or approximate."""
+"""Quadratic: the squared output error that a change of a weight causes, ``δ H δᵀ`` summed over rows; exact or approximate."""
 
 from __future__ import annotations
 
@@ -7,53 +7,56 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-__all__ = ["RANK", "Quadratic", "moved"]
+__all__ = ["EIGENVALUE_FLOOR", "RANK", "Quadratic", "moved"]
 
 RANK = 64
-"""Directions of H that the approximation keeps; in all others channels count as independent."""
+"""Rank of the approximation of H; the rest of H is approximated by its diagonal."""
+
+EIGENVALUE_FLOOR = 1e-6
+"""Eigenvalues below this share of the largest are rounding noise of float32; their reciprocals would be large, so they are dropped."""
 
 
 class Quadratic:
-    """``tr(ΔW H ΔWᵀ)``, the squared error of the outputs summed over tokens and rows, for ``H = Σ x xᵀ``.
+    """Computes ``tr(ΔW H ΔWᵀ)``, the squared output error summed over tokens and rows, for the Hessian ``H = Σ x xᵀ``.
 
-    The product costs ``2 K² N``. For a screening of many candidates H is taken as ``F Fᵀ + diag(d)``, which costs ``2 K RANK N``: the
-    Nyström approximation by a random subspace, in which the large directions of H lie, and the diagonal of what it leaves, which is never
-    negative. Off that diagonal errors of rounding mostly cancel.
+    The exact product costs ``2 K² N``. To screen many candidates, H is approximated by ``F Fᵀ + diag(d)``, which costs ``2 K RANK N``:
+    F Fᵀ is the Nyström approximation from a random subspace, which captures the large directions of H, and d is the diagonal of the
+    remainder, which is never negative. Off the diagonal of the remainder, rounding errors mostly cancel.
 
-    Source of the approximation: Gittens, Mahoney, arXiv 1303.1849; of the loss: spec of the algorithms, §1.5.
+    Source: for the approximation Gittens, Mahoney, arXiv 1303.1849; for the loss arXiv 2210.17323, equation 1.
 
     Args:
-        h: H ``[K, K]``, symmetric, positive semidefinite, float32 or float64; kept, not changed.
+        h: H ``[K, K]``, symmetric, positive semidefinite, float32 or float64; stored by reference, not changed.
 
     Attributes:
-        h: The same.
+        h: H ``[K, K]``.
     """
 
     def __init__(self, h: Tensor) -> None:
         self.h = h
 
     def prepare(self) -> None:
-        """Compute what `nearly` needs, once and before several threads want it."""
+        """Compute the approximation of H once, before several threads use it."""
         if not self._is_small:
             _ = self._parts
 
     def rows(self, delta: Tensor) -> Tensor:
-        """The exact loss of each row ``[N]``, for ``ΔWᵀ [K, N]``."""
+        """Return the exact loss of each row ``[N]``, for ``ΔWᵀ [K, N]``."""
         return (self.h @ delta).mul_(delta).sum(0)
 
     def exact(self, delta: Tensor) -> Tensor:
-        """Their sum, a scalar."""
+        """Return the exact loss summed over rows, a scalar."""
         return self.rows(delta).sum()
 
     def rows_nearly(self, delta: Tensor) -> Tensor:
-        """Nearly the same as `rows`; exactly where K is small."""
+        """Return the approximate loss of each row ``[N]``; exact if K ≤ 2 · `RANK`."""
         if self._is_small:
             return self.rows(delta)
         factor, rest = self._parts
         return (factor.t() @ delta).square_().sum(0) + rest @ delta.square()
 
     def nearly(self, delta: Tensor) -> Tensor:
-        """Nearly the same as `exact`; exactly where K is small."""
+        """Return the approximate loss summed over rows; exact if K ≤ 2 · `RANK`."""
         return self.rows_nearly(delta).sum()
 
     @property
@@ -62,20 +65,20 @@ class Quadratic:
 
     @cached_property
     def _parts(self) -> tuple[Tensor, Tensor]:
-        """F ``[K, RANK]`` and d ``[K]``."""
-        # Numbers are drawn on the CPU, so that every device screens alike.
+        """Return F ``[K, RANK]`` and d ``[K]``."""
+        # Drawn on the CPU, so that the approximation is the same on every device.
         drawn = torch.randn(self.h.shape[0], RANK, generator=torch.Generator().manual_seed(0))
         subspace = self.h @ drawn.to(self.h)
         basis, _ = torch.linalg.qr(subspace)
         image = self.h @ basis
         core = (basis.t() @ image).double()
         values, vectors = torch.linalg.eigh((core + core.t()) / 2)
-        is_there = values > values[-1] * 1e-6  # what is smaller is rounding, and its reciprocal would be large
-        inverse_root = torch.where(is_there, values.clamp_min(torch.finfo(values.dtype).tiny).rsqrt(), torch.zeros_like(values))
+        is_significant = values > values[-1] * EIGENVALUE_FLOOR
+        inverse_root = torch.where(is_significant, values.clamp_min(torch.finfo(values.dtype).tiny).rsqrt(), torch.zeros_like(values))
         factor = image @ (vectors * inverse_root).to(image)
         return factor, (self.h.diagonal() - factor.square().sum(1)).clamp_min(0)
 
 
 def moved(h: Tensor, s: Tensor) -> Tensor:
-    """What ``H [K, K]`` becomes when inputs are divided by ``s [K]``: ``diag(1/s) H diag(1/s)``, without seeing them again."""
+    """Return the Hessian of inputs divided by ``s [K]``, ``diag(1/s) H diag(1/s)``, from ``H [K, K]`` of the inputs."""
     return h / s[:, None] / s

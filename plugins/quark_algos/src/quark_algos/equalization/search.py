@@ -1,4 +1,4 @@
-"""Search for the best scales of a mapping: candidates by formula, compared by closed forms in the statistics, without forwards."""
+"""Search for the best scales of a mapping among candidates; losses are closed forms in the statistics, so no forwards are run."""
 
 from __future__ import annotations
 
@@ -21,18 +21,19 @@ Loss = Literal["MSE", "MAE", "RMSE"]
 AWQ_RATIOS = tuple(i / 20 for i in range(20))
 AUTOSMOOTH_RATIOS = tuple(i / 10 for i in range(11))
 _STRIDE = 4
+"""First step of the ratios in a coarse-to-fine search; a power of two, halved until it is 1."""
 
 
 @attrs.frozen(eq=False)
 class Part:
-    """Some balance layers of a mapping: those with the same input and one spec for their weights.
+    """Balance layers of a mapping that share their input and their weight spec.
 
-    All parts of a mapping are divided by the same scale: experts, each with the tokens routed to it, are parts of one mapping.
+    All parts of a mapping have the same scale: experts, each with the tokens routed to it, are parts of one mapping.
 
     Attributes:
-        wt: Their weights stacked, Wᵀ ``[K, N]``, float32. A sample of the rows is enough, if ``grid_of`` is for these.
-        quadratic: Of their inputs, before any scale. Parts, and mappings, with the same input should share the object.
-        grid_of: Returns the grid of weights of the shape of ``wt``.
+        wt: Stacked weights of the layers, Wᵀ ``[K, N]``, float32. A sample of the rows is enough if ``grid_of`` matches it.
+        quadratic: Loss from the Hessian of the unscaled input. Parts and mappings with the same input should share the object.
+        grid_of: Returns the grid for weights with the shape of ``wt``.
         tokens: Number of tokens that the Hessian was summed over.
     """
 
@@ -42,7 +43,7 @@ class Part:
     tokens: int = 1
 
     def error(self, s: Tensor) -> Tensor:
-        """``ΔWᵀ [K, N] = Q(W ∘ s) / s − W`` for scales ``[K]``."""
+        """Return the rounding error ``ΔWᵀ [K, N] = Q(W ∘ s) / s − W`` for scales ``[K]``."""
         column = s[:, None]
         scaled = self.wt * column
         grid = self.grid_of(scaled)
@@ -52,12 +53,12 @@ class Part:
 
 @attrs.frozen(eq=False)
 class ActivationErrors:
-    """The error of rounding the layers' inputs: ``tr(W Σ_δ Wᵀ)``, Σ_δ the Hessian of δ, the error of x / s, multiplied back by s.
+    """Computes the rounding error δ of the layers' inputs; the loss is ``tr(W Σ_δ Wᵀ)``, with Σ_δ the Hessian of δ.
 
     Attributes:
-        sample: Tokens, x ``[T, K]``, float32; some hundreds are enough.
-        range: The smallest and the largest value of each channel in all tokens, ``[2, K]``, float32: what static scales come from.
-        round_: Rounds inputs as the layers will, ``[T, K]`` to ``[T, K]``, given their range ``[2, K]``; it may not change them.
+        sample: Sample of tokens, x ``[T, K]``, float32; some hundreds are enough.
+        range: Smallest and largest value of each channel over all tokens, ``[2, K]``, float32; static scales come from it.
+        round_: Returns inputs ``[T, K]`` rounded as the layers will round them, given the range ``[2, K]``; must not change its argument.
     """
 
     sample: Tensor
@@ -65,7 +66,7 @@ class ActivationErrors:
     round_: Callable[[Tensor, Tensor], Tensor]
 
     def error(self, s: Tensor) -> Tensor:
-        """δ ∘ s, ``[T, K]``, for scales ``[K]``."""
+        """Return the error of ``x / s`` multiplied back by s, ``[T, K]``, for scales ``[K]``."""
         x = self.sample / s
         return (self.round_(x, self.range / s) - x).mul_(s)
 
@@ -75,10 +76,10 @@ class Choice:
     """The result of a search.
 
     Attributes:
-        scale: The best scales ``[C]``, float32; ones where none is better than no scaling.
-        loss: With them; exact.
-        plain: Without scaling; exact, and never less than ``loss``.
-        tried: Losses of the candidates, by form and ratio, ``[F, R]``, as the screening saw them; NaN where it was not needed.
+        scale: The best scales ``[C]``, float32; ones if no candidate is better than no scaling.
+        loss: Exact loss with these scales.
+        plain: Exact loss without scaling, at least ``loss``.
+        tried: Approximate losses of the candidates, by form and ratio, ``[F, R]``; NaN for candidates that were not evaluated.
     """
 
     scale: Tensor
@@ -96,18 +97,18 @@ def awq(
     duo: bool = True,
     exhaustive: bool = False,
 ) -> Choice:
-    """AWQ's scales: candidates ``x_mean^r``, and with the weights' magnitude, by ``Σ tr(ΔW H ΔWᵀ)``; source: arXiv 2306.00978.
+    """Return AWQ's scales: the best of ``x_mean^r`` and "duo scaling" by the loss ``Σ tr(ΔW H ΔWᵀ)``; source: arXiv 2306.00978.
 
-    The loss is that of the layers' outputs, over all tokens of the statistics. The best candidate and no scaling are compared exactly, the
-    others by `Quadratic.nearly`.
+    The loss is the output error of the balance layers over all tokens of the statistics. Candidates are ranked by `Quadratic.nearly`; the
+    best is compared exactly with no scaling.
 
     Args:
         parts: All balance layers of the mapping whose weights are rounded; at least one.
-        x_mean: Mean magnitude of each of their input channels, ``[K]``, float32.
-        channels: How channels go to columns; None where they are the same. What columns share is reduced before candidates are made.
+        x_mean: Mean magnitude of each input channel, ``[K]``, float32.
+        channels: How the channels of the smooth layer correspond to input channels; None if they are the same.
         ratios: Exponents, ascending.
-        duo: Whether to try both forms.
-        exhaustive: Try every ratio; else every fourth, and then those around the best of them, closer and closer.
+        duo: Whether to try "duo scaling" too.
+        exhaustive: Whether to try every ratio; otherwise the search is coarse to fine, from every fourth ratio.
     """
     channels = channels or Channels(parts[0].wt.shape[0])
     x, exponents = channels.reduced(x_mean.float(), "mean"), torch.tensor(ratios, device=x_mean.device)
@@ -127,18 +128,18 @@ def autosmooth(
     loss: Loss = "MSE",
     exhaustive: bool = False,
 ) -> Choice:
-    """SmoothQuant's scales with the share searched: the error of rounded weights and that of rounded activations, added up.
+    """Return SmoothQuant's scales with a searched exponent; the loss adds the errors from rounding weights and rounding activations.
 
-    The two are taken as independent: their product, which is small beside them, is left out. Candidates are ``x_max^r``, the documented
-    form, and SmoothQuant's own, ``x_max^r / w_max^(1−r)``.
+    The two errors are taken as independent: their product, which is small in comparison, is neglected. Candidates are ``x_max^r``, the
+    form in AMD Quark's documentation, and SmoothQuant's own, ``x_max^r / w_max^(1−r)``.
 
-    What is minimised, of E_n, the squared error of output n summed over tokens: MSE, and RMSE, which has the same minimum, ``Σ E_n``; MAE,
-    ``Σ √E_n``, to which the mean magnitude of normally distributed errors is proportional.
+    With E_n the squared error of output n summed over tokens, the loss is ``Σ E_n`` for MSE, and for RMSE, which has the same minimum; and
+    ``Σ √E_n`` for MAE, since the mean magnitude of normally distributed errors is proportional to it.
 
     Args:
         parts: As in `awq`, with their ``tokens``.
-        x_max: The largest magnitude of each input channel, ``[K]``, float32.
-        activations: Of the inputs of each part: experts read different tokens.
+        x_max: Largest magnitude of each input channel, ``[K]``, float32.
+        activations: Rounding errors of the inputs of each part: experts read different tokens.
         channels: As in `awq`.
         ratios: Exponents, ascending.
         loss: ``"MSE"``, ``"MAE"`` or ``"RMSE"``.
@@ -152,7 +153,7 @@ def autosmooth(
 
 
 class _Losses:
-    """The objective, exact or nearly so."""
+    """The loss of scales, exact or approximate."""
 
     def __init__(self, parts: Sequence[Part], activations: Sequence[ActivationErrors], loss: Loss) -> None:
         self._parts = parts
@@ -160,24 +161,24 @@ class _Losses:
         self._by_row = loss == "MAE"
         for part in parts:
             part.quadratic.prepare()
-        # tr(W Σ Wᵀ) is the form of W Wᵀ in the errors of activations: what is approximated for one can be for the other.
+        # tr(W Σ_δ Wᵀ) is a quadratic form of W Wᵀ in the errors of activations, so the same approximation applies.
         self._grams = [Quadratic(part.wt @ part.wt.t()) for part in parts] if activations and not self._by_row else []
         for gram in self._grams:
             gram.prepare()
 
     def __call__(self, s: Tensor, *, exact: bool) -> float:
-        """For scales ``[K]``."""
+        """Return the loss of scales ``[K]``."""
         deltas = [a.error(s) for a in self._activations]
         if self._by_row:
             each = zip(self._parts, deltas, strict=True)
             return sum(float(self._rows(part, part.error(s), delta, exact=exact).sqrt().sum()) for part, delta in each)
         total = sum(float(_loss(part.quadratic, part.error(s), exact=exact)) for part in self._parts)
-        for gram, part, delta in zip(self._grams, self._parts, deltas, strict=False):  # without activations there are none
+        for gram, part, delta in zip(self._grams, self._parts, deltas, strict=False):  # empty without activations
             total += float(_loss(gram, delta.t(), exact=exact)) * part.tokens / len(delta)
         return total
 
     def _rows(self, part: Part, error: Tensor, delta: Tensor, *, exact: bool) -> Tensor:
-        """E_n, ``[N]``."""
+        """Return E_n, ``[N]``."""
         rows = part.quadratic.rows(error) if exact else part.quadratic.rows_nearly(error)
         return (rows + (delta @ part.wt).square_().sum(0) * (part.tokens / len(delta))).clamp_min(0)
 
@@ -187,21 +188,21 @@ def _loss(quadratic: Quadratic, delta: Tensor, *, exact: bool) -> Tensor:
 
 
 def _relative_weights(parts: Sequence[Part]) -> Tensor:
-    """Of all rows of all parts, ``[K]``."""
+    """Return `relative_weights` averaged over the rows of all parts, ``[K]``."""
     total = sum(relative_weights(p.wt, p.grid_of(p.wt).group) * p.wt.shape[1] for p in parts)
     assert isinstance(total, Tensor)
     return total / sum(p.wt.shape[1] for p in parts)
 
 
 def _search(forms: Tensor, channels: Channels, losses: _Losses, *, exhaustive: bool) -> Choice:
-    """The best of ``[F, R, C]`` and ones."""
+    """Return the best of the candidates ``[F, R, C]`` and ones."""
     tried = torch.full(forms.shape[:2], torch.nan)
     last = forms.shape[1] - 1
 
     def attempt(candidates: Iterable[tuple[int, int]]) -> None:
         new = [(form, r) for form, r in sorted(set(candidates)) if tried[form, r].isnan()]
-        found = parallel_map(lambda at: losses(channels.expand_scale(forms[at]), exact=False), new, forms.device)
-        for at, loss in zip(new, found, strict=True):
+        losses_of_new = parallel_map(lambda at: losses(channels.expand_scale(forms[at]), exact=False), new, forms.device)
+        for at, loss in zip(new, losses_of_new, strict=True):
             tried[at] = loss
 
     stride = 1 if exhaustive else _STRIDE
@@ -217,5 +218,5 @@ def _search(forms: Tensor, channels: Channels, losses: _Losses, *, exhaustive: b
 
 
 def _least(tried: Tensor) -> int:
-    """Its number; what is not finite counts for nothing."""
+    """Return the flat index of the smallest finite loss."""
     return int(torch.where(torch.isfinite(tried), tried, torch.inf).argmin())

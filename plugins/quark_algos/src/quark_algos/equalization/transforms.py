@@ -35,15 +35,17 @@ from quark_algos.equalization.config import AutoSmoothQuantConfig, AWQConfig, Sm
 from quark_algos.equalization.quadratic import Quadratic
 from quark_algos.equalization.search import ActivationErrors, Loss, Part, autosmooth, awq
 from quark_algos.gptq.damping import shrunk
-from quark_algos.mappings.fold import Kept, allowed, fold, holds, probe
+from quark_algos.mappings.fold import SavedParameters, allowed, fold, holds, probe
 from quark_algos.mappings.mapping import LayerMapping, mappings_of
 from quark_algos.mappings.resolve import ResolvedMapping, resolve
-from quark_algos.mappings.skipped import left_out
-from quark_algos.mappings.user_mappings import Place, check_user_mappings, user_mappings_of
+from quark_algos.mappings.skipped import skipped_mappings
+from quark_algos.mappings.user_mappings import UserMapping, check_user_mappings, user_mappings_of
 from quark_algos.searched_nearest import SearchedNearest
 
 __all__ = [
+    "BATCHES",
     "FEWEST",
+    "PROBE_MARGIN",
     "ROWS",
     "SAMPLE",
     "SANE_ALPHA",
@@ -59,24 +61,28 @@ __all__ = [
 
 SAMPLE = 256
 """Tokens on which the rounding of activations is tried."""
+BATCHES = 8
+"""Batches that the sample is spread over, so that one text does not decide."""
 FEWEST = 32
-"""Tokens of each input, where the readers of a site have many inputs, as experts do."""
+"""Smallest number of sampled tokens per input, for mappings whose balance layers have many inputs, as experts do."""
 ROWS = 512
-"""Rows of the readers, spread over all of them, on which scales are tried: what suits these suits the rest."""
+"""Rows of the balance layers, evenly spaced, on which candidates are compared: enough for the ranking, at a fraction of the time."""
+PROBE_MARGIN = 16
+"""A mapping is skipped if probing changes the output by more than this many times the tolerance: whole blocks add up rounding errors."""
 SANE_ALPHA = 0.5
-"""What the preset "best" takes for the documented default of 1, which leaves nothing of the weights' ranges."""
+"""Alpha of SmoothQuant (arXiv 2211.10438); the preset "best" uses it in place of AMD Quark's default of 1, which moves the whole range."""
 
 
 class TokenSample(Statistic):
-    """Some tokens, float32: an eighth of `SAMPLE` of each batch, spread over it, until there are as many."""
+    """A sample of tokens, float32: up to `SAMPLE` / `BATCHES` evenly spaced tokens of each batch, until there are `SAMPLE`."""
 
     def __init__(self, columns: int, device: torch.device) -> None:
         super().__init__(columns, device)
         self.value = torch.empty(0, columns, device=device)
 
     def accumulate(self, x: Tensor, reference: Tensor | None) -> None:
-        wanted = min(SAMPLE - len(self.value), SAMPLE // 8)
-        self.value = torch.cat((self.value, x[:: max(1, len(x) // max(wanted, 1))][:wanted].float()))
+        count = min(SAMPLE - len(self.value), SAMPLE // BATCHES)
+        self.value = torch.cat((self.value, x[:: max(1, len(x) // max(count, 1))][:count].float()))
 
     def add(self, other: TokenSample) -> None:
         self.value = torch.cat((self.value, other.value))[:SAMPLE]
@@ -107,16 +113,16 @@ class ChannelRanges(Statistic):
 class Equalization(ABC):
     """Moves scale at the mappings of each block, and compares the block's error on held-out tokens before and after.
 
-    Each mapping is probed once with a scale of its own before it is used: where a variant of a family computes something else than its
-    facts say, the block's output changes, and the mapping is left out with a warning. Where the scales of a block do not make its error
-    smaller by more than a standard error, the preset ``"best"`` takes them back; ``"reference"`` keeps them, and warns.
+    Each mapping is probed once, with random scales, before it is used: if the model is a variant that differs from its architecture's
+    facts, the block's output changes, and the mapping is skipped with a warning. If the scales of a block do not reduce its output error
+    by more than a standard error, the preset ``"best"`` restores the weights; ``"reference"`` keeps the scales and warns.
 
     Args:
         settings: An `AWQConfig`, `SmoothQuantConfig` or `AutoSmoothQuantConfig`.
 
     Attributes:
-        preset: Of the settings.
-        user_entries: Their ``scaling_layers``; empty for all mappings of the family.
+        preset: Preset of the settings.
+        user_entries: ``scaling_layers`` of the settings; empty for all mappings of the architecture.
 
     Raises:
         ConfigError: An entry of ``scaling_layers`` is incomplete, or its condition is not understood.
@@ -133,50 +139,50 @@ class Equalization(ABC):
         user_mappings_of(list(self.user_entries), ())  # errors come before any work
 
     def resolve_for_model(self, model: nn.Module, plan: QuantPlan) -> ResolvedSettings:
-        """Return the settings as they are, and a note for each mapping that this model does not have.
+        """Return the settings unchanged, and a plan note for each mapping that does not apply to some blocks of the model.
 
         Raises:
-            ConfigError: None of the mappings written by hand is in the model.
+            ConfigError: None of the user mappings applies to any block of the model.
         """
         facts, heads = plan.architecture, _heads_of(model)
         if facts is None:
             return ResolvedSettings(self._settings)
         check_user_mappings(user_mappings_of(list(self.user_entries), mappings_of(facts)), model, facts, heads)
-        return ResolvedSettings(self._settings, left_out(self.mappings(facts), model, facts, heads))
+        return ResolvedSettings(self._settings, skipped_mappings(self.mappings(facts), model, facts, heads))
 
     def start(self, model: nn.Module, plan: QuantPlan) -> EqualizationRun:
         """Return the run for a model; nothing outside its blocks is changed."""
         return EqualizationRun(self, _heads_of(model))
 
     def rounding(self) -> Rounding | None:
-        """Round-to-nearest."""
+        """Return None: weights are rounded to nearest if no rounding is configured."""
         return None
 
-    def mappings(self, facts: Architecture) -> tuple[Place, ...]:
-        """Return the mappings written by hand, or all of the family."""
+    def mappings(self, facts: Architecture) -> tuple[UserMapping, ...]:
+        """Return the user mappings; without any, all mappings of the architecture."""
         known = mappings_of(facts)
-        return user_mappings_of(list(self.user_entries) or [site.documented() for site in known], known)
+        return user_mappings_of(list(self.user_entries) or [mapping.documented() for mapping in known], known)
 
     @abstractmethod
     def scale(self, modules: ResolvedMapping, block: BlockContext) -> Tensor | None:
-        """Return the scale of a mapping, ``[C]``; None where nothing is known of its inputs."""
+        """Return the scale of a mapping, ``[C]``; None if no tokens reached its quantized balance layers."""
 
     def _read(self, modules: ResolvedMapping, block: BlockContext) -> dict[str, nn.Module]:
-        """The readers that are quantized and that tokens reached."""
-        return {n: m for n, m in modules.readers.items() if n in block.configs and n in block.statistics}
+        """Return the balance layers that are quantized and that tokens reached."""
+        return {n: m for n, m in modules.balance_layers.items() if n in block.configs and n in block.statistics}
 
     def _combined(self, modules: ResolvedMapping, block: BlockContext, kind: type[AbsMax | AbsMean | ChannelRanges]) -> Tensor:
-        """The largest of what the readers' inputs have, ``[K]``: experts read different tokens."""
+        """Return the maximum of a statistic over the inputs of the balance layers, ``[K]``: experts read different tokens."""
         values = [s.value for n in self._read(modules, block) if (s := block.statistic(n, kind)) is not None]
         return torch.stack(values).amax(0)
 
 
 class EqualizationRun:
-    """An `Equalization` at work on one model.
+    """The run of an `Equalization` on one model.
 
     Args:
-        transform: Says which mappings have which scales.
-        heads: Of queries in the model's attention.
+        transform: Chooses the mappings and their scales.
+        heads: Number of query heads of the model's attention.
     """
 
     def __init__(self, transform: Equalization, heads: int) -> None:
@@ -190,11 +196,11 @@ class EqualizationRun:
 
     @torch.no_grad()
     def apply(self, block: BlockContext) -> Mapping[str, Metrics]:
-        """Move scale at the mappings of a block, and take it back where that makes no error smaller (preset "best")."""
+        """Fold scales into the mappings of a block; restore the weights if the output error does not fall (preset "best")."""
         before = block.output_error() if block.output_error else None
-        kept: list[Kept] = []
+        saved: list[SavedParameters] = []
         mappings = self._mappings(block)
-        rotated = {m.name: [n for n, reader in m.readers.items() if input_is_transformed(reader)] for m in mappings}
+        rotated = {m.name: [n for n, layer in m.balance_layers.items() if input_is_transformed(layer)] for m in mappings}
         skipped: dict[str, Metrics] = {
             f"{block.name}.{name}".lstrip("."): {"left_out": f"the input of {names[0]} is rotated while the model runs"}
             for name, names in rotated.items()
@@ -204,72 +210,73 @@ class EqualizationRun:
         for modules in (m for m in mappings if not rotated[m.name]):
             scale = self._transform.scale(modules, block)
             if scale is not None and not bool((scale == 1).all()):
-                kept.append(Kept.of(modules))
+                saved.append(SavedParameters.of(modules))
                 fold(modules, scale)
                 metrics[f"{block.name}.{modules.name}".lstrip(".")] = {"scale_min": float(scale.min()), "scale_max": float(scale.max())}
-        if not kept:
-            return metrics | {block.name: {"applied": False, "reason": "there is no place at which scale can be moved"}}
+        if not saved:
+            return metrics | {block.name: {"applied": False, "reason": "no mapping of this block can be scaled"}}
         if before is None or block.output_error is None:
             return metrics | {block.name: {"applied": True}}
         validation = validated([before], [block.output_error()])
         if not validation.is_improvement and self._transform.preset == "best":
-            for one in reversed(kept):
-                one.restore()
-            reason = "it makes no error smaller by more than chance"
+            for parameters in reversed(saved):
+                parameters.restore()
+            reason = "it does not reduce the output error by more than a standard error"
             return skipped | {block.name: {**validation.metrics(), "applied": False, "reason": reason}}
         if not validation.is_improvement:
             _warn(block.name, validation)
         return metrics | {block.name: {**validation.metrics(), "applied": True}}
 
     def _mappings(self, block: BlockContext) -> list[ResolvedMapping]:
-        """The mappings of a block that hold in it, and have something to quantize behind them."""
+        """Return the mappings that apply to a block and have a balance layer to quantize."""
         mappings: list[ResolvedMapping] = []
-        for place in self._transform.mappings(block.architecture):
-            site = place.site
-            if site in self._refused or (place.condition is not None and not place.condition.holds(block.module)):
+        for entry in self._transform.mappings(block.architecture):
+            mapping = entry.mapping
+            if mapping in self._refused or (entry.condition is not None and not entry.condition.holds(block.module)):
                 continue
-            resolved = (resolve(site, block.module, block.architecture, self._heads) for site in place.sites(block.module))
-            modules = chain.from_iterable(made for made in resolved if not isinstance(made, str))
-            wanted = [m for m in modules if any(name in block.configs for name in m.readers)]
-            passes = not any(input_is_transformed(reader) for m in wanted for reader in m.readers.values())
-            if wanted and passes and site not in self._probed and not self._is_sound(wanted[0], block, site):
+            results = (resolve(m, block.module, block.architecture, self._heads) for m in entry.mappings_in(block.module))
+            resolved = chain.from_iterable(result for result in results if not isinstance(result, str))
+            quantized = [m for m in resolved if any(name in block.configs for name in m.balance_layers)]
+            is_rotated = any(input_is_transformed(layer) for m in quantized for layer in m.balance_layers.values())
+            if quantized and not is_rotated and mapping not in self._probed and not self._is_sound(quantized[0], block, mapping):
                 continue
-            mappings += wanted
+            mappings += quantized
         return mappings
 
     def _is_sound(self, modules: ResolvedMapping, block: BlockContext, mapping: LayerMapping) -> bool:
-        """Whether a scale there leaves the block's output what it is; if not, the mapping is refused from then on."""
+        """Return whether scales of the mapping leave the block's output unchanged; if not, the mapping is skipped in all later blocks."""
         if block.output is None:
             return True
         self._probed.add(mapping)
-        dtype = linear_weight(next(iter(modules.readers.values()))).dtype
+        dtype = linear_weight(next(iter(modules.balance_layers.values()))).dtype
         change = holds(modules, probe(modules), block.output)
-        if change <= 16 * allowed(modules, dtype):
+        if change <= PROBE_MARGIN * allowed(modules, dtype):
             return True
         self._refused.add(mapping)
         get_logger(__name__).warning(
             f"'{block.name}.{modules.name}' is left out: a scale there changes what the block computes (by {change:.1e}); this model is "
-            "another variant of its family than the template's facts are about"
+            "a variant that differs from its template"
         )
         return False
 
 
-def _warn(block: str, found: Validation) -> None:
+def _warn(block: str, validation: Validation) -> None:
     get_logger(__name__).warning(
-        f"'{block}': moving scale makes the rounded block's error {found.factor:.2f} times as large on {found.tokens} held-out tokens "
-        f"({found.before:.2g} to {found.after:.2g}, standard error {found.standard_error:.1g}). preset='best' would leave it out"
+        f"'{block}': moving scale makes the rounded block's output error {validation.factor:.2f} times as large on {validation.tokens} "
+        f"held-out tokens ({validation.before:.2g} to {validation.after:.2g}, standard error {validation.standard_error:.1g}). "
+        "preset='best' would leave it out"
     )
 
 
 def _heads_of(model: nn.Module) -> int:
-    """Of queries in attention; 1 where the model does not say."""
+    """Return the number of query heads of a model; 1 if its configuration has none."""
     config: Any = getattr(model, "config", None)
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     return int(getattr(text, "num_attention_heads", 1) or 1)
 
 
 class SmoothQuant(Equalization):
-    """``s = max|x|^α / max|w|^(1−α)``."""
+    """SmoothQuant: ``s = max|x|^α / max|w|^(1−α)`` (arXiv 2211.10438)."""
 
     needs = (AbsMax,)
 
@@ -281,28 +288,28 @@ class SmoothQuant(Equalization):
             self._alpha = SANE_ALPHA
 
     def scale(self, modules: ResolvedMapping, block: BlockContext) -> Tensor | None:
-        readers = self._read(modules, block)
-        if not readers:
+        layers = self._read(modules, block)
+        if not layers:
             return None
         x = modules.channels.reduced(self._combined(modules, block, AbsMax), "max")
-        w = torch.stack([linear_weight(m).abs().amax(0).float() for m in readers.values()]).amax(0)
+        w = torch.stack([linear_weight(m).abs().amax(0).float() for m in layers.values()]).amax(0)
         return smoothquant(x, modules.channels.reduced(w, "max"), self._alpha, self._smallest)
 
 
 class _Searched(Equalization):
-    """What AWQ and AutoSmoothQuant have in common: candidates compared by closed forms in the Hessian."""
+    """Base of AWQ and AutoSmoothQuant, which compare candidates by closed forms in the Hessian."""
 
     def _parts(self, modules: ResolvedMapping, block: BlockContext) -> dict[str, Part]:
-        """The readers, those with one input and one spec as one part; each by the name of its first."""
-        alike: dict[tuple[int, Any], list[str]] = {}
+        """Return the balance layers, grouped by input and weight spec, by the name of each group's first layer."""
+        groups: dict[tuple[int, Any], list[str]] = {}
         for name in self._read(modules, block):
-            alike.setdefault((id(block.statistics[name]), levels(block.configs[name].weight)), []).append(name)
+            groups.setdefault((id(block.statistics[name]), levels(block.configs[name].weight)), []).append(name)
         quadratics: dict[int, Quadratic] = {}
         parts = {}
-        for (key, _), names in alike.items():
+        for (key, _), names in groups.items():
             hessian = cast("Hessian", block.statistic(names[0], Hessian))
             quadratic = quadratics.setdefault(key, Quadratic(shrunk(hessian.matrix(), hessian.shrinkage())))
-            parts[names[0]] = _part([modules.readers[n] for n in names], block.configs[names[0]], quadratic, hessian.tokens)
+            parts[names[0]] = _part([modules.balance_layers[n] for n in names], block.configs[names[0]], quadratic, hessian.tokens)
         return parts
 
 
@@ -310,7 +317,7 @@ def _part(layers: Sequence[nn.Module], config: QLayerConfig, quadratic: Quadrati
     assert config.weight is not None
     quantizer = quantizer_for(config.weight, activation=False)
     weights = [linear_weight(layer) for layer in layers]
-    # Scales that span rows depend on all of them.
+    # A scale that spans rows depends on all of them, so rows cannot be sampled.
     step = max(1, sum(w.shape[0] for w in weights) // ROWS) if quantizer.granularity.is_local else 1
     weights = [w[::step] for w in weights]
     rows = [w.shape[0] for w in weights]
@@ -322,12 +329,12 @@ def _part(layers: Sequence[nn.Module], config: QLayerConfig, quadratic: Quadrati
 
 
 class Awq(_Searched):
-    """AWQ: ``s`` a power of the mean magnitude of the inputs, searched; and, where no rounding is named, scales searched by the outputs."""
+    """AWQ (arXiv 2306.00978): searches ``s`` among powers of the mean input magnitude; its clipping is the default rounding."""
 
     needs = (Hessian, AbsMean)
 
     def rounding(self) -> Rounding | None:
-        """AWQ's clipping, as a search of scales."""
+        """Return AWQ's clipping: round-to-nearest under scales searched by the output error."""
         return SearchedNearest()
 
     def scale(self, modules: ResolvedMapping, block: BlockContext) -> Tensor | None:
@@ -338,7 +345,7 @@ class Awq(_Searched):
 
 
 class AutoSmoothQuant(_Searched):
-    """SmoothQuant with the share searched, by the errors of weights and of activations."""
+    """SmoothQuant with a searched alpha per mapping; the loss is the output error from rounding weights and activations."""
 
     needs = (Hessian, ChannelRanges, TokenSample)
 
@@ -357,16 +364,16 @@ class AutoSmoothQuant(_Searched):
 
 
 def _errors_of_inputs(name: str, block: BlockContext, parts: int) -> ActivationErrors:
-    """What rounding the inputs of a reader costs, of a site with that many parts."""
+    """Return the rounding errors of a balance layer's inputs; the token sample is divided among the ``parts`` of a mapping."""
     sample = cast("TokenSample", block.statistic(name, TokenSample)).value
     ranges = cast("ChannelRanges", block.statistic(name, ChannelRanges)).range
     return ActivationErrors(sample[:: min(parts, SAMPLE // FEWEST)], ranges, rounding_of_inputs(block.configs[name]))
 
 
 def rounding_of_inputs(config: QLayerConfig) -> Callable[[Tensor, Tensor], Tensor]:
-    """How a layer's inputs will be rounded: a function of some of them ``[T, K]`` and of the range of all, ``[2, K]``.
+    """Return a function that rounds a sample of a layer's inputs ``[T, K]`` as the layer will, given the range of all tokens ``[2, K]``.
 
-    A static scale is that of all tokens where the observer takes their extremes; of others it is taken to be that of the tokens at hand.
+    The scale of a static spec comes from the range of all tokens if the observer uses extremes, else from the sample.
     """
     if config.input_tensors is None:
         return lambda x, _: x

@@ -1,4 +1,4 @@
-"""Settings of the algorithms that choose codes by the Hessian of a layer's inputs: GPTQ, GPTAQ, Qronos."""
+"""Settings of the algorithms that choose codes by the Hessian of a layer's input: GPTQ, GPTAQ, Qronos."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SCALE_SEARCHES = ("minmax", "mse", "hessian")
 @with_dataclass_view
 @attrs.define(kw_only=True)
 class _HessianConfig(AlgoConfig):
-    """What the three have in common; see `GPTQConfig`."""
+    """Base of the three configurations; see `GPTQConfig` for the fields."""
 
     block_size: int = attrs.field(default=128, validator=positive)
     desc_act: bool = True
@@ -44,7 +44,7 @@ class _HessianConfig(AlgoConfig):
 
     @classmethod
     def for_architecture(cls, architecture: Architecture) -> Self | None:
-        """All projections of a decoder block, in the order in which data flows."""
+        """Return settings with all projections of a decoder block, in the order in which data flows; None if they are not known."""
         if cls.refusal(architecture) is not None:
             return None
         return cls(  # type: ignore[call-arg]
@@ -53,7 +53,7 @@ class _HessianConfig(AlgoConfig):
 
     @classmethod
     def refusal(cls, architecture: Architecture) -> str | None:
-        """The projections are not known."""
+        """Return a reason if the projections of the decoder blocks are not known."""
         known = architecture.decoder_blocks and linear_layers(architecture)
         return None if known else "the projections of its decoder blocks are not known"
 
@@ -61,23 +61,24 @@ class _HessianConfig(AlgoConfig):
 @with_dataclass_view
 @attrs.define(kw_only=True)
 class GPTQConfig(_HessianConfig):
-    """GPTQ: columns are rounded one after another, each spreading its error over the rest (arXiv 2210.17323).
+    """GPTQ: rounds columns one after another and compensates the error of each in the remaining columns (arXiv 2210.17323).
 
     Attributes:
-        block_size: Columns between two updates of the rest of the matrix. It changes the speed, and the last bits.
-        damp_percent: Share of the Hessian's mean diagonal that is added to it, above 0 and below 1.
-        desc_act: Go through the columns by descending diagonal of the Hessian.
-        static_groups: Find the groups' scales before any column is rounded; needed with ``desc_act``.
-        inside_layer_modules: Names of the linear layers, relative to a decoder block; ``*`` stands for anything. Empty: all of them.
-        model_decoder_layers: Full name of the list of decoder blocks; documented, the model's template knows it.
-        preset: ``"reference"`` is the published algorithm with the documented defaults; ``"best"`` also searches scales by what they do to
-            the outputs, takes from the Hessian what is likely to be chance, and damps by 0.05 at least. Single choices below go before it.
-        scale_search: Of group scales: ``"minmax"``, ``"mse"`` of the weights, or ``"hessian"``, of the outputs; None as the preset has it.
-        scale_refits: How often scales are fitted to the finished codes, and the weight rounded anew; None as the preset has it.
-        descent_passes: Sweeps of coordinate descent over the finished codes; None as the preset has it.
-        float64: Sum and factor the Hessian in float64.
-        true_sequential: Accepted from configurations before 0.12; calibration is sequential here in any case.
-        embedding_layers: Accepted from configurations before 0.6; not needed.
+        block_size: Columns between two updates of the remaining matrix; changes the speed, and results by rounding only.
+        damp_percent: percdamp: this times the mean diagonal of the Hessian is added to its diagonal; above 0 and below 1.
+        desc_act: act_order: round columns by descending diagonal of the Hessian.
+        static_groups: Compute the scales of all groups before any column is rounded; required with ``desc_act``.
+        inside_layer_modules: Names of the linear layers, relative to a decoder block; ``*`` matches any characters. Empty: all layers.
+        model_decoder_layers: Full name of the list of decoder blocks; part of AMD Quark's public API, not used: the template has it.
+        preset: ``"reference"`` is the published algorithm with AMD Quark's defaults; ``"best"`` also searches scales by the output error,
+            shrinks the Hessian where tokens are few, and uses a percdamp of at least 0.05. The settings below override the preset.
+        scale_search: How group scales are found: ``"minmax"``, ``"mse"`` (error of the weights) or ``"hessian"`` (error of the outputs);
+            None for that of the preset.
+        scale_refits: How often scales are fitted to the codes and the weight is rounded again; None for that of the preset.
+        descent_passes: Sweeps of coordinate descent over the finished codes; None for that of the preset.
+        float64: Accumulate and factor the Hessian in float64.
+        true_sequential: Accepted from configurations before 0.12; ignored, calibration is always sequential.
+        embedding_layers: Accepted from configurations before 0.6; ignored.
 
     Raises:
         ConfigError: (a ValueError) ``desc_act`` without ``static_groups``.
@@ -93,14 +94,14 @@ class GPTQConfig(_HessianConfig):
 @with_dataclass_view
 @attrs.define(kw_only=True)
 class GPTAQConfig(GPTQConfig):
-    """GPTAQ: GPTQ that also makes up for the error of the inputs that earlier layers have left (arXiv 2504.02692).
+    """GPTAQ: GPTQ that also compensates the error of the quantized inputs (arXiv 2504.02692).
 
-    The preset ``"reference"`` corrects as published, each column for what those before it have left; ``"best"`` all columns before any is
-    rounded, by no more than does good on held-out tokens.
+    The preset ``"reference"`` corrects each column while columns are rounded, as published; ``"best"`` corrects all columns before any is
+    rounded, with at most the strength that reduces the error on held-out tokens.
 
     Attributes:
-        alpha: Share of that correction which is made.
-        correction_damping: Share of the Hessian's mean diagonal that holds the correction back; None as the preset has it.
+        alpha: Strength of the correction: 0 is GPTQ, 1 is the full correction.
+        correction_damping: percdamp of the Hessian in the correction; None for that of the preset.
     """
 
     name: str = "gptaq"
@@ -111,15 +112,15 @@ class GPTAQConfig(GPTQConfig):
 @with_dataclass_view
 @attrs.define(kw_only=True)
 class QronosConfig(_HessianConfig):
-    """Qronos: corrects for quantized inputs and weights together, then goes on as GPTQ (arXiv 2505.11695).
+    """Qronos: corrects for quantized inputs and weights together, then rounds as GPTQ (arXiv 2505.11695).
 
     Attributes:
         inside_layer_modules: Names of the linear layers, relative to a decoder block.
         model_decoder_layers: Full name of the list of decoder blocks.
-        alpha: Damping, as a share of the Hessian's largest eigenvalue, above 0; of the preset "reference".
-        beta: Documented; scale of the Hessian's inverse before its second factorization. There is no inverse here, and no second one.
-        correction_share: Share of the correction for quantized inputs which is made, 0 to 1; None as the preset has it.
-        correction_damping: Share of the Hessian's mean diagonal that holds the correction back; None as the preset has it.
+        alpha: Damping of the preset "reference": this times the largest eigenvalue of the Hessian is added to its diagonal; above 0.
+        beta: Part of AMD Quark's public API, not used: it scales the inverse Hessian before a second factorization; here is neither.
+        correction_share: Strength of the correction for quantized inputs, 0 to 1; None for that of the preset.
+        correction_damping: percdamp of the Hessian in the correction; None for that of the preset.
     """
 
     name: str = "qronos"

@@ -11,35 +11,35 @@ __all__ = ["BEST_CORRECTION_DAMPING", "BEST_DAMPING", "BEST_SHARE", "Recipe", "r
 
 @attrs.frozen(kw_only=True)
 class Recipe:
-    """How the columns of a weight are rounded.
+    """All parameters of the rounding of columns.
 
     Attributes:
-        block: Columns between two products with all that went before.
-        act_order: Columns by descending diagonal of H, or in their own order.
-        static_groups: Scales before any column is rounded, or each group's when its first column is reached.
-        damping: Share of H's mean diagonal, or where that is None, ``eigen_damping`` of H's largest eigenvalue.
-        eigen_damping: See there.
+        block: Columns between two updates of the remaining matrix.
+        act_order: Whether columns are rounded by descending diagonal of H.
+        static_groups: Whether all scales are computed before any column is rounded; else a group's when its first column is reached.
+        percdamp: λ as a share of H's mean diagonal; None to derive it from ``eigen_damping``.
+        eigen_damping: λ as a share of H's largest eigenvalue; used if ``percdamp`` is None.
         scales: How scales are found: ``"minmax"``, ``"mse"`` or ``"hessian"``.
-        refits: How often scales are fitted to the codes there are, and the weight rounded anew.
+        refits: How often scales are fitted to the codes and the weight is rounded again.
         passes: Sweeps of coordinate descent.
-        share: Of the correction for quantized inputs.
-        correction_damping: Share of H's mean diagonal that holds that correction back; None for the damping itself.
-        is_causal: Whether that correction is GPTAQ's own, along the way, in place of all of it before any column is rounded.
-        is_careful: Whether H loses what is likely to be chance, and the correction what does no good on held-out tokens.
-        float64: Whether H is summed and factored in float64.
+        share: Strength of the correction for quantized inputs, 0 to 1.
+        correction_percdamp: percdamp of H in the correction; None for ``percdamp``.
+        is_causal: Whether the correction is GPTAQ's, column by column; else all columns are corrected before any is rounded.
+        is_careful: Whether H is shrunk where tokens are few, and the correction limited to what reduces the error on held-out tokens.
+        float64: Whether H is accumulated and factored in float64.
         modules: Patterns of the layers, relative to a block; empty for all.
     """
 
     block: int
     act_order: bool
     static_groups: bool
-    damping: float | None
+    percdamp: float | None
     eigen_damping: float = 0.0
     scales: str
     refits: int
     passes: int
     share: float = 0.0
-    correction_damping: float | None = None
+    correction_percdamp: float | None = None
     is_causal: bool = False
     is_careful: bool
     float64: bool
@@ -49,7 +49,8 @@ class Recipe:
 BEST_SHARE = 0.5
 BEST_CORRECTION_DAMPING = 0.1
 BEST_DAMPING = 0.05
-"""The correction and the smallest damping of the preset "best", chosen by held-out perplexity: see `benchmarks.calibrated`."""
+"""Strength and percdamp of the correction and the smallest percdamp of the preset "best", chosen by held-out perplexity: see
+`benchmarks.calibrated`."""
 
 
 def recipe_of(settings: GPTQConfig | QronosConfig) -> Recipe:
@@ -59,7 +60,7 @@ def recipe_of(settings: GPTQConfig | QronosConfig) -> Recipe:
         block=settings.block_size,
         act_order=settings.desc_act,
         static_groups=settings.static_groups,
-        damping=_damping(settings, best),
+        percdamp=_percdamp(settings, best),
         scales=settings.scale_search or ("hessian" if best else "minmax"),
         refits=settings.scale_refits or 0,
         passes=settings.descent_passes or 0,
@@ -72,7 +73,7 @@ def recipe_of(settings: GPTQConfig | QronosConfig) -> Recipe:
     return _gptaq(settings, common, best) if isinstance(settings, GPTAQConfig) else common
 
 
-def _damping(settings: GPTQConfig | QronosConfig, best: bool) -> float | None:
+def _percdamp(settings: GPTQConfig | QronosConfig, best: bool) -> float | None:
     if isinstance(settings, GPTQConfig):
         return max(settings.damp_percent, BEST_DAMPING) if best else settings.damp_percent
     return BEST_DAMPING if best else None
@@ -83,7 +84,7 @@ def _gptaq(settings: GPTAQConfig, common: Recipe, best: bool) -> Recipe:
         common,
         share=settings.alpha,
         is_causal=not best,
-        correction_damping=settings.correction_damping or (BEST_CORRECTION_DAMPING if best else None),
+        correction_percdamp=settings.correction_damping or (BEST_CORRECTION_DAMPING if best else None),
     )
 
 
@@ -93,5 +94,5 @@ def _qronos(settings: QronosConfig, common: Recipe, best: bool) -> Recipe:
         common,
         eigen_damping=settings.alpha,
         share=share if share is not None else (BEST_SHARE if best else 1.0),
-        correction_damping=settings.correction_damping or (BEST_CORRECTION_DAMPING if best else None),
+        correction_percdamp=settings.correction_damping or (BEST_CORRECTION_DAMPING if best else None),
     )

@@ -1,4 +1,4 @@
-"""Column by column: the rounding that GPTQ, GPTAQ and Qronos are recipes of. Plumbing between the pipeline and `quark_algos.gptq`."""
+"""Column rounding: GPTQ, GPTAQ and Qronos as recipes of one rounding, connected to the runs of `quark`."""
 
 from __future__ import annotations
 
@@ -27,15 +27,16 @@ __all__ = ["ColumnRounding"]
 
 
 def _names(pattern: str, layer: str) -> bool:
+    """Return whether a pattern of the settings matches a layer's full name."""
     return fnmatchcase(layer, pattern) or layer.endswith(f".{pattern}")
 
 
 class ColumnRounding:
-    """Rounds the columns of a weight one after another, in view of the outputs.
+    """Rounds the columns of a weight one after another and compensates each error in the remaining columns, weighted by the Hessian H.
 
-    Metrics of every layer: ``damping`` (share of H's mean diagonal), ``shrinkage`` (the share of H off its diagonal that is likely to be
-    chance, and was taken from it), ``attempts`` at factoring H, ``dead`` channels, ``output_mse``, the mean squared error of an output
-    element that the algorithm expects, ``few_tokens``, whether there were fewer than input channels; and ``correction_share``, where
+    Metrics of every layer: ``damping`` (percdamp after all attempts), ``shrinkage`` (the factor by which entries of H off its diagonal were
+    reduced, 0 to 1), ``attempts`` at factoring H, ``dead`` (number of input channels that are always 0), ``output_mse`` (expected mean
+    squared error of an output element), ``few_tokens`` (whether there were fewer tokens than input channels); and ``correction_share``, if
     there is a correction.
 
     Args:
@@ -59,10 +60,10 @@ class ColumnRounding:
 
     @torch.no_grad()
     def round(self, task: RoundingTask) -> Mapping[str, Metrics]:
-        """Round the columns of the layers' stacked weight; metrics as the class says."""
+        """Round the columns of the layers' stacked weight; return the metrics that the class lists, by layer."""
         hessian = task.statistic(self._hessian)
         try:
-            solver = _ready(hessian, self._fitting(hessian))
+            solver = _prepared(hessian, self._fitting(hessian))
         except SingularError as error:
             raise SingularError(f"{folded(task.layers)}: {error}") from error
         except NonFiniteError as error:
@@ -70,7 +71,7 @@ class ColumnRounding:
         weights = task.stacked()
         weights.wt, causal, share = _corrected(weights.wt, task, hessian, solver)
         few_tokens = hessian.tokens < hessian.columns
-        if not few_tokens:  # of a few tokens, a channel without input says little about others
+        if not few_tokens:  # with few tokens, a channel that was always 0 may have inputs in others
             weights.wt[solver.dead] = 0
         grid = weights.grid()
         swept, scales = _rounded(weights.wt, hessian.matrix(), grid, solver, causal)
@@ -80,130 +81,131 @@ class ColumnRounding:
         return {name: metrics | {"output_mse": float(loss.mean()) / max(hessian.tokens, 1)} for name, loss in losses.items()}
 
     def _fitting(self, hessian: Hessian) -> Recipe:
-        """The recipe for a layer of such inputs, its damping a share of the mean diagonal."""
+        """Return the recipe for this Hessian, with damping by the largest eigenvalue converted to percdamp."""
         recipe = self._recipe
-        if recipe.damping is not None:
+        if recipe.percdamp is not None:
             return recipe
         h = hessian.matrix()
         mean = max(float(h.diagonal().mean()), torch.finfo(h.dtype).tiny)
-        return attrs.evolve(recipe, damping=recipe.eigen_damping * largest_eigenvalue(h) / mean)
+        return attrs.evolve(recipe, percdamp=recipe.eigen_damping * largest_eigenvalue(h) / mean)
 
 
 @attrs.frozen(eq=False)
-class _Ready:
-    """What can be made of a Hessian before any weight is looked at.
+class _Prepared:
+    """The factor of a Hessian and what else depends on no weight.
 
     Attributes:
-        recipe: It was made by.
-        order: Of the channels, ``[K]``, or None for their own.
-        factor: In that order; float32.
-        dead: Channels that are always 0, in their own order.
-        shrinkage: As `Hessian.shrinkage` has it; none where the recipe takes H as it was measured.
+        recipe: The recipe.
+        perm: act_order as a permutation of the input channels, ``[K]``; None without act_order.
+        factor: Factor of the damped H, channels in the order ``perm``; float32.
+        dead: Mask of the input channels that are always 0, ``[K]``, not permuted.
+        shrinkage: Result of `Hessian.shrinkage`; `NONE` if the recipe does not shrink H.
     """
 
     recipe: Recipe
-    order: Tensor | None
+    perm: Tensor | None
     factor: Factor
     dead: Tensor
     shrinkage: tuple[float, float]
 
     @property
     def metrics(self) -> dict[str, Any]:
-        """What is to be reported."""
-        found = self.factor.damped
+        """Metrics that all layers with this Hessian share."""
+        damped_hessian = self.factor.damped
         return {
-            "damping": found.damping,
+            "damping": damped_hessian.damping,
             "shrinkage": self.shrinkage[0],
-            "attempts": found.attempts,
+            "attempts": damped_hessian.attempts,
             "dead": int(self.dead.sum()),
         }
 
 
-def _ready(hessian: Hessian, recipe: Recipe) -> _Ready:
-    """The factor of H; layers that share their input but not their format find it made."""
-    key = ("ready", recipe)
+def _prepared(hessian: Hessian, recipe: Recipe) -> _Prepared:
+    """Return the factor of H, cached on the Hessian: layers with the same input but other formats share it."""
+    key = ("prepared", recipe)
     if key not in hessian.derived:
-        assert recipe.damping is not None
+        assert recipe.percdamp is not None
         h = hessian.matrix()
         shrinkage = hessian.shrinkage() if recipe.is_careful else NONE
-        order = torch.argsort(h.diagonal(), descending=True, stable=True) if recipe.act_order and recipe.static_groups else None
-        found = factor(h, recipe.damping, order, shrinkage).to(torch.float32)
-        hessian.derived[key] = _Ready(recipe, order, found, h.diagonal() <= 0, shrinkage)
-    ready: _Ready = hessian.derived[key]
-    return ready
+        perm = torch.argsort(h.diagonal(), descending=True, stable=True) if recipe.act_order and recipe.static_groups else None
+        float32_factor = factor(h, recipe.percdamp, perm, shrinkage).to(torch.float32)
+        hessian.derived[key] = _Prepared(recipe, perm, float32_factor, h.diagonal() <= 0, shrinkage)
+    prepared: _Prepared = hessian.derived[key]
+    return prepared
 
 
-def _corrected(wt: Tensor, task: RoundingTask, hessian: Hessian, ready: _Ready) -> tuple[Tensor, Tensor | None, float | None]:
-    """The weight that makes up for the error of its inputs; or the matrix by which that is done along the way; and the share that is."""
-    recipe = ready.recipe
+def _corrected(wt: Tensor, task: RoundingTask, hessian: Hessian, prepared: _Prepared) -> tuple[Tensor, Tensor | None, float | None]:
+    """Return the corrected weight, GPTAQ's matrix P if the correction is causal, and the strength of the correction."""
+    recipe = prepared.recipe
     if not recipe.share or CrossMoment not in task.statistics:
         return wt, None, None
     d = task.statistic(CrossMoment).matrix()
     if recipe.is_causal:
-        if ready.order is not None:
-            d = d.index_select(0, ready.order).index_select(1, ready.order)
-        return wt, causal_matrix(d, ready.factor, recipe.share), recipe.share
-    step = correction(wt, d, _correction_factor(hessian, ready))
+        if prepared.perm is not None:
+            d = d.index_select(0, prepared.perm).index_select(1, prepared.perm)
+        return wt, causal_matrix(d, prepared.factor, recipe.share), recipe.share
+    step = correction(wt, d, _correction_factor(hessian, prepared))
     share, held_out = recipe.share, task.held_out
     if recipe.is_careful and held_out is not None and held_out.reference is not None:
         share = share_for(wt, step, held_out.x.float(), held_out.reference.float(), share)
     elif recipe.is_careful and hessian.tokens < wt.shape[0]:
-        share = 0.0  # nothing says that it would do good
+        share = 0.0  # without held-out tokens and with few others, nothing shows that the correction helps
     return wt.add_(step, alpha=share), None, share
 
 
-def _correction_factor(hessian: Hessian, ready: _Ready) -> Factor:
-    damping = ready.recipe.correction_damping or ready.recipe.damping
-    assert damping is not None
-    key = ("correction", damping, ready.shrinkage)
+def _correction_factor(hessian: Hessian, prepared: _Prepared) -> Factor:
+    """Return the factor of H that the correction uses, channels in their own order; cached on the Hessian."""
+    percdamp = prepared.recipe.correction_percdamp or prepared.recipe.percdamp
+    assert percdamp is not None
+    key = ("correction", percdamp, prepared.shrinkage)
     if key not in hessian.derived:
-        hessian.derived[key] = factor(hessian.matrix(), damping, None, ready.shrinkage).to(torch.float32)
-    found: Factor = hessian.derived[key]
-    return found
+        hessian.derived[key] = factor(hessian.matrix(), percdamp, None, prepared.shrinkage).to(torch.float32)
+    cached: Factor = hessian.derived[key]
+    return cached
 
 
-def _rounded(wt: Tensor, h: Tensor, grid: WeightGrid, ready: _Ready, causal: Tensor | None) -> tuple[Swept, GroupScales]:
-    """The rounded weight, and the scales of all groups."""
-    recipe = ready.recipe
-    # Under the same H as codes are chosen by: of a few tokens the plain sum says next to nothing of single groups.
-    known = damped(h, ready.factor.damped.damping, ready.shrinkage).h.float() if recipe.scales == "hessian" else None
+def _rounded(wt: Tensor, h: Tensor, grid: WeightGrid, prepared: _Prepared, causal: Tensor | None) -> tuple[Swept, GroupScales]:
+    """Return the rounded weight and the scales of all groups."""
+    recipe = prepared.recipe
+    # The same damped and shrunk H that codes are chosen by: of few tokens, the plain sum is noise for single groups.
+    search_h = damped(h, prepared.factor.damped.damping, prepared.shrinkage).h.float() if recipe.scales == "hessian" else None
     if recipe.static_groups or grid.fixed is not None or grid.group == grid.columns:
-        scales = _scales(wt, known, grid, recipe)
+        scales = _scales(wt, search_h, grid, recipe)
         each = grid.with_subscales(wt, scales)
-        done = ldlq_by_rows(wt, ready.factor, grid, each, recipe.block, ready.order, causal)
+        swept = ldlq_by_rows(wt, prepared.factor, grid, each, recipe.block, prepared.perm, causal)
         for _ in range(recipe.refits if grid.can_be_refitted else 0):
-            done, scales = _refitted(h, grid, ready, done, scales)
+            swept, scales = _refitted(h, grid, prepared, swept, scales)
         each = grid.with_subscales(wt, scales)
     else:
 
         def choose(t: Tensor, number: int) -> GroupScales:
             part = slice(number * grid.group, (number + 1) * grid.group)
-            return _scales(t, None if known is None else known[part, part], grid, recipe)
+            return _scales(t, None if search_h is None else search_h[part, part], grid, recipe)
 
-        done, scales, each = ldlq_choosing(wt, ready.factor, grid, choose, causal)
+        swept, scales, each = ldlq_choosing(wt, prepared.factor, grid, choose, causal)
     for _ in range(recipe.passes):
-        if not descend(done, ready.factor.damped.h, grid.rounder(each, ready.order)):
+        if not descend(swept, prepared.factor.damped.h, grid.rounder(each, prepared.perm)):
             break
-    return done, scales
+    return swept, scales
 
 
-def _refitted(h: Tensor, grid: WeightGrid, ready: _Ready, done: Swept, scales: GroupScales) -> tuple[Swept, GroupScales]:
-    """Scales fitted to the codes, and the weight rounded anew under them; rows that gain nothing stay as they are."""
-    recipe = ready.recipe
-    assert recipe.damping is not None
-    e = done.e_in_place()
-    factors = refit(done.q, e, damped(h, recipe.damping, ready.shrinkage).h, grid.group)
+def _refitted(h: Tensor, grid: WeightGrid, prepared: _Prepared, swept: Swept, scales: GroupScales) -> tuple[Swept, GroupScales]:
+    """Fit scales to the codes and round the weight again; return the better of both results for each row."""
+    recipe = prepared.recipe
+    assert recipe.percdamp is not None
+    e = swept.e_in_place()
+    factors = refit(swept.q, e, damped(h, recipe.percdamp, prepared.shrinkage).h, grid.group)
     high = scales.scale * factors * grid.max_magnitude
     fitted = grid.scales_of_ranges(-high, high)
-    again = ldlq_by_rows(done.q + e, ready.factor, grid, fitted, recipe.block, ready.order)
-    better = again.loss < done.loss  # [N]
-    return done.where(better, again), scales.where(better.expand_as(scales.scale), fitted)
+    again = ldlq_by_rows(swept.q + e, prepared.factor, grid, fitted, recipe.block, prepared.perm)
+    better = again.loss < swept.loss  # [N]
+    return swept.where(better, again), scales.where(better.expand_as(scales.scale), fitted)
 
 
-def _scales(wt: Tensor, known: Tensor | None, grid: WeightGrid, recipe: Recipe) -> GroupScales:
-    """Scales of the groups of ``wt [m · group, N]``, of whose channels ``known [m · group, m · group]`` is H, where that is wanted."""
+def _scales(wt: Tensor, h: Tensor | None, grid: WeightGrid, recipe: Recipe) -> GroupScales:
+    """Return the scales of the groups of ``wt [m · group, N]``; ``h [m · group, m · group]`` is their H, if the recipe uses it."""
     if recipe.scales == "minmax":
         return grid.fixed or grid.scales(wt)
-    if grid.fixed is not None and known is None:
+    if grid.fixed is not None and h is None:
         return grid.fixed  # one scale for many rows, by plain squared errors, clips the weights of the channels that matter most
-    return search(wt, grid, known)
+    return search(wt, grid, h)

@@ -1,7 +1,7 @@
 """Fit the scales to the codes: with codes fixed, the squared error of a row's outputs is a quadratic form of all the row's scales.
 
-Its minimum is a small linear system for each row, one unknown a group. Groups must be solved for together: where inputs are correlated,
-scales that are each the best for the others as they were can leave the row many times worse. Source: spec of the algorithms, §1.1.
+Its minimum is a small linear system per row, with one unknown per group. Groups must be solved for together: with correlated inputs, scales
+that are each optimal with the others fixed can make the error of the row many times larger. The error is that of arXiv 2210.17323, eq. 1.
 """
 
 from __future__ import annotations
@@ -12,23 +12,23 @@ from torch import Tensor
 __all__ = ["LARGEST", "PIECE", "RIDGE", "SMALLEST", "refit"]
 
 PIECE = 1 << 22
-"""Elements of the largest temporary; rows are independent, and are solved so many at a time."""
+"""Elements of the largest temporary; rows are independent, and are solved in pieces of this size."""
 RIDGE = 1e-6
-"""Of a row's mean diagonal, added to it: groups whose codes are nearly collinear in H share the change."""
+"""Share of a row's mean diagonal that is added to it, so that groups whose codes are nearly collinear in H share the change."""
 LARGEST, SMALLEST = 2.0, 0.5
-"""No scale changes by more; a row that asks for more goes in that direction as far as that."""
+"""Bounds of the factors; a step beyond them is shortened, in its direction, until all factors of the row are within them."""
 
 
 def refit(q: Tensor, e: Tensor, h: Tensor, group: int) -> Tensor:
-    """Return by what to multiply the scale of each group of each row, so that ``e h eᵀ`` is smallest with the codes as they are.
+    """Return factors for the scale of each group of each row that minimize ``e h eᵀ`` with fixed codes.
 
-    The objective never grows. Scales, or the ranges they come from, are to be multiplied by it and stored as their format has them, and the
-    weight rounded anew; zero points stay. Powers of two have nothing between them, and are better searched.
+    The objective never grows. The caller multiplies the scales, or the ranges they come from, rounds them to their format, and rounds the
+    weight again; zero points stay. For scales that are powers of two a search is better: there is nothing between two of them.
 
     Args:
-        q: Qᵀ ``[K, N]``, values, the channels in their own order; K is a multiple of ``group``.
-        e: Eᵀ = Wᵀ − Qᵀ, likewise.
-        h: ``H + λ I [K, K]``, likewise.
+        q: Qᵀ ``[K, N]``, dequantized values, channels in their own order; K is a multiple of ``group``.
+        e: Eᵀ = Wᵀ − Qᵀ ``[K, N]``, channels in their own order.
+        h: ``H + λ I [K, K]``, channels in their own order.
         group: Channels that share a scale.
 
     Returns:
@@ -52,6 +52,6 @@ def _steps(q: Tensor, pull: Tensor, columns: Tensor) -> Tensor:
     lower, failed = torch.linalg.cholesky_ex(curvature)
     steps = torch.cholesky_solve(pull.t().unsqueeze(2), lower).squeeze(2)  # [n, m]
     steps = torch.where(failed.unsqueeze(1) == 0, steps, 0.0)
-    # Along the way to its minimum a parabola falls, so that stopping short still gains.
+    # A parabola falls along the whole way to its minimum, so that a shortened step still reduces the error.
     excess = torch.maximum(steps.amax(1) / (LARGEST - 1), steps.amin(1) / (SMALLEST - 1)).clamp_(min=1)
     return steps.div_(excess.unsqueeze(1)).t()

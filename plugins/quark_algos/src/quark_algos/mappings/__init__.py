@@ -1,1 +1,1 @@
-"""Mappings: a norm or layer, and the layers that read it, between which scale can be moved; and how they are resolved and folded."""
+"""Mappings of equalization: a smooth layer and its balance layers; how they are derived, resolved and folded."""

@@ -1,4 +1,4 @@
-"""Channels: how the channels that are divided at a site correspond to the input columns of what reads them."""
+"""Channels: how the output channels of a smooth layer correspond to the input channels of its balance layers."""
 
 from __future__ import annotations
 
@@ -12,12 +12,14 @@ __all__ = ["Channels"]
 
 @attrs.frozen
 class Channels:
-    """One column for each channel, or, with grouped-query attention, several: some query heads share the values of one key-value head.
+    """Maps the C output channels of a smooth layer to the K input channels of its balance layers.
+
+    K = C, except for the values of grouped-query attention: each key-value head feeds several query heads, so that K = C · repeats.
 
     Attributes:
-        count: Channels that are divided, C.
-        repeats: Query heads to each key-value head; 1 elsewhere.
-        size: Channels of one head; it counts only where ``repeats`` is not 1.
+        count: Output channels of the smooth layer, C.
+        repeats: Query heads per key-value head; 1 for all other mappings.
+        size: Channels of one head; used only if ``repeats`` is not 1.
     """
 
     count: int
@@ -26,17 +28,17 @@ class Channels:
 
     @property
     def columns(self) -> int:
-        """Input columns of the balance layers, K."""
+        """Number of input channels of the balance layers, K."""
         return self.count * self.repeats
 
     def expand_scale(self, s: Tensor) -> Tensor:
-        """Of ``[…, C]``, one for each channel, what each column has, ``[…, K]``."""
+        """Expand per-channel values ``[…, C]`` to the input channels of the balance layers, ``[…, K]``; repeats KV heads under GQA."""
         if self.repeats == 1:
             return s
         return s.unflatten(-1, (-1, self.size)).repeat_interleave(self.repeats, -2).flatten(-2)
 
     def reduced(self, x: Tensor, by: Literal["mean", "max"]) -> Tensor:
-        """Of ``[…, K]``, one for each column, the mean or the largest of the columns of each channel, ``[…, C]``."""
+        """Reduce values per input channel, ``[…, K]``, to values per output channel, ``[…, C]``: mean or maximum over repeated heads."""
         if self.repeats == 1:
             return x
         heads = x.unflatten(-1, (-1, self.repeats, self.size))

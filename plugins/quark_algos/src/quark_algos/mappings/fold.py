@@ -1,7 +1,7 @@
-"""Folding: a scale goes out of one operation and into those that read it, and the block computes what it did before.
+"""Fold a scale into the weights of a mapping: divide the smooth layer, multiply the balance layers; the block's output stays.
 
-``prev`` puts out ``y / s`` where it put out ``y``; the readers have ``W · diag(s)`` where they had ``W``. Parameters are made anew and
-never written: they may be mapped from a checkpoint, or be another module's too.
+The smooth layer returns ``y / s`` in place of ``y``; the balance layers have the weights ``W · diag(s)`` in place of ``W``. New parameters
+replace the old ones, which are never written to: they may be memory-mapped from a checkpoint, or shared with another module.
 """
 
 from __future__ import annotations
@@ -15,43 +15,48 @@ from torch import Tensor, nn
 
 from quark_algos.mappings.resolve import ResolvedMapping, input_axis
 
-__all__ = ["Kept", "allowed", "fold", "holds", "probe", "unfold"]
+__all__ = ["SavedParameters", "allowed", "fold", "holds", "probe", "unfold"]
 
 _PROBED = (0.25, 0.5, 2.0, 4.0)
+"""Scales that `probe` draws from: powers of two, since products with them are exact."""
 _ULPS = 4
+"""Tolerance of `allowed` in units of the last place: sums in another order."""
 _ULPS_OF_OFFSETS = 16
+"""The same for norms with ``1 + weight``, whose balance layers are not multiplied by powers of two, so that products round as well."""
 
 
 @torch.no_grad()
 def fold(modules: ResolvedMapping, s: Tensor) -> Tensor:
-    """Divide the outputs of ``prev`` by ``s``, and multiply what its readers take by the same.
+    """Divide the output channels of the smooth layer by ``s``, and multiply the input channels of the balance layers by it.
 
-    New weights are computed in float32, or float64 where they or ``s`` are, and kept in the dtype of the old. A norm's new weight is
-    rounded by that; the readers are multiplied by what the norm was really divided by, so that their own rounding is the only difference.
-    That matters most where a norm multiplies by ``1 + weight``: close to -1 a weight of 16 bits leaves few bits for the sum.
+    New weights are computed in float32, or in float64 if a weight or ``s`` is float64, and stored in the dtype of the old weights. Storing
+    rounds a norm's new weight; the balance layers are therefore multiplied by old weight ÷ stored weight, not by ``s``, so that the only
+    remaining difference is the rounding of their own weights. It matters most for norms that multiply by ``1 + weight``: for weights close
+    to -1, 16 bits leave few bits for the sum.
 
     Args:
-        modules: Of one site, by `quark_algos.mappings.resolve.resolve`.
-        s: Above 0, ``[C]``, one for each channel of ``prev`` (`ResolvedMapping.channels`).
+        modules: A mapping in one block, from `quark_algos.mappings.resolve.resolve`.
+        s: Scales above 0, ``[C]``, one per output channel of the smooth layer (`ResolvedMapping.channels`).
 
     Returns:
-        What the channels were really divided by, ``[C]``, in the dtype of the computation; statistics of the readers' inputs change by it.
+        The scales after rounding of the smooth layer, ``[C]``, in the dtype of the computation: the statistics of the balance layers'
+        inputs change by these.
 
     Raises:
         ValueError: ``s`` has another shape, or a value that is not finite or not above 0.
     """
     if s.shape != (modules.channels.count,):
-        raise ValueError(f"{modules.name}: scales of shape {tuple(s.shape)} for {modules.channels.count} channels; give one for each")
+        raise ValueError(f"{modules.name}: scales of shape {tuple(s.shape)} for {modules.channels.count} channels; give one per channel")
     if not bool((torch.isfinite(s) & (s > 0)).all()):
-        raise ValueError(f"{modules.name}: scales must be finite and above 0; leave the site out, or put 1 where nothing is known")
-    weight = modules.prev.get_parameter("weight")
+        raise ValueError(f"{modules.name}: scales must be finite and above 0; skip the mapping, or use 1 for channels without statistics")
+    weight = modules.smooth_layer.get_parameter("weight")
     s = s.to(device=weight.device, dtype=_master(weight, s))
     if weight.ndim == 1:
         s = _divide_norm(modules, weight, s)
     else:
         _divide_rows(modules, weight, s)
     columns = modules.channels.expand_scale(s)
-    for module in modules.readers.values():
+    for module in modules.balance_layers.values():
         old = module.get_parameter("weight")
         factor = columns.to(old.device)
         product = old.to(_master(old, s)) * (factor if input_axis(module) == 1 else factor[:, None])
@@ -60,37 +65,37 @@ def fold(modules: ResolvedMapping, s: Tensor) -> Tensor:
 
 
 def unfold(modules: ResolvedMapping, s: Tensor) -> Tensor:
-    """`fold` of the reciprocals: what it undoes but for rounding. `Kept` undoes it exactly."""
+    """Undo `fold` up to rounding, by folding ``1 / s``. `SavedParameters` undoes it exactly."""
     return fold(modules, 1 / s)
 
 
 def _divide_norm(modules: ResolvedMapping, weight: nn.Parameter, s: Tensor) -> Tensor:
-    """Divide a norm; returns what it was divided by, given the dtype of its weight."""
+    """Divide weight and bias of a norm; return old weight ÷ new weight, with the new weight rounded to its dtype."""
     offset = 1.0 if modules.unit_offset else 0.0
     old = weight.to(s.dtype) + offset
-    wanted = (old / s - offset).to(weight.dtype)
-    got = wanted.to(s.dtype) + offset
-    is_sound = (got / old > 0) & torch.isfinite(got)
-    # A channel that is always 0 may have any scale; one whose weight would become 0, or no number, stays as it is.
-    real = torch.where(old == 0, s, torch.where(is_sound, old / got, torch.ones_like(s)))
-    _replace(modules.prev, "weight", torch.where((old == 0) | is_sound, wanted.to(s.dtype), weight.to(s.dtype)))
-    bias = getattr(modules.prev, "bias", None)
+    divided = (old / s - offset).to(weight.dtype)
+    new = divided.to(s.dtype) + offset
+    is_sound = (new / old > 0) & torch.isfinite(new)
+    # A channel that is always 0 can have any scale; a channel whose weight would become 0 or not finite keeps its weight.
+    real = torch.where(old == 0, s, torch.where(is_sound, old / new, torch.ones_like(s)))
+    _replace(modules.smooth_layer, "weight", torch.where((old == 0) | is_sound, divided.to(s.dtype), weight.to(s.dtype)))
+    bias = getattr(modules.smooth_layer, "bias", None)
     if bias is not None:
-        _replace(modules.prev, "bias", bias.to(s.dtype) / real)
+        _replace(modules.smooth_layer, "bias", bias.to(s.dtype) / real)
     return real
 
 
 def _divide_rows(modules: ResolvedMapping, weight: nn.Parameter, s: Tensor) -> None:
-    outputs = weight.shape[1 - input_axis(modules.prev)]
+    outputs = weight.shape[1 - input_axis(modules.smooth_layer)]
     if modules.rows is None:
         factor = 1 / s
     else:
         factor = torch.ones(outputs, dtype=s.dtype, device=s.device)
         factor[modules.rows.to(s.device)] = 1 / s
-    _replace(modules.prev, "weight", weight.to(s.dtype) * (factor[:, None] if input_axis(modules.prev) == 1 else factor))
-    bias = getattr(modules.prev, "bias", None)
+    _replace(modules.smooth_layer, "weight", weight.to(s.dtype) * (factor[:, None] if input_axis(modules.smooth_layer) == 1 else factor))
+    bias = getattr(modules.smooth_layer, "bias", None)
     if bias is not None:
-        _replace(modules.prev, "bias", bias.to(s.dtype) * factor)
+        _replace(modules.smooth_layer, "bias", bias.to(s.dtype) * factor)
 
 
 def _replace(module: nn.Module, name: str, value: Tensor) -> None:
@@ -103,33 +108,33 @@ def _master(*tensors: Tensor) -> torch.dtype:
 
 
 @attrs.frozen(eq=False)
-class Kept:
-    """The parameters that a fold replaces, to be put back as they were.
+class SavedParameters:
+    """The parameters that a fold replaces, saved so that they can be restored.
 
     Attributes:
-        parameters: Module, name and parameter.
+        parameters: Triples of module, parameter name and parameter.
     """
 
     parameters: tuple[tuple[nn.Module, str, nn.Parameter], ...]
 
     @classmethod
     def of(cls, modules: ResolvedMapping) -> Self:
-        """Those of a site as they are now; nothing is copied."""
-        names = [(modules.prev, "weight"), *((reader, "weight") for reader in modules.readers.values())]
-        if getattr(modules.prev, "bias", None) is not None:
-            names.append((modules.prev, "bias"))
+        """Save the current parameters of a mapping by reference; nothing is copied."""
+        names = [(modules.smooth_layer, "weight"), *((layer, "weight") for layer in modules.balance_layers.values())]
+        if getattr(modules.smooth_layer, "bias", None) is not None:
+            names.append((modules.smooth_layer, "bias"))
         return cls(tuple((module, name, module.get_parameter(name)) for module, name in names))
 
     def restore(self) -> None:
-        """Put them back, bit by bit."""
+        """Set the saved parameters again; they are the same objects, so the values are bit-identical."""
         for module, name, parameter in self.parameters:
             setattr(module, name, parameter)
 
 
 def probe(modules: ResolvedMapping) -> Tensor:
-    """Scales to try a site with, ``[C]``, float32: random powers of two, the same each time.
+    """Return scales to test a mapping with, ``[C]``, float32: random powers of two from a fixed seed.
 
-    Powers of two go through products without rounding, so that where a site holds, results differ by the order of sums at most.
+    Products with powers of two are exact, so that outputs of a valid mapping differ by the order of sums at most.
     """
     generator = torch.Generator().manual_seed(0)
     drawn = torch.randint(len(_PROBED), (modules.channels.count,), generator=generator)
@@ -138,21 +143,22 @@ def probe(modules: ResolvedMapping) -> Tensor:
 
 @torch.no_grad()
 def holds(modules: ResolvedMapping, s: Tensor, run: Callable[[], Tensor]) -> float:
-    """How much a scale at a site changes what a block puts out; the modules are afterwards what they were.
+    """Return how much the output of a block changes if a scale is folded into a mapping; the parameters are restored afterwards.
 
-    Facts are those of a family's usual variant. In others (StableLM's parallel form, Falcon's with norms of its own, OPT's with norms after
-    the residual or another activation) a site may change the output, and must be left out. Try it with the scales of `probe`.
+    The facts of an architecture describe the usual variant of a model family. In other variants (StableLM's parallel form, Falcon with
+    separate norms, OPT with norms after the residual or another activation) folding may change the block's output, and the mapping must be
+    skipped. Test it with the scales of `probe`.
 
     Args:
-        modules: Of one site.
+        modules: A mapping in one block.
         s: Scales, ``[C]``.
         run: Computes the block's output, ``[…, channels]``, always from the same input.
 
     Returns:
-        The largest difference of a token, relative to its own norm: ``max over tokens ‖after − before‖ / ‖before‖``. It is to be compared
-        with `allowed`. Infinite where the output is no longer finite.
+        The largest change of a token relative to its norm: ``max over tokens ‖after − before‖ / ‖before‖``; compare it with `allowed`.
+        Infinite if the output is no longer finite.
     """
-    before, kept = run().double(), Kept.of(modules)
+    before, kept = run().double(), SavedParameters.of(modules)
     try:
         fold(modules, s)
         after = run().double()
@@ -164,9 +170,9 @@ def holds(modules: ResolvedMapping, s: Tensor, run: Callable[[], Tensor]) -> flo
 
 
 def allowed(modules: ResolvedMapping, dtype: torch.dtype) -> float:
-    """The largest result of `holds` with the scales of `probe` that rounding explains; ``dtype`` is the one the block computes in.
+    """Return the largest result of `holds`, with the scales of `probe`, that rounding explains if the block computes in ``dtype``.
 
-    Results of sums in another order differ by a few units in the last place. Where a norm multiplies by ``1 + weight``, its readers'
-    columns are not multiplied by powers of two, and every product is rounded anew.
+    Sums in another order differ by a few units in the last place. For a norm that multiplies by ``1 + weight``, the factors of the balance
+    layers are not powers of two, so that every product is rounded.
     """
     return (_ULPS_OF_OFFSETS if modules.unit_offset else _ULPS) * torch.finfo(dtype).eps

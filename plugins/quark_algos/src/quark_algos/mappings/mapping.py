@@ -1,7 +1,7 @@
-"""Sites: the places in a decoder block where a scale can move from one operation to those that read it, derived from a family's facts.
+"""Mappings of a decoder block for equalization (SmoothQuant, AWQ), derived from the architecture: smooth layer → balance layers.
 
-The output of ``prev`` reaches each of ``layers`` linearly, channel by channel, and nothing else reads it. So its channels may be divided by
-any positive numbers, if the columns of those layers are multiplied by them: the block computes what it did before.
+The output of the smooth layer reaches each balance layer linearly, channel by channel, and no other layer reads it. Its channels can
+therefore be divided by any positive scales if the input channels of the balance layers are multiplied by them: the block's output stays.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from quark.config.architecture import Architecture, Rows
 
 __all__ = [
     "LayerMapping",
-    "SiteKind",
+    "MappingKind",
     "enclosing",
     "linear_layers",
     "mappings_of",
@@ -26,46 +26,53 @@ __all__ = [
     "writers_of_mlp",
 ]
 
-SiteKind = Literal["norm", "inner_norm", "value", "mlp_value", "by_module"]
-"""``by_module``: a user's mapping that the family does not have; the module in a block shows whether it is a norm or a projection."""
+MappingKind = Literal["norm", "inner_norm", "value", "mlp_value", "by_module"]
+"""Kind of the smooth layer. ``by_module``: a user mapping that the architecture lacks; `resolve` finds out in the block."""
 
 
 @attrs.frozen
 class LayerMapping:
-    """One such place. Names are relative to a decoder block; a star is the number of an expert, the same in ``prev`` and ``layers``.
+    """A smooth layer and its balance layers, by names relative to a decoder block; ``*`` is the number of an expert, the same in all names.
 
-    A site holds in the blocks that have all its modules: the sites of mixtures and of dense MLPs, say, are in different blocks. Where
-    ``prev`` has no star and layers have, every expert reads it; experts must then be separate layers, or the site does not hold.
+    A mapping applies to the blocks that have all its modules: the mappings of mixtures of experts and of dense MLPs, for example, apply to
+    different blocks. If the smooth layer has no star and balance layers have, every expert reads its output; the experts must then be
+    separate layers, or the mapping does not apply.
 
     Attributes:
-        kind: What ``prev`` is: a norm before attention or MLP, a norm inside attention, or a projection. Channels of attention's values are
-            those of the key-value heads, each of which some heads share.
-        prev: What is divided: a norm's weight and bias, or the output rows and the bias of a projection.
-        layers: All that read it: projections, then what stays float, such as routers, which must be multiplied as well.
-        inspect: The module around them, ``""`` for the whole block; None where there is one layer only.
-        rows: Which rows of ``prev`` are meant, where it is a projection: one for each column of ``layers``, or for each channel of
-            key-value heads.
+        kind: Kind of the smooth layer: a norm before attention or MLP, a norm inside attention, or a projection. The channels of a
+            ``value`` are those of the key-value heads, each of which several query heads may share.
+        smooth_layer: Name of the layer that is divided: weight and bias of a norm, or output rows and bias of a projection.
+        balance_layers: Names of all layers that read its output: projections first, then layers that stay float, such as routers, and must
+            be multiplied as well.
+        inspect: Name of the innermost module around the balance layers, ``""`` for the block; None if there is one balance layer.
+        rows: Which output rows of a projection are divided: one per input channel of the balance layers, or per channel of the key-value
+            heads.
     """
 
-    kind: SiteKind
-    prev: str
-    layers: tuple[str, ...]
+    kind: MappingKind
+    smooth_layer: str
+    balance_layers: tuple[str, ...]
     inspect: str | None = None
     rows: Rows = "all"
 
     def documented(self) -> dict[str, Any]:
-        """The form that ``scaling_layers`` has in configurations; ``rows`` is left out where all are meant."""
-        form: dict[str, Any] = {"prev_op": self.prev, "layers": list(self.layers), "inp": self.layers[0], "module2inspect": self.inspect}
+        """Return the mapping as an entry of ``scaling_layers`` in AMD Quark's configurations; without ``rows`` if all rows are divided."""
+        form: dict[str, Any] = {
+            "prev_op": self.smooth_layer,
+            "layers": list(self.balance_layers),
+            "inp": self.balance_layers[0],
+            "module2inspect": self.inspect,
+        }
         return form if self.rows == "all" else form | {"rows": self.rows}
 
 
 def mappings_of(facts: Architecture) -> tuple[LayerMapping, ...]:
-    """All sites of a family, in the order in which data flows."""
+    """Return all mappings of an architecture, in the order in which data flows."""
     return (*_before_attention(facts), *_inside_attention(facts), *_before_mlp(facts), *_inside_mlp(facts))
 
 
 def linear_layers(facts: Architecture) -> tuple[str, ...]:
-    """Names of all projections of a block, in the order in which data flows; those of experts have a star for the number."""
+    """Return the names of all projections of a block, in the order in which data flows; names of experts have a star for the number."""
     named = [
         *facts.attention_inputs,
         *facts.attention_inner,
@@ -81,34 +88,34 @@ def linear_layers(facts: Architecture) -> tuple[str, ...]:
 
 
 def of_experts(facts: Architecture, names: tuple[str, ...]) -> tuple[str, ...]:
-    """Names in one expert as names in a block, with a star for its number; none in a family without experts."""
+    """Return names within an expert as names within a block, with a star for the expert's number; ``()`` without experts."""
     return tuple(f"{facts.experts}.*.{name}" for name in names) if facts.experts else ()
 
 
 def readers_of_attention_norm(facts: Architecture) -> tuple[tuple[str, ...], ...]:
-    """What the norm before attention feeds, apart from an MLP: in blocks with attention, and in those with what stands in its place."""
+    """Return the layers that read the norm before attention, MLPs excluded: of blocks with attention, and of blocks with another mixer."""
     mixer = tuple(name for name in facts.mixer[:-1] if name not in facts.mixer_context)
-    return tuple(found for found in (facts.attention_inputs, mixer) if found)
+    return tuple(readers for readers in (facts.attention_inputs, mixer) if readers)
 
 
 def readers_of_mlp_norm(facts: Architecture) -> tuple[tuple[str, ...], ...]:
-    """What the norm before the MLP feeds: in blocks with a dense MLP, and in those with a mixture."""
+    """Return the layers that read the norm before the MLP: of blocks with a dense MLP, and of blocks with a mixture of experts."""
     mixture = (*facts.shared_experts[:-1], *of_experts(facts, facts.expert_inputs), *_present(facts.router, facts.shared_expert_gate))
-    return tuple(found for found in (facts.mlp_inputs, mixture) if found)
+    return tuple(readers for readers in (facts.mlp_inputs, mixture) if readers)
 
 
 def writers_of_attention(facts: Architecture) -> tuple[str, ...]:
-    """What attention, or what stands in its place, adds to the residual stream with."""
+    """Return the layers whose outputs attention, or another mixer, adds to the residual stream."""
     return _present(facts.attention_output, *facts.mixer[-1:])
 
 
 def writers_of_mlp(facts: Architecture) -> tuple[str, ...]:
-    """What the MLP or the mixture adds to the residual stream with."""
+    """Return the layers whose outputs the MLP or the mixture of experts adds to the residual stream."""
     return (*_present(facts.mlp_output), *of_experts(facts, (facts.expert_output,)), *facts.shared_experts[-1:])
 
 
 def enclosing(names: tuple[str, ...]) -> str:
-    """The innermost module around all of them; ``""`` is the block."""
+    """Return the name of the innermost module around all ``names``; ``""`` is the block."""
     first, *others = (name.split(".")[:-1] for name in names)
     common = [part for i, part in enumerate(first) if all(other[: i + 1] == first[: i + 1] for other in others)]
     return ".".join(common)
@@ -146,7 +153,7 @@ def _inside_mlp(facts: Architecture) -> Iterator[LayerMapping]:
         yield LayerMapping("mlp_value", facts.shared_expert_value, facts.shared_experts[-1:], rows=facts.shared_expert_value_rows)
 
 
-def _of_norm(kind: SiteKind, norm: str, readers: tuple[str, ...]) -> LayerMapping:
+def _of_norm(kind: MappingKind, norm: str, readers: tuple[str, ...]) -> LayerMapping:
     return LayerMapping(kind, norm, readers, inspect=enclosing(readers) if len(readers) > 1 else None)
 
 

@@ -1,4 +1,4 @@
-"""From the names of a site to the modules of one decoder block, or the reason why it does not hold there."""
+"""Resolve the names of a mapping to the modules of one decoder block, or to the reason why the mapping does not apply to it."""
 
 from __future__ import annotations
 
@@ -19,62 +19,63 @@ __all__ = ["ResolvedMapping", "input_axis", "resolve", "submodule"]
 
 @attrs.frozen(eq=False)
 class ResolvedMapping:
-    """A site in one block. Where ``prev`` has a star there is one for each expert.
+    """The modules of a mapping in one block; a mapping between layers of experts resolves to one per expert.
 
     Attributes:
-        site: What it was found for.
-        name: Of ``prev``, relative to the block, with the number of the expert.
-        prev: What is divided.
-        readers: What is multiplied, by name relative to the block; the same module never twice.
-        channels: How what is divided corresponds to the readers' columns.
-        rows: Indices ``[C]``, int64, of the rows of ``prev`` that are divided; None for all, in their order.
-        unit_offset: ``prev`` is a norm that multiplies by ``1 + weight``.
+        mapping: The mapping by names.
+        name: Name of the smooth layer, relative to the block, with the number of the expert.
+        smooth_layer: The module whose output channels are divided.
+        balance_layers: The modules whose input channels are multiplied, by name relative to the block; no module occurs twice.
+        channels: How the channels of the smooth layer correspond to those of the balance layers.
+        rows: Indices ``[C]``, int64, of the output rows of the smooth layer that are divided; None for all, in their order.
+        unit_offset: Whether the smooth layer is a norm that multiplies by ``1 + weight``.
     """
 
-    site: LayerMapping
+    mapping: LayerMapping
     name: str
-    prev: nn.Module
-    readers: Mapping[str, nn.Module]
+    smooth_layer: nn.Module
+    balance_layers: Mapping[str, nn.Module]
     channels: Channels
     rows: Tensor | None = None
     unit_offset: bool = False
 
 
-def resolve(site: LayerMapping, block: nn.Module, facts: Architecture, heads: int) -> tuple[ResolvedMapping, ...] | str:
-    """The modules of a site in one decoder block.
+def resolve(mapping: LayerMapping, block: nn.Module, facts: Architecture, heads: int) -> tuple[ResolvedMapping, ...] | str:
+    """Return the modules of a mapping in one decoder block.
 
     Args:
-        site: One of `quark_algos.mappings.mapping.mappings_of`.
+        mapping: One of `quark_algos.mappings.mapping.mappings_of`, or a user mapping.
         block: The decoder block.
-        facts: About its family; whether its norms have a unit offset.
-        heads: Of queries in its attention.
+        facts: Architecture of the model; says whether its norms have a unit offset.
+        heads: Number of query heads of its attention.
 
     Returns:
-        One for each expert where ``prev`` has a star, else one; or the reason why the site does not hold in this block: something is not
-        there, experts are fused, the norm has no weight, or shapes do not fit.
+        One `ResolvedMapping` per expert if the smooth layer has a star, else one; or the reason why the mapping does not apply to this
+        block: a module is missing, experts are fused, the norm has no weight, or shapes do not fit.
     """
-    found = {name: _matches(name, block) for name in (site.prev, *site.layers)}
-    missing = [name for name, modules in found.items() if not modules]
+    matches = {name: _matches(name, block) for name in (mapping.smooth_layer, *mapping.balance_layers)}
+    missing = [name for name, modules in matches.items() if not modules]
     if missing:
-        fused = any("*" in name for name in missing) and site.prev not in missing
+        fused = any("*" in name for name in missing) and mapping.smooth_layer not in missing
         return f"the block has no {', '.join(missing)}" + (" (its experts are fused, or it is of another kind)" if fused else "")
-    if "*" not in site.prev:
-        readers = {name: module for layer in site.layers for name, module in found[layer].items()}
-        one = _one(site, site.prev, found[site.prev][site.prev], readers, facts, heads)
-        return one if isinstance(one, str) else (one,)
-    made = []
-    for (name, prev), readers in zip(found[site.prev].items(), _by_expert(site, found), strict=True):
-        if len(readers) != len(site.layers):
-            return f"not every expert with {site.prev} has {', '.join(site.layers)}"
-        expert = _one(site, name, prev, readers, facts, heads)
+    if "*" not in mapping.smooth_layer:
+        balance_layers = {name: module for layer in mapping.balance_layers for name, module in matches[layer].items()}
+        smooth_layer = matches[mapping.smooth_layer][mapping.smooth_layer]
+        resolved = _resolve_one(mapping, mapping.smooth_layer, smooth_layer, balance_layers, facts, heads)
+        return resolved if isinstance(resolved, str) else (resolved,)
+    experts = []
+    for (name, smooth_layer), balance_layers in zip(matches[mapping.smooth_layer].items(), _by_expert(mapping, matches), strict=True):
+        if len(balance_layers) != len(mapping.balance_layers):
+            return f"not every expert with {mapping.smooth_layer} has {', '.join(mapping.balance_layers)}"
+        expert = _resolve_one(mapping, name, smooth_layer, balance_layers, facts, heads)
         if isinstance(expert, str):
             return expert
-        made.append(expert)
-    return tuple(made)
+        experts.append(expert)
+    return tuple(experts)
 
 
 def submodule(block: nn.Module, name: str) -> nn.Module | None:
-    """The submodule of that name; None where there is none, or the name is empty."""
+    """Return the submodule ``name`` of a block; None if there is none or the name is empty."""
     try:
         return block.get_submodule(name) if name else None
     except AttributeError:
@@ -82,7 +83,7 @@ def submodule(block: nn.Module, name: str) -> nn.Module | None:
 
 
 def _matches(name: str, block: nn.Module) -> dict[str, nn.Module]:
-    """Modules that a name means, by their names in the block; the experts of a star in the order of their numbers."""
+    """Return the modules that match a name, by their names in the block; a star matches experts, in the order of their numbers."""
     if "*" not in name:
         module = submodule(block, name)
         return {} if module is None else {name: module}
@@ -92,76 +93,81 @@ def _matches(name: str, block: nn.Module) -> dict[str, nn.Module]:
     return {n: m for number in numbers for n, m in _matches(f"{before}.{number}.{after}", block).items()}
 
 
-def _by_expert(site: LayerMapping, found: Mapping[str, Mapping[str, nn.Module]]) -> Iterator[dict[str, nn.Module]]:
-    """The readers of each expert that ``prev`` stands for."""
-    before, after = site.prev.split("*")
-    for name in found[site.prev]:
+def _by_expert(mapping: LayerMapping, matches: Mapping[str, Mapping[str, nn.Module]]) -> Iterator[dict[str, nn.Module]]:
+    """Yield the balance layers of each expert that the star of the smooth layer matches."""
+    before, after = mapping.smooth_layer.split("*")
+    for name in matches[mapping.smooth_layer]:
         number = name[len(before) : -len(after)]
-        own = [layer.replace("*", number) for layer in site.layers]
-        yield {n: found[layer][n] for n, layer in zip(own, site.layers, strict=True) if n in found[layer]}
+        own = [layer.replace("*", number) for layer in mapping.balance_layers]
+        yield {n: matches[layer][n] for n, layer in zip(own, mapping.balance_layers, strict=True) if n in matches[layer]}
 
 
-def _one(
-    site: LayerMapping, name: str, prev: nn.Module, readers: Mapping[str, nn.Module], facts: Architecture, heads: int
+def _resolve_one(
+    mapping: LayerMapping, name: str, smooth_layer: nn.Module, balance_layers: Mapping[str, nn.Module], facts: Architecture, heads: int
 ) -> ResolvedMapping | str:
-    no_matrix = [n for n, module in readers.items() if _ndim(module) != 2]
+    """Return one smooth layer with its balance layers, channels and rows; or the reason why they do not fit."""
+    no_matrix = [n for n, module in balance_layers.items() if _ndim(module) != 2]
     if no_matrix:
         return f"{', '.join(no_matrix)}: no layer with one matrix, so its input cannot be multiplied"
-    widths = {n: linear_weight(module).shape[1] for n, module in readers.items()}
+    widths = {n: linear_weight(module).shape[1] for n, module in balance_layers.items()}
     if len(set(widths.values())) != 1:
-        return "the readers differ in their number of input channels: " + ", ".join(f"{n} {k}" for n, k in widths.items())
+        return "the balance layers differ in their number of input channels: " + ", ".join(f"{n} {k}" for n, k in widths.items())
     columns = next(iter(widths.values()))
-    if site.kind == "by_module":
-        site = attrs.evolve(site, kind="value" if _ndim(prev) == 2 else "norm")
-    found = _of_norm(prev, columns) if "norm" in site.kind else _of_projection(site, prev, columns, heads)
-    if isinstance(found, str):
-        return f"{name}: {found}"
-    channels, rows = found
-    unit = facts.norm_has_unit_offset and "norm" in site.kind
-    kept = {n: m for m, n in {m: n for n, m in readers.items()}.items()}  # by one of its names, where a module has several
-    return ResolvedMapping(site, name, prev, kept, channels, rows, unit)
+    if mapping.kind == "by_module":
+        mapping = attrs.evolve(mapping, kind="value" if _ndim(smooth_layer) == 2 else "norm")
+    is_norm = "norm" in mapping.kind
+    layout = _of_norm(smooth_layer, columns) if is_norm else _of_projection(mapping, smooth_layer, columns, heads)
+    if isinstance(layout, str):
+        return f"{name}: {layout}"
+    channels, rows = layout
+    # A module that has several names keeps its last.
+    distinct = {module: n for n, module in balance_layers.items()}
+    by_name = {n: module for module, n in distinct.items()}
+    return ResolvedMapping(mapping, name, smooth_layer, by_name, channels, rows, facts.norm_has_unit_offset and is_norm)
 
 
-def _of_norm(prev: nn.Module, columns: int) -> tuple[Channels, None] | str:
-    if _ndim(prev) != 1:
+def _of_norm(norm: nn.Module, columns: int) -> tuple[Channels, None] | str:
+    """Return the channels of a norm, or the reason why no scale can be folded into it."""
+    if _ndim(norm) != 1:
         return "the norm has no weight, so no scale can be folded into it"
-    others = [n for n, _ in prev.named_parameters() if n not in ("weight", "bias")]
+    others = [n for n, _ in norm.named_parameters() if n not in ("weight", "bias")]
     if others:
         return f"beside weight and bias the norm has {', '.join(others)}"
-    size = prev.get_parameter("weight").shape[0]
-    return (Channels(columns), None) if size == columns else f"it has {size} channels, what reads it has {columns}"
+    size = norm.get_parameter("weight").shape[0]
+    return (Channels(columns), None) if size == columns else f"it has {size} channels, its balance layers have {columns}"
 
 
-def _of_projection(site: LayerMapping, prev: nn.Module, columns: int, heads: int) -> tuple[Channels, Tensor | None] | str:
-    if _ndim(prev) != 2:
+def _of_projection(mapping: LayerMapping, projection: nn.Module, columns: int, heads: int) -> tuple[Channels, Tensor | None] | str:
+    """Return the channels and rows of a projection, or the reason why no scale can be folded into it."""
+    if _ndim(projection) != 2:
         return "no layer with one matrix, so its outputs cannot be divided"
-    outputs = linear_weight(prev).shape[0]
-    if site.kind == "mlp_value" or site.rows == "last_of_each_head":
-        held = columns
-    else:  # in a fused matrix, before the values: queries, as many as columns, and as many keys as values
-        held = outputs if site.rows == "all" else (outputs - columns) // 2
-    fits = 0 < held <= outputs and columns % held == 0 and (site.rows != "all" or held == outputs)
+    outputs = linear_weight(projection).shape[0]
+    if mapping.kind == "mlp_value" or mapping.rows == "last_of_each_head":
+        count = columns
+    else:  # a fused matrix has, before the values, as many query rows as columns, and as many key rows as value rows
+        count = outputs if mapping.rows == "all" else (outputs - columns) // 2
+    fits = 0 < count <= outputs and columns % count == 0 and (mapping.rows != "all" or count == outputs)
     if not fits:
         return f"its {outputs} outputs do not go into {columns} input channels"
-    by_head = held != columns or site.rows == "last_of_each_head"
-    if by_head and (columns % heads or held % (columns // heads) or outputs % (heads if held == columns else 1)):
+    by_head = count != columns or mapping.rows == "last_of_each_head"
+    if by_head and (columns % heads or count % (columns // heads) or outputs % (heads if count == columns else 1)):
         return f"its {outputs} outputs and {columns} input channels do not fit {heads} heads"
-    channels = Channels(held, columns // held, columns // heads if held != columns else 1)
+    channels = Channels(count, columns // count, columns // heads if count != columns else 1)
     every = torch.arange(outputs)
-    if site.rows == "all":
+    if mapping.rows == "all":
         return channels, None
-    if site.rows == "last":
-        return channels, every[outputs - held :]
+    if mapping.rows == "last":
+        return channels, every[outputs - count :]
     each = outputs // heads
     return channels, every.view(heads, each)[:, each - columns // heads :].flatten()
 
 
 def _ndim(module: nn.Module) -> int | None:
-    """Of its weight; None where there is none."""
+    """Return the number of axes of a module's weight; None without one."""
     weight = getattr(module, "weight", None)
     return weight.ndim if isinstance(weight, nn.Parameter) else None
 
 
 def input_axis(module: nn.Module) -> int:
-    """The axis of ``module.weight`` along which its input channels lie."""
+    """Return the axis of ``module.weight`` that holds the input channels."""
     return 0 if is_transposed(module) else 1

@@ -1,4 +1,4 @@
-"""Sites written by hand, as the documented ``scaling_layers`` has them; conditions are a small comparison, parsed and never evaluated."""
+"""User mappings: entries of ``scaling_layers`` in AMD Quark's form; a condition is one comparison of shapes, parsed and never evaluated."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from quark.planning.decoder_blocks import decoder_blocks
 from quark_algos.mappings.mapping import LayerMapping, mappings_of
 from quark_algos.mappings.resolve import resolve, submodule
 
-__all__ = ["Condition", "Place", "check_user_mappings", "user_mappings_of"]
+__all__ = ["Condition", "UserMapping", "check_user_mappings", "user_mappings_of"]
 
 _SIDE = r"module\.([A-Za-z_][\w.]*)\.weight\.shape"
 _CONDITION = re.compile(rf"\s*{_SIDE}\s*(==|!=)\s*{_SIDE}\s*")
@@ -25,7 +25,7 @@ _CONDITION = re.compile(rf"\s*{_SIDE}\s*(==|!=)\s*{_SIDE}\s*")
 
 @attrs.frozen
 class Condition:
-    """Whether the weights of two modules of a block have the same shape, or have not.
+    """A condition of a mapping: the weights of two modules of a block have the same shape, or have different shapes.
 
     >>> Condition.parse("module.self_attn.v_proj.weight.shape == module.self_attn.o_proj.weight.shape").left
     'self_attn.v_proj'
@@ -37,18 +37,18 @@ class Condition:
 
     @classmethod
     def parse(cls, text: str) -> Condition:
-        """Read the documented form; raises ConfigError for anything else."""
-        found = _CONDITION.fullmatch(text)
-        if found is None:
+        """Return the condition that ``text`` states; raises ConfigError if it has another form."""
+        match = _CONDITION.fullmatch(text)
+        if match is None:
             raise ConfigError(
                 f"the condition {text!r} of a scaling layer is not understood: write "
                 "'module.A.weight.shape == module.B.weight.shape', or !=, with names relative to a decoder block"
             )
-        left, operator, right = found.groups()
+        left, operator, right = match.groups()
         return cls(left, right, operator == "==")
 
     def holds(self, block: nn.Module) -> bool:
-        """For that block; False where it lacks one of the modules."""
+        """Return whether the condition is true in a block; False if the block lacks one of the modules."""
         shapes = []
         for name in (self.left, self.right):
             module = submodule(block, name)
@@ -60,92 +60,104 @@ class Condition:
 
 
 @attrs.frozen
-class Place:
-    """A site, and when it counts."""
+class UserMapping:
+    """A mapping of a configuration, and the condition under which it is used.
 
-    site: LayerMapping
+    Attributes:
+        mapping: The mapping; its names may be the ends of names in a block.
+        condition: None for every block.
+    """
+
+    mapping: LayerMapping
     condition: Condition | None = None
 
-    def sites(self, block: nn.Module) -> tuple[LayerMapping, ...]:
-        """What it means in a block: its site, or, where its names are only the ends of names there, one for each place that has them all.
+    def mappings_in(self, block: nn.Module) -> tuple[LayerMapping, ...]:
+        """Return the mappings in a block: one, or, if the names are ends of names in the block, one per module that has them all.
 
-        Documents name the projections of experts so: ``up_proj`` and ``down_proj`` are those of every expert, and of a dense MLP.
+        AMD Quark's documentation names the projections of experts in that form: ``up_proj`` and ``down_proj`` match those of every expert,
+        and of a dense MLP.
         """
-        prev, first = self.site.prev, self.site.layers[0]
+        smooth_layer, first = self.mapping.smooth_layer, self.mapping.balance_layers[0]
         if "*" in first or submodule(block, first) is not None:
-            return (self.site,)
+            return (self.mapping,)
         holders = [name.removesuffix(f".{first}") for name, _ in block.named_modules() if name.endswith(f".{first}")]
-        made = (
-            attrs.evolve(self.site, prev=f"{holder}.{prev}", layers=tuple(f"{holder}.{layer}" for layer in self.site.layers), inspect=None)
+        mappings = tuple(
+            attrs.evolve(
+                self.mapping,
+                smooth_layer=f"{holder}.{smooth_layer}",
+                balance_layers=tuple(f"{holder}.{layer}" for layer in self.mapping.balance_layers),
+                inspect=None,
+            )
             for holder in holders
-            if submodule(block, f"{holder}.{prev}") is not None
+            if submodule(block, f"{holder}.{smooth_layer}") is not None
         )
-        return tuple(made) or (self.site,)
+        return mappings or (self.mapping,)
 
 
-def check_user_mappings(places: Sequence[Place], model: nn.Module, facts: Architecture, heads: int) -> None:
-    """Tell of places that are nowhere in a model, which changes nothing there; those that its family has may be.
+def check_user_mappings(mappings: Sequence[UserMapping], model: nn.Module, facts: Architecture, heads: int) -> None:
+    """Warn of user mappings that apply to no block of a model; mappings of the architecture may be missing without a warning.
 
     Args:
-        places: Written by hand.
-        model: The whole model; meta tensors will do.
-        facts: About its family.
-        heads: Of queries in its attention.
+        mappings: The user mappings.
+        model: The whole model; meta tensors suffice.
+        facts: Architecture of the model.
+        heads: Number of query heads of its attention.
 
     Raises:
-        ConfigError: None of them is in the model.
+        ConfigError: None of the mappings applies to any block.
     """
-    known = {(site.prev, frozenset(site.layers)) for site in mappings_of(facts)}
-    own = [place for place in places if (place.site.prev, frozenset(place.site.layers)) not in known]
+    known = {(mapping.smooth_layer, frozenset(mapping.balance_layers)) for mapping in mappings_of(facts)}
+    own = [entry for entry in mappings if (entry.mapping.smooth_layer, frozenset(entry.mapping.balance_layers)) not in known]
     blocks = [block.module for block in decoder_blocks(model, facts)] if own else []
-    is_somewhere = len(own) < len(places)
+    is_somewhere = len(own) < len(mappings)
     lines = []
-    for place in own:
-        reason = _nowhere(place, blocks, facts, heads)
+    for entry in own:
+        reason = _why_nowhere(entry, blocks, facts, heads)
         is_somewhere = is_somewhere or reason is None
         if reason is not None:
-            lines.append(f"the scaling layer '{place.site.prev}' -> {', '.join(place.site.layers)} is nowhere in this model: {reason}")
+            names = f"'{entry.mapping.smooth_layer}' -> {', '.join(entry.mapping.balance_layers)}"
+            lines.append(f"the scaling layer {names} is nowhere in this model: {reason}")
     if not is_somewhere and lines:
-        raise ConfigError(f"{lines[0]}; nor is any other that is named. Leave scaling_layers empty to have what the model's family has")
+        raise ConfigError(f"{lines[0]}; nor is any other entry. Leave scaling_layers empty to use the mappings of the model's architecture")
     for line in lines:
-        get_logger(__name__).warning(f"{line}. It is left out")
+        get_logger(__name__).warning(f"{line}. It is skipped")
 
 
-def _nowhere(place: Place, blocks: Sequence[nn.Module], facts: Architecture, heads: int) -> str | None:
-    """Why a place does not hold in any of these blocks; None where it does in one."""
+def _why_nowhere(entry: UserMapping, blocks: Sequence[nn.Module], facts: Architecture, heads: int) -> str | None:
+    """Return why a mapping applies to none of the blocks; None if it applies to one."""
     reason = "there are no blocks"
     for block in blocks:
-        for site in place.sites(block):
-            found = resolve(site, block, facts, heads)
-            if not isinstance(found, str):
+        for mapping in entry.mappings_in(block):
+            resolved = resolve(mapping, block, facts, heads)
+            if not isinstance(resolved, str):
                 return None
-            reason = found
+            reason = resolved
     names = {name for block in blocks for name, _ in block.named_modules()}
-    missing = [name for name in (place.site.prev, *place.site.layers) if name not in names and "*" not in name]
+    missing = [name for name in (entry.mapping.smooth_layer, *entry.mapping.balance_layers) if name not in names and "*" not in name]
     near = closest(missing[0], names) if missing else None
     return reason + (f"; did you mean '{near}'?" if near else "")
 
 
-def user_mappings_of(scaling_layers: Sequence[Mapping[str, Any]], known: Sequence[LayerMapping]) -> tuple[Place, ...]:
-    """The sites that a configuration names.
+def user_mappings_of(scaling_layers: Sequence[Mapping[str, Any]], known: Sequence[LayerMapping]) -> tuple[UserMapping, ...]:
+    """Return the mappings that a configuration names.
 
     Args:
-        scaling_layers: Dicts with ``prev_op`` and ``layers``, and perhaps ``rows`` and ``condition``.
-        known: Sites of the family: one with that ``prev_op`` tells what kind it is, and whatever else reads it.
+        scaling_layers: Dicts with ``prev_op`` and ``layers``, and optionally ``rows`` and ``condition``.
+        known: Mappings of the architecture: the one with the same ``prev_op`` gives the kind of the smooth layer and its rows.
 
     Raises:
         ConfigError: An entry lacks ``prev_op`` or ``layers``, or its condition is not understood.
     """
-    return tuple(_place(entry, known) for entry in scaling_layers)
+    return tuple(_user_mapping(entry, known) for entry in scaling_layers)
 
 
-def _place(entry: Mapping[str, Any], known: Sequence[LayerMapping]) -> Place:
-    prev, layers = entry.get("prev_op"), entry.get("layers")
+def _user_mapping(entry: Mapping[str, Any], known: Sequence[LayerMapping]) -> UserMapping:
+    prev_op, layers = entry.get("prev_op"), entry.get("layers")
     layers = [layers] if isinstance(layers, str) else layers
-    if not isinstance(prev, str) or not layers:
+    if not isinstance(prev_op, str) or not layers:
         raise ConfigError(f"a scaling layer names its 'prev_op' and its 'layers': {dict(entry)!r} does not")
     condition = Condition.parse(entry["condition"]) if entry.get("condition") else None
-    same = next((s for s in known if s.prev == prev and set(s.layers) & set(layers)), None)
+    same = next((m for m in known if m.smooth_layer == prev_op and set(m.balance_layers) & set(layers)), None)
     kind = same.kind if same else "by_module"
     rows = entry.get("rows", same.rows if same else "all")
-    return Place(LayerMapping(kind, prev, tuple(layers), entry.get("module2inspect"), rows), condition)
+    return UserMapping(LayerMapping(kind, prev_op, tuple(layers), entry.get("module2inspect"), rows), condition)

@@ -1,4 +1,4 @@
-"""Which layers' inputs are rotated while a model runs, in which blocks, and which attention modules rotate queries and keys (R3)."""
+"""Choice of online rotations: which layers' inputs are rotated, by which block size, and which attentions use R3."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ __all__ = ["block_size", "online_layers", "rotate_heads", "rotated_attentions"]
 
 
 def online_layers(settings: RotationConfig, model: nn.Module, plan: QuantPlan) -> tuple[str, ...]:
-    """Full names of the layers whose inputs are to be rotated: those that the settings name, or all that R4 and R1 online are about.
+    """Return the full names of the layers whose inputs are rotated: those of the settings, or all layers of R4 and of R1 online.
 
-    Of the latter only those whose weight is going to be quantized: a rotation does nothing for the others.
+    Layers of R4 and R1 online count only if their weight is going to be quantized: a rotation does nothing for the others.
 
     Raises:
         ConfigError: The settings name a layer that is not going to be quantized.
-        UnsupportedError: They name none, and nor do the family's facts.
+        UnsupportedError: R4 is on, and neither the settings nor the architecture name its layers.
     """
     quantized = {row.name for row in plan.quantized if row.config is not None and row.config.weight is not None and _is_linear(row)}
     named = None if settings.online_config is None else settings.online_config.online_rotation_layers
@@ -48,16 +48,16 @@ def online_layers(settings: RotationConfig, model: nn.Module, plan: QuantPlan) -
             f"r4 rotates the inputs of the layers that close MLPs, and of {plan.architecture.model_type} it is not known which these are: "
             "name them in online_config.online_rotation_layers, or leave r4 out"
         )
-    found = (
+    names = (
         f"{block.name}.{name}".lstrip(".")
         for block in decoder_blocks(model, plan.architecture)
         for name in matching(block.module, patterns)
     )
-    return tuple(name for name in found if name in quantized)
+    return tuple(name for name in names if name in quantized)
 
 
 def block_size(settings: RotationConfig, name: str, width: int) -> int:
-    """Of the rotation of a layer's input, ``width`` channels.
+    """Return the block size of the rotation of a layer's input with ``width`` channels.
 
     Raises:
         ConfigError: ``rotation_size`` does not divide the width, or is the order of no Hadamard matrix known here.
@@ -69,7 +69,7 @@ def block_size(settings: RotationConfig, name: str, width: int) -> int:
 
 
 def rotated_attentions(model: nn.Module, attentions: Sequence[AttentionRow], rows: Iterable[PlanRow]) -> Mapping[str, int]:
-    """Size of a head by full name of the attention modules whose keys are quantized after the rotary embedding; R3 is for no others.
+    """Return the head size by full name of the attention modules that R3 rotates: those with keys quantized after the rotary embedding.
 
     Raises:
         UnsupportedError: No Hadamard matrix of that size is known here.
@@ -78,29 +78,29 @@ def rotated_attentions(model: nn.Module, attentions: Sequence[AttentionRow], row
     config: Any = getattr(model, "config", None)
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     heads = int(getattr(text, "num_key_value_heads", None) or getattr(text, "num_attention_heads", None) or 1)
-    found = {a.name: outputs[a.key_layer] // heads for a in attentions if a.key_layer is not None}
-    for name, size in found.items():
+    sizes = {a.name: outputs[a.key_layer] // heads for a in attentions if a.key_layer is not None}
+    for name, size in sizes.items():
         if factors_of(size) is None:
             raise UnsupportedError(
                 f"queries and keys of '{name}' cannot be rotated (r3): heads have {size} channels, and no Hadamard matrix of that order is "
                 "known here. Leave r3 out"
             )
-    return found
+    return sizes
 
 
 def rotate_heads(model: nn.Module, sizes: Mapping[str, int]) -> None:
-    """Let attention modules rotate queries and keys from now on; they compute what they did.
+    """Make attention modules rotate queries and keys; the outputs stay.
 
     Args:
-        model: Has these modules, which go through the functions of `quark.modules.attention`, now or when they run.
-        sizes: Of a head, by full name of the module.
+        model: The model; its attention modules use the functions of `quark.modules.attention`, now or when they run.
+        sizes: Head size by full name of the module.
     """
     for name, size in sizes.items():
         setattr(model.get_submodule(name), BASIS, Rotation(size, size).apply)
 
 
 def _patterns(settings: RotationConfig, facts: Architecture) -> Iterable[str]:
-    """Names in a block."""
+    """Yield the patterns, relative to a block, of the layers whose inputs R1 online and R4 rotate."""
     if settings.r1 and settings.online_r1_rotation:
         yield from chain.from_iterable((*readers_of_attention_norm(facts), *readers_of_mlp_norm(facts)))
     if settings.r4:

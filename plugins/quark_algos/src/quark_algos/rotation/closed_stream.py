@@ -1,4 +1,4 @@
-"""Whether a residual stream that was written by hand is closed: of all that is known to touch it, nothing is left out or misplaced."""
+"""Checks that a user stream is closed: it names all modules that touch the residual stream, each with its own norm."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from quark_algos.rotation.residual_stream import Stream, matching, norms_and_rea
 __all__ = ["known_in_full", "see_closed", "see_shapes"]
 
 _STREAM = ("decoder_blocks", "embeddings", "final_norm", "head", "attention_norm", "mlp_norm", "attention_inputs")
-_AS_KNOWN = "Leave scaling_layers empty to have what the model's family has"
+_AS_KNOWN = "Leave scaling_layers empty to use those of the model's architecture"
 
 
 def known_in_full(facts: Architecture) -> bool:
-    """Whether facts name all that touches the residual stream of a family.
+    """Return whether the architecture names all modules that touch the residual stream.
 
     Raises:
-        UnsupportedError: The family cannot be rotated, whatever is written by hand.
+        UnsupportedError: The architecture cannot be rotated, whatever ``scaling_layers`` say.
     """
     named = {name: getattr(facts, name) for name in _STREAM}
     supposed: dict[str, Any] = {name: value or "?" for name, value in named.items()}
@@ -37,44 +37,44 @@ def known_in_full(facts: Architecture) -> bool:
 
 
 def see_shapes(streams: Mapping[str, Stream], width: int) -> None:
-    """See that every place has writers and readers, and that all are matrices of the stream's width.
+    """Check that each block has writers and readers, and that all are matrices of the stream's width.
 
     Args:
-        streams: By full name of a block; ``""`` is what lies outside.
-        width: Of the residual stream.
+        streams: Streams by full name of a block; ``""`` for the modules outside the blocks.
+        width: Channels of the residual stream.
 
     Raises:
-        ConfigError: One is not.
+        ConfigError: A block has no writer or no reader, or a module is no matrix of that width.
     """
-    for place, stream in streams.items():
+    for block, stream in streams.items():
         if not stream.writers or not stream.readings:
-            lacks, where = "writes to" if not stream.writers else "reads", f"in {place}" if place else "outside the blocks"
+            verb, where = "writes to" if not stream.writers else "reads", f"in {block}" if block else "outside the blocks"
             raise ConfigError(
-                f"rotation: by its scaling_layers nothing {lacks} the residual stream {where}, so they cannot be complete. {_AS_KNOWN}"
+                f"rotation: by its scaling_layers nothing {verb} the residual stream {where}, so they cannot be complete. {_AS_KNOWN}"
             )
         readers = {name: module for reading in stream.readings for name, module in reading.readers.items()}
         for names, is_writer in ((stream.writers, True), (readers, False)):
             for name, module in names.items():
-                _see_width(f"{place}.{name}".lstrip("."), module, width, is_writer=is_writer)
+                _see_width(f"{block}.{name}".lstrip("."), module, width, is_writer=is_writer)
 
 
 def see_closed(model: nn.Module, facts: Architecture, streams: Mapping[str, Stream]) -> None:
-    """See that all is there that facts know to touch the stream, in the part it has.
+    """Check that the streams name all modules that touch the residual stream, as writers or readers as the architecture has them.
 
     Args:
         model: The whole model.
-        facts: About its family, `known_in_full`.
-        streams: By full name of a block; ``""`` is what lies outside.
+        facts: Its architecture, `known_in_full`.
+        streams: Streams by full name of a block; ``""`` for the modules outside the blocks.
 
     Raises:
-        ConfigError: Something is left out, is read through another norm than it is, or does not touch the stream at all.
-        UnsupportedError: There are fused experts.
+        ConfigError: A module is missing, is listed with another norm, or does not touch the stream.
+        UnsupportedError: A block has fused experts.
     """
     outside = (*facts.embeddings, *([facts.position_embeddings] if facts.position_embeddings else []), *facts.inserted_embeddings)
     left_out: list[str] = []
-    for place, stream in streams.items():
-        module = model.get_submodule(place)
-        if place:
+    for block, stream in streams.items():
+        module = model.get_submodule(block)
+        if block:
             see_single_experts(module, facts, stream.writers)
             writers = (*writers_of_attention(facts), *writers_of_mlp(facts))
             norms = norms_and_readers(facts)
@@ -82,12 +82,12 @@ def see_closed(model: nn.Module, facts: Architecture, streams: Mapping[str, Stre
             writers, norms = outside, {facts.final_norm or "": (facts.head or "",)}
         known_writers = matching(module, writers)
         known = {norm: matching(module, readers) for norm, readers in norms.items()}
-        left_out += [f"{place}.{name}".lstrip(".") for name in _missing(stream, known_writers, known)]
-        _see_parts(place, module, facts, stream, (known_writers, known))
+        left_out += [f"{block}.{name}".lstrip(".") for name in _missing(stream, known_writers, known)]
+        _see_parts(block, module, facts, stream, (known_writers, known))
     if left_out:
         raise ConfigError(
             f"rotation: scaling_layers leave out {folded(left_out)}, which also write to the residual stream or read it; "
-            f"so the rotated model would compute something else. {_AS_KNOWN}"
+            f"so the rotated model would compute another function. {_AS_KNOWN}"
         )
 
 
@@ -98,26 +98,26 @@ def _missing(stream: Stream, writers: Mapping[str, nn.Module], known: Mapping[st
 
 
 def _see_parts(
-    place: str,
+    block: str,
     module: nn.Module,
     facts: Architecture,
     stream: Stream,
     parts: tuple[Mapping[str, nn.Module], Mapping[str, Mapping[str, nn.Module]]],
 ) -> None:
-    """See that no module has a part in the stream that facts know to be another, or none."""
+    """Check that each named module writes to the stream, or reads it through its norm, as the architecture says."""
     known_writers, known = parts
     writers = set(known_writers.values())
     norm_of = {reader: norm for norm, readers in known.items() for reader in readers.values()}
-    others = set(matching(module, linear_layers(facts)).values()) if place else set()
+    others = set(matching(module, linear_layers(facts)).values()) if block else set()
     for name, writer in stream.writers.items():
         if writer not in writers and (writer in others or writer in norm_of):
-            raise ConfigError(f"rotation: '{place}.{name}' of 'prev_modules' does not write to the residual stream. {_AS_KNOWN}")
+            raise ConfigError(f"rotation: '{block}.{name}' of 'prev_modules' does not write to the residual stream. {_AS_KNOWN}")
     for reading in stream.readings:
         for name, reader in reading.readers.items():
-            full, norm = f"{place}.{name}".lstrip("."), norm_of.get(reader)
+            full, norm = f"{block}.{name}".lstrip("."), norm_of.get(reader)
             if norm is None and (reader in others or reader in writers):
                 raise ConfigError(f"rotation: '{full}' of 'next_modules' does not read the residual stream. {_AS_KNOWN}")
-            # Where this model lacks that norm, it is a variant, in which another has its place.
+            # A model without that norm is a variant in which another norm replaces it.
             actual = None if norm is None else submodule(module, norm)
             if actual is not None and actual is not reading.norm:
                 raise ConfigError(f"rotation: '{full}' reads the residual stream through '{norm}', not '{reading.name}'. {_AS_KNOWN}")

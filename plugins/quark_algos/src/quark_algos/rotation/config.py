@@ -18,7 +18,7 @@ from quark_algos.mappings.mapping import enclosing, readers_of_attention_norm, r
 __all__ = ["OnlineRotationConfig", "QuaRotConfig", "RotationConfig"]
 
 _HERE, _BEFORE = "layer_id", "pre_layer_id"
-"""What stands for the number of a block, and of the one before it."""
+"""Placeholders in names for the number of a block, and of the block before."""
 
 
 @with_dataclass_view
@@ -27,10 +27,10 @@ class OnlineRotationConfig:
     """Rotations that run with the model instead of being folded into its weights.
 
     Attributes:
-        shared_parallel: Layers that read the same input share one rotation.
-        online_rotation_layers: Full names of the layers whose inputs are rotated while the model runs; None for all that R4, and R1 where
-            it runs with the model, are about. Checkpoints name them always.
-        use_input_prescale: Scale inputs before rotating them; not offered.
+        shared_parallel: Whether layers of an input group share one rotation.
+        online_rotation_layers: Full names of the layers whose inputs are rotated while the model runs; None for all layers of R4,
+            and of R1 if it is online. Checkpoints always name them.
+        use_input_prescale: Scale inputs before rotating them; not supported.
     """
 
     shared_parallel: bool
@@ -39,7 +39,7 @@ class OnlineRotationConfig:
 
 
 _DROPPED = "shared_input_rotation"
-"""A key of older releases that says nothing: names of tensors do."""
+"""A key of older releases that is ignored: tensor names in the checkpoint carry the information."""
 
 
 def _online(value: Any) -> Any:
@@ -56,28 +56,28 @@ class RotationConfig(AlgoConfig):
     Attributes:
         scaling_layers: Which modules R1 is folded into, by block position: ``first_layer``, ``middle_layers``, ``last_layer``, each a list
             of ``prev_modules``, which write to the residual stream, ``norm_module`` and ``next_modules``, which read it through that norm.
-            ``layer_id`` and ``pre_layer_id`` stand for numbers of blocks; names that a block does not have are passed over there.
+            ``layer_id`` and ``pre_layer_id`` stand for numbers of blocks; names that a block does not have are ignored for it.
         r1: Rotate the residual stream.
         r2: Rotate values, head by head.
-        r3: Rotate queries and keys after the rotary embedding, head by head, while the model runs. It is done where keys are quantized
-            there (``kv_cache_post_rope``), and changes nothing elsewhere.
+        r3: Rotate queries and keys after the rotary embedding, head by head, while the model runs. Applies only to attentions whose keys
+            are quantized there (``kv_cache_post_rope``).
         r4: Rotate the input of the MLP's output projection, and of experts', while the model runs.
         rotation_size: Size of the blocks of a block-diagonal rotation; None for the full width.
-        random_r1: Take a random rotation for R1 instead of a Hadamard matrix. ``random`` sets both this and ``random_r2``.
-        random_r2: Likewise for R2.
+        random_r1: Use a randomized Hadamard matrix for R1. ``random`` sets both this and ``random_r2``.
+        random_r2: Use a randomized Hadamard matrix for R2.
         backbone: Name of the module that holds embeddings and blocks.
         model_decoder_layers: Full name of the list of decoder blocks.
         v_proj: Value projection, relative to a decoder block.
-        o_proj: Projection that closes attention, likewise.
-        self_attn: Attention, likewise.
-        mlp: MLP, likewise.
+        o_proj: Output projection of attention, relative to a decoder block.
+        self_attn: Attention, relative to a decoder block.
+        mlp: MLP, relative to a decoder block.
         online_r1_rotation: Rotate the inputs of the layers that read the residual stream while the model runs, in place of the stream; None
             is False.
         online_config: Settings of rotations that run with the model.
-        trainable: Learn the rotations; not offered.
-        train_smooth: Learn smoothing scales as well; not offered.
-        smooth_positions: Where.
-        preset: ``"best"`` leaves rotation out where it does no good on held-out tokens, and ``"reference"`` applies it and warns.
+        trainable: Learn the rotations; not supported.
+        train_smooth: Learn equalization scales as well; not supported.
+        smooth_positions: Mappings of ``train_smooth``; not used.
+        preset: ``"best"`` omits rotations that do not reduce the error on held-out tokens; ``"reference"`` applies them and warns.
         random: Accepted from configurations before 0.12.
     """
 
@@ -110,18 +110,18 @@ class RotationConfig(AlgoConfig):
             self.random = None
 
     def runs_with_model(self) -> bool:
-        """As the base class says: R3, R4, and R1 online."""
+        """Return whether a rotation runs with the model: R3, R4 or R1 online."""
         named = self.online_config is not None and bool(self.online_config.online_rotation_layers)
         return bool(self.r3 or self.r4 or (self.r1 and self.online_r1_rotation) or named)
 
     def refused(self) -> list[str]:
-        """Names of fields that are set and not offered."""
-        found = [name for name in ("trainable", "train_smooth") if getattr(self, name)]
-        return found + (["use_input_prescale"] if self.online_config is not None and self.online_config.use_input_prescale else [])
+        """Return the names of fields that are set but not supported."""
+        unsupported = [name for name in ("trainable", "train_smooth") if getattr(self, name)]
+        return unsupported + (["use_input_prescale"] if self.online_config is not None and self.online_config.use_input_prescale else [])
 
     @classmethod
     def for_architecture(cls, architecture: Architecture) -> Self | None:
-        """R1 on everything that writes to the residual stream or reads it; the other rotations are off."""
+        """Return settings with R1 on all writers and readers of the residual stream, and without the other rotations; None if refused."""
         if cls.refusal(architecture) is not None:
             return None
         blocks = architecture.decoder_blocks or ""
@@ -138,7 +138,7 @@ class RotationConfig(AlgoConfig):
 
     @classmethod
     def refusal(cls, architecture: Architecture) -> str | None:
-        """Something between the residual stream and those who write to it or read it does not commute with a rotation."""
+        """Return a reason if an operation between the residual stream and a writer or reader does not commute with a rotation."""
         a = architecture
         if a.attention_output_norm or a.mlp_output_norm:
             named = " and ".join(name for name in (a.attention_output_norm, a.mlp_output_norm) if name)
@@ -146,12 +146,12 @@ class RotationConfig(AlgoConfig):
         if a.embedding_norm:
             return f"the weights of {a.embedding_norm} scale single channels of the residual stream, which cannot be rotated then"
         if not all((a.decoder_blocks, a.embeddings, a.final_norm, a.head, a.attention_norm, a.mlp_norm, a.attention_inputs)):
-            return "not all is known that writes to its residual stream or reads it"
+            return "not all writers and readers of its residual stream are known"
         return None
 
     @classmethod
     def from_dict(cls, data: dict[str, Any]) -> RotationConfig:
-        """Read the JSON form; the older name ``"quarot"`` means all four rotations unless said otherwise."""
+        """Return the settings of a JSON form; under the older name ``"quarot"`` all four rotations are on by default."""
         if data.get("name") == "quarot":
             return QuaRotConfig(**data | {"name": "rotation"})
         return cls(**data)
@@ -160,7 +160,7 @@ class RotationConfig(AlgoConfig):
 @with_dataclass_view
 @attrs.define(kw_only=True)
 class QuaRotConfig(RotationConfig):
-    """The older name: all four rotations unless said otherwise."""
+    """Rotation settings under their older name, with all four rotations on by default."""
 
     r2: bool = True
     r3: bool = True
@@ -168,7 +168,7 @@ class QuaRotConfig(RotationConfig):
 
 
 def _residual_stream(facts: Architecture) -> dict[str, list[dict[str, Any]]]:
-    """Who writes to the residual stream and who reads it, in the documented form."""
+    """Return the writers and readers of the residual stream in the form of ``scaling_layers``."""
 
     def in_blocks(number: str, names: Iterable[str]) -> list[str]:
         return [f"{facts.decoder_blocks}.{number}.{name}" for name in names]

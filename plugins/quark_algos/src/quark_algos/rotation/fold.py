@@ -1,10 +1,11 @@
-"""Folding rotations into weights: R1 into all that writes to the residual stream or reads it, R2 into attention's values and its output.
+"""Fold rotations into weights: R1 into all writers and readers of the residual stream, R2 into attention's values and its output.
 
-With the stream ``x`` rotated to ``x · R``, writers put out ``y · R``, and readers have ``W · diag(γ) · R``, the weight γ of their norm
-folded in, so that the norm commutes with R. Parameters are made anew and never written: they may be mapped from a checkpoint, or be another
-module's too. Each is computed in float32, or float64 where it is that, and rounded once to its dtype.
+With the stream ``x`` rotated to ``x · R``, writers return ``y · R``, and readers have the weights ``W · diag(γ) · R``: the weight γ of
+their norm is folded in, so that the norm commutes with R. New parameters replace the old ones, which are never written to: they may be
+memory-mapped from a checkpoint, or shared with another module. Each is computed in float32 (float64 if it is float64) and rounded once.
 
-Where norms subtract the mean, R must keep it (`Rotation.keeps_mean`): so the model keeps its LayerNorms, and any runtime can load it.
+If norms subtract the mean, R must keep it (`Rotation.keeps_mean`): the model then keeps its LayerNorms, and any runtime can load it.
+Source: QuaRot, arXiv 2404.00456; SpinQuant, arXiv 2405.16406.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ __all__ = ["block", "fuse_norms", "outside", "r1_of", "untie", "values"]
 
 
 def r1_of(width: int, facts: Architecture, size: int | None = None, seed: int | None = None) -> Rotation:
-    """A rotation that the family's residual stream can take.
+    """Return a rotation of the residual stream; it keeps the mean if the norms subtract it.
 
     Args:
-        width: Of the stream, above 0.
-        facts: About the family; whether its norms subtract the mean.
+        width: Channels of the stream, above 0.
+        facts: Architecture of the model; says whether its norms subtract the mean.
         size: As in `Rotation.of`.
-        seed: Likewise.
+        seed: As in `Rotation.of`.
     """
     return Rotation.of(width, size, seed, keeps_mean=facts.norm_subtracts_mean)
 
@@ -41,14 +42,14 @@ def outside(model: nn.Module, facts: Architecture, rotation: Rotation | None, st
     """Fold R1 into embeddings, positions and the head, and the final norm into the head, which is untied from the embeddings.
 
     Args:
-        model: A model of transformers, or one built alike. What is in its blocks is not touched, and may be on the meta device.
-        facts: About its family.
-        rotation: Of the width of the stream, by `r1_of`; None only folds the norm.
-        stream: What touches the stream there, where facts are not to say it.
+        model: A model of transformers, or one with the same structure. Its blocks are not touched, and may be on the meta device.
+        facts: Architecture of the model.
+        rotation: Rotation of the stream, from `r1_of`; None only folds the norm.
+        stream: Writers and readers outside the blocks; None for those of the architecture.
 
     Raises:
-        UnsupportedError: The family, or this variant, cannot be rotated.
-        ConfigError: The rotation has another width, or does not keep the mean though norms subtract it.
+        UnsupportedError: The architecture, or this variant, cannot be rotated.
+        ConfigError: The rotation has another width, or does not keep the mean although norms subtract it.
     """
     _fold(stream or outside_blocks(model, facts), facts, rotation)
     untie(model)
@@ -56,67 +57,67 @@ def outside(model: nn.Module, facts: Architecture, rotation: Rotation | None, st
 
 @torch.no_grad()
 def block(module: nn.Module, facts: Architecture, rotation: Rotation | None, stream: Stream | None = None) -> None:
-    """Fold R1 and the norms into one decoder block; it computes for ``x · R`` what it did for ``x``, times R.
+    """Fold R1 and the norms into one decoder block: its output for ``x · R`` is then ``y · R``, with y its former output for ``x``.
 
     Args:
         module: The block. Its experts must be separate layers.
-        facts: About its family.
-        rotation: As for `outside`, the same one; None only folds the norms.
-        stream: As for `outside`.
+        facts: Architecture of the model.
+        rotation: The same rotation as for `outside`; None only folds the norms.
+        stream: Writers and readers in the block; None for those of the architecture.
 
     Raises:
-        UnsupportedError: The family, or this block, cannot be rotated.
+        UnsupportedError: The architecture, or this block, cannot be rotated.
         ConfigError: As for `outside`.
     """
     _fold(stream or in_block(module, facts), facts, rotation)
 
 
 def fuse_norms(module: nn.Module, facts: Architecture) -> None:
-    """Fold the weights of a block's norms into their readers, and leave ones, or zeros with a unit offset; see `block`."""
+    """Fold the weights of a block's norms into their readers and set them to ones, or zeros with a unit offset; see `block`."""
     block(module, facts, None)
 
 
 @torch.no_grad()
 def values(module: nn.Module, facts: Architecture, rotation: Rotation, heads: int) -> str | None:
-    """Fold R2 into one block: every head's values are rotated, and the columns of attention's output with them.
+    """Fold R2 into one block: rotate the values of every head, and the input channels of attention's output projection.
 
-    That is right where values reach the output as sums over tokens only. Gates that multiply single channels on the way are told by queries
-    that are wider than the output's input, since they come with those (Qwen3-Next); others would have to be known by facts.
+    The fold keeps the output if values reach the output projection as sums over tokens only. Gates that multiply single channels in between
+    (Qwen3-Next) are detected by a query projection wider than the output projection's input; other gates must be in the architecture.
 
     Args:
         module: The block.
-        facts: About its family.
-        rotation: Of the width of one head.
-        heads: Of queries; with grouped-query attention several share the values of one.
+        facts: Architecture of the model.
+        rotation: Rotation with the width of one head.
+        heads: Number of query heads; with grouped-query attention several share the values of one key-value head.
 
     Returns:
-        None where it is done; else why it cannot be, nothing being changed.
+        None if R2 was folded; else the reason why it cannot be, and nothing is changed.
 
     Raises:
-        ConfigError: The rotation is not of the width of a head.
+        ConfigError: The rotation has not the width of a head.
     """
-    (site,) = [s for s in mappings_of(facts) if s.kind == "value"] or (None,)
-    if site is None:
+    mapping = next((m for m in mappings_of(facts) if m.kind == "value"), None)
+    if mapping is None:
         return "the facts name no projection of values that reach attention's output linearly"
-    found = resolve(site, module, facts, heads)
-    if isinstance(found, str):
-        return found
-    (modules,) = found
+    resolved = resolve(mapping, module, facts, heads)
+    if isinstance(resolved, str):
+        return resolved
+    (modules,) = resolved
     if gated := _gated(module, facts, modules.channels.columns):
         return gated
     width = modules.channels.columns // heads
     if width != rotation.width:
         raise ConfigError(f"{modules.name}: heads of {width} channels, and a rotation of width {rotation.width}; make one for the head")
-    for reader in modules.readers.values():
-        by_head = _in_columns(reader, reader.get_parameter("weight")).unflatten(-1, (heads, width))
-        _replace(reader, "weight", _in_columns(reader, rotation.apply(_master(by_head)).flatten(-2)))
-    for name in _own(modules.prev, ("weight", "bias")):
-        _replace(modules.prev, name, _rotated_values(modules, name, rotation))
+    for layer in modules.balance_layers.values():
+        by_head = _in_columns(layer, layer.get_parameter("weight")).unflatten(-1, (heads, width))
+        _replace(layer, "weight", _in_columns(layer, rotation.apply(_master(by_head)).flatten(-2)))
+    for name in _own(modules.smooth_layer, ("weight", "bias")):
+        _replace(modules.smooth_layer, name, _rotated_values(modules, name, rotation))
     return None
 
 
 def _gated(module: nn.Module, facts: Architecture, columns: int) -> str | None:
-    """Why values cannot be rotated, where a projection beside that of the values puts out more than all heads take."""
+    """Return why values cannot be rotated if another input projection has more outputs than all heads have channels; else None."""
     if facts.attention_value_rows != "all" or facts.attention_value not in facts.attention_inputs:
         return None
     for name, projection in matching(module, facts.attention_inputs).items():
@@ -127,7 +128,7 @@ def _gated(module: nn.Module, facts: Architecture, columns: int) -> str | None:
 
 
 def untie(model: nn.Module) -> bool:
-    """Say in a model's configuration that its head and embeddings have weights of their own; returns whether that is new."""
+    """Set ``tie_word_embeddings`` of a model's configuration to False; return whether it was True."""
     config: Any = getattr(model, "config", None)
     configs = [config, config.get_text_config()] if hasattr(config, "get_text_config") else [config]
     tied = [one for one in configs if getattr(one, "tie_word_embeddings", False)]
@@ -146,13 +147,13 @@ def _fold(stream: Stream, facts: Architecture, rotation: Rotation | None) -> Non
         return
     for module in stream.writers.values():
         weight = _master(module.get_parameter("weight"))
-        _replace(module, "weight", rotation.apply(weight) if _puts_out_columns(module) else rotation.apply(weight.t()).t())
+        _replace(module, "weight", rotation.apply(weight) if _has_outputs_last(module) else rotation.apply(weight.t()).t())
         for name in _own(module, ("bias",)):
             _replace(module, name, rotation.apply(_master(module.get_parameter(name))))
 
 
 def _fold_norm(reading: Reading, facts: Architecture, rotation: Rotation | None, *, into_readers: bool) -> None:
-    """Weight and bias of a norm go into the readers; a bias they cannot take stays with the norm, as what it is without a weight."""
+    """Fold weight and bias of a norm into its readers; if not all readers have a bias, the norm keeps its own, divided by its weight."""
     norm, offset = reading.norm, 1.0 if facts.norm_has_unit_offset else 0.0
     has_weight = bool(_own(norm, ("weight",)))
     gamma = _master(norm.get_parameter("weight")) + offset if has_weight else None
@@ -166,14 +167,14 @@ def _fold_norm(reading: Reading, facts: Architecture, rotation: Rotation | None,
             read = read * gamma.to(read.device)
         _replace(reader, "weight", _in_columns(reader, read if rotation is None else rotation.apply(read)))
     if beta is not None:
-        kept = torch.zeros_like(beta) if into_readers else beta if gamma is None else torch.where(beta == 0, beta, beta / gamma)
-        _replace(norm, "bias", kept if rotation is None else rotation.apply(kept))
+        bias = torch.zeros_like(beta) if into_readers else beta if gamma is None else torch.where(beta == 0, beta, beta / gamma)
+        _replace(norm, "bias", bias if rotation is None else rotation.apply(bias))
     if gamma is not None:
         _replace(norm, "weight", torch.full_like(gamma, 1.0 - offset))
 
 
 def _takes_norm_bias(reading: Reading, facts: Architecture) -> bool:
-    """Whether all readers can take a norm's bias. If not it stays with the norm, divided by the weight, which must be possible."""
+    """Return whether all readers have a bias to fold the norm's into; if not, raise if the norm's bias cannot be divided by its weight."""
     if all(_own(reader, ("bias",)) for reader in reading.readers.values()):
         return True
     if _own(reading.norm, ("weight", "bias")) == ("weight", "bias"):
@@ -188,7 +189,7 @@ def _see_fit(stream: Stream, facts: Architecture, rotation: Rotation) -> None:
     if facts.norm_subtracts_mean and not rotation.keeps_mean:
         raise ConfigError(f"the norms of {facts.model_type} subtract the mean, and this rotation does not keep it; make one by r1_of()")
     for name, module in stream.writers.items():
-        _see_width(name, module.get_parameter("weight").shape[1 if _puts_out_columns(module) else 0], rotation)
+        _see_width(name, module.get_parameter("weight").shape[1 if _has_outputs_last(module) else 0], rotation)
     for reading in stream.readings:
         for name, module in reading.readers.items():
             _see_width(name, module.get_parameter("weight").shape[input_axis(module)], rotation)
@@ -200,25 +201,25 @@ def _see_width(name: str, width: int, rotation: Rotation) -> None:
 
 
 def _rotated_values(modules: ResolvedMapping, name: str, rotation: Rotation) -> Tensor:
-    """Weight or bias of what puts values out, ``[…, outputs]`` turned so that outputs come last, rotated, and turned back."""
-    prev = modules.prev
-    old = _master(prev.get_parameter(name))
-    turned = old.ndim == 2 and not _puts_out_columns(prev)
-    held = old.t() if turned else old
-    rows = torch.arange(held.shape[-1]) if modules.rows is None else modules.rows
-    rows = rows.to(held.device)
-    new = held.clone()
-    new[..., rows] = rotation.apply(held[..., rows].unflatten(-1, (-1, rotation.width))).flatten(-2)
-    return new.t() if turned else new
+    """Return the weight or bias of the value projection with its outputs rotated head by head."""
+    projection = modules.smooth_layer
+    old = _master(projection.get_parameter(name))
+    is_transposed = old.ndim == 2 and not _has_outputs_last(projection)
+    outputs_last = old.t() if is_transposed else old
+    rows = torch.arange(outputs_last.shape[-1]) if modules.rows is None else modules.rows
+    rows = rows.to(outputs_last.device)
+    new = outputs_last.clone()
+    new[..., rows] = rotation.apply(outputs_last[..., rows].unflatten(-1, (-1, rotation.width))).flatten(-2)
+    return new.t() if is_transposed else new
 
 
-def _puts_out_columns(module: nn.Module) -> bool:
-    """Whether the last axis of the weight is what the module puts out: embeddings, and layers that keep it transposed."""
+def _has_outputs_last(module: nn.Module) -> bool:
+    """Return whether the last axis of the weight holds the outputs: embeddings, and layers with a transposed weight."""
     return isinstance(module, nn.Embedding) or input_axis(module) == 0
 
 
 def _in_columns(module: nn.Module, weight: Tensor) -> Tensor:
-    """With the input channels last; its own inverse."""
+    """Return the weight with the input channels last, or, given that, the weight as the module stores it."""
     return weight if input_axis(module) == 1 else weight.t()
 
 

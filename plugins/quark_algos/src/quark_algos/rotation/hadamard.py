@@ -1,7 +1,7 @@
 """Fast products with Hadamard matrices along the last axis, whole or block by block: rotations that spread outliers over channels.
 
-An order K is taken apart into orders that `quark_algos.rotation.paley` constructs, and the Kronecker product of their matrices is applied
-factor by factor: K · (sum of the orders) multiplications for a vector where the dense matrix takes K².
+An order K is factored into orders that `quark_algos.rotation.paley` constructs, and the Kronecker product of their matrices is applied
+factor by factor: K · (sum of the orders) multiplications per vector, where the dense matrix takes K².
 """
 
 from __future__ import annotations
@@ -20,39 +20,39 @@ from quark_algos.rotation.paley import hadamard, has_order
 __all__ = ["LARGEST_FACTOR", "Rotation", "factors_of", "largest_order", "rotate", "transform"]
 
 LARGEST_FACTOR = 1024
-"""Of the orders a product is made of: beyond it a dense factor costs more than it is worth."""
+"""Largest order of a factor: dense factors beyond it are slower than a rotation in smaller blocks."""
 
 _RADIX = 32
-"""Powers of two go in factors up to this: few passes over memory, each a product with a small matrix."""
+"""Largest factor of a power of two: few passes over memory, each a product with a small matrix."""
 
 
 @cache
 def factors_of(order: int) -> tuple[int, ...] | None:
-    """Orders of Hadamard matrices whose Kronecker product has this order, with the least sum; None where none are known.
+    """Return orders of Hadamard matrices whose Kronecker product has this order, with the smallest sum; None if none are known.
 
     Args:
-        order: Above 0.
+        order: Order, above 0.
 
     Returns:
-        Those that are no powers of two first, then powers of two up to 32; empty for order 1.
+        Orders that are no powers of two first, then powers of two up to 32; ``()`` for order 1.
     """
     twos = order & -order
-    found = [chosen for chosen in _odd_factors(order // twos, twos) if chosen is not None]
-    best = min(found, key=sum, default=None)
+    candidates = [factors for factors in _odd_factors(order // twos, twos) if factors is not None]
+    best = min(candidates, key=sum, default=None)
     return None if best is None else (*best, *_powers_of_two(order // prod(best)))
 
 
 def largest_order(width: int) -> int:
-    """The largest divisor of ``width`` that is the order of a Hadamard matrix known here; 1 at least."""
+    """Return the largest divisor of ``width`` that is the order of a known Hadamard matrix; at least 1."""
     return next(width // parts for parts in range(1, width + 1) if width % parts == 0 and factors_of(width // parts) is not None)
 
 
 def transform(x: Tensor, order: int, *, transposed: bool = False) -> Tensor:
-    """``x · H`` for a Hadamard matrix H of that order, not normalized, whose first column is all ones.
+    """Return ``x · H`` for the Hadamard matrix H of that order, not normalized; its first column is all ones.
 
     Args:
         x: ``[…, order]``, float32 or float64.
-        order: One that `factors_of` knows.
+        order: An order with `factors_of`.
         transposed: Multiply by ``Hᵀ`` instead.
 
     Returns:
@@ -71,7 +71,7 @@ def transform(x: Tensor, order: int, *, transposed: bool = False) -> Tensor:
         right //= factor
         matrix = _matrix(factor, x.dtype, x.device)
         matrix = matrix.t() if transposed else matrix
-        # Multiplied from the side on which the rows of memory are long.
+        # The product is taken on the side with long contiguous rows.
         x = x.reshape(-1, factor) @ matrix if right == 1 else matrix.t() @ x.reshape(-1, factor, right)
     return x.reshape(shape).clone() if not factors else x.reshape(shape)
 
@@ -95,7 +95,7 @@ def _sylvester(order: int) -> Tensor:
 
 @cache
 def _odd_factors(odd: int, twos: int) -> tuple[tuple[int, ...] | None, ...]:
-    """Ways to write a multiple of ``odd`` with no more than ``twos`` for its power of two as constructible orders; the cheapest of each."""
+    """Return factorizations of ``odd`` times a power of two up to ``twos`` into constructible orders, the cheapest per first factor."""
     if odd == 1:
         return ((),)
     ways: list[tuple[int, ...] | None] = []
@@ -110,7 +110,7 @@ def _odd_factors(odd: int, twos: int) -> tuple[tuple[int, ...] | None, ...]:
 
 
 def _powers_of_two(order: int) -> tuple[int, ...]:
-    """As few factors as can be, as even as can be."""
+    """Return the fewest factors of a power of two up to `_RADIX`, of nearly equal size."""
     exponent, most = order.bit_length() - 1, _RADIX.bit_length() - 1
     count = -(-exponent // most)
     return tuple(2 ** (exponent // count + (i < exponent % count)) for i in range(count))
@@ -118,19 +118,19 @@ def _powers_of_two(order: int) -> tuple[int, ...]:
 
 @attrs.frozen(eq=False)
 class Rotation:
-    """An orthogonal matrix R, ``[width, width]``, of equal blocks on its diagonal: ``diag(signs) · H / √block``.
+    """A block-diagonal orthogonal matrix R, ``[width, width]``, with the blocks ``diag(signs) · H / √block``.
 
-    Where it keeps the mean, R is ``H · diag(signs) · Hᵀ / block`` instead, the signs of all first channels of blocks being +1. H maps the
-    first unit vector to ones, so R maps ones to ones: the mean over channels is what it was, and LayerNorm commutes with the rotation as
-    RMSNorm does with any. With random signs its entries are of size ``1 / √block``, as those of H are, though not all equal.
+    A rotation that keeps the mean has the blocks ``H · diag(signs) · Hᵀ / block``, with sign +1 for the first channel of each block. H maps
+    the first unit vector to ones, so R maps ones to ones: the mean over channels stays, and LayerNorm commutes with R, as RMSNorm does with
+    any rotation. With random signs its entries are of size ``1 / √block``, as those of ``H / √block`` are, but not all equal.
 
     Source: QuaRot (arXiv 2404.00456) for signs and blocks; the form that keeps the mean follows from the definition of LayerNorm.
 
     Attributes:
-        width: Of what is rotated.
+        width: Number of channels.
         block: Order of the Hadamard matrix; it divides the width.
         signs: ``[width]``, int8, each 1 or -1, on the CPU; None for +1 everywhere.
-        keeps_mean: Which of the two forms it has.
+        keeps_mean: Whether R keeps the mean over channels.
     """
 
     width: int
@@ -142,8 +142,8 @@ class Rotation:
         if self.block < 1 or self.width < 1 or self.width % self.block:
             raise ConfigError(f"a rotation of width {self.width} has no blocks of {self.block}; rotation_size must divide the width")
         if factors_of(self.block) is None:
-            cure = f"take {largest_order(self.block)}, which divides it"
-            raise ConfigError(f"rotation_size {self.block} is the order of no Hadamard matrix known here; {cure}")
+            fix = f"take {largest_order(self.block)}, which divides it"
+            raise ConfigError(f"rotation_size {self.block} is the order of no Hadamard matrix known here; {fix}")
         if self.signs is not None and tuple(self.signs.shape) != (self.width,):
             raise ConfigError(
                 f"a rotation of width {self.width} was given signs of shape {tuple(self.signs.shape)}; give one for each channel"
@@ -151,14 +151,14 @@ class Rotation:
 
     @classmethod
     def of(cls, width: int, size: int | None = None, seed: int | None = None, *, keeps_mean: bool = False) -> Self:
-        """One for a width.
+        """Return the rotation of a width.
 
         Args:
-            width: Of what is rotated, above 0.
-            size: Of its blocks; None for the largest possible, the width itself in most cases.
-            seed: For random signs, the same on every device; None for none. One that keeps the mean has some always, by seed 0 if none is
-                given: without, it would change nothing.
-            keeps_mean: See the class.
+            width: Number of channels, above 0.
+            size: Block size; None for the largest possible, usually the width.
+            seed: Seed of random signs, which are the same on every device; None for no signs. A rotation that keeps the mean uses seed 0 in
+                place of None: without signs it would be the identity.
+            keeps_mean: Whether the rotation keeps the mean over channels.
 
         Raises:
             ConfigError: ``size`` does not divide the width, or is the order of no Hadamard matrix known here.
@@ -172,14 +172,13 @@ class Rotation:
         return cls(width, block, drawn, keeps_mean)
 
     def apply(self, x: Tensor) -> Tensor:
-        """``x · R``, along the last axis.
+        """Return ``x · R`` along the last axis.
 
         Args:
             x: ``[…, width]``, of a floating dtype, on any device.
 
         Returns:
-            ``[…, width]``, a new tensor of that dtype, on that device. It is computed in float32, or float64 where ``x`` is, and rounded
-            once.
+            ``[…, width]``, a new tensor with the dtype and device of ``x``; computed in float32 (float64 if ``x`` is) and rounded once.
 
         Raises:
             ConfigError: The last axis has another size.
@@ -187,11 +186,11 @@ class Rotation:
         return self._product(x, transposed=False)
 
     def apply_transposed(self, x: Tensor) -> Tensor:
-        """``x · Rᵀ``, which undoes `apply`; otherwise like it."""
+        """Return ``x · Rᵀ``, the inverse of `apply`."""
         return self._product(x, transposed=True)
 
     def matrix(self) -> Tensor:
-        """R, ``[width, width]``, float64."""
+        """Return R, ``[width, width]``, float64."""
         return self.apply(torch.eye(self.width, dtype=torch.float64))
 
     def _product(self, x: Tensor, *, transposed: bool) -> Tensor:
@@ -199,12 +198,12 @@ class Rotation:
             raise ConfigError(f"a rotation of width {self.width} cannot be applied to a tensor of shape {tuple(x.shape)}")
         master = x.to(torch.float64 if x.dtype is torch.float64 else torch.float32)
         if self.keeps_mean:  # it is its own transpose
-            found = self._blocks(self._signed(self._blocks(master, transposed=False)), transposed=True) / self.block
+            product = self._blocks(self._signed(self._blocks(master, transposed=False)), transposed=True) / self.block
         elif transposed:
-            found = self._signed(self._blocks(master, transposed=True)) / self.block**0.5
+            product = self._signed(self._blocks(master, transposed=True)) / self.block**0.5
         else:
-            found = self._blocks(self._signed(master), transposed=False) / self.block**0.5
-        return found.to(x.dtype)
+            product = self._blocks(self._signed(master), transposed=False) / self.block**0.5
+        return product.to(x.dtype)
 
     def _signed(self, x: Tensor) -> Tensor:
         return x if self.signs is None else x * self.signs.to(device=x.device, dtype=x.dtype)
@@ -214,5 +213,5 @@ class Rotation:
 
 
 def rotate(x: Tensor, rotation: Rotation) -> Tensor:
-    """`Rotation.apply`, as a function."""
+    """Return ``x · R``; `Rotation.apply` as a function."""
     return rotation.apply(x)

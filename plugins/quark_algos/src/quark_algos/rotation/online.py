@@ -1,4 +1,4 @@
-"""Rotations that run with the model: of a layer's input, such as R4 before the MLP's output projection, undone in the layer's weight."""
+"""Online rotations of a layer's input, such as R4 before the MLP's output projection; the layer's weight has the inverse folded in."""
 
 from __future__ import annotations
 
@@ -16,19 +16,18 @@ __all__ = ["InputRotation", "install", "is_rotated", "rotate_input"]
 
 
 class InputRotation:
-    """A hook before a layer's forward: the layer gets ``x · R``, R of equal blocks ``M / √size``, M of +1 and -1, on its diagonal.
+    """A forward pre-hook that replaces a layer's input ``x`` by ``x · R``; R has the diagonal blocks ``M / √size``, M of +1 and -1.
 
-    All layers of a model that are rotated in blocks of one size share one of these, whatever their width. It is no module: a layer with it
-    has the children and tensors that it had, and is quantized like any other.
+    All layers of a model with the same block size share one instance, whatever their width. It is no module: the layer keeps its children
+    and tensors, and is quantized like any other.
 
     Args:
-        size: Of a block; order of a Hadamard matrix that is known here.
+        size: Block size; order of a known Hadamard matrix.
 
     Attributes:
-        transforms_input: As `quark.algorithms.input_is_transformed` wants it.
-        size: As given.
-        matrix: M, ``[size, size]``, float32, on any device, where it is another than that of
-            `quark_algos.rotation.online_matrix`; None otherwise.
+        transforms_input: Marks the hook for `quark.algorithms.input_is_transformed`.
+        size: Block size.
+        matrix: M, ``[size, size]``, float32, on any device, if it differs from that of `quark_algos.rotation.online_matrix`; else None.
 
     Raises:
         ConfigError: No Hadamard matrix of that order is known here.
@@ -42,24 +41,24 @@ class InputRotation:
         self.matrix: Tensor | None = None
 
     def apply(self, x: Tensor) -> Tensor:
-        """``x · R`` along the last axis, computed in float32, or float64 where ``x`` is, and rounded once.
+        """Return ``x · R`` along the last axis, computed in float32 (float64 if ``x`` is) and rounded once.
 
         Args:
             x: ``[…, width]``, of a floating dtype; the size divides the width.
 
         Returns:
-            A new tensor of that shape and dtype, on that device.
+            A new tensor with the shape, dtype and device of ``x``.
 
         Raises:
             ConfigError: The size does not divide the width.
         """
-        Rotation(x.shape[-1], self.size)  # sees that it fits
+        Rotation(x.shape[-1], self.size)  # raises if the size does not divide the width
         master = x.to(torch.float64 if x.dtype is torch.float64 else torch.float32).unflatten(-1, (-1, self.size))
-        found = product(master, self.size) if self.matrix is None else master @ self.matrix.to(device=x.device, dtype=master.dtype)
-        return (found / self.size**0.5).flatten(-2).to(x.dtype)
+        rotated = product(master, self.size) if self.matrix is None else master @ self.matrix.to(device=x.device, dtype=master.dtype)
+        return (rotated / self.size**0.5).flatten(-2).to(x.dtype)
 
     def __call__(self, layer: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
-        """As torch calls a forward pre-hook."""
+        """Rotate the first argument; signature of a torch forward pre-hook."""
         return (self.apply(args[0]), *args[1:])
 
     def __repr__(self) -> str:
@@ -68,13 +67,13 @@ class InputRotation:
 
 @torch.no_grad()
 def rotate_input(layer: nn.Module, rotation: InputRotation) -> None:
-    """Fold R into a layer's weight, and rotate its input by R from now on; the layer computes what it did.
+    """Fold R into a layer's weight and install the rotation of its input; the layer's output stays.
 
-    The weight is made anew, ``W · R``, computed in float32, or float64 where it is that, and rounded once.
+    A new weight, ``W · R``, is computed in float32 (float64 if it is float64) and rounded once.
 
     Args:
-        layer: A linear one, or one of those that keep the weight transposed.
-        rotation: Of a size that divides the width of the layer's input.
+        layer: A linear layer, or one with a transposed weight.
+        rotation: The rotation; its size divides the width of the layer's input.
 
     Raises:
         ConfigError: The layer's input is rotated already, or has a width that the size does not divide.
@@ -88,13 +87,13 @@ def rotate_input(layer: nn.Module, rotation: InputRotation) -> None:
 
 
 def install(layer: nn.Module, rotation: InputRotation) -> None:
-    """Rotate a layer's input from now on, and leave its weight as it is: it is that for a rotated input already.
+    """Install the rotation of a layer's input; the weight is already that for a rotated input.
 
-    The hook comes first, so that whatever else looks at the layer's input sees the rotated one.
+    The hook is the first, so that all other hooks see the rotated input.
     """
     layer.register_forward_pre_hook(rotation, prepend=True)
 
 
 def is_rotated(layer: nn.Module) -> bool:
-    """Whether a layer's input is rotated while the model runs."""
+    """Return whether a layer's input is rotated while the model runs."""
     return any(isinstance(hook, InputRotation) for hook in layer._forward_pre_hooks.values())

@@ -1,7 +1,7 @@
-"""The Hadamard matrices of rotations that run with the model, in the form in which AMD Quark 0.13 has them.
+"""The Hadamard matrices of online rotations, in the form of AMD Quark 0.13.
 
-Such a matrix is a small one times Sylvester's of a power of two, ``A ⊗ S``, where A has the least order that goes. AMD Quark 0.13 takes its
-own matrix for a whole layer, and not the one in the checkpoint; what it then computes is the same as long as its table and ours agree:
+A matrix is the Kronecker product of a small one and Sylvester's of a power of two, ``A ⊗ S``, with the smallest possible order of A. AMD
+Quark 0.13 uses its own matrix for a whole layer, not that of the checkpoint; the outputs are equal as long as its table and ours agree:
 they do for powers of two and for 2^k times 12, 20, 28, 36, 60, 108 and 140.
 """
 
@@ -18,11 +18,11 @@ from quark_algos.rotation.paley import as_published, has_order
 __all__ = ["base_order", "is_own", "matrix_of", "product"]
 
 _ROWS = 1024
-"""Of a matrix that are made at a time."""
+"""Rows of a matrix that are computed at a time, to bound memory."""
 
 
 def product(x: Tensor, size: int) -> Tensor:
-    """``x · M`` for the matrix M of that size, not normalized.
+    """Return ``x · M`` for the matrix M of that size, not normalized.
 
     Args:
         x: ``[…, size]``, float32 or float64.
@@ -32,7 +32,7 @@ def product(x: Tensor, size: int) -> Tensor:
         ``[…, size]``, a new tensor of the dtype of ``x``, on its device.
 
     Raises:
-        ConfigError: None of that order is known here.
+        ConfigError: No Hadamard matrix of that order is known here.
     """
     base = base_order(size)
     if base == 1 or base is None:
@@ -43,7 +43,7 @@ def product(x: Tensor, size: int) -> Tensor:
 
 @cache
 def base_order(size: int) -> int | None:
-    """Order of A; 1 where M is Sylvester's; None where M is a product of several small ones, in the order of `factors_of`."""
+    """Return the order of A; 1 if M is Sylvester's; None if M is a product of several small matrices, in the order of `factors_of`."""
     twos = size & -size
     odd = size // twos
     if odd == 1:
@@ -55,15 +55,15 @@ def base_order(size: int) -> int | None:
 
 
 def matrix_of(size: int) -> Tensor:
-    """M, ``[size, size]``, int8, each value 1 or -1, on the CPU; raises as `product`."""
-    made = torch.empty(size, size, dtype=torch.int8)
+    """Return M, ``[size, size]``, int8, each value 1 or -1, on the CPU; raises as `product`."""
+    matrix = torch.empty(size, size, dtype=torch.int8)
     for start in range(0, size, _ROWS):
-        made[start : start + _ROWS] = _rows(size, start, made.device)
-    return made
+        matrix[start : start + _ROWS] = _rows(size, start, matrix.device)
+    return matrix
 
 
 def is_own(matrix: Tensor) -> bool:
-    """Whether a matrix is `matrix_of` its size; compared part by part, so that no second one is made."""
+    """Return whether a matrix is `matrix_of` its size; compared in parts, so that memory for a second matrix is not needed."""
     size = len(matrix)
     parts = range(0, size, _ROWS)
     return factors_of(size) is not None and all(

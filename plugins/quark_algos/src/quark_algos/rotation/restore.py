@@ -1,4 +1,4 @@
-"""Rotations that run with the model, put back on a model of float structure when a checkpoint is read."""
+"""Restores online rotations on a float model when a checkpoint is read."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ __all__ = ["RestoreRotations"]
 
 
 class RestoreRotations:
-    """A `quark.checkpoint.restorers.Restorer`.
+    """The `quark.checkpoint.restorers.Restorer` of rotations.
 
     Args:
-        settings: A `RotationConfig`, as a checkpoint has it.
+        settings: The `RotationConfig` of a checkpoint.
 
     Raises:
-        UnsupportedError: The rotations were learnt, or inputs are scaled before they are rotated.
+        UnsupportedError: The rotations were learned, or inputs are scaled before they are rotated.
     """
 
     def __init__(self, settings: AlgoConfig) -> None:
@@ -68,7 +68,7 @@ class RestoreRotations:
         elif self._settings.online_r1_rotation and self._settings.r1:
             raise CheckpointError("the checkpoint was made with online_r1_rotation, and does not name the layers (online_rotation_layers)")
         elif self._settings.r4:
-            # By the last part of the name, as AMD Quark 0.13 finds them where no list says it.
+            # By the last part of the name, as AMD Quark 0.13 does without a list.
             for name, layer in model.named_modules():
                 kind = counts_as(layer)
                 if name.endswith("down_proj") and kind is not None and layer_config_for(config, name, kind).config is not None:

@@ -22,7 +22,7 @@ from quark_algos.rotation.choice import block_size, online_layers, rotate_heads,
 from quark_algos.rotation.config import OnlineRotationConfig, RotationConfig
 from quark_algos.rotation.hadamard import Rotation
 from quark_algos.rotation.online import InputRotation, rotate_input
-from quark_algos.rotation.user_stream import HandWritten, hand_written
+from quark_algos.rotation.user_stream import UserStream, user_stream
 
 __all__ = ["Rotate", "RotationRun"]
 
@@ -30,21 +30,21 @@ _SEEDS = {"r1": 0, "r2": 1}
 
 
 class Rotate:
-    """Rotates the residual stream (R1) and attention's values (R2); both are part of the weights afterwards, and cost nothing at run time.
+    """Rotates the residual stream (R1) and attention's values (R2) by folding, so that both cost nothing at run time.
 
-    Rotated while the model runs are queries and keys (R3), and inputs of layers: of those that close MLPs (R4), and of those that read the
-    residual stream, if R1 is asked for that way.
+    Queries and keys (R3) and the inputs of layers are rotated while the model runs: inputs of the MLPs' output projections (R4), and of the
+    layers that read the residual stream (``online_r1_rotation``). Source: QuaRot, arXiv 2404.00456; SpinQuant, arXiv 2405.16406.
 
-    Whether a rotation does good depends on the format: block formats such as MXFP4 live on blocks of like values, which a rotation of the
-    full width mixes. It cannot be taken back block by block, so it is tried on copies of the blocks before: where it does no good on
-    held-out tokens, the preset ``"best"`` leaves it out, and ``"reference"`` applies it, and both say by how much. Without calibration data
-    nothing can be tried, which is said in a warning.
+    Whether a rotation reduces the error depends on the format: block formats such as MXFP4 profit from blocks of similar values, which a
+    rotation of the full width mixes. A rotation cannot be undone block by block, so copies of the blocks are rotated first. If that does
+    not reduce the output error on held-out tokens, the preset ``"best"`` omits the rotation and ``"reference"`` applies it; both log the
+    errors. Without calibration data there is no validation, and a warning says so.
 
     Args:
         settings: A `RotationConfig`.
 
     Raises:
-        UnsupportedError: It asks for rotations that are learnt, or for inputs that are scaled before.
+        UnsupportedError: The settings ask for learned rotations, or for input scales before a rotation.
     """
 
     needs: ClassVar[Sequence[type[Statistic]]] = ()
@@ -61,21 +61,21 @@ class Rotate:
 
     def resolve_for_model(self, model: nn.Module, plan: QuantPlan) -> ResolvedSettings:
         """Name the layers whose inputs are rotated, and omit R3 where it changes nothing; see `quark.algorithms.ResolvesForModel`."""
-        asked, shapes = self._settings, {row.name: row.shape for row in plan.rows}
-        names = online_layers(asked, model, plan)
-        sizes = {block_size(asked, name, shapes[name][1]) for name in names}
-        heads = rotated_attentions(model, plan.attentions, plan.rows) if asked.r3 else {}
-        online = attrs.evolve(asked.online_config or OnlineRotationConfig(shared_parallel=False), online_rotation_layers=list(names))
-        settings = attrs.evolve(asked, r3=bool(heads), r4=asked.r4 and bool(names), online_config=online if names else None)
+        requested, shapes = self._settings, {row.name: row.shape for row in plan.rows}
+        names = online_layers(requested, model, plan)
+        sizes = {block_size(requested, name, shapes[name][1]) for name in names}
+        heads = rotated_attentions(model, plan.attentions, plan.rows) if requested.r3 else {}
+        online = attrs.evolve(requested.online_config or OnlineRotationConfig(shared_parallel=False), online_rotation_layers=list(names))
+        settings = attrs.evolve(requested, r3=bool(heads), r4=requested.r4 and bool(names), online_config=online if names else None)
         notes = []
         if names:
             blocks = ", ".join(str(size) for size in sorted(sizes))
             notes.append(f"inputs of {len(names)} layers are rotated while the model runs, in blocks of {blocks}: {folded(names)}")
-        elif asked.r4:
+        elif requested.r4:
             notes.append("r4 is left out: no layer that closes an MLP is going to be quantized")
         if heads:
             notes.append(f"queries and keys of {len(heads)} attention modules are rotated while the model runs")
-        elif asked.r3:
+        elif requested.r3:
             notes.append("r3 is left out: no keys are quantized after the rotary embedding (kv_cache_post_rope)")
         return ResolvedSettings(settings, tuple(notes))
 
@@ -85,37 +85,39 @@ class Rotate:
         return RotationRun(self._settings, model, plan, plan.architecture)
 
     def accepts(self, validation: Validation | None) -> bool:
-        """Return whether to rotate: where that makes the error smaller, or cannot be told, or the preset is "reference"."""
+        """Return whether to rotate: if the output error falls, if there is no validation, or if the preset is "reference"."""
         if validation is None:
             get_logger(__name__).warning(
-                "The model is rotated, and nothing judges whether that does good: with calibration data it would be tried before. Compare "
-                "with a run without rotation, above all for formats whose blocks share a scale."
+                "The model is rotated without validation, since there is no calibration data. Compare the result with "
+                "a run without rotation, above all for formats whose blocks share a scale."
             )
             return True
         if validation.is_improvement:
             return True
         is_accepted = self._settings.preset == "reference"
         errors = f"{validation.before:.2g} to {validation.after:.2g}, standard error {validation.standard_error:.1g}"
-        done = "it is applied, since preset='reference' asks for it" if is_accepted else "it is left out; preset='reference' would apply it"
+        outcome = (
+            "it is applied, since preset='reference' asks for it" if is_accepted else "it is left out; preset='reference' would apply it"
+        )
         get_logger(__name__).warning(
-            f"Rotation does no good here: on {validation.tokens} held-out tokens it makes the error of blocks rounded to nearest "
-            f"{validation.factor:.2f} times as large ({errors}), so {done}."
+            f"Rotation does not reduce the output error: on {validation.tokens} held-out tokens it makes the error of blocks rounded to "
+            f"nearest {validation.factor:.2f} times as large ({errors}), so {outcome}."
         )
         return is_accepted
 
     def rounding(self) -> Rounding | None:
-        """Round-to-nearest."""
+        """Return None: weights are rounded to nearest if no rounding is configured."""
         return None
 
 
 class RotationRun:
-    """The rotations of one model.
+    """The run of rotations on one model.
 
     Args:
-        settings: As they hold for the model.
-        model: Not rotated yet.
-        plan: Of the run.
-        architecture: Facts about the model's family.
+        settings: Settings, resolved for the model.
+        model: The model before rotation.
+        plan: Plan of the run.
+        architecture: Architecture of the model.
 
     Raises:
         ConfigError, UnsupportedError: The model cannot be rotated as the settings say.
@@ -129,11 +131,11 @@ class RotationRun:
         self._settings = settings
         self._plan = plan
         self._architecture = architecture
-        self._by_hand: HandWritten | None = None
+        self._user_stream: UserStream | None = None
         self._r1: Rotation | None = None
         if settings.r1 and not settings.online_r1_rotation:
-            self._by_hand = hand_written(settings, model, architecture, width)
-            facts = architecture if self._by_hand is None else self._by_hand.facts
+            self._user_stream = user_stream(settings, model, architecture, width)
+            facts = architecture if self._user_stream is None else self._user_stream.facts
             self._r1 = folding.r1_of(width, facts, settings.rotation_size, _SEEDS["r1"] if settings.random_r1 else None)
         self._online: dict[str, InputRotation] = {}
         rotations: dict[int, InputRotation] = {}
@@ -143,25 +145,25 @@ class RotationRun:
             self._online[name] = rotations.setdefault(size, InputRotation(size))
 
     def transformed_stream(self, x: Tensor) -> Tensor:
-        """Return the residual stream of the rotated model, ``x`` of the model as it was."""
+        """Return the rotated model's residual stream for the stream ``x`` of the original model."""
         return x if self._r1 is None else self._r1.apply(x)
 
     def apply_global(self, model: nn.Module) -> None:
-        """Rotate embeddings and head, which gets a weight of its own; get ready what runs with the model."""
+        """Rotate embeddings and head, which is untied; register the rotations of queries and keys and the matrices of online rotations."""
         if self._settings.r3:
             rotate_heads(model, rotated_attentions(model, self._plan.attentions, self._plan.rows))
         stored.keep(model, {rotation.size for rotation in self._online.values()})
         if self._r1 is not None:
-            by_hand = self._by_hand
-            facts, stream = (self._architecture, None) if by_hand is None else (by_hand.facts, by_hand.outside.of(model))
+            user = self._user_stream
+            facts, stream = (self._architecture, None) if user is None else (user.facts, user.outside.resolve(model))
             folding.outside(model, facts, self._r1, stream)
 
     @torch.no_grad()
     def apply(self, block: BlockContext) -> Mapping[str, Metrics]:
-        """Rotate one block; reports what is rotated."""
-        by_hand = self._by_hand
+        """Rotate one block; return which rotations were applied."""
+        user = self._user_stream
         if self._r1 is not None:
-            facts, stream = (block.architecture, None) if by_hand is None else (by_hand.facts, by_hand.blocks[block.name].of(block.module))
+            facts, stream = (block.architecture, None) if user is None else (user.facts, user.blocks[block.name].resolve(block.module))
             folding.block(block.module, facts, self._r1, stream)
         metrics = self._rotate_inputs(block)
         if not self._settings.r2:
@@ -169,11 +171,11 @@ class RotationRun:
         value = block.architecture.attention_value
         width = None if value is None else int(getattr(block.module.get_submodule(value), "out_features", 0))
         reason = self._rotate_values(block, width)
-        said: Metrics = {"r1": self._settings.r1, "r2": reason is None, **({} if reason is None else {"r2_reason": reason})}
-        return metrics | {block.name: said}
+        metrics_of_block: Metrics = {"r1": self._settings.r1, "r2": reason is None, **({} if reason is None else {"r2_reason": reason})}
+        return metrics | {block.name: metrics_of_block}
 
     def _rotate_inputs(self, block: BlockContext) -> dict[str, Metrics]:
-        """R4, and R1 online; the size of the rotation by full name of a layer."""
+        """Rotate the inputs of the block's layers (R4, R1 online); return the rotation size by full name of the layer."""
         prefix = f"{block.name}." if block.name else ""
         inside = {name: rotation for name, rotation in self._online.items() if name.startswith(prefix)}
         for name, rotation in inside.items():
@@ -181,7 +183,7 @@ class RotationRun:
         return {name: {"input_rotation": rotation.size} for name, rotation in inside.items()}
 
     def _rotate_values(self, block: BlockContext, width: int | None) -> str | None:
-        """R2; the reason why not, where that is so."""
+        """Fold R2 into a block; return the reason if it cannot be folded, else None."""
         output = block.architecture.attention_output
         if not width or output is None:
             return "attention has no projection of values alone"

@@ -1,4 +1,4 @@
-"""The residual stream as ``scaling_layers`` of a rotation have it, written by hand; names are found in the model, and checked."""
+"""User stream: the residual stream as a rotation's ``scaling_layers`` describe it; names are resolved in the model and checked."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ from quark_algos.rotation.config import RotationConfig
 from quark_algos.rotation.norm_form import with_form_of
 from quark_algos.rotation.residual_stream import Reading, Stream, matching
 
-__all__ = ["PARTS", "Entry", "HandWritten", "Names", "entries_of", "hand_written"]
+__all__ = ["PARTS", "Entry", "Names", "UserStream", "entries_of", "user_stream"]
 
 PARTS = ("first_layer", "middle_layers", "last_layer")
-"""Of ``scaling_layers``: what counts for the first block, for each of the others, and once more for the last."""
+"""Keys of ``scaling_layers``: entries of the first block, of each other block, and additional entries of the last block."""
 
 _KEYS, _ONLINE = ("prev_modules", "norm_module", "next_modules"), "target_modules"
 
 
 @attrs.frozen
 class Entry:
-    """One entry, as documented: full names, in which ``layer_id`` stands for a block's number and ``pre_layer_id`` for the one before.
+    """One entry of ``scaling_layers``: full names, with ``layer_id`` for a block's number and ``pre_layer_id`` for the number before.
 
     Attributes:
-        where: Which entry it is, for messages.
-        writers: What writes to the residual stream; a star stands for one part of a name.
-        norm: Through which it is read.
-        readers: What reads it through that norm; stars likewise.
+        where: Which entry it is, for error messages.
+        writers: Names of the layers that write to the residual stream; a star matches one part of a name.
+        norm: Name of the norm through which the stream is read.
+        readers: Names of the layers that read the stream through the norm; a star matches one part of a name.
     """
 
     where: str
@@ -44,7 +44,7 @@ class Entry:
 
     @classmethod
     def read(cls, where: str, entry: Any) -> Entry:
-        """Of the documented dict; raises ConfigError for anything else."""
+        """Return the entry of a dict in AMD Quark's form; raises ConfigError if it has another form."""
         if not isinstance(entry, Mapping) or any(key not in entry for key in _KEYS):
             raise ConfigError(f"rotation, {where}: an entry is a dict with {', '.join(_KEYS)}, and this one is {entry!r}")
         for key in entry:
@@ -61,59 +61,59 @@ class Entry:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All that it names."""
+        """All names of the entry."""
         return (*self.writers, self.norm, *self.readers)
 
 
 def entries_of(scaling_layers: Any) -> dict[str, tuple[Entry, ...]]:
-    """Read ``scaling_layers`` of a rotation.
+    """Return the entries of a rotation's ``scaling_layers``, by part.
 
     Args:
-        scaling_layers: As documented, a dict with `PARTS`; what is empty says nothing.
+        scaling_layers: A dict with the keys `PARTS`, as in AMD Quark.
 
     Returns:
-        The entries by part; none where nothing is said.
+        The entries by part; ``{}`` if ``scaling_layers`` is empty or all its parts are.
 
     Raises:
-        ConfigError: It has another form.
+        ConfigError: ``scaling_layers`` has another form.
     """
     if not scaling_layers or (isinstance(scaling_layers, Mapping) and not any(scaling_layers.values())):
         return {}
     if not isinstance(scaling_layers, Mapping) or set(scaling_layers) != set(PARTS):
         has = f"has {', '.join(map(str, scaling_layers))}" if isinstance(scaling_layers, Mapping) else "is a list"
         raise ConfigError(
-            f"scaling_layers of a rotation are a dict with {', '.join(PARTS)}, each a list, and this {has}. Leave them empty to have what "
-            "the model's family has"
+            f"scaling_layers of a rotation are a dict with {', '.join(PARTS)}, each a list, and this {has}. Leave them empty to use "
+            "those of the model's architecture"
         )
     return {part: tuple(Entry.read(f"{part}[{i}]", entry) for i, entry in enumerate(scaling_layers[part])) for part in PARTS}
 
 
 @attrs.frozen
 class Names:
-    """What touches the stream in one place, a block or all around the blocks, by names relative to it.
+    """Names of the modules that touch the stream, in one block (relative to it) or outside the blocks (full names).
 
     Attributes:
-        writers: Of projections and embeddings.
-        readings: Of norms, each with those of its readers.
+        writers: Names of projections and embeddings that write to the stream.
+        readings: Names of readers by the name of their norm.
     """
 
     writers: tuple[str, ...]
     readings: Mapping[str, tuple[str, ...]]
 
-    def of(self, place: nn.Module) -> Stream:
-        """The modules themselves."""
-        readings = (Reading(norm, place.get_submodule(norm), matching(place, readers)) for norm, readers in self.readings.items())
-        return Stream(matching(place, self.writers), tuple(readings))
+    def resolve(self, module: nn.Module) -> Stream:
+        """Return the modules with these names in a block, or in the model."""
+        readings = (Reading(norm, module.get_submodule(norm), matching(module, readers)) for norm, readers in self.readings.items())
+        return Stream(matching(module, self.writers), tuple(readings))
 
 
 @attrs.frozen(eq=False)
-class HandWritten:
-    """The residual stream of one model.
+class UserStream:
+    """The residual stream of one model, as the user describes it.
 
     Attributes:
-        facts: About the family; where they do not tell what its norms compute, that is found by trying.
-        outside: All around the blocks.
-        blocks: By full name of a block.
+        facts: Architecture of the model; the form of its norms, if the architecture does not say it, is measured on the norms.
+        outside: Names outside the blocks.
+        blocks: Names in each block, by full name of the block.
     """
 
     facts: Architecture
@@ -121,22 +121,22 @@ class HandWritten:
     blocks: Mapping[str, Names]
 
 
-def hand_written(settings: RotationConfig, model: nn.Module, facts: Architecture, width: int) -> HandWritten | None:
-    """What ``scaling_layers`` say about a model, if that is anything else than the family's facts say.
+def user_stream(settings: RotationConfig, model: nn.Module, facts: Architecture, width: int) -> UserStream | None:
+    """Return the residual stream that ``scaling_layers`` describe; None if they are empty or equal to those of the architecture.
 
-    Where the facts name all that writes to the residual stream or reads it, none of these may be left out. Where they do not, in a family
-    that nothing is known of but where its blocks are, what is written is taken as it is.
+    If the architecture names all modules that write to the residual stream or read it, ``scaling_layers`` must name all of them too. If it
+    does not, as for a model without a template, ``scaling_layers`` are used unchecked.
 
     Args:
-        settings: Those of the rotation.
+        settings: Settings of the rotation.
         model: The whole model; norms have their weights.
-        facts: About its family.
-        width: Of the residual stream.
+        facts: Architecture of the model.
+        width: Channels of the residual stream.
 
     Raises:
-        ConfigError: The form is not the documented one; a name is nowhere in the model; a module that touches the stream is left out, is
-            read through another norm, or does not fit.
-        UnsupportedError: The family cannot be rotated; or its blocks, or what its norms compute, are not known.
+        ConfigError: ``scaling_layers`` have another form than AMD Quark's; a name is nowhere in the model; a module that touches the stream
+            is left out, is read through another norm, or has another width.
+        UnsupportedError: The architecture cannot be rotated; or its blocks or the form of its norms are not known.
     """
     entries = entries_of(settings.scaling_layers)
     derived = RotationConfig.for_architecture(facts)
@@ -144,91 +144,90 @@ def hand_written(settings: RotationConfig, model: nn.Module, facts: Architecture
         return None
     is_known = known_in_full(facts)
     if facts.decoder_blocks is None:
-        raise UnsupportedError(f"{facts.model_type} cannot be rotated: where its decoder blocks are is not known; register a template")
+        raise UnsupportedError(f"{facts.model_type} cannot be rotated: its decoder blocks are not known; register a template")
     reader = _Reader(model, facts.decoder_blocks)
     usual = entries_of(derived.scaling_layers) if derived is not None else {}
     reader.read(entries, frozenset(chain.from_iterable(e.names for e in chain.from_iterable(usual.values()))))
-    places = {name: (model.get_submodule(name), names) for name, names in reader.by_place().items()}
-    streams = {name: names.of(place) for name, (place, names) in places.items()}
+    names_by_block = reader.names_by_block()
+    streams = {block: names.resolve(model.get_submodule(block)) for block, names in names_by_block.items()}
     see_shapes(streams, width)
     if is_known:
         see_closed(model, facts, streams)
     else:
         facts = with_form_of(facts, [(f"{name}.{r.name}".lstrip("."), r.norm) for name, s in streams.items() for r in s.readings], width)
-    found = reader.by_place()
-    return HandWritten(facts, found.pop(""), found)
+    return UserStream(facts, names_by_block.pop(""), names_by_block)
 
 
 class _Reader:
-    """Sorts what entries name by the place where it is: ``""`` outside the blocks, or the full name of a block."""
+    """Collects the names of entries by block: by the full name of a block, or ``""`` for names outside the blocks."""
 
     def __init__(self, model: nn.Module, blocks: str) -> None:
         self._model = model
         self._blocks = blocks
         self._numbers = range(len(list(model.get_submodule(blocks).children())))
-        self._writers: dict[str, dict[str, None]] = {place: {} for place in ("", *(f"{blocks}.{i}" for i in self._numbers))}
-        self._norm_of: dict[str, dict[str, str]] = {place: {} for place in self._writers}
+        self._writers: dict[str, dict[str, None]] = {block: {} for block in ("", *(f"{blocks}.{i}" for i in self._numbers))}
+        self._norm_of: dict[str, dict[str, str]] = {block: {} for block in self._writers}
         self._unread: dict[tuple[str, str], Entry] = {}
 
     def read(self, entries: Mapping[str, Sequence[Entry]], usual: frozenset[str]) -> None:
-        """Take in all entries; names in ``usual`` need not be in the model, since not every model of a family has all of them."""
+        """Add all entries; names in ``usual`` may be missing, since not every model of an architecture has all its modules."""
         only_first = len(self._numbers) == 1
-        for entry in chain.from_iterable(found for part, found in entries.items() if not (only_first and part == "middle_layers")):
+        for entry in chain.from_iterable(of_part for part, of_part in entries.items() if not (only_first and part == "middle_layers")):
             for template in entry.names:
-                if template not in usual and not any(True for i in self._numbers for _ in self._found(template, i)):
+                if template not in usual and not any(True for i in self._numbers for _ in self._matches(template, i)):
                     raise ConfigError(f"rotation, {entry.where}: no block of this model has '{template}'{self._hint(template)}")
         last = self._numbers[-1]
         for i in self._numbers:
             here = (*entries["middle_layers" if i else "first_layer"], *(entries["last_layer"] if i == last else ()))
             for entry in here:
-                self._take(entry, i)
-        for (place, name), entry in self._unread.items():
-            if name not in self._norm_of[place]:
-                raise ConfigError(f"rotation, {entry.where}: '{_full(place, name)}' is there, but its norm, '{entry.norm}', is not")
+                self._add(entry, i)
+        for (block, name), entry in self._unread.items():
+            if name not in self._norm_of[block]:
+                raise ConfigError(f"rotation, {entry.where}: the model has '{_full(block, name)}', but not its norm '{entry.norm}'")
 
-    def by_place(self) -> dict[str, Names]:
-        """What was found, in the order of the places."""
-        made = {}
-        for place, writers in self._writers.items():
+    def names_by_block(self) -> dict[str, Names]:
+        """Return the names outside the blocks (``""``) and in each block, in the order of the blocks."""
+        by_block = {}
+        for block, writers in self._writers.items():
             readings: dict[str, list[str]] = {}
-            for reader, norm in self._norm_of[place].items():
+            for reader, norm in self._norm_of[block].items():
                 readings.setdefault(norm, []).append(reader)
-            made[place] = Names(tuple(writers), {norm: tuple(readers) for norm, readers in readings.items()})
-        return made
+            by_block[block] = Names(tuple(writers), {norm: tuple(readers) for norm, readers in readings.items()})
+        return by_block
 
-    def _take(self, entry: Entry, number: int) -> None:
+    def _add(self, entry: Entry, number: int) -> None:
         for template in entry.writers:
-            for place, name in self._found(template, number):
-                self._writers[place][name] = None
-        norms = list(self._found(entry.norm, number))
-        for place, name in chain.from_iterable(self._found(template, number) for template in entry.readers):
+            for block, name in self._matches(template, number):
+                self._writers[block][name] = None
+        norms = list(self._matches(entry.norm, number))
+        for block, name in chain.from_iterable(self._matches(template, number) for template in entry.readers):
             if not norms:
-                self._unread[place, name] = entry
+                self._unread[block, name] = entry
                 continue
-            ((at, norm),) = norms
-            if at != place:
+            ((block_of_norm, norm),) = norms
+            if block_of_norm != block:
                 raise UnsupportedError(
-                    f"rotation, {entry.where}: '{_full(place, name)}' and its norm '{_full(at, norm)}' are not in the same block; what is "
-                    "between blocks cannot be rotated"
+                    f"rotation, {entry.where}: '{_full(block, name)}' and its norm '{_full(block_of_norm, norm)}' are not in "
+                    "the same block; layers between blocks cannot be rotated"
                 )
-            other = self._norm_of[place].setdefault(name, norm)
+            other = self._norm_of[block].setdefault(name, norm)
             if other != norm:
                 raise ConfigError(
-                    f"rotation, {entry.where}: '{_full(place, name)}' reads through '{norm}', and elsewhere through '{other}'"
+                    f"rotation, {entry.where}: '{_full(block, name)}' reads through '{norm}', but in another entry through '{other}'"
                 )
 
-    def _found(self, template: str, number: int) -> Iterator[tuple[str, str]]:
-        """Places and relative names of the modules that a name means in a block."""
+    def _matches(self, template: str, number: int) -> Iterator[tuple[str, str]]:
+        """Yield block and relative name of the modules that a name matches for a block's number."""
         name = template.replace("pre_layer_id", str(number - 1)).replace("layer_id", str(number))
         inside = name.removeprefix(f"{self._blocks}.")
         first, _, relative = inside.partition(".")
         if inside == name or not relative:
-            yield from (("", found) for found in matching(self._model, (name,)))
+            yield from (("", full) for full in matching(self._model, (name,)))
             return
-        place = f"{self._blocks}.{first}"
-        block = submodule(self._model, place)
-        if block is not None:
-            yield from ((place, found) for found in matching(block, (relative,)))
+        block = f"{self._blocks}.{first}"
+        module = submodule(self._model, block)
+        if module is not None:
+            yield from ((block, match) for match in matching(module, (relative,)))
 
     def _hint(self, template: str) -> str:
         known = {name for name, _ in self._model.named_modules()}
@@ -238,5 +237,5 @@ class _Reader:
         return f"; the closest name is '{near}'" if near else ""
 
 
-def _full(place: str, name: str) -> str:
-    return f"{place}.{name}" if place else name
+def _full(block: str, name: str) -> str:
+    return f"{block}.{name}" if block else name

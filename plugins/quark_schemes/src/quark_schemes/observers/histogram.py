@@ -1,8 +1,8 @@
 """Histograms that merge exactly: the statistic of observers with one range per tensor.
 
-Bins are ``2^k / BINS`` wide on either side of 0, where ``2^k`` is the smallest power of two above every magnitude seen; zeros are counted
-by themselves. When ``k`` grows, neighbouring bins merge pairwise, edge on edge. So the counts depend on the data alone, not on their order
-nor on how they were split: merging two histograms equals having filled one with both data sets, bit for bit.
+Bins on either side of 0 have the width ``2^k / BINS``, where ``2^k`` is the smallest power of two above every observed magnitude; zeros
+have a bin of their own. When ``k`` grows, neighbouring bins merge pairwise, so that edges stay edges. The counts therefore depend on
+the data only, not on order or batches: merging two histograms gives the same counts as filling one with both data sets, bit for bit.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from quark.quantizers import TILE_ELEMENTS
 __all__ = ["BINS", "Distribution", "Histogram"]
 
 BINS = 1 << 13
-"""Bins on either side of 0; a power of two. The largest magnitude lies in the upper half of its side: a bin is at most 1/4096 of it."""
+"""Bins on either side of 0; a power of two. The largest magnitude is in the upper half of its side, so a bin is at most 1/4096 of it."""
 
 _LOG_BINS = BINS.bit_length() - 1
 _SMALLEST_EXPONENT = -100  # below, the factor from values to bins would overflow float32; such values share the bins next to 0
@@ -26,12 +26,12 @@ _SMALLEST_EXPONENT = -100  # below, the factor from values to bins would overflo
 
 @attrs.frozen(eq=False)
 class Distribution:
-    """The bins that hold any values, ascending; none reaches beyond the values themselves.
+    """The non-empty bins of a histogram, ascending; the outer edges are clipped to the smallest and largest value.
 
     Attributes:
-        left, right: Edges, float64 ``[bins]``; the zeros' own bin has no width.
-        counts: Values in each, int64 ``[bins]``.
-        low, high: The smallest and the largest value; of magnitudes on both sides of 0, ``low`` is the left edge of the first bin.
+        left, right: Edges, float64 ``[bins]``; the bin of zeros has width 0.
+        counts: Number of values in each bin, int64 ``[bins]``.
+        low, high: Smallest and largest value; for magnitudes of values on both sides of 0, ``low`` is the left edge of the first bin.
     """
 
     left: Tensor
@@ -42,27 +42,27 @@ class Distribution:
 
     @property
     def centres(self) -> Tensor:
-        """The middle of each bin, float64 ``[bins]``."""
+        """Centre of each bin, float64 ``[bins]``."""
         return (self.left + self.right) / 2
 
     def quantile(self, fraction: float) -> float:
-        """The value below which a share ``fraction``, 0 to 1, of the values lies; within a bin's width of ``torch.quantile``.
+        """Return the quantile ``fraction``, 0 to 1, of the values; within a bin's width of ``torch.quantile``.
 
-        Between two values that follow each other the result is interpolated, as there; where in its bin a value lies is interpolated too.
+        The result is interpolated between neighbouring values, as in torch, and the position of a value in its bin is interpolated too.
         """
         rank = fraction * (int(self.counts.sum()) - 1)
         below = math.floor(rank)
         return self._ranked(below) * (1 - (rank - below)) + self._ranked(math.ceil(rank)) * (rank - below)
 
     def _ranked(self, rank: int) -> float:
-        """The value of that rank, counted from 0 in ascending order."""
+        """Return the value of a rank, counted from 0 in ascending order."""
         until = self.counts.cumsum(0)
         if rank in (0, int(until[-1]) - 1):
             return self.high if rank else self.low
-        place = int(torch.searchsorted(until, rank, right=True))
-        count = int(self.counts[place])
-        within = (rank - (int(until[place]) - count) + 0.5) / count
-        left, right = float(self.left[place]), float(self.right[place])
+        index = int(torch.searchsorted(until, rank, right=True))
+        count = int(self.counts[index])
+        within = (rank - (int(until[index]) - count) + 0.5) / count
+        left, right = float(self.left[index]), float(self.right[index])
         return left + (right - left) * within
 
 
@@ -70,8 +70,7 @@ class Histogram:
     """Counts of values in bins, and the exact smallest and largest value.
 
     Attributes:
-        low, high: Float32 ``[]`` on the CPU; None before anything was seen. NaN and Inf stay in them, and what was seen together with such
-            values is not counted.
+        low, high: Float32 ``[]`` on the CPU; None before the first value. They keep NaN and Inf; tensors with such values are not counted.
     """
 
     def __init__(self) -> None:
@@ -82,7 +81,7 @@ class Histogram:
 
     @property
     def device(self) -> torch.device:
-        """The device of the counts, which is that of the data."""
+        """Device of the counts, which is that of the data."""
         return torch.device("cpu") if self._counts is None else self._counts.device
 
     @property
@@ -103,7 +102,7 @@ class Histogram:
         values = x.reshape(-1)
         for start in range(0, values.numel(), TILE_ELEMENTS):
             tile = values[start : start + TILE_ELEMENTS].float()
-            # Conversion truncates towards 0, so that a bin begins at its edge nearer to 0; the sign leaves index 0 to the zeros.
+            # Conversion truncates towards 0, so that a bin includes its edge nearer to 0; the sign reserves index 0 for zeros.
             index = (tile * bins_per_unit).to(torch.int32).add_(tile.sign().to(torch.int32)).add_(BINS)
             counts += torch.bincount(index, minlength=2 * BINS + 1)
 
@@ -113,11 +112,11 @@ class Histogram:
             return
         self._widen(other.low, other.high)
         if other._counts is not None:
-            mine = self._grown(other._exponent, other._counts.device)
-            mine += _rebinned(other._counts, self._exponent - other._exponent).to(mine.device)
+            counts = self._grown(other._exponent, other._counts.device)
+            counts += _rebinned(other._counts, self._exponent - other._exponent).to(counts.device)
 
     def distribution(self, *, magnitudes: bool = False) -> Distribution:
-        """The distribution of the values observed, or of their magnitudes; `is_finite` holds."""
+        """Return the distribution of the observed values, or of their magnitudes; requires `is_finite`."""
         assert self.low is not None
         assert self.high is not None
         assert self._counts is not None
@@ -140,7 +139,7 @@ class Histogram:
         self.high = high if self.high is None else torch.maximum(self.high, high)
 
     def _grown(self, exponent: int, device: torch.device) -> Tensor:
-        """The counts, with bins wide enough for magnitudes below ``2^exponent``; to be added to in place."""
+        """Return the counts, rebinned for magnitudes below ``2^exponent``; the caller adds to them in place."""
         if self._counts is None:
             self._counts = torch.zeros(2 * BINS + 1, dtype=torch.int64, device=device)
         if exponent > self._exponent:
@@ -150,15 +149,15 @@ class Histogram:
 
 
 def _exponent_above(magnitude: float) -> int:
-    """The smallest ``k``, not below `_SMALLEST_EXPONENT`, with ``magnitude < 2^k``."""
+    """Return the smallest ``k``, not below `_SMALLEST_EXPONENT`, with ``magnitude < 2^k``."""
     return max(math.frexp(magnitude)[1], _SMALLEST_EXPONENT) if magnitude else _SMALLEST_EXPONENT
 
 
 def _rebinned(counts: Tensor, doublings: int) -> Tensor:
-    """The counts in bins ``2^doublings`` times as wide."""
+    """Return the counts in bins that are ``2^doublings`` times as wide."""
     if doublings == 0:
         return counts
     offset = torch.arange(-BINS, BINS + 1, device=counts.device)
-    # A shift beyond all bins of a side changes nothing more, and shifts of 64 and more are undefined.
-    place = offset.sign() * ((offset.abs().sub_(1) >> min(doublings, _LOG_BINS)) + 1)
-    return torch.zeros_like(counts).index_add_(0, place + BINS, counts)
+    # Shifts beyond the bins of a side have no further effect, and shifts by 64 or more are undefined.
+    index = offset.sign() * ((offset.abs().sub_(1) >> min(doublings, _LOG_BINS)) + 1)
+    return torch.zeros_like(counts).index_add_(0, index + BINS, counts)

@@ -19,7 +19,7 @@ __all__ = ["HistogramObserver", "options_error"]
 
 
 def options_error(observer: str, spec: QTensorConfig, known: Collection[str] = ()) -> str | None:
-    """Why an observer with the options ``known`` cannot use those of the spec, and the fix; None where it can."""
+    """Return why an observer with the options ``known`` cannot use those of the spec, and the fix; None if it can."""
     unknown = [name for name, _ in spec.observer_options if name not in known]
     if not unknown:
         return None
@@ -28,7 +28,7 @@ def options_error(observer: str, spec: QTensorConfig, known: Collection[str] = (
 
 
 class HistogramObserver(Observer):
-    """Fills a histogram; subclasses choose the range. Merging is exact."""
+    """Fills a histogram, from which subclasses choose the range; merging is exact."""
 
     options: ClassVar[tuple[str, ...]] = ()
 
@@ -48,15 +48,15 @@ class HistogramObserver(Observer):
         self._histogram.observe(x.detach())
 
     def range(self) -> tuple[Tensor, Tensor]:
-        seen = self._histogram
-        if seen.low is None or seen.high is None:
+        histogram = self._histogram
+        if histogram.low is None or histogram.high is None:
             raise CalibrationError("nothing was observed, so there is no range: run calibration data through the layer")
-        if not seen.is_finite:
-            return seen.low.to(seen.device), seen.high.to(seen.device)
+        if not histogram.is_finite:
+            return histogram.low.to(histogram.device), histogram.high.to(histogram.device)
         if self._chosen is None:
-            # Cached: a search takes long.
-            low, high = self._choose(seen)
-            self._chosen = (_scalar(low, seen.device), _scalar(high, seen.device))
+            # Cached, since a search is slow.
+            low, high = self._choose(histogram)
+            self._chosen = (_scalar(low, histogram.device), _scalar(high, histogram.device))
         return self._chosen
 
     def merge(self, other: Observer) -> None:
@@ -65,12 +65,12 @@ class HistogramObserver(Observer):
 
     @property
     def is_symmetric(self) -> bool:
-        """Whether ranges lie evenly about 0: formats without a zero point need not say so."""
+        """Whether ranges are symmetric about 0; also true for formats without a zero point, whose specs may leave ``symmetric`` open."""
         return self.spec.symmetric is not False
 
     @abstractmethod
-    def _choose(self, seen: Histogram) -> tuple[Tensor | float, Tensor | float]:
-        """Low and high, one value each. Called only if values were observed, all of them finite."""
+    def _choose(self, histogram: Histogram) -> tuple[Tensor | float, Tensor | float]:
+        """Return low and high, one value each; called only if values were observed and all are finite."""
 
 
 def _scalar(value: Tensor | float, device: torch.device) -> Tensor:

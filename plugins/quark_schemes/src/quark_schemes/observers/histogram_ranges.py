@@ -1,6 +1,6 @@
-"""Histogram observers that narrow the range from both ends, bin by bin, to where the expected squared error is least.
+"""Histogram observers that narrow the range from both ends, bin by bin, to the smallest expected squared error.
 
-Source: PyTorch's ``HistogramObserver`` for the idea: a clipped value costs its squared distance to the range, any other a rounding error.
+Source: PyTorch's ``HistogramObserver`` for the loss: squared distance to the range for clipped values, rounding error for all others.
 """
 
 from __future__ import annotations
@@ -22,35 +22,35 @@ from quark_schemes.observers.least_squares import Range, best_range, has_real_ze
 __all__ = ["CLIPPED_SHARES", "ExpectedError", "PerTensorHistogramObserver", "PerTensorHistogramObserverPro"]
 
 CLIPPED_SHARES = (0.0, *(2.0 ** (-i / 4) for i in range(80, 11, -1)))
-"""Shares of all values that ranges leave out: none, then from a millionth to an eighth, four steps to each doubling."""
+"""Shares of all values that are clipped: none, then from a millionth to an eighth, four steps per doubling."""
 
 
 _COARSE = 256
-"""Starts, and ends, of the first round of `_least`, all pairs of which are compared."""
+"""Starts, and ends, in the first round of `_least`, which compares all pairs."""
 
 
 class PerTensorHistogramObserver(HistogramObserver):
-    """One range: of the narrowest that hold a given share of the values, the one of least squared error in the spec's own format.
+    """One range per tensor: of the narrowest ranges for each of `CLIPPED_SHARES`, that with the smallest squared error.
 
-    For each of `CLIPPED_SHARES` both ends move in, from bin edge to bin edge, until the range is the shortest that leaves out no more than
-    that share: the end with fewer values gives way. Symmetric ranges lose the largest magnitudes.
+    The narrowest range for a share is the shortest between bin edges that clips no more than that share of the values. Symmetric ranges
+    clip the largest magnitudes. The squared error is that of the spec's own format.
     """
 
-    def _choose(self, seen: Histogram) -> tuple[Tensor | float, Tensor | float]:
-        values = seen.distribution()
-        lows, highs = self._narrowest(seen)
+    def _choose(self, histogram: Histogram) -> tuple[Tensor | float, Tensor | float]:
+        values = histogram.distribution()
+        lows, highs = self._narrowest(histogram)
         return best_range(values.centres.float().unsqueeze(0), _one_by_one(lows, highs), self.spec, values.counts.double())
 
-    def _narrowest(self, seen: Histogram) -> tuple[Tensor, Tensor]:
-        """The narrowest range for each share, float64 ``[shares]``."""
-        values = seen.distribution(magnitudes=self.is_symmetric)
+    def _narrowest(self, histogram: Histogram) -> tuple[Tensor, Tensor]:
+        """Return the narrowest range for each share, float64 ``[shares]``."""
+        values = histogram.distribution(magnitudes=self.is_symmetric)
         until = values.counts.cumsum(0)
         total = int(until[-1])
         inside = torch.tensor([total - math.floor(share * total) for share in CLIPPED_SHARES], device=until.device)
         if self.is_symmetric:
             threshold = values.right[torch.searchsorted(until, inside)]
             return -threshold, threshold
-        # From each start the end is the first bin with which enough values are in; beyond the last bin there is none.
+        # For each start, the end is the first bin that includes enough values; there is none after the last bin.
         end = torch.searchsorted(until, (until - values.counts) + inside.unsqueeze(1))
         width = torch.cat([values.right, values.right.new_full((1,), torch.inf)])[end] - values.left
         start = width.argmin(dim=1)
@@ -62,10 +62,10 @@ def _one_by_one(lows: Tensor, highs: Tensor) -> Iterator[Range]:
 
 
 class PerTensorHistogramObserverPro(HistogramObserver):
-    """One range: of all pairs of a start and an end bin, the one of least expected squared error. For integers, whose steps are even.
+    """One range per tensor: the pair of start and end bin with the smallest expected squared error. For integers, whose steps are uniform.
 
-    A value beyond the range costs the square of its distance, one inside, wherever it lies in its step, ``step² / 12``; zeros cost nothing
-    where 0 is a value of the format. All pairs are weighed, first 256 starts with as many ends, then every one around the best.
+    The error of a clipped value is its squared distance to the range, of any other value ``step² / 12``, and of zeros 0 if the format
+    represents 0. Pairs are compared in two rounds: 256 starts with as many ends, then all pairs around the best.
     """
 
     @classmethod
@@ -74,8 +74,8 @@ class PerTensorHistogramObserverPro(HistogramObserver):
             return f"{cls.__name__} serves integers, not {spec.dtype.name}: use PerTensorHistogramObserver or PerTensorMSEObserver"
         return super().spec_error(spec)
 
-    def _choose(self, seen: Histogram) -> tuple[Tensor | float, Tensor | float]:
-        values = seen.distribution(magnitudes=self.is_symmetric)
+    def _choose(self, histogram: Histogram) -> tuple[Tensor | float, Tensor | float]:
+        values = histogram.distribution(magnitudes=self.is_symmetric)
         steps = 2 * format_of(self.spec).max_magnitude(self.spec)
         if not has_real_zero_point(self.spec):
             rounded = values.centres != 0
@@ -96,11 +96,11 @@ def _outermost_first(edges: Tensor) -> Tensor:
 
 
 class ExpectedError:
-    """The expected squared error of quantizing a distribution, for many ranges at once.
+    """Computes the expected squared error of quantizing a distribution, for many ranges at once.
 
     Args:
-        values: The distribution; values at 0 that cost nothing are left out.
-        steps: How many steps a range has.
+        values: The distribution, without zeros if the format represents 0.
+        steps: Number of steps of a range.
     """
 
     def __init__(self, values: Distribution, steps: float) -> None:
@@ -111,24 +111,24 @@ class ExpectedError:
         self._below = torch.nn.functional.pad(moments.cumsum(1), (1, 0))
 
     def __call__(self, starts: Tensor, ends: Tensor) -> Tensor:
-        """Float64 ``[starts, ends]``, for ranges of float64 ``[starts]`` and ``[ends]``; infinite where one ends before it starts."""
+        """Return the errors, float64 ``[starts, ends]``, of the ranges between all of them; infinite if a range ends before its start."""
         starts, ends = starts.contiguous(), ends.contiguous()
         under = self._below[:, torch.searchsorted(self._centres, starts)]
         over = self._below[:, -1:] - self._below[:, torch.searchsorted(self._centres, ends, right=True)]
         inside = self._below[0, -1] - under[0].unsqueeze(1) - over[0]
         step = (ends - starts.unsqueeze(1)) / self._steps
-        cost = _moved(under, starts).unsqueeze(1) + _moved(over, ends) + inside * step.square() / 12
+        cost = _clipping_error(under, starts).unsqueeze(1) + _clipping_error(over, ends) + inside * step.square() / 12
         return torch.where(step >= 0, cost, torch.inf)
 
 
-def _moved(moments: Tensor, end: Tensor) -> Tensor:
-    """Σ (value − end)² of clipped values, from their number, sum and sum of squares."""
+def _clipping_error(moments: Tensor, end: Tensor) -> Tensor:
+    """Return Σ (value − end)² of clipped values, from their number, sum and sum of squares."""
     number, total, squares = moments
     return (squares - 2 * end * total + end.square() * number).clamp_(min=0)
 
 
 def _least(cost: ExpectedError, starts: Tensor, ends: Tensor) -> tuple[Tensor, Tensor]:
-    """The pair of least cost; both are in order, the outermost first. To all pairs in two rounds, where there are many."""
+    """Return the pair with the smallest error; starts and ends are in order, outermost first, and many are searched in two rounds."""
     strides = [max(1, -(-len(edges) // _COARSE)) for edges in (starts, ends)]
     coarse = cost(starts[:: strides[0]], ends[:: strides[1]])
     row, column = divmod(int(coarse.argmin()), coarse.shape[1])
@@ -138,5 +138,5 @@ def _least(cost: ExpectedError, starts: Tensor, ends: Tensor) -> tuple[Tensor, T
     return starts[row], ends[column]
 
 
-def _around(edges: Tensor, place: int, stride: int) -> Tensor:
-    return edges[max(0, place - stride) : place + stride + 1]
+def _around(edges: Tensor, index: int, stride: int) -> Tensor:
+    return edges[max(0, index - stride) : index + stride + 1]

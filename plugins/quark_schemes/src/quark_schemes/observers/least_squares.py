@@ -1,6 +1,6 @@
-"""Search for the range with which a format represents values best: the squared error of rounding and clipping together.
+"""Search for the range with the smallest squared error of rounding and clipping.
 
-All functions work on rows ``[rows, elements]``, one range for each: the rows of a weight, or one row of histogram bins with their counts.
+All functions work on rows ``[rows, elements]`` with one range per row: the rows of a weight, or one row of histogram bins with counts.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ Range = tuple[Tensor, Tensor]
 
 
 def has_real_zero_point(spec: QTensorConfig) -> bool:
-    """Whether zero points are real numbers, so that ranges need not contain 0."""
+    """Return whether zero points are real numbers, so that ranges need not contain 0."""
     return spec.symmetric is False and spec.zero_point_type is ZeroPointType.float32
 
 
 def error_norms(values: Tensor, low: Tensor, high: Tensor, spec: QTensorConfig, weights: Tensor | None = None) -> Tensor:
-    """Root of the summed squared error of quantizing each row with its range, as the engine does it; float64 ``[rows]``.
+    """Return the root of the summed squared error of quantizing each row with its range, float64 ``[rows]``.
 
     Args:
         values: Float32 ``[rows, elements]``.
         low, high: Ranges, float32 ``[rows]``.
         spec: The quantization.
-        weights: How often each element counts, float64 ``[elements]``; None: once.
+        weights: Weight of each element in the error, float64 ``[elements]``; None for 1.
     """
     number_format = format_of(spec)
     qparams = number_format.qparams(low, high, spec)
@@ -43,13 +43,13 @@ def error_norms(values: Tensor, low: Tensor, high: Tensor, spec: QTensorConfig, 
     if zero is not None:
         t.sub_(zero)
     error = t.mul_(scale).sub_(values)
-    # In float64 no error is so small that its square is lost.
+    # The squares of small errors would underflow in float32.
     weighted = error if weights is None else error * weights.sqrt()
     return torch.linalg.vector_norm(weighted, dim=1, dtype=torch.float64)
 
 
 def best_range(values: Tensor, candidates: Iterable[Range], spec: QTensorConfig, weights: Tensor | None = None) -> Range:
-    """For each row the candidate of least error; of two that are equal the earlier, so give wide ranges first."""
+    """Return the candidate with the smallest error for each row; the first of equals, so pass wide ranges first."""
     remaining = iter(candidates)
     low, high = next(remaining)
     least = error_norms(values, low, high, spec, weights)
@@ -64,17 +64,17 @@ def best_range(values: Tensor, candidates: Iterable[Range], spec: QTensorConfig,
 def shrunk_range(
     values: Tensor, low: Tensor, high: Tensor, spec: QTensorConfig, factors: Sequence[float], weights: Tensor | None = None
 ) -> Range:
-    """The best of the full ranges shrunk by ``factors``.
+    """Return the range with the smallest error among the full range shrunk by ``factors``.
 
-    Symmetric ranges take one factor. Asymmetric ones first take one for both ends, then the low end, then the high end takes its own while
-    the other stays. Ends shrink towards 0, or, where the range need not hold 0, towards the row's median.
+    Symmetric ranges have one factor. For asymmetric ranges, a common factor of both ends is searched first, then a factor of the low end,
+    then one of the high end. Ends shrink towards 0, or, if the range need not contain 0, towards the row's median.
 
     Args:
         values: Float32 ``[rows, elements]``.
         low, high: The rows' full ranges, float32 ``[rows]``.
         spec: The quantization.
         factors: Descending from 1.
-        weights: How often each element counts, float64 ``[elements]``, only with one row; None: once.
+        weights: Weight of each element in the error, float64 ``[elements]``, only with one row; None for 1.
     """
     if spec.symmetric is not False:
         amax = torch.maximum(-low, high)
@@ -91,13 +91,13 @@ def shrunk_range(
 
 
 class _Shrunk:
-    """One end of the range under each factor in turn; can be iterated more than once."""
+    """Iterates one end of the range shrunk by each factor; can be iterated more than once."""
 
     def __init__(self, end: Tensor, centre: Tensor, factors: Sequence[float]) -> None:
         self.end, self.centre, self.factors = end, centre, factors
 
     def __iter__(self) -> Iterator[Tensor]:
-        # The full range is returned unchanged: computed from the centre, its last bit could differ.
+        # Factor 1 returns the full range unchanged, since the formula could change its last bit.
         return (self.end if f == 1 else self.centre + (self.end - self.centre) * f for f in self.factors)
 
 

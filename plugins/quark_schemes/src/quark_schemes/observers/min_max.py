@@ -29,7 +29,7 @@ __all__ = [
 
 
 class MinMaxObserver(Observer):
-    """Keeps the smallest and the largest value of each set of elements that share a scale; serves every granularity."""
+    """Keeps the smallest and the largest value of each set of elements that share a scale, for every granularity."""
 
     qschemes: ClassVar[tuple[QSchemeType, ...]] = ()
     is_extremes = True
@@ -72,7 +72,7 @@ class MinMaxObserver(Observer):
 
 
 def _row_ranges(rows: Tensor, *, symmetric: bool) -> tuple[Tensor, Tensor]:
-    """Smallest and largest value of each row ``[rows, elements] → [rows]``, float32; where ``symmetric``, ∓ the largest magnitude.
+    """Return the smallest and largest value of each row, ``[rows, elements] → [rows]``, float32; if ``symmetric``, ∓ the largest magnitude.
 
     On CPUs two reductions are much faster than one fused reduction, and faster in float32 than in 16 bits: tiles are converted while in
     cache.
@@ -93,31 +93,31 @@ def _row_ranges(rows: Tensor, *, symmetric: bool) -> tuple[Tensor, Tensor]:
 
 
 class PerTensorMinMaxObserver(MinMaxObserver):
-    """One range."""
+    """One range per tensor."""
 
     qschemes = (QSchemeType.per_tensor,)
 
 
 class PerChannelMinMaxObserver(MinMaxObserver):
-    """A range for each channel, or for each token."""
+    """One range per channel, or per token."""
 
     qschemes = (QSchemeType.per_channel,)
 
 
 class PerGroupMinMaxObserver(MinMaxObserver):
-    """A range for each group."""
+    """One range per group."""
 
     qschemes = (QSchemeType.per_group,)
 
 
 class PerBlockMXObserver(MinMaxObserver):
-    """A range for each block of an MX format."""
+    """One range per block of an MX format."""
 
     qschemes = (QSchemeType.per_group,)
 
 
 class PerBlockMXBufferReuseObserver(PerBlockMXObserver):
-    """`PerBlockMXObserver` under the name of the variant that saves memory in AMD Quark; here both need the same."""
+    """`PerBlockMXObserver` under the name of AMD Quark's memory-saving variant; here both use the same memory."""
 
 
 class PerBlockMXDiffsObserver(PerBlockMXObserver):
@@ -125,10 +125,10 @@ class PerBlockMXDiffsObserver(PerBlockMXObserver):
 
 
 class PerBlockBFPObserver(PerBlockMXObserver):
-    """A range for each block of a block floating-point format."""
+    """One range per block of a block floating-point format."""
 
 
 class PerBlock2DMinMaxObserver(MinMaxObserver):
-    """A range for each two-dimensional block."""
+    """One range per two-dimensional block."""
 
     qschemes = (QSchemeType.per_block,)

@@ -1,4 +1,4 @@
-"""The percentile observer: the range leaves out a small share of the values, the farthest ones."""
+"""The percentile observer: the range clips a small share of the values, the outermost."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ __all__ = ["PerTensorPercentileObserver"]
 
 
 class PerTensorPercentileObserver(HistogramObserver):
-    """One range that holds ``percentile`` percent of the values.
+    """One range per tensor, which contains ``percentile`` percent of the values.
 
     Symmetric: ``(-t, t)`` where ``t`` is that percentile of the magnitudes. Asymmetric: from the ``100 - percentile`` to the ``percentile``
-    of the values; so each side may lose its share. Zeros count like any value. The observer option ``percentile`` replaces the documented
-    default, which is next to the largest value.
+    of the values; so each side may be clipped. Zeros count like any value. The observer option ``percentile`` replaces AMD Quark's
+    default, which is close to the largest value.
 
     Attributes:
-        percentile: Above 0, to 100; asymmetric from 50.
+        percentile: Percentile above 0 and up to 100; at least 50 for asymmetric ranges.
     """
 
     options = ("percentile",)
@@ -36,10 +36,10 @@ class PerTensorPercentileObserver(HistogramObserver):
             return f"{cls.__name__} cannot use percentile={value!r} for an asymmetric range, whose ends would cross: give 50 to 100"
         return super().spec_error(spec)
 
-    def _choose(self, seen: Histogram) -> tuple[Tensor | float, Tensor | float]:
+    def _choose(self, histogram: Histogram) -> tuple[Tensor | float, Tensor | float]:
         share = float(dict(self.spec.observer_options).get("percentile", self.percentile)) / 100
         if self.is_symmetric:
-            threshold = seen.distribution(magnitudes=True).quantile(share)
+            threshold = histogram.distribution(magnitudes=True).quantile(share)
             return -threshold, threshold
-        values = seen.distribution()
+        values = histogram.distribution()
         return values.quantile(1 - share), values.quantile(share)

@@ -11,13 +11,13 @@ __all__ = ["PlaceholderObserver"]
 
 
 class PlaceholderObserver(Observer):
-    """For formats that only cast."""
+    """Observer of formats that only cast."""
 
     def observe(self, x: Tensor) -> None:
         """Does nothing."""
 
     def range(self) -> tuple[Tensor, Tensor]:
-        """An empty range."""
+        """Return an empty range."""
         return torch.zeros(()), torch.zeros(())
 
     def merge(self, other: Observer) -> None:

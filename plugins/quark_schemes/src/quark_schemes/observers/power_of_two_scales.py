@@ -1,7 +1,7 @@
 """Observers whose scales are powers of two, whatever the spec's scale type: their ranges are chosen so that the scale is exact.
 
-Min-max takes the power of two nearest to the min-max scale, as documented; it may clip. Min-MSE tries two more on either side.
-Source: AMD Quark 0.13's observers of these names for the choice of exponents.
+Min-max uses the power of two nearest to the min-max scale, as in AMD Quark; it may clip. Min-MSE also tries two more on either side.
+Source: AMD Quark 0.13's observers of the same names, for the choice of exponents.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ __all__ = [
     "power_of_two_error",
 ]
 
-_OFFSETS = (2, 1, 0, -1, -2)  # wide ranges first: of two that are equally good the wider is taken
+_OFFSETS = (2, 1, 0, -1, -2)  # wide ranges first: of equally good ranges the widest is used
 _SMALLEST_EXPONENT = math.frexp(SMALLEST_SCALE)[1] - 1
 _LARGEST_EXPONENT = 104  # with this scale the range of a 16-bit integer is still finite in float32
 
 
 def power_of_two_error(observer: str, spec: QTensorConfig) -> str | None:
-    """Why no range gives the spec a power of two as its scale, and the fix; None where one does."""
+    """Return why no range yields a power of two as the spec's scale, and the fix; None if one does."""
     if has_real_zero_point(spec):
         return f"{observer} keeps zero points whole: set zero_point_type=ZeroPointType.int32"
     if spec.scale_format == "e8m0":
@@ -45,9 +45,9 @@ def power_of_two_error(observer: str, spec: QTensorConfig) -> str | None:
 
 
 class _Powers:
-    """The ranges whose scales are powers of two near the min-max scale, for ranges of any shape.
+    """Computes the ranges whose scales are powers of two near the min-max scale, for ranges of any shape.
 
-    Asymmetric ranges keep the zero point of the min-max scale, so that both ends clip, or gain, in proportion.
+    Asymmetric ranges keep the zero point of the min-max scale, so that both ends change in proportion.
     """
 
     def __init__(self, low: Tensor, high: Tensor, spec: QTensorConfig) -> None:
@@ -63,7 +63,7 @@ class _Powers:
         self._nearest = scale.log2().round_()
 
     def range(self, offset: int) -> Range:
-        """The range whose scale is exactly the power of two ``offset`` places above the nearest one; float32."""
+        """Return the range, float32, whose scale is the nearest power of two times ``2^offset``, exactly."""
         exponent = (self._nearest + offset).clamp_(_SMALLEST_EXPONENT, _LARGEST_EXPONENT)
         scale = power_of_two(exponent.to(torch.int32))
         return -self._below * scale, self._above * scale
@@ -82,13 +82,13 @@ class _PowOf2MinMaxObserver(MinMaxObserver):
 
 
 class PerTensorPowOf2MinMaxObserver(_PowOf2MinMaxObserver):
-    """One range, with the power of two that is nearest to the min-max scale."""
+    """One range per tensor; its scale is the power of two nearest to the min-max scale."""
 
     qschemes = (QSchemeType.per_tensor,)
 
 
 class PerChannelPowOf2MinMaxObserver(_PowOf2MinMaxObserver):
-    """A range for each channel, with the power of two that is nearest to the min-max scale."""
+    """One range per channel; its scale is the power of two nearest to the min-max scale."""
 
     qschemes = (QSchemeType.per_channel,)
 
@@ -99,20 +99,20 @@ def _of_least_error(values: Tensor, low: Tensor, high: Tensor, spec: QTensorConf
 
 
 class PerTensorPowOf2MinMSEObserver(HistogramObserver):
-    """One range: of five powers of two around the min-max scale, that of least squared error."""
+    """One range per tensor; its scale is that of five powers of two around the min-max scale with the smallest squared error."""
 
     @classmethod
     def spec_error(cls, spec: QTensorConfig) -> str | None:
         return super().spec_error(spec) or power_of_two_error(cls.__name__, spec)
 
-    def _choose(self, seen: Histogram) -> tuple[Tensor | float, Tensor | float]:
-        values = seen.distribution()
+    def _choose(self, histogram: Histogram) -> tuple[Tensor | float, Tensor | float]:
+        values = histogram.distribution()
         low, high = (torch.tensor([bound], dtype=torch.float32, device=values.counts.device) for bound in (values.low, values.high))
         return _of_least_error(values.centres.float().unsqueeze(0), low, high, self.spec, values.counts.double())
 
 
 class PerChannelPowOf2MinMSEObserver(RowSearchObserver):
-    """A range for each channel of a weight: of five powers of two around the min-max scale, that of least squared error."""
+    """One range per channel of a weight; its scale is the best of five powers of two around the min-max scale by squared error."""
 
     qschemes = (QSchemeType.per_channel,)
 

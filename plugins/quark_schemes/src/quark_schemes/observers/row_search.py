@@ -1,4 +1,4 @@
-"""Base of the observers that search a range for each row of a weight directly on the weight."""
+"""Base of the observers that search one range per row of a weight, directly on the weight."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["RowSearchObserver"]
 
 
 class RowSearchObserver(Observer):
-    """Searches a range for each row when it observes the tensor. Nothing of the tensor is stored, so it can observe only one, once.
+    """Searches one range per row when it observes a tensor. The tensor is not stored, so it can observe only one tensor, once.
 
     A histogram for each row, from which ranges of several tensors could be chosen, would be larger than the weight. Dynamic activations,
     which have a fresh observer each time, are served too. Merging with an observer that has seen nothing is exact.
@@ -82,4 +82,4 @@ class RowSearchObserver(Observer):
 
     @abstractmethod
     def _search(self, rows: Tensor, low: Tensor, high: Tensor) -> Range:
-        """The range of each row of ``[rows, elements]``, float32; ``low`` and ``high`` are its extremes. NaN and Inf stay visible."""
+        """Return the range of each row of ``[rows, elements]``, float32; ``low`` and ``high`` are its extremes. NaN and Inf stay."""

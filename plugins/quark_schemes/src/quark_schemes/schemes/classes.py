@@ -34,7 +34,7 @@ __all__ = [
 
 
 class _Scheme(QuantizationScheme):
-    """A scheme whose configuration is built anew each time it is asked for."""
+    """Base of the schemes; ``config`` builds a new configuration at each access."""
 
     def __init__(self, build: Callable[[], QLayerConfig]) -> None:
         self._build = build
@@ -131,14 +131,14 @@ class MXFP6E2M3Scheme(_Scheme):
         super().__init__(microscaling.mxfp6_e2m3)
 
 
-class MXFP4_MXFP6E2M3Scheme(_Scheme):  # noqa: N801  the documented name
+class MXFP4_MXFP6E2M3Scheme(_Scheme):  # noqa: N801  AMD Quark's name
     """OCP MXFP4 weights, MXFP6 activations."""
 
     def __init__(self) -> None:
         super().__init__(microscaling.mxfp4_mxfp6_e2m3)
 
 
-class MXFP4_FP8Scheme(_Scheme):  # noqa: N801  the documented name
+class MXFP4_FP8Scheme(_Scheme):  # noqa: N801  AMD Quark's name
     """OCP MXFP4 weights, static FP8 activations."""
 
     def __init__(self) -> None:
@@ -154,7 +154,7 @@ class AmdFP4Scheme(_Scheme):
 
 
 class AmdFP4GlobalScaleScheme(_Scheme):
-    """The same with one more scale over all groups' scales."""
+    """FP4 in groups of ``group_size`` with two-level scales: E5M3 per group and one scale per tensor; weights and activations."""
 
     def __init__(self, group_size: int) -> None:
         self.group_size = group_size
@@ -162,13 +162,13 @@ class AmdFP4GlobalScaleScheme(_Scheme):
 
 
 class FP4Block16ScaleE4M3Scheme(_Scheme):
-    """``nvfp4``: FP4 in groups of 16 with E4M3 scales and one more scale over all of those, weights and activations."""
+    """``nvfp4``: FP4 in groups of 16 with two-level scales: E4M3 per group and one scale per tensor; weights and activations."""
 
     def __init__(self) -> None:
         super().__init__(two_level.nvfp4)
 
 
-class INT4_FP8Scheme(_Scheme):  # noqa: N801  the documented name
+class INT4_FP8Scheme(_Scheme):  # noqa: N801  AMD Quark's name
     """Weights first in FP8, one scale, then in 4 bits, a scale per channel; dynamic FP8 activations."""
 
     def __init__(self) -> None:
@@ -176,7 +176,7 @@ class INT4_FP8Scheme(_Scheme):  # noqa: N801  the documented name
 
 
 class MX6Scheme(_Scheme):
-    """Shared exponents of blocks and bits of pairs, six bits in all, weights and activations."""
+    """MX6: shared exponents of blocks and bits of pairs, six bits in all, weights and activations."""
 
     def __init__(self, block_size: int = 16) -> None:
         self.block_size = block_size
@@ -184,7 +184,7 @@ class MX6Scheme(_Scheme):
 
 
 class MX9Scheme(_Scheme):
-    """The same with nine bits in all."""
+    """MX9: shared exponents of blocks and bits of pairs, nine bits in all, weights and activations."""
 
     def __init__(self, block_size: int = 16) -> None:
         self.block_size = block_size
@@ -192,7 +192,7 @@ class MX9Scheme(_Scheme):
 
 
 class BFP16Scheme(_Scheme):
-    """One exponent for eight values, weights and activations."""
+    """BFP16: one exponent for eight values, weights and activations."""
 
     def __init__(self) -> None:
         super().__init__(block_float.bfp16)

@@ -1,4 +1,4 @@
-"""Schemes whose scales are quantized themselves, or whose weights are quantized twice."""
+"""Schemes with two-level scales, or with weights that are quantized twice."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = [
 
 
 def _fp4_under(scales: SingleLevelSpec, group_size: int) -> QLayerConfig:
-    """FP4 weights and activations in groups, their scales in the format of ``scales``; activations' are dynamic under a static one."""
+    """FP4 weights and activations in groups, scales in the format of ``scales``; activations' are dynamic, their tensor scale static."""
     weight, activation = (
         ScaleQuantSpec(FP4PerGroupSpec(ch_axis=-1, group_size=group_size, is_dynamic=dynamic, scale_type="float32"), scales)
         for dynamic in (False, True)
@@ -31,22 +31,22 @@ def _fp4_under(scales: SingleLevelSpec, group_size: int) -> QLayerConfig:
 
 
 def nvfp4() -> QLayerConfig:
-    """FP4 in groups of 16, E4M3 scales, one more scale over all of them."""
+    """FP4 in groups of 16, E4M3 scales, one scale per tensor over them."""
     return _fp4_under(FP8E4M3PerTensorSpec(scale_type="float32", is_dynamic=False), 16)
 
 
 def amdfp4_with_global_scale(group_size: int) -> QLayerConfig:
-    """FP4 in groups of 16 or 32, E5M3 scales, one more scale over all of them."""
+    """FP4 in groups of 16 or 32, E5M3 scales, one scale per tensor over them."""
     return _fp4_under(FP8E5M3PerTensorSpec(scale_type="float32", is_dynamic=False), group_size)
 
 
 def amdfp4_global16() -> QLayerConfig:
-    """FP4 in groups of 16, E5M3 scales, one more scale over all of them."""
+    """FP4 in groups of 16, E5M3 scales, one scale per tensor over them."""
     return amdfp4_with_global_scale(16)
 
 
 def amdfp4_global32() -> QLayerConfig:
-    """FP4 in groups of 32, E5M3 scales, one more scale over all of them."""
+    """FP4 in groups of 32, E5M3 scales, one scale per tensor over them."""
     return amdfp4_with_global_scale(32)
 
 

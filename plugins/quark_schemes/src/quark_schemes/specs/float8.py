@@ -25,7 +25,7 @@ __all__ = [
 
 @attrs.define
 class _E4M3Like(SingleLevelSpec):
-    """One scale, symmetric, half-even: nothing else to choose."""
+    """Base of the FP8 helpers with one scale: symmetric, rounded half to even, without options."""
 
     dtype: ClassVar[Dtype]
     observer_method: str | None = "min_max"

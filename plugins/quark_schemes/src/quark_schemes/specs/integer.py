@@ -1,4 +1,4 @@
-"""``*Spec`` helpers of the integer formats: three shapes of fields, and for each format its name and its documented defaults."""
+"""``*Spec`` helpers of the integer formats: three sets of fields, and for each format its name and AMD Quark's defaults."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _SYMMETRIC = attrs.Factory(lambda self: self.symmetric_by_default, takes_self=Tr
 
 
 class _Integer(SingleLevelSpec):
-    """What all helpers of integer formats share; the fields are those of the three bases below, in their documented order."""
+    """Base of all helpers of integer formats; the fields are in the three bases below, in AMD Quark's order."""
 
     dtype: ClassVar[Dtype]
     symmetric_by_default: ClassVar[bool]
@@ -99,7 +99,7 @@ class _PerGroup(_Integer):
 
 @attrs.define
 class _FourBitPerGroup(_Integer):
-    """As `_PerGroup`; of these two helpers ``is_dynamic`` is documented before the scale's options."""
+    """`_PerGroup` with ``is_dynamic`` before the options of the scale, as in AMD Quark's signatures of these two helpers."""
 
     ch_axis: int | None = None
     group_size: int | None = None
@@ -162,7 +162,7 @@ class Uint8PerChannelSpec(_PerChannel):
 
 @attrs.define
 class Uint4PerChannelSpec(_Integer):
-    """UINT4, a scale and a zero point for each channel. ``is_dynamic`` has no default, as documented."""
+    """UINT4, a scale and a zero point for each channel. ``is_dynamic`` has no default, as in AMD Quark."""
 
     dtype, symmetric_by_default = Dtype.uint4, False
     ch_axis: int | None = None

@@ -76,7 +76,7 @@ class AmdFP4Spec(SingleLevelSpec):
 
 
 @attrs.define
-class OCP_MXSpec(SingleLevelSpec):  # noqa: N801 - documented name
+class OCP_MXSpec(SingleLevelSpec):  # noqa: N801 - AMD Quark's name
     """Base of the OCP Microscaling helpers: groups of 32 that share a power of two."""
 
     OCP_block_size: ClassVar[int] = 32
@@ -147,7 +147,7 @@ class OCP_MXINT8Spec(OCP_MXSpec):  # noqa: N801
 
 @attrs.define
 class OCP_MXFP4DiffsSpec(SingleLevelSpec):  # noqa: N801
-    """MXFP4 under the documented name of its differentiable variant; static by default."""
+    """MXFP4 under the name of AMD Quark's differentiable variant; static by default."""
 
     ch_axis: int | None = None
     is_dynamic: bool | None = False
