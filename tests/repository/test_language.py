@@ -42,7 +42,6 @@ def test_a_match_may_span_lines_and_is_told_with_its_first(tmp_path: Path, monke
     assert lines_with(UNPUBLISHED, [tmp_path / "a.py"]) == ["a.py:3: spec of the documented surface"]
 
 
-@pytest.mark.xfail(reason="some sources still cite unpublished documents by paragraph; remove this mark when none does", strict=True)
 def test_sources_cite_only_documents_that_a_reader_can_find() -> None:
     assert lines_with(UNPUBLISHED, SOURCES) == []
 
@@ -51,7 +50,6 @@ def test_documents_cite_only_documents_that_a_reader_can_find() -> None:
     assert lines_with(UNPUBLISHED, DOCUMENTS) == []
 
 
-@pytest.mark.xfail(reason="some sources still use words that the glossary replaces; remove this mark when none does", strict=True)
 def test_sources_use_the_words_of_the_glossary() -> None:
     assert lines_with(re.compile(rf"(?i)\b({'|'.join(REPLACED)})\b"), SOURCES) == []
 

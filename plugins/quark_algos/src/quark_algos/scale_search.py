@@ -2,8 +2,7 @@
 
 Ranges are shrunk, or stretched, by a few factors, and the best of each group is taken. Shrinking makes all steps finer and cuts off the
 largest value. Stretching pays in formats with a gap below their largest value, FP4 above all with nothing between 4 and 6: there the
-largest value of a group is sometimes better rounded to 4 ("four over six", arXiv 2512.02010). Source otherwise: spec of the algorithms,
-§1.1.
+largest value of a group is sometimes better rounded to 4 ("four over six", arXiv 2512.02010).
 """
 
 from __future__ import annotations
