@@ -1,6 +1,7 @@
 """The factor that all these roundings use: ``H + λ I = A · diag(d) · Aᵀ`` with A upper triangular and of unit diagonal.
 
-GPTQ factors the inverse of H instead, and gives the same codes: there is no need for an inverse. Sources: GPTQ, arXiv 2210.17323; LDLQ, arXiv 2307.13304.
+GPTQ factors the inverse of H instead, and gives the same codes: there is no need for an inverse.
+Sources: GPTQ, arXiv 2210.17323; LDLQ, arXiv 2307.13304.
 """
 
 from __future__ import annotations
