@@ -1,8 +1,10 @@
 """Benchmarks: ratios to a floor measured in the same run. `make bench` runs those that need nothing but this repository.
 
-OpenMP threads sleep while they wait for each other, as in the ``quark`` program, unless the environment sets ``OMP_WAIT_POLICY``.
+OpenMP threads soon sleep when they wait for each other, as in the ``quark`` program, unless the environment sets ``OMP_WAIT_POLICY``.
 """
 
 import os
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+if "OMP_WAIT_POLICY" not in os.environ:
+    os.environ.setdefault("GOMP_SPINCOUNT", "5000")
+    os.environ["OMP_WAIT_POLICY"] = "PASSIVE"

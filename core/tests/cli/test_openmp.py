@@ -10,15 +10,16 @@ import pytest
 from quark.cli.main import main
 
 
-@pytest.mark.parametrize(("given", "expected"), [(None, "PASSIVE"), ("ACTIVE", "ACTIVE")])
+@pytest.mark.parametrize(("given", "expected"), [(None, ("PASSIVE", "5000")), ("ACTIVE", ("ACTIVE", None))])
 def test_main_sets_how_threads_wait_where_the_environment_does_not(
-    given: str | None, expected: str, monkeypatch: pytest.MonkeyPatch
+    given: str | None, expected: tuple[str, str | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("OMP_WAIT_POLICY", "")  # so that what main sets is undone
-    monkeypatch.delenv("OMP_WAIT_POLICY")
+    for name in ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT"):
+        monkeypatch.setenv(name, "")  # so that what main sets is undone
+        monkeypatch.delenv(name)
     if given is not None:
         monkeypatch.setenv("OMP_WAIT_POLICY", given)
     monkeypatch.setattr(sys, "argv", ["quark", "--version"])
     with pytest.raises(SystemExit):
         main()
-    assert os.environ["OMP_WAIT_POLICY"] == expected
+    assert (os.environ["OMP_WAIT_POLICY"], os.environ.get("GOMP_SPINCOUNT")) == expected

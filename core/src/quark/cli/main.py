@@ -52,12 +52,15 @@ def _print_version(is_asked: bool) -> None:
 
 
 def _sleep_while_waiting() -> None:
-    """Have OpenMP threads sleep while they wait for each other, unless the environment says otherwise; before torch is imported.
+    """Have OpenMP threads soon sleep when they wait for each other, unless the environment says otherwise; before torch is imported.
 
-    By default they wait in a busy loop. Beside other programs that loop takes processor time from the very thread that is waited for, and a
-    run takes many times as long.
+    By default they wait in a busy loop for milliseconds. Beside other programs that loop takes processor time from the very thread that is
+    waited for, and a run takes many times as long. GNU's OpenMP, with which torch comes, is told how often to look before a thread sleeps;
+    others know the general policy only.
     """
-    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", "5000")
+        os.environ["OMP_WAIT_POLICY"] = "PASSIVE"
 
 
 def main() -> None:
