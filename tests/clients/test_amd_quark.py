@@ -1,6 +1,7 @@
 """transformers with AMD Quark in place of our packages loads our exports, and computes what we compute.
 
-Run with ``make clients AMDQ_PYTHON=/path/to/python`` of an environment with amd-quark, where ours is not installed: both own `quark`.
+Run with ``make clients AMDQ_PYTHON=/path/to/python`` of an environment with amd-quark and accelerate, where ours is not installed: both
+own `quark`.
 """
 
 import json
