@@ -23,7 +23,9 @@ REPLACED = {
     r"stations?": "pause point",
     r"moment\s+of\s+the\s+inputs": "Hessian",
 }
-UNPUBLISHED = re.compile(r"[Ss]pec of the\s+(documented\s+surface|checkpoint\s+format|algorithms)|/(?:home|root)/|/tmp/(?!reference|golden)")
+UNPUBLISHED = re.compile(
+    r"[Ss]pec of the\s+(documented\s+surface|checkpoint\s+format|algorithms)|/(?:home|root)/|/tmp/(?!reference|golden)"
+)
 
 
 def lines_with(pattern: re.Pattern[str], paths: list[Path]) -> list[str]:
