@@ -37,6 +37,8 @@ rotary embedding, the largest seen is 0.47."""
 MEAN_GAPS = {"auto": 0.01, "fp8": 0.03}
 """Mean of these differences over all generated tokens. The largest seen with an FP8 cache is 0.016; with the scale of other keys than those
 that are cached, 34 of 72 choices were the same, and single differences were 7."""
+AGREE = 0.9
+"""Share of tokens on which both choose the same. One case does not reach it: ptpc_fp8 with an FP8 cache, 63 of 72, which is not explained."""
 
 
 def generated(directory: Path, cache: str) -> list[list[list[int]]]:
@@ -108,3 +110,4 @@ def generates_what_ours_would(model: nn.Module, cache: str, folder: Path) -> Non
         assert gaps.max() <= GAPS[cache]
         all_gaps += gaps.tolist()
     assert sum(all_gaps) <= MEAN_GAPS[cache] * len(all_gaps)
+    assert sum(gap == 0 for gap in all_gaps) >= AGREE * len(all_gaps)
