@@ -38,7 +38,7 @@ MEAN_GAPS = {"auto": 0.01, "fp8": 0.03}
 """Mean of these differences over all generated tokens. The largest seen with an FP8 cache is 0.016; with the scale of other keys than those
 that are cached, 34 of 72 choices were the same, and single differences were 7."""
 AGREE = 0.9
-"""Share of tokens on which both choose the same. One case does not reach it: ptpc_fp8 with an FP8 cache, 63 of 72, which is not explained."""
+"""Share of tokens on which both choose the same. One case does not reach it: ptpc_fp8 with an FP8 cache, 63 of 72, unexplained."""
 
 
 def generated(directory: Path, cache: str) -> list[list[list[int]]]:
