@@ -6,7 +6,7 @@ import difflib
 import re
 from collections.abc import Iterable
 
-__all__ = ["NAME_RULE", "closest", "fold_names", "folded", "is_valid_name", "without_numbers"]
+__all__ = ["NAME_RULE", "closest", "fold_names", "folded", "is_valid_name", "is_vendor_name", "without_numbers"]
 
 NAME_RULE = "lower-case letters and digits, in parts joined by '_' or '-'"
 _NAME = re.compile(r"[a-z0-9]+([_-][a-z0-9]+)*")
@@ -22,6 +22,17 @@ def is_valid_name(name: object) -> bool:
     (True, False, False)
     """
     return isinstance(name, str) and _NAME.fullmatch(name) is not None
+
+
+def is_vendor_name(name: object) -> bool:
+    """Whether ``name`` is a string ``vendor.name``, both parts by `NAME_RULE`: what a plugin adds to a vocabulary that core lists.
+
+    The part before the dot keeps the names of two vendors apart, and tells a name of a vendor's own from a misspelt one of the list.
+
+    >>> is_vendor_name("acme.sparse"), is_vendor_name("sparse"), is_vendor_name("acme.")
+    (True, False, False)
+    """
+    return isinstance(name, str) and name.count(".") == 1 and all(is_valid_name(part) for part in name.split("."))
 
 
 def closest(name: str, known: Iterable[str]) -> str | None:
