@@ -111,7 +111,7 @@ class QTensorConfig:
         dtype: Number format of the elements: a `Dtype`, or its name.
         observer_cls: Observer class, or its public name.
         is_dynamic: Whether ranges are computed for each tensor at run time (activations) or once (static).
-        qscheme: Which elements share a scale.
+        qscheme: Which elements share a scale: a `QSchemeType`, or its name; a number format may have its own (``"vendor.name"``).
         ch_axis: Axis that keeps its own scales (per channel) or along which groups run (per group).
         group_size: Elements in a group; -1 is the whole axis.
         block_size: Rows and columns of a 2-D block.

@@ -12,7 +12,7 @@ from quark.config.tensor import QTensorConfig
 from quark.errors import ConfigError, UnsupportedError
 from quark.plugins import Catalog, documented_object, formats, observers
 from quark.plugins.catalog import catalog
-from quark.quantizers.granularity import PerGroup, PerTensor, granularity_of
+from quark.quantizers.granularity import PerGroup, PerTensor
 from quark.quantizers.number_format import NumberFormat
 from quark.quantizers.observer import Observer
 from quark.quantizers.progressive import ProgressiveQuantizer
@@ -114,5 +114,5 @@ def _quantizer(spec: TensorSpec, activation: bool, plugins: Catalog) -> TensorQu
 def level_quantizer(spec: QTensorConfig, *, activation: bool) -> SingleLevelQuantizer:
     """The quantizer of one level of a canonical spec, by its format, granularity and observer."""
     number_format = format_of(spec)
-    granularity = PerTensor() if number_format.is_cast else granularity_of(spec, activation=activation)
+    granularity = PerTensor() if number_format.is_cast else number_format.granularity(spec, activation=activation)
     return SingleLevelQuantizer(spec, granularity, number_format, observer_class(spec))

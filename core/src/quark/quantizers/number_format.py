@@ -11,6 +11,7 @@ from torch import Tensor
 from quark.config.enums import RoundType, ScaleType
 from quark.config.layer import TensorSpec
 from quark.config.tensor import QTensorConfig
+from quark.quantizers.granularity import Granularity, granularity_of
 from quark.quantizers.packing import AS_THEY_ARE, Packing
 from quark.quantizers.qparams import QParams
 
@@ -115,6 +116,20 @@ class NumberFormat(ABC):
             activation: Whether the tensor is an activation.
         """
         return None
+
+    def granularity(self, spec: QTensorConfig, *, activation: bool) -> Granularity:
+        """Return which elements share a scale, for formats with qschemes of their own; by default what `granularity_of` does.
+
+        A qscheme of a format's own has its vendor's prefix, ``"acme.diagonal"``, and the spec's ``group_size`` or ``block_size`` as its size.
+
+        Args:
+            spec: The canonical spec of one level.
+            activation: Whether the tensor is an activation.
+
+        Raises:
+            ConfigError: The format has no such qscheme.
+        """
+        return granularity_of(spec, activation=activation)
 
     def by_reciprocal(self, spec: QTensorConfig) -> bool:
         """Whether scaled values are ``x · (1 / scale)`` rather than ``x / scale``, which takes longer.

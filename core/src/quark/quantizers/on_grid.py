@@ -7,7 +7,6 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from quark.quantizers.granularity import PerBlock
 from quark.quantizers.qparams import QParams
 from quark.quantizers.tensor_quantizer import TensorQuantizer
 
@@ -126,8 +125,7 @@ def _sampled(quantizer: TensorQuantizer, values: Tensor, codes: Tensor, qparams:
     if values.ndim != 2 or count >= values.shape[0]:
         return values, codes, qparams
     granularity, shape = quantizer.granularity, tuple(values.shape)
-    if isinstance(granularity, PerBlock):
-        high = granularity.size[0]
+    if (high := granularity.rows_per_scale) > 1:
         rows = slice(0, max(high, count // high * high))
     else:
         rows = slice(None, None, -(-shape[0] // count))

@@ -95,9 +95,9 @@ class WeightGrid:
 
     Attributes:
         columns: K, the number of input channels.
-        group: Input channels that share a scale in one row; K where there is one scale for each row, tensor or block of rows.
-        fixed: The scales of round-to-nearest, where scales span rows and so cannot be found group by group; else None.
-        spans: Where scales span rows, the number of the scale, from 0 on, that each group of each row has, ``[groups, N]``; else None.
+        group: Input channels in a row that share a scale; K where there is one scale for each row, tensor or block of rows.
+        fixed: The scales of round-to-nearest, where scales span rows or groups and so cannot be found group by group; else None.
+        spans: Where they do, the number of the scale, from 0 on, that each group of each row has, ``[groups, N]``; else None.
     """
 
     def __init__(self, quantizers: Sequence[TensorQuantizer], rows: Sequence[int], weight: Tensor, *, shared: bool = False) -> None:
