@@ -120,7 +120,8 @@ class NumberFormat(ABC):
     def granularity(self, spec: QTensorConfig, *, activation: bool) -> Granularity:
         """Return which elements share a scale, for formats with qschemes of their own; by default what `granularity_of` does.
 
-        A qscheme of a format's own has its vendor's prefix, ``"acme.diagonal"``, and the spec's ``group_size`` or ``block_size`` as its size.
+        A qscheme of a format's own has its vendor's prefix, ``"acme.diagonal"``, and for its size the spec's ``group_size`` or
+        ``block_size``.
 
         Args:
             spec: The canonical spec of one level.
