@@ -13,8 +13,8 @@ from quark.config.layer import QLayerConfig, TensorSpec, levels
 from quark.config.model import QConfig
 from quark.config.slot import ACTIVATIONS, Slot
 from quark.errors import ConfigError
-from quark.modules.layer_types import planned_names
-from quark.modules.layers import counts_as, is_quantized, linear_weight
+from quark.modules.layer_types import layer_type_of
+from quark.modules.layers import is_quantized, linear_weight
 from quark.names import folded
 from quark.planning.attention import (
     AttentionRow,
@@ -27,7 +27,7 @@ from quark.planning.attention import (
 from quark.planning.mixtures import fused_parameters
 from quark.planning.patterns import Rule, rules_of
 from quark.planning.precedence import layer_config_for
-from quark.plugins import schemes, templates
+from quark.plugins import layer_types, schemes, templates
 from quark.quantizers import quantizer_for
 from quark.quantizers.self_check import refuse_broken
 
@@ -40,7 +40,7 @@ class PlanRow:
 
     Attributes:
         name: Full module name.
-        module_type: Name of the class that the float module counts as (`quark.modules.layers.counts_as`).
+        layer_type: Name of the registered layer type as which the layer is planned: ``"linear"`` for all linear layers.
         shape: Shape of the weight; ``[out, in]`` for a linear layer, however it is stored.
         config: How the layer is quantized; None where it stays float.
         reason: The rule that decided this.
@@ -49,12 +49,22 @@ class PlanRow:
     """
 
     name: str
-    module_type: str
+    layer_type: str
     shape: tuple[int, ...]
     config: QLayerConfig | None
     reason: str
     tied_to: str | None = None
     algorithm: str | None = None
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether the layer is planned as ``nn.Linear``, so that algorithms for linear layers apply."""
+        return layer_types().load_layer(self.layer_type) is nn.Linear
+
+    @property
+    def is_lookup(self) -> bool:
+        """Whether the layer's input is indices, as an embedding's is."""
+        return layer_types().get(self.layer_type).lookup
 
     @property
     def quantized_to(self) -> QLayerConfig:
@@ -94,8 +104,7 @@ class QuantPlan:
     @property
     def excluded(self) -> tuple[str, ...]:
         """Full names of the layers whose weight and input stay float, embeddings apart."""
-        lookups = planned_names(lookup=True)
-        return tuple(r.name for r in self.rows if r.module_type not in lookups and (r.config is None or r.config.weight is None))
+        return tuple(r.name for r in self.rows if (r.config is None or r.config.weight is None) and not r.is_lookup)
 
     @property
     def calibrated(self) -> tuple[PlanRow | AttentionRow, ...]:
@@ -171,14 +180,14 @@ def plan_rows(model: nn.Module, config: QConfig, architecture: Architecture | No
 def _rows(modules: dict[str, nn.Module], config: QConfig, inside: str) -> Iterator[PlanRow]:
     first_owner: dict[int, str] = {}
     for name, module in modules.items():
-        planned_as = counts_as(module)
-        if planned_as is None:
+        layer_type = layer_type_of(module)
+        if layer_type is None:
             continue
         weight: Any = module.weight
         owner = first_owner.setdefault(id(weight), name)
-        resolved = layer_config_for(config, name, planned_as, has_cache=name.startswith(inside))
+        resolved = layer_config_for(config, name, layer_type.planned_as, has_cache=name.startswith(inside))
         shape, tied_to = tuple(linear_weight(module).shape), None if owner == name else owner
-        yield PlanRow(name, planned_as.__name__, shape, resolved.config, resolved.reason, tied_to)
+        yield PlanRow(name, layer_type.planned_name, shape, resolved.config, resolved.reason, tied_to)
 
 
 def refuse_misfits(rows: tuple[PlanRow, ...]) -> None:

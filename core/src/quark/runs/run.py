@@ -232,7 +232,7 @@ def _unmatched(algorithms: Algorithms, rows: Sequence[PlanRow], blocks: Sequence
 
 def _is_rounded_by(rounding: Rounding, row: PlanRow, blocks: Sequence[str]) -> bool:
     """Whether the rounding chooses the codes of a layer."""
-    if row.config is None or row.config.weight is None or row.module_type != nn.Linear.__name__:
+    if row.config is None or row.config.weight is None or not row.is_linear:
         return False
     block = _block_of(row, blocks)
     return block is not None and rounding.applies_to(row.name.removeprefix(f"{block}."))

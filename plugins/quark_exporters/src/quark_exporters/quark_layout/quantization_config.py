@@ -22,9 +22,9 @@ from quark.config.export import JsonExporterConfig
 from quark.config.json_values import value_of
 from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
-from quark.modules.layer_types import planned_class, planned_names
 from quark.planning.plan import PlanRow, QuantPlan
 from quark.planning.precedence import layer_config_for
+from quark.plugins import layer_types
 
 __all__ = ["quantization_config", "read_quantization_config"]
 
@@ -90,13 +90,13 @@ def _feeds_cache(name: str, config: QConfig, options: ExportOptions) -> bool:
 
 def _without_patterns(config: QConfig, row: PlanRow) -> QLayerConfig | None:
     """What a configuration without patterns gives the layer of a row."""
-    return layer_config_for(config, row.name, planned_class(row.module_type)).config
+    return layer_config_for(config, row.name, layer_types().load_layer(row.layer_type)).config
 
 
 def _is_float(row: PlanRow) -> bool:
     """Whether the layer is listed as excluded: its weight and input are float, its output may still enter a quantized cache."""
     has_no_codes = row.config is None or attrs.evolve(row.config, output_tensors=None) == QLayerConfig()
-    return has_no_codes and row.module_type not in planned_names(lookup=True)
+    return has_no_codes and not row.is_lookup
 
 
 def _routers(model: nn.Module, config: QConfig, plan: QuantPlan) -> list[str]:
