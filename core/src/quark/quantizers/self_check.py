@@ -115,6 +115,11 @@ def _values_error(quantizer: TensorQuantizer, x: Tensor, activation: bool) -> st
     # A static activation keeps fewer scales than one call finds.
     if (error := scale_values_error(qparams) if activation else scales_error(quantizer, qparams, shape)) is not None:
         return error
+    if not activation and qparams.outer_scale is not None and tuple(qparams.outer_scale.shape) not in ((), shape[:1]):
+        return (
+            f"has an outer scale of shape {list(qparams.outer_scale.shape)} for a weight of shape {list(shape)}: an outer scale is one for "
+            f"the whole tensor, [], or one for each row, [{shape[0]}]; parts of a row cannot have outer scales of their own"
+        )
     beyond = x * _BEYOND
     values: Any = quantizer.fake_quantize(beyond, qparams)
     if not isinstance(values, Tensor) or values.shape != x.shape:

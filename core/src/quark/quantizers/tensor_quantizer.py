@@ -72,7 +72,7 @@ class TensorQuantizer(Protocol):
     def outer_scale(self, x: Tensor, shared: Observer | None = None) -> Tensor | None:
         """The scale above those of the stored level, ``[]`` or ``[O]`` for a weight ``[O, I]``; None, without looking, where there is none.
 
-        Arguments as for `find_qparams`.
+        Parts of a row cannot have outer scales of their own (`QParams.outer_scale`). Arguments as for `find_qparams`.
         """
 
     def scales_from_ranges(self, low: Tensor, high: Tensor, outer: Tensor | None, *, observed: bool = False) -> QParams:

@@ -348,7 +348,11 @@ class LLMTemplate:
         return self.architecture.with_modules(_list(patterns)) if self.architecture else _list(patterns)
 
     def _with_quantized_cache(self, config: QConfig, spec: QTensorConfig) -> QConfig:
-        """The configuration with quantized outputs of the projections that feed the cache; excluded ones keep float weights and inputs."""
+        """Return the configuration with quantized outputs of the projections that feed the cache; excluded ones keep float weights, inputs.
+
+        ``kv_cache_quant_config`` owns the outputs: `quark.planning.precedence` takes them from there. Its entries stand in
+        ``layer_quant_config`` too because AMD Quark's documentation has both, and programs and checkpoints read either.
+        """
         if not self.kv_layers_name:
             raise ConfigError(
                 f"the cache of '{self.model_type}' cannot be quantized: its template has no kv_layers_name. Make one with "
