@@ -138,13 +138,13 @@ class BlockRounding(BlockCalibration):
         self._scales.set_scales((m.name, OUTPUT) for m in static)
 
     def _members(self, leader: PausePoint) -> list[PausePoint]:
-        """The pause points whose layers can be rounded together with the leader's."""
+        """Return the pause points whose layers can be rounded together with the leader's."""
         group = [self._pause_points[n] for n in self._group_of.get(leader.name, [leader.name])]
         spec = leader.quantized.layer_config.input_tensors
         return [p for p in group if not p.is_done and (p is leader or (not p.arrived and p.quantized.layer_config.input_tensors == spec))]
 
     def _statistics_of(self, leader: PausePoint, members: Sequence[PausePoint], inputs: Mapping[Forward, Tensor]) -> Collector:
-        """The statistics of the members' input: those collected for the layers before, if these turn out to read the same tensors."""
+        """Return the statistics of the members' input: those of the layers before, if these turn out to read the same tensors."""
         names = [leader.name, *(m.name for m in members if m is not leader)]
         spec = leader.quantized.layer_config.input_tensors
         _, is_new = self._input_groups.observe(inputs, *(n.removeprefix(self._prefix) for n in names), spec=spec)

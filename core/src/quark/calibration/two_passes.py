@@ -73,7 +73,7 @@ class TwoPasses(BlockCalibration):
         return forward_of_layer
 
     def _attention(self, name: str, tensors: Mapping[str, Tensor]) -> bool:
-        """In place of the quantizers of an attention module: whether to quantize what it is about to use."""
+        """Stand in for the quantizers of an attention module: return whether to quantize what it is about to use."""
         forward = current_forward()
         if forward is None or forward.is_float:
             return False

@@ -22,7 +22,7 @@ _SCALE_TYPE_BITS = {
 
 
 def describe_spec(spec: TensorSpec | None) -> str:
-    """A tensor's quantization in a few words: ``int4/group 128``, ``fp8_e4m3/tensor``, ``float``."""
+    """Return a tensor's quantization in a few words: ``int4/group 128``, ``fp8_e4m3/tensor``, ``float``."""
     return " + ".join(_describe_level(s) for s in levels(spec)) or "float"
 
 
@@ -41,7 +41,7 @@ def _describe_level(level: QTensorConfig) -> str:
 
 
 def _describe_own_shape(level: QTensorConfig) -> str:
-    """The granularity of a number format's own, by its name, and by the size that the spec gives it."""
+    """Return the granularity of a number format's own, by its name, and by the size that the spec gives it."""
     assert level.qscheme is not None
     size = level.group_size if level.block_size is None else level.block_size
     return level.qscheme.name if size is None else f"{level.qscheme.name} {size}"
@@ -57,7 +57,7 @@ def describe_activation(spec: TensorSpec | None) -> str:
 
 
 def describe_layer(layer: QLayerConfig | None) -> str:
-    """What of a layer is quantized: weight, input, output."""
+    """Return what of a layer is quantized: weight, input, output."""
     if layer is None:
         return "float"
     parts = [f"W {describe_spec(layer.weight)}"]
@@ -70,7 +70,7 @@ def describe_layer(layer: QLayerConfig | None) -> str:
 
 
 def needs_calibration(layer: QLayerConfig) -> bool:
-    """Whether activations have static ranges, which come from data. A plain cast has no scale and needs none."""
+    """Return whether activations have static ranges, which come from data. A plain cast has no scale and needs none."""
     activations = (*levels(layer.input_tensors), *levels(layer.output_tensors))
     return any(level.is_dynamic is False and level.qscheme is not None for level in activations)
 
@@ -113,7 +113,7 @@ def _scale_bits(level: QTensorConfig, bits_of: Callable[[str], float]) -> float:
 
 
 def _elements_per_scale(level: QTensorConfig) -> int | None:
-    """Elements that share a scale, where that does not depend on the tensor's shape."""
+    """Return elements that share a scale, where that does not depend on the tensor's shape."""
     if level.qscheme in (QSchemeType.per_tensor, QSchemeType.per_channel):
         return None
     if level.qscheme is not QSchemeType.per_block and level.group_size is not None:

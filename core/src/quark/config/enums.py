@@ -27,7 +27,7 @@ class _Vocabulary(Enum):
 
     @classmethod
     def from_str(cls, text: str) -> Any:
-        """The member of that name, upper or lower case.
+        """Return the member of that name, upper or lower case.
 
         Raises:
             ConfigError: (a ValueError) There is no such member.
@@ -92,12 +92,12 @@ class Dtype(_OpenVocabulary):
 
     @classmethod
     def from_str(cls, text: str) -> Dtype:
-        """The number format of that name, upper or lower case; a plugin's or one of AMD Quark's."""
+        """Return the number format of that name, upper or lower case; a plugin's or one of AMD Quark's."""
         return cls(text.lower())
 
     @classmethod
     def from_torch_dtype(cls, torch_dtype: Any) -> Dtype:
-        """The member that is a torch dtype, such as ``torch.float8_e4m3fn``.
+        """Return the member that is a torch dtype, such as ``torch.float8_e4m3fn``.
 
         Raises:
             ValueError: None is.
@@ -108,7 +108,7 @@ class Dtype(_OpenVocabulary):
         return cls[name]
 
     def to_bitwidth(self) -> int:
-        """Whole bits that an element takes, its part of what a block shares included for mx6 and mx9.
+        """Return the whole bits that an element takes, its part of what a block shares included for mx6 and mx9.
 
         Raises:
             UnknownNameError: (a ValueError) No installed plugin brings the format.
@@ -117,7 +117,7 @@ class Dtype(_OpenVocabulary):
         return math.ceil(_FORMATS.load()().get(self.name).bits)
 
     def to_torch_packed_dtype(self) -> Any:
-        """The torch dtype in which a checkpoint holds codes of this format.
+        """Return the torch dtype in which a checkpoint holds codes of this format.
 
         Raises:
             UnknownNameError: (a ValueError) No installed plugin brings the format.
@@ -150,7 +150,7 @@ class QSchemeType(_OpenVocabulary):
 
     @classmethod
     def from_str(cls, text: str) -> QSchemeType:
-        """The member of that name, upper or lower case; or a vendor's own.
+        """Return the member of that name, upper or lower case; or a vendor's own.
 
         Raises:
             ConfigError: (a ValueError) It is neither.

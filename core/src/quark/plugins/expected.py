@@ -38,7 +38,7 @@ class Expected:
     options: Callable[[Any], tuple[Option, ...]] | None = None
 
     def complaint(self, record: Record, target: object) -> str | None:
-        """What is wrong with the object that a reference of ``record`` has led to, as a predicate; None where nothing is."""
+        """Return what is wrong with the object that a reference of ``record`` has led to, as a predicate; None where nothing is."""
         return (
             self._wrong_form(target)
             or lacking(target, self.members)
@@ -73,7 +73,7 @@ class Expected:
 
 
 def lacking(target: object, members: tuple[str, ...]) -> str | None:
-    """Which of the members an object does not have, as a predicate; functions are not asked."""
+    """Return which of the members an object does not have, as a predicate; functions are not asked."""
     if not isinstance(target, type) and hasattr(target, "__code__"):
         return None
     absent = [name for name in members if not hasattr(target, name)]
@@ -81,14 +81,14 @@ def lacking(target: object, members: tuple[str, ...]) -> str | None:
 
 
 def described(target: object) -> str:
-    """What an object is, in a few words."""
+    """Return what an object is, in a few words."""
     if target is None:
         return "None"
     return f"the class {target.__name__}" if isinstance(target, type) else f"a {type(target).__name__}"
 
 
 def _attribute(target: Any, path: str) -> Any:
-    """An attribute, or the default of an attrs field of a class, which is written ``"field.default"``."""
+    """Return an attribute, or the default of an attrs field of a class, which is written ``"field.default"``."""
     first, _, rest = path.partition(".")
     if rest == "default":
         field = attrs.fields_dict(target).get(first) if attrs.has(target) else None

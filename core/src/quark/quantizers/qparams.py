@@ -27,11 +27,11 @@ class QParams:
     outer_scale: Tensor | None = None
 
     def items(self) -> Iterator[tuple[str, Tensor]]:
-        """The tensors that are not None, by field name."""
+        """Yield the tensors that are not None, by field name."""
         for name in ("scale", "zero_point", "outer_scale"):
             if (value := getattr(self, name)) is not None:
                 yield name, value
 
     def map(self, change: Callable[[Tensor], Tensor]) -> QParams:
-        """QParams with ``change`` applied to every tensor."""
+        """Return QParams with ``change`` applied to every tensor."""
         return attrs.evolve(self, **{name: change(value) for name, value in self.items()})

@@ -50,7 +50,7 @@ class ColumnRounding:
         self.needs: Sequence[type[Statistic]] = (self._hessian, CrossMoment) if self._recipe.share else (self._hessian,)
 
     def applies_to(self, name: str) -> bool:
-        """Whether the settings name this layer."""
+        """Return whether the settings name this layer."""
         patterns = self._recipe.modules
         return not patterns or any(_names(p, name) for p in patterns)
 
