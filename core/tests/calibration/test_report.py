@@ -11,7 +11,7 @@ from torch import nn
 from quark.calibration.finite import refuse_non_finite
 from quark.calibration.report import CalibrationReport
 from quark.errors import NonFiniteError
-from quark.planning.plan import PlanRow
+from quark.planning.plan_row import PlanRow
 
 EVERY = [f"model.layers.{i}.mlp.up_proj" for i in range(180)]
 

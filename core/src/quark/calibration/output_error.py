@@ -14,7 +14,7 @@ from quark.calibration.lockstep import replaced_forward
 from quark.calibration.rounding_tasks import rounding_tasks
 from quark.config.layer import QLayerConfig
 from quark.modules import QuantizedLayer, quantized_class
-from quark.planning.plan import PlanRow
+from quark.planning.plan_row import PlanRow
 
 __all__ = ["as_rounded", "configs_of", "tensor_of"]
 

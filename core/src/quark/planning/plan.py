@@ -26,52 +26,13 @@ from quark.planning.attention import (
 )
 from quark.planning.mixtures import fused_parameters
 from quark.planning.patterns import Rule, rules_of
+from quark.planning.plan_row import PlanRow
 from quark.planning.precedence import layer_config_for
-from quark.plugins import layer_types, schemes, templates
+from quark.plugins import schemes, templates
 from quark.quantizers import quantizer_for
 from quark.quantizers.self_check import refuse_broken
 
-__all__ = ["PlanRow", "QuantPlan", "has_static_scale", "make_plan", "plan_rows", "refuse_misfits", "static_activations"]
-
-
-@attrs.frozen
-class PlanRow:
-    """The plan of one layer.
-
-    Attributes:
-        name: Full module name.
-        layer_type: Name of the registered layer type as which the layer is planned: ``"linear"`` for all linear layers.
-        shape: Shape of the weight; ``[out, in]`` for a linear layer, however it is stored.
-        config: How the layer is quantized; None where it stays float.
-        reason: The rule that decided this.
-        algorithm: Name of the algorithm that chooses the weight's codes; None where they are rounded to nearest.
-        tied_to: Full name of the module whose parameter this one shares; None where it shares none.
-    """
-
-    name: str
-    layer_type: str
-    shape: tuple[int, ...]
-    config: QLayerConfig | None
-    reason: str
-    tied_to: str | None = None
-    algorithm: str | None = None
-
-    @property
-    def is_linear(self) -> bool:
-        """Whether the layer is planned as ``nn.Linear``, so that algorithms for linear layers apply."""
-        return layer_types().load_layer(self.layer_type) is nn.Linear
-
-    @property
-    def is_lookup(self) -> bool:
-        """Whether the layer's input is indices, as an embedding's is."""
-        return layer_types().get(self.layer_type).lookup
-
-    @property
-    def quantized_to(self) -> QLayerConfig:
-        """The configuration of a quantized layer. Raises ValueError for a row that is not among `QuantPlan.quantized`."""
-        if self.config is None:
-            raise ValueError(f"'{self.name}' stays float: it has no configuration")
-        return self.config
+__all__ = ["QuantPlan", "has_static_scale", "make_plan", "plan_rows", "refuse_misfits", "static_activations"]
 
 
 @attrs.frozen

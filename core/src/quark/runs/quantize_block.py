@@ -26,7 +26,8 @@ from quark.modules import QuantizedLayer, quantized_class
 from quark.modules.experts import showing_all
 from quark.planning.decoder_blocks import Block, decoder_blocks
 from quark.planning.family import text_config
-from quark.planning.plan import PlanRow, QuantPlan
+from quark.planning.plan import QuantPlan
+from quark.planning.plan_row import PlanRow
 from quark.runs.memory import FreedMemory
 from quark.runs.sink import BlockSink
 from quark.runs.source import BlockSource, InMemorySource

@@ -20,7 +20,8 @@ from quark.log import get_logger
 from quark.planning.decoder_blocks import decoder_blocks
 from quark.planning.family import architecture_of
 from quark.planning.mixtures import separate_experts
-from quark.planning.plan import PlanRow, QuantPlan, has_static_scale, make_plan
+from quark.planning.plan import QuantPlan, has_static_scale, make_plan
+from quark.planning.plan_row import PlanRow
 from quark.planning.plan_text import plan_lines, warning_lines
 from quark.plugins.attribution import attributed
 from quark.runs.memory import SHARE, free_bytes, held_bytes, held_probabilities, tokens_in

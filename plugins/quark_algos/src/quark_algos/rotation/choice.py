@@ -13,7 +13,8 @@ from quark.errors import ConfigError, UnsupportedError
 from quark.modules.attention import BASIS
 from quark.planning.attention import AttentionRow
 from quark.planning.decoder_blocks import decoder_blocks
-from quark.planning.plan import PlanRow, QuantPlan
+from quark.planning.plan import QuantPlan
+from quark.planning.plan_row import PlanRow
 from quark_algos.mappings.mapping import readers_of_attention_norm, readers_of_mlp_norm, writers_of_mlp
 from quark_algos.rotation.config import RotationConfig
 from quark_algos.rotation.hadamard import Rotation, factors_of

@@ -22,7 +22,8 @@ from quark.config.export import JsonExporterConfig
 from quark.config.json_values import value_of
 from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
-from quark.planning.plan import PlanRow, QuantPlan
+from quark.planning.plan import QuantPlan
+from quark.planning.plan_row import PlanRow
 from quark.planning.precedence import layer_config_for
 from quark.plugins import layer_types
 
