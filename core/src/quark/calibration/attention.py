@@ -24,17 +24,15 @@ def attention_quantizers(layers: Mapping[str, QuantizedLayer], attentions: Itera
     """Return the quantizers of attention modules, not yet installed.
 
     Args:
-        layers: The quantized layers of the block by full name; the output quantizer of a projection whose output is quantized inside
-            attention moves to the attention module.
+        layers: The quantized layers of the block by full name; a projection whose output is quantized inside attention loses its output
+            quantizer.
         attentions: The plan rows of the attention modules.
     """
     quantizers_of: dict[str, dict[str, QuantizerModule]] = {}
     for row in attentions:
         quantizers = quantizers_of.setdefault(row.name, {})
-        for state, (layer, _) in row.states.items():
-            quantizer = layers[layer].output_quantizer
-            assert quantizer is not None
-            quantizers[state], layers[layer].output_quantizer = quantizer, None
+        for state, (layer, spec) in row.states.items():
+            quantizers[state], layers[layer].output_quantizer = QuantizerModule(spec, activation=True), None
         if row.probabilities is not None:
             quantizers[PROBABILITIES] = QuantizerModule(row.probabilities, activation=True)
     return quantizers_of

@@ -16,7 +16,7 @@ from quark.config.tensor import QTensorConfig
 from quark.hf.attention_switch import why_unswitchable
 from quark.modules.attention import KEY, QUERY, VALUE
 from quark.names import folded
-from quark.planning.inferred_architecture import attention_modules, with_inferred_attention
+from quark.planning.inferred_architecture import attention_modules, gives_queries_keys_and_values, with_inferred_attention
 from quark.planning.precedence import first_match
 
 if TYPE_CHECKING:
@@ -47,6 +47,8 @@ class AttentionRow:
         key_layer: Full name of the projection whose output quantization ``key`` replaces; None where ``key`` is None.
         value, value_layer: The same for the values.
         query, query_layer: The same for the queries.
+        fused: Whether these projections are one, which gives queries, keys and values, such as ``qkv_proj``. Their scales are stored with
+            the attention module then, and not with the projection.
     """
 
     name: str
@@ -57,6 +59,7 @@ class AttentionRow:
     value_layer: str | None = None
     query: TensorSpec | None = None
     query_layer: str | None = None
+    fused: bool = False
 
     @property
     def states(self) -> dict[str, tuple[str, TensorSpec]]:
@@ -77,22 +80,27 @@ def attention_rows(
     has_cache = bool(config.kv_cache_post_rope and config.kv_cache_quant_config)
     if config.softmax_quant_spec is None and not has_cache and not config.attention_post_rope:
         return ()
-    cached = [r for r in rows if first_match(r.name, config.kv_cache_quant_config) is not None] if has_cache else []
+    cached = [r for r in rows if first_match(r.name, config.kv_cache_quant_config) is not None]
     query_rows = _query_rows(rows, architecture) if config.attention_post_rope else []
+    if not has_cache:
+        # A fused projection has one output quantizer: while that rounds keys and values, it rounds queries too.
+        query_rows, cached = [r for r in query_rows if r not in cached], []
     facts = with_inferred_attention(architecture, model, (r.name for r in rows))
+    fused_rows = {r.name.rpartition(".")[0]: r for r in (*cached, *query_rows) if _is_fused(r.name, facts)}
     attentions = []
     for name in _attentions(model, rows, architecture):
         states: dict[str, Any] = {}
+        fused = fused_rows.get(name)
         for state, projections, candidates in (
             ("key", facts.key_projections, cached),
             ("value", facts.value_projections, cached),
             ("query", facts.query_projections, query_rows),
         ):
-            row = _projection(name, projections or (), candidates)
+            row = _projection(name, projections or (), candidates) or (fused if fused in candidates else None)
             if row is not None and row.config is not None and row.config.output_tensors is not None:
                 states |= {state: row.config.output_tensors, f"{state}_layer": row.name}
         if config.softmax_quant_spec is not None or states:
-            attentions.append(AttentionRow(name, config.softmax_quant_spec, **states))
+            attentions.append(AttentionRow(name, config.softmax_quant_spec, **states, fused=fused is not None))
     return tuple(attentions)
 
 
@@ -106,7 +114,7 @@ def resolve_attention(model: nn.Module, rows: Sequence[PlanRow], config: QConfig
     if cache is None:
         cache = bool(_cached_rows(rows, config, architecture)) and why_before_rope(model, rows, config, architecture) is None
     if queries is None and config.softmax_quant_spec is not None:
-        after_rope = attrs.evolve(config, kv_cache_post_rope=False, attention_post_rope=True)
+        after_rope = attrs.evolve(config, kv_cache_post_rope=cache, attention_post_rope=True)
         attentions = attention_rows(model, rows, after_rope, architecture)
         in_attention = {a.query_layer for a in attentions}
         elsewhere = [r for r in _query_rows(rows, architecture) if r.name not in in_attention]
@@ -281,6 +289,11 @@ def _projection(attention: str, projections: Iterable[str], among: Iterable[Plan
     """Return the first row that is one of the projections of an attention module; projection names are relative to a decoder block."""
     inside = (row for row in among if row.name.rpartition(".")[0] == attention)
     return next((row for row in inside if _is_one_of(row.name, projections)), None)
+
+
+def _is_fused(name: str, facts: Architecture) -> bool:
+    alone = (*(facts.query_projections or ()), *(facts.key_projections or ()), *(facts.value_projections or ()))
+    return gives_queries_keys_and_values(name, facts) and not _is_one_of(name, alone)
 
 
 def _is_one_of(name: str, names_in_block: Iterable[str]) -> bool:
