@@ -124,9 +124,8 @@ def resolve_attention(model: nn.Module, rows: Sequence[PlanRow], config: QConfig
 
 def why_before_rope(model: nn.Module, rows: Sequence[PlanRow], config: QConfig, architecture: Architecture | None) -> str | None:
     """Return why keys and values of the cache cannot be rounded inside attention, with the fix; None where they can be."""
-    after_rope = attrs.evolve(config, kv_cache_post_rope=True, attention_post_rope=False)
-    attentions = attention_rows(model, rows, after_rope, architecture)
-    reason = next(_cache_errors(attentions, rows, after_rope, architecture), None)
+    attentions = _after_rope(model, rows, config, architecture)
+    reason = next(_cache_errors(attentions, rows, config, architecture), None)
     return reason or why_unswitchable(model, [a.name for a in attentions if a.states])
 
 
@@ -166,7 +165,9 @@ def attention_errors(
             yield from _cache_errors(attentions, rows, config, architecture)
     elif asked is None:
         reason, norm = why_before_rope(model, rows, config, architecture), next(_key_norms(model, rows, config, architecture), None)
-        if reason is not None and norm is not None:
+        if others := _uncovered(_after_rope(model, rows, config, architecture), rows, config, architecture):
+            yield _not_what_is_cached(others)
+        elif reason is not None and norm is not None:
             yield (
                 f"keys pass the norm '{norm}' before they are cached, so that a scale of the projection's output does not fit the keys "
                 f"that runtimes cache, and they cannot be rounded after the norm: {reason}. kv_cache_post_rope=False uses that scale anyway"
@@ -181,8 +182,11 @@ def attention_warnings(
     if config.kv_cache_post_rope or not cached:
         return
     norm = next(_key_norms(model, rows, config, architecture), None)
+    facts = with_inferred_attention(architecture, model, (r.name for r in rows))
     where = f"{len(cached)} layers feed the quantized cache and are rounded at the projection's output: {folded(cached)}"
-    if norm is not None:
+    if others := _uncovered(_after_rope(model, rows, config, architecture), rows, config, architecture):
+        yield f"{where}. {_not_what_is_cached(others)}"
+    elif norm is not None:
         yield (
             f"{where}. Runtimes cache keys after the norm '{norm}' and the rotary embedding, which that scale does not fit: all keys may "
             "saturate. Leave kv_cache_post_rope out for a scale of the cached keys"
@@ -190,6 +194,8 @@ def attention_warnings(
     elif asked is None:
         reason = why_before_rope(model, rows, config, architecture)
         yield f"{where}. Runtimes cache keys after the rotary embedding, for which the scale may be too small. The reason: {reason}"
+    if any(_is_fused(name, facts) for name in cached):
+        yield f"{where}. vLLM has no name for the scale of a fused projection's output, and does not load it"
 
 
 def _cached_rows(rows: Iterable[PlanRow], config: QConfig, architecture: Architecture | None) -> list[PlanRow]:
@@ -213,15 +219,38 @@ def _query_rows(rows: Iterable[PlanRow], architecture: Architecture | None) -> l
 def _cache_errors(
     attentions: Sequence[AttentionRow], rows: Sequence[PlanRow], config: QConfig, architecture: Architecture | None
 ) -> Iterator[str]:
-    covered = {layer for row in attentions for layer, _ in row.states.values()}
-    missing = [r.name for r in _cached_rows(rows, config, architecture) if r.name not in covered]
-    if missing:
-        yield (
-            f"keys cannot be quantized after the rotary embedding (kv_cache_post_rope): '{missing[0]}' feeds the cache, and is no "
-            "projection of an attention module that gives keys alone, or values alone. Leave kv_cache_post_rope out, or set it to False"
-        )
+    if missing := _uncovered(attentions, rows, config, architecture):
+        yield _not_what_is_cached(missing)
     if any(_specs_not_per_tensor(attentions, KEY, VALUE)):
         yield _wants_tensor_scale("output_tensors of keys and values with kv_cache_post_rope")
+
+
+def _after_rope(model: nn.Module, rows: Sequence[PlanRow], config: QConfig, architecture: Architecture | None) -> tuple[AttentionRow, ...]:
+    """Return the attention modules as they are with keys and values of the cache after the rotary embedding, and no queries there."""
+    after_rope = attrs.evolve(config, kv_cache_post_rope=True, attention_post_rope=False)
+    return attention_rows(model, rows, after_rope, architecture)
+
+
+def _uncovered(
+    attentions: Sequence[AttentionRow], rows: Sequence[PlanRow], config: QConfig, architecture: Architecture | None
+) -> list[str]:
+    """Return the layers that feed the quantized cache and give neither keys, nor values, nor both with queries: latent attention.
+
+    Args:
+        attentions: With keys and values of the cache after the rotary embedding.
+        rows, config, architecture: As for `attention_errors`.
+    """
+    covered = {layer for row in attentions for layer, _ in row.states.values()}
+    return [r.name for r in _cached_rows(rows, config, architecture) if r.name not in covered]
+
+
+def _not_what_is_cached(layers: Sequence[str]) -> str:
+    return (
+        f"what runtimes cache is no output of {folded(layers)}, which give neither keys alone, nor values alone, nor both with queries. "
+        "With latent attention (MLA), runtimes cache the normed latent and the rotated part of the keys, and vLLM reads no scale of them "
+        "from such a checkpoint and fails on one of these outputs. Leave kv_cache_scheme out: vLLM caches in FP8 all the same where it is "
+        "started so (--kv-cache-dtype fp8), with a scale of 1. kv_cache_post_rope=False rounds these outputs, as AMD Quark does"
+    )
 
 
 def _key_norms(model: nn.Module, rows: Sequence[PlanRow], config: QConfig, architecture: Architecture | None) -> Iterator[str]:

@@ -80,16 +80,14 @@ def _attention_quantizers(modules: Mapping[str, nn.Module]) -> dict[str, Quantiz
 
 
 def _output_quantizers(model: nn.Module, plan: QuantPlan, layers: dict[str, QuantizedLayer]) -> dict[str, QuantizerModule]:
-    """The quantizer of each layer's output: the layer's own, or the one inside attention, behind the rotary embedding, but for fused layers."""
+    """The quantizer of each layer's output: its own, or the one inside attention, behind the rotary embedding; fused ones are left out."""
     states = [(a.name, state, layer) for a in plan.attentions if not a.fused for state, (layer, _) in a.states.items() if layer in layers]
     inside = {layer: getattr(model.get_submodule(attention), state) for attention, state, layer in states}
     quantizers = {name: inside.get(name, layer.output_quantizer) for name, layer in layers.items()}
     return {name: quantizer for name, quantizer in quantizers.items() if quantizer is not None}
 
 
-def _fused_state_parts(
-    model: nn.Module, plan: QuantPlan, layers: Mapping[str, QuantizedLayer], options: ExportOptions
-) -> Iterator[Part]:
+def _fused_state_parts(model: nn.Module, plan: QuantPlan, layers: Mapping[str, QuantizedLayer], options: ExportOptions) -> Iterator[Part]:
     """Parts of the scales of queries, keys and values that fused projections give, which are stored with the attention module."""
     for row in plan.attentions if layers else ():
         module = model.get_submodule(row.name)
