@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from copy import deepcopy
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -24,15 +26,17 @@ def attention_quantizers(layers: Mapping[str, QuantizedLayer], attentions: Itera
     """Return the quantizers of attention modules, not yet installed.
 
     Args:
-        layers: The quantized layers of the block by full name; a projection whose output is quantized inside attention loses its output
-            quantizer.
+        layers: The quantized layers of the block by full name; the output quantizer of a projection whose output is quantized inside
+            attention moves to the attention module.
         attentions: The plan rows of the attention modules.
     """
     quantizers_of: dict[str, dict[str, QuantizerModule]] = {}
     for row in attentions:
-        quantizers = quantizers_of.setdefault(row.name, {})
-        for state, (layer, spec) in row.states.items():
-            quantizers[state], layers[layer].output_quantizer = QuantizerModule(spec, activation=True), None
+        quantizers: dict[str, Any] = quantizers_of.setdefault(row.name, {})
+        # A fused projection has one output quantizer, of which queries, keys and values get one each.
+        quantizers |= {state: deepcopy(layers[layer].output_quantizer) for state, (layer, _) in row.states.items()}
+        for layer, _ in row.states.values():
+            layers[layer].output_quantizer = None
         if row.probabilities is not None:
             quantizers[PROBABILITIES] = QuantizerModule(row.probabilities, activation=True)
     return quantizers_of

@@ -165,7 +165,7 @@ def attention_errors(
             yield from _cache_errors(attentions, rows, config, architecture)
     elif asked is None:
         reason, norm = why_before_rope(model, rows, config, architecture), next(_key_norms(model, rows, config, architecture), None)
-        if others := _uncovered(_after_rope(model, rows, config, architecture), rows, config, architecture):
+        if others := _neither_keys_nor_values(rows, config, architecture):
             yield _not_what_is_cached(others)
         elif reason is not None and norm is not None:
             yield (
@@ -184,7 +184,7 @@ def attention_warnings(
     norm = next(_key_norms(model, rows, config, architecture), None)
     facts = with_inferred_attention(architecture, model, (r.name for r in rows))
     where = f"{len(cached)} layers feed the quantized cache and are rounded at the projection's output: {folded(cached)}"
-    if others := _uncovered(_after_rope(model, rows, config, architecture), rows, config, architecture):
+    if others := _neither_keys_nor_values(rows, config, architecture):
         yield f"{where}. {_not_what_is_cached(others)}"
     elif norm is not None:
         yield (
@@ -219,8 +219,16 @@ def _query_rows(rows: Iterable[PlanRow], architecture: Architecture | None) -> l
 def _cache_errors(
     attentions: Sequence[AttentionRow], rows: Sequence[PlanRow], config: QConfig, architecture: Architecture | None
 ) -> Iterator[str]:
-    if missing := _uncovered(attentions, rows, config, architecture):
-        yield _not_what_is_cached(missing)
+    covered = {layer for row in attentions for layer, _ in row.states.values()}
+    missing = [r.name for r in _cached_rows(rows, config, architecture) if r.name not in covered]
+    if others := _neither_keys_nor_values(rows, config, architecture):
+        yield _not_what_is_cached(others)
+    elif missing:
+        yield (
+            f"keys cannot be quantized after the rotary embedding (kv_cache_post_rope): '{missing[0]}' feeds the cache, and is no "
+            "projection of an attention module that gives keys alone, values alone, or both with queries. Leave kv_cache_post_rope out, or "
+            "set it to False"
+        )
     if any(_specs_not_per_tensor(attentions, KEY, VALUE)):
         yield _wants_tensor_scale("output_tensors of keys and values with kv_cache_post_rope")
 
@@ -231,25 +239,24 @@ def _after_rope(model: nn.Module, rows: Sequence[PlanRow], config: QConfig, arch
     return attention_rows(model, rows, after_rope, architecture)
 
 
-def _uncovered(
-    attentions: Sequence[AttentionRow], rows: Sequence[PlanRow], config: QConfig, architecture: Architecture | None
-) -> list[str]:
-    """Return the layers that feed the quantized cache and give neither keys, nor values, nor both with queries: latent attention.
+def _neither_keys_nor_values(rows: Sequence[PlanRow], config: QConfig, architecture: Architecture | None) -> list[str]:
+    """Return the layers that feed the quantized cache and, as the architecture states, give neither keys, nor values, nor both fused.
 
-    Args:
-        attentions: With keys and values of the cache after the rotary embedding.
-        rows, config, architecture: As for `attention_errors`.
+    Such as ``kv_b_proj`` of latent attention. Where projections are inferred from names, nothing is known of the others.
     """
-    covered = {layer for row in attentions for layer, _ in row.states.values()}
-    return [r.name for r in _cached_rows(rows, config, architecture) if r.name not in covered]
+    if architecture is None or architecture.key_projections is None or architecture.value_projections is None:
+        return []
+    alone = (*architecture.key_projections, *architecture.value_projections)
+    names = [r.name for r in _cached_rows(rows, config, architecture)]
+    return [name for name in names if not _is_one_of(name, alone) and not _is_fused(name, architecture)]
 
 
 def _not_what_is_cached(layers: Sequence[str]) -> str:
     return (
-        f"what runtimes cache is no output of {folded(layers)}, which give neither keys alone, nor values alone, nor both with queries. "
-        "With latent attention (MLA), runtimes cache the normed latent and the rotated part of the keys, and vLLM reads no scale of them "
-        "from such a checkpoint and fails on one of these outputs. Leave kv_cache_scheme out: vLLM caches in FP8 all the same where it is "
-        "started so (--kv-cache-dtype fp8), with a scale of 1. kv_cache_post_rope=False rounds these outputs, as AMD Quark does"
+        f"The output of {folded(layers)} is not what runtimes cache: it is neither keys alone, nor values alone, nor both with queries. "
+        "With latent attention (MLA), runtimes cache the normed latent and the rotated part of the keys; vLLM reads no scale of them from "
+        "checkpoints of AMD Quark, and does not load the scale of such an output. Leave kv_cache_scheme out: vLLM caches in FP8 all the "
+        "same if it is started so (--kv-cache-dtype fp8). kv_cache_post_rope=False rounds these outputs, AMD Quark's convention"
     )
 
 
