@@ -20,6 +20,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
+from quark.config.enums import Dtype
+from quark.config.layer import levels
 from quark.modules import QuantizedLayer, QuantizerModule
 from quark.modules.attention import KEY, VALUE
 from quark.torch import import_model_from_safetensors
@@ -144,5 +146,5 @@ class _Int8OfEachToken(nn.Module):
 
 
 def _is_rounded_anew(layer: QuantizedLayer) -> bool:
-    spec = layer.layer_config.input_tensors
-    return torch.cpu._is_amx_tile_supported() and spec is not None and getattr(spec, "dtype", None) == "int8"
+    specs = levels(layer.layer_config.input_tensors) if layer.layer_config.input_tensors is not None else ()
+    return torch.cpu._is_amx_tile_supported() and any(spec.dtype is Dtype.int8 for spec in specs)
