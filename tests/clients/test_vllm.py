@@ -26,8 +26,8 @@ pytestmark = [pytest.mark.clients, pytest.mark.timeout(1600)]
 FARTHER = 2.0
 """How much farther from the simulation in float32 vLLM may be than the simulation in bfloat16, in Kullback-Leibler divergence.
 
-1 is expected, since both round as often and as coarsely; the mean is over about 95 positions. Seen are 0.06 (float16) to 1. A simulation that
-rounds the cache to the nearest value, which vLLM's CPU kernel does not, is 2.3 (ptpc_fp8) to 13 (int4_wo_128) times as far."""
+1 is expected, since both round as often and as coarsely; the mean is over about 95 positions. Seen are 0.06 (in float16) to 1. Against a
+simulation that rounds the cache to nearest, which vLLM's CPU kernel does not, the ratio is 2.3 (ptpc_fp8) to 13 (int4_wo_128)."""
 SURE = 4 * 2**0.5
 """Choices are compared where the best token leads by that many times the root mean square of the differences between the simulation in
 bfloat16 and in float32: a difference of two log-probabilities has √2 times their error, and four times that is beyond 95 positions."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from copy import deepcopy
-from typing import Any
 
 from torch import Tensor, nn
 
@@ -32,11 +31,13 @@ def attention_quantizers(layers: Mapping[str, QuantizedLayer], attentions: Itera
     """
     quantizers_of: dict[str, dict[str, QuantizerModule]] = {}
     for row in attentions:
-        quantizers: dict[str, Any] = quantizers_of.setdefault(row.name, {})
-        # A fused projection has one output quantizer, of which queries, keys and values get one each.
-        quantizers |= {state: deepcopy(layers[layer].output_quantizer) for state, (layer, _) in row.states.items()}
-        for layer, _ in row.states.values():
-            layers[layer].output_quantizer = None
+        quantizers = quantizers_of.setdefault(row.name, {})
+        outputs = {layer: layers[layer].output_quantizer for layer, _ in row.states.values()}
+        for state, (layer, _) in row.states.items():
+            # Queries, keys and values of a fused projection get a copy each.
+            quantizer = deepcopy(outputs[layer])
+            assert quantizer is not None
+            quantizers[state], layers[layer].output_quantizer = quantizer, None
         if row.probabilities is not None:
             quantizers[PROBABILITIES] = QuantizerModule(row.probabilities, activation=True)
     return quantizers_of

@@ -89,9 +89,9 @@ def _output_quantizers(model: nn.Module, plan: QuantPlan, layers: dict[str, Quan
 
 def _fused_state_parts(model: nn.Module, plan: QuantPlan, layers: Mapping[str, QuantizedLayer], options: ExportOptions) -> Iterator[Part]:
     """Parts of the scales of queries, keys and values that fused projections give, which are stored with the attention module."""
-    for row in plan.attentions if layers else ():
-        module = model.get_submodule(row.name)
-        states = {state: getattr(module, state) for state, (layer, _) in row.states.items() if row.fused and layer in layers}
+    for row in plan.attentions:
+        here = [state for state, (layer, _) in row.states.items() if row.fused and layer in layers]
+        states = {state: getattr(model.get_submodule(row.name), state) for state in here}
         cached = [q.scale for state, q in states.items() if state != QUERY and q.scale is not None and q.scale.numel() == 1]
         is_merged = any(first_match(layer, options.kv_cache_group) for layer, _ in row.states.values())
         merged = QParams(merge_kv_scales(cached, options.min_kv_scale)) if cached and is_merged else None
