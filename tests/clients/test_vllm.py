@@ -107,7 +107,8 @@ def is_computed_by_vllm(directory: Path, cache: str, dtype: torch.dtype) -> None
     """Compare vLLM with the simulation of an export, over texts that vLLM continues; ``dtype`` is that of vLLM's activations."""
     texts = generate(directory, cache, dtype)
     exact, coarse = (simulated(directory, texts, precision, dtype) for precision in (torch.float32, torch.bfloat16))
-    assert divergence(texts.logprobs, exact) <= FARTHER * divergence(coarse, exact)
+    distance, of_bfloat16 = divergence(texts.logprobs, exact), divergence(coarse, exact)
+    assert distance <= FARTHER * of_bfloat16
     best, second = exact.topk(2, dim=-1).values.T
     sure = best - second > SURE * (coarse - exact).square().mean().sqrt()
     assert sure.sum() > len(sure) / 4
