@@ -70,7 +70,7 @@ def one_thread(device: torch.device = CPU) -> Iterator[None]:
 
 @contextmanager
 def coarsely(elements: int, device: torch.device = CPU) -> Iterator[None]:
-    """While the body runs, operations compute in one thread, and `parallel_map` uses as many as torch had before.
+    """Compute operations in one thread while the body runs; `parallel_map` uses as many as torch had before.
 
     For work that is a sequence of many operations on matrices of up to that number of ``elements``: above `SMALL` nothing changes.
     """
