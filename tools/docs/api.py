@@ -133,5 +133,3 @@ def _link(package: str, name: str, written: dict[str, str]) -> str:
                 page = posixpath.relpath(written.get(path, f"{_FOLDER}/{owner}.md"), _FOLDER)
                 return f"[`{name}`]({page}#{path})"
     return f"`{name}`"
-
-

@@ -2,7 +2,8 @@
 
     python -m tools.docs.measure MODEL TEXT_DIR docs/data/round_to_nearest.json
 
-Protocol: that of `benchmarks.perplexity`, without the comparison with the float model. Schemes that the file has already are kept, so a
+Protocol: that of `benchmarks.perplexity`, without the comparison with the float model. Schemes that do
+not fit the model's shapes are recorded with the reason. Schemes that the file has already are kept, so a
 measurement that was cut off goes on where it was; remove the file to measure again.
 """
 
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 
 from benchmarks.perplexity import sequences
+from quark.errors import ConfigError
 from quark.evaluate import perplexity
 from quark.hf.loading import load_model
 from quark.hf.tokenizer import load_tokenizer
@@ -39,7 +41,7 @@ def main() -> None:
     tokenizer = load_tokenizer(args.model)
     calibration = [sequences(tokenizer, args.text / file, *window) for file, *window in CALIBRATION]
     evaluation = list(torch.cat([sequences(tokenizer, args.text / file, *window) for file, *window in EVALUATION]).split(4))
-    result: dict[str, Any] = json.loads(args.out.read_text(encoding="utf-8")) if args.out.exists() else {"perplexity": {}}
+    result: dict[str, Any] = json.loads(args.out.read_text(encoding="utf-8")) if args.out.exists() else {"perplexity": {}, "refused": {}}
     result |= {
         "command": "python -m tools.docs.measure SMOLLM2_135M TEXT_DIR docs/data/round_to_nearest.json",
         "model": "SmolLM2-135M, float32",
@@ -49,9 +51,12 @@ def main() -> None:
         "evaluation": EVALUATION,
     }
     for scheme in ["float", *schemes().names()]:
-        if scheme not in result["perplexity"]:
-            result["perplexity"][scheme] = _measure(args.model, scheme, list(torch.cat(calibration).split(1)), evaluation)
-            print(scheme, result["perplexity"][scheme], flush=True)
+        if scheme not in {**result["perplexity"], **result["refused"]}:
+            try:
+                result["perplexity"][scheme] = _measure(args.model, scheme, list(torch.cat(calibration).split(1)), evaluation)
+            except ConfigError as error:  # the scheme does not fit the shapes of the model
+                result["refused"][scheme] = " ".join(str(error).split()).partition("): ")[0] + ")"
+            print(scheme, result["perplexity"].get(scheme) or result["refused"][scheme], flush=True)
             args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
 
 

@@ -44,4 +44,6 @@ def table() -> str:
         for name in sorted(measured, key=measured.__getitem__)
         if name in facts
     ]
-    return markdown_table(["scheme", "bits", "weights", "activations", "perplexity"], [["float model", "32", "", "", f"{measured['float']:.2f}"], *rows])
+    return markdown_table(
+        ["scheme", "bits", "weights", "activations", "perplexity"], [["float model", "32", "", "", f"{measured['float']:.2f}"], *rows]
+    )

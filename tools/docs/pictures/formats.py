@@ -98,7 +98,9 @@ def bit_fields() -> Drawing:
         if hasattr(number_format := formats().load_format(name), "shape") and hasattr(number_format.shape, "exponent_bits")
     ]
     drawing = Drawing(_WIDTH, 36 + 34 * len(small_floats))
-    for x, (text, color) in zip((_LEFT, _LEFT + 110, _LEFT + 230), (("sign", ORANGE), ("exponent", BLUE), ("mantissa", GREEN)), strict=True):
+    for x, (text, color) in zip(
+        (_LEFT, _LEFT + 110, _LEFT + 230), (("sign", ORANGE), ("exponent", BLUE), ("mantissa", GREEN)), strict=True
+    ):
         drawing.box(x, 8, 14, 14, color, 0.3)
         drawing.text(x + 20, 20, text, 12)
     for number, (name, shape) in enumerate(small_floats):

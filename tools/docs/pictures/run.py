@@ -33,7 +33,9 @@ def block_pipeline() -> Drawing:
             drawing.text(x + 47, 104 + 18 * number, line, 12, anchor="middle")
     drawing.arrow([(104, 118), (135, 118)])
     drawing.arrow([(722, 118), (755, 118)])
-    drawing.text(428, 218, "In memory, from disk to disk, with calibration data and without: the same stream of blocks,", 12, GREY, anchor="middle")
+    drawing.text(
+        428, 218, "In memory, from disk to disk, with calibration data and without: the same stream of blocks,", 12, GREY, anchor="middle"
+    )
     drawing.text(428, 236, "with another source and another sink.", 12, GREY, anchor="middle")
     return drawing
 

@@ -62,5 +62,7 @@ class Drawing:
 
     def svg(self, title: str) -> str:
         """Return the picture, on a single line, with a title for people who cannot see it."""
-        head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {self.width:g} {self.height:g}" role="img" aria-label="{escape(title)}"'
+        head = (
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {self.width:g} {self.height:g}" role="img" aria-label="{escape(title)}"'
+        )
         return f'{head} font-family="system-ui, sans-serif">{"".join(self._elements)}</svg>'
