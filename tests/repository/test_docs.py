@@ -6,6 +6,7 @@ import importlib.util
 import re
 import shlex
 import sys
+import tomllib
 import types
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -19,12 +20,14 @@ from quark.cli import listing
 from quark.cli.main import program
 from quark.plugins import Catalog, Source, using
 from quark.plugins.discovery import Candidate, discover
+from quark.testing.catalogue import all_checks, checks_of
 from quark.testing.tiny import held_out_text, tiny_model_dir
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
 FENCE = re.compile(r'^(<!-- not run: .+ -->\n+)?```(\w+)(?: title="([^"]+)")?\n(.*?)^```', flags=re.MULTILINE | re.DOTALL)
 LONGEST_LINE = 100
+TUTORIAL = ROOT / "docs/plugins/tutorial.md"
 
 
 class Block(NamedTuple):
@@ -63,12 +66,12 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
 
 
 def install(page: Path, folder: Path, stack: ExitStack) -> None:
-    """Write the files of a page's distribution, and have its plugin be there as if it were installed."""
+    """Write the files of a page's distribution, or of the tutorial's, and have its plugin be there as if it were installed."""
     files = {block.title: block.code for block in blocks(page) if block.title}
+    if not files and "acme-quant" in page.read_text(encoding="utf-8"):
+        files = {block.title: block.code for block in blocks(TUTORIAL) if block.title}
     points = {"acme": "acme_quant.plugin"}
     if "pyproject.toml" in files:
-        import tomllib
-
         points = tomllib.loads(files["pyproject.toml"])["project"]["entry-points"]["quark"]
     modules = {path: code for path, code in files.items() if path.endswith(".py")}
     if not modules:
@@ -114,7 +117,8 @@ def run_command(line: str) -> None:
         assert arguments[0] == "-m"
         assert importlib.util.find_spec(arguments[1]) is not None
     else:
-        assert (name, *arguments[:2]) in {("source", ".venv/bin/activate"), ("pip", "install", "-e")}, f"{line}: nothing checks it"
+        known = {("source", ".venv/bin/activate"), ("pip", "install", "-e"), ("pytest", "--quark-conformance", "acme-quant")}
+        assert (name, *arguments[:2]) in known, f"{line}: nothing checks it"
 
 
 def run_quark(arguments: list[str]) -> None:
@@ -122,9 +126,20 @@ def run_quark(arguments: list[str]) -> None:
         return
     if arguments[0] == "demo":
         return  # tests/integration/test_demo.py runs it
+    if arguments[0] == "check" and not checks_of(arguments[arguments.index("--kind") + 1]):
+        return  # nothing is checked of this kind yet
     few = ["--num-calib", "4", "--seq-len", "64"] if "--calib" in arguments else []
     few += ["--limit", "2", "--seq-len", "64"] if arguments[0] == "evaluate" else []
     program()([*arguments, *few], standalone_mode=False)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_expected_failures_that_a_page_shows_are_of_checks_that_there_are(page: Path) -> None:
+    shown = [tomllib.loads(block.code) for block in blocks(page) if block.language == "toml"]
+    tables = [table["tool"]["quark"]["conformance"]["expected-failures"] for table in shown if "quark" in table.get("tool", {})]
+    for subject_and_check in (key for table in tables for key in table):
+        kind, _, check = subject_and_check.split(":")
+        assert f"{kind}:{check}" in all_checks()
 
 
 def test_there_are_pages_with_code() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import re
 import shlex
 from typing import Any
 
@@ -25,16 +26,22 @@ def reference() -> str:
 def _command(name: str, command: Any) -> str:
     arguments = [p for p in command.params if p.param_type_name == "argument"]
     usage = " ".join(["quark", name, *(p.name.upper() if p.required else f"[{p.name.upper()}]" for p in arguments), "[OPTIONS]"])
-    rows = [[_names(p), _default(p), cell(p.help or "")] for p in command.params]
+    rows = [[_names(p), _default(p), _prose(p.help or "")] for p in command.params]
     table = markdown_table(["argument", "default", "meaning"], rows)
-    return f"## quark {name}\n\n{cell(command.help or '')}\n\n```text\n{usage}\n```\n\n{table}"
+    return f"## quark {name}\n\n{_prose(command.help or '')}\n\n```text\n{usage}\n```\n\n{table}"
 
 
 def _names(parameter: Any) -> str:
     if parameter.param_type_name == "argument":
         return code(parameter.name.upper())
-    value = "" if parameter.is_flag else f" {parameter.name.upper()}"
+    form = re.match(r"[A-Z.]+=[A-Z]+", parameter.help or "")  # such as KEY=VALUE, with which its help begins
+    value = "" if parameter.is_flag else f" {form[0] if form else parameter.name.upper()}"
     return " ".join(code(f"{flag}{value}") for flag in [*parameter.opts, *parameter.secondary_opts])
+
+
+def _prose(text: str) -> str:
+    """Return a help text as Markdown, in which only what stands in backticks is markup."""
+    return re.sub(r"\\`(.+?)\\`", r"`\1`", cell(text))
 
 
 def _default(parameter: Any) -> str:

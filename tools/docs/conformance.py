@@ -1,26 +1,25 @@
-"""The checks of the conformance suite, as its catalogue lists them."""
+"""The conformance suite as its catalogue lists it: checks of each kind, levels, outcomes."""
 
 from __future__ import annotations
 
-from typing import Any
-
+from quark.testing.catalogue import checks_of
+from quark.testing.runner import OUTCOMES
+from quark.testing.subject import KINDS
 from tools.docs.tables import cell, code, markdown_table
 
-__all__ = ["checks"]
+__all__ = ["checks", "outcomes"]
 
 
 def checks() -> str:
-    """Return a table of the checks for each kind of record; where this version has no catalogue, a sentence that says so."""
-    try:
-        from quark.testing import CATALOGUE
-    except ImportError:
-        return "This version has no conformance suite yet."
-    kinds: dict[str, list[Any]] = {}
-    for check in CATALOGUE.values() if hasattr(CATALOGUE, "values") else CATALOGUE:
-        kinds.setdefault(str(check.kind), []).append(check)
-    titles = ["check", "level", "needs", "since API", "what it checks"]
-    return "\n\n".join(f"### {kind}\n\n{markdown_table(titles, [_row(check) for check in own])}" for kind, own in kinds.items())
+    """Return a section for each kind of subject: its checks with what each requires."""
+    return "\n\n".join(f"### {kind}\n\n{_table(kind)}" for kind in KINDS)
 
 
-def _row(check: Any) -> list[str]:
-    return [code(check.id), cell(check.level), cell(check.capability or ""), cell(check.since), cell(check.summary)]
+def outcomes() -> str:
+    """Return the table of what a check can end in."""
+    return markdown_table(["outcome", "meaning"], [[cell(name), cell(meaning)] for name, meaning in OUTCOMES.items()])
+
+
+def _table(kind: str) -> str:
+    rows = [[code(c.name), cell(c.sentence), cell(c.level), code(c.needs or ""), str(c.since)] for c in checks_of(kind)]
+    return markdown_table(["check", "requires", "level", "of records with", "since API"], rows) if rows else "This version has none."

@@ -10,6 +10,7 @@
 ``{{ section FILE: HEADING }}``  a section of another document of the repository
 ``{{ file PATH }}``       a Python file of the repository
 ``{{ conformance }}``     the checks of the conformance suite
+``{{ outcomes }}``        what a check can end in
 ``{{ measured }}``        the table of measured accuracy
 ``{{ picture NAME: caption }}``  a drawing of `tools.docs.pictures`
 ========================  ==========================================================================
@@ -36,6 +37,7 @@ _GENERATORS: dict[str, Callable[[str, str], str]] = {
     "section": sections.section,
     "file": lambda path, _: sections.python_file(path),
     "conformance": lambda _, __: conformance.checks(),
+    "outcomes": lambda _, __: conformance.outcomes(),
     "measured": lambda _, __: measured.table(),
     "picture": lambda text, _: pictures.figure(*text.split(": ", 1)),
 }

@@ -11,6 +11,8 @@ __all__ = ["accuracy_against_bits"]
 
 _LEFT, _RIGHT, _TOP, _BOTTOM = 70, 20, 56, 54
 _SIZE = 11
+_BELOW = 0.9
+"""Where the scale begins, as a share of the float model's perplexity."""
 Rectangle = tuple[float, float, float, float]
 
 
@@ -31,7 +33,7 @@ def accuracy_against_bits() -> Drawing:
         return _LEFT + (columns.index(bits[name]) + 0.35) * (drawing.width - _LEFT - _RIGHT) / len(columns)
 
     def y_of(perplexity: float) -> float:
-        share = math.log(perplexity / (reference * 0.97)) / math.log(top / (reference * 0.97))
+        share = math.log(perplexity / (reference * _BELOW)) / math.log(top / (reference * _BELOW))
         return drawing.height - _BOTTOM - share * (drawing.height - _TOP - _BOTTOM)
 
     _axes(drawing, y_of, reference, top)
@@ -60,11 +62,11 @@ def _axes(drawing: Drawing, y_of, reference: float, top: float) -> None:  # type
         drawing.dot(x + 5, 20, 4, color, filled)
         drawing.text(x + 16, 24, text, 12)
     drawing.text(16, 46, "perplexity", 12, GREY)
-    for value in (v for v in (30, 40, 50, 75, 100, 150, 200, 300, 500, 1000, 2000, 5000, 10000) if reference * 0.97 < v < top):
+    for value in (v for v in (30, 40, 50, 75, 100, 150, 200, 300, 500, 1000, 2000, 5000, 10000) if reference * _BELOW < v < top):
         drawing.line(_LEFT, y_of(value), right, y_of(value), opacity=0.12)
         drawing.text(_LEFT - 8, y_of(value) + 4, f"{value:,}", 12, anchor="end")
     drawing.line(_LEFT, y_of(reference), right, y_of(reference), GREY, 1.5)
-    drawing.text(right, y_of(reference) + 14, f"float model, {reference:.2f}", 11, GREY, anchor="end")
+    drawing.text(right, y_of(reference) + 15, f"float model, {reference:.2f}", 11, GREY, anchor="end")
     drawing.line(_LEFT, bottom, right, bottom, opacity=0.5)
     drawing.text((_LEFT + right) / 2, drawing.height - 8, "bits of a weight, its share of scales included", 12, GREY, anchor="middle")
 

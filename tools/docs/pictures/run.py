@@ -16,7 +16,7 @@ def block_pipeline() -> Drawing:
     steps = [
         (136, "source", ["reads the tensors", "of the block"], GREY),
         (286, "transforms", ["rotation, equalization;", "validated, or undone"], ORANGE),
-        (436, "calibration, rounding", ["statistics of all data,", "then codes, by layer"], BLUE),
+        (436, "calibrate, round", ["statistics of all data,", "then codes, by layer"], BLUE),
         (586, "sink", ["packs and writes,", "or keeps in memory"], GREEN),
     ]
     for x, title, lines, color in steps:
