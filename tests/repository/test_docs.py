@@ -142,6 +142,13 @@ def test_expected_failures_that_a_page_shows_are_of_checks_that_there_are(page: 
         assert f"{kind}:{check}" in all_checks()
 
 
+def test_only_a_block_with_a_reason_is_not_run(tmp_path: Path) -> None:
+    (tmp_path / "a.md").write_text(
+        "<!-- not run: needs a GPU -->\n```python\na\n```\n\n```console\n$ b\n```\n<!-- not run: -->\n```text\nc\n```\n"
+    )
+    assert [(block.is_run, block.language) for block in blocks(tmp_path / "a.md")] == [(False, "python"), (True, "console"), (True, "text")]
+
+
 def test_there_are_pages_with_code() -> None:
     assert len(RUNNABLE) >= 15
 
