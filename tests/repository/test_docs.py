@@ -25,7 +25,7 @@ from quark.testing.tiny import held_out_text, tiny_model_dir
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
-FENCE = re.compile(r'^(<!-- not run: .+ -->\n+)?```(\w+)(?: title="([^"]+)")?\n(.*?)^```', flags=re.MULTILINE | re.DOTALL)
+FENCE = re.compile(r'^(<!-- not run: [^\n]+ -->\n+)?```(\w+)(?: title="([^"]+)")?\n(.*?)^```', flags=re.MULTILINE | re.DOTALL)
 LONGEST_LINE = 100
 TUTORIAL = ROOT / "docs/plugins/tutorial.md"
 

@@ -57,26 +57,19 @@ class Page:
 
 @functools.cache
 def pages() -> tuple[Page, ...]:
-    """Return a page for each package that has public names."""
-    made = []
-    written = _written_by_hand()
-    for package in PUBLIC:
-        names = _public(package)
-        if names:
-            made.append(Page(package, f"{_FOLDER}/{package}.md", _markdown(package, names, written)))
-    return tuple(made)
+    """Return a page for each package."""
+    return tuple(Page(package, f"{_FOLDER}/{package}.md", _markdown(package)) for package in PUBLIC)
 
 
 @functools.cache
 def targets() -> dict[str, str]:
     """Return what a name in a docstring links to: the identifier of the one place that describes it, by its name and by its full names."""
-    described = [f"{package}.{name}" for package, names in _owned().items() for name in names]
     found: dict[str, str] = {}
-    for path in described:
+    for path in _described().values():
         package, _, name = path.rpartition(".")
-        value = getattr(importlib.import_module(package), name)
+        value = _value(package, name)
         found[path] = path
-        if isinstance(value, type):
+        if inspect.isclass(value):
             found[name] = path
         if inspect.isclass(value) or inspect.isfunction(value):
             found[f"{value.__module__}.{value.__name__}"] = path
@@ -84,28 +77,31 @@ def targets() -> dict[str, str]:
 
 
 @functools.cache
-def _owned() -> dict[str, tuple[str, ...]]:
-    """Return the names that each package describes: of an object that several packages offer, the package nearest to its definition."""
-    owners: dict[object, str] = {}
+def _described() -> dict[object, str]:
+    """Return the identifier under which each public object is described: that of the package nearest to its definition."""
+    found: dict[object, str] = {}
     for package in PUBLIC:
         for name in _public(package):
-            value = getattr(importlib.import_module(package), name)
-            if _same(package, name) not in owners or getattr(value, "__module__", package).startswith(package):
-                owners[_same(package, name)] = package
-    return {package: tuple(name for name in _public(package) if owners[_same(package, name)] == package) for package in PUBLIC}
+            if _key(package, name) not in found or getattr(_value(package, name), "__module__", package).startswith(package):
+                found[_key(package, name)] = f"{package}.{name}"
+    return found
 
 
-def _same(package: str, name: str) -> object:
+def _value(package: str, name: str) -> object:
+    return getattr(importlib.import_module(package), name)
+
+
+def _key(package: str, name: str) -> object:
     """Return what is equal for two names of one class or function; other values, such as numbers, are described wherever they are named."""
-    value = getattr(importlib.import_module(package), name)
+    value = _value(package, name)
     return id(value) if inspect.isclass(value) or inspect.isfunction(value) else (package, name)
 
 
 def _public(package: str) -> tuple[str, ...]:
-    module = importlib.import_module(package)
-    return tuple(name for name in getattr(module, "__all__", ()) if not name.startswith("__"))
+    return tuple(importlib.import_module(package).__all__)
 
 
+@functools.cache
 def _written_by_hand() -> dict[str, str]:
     """Return the page of each identifier that a page of ``docs/`` describes with ``:::``."""
     return {
@@ -115,21 +111,15 @@ def _written_by_hand() -> dict[str, str]:
     }
 
 
-def _markdown(package: str, names: tuple[str, ...], written: dict[str, str]) -> str:
-    owned = _owned()[package]
-    summary = (inspect.getdoc(importlib.import_module(package)) or "").partition("\n\n")[0]
-    elsewhere = [_link(package, name, written) for name in names if name not in owned or f"{package}.{name}" in written]
-    here = [f"::: {package}.{name}" for name in owned if f"{package}.{name}" not in written]
+def _markdown(package: str) -> str:
+    summary = (inspect.getdoc(importlib.import_module(package)) or "").partition("\n\n")[0].replace("``", "`")
+    here, elsewhere = [], []
+    for name in _public(package):
+        path = _described()[_key(package, name)]
+        if path == f"{package}.{name}" and path not in _written_by_hand():
+            here.append(f"::: {path}")
+        else:
+            page = _written_by_hand().get(path, f"{_FOLDER}/{path.rpartition('.')[0]}.md")
+            elsewhere.append(f"[`{name}`]({posixpath.relpath(page, _FOLDER)}#{path})")
     also = f"Described elsewhere: {', '.join(elsewhere)}." if elsewhere else ""
-    return "\n\n".join(filter(None, [f"# {package}", summary.replace("``", "`"), also, *here]))
-
-
-def _link(package: str, name: str, written: dict[str, str]) -> str:
-    """Return a link to the page that describes a name."""
-    for owner, names in _owned().items():
-        for own in names:
-            if _same(owner, own) == _same(package, name):
-                path = f"{owner}.{own}"
-                page = posixpath.relpath(written.get(path, f"{_FOLDER}/{owner}.md"), _FOLDER)
-                return f"[`{name}`]({page}#{path})"
-    return f"`{name}`"
+    return "\n\n".join(filter(None, [f"# {package}", summary, also, *here]))

@@ -10,7 +10,7 @@ from typing import Any
 from quark.plugins.catalog import catalog
 from quark.plugins.report import kind_report
 from tools.docs.sections import ROOT
-from tools.docs.tables import code, markdown_table
+from tools.docs.tables import cell, code, markdown_table
 
 __all__ = ["calibrated", "round_to_nearest", "schemes", "table"]
 
@@ -37,13 +37,13 @@ def calibrated() -> dict[str, dict[str, float]]:
 
 
 def table() -> str:
-    """Return the table of perplexities with round-to-nearest, best first."""
-    facts, measured = schemes(), round_to_nearest()["perplexity"]
+    """Return the table of perplexities with round-to-nearest, best first, and which schemes were refused."""
+    facts, measured, refused = schemes(), round_to_nearest()["perplexity"], round_to_nearest()["refused"]
     rows = [
         [code(name), f"{facts[name]['effective_bits']:.4g}", facts[name]["weight"], facts[name]["input"], f"{measured[name]:.2f}"]
         for name in sorted(measured, key=measured.__getitem__)
         if name in facts
     ]
-    return markdown_table(
-        ["scheme", "bits", "weights", "activations", "perplexity"], [["float model", "32", "", "", f"{measured['float']:.2f}"], *rows]
-    )
+    titles = ["scheme", "bits", "weights", "activations", "perplexity"]
+    reasons = [f"{code(name)} does not fit this model: {cell(reason)}." for name, reason in refused.items()]
+    return "\n\n".join([markdown_table(titles, [["float model", "32", "", "", f"{measured['float']:.2f}"], *rows]), *reasons])
