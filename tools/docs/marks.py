@@ -4,6 +4,7 @@
 ``{{ table KIND }}``      the records of a kind, such as ``schemes``
 ``{{ options KIND }}``    the options of each of these records
 ``{{ clients }}``         which program loads checkpoints of which scheme
+``{{ capabilities }}``    what records may declare that they can do
 ``{{ hook NAME }}``       what the docstring of a hook says, with its example
 ``{{ commands }}``        the command line: each command with its arguments
 ``{{ plan ARGUMENTS }}``  the plan that ``quark quantize MODEL OUT ARGUMENTS --dry-run`` prints for the tiny model
@@ -31,6 +32,7 @@ _GENERATORS: dict[str, Callable[[str, str], str]] = {
     "table": lambda kind, _: tables.table_of(kind),
     "options": lambda kind, _: tables.options_of(kind),
     "clients": lambda _, __: tables.clients(),
+    "capabilities": lambda _, __: tables.capabilities(),
     "hook": lambda name, _: manual.hook(name),
     "commands": lambda _, __: command_line.reference(),
     "plan": lambda arguments, _: command_line.plan_of_the_tiny_model(arguments),

@@ -1,6 +1,6 @@
 """Measure the perplexity of every scheme with round-to-nearest, for the page that shows accuracy against bits.
 
-    python -m tools.docs.measure MODEL TEXT_DIR docs/data/round_to_nearest.json
+    python -m tools.docs.measure MODEL TEXT_DIR docs/data/round_to_nearest.json [--schemes NAME,…]
 
 Protocol: that of `benchmarks.perplexity`, without the comparison with the float model. Schemes that do
 not fit the model's shapes are recorded with the reason. Schemes that the file has already are kept, so a
@@ -36,6 +36,7 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("text", type=Path)
     parser.add_argument("out", type=Path)
+    parser.add_argument("--schemes", help="NAME,… to measure now; by default all")
     args = parser.parse_args()
     logging.getLogger("quark").setLevel(logging.ERROR)
     tokenizer = load_tokenizer(args.model)
@@ -50,7 +51,7 @@ def main() -> None:
         "calibration": CALIBRATION,
         "evaluation": EVALUATION,
     }
-    for scheme in ["float", *schemes().names()]:
+    for scheme in args.schemes.split(",") if args.schemes else ["float", *schemes().names()]:
         if scheme not in {**result["perplexity"], **result["refused"]}:
             try:
                 result["perplexity"][scheme] = _measure(args.model, scheme, list(torch.cat(calibration).split(1)), evaluation)

@@ -37,7 +37,7 @@ def calibrated() -> dict[str, dict[str, float]]:
 
 
 def table() -> str:
-    """Return the table of perplexities with round-to-nearest, best first, and which schemes were refused."""
+    """Return the table of perplexities with round-to-nearest, best first, and which schemes are not in it."""
     facts, measured, refused = schemes(), round_to_nearest()["perplexity"], round_to_nearest()["refused"]
     rows = [
         [code(name), f"{facts[name]['effective_bits']:.4g}", facts[name]["weight"], facts[name]["input"], f"{measured[name]:.2f}"]
@@ -45,5 +45,7 @@ def table() -> str:
         if name in facts
     ]
     titles = ["scheme", "bits", "weights", "activations", "perplexity"]
-    reasons = [f"{code(name)} does not fit this model: {cell(reason)}." for name, reason in refused.items()]
-    return "\n\n".join([markdown_table(titles, [["float model", "32", "", "", f"{measured['float']:.2f}"], *rows]), *reasons])
+    remarks = [f"{code(name)} does not fit this model: {cell(reason)}." for name, reason in refused.items()]
+    if missing := [code(name) for name in facts if name not in {**measured, **refused}]:
+        remarks.append(f"Not measured: {', '.join(missing)}.")
+    return "\n\n".join([markdown_table(titles, [["float model", "32", "", "", f"{measured['float']:.2f}"], *rows]), *remarks])

@@ -9,10 +9,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from quark.checkpoint.export import exporter_options
+from quark.plugins import CAPABILITIES
 from quark.plugins.catalog import catalog
 from quark.plugins.report import kind_report
 
-__all__ = ["cell", "clients", "markdown_table", "options_of", "table_of"]
+__all__ = ["capabilities", "cell", "clients", "markdown_table", "options_of", "table_of"]
 
 _COLUMNS: dict[str, dict[str, str]] = {
     "formats": {"format": "name", "bits": "bits", "summary": "summary"},
@@ -96,6 +97,12 @@ def clients() -> str:
     programs = list(dict.fromkeys(program for claim in claims.values() for program in claim))
     cells = [[code(name), *(cell(claim.get(program, "")) for program in programs)] for name, claim in claims.items()]
     return markdown_table(["scheme", *programs], cells)
+
+
+def capabilities() -> str:
+    """Return the table of what a record may declare that it can do."""
+    rows = [[code(name), *(cell(part) for part in meaning.split(": ", 1))] for name, meaning in CAPABILITIES.items()]
+    return markdown_table(["capability", "of", "meaning"], rows)
 
 
 def _client(text: str) -> tuple[str, str]:
