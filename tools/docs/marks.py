@@ -4,6 +4,7 @@
 ``{{ table KIND }}``      the records of a kind, such as ``schemes``
 ``{{ options KIND }}``    the options of each of these records
 ``{{ clients }}``         which program loads checkpoints of which scheme
+``{{ protocols }}``       how perplexity may be measured
 ``{{ capabilities }}``    what records may declare that they can do
 ``{{ hook NAME }}``       what the docstring of a hook says, with its example
 ``{{ commands }}``        the command line: each command with its arguments
@@ -32,6 +33,7 @@ _GENERATORS: dict[str, Callable[[str, str], str]] = {
     "table": lambda kind, _: tables.table_of(kind),
     "options": lambda kind, _: tables.options_of(kind),
     "clients": lambda _, __: tables.clients(),
+    "protocols": lambda _, __: tables.protocols(),
     "capabilities": lambda _, __: tables.capabilities(),
     "hook": lambda name, _: manual.hook(name),
     "commands": lambda _, __: command_line.reference(),

@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from quark.checkpoint.export import exporter_options
+from quark.evaluate import PROTOCOLS
 from quark.plugins import CAPABILITIES
 from quark.plugins.catalog import catalog
 from quark.plugins.report import kind_report
 
-__all__ = ["capabilities", "cell", "clients", "markdown_table", "options_of", "table_of"]
+__all__ = ["capabilities", "cell", "clients", "markdown_table", "options_of", "protocols", "table_of"]
 
 _COLUMNS: dict[str, dict[str, str]] = {
     "formats": {"format": "name", "bits": "bits", "summary": "summary"},
@@ -103,6 +104,11 @@ def capabilities() -> str:
     """Return the table of what a record may declare that it can do."""
     rows = [[code(name), *(cell(part) for part in meaning.split(": ", 1))] for name, meaning in CAPABILITIES.items()]
     return markdown_table(["capability", "of", "meaning"], rows)
+
+
+def protocols() -> str:
+    """Return the table of the protocols of ``quark evaluate``."""
+    return markdown_table(["protocol", "meaning"], [[code(name), cell(protocol.about)] for name, protocol in PROTOCOLS.items()])
 
 
 def _client(text: str) -> tuple[str, str]:
