@@ -129,7 +129,7 @@ def test_measured_accuracy_is_of_schemes_that_there_are_and_says_which_are_missi
     perplexity, refused = data["perplexity"], data["refused"]
     assert perplexity.keys() - {"float"} <= names
     assert refused.keys() <= names - perplexity.keys()
-    assert len(perplexity) >= 20
+    assert len(perplexity) >= 25
     assert all(perplexity["float"] * 0.99 < value for value in perplexity.values())
     table, _, missing = measured.table().partition("Not measured: ")
     assert {name for name in names if f"`{name}`" not in table} == set(re.findall(r"`(\w+)`", missing))
