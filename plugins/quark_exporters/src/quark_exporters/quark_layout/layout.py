@@ -88,7 +88,7 @@ def _output_quantizers(model: nn.Module, plan: QuantPlan, layers: dict[str, Quan
 
 
 def _fused_state_parts(model: nn.Module, plan: QuantPlan, layers: Mapping[str, QuantizedLayer], options: ExportOptions) -> Iterator[Part]:
-    """Parts of the scales of queries, keys and values that fused projections give, which are stored with the attention module."""
+    """Yield the parts of scales of queries, keys and values of fused projections, which are stored with the attention module."""
     for row in plan.attentions:
         here = [state for state, (layer, _) in row.states.items() if row.fused and layer in layers]
         states = {state: getattr(model.get_submodule(row.name), state) for state in here}

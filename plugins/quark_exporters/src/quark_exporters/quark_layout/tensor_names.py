@@ -26,7 +26,7 @@ def probabilities_name(attention: str, suffix: str) -> str:
 
 
 def state_name(attention: str, state: str, suffix: str) -> str:
-    """Full name of a tensor of queries, keys or values that a fused projection gives: ``….self_attn`` + keys + scale → ``….k_scale``."""
+    """Return the full name of a tensor of queries, keys or values of a fused projection: ``….self_attn`` + keys + scale → ``….k_scale``."""
     return f"{attention}.{STORED_STATES[state]}_{suffix}"
 
 
