@@ -9,7 +9,8 @@ PYTEST_ARGS ?=
 # Processes that share the tests (pytest-xdist): a number, or auto for one per core. Each uses one thread: the tests are small, and
 # threads that wait for each other cost more than they bring.
 WORKERS ?= auto
-DOCUMENTS = tests/repository/test_doctests.py tests/repository/test_layout.py tests/integration/test_readme.py tests/integration/test_distribution_readmes.py \
+DOCUMENTS = tests/repository/test_doctests.py tests/repository/test_layout.py tests/repository/test_docs.py tests/repository/test_docs_generated.py \
+	tests/repository/test_docs_site.py tests/integration/test_readme.py tests/integration/test_distribution_readmes.py \
 	examples/acme_quant/tests/test_readme.py plugins/quark_algos/tests/test_readme.py plugins/quark_templates/tests/test_readme.py
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
 
@@ -38,7 +39,8 @@ test: install  ## the whole test suite, offline (WORKERS=: processes; PYTEST_ARG
 coverage: install  ## lines of the core that its tests and the integration tests run: coverage.xml, and an error below the floor
 	$(PYTEST) core/tests tests/integration --cov --cov-report=term:skip-covered --cov-report=xml $(PYTEST_ARGS)
 
-docs: install  ## examples in docstrings, code in the READMEs, the table of questions in CONTRIBUTING.md
+docs: install  ## the site of docs/ in site/, warnings are errors; tests of its pages, of docstrings, READMEs and CONTRIBUTING.md
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	$(PYTEST) $(DOCUMENTS) $(PYTEST_ARGS)
 
 slow: install  ## the tests that take minutes: every algorithm with every scheme
@@ -84,4 +86,4 @@ clients: install  ## load exports in transformers, vLLM and AMD Quark (VLLM_PYTH
 	$(BIN)/python -m pytest -m clients tests/clients $(PYTEST_ARGS)
 
 clean:  ## remove everything that make made
-	rm -rf $(VENV) $(VENV)-wheels $(VENV)-lowest $(VENV)-newest dist demo-out .coverage coverage.xml
+	rm -rf $(VENV) $(VENV)-wheels $(VENV)-lowest $(VENV)-newest dist site demo-out .coverage coverage.xml

@@ -106,5 +106,6 @@ class StreamingExporter(Exporter, Protocol):
             options: As for `Exporter.export`.
 
         Raises:
-            As `Exporter.export`, and before any file is written where possible.
+            UnsupportedError: As by `Exporter.export`, and before any file is written where possible.
+            OutputError: The directory cannot be written.
         """

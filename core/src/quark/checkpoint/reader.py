@@ -49,10 +49,11 @@ def import_model_from_safetensors(
         model: A float model of the same structure, changed in place; None builds it from the export's ``config.json``, which is possible
             for transformers models alone.
         model_dir: Directory of the export.
-        multi_device, multi_gpu: Part of AMD Quark's public API; without effect.
+        multi_device: Part of AMD Quark's public API; without effect.
         trust_remote_code: Part of AMD Quark's public API; without effect, since code from a checkpoint is never run.
         attn_implementation: Attention implementation of the model that is built where ``model`` is None; None is transformers' default.
         device: Device to load to; "cuda" means the CPU on a machine without CUDA.
+        multi_gpu: Part of AMD Quark's public API; without effect.
 
     Returns:
         The model in evaluation mode, with the same layers as after `ModelQuantizer.quantize_model`.

@@ -79,7 +79,8 @@ class TensorQuantizer(Protocol):
         """Return scales and zero points of the stored level, as `QParams` hold them, for ranges of a weight.
 
         Args:
-            low, high: Ends of the ranges, float32, of any shape; in units of the weight, not of ``outer``.
+            low: Lower ends of the ranges, float32, of any shape; in units of the weight, not of ``outer``.
+            high: Upper ends, likewise.
             outer: The `outer_scale`, broadcast over ``low``.
             observed: Whether the ends are values of the weight, so that an earlier level rounds them first; else a search chose them.
         """

@@ -121,7 +121,7 @@ class ModelQuantizer:
         Raises:
             UnsupportedError: ``presharded_weights`` are given.
             CalibrationError: The configuration wants calibration data.
-            As `quark.runs.quantize_checkpoint`.
+            QuarkError: As `quark.runs.quantize_checkpoint` raises it.
         """
         if presharded_weights is not None:
             raise UnsupportedError("presharded_weights cannot be read: give the checkpoint as one directory, without them")

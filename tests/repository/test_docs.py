@@ -1,0 +1,179 @@
+"""The pages of docs/ say what is so: their code runs, their commands run on the tiny model, and their generated parts can be made."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import shlex
+import sys
+import tomllib
+import types
+from collections.abc import Iterator
+from contextlib import ExitStack
+from importlib.metadata import EntryPoint
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+
+from quark.cli import listing
+from quark.cli.main import program
+from quark.plugins import Catalog, Source, using
+from quark.plugins.discovery import Candidate, discover
+from quark.testing.catalogue import all_checks, checks_of
+from quark.testing.tiny import held_out_text, tiny_model_dir
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
+FENCE = re.compile(r'^(<!-- not run: [^\n]+ -->\n+)?```(\w+)(?: title="([^"]+)")?\n(.*?)^```', flags=re.MULTILINE | re.DOTALL)
+LONGEST_LINE = 100
+TUTORIAL = ROOT / "docs/plugins/tutorial.md"
+
+
+class Block(NamedTuple):
+    """A block of code of a page."""
+
+    is_run: bool
+    language: str
+    title: str
+    code: str
+
+
+def blocks(page: Path) -> list[Block]:
+    return [Block(not m[1], m[2], m[3] or "", m[4]) for m in FENCE.finditer(page.read_text(encoding="utf-8"))]
+
+
+def named(page: Path) -> str:
+    return str(page.relative_to(ROOT / "docs"))
+
+
+RUNNABLE = [page for page in PAGES if any(block.language in ("python", "console") for block in blocks(page))]
+
+
+@pytest.fixture
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty folder with the texts that commands name, in which nothing of the example distribution is imported yet."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    (tmp_path / "texts").mkdir()
+    for path in ("text.txt", "texts/one.txt"):
+        (tmp_path / path).write_text(held_out_text(), encoding="utf-8")
+    for name in [name for name in sys.modules if name.partition(".")[0] == "acme_quant"]:
+        monkeypatch.delitem(sys.modules, name)
+    yield tmp_path
+    for name in [name for name in sys.modules if name.partition(".")[0] == "acme_quant"]:
+        del sys.modules[name]
+
+
+def install(page: Path, folder: Path, stack: ExitStack) -> None:
+    """Write the files of a page's distribution, or of the tutorial's, and have its plugin be there as if it were installed."""
+    files = {block.title: block.code for block in blocks(page) if block.title}
+    if not files and "acme-quant" in page.read_text(encoding="utf-8"):
+        files = {block.title: block.code for block in blocks(TUTORIAL) if block.title}
+    points = {"acme": "acme_quant.plugin"}
+    if "pyproject.toml" in files:
+        points = tomllib.loads(files["pyproject.toml"])["project"]["entry-points"]["quark"]
+    modules = {path: code for path, code in files.items() if path.endswith(".py")}
+    if not modules:
+        return
+    for path, code in {"acme_quant/__init__.py": "", **modules}.items():
+        (folder / path).parent.mkdir(exist_ok=True)
+        (folder / path).write_text(code, encoding="utf-8")
+    importlib.invalidate_caches()
+    others = [candidate for candidate in discover() if candidate.source.distribution != "acme-quant"]
+    own = [Candidate(Source("acme-quant", "0.1.0", module, name), EntryPoint(name, module, "quark")) for name, module in points.items()]
+    catalog = stack.enter_context(using(Catalog((*others, *own))))
+    assert catalog.failures() == ()
+
+
+@pytest.mark.parametrize("page", RUNNABLE, ids=named)
+def test_the_code_and_the_commands_of_a_page_run_in_order(page: Path, workplace: Path) -> None:
+    module = types.ModuleType("page")
+    with ExitStack() as stack:
+        install(page, workplace, stack)
+        for block in blocks(page):
+            code = block.code.replace("path/to/model", str(tiny_model_dir()))
+            if not block.is_run or block.title:
+                continue
+            if block.language == "python":
+                exec(compile(code, named(page), "exec"), module.__dict__)
+            if block.language == "console":
+                for line in code.splitlines():
+                    run_command(line)
+
+
+def run_command(line: str) -> None:
+    """Run a line of a console: commands of quark on few tokens; of others, see that what they name is there."""
+    assert line.startswith("$ "), f"a command is written after a prompt: {line}"
+    name, *arguments = shlex.split(line.removeprefix("$ "))
+    if name == "quark":
+        run_quark(arguments)
+    elif name == "make":
+        assert re.search(rf"^{arguments[0]}:", (ROOT / "Makefile").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    elif name == "vllm":
+        assert arguments[0] == "serve"
+        assert (Path(arguments[1]) / "config.json").is_file(), f"{line}: no command before it has written {arguments[1]}"
+    elif name == "python":
+        assert arguments[0] == "-m"
+        assert importlib.util.find_spec(arguments[1]) is not None
+    else:
+        known = {("source", ".venv/bin/activate"), ("pip", "install", "-e"), ("pytest", "--quark-conformance", "acme-quant")}
+        assert (name, *arguments[:2]) in known, f"{line}: nothing checks it"
+
+
+def run_quark(arguments: list[str]) -> None:
+    if listing.answer(arguments):
+        return
+    if arguments[0] == "demo":
+        return  # tests/integration/test_demo.py runs it
+    if arguments[0] == "check" and not checks_of(arguments[arguments.index("--kind") + 1]):
+        return  # nothing is checked of this kind yet
+    few = ["--num-calib", "4", "--seq-len", "64"] if "--calib" in arguments else []
+    few += ["--limit", "2", "--seq-len", "64"] if arguments[0] == "evaluate" else []
+    program()([*arguments, *few], standalone_mode=False)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_expected_failures_that_a_page_shows_are_of_checks_that_there_are(page: Path) -> None:
+    shown = [tomllib.loads(block.code) for block in blocks(page) if block.language == "toml"]
+    tables = [table["tool"]["quark"]["conformance"]["expected-failures"] for table in shown if "quark" in table.get("tool", {})]
+    for subject_and_check in (key for table in tables for key in table):
+        kind, _, check = subject_and_check.split(":")
+        assert f"{kind}:{check}" in all_checks()
+
+
+def test_only_a_block_with_a_reason_is_not_run(tmp_path: Path) -> None:
+    (tmp_path / "a.md").write_text(
+        "<!-- not run: needs a GPU -->\n```python\na\n```\n\n```console\n$ b\n```\n<!-- not run: -->\n```text\nc\n```\n"
+    )
+    assert [(block.is_run, block.language) for block in blocks(tmp_path / "a.md")] == [(False, "python"), (True, "console"), (True, "text")]
+
+
+def test_there_are_pages_with_code() -> None:
+    assert len(RUNNABLE) >= 15
+
+
+def test_a_command_that_does_not_work_is_noticed(workplace: Path) -> None:
+    with pytest.raises(Exception, match="no_such_scheme"):
+        run_command(f"$ quark quantize {tiny_model_dir()} out --scheme no_such_scheme")
+    with pytest.raises(AssertionError, match="nothing checks it"):
+        run_command("$ curl something")
+    with pytest.raises(AssertionError, match="has written"):
+        run_command("$ vllm serve nowhere")
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_code_is_in_a_language_and_fits_the_page(page: Path) -> None:
+    fences = re.findall(r"^ *```.*$", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert len(fences) == 2 * len(blocks(page))
+    assert {block.language for block in blocks(page)} <= {"python", "console", "toml", "text", "json"}
+    long = [line for block in blocks(page) if block.language == "python" for line in block.code.splitlines() if len(line) > LONGEST_LINE]
+    assert long == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=named)
+def test_every_page_has_one_title_and_is_in_the_navigation(page: Path) -> None:
+    text = FENCE.sub("", page.read_text(encoding="utf-8"))
+    assert len(re.findall(r"^# .+$", text, flags=re.MULTILINE)) == 1
+    assert text.startswith("# ")
+    assert f": {named(page)}\n" in (ROOT / "mkdocs.yml").read_text(encoding="utf-8")

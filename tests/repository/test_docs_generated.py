@@ -1,0 +1,142 @@
+"""The generated parts of the documentation are complete: everything that is registered, every option, every public name."""
+
+from __future__ import annotations
+
+import inspect
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+import quark.plugins
+from quark.cli.main import program
+from quark.plugins import QuarkHooks, formats
+from quark.plugins.catalog import catalog
+from quark.plugins.kinds import KINDS
+from tools.docs import api, command_line, manual, marks, measured, pictures, sections, tables
+from tools.docs.pictures.formats import values_of
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = {str(p.relative_to(ROOT / "docs")): p.read_text(encoding="utf-8") for p in sorted((ROOT / "docs").rglob("*.md"))}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_the_marks_of_a_page_stand_for_something(page: str) -> None:
+    text = marks.expand(PAGES[page], page)
+    assert "{{" not in re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    assert len(text) >= len(PAGES[page])
+
+
+def test_an_unknown_mark_is_an_error_that_names_the_page() -> None:
+    with pytest.raises(ValueError, match=r"docs/index\.md: '\{\{ tabel schemes \}\}' is no mark: write one of table"):
+        marks.expand("{{ tabel schemes }}", "index.md")
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.plural)
+def test_the_table_of_a_kind_is_on_a_page_and_has_every_record(kind) -> None:  # type: ignore[no-untyped-def]
+    assert any(f"{{{{ table {kind.plural} }}}}" in text for text in PAGES.values())
+    rows = tables.table_of(kind.plural).splitlines()[2:]
+    registry = catalog().registries[kind.plural]
+    assert [re.match(r"\| `([^`]+)`", row)[1] for row in rows] == registry.names()  # type: ignore[index]
+
+
+@pytest.mark.parametrize("kind", ["schemes", "algorithms", "observers", "exporters"])
+def test_every_option_of_a_record_is_explained(kind: str) -> None:
+    text = tables.options_of(kind)
+    for record in catalog().registries[kind]:
+        options = [] if kind == "exporters" else catalog().registries[kind].options(record.name)
+        section = text.partition(f"### Options of {record.name}\n")[2].partition("\n### ")[0]
+        assert {f"| `{option.name}` |" in section for option in options} <= {True}
+    if kind == "exporters":
+        assert "`max_shard_bytes`" in text
+
+
+def test_text_of_a_record_cannot_become_markup() -> None:
+    assert tables.cell("<script>*x*</script> | [a](b)\n# c `d`") == (r"&lt;script&gt;\*x\*&lt;/script&gt; \| \[a\](b) # c \`d\`")
+    assert tables.code("a`b|c") == r"`a'b\|c`"
+
+
+def test_every_command_and_option_of_the_program_is_in_the_reference() -> None:
+    import typer
+
+    text = command_line.reference()
+    commands = typer.main.get_command(program()).commands  # type: ignore[attr-defined]
+    assert len(commands) >= 10
+    for name, command in commands.items():
+        section = text.partition(f"## quark {name}\n")[2].partition("\n## ")[0]
+        assert all(f"`{flag}" in section for p in command.params for flag in p.opts if flag.startswith("--")), name
+
+
+def test_every_hook_has_a_page_with_its_example() -> None:
+    hooks = [name for name in vars(QuarkHooks) if name.startswith("quark_")]
+    for name in hooks:
+        assert any(f"{{{{ hook {name} }}}}" in text for text in PAGES.values()), name
+        assert 'title="acme_quant/plugin.py"' in manual.hook(name)
+        assert (inspect.getdoc(getattr(QuarkHooks, name)) or "").partition(".")[0].replace("``", "`") in manual.hook(name)
+
+
+def test_every_record_class_is_described_on_a_page_of_a_plugin() -> None:
+    described = {identifier for page, text in PAGES.items() for identifier in re.findall(r"^::: (\S+)", text, flags=re.MULTILINE)}
+    records = [name for name in quark.plugins.__all__ if name.endswith("Record")]
+    assert {f"quark.plugins.{name}" for name in records} <= described
+
+
+def test_every_public_name_is_described_once_or_linked() -> None:
+    by_hand = [i for text in PAGES.values() for i in re.findall(r"^::: (\S+)", text, flags=re.MULTILINE)]
+    generated = [i for page in api.pages() for i in re.findall(r"^::: (\S+)", page.markdown, flags=re.MULTILINE)]
+    assert len({*by_hand, *generated}) == len(by_hand) + len(generated)
+    for page in api.pages():
+        module = __import__(page.title, fromlist=["__all__"])
+        for name in module.__all__:
+            assert f"::: {page.title}.{name}\n" in f"{page.markdown}\n" or f"[`{name}`](" in page.markdown, f"{page.title}.{name}"
+
+
+def test_a_section_keeps_only_links_that_lead_somewhere() -> None:
+    text = sections.section("ARCHITECTURE.md: Calibrated rounding in one forward", "explanation/one-run.md")
+    assert "`CONTRIBUTING.md`" in text
+    assert "](CONTRIBUTING.md" not in text
+    with pytest.raises(ValueError, match=r"docs/a\.md: ARCHITECTURE\.md has no heading 'No such'"):
+        sections.section("ARCHITECTURE.md: No such", "a.md")
+
+
+@pytest.mark.parametrize("name", pictures.PICTURES)
+def test_a_picture_is_drawn_and_can_stand_in_a_page(name: str) -> None:
+    figure = pictures.figure(name, "What < it shows")
+    assert "\n" not in figure
+    svg = ElementTree.fromstring(figure).find("{http://www.w3.org/2000/svg}svg")
+    assert svg is not None
+    assert len(svg) > 10
+    width = float(svg.attrib["viewBox"].split()[2])
+    assert all(0 <= float(text.attrib["x"]) <= width for text in svg.iter("{http://www.w3.org/2000/svg}text"))
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("int2", [-2, -1, 0, 1]),
+        ("int4", list(range(-8, 8))),
+        ("uint4", list(range(16))),
+        ("fp4", [-6, -4, -3, -2, -1.5, -1, -0.5, 0, 0.5, 1, 1.5, 2, 3, 4, 6]),
+    ],
+)
+def test_the_values_of_a_number_line_are_those_of_the_format(name: str, values: list[float]) -> None:
+    assert values_of(formats().load_format(name)) == values
+
+
+def test_measured_accuracy_is_of_schemes_that_there_are_and_says_which_are_missing() -> None:
+    data, names = measured.round_to_nearest(), set(quark.plugins.schemes().names())
+    perplexity, refused = data["perplexity"], data["refused"]
+    assert perplexity.keys() - {"float"} <= names
+    assert refused.keys() <= names - perplexity.keys()
+    assert len(perplexity) >= 25
+    assert all(perplexity["float"] * 0.99 < value for value in perplexity.values())
+    table, _, missing = measured.table().partition("Not measured: ")
+    assert {name for name in names if f"`{name}`" not in table} == set(re.findall(r"`(\w+)`", missing))
+
+
+def test_measured_accuracy_agrees_with_the_table_of_the_algorithms() -> None:
+    calibrated = measured.calibrated()
+    assert {"GPTQ", "GPTAQ", "Qronos"} <= calibrated.keys()
+    nearest = measured.round_to_nearest()["perplexity"]["int4_wo_64"]
+    assert calibrated["round-to-nearest"]["int4_wo_64"] == pytest.approx(nearest, rel=0.01)

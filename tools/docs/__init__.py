@@ -1,0 +1,1 @@
+"""The generated parts of the documentation: tables of the registry, pages of hooks, API pages, pictures. `hooks` plugs them into MkDocs."""

@@ -1,0 +1,60 @@
+"""The command line in the documentation: its reference, from the typer program, and what it prints."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import re
+import shlex
+from typing import Any
+
+import typer
+
+from quark.cli.main import program
+from quark.testing.tiny import tiny_model_dir
+from tools.docs.tables import cell, code, markdown_table
+
+__all__ = ["plan_of_the_tiny_model", "reference"]
+
+
+def reference() -> str:
+    """Return a section for each command: what it does, its arguments and its options."""
+    commands: dict[str, Any] = typer.main.get_command(program()).commands  # type: ignore[attr-defined]
+    return "\n\n".join(_command(name, command) for name, command in commands.items())
+
+
+def _command(name: str, command: Any) -> str:
+    arguments = [p for p in command.params if p.param_type_name == "argument"]
+    usage = " ".join(["quark", name, *(p.name.upper() if p.required else f"[{p.name.upper()}]" for p in arguments), "[OPTIONS]"])
+    rows = [[_names(p), _default(p), _prose(p.help or "")] for p in command.params]
+    table = markdown_table(["argument", "default", "meaning"], rows)
+    return f"## quark {name}\n\n{_prose(command.help or '')}\n\n```text\n{usage}\n```\n\n{table}"
+
+
+def _names(parameter: Any) -> str:
+    if parameter.param_type_name == "argument":
+        return code(parameter.name.upper())
+    form = re.match(r"[A-Z.]+=[A-Z]+", parameter.help or "")  # such as KEY=VALUE, with which its help begins
+    value = "" if parameter.is_flag else f" {form[0] if form else parameter.name.upper()}"
+    return " ".join(code(f"{flag}{value}") for flag in [*parameter.opts, *parameter.secondary_opts])
+
+
+def _prose(text: str) -> str:
+    """Return a help text as Markdown, in which only what stands in backticks is markup."""
+    return re.sub(r"\\`(.+?)\\`", r"`\1`", cell(text))
+
+
+def _default(parameter: Any) -> str:
+    if parameter.required:
+        return "required"
+    default = parameter.default
+    return "" if default is None or default is False or callable(default) or default in ((), []) else code(default)
+
+
+def plan_of_the_tiny_model(arguments: str) -> str:
+    """Return what ``quark quantize MODEL OUT ARGUMENTS --dry-run`` prints for the tiny model, below the command."""
+    command = ["quantize", str(tiny_model_dir()), "OUT", *shlex.split(arguments), "--dry-run"]
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        program()(command, standalone_mode=False)
+    return f"```text\n$ quark quantize MODEL OUT {arguments} --dry-run\n{printed.getvalue().rstrip()}\n```"

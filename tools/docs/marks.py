@@ -1,0 +1,67 @@
+"""Marks in the sources of the documentation: a line ``{{ word argument }}`` stands for something that the code knows.
+
+========================  ==========================================================================
+``{{ table KIND }}``      the records of a kind, such as ``schemes``
+``{{ options KIND }}``    the options of each of these records
+``{{ clients }}``         which program loads checkpoints of which scheme
+``{{ protocols }}``       how perplexity may be measured
+``{{ capabilities }}``    what records may declare that they can do
+``{{ hook NAME }}``       what the docstring of a hook says, with its example
+``{{ commands }}``        the command line: each command with its arguments
+``{{ plan ARGUMENTS }}``  the plan that ``quark quantize MODEL OUT ARGUMENTS --dry-run`` prints for the tiny model
+``{{ section FILE: HEADING }}``  a section of another document of the repository
+``{{ file PATH }}``       a Python file of the repository
+``{{ conformance }}``     the checks of the conformance suite
+``{{ outcomes }}``        what a check can end in
+``{{ measured }}``        the table of measured accuracy
+``{{ picture NAME: caption }}``  a drawing of `tools.docs.pictures`
+========================  ==========================================================================
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+from tools.docs import command_line, conformance, manual, measured, pictures, sections, tables
+
+__all__ = ["MARK", "expand"]
+
+MARK = re.compile(r"^\{\{ (\w+)(?: (.*?))? \}\}$", flags=re.MULTILINE)
+
+_GENERATORS: dict[str, Callable[[str, str], str]] = {
+    "table": lambda kind, _: tables.table_of(kind),
+    "options": lambda kind, _: tables.options_of(kind),
+    "clients": lambda _, __: tables.clients(),
+    "protocols": lambda _, __: tables.protocols(),
+    "capabilities": lambda _, __: tables.capabilities(),
+    "hook": lambda name, _: manual.hook(name),
+    "commands": lambda _, __: command_line.reference(),
+    "plan": lambda arguments, _: command_line.plan_of_the_tiny_model(arguments),
+    "section": sections.section,
+    "file": lambda path, _: sections.python_file(path),
+    "conformance": lambda _, __: conformance.checks(),
+    "outcomes": lambda _, __: conformance.outcomes(),
+    "measured": lambda _, __: measured.table(),
+    "picture": lambda text, _: pictures.figure(*text.split(": ", 1)),
+}
+
+
+def expand(markdown: str, page: str) -> str:
+    """Return the source of a page with each mark replaced by what it stands for.
+
+    Args:
+        markdown: The source.
+        page: Its path below ``docs/``, such as ``"reference/schemes.md"``.
+
+    Raises:
+        ValueError: A mark is unknown.
+    """
+
+    def generated(match: re.Match[str]) -> str:
+        generator = _GENERATORS.get(match[1])
+        if generator is None:
+            raise ValueError(f"docs/{page}: '{match[0]}' is no mark: write one of {', '.join(_GENERATORS)}")
+        return generator((match[2] or "").strip(), page)
+
+    return MARK.sub(generated, markdown)

@@ -1,0 +1,45 @@
+"""Sections of other documents of the repository, for the pages that show them: each text stays in the one file that owns it."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from pathlib import Path
+
+__all__ = ["ROOT", "python_file", "section"]
+
+ROOT = Path(__file__).resolve().parents[2]
+_PAGES = {"ARCHITECTURE.md#glossary": "reference/glossary.md", "plugins/quark_algos/README.md": "explanation/algorithms.md"}
+"""Where the site has what other documents of the repository link to."""
+_LINK = re.compile(r"\[([^\]]+)\]\((?!https?://)([^)\s]+)\)")
+
+
+def section(reference: str, page: str) -> str:
+    """Return a section of a document without its heading; headings inside it move up or down to those of a page.
+
+    Args:
+        reference: ``"FILE: HEADING"``, the file relative to the root of the repository.
+        page: The page that shows it; links are relative to it.
+
+    Raises:
+        ValueError: The file has no such heading.
+    """
+    file, _, heading = reference.partition(": ")
+    text = (ROOT / file).read_text(encoding="utf-8")
+    found = re.search(rf"^(#+) {re.escape(heading)}\n(.*?)(?=^#{{1,2}} |\Z)", text, flags=re.MULTILINE | re.DOTALL)
+    if found is None:
+        raise ValueError(f"docs/{page}: {file} has no heading '{heading}'")
+    return _LINK.sub(lambda match: _link(match[1], match[2], file, page), found[2].strip())
+
+
+def python_file(path: str) -> str:
+    """Return a Python file of the repository as a block of code with its path as title."""
+    return f'```python title="{path}"\n{(ROOT / path).read_text(encoding="utf-8").strip()}\n```'
+
+
+def _link(text: str, target: str, file: str, page: str) -> str:
+    """Return a link for the page: to a page of the site where there is one, else only its text, since the site has no other files."""
+    path, hash_sign, anchor = target.partition("#")
+    path = posixpath.normpath(posixpath.join(posixpath.dirname(file), path)) if path else file
+    own = _PAGES.get(f"{path}{hash_sign}{anchor}") or _PAGES.get(path)
+    return f"[{text}]({posixpath.relpath(own, posixpath.dirname(page))})" if own else f"`{text.strip('`')}`"
