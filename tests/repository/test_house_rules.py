@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 # The distributions of this repository, by folder.
 DISTRIBUTIONS = ["core", *sorted(f"plugins/{p.parent.name}" for p in ROOT.glob("plugins/*/pyproject.toml")), "tiny_model"]
 SOURCES = sorted(p for d in DISTRIBUTIONS for p in (ROOT / d / "src").rglob("*.py"))
-TEXTS = sorted(p for p in ROOT.rglob("*.py") if not {".venv", "build"} & set(p.relative_to(ROOT).parts))
+TEXTS = sorted(p for p in ROOT.rglob("*.py") if not any(part == "build" or part.startswith(".") for part in p.relative_to(ROOT).parts))
 
 
 def test_there_is_something_to_check() -> None:

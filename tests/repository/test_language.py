@@ -11,7 +11,9 @@ ROOT = Path(__file__).resolve().parents[2]
 SOURCES = sorted(
     p for pattern in ("core/src", "plugins/*/src", "examples/*/src", "tiny_model/src") for p in ROOT.glob(f"{pattern}/**/*.py")
 )
-DOCUMENTS = sorted(p for p in ROOT.rglob("*.md") if not {".venv", ".git"} & set(p.relative_to(ROOT).parts))
+DOCUMENTS = sorted(
+    p for p in ROOT.rglob("*.md") if not any(part.startswith(".") and part != ".github" for part in p.relative_to(ROOT).parts)
+)
 
 # A word that the glossary replaces, and the word to write. Only words that have no other meaning in this code are here.
 REPLACED = {

@@ -24,7 +24,7 @@ def program() -> typer.Typer:
     # Imported here: importing typer takes longer than a whole listing, and listings do not need it.
     import typer
 
-    from quark.cli import demo, evaluate, new_plugin, quantize
+    from quark.cli import check, demo, evaluate, new_plugin, quantize
 
     app = typer.Typer(
         name="quark",
@@ -40,7 +40,7 @@ def program() -> typer.Typer:
     def options(version: bool = version) -> None:
         """Options of the program itself."""
 
-    for command in (quantize, evaluate, demo, new_plugin, listing):
+    for command in (quantize, evaluate, demo, new_plugin, check, listing):
         command.register(app)
     return app
 

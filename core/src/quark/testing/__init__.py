@@ -1,1 +1,64 @@
-"""Helpers of tests and demonstrations: the tiny model."""
+"""The conformance suite for plugin authors, and the tiny model.
+
+Three doors lead to the same checks: a test class (``class TestAcme(SchemeConformance): subject = "acme_int3"``), pytest without a test
+file (``pytest --quark-conformance acme-quant``), and the command line (``quark check acme-quant``).
+
+Names are imported when they are used: pytest imports this package in every session.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from quark.testing.catalogue import all_checks
+    from quark.testing.check import Check, CheckFailedError, NotApplicableError
+    from quark.testing.classes import (
+        Conformance,
+        DistributionConformance,
+        FormatConformance,
+        LayerTypeConformance,
+        LayoutConformance,
+        ObserverConformance,
+        RoundingConformance,
+        SchemeConformance,
+        TemplateConformance,
+        TransformConformance,
+    )
+    from quark.testing.runner import Result, run_check, run_checks
+    from quark.testing.subject import Subject, find_subject, subjects
+
+__all__ = [
+    "Check",
+    "CheckFailedError",
+    "Conformance",
+    "DistributionConformance",
+    "FormatConformance",
+    "LayerTypeConformance",
+    "LayoutConformance",
+    "NotApplicableError",
+    "ObserverConformance",
+    "Result",
+    "RoundingConformance",
+    "SchemeConformance",
+    "Subject",
+    "TemplateConformance",
+    "TransformConformance",
+    "all_checks",
+    "find_subject",
+    "run_check",
+    "run_checks",
+    "subjects",
+]
+
+_MODULES = ("check", "classes", "runner", "subject", "catalogue")
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        for module in _MODULES:
+            found = import_module(f"quark.testing.{module}")
+            if name in getattr(found, "__all__", ()):
+                return getattr(found, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,1 @@
+"""The checks: one module for each kind of subject, named as the kind."""

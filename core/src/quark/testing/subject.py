@@ -1,0 +1,134 @@
+"""Subject: what a check looks at: one record of a plugin, or a distribution as a whole."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import attrs
+
+from quark.errors import ConfigError, UnknownNameError
+from quark.names import closest
+from quark.plugins import Catalog
+from quark.plugins.collection import Registered
+from quark.plugins.discovery import normalized
+from quark.plugins.records import AlgorithmRecord, Record
+
+__all__ = ["KINDS", "Subject", "distributions", "find_subject", "subjects"]
+
+_REGISTRIES = {
+    "format": "formats",
+    "observer": "observers",
+    "scheme": "schemes",
+    "rounding": "algorithms",
+    "transform": "algorithms",
+    "template": "templates",
+    "layout": "exporters",
+    "layer_type": "layer_types",
+}
+KINDS = (*_REGISTRIES, "distribution")
+"""Kinds of subjects, in the order in which they are checked."""
+
+
+@attrs.frozen(eq=False)
+class Subject:
+    """One thing to check.
+
+    Attributes:
+        kind: One of `KINDS`.
+        name: Of the record; of a distribution its own.
+        distribution: The distribution that brings it.
+        version: Of that distribution.
+        record: The record; None for a distribution.
+        catalog: The plugins among which it is checked; the plugins of the process while a check runs.
+        source_directory: The directory of the distribution's ``pyproject.toml``; None where it is not known.
+    """
+
+    kind: str = attrs.field(validator=attrs.validators.in_(KINDS))
+    name: str
+    distribution: str
+    version: str
+    record: Record | None
+    catalog: Catalog = attrs.field(repr=False)
+    source_directory: Path | None = None
+
+    @property
+    def id(self) -> str:
+        """Kind and name: ``"scheme:acme_int3"``."""
+        return f"{self.kind}:{self.name}"
+
+    @property
+    def lookup_name(self) -> str:
+        """The name by which its registry gives this record and no other: with the distribution, where several claim the name."""
+        registry = self.catalog.registries[_REGISTRIES[self.kind]]
+        full = f"{self.distribution}:{self.name}"
+        return full if self.name in registry.conflicts() or registry.get(self.name) is not self.record else self.name
+
+    def __str__(self) -> str:
+        return f"{self.kind.replace('_', ' ')} '{self.name}' of {self.distribution} {self.version}".rstrip()
+
+
+def distributions(catalog: Catalog) -> dict[str, str]:
+    """Distributions that bring plugins, also those that failed or are left out, with their versions."""
+    sources = [*catalog.sources(), *(failure.source for failure in catalog.failures()), *catalog.left_out]
+    return {source.distribution: source.version for source in sources}
+
+
+def subjects(catalog: Catalog, distribution: str, kinds: Sequence[str] = KINDS, source_directory: Path | None = None) -> Iterator[Subject]:
+    """Yield what a distribution registers, kind by kind, and at the end the distribution itself.
+
+    Args:
+        catalog: The plugins.
+        distribution: Its name, in any spelling.
+        kinds: Kinds to leave the others out.
+        source_directory: The directory of its ``pyproject.toml``, for checks of the distribution.
+
+    Raises:
+        UnknownNameError: It has no plugin among them.
+        ConfigError: A kind is none.
+    """
+    wanted, versions = normalized(distribution), distributions(catalog)
+    if wanted not in versions:
+        near = closest(wanted, versions)
+        raise UnknownNameError(
+            f"no installed distribution '{distribution}' has an entry point of the group quark{f'; did you mean {near!r}?' if near else '.'} "
+            f"There are {', '.join(sorted(versions))}",
+            kind="distribution",
+            name=distribution,
+            known=sorted(versions),
+        )
+    if unknown := [kind for kind in kinds if kind not in KINDS]:
+        raise ConfigError(f"{unknown[0]!r} is no kind of subject: there are {', '.join(KINDS)}")
+    for kind in (kind for kind in KINDS if kind in kinds):
+        if kind == "distribution":
+            yield Subject(kind, wanted, wanted, versions[wanted], None, catalog, source_directory)
+            continue
+        claims: list[Registered] = list(catalog.registries[_REGISTRIES[kind]].claims())
+        for claim in claims:
+            if claim.source.distribution == wanted and _is_of(kind, claim.record):
+                yield Subject(kind, claim.record.name, wanted, versions[wanted], claim.record, catalog, source_directory)
+
+
+def find_subject(catalog: Catalog, kind: str, name: str) -> Subject:
+    """Return the record of that kind and name, or the distribution of that name.
+
+    Args:
+        catalog: The plugins.
+        kind: One of `KINDS`.
+        name: As for `quark.plugins.Registry.get`: a name, or ``"distribution:name"``.
+
+    Raises:
+        UnknownNameError, AmbiguousNameError: As `quark.plugins.Registry.get`.
+        ConfigError: The algorithm of that name is of the other kind.
+    """
+    if kind == "distribution":
+        return next(subjects(catalog, name, [kind]))
+    registry = catalog.registries[_REGISTRIES[kind]]
+    record, source = registry.get(name), registry.source(name)
+    if not _is_of(kind, record):
+        raise ConfigError(f"the algorithm '{record.name}' is no {kind}: it is registered as the other kind of algorithm")
+    return Subject(kind, record.name, source.distribution, source.version, record, catalog)
+
+
+def _is_of(kind: str, record: Record) -> bool:
+    return not isinstance(record, AlgorithmRecord) or record.kind == kind

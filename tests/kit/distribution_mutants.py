@@ -1,0 +1,4 @@
+"""Distributions with one thing wrong each."""
+
+HEALTHY = None
+MUTANTS = ()

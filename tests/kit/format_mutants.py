@@ -1,0 +1,4 @@
+"""Formats with one thing wrong each."""
+
+HEALTHY = None
+MUTANTS = ()

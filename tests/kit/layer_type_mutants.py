@@ -1,0 +1,4 @@
+"""Layer types with one thing wrong each."""
+
+HEALTHY = None
+MUTANTS = ()

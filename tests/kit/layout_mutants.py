@@ -1,0 +1,4 @@
+"""Layouts with one thing wrong each."""
+
+HEALTHY = None
+MUTANTS = ()

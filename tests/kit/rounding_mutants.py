@@ -1,0 +1,4 @@
+"""Roundings with one thing wrong each."""
+
+HEALTHY = None
+MUTANTS = ()

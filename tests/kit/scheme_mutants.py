@@ -1,0 +1,4 @@
+"""Schemes with one thing wrong each."""
+
+HEALTHY = None
+MUTANTS = ()

@@ -1,0 +1,4 @@
+"""Templates with one thing wrong each."""
+
+HEALTHY = None
+MUTANTS = ()

@@ -1,0 +1,40 @@
+"""Every check of the conformance suite catches a broken plugin, and passes a healthy one."""
+
+from __future__ import annotations
+
+import importlib
+
+import pytest
+
+from quark.testing import all_checks, run_check
+from quark.testing.runner import OUTCOMES
+from quark.testing.subject import KINDS
+
+from .mutant import Mutant, subject_among
+
+MODULES = {kind: importlib.import_module(f".{kind}_mutants", __package__) for kind in KINDS}
+MUTANTS: list[Mutant] = [mutant for module in MODULES.values() for mutant in module.MUTANTS]
+
+
+def test_every_check_has_a_mutant() -> None:
+    assert [check for check in all_checks() if check not in {mutant.check for mutant in MUTANTS}] == []
+    assert len(MUTANTS) >= len(all_checks())
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.id)
+def test_the_check_catches_the_mutant(mutant: Mutant) -> None:
+    check = all_checks()[mutant.check]
+    plugin = mutant.registers() if mutant.registers is not None else None
+    result = run_check(subject_among(check.kind, mutant.records, plugin), check)
+    wanted = "advised" if check.level == "advisory" else "failed"
+    assert result.outcome == wanted, f"{mutant.about}: {OUTCOMES[result.outcome]}"
+    assert result.message
+
+
+@pytest.mark.parametrize("check", all_checks().values(), ids=lambda check: check.id)
+def test_the_check_passes_the_healthy_plugin(check: object) -> None:
+    healthy = MODULES[check.kind].HEALTHY  # type: ignore[attr-defined]
+    if healthy is None:
+        pytest.skip("the healthy subject of this kind is a real distribution, which its own tests check")
+    result = run_check(subject_among(check.kind, healthy), check)  # type: ignore[attr-defined, arg-type]
+    assert result.outcome in ("passed", "not applicable"), result.message

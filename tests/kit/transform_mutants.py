@@ -1,0 +1,4 @@
+"""Transforms with one thing wrong each."""
+
+HEALTHY = None
+MUTANTS = ()
