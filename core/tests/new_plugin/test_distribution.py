@@ -71,7 +71,9 @@ def test_lines_of_code_are_counted_without_prose() -> None:
 
 
 @pytest.mark.parametrize("kind", PLUGIN_KINDS, ids=lambda kind: kind.name)
-def test_one_kind_alone_is_a_whole_distribution_that_registers_it(kind: PluginKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_kind_alone_is_a_whole_distribution_that_registers_it(
+    kind: PluginKind, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     name = f"{kind.name.replace('_', '-')}-sample"  # a package of its own: modules stay imported
     package = name.replace("-", "_")
     directory = new_distribution(name, [kind.name], tmp_path / "out")
@@ -80,7 +82,9 @@ def test_one_kind_alone_is_a_whole_distribution_that_registers_it(kind: PluginKi
     monkeypatch.syspath_prepend(str(directory / "src"))
     catalog = Catalog(candidates(directory))
     assert catalog.failures() == ()
-    claims = {plural: [c.record for c in registry.claims() if c.source.distribution == name] for plural, registry in catalog.registries.items()}
+    claims = {
+        plural: [c.record for c in registry.claims() if c.source.distribution == name] for plural, registry in catalog.registries.items()
+    }
     assert {plural: len(records) for plural, records in claims.items() if records} == {kind.registry: 1}
     (record,) = claims[kind.registry]
     assert record.name == f"{package}_{kind.ending}"

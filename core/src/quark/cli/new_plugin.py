@@ -43,4 +43,6 @@ def new_plugin(
         "layer_type": layer_type,
     }
     out = new_distribution(name, [kind for kind, is_chosen in chosen.items() if is_chosen], directory)
-    typer.echo(f"Wrote {out}. Next:\n\n  cd {out}\n  pip install -e '.[test]'\n  pytest\n\nThe README there goes on; the license is yours to choose.")
+    typer.echo(
+        f"Wrote {out}. Next:\n\n  cd {out}\n  pip install -e '.[test]'\n  pytest\n\nThe README there goes on; the license is yours to choose."
+    )

@@ -54,7 +54,9 @@ class Naming:
         distribution = normalized(name)
         package = distribution.replace("-", "_")
         if not package.isidentifier() or keyword.iskeyword(package):
-            raise ConfigError(f"'{distribution}' would be imported as '{package}', which is no name in Python: choose one such as acme-quant")
+            raise ConfigError(
+                f"'{distribution}' would be imported as '{package}', which is no name in Python: choose one such as acme-quant"
+            )
         if package in _TAKEN:
             raise ConfigError(f"'{distribution}' would be imported as '{package}', which is another package: choose one such as acme-quant")
         own = "_".join(word for word in package.split("_") if word not in _SUBJECT_WORDS)
