@@ -43,6 +43,7 @@ def new_plugin(
         "layer_type": layer_type,
     }
     out = new_distribution(name, [kind for kind, is_chosen in chosen.items() if is_chosen], directory)
+    steps = [f"cd {out}", "pip install -e '.[test]'", "pytest"]
     typer.echo(
-        f"Wrote {out}. Next:\n\n  cd {out}\n  pip install -e '.[test]'\n  pytest\n\nThe README there goes on; the license is yours to choose."
+        "\n".join([f"Wrote {out}. Next:", "", *(f"  {step}" for step in steps), "", "The license is yours to choose: see README.md."])
     )

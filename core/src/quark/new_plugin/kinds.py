@@ -47,12 +47,8 @@ PLUGIN_KINDS = (
     PluginKind("scheme", "schemes", "w4a8", "INT4 weights in groups, INT8 inputs by token, from existing formats", ("quark-schemes",)),
     PluginKind("format", "formats", "int3", "a number format: whole numbers in three bits, and their packing", ("torch",)),
     PluginKind("observer", "observers", "quantile", "an observer: the range is a quantile of the magnitudes", ("torch",)),
-    PluginKind(
-        "rounding", "algorithms", "clipped", "an algorithm that chooses codes: ranges narrowed where outputs gain", ("attrs", "torch")
-    ),
-    PluginKind(
-        "transform", "algorithms", "sorted", "an algorithm that keeps the function: MLP channels in another order", ("attrs", "torch")
-    ),
+    PluginKind("rounding", "algorithms", "clipped", "a rounding: it narrows ranges where the outputs get better", ("attrs", "torch")),
+    PluginKind("transform", "algorithms", "sorted", "a transform: it sorts MLP channels, and keeps the function", ("attrs", "torch")),
     PluginKind("template", "templates", "lm", "a model family: its class, and the facts about its structure", ("transformers",)),
     PluginKind("layout", "exporters", "box", "a checkpoint layout: its exporter and its reader", ("safetensors", "torch")),
     PluginKind("layer_type", "layer_types", "gated", "a linear layer with a gain for each output", ("torch",)),

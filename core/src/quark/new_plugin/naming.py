@@ -49,16 +49,14 @@ class Naming:
         """
         if not _DISTRIBUTION.fullmatch(name):
             raise ConfigError(
-                f"{name!r} is no name of a distribution: write ASCII letters and digits, with '-', '_' or '.' between them, such as acme-quant"
+                f"{name!r} is no name of a distribution: write ASCII letters and digits with '-', '_' or '.' between, such as acme-quant"
             )
         distribution = normalized(name)
         package = distribution.replace("-", "_")
         if not package.isidentifier() or keyword.iskeyword(package):
-            raise ConfigError(
-                f"'{distribution}' would be imported as '{package}', which is no name in Python: choose one such as acme-quant"
-            )
+            raise ConfigError(f"'{distribution}' would be imported as '{package}', which is no name in Python: choose another")
         if package in _TAKEN:
-            raise ConfigError(f"'{distribution}' would be imported as '{package}', which is another package: choose one such as acme-quant")
+            raise ConfigError(f"'{distribution}' would be imported as '{package}', which is another package: choose another")
         own = "_".join(word for word in package.split("_") if word not in _SUBJECT_WORDS)
         return cls(distribution, package, own if own.isidentifier() else package)
 
