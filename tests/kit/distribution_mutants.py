@@ -155,6 +155,11 @@ MUTANTS = (
     ),
     mutant("registers_quickly", "computes while it is imported", above(BUSY)),
     mutant("prints_nothing_when_it_is_listed", "greets", above("print('mutant-quant is here')")),
+    mutant("does_nothing_else_when_it_is_listed", "sets a variable", above("import os\nos.environ['MUTANT_QUANT'] = '1'")),
+    mutant("does_nothing_else_when_it_is_listed", "draws a random number", above("import random\nrandom.random()")),
+    mutant("does_nothing_else_when_it_is_listed", "starts a program", above("import subprocess\nsubprocess.run(['true'])")),
+    mutant("does_nothing_else_when_it_is_listed", "writes a file", above("open(__file__ + '.log', 'a').close()")),
+    mutant("does_nothing_else_when_it_is_listed", "looks a host up", above("import socket\nsocket.gethostbyname('localhost')")),
     mutant("points_at_what_there_is", "names a function that is not there", record(":mutant_w4a8", ":mutant_w4a9")),
     mutant("points_at_what_there_is", "names a module", record(f"{PACKAGE}.w4a8:mutant_w4a8", "quark.config:layer")),
     mutant(

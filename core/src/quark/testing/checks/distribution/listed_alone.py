@@ -23,6 +23,7 @@ from importlib_metadata import EntryPoint
 from quark.lazy import LazyRef
 from quark.plugins.discovery import GROUP, Candidate, Source
 from quark.plugins.records import Record, TemplateRecord
+from quark.testing.checks.distribution.side_effects import side_effects
 
 if TYPE_CHECKING:
     from quark.plugins.catalog import Catalog
@@ -44,6 +45,7 @@ class Listing:
         heavy: Packages of `HEAVY` that it imported.
         seconds: Wall-clock time of importing the plugins and listing what they register.
         cpu_seconds: Processor time of the same.
+        effects: What else that did (`side_effects`), each as a predicate.
         records: What was registered, each as ``"schemes:acme_int3"``.
         unloadable: Modules that records point at and that cannot be imported, each with the error; empty where none was asked for.
     """
@@ -53,6 +55,7 @@ class Listing:
     heavy: tuple[str, ...] = ()
     seconds: float = 0.0
     cpu_seconds: float = 0.0
+    effects: tuple[str, ...] = ()
     records: tuple[str, ...] = ()
     unloadable: tuple[str, ...] = ()
 
@@ -83,7 +86,7 @@ def _listed(sources: tuple[Source, ...], path: tuple[str, ...], loads: bool) -> 
         out = Path(directory) / "listing.json"
         arguments = [json.dumps([attrs.asdict(source) for source in sources]), str(out), "load" if loads else ""]
         environment = {key: value for key, value in os.environ.items() if not key.startswith("QUARK_")}
-        environment["PYTHONPATH"] = os.pathsep.join(path)
+        environment |= {"PYTHONPATH": os.pathsep.join(path), "PYTHONDONTWRITEBYTECODE": "1"}
         command = [sys.executable, "-m", __name__, *arguments]
         try:
             done = subprocess.run(
@@ -105,16 +108,19 @@ def _main(plugins: str, out: str, loads: str) -> None:
     from quark.plugins.report import kind_report
 
     sources = [Source(**row) for row in json.loads(plugins)]
-    begin, cpu_begin = time.perf_counter(), time.process_time()
-    catalog = Catalog(Candidate(source, EntryPoint(source.entry_point, source.module, GROUP)) for source in sources)
-    for kind in catalog.registries:
-        kind_report(catalog, kind)
-    for name in catalog.algorithms.names():
-        with contextlib.suppress(Exception):  # another check loads every reference and says what is wrong
-            catalog.algorithms.options(name)
+    with side_effects() as effects:
+        begin, cpu_begin = time.perf_counter(), time.process_time()
+        catalog = Catalog(Candidate(source, EntryPoint(source.entry_point, source.module, GROUP)) for source in sources)
+        for kind in catalog.registries:
+            kind_report(catalog, kind)
+        for name in catalog.algorithms.names():
+            with contextlib.suppress(Exception):  # another check loads every reference and says what is wrong
+                catalog.algorithms.options(name)
+        seconds, cpu_seconds = time.perf_counter() - begin, time.process_time() - cpu_begin
     seen = {
-        "seconds": time.perf_counter() - begin,
-        "cpu_seconds": time.process_time() - cpu_begin,
+        "seconds": seconds,
+        "cpu_seconds": cpu_seconds,
+        "effects": effects,
         "heavy": [package for package in HEAVY if package in sys.modules],
         "records": sorted(f"{kind}:{record.name}" for kind, record in _records(catalog, sources)),
         "unloadable": _unloadable(catalog, sources) if loads else [],

@@ -133,5 +133,5 @@ def _texts(value: object) -> Iterator[str]:
     elif isinstance(value, tuple | frozenset | list):
         for member in value:
             yield from _texts(member)
-    elif attrs.has(type(value)):
-        yield from _texts([getattr(value, field.name) for field in attrs.fields(type(value))])
+    elif attrs.has(cls := type(value)):
+        yield from _texts([getattr(value, field.name) for field in attrs.fields(cls)])

@@ -143,3 +143,10 @@ def prints_nothing_when_it_is_listed(subject: Subject) -> None:
     """Importing and listing it writes nothing to stdout, where it would spoil ``--json``."""
     printed = _listing(subject).printed
     require(not printed, f"writes {printed[:80]!r} to stdout when it is listed: use logging")
+
+
+@check("distribution")
+def does_nothing_else_when_it_is_listed(subject: Subject) -> None:
+    """Importing and listing it opens no connection, starts no program or thread, writes no file, and leaves the process as it is."""
+    effects = _listing(subject).effects
+    require(not effects, f"{' and '.join(effects[:3])} when it is listed: do that where it is used")
