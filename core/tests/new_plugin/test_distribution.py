@@ -37,7 +37,7 @@ MODULES = {
     "format": {"int3.py"},
     "observer": {"quantile.py"},
     "rounding": {"clipped.py", "clipped_settings.py"},
-    "transform": {"sorted.py", "sorted_settings.py"},
+    "transform": {"balanced.py", "balanced_settings.py"},
     "template": {"lm.py", "modeling.py"},
     "layout": {"box.py"},
     "layer_type": {"gated.py"},

@@ -48,7 +48,7 @@ PLUGIN_KINDS = (
     PluginKind("format", "formats", "int3", "a number format: whole numbers in three bits, and their packing", ("torch",)),
     PluginKind("observer", "observers", "quantile", "an observer: the range is a quantile of the magnitudes", ("torch",)),
     PluginKind("rounding", "algorithms", "clipped", "a rounding: it narrows ranges where the outputs get better", ("attrs", "torch")),
-    PluginKind("transform", "algorithms", "sorted", "a transform: it sorts MLP channels, and keeps the function", ("attrs", "torch")),
+    PluginKind("transform", "algorithms", "balanced", "a transform: scale moved inside MLPs, the function kept", ("attrs", "torch")),
     PluginKind("template", "templates", "lm", "a model family: its class, and the facts about its structure", ("transformers",)),
     PluginKind("layout", "exporters", "box", "a checkpoint layout: its exporter and its reader", ("safetensors", "torch")),
     PluginKind("layer_type", "layer_types", "gated", "a linear layer with a gain for each output", ("torch",)),
