@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import importlib_metadata
 
@@ -56,11 +56,18 @@ def refuse_failures(subject: Subject, *stages: str) -> None:
         raise CheckFailedError(f"fails: {failures[0].error}{more}. Fix: {failures[0].fix}")
 
 
-def claims_of(subject: Subject) -> Iterator[tuple[Registry[object], Registered]]:  # type: ignore[type-var]
-    """Its records, each with the registry that it is in."""
+def claims_of(subject: Subject) -> list[tuple[Registry[Any], Registered]]:
+    """Its records, each with the registry that it is in.
+
+    Raises:
+        NotApplicableError: It registers none.
+    """
     refuse_left_out(subject)
-    for registry in subject.catalog.registries.values():
-        yield from ((registry, claim) for claim in registry.claims() if claim.source.distribution == subject.distribution)
+    found = [(registry, claim) for registry in subject.catalog.registries.values() for claim in registry.claims()]
+    own = [(registry, claim) for registry, claim in found if claim.source.distribution == subject.distribution]
+    if not own:
+        raise NotApplicableError("it registers no record")
+    return own
 
 
 def metadata_of(subject: Subject) -> importlib_metadata.Distribution:

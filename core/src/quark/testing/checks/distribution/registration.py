@@ -34,6 +34,8 @@ def _listing(subject: Subject) -> Listing:
         CheckFailedError: The process that lists it does not end well.
     """
     refuse_left_out(subject)
+    if any(f.source.distribution == subject.distribution and f.stage == "import" for f in subject.catalog.failures()):
+        raise NotApplicableError("it cannot be imported")
     sources = tuple(source for source in sources_of(subject) if source.module)
     if not sources:
         raise NotApplicableError("it is not installed: the running program added its plugin")
