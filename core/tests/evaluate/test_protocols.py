@@ -66,7 +66,7 @@ def test_gptq_scores_windows_of_one_text_without_overlap(bos: bool) -> None:
     tokens, length, losses = [BOS] * bos + ids(), 32, []
     for i in range(len(tokens) // length):
         losses.append(sum(nats(tokens[i * length : (i + 1) * length])) / (length - 1))
-    assert found("gptq", bos=bos, seq_len=length) == pytest.approx(math.exp(sum(losses) / len(losses)), rel=1e-9)
+    assert found("wikitext", bos=bos, seq_len=length) == pytest.approx(math.exp(sum(losses) / len(losses)), rel=1e-9)
 
 
 @pytest.mark.parametrize("bos", [False, True])
@@ -125,7 +125,7 @@ def test_rolling_windows_score_the_whole_text_in_order(length: int) -> None:
 
 
 def test_a_limit_keeps_the_first_windows() -> None:
-    few, all_of_them = (scored_windows(Letters(), TEXT, protocol_of("gptq", seq_len=16), limit) for limit in (3, None))
+    few, all_of_them = (scored_windows(Letters(), TEXT, protocol_of("wikitext", seq_len=16), limit) for limit in (3, None))
     assert isinstance(few, Windows)
     assert few.tokens.tolist() == all_of_them.tokens[:3].tolist()
 
@@ -133,11 +133,11 @@ def test_a_limit_keeps_the_first_windows() -> None:
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (lambda: protocol_of("wikitext"), "there are quark, gptq, llama.cpp, lm-eval"),
-        (lambda: protocol_of("gptq", seq_len=1), "at least 2"),
-        (lambda: protocol_of("gptq", seq_len=8, stride=9), "stride=9 is not between 1 and the sequence length, 8"),
-        (lambda: protocol_of("gptq", seq_len=8, score_from=8), "leaves no token"),
-        (lambda: protocol_of("gptq", bos="always"), "is none of auto, each, first, none"),
+        (lambda: protocol_of("wikitex"), "there are quark, wikitext, llama.cpp, lm-eval"),
+        (lambda: protocol_of("wikitext", seq_len=1), "at least 2"),
+        (lambda: protocol_of("wikitext", seq_len=8, stride=9), "stride=9 is not between 1 and the sequence length, 8"),
+        (lambda: protocol_of("wikitext", seq_len=8, score_from=8), "leaves no token"),
+        (lambda: protocol_of("wikitext", bos="always"), "is none of auto, each, first, none"),
         (lambda: protocol_of("lm-eval", stride=4), "scores each token once"),
         (lambda: scored_windows(Letters(), TEXT, protocol_of("lm-eval"), 3), "leave the limit out"),
         (lambda: scored_windows(Letters(bos=False), TEXT, protocol_of("quark", bos="each")), "no BOS token"),

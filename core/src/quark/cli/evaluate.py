@@ -30,7 +30,7 @@ def evaluate(
     reference: Annotated[Path | None, typer.Option(help="Directory of the float checkpoint to compare with.")] = None,
     text: Annotated[Path | None, typer.Option(help="Text file, or directory of .txt files; the default is a short bundled text.")] = None,
     protocol: Annotated[
-        str, typer.Option(help="quark, gptq (WikiText windows), llama.cpp (half windows), or lm-eval (rolling, per word).")
+        str, typer.Option(help="quark, wikitext (2048, as in papers), llama.cpp (half windows), or lm-eval (rolling, per word).")
     ] = "quark",
     seq_len: Annotated[int | None, typer.Option(help="Tokens in a window, at least 2; the default is the protocol's.")] = None,
     stride: Annotated[int | None, typer.Option(help="Tokens from a window to the next; what overlaps is scored once.")] = None,

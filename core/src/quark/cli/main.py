@@ -39,7 +39,7 @@ def program() -> typer.Typer:
 
     @app.callback()
     def options(version: bool = version) -> None:
-        """Options of the program itself."""
+        """Read the options of the program itself."""
 
     for command in (quantize, evaluate, demo, new_plugin, check, listing):
         command.register(app)

@@ -78,7 +78,7 @@ PROTOCOLS: Mapping[str, Protocol] = MappingProxyType(
                 name="quark", seq_len=512, about="windows without overlap, each with BOS where the tokenizer has it; every token is scored"
             ),
             Protocol(
-                name="gptq",
+                name="wikitext",
                 bos="first",
                 about="GPTQ's paper and code on WikiText: one text, BOS at its beginning, windows of 2048",
             ),
@@ -104,7 +104,7 @@ PROTOCOLS: Mapping[str, Protocol] = MappingProxyType(
 def protocol_of(name: str, **changes: Any) -> Protocol:
     """Return the protocol of that name, with those of the changes that are not None.
 
-    >>> protocol_of("gptq", seq_len=4096, stride=None).seq_len
+    >>> protocol_of("wikitext", seq_len=4096, stride=None).seq_len
     4096
 
     Raises:

@@ -24,7 +24,7 @@ class Mean:
     error: float | None
 
     def exp(self) -> Mean:
-        """The exponential of the mean, with the error that follows to first order; infinity where it overflows."""
+        """Return the exponential of the mean, with the error that follows to first order; infinity where it overflows."""
         try:
             value = math.exp(self.value)
         except OverflowError:

@@ -78,7 +78,7 @@ def scored_windows(tokenizer: Any, text: str, protocol: Protocol, limit: int | N
 
 
 def _overlapping(tokenizer: Any, text: str, protocol: Protocol, limit: int | None) -> Windows:
-    """Windows every ``stride`` tokens; an incomplete last one is dropped."""
+    """Return windows every ``stride`` tokens; an incomplete last one is dropped."""
     length, stride = protocol.seq_len, protocol.stride or protocol.seq_len
     bos = _bos(tokenizer, protocol)
     inserted = [bos] if protocol.bos in ("auto", "each") and bos is not None and not protocol.bos_replaces else []
@@ -99,7 +99,7 @@ def _overlapping(tokenizer: Any, text: str, protocol: Protocol, limit: int | Non
 
 
 def _rolling(tokenizer: Any, text: str, protocol: Protocol) -> Windows:
-    """Windows that score each token once, the first after a BOS or EOS token; the last window reaches back to be full.
+    """Return windows that score each token once, the first after a BOS or EOS token; the last one reaches back to be full.
 
     Source: ``get_rolling_token_windows`` with ``context_len=1`` and ``word_perplexity`` of lm-evaluation-harness.
     """
@@ -115,7 +115,7 @@ def _rolling(tokenizer: Any, text: str, protocol: Protocol) -> Windows:
 
 
 def _bos(tokenizer: Any, protocol: Protocol) -> int | None:
-    """The BOS token of the protocol's windows, or None for windows of plain text.
+    """Return the BOS token of the protocol's windows, or None for windows of plain text.
 
     Raises:
         ConfigError: The protocol asks for one, and the tokenizer has none.
