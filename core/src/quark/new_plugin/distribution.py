@@ -73,7 +73,7 @@ def rendered(naming: Naming, kinds: Sequence[PluginKind]) -> dict[str, str]:
 
 
 def _chosen(kinds: Iterable[str]) -> list[PluginKind]:
-    """The kinds of these names, each once, in the order of `PLUGIN_KINDS`."""
+    """Return the kinds of these names, each once, in the order of `PLUGIN_KINDS`."""
     names = set(kinds)
     known = [kind.name for kind in PLUGIN_KINDS]
     if unknown := sorted(names - set(known)):
@@ -84,7 +84,7 @@ def _chosen(kinds: Iterable[str]) -> list[PluginKind]:
 
 
 def _values(naming: Naming, kinds: Sequence[PluginKind]) -> dict[str, str]:
-    """What the templates have names for."""
+    """Return what the templates have names for."""
     names = {
         "distribution": naming.distribution,
         "package": naming.package,
@@ -107,7 +107,7 @@ def _values(naming: Naming, kinds: Sequence[PluginKind]) -> dict[str, str]:
 
 
 def _hooks(kinds: Sequence[PluginKind], names: Mapping[str, str]) -> str:
-    """The hooks of plugin.py: one for each registry, with the records of all kinds in it."""
+    """Return the hooks of plugin.py: one for each registry, with the records of all kinds in it."""
     texts = []
     for registry in dict.fromkeys(kind.registry for kind in kinds):
         members = [kind for kind in kinds if kind.registry == registry]
@@ -129,27 +129,27 @@ def _test(kind: PluginKind, naming: Naming) -> str:
 
 
 def _requirements(kinds: Sequence[PluginKind]) -> list[str]:
-    """Requirements in their order; those of this project from its version on, below the next major one."""
+    """Return the requirements in their order; those of this project from its version on, below the next major one."""
     bound = f">={VERSION},<{int(VERSION.partition('.')[0]) + 1}"
     names = {"quark-core", *(name for kind in kinds for name in kind.requires)}
     return sorted(f"{name}{bound}" if name.startswith("quark-") else name for name in names)
 
 
 def _import(module: str, names: Iterable[str]) -> str:
-    """An import as formatters write it: on one line where that is short enough."""
+    """Return an import as formatters write it: on one line where that is short enough."""
     ordered = sorted(names)
     line = f"from {module} import {', '.join(ordered)}"
     return line if len(line) <= LINE_LENGTH else "\n".join([f"from {module} import (", *(f"    {name}," for name in ordered), ")"])
 
 
 def _modules(kind: PluginKind) -> list[str]:
-    """Names of the modules of a kind."""
+    """Return the names of the modules of a kind."""
     names = sorted(file.name.removesuffix(_SUFFIX) for file in (_TEMPLATES / kind.name).iterdir() if file.name.endswith(_SUFFIX))
     return [name for name in names if name not in _PARTS]
 
 
 def _file_row(kind: PluginKind, module: str, names: Mapping[str, str]) -> str:
-    """The row of a module in the README's table: the first sentence of the module."""
+    """Return the row of a module in the README's table: the first sentence of the module."""
     first = _render(f"{kind.name}/{module}", names).splitlines()[0].strip('"')
     return f"| `src/{names['package']}/{module}` | {first.partition('. ')[0].rstrip('.')} |"
 

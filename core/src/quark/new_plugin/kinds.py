@@ -29,17 +29,17 @@ class PluginKind:
 
     @property
     def option(self) -> str:
-        """The option of the command line that chooses it."""
+        """Return the option of the command line that chooses it."""
         return f"--{self.name.replace('_', '-')}"
 
     @property
     def hooked(self) -> Kind:
-        """Hook and class of its records."""
+        """Return the hook and the class of its records."""
         return next(kind for kind in KINDS if kind.plural == self.registry)
 
     @property
     def conformance(self) -> str:
-        """The class of `quark.testing` whose subclasses test a plugin of this kind."""
+        """Return the class of `quark.testing` whose subclasses test a plugin of this kind."""
         return f"{self.name.title().replace('_', '')}Conformance"
 
 

@@ -62,7 +62,7 @@ class Naming:
 
     @property
     def class_prefix(self) -> str:
-        """First part of the names of classes, such as ``"Acme"``."""
+        """Return the first part of the names of classes, such as ``"Acme"``."""
         return "".join(word.capitalize() for word in self.prefix.split("_"))
 
     def class_of(self, ending: str) -> str:

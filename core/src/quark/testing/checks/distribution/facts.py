@@ -41,7 +41,7 @@ def refuse_core(subject: Subject) -> None:
 
 
 def sources_of(subject: Subject) -> list[Source]:
-    """Its plugins, those that failed among them, without those that are left out."""
+    """Return its plugins, those that failed among them, without those that are left out."""
     catalog = subject.catalog
     sources = [*catalog.sources(), *(failure.source for failure in catalog.failures())]
     return list(dict.fromkeys(source for source in sources if source.distribution == subject.distribution))
@@ -57,7 +57,7 @@ def refuse_failures(subject: Subject, *stages: str) -> None:
 
 
 def claims_of(subject: Subject) -> list[tuple[Registry[Any], Registered]]:
-    """Its records, each with the registry that it is in.
+    """Return its records, each with the registry that it is in.
 
     Raises:
         NotApplicableError: It registers none.
@@ -71,7 +71,7 @@ def claims_of(subject: Subject) -> list[tuple[Registry[Any], Registered]]:
 
 
 def metadata_of(subject: Subject) -> importlib_metadata.Distribution:
-    """Its metadata, as an installer left them.
+    """Return its metadata, as an installer left them.
 
     Raises:
         NotApplicableError: It is not installed: its plugin was added by the running program.
@@ -83,7 +83,7 @@ def metadata_of(subject: Subject) -> importlib_metadata.Distribution:
 
 
 def source_directory(subject: Subject) -> Path:
-    """The directory of its ``pyproject.toml``.
+    """Return the directory of its ``pyproject.toml``.
 
     Raises:
         NotApplicableError: It is not known.
@@ -99,7 +99,7 @@ def source_directory(subject: Subject) -> Path:
 
 
 def requirements_of(subject: Subject) -> list[str]:
-    """What it requires, from its metadata, or else from its ``pyproject.toml``.
+    """Return what it requires, from its metadata, or else from its ``pyproject.toml``.
 
     Raises:
         NotApplicableError: Neither is known.

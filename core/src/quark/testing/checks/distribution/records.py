@@ -84,13 +84,13 @@ def _refuse_contested(subject: Subject, counts: Callable[[str], bool]) -> None:
 
 
 def _replaces(claim: Registered, other: Registered) -> bool:
-    """Whether a claim says that it stands in for the other one."""
+    """Return whether a claim says that it stands in for the other one."""
     replaced = claim.record.replaces
     return replaced is not None and normalized(replaced) == other.source.distribution and claim.record.name == other.record.name
 
 
 def _identities(record: Record) -> set[str]:
-    """By what a record is found: two records of one kind with one of these in common cannot be told apart."""
+    """Return by what a record is found: two records of one kind with one of these in common cannot be told apart."""
     found_by = {f"the name '{name}'" for name in (record.name, *record.aliases)}
     if isinstance(record, ObserverRecord):
         found_by.add(f"the class name '{record.class_name}'")
@@ -123,7 +123,7 @@ def has_texts_that_a_terminal_can_show(subject: Subject) -> None:
 
 
 def _texts(value: object) -> Iterator[str]:
-    """All strings in the value of a field."""
+    """Yield all strings in the value of a field."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, LazyRef):

@@ -27,7 +27,7 @@ MOST_SECONDS, MOST_CPU_SECONDS = 5.0, 1.5
 
 
 def _listing(subject: Subject) -> Listing:
-    """What listing the distribution alone does.
+    """Return what listing the distribution alone does.
 
     Raises:
         NotApplicableError: No module can be imported for it.
@@ -80,12 +80,12 @@ def requires_the_core_within_bounds(subject: Subject) -> None:
 
 
 def _is_extra(requirement: Requirement) -> bool:
-    """Whether a requirement is one of an extra, or of another system."""
+    """Return whether a requirement is one of an extra, or of another system."""
     return requirement.marker is not None and not requirement.marker.evaluate({"extra": ""})
 
 
 def _name_of(requirement: str) -> str:
-    """The name at the beginning of a requirement, which may be malformed."""
+    """Return the name at the beginning of a requirement, which may be malformed."""
     for end in " ;[<>=!~(@":
         requirement = requirement.partition(end)[0]
     return normalized(requirement)

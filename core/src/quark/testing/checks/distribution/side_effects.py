@@ -44,7 +44,7 @@ def side_effects() -> Iterator[list[str]]:
 
 
 def _effect_of(event: str, arguments: tuple[Any, ...]) -> str | None:
-    """The audit event as a predicate; None for one that does no harm."""
+    """Return the audit event as a predicate; None for one that does no harm."""
     if event in _PROGRAMS:
         return "starts a program"
     if event in _NETWORK:
@@ -61,7 +61,7 @@ def _effect_of(event: str, arguments: tuple[Any, ...]) -> str | None:
 
 
 def _state() -> dict[str, object]:
-    """What all code of a process shares, by name."""
+    """Return what all code of a process shares, by name."""
     root = logging.getLogger()
     return {
         "the working directory": os.getcwd(),

@@ -70,7 +70,7 @@ def registers_the_same_once_it_is_installed(subject: Subject) -> None:
 
 
 def _built(subject: Subject) -> Path:
-    """The wheel.
+    """Return the wheel.
 
     Raises:
         NotApplicableError: Its source is not known, or what builds it is not installed.
@@ -94,7 +94,7 @@ def _built(subject: Subject) -> Path:
 
 @cache
 def _scratch() -> Path:
-    """A directory for wheels, which is removed when the process ends."""
+    """Return a directory for wheels, which is removed when the process ends."""
     directory = Path(tempfile.mkdtemp(prefix="quark-check-"))
     atexit.register(shutil.rmtree, directory, ignore_errors=True)
     return directory
@@ -102,7 +102,7 @@ def _scratch() -> Path:
 
 @cache
 def _wheel(source: Path) -> Path | str:
-    """The wheel of a source directory, or why there is none, as a predicate."""
+    """Return the wheel of a source directory, or why there is none, as a predicate."""
     work = Path(tempfile.mkdtemp(dir=_scratch()))
     shutil.copytree(source, work / "source", ignore=_NOT_COPIED, symlinks=True)
     complaint = _pip("wheel", "--no-deps", "--no-build-isolation", "--no-index", "-w", str(work), str(work / "source"))
@@ -112,7 +112,7 @@ def _wheel(source: Path) -> Path | str:
 
 @cache
 def _installed(wheel: Path) -> Path | str:
-    """The directory into which the wheel is installed, or why it cannot be, as a predicate."""
+    """Return the directory into which the wheel is installed, or why it cannot be, as a predicate."""
     target = Path(tempfile.mkdtemp(dir=_scratch()))
     return _pip("install", "--no-deps", "--no-index", "--target", str(target), str(wheel)) or target
 
@@ -133,6 +133,6 @@ def _pip(*arguments: str) -> str:
 
 
 def _files(wheel: Path) -> set[str]:
-    """The files in a wheel, without its metadata."""
+    """Return the files in a wheel, without its metadata."""
     with zipfile.ZipFile(wheel) as archive:
         return {name for name in archive.namelist() if ".dist-info/" not in name}
