@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -26,12 +28,14 @@ class Mutant:
         about: What is broken, as a predicate.
         records: What it registers; the first one is the subject.
         registers: Instead of ``records``: makes the plugin object, for what no record can express.
+        subject: Instead of both: gives the subject, with files in the directory that it gets, for as long as it is checked.
     """
 
     check: str
     about: str
     records: Sequence[Record] = ()
     registers: Callable[[], object] | None = None
+    subject: Callable[[Path], AbstractContextManager[Subject]] | None = None
 
     @property
     def id(self) -> str:

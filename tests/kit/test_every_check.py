@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 
 import pytest
 
@@ -22,10 +23,14 @@ def test_every_check_has_a_mutant() -> None:
 
 
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.id)
-def test_the_check_catches_the_mutant(mutant: Mutant) -> None:
+def test_the_check_catches_the_mutant(mutant: Mutant, tmp_path: Path) -> None:
     check = all_checks()[mutant.check]
-    plugin = mutant.registers() if mutant.registers is not None else None
-    result = run_check(subject_among(check.kind, mutant.records, plugin), check)
+    if mutant.subject is not None:
+        with mutant.subject(tmp_path) as subject:
+            result = run_check(subject, check)
+    else:
+        plugin = mutant.registers() if mutant.registers is not None else None
+        result = run_check(subject_among(check.kind, mutant.records, plugin), check)
     wanted = "advised" if check.level == "advisory" else "failed"
     assert result.outcome == wanted, f"{mutant.about}: {OUTCOMES[result.outcome]}"
     assert result.message

@@ -45,6 +45,7 @@ def test_specs_that_need_more_than_the_defaults_are_refused_with_the_fix() -> No
     cases = {
         "has no zero point": {"symmetric": False},
         "leave out scale_format": {"scale_format": "e4m3"},
+        "leave out scale_calculation_mode": {"scale_calculation_mode": "even"},
         "leave out round_method": {"round_method": "floor"},
         "needs is_dynamic": {"is_dynamic": None},
     }

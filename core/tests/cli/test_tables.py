@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from quark.cli.tables import paragraphs, table
+from quark.printable import unprintable
 
 texts = st.text(alphabet="abc ", max_size=40).map(str.strip)
 rows = st.lists(st.tuples(st.text(alphabet="ab", min_size=1, max_size=12), texts, texts, texts), min_size=1, max_size=6)
@@ -44,3 +45,10 @@ def test_paragraphs_are_wrapped_below_their_heads() -> None:
     entries = [("alpha: float", "the share of the range that moves"), ("beta: int", "")]
     assert paragraphs(entries, 26) == ["  alpha: float", "      the share of the", "      range that moves", "  beta: int"]
     assert paragraphs(entries) == ["  alpha: float", "      the share of the range that moves", "  beta: int"]
+
+
+@given(st.lists(st.tuples(st.text(max_size=8), st.text(max_size=40)), min_size=1, max_size=4), st.none() | st.integers(24, 80))
+def test_no_text_reaches_the_terminal_as_a_command(cells: list[tuple[str, str]], width: int | None) -> None:
+    lines, _ = table(("name", "summary"), cells, width)
+    assert len(lines) == len(cells) + 2
+    assert [unprintable(line) for line in [*lines, *paragraphs(cells, width)]] == [None] * len([*lines, *paragraphs(cells, width)])

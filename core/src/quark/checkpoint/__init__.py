@@ -1,5 +1,6 @@
 """Writing quantized models and reading them back: protocols of layouts, streamed safetensors, AMD Quark's public functions."""
 
+from quark.checkpoint.companions import save_companions
 from quark.checkpoint.content import CheckpointContent
 from quark.checkpoint.export import ModelExporter, export_safetensors
 from quark.checkpoint.exporter import BlockStream, Exporter, ExportOptions, StreamingExporter
@@ -24,4 +25,5 @@ __all__ = [
     "map_to_quark",
     "pack_model",
     "register_layouts",
+    "save_companions",
 ]

@@ -77,7 +77,7 @@ def _run(console: Console, bench: Bench, folder: Path) -> tuple[list[Row], list[
     jobs = bench.jobs()
     for number, (scheme, cache) in enumerate(jobs, 1):
         name = job_name(scheme, cache)
-        console.print(f"  {number:>2}/{len(jobs)}  {name:<24}", end="")
+        console.print(f"  {number:>2}/{len(jobs)}  {name:<24}", end="", markup=False)
         result, quantized = bench.try_scheme(scheme, cache, folder / name.replace(" ", ""))
         if isinstance(result, Refusal):
             refusals.append(result)
@@ -113,6 +113,7 @@ def _conclude(console: Console, rows: list[Row], refusals: list[Refusal], out: P
 def _table(rows: list[Row]) -> Table:
     from rich.box import SIMPLE_HEAD
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(title="The bundled model in each scheme", title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     table.add_column("scheme")
@@ -121,7 +122,7 @@ def _table(rows: list[Row]) -> Table:
     for row in rows:
         first = row is rows[0]
         table.add_row(
-            row.name,
+            Text(row.name),
             f"{row.size.weight_bytes / 1e3:,.0f}",
             f"{row.size.total_bytes / 1e3:,.0f}",
             f"{row.size.bits:.2f}",

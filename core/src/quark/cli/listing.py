@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from quark.cli.tables import paragraphs, table, terminal_width
+from quark.printable import shown
 
 if TYPE_CHECKING:
     import typer
@@ -218,10 +219,10 @@ def _print_table(columns: Sequence[Column], rows: Sequence[Row], what: str) -> N
 def _print_one(report: Row) -> None:
     """Print the fields of a single record, and its options with their help texts."""
     width, what, row = terminal_width(), report["kind"], report["entry"]
-    print(f"{report['name']}: {row['summary']}")
+    print(shown(f"{report['name']}: {row['summary']}"))
     facts = [(title, cell(row)) for title, cell in (*_COLUMNS[what][1:], *_COMMON, *_ALONE) if title != "summary"]
     size = max(len(title) for title, _ in facts)
-    print(*(f"  {title.ljust(size)}  {text}" for title, text in facts if text), sep="\n")
+    print(*(shown(f"  {title.ljust(size)}  {text}") for title, text in facts if text), sep="\n")
     flag = _FLAGS.get(what)
     if flag is None:
         return
@@ -236,11 +237,11 @@ def _print_conflicts(conflicts: dict[str, dict[str, list[Row]]]) -> None:
         for name, sources in names.items():
             claimants = " and ".join(f"{s['distribution']} {s['version']}" for s in sources)
             choice = " or ".join(f"{s['distribution']}:{name}" for s in sources)
-            print(f"The name '{name}' ({kind}) is claimed by {claimants}: ask for {choice}.")
+            print(shown(f"The name '{name}' ({kind}) is claimed by {claimants}: ask for {choice}."))
 
 
 def _print_failures(failures: Sequence[Row]) -> None:
     for failure in failures:
         s = failure["source"]
         where = f"plugin '{s['entry_point']}' of {s['distribution']} {s['version']} ({s['module']})"
-        print(f"{where} failed at stage '{failure['stage']}': {failure['error']}. Fix: {failure['fix']}")
+        print(shown(f"{where} failed at stage '{failure['stage']}': {failure['error']}. Fix: {failure['fix']}"))

@@ -11,6 +11,7 @@ from quark.cli import listing
 from quark.environment import refuse_rival
 from quark.errors import QuarkError
 from quark.interrupts import termination_unwinds
+from quark.printable import shown
 from quark.version import VERSION
 
 if TYPE_CHECKING:
@@ -24,7 +25,7 @@ def program() -> typer.Typer:
     # Imported here: importing typer takes longer than a whole listing, and listings do not need it.
     import typer
 
-    from quark.cli import check, demo, evaluate, quantize
+    from quark.cli import check, demo, evaluate, new_plugin, quantize
 
     app = typer.Typer(
         name="quark",
@@ -40,7 +41,7 @@ def program() -> typer.Typer:
     def options(version: bool = version) -> None:
         """Read the options of the program itself."""
 
-    for command in (quantize, evaluate, demo, check, listing):
+    for command in (quantize, evaluate, demo, new_plugin, check, listing):
         command.register(app)
     return app
 
@@ -91,6 +92,7 @@ def _print_error(error: Exception) -> None:
     message = str(error)
     if not isinstance(error, QuarkError):
         # An unexpected error: a report of it needs the traceback.
-        text = " ".join(message.split())
-        message = f"{type(error).__name__}: {text[:300]}. This is a defect of quark or of a plugin: run it again with --debug and report it"
-    print(f"{red}quark: {message}{plain}", file=sys.stderr)
+        begin = " ".join(message.split())[:300]
+        message = f"{type(error).__name__}: {begin}. This is a defect of quark or of a plugin: run it again with --debug and report it"
+    text = "\n".join(map(shown, message.split("\n")))  # it may quote a plugin or a file
+    print(f"{red}quark: {text}{plain}", file=sys.stderr)

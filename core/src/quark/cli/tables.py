@@ -1,4 +1,4 @@
-"""Tables of the listings: one line per row; in a terminal no line is longer than the terminal is wide."""
+"""Tables of the listings: one line per row; in a terminal no line is longer than the terminal is wide, and none is obeyed by it."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Sequence
+
+from quark.printable import shown
 
 __all__ = ["paragraphs", "table", "terminal_width"]
 
@@ -24,7 +26,7 @@ def table(titles: Sequence[str], rows: Sequence[Sequence[str]], width: int | Non
 
     Args:
         titles: Titles of the columns, the most important first.
-        rows: Cells in the order of the titles.
+        rows: Cells in the order of the titles, of any text: what a terminal would obey is written out (`quark.printable.shown`).
         width: Longest line; columns that do not fit are left out from the right, and the last one left is cut. None keeps all columns.
             The first column is never cut.
 
@@ -32,7 +34,7 @@ def table(titles: Sequence[str], rows: Sequence[Sequence[str]], width: int | Non
         The lines, and the titles of the columns that were left out.
     """
     used = [i for i in range(len(titles)) if any(row[i] for row in rows)]
-    cells = [[titles[i] for i in used], *([row[i] for i in used] for row in rows)]
+    cells = [[titles[i] for i in used], *([shown(row[i]) for i in used] for row in rows)]
     natural = [max(map(len, column)) for column in zip(*cells, strict=True)]
     widths = natural if width is None else _fitted(natural, width)
     lines = [_line(row, widths) for row in cells]
@@ -44,9 +46,9 @@ def paragraphs(entries: Sequence[tuple[str, str]], width: int | None = None) -> 
     """Return lines of heads, each with its text below it, indented and wrapped to ``width``; None puts each text on one line."""
     lines = []
     for head, text in entries:
-        lines.append(f"  {head}")
-        room = max(_LEAST, (width or 0) - 6)
-        lines += [f"      {line}" for line in (textwrap.wrap(text, room) if width else [text] if text else [])]
+        lines.append(f"  {shown(head)}")
+        room, prose = max(_LEAST, (width or 0) - 6), shown(" ".join(text.split()))
+        lines += [f"      {line}" for line in (textwrap.wrap(prose, room) if width else [prose] if prose else [])]
     return lines
 
 

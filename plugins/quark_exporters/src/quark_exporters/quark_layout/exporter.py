@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,13 +11,11 @@ from typing import Any
 
 from torch import nn
 
+from quark.checkpoint.companions import save_companions
 from quark.checkpoint.content import CheckpointContent
-from quark.checkpoint.destination import COMPANIONS
-from quark.checkpoint.exporter import BlockStream, ExportOptions, Tokenizer
+from quark.checkpoint.exporter import BlockStream, ExportOptions
 from quark.checkpoint.shard_writer import ShardWriter
 from quark.config.model import QConfig
-from quark.errors import OutputError
-from quark.hf.internals import source_of
 from quark.log import get_logger
 from quark.planning.decoder_blocks import Block
 from quark_exporters.quark_layout.layout import WHOLE, Region, is_tied_apart, quantized_parts
@@ -75,9 +72,7 @@ class _Stream:
             (self._directory / "config.json").write_text(json.dumps(config, indent=2, sort_keys=True) + "\n", encoding="utf-8")
         else:
             config.to_json_file(self._directory / "config.json")
-        if self._options.tokenizer is not None:
-            _save(self._options.tokenizer, self._directory)
-        _copy_companions(content.model, self._directory)
+        save_companions(content.model, self._directory, self._options.tokenizer)
 
 
 def _warn_of_readers(config: QConfig, options: ExportOptions) -> None:
@@ -93,17 +88,6 @@ def _warn_of_readers(config: QConfig, options: ExportOptions) -> None:
             f"weight_format='{options.weight_format}' stores rounded values where codes are expected: this project and transformers with "
             "it load the export; vLLM passes that setting over and would take the values for codes. For vLLM, take 'real_quantized'."
         )
-
-
-def _save(tokenizer: Tokenizer, directory: Path) -> None:
-    try:
-        tokenizer.save_pretrained(directory)
-    except OSError:
-        raise
-    except Exception as error:  # whatever the caller's object does
-        raise OutputError(
-            f"the tokenizer, a {type(tokenizer).__name__}, cannot be saved ({type(error).__name__}: {error}): give another, or none"
-        ) from error
 
 
 def _config_of(content: CheckpointContent, options: ExportOptions) -> Any:
@@ -122,15 +106,3 @@ def _config_of(content: CheckpointContent, options: ExportOptions) -> Any:
 
 def _has_config(model: nn.Module) -> bool:
     return hasattr(getattr(model, "config", None), "to_json_file")
-
-
-def _copy_companions(model: Any, directory: Path) -> None:
-    if not _has_config(model):
-        return
-    generation = getattr(model, "generation_config", None)
-    if generation is not None:
-        generation.save_pretrained(directory)
-    source = Path(source_of(model.config))
-    for name in COMPANIONS:
-        if source.name and (source / name).is_file() and not (directory / name).exists():
-            shutil.copyfile(source / name, directory / name)

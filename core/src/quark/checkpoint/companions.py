@@ -1,0 +1,52 @@
+"""Companions of a checkpoint: the tokenizer, settings of generation and the like, which lie beside its weights."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from quark.checkpoint.destination import COMPANIONS
+from quark.checkpoint.exporter import Tokenizer
+from quark.errors import OutputError
+from quark.hf.internals import source_of
+
+__all__ = ["save_companions"]
+
+
+def save_companions(model: nn.Module, directory: Path, tokenizer: Tokenizer | None = None) -> None:
+    """Write what belongs beside the weights of a model: its tokenizer and settings of generation, and files beside its float checkpoint.
+
+    Args:
+        model: The model; of one outside transformers only the tokenizer is written.
+        directory: Where to; files that are there stay.
+        tokenizer: In place of the one beside the float checkpoint.
+
+    Raises:
+        OutputError: The tokenizer cannot be saved.
+    """
+    if tokenizer is not None:
+        _save(tokenizer, directory)
+    config: Any = getattr(model, "config", None)
+    if not hasattr(config, "to_json_file"):
+        return
+    generation: Any = getattr(model, "generation_config", None)
+    if generation is not None:
+        generation.save_pretrained(directory)
+    source = Path(source_of(config))
+    for name in COMPANIONS:
+        if source.name and (source / name).is_file() and not (directory / name).exists():
+            shutil.copyfile(source / name, directory / name)
+
+
+def _save(tokenizer: Tokenizer, directory: Path) -> None:
+    try:
+        tokenizer.save_pretrained(directory)
+    except OSError:
+        raise
+    except Exception as error:  # whatever the caller's object does
+        raise OutputError(
+            f"the tokenizer, a {type(tokenizer).__name__}, cannot be saved ({type(error).__name__}: {error}): give another, or none"
+        ) from error

@@ -1,0 +1,3 @@
+"""Checks of a distribution as a whole: how it registers, what its records say and point at, what its wheel holds."""
+
+PARTS = ("registration", "records", "wheel")

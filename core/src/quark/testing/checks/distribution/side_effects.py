@@ -1,0 +1,74 @@
+"""What code does besides what it returns, to its process and outside: told by Python's audit events, and by comparing before and after."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+import signal
+import sys
+import threading
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+__all__ = ["side_effects"]
+
+_PROGRAMS = ("os.exec", "os.fork", "os.forkpty", "os.posix_spawn", "os.spawn", "os.system", "pty.spawn", "subprocess.Popen")
+_NETWORK = ("socket.bind", "socket.connect", "socket.getaddrinfo", "socket.gethostbyname", "socket.sendto")
+_FILES = ("os.mkdir", "os.remove", "os.rename", "os.rmdir", "shutil.rmtree")
+_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_TRUNC
+
+
+@contextmanager
+def side_effects() -> Iterator[list[str]]:
+    """Yield a list that holds, after the body, what the body did, each as a predicate: ``"starts a program"``.
+
+    An audit hook stays for the life of the process, so this is for a process of its own.
+    """
+    effects: list[str] = []
+    is_watching = True
+
+    def watch(event: str, arguments: tuple[Any, ...]) -> None:
+        if is_watching and (effect := _effect_of(event, arguments)) is not None and effect not in effects:
+            effects.append(effect)
+
+    before = _state()
+    sys.addaudithook(watch)
+    try:
+        yield effects
+    finally:
+        is_watching = False
+        effects += [f"changes {name}" for name, value in _state().items() if value != before[name]]
+
+
+def _effect_of(event: str, arguments: tuple[Any, ...]) -> str | None:
+    """Return the audit event as a predicate; None for one that does no harm."""
+    if event in _PROGRAMS:
+        return "starts a program"
+    if event in _NETWORK:
+        return "uses the network"
+    if event in ("os.putenv", "os.unsetenv"):
+        return "changes environment variables"
+    if event in _FILES:
+        return f"changes files, such as '{arguments[0]}'"
+    if event == "open" and isinstance(arguments[0], str) and arguments[0] != os.devnull:
+        _, mode, flags = arguments
+        writes = bool(set("wax+") & set(mode)) if isinstance(mode, str) else bool((flags or 0) & _WRITING)
+        return f"writes the file '{arguments[0]}'" if writes else None
+    return None
+
+
+def _state() -> dict[str, object]:
+    """Return what all code of a process shares, by name."""
+    root = logging.getLogger()
+    return {
+        "the working directory": os.getcwd(),
+        "the root logger": (root.level, tuple(root.handlers)),
+        "the warning filters": tuple(warnings.filters),
+        "the number of threads": threading.active_count(),
+        "Python's random state": random.getstate(),
+        "signal handlers": tuple(signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)),
+        "sys.excepthook or a standard stream": (sys.excepthook, sys.stdout, sys.stderr),
+    }
