@@ -5,21 +5,19 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import attrs
 import torch
 from torch import Tensor, nn
 
 from quark.config.algorithm import AlgoConfig
 from quark.config.layer import QLayerConfig, levels
 from quark.config.model import QConfig
-from quark.config.tensor import QTensorConfig
 from quark.errors import QuarkError
 from quark.plugins import formats, schemes, templates
 from quark.quantizers import quantizer_for
 from quark.runs import ModelQuantizer
 from quark.testing.check import NotApplicableError
 
-__all__ = ["batches", "coarse_scheme", "logits", "quantized", "run_config", "saved", "scheme_with_inputs", "small_model"]
+__all__ = ["batches", "coarse_scheme", "fitting_schemes", "logits", "quantized", "run_config", "saved", "scheme_with_inputs", "small_model"]
 
 VOCABULARY, HIDDEN, INTERMEDIATE, BLOCKS, HEADS, KV_HEADS = 96, 64, 128, 2, 4, 2
 OUTLIERS = (3, 17, 40)
@@ -56,7 +54,9 @@ def small_model(dtype: torch.dtype = torch.float32) -> nn.Module:
             parameter[list(OUTLIERS)] *= 12
         else:
             parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.7 / parameter.shape[1] ** 0.5)
-    whole: nn.Module = model.to(dtype)
+    for parameter in model.parameters():
+        parameter.data = parameter.data.to(dtype)  # and no buffer: those of rotary embeddings are float32 in every loaded model
+    whole: nn.Module = model
     return whole
 
 
@@ -91,6 +91,19 @@ def scheme_with_inputs() -> str | None:
     return next((name for name, specs in found if len(specs) == 1 and specs[0].is_dynamic is False), None)
 
 
+def fitting_schemes() -> list[str]:
+    """Return one registered scheme of weights that fit the small model for each number format, granularity and way of storing scales.
+
+    Those with float inputs come first, and those with codes of few bits before others.
+    """
+    found: dict[object, tuple[bool, float, str]] = {}
+    for name, config in _fitting(most_levels=9):
+        kind = tuple((s.dtype, s.qscheme, s.symmetric, s.scale_format, s.is_scale_quant) for s in levels(config.weight))
+        candidate = (config.input_tensors is not None, _bits(config), name)
+        found[kind] = min(found.get(kind, candidate), candidate)
+    return [name for *_, name in sorted(found.values())]
+
+
 def run_config(scheme: str | QLayerConfig, *algorithms: AlgoConfig, exclude: tuple[str, ...] = ()) -> QConfig:
     """Return the configuration of a run on the small model: everything in one scheme but its head, and further layers to leave out."""
     layer = schemes().load_config(scheme)() if isinstance(scheme, str) else scheme
@@ -119,19 +132,20 @@ def _bits(config: QLayerConfig) -> float:
     return formats().get(levels(config.weight)[-1].dtype.name).bits
 
 
-def _fitting() -> list[tuple[str, QLayerConfig]]:
-    """Schemes of one level of scales whose weights fit every layer of the small model."""
+def _fitting(most_levels: int = 1) -> list[tuple[str, QLayerConfig]]:
+    """Schemes, of no more levels of scales than that, whose weights fit every layer of the small model."""
     found = []
     for name in schemes().names():
         try:
             config = schemes().load_config(name)()
-            if isinstance(config.weight, QTensorConfig) and _fits(config.weight):
+            if config.weight is not None and len(levels(config.weight)) <= most_levels and _fits(config):
                 found.append((name, config))
         except (QuarkError, ValueError, TypeError):  # a broken scheme is not what is checked here
             continue
     return found
 
 
-def _fits(weight: QTensorConfig) -> bool:
+def _fits(config: QLayerConfig) -> bool:
+    assert config.weight is not None
     shapes = ((HIDDEN, HIDDEN), (HIDDEN, INTERMEDIATE))
-    return all(quantizer_for(attrs.evolve(weight), activation=False).shape_error(shape) is None for shape in shapes)
+    return all(quantizer_for(config.weight, activation=False).shape_error(shape) is None for shape in shapes)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-import attrs
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from quark.checkpoint import ExportOptions, import_model_from_safetensors
 from quark.checkpoint.export import export_with
@@ -60,18 +58,22 @@ def require_same_from_disk(config: QConfig, layout: str | None = None, options: 
         require(not different, f"gives another {different[0] if different else ''} when it is run from disk than in memory")
 
 
-def require_reload(model: nn.Module, layout: str, read: Callable[[Path], nn.Module] | None = None) -> None:
+def require_reload(
+    model: nn.Module, layout: str, read: Callable[[Path], nn.Module] | None = None, options: ExportOptions | None = None
+) -> None:
     """Require that a quantized model, exported and read back, gives the same logits to the bit.
 
     Args:
         model: The quantized model.
         layout: Name of an exporter.
         read: Reads the checkpoint; None for quark's own reader.
+        options: Of the export.
     """
     with tempfile.TemporaryDirectory() as temporary:
         out = Path(temporary) / "out"
-        export_with(layout, model, out)
+        export_with(layout, model, out, options)
         again = import_model_from_safetensors(None, out, device="cpu") if read is None else read(out)
         one, other = logits(model), logits(again)
         difference = float((one.float() - other.float()).abs().max())
-        require(torch.equal(one, other), f"gives logits that differ by up to {difference:.3g} after its export is read back")
+        how = "" if options is None else f" ({options})"
+        require(torch.equal(one, other), f"gives logits that differ by up to {difference:.3g} after its export is read back{how}")
