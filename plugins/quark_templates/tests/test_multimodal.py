@@ -17,9 +17,10 @@ from quark.hf.weight_converters import apply_converters
 from quark.modules import counts_as
 from quark.planning.mixtures import separate_experts
 from quark.torch import LLMTemplate
+from quark_templates.examples.seeing import EXPERTS
 from quark_templates.plugin import MULTIMODAL, TEXT_PARTS
 
-from .seeing_models import EXPERTS, IDS, image_batch, model_of
+from .seeing_models import IDS, image_batch, model_of
 
 DOCUMENTED = json.loads((Path(__file__).parent / "documented_multimodal.json").read_text(encoding="utf-8"))
 ABSENT = {

@@ -253,10 +253,13 @@ class TemplateRecord(Record):
         modeling: Module that registers the model class with transformers (``AutoConfig.register``, ``AutoModelForCausalLM.register``),
             such as ``"acme_quant.modeling"``. It is imported when a ``config.json`` of this model type is read. None where transformers
             knows the class.
+        example: Reference to a function that returns a tiny float model of a model type, its argument, on which the conformance suite
+            checks the facts; see `quark.testing`. None: the suite builds one of a small configuration, where transformers knows the family.
     """
 
     architecture: Reference | None = attrs.field(converter=as_reference, metadata=_value("quark.config.architecture:Architecture"))
     modeling: str | None = attrs.field(default=None, validator=attrs.validators.optional(_module))
+    example: Reference | None = attrs.field(default=None, converter=as_optional_reference, metadata=_function())
 
 
 @attrs.frozen(kw_only=True)

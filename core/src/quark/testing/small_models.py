@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from quark.config.algorithm import AlgoConfig
+from quark.config.architecture import Architecture
 from quark.config.layer import QLayerConfig, levels
 from quark.config.model import QConfig
 from quark.errors import QuarkError
@@ -17,7 +18,7 @@ from quark.quantizers import quantizer_for
 from quark.runs import ModelQuantizer
 from quark.testing.check import NotApplicableError
 
-__all__ = ["batches", "coarse_scheme", "fitting_schemes", "logits", "quantized", "run_config", "saved", "scheme_with_inputs", "small_model"]
+__all__ = ["batches", "coarse_scheme", "fitting_schemes", "logits", "quantized", "run_config", "run_config_of", "saved", "scheme_with_inputs", "small_model"]
 
 VOCABULARY, HIDDEN, INTERMEDIATE, BLOCKS, HEADS, KV_HEADS = 96, 64, 128, 2, 4, 2
 OUTLIERS = (3, 17, 40)
@@ -102,6 +103,22 @@ def fitting_schemes() -> list[str]:
         candidate = (config.input_tensors is not None, _bits(config), name)
         found[kind] = min(found.get(kind, candidate), candidate)
     return [name for *_, name in sorted(found.values())]
+
+
+def run_config_of(facts: Architecture, columns: int = 32) -> QConfig:
+    """Return a configuration of everything but what a family excludes, in the coarsest scheme of weights alone that fits so many columns.
+
+    Raises:
+        NotApplicableError: There is none.
+    """
+    found = []
+    for name, config in _fitting():
+        weight = config.weight
+        if config.input_tensors is None and weight is not None and quantizer_for(weight, activation=False).shape_error((8, columns)) is None:
+            found.append((_bits(config), name))
+    if not found:
+        raise NotApplicableError(f"no registered scheme quantizes weights alone and fits layers with {columns} input channels")
+    return QConfig(global_quant_config=schemes().load_config(min(found)[1])(), exclude=facts.with_modules(facts.exclude_layers_name))
 
 
 def run_config(scheme: str | QLayerConfig, *algorithms: AlgoConfig, exclude: tuple[str, ...] = ()) -> QConfig:

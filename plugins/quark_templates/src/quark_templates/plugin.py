@@ -25,9 +25,12 @@ QUARK_API = (1, 1)
 """Versions of the plugin API that this plugin is written for."""
 
 
-def _records(*rows: tuple[str, str, str]) -> dict[str, TemplateRecord]:
+_TINY_MODEL = "quark_templates.examples:tiny_model"
+
+
+def _records(*rows: tuple[str, str, str], example: str | None = _TINY_MODEL) -> dict[str, TemplateRecord]:
     """Records by model type; a row is the model type, the models of the family, and a reference to the architecture."""
-    return {name: TemplateRecord(name=name, summary=summary, architecture=reference) for name, summary, reference in rows}
+    return {name: TemplateRecord(name=name, summary=summary, architecture=reference, example=example) for name, summary, reference in rows}
 
 
 DENSE = _records(
@@ -99,6 +102,7 @@ REMOTE_CODE = _records(
     ("instella", "Instella", "quark_templates.llama_variants:INSTELLA"),
     ("kimi_k2", "Kimi-K2", "quark_templates.deepseek:KIMI_K2"),
     ("qwen", "Qwen, the first", "quark_templates.qwen:QWEN"),
+    example=None,
 )
 """Families whose code comes with their checkpoints, checked on module skeletons."""
 
