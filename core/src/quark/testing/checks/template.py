@@ -138,18 +138,27 @@ def names_every_projection(subject: Subject) -> None:
 
 @check("template")
 def patterns_match_layers(subject: Subject) -> None:
-    """Each pattern of ``kv_layers_name``, ``q_layer_name`` and ``exclude_layers_name``, or its pair in ``module_patterns``, matches a layer."""
-    facts, names = facts_of(subject), [name for name, _ in separated(subject).named_modules()]
+    """Each pattern of ``kv_layers_name`` and ``q_layer_name``, or its pair in ``module_patterns``, matches a layer of a decoder block."""
+    facts, model = facts_of(subject), separated(subject)
+    inside = f"{facts.decoder_blocks}." if facts.decoder_blocks else ""
+    names = [name for name in _linears(model) if name.startswith(inside)]
     queries = (facts.q_layer_name,) if isinstance(facts.q_layer_name, str) else facts.q_layer_name or ()
-    for fact, patterns in (
-        ("kv_layers_name", facts.kv_layers_name or ()),
-        ("q_layer_name", queries),
-        ("exclude_layers_name", facts.exclude_layers_name),
-    ):
+    for fact, patterns in (("kv_layers_name", facts.kv_layers_name or ()), ("q_layer_name", queries)):
         for pattern in patterns:
             spellings = facts.with_modules([pattern])
             found = any(fnmatchcase(name, each) for name in names for each in spellings)
-            require(found, f"states the pattern '{pattern}' in {fact}, which matches no module of its model")
+            require(found, f"states the pattern '{pattern}' in {fact}, which matches no linear layer of a block of its model")
+
+
+@check("template")
+def excludes_head_and_routers(subject: Subject) -> None:
+    """The output head, routers and gates of shared experts match a pattern of ``exclude_layers_name``: in few bits they cost most."""
+    facts, model = facts_of(subject), separated(subject)
+    patterns = facts.with_modules(facts.exclude_layers_name)
+    own = {facts.head, *(f"{facts.decoder_blocks}.*.{name}" for name in (facts.router, facts.shared_expert_gate) if name)}
+    for name in _linears(model):
+        if any(each and fnmatchcase(name, each) for each in own):
+            require(any(fnmatchcase(name, each) for each in patterns), f"excludes {', '.join(patterns)}, and not '{name}'")
 
 
 @check("template")
@@ -280,10 +289,10 @@ def every_algorithm_fits_or_says_why_not(subject: Subject) -> None:
 
 
 def _planned(subject: Subject, name: str, settings: AlgoConfig) -> None:
-    config = coarse_config(subject)
+    model, config = example_of(subject), coarse_config(subject)
     config.algo_config = [settings]
     try:
-        run = plan_run(example_of(subject), config)
+        run = plan_run(model, config)
     except QuarkError as error:
         require(False, f"cannot be planned with the algorithm '{name}', for which it states no reason in unsupported: {error}")
         return
