@@ -10,8 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-from quark_exporters.quark_layout.exporter import SafetensorsExporter
-from quark_exporters.quark_layout.reader import QuarkReader
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -19,6 +17,8 @@ from quark.checkpoint import BlockStream, CheckpointContent, ExportOptions, Stor
 from quark.errors import UnsupportedError
 from quark.lazy import ObjectRef
 from quark.plugins import ExporterRecord
+from quark_exporters.quark_layout.exporter import SafetensorsExporter
+from quark_exporters.quark_layout.reader import QuarkReader
 
 from .mutant import Mutant
 
@@ -48,9 +48,7 @@ class Plain:
 
 class Streaming(Plain):
     @contextmanager
-    def stream(
-        self, content: CheckpointContent, skeleton: nn.Module, out: Path, options: ExportOptions
-    ) -> Iterator[BlockStream]:
+    def stream(self, content: CheckpointContent, skeleton: nn.Module, out: Path, options: ExportOptions) -> Iterator[BlockStream]:
         with SafetensorsExporter().stream(content, skeleton, out, options) as stream:
             yield stream
         self.named(out)
@@ -149,9 +147,7 @@ class WritesNotes(Plain):
 
 class StreamsOtherwise(Streaming):
     @contextmanager
-    def stream(
-        self, content: CheckpointContent, skeleton: nn.Module, out: Path, options: ExportOptions
-    ) -> Iterator[BlockStream]:
+    def stream(self, content: CheckpointContent, skeleton: nn.Module, out: Path, options: ExportOptions) -> Iterator[BlockStream]:
         with super().stream(content, skeleton, out, attrs.evolve(options, pack_method="order")) as stream:
             yield stream
 

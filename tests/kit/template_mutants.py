@@ -6,13 +6,13 @@ from typing import Any
 
 import attrs
 import torch
-from quark_templates.llama import LLAMA
 from torch import nn
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from quark.config.architecture import Architecture
 from quark.lazy import ObjectRef
 from quark.plugins import TemplateRecord
+from quark_templates.llama import LLAMA
 
 from .mutant import Mutant
 
@@ -51,7 +51,9 @@ def without_head(model_type: str) -> nn.Module:
 
 
 def other_family(model_type: str) -> nn.Module:
-    model: Any = LlamaForCausalLM(LlamaConfig(hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4, vocab_size=64))
+    model: Any = LlamaForCausalLM(
+        LlamaConfig(hidden_size=32, intermediate_size=64, num_hidden_layers=1, num_attention_heads=4, vocab_size=64)
+    )
     return model.eval()  # type: ignore[no-any-return]
 
 

@@ -259,9 +259,7 @@ MUTANTS = (
     _mutant("composes_with_other_transforms", "says nothing of its place, which matters", before=()),
     _mutant("composes_with_roundings", "makes some channels large", Harms),
     _mutant("does_no_harm", "makes some channels large", Harms),
-    _mutant(
-        "reloads_to_the_same_logits", "has a restorer that restores nothing", Runs, RunSettings, restorer=ObjectRef(RestoresNothing)
-    ),
+    _mutant("reloads_to_the_same_logits", "has a restorer that restores nothing", Runs, RunSettings, restorer=ObjectRef(RestoresNothing)),
     _mutant("streams_to_the_same_bytes", "looks at weights of other blocks", LooksAhead),
     _mutant("its_rounding_is_one", "has a text for a rounding", RoundsWithText),
 )

@@ -91,7 +91,9 @@ def refuses_unknown_keys(subject: Subject) -> None:
 def options_have_help(subject: Subject) -> None:
     """Raise where an option has no line of help."""
     silent = [option.name for option in _options(subject) if not option.help.strip()]
-    require(not silent, f"says nothing of the options {', '.join(silent)}: describe them under 'Attributes:' in the docstring of its settings")
+    require(
+        not silent, f"says nothing of the options {', '.join(silent)}: describe them under 'Attributes:' in the docstring of its settings"
+    )
 
 
 def _options(subject: Subject) -> tuple[Option, ...]:

@@ -18,7 +18,18 @@ from quark.quantizers import quantizer_for
 from quark.runs import ModelQuantizer
 from quark.testing.check import NotApplicableError
 
-__all__ = ["batches", "coarse_scheme", "fitting_schemes", "logits", "quantized", "run_config", "run_config_of", "saved", "scheme_with_inputs", "small_model"]
+__all__ = [
+    "batches",
+    "coarse_scheme",
+    "fitting_schemes",
+    "logits",
+    "quantized",
+    "run_config",
+    "run_config_of",
+    "saved",
+    "scheme_with_inputs",
+    "small_model",
+]
 
 VOCABULARY, HIDDEN, INTERMEDIATE, BLOCKS, HEADS, KV_HEADS = 96, 64, 128, 2, 4, 2
 OUTLIERS = (3, 17, 40)
@@ -114,7 +125,11 @@ def run_config_of(facts: Architecture, columns: int = 32) -> QConfig:
     found = []
     for name, config in _fitting():
         weight = config.weight
-        if config.input_tensors is None and weight is not None and quantizer_for(weight, activation=False).shape_error((8, columns)) is None:
+        if (
+            config.input_tensors is None
+            and weight is not None
+            and quantizer_for(weight, activation=False).shape_error((8, columns)) is None
+        ):
             found.append((_bits(config), name))
     if not found:
         raise NotApplicableError(f"no registered scheme quantizes weights alone and fits layers with {columns} input channels")

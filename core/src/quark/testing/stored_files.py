@@ -65,7 +65,10 @@ def stored_tensors(directory: Path) -> dict[str, StoredTensor]:
             require(entry["dtype"] in BITS, f"writes '{name}' in the dtype {entry['dtype']}, which safetensors does not have")
             right = begin == position and (end - begin) * 8 == elements * BITS[entry["dtype"]]
             require(right, f"writes '{path.name}' in which the bytes of '{name}' are {begin} to {end}: shape {entry['shape']}")
-            require(name not in found, f"writes the tensor '{name}' twice, in '{path.name}' and in '{found[name].file if name in found else ''}'")
+            require(
+                name not in found,
+                f"writes the tensor '{name}' twice, in '{path.name}' and in '{found[name].file if name in found else ''}'",
+            )
             found[name] = StoredTensor(path.name, entry["dtype"], tuple(entry["shape"]), begin, end)
             position = end
         require(8 + length + position == len(content), f"writes '{path.name}' with bytes that belong to no tensor")

@@ -19,7 +19,17 @@ from quark.quantizers.on_grid import grid_error
 from quark.testing.check import NotApplicableError
 from quark.testing.subject import Subject
 
-__all__ = ["COLUMNS", "Inputs", "inputs", "layers_of", "one_scheme_of_each_kind", "rounded", "schemes_to_round", "statistics", "wrong_weight"]
+__all__ = [
+    "COLUMNS",
+    "Inputs",
+    "inputs",
+    "layers_of",
+    "one_scheme_of_each_kind",
+    "rounded",
+    "schemes_to_round",
+    "statistics",
+    "wrong_weight",
+]
 
 COLUMNS, ROWS, TOKENS = 128, 32, 384
 

@@ -199,7 +199,9 @@ def declares_its_files(subject: Subject) -> None:
         export_with(subject.lookup_name, stored_model(subject), parent / "out", ExportOptions(max_shard_bytes=SHARD))
         for file in contents(parent / "out"):
             known = any(fnmatchcase(file, pattern) for pattern in patterns)
-            require(known, f"writes '{file}', which no pattern in files of its record covers: overwrite=True would not replace such an export")
+            require(
+                known, f"writes '{file}', which no pattern in files of its record covers: overwrite=True would not replace such an export"
+            )
 
 
 @check("layout")

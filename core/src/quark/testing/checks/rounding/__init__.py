@@ -218,7 +218,9 @@ def merged_statistics_give_the_same(subject: Subject) -> None:
         rounding, layers = _made(subject), layers_of(config)
         given = statistics(rounding, parts)
         for kind, statistic in given.items():
-            require(statistic.tokens == len(data.x), f"has a statistic {kind.__name__} that counts {statistic.tokens} tokens of {len(data.x)}")
+            require(
+                statistic.tokens == len(data.x), f"has a statistic {kind.__name__} that counts {statistic.tokens} tokens of {len(data.x)}"
+            )
         rounded(rounding, layers, given=given)
         results.append(torch.cat([layer.weight.detach() for layer in layers.values()]))  # type: ignore[operator]
     for other in results[1:]:
