@@ -23,7 +23,19 @@ from quark.testing.float64 import InFloat64
 from quark.testing.small_models import run_config_of
 from quark.testing.subject import Subject
 
-__all__ = ["IDS", "ExampleModel", "example_of", "facts_of", "float_logits"]
+__all__ = [
+    "IDS",
+    "blocks_of",
+    "coarse_config",
+    "example_of",
+    "facts_of",
+    "float_logits",
+    "named_by",
+    "of_experts",
+    "readers_of_norms",
+    "rows_of",
+    "separated",
+]
 
 IDS = torch.arange(3, 63).reshape(3, 20)
 """What example models are run on: their vocabulary has at least 64 tokens."""
@@ -106,7 +118,7 @@ def readers_of_norms(facts: Architecture) -> Iterator[tuple[str, tuple[str, ...]
 def rows_of(module: nn.Module) -> Tensor:
     """Return a view of a weight with one row for each output; of norms their weight itself."""
     weight: Any = module.weight
-    return weight if weight.ndim != 2 or not isinstance(module, nn.Module) else linear_weight(module)
+    return weight if weight.ndim != 2 else linear_weight(module)
 
 
 def float_logits(model: Any) -> Tensor:

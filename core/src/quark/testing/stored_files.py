@@ -1,4 +1,4 @@
-"""What lies in a checkpoint's safetensors files, read without safetensors; and writes that fail, so that one sees what an exporter leaves."""
+"""What lies in a checkpoint's safetensors files, read without safetensors; and writes that fail, to see what an exporter leaves."""
 
 from __future__ import annotations
 

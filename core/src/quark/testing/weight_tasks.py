@@ -9,7 +9,7 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from quark.algorithms import HeldOut, Rounding, RoundingTask, RoundToNearest, Statistic
+from quark.algorithms import HeldOut, Rounding, RoundingTask, RoundToNearest, Statistic, float_weight
 from quark.config.layer import QLayerConfig, levels
 from quark.errors import QuarkError
 from quark.modules import QuantizedLayer, quantized_class
@@ -105,8 +105,8 @@ def rounded(
         held_out: Tokens to validate on; None for none.
         given: Statistics in place of those of ``data``.
     """
-    columns = next(iter(layers.values())).weight.shape[1]  # type: ignore[index, union-attr]
-    made = statistics(rounding, [inputs(0, columns=columns) if data is None else data], columns) if given is None else given  # type: ignore[arg-type]
+    columns = int(float_weight(next(iter(layers.values()))).shape[1])
+    made = statistics(rounding, [inputs(0, columns=columns) if data is None else data], columns) if given is None else given
     validation = None if held_out is None else HeldOut(held_out.x, held_out.reference)
     return rounding.round(RoundingTask(layers, made, held_out=validation))
 
@@ -122,7 +122,7 @@ def wrong_weight(layer: QuantizedLayer) -> str | None:
     assert module is not None
     if module.qparams is None and not module.quantizer.is_float:
         return "has no scales"
-    return grid_error(module.quantizer, module.qparams, layer.weight.detach())  # type: ignore[arg-type]
+    return grid_error(module.quantizer, module.qparams, float_weight(layer))
 
 
 def schemes_to_round(subject: Subject) -> dict[str, QLayerConfig]:
@@ -148,7 +148,7 @@ def schemes_to_round(subject: Subject) -> dict[str, QLayerConfig]:
 
 
 def one_scheme_of_each_kind(subject: Subject) -> dict[str, QLayerConfig]:
-    """Return the first of the schemes whose weights have one number of levels, one granularity, one symmetry and one way of storing scales."""
+    """Return the first scheme of each number of levels, granularity, symmetry and way of storing scales."""
     found: dict[object, tuple[str, QLayerConfig]] = {}
     for name, config in schemes_to_round(subject).items():
         kind = tuple((s.qscheme, s.symmetric, s.scale_format, s.is_scale_quant) for s in levels(config.weight))

@@ -45,6 +45,18 @@ EFFECT = 1e-6
 """What a scale that is not undone changes at least, of the largest logit."""
 
 
+_SINGLE = (
+    *("attention_output", "attention_norm", "attention_value", "attention_output_norm"),
+    *("mlp_output", "mlp_norm", "mlp_value", "mlp_output_norm"),
+    *("experts", "router", "shared_expert_value", "shared_expert_gate"),
+)
+_SEVERAL = (
+    *("attention_inputs", "attention_inner", "query_projections", "key_projections", "value_projections"),
+    *("mixer", "mixer_context", "mlp_inputs", "shared_experts"),
+)
+"""Facts that name one module of a block, and those that name several."""
+
+
 def _distance(one: Tensor, other: Tensor) -> float:
     return float((one - other).abs().max() / other.abs().max())
 
@@ -56,12 +68,8 @@ def _linears(module: nn.Module) -> list[str]:
 def _in_a_block(subject: Subject) -> Iterator[tuple[str, str]]:
     """Names in a block that the facts state, each with the fact that does; patterns of experts have a star."""
     facts = facts_of(subject)
-    single = ("attention_output", "attention_norm", "attention_value", "attention_output_norm", "mlp_output", "mlp_norm", "mlp_value")
-    single += ("mlp_output_norm", "experts", "router", "shared_expert_value", "shared_expert_gate")
-    several = ("attention_inputs", "attention_inner", "query_projections", "key_projections", "value_projections", "mixer", "mixer_context")
-    several += ("mlp_inputs", "shared_experts")
-    yield from ((fact, name) for fact in single if (name := getattr(facts, fact)))
-    yield from ((fact, name) for fact in several for name in getattr(facts, fact) or ())
+    yield from ((fact, name) for fact in _SINGLE if (name := getattr(facts, fact)))
+    yield from ((fact, name) for fact in _SEVERAL for name in getattr(facts, fact) or ())
     for norm, readers in facts.attention_inner_norms:
         yield from (("attention_inner_norms", name) for name in (norm, *readers))
     experts = (("expert_inputs", facts.expert_inputs), ("expert_output", (facts.expert_output,)))
@@ -186,9 +194,9 @@ def input_groups_read_one_tensor(subject: Subject) -> None:
 
 @check("template")
 def norms_feed_what_is_said(subject: Subject) -> None:
-    """A power of two taken from a norm and given to the layers that are said to read it leaves the logits as they are; given to none it does not.
+    """A scale taken from a norm and given to the layers that are said to read it leaves the logits as they are; given to none it does not.
 
-    So no other layer reads the norm, ``norm_has_unit_offset`` is right, and the norm has a weight if that is said.
+    Scales are powers of two. So no other layer reads the norm, ``norm_has_unit_offset`` is right, and it has a weight if that is said.
     """
     facts, model = facts_of(subject), separated(subject)
     expected = float_logits(model)
@@ -221,7 +229,7 @@ def norms_feed_what_is_said(subject: Subject) -> None:
 
 @check("template")
 def values_pass_linearly(subject: Subject) -> None:
-    """A power of two taken from the rows of ``attention_value``, ``mlp_value`` or their like and given to the output projection is undone."""
+    """A scale taken from the rows of ``attention_value``, ``mlp_value`` or their like is undone by the projection that reads them."""
     facts, model = facts_of(subject), separated(subject)
     expected, heads = float_logits(model), int(getattr(text_config(model), "num_attention_heads", 1))
     pairs = [

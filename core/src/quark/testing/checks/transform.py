@@ -130,7 +130,7 @@ def keeps_the_function_with_layers_excluded(subject: Subject) -> None:
 
 @check("transform")
 def leaves_nothing_behind(subject: Subject) -> None:
-    """Modules, parameters, buffers and hooks of the model are what they were; a record with a restorer may add some in runs with the model."""
+    """Modules, parameters, buffers and hooks of the model are what they were, but for what its restorer puts back in a loaded model."""
     for scheme in _schemes():
         result = transformed(scheme, _settings(subject))
         runs = any(one.name == settings_of(subject).name and one.runs_with_model() for one in result.settings)
@@ -193,7 +193,7 @@ def reloads_to_the_same_logits(subject: Subject) -> None:
 
 @check("transform")
 def streams_to_the_same_bytes(subject: Subject) -> None:
-    """A checkpoint that is quantized from disk, block by block where it ``works_by_block``, has the bytes of one that is quantized in memory."""
+    """A checkpoint that is quantized from disk, block by block where it ``works_by_block``, has the bytes of one made in memory."""
     require_same_from_disk(run_config(_schemes()[-1], _settings(subject)))
 
 

@@ -193,7 +193,7 @@ def leaves_the_model_as_it_is(subject: Subject) -> None:
 
 @check("layout")
 def declares_its_files(subject: Subject) -> None:
-    """Patterns in ``files`` of its record cover what it writes beside ``config.json``, safetensors files and companions such as a tokenizer."""
+    """``files`` of its record covers what it writes beside ``config.json``, safetensors files and companions such as a tokenizer."""
     patterns = ("config.json", "model*.safetensors", "model.safetensors.index.json", *COMPANIONS, *subject.record.files)  # type: ignore[union-attr]
     with temporary() as parent:
         export_with(subject.lookup_name, stored_model(subject), parent / "out", ExportOptions(max_shard_bytes=SHARD))

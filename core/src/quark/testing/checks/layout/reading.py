@@ -76,7 +76,7 @@ def honours_or_refuses_common_options(subject: Subject) -> None:
     _with_reader(subject)
     model = stored_model(subject)
     for fields in ({"pack_method": "order"}, {"weight_format": "fake_quantized"}, {"max_shard_bytes": 20_000}):
-        options = ExportOptions(**fields)  # type: ignore[arg-type]
+        options = ExportOptions(**fields)
         try:
             require_reload(model, subject.lookup_name, options=options)
         except REFUSALS as error:

@@ -20,10 +20,10 @@ def _schemes(subject: Subject) -> list[str]:
     """A scheme of coarse weights, and one that quantizes inputs as well."""
     names = [coarse_scheme(), scheme_with_inputs()]
     rounded = schemes_to_round(subject)
-    found = [name for name in names if name in rounded]
+    found = [name for name in names if name is not None and name in rounded]
     if not found:
         raise NotApplicableError("its record excludes the schemes that fit the small model")
-    return found  # type: ignore[return-value]
+    return found
 
 
 @check("rounding")
