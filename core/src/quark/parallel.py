@@ -51,7 +51,7 @@ def parallel_map(work: Callable[[Item], Result], items: Sequence[Item], device: 
 
 @contextmanager
 def one_thread(device: torch.device = CPU) -> Iterator[None]:
-    """On the CPU, torch computes in the calling thread alone while the body runs."""
+    """Let torch compute on the CPU in the calling thread alone while the body runs."""
     before = torch.get_num_threads()
     if device.type != "cpu" or before == 1:
         yield

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
@@ -21,7 +20,6 @@ from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_
 from quark_templates.examples.mixtures import EXPERTS, OWN_SIZES, SIZES
 from quark_templates.plugin import MIXTURES
 
-DOCUMENTED = json.loads((Path(__file__).parent / "documented_mixtures.json").read_text(encoding="utf-8"))
 IDS = torch.arange(3, 63).reshape(3, 20)
 
 
@@ -60,16 +58,6 @@ def blocks(model: nn.Module, facts: Architecture) -> nn.ModuleList:
     found = model.get_submodule(facts.decoder_blocks or "")
     assert isinstance(found, nn.ModuleList)
     return found
-
-
-@pytest.mark.parametrize("model_type", sorted(set(MIXTURES) & set(DOCUMENTED)))
-def test_patterns_are_those_of_amd_quarks_template(model_type: str) -> None:
-    template, documented = LLMTemplate.get(model_type), DOCUMENTED[model_type]
-    assert template.kv_layers_name == documented["kv_layers"]
-    named = template.q_layer_name
-    assert ([named] if isinstance(named, str) else named) == documented["q_layers"]
-    assert template.exclude_layers_name == documented["exclude"]
-    assert template.gate_up_layers_name == documented["gate_up"]
 
 
 def test_every_linear_of_a_block_is_named_and_every_name_exists(model_type: str) -> None:

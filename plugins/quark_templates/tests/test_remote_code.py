@@ -24,7 +24,6 @@ from quark_templates.plugin import REMOTE_CODE
 from .skeletons import SKELETONS
 from .skeletons.parts import Attending, Skeleton
 
-DOCUMENTED = json.loads((Path(__file__).parent / "documented_remote.json").read_text(encoding="utf-8"))
 IDS = torch.arange(3, 63).reshape(3, 20)
 RETIRED = {"*.gate.linear"}
 """Documented patterns for wrappers of routers that older releases put in."""
@@ -75,17 +74,12 @@ def watched(model: nn.Module, modules: Iterable[nn.Module]) -> tuple[dict[nn.Mod
 
 
 def test_every_family_with_remote_code_has_a_skeleton() -> None:
-    assert set(SKELETONS) == set(REMOTE_CODE) == set(DOCUMENTED)
+    assert set(SKELETONS) == set(REMOTE_CODE)
 
 
-def test_patterns_are_those_of_amd_quarks_template(family: tuple[Skeleton, Architecture]) -> None:
+def test_the_skeleton_is_of_the_family(family: tuple[Skeleton, Architecture]) -> None:
     model, facts = family
     assert facts.model_type == model.config.model_type
-    template, documented = LLMTemplate.get(facts.model_type), DOCUMENTED[facts.model_type]
-    assert template.kv_layers_name == documented["kv_layers"]
-    assert [template.q_layer_name] == documented["q_layers"]
-    assert template.exclude_layers_name == documented["exclude"]
-    assert template.gate_up_layers_name == documented["gate_up"]
 
 
 def test_embeddings_head_and_final_norm_are_those_of_the_skeleton(family: tuple[Skeleton, Architecture]) -> None:

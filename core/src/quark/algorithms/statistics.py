@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, Self
+from collections.abc import Callable, Hashable
+from typing import Any, ClassVar, Self, TypeVar, TypeVarTuple, cast
 
 import torch
 from torch import Tensor
@@ -12,6 +13,9 @@ from quark.errors import PluginError
 from quark.parallel import parallel_map, row_slices
 
 __all__ = ["AbsMax", "AbsMean", "CrossMoment", "Hessian", "Hessian64", "Statistic"]
+
+_Arguments = TypeVarTuple("_Arguments")
+_Value = TypeVar("_Value")
 
 _STRIP = 128
 """Rows of a Hessian that are summed at a time, each strip from the diagonal on: little more than half of the full product."""
@@ -34,7 +38,6 @@ class Statistic(ABC):
     Attributes:
         wants_float: Whether the inputs in the float model are needed beside those in the quantized model, which doubles the forwards.
         tokens: The number of tokens in the sum.
-        derived: A cache for values that algorithms compute from the complete statistic and use again for other layers of the group.
 
     Example:
         A custom statistic, the largest value of each channel::
@@ -57,7 +60,7 @@ class Statistic(ABC):
         self.columns = columns
         self.device = device
         self.tokens = 0
-        self.derived: dict[Any, Any] = {}
+        self._derived: dict[Hashable, Any] = {}
 
     def update(self, x: Tensor, reference: Tensor | None = None) -> None:
         """Add tokens to the statistic.
@@ -70,6 +73,7 @@ class Statistic(ABC):
             PluginError: The statistic has changed ``x``.
         """
         self.tokens += x.shape[0]
+        self._derived.clear()
         if x.shape[0]:
             version = x._version
             self.accumulate(x, reference)
@@ -79,7 +83,20 @@ class Statistic(ABC):
     def merge(self, other: Self) -> None:
         """Add the tokens of another statistic of the same kind."""
         self.tokens += other.tokens
+        self._derived.clear()
         self.add(other)
+
+    def derived(self, compute: Callable[[Self, *_Arguments], _Value], *arguments: *_Arguments) -> _Value:
+        """Return ``compute(self, *arguments)``, computed once until tokens are added: other layers of the input group use it again.
+
+        Args:
+            compute: A function of a module: the value is kept for it and its arguments.
+            arguments: What it takes beside the statistic; hashable.
+        """
+        key = (compute, arguments)
+        if key not in self._derived:
+            self._derived[key] = compute(self, *arguments)
+        return cast(_Value, self._derived[key])
 
     @abstractmethod
     def accumulate(self, x: Tensor, reference: Tensor | None) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 from torch import nn
@@ -17,10 +17,8 @@ from quark.hf.attention_switch import why_unswitchable
 from quark.modules.attention import KEY, QUERY, VALUE
 from quark.names import folded
 from quark.planning.inferred_architecture import attention_modules, with_inferred_attention
+from quark.planning.plan_row import PlanRow
 from quark.planning.precedence import first_match
-
-if TYPE_CHECKING:
-    from quark.planning.plan import PlanRow
 
 __all__ = [
     "AttentionRow",

@@ -45,7 +45,7 @@ def refuse_excluded_schemes(rounding: str, rows: Iterable[PlanRow]) -> None:
 
 
 def _kind(weight: QTensorConfig | Sequence[QTensorConfig] | None) -> Kind:
-    """What tells the weights of one scheme from those of another."""
+    """Return what tells the weights of one scheme from those of another."""
     if weight is None:
         return ()
     return tuple((level.dtype, level.qscheme, level.symmetric, level.scale_format, level.is_scale_quant) for level in levels(weight))

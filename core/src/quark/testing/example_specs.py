@@ -62,7 +62,7 @@ def example_specs(dtype: str, observer_cls: str | None = None) -> Iterator[QTens
 
 
 def examples(dtypes: Iterable[str], observer_cls: str | None = None) -> list[Example]:
-    """Return the valid ones of `example_specs` with their quantizers, one of each granularity and symmetry; formats without scales have none.
+    """Return the valid ones of `example_specs` with their quantizers, one of each granularity and symmetry; none of formats without scales.
 
     Args:
         dtypes: Names of number formats.

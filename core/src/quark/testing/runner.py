@@ -41,7 +41,7 @@ class Result:
         subject: The subject.
         check: The check.
         outcome: One of `OUTCOMES`.
-        message: What was seen and what is wanted; the reason of an expected failure, or of one that is not applicable; empty where it passed.
+        message: What was seen and what is wanted; the reason where it was expected, or is not applicable; empty where it passed.
         seconds: How long it took.
         details: Traceback of an exception that is not a `quark.errors.QuarkError`; empty for the others.
     """
@@ -98,7 +98,7 @@ def run_check(subject: Subject, check: Check, reason: str | None = None) -> Resu
 
 
 def is_conformant(results: Sequence[Result]) -> bool:
-    """Whether there are results and none of them is a failure."""
+    """Return whether there are results and none of them is a failure."""
     return bool(results) and not any(result.is_failure for result in results)
 
 

@@ -69,7 +69,7 @@ class Subject:
 
 
 def distributions(catalog: Catalog) -> dict[str, str]:
-    """Distributions that bring plugins, also those that failed or are left out, with their versions."""
+    """Return the distributions that bring plugins, also those that failed or are left out, with their versions."""
     sources = [*catalog.sources(), *(failure.source for failure in catalog.failures()), *catalog.left_out]
     return {source.distribution: source.version for source in sources}
 
@@ -90,8 +90,9 @@ def subjects(catalog: Catalog, distribution: str, kinds: Sequence[str] = KINDS, 
     wanted, versions = normalized(distribution), distributions(catalog)
     if wanted not in versions:
         near = closest(wanted, versions)
+        hint = f"; did you mean {near!r}?" if near else "."
         raise UnknownNameError(
-            f"no installed distribution '{distribution}' has an entry point of the group quark{f'; did you mean {near!r}?' if near else '.'} "
+            f"no installed distribution '{distribution}' has an entry point of the group quark{hint} "
             f"There are {', '.join(sorted(versions))}",
             kind="distribution",
             name=distribution,

@@ -29,7 +29,7 @@ _TINY_MODEL = "quark_templates.examples:tiny_model"
 
 
 def _records(*rows: tuple[str, str, str], example: str | None = _TINY_MODEL) -> dict[str, TemplateRecord]:
-    """Records by model type; a row is the model type, the models of the family, and a reference to the architecture."""
+    """Return records by model type; a row is the model type, the models of the family, and a reference to the architecture."""
     return {name: TemplateRecord(name=name, summary=summary, architecture=reference, example=example) for name, summary, reference in rows}
 
 

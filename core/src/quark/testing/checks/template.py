@@ -45,18 +45,6 @@ EFFECT = 1e-6
 """What a scale that is not undone changes at least, of the largest logit."""
 
 
-_SINGLE = (
-    *("attention_output", "attention_norm", "attention_value", "attention_output_norm"),
-    *("mlp_output", "mlp_norm", "mlp_value", "mlp_output_norm"),
-    *("experts", "router", "shared_expert_value", "shared_expert_gate"),
-)
-_SEVERAL = (
-    *("attention_inputs", "attention_inner", "query_projections", "key_projections", "value_projections"),
-    *("mixer", "mixer_context", "mlp_inputs", "shared_experts"),
-)
-"""Facts that name one module of a block, and those that name several."""
-
-
 def _distance(one: Tensor, other: Tensor) -> float:
     return float((one - other).abs().max() / other.abs().max())
 
@@ -68,8 +56,31 @@ def _linears(module: nn.Module) -> list[str]:
 def _in_a_block(subject: Subject) -> Iterator[tuple[str, str]]:
     """Names in a block that the facts state, each with the fact that does; patterns of experts have a star."""
     facts = facts_of(subject)
-    yield from ((fact, name) for fact in _SINGLE if (name := getattr(facts, fact)))
-    yield from ((fact, name) for fact in _SEVERAL for name in getattr(facts, fact) or ())
+    stated: dict[str, str | tuple[str, ...] | None] = {
+        "attention_inputs": facts.attention_inputs,
+        "attention_inner": facts.attention_inner,
+        "attention_output": facts.attention_output,
+        "attention_norm": facts.attention_norm,
+        "attention_value": facts.attention_value,
+        "attention_output_norm": facts.attention_output_norm,
+        "query_projections": facts.query_projections,
+        "key_projections": facts.key_projections,
+        "value_projections": facts.value_projections,
+        "mixer": facts.mixer,
+        "mixer_context": facts.mixer_context,
+        "mlp_inputs": facts.mlp_inputs,
+        "mlp_output": facts.mlp_output,
+        "mlp_norm": facts.mlp_norm,
+        "mlp_value": facts.mlp_value,
+        "mlp_output_norm": facts.mlp_output_norm,
+        "experts": facts.experts,
+        "router": facts.router,
+        "shared_experts": facts.shared_experts,
+        "shared_expert_value": facts.shared_expert_value,
+        "shared_expert_gate": facts.shared_expert_gate,
+    }
+    for fact, names in stated.items():
+        yield from ((fact, name) for name in ((names,) if isinstance(names, str) else names or ()))
     for norm, readers in facts.attention_inner_norms:
         yield from (("attention_inner_norms", name) for name in (norm, *readers))
     experts = (("expert_inputs", facts.expert_inputs), ("expert_output", (facts.expert_output,)))

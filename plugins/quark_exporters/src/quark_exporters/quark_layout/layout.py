@@ -34,12 +34,12 @@ class Region:
     without: tuple[str, ...] = ()
 
     def modules(self, model: nn.Module) -> dict[str, nn.Module]:
-        """Its modules by full name, in the model's order."""
+        """Return its modules by full name, in the model's order."""
         modules = model.get_submodule(self.root).named_modules(prefix=self.root)
         return {name: module for name, module in modules if not self._excludes(name)}
 
     def state(self, model: nn.Module) -> dict[str, Tensor]:
-        """Its parameters and persistent buffers by full name, in the model's order; tied ones are one object."""
+        """Return its parameters and persistent buffers by full name, in the model's order; tied ones are one object."""
         prefix = f"{self.root}." if self.root else ""
         state = model.get_submodule(self.root).state_dict(keep_vars=True, prefix=prefix)
         return {name: tensor for name, tensor in state.items() if not self._excludes(name)}
@@ -52,7 +52,7 @@ WHOLE = Region()
 
 
 def quantized_parts(model: nn.Module, plan: QuantPlan, options: ExportOptions, region: Region = WHOLE) -> list[Part]:
-    """A part for each quantized layer and for each other tensor of a region, in the model's order."""
+    """Return a part for each quantized layer and for each other tensor of a region, in the model's order."""
     modules = region.modules(model)
     layers = {name: m for name, m in modules.items() if isinstance(m, QuantizedLayer)}
     attention = _attention_quantizers(modules)
@@ -65,7 +65,7 @@ def quantized_parts(model: nn.Module, plan: QuantPlan, options: ExportOptions, r
 
 
 def is_tied_apart(model: nn.Module) -> bool:
-    """Whether the config ties input and output embeddings and quantization has given the head a weight of its own."""
+    """Return whether the config ties input and output embeddings and quantization has given the head a weight of its own."""
     if not getattr(model.config, "tie_word_embeddings", False):
         return False
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()  # type: ignore[operator]
@@ -73,12 +73,12 @@ def is_tied_apart(model: nn.Module) -> bool:
 
 
 def _attention_quantizers(modules: Mapping[str, nn.Module]) -> dict[str, QuantizerModule]:
-    """Quantizers of attention modules by full name: of probabilities, and of states, whose scales are stored with projections."""
+    """Return quantizers of attention modules by full name: of probabilities, and of states, whose scales are stored with projections."""
     return {n: m for n, m in modules.items() if isinstance(m, QuantizerModule) and n.rpartition(".")[2] in (PROBABILITIES, *STATES)}
 
 
 def _output_quantizers(model: nn.Module, plan: QuantPlan, layers: dict[str, QuantizedLayer]) -> dict[str, QuantizerModule]:
-    """The quantizer of each layer's output: the layer's own, or the one inside attention, behind the rotary embedding."""
+    """Return the quantizer of each layer's output: the layer's own, or the one inside attention, behind the rotary embedding."""
     states = [(a.name, state, layer) for a in plan.attentions for state, (layer, _) in a.states.items() if layer in layers]
     inside = {layer: getattr(model.get_submodule(attention), state) for attention, state, layer in states}
     quantizers = {name: inside.get(name, layer.output_quantizer) for name, layer in layers.items()}
@@ -95,7 +95,7 @@ def _probability_parts(name: str, module: QuantizerModule, options: ExportOption
 
 
 def _plain_parts(state: Mapping[str, Tensor], elsewhere: Sequence[str], others: Collection[str]) -> list[Part]:
-    """Parts of the tensors that are stored as they are: those that lie in no module of ``elsewhere``, and ``others``."""
+    """Return parts of the tensors that are stored as they are: those that lie in no module of ``elsewhere``, and ``others``."""
     inside = tuple(f"{name}." for name in elsewhere)
     parts, seen = [], set()
     for name, tensor in state.items():
@@ -152,7 +152,7 @@ def _tensors(
 
 
 def _holds_values(options: ExportOptions) -> bool:
-    """Whether rounded values are stored, and not their codes."""
+    """Return whether rounded values are stored, and not their codes."""
     return options.weight_format == "fake_quantized"
 
 

@@ -14,11 +14,11 @@ class PlaceholderObserver(Observer):
     """Observer of formats that only cast."""
 
     def observe(self, x: Tensor) -> None:
-        """Does nothing."""
+        """Do nothing."""
 
     def range(self) -> tuple[Tensor, Tensor]:
         """Return an empty range."""
         return torch.zeros(()), torch.zeros(())
 
     def merge(self, other: Observer) -> None:
-        """Does nothing."""
+        """Do nothing."""
