@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from quark.config.layer import levels
 from quark.config.tensor import QTensorConfig
 from quark.errors import UnsupportedError
-from quark.planning.plan import PlanRow
+from quark.planning.plan_row import PlanRow
 from quark.plugins import algorithms, schemes
 
 __all__ = ["refuse_excluded_schemes"]
