@@ -21,6 +21,7 @@ from quark.modules import QuantizedLayer
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
 from quark_templates.plugin import REMOTE_CODE
 
+from .caches import eight_bit_cache
 from .skeletons import SKELETONS
 from .skeletons.parts import Attending, Skeleton
 
@@ -182,8 +183,8 @@ def test_norms_have_no_unit_offset(family: tuple[Skeleton, Architecture]) -> Non
 def test_a_quantized_model_is_read_back_with_the_same_logits(family: tuple[Skeleton, Architecture], scheme: str, tmp_path: Path) -> None:
     float_model, facts = family
     # Keys of Instella pass a norm, and its code calls no attention that can be exchanged: what it caches is out of reach, and refused.
-    before = {"kv_cache_post_rope": False} if facts.model_type == "instella" else {}
-    config = LLMTemplate.get(facts.model_type).get_config(scheme, kv_cache_scheme="fp8", **before)
+    cache = eight_bit_cache(facts.model_type) | ({"kv_cache_post_rope": False} if facts.model_type == "instella" else {})
+    config = LLMTemplate.get(facts.model_type).get_config(scheme, **cache)
     model = ModelQuantizer(config).quantize_model(deepcopy(float_model), list(IDS.split(1)))
     export_safetensors(model, tmp_path / "out")
     expected = logits(model)
@@ -226,7 +227,7 @@ def kimi_on_deepseek_v3() -> nn.Module:
 
 @pytest.mark.parametrize("scheme", ["int4_wo_32", "mxfp4"])
 def test_kimi_k2_on_the_modules_of_deepseek_v3_is_quantized_expert_by_expert_and_read_back(scheme: str, tmp_path: Path) -> None:
-    config = LLMTemplate.get("kimi_k2").get_config(scheme, kv_cache_scheme="fp8")
+    config = LLMTemplate.get("kimi_k2").get_config(scheme, kv_cache_scheme="fp8", kv_cache_post_rope=False)
     model = ModelQuantizer(config).quantize_model(kimi_on_deepseek_v3(), list(IDS.split(1)))
     weighted = {name for name, m in model.named_modules() if isinstance(m, QuantizedLayer) and m.weight_quantizer is not None}
     assert weighted == {f"model.layers.1.mlp.experts.{i}.{p}_proj" for i in range(4) for p in ("gate", "up", "down")}

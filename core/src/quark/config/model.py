@@ -85,7 +85,8 @@ class QConfig:
         separate_kv_scales: Keys and values keep scales of their own. By default those of one block share the larger, as in AMD Quark.
         kv_cache_post_rope: Where keys and values of the cache are rounded, and what their exported scales are of. True: as attention gets
             them, behind norms on single heads and the rotary embedding, which is what runtimes such as vLLM cache. False: as their
-            projections put them out, the convention of AMD Quark. None: True where the attention of the model can be reached.
+            projections put them out, the convention of AMD Quark. None: True where the attention of the model can be reached. Latent
+            attention is refused but with False: runtimes cache no output of its projections.
         attention_post_rope: The same for the queries of quantized attention (``softmax_quant_spec``).
         shared_scale_groups: Groups of name suffixes that share one global scale.
         softmax_quant_spec: Of the attention probabilities.

@@ -14,6 +14,7 @@ from quark.algorithms import CrossMoment, Hessian, Hessian64, Metrics, RoundingT
 from quark.config.algorithm import AlgoConfig
 from quark.errors import NonFiniteError
 from quark.names import folded
+from quark.parallel import coarsely
 from quark.quantizers import GroupScales, WeightGrid
 from quark_algos.gptq.config import GPTQConfig, QronosConfig
 from quark_algos.gptq.correction import causal_matrix, correction, share_for
@@ -62,6 +63,11 @@ class ColumnRounding:
     def round(self, task: RoundingTask) -> Mapping[str, Metrics]:
         """Round the columns of the layers' stacked weight; return the metrics that the class lists, by layer."""
         hessian = task.statistic(self._hessian)
+        largest = max(hessian.columns**2, sum(p.numel() for layer in task.layers.values() for p in layer.parameters()))
+        with coarsely(largest, hessian.device):
+            return self._round(task, hessian)
+
+    def _round(self, task: RoundingTask, hessian: Hessian) -> Mapping[str, Metrics]:
         try:
             solver = hessian.derived(_prepared, self._fitting(hessian))
         except SingularError as error:

@@ -12,11 +12,12 @@ from quark.checkpoint.exporter import ExportOptions
 from quark.checkpoint.shard_writer import Part
 from quark.config.slot import PARAMETERS, Slot
 from quark.modules import QuantizedLayer, QuantizerModule
-from quark.modules.attention import PROBABILITIES, STATES
+from quark.modules.attention import PROBABILITIES, QUERY, STATES
 from quark.modules.packed_layers import packed_meta, stored_tensors
 from quark.planning.plan import QuantPlan
+from quark.planning.precedence import first_match
 from quark.quantizers import QParams
-from quark_exporters.quark_layout.tensor_names import checkpoint_name, probabilities_name
+from quark_exporters.quark_layout.tensor_names import checkpoint_name, probabilities_name, state_name
 
 __all__ = ["WHOLE", "Region", "is_tied_apart", "quantized_parts"]
 
@@ -61,7 +62,8 @@ def quantized_parts(model: nn.Module, plan: QuantPlan, options: ExportOptions, r
     others = {f"{name}.{other}" for name, layer in layers.items() for other in layer.other_state()}
     plain = _plain_parts(region.state(model), [*layers, *attention], others)
     parts = (_layer_part(name, layer, options, outputs.get(name), merged.get(name)) for name, layer in layers.items())
-    return [*plain, *parts, *(part for name, module in attention.items() for part in _probability_parts(name, module, options))]
+    inside = [part for name, module in attention.items() for part in _probability_parts(name, module, options)]
+    return [*plain, *parts, *inside, *_fused_state_parts(model, plan, layers, options)]
 
 
 def is_tied_apart(model: nn.Module) -> bool:
@@ -78,11 +80,28 @@ def _attention_quantizers(modules: Mapping[str, nn.Module]) -> dict[str, Quantiz
 
 
 def _output_quantizers(model: nn.Module, plan: QuantPlan, layers: dict[str, QuantizedLayer]) -> dict[str, QuantizerModule]:
-    """Return the quantizer of each layer's output: the layer's own, or the one inside attention, behind the rotary embedding."""
-    states = [(a.name, state, layer) for a in plan.attentions for state, (layer, _) in a.states.items() if layer in layers]
+    """Return the quantizer of each layer's output: the layer's own, or the one inside attention; not those of fused projections."""
+    states = [(a.name, state, layer) for a in plan.attentions if not a.fused for state, (layer, _) in a.states.items() if layer in layers]
     inside = {layer: getattr(model.get_submodule(attention), state) for attention, state, layer in states}
     quantizers = {name: inside.get(name, layer.output_quantizer) for name, layer in layers.items()}
     return {name: quantizer for name, quantizer in quantizers.items() if quantizer is not None}
+
+
+def _fused_state_parts(model: nn.Module, plan: QuantPlan, layers: Mapping[str, QuantizedLayer], options: ExportOptions) -> Iterator[Part]:
+    """Yield the parts of scales of queries, keys and values of fused projections, which are stored with the attention module."""
+    for row in plan.attentions:
+        here = [state for state, (layer, _) in row.states.items() if row.fused and layer in layers]
+        states = {state: getattr(model.get_submodule(row.name), state) for state in here}
+        cached = [q.scale for state, q in states.items() if state != QUERY and q.scale is not None and q.scale.numel() == 1]
+        is_merged = any(first_match(layer, options.kv_cache_group) for layer, _ in row.states.values())
+        merged = QParams(merge_kv_scales(cached, options.min_kv_scale)) if cached and is_merged else None
+        tensors = {
+            state_name(row.name, state, suffix): tensor
+            for state, quantizer in states.items()
+            for suffix, tensor in _activation(quantizer, None if state == QUERY else merged, options).items()
+        }
+        if tensors:
+            yield Part({name: t.to("meta") for name, t in tensors.items()}, lambda tensors=tensors: tensors)  # type: ignore[misc]
 
 
 def _probability_parts(name: str, module: QuantizerModule, options: ExportOptions) -> Iterator[Part]:

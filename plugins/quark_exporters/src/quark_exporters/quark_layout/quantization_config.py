@@ -48,7 +48,10 @@ def read_quantization_config(block: Mapping[str, Any]) -> StoredConfig:
 def quantization_config(content: CheckpointContent, options: ExportOptions) -> dict[str, Any]:
     """Return the block as it is written."""
     model, config, plan = content.model, content.config, content.plan
-    cache = {row.name: row.config for row in plan.quantized if row.config is not None and _feeds_cache(row.name, config, options)}
+    # Patterns of the cache match a fused projection also where its queries alone are quantized.
+    queries = {a.query_layer for a in plan.attentions if a.key_layer is None and a.value_layer is None}
+    rows = [row for row in plan.quantized if row.name not in queries and _feeds_cache(row.name, config, options)]
+    cache = {row.name: row.config for row in rows if row.config is not None}
     excluded = [row.name for row in plan.rows if _is_float(row)]
     bare = attrs.evolve(config, exclude=[], layer_quant_config={}, layer_type_quant_config={}, kv_cache_quant_config={})
     layers = {
