@@ -1,4 +1,253 @@
 """Layouts with one thing wrong each."""
 
-HEALTHY = None
-MUTANTS = ()
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import attrs
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from quark.checkpoint import BlockStream, CheckpointContent, ExportOptions, StoredConfig
+from quark.errors import UnsupportedError
+from quark.lazy import ObjectRef
+from quark.plugins import ExporterRecord
+from quark_exporters.quark_layout.exporter import SafetensorsExporter
+from quark_exporters.quark_layout.reader import QuarkReader
+
+from .mutant import Mutant
+
+__all__ = ["HEALTHY", "MUTANTS"]
+
+METHOD = "mutant-method"
+
+
+def changed_json(path: Path, change: Any) -> None:
+    data = json.loads(path.read_text(encoding="utf-8"))
+    change(data)
+    path.write_text(json.dumps(data, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+class Plain:
+    """The built-in layout under another ``quant_method``: the healthy layout from which the mutants differ in one thing."""
+
+    method = METHOD
+
+    def export(self, content: CheckpointContent, out: Path, options: ExportOptions) -> None:
+        SafetensorsExporter().export(content, out, options)
+        self.named(out)
+
+    def named(self, out: Path) -> None:
+        changed_json(out / "config.json", lambda data: data["quantization_config"].update(quant_method=self.method))
+
+
+class Streaming(Plain):
+    @contextmanager
+    def stream(self, content: CheckpointContent, skeleton: nn.Module, out: Path, options: ExportOptions) -> Iterator[BlockStream]:
+        with SafetensorsExporter().stream(content, skeleton, out, options) as stream:
+            yield stream
+        self.named(out)
+
+
+class Reader(QuarkReader):
+    renamings = ((r"\.weight_(scale|zero_point)$", r".weight_quantizer.\1"),)
+
+    def configuration(self, block: Mapping[str, Any], directory: Path) -> StoredConfig:
+        return super().configuration({**block, "quant_method": "quark"}, directory)
+
+
+def record_of(exporter: Any = Streaming, **fields: Any) -> ExporterRecord:
+    streaming = {"capabilities": {"streaming"} if hasattr(exporter, "stream") else set()}
+    read = {"reader": ObjectRef(Reader), "quant_methods": (METHOD,)}
+    return ExporterRecord(name="mutant_layout", exporter=ObjectRef(exporter), **{**streaming, **read, **fields})
+
+
+class WithoutWords(Plain):
+    def export(self, content: CheckpointContent, out: Path, options: ExportOptions) -> None:
+        raise KeyError("fp4")
+
+
+class RefusesLate(Plain):
+    def export(self, content: CheckpointContent, out: Path, options: ExportOptions) -> None:
+        super().export(content, out, options)
+        if "fp4" in str(content.config):
+            raise UnsupportedError("it has no place for fp4")
+
+
+class LiesInTheIndex(Plain):
+    def export(self, content: CheckpointContent, out: Path, options: ExportOptions) -> None:
+        super().export(content, out, options)
+        if (out / "model.safetensors.index.json").exists():
+            changed_json(out / "model.safetensors.index.json", lambda data: data["weight_map"].pop("lm_head.weight"))
+
+
+class WrongTotal(Plain):
+    def export(self, content: CheckpointContent, out: Path, options: ExportOptions) -> None:
+        super().export(content, out, options)
+        if (out / "model.safetensors.index.json").exists():
+            changed_json(out / "model.safetensors.index.json", lambda data: data["metadata"].update(total_size=1))
+
+
+class TooShort(Plain):
+    def export(self, content: CheckpointContent, out: Path, options: ExportOptions) -> None:
+        super().export(content, out, options)
+        for path in out.glob("*.safetensors"):
+            path.write_bytes(path.read_bytes()[:-8])
+
+
+class Dated(Plain):
+    def named(self, out: Path) -> None:
+        super().named(out)
+        changed_json(out / "config.json", lambda data: data.update(written=time.perf_counter_ns()))
+
+
+class SwallowsErrors(Plain):
+    def export(self, content: CheckpointContent, out: Path, options: ExportOptions) -> None:
+        (out / "begun.txt").write_text("begun", encoding="utf-8")
+        with suppress(OSError):
+            super().export(content, out, options)
+
+
+class WritesBeside(Plain):
+    def export(self, content: CheckpointContent, out: Path, options: ExportOptions) -> None:
+        (out.parent / "log.txt").write_text("begun", encoding="utf-8")
+        super().export(content, out, options)
+
+
+class LogsBeforeFailing(Plain):
+    """Writes to the place where the output is going to be, which a failure leaves there."""
+
+    def export(self, content: CheckpointContent, out: Path, options: ExportOptions) -> None:
+        (out.parent.parent / "begun.txt").write_text("begun", encoding="utf-8")
+        super().export(content, out, options)
+
+
+class ChangesTheModel(Plain):
+    def export(self, content: CheckpointContent, out: Path, options: ExportOptions) -> None:
+        super().export(content, out, options)
+        next(content.model.parameters()).data.mul_(2)
+
+
+class ChangesTheConfiguration(Plain):
+    def export(self, content: CheckpointContent, out: Path, options: ExportOptions) -> None:
+        super().export(content, out, options)
+        content.model.config.use_cache = False  # type: ignore[union-attr]
+
+
+class WritesNotes(Plain):
+    def named(self, out: Path) -> None:
+        super().named(out)
+        (out / "notes.txt").write_text("made", encoding="utf-8")
+
+
+class StreamsOtherwise(Streaming):
+    @contextmanager
+    def stream(self, content: CheckpointContent, skeleton: nn.Module, out: Path, options: ExportOptions) -> Iterator[BlockStream]:
+        with super().stream(content, skeleton, out, attrs.evolve(options, pack_method="order")) as stream:
+            yield stream
+
+
+class TakesEveryOption(Plain):
+    def __init__(self, **options: Any) -> None:
+        self.options = options
+
+
+class WrongDefault(Plain):
+    def __init__(self, level: int = "high") -> None:  # type: ignore[assignment]
+        self.level = level
+
+
+class OtherMethod(Plain):
+    method = "another-method"
+
+
+class ForgetsTheOrder(Plain):
+    def export(self, content: CheckpointContent, out: Path, options: ExportOptions) -> None:
+        super().export(content, out, attrs.evolve(options, pack_method="order"))
+        changed_json(out / "config.json", lambda data: data["quantization_config"]["export"].update(pack_method=options.pack_method))
+
+
+class IgnoresTheFormat(Plain):
+    """Says that rounded values were stored, and stores codes."""
+
+    def export(self, content: CheckpointContent, out: Path, options: ExportOptions) -> None:
+        super().export(content, out, attrs.evolve(options, weight_format="real_quantized"))
+        block = {"weight_format": options.weight_format}
+        changed_json(out / "config.json", lambda data: data["quantization_config"]["export"].update(block))
+
+
+class HalvesTheHead(Plain):
+    def export(self, content: CheckpointContent, out: Path, options: ExportOptions) -> None:
+        super().export(content, out, options)
+        for path in out.glob("*.safetensors"):
+            tensors = load_file(path)
+            if "lm_head.weight" in tensors:
+                save_file(tensors | {"lm_head.weight": tensors["lm_head.weight"] / 2}, path, metadata={"format": "pt"})
+
+
+def _callers() -> str:
+    import traceback
+
+    return " ".join(frame.filename for frame in traceback.extract_stack())
+
+
+class FailsInTransformers(Reader):
+    """Reads for quark, and not when transformers asks."""
+
+    def configuration(self, block: Mapping[str, Any], directory: Path) -> StoredConfig:
+        if "transformers_loading" in _callers():
+            raise RuntimeError("it is not read by transformers")
+        return super().configuration(block, directory)
+
+
+class ForgetsSizes(Plain):
+    def named(self, out: Path) -> None:
+        super().named(out)
+        changed_json(out / "config.json", lambda data: data.update(max_position_embeddings=1))
+
+
+class WithoutTokenizer(Plain):
+    def export(self, content: CheckpointContent, out: Path, options: ExportOptions) -> None:
+        super().export(content, out, options)
+        (out / "tokenizer.json").unlink(missing_ok=True)
+
+
+HEALTHY = (record_of(),)
+
+
+def _mutant(check: str, about: str, exporter: Any = Streaming, **fields: Any) -> Mutant:
+    return Mutant(f"layout:{check}", about, (record_of(exporter, **fields),))
+
+
+MUTANTS = (
+    _mutant("stores_or_refuses_every_scheme", "raises KeyError", WithoutWords),
+    _mutant("stores_or_refuses_every_scheme", "refuses after it has written", RefusesLate),
+    _mutant("writes_sound_files", "leaves a tensor out of the index", LiesInTheIndex),
+    _mutant("writes_sound_files", "writes a wrong total size", WrongTotal),
+    _mutant("writes_sound_files", "writes files that are too short", TooShort),
+    _mutant("writes_the_same_twice", "writes the time", Dated),
+    _mutant("leaves_nothing_after_a_failure", "takes no notice of a full disk", SwallowsErrors),
+    _mutant("leaves_nothing_after_a_failure", "writes beside the output", LogsBeforeFailing),
+    _mutant("writes_in_its_directory_alone", "writes beside its directory", WritesBeside),
+    _mutant("leaves_the_model_as_it_is", "doubles a parameter", ChangesTheModel),
+    _mutant("leaves_the_model_as_it_is", "changes the configuration", ChangesTheConfiguration),
+    _mutant("declares_its_files", "writes a file that it does not declare", WritesNotes),
+    _mutant("declares_streaming", "says that it streams", Plain, capabilities={"streaming"}),
+    _mutant("declares_streaming", "does not say that it streams", Streaming, capabilities=()),
+    _mutant("writes_the_same_from_disk", "streams in another order", StreamsOtherwise),
+    _mutant("refuses_unknown_options", "takes every option", TakesEveryOption),
+    _mutant("refuses_unknown_options", "refuses its own default", WrongDefault),
+    _mutant("is_recognized", "writes another method than it reads", OtherMethod),
+    _mutant("is_recognized", "is read by a method of another layout", Plain, quant_methods=("quark",)),
+    _mutant("reloads_to_the_same_logits", "halves the head", HalvesTheHead),
+    _mutant("reloads_to_the_same_logits", "says that codes lie in another order", ForgetsTheOrder),
+    _mutant("transformers_reads_it", "has a reader that fails in transformers", reader=ObjectRef(FailsInTransformers)),
+    _mutant("honours_or_refuses_common_options", "ignores the format of weights", IgnoresTheFormat),
+    _mutant("keeps_the_configuration", "changes a size of the model", ForgetsSizes),
+    _mutant("brings_the_tokenizer", "leaves the tokenizer out", WithoutTokenizer),
+)

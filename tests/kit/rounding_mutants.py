@@ -1,4 +1,375 @@
 """Roundings with one thing wrong each."""
 
-HEALTHY = None
-MUTANTS = ()
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor, nn
+
+from quark.algorithms import AbsMax, Metrics, RoundingTask, RoundToNearest, Statistic
+from quark.config.algorithm import AlgoConfig
+from quark.lazy import ObjectRef
+from quark.modules import QuantizedLayer
+from quark.plugins import AlgorithmRecord
+
+from .mutant import Mutant
+
+__all__ = ["HEALTHY", "MUTANTS"]
+
+
+@attrs.define(kw_only=True)
+class Settings(AlgoConfig):
+    """Settings of the healthy rounding.
+
+    Attributes:
+        strength: Does nothing.
+    """
+
+    name: str = "mutant_rounding"
+    strength: float = 1.0
+
+
+class Plain:
+    """Round to nearest with a statistic that it does not use: the healthy rounding from which the mutants differ in one thing."""
+
+    needs: Any = (AbsMax,)
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+
+    def applies_to(self, name: str) -> bool:
+        return True
+
+    def round(self, task: RoundingTask) -> Mapping[str, Metrics]:
+        task.statistic(AbsMax)
+        RoundToNearest().round(task)
+        for layer in task.layers.values():
+            self.change(layer)
+        return {name: {"layers": len(task.layers)} for name in task.layers}
+
+    def change(self, layer: QuantizedLayer) -> None:
+        """Do what is wrong with a rounded layer."""
+
+
+def record_of(processor: Any = Plain, config: type[AlgoConfig] = Settings, **fields: Any) -> AlgorithmRecord:
+    return AlgorithmRecord(name="mutant_rounding", kind="rounding", config=ObjectRef(config), processor=ObjectRef(processor), **fields)
+
+
+def put(layer: QuantizedLayer, values: Tensor) -> None:
+    layer.weight = nn.Parameter(values, requires_grad=False)
+
+
+class NeedsText(Plain):
+    needs = ("AbsMax",)
+
+    def round(self, task: RoundingTask) -> Mapping[str, Metrics]:
+        return RoundToNearest().round(task)
+
+
+class AnswersNone(Plain):
+    def applies_to(self, name: str) -> bool:
+        return None  # type: ignore[return-value]
+
+
+class AppliesEverySecondTime(Plain):
+    asked = 0
+
+    def applies_to(self, name: str) -> bool:
+        self.asked += 1
+        return self.asked % 2 == 0
+
+
+class IntegersAlone(Plain):
+    def round(self, task: RoundingTask) -> Mapping[str, Metrics]:
+        layer = next(iter(task.layers.values()))
+        assert layer.weight_quantizer is not None
+        if "fp" in str(layer.layer_config.weight):
+            raise TypeError("only integers have a largest code")
+        return super().round(task)
+
+
+class LeavesNan(Plain):
+    def change(self, layer: QuantizedLayer) -> None:
+        values = layer.weight.detach().clone()  # type: ignore[operator]
+        values[0, 0] = torch.nan
+        put(layer, values)
+
+
+class OffGrid(Plain):
+    def change(self, layer: QuantizedLayer) -> None:
+        put(layer, layer.weight * 1.0003)  # type: ignore[arg-type, operator]
+
+
+class FirstLayerAlone(Plain):
+    def round(self, task: RoundingTask) -> Mapping[str, Metrics]:
+        return super().round(attrs.evolve(task, layers=dict(list(task.layers.items())[:1])))
+
+
+class WrongScales(Plain):
+    def change(self, layer: QuantizedLayer) -> None:
+        module = layer.weight_quantizer
+        assert module is not None
+        assert module.qparams is not None
+        module.set_qparams(attrs.evolve(module.qparams, scale=module.qparams.scale * 1.5))
+
+
+class ToFloat32(Plain):
+    def change(self, layer: QuantizedLayer) -> None:
+        put(layer, layer.weight.float())  # type: ignore[arg-type, operator]
+
+
+class Transposed(Plain):
+    def change(self, layer: QuantizedLayer) -> None:
+        put(layer, layer.weight.t())  # type: ignore[arg-type, operator]
+
+
+class InPlace(Plain):
+    def round(self, task: RoundingTask) -> Mapping[str, Metrics]:
+        shared: list[Any] = [layer.weight for layer in task.layers.values()]
+        report = super().round(task)
+        for layer, weight in zip(task.layers.values(), shared, strict=True):
+            weight.data.copy_(layer.weight)
+            layer.weight = weight
+        return report
+
+
+class CorrectsBias(Plain):
+    def change(self, layer: QuantizedLayer) -> None:
+        layer.bias = nn.Parameter(layer.bias + 0.01, requires_grad=False)  # type: ignore[operator]
+
+
+class LeavesAHook(Plain):
+    def change(self, layer: QuantizedLayer) -> None:
+        layer.register_forward_pre_hook(lambda *_: None)
+
+
+class ReportsTensors(Plain):
+    def round(self, task: RoundingTask) -> Mapping[str, Metrics]:
+        super().round(task)
+        return {name: {"loss": torch.ones(())} for name in task.layers}  # type: ignore[dict-item]
+
+
+class ReportsOtherLayers(Plain):
+    def round(self, task: RoundingTask) -> Mapping[str, Metrics]:
+        super().round(task)
+        return {"lm_head": {"loss": 1.0}}
+
+
+class Undeclared(Plain):
+    needs = ()
+
+
+class AtRandom(Plain):
+    def round(self, task: RoundingTask) -> Mapping[str, Metrics]:
+        for layer in task.layers.values():
+            put(layer, layer.weight + 0.01 * torch.rand_like(layer.weight))  # type: ignore[arg-type, operator]
+        return super().round(task)
+
+
+class Remembers(Plain):
+    used = 0
+
+    def round(self, task: RoundingTask) -> Mapping[str, Metrics]:
+        self.used += 1
+        for layer in task.layers.values():
+            put(layer, layer.weight * (1 + 0.1 * self.used))  # type: ignore[arg-type, operator]
+        return super().round(task)
+
+
+class LastPart(Statistic):
+    """Remembers the tokens of its last part only, in merging."""
+
+    def __init__(self, columns: int, device: torch.device) -> None:
+        super().__init__(columns, device)
+        self.largest = torch.zeros(columns)
+
+    def accumulate(self, x: Tensor, reference: Tensor | None) -> None:
+        self.largest = torch.maximum(self.largest, x.abs().amax(0).float())
+
+    def add(self, other: LastPart) -> None:
+        self.largest = other.largest
+
+
+class ForgetsTokens(LastPart):
+    def merge(self, other: Any) -> None:
+        self.largest = torch.maximum(self.largest, other.largest)
+
+
+class KeepsInputs(LastPart):
+    def accumulate(self, x: Tensor, reference: Tensor | None) -> None:
+        self.kept = x
+
+    @property
+    def largest(self) -> Tensor:
+        return self.kept.abs().amax(0)
+
+    @largest.setter
+    def largest(self, value: Tensor) -> None:
+        pass
+
+
+class ByLargest(Plain):
+    """Scales by a statistic, so that what is wrong with it shows."""
+
+    needs = (LastPart,)
+
+    def round(self, task: RoundingTask) -> Mapping[str, Metrics]:
+        largest = next(iter(task.statistics.values())).largest  # type: ignore[attr-defined]
+        for layer in task.layers.values():
+            put(layer, layer.weight * (1 + largest.sum()))  # type: ignore[arg-type, operator]
+        RoundToNearest().round(task)
+        return {}
+
+
+class ByForgetful(ByLargest):
+    needs = (ForgetsTokens,)
+
+
+class ByKept(ByLargest):
+    needs = (KeepsInputs,)
+
+
+class Halves(Plain):
+    def round(self, task: RoundingTask) -> Mapping[str, Metrics]:
+        for layer in task.layers.values():
+            put(layer, layer.weight * 0.5)  # type: ignore[arg-type, operator]
+        return super().round(task)
+
+
+class DividesByTokens(Plain):
+    def round(self, task: RoundingTask) -> Mapping[str, Metrics]:
+        tokens = task.statistic(AbsMax).tokens
+        report = super().round(task)
+        for layer in task.layers.values():
+            put(layer, layer.weight * ((tokens - 1) / (tokens - 1 if tokens > 1 else 0 * layer.weight)))  # type: ignore[arg-type, operator]
+        return report
+
+
+class DividesByInputs(Plain):
+    def round(self, task: RoundingTask) -> Mapping[str, Metrics]:
+        largest = task.statistic(AbsMax).value  # type: ignore[attr-defined]
+        report = super().round(task)
+        for layer in task.layers.values():
+            put(layer, layer.weight * (largest / largest))  # type: ignore[arg-type, operator]
+        return report
+
+
+class DividesByWeights(Plain):
+    def round(self, task: RoundingTask) -> Mapping[str, Metrics]:
+        sizes = [layer.weight.abs().max() for layer in task.layers.values()]  # type: ignore[operator]
+        report = super().round(task)
+        for layer, size in zip(task.layers.values(), sizes, strict=True):
+            put(layer, layer.weight * (size / size))  # type: ignore[arg-type, operator]
+        return report
+
+
+class FirstBlockAlone(Plain):
+    def round(self, task: RoundingTask) -> Mapping[str, Metrics]:
+        if any("layers.1" in name for name in task.layers):
+            raise IndexError("there is one block")
+        return super().round(task)
+
+
+class WithTail(Plain):
+    """Applies to what ends in ``proj``, when it is made first."""
+
+    made = 0
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        type(self).made += 1
+        self.number = type(self).made
+
+    def applies_to(self, name: str) -> bool:
+        return self.number % 2 == 0 or "q_proj" not in name
+
+
+class ScalesOutputs(Plain):
+    def change(self, layer: QuantizedLayer) -> None:
+        layer.register_forward_hook(lambda module, args, output: output * 1.25)
+
+
+class CountsBlocks(Plain):
+    """Rounds by how often it was called in this process."""
+
+    calls = 0
+
+    def round(self, task: RoundingTask) -> Mapping[str, Metrics]:
+        type(self).calls += 1
+        for layer in task.layers.values():
+            put(layer, layer.weight * (1 + 1e-3 * self.calls))  # type: ignore[arg-type, operator]
+        return super().round(task)
+
+
+@attrs.define(kw_only=True)
+class Required(Settings):
+    amount: int
+
+
+@attrs.define(kw_only=True)
+class Forgets(Settings):
+    def to_dict(self) -> dict[str, Any]:
+        return {"name": self.name}
+
+
+@attrs.define(kw_only=True)
+class TakesAll(Settings):
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> AlgoConfig:
+        return cls(**{key: value for key, value in data.items() if key in ("name", "strength")})
+
+
+@attrs.define(kw_only=True)
+class Undescribed(AlgoConfig):
+    """Nothing is said of its options."""
+
+    name: str = "mutant_rounding"
+    strength: float = 1.0
+
+
+HEALTHY = (record_of(),)
+
+
+def _mutant(check: str, about: str, processor: Any = Plain, config: type[AlgoConfig] = Settings, **fields: Any) -> Mutant:
+    return Mutant(f"rounding:{check}", about, (record_of(processor, config, **fields),))
+
+
+MUTANTS = (
+    _mutant("is_made_of_its_settings", "needs a text", NeedsText),
+    _mutant("default_settings_are_valid", "has settings that cannot be made without arguments", config=Required),
+    _mutant("settings_survive_json", "forgets its settings in JSON", config=Forgets),
+    _mutant("refuses_unknown_settings", "takes every key", config=TakesAll),
+    _mutant("describes_its_settings", "says nothing of its options", config=Undescribed),
+    _mutant("says_to_which_layers_it_applies", "answers None", AnswersNone),
+    _mutant("says_to_which_layers_it_applies", "applies every second time", AppliesEverySecondTime),
+    _mutant("rounds_every_scheme", "rounds integers alone", IntegersAlone),
+    _mutant("excludes_schemes_that_there_are", "excludes a misspelt scheme", excluded_schemes={"int4_wo32": "its groups are small"}),
+    _mutant("leaves_finite_weights_on_the_grid", "leaves NaN", LeavesNan),
+    _mutant("leaves_finite_weights_on_the_grid", "leaves values off the grid", OffGrid),
+    _mutant("leaves_finite_weights_on_the_grid", "rounds the first layer alone", FirstLayerAlone),
+    _mutant("leaves_finite_weights_on_the_grid", "sets other scales than it rounds by", WrongScales),
+    _mutant("keeps_shapes_and_dtypes", "turns weights into float32", ToFloat32),
+    _mutant("keeps_shapes_and_dtypes", "transposes weights", Transposed),
+    _mutant("leaves_the_float_parameter_alone", "writes to the float parameter", InPlace),
+    _mutant("changes_nothing_but_weights", "corrects biases", CorrectsBias),
+    _mutant("changes_nothing_but_weights", "leaves a hook", LeavesAHook),
+    _mutant("reports_json_values", "reports tensors", ReportsTensors),
+    _mutant("reports_json_values", "reports another layer", ReportsOtherLayers),
+    _mutant("uses_declared_statistics_alone", "uses a statistic that it does not declare", Undeclared),
+    _mutant("is_deterministic", "adds noise", AtRandom),
+    _mutant("is_deterministic", "remembers how often it was used", Remembers),
+    _mutant("merged_statistics_give_the_same", "forgets what was merged", ByLargest),
+    _mutant("merged_statistics_give_the_same", "does not count merged tokens", ByForgetful),
+    _mutant("statistics_leave_inputs_alone", "keeps its inputs", ByKept),
+    _mutant("is_no_worse_than_round_to_nearest", "halves weights", Halves),
+    _mutant("survives_few_tokens", "divides by the number of tokens less one", DividesByTokens),
+    _mutant("survives_dead_channels", "divides by the size of inputs", DividesByInputs),
+    _mutant("survives_odd_layers", "divides by the size of weights", DividesByWeights),
+    _mutant("quantizes_a_model", "knows one block", FirstBlockAlone),
+    _mutant("leaves_other_layers_to_round_to_nearest", "applies to other layers each time that it is made", WithTail),
+    _mutant("reloads_to_the_same_logits", "leaves a hook that no checkpoint holds", ScalesOutputs),
+    _mutant("streams_to_the_same_bytes", "rounds by how often it was called", CountsBlocks),
+)

@@ -1,4 +1,265 @@
 """Transforms with one thing wrong each."""
 
-HEALTHY = None
-MUTANTS = ()
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor, nn
+
+from quark.algorithms import BlockContext, Metrics
+from quark.config.algorithm import AlgoConfig
+from quark.lazy import ObjectRef
+from quark.plugins import AlgorithmRecord
+
+from .mutant import Mutant
+
+__all__ = ["HEALTHY", "MUTANTS"]
+
+
+@attrs.define(kw_only=True)
+class Settings(AlgoConfig):
+    """Settings of the healthy transform.
+
+    Attributes:
+        exponent: Of the power of two that is moved from norms to layers.
+    """
+
+    name: str = "mutant_transform"
+    exponent: int = 1
+
+
+@torch.no_grad()
+def scale(module: nn.Module, by: Tensor | float) -> None:
+    """Give a module another weight, multiplied by one factor for each of its input channels."""
+    module.weight = nn.Parameter(module.weight * torch.as_tensor(by).to(module.weight), requires_grad=False)  # type: ignore[arg-type, operator]
+
+
+class Moves:
+    """Moves a power of two from each attention norm into its readers: the healthy transform from which the mutants differ in one thing."""
+
+    works_by_block = True
+    needs: Any = ()
+
+    def __init__(self, settings: Settings) -> None:
+        self.factor = 2.0**settings.exponent
+
+    def start(self, model: nn.Module, plan: object) -> Any:
+        return self
+
+    def apply_global(self, model: nn.Module) -> None:
+        pass
+
+    def apply(self, block: BlockContext) -> Mapping[str, Metrics]:
+        norm = block.module.get_submodule(block.architecture.attention_norm or "")
+        readers = [block.module.get_submodule(name) for name in block.architecture.attention_inputs]
+        self.move(norm, readers, block)
+        return {}
+
+    def move(self, norm: nn.Module, readers: list[nn.Module], block: BlockContext) -> None:
+        scale(norm, 1 / self.factor)
+        for reader in readers:
+            scale(reader, self.factor)
+
+    def rounding(self) -> Any:
+        return None
+
+
+def record_of(processor: Any = Moves, config: type[AlgoConfig] = Settings, **fields: Any) -> AlgorithmRecord:
+    order = {"before": ("rotation", "equalization")} | fields
+    return AlgorithmRecord(name="mutant_transform", kind="transform", config=ObjectRef(config), processor=ObjectRef(processor), **order)
+
+
+class NeedsText(Moves):
+    needs = ("AbsMax",)
+
+
+class DoesNothing(Moves):
+    def move(self, norm: nn.Module, readers: list[nn.Module], block: BlockContext) -> None:
+        pass
+
+
+class ForgetsReaders(Moves):
+    def move(self, norm: nn.Module, readers: list[nn.Module], block: BlockContext) -> None:
+        super().move(norm, readers[:-1], block)
+
+
+class QuantizedReadersAlone(Moves):
+    def move(self, norm: nn.Module, readers: list[nn.Module], block: BlockContext) -> None:
+        super().move(norm, [block.module.get_submodule(n) for n in block.architecture.attention_inputs if n in block.configs], block)
+
+
+class HooksOutside(Moves):
+    def apply_global(self, model: nn.Module) -> None:
+        model.register_forward_hook(lambda *_: None)
+
+
+class AddsABuffer(Moves):
+    def apply_global(self, model: nn.Module) -> None:
+        model.register_buffer("factors", torch.ones(3))
+
+
+class LeavesNan(Moves):
+    def move(self, norm: nn.Module, readers: list[nn.Module], block: BlockContext) -> None:
+        scale(norm, torch.nan)
+
+
+class ToBfloat16(Moves):
+    def move(self, norm: nn.Module, readers: list[nn.Module], block: BlockContext) -> None:
+        for reader in readers:
+            reader.to(torch.bfloat16)
+
+
+class AtRandom(Moves):
+    made = 0
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        type(self).made += 1
+        self.factor = 2.0 ** (1 + self.made % 3)
+
+
+class Overwrites(Moves):
+    """Assumes that no other transform has touched the norm: its weights are those it saw when it was started."""
+
+    def start(self, model: nn.Module, plan: object) -> Any:
+        weights = {name: p.detach().clone() for name, p in model.named_parameters() if "norm" in name}
+        return StartedOverwriting(self.factor, weights)
+
+
+class StartedOverwriting:
+    def __init__(self, factor: float, weights: Mapping[str, Tensor]) -> None:
+        self.factor, self.weights = factor, weights
+
+    def apply_global(self, model: nn.Module) -> None:
+        pass
+
+    def apply(self, block: BlockContext) -> Mapping[str, Metrics]:
+        name = block.architecture.attention_norm or ""
+        norm: Any = block.module.get_submodule(name)
+        norm.weight = nn.Parameter(self.weights[f"{block.name}.{name}.weight"] / self.factor, requires_grad=False)
+        for reader in block.architecture.attention_inputs:
+            scale(block.module.get_submodule(reader), self.factor)
+        return {}
+
+
+class Harms(Moves):
+    """Keeps the function, and makes a few channels of weights so large that the others round to zero."""
+
+    def move(self, norm: nn.Module, readers: list[nn.Module], block: BlockContext) -> None:
+        weight: Any = norm.weight
+        factors = torch.ones(len(weight))
+        factors[::16] = 64.0
+        scale(norm, 1 / factors)
+        for reader in readers:
+            scale(reader, factors)
+
+
+@attrs.define(kw_only=True)
+class RunSettings(Settings):
+    def runs_with_model(self) -> bool:
+        return True
+
+
+class Runs(Moves):
+    """Halves inputs while the model runs."""
+
+    def move(self, norm: nn.Module, readers: list[nn.Module], block: BlockContext) -> None:
+        for reader in readers:
+            scale(reader, self.factor)
+            reader.register_forward_pre_hook(halving(self.factor))
+
+
+def halving(factor: float) -> Callable[..., Any]:
+    return lambda module, args: (args[0] / factor,)
+
+
+class RestoresNothing:
+    def __init__(self, settings: object) -> None:
+        pass
+
+    def restore(self, model: nn.Module, config: object) -> None:
+        pass
+
+    def place_of(self, name: str, tensor: Tensor) -> str:
+        return name
+
+
+class LooksAhead(Moves):
+    """Says that it works by block, and looks at the weights of the last one."""
+
+    last: Any = None
+
+    def start(self, model: nn.Module, plan: object) -> Any:
+        self.last = list(model.parameters())[-3]
+        return self
+
+    def move(self, norm: nn.Module, readers: list[nn.Module], block: BlockContext) -> None:
+        if float(self.last.abs().max()) > 0:
+            super().move(norm, readers, block)
+
+
+class RoundsWithText(Moves):
+    def rounding(self) -> Any:
+        return "round-to-nearest"
+
+
+@attrs.define(kw_only=True)
+class Required(Settings):
+    amount: int
+
+
+@attrs.define(kw_only=True)
+class Forgets(Settings):
+    def to_dict(self) -> dict[str, Any]:
+        return {"name": self.name}
+
+
+@attrs.define(kw_only=True)
+class TakesAll(Settings):
+    @classmethod
+    def from_dict(cls, data: dict[str, Any]) -> AlgoConfig:
+        return cls(**{key: value for key, value in data.items() if key in ("name", "exponent")})
+
+
+@attrs.define(kw_only=True)
+class Undescribed(AlgoConfig):
+    """Nothing is said of its options."""
+
+    name: str = "mutant_transform"
+    exponent: int = 1
+
+
+HEALTHY = (record_of(),)
+
+
+def _mutant(check: str, about: str, processor: Any = Moves, config: type[AlgoConfig] = Settings, **fields: Any) -> Mutant:
+    return Mutant(f"transform:{check}", about, (record_of(processor, config, **fields),))
+
+
+MUTANTS = (
+    _mutant("is_made_of_its_settings", "needs a text", NeedsText),
+    _mutant("default_settings_are_valid", "has settings that cannot be made without arguments", config=Required),
+    _mutant("settings_survive_json", "forgets its settings in JSON", config=Forgets),
+    _mutant("refuses_unknown_settings", "takes every key", config=TakesAll),
+    _mutant("describes_its_settings", "says nothing of its options", config=Undescribed),
+    _mutant("has_a_place_among_the_others", "goes before what goes before it", role="equalization", before=("rotation",)),
+    _mutant("changes_something", "does nothing", DoesNothing),
+    _mutant("keeps_the_function", "forgets the last reader of a norm", ForgetsReaders),
+    _mutant("keeps_the_function", "leaves NaN", LeavesNan),
+    _mutant("keeps_the_function", "changes dtypes", ToBfloat16),
+    _mutant("keeps_the_function_with_layers_excluded", "forgets readers that stay float", QuantizedReadersAlone),
+    _mutant("leaves_nothing_behind", "leaves a hook on the model", HooksOutside),
+    _mutant("leaves_nothing_behind", "adds a buffer to the model", AddsABuffer),
+    _mutant("leaves_nothing_behind", "runs with the model and has no restorer", Runs, RunSettings),
+    _mutant("is_deterministic", "moves another factor each time", AtRandom),
+    _mutant("composes_with_other_transforms", "overwrites what another transform did", Overwrites, before=(), after=("equalization",)),
+    _mutant("composes_with_other_transforms", "says nothing of its place, which matters", before=()),
+    _mutant("composes_with_roundings", "makes some channels large", Harms),
+    _mutant("does_no_harm", "makes some channels large", Harms),
+    _mutant("reloads_to_the_same_logits", "has a restorer that restores nothing", Runs, RunSettings, restorer=ObjectRef(RestoresNothing)),
+    _mutant("streams_to_the_same_bytes", "looks at weights of other blocks", LooksAhead),
+    _mutant("its_rounding_is_one", "has a text for a rounding", RoundsWithText),
+)

@@ -17,8 +17,7 @@ from quark.errors import AmbiguousNameError, CheckpointError, OutputError
 from quark.modules import QuantizedLayer
 from quark.plugins import Catalog, ExporterRecord, Source, exporters, using
 from quark.plugins.discovery import discover
-from quark.runs import quantize_checkpoint
-from quark.testing.tiny import tiny_model, tiny_model_dir
+from quark.testing.tiny import tiny_model
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
 
 IDS = torch.arange(1, 17)[None]
@@ -45,13 +44,6 @@ def test_it_reads_back_what_it_has_written(third_party: Catalog, layout: str, sc
     assert torch.equal(logits(again), logits(model))
     rows = [(row.name, row.config) for row in model.quark_plan.quantized]
     assert [(row.name, row.config) for row in again.quark_plan.quantized] == rows
-
-
-@LAYOUTS
-def test_from_disk_it_writes_the_same(third_party: Catalog, layout: str, tmp_path: Path) -> None:
-    config = LLMTemplate.get("llama").get_config(scheme="int4_wo_64")
-    quantize_checkpoint(tiny_model_dir(), tmp_path / "out", config, dtype="float32", exporter=layout)
-    assert torch.equal(logits(import_model_from_safetensors(None, tmp_path / "out", device="cpu")), logits(quantized()))
 
 
 def test_transformers_reads_it_once_the_layouts_are_registered(third_party: Catalog, tmp_path: Path) -> None:

@@ -239,3 +239,15 @@ def test_exporters_that_declare_streaming_can_stream(record: ExporterRecord) -> 
 def test_declared_options_of_observers_are_those_of_their_classes(record: ObserverRecord) -> None:
     observer = quark.observers().load_observer(record.name)
     assert [option.name for option in quark.observers().options(record.name)] == list(getattr(observer, "options", ()))
+
+
+def test_what_a_rounding_excludes_has_a_reason_and_is_of_roundings_alone() -> None:
+    fields: dict[str, Any] = {"name": "a", "config": "a.b:C", "processor": "a.b:D"}
+    record = AlgorithmRecord(kind="rounding", excluded_schemes={"int4": "it has no scales"}, worst_ratio=1.1, **fields)
+    assert dict(record.excluded_schemes) == {"int4": "it has no scales"}
+    with pytest.raises(ValueError, match="gives no reason for 'int4'"):
+        AlgorithmRecord(kind="rounding", excluded_schemes={"int4": " "}, **fields)
+    with pytest.raises(ValueError, match="are of roundings"):
+        AlgorithmRecord(kind="transform", excluded_schemes={"int4": "it has no scales"}, **fields)
+    with pytest.raises(ValueError, match="worst_ratio"):
+        AlgorithmRecord(kind="rounding", worst_ratio=0.5, **fields)

@@ -10,27 +10,8 @@ from torch import nn
 
 import quark
 from quark.config.architecture import Architecture
+from quark_templates.examples.dense import OTHER_NAMES, SIZES
 from quark_templates.plugin import DENSE
-
-SIZES = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 64,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
-"""Sizes of every family, as far as its configuration has the name. Groups of 32 divide both widths."""
-OTHER_NAMES: dict[str, dict[str, int]] = {
-    "opt": {"ffn_dim": 64, "word_embed_proj_dim": 32},
-    "gptj": {"n_inner": 64, "rotary_dim": 4},
-}
-"""Sizes whose names differ in a family."""
 
 
 @cache

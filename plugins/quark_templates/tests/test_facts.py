@@ -52,17 +52,6 @@ def test_each_family_is_listed_as_a_template() -> None:
     assert set(DENSE) <= set(quark.templates().names())
 
 
-def test_the_name_of_a_family_is_its_model_type(family: tuple[nn.Module, Architecture]) -> None:
-    model, facts = family
-    assert facts.model_type == model.config.model_type
-    assert quark.templates().get(facts.model_type).name == facts.model_type
-
-
-def test_decoder_blocks_are_all_layers(family: tuple[nn.Module, Architecture]) -> None:
-    model, facts = family
-    assert len(blocks_of(model, facts)) == model.config.num_hidden_layers == 2
-
-
 def test_embeddings_and_head_are_those_of_transformers(family: tuple[nn.Module, Architecture]) -> None:
     model, facts = family
     assert [model.get_submodule(name) for name in facts.embeddings] == [model.get_input_embeddings()]

@@ -15,9 +15,10 @@ from quark.hf.weight_converters import apply_converters
 from quark.modules import counts_as
 from quark.planning.mixtures import separate_experts
 from quark.torch import LLMTemplate
+from quark_templates.examples.seeing import EXPERTS
 from quark_templates.plugin import MULTIMODAL, TEXT_PARTS
 
-from .seeing_models import EXPERTS, IDS, image_batch, model_of
+from .seeing_models import IDS, image_batch, model_of
 
 ABSENT = {
     "mllama": {"multi_modal_projector"},  # the name in published checkpoints; the module lies under "model."

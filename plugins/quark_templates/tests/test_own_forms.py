@@ -18,9 +18,10 @@ from quark.hf.weight_converters import apply_converters
 from quark.modules import counts_as
 from quark.planning.mixtures import fused_parameters, separate_experts
 from quark.torch import LLMTemplate, ModelQuantizer
+from quark_templates.examples.own_forms import EXPERTS
 from quark_templates.plugin import OWN_FORMS
 
-from .own_forms import EXPERTS, IDS, SEEING, logits, model_of
+from .own_forms import IDS, SEEING, logits, model_of
 from .test_multimodal import blocks_of, linears, matches, watched
 
 ABSENT = {

@@ -14,10 +14,11 @@ from quark.modules import QuantizedLayer
 from quark.modules.experts import SeparateExperts
 from quark.runs.from_disk import quantize_checkpoint
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
+from quark_templates.examples.own_forms import EXPERTS
 from quark_templates.plugin import OWN_FORMS
 
 from .caches import eight_bit_cache
-from .own_forms import EXPERTS, IDS, logits, model_of
+from .own_forms import IDS, logits, model_of
 
 
 @pytest.mark.parametrize("model_type", sorted(OWN_FORMS))

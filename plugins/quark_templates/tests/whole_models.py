@@ -15,6 +15,7 @@ from quark.config.architecture import Architecture
 from quark.planning.mixtures import separate_experts
 from quark.testing.float64 import InFloat64
 from quark.torch import LLMTemplate
+from quark_templates.examples import dense
 from quark_templates.plugin import CONVOLUTIONAL, DENSE, MIXTURES, MULTIMODAL, OWN_FORMS, REMOTE_CODE, TEXT_PARTS
 
 from . import own_forms, seeing_models, test_mixtures
@@ -54,10 +55,8 @@ def _made(model_type: str) -> nn.Module:
     if model_type in REMOTE_CODE:
         return SKELETONS[model_type]()
     if model_type in CONVOLUTIONAL:
-        sizes = {**test_mixtures.GROUPED, "vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_attention_heads": 4}
-        kinds = {"num_hidden_layers": 2, "layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False}
         torch.manual_seed(0)
-        return AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **sizes, **kinds), dtype=torch.float32).eval()
+        return AutoModelForCausalLM.from_config(AutoConfig.for_model(model_type, **dense.CONVOLUTIONAL), dtype=torch.float32).eval()
     return seeing_models.model_of(model_type)
 
 

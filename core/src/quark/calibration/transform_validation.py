@@ -128,8 +128,11 @@ class _BlockComparison:
         self._errors: dict[str, list[tuple[OutputError, OutputError]]] = {name: [] for name in runs}
 
     def compare(self, block: Block, configs: Mapping[str, QLayerConfig], passes: Sequence[_Pass]) -> None:
-        """Compute a block's output error with and without each transform, if any of its layers will be quantized."""
-        if not configs:
+        """Compute a block's output error with and without each transform, if any layer will be quantized and any call has passed the block.
+
+        Calls without an image pass no block of cross-attention.
+        """
+        if not configs or not passes:
             return
         before = self._error(block.module, configs, passes, None)
         for name, run in self._runs.items():

@@ -93,6 +93,12 @@ def _marks(values: Mapping[str, str]) -> Mapping[str, str]:
     return MappingProxyType(dict(values))
 
 
+def _reasons(_: Any, attribute: Any, values: Mapping[str, str]) -> None:
+    for name, reason in values.items():
+        if not isinstance(reason, str) or not reason.strip():
+            raise ValueError(f"{attribute.name} gives no reason for '{name}': write why, as in {{'{name}': 'it has no scales'}}")
+
+
 def _value(base: str, **agrees: str) -> Mapping[str, Expected]:
     return {KEY: Expected("value", LazyRef(base), agrees=agrees)}
 
@@ -204,9 +210,14 @@ class AlgorithmRecord(Record):
             at most one of each. None for one that goes with every other.
         before: Algorithms, or roles of algorithms, that a transform has to precede in a run that has them too.
         after: Algorithms, or roles of algorithms, that a transform has to follow in a run that has them too.
+        excluded_schemes: Schemes whose weights a rounding cannot round, each with the reason. A run that would round such weights by it is
+            refused with that reason, whatever the options of the scheme.
+        worst_ratio: How many times the output error of round-to-nearest that of a rounding may be on other tokens, at least 1; see the
+            check ``rounding:is_no_worse_than_round_to_nearest``.
 
     Raises:
-        ValueError: As `Record` does; or a rounding has a role or a place in the order, which only transforms have.
+        ValueError: As `Record` does; or a rounding has a role or a place in the order, which only transforms have; or a transform has what
+            only roundings have.
     """
 
     kind: str = attrs.field(validator=attrs.validators.in_(("transform", "rounding")))
@@ -218,10 +229,14 @@ class AlgorithmRecord(Record):
     role: str | None = attrs.field(default=None, validator=attrs.validators.optional(_name))
     before: tuple[str, ...] = attrs.field(default=(), converter=_strings, validator=_names)
     after: tuple[str, ...] = attrs.field(default=(), converter=_strings, validator=_names)
+    excluded_schemes: Mapping[str, str] = attrs.field(factory=dict, converter=_marks, hash=False, validator=_reasons)
+    worst_ratio: float = attrs.field(default=1.0, validator=attrs.validators.ge(1))
 
     def __attrs_post_init__(self) -> None:
         if self.kind == "rounding" and (self.role or self.before or self.after):
             raise ValueError(f"role, before and after order transforms, and '{self.name}' is a rounding: leave them out")
+        if self.kind == "transform" and (self.excluded_schemes or self.worst_ratio != 1):
+            raise ValueError(f"excluded_schemes and worst_ratio are of roundings, and '{self.name}' is a transform: leave them out")
         own = {self.name, *self.aliases, *filter(None, [self.role])}
         if itself := own & {*self.before, *self.after}:
             raise ValueError(f"'{self.name}' cannot go before or after '{min(itself)}', which is itself or its own role: leave that out")
@@ -238,10 +253,13 @@ class TemplateRecord(Record):
         modeling: Module that registers the model class with transformers (``AutoConfig.register``, ``AutoModelForCausalLM.register``),
             such as ``"acme_quant.modeling"``. It is imported when a ``config.json`` of this model type is read. None where transformers
             knows the class.
+        example: Reference to a function that returns a tiny float model of a model type, its argument, on which the conformance suite
+            checks the facts; see `quark.testing`. None: the suite builds one of a small configuration, where transformers knows the family.
     """
 
     architecture: Reference | None = attrs.field(converter=as_reference, metadata=_value("quark.config.architecture:Architecture"))
     modeling: str | None = attrs.field(default=None, validator=attrs.validators.optional(_module))
+    example: Reference | None = attrs.field(default=None, converter=as_optional_reference, metadata=_function())
 
 
 @attrs.frozen(kw_only=True)

@@ -24,6 +24,7 @@ from quark.planning.plan import QuantPlan, has_static_scale, make_plan
 from quark.planning.plan_row import PlanRow
 from quark.planning.plan_text import plan_lines, warning_lines
 from quark.plugins.attribution import attributed
+from quark.runs.excluded_schemes import refuse_excluded_schemes
 from quark.runs.memory import SHARE, free_bytes, held_bytes, held_probabilities, tokens_in
 from quark.runs.progress import reporting
 from quark.runs.quantize_block import quantize_blocks
@@ -199,6 +200,7 @@ def plan_run(model: nn.Module, config: QConfig) -> Run:
             f"the algorithm '{algorithms.rounding_name}' matches no layer of this model: the names in its configuration are relative to a "
             f"decoder block, and a layer here is '{plan.rows[-1].name if plan.rows else '(none)'}'"
         )
+    refuse_excluded_schemes(algorithms.rounding_name, rows)
     return Run(attrs.evolve(plan, rows=rows, warnings=(*plan.warnings, *_unmatched(algorithms, rows, blocks))), algorithms)
 
 

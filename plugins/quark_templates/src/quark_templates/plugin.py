@@ -1,6 +1,7 @@
 """The templates that this distribution registers: a row for each model family, in groups by how tests check them.
 
-To add a family, write its `Architecture` into the file of its lineage and a row here.
+To add a family, write its `Architecture` into the file of its lineage and a row here; and where the usual sizes do not make a tiny model of
+it, its own into `quark_templates.examples`.
 """
 
 from __future__ import annotations
@@ -25,9 +26,12 @@ QUARK_API = (1, 1)
 """Versions of the plugin API that this plugin is written for."""
 
 
-def _records(*rows: tuple[str, str, str]) -> dict[str, TemplateRecord]:
+_TINY_MODEL = "quark_templates.examples:tiny_model"
+
+
+def _records(*rows: tuple[str, str, str], example: str | None = _TINY_MODEL) -> dict[str, TemplateRecord]:
     """Return records by model type; a row is the model type, the models of the family, and a reference to the architecture."""
-    return {name: TemplateRecord(name=name, summary=summary, architecture=reference) for name, summary, reference in rows}
+    return {name: TemplateRecord(name=name, summary=summary, architecture=reference, example=example) for name, summary, reference in rows}
 
 
 DENSE = _records(
@@ -99,6 +103,7 @@ REMOTE_CODE = _records(
     ("instella", "Instella", "quark_templates.llama_variants:INSTELLA"),
     ("kimi_k2", "Kimi-K2", "quark_templates.deepseek:KIMI_K2"),
     ("qwen", "Qwen, the first", "quark_templates.qwen:QWEN"),
+    example=None,
 )
 """Families whose code comes with their checkpoints, checked on module skeletons."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -11,9 +12,12 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from quark.checkpoint import CheckpointContent, ExportOptions, StoredConfig, pack_model
+from quark.checkpoint.destination import COMPANIONS
 from quark.config.model import QConfig
 from quark.config.slot import Slot
 from quark.errors import UnsupportedError
+from quark.hf.internals import source_of
+from quark.hf.quark_loader import is_stored_beside_weight
 from quark.modules import QuantizedLayer
 from quark.modules.packed_layers import stored_tensors
 from quark.planning.plan import QuantPlan
@@ -48,6 +52,16 @@ def write_config(content: CheckpointContent, out: Path, order: str, **marks: str
     (out / "config.json").write_text(json.dumps({**data, "quantization_config": block}), encoding="utf-8")
 
 
+def write_companions(content: CheckpointContent, out: Path, options: ExportOptions) -> None:
+    """Save the tokenizer that is passed, and copy the files that lie beside the float checkpoint."""
+    if options.tokenizer is not None:
+        options.tokenizer.save_pretrained(out)
+    source = Path(source_of(getattr(content.model, "config", None)))
+    for name in COMPANIONS:
+        if source.name and (source / name).is_file() and not (out / name).exists():
+            shutil.copyfile(source / name, out / name)
+
+
 class BoxExporter:
     """Writes the layout."""
 
@@ -55,12 +69,13 @@ class BoxExporter:
         tensors = {name: tensor.contiguous() for name, tensor in tensors_of(content, options.pack_method)}
         save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
         write_config(content, out, options.pack_method)
+        write_companions(content, out, options)
 
 
 class BoxReader:
     """Reads it, with the core's modules for packed layers."""
 
-    renamings = ((r"\.box_codes$", ".weight"), (r"\.box_(\w+)$", r".weight_quantizer.\1"))
+    renamings = ((r"\.box_codes$", ".weight"), (r"\.box_(scale_2)$", r".weight_\1"), (r"\.box_(\w+)$", r".weight_quantizer.\1"))
 
     def configuration(self, block: Mapping[str, Any], directory: Path) -> StoredConfig:
         return StoredConfig(config=QConfig.from_dict(block), pack_method=str(block.get("order", "reorder")))
@@ -70,4 +85,7 @@ class BoxReader:
 
     def place_of(self, model: nn.Module, name: str) -> str:
         owner, _, suffix = name.rpartition(".box_")
-        return name if not owner else f"{owner}.weight" if suffix == "codes" else f"{owner}.{Slot.weight.quantizer_attribute}.{suffix}"
+        if not owner or suffix == "codes":
+            return f"{owner}.weight" if owner else name
+        beside = is_stored_beside_weight(suffix)
+        return f"{owner}.weight_{suffix}" if beside else f"{owner}.{Slot.weight.quantizer_attribute}.{suffix}"

@@ -9,7 +9,11 @@ from quark.config.algorithm import AlgoConfig
 
 @attrs.define(kw_only=True)
 class ClippedNearestConfig(AlgoConfig):
-    """Of `third_party.clipped_nearest.ClippedNearest`."""
+    """Of `third_party.clipped_nearest.ClippedNearest`.
+
+    Attributes:
+        narrowest: Of the ranges that are tried, as a share of the whole one.
+    """
 
     name: str = "clipped_nearest"
     narrowest: float = 0.7
@@ -24,7 +28,11 @@ class CountedNearestConfig(AlgoConfig):
 
 @attrs.define(kw_only=True)
 class InputGainConfig(AlgoConfig):
-    """Of `third_party.input_gain.InputGain`: which layers, by the end of their names."""
+    """Of `third_party.input_gain.InputGain`.
+
+    Attributes:
+        layers: Ends of the names of layers.
+    """
 
     name: str = "input_gain"
     layers: list[str] = attrs.field(factory=lambda: ["mlp.down_proj"])

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from quark.checkpoint import CheckpointContent, ExportOptions
-from third_party.box import BoxReader, tensors_of, write_config
+from third_party.box import BoxReader, tensors_of, write_companions, write_config
 
 FILE = "tensors.pt"
 
@@ -20,6 +20,7 @@ class SingleFileExporter:
     def export(self, content: CheckpointContent, out: Path, options: ExportOptions) -> None:
         torch.save(dict(tensors_of(content, options.pack_method)), out / FILE)
         write_config(content, out, options.pack_method, container="torch")
+        write_companions(content, out, options)
 
 
 class SingleFileReader(BoxReader):

@@ -1,1 +1,206 @@
-"""Checks of transforms."""
+"""Checks of transforms: they keep the function of a small model, leave nothing behind that is not put back, and compose with others."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from quark.algorithms import RoundToNearest
+from quark.calibration.plugin_checks import refuse_strange
+from quark.config.algorithm import AlgoConfig
+from quark.errors import ConfigError, QuarkError
+from quark.plugins import AlgorithmRecord, algorithms
+from quark.plugins.attribution import origin
+from quark.runs.selected_algorithms import in_order
+from quark.testing import settings_checks
+from quark.testing.check import NotApplicableError, check, require
+from quark.testing.settings_checks import processor_of, settings_of
+from quark.testing.small_models import coarse_scheme, logits, quantized, run_config, scheme_with_inputs, small_model
+from quark.testing.subject import Subject, find_subject
+from quark.testing.transformed_models import distance, float64_logits, named_parts, transformed
+from quark.testing.whole_runs import readable_layout, require_reload, require_same_from_disk
+
+TOLERANCE = 1e-9
+"""Far above float64 rounding in two blocks, far below the effect of a scale."""
+HARM = 1.5
+"""How much larger than without it the error of logits may be after a transform: it rests on a few tokens of a model of random weights."""
+
+
+def _schemes() -> list[str]:
+    """A scheme of coarse weights, and one that quantizes inputs as well."""
+    other = scheme_with_inputs()
+    return [coarse_scheme(), *([] if other is None else [other])]
+
+
+def _settings(subject: Subject) -> AlgoConfig:
+    processor_of(subject)
+    return settings_of(subject)
+
+
+def _others(subject: Subject, kind: str) -> Iterator[tuple[AlgorithmRecord, AlgoConfig]]:
+    """Other registered algorithms of a kind that may be in a run with this transform, with settings for the small model."""
+    for record in algorithms():
+        excluded = record.role is not None and record.role == subject.record.role  # type: ignore[union-attr]
+        if record.kind != kind or record.name == subject.name or excluded or record.processor is None:
+            continue
+        try:
+            yield record, settings_of(find_subject(subject.catalog, kind, record.name))
+        except QuarkError:  # it does not fit the small model, or is broken, which is not what is checked here
+            continue
+
+
+def _error(scheme: str, *settings: AlgoConfig) -> float:
+    """Mean squared error of a logit after a run."""
+    return float((logits(quantized(run_config(scheme, *settings))) - logits(small_model())).square().mean())
+
+
+def _keeps_function(scheme: str, *settings: AlgoConfig, exclude: tuple[str, ...] = ()) -> None:
+    result = transformed(scheme, *settings, exclude=exclude)
+    error = distance(float64_logits(result.model), float64_logits(result.before))
+    names = " and ".join(f"'{one.name}'" for one in settings[1:])
+    also = f", together with {names}" if names else ", with layers excluded" if exclude else ""
+    require(error < TOLERANCE, f"changes what the model computes, by {error:.2g} of its largest logit in float64{also} ({scheme})")
+
+
+@check("transform")
+def is_made_of_its_settings(subject: Subject) -> None:
+    """The processor, called with settings, gives an object with the members of a transform, whose ``needs`` are statistics."""
+    refuse_strange(processor_of(subject), "transform", origin("algorithms", subject.lookup_name))
+
+
+@check("transform")
+def default_settings_are_valid(subject: Subject) -> None:
+    """There are settings without a user's choices, under the record's name; each option accepts its own default."""
+    settings_checks.default_is_valid(subject)
+
+
+@check("transform")
+def settings_survive_json(subject: Subject) -> None:
+    """Settings, also changed ones, are read back from their JSON form as they were."""
+    settings_checks.survive_json(subject)
+
+
+@check("transform")
+def refuses_unknown_settings(subject: Subject) -> None:
+    """Settings with a key that the algorithm does not have are refused."""
+    settings_checks.refuses_unknown_keys(subject)
+
+
+@check("transform", level="advisory")
+def describes_its_settings(subject: Subject) -> None:
+    """Each option has a line of help, which listings show."""
+    settings_checks.options_have_help(subject)
+
+
+@check("transform")
+def has_a_place_among_the_others(subject: Subject) -> None:
+    """Its ``role``, ``before`` and ``after`` give an order with each other registered transform, and with all that go together."""
+    record: AlgorithmRecord = subject.record  # type: ignore[assignment]
+    together = {record.name: record}
+    for other, _ in _others(subject, "transform"):
+        try:
+            in_order({record.name: record, other.name: other})
+        except ConfigError as error:
+            require(False, f"has no place in a run with '{other.name}': {error}")
+        together.setdefault(other.role or other.name, other)
+    in_order({each.name: each for each in together.values()})
+
+
+@check("transform", level="advisory")
+def changes_something(subject: Subject) -> None:
+    """It changes parameters of the small model, which has channels of large activations, on the way to at least one scheme."""
+    changed = any(transformed(scheme, _settings(subject)).changed for scheme in _schemes())
+    require(changed, f"leaves every parameter as it is on the way to {' and to '.join(_schemes())}: other checks show little of it")
+
+
+@check("transform")
+def keeps_the_function(subject: Subject) -> None:
+    """In float64 the changed model gives the logits that it gave before, to rounding."""
+    for scheme in _schemes():
+        _keeps_function(scheme, _settings(subject))
+
+
+@check("transform")
+def keeps_the_function_with_layers_excluded(subject: Subject) -> None:
+    """It does so too where some layers of each block stay float, whatever the scale or rotation that would pass through them."""
+    for exclude in (("*.q_proj",), ("*.o_proj", "*.down_proj"), ("*.layers.0.*",)):
+        _keeps_function(_schemes()[0], _settings(subject), exclude=exclude)
+
+
+@check("transform")
+def leaves_nothing_behind(subject: Subject) -> None:
+    """Modules, parameters, buffers and hooks of the model are what they were, but for what its restorer puts back in a loaded model."""
+    for scheme in _schemes():
+        result = transformed(scheme, _settings(subject))
+        runs = any(one.name == settings_of(subject).name and one.runs_with_model() for one in result.settings)
+        if runs:
+            has_restorer = subject.record.restorer is not None  # type: ignore[union-attr]
+            require(has_restorer, "has settings that say runs_with_model(), and its record has no restorer that puts back what runs")
+            continue
+        before, after = named_parts(result.before), named_parts(result.model)
+        for kind, names in after.items():
+            strange = [name for name in {*names, *before[kind]} if names.count(name) != before[kind].count(name)]
+            require(not strange, f"leaves another {kind} {strange[0] if strange else ''}, and its settings do not say runs_with_model()")
+
+
+@check("transform")
+def is_deterministic(subject: Subject) -> None:
+    """Two runs give the same parameters, to the bit."""
+    scheme = _schemes()[0]
+    first, second = (dict(transformed(scheme, _settings(subject)).model.named_parameters()) for _ in range(2))
+    different = [name for name, parameter in first.items() if name not in second or not torch.equal(parameter, second[name])]
+    require(not different, f"changes '{different[0] if different else ''}' differently the second time")
+
+
+@check("transform")
+def composes_with_other_transforms(subject: Subject) -> None:
+    """With each registered transform of another role it keeps the function, and the order in which they are named does not matter."""
+    scheme = _schemes()[-1]
+    for _, other in _others(subject, "transform"):
+        _keeps_function(scheme, _settings(subject), other)
+        own = _settings(subject)
+        one, reverse = (dict(transformed(scheme, *pair).model.named_parameters()) for pair in ((own, other), (other, own)))
+        same = one.keys() == reverse.keys() and all(torch.equal(p, reverse[name]) for name, p in one.items())
+        order = "its record says with before= or after= which goes first"
+        require(same, f"gives another model when a configuration names it after '{other.name}' instead of before it: {order}")
+
+
+@check("transform")
+def composes_with_roundings(subject: Subject) -> None:
+    """A run with it and each registered rounding finishes, and comes as near the float model's logits as round-to-nearest alone."""
+    scheme = _schemes()[0]
+    nearest = _error(scheme)
+    for record, rounding in _others(subject, "rounding"):
+        ratio = _error(scheme, _settings(subject), rounding) / nearest
+        require(ratio <= HARM, f"makes logits {ratio:.3g} times as wrong, together with the rounding '{record.name}', as round-to-nearest")
+
+
+@check("transform")
+def does_no_harm(subject: Subject) -> None:
+    """Weights rounded to nearest after it lose no more than without it: what does harm it takes back, or is left out by its validation."""
+    for scheme in _schemes():
+        ratio = _error(scheme, _settings(subject)) / _error(scheme)
+        require(ratio <= HARM, f"makes logits {ratio:.3g} times as wrong as without it ({scheme})")
+
+
+@check("transform")
+def reloads_to_the_same_logits(subject: Subject) -> None:
+    """What is exported after it, with what runs with the model, reads back to the same logits, to the bit."""
+    for scheme in _schemes():
+        require_reload(quantized(run_config(scheme, _settings(subject))), readable_layout())
+
+
+@check("transform")
+def streams_to_the_same_bytes(subject: Subject) -> None:
+    """A checkpoint that is quantized from disk, block by block where it ``works_by_block``, has the bytes of one made in memory."""
+    require_same_from_disk(run_config(_schemes()[-1], _settings(subject)))
+
+
+@check("transform")
+def its_rounding_is_one(subject: Subject) -> None:
+    """``rounding()`` gives None, or an object with the members of a rounding, which goes with it where a run names none."""
+    rounding = processor_of(subject).rounding()
+    if rounding is None or isinstance(rounding, RoundToNearest):
+        raise NotApplicableError("it goes with round-to-nearest")
+    refuse_strange(rounding, "rounding", origin("algorithms", subject.lookup_name))

@@ -22,7 +22,22 @@ SCALE_SEARCHES = ("minmax", "mse", "hessian")
 @with_dataclass_view
 @attrs.define(kw_only=True)
 class _HessianConfig(AlgoConfig):
-    """Base of the three configurations; see `GPTQConfig` for the fields."""
+    """Base of the three configurations.
+
+    Attributes:
+        block_size: Columns between two updates of the remaining matrix; changes the speed, and results by rounding only.
+        desc_act: act_order: round columns by descending diagonal of the Hessian.
+        static_groups: Compute the scales of all groups before any column is rounded; required with ``desc_act``.
+        preset: ``"reference"`` is the published algorithm with AMD Quark's defaults; ``"best"`` also searches scales by the output error,
+            shrinks the Hessian where tokens are few, and uses a percdamp of at least 0.05. The settings below override the preset.
+        scale_search: How group scales are found: ``"minmax"``, ``"mse"`` (error of the weights) or ``"hessian"`` (error of the outputs);
+            None for that of the preset.
+        scale_refits: How often scales are fitted to the codes and the weight is rounded again; None for that of the preset.
+        descent_passes: Sweeps of coordinate descent over the finished codes; None for that of the preset.
+        float64: Accumulate and factor the Hessian in float64.
+        true_sequential: Accepted from configurations before 0.12; ignored, calibration is always sequential.
+        embedding_layers: Accepted from configurations before 0.6; ignored.
+    """
 
     block_size: int = attrs.field(default=128, validator=positive)
     desc_act: bool = True
@@ -63,22 +78,12 @@ class _HessianConfig(AlgoConfig):
 class GPTQConfig(_HessianConfig):
     """GPTQ: rounds columns one after another and compensates the error of each in the remaining columns (arXiv 2210.17323).
 
+    Its further settings are those of the base class.
+
     Attributes:
-        block_size: Columns between two updates of the remaining matrix; changes the speed, and results by rounding only.
         damp_percent: percdamp: this times the mean diagonal of the Hessian is added to its diagonal; above 0 and below 1.
-        desc_act: act_order: round columns by descending diagonal of the Hessian.
-        static_groups: Compute the scales of all groups before any column is rounded; required with ``desc_act``.
         inside_layer_modules: Names of the linear layers, relative to a decoder block; ``*`` matches any characters. Empty: all layers.
         model_decoder_layers: Full name of the list of decoder blocks; part of AMD Quark's public API, not used: the template has it.
-        preset: ``"reference"`` is the published algorithm with AMD Quark's defaults; ``"best"`` also searches scales by the output error,
-            shrinks the Hessian where tokens are few, and uses a percdamp of at least 0.05. The settings below override the preset.
-        scale_search: How group scales are found: ``"minmax"``, ``"mse"`` (error of the weights) or ``"hessian"`` (error of the outputs);
-            None for that of the preset.
-        scale_refits: How often scales are fitted to the codes and the weight is rounded again; None for that of the preset.
-        descent_passes: Sweeps of coordinate descent over the finished codes; None for that of the preset.
-        float64: Accumulate and factor the Hessian in float64.
-        true_sequential: Accepted from configurations before 0.12; ignored, calibration is always sequential.
-        embedding_layers: Accepted from configurations before 0.6; ignored.
 
     Raises:
         ConfigError: (a ValueError) ``desc_act`` without ``static_groups``.

@@ -1,0 +1,124 @@
+"""Checks of checkpoint layouts: what they wrote is recognized, and loads again; what lies beside the tensors is there."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from quark.checkpoint import ExportOptions, ReadsOwnFiles
+from quark.checkpoint.export import export_with
+from quark.checkpoint.layouts import layouts_of, quantization_block, reader_of
+from quark.checkpoint.transformers_loading import register_layouts
+from quark.hf.loading import load_model
+from quark.runs import ModelQuantizer
+from quark.testing.check import NotApplicableError, check, require
+from quark.testing.checks.layout import REFUSALS, first_stored, stored_model, stored_schemes, temporary
+from quark.testing.small_models import batches, quantized, run_config, saved
+from quark.testing.subject import Subject
+from quark.testing.whole_runs import require_reload
+
+WRITTEN = {"quantization_config", "dtype", "torch_dtype", "transformers_version", "architectures", "_name_or_path"}
+"""Keys of config.json that an export sets by itself."""
+
+
+def _with_reader(subject: Subject) -> None:
+    if subject.record.reader is None:  # type: ignore[union-attr]
+        raise NotApplicableError("its record names no reader")
+
+
+def _from_pretrained(directory: Path) -> nn.Module:
+    from transformers import AutoModelForCausalLM
+
+    model: nn.Module = AutoModelForCausalLM.from_pretrained(directory, local_files_only=True)
+    return model
+
+
+@check("layout")
+def is_recognized(subject: Subject) -> None:
+    """By ``quant_methods`` and ``marks`` of its record its checkpoints are told from those of all other registered layouts."""
+    _with_reader(subject)
+    with temporary() as parent:
+        export_with(subject.lookup_name, stored_model(subject), parent / "out")
+        block = quantization_block(parent / "out")
+        names = layouts_of(block)
+        method = block.get("quant_method")
+        require(subject.name in names, f"writes checkpoints of the quant_method {method!r}, by which its record does not recognize them")
+        require(len(names) == 1, f"writes checkpoints that are also taken for the layout '{[n for n in names if n != subject.name][:1]}'")
+
+
+@check("layout")
+def reloads_to_the_same_logits(subject: Subject) -> None:
+    """What it wrote is read back to a model with the same logits, to the bit, in every scheme that it stores, and in 16 bits."""
+    _with_reader(subject)
+    names = stored_schemes(subject)
+    for scheme in names:
+        require_reload(quantized(run_config(scheme)), subject.lookup_name)
+    require_reload(quantized(run_config(names[0]), torch.bfloat16), subject.lookup_name)
+
+
+@check("layout")
+def transformers_reads_it(subject: Subject) -> None:
+    """``from_pretrained`` of transformers gives the same logits too, where the reader does not read files of its own."""
+    _with_reader(subject)
+    if isinstance(reader_of(subject.lookup_name), ReadsOwnFiles):
+        raise NotApplicableError("its reader reads files of its own, which transformers cannot")
+    register_layouts()
+    require_reload(stored_model(subject), subject.lookup_name, _from_pretrained)
+
+
+@check("layout")
+def honours_or_refuses_common_options(subject: Subject) -> None:
+    """With each order of codes, and as rounded values, it is read back to the same logits; or it refuses the option with a reason."""
+    _with_reader(subject)
+    model = stored_model(subject)
+    for fields in ({"pack_method": "order"}, {"weight_format": "fake_quantized"}, {"max_shard_bytes": 20_000}):
+        options = ExportOptions(**fields)
+        try:
+            require_reload(model, subject.lookup_name, options=options)
+        except REFUSALS as error:
+            require(str(error).strip(), f"refuses {fields} without a word")
+
+
+@check("layout")
+def keeps_the_configuration(subject: Subject) -> None:
+    """``config.json`` says of the model what its float checkpoint says; only the quantization, and how it was written, are new."""
+    with temporary() as parent:
+        source = saved(parent / "float")
+        model = ModelQuantizer(run_config(first_stored(subject))).quantize_model(load_model(source), batches())
+        export_with(subject.lookup_name, model, parent / "out")
+        path = parent / "out" / "config.json"
+        if not path.is_file():
+            raise NotApplicableError("it writes no config.json")
+        before: dict[str, Any] = json.loads((source / "config.json").read_text(encoding="utf-8"))
+        after: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        different = sorted(key for key in before if key not in WRITTEN and after.get(key) != before[key])
+        key = different[0] if different else ""
+        require(not different, f"writes {key}={after.get(key)!r} to config.json, which was {before.get(key)!r} in the float checkpoint")
+
+
+@check("layout", level="advisory")
+def brings_the_tokenizer(subject: Subject) -> None:
+    """Tokenizer files beside the float checkpoint lie beside the quantized one, or a tokenizer that is passed is saved there."""
+    with temporary() as parent:
+        source = saved(parent / "float")
+        (source / "tokenizer.json").write_text('{"kept": "as it is"}', encoding="utf-8")
+        model = ModelQuantizer(run_config(first_stored(subject))).quantize_model(load_model(source), batches())
+        export_with(subject.lookup_name, model, parent / "out")
+        copied = parent / "out" / "tokenizer.json"
+        same = copied.is_file() and copied.read_bytes() == (source / "tokenizer.json").read_bytes()
+        require(same, "does not copy tokenizer.json, which lies beside the float checkpoint")
+        export_with(subject.lookup_name, model, parent / "with", ExportOptions(tokenizer=_Tokenizer()))
+        require((parent / "with" / _Tokenizer.file).is_file(), "does not save the tokenizer that it is given")
+
+
+class _Tokenizer:
+    """As much of a tokenizer as exporters use."""
+
+    file = "added_tokens.json"
+
+    def save_pretrained(self, save_directory: str | Path, /) -> None:
+        (Path(save_directory) / self.file).write_text("{}", encoding="utf-8")

@@ -1,0 +1,79 @@
+"""Whole runs on the small model, two ways: from disk and in memory; and through a checkpoint and back."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from quark.checkpoint import ExportOptions, import_model_from_safetensors
+from quark.checkpoint.export import export_with
+from quark.config.model import QConfig
+from quark.hf.loading import load_model
+from quark.plugins import exporters
+from quark.runs import ModelQuantizer, quantize_checkpoint
+from quark.testing.check import NotApplicableError, require
+from quark.testing.small_models import batches, logits, saved
+
+__all__ = ["contents", "readable_layout", "require_reload", "require_same_from_disk"]
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    """Return every file under a directory, by its path relative to it."""
+    return {str(path.relative_to(directory)): path.read_bytes() for path in sorted(directory.rglob("*")) if path.is_file()}
+
+
+def readable_layout() -> str:
+    """Return the name of a registered layout that streams and is read back.
+
+    Raises:
+        NotApplicableError: There is none.
+    """
+    found = [record.name for record in exporters() if record.reader is not None and "streaming" in record.capabilities]
+    if not found:
+        raise NotApplicableError("no registered checkpoint layout streams and is read back: install quark-exporters")
+    return found[0]
+
+
+def require_same_from_disk(config: QConfig, layout: str | None = None, options: ExportOptions | None = None) -> None:
+    """Require that a checkpoint that is quantized block by block has the bytes of one that is quantized in memory.
+
+    Args:
+        config: Of the run.
+        layout: Name of an exporter; None for `readable_layout`.
+        options: Of the export.
+    """
+    layout = readable_layout() if layout is None else layout
+    with tempfile.TemporaryDirectory() as temporary:
+        source = saved(Path(temporary) / "float")
+        disk, memory = Path(temporary) / "disk", Path(temporary) / "memory"
+        quantize_checkpoint(source, disk, config, batches(), exporter=layout, options=options)
+        model = ModelQuantizer(config).quantize_model(load_model(source), batches())
+        export_with(layout, model, memory, options)
+        one, other = contents(disk), contents(memory)
+        different = sorted(name for name in {*one, *other} if one.get(name) != other.get(name))
+        require(not different, f"gives another {different[0] if different else ''} when it is run from disk than in memory")
+
+
+def require_reload(
+    model: nn.Module, layout: str, read: Callable[[Path], nn.Module] | None = None, options: ExportOptions | None = None
+) -> None:
+    """Require that a quantized model, exported and read back, gives the same logits to the bit.
+
+    Args:
+        model: The quantized model.
+        layout: Name of an exporter.
+        read: Reads the checkpoint; None for quark's own reader.
+        options: Of the export.
+    """
+    with tempfile.TemporaryDirectory() as temporary:
+        out = Path(temporary) / "out"
+        export_with(layout, model, out, options)
+        again = import_model_from_safetensors(None, out, device="cpu") if read is None else read(out)
+        one, other = logits(model), logits(again)
+        difference = float((one.float() - other.float()).abs().max())
+        how = "" if options is None else f" ({options})"
+        require(torch.equal(one, other), f"gives logits that differ by up to {difference:.3g} after its export is read back{how}")
