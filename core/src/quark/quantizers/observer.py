@@ -24,7 +24,8 @@ class Observer(ABC):
         granularity: Which elements share a range.
 
     Attributes:
-        is_extremes: Whether the range is just the smallest and the largest value.
+        is_extremes: Whether the range is just the smallest and the largest value, or ∓ the largest magnitude for a spec without zero
+            points. What needs ranges then takes them itself, without an observer.
     """
 
     is_extremes: ClassVar[bool] = False

@@ -12,8 +12,8 @@ from quark.config.enums import QSchemeType
 from quark.config.tensor import QTensorConfig
 from quark.errors import CalibrationError
 from quark.quantizers import TILE_ELEMENTS, Granularity, Observer
-from quark_schemes.observers.histogram_observer import options_error
 from quark_schemes.observers.least_squares import Range
+from quark_schemes.observers.options import options_error
 
 __all__ = ["RowSearchObserver"]
 
