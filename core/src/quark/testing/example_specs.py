@@ -44,13 +44,9 @@ class Example:
     quantizer: TensorQuantizer
 
     def __str__(self) -> str:
-        parts = [self.spec.dtype.name]
-        if self.spec.qscheme is not None:
-            parts.append(self.spec.qscheme.name)
-        size = self.spec.group_size or self.spec.block_size
-        parts += [str(size)] if size else []
-        parts += [] if self.spec.symmetric is None else ["symmetric" if self.spec.symmetric else "asymmetric"]
-        return " ".join(parts)
+        level = self.quantizer.stored_level
+        zero = " asymmetric" if level.spec.symmetric is False else ""
+        return f"{self.spec.dtype.name}{zero}" if level.is_float else f"{self.spec.dtype.name} {level.granularity}{zero}"
 
 
 def example_specs(dtype: str) -> Iterator[QTensorConfig]:
@@ -113,13 +109,16 @@ def _state() -> tuple[Catalog, tuple[object, ...]]:
 
 @lru_cache(maxsize=256)
 def _examples(dtypes: tuple[str, ...], observer_cls: str | None, plugins: Catalog, revision: object) -> tuple[Example, ...]:
+    if observer_cls is not None:
+        others = (example.spec.set(observer_cls=observer_cls) for example in _examples(dtypes, None, plugins, revision))
+        return tuple(Example(spec, quantizer) for spec in others if (quantizer := _accepted(spec)) is not None)
     found: dict[tuple[object, ...], Example] = {}
     for dtype in dtypes:
-        for base in example_specs(dtype):
-            spec = base if observer_cls is None else attrs.evolve(base, observer_cls=observer_cls)
-            key = (dtype, spec.qscheme, spec.group_size, spec.block_size, spec.symmetric, spec.is_scale_quant)
-            if key not in found and (quantizer := _accepted(spec)) is not None:
-                found[key] = Example(spec, quantizer)
+        for spec in example_specs(dtype):
+            if (quantizer := _accepted(spec)) is not None:
+                level = quantizer.stored_level
+                key = (dtype, level.format.name, level.granularity, level.spec.symmetric is False, spec.is_scale_quant)
+                found.setdefault(key, Example(spec, quantizer))
     used_for_elements = {example.spec.dtype for example in found.values() if not example.spec.is_scale_quant}
     return tuple(e for e in found.values() if not (e.spec.is_scale_quant and e.spec.dtype in used_for_elements))
 

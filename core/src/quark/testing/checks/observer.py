@@ -39,7 +39,8 @@ def _examples(subject: Subject) -> list[Example]:
     by_shape: dict[tuple[object, ...], Example] = {}
     for example in accepted:
         if not example.quantizer.is_float:
-            by_shape.setdefault((example.spec.qscheme, example.spec.symmetric), example)
+            level = example.quantizer.stored_level
+            by_shape.setdefault((type(level.granularity), level.spec.symmetric is False), example)
     if not by_shape:
         casts = "only formats that cast accept this observer, and those have no ranges"
         raise NotApplicableError(casts if accepted else "no registered number format has a spec that accepts this observer")
@@ -249,7 +250,7 @@ def extremes_are_extremes(subject: Subject) -> None:
         extremes = rows.amin(1).view(shape), rows.amax(1).view(shape)
         magnitude = rows.abs().amax(1).view(shape)
         seen = _seen(example, *parts).range()
-        is_magnitude = example.spec.symmetric is not False and _same(seen, (-magnitude, magnitude))
+        is_magnitude = example.quantizer.stored_level.spec.symmetric is not False and _same(seen, (-magnitude, magnitude))
         require(
             _same(seen, extremes) or is_magnitude,
             f"says is_extremes and gives other ends than the smallest and the largest value ({example})",
