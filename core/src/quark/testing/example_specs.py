@@ -59,6 +59,7 @@ def example_specs(dtype: str) -> Iterator[QTensorConfig]:
     yield from _tried({"dtype": dtype})
     for granularity, symmetric, scale in product(_GRANULARITIES, (True, False, None), _SCALES):
         yield from _tried({"dtype": dtype, **granularity, **scale, "symmetric": symmetric, "is_dynamic": False})
+    yield from _tried({"dtype": dtype, "mx_element_dtype": "int8", "ch_axis": -1, "group_size": 32})
     yield from _tried({"dtype": dtype, "qscheme": "per_tensor", "symmetric": True, "is_dynamic": False, "is_scale_quant": True})
 
 
