@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from quark.config.layer import levels
+from quark.config.tensor import QTensorConfig
 from quark.errors import QuarkError
 from quark.plugins.records import FormatRecord
 from quark.quantizers import NumberFormat, Packing, number_format
@@ -26,11 +27,10 @@ def is_what_its_record_says(subject: Subject) -> None:
     require(isinstance(value.storage_dtype, torch.dtype), f"has storage_dtype={value.storage_dtype!r}, where a torch dtype is wanted")
     require(isinstance(value.is_cast, bool), f"has is_cast={value.is_cast!r}, where True or False is wanted")
     require(isinstance(value.packing, Packing), f"has packing={value.packing!r}, where a Packing is wanted")
-    for case in cases(subject):
-        try:
-            observer_class(case.spec.set(observer_cls=None))
-        except QuarkError as error:
-            require(False, f"has a default_observer that is not there: {error}")
+    try:
+        observer_class(QTensorConfig(dtype=subject.name))
+    except QuarkError as error:
+        require(False, f"has a default_observer that is not there: {error}")
 
 
 @check("format")
