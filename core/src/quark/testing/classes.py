@@ -97,6 +97,7 @@ def raise_for(result: Result) -> None:
         CheckFailedError: The check failed, or passed against expectation.
         unittest.SkipTest: The check is not applicable.
     """
+    __tracebackhide__ = True  # pytest: the message says it all
     if result.is_failure:
         raise CheckFailedError(f"{result.subject}: {result.message}\nwanted: {result.check.sentence}\n{result.details}".rstrip())
     if result.outcome == "not applicable":
@@ -113,6 +114,7 @@ def raise_for(result: Result) -> None:
 
 def _test_of(check: Check) -> Callable[[Conformance], None]:
     def test(self: Conformance) -> None:
+        __tracebackhide__ = True
         raise_for(self.run_one(check))
 
     test.__name__ = f"test_{check.name}"

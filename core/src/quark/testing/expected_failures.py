@@ -75,9 +75,8 @@ def refuse_unknown(expected: Mapping[str, str], known: Iterable[str]) -> None:
     for key in expected:
         if key not in ids:
             near = closest(key, ids)
-            raise ConfigError(
-                f"the expected failure '{key}' names no check of this distribution{f'; did you mean {near!r}?' if near else ''}: correct it or take it out"
-            )
+            hint = f"; did you mean {near!r}?" if near else ""
+            raise ConfigError(f"the expected failure '{key}' names no check of this distribution{hint}: correct it or take it out")
 
 
 def _is_of(pyproject: Path, distribution: str) -> bool:

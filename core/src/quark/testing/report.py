@@ -41,25 +41,24 @@ def lines_of(results: Iterable[Result], *, verbose: bool = False) -> list[str]:
 
 def summary(results: Sequence[Result]) -> str:
     """Return one line on all results: ``"not conformant: 1 failed, 23 passed, 2 not applicable, in 3 subjects"``."""
-    verdict = "conformant" if is_conformant(results) else "not conformant"
+    answer = "conformant" if is_conformant(results) else "not conformant"
     count = len({result.subject.id for result in results})
-    return f"{verdict}: {_counts(results)}, in {count} subject{'s' if count != 1 else ''}"
+    return f"{answer}: {_counts(results)}, in {count} subject{'s' if count != 1 else ''}"
 
 
 def badge(distribution: str, results: Sequence[Result]) -> str:
     """Return one line for a badge: ``"acme-quant 0.1.0: conformant with quark plugin API 1, 57 checks"``."""
     counts = Counter(result.outcome for result in results)
     version = results[0].subject.version if results else ""
-    verdict = "conformant" if is_conformant(results) else "not conformant"
+    answer = "conformant" if is_conformant(results) else "not conformant"
     declared = f", {counts['expected']} expected failures" if counts["expected"] else ""
     return (
-        f"{distribution} {version}".rstrip()
-        + f": {verdict} with quark plugin API {API_VERSION}, {counts['passed']} checks passed{declared}"
+        f"{distribution} {version}".rstrip() + f": {answer} with quark plugin API {API_VERSION}, {counts['passed']} checks passed{declared}"
     )
 
 
 def as_json(distribution: str, results: Sequence[Result]) -> dict[str, Any]:
-    """Return everything as JSON values: the verdict, counts, and every result with the requirement in words."""
+    """Return everything as JSON values: the answer, counts, and every result with the requirement in words."""
     return {
         "distribution": distribution,
         "version": results[0].subject.version if results else "",

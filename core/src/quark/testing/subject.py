@@ -90,8 +90,9 @@ def subjects(catalog: Catalog, distribution: str, kinds: Sequence[str] = KINDS, 
     wanted, versions = normalized(distribution), distributions(catalog)
     if wanted not in versions:
         near = closest(wanted, versions)
+        hint = f"; did you mean {near!r}?" if near else "."
         raise UnknownNameError(
-            f"no installed distribution '{distribution}' has an entry point of the group quark{f'; did you mean {near!r}?' if near else '.'} "
+            f"no installed distribution '{distribution}' has an entry point of the group quark{hint} "
             f"There are {', '.join(sorted(versions))}",
             kind="distribution",
             name=distribution,

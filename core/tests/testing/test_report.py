@@ -1,0 +1,58 @@
+"""The four reports say the same."""
+
+from __future__ import annotations
+
+import json
+from xml.etree import ElementTree
+
+from quark.plugins.catalog import catalog
+from quark.testing import report
+from quark.testing.check import Check
+from quark.testing.runner import Result
+from quark.testing.subject import Subject
+
+CHECK = Check("distribution", "is_right", "It is right.", lambda subject: None)
+SUBJECT = Subject("distribution", "acme-quant", "acme-quant", "0.1.0", None, catalog())
+
+
+def result(outcome: str, message: str = "") -> Result:
+    return Result(SUBJECT, CHECK, outcome, message, 0.5, "a traceback \x1b[31m" if outcome == "failed" else "")
+
+
+MIXED = [result("passed"), result("failed", "is\nwrong \x1b[31m"), result("expected", "a reason"), result("not applicable", "has none")]
+
+
+def test_lines_say_what_failed_and_what_is_wanted() -> None:
+    lines = report.lines_of(MIXED)
+    assert lines == [
+        "FAILED  distribution 'acme-quant' of acme-quant 0.1.0: 1 failed, 1 expected, 1 passed, 1 not applicable",
+        "        failed is_right: is wrong \\u001b[31m",
+        "          wanted: It is right.",
+        "        expected is_right: a reason",
+    ]
+    assert len(report.lines_of(MIXED, verbose=True)) == 6
+    assert report.lines_of([result("passed")]) == ["ok      distribution 'acme-quant' of acme-quant 0.1.0: 1 passed"]
+
+
+def test_the_summary_and_the_badge_say_whether_it_is_conformant() -> None:
+    assert report.summary(MIXED) == "not conformant: 1 failed, 1 expected, 1 passed, 1 not applicable, in 1 subject"
+    assert (
+        report.badge("acme-quant", MIXED)
+        == "acme-quant 0.1.0: not conformant with quark plugin API 1, 1 checks passed, 1 expected failures"
+    )
+    assert report.badge("acme-quant", [result("passed")]) == "acme-quant 0.1.0: conformant with quark plugin API 1, 1 checks passed"
+
+
+def test_json_has_every_result() -> None:
+    data = json.loads(json.dumps(report.as_json("acme-quant", MIXED)))
+    assert (data["conformant"], data["counts"]) == (False, {"passed": 1, "failed": 1, "expected": 1, "not applicable": 1})
+    assert [r["outcome"] for r in data["results"]] == ["passed", "failed", "expected", "not applicable"]
+    assert data["results"][1]["id"] == "distribution:acme-quant:is_right"
+
+
+def test_junit_can_be_parsed_and_counts_the_same() -> None:
+    suite = ElementTree.fromstring(report.as_junit("acme-quant", MIXED))
+    assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("4", "1", "2")
+    failure = suite.findall("testcase")[1].find("failure")
+    assert failure is not None
+    assert failure.get("message", "").split() == ["is", "wrong", "?[31m"]
