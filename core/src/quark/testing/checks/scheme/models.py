@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import shutil
+import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
-from tempfile import TemporaryDirectory
+from tempfile import TemporaryDirectory, mkdtemp
 from typing import Any
 
 import attrs
@@ -34,24 +36,22 @@ _SHARED_BITS = 0.6
 """Bits for an element of the tiny model's 256 × 256 layer that scales of tensors and channels, and their zero points, may take."""
 
 
-@attrs.frozen(eq=False)
+@attrs.frozen(eq=False, slots=False)
 class Finished:
     """The tiny model, quantized in memory and exported.
 
     Attributes:
         model: The quantized model.
         logits: Its logits for `_tokens`.
-        directory: Holds the checkpoint in ``memory``; it goes with this object.
+        path: Directory of the checkpoint, in a temporary one of its own that goes with this object.
     """
 
     model: nn.Module
     logits: Tensor
-    directory: TemporaryDirectory[str]
+    path: Path
 
-    @property
-    def path(self) -> Path:
-        """Directory of the checkpoint."""
-        return Path(self.directory.name) / "memory"
+    def __attrs_post_init__(self) -> None:
+        weakref.finalize(self, shutil.rmtree, self.path.parent, ignore_errors=True)
 
 
 def _tokens() -> list[Tensor]:
@@ -89,9 +89,9 @@ def _quantized(name: str, plugins: Catalog, revision: object) -> Finished:
     with _quietly():
         config = LLMTemplate.get("llama").get_config(name)
         model: nn.Module = ModelQuantizer(config).quantize_model(tiny_model(torch.bfloat16), _tokens())
-        directory = TemporaryDirectory(prefix="quark-conformance-")
-        export_safetensors(model, Path(directory.name) / "memory")
-    return Finished(model, _logits(model), directory)
+        finished = Finished(model, _logits(model), Path(mkdtemp(prefix="quark-conformance-")) / "memory")
+        export_safetensors(model, finished.path)
+    return finished
 
 
 def _loaded(path: Path) -> Any:
@@ -123,7 +123,8 @@ def loads_to_the_same_logits(subject: Subject) -> None:
 def streams_to_the_same_bytes(subject: Subject) -> None:
     """Quantized from disk, block by block, the model becomes the checkpoint that an export from memory writes, byte for byte."""
     finished = _finished(subject)
-    out = Path(finished.directory.name) / "streamed"
+    out = finished.path.with_name("streamed")
+    shutil.rmtree(out, ignore_errors=True)
     with _quietly():
         quantize_checkpoint(tiny_model_dir(), out, _model_config(subject), _tokens())
     names = sorted(path.name for path in finished.path.iterdir())
