@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import shutil
 import weakref
-from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory, mkdtemp
@@ -20,13 +17,13 @@ from torch import Tensor, nn
 from quark.config.describe import effective_bits
 from quark.config.model import QConfig
 from quark.errors import CalibrationError
-from quark.log import get_logger
 from quark.plugins import Catalog
 from quark.plugins.records import SchemeRecord
 from quark.planning.plan import static_activations
 from quark.runs import quantize_checkpoint
 from quark.testing.check import NotApplicableError, check, require
 from quark.testing.checks.scheme.tensors import config_of
+from quark.testing.quiet import quietly
 from quark.testing.subject import Subject
 from quark.testing.tiny import calibration_batches, tiny_model, tiny_model_dir
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
@@ -58,18 +55,6 @@ def _tokens() -> list[Tensor]:
     return calibration_batches(2, 32)
 
 
-@contextmanager
-def _quietly() -> Iterator[None]:
-    """Without what a run tells a user: checks run many."""
-    logger = get_logger()
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
-
-
 def _logits(model: nn.Module) -> Tensor:
     with torch.no_grad():
         return torch.cat([model(tokens).logits for tokens in _tokens()])
@@ -86,7 +71,7 @@ def _finished(subject: Subject) -> Finished:
 @lru_cache(maxsize=2)
 def _quantized(name: str, plugins: Catalog, revision: object) -> Finished:
     """Quantize and export once for all checks of a scheme."""
-    with _quietly():
+    with quietly():
         config = LLMTemplate.get("llama").get_config(name)
         model: nn.Module = ModelQuantizer(config).quantize_model(tiny_model(torch.bfloat16), _tokens())
         finished = Finished(model, _logits(model), Path(mkdtemp(prefix="quark-conformance-")) / "memory")
@@ -95,7 +80,7 @@ def _quantized(name: str, plugins: Catalog, revision: object) -> Finished:
 
 
 def _loaded(path: Path) -> Any:
-    with _quietly():
+    with quietly():
         return import_model_from_safetensors(None, path, device="cpu")
 
 
@@ -125,7 +110,7 @@ def streams_to_the_same_bytes(subject: Subject) -> None:
     finished = _finished(subject)
     out = finished.path.with_name("streamed")
     shutil.rmtree(out, ignore_errors=True)
-    with _quietly():
+    with quietly():
         quantize_checkpoint(tiny_model_dir(), out, _model_config(subject), _tokens())
     names = sorted(path.name for path in finished.path.iterdir())
     require(names == sorted(path.name for path in out.iterdir()), "writes other files from disk than from memory")
@@ -158,7 +143,7 @@ def calibrates_static_activations(subject: Subject) -> None:
     if not list(static_activations(layer)) or layer.input_tensors is None:
         raise NotApplicableError("it has no static input scales")
     try:
-        with _quietly():
+        with quietly():
             ModelQuantizer(_model_config(subject)).quantize_model(tiny_model(torch.bfloat16))
     except CalibrationError:
         pass
@@ -184,7 +169,7 @@ def serves_parts_of_attention(subject: Subject) -> None:
     if not parts:
         raise NotApplicableError("its record offers neither kv_cache nor attention")
     for part, name in parts.items():
-        with _quietly(), TemporaryDirectory(prefix="quark-conformance-") as directory:
+        with quietly(), TemporaryDirectory(prefix="quark-conformance-") as directory:
             config = _model_config(subject, **{part: name})
             model = ModelQuantizer(config).quantize_model(tiny_model(torch.bfloat16), _tokens())
             export_safetensors(model, Path(directory) / "out")
