@@ -68,8 +68,6 @@ class Plain(NumberFormat):
         return QParams(scale, (-8 - torch.round(low / scale)).clamp_(-8, 7).to(torch.int32))
 
     def spec_error(self, spec: QTensorConfig) -> str | None:
-        if spec.scale_calculation_mode is not None:
-            return "it has one way of choosing scales: leave out scale_calculation_mode"
         return super().spec_error(spec.set(symmetric=None))
 
 
@@ -280,6 +278,11 @@ class AcceptsScales(Plain):
         return super().spec_error(spec.set(scale_format=None))
 
 
+class AcceptsModes(Plain):
+    def spec_error(self, spec: QTensorConfig) -> str | None:
+        return super().spec_error(spec.set(scale_calculation_mode=None))
+
+
 class GrowsGroups(Plain):
     def canonicalize(self, spec: QTensorConfig) -> TensorSpec:
         return spec if spec.group_size in (None, -1) else spec.set(group_size=spec.group_size * 2)
@@ -411,6 +414,7 @@ MUTANTS = (
     mutant("answers_odd_specs", "answers True", AnswersTrue()),
     mutant("answers_odd_specs", "raises for a spec without qscheme", RaisesForOdd()),
     mutant("refuses_unknown_scales", "does not look at scale_format", AcceptsScales()),
+    mutant("refuses_unknown_scales", "does not look at scale_calculation_mode", AcceptsModes()),
     mutant("canonicalizes_once", "doubles groups each time", GrowsGroups()),
     mutant("rounds_in_place", "rounds a copy", ReturnsAnother()),
     mutant("rounds_in_place", "returns nothing", ReturnsNone()),

@@ -92,6 +92,8 @@ class NumberFormat(ABC):
             return f"{self.name} has no zero point: set symmetric=True or None"
         if spec.scale_format not in (None, "float32") or spec.scale_type not in (None, ScaleType.float, ScaleType.float32):
             return f"{self.name} has float32 scales: leave out scale_format and scale_type"
+        if spec.scale_calculation_mode is not None:
+            return f"{self.name} computes its scales in one way only: leave out scale_calculation_mode"
         if spec.round_method not in (None, RoundType.half_even):
             return f"{self.name} rounds to the nearest value only: leave out round_method"
         return None

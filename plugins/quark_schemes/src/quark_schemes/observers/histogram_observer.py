@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -20,8 +19,6 @@ __all__ = ["HistogramObserver"]
 
 class HistogramObserver(Observer):
     """Fills a histogram, from which subclasses choose the range; merging is exact."""
-
-    options: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, spec: QTensorConfig, granularity: Granularity) -> None:
         super().__init__(spec, granularity)

@@ -43,7 +43,7 @@ class MinMaxObserver(Observer):
     @classmethod
     def spec_error(cls, spec: QTensorConfig) -> str | None:
         if not cls.qschemes or spec.qscheme in cls.qschemes:
-            return options_error(cls.__name__, spec)
+            return options_error(cls.__name__, spec, cls.options)
         serves = " or ".join(q.name for q in cls.qschemes)
         return f"{cls.__name__} serves {serves}, not {spec.qscheme and spec.qscheme.name}: use the observer of that granularity"
 

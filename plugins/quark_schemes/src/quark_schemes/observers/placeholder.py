@@ -19,7 +19,7 @@ class PlaceholderObserver(Observer):
     def spec_error(cls, spec: QTensorConfig) -> str | None:
         if not number_format(spec.dtype).is_cast:
             return f"{cls.__name__} observes nothing, and the scales of {spec.dtype.name} come from a range: use MinMaxObserver"
-        return options_error(cls.__name__, spec)
+        return options_error(cls.__name__, spec, cls.options)
 
     def observe(self, x: Tensor) -> None:
         """Does nothing."""

@@ -36,7 +36,7 @@ class RowSearchObserver(Observer):
         if spec.qscheme not in cls.qschemes:
             serves = " or ".join(q.name for q in cls.qschemes)
             return f"{cls.__name__} serves {serves}, not {spec.qscheme and spec.qscheme.name}: use the observer of that granularity"
-        return options_error(cls.__name__, spec)
+        return options_error(cls.__name__, spec, cls.options)
 
     def observe(self, x: Tensor) -> None:
         """Search the ranges.

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from quark.config.layer import QLayerConfig, TensorSpec, levels
@@ -76,7 +77,10 @@ def imports_no_torch(subject: Subject) -> None:
         "build()\n"
         "print('torch' in sys.modules)"
     )
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    # Packages that are imported may lie where only this process looks.
+    loaded = getattr(sys.modules.get(record.config.module.partition(".")[0]), "__path__", ())
+    places = [*(str(Path(place).parent) for place in loaded), *filter(None, sys.path)]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(places)}
     run = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, env=environment, check=False)
     require(run.returncode == 0, f"cannot be built in a fresh process: {run.stderr.strip().splitlines()[-1:]}")
     require(run.stdout.split()[-1] == "False", f"imports torch when {record.config} is imported or called")
