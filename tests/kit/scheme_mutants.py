@@ -163,7 +163,9 @@ MUTANTS = (
     mutant("comes_back_from_json", "has an option that JSON has no form for", _tuple_option),
     mutant("describes_itself", "has no summary", summary=""),
     mutant("describes_itself", "names a client twice", clients=("vLLM", "vLLM")),
-    with_format("says_the_same_in_values_codes_and_bytes", "reads one order backwards", format_mutants.with_packing(format_mutants.SwapsOrder())),
+    with_format(
+        "says_the_same_in_values_codes_and_bytes", "reads one order backwards", format_mutants.with_packing(format_mutants.SwapsOrder())
+    ),
     with_format("serves_hard_weights", "has no 0", format_mutants.NoZero()),
     with_format("serves_hard_weights", "makes numbers of NaN and infinity", format_mutants.HidesInf()),
     with_format("errs_as_its_bits_allow", "has a quarter of the scale", format_mutants.QuarterScale()),

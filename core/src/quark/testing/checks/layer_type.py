@@ -170,7 +170,8 @@ def keeps_what_the_layer_has(subject: Subject) -> None:
     for name, tensor in (*layer.named_parameters(), *layer.named_buffers()):
         require(name in own, f"loses the tensor '{name}' of the float layer")
         require(name == "weight" or own[name] is tensor, f"has a copy of the tensor '{name}', so that it is no longer tied to others")
-    require(quantized.weight.data_ptr() == layer.weight.data_ptr(), "has a copy of the weight before anything is rounded")
+    weights: list[Any] = [quantized.weight, layer.weight]
+    require(weights[0].data_ptr() == weights[1].data_ptr(), "has a copy of the weight before anything is rounded")
     require(getattr(quantized, "an_attribute_of_somebody", None) == "kept", "loses attributes of the float layer")
     require(quantized.training is layer.training, "is in another mode (training or evaluation) than the float layer")
     _output(quantized, _input(_float_layer(subject)))
@@ -189,7 +190,7 @@ def keeps_dtype_and_device(subject: Subject) -> None:
 
 @check("layer_type")
 def has_the_layout_it_says(subject: Subject) -> None:
-    """The weight is ``[out, in]`` for layers planned as linear, and for others laid out as in the float class; ``transposed`` says which."""
+    """The weight is ``[out, in]`` for layers planned as linear, else as in the float class; ``transposed`` says where those differ."""
     layer = _float_layer(subject).double()
     quantized: Any = _quantized(subject, QLayerConfig(), layer)
     require(quantized.weight.shape == linear_weight(layer).shape, "has a weight of another shape than `transposed` makes of the float one")

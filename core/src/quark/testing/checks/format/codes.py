@@ -136,7 +136,9 @@ def stores_as_many_bits_as_it_says(subject: Subject) -> None:
         shape = (64, 64)
         packed = case.format.packing.pack(_taken(_codes(case), shape), case.quantizer.granularity, "reorder")
         stored, said = packed.numel() * packed.element_size() * 8, case.format.bits * 64 * 64
-        require(said <= stored <= said + 64 * 64, f"stores {stored / 4096:.4g} bits for an element, and says bits={case.format.bits} ({case})")
+        require(
+            said <= stored <= said + 64 * 64, f"stores {stored / 4096:.4g} bits for an element, and says bits={case.format.bits} ({case})"
+        )
 
 
 @check("format")

@@ -54,12 +54,14 @@ def keeps_rounded_values(subject: Subject) -> None:
     for case in cases(subject):
         once = _rounded(case, numbers(case))
         twice = _rounded(case, once)
-        require(torch.equal(once, twice), f"rounds {_worst(once, (twice - once).abs())}, which it has rounded to, to another value ({case})")
+        require(
+            torch.equal(once, twice), f"rounds {_worst(once, (twice - once).abs())}, which it has rounded to, to another value ({case})"
+        )
 
 
 @check("format")
 def rounds_to_the_nearest_value(subject: Subject) -> None:
-    """Up to ``max_magnitude`` a number is rounded to the nearest value of all codes, or not further off than the record's ``error_bound``."""
+    """Up to ``max_magnitude`` a number is rounded to the nearest value of all codes, or as near as the record's ``error_bound``."""
     case, bound = first_case(subject), subject.record.error_bound  # type: ignore[union-attr]
     t = numbers(case)
     error = (_rounded(case, t).double() - t.double()).abs()
@@ -177,7 +179,7 @@ def rounds_parts_in_threads(subject: Subject) -> None:
 
 @check("format")
 def rounds_by_the_method_of_the_spec(subject: Subject) -> None:
-    """Under every ``round_method`` that it accepts, a number is rounded to a value next to it, by floor to none above, and once is enough."""
+    """Under every ``round_method`` that it accepts, a number is rounded to a value next to it, by floor to none above it, once for all."""
     case = first_case(subject)
     values = all_values(case.format)
     if values is None or case.quantizer.is_float or subject.record.error_bound is not None:  # type: ignore[union-attr]

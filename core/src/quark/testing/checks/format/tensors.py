@@ -56,7 +56,10 @@ def gives_usable_scales(subject: Subject) -> None:
             scale = qparams.scale
             require(tuple(scale.shape) == (3, 5), f"gives scales of shape {list(scale.shape)} for ranges of shape [3, 5] ({case})")
             require(scale.dtype in (torch.float32, torch.float16, torch.bfloat16), f"gives scales in {scale.dtype} ({case})")
-            require(bool(scale.float().isfinite().all()) and bool((scale > 0).all()), f"gives the scale {float(scale[0, 0])} for {name} ({case})")
+            require(
+                bool(scale.float().isfinite().all()) and bool((scale > 0).all()),
+                f"gives the scale {float(scale[0, 0])} for {name} ({case})",
+            )
 
 
 @check("format")
@@ -80,7 +83,10 @@ def simulates_what_it_exports(subject: Subject) -> None:
         for dtype in (torch.float32, torch.bfloat16, torch.float16):
             x = _data().to(dtype)
             values, qparams = case.quantizer.round_to_nearest(x)
-            require(values.dtype is dtype and values.shape == x.shape, f"rounds {dtype} to {values.dtype} of shape {list(values.shape)} ({case})")
+            require(
+                values.dtype is dtype and values.shape == x.shape,
+                f"rounds {dtype} to {values.dtype} of shape {list(values.shape)} ({case})",
+            )
             codes = case.quantizer.codes_of(values, qparams)
             exported = case.quantizer.dequantize(codes, qparams).to(dtype)
             require(torch.equal(exported, values), f"has other values in a {dtype} model than its codes stand for ({case})")
@@ -167,7 +173,7 @@ def serves_empty_tensors(subject: Subject) -> None:
 
 @check("format", needs="zero_point", level="optional")
 def has_zero_points(subject: Subject) -> None:
-    """Asymmetric specs have zero points, whole ones in int32, and one-sided data then use all codes: their error is smaller than symmetric."""
+    """Asymmetric specs have zero points, whole ones in int32, with which one-sided data have a smaller error than without."""
     asymmetric = [case for case in weight_cases(subject) if case.spec.symmetric is False]
     require(asymmetric, "declares the capability zero_point, and accepts no asymmetric spec")
     symmetric = {case.quantizer.granularity: case for case in weight_cases(subject) if case.spec.symmetric is not False}
@@ -199,7 +205,7 @@ def has_no_undeclared_zero_points(subject: Subject) -> None:
 
 @check("format")
 def serves_algorithms(subject: Subject) -> None:
-    """Algorithms that choose codes column by column find the values and scales of round-to-nearest through `quark.quantizers.WeightGrid`."""
+    """Algorithms that choose codes column by column get the values of round-to-nearest by `quark.quantizers.WeightGrid`."""
     for case in weight_cases(subject):
         if case.quantizer.is_float:
             continue

@@ -61,7 +61,9 @@ def builds_it_afresh(subject: Subject) -> None:
         shared = {id(level) for spec in _specs(first) for level in levels(spec)} & {
             id(level) for spec in _specs(second) for level in levels(spec)
         }
-        require(first is not second and not shared, f"builds its {field} once and gives it out again: whoever changes it changes the scheme")
+        require(
+            first is not second and not shared, f"builds its {field} once and gives it out again: whoever changes it changes the scheme"
+        )
 
 
 @check("scheme")

@@ -17,9 +17,9 @@ from torch import Tensor, nn
 from quark.config.describe import effective_bits
 from quark.config.model import QConfig
 from quark.errors import CalibrationError
+from quark.planning.plan import static_activations
 from quark.plugins import Catalog
 from quark.plugins.records import SchemeRecord
-from quark.planning.plan import static_activations
 from quark.runs import quantize_checkpoint
 from quark.testing.check import NotApplicableError, check, require
 from quark.testing.checks.scheme.tensors import config_of
@@ -60,7 +60,7 @@ def _logits(model: nn.Module) -> Tensor:
         return torch.cat([model(tokens).logits for tokens in _tokens()])
 
 
-def _model_config(subject: Subject, **parts: str) -> QConfig:
+def _model_config(subject: Subject, **parts: Any) -> QConfig:
     return LLMTemplate.get("llama").get_config(subject.lookup_name, **parts)
 
 
@@ -157,7 +157,10 @@ def calibrates_static_activations(subject: Subject) -> None:
     _logits(model)
     hook.remove()
     wanted, seen = module.quantizer.qparams_from(observer).scale.float(), module.qparams.scale.float()
-    require(torch.allclose(seen, wanted, rtol=1e-6), f"has the input scale {seen.flatten()[:1].tolist()}, data give {wanted.flatten()[:1].tolist()}")
+    require(
+        torch.allclose(seen, wanted, rtol=1e-6),
+        f"has the input scale {seen.flatten()[:1].tolist()}, data give {wanted.flatten()[:1].tolist()}",
+    )
 
 
 @check("scheme")
@@ -176,4 +179,6 @@ def serves_parts_of_attention(subject: Subject) -> None:
             logits = _logits(model)
             require(bool(logits.isfinite().all()), f"gives logits that are NaN or infinite as {part}")
             require(not torch.equal(logits, _finished(subject).logits), f"changes nothing as {part}")
-            require(torch.equal(_logits(_loaded(Path(directory) / "out")), logits), f"gives other logits as {part} once the export is loaded")
+            require(
+                torch.equal(_logits(_loaded(Path(directory) / "out")), logits), f"gives other logits as {part} once the export is loaded"
+            )

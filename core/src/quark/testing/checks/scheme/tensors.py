@@ -19,8 +19,6 @@ _WIDTH = 4096
 _LEAST_ERROR = 0.07
 _ERROR_OF_ONE_BIT = 4.5
 _MOST_ERROR = 0.9
-_ACTIVATIONS = 0.9
-"""Relative error of activations that is no use at all: what rounding everything to 0 gives is 1."""
 
 
 def config_of(subject: Subject) -> QLayerConfig:
@@ -50,6 +48,11 @@ def _fitting(quantizer: TensorQuantizer, rows: int) -> tuple[int, int]:
     return rows, columns
 
 
+def _most_error(quantizer: TensorQuantizer) -> float:
+    """Relative error of normal values that steps of a format's bits allow, uniform ones or logarithmic ones."""
+    return min(_MOST_ERROR, max(_LEAST_ERROR, _ERROR_OF_ONE_BIT * 2.0 ** -float(quantizer.stored_level.format.bits)))
+
+
 @check("scheme")
 def says_the_same_in_values_codes_and_bytes(subject: Subject) -> None:
     """Rounded weights equal the dequantized codes, before and after packing in either order, to the bit."""
@@ -58,7 +61,9 @@ def says_the_same_in_values_codes_and_bytes(subject: Subject) -> None:
     for dtype in _DTYPES:
         values, qparams = quantizer.round_to_nearest(_data(*shape).to(dtype))
         codes = quantizer.codes_of(values, qparams)
-        require(torch.equal(quantizer.dequantize(codes, qparams).to(dtype), values), f"has other values in {dtype} than its codes stand for")
+        require(
+            torch.equal(quantizer.dequantize(codes, qparams).to(dtype), values), f"has other values in {dtype} than its codes stand for"
+        )
         for order in ("order", "reorder"):
             read, scales = quantizer.unpack(quantizer.pack(codes, qparams, order=order), shape, order=order)
             same = torch.equal(quantizer.dequantize(read, scales).to(dtype), values)
@@ -67,16 +72,22 @@ def says_the_same_in_values_codes_and_bytes(subject: Subject) -> None:
 
 @check("scheme")
 def serves_hard_weights(subject: Subject) -> None:
-    """Zeros stay zeros, empty weights stay empty, tiny and one-sided values give finite values of their size, NaN and infinity stay visible."""
+    """Zeros stay zeros, empty weights empty, tiny and one-sided values give finite values of their size, NaN and infinity stay visible."""
     quantizer = _weight_quantizer(subject)
     shape = _fitting(quantizer, 16)
     require(not bool(quantizer.fake_quantize(torch.zeros(shape)).any()), "rounds a weight of zeros to something else")
     require(tuple(quantizer.fake_quantize(torch.zeros(0, shape[1])).shape) == (0, shape[1]), "does not keep the shape of an empty weight")
-    for name, x in {"tiny values": _data(*shape) * 1e-30, "positive values": _data(*shape).abs(), "a constant": torch.full(shape, -0.3)}.items():
+    for name, x in {
+        "tiny values": _data(*shape) * 1e-30,
+        "positive values": _data(*shape).abs(),
+        "a constant": torch.full(shape, -0.3),
+    }.items():
         values = quantizer.fake_quantize(x)
         require(bool(values.isfinite().all()), f"rounds {name} to NaN or infinity")
         # A floor of scales may lift tiny values a little.
-        require(float(values.abs().max()) <= 3 * float(x.abs().max()) + 1e-6, f"rounds {name} to values up to {float(values.abs().max()):.3g}")
+        require(
+            float(values.abs().max()) <= 3 * float(x.abs().max()) + 1e-6, f"rounds {name} to values up to {float(values.abs().max()):.3g}"
+        )
     for bad in (torch.nan, torch.inf, -torch.inf):
         x = _data(*shape)
         x[3, 7] = bad
@@ -89,9 +100,8 @@ def errs_as_its_bits_allow(subject: Subject) -> None:
     quantizer = _weight_quantizer(subject)
     x = _data(*_fitting(quantizer, 64))
     error = float((quantizer.fake_quantize(x) - x).norm() / x.norm())
-    bits = float(quantizer.stored_level.format.bits)
-    most = min(_MOST_ERROR, max(_LEAST_ERROR, _ERROR_OF_ONE_BIT * 2.0**-bits))
-    require(error <= most, f"rounds a normal weight with a relative error of {error:.3g}; for {bits:g} bits at most {most:.3g} is wanted")
+    most = _most_error(quantizer)
+    require(error <= most, f"rounds a normal weight with a relative error of {error:.3g}; for its bits at most {most:.3g} is wanted")
     require(error > 0, "does not round at all")
 
 
@@ -109,7 +119,8 @@ def serves_activations(subject: Subject) -> None:
         require(whole.shape == x.shape and whole.dtype is dtype, f"makes {whole.dtype} of shape {list(whole.shape)} of an input in {dtype}")
         require(bool(whole.isfinite().all()), f"makes NaN or infinity of an input in {dtype}")
         error = float((whole - x).float().norm() / x.float().norm())
-        require(error < _ACTIVATIONS, f"changes a normal input by {error:.0%}")
+        most = _most_error(module.quantizer)
+        require(error <= most, f"changes a normal input by {error:.3g}; for its bits at most {most:.3g} is wanted")
         for part in (x[0], x[0, 0], x[:, :, 0], x[:0]):
             require(module(part).shape == part.shape, f"does not keep the shape {list(part.shape)} of an input")
         same = torch.equal(module(x.transpose(0, 1)), whole.transpose(0, 1))
