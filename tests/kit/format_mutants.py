@@ -390,6 +390,13 @@ def mutant(check: str, about: str, value: Any, **fields: Any) -> Mutant:
     return Mutant(f"format:{check}", about, (record_of(value, **fields),))
 
 
+class LeavesColumns(Plain):
+    """Does not round what is no matrix."""
+
+    def round_(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
+        return super().round_(t, zero) if t.ndim > 1 else t
+
+
 class WritesItsSource(SingleLevelQuantizer):
     """A quantizer that clips the tensor it is given."""
 
@@ -464,5 +471,6 @@ MUTANTS = (
     mutant("serves_empty_tensors", "wants at least one row", RefusesEmpty()),
     mutant("has_zero_points", "gives none", NoZeroPoint()),
     mutant("has_no_undeclared_zero_points", "does not declare them", Plain(), capabilities=()),
-    mutant("serves_algorithms", "rounds single columns otherwise", RoundsMatricesElse()),
+    mutant("is_rounded_by_every_algorithm", "does not round single columns", LeavesColumns()),
+    mutant("serves_columns", "rounds single columns otherwise", RoundsMatricesElse()),
 )

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from quark.config.enums import ScaleType
-from quark.quantizers import PerGroup, QParams, WeightGrid
+from quark.quantizers import PerGroup, QParams
 from quark.testing.check import NotApplicableError, check, require
 from quark.testing.checks.format.cases import Case, cases, weight_cases
 from quark.testing.example_specs import SHAPE
@@ -201,23 +201,3 @@ def has_no_undeclared_zero_points(subject: Subject) -> None:
         low, high = torch.full((4,), 0.3), torch.full((4,), 2.0)
         has_zero = case.format.qparams(low, high, case.spec).zero_point is not None
         require(not has_zero, f"gives a zero point, and its record does not declare the capability zero_point ({case})")
-
-
-@check("format")
-def serves_algorithms(subject: Subject) -> None:
-    """Algorithms that choose codes column by column get the values of round-to-nearest by `quark.quantizers.WeightGrid`."""
-    for case in weight_cases(subject):
-        if case.quantizer.is_float:
-            continue
-        weight = _data()
-        grid = WeightGrid([case.quantizer], [SHAPE[0]], weight.t().contiguous())
-        transposed = weight.t().contiguous()
-        scales = grid.fixed if grid.fixed is not None else grid.scales(transposed)
-        scales = grid.with_subscales(transposed, scales)
-        by_column = transposed.clone()
-        round_column = grid.rounder(scales)
-        for k in range(grid.columns):
-            round_column(by_column[k], k)
-        values = case.quantizer.fake_quantize(weight)
-        same = torch.allclose(by_column.t(), values, rtol=1e-6, atol=0)
-        require(same, f"is rounded column by column to other values than as a whole ({case})")
