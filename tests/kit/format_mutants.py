@@ -2,381 +2,28 @@
 
 from __future__ import annotations
 
-import time
 from typing import Any
 
-import attrs
 import torch
-from torch import Tensor
 
-from quark.config.enums import RoundType
-from quark.config.layer import TensorSpec
-from quark.config.tensor import QTensorConfig
 from quark.lazy import ObjectRef
 from quark.plugins import FormatRecord
-from quark.quantizers import Granularity, NumberFormat, Packing, QParams, TensorQuantizer
-from quark.quantizers.build import level_quantizer
-from quark.quantizers.single_level import SingleLevelQuantizer
+from quark.quantizers import NumberFormat, Packing
 
+from . import broken_formats
 from .mutant import Mutant
 
 __all__ = ["HEALTHY", "MUTANTS"]
 
-_SMALLEST = float(torch.finfo(torch.float32).tiny)
-
-
-class Nibbles(Packing):
-    """Two codes in a byte."""
-
-    def pack(self, codes: Tensor, granularity: Granularity, order: str) -> Tensor:
-        whole = torch.nn.functional.pad(codes, (0, codes.shape[-1] % 2)).view(torch.uint8) & 15
-        return whole[..., ::2] | (whole[..., 1::2] << 4)
-
-    def unpack(self, packed: Tensor, granularity: Granularity, order: str, shape: tuple[int, ...]) -> Tensor:
-        pairs = torch.stack([packed & 15, packed >> 4], -1).flatten(-2)[..., : shape[-1]]
-        return ((pairs ^ 8).view(torch.int8) - 8).contiguous()
-
-
-class Plain(NumberFormat):
-    """Four-bit integers, with zero points: the healthy format from which the mutants differ in one thing."""
-
-    name = "mutant_format"
-    bits: float = 4
-    storage_dtype: Any = torch.int8
-    packing: Any = Nibbles()
-
-    def max_magnitude(self, spec: QTensorConfig) -> float:
-        return 7.5
-
-    def round_(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
-        t.round_()
-        if zero is not None:
-            t.add_(zero)
-        return t.clamp_(-8, 7)
-
-    def encode(self, t: Tensor) -> Tensor:
-        return t.to(torch.int8)
-
-    def decode(self, codes: Tensor) -> Tensor:
-        return codes.float()
-
-    def qparams(self, low: Tensor, high: Tensor, spec: QTensorConfig) -> QParams:
-        if spec.symmetric is not False:
-            return super().qparams(low, high, spec)
-        low, high = low.clamp(max=0), high.clamp(min=0)
-        scale = ((high - low) / 15).clamp_(min=_SMALLEST)
-        return QParams(scale, (-8 - torch.round(low / scale)).clamp_(-8, 7).to(torch.int32))
-
-    def spec_error(self, spec: QTensorConfig) -> str | None:
-        return super().spec_error(spec.set(symmetric=None))
-
-
-class ReturnsAnother(Plain):
-    def round_(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
-        return super().round_(t.clone(), zero)
-
-
-class ReturnsNone(Plain):
-    def round_(self, t: Tensor, zero: Tensor | None = None) -> Any:
-        super().round_(t, zero)
-
-
-class Counts(Plain):
-    calls = 0
-
-    def round_(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
-        self.calls += 1
-        return super().round_(t.add_(0.3 * (self.calls % 2)), zero)
-
-
-class Creeps(Plain):
-    def round_(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
-        return super().round_(t.mul_(0.8), zero)
-
-
-class HalfTheValues(Plain):
-    def round_(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
-        return super().round_(t.div_(2).round_().mul_(2), zero).clamp_(-8, 6)
-
-
-class OffTheGrid(Plain):
-    def round_(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
-        return super().round_(t, zero).add_(0.25).clamp_(-8, 7)
-
-
-class Falls(Plain):
-    def round_(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
-        swapped = torch.where((t > 2) & (t < 2.2), t + 1.5, t)
-        return super().round_(t.copy_(swapped), zero)
-
-
-class Wraps(Plain):
-    def round_(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
-        t.round_()
-        return t.copy_((t + 8).remainder(16) - 8).nan_to_num_(7.0)
-
-
-class DoesNotSaturate(Plain):
-    def round_(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
-        return t.round_() if zero is None else super().round_(t, zero)
-
-
-class ClaimsMore(Plain):
-    def max_magnitude(self, spec: QTensorConfig) -> float:
-        return 12.0
-
-
-class HidesNan(Plain):
-    def round_(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
-        return super().round_(t.nan_to_num_(0.0), zero)
-
-
-class MakesNan(Plain):
-    def round_(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
-        return super().round_(t.mul_(t / t), zero)
-
-
-class NoZero(Plain):
-    def round_(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
-        super().round_(t, zero)
-        return t.masked_fill_(t == 0, 1.0)
-
-
-class SharesScratch(Plain):
-    scratch: Tensor
-
-    def round_(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
-        self.scratch = t.clone()
-        time.sleep(0.002)
-        return t.copy_(super().round_(self.scratch.clone(), zero))
-
-
-class AnyMethod(Plain):
-    """Accepts every rounding method, and rounds one of them upwards."""
-
-    method: RoundType | None = None
-
-    def spec_error(self, spec: QTensorConfig) -> str | None:
-        return super().spec_error(spec.set(round_method=None))
-
-    def for_spec(self, spec: QTensorConfig) -> NumberFormat:
-        own = AnyMethod()
-        own.method = spec.round_method
-        return own
-
-    def round_(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
-        return super().round_(t.ceil_() if self.method is RoundType.floor else t, zero)
-
-
-class Elements(Plain):
-    """One element of `Coupled`."""
-
-
-class Coupled(Plain):
-    """A pair that is small has half the step; the subscales say something else."""
-
-    def round_(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
-        sub = self.true_subscales(t)
-        return t.copy_(super().round_(t / sub, zero) * sub)
-
-    def true_subscales(self, t: Tensor) -> Tensor:
-        small = (t.view(-1, 2).abs() < 3).all(1, keepdim=True).expand(-1, 2).reshape(t.shape)
-        return torch.where(small, 0.5, 1.0)
-
-    def subscales(self, t: Tensor) -> Tensor | None:
-        return torch.ones_like(t)
-
-    def element_format(self) -> NumberFormat:
-        return Elements()
-
-
-class EncodesWide(Plain):
-    def encode(self, t: Tensor) -> Tensor:
-        return t.to(torch.int16)
-
-
-class DecodesToHalf(Plain):
-    def decode(self, codes: Tensor) -> Tensor:
-        return codes.to(torch.bfloat16)
-
-
-class DecodesElse(Plain):
-    def decode(self, codes: Tensor) -> Tensor:
-        return codes.float().clamp_(max=6)
-
-
-class OtherCodes(Plain):
-    def codes(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
-        return super().codes(t.mul_(0.99), zero)
-
-
-class EncodesInPlace(Plain):
-    def encode(self, t: Tensor) -> Tensor:
-        return t.add_(0.25).to(torch.int8)
-
-
-class LosesTheLast(Nibbles):
-    def unpack(self, packed: Tensor, granularity: Granularity, order: str, shape: tuple[int, ...]) -> Tensor:
-        codes = super().unpack(packed, granularity, order, shape)
-        codes[..., -1] = 0
-        return codes
-
-
-class LosesTheLowest(Nibbles):
-    def pack(self, codes: Tensor, granularity: Granularity, order: str) -> Tensor:
-        return super().pack(codes.clamp(min=-7), granularity, order)
-
-
-class SwapsOrder(Nibbles):
-    def unpack(self, packed: Tensor, granularity: Granularity, order: str, shape: tuple[int, ...]) -> Tensor:
-        codes = super().unpack(packed, granularity, order, shape)
-        return codes.flip(-1) if order == "order" else codes
-
-
-class LooksAtValues(Nibbles):
-    def pack(self, codes: Tensor, granularity: Granularity, order: str) -> Tensor:
-        return super().pack(codes, granularity, order) if int(codes.max()) > -100 else codes
-
-
-class DependsOnData(Nibbles):
-    def pack(self, codes: Tensor, granularity: Granularity, order: str) -> Tensor:
-        return super().pack(codes, granularity, order).to(torch.int16 if codes.is_meta else torch.uint8)
-
-
-class HalfScales(Nibbles):
-    def pack_qparams(self, qparams: QParams, spec: QTensorConfig, granularity: Granularity, order: str) -> dict[str, Tensor]:
-        return super().pack_qparams(attrs.evolve(qparams, scale=qparams.scale.half()), spec, granularity, order)
-
-
-class ClashingScales(Nibbles):
-    def pack_qparams(self, qparams: QParams, spec: QTensorConfig, granularity: Granularity, order: str) -> dict[str, Tensor]:
-        packed = super().pack_qparams(qparams, spec, granularity, order)
-        return packed | {"": packed["scale"]}
-
-
-class WrongName(Plain):
-    default_observer = "NoSuchObserver"
-
-
-class ServesNothing(Plain):
-    def spec_error(self, spec: QTensorConfig) -> str | None:
-        return "it serves nothing"
-
-
-class AnswersTrue(Plain):
-    def spec_error(self, spec: QTensorConfig) -> Any:
-        return super().spec_error(spec) is not None or None
-
-
-class RaisesForOdd(Plain):
-    def spec_error(self, spec: QTensorConfig) -> str | None:
-        return super().spec_error(spec) if spec.qscheme.name else None  # type: ignore[union-attr]
-
-
-class AcceptsScales(Plain):
-    def spec_error(self, spec: QTensorConfig) -> str | None:
-        return super().spec_error(spec.set(scale_format=None))
-
-
-class AcceptsModes(Plain):
-    def spec_error(self, spec: QTensorConfig) -> str | None:
-        return super().spec_error(spec.set(scale_calculation_mode=None))
-
-
-class GrowsGroups(Plain):
-    def canonicalize(self, spec: QTensorConfig) -> TensorSpec:
-        return spec if spec.group_size in (None, -1) else spec.set(group_size=spec.group_size * 2)
-
-
-class ScaleOfZero(Plain):
-    def qparams(self, low: Tensor, high: Tensor, spec: QTensorConfig) -> QParams:
-        return QParams(torch.maximum(-low, high) / 7.5)
-
-
-class ScaleIsNan(Plain):
-    def qparams(self, low: Tensor, high: Tensor, spec: QTensorConfig) -> QParams:
-        qparams = super().qparams(low, high, spec)
-        return attrs.evolve(qparams, scale=qparams.scale * ((high - low) / (high - low)))
-
-
-class NegativeScale(Plain):
-    def qparams(self, low: Tensor, high: Tensor, spec: QTensorConfig) -> QParams:
-        return QParams(high / 7.5)
-
-
-class ScaleInDouble(Plain):
-    def qparams(self, low: Tensor, high: Tensor, spec: QTensorConfig) -> QParams:
-        return super().qparams(low.double(), high.double(), spec)
-
-
-class ScaleIsTensor(Plain):
-    def qparams(self, low: Tensor, high: Tensor, spec: QTensorConfig) -> Any:
-        return super().qparams(low, high, spec).scale
-
-
-class ChangesRanges(Plain):
-    def qparams(self, low: Tensor, high: Tensor, spec: QTensorConfig) -> QParams:
-        return super().qparams(low.mul_(2), high.mul_(2), spec)
-
-
-class QuarterScale(Plain):
-    def qparams(self, low: Tensor, high: Tensor, spec: QTensorConfig) -> QParams:
-        qparams = super().qparams(low, high, spec)
-        return attrs.evolve(qparams, scale=qparams.scale / 4)
-
-
-class BreaksVectors(Nibbles):
-    def unpack(self, packed: Tensor, granularity: Granularity, order: str, shape: tuple[int, ...]) -> Tensor:
-        codes = super().unpack(packed, granularity, order, shape)
-        return codes if codes.ndim > 1 else codes.flip(0)
-
-
-class LiftsZeros(Plain):
-    def qparams(self, low: Tensor, high: Tensor, spec: QTensorConfig) -> QParams:
-        qparams = super().qparams(low, high, spec)
-        return attrs.evolve(qparams, scale=qparams.scale.clamp(min=1.0))
-
-
-class HidesInf(Plain):
-    def qparams(self, low: Tensor, high: Tensor, spec: QTensorConfig) -> QParams:
-        return super().qparams(low.clamp(-1e6, 1e6).nan_to_num(0), high.clamp(-1e6, 1e6).nan_to_num(0), spec)
-
-    def round_(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
-        return super().round_(t.nan_to_num_(0.0), zero)
-
-
-class RefusesEmpty(Plain):
-    def qparams(self, low: Tensor, high: Tensor, spec: QTensorConfig) -> QParams:
-        return super().qparams(low, high.clamp(max=float(high.max())), spec)
-
-
-class NoZeroPoint(Plain):
-    def qparams(self, low: Tensor, high: Tensor, spec: QTensorConfig) -> QParams:
-        return super().qparams(low, high, spec.set(symmetric=True))
-
-
-class RoundsMatricesElse(Plain):
-    """Knows matrices, of which algorithms hand over columns."""
-
-    def round_(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
-        return super().round_(t if t.ndim > 1 else t.add_(0.4), zero)
-
-
-class PacksElse(Nibbles):
-    """Stores other codes where a group has a scale of its own, and reads them as they are."""
-
-    def pack_qparams(self, qparams: QParams, spec: QTensorConfig, granularity: Granularity, order: str) -> dict[str, Tensor]:
-        return super().pack_qparams(qparams.map(lambda x: x.half().float() if x.is_floating_point() else x), spec, granularity, order)
-
 
 def with_packing(packing: Packing) -> NumberFormat:
-    value = Plain()
+    value = broken_formats.Plain()
     value.packing = packing
     return value
 
 
 def with_fields(**fields: Any) -> NumberFormat:
-    value = Plain()
+    value = broken_formats.Plain()
     for name, content in fields.items():
         setattr(value, name, content)
     return value
@@ -390,87 +37,70 @@ def mutant(check: str, about: str, value: Any, **fields: Any) -> Mutant:
     return Mutant(f"format:{check}", about, (record_of(value, **fields),))
 
 
-class LeavesColumns(Plain):
-    """Does not round what is no matrix."""
-
-    def round_(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
-        return super().round_(t, zero) if t.ndim > 1 else t
-
-
-class WritesItsSource(SingleLevelQuantizer):
-    """A quantizer that clips the tensor it is given."""
-
-    def round_to_nearest(self, x: Tensor, *, out: Tensor | None = None) -> tuple[Tensor, QParams]:
-        return super().round_to_nearest(x.clamp_(-1, 1), out=out)
-
-
-class OwnQuantizer(Plain):
-    def quantizer(self, levels: tuple[QTensorConfig, ...], *, activation: bool) -> TensorQuantizer | None:
-        usual = level_quantizer(levels[0], activation=activation)
-        return WritesItsSource(usual.spec, usual.granularity, usual.format, usual.observer_class)
-
-
-HEALTHY = (record_of(Plain()),)
+HEALTHY = (record_of(broken_formats.Plain()),)
 MUTANTS = (
-    mutant("is_what_its_record_says", "names an observer that is not there", WrongName()),
+    mutant("is_what_its_record_says", "names an observer that is not there", broken_formats.WrongName()),
     mutant("is_what_its_record_says", "names its storage dtype instead of giving it", with_fields(storage_dtype="int8")),
     mutant("is_what_its_record_says", "has another name than its record", with_fields(name="another_name")),
-    mutant("is_what_its_record_says", "has other bits than its record", Plain(), bits=5),
-    mutant("is_what_its_record_says", "is a class instead of a value", Plain),
-    mutant("serves_a_spec", "refuses every spec", ServesNothing()),
-    mutant("answers_odd_specs", "answers True", AnswersTrue()),
-    mutant("answers_odd_specs", "raises for a spec without qscheme", RaisesForOdd()),
-    mutant("refuses_unknown_scales", "does not look at scale_format", AcceptsScales()),
-    mutant("refuses_unknown_scales", "does not look at scale_calculation_mode", AcceptsModes()),
-    mutant("canonicalizes_once", "doubles groups each time", GrowsGroups()),
-    mutant("rounds_in_place", "rounds a copy", ReturnsAnother()),
-    mutant("rounds_in_place", "returns nothing", ReturnsNone()),
-    mutant("rounds_the_same_each_time", "counts its calls", Counts()),
-    mutant("keeps_rounded_values", "shrinks what it rounds", Creeps()),
-    mutant("rounds_to_the_nearest_value", "uses every other value", HalfTheValues()),
-    mutant("rounds_to_the_nearest_value", "rounds a quarter too high", OffTheGrid()),
-    mutant("rounds_to_the_nearest_value", "errs by more than it declares", Plain(), error_bound=0.4),
-    mutant("rounds_in_order", "rounds some numbers two steps up", Falls()),
-    mutant("saturates", "wraps around", Wraps()),
-    mutant("saturates", "does not saturate", DoesNotSaturate()),
-    mutant("reaches_max_magnitude", "claims to reach further than its codes do", ClaimsMore()),
-    mutant("keeps_nan", "takes NaN for 0", HidesNan()),
-    mutant("makes_no_nan", "divides 0 by 0", MakesNan()),
-    mutant("rounds_zero_to_zero", "has no 0", NoZero()),
-    mutant("rounds_parts_in_threads", "keeps a tensor between two steps", SharesScratch()),
-    mutant("rounds_by_the_method_of_the_spec", "takes floor for ceil", AnyMethod()),
-    mutant("splits_into_subscales_and_elements", "gives other subscales than it rounds by", Coupled()),
-    mutant("encodes_in_the_storage_dtype", "encodes to int16", EncodesWide()),
-    mutant("encodes_in_the_storage_dtype", "decodes to bfloat16", DecodesToHalf()),
+    mutant("is_what_its_record_says", "has other bits than its record", broken_formats.Plain(), bits=5),
+    mutant("is_what_its_record_says", "is a class instead of a value", broken_formats.Plain),
+    mutant("serves_a_spec", "refuses every spec", broken_formats.ServesNothing()),
+    mutant("answers_odd_specs", "answers True", broken_formats.AnswersTrue()),
+    mutant("answers_odd_specs", "raises for a spec without qscheme", broken_formats.RaisesForOdd()),
+    mutant("refuses_unknown_scales", "does not look at scale_format", broken_formats.AcceptsScales()),
+    mutant("refuses_unknown_scales", "does not look at scale_calculation_mode", broken_formats.AcceptsModes()),
+    mutant("canonicalizes_once", "doubles groups each time", broken_formats.GrowsGroups()),
+    mutant("canonicalizes_once", "makes nothing of a spec", broken_formats.CanonicalizesToNothing()),
+    mutant("serves_a_spec", "makes nothing of a spec", broken_formats.CanonicalizesToNothing()),
+    mutant("rounds_in_place", "rounds a copy", broken_formats.ReturnsAnother()),
+    mutant("rounds_in_place", "returns nothing", broken_formats.ReturnsNone()),
+    mutant("rounds_the_same_each_time", "counts its calls", broken_formats.Counts()),
+    mutant("keeps_rounded_values", "shrinks what it rounds", broken_formats.Creeps()),
+    mutant("rounds_to_the_nearest_value", "uses every other value", broken_formats.HalfTheValues()),
+    mutant("rounds_to_the_nearest_value", "rounds a quarter too high", broken_formats.OffTheGrid()),
+    mutant("rounds_to_the_nearest_value", "errs by more than it declares", broken_formats.Plain(), error_bound=0.4),
+    mutant("rounds_in_order", "rounds some numbers two steps up", broken_formats.Falls()),
+    mutant("saturates", "wraps around", broken_formats.Wraps()),
+    mutant("saturates", "does not saturate", broken_formats.DoesNotSaturate()),
+    mutant("reaches_max_magnitude", "claims to reach further than its codes do", broken_formats.ClaimsMore()),
+    mutant("keeps_nan", "takes NaN for 0", broken_formats.HidesNan()),
+    mutant("makes_no_nan", "divides 0 by 0", broken_formats.MakesNan()),
+    mutant("rounds_zero_to_zero", "has no 0", broken_formats.NoZero()),
+    mutant("rounds_parts_in_threads", "keeps a tensor between two steps", broken_formats.SharesScratch()),
+    mutant("rounds_by_the_method_of_the_spec", "takes floor for ceil", broken_formats.AnyMethod()),
+    mutant("splits_into_subscales_and_elements", "gives other subscales than it rounds by", broken_formats.Coupled()),
+    mutant("encodes_in_the_storage_dtype", "encodes to int16", broken_formats.EncodesWide()),
+    mutant("encodes_in_the_storage_dtype", "decodes to bfloat16", broken_formats.DecodesToHalf()),
     mutant("encodes_in_the_storage_dtype", "says another storage dtype", with_fields(storage_dtype=torch.uint8)),
-    mutant("decodes_what_it_encodes", "decodes its largest code to another value", DecodesElse()),
-    mutant("decodes_what_it_encodes", "leaves numbers beyond the range without a code", DoesNotSaturate()),
-    mutant("gives_the_codes_of_rounded_values", "rounds otherwise in one step", OtherCodes()),
-    mutant("leaves_values_and_codes_as_they_are", "writes into the values", EncodesInPlace()),
-    mutant("packs_without_loss", "loses the last code of a row", with_packing(LosesTheLast())),
-    mutant("packs_without_loss", "loses the lowest code", with_packing(LosesTheLowest())),
-    mutant("packs_without_loss", "unpacks one order backwards", with_packing(SwapsOrder())),
-    mutant("packs_meta_tensors", "looks at values", with_packing(LooksAtValues())),
-    mutant("packs_meta_tensors", "announces another dtype", with_packing(DependsOnData())),
+    mutant("decodes_what_it_encodes", "decodes its largest code to another value", broken_formats.DecodesElse()),
+    mutant("decodes_what_it_encodes", "leaves numbers beyond the range without a code", broken_formats.DoesNotSaturate()),
+    mutant("gives_the_codes_of_rounded_values", "rounds otherwise in one step", broken_formats.OtherCodes()),
+    mutant("leaves_values_and_codes_as_they_are", "writes into the values", broken_formats.EncodesInPlace()),
+    mutant("packs_without_loss", "loses the last code of a row", with_packing(broken_formats.LosesTheLast())),
+    mutant("packs_without_loss", "loses the lowest code", with_packing(broken_formats.LosesTheLowest())),
+    mutant("packs_without_loss", "unpacks one order backwards", with_packing(broken_formats.SwapsOrder())),
+    mutant("packs_meta_tensors", "looks at values", with_packing(broken_formats.LooksAtValues())),
+    mutant("packs_meta_tensors", "announces another dtype", with_packing(broken_formats.DependsOnData())),
     mutant("stores_as_many_bits_as_it_says", "stores a byte for four bits", with_packing(Packing())),
-    mutant("scales_survive_packing", "stores scales in float16", with_packing(HalfScales())),
-    mutant("scales_survive_packing", "stores scales in the place of codes", with_packing(ClashingScales())),
-    mutant("gives_usable_scales", "gives the scale 0 for zeros", ScaleOfZero()),
-    mutant("gives_usable_scales", "gives NaN for an empty range", ScaleIsNan()),
-    mutant("gives_usable_scales", "gives negative scales for negative ranges", NegativeScale()),
-    mutant("gives_usable_scales", "gives float64 scales", ScaleInDouble()),
-    mutant("gives_usable_scales", "gives a tensor", ScaleIsTensor()),
-    mutant("gives_usable_scales", "changes the ranges", ChangesRanges()),
-    mutant("has_scales_that_fit_the_range", "gives a quarter of the scale", QuarterScale()),
-    mutant("simulates_what_it_exports", "decodes its largest code to another value", DecodesElse()),
-    mutant("simulates_what_it_exports", "stores scales with fewer bits", with_packing(PacksElse())),
-    mutant("serves_a_vector", "reads vectors backwards", with_packing(BreaksVectors())),
-    mutant("does_not_change_the_tensor", "clips the tensor in place", OwnQuantizer()),
-    mutant("serves_hard_tensors", "has no 0", NoZero()),
-    mutant("keeps_broken_values_visible", "makes numbers of NaN and infinity", HidesInf()),
-    mutant("serves_empty_tensors", "wants at least one row", RefusesEmpty()),
-    mutant("has_zero_points", "gives none", NoZeroPoint()),
-    mutant("has_no_undeclared_zero_points", "does not declare them", Plain(), capabilities=()),
-    mutant("is_rounded_by_every_algorithm", "does not round single columns", LeavesColumns()),
-    mutant("serves_columns", "rounds single columns otherwise", RoundsMatricesElse()),
+    mutant("scales_survive_packing", "stores scales in float16", with_packing(broken_formats.HalfScales())),
+    mutant("scales_survive_packing", "stores scales in the place of codes", with_packing(broken_formats.ClashingScales())),
+    mutant("gives_usable_scales", "gives the scale 0 for zeros", broken_formats.ScaleOfZero()),
+    mutant("gives_usable_scales", "gives NaN for an empty range", broken_formats.ScaleIsNan()),
+    mutant("gives_usable_scales", "gives negative scales for negative ranges", broken_formats.NegativeScale()),
+    mutant("gives_usable_scales", "gives float64 scales", broken_formats.ScaleInDouble()),
+    mutant("gives_usable_scales", "gives a tensor", broken_formats.ScaleIsTensor()),
+    mutant("gives_usable_scales", "gives one scale for all ranges", broken_formats.ScaleOfAll()),
+    mutant("gives_usable_scales", "changes the ranges", broken_formats.ChangesRanges()),
+    mutant("has_scales_that_fit_the_range", "gives a quarter of the scale", broken_formats.QuarterScale()),
+    mutant("simulates_what_it_exports", "decodes its largest code to another value", broken_formats.DecodesElse()),
+    mutant("simulates_what_it_exports", "stores scales with fewer bits", with_packing(broken_formats.PacksElse())),
+    mutant("serves_a_vector", "reads vectors backwards", with_packing(broken_formats.BreaksVectors())),
+    mutant("does_not_change_the_tensor", "clips the tensor in place", broken_formats.OwnQuantizer()),
+    mutant("serves_hard_tensors", "has no 0", broken_formats.NoZero()),
+    mutant("keeps_broken_values_visible", "makes numbers of NaN and infinity", broken_formats.HidesInf()),
+    mutant("serves_empty_tensors", "wants at least one row", broken_formats.RefusesEmpty()),
+    mutant("has_zero_points", "gives none", broken_formats.NoZeroPoint()),
+    mutant("has_no_undeclared_zero_points", "does not declare them", broken_formats.Plain(), capabilities=()),
+    mutant("is_rounded_by_every_algorithm", "does not round single columns", broken_formats.LeavesColumns()),
+    mutant("serves_columns", "rounds single columns otherwise", broken_formats.RoundsMatricesElse()),
 )

@@ -16,7 +16,7 @@ from quark.quantizers import Granularity, Packing, TensorQuantizer
 from quark.quantizers.build import level_quantizer
 from quark.quantizers.single_level import SingleLevelQuantizer
 
-from . import format_mutants, observer_mutants
+from . import broken_formats, format_mutants, observer_mutants
 from .mutant import Mutant
 
 __all__ = ["HEALTHY", "MUTANTS"]
@@ -115,7 +115,7 @@ class Grows(observer_mutants.PlainObserver):
         return low * (1 + 0.01 * Grows.asked), high * (1 + 0.01 * Grows.asked)
 
 
-class LosesLongRows(format_mutants.Nibbles):
+class LosesLongRows(broken_formats.Nibbles):
     """Loses the last code of rows that are longer than the core's own trial."""
 
     def unpack(self, packed: Tensor, granularity: Granularity, order: str, shape: tuple[int, ...]) -> Tensor:
@@ -130,7 +130,7 @@ class AnyShape(SingleLevelQuantizer):
         return None
 
 
-class NoShapeError(format_mutants.Plain):
+class NoShapeError(broken_formats.Plain):
     def quantizer(self, levels: tuple[QTensorConfig, ...], *, activation: bool) -> TensorQuantizer | None:
         usual = level_quantizer(levels[0], activation=activation)
         return AnyShape(usual.spec, usual.granularity, usual.format, usual.observer_class)
@@ -164,12 +164,12 @@ MUTANTS = (
     mutant("describes_itself", "has no summary", summary=""),
     mutant("describes_itself", "names a client twice", clients=("vLLM", "vLLM")),
     with_format(
-        "says_the_same_in_values_codes_and_bytes", "reads one order backwards", format_mutants.with_packing(format_mutants.SwapsOrder())
+        "says_the_same_in_values_codes_and_bytes", "reads one order backwards", format_mutants.with_packing(broken_formats.SwapsOrder())
     ),
-    with_format("serves_hard_weights", "has no 0", format_mutants.NoZero()),
-    with_format("serves_hard_weights", "makes numbers of NaN and infinity", format_mutants.HidesInf()),
-    with_format("errs_as_its_bits_allow", "has a quarter of the scale", format_mutants.QuarterScale()),
-    with_format("serves_activations", "wants at least one row", format_mutants.RefusesEmpty(), _own_inputs),
+    with_format("serves_hard_weights", "has no 0", broken_formats.NoZero()),
+    with_format("serves_hard_weights", "makes numbers of NaN and infinity", broken_formats.HidesInf()),
+    with_format("errs_as_its_bits_allow", "has a quarter of the scale", broken_formats.QuarterScale()),
+    with_format("serves_activations", "wants at least one row", broken_formats.RefusesEmpty(), _own_inputs),
     with_format("refuses_groups_that_do_not_divide", "accepts any shape", NoShapeError()),
     mutant("shares_global_scales_that_are_there", "has no scale to share", shares_global_scale=True),
     mutant("quantizes_a_model", "has groups that divide no layer", _groups_of_100),

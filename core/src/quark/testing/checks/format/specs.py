@@ -74,6 +74,8 @@ def canonicalizes_once(subject: Subject) -> None:
         except QuarkError:
             continue
         require(spec == before, f"changes the spec that it is given ({before})")
+        is_spec = all(isinstance(one, QTensorConfig) for one in (canonical if isinstance(canonical, tuple | list) else (canonical,)))
+        require(is_spec, f"makes {canonical!r} of a spec, where a QTensorConfig is wanted, or several ({before})")
         for level in levels(canonical):
             again = number_format(level.dtype).canonicalize(level)
             require(again == level, f"changes a spec that is canonical already: {level} becomes {again}")
