@@ -59,7 +59,7 @@ def example_specs(dtype: str) -> Iterator[QTensorConfig]:
     yield from _tried({"dtype": dtype})
     for granularity, symmetric, scale in product(_GRANULARITIES, (True, False, None), _SCALES):
         yield from _tried({"dtype": dtype, **granularity, **scale, "symmetric": symmetric, "is_dynamic": False})
-    yield from _tried({"dtype": dtype, "mx_element_dtype": "int8", "ch_axis": -1, "group_size": 32})
+    yield from _tried({"dtype": dtype, "mx_element_dtype": Dtype.int8, "ch_axis": -1, "group_size": 32})
     yield from _tried({"dtype": dtype, "qscheme": "per_tensor", "symmetric": True, "is_dynamic": False, "is_scale_quant": True})
 
 
@@ -92,7 +92,7 @@ def odd_specs(dtypes: Iterable[str]) -> Iterator[QTensorConfig]:
         {"qscheme": "per_tensor", "symmetric": True, "is_dynamic": False, "scale_type": "float16"},
         {"qscheme": "per_tensor", "symmetric": True, "is_dynamic": False, "observer_options": {"percentile": "many"}},
         {"qscheme": "per_tensor", "symmetric": True, "is_dynamic": False, "observer_options": {"percentile": None}},
-        {"mx_element_dtype": "int8", "observer_cls": "NoSuchObserver"},
+        {"mx_element_dtype": Dtype.int8, "observer_cls": "NoSuchObserver"},
     )
     for dtype, fields in product(dtypes, odd):
         yield from _tried({"dtype": dtype, **fields})

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from quark.config.enums import Dtype
 from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
 from quark.config.tensor import QTensorConfig
@@ -105,9 +106,9 @@ def _takes(layer: nn.Module, x: Tensor) -> bool:
 
 
 def _int8(*, is_dynamic: bool) -> QTensorConfig:
-    if "int8" not in registered_formats():
-        raise NotApplicableError("the number format int8 of quark-schemes is not installed")
-    return QTensorConfig(dtype="int8", qscheme="per_tensor", symmetric=True, is_dynamic=is_dynamic)
+    if Dtype.int8.name not in registered_formats():
+        raise NotApplicableError("no number format of 8-bit integers is installed")
+    return QTensorConfig(dtype=Dtype.int8, qscheme="per_tensor", symmetric=True, is_dynamic=is_dynamic)
 
 
 def _close(one: Tensor, other: Tensor) -> bool:

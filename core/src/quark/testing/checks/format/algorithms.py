@@ -18,7 +18,8 @@ from quark.testing.checks.format.cases import Case, weight_cases
 from quark.testing.example_specs import SHAPE
 from quark.testing.quiet import quietly
 from quark.testing.subject import Subject
-from quark.torch import LLMTemplate, ModelQuantizer
+from quark.testing.tiny import tiny_template
+from quark.torch import ModelQuantizer
 
 
 class _Block(nn.Module):
@@ -33,7 +34,7 @@ class _Block(nn.Module):
 
 
 class _Model(nn.Module):
-    """One linear layer with the name that it would have in a Llama, for which algorithms have settings."""
+    """One linear layer with the name that it would have in the tiny model, for whose family algorithms have settings."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,14 +54,14 @@ def _scaled_weight_cases(subject: Subject) -> list[Case]:
 
 
 def _roundings(subject: Subject) -> Iterator[tuple[str, AlgoConfig]]:
-    """Registered roundings with settings for a Llama; those that have none are left out."""
+    """Registered roundings with settings for the tiny model's family; those that have none are left out."""
     algorithms, scheme = subject.catalog.algorithms, next(iter(subject.catalog.schemes.names()), "")
     for name in algorithms.names():
         record = algorithms.get(name)
         if record.kind != "rounding" or record.processor is None:
             continue
         try:
-            settings = LLMTemplate.get("llama").get_config(scheme, algorithm=name).algo_config
+            settings = tiny_template().get_config(scheme, algorithm=name).algo_config
         except QuarkError:
             continue
         for one in settings or ():

@@ -18,7 +18,7 @@ from quark.plugins.options import REQUIRED
 from quark.plugins.records import SchemeRecord
 from quark.testing.check import NotApplicableError, check, require
 from quark.testing.subject import Subject
-from quark.torch import LLMTemplate
+from quark.testing.tiny import tiny_template
 
 _NO_OPTION = "an_option_that_no_scheme_has"
 
@@ -92,7 +92,7 @@ def imports_no_torch(subject: Subject) -> None:
 def refuses_unknown_options(subject: Subject) -> None:
     """An option that it does not have is refused, by name."""
     try:
-        LLMTemplate.get("llama").get_config(subject.lookup_name, scheme_options={_NO_OPTION: 1})
+        tiny_template().get_config(subject.lookup_name, scheme_options={_NO_OPTION: 1})
     except ConfigError as error:
         require(_NO_OPTION in str(error), f"refuses an unknown option without naming it: {error}")
     else:
@@ -114,7 +114,7 @@ def lists_its_options(subject: Subject) -> None:
         require(option.help, f"has the option '{option.name}', of which the docstring says nothing under Args")
         same = build(**{option.name: option.default}) == build()
         require(same, f"builds another configuration with {option.name}={option.default!r}, its default, than without it")
-        chosen = LLMTemplate.get("llama").get_config(subject.lookup_name, scheme_options={option.name: option.default})
+        chosen = tiny_template().get_config(subject.lookup_name, scheme_options={option.name: option.default})
         require(chosen.global_quant_config == build(), f"is not reached by {option.name}={option.default!r} through scheme_options")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 import weakref
 from functools import lru_cache
@@ -17,7 +18,7 @@ from torch import Tensor, nn
 from quark.config.describe import effective_bits
 from quark.config.model import QConfig
 from quark.errors import CalibrationError
-from quark.planning.plan import static_activations
+from quark.planning.plan import PlanRow, QuantPlan, static_activations
 from quark.plugins import Catalog
 from quark.plugins.records import SchemeRecord
 from quark.runs import quantize_checkpoint
@@ -25,12 +26,11 @@ from quark.testing.check import NotApplicableError, check, require
 from quark.testing.checks.scheme.tensors import config_of
 from quark.testing.quiet import quietly
 from quark.testing.subject import Subject
-from quark.testing.tiny import calibration_batches, tiny_model, tiny_model_dir
-from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
+from quark.testing.tiny import calibration_batches, tiny_model, tiny_model_dir, tiny_template
+from quark.torch import ModelQuantizer, export_safetensors, import_model_from_safetensors
 
-_LAYER = "model.layers.0.self_attn.q_proj"
 _SHARED_BITS = 0.6
-"""Bits for an element of the tiny model's 256 × 256 layer that scales of tensors and channels, and their zero points, may take."""
+"""Bits for an element of a layer of the tiny model, 256 × 256, that scales of tensors and channels, and their zero points, may take."""
 
 
 @attrs.frozen(eq=False, slots=False)
@@ -51,6 +51,12 @@ class Finished:
         weakref.finalize(self, shutil.rmtree, self.path.parent, ignore_errors=True)
 
 
+def _first_row(finished: Finished) -> PlanRow:
+    """The plan of the first layer that is quantized, in the order of the model."""
+    plan: QuantPlan = finished.model.quark_plan  # type: ignore[assignment]
+    return plan.quantized[0]
+
+
 def _tokens() -> list[Tensor]:
     return calibration_batches(2, 32)
 
@@ -61,7 +67,7 @@ def _logits(model: nn.Module) -> Tensor:
 
 
 def _model_config(subject: Subject, **parts: Any) -> QConfig:
-    return LLMTemplate.get("llama").get_config(subject.lookup_name, **parts)
+    return tiny_template().get_config(subject.lookup_name, **parts)
 
 
 def _finished(subject: Subject) -> Finished:
@@ -72,7 +78,7 @@ def _finished(subject: Subject) -> Finished:
 def _quantized(name: str, plugins: Catalog, revision: object) -> Finished:
     """Quantize and export once for all checks of a scheme."""
     with quietly():
-        config = LLMTemplate.get("llama").get_config(name)
+        config = tiny_template().get_config(name)
         model: nn.Module = ModelQuantizer(config).quantize_model(tiny_model(torch.bfloat16), _tokens())
         finished = Finished(model, _logits(model), Path(mkdtemp(prefix="quark-conformance-")) / "memory")
         export_safetensors(model, finished.path)
@@ -125,14 +131,16 @@ def stores_its_effective_bits(subject: Subject) -> None:
     said = effective_bits(weight, lambda name: float(formats.get(name).bits))
     if said is None:
         raise NotApplicableError("it leaves weights float")
-    stored, elements = 0, 256 * 256
-    for file in _finished(subject).path.glob("*.safetensors"):
+    finished = _finished(subject)
+    row = _first_row(finished)
+    stored = 0
+    for file in finished.path.glob("*.safetensors"):
         with safe_open(file, "pt") as tensors:
             for name in tensors.keys():  # noqa: SIM118 - no mapping
-                if name.startswith(f"{_LAYER}.weight"):
+                if name.startswith(f"{row.name}.weight"):
                     tensor = tensors.get_tensor(name)
                     stored += tensor.numel() * tensor.element_size() * 8
-    bits = stored / elements
+    bits = stored / math.prod(row.shape)
     require(said <= bits * 1.001 and bits <= said + _SHARED_BITS, f"stores {bits:.4g} bits for an element, and listings say {said:.4g}")
 
 
@@ -149,11 +157,12 @@ def calibrates_static_activations(subject: Subject) -> None:
         pass
     else:
         require(False, "has static input scales, and runs without calibration data")
-    quantized: Any = _finished(subject).model.get_submodule(_LAYER)
-    module = quantized.input_quantizer
+    finished = _finished(subject)
+    name = _first_row(finished).name
+    module: Any = finished.model.get_submodule(name).input_quantizer
     # Nothing that is quantized lies before the first layer, so that its input is the float model's.
     observer, model = module.quantizer.observer(), tiny_model(torch.bfloat16)
-    hook = model.get_submodule(_LAYER).register_forward_pre_hook(lambda _, args: observer.observe(args[0]))
+    hook = model.get_submodule(name).register_forward_pre_hook(lambda _, args: observer.observe(args[0]))
     _logits(model)
     hook.remove()
     wanted, seen = module.quantizer.qparams_from(observer).scale.float(), module.qparams.scale.float()
@@ -168,12 +177,13 @@ def serves_parts_of_attention(subject: Subject) -> None:
     """A cache or attention in this scheme, where its record offers one, is quantized, exported and loaded to the same logits."""
     record = subject.record
     assert isinstance(record, SchemeRecord)
-    parts = {f"{part}_scheme": subject.lookup_name for part in ("kv_cache", "attention") if getattr(record, part) is not None}
+    offered = {"kv_cache_scheme": record.kv_cache, "attention_scheme": record.attention}
+    parts = [part for part, reference in offered.items() if reference is not None]
     if not parts:
         raise NotApplicableError("its record offers neither kv_cache nor attention")
-    for part, name in parts.items():
+    for part in parts:
         with quietly(), TemporaryDirectory(prefix="quark-conformance-") as directory:
-            config = _model_config(subject, **{part: name})
+            config = _model_config(subject, **{part: subject.lookup_name})
             model = ModelQuantizer(config).quantize_model(tiny_model(torch.bfloat16), _tokens())
             export_safetensors(model, Path(directory) / "out")
             logits = _logits(model)
