@@ -84,8 +84,8 @@ def _tuple_option() -> QLayerConfig:
     return QLayerConfig(weight=build().weight.set(observer_options={"percentile": (1, 2)}))  # type: ignore[union-attr]
 
 
-def _groups_of_100() -> QLayerConfig:
-    return build(100)
+def _biases() -> QLayerConfig:
+    return QLayerConfig(bias=cache())
 
 
 def _static_of_shared_state() -> QLayerConfig:
@@ -172,7 +172,7 @@ MUTANTS = (
     with_format("serves_activations", "wants at least one row", broken_formats.RefusesEmpty(), _own_inputs),
     with_format("refuses_groups_that_do_not_divide", "accepts any shape", NoShapeError()),
     mutant("shares_global_scales_that_are_there", "has no scale to share", shares_global_scale=True),
-    mutant("quantizes_a_model", "has groups that divide no layer", _groups_of_100),
+    mutant("quantizes_a_model", "quantizes biases alone, of which the model has none", _biases),
     with_format("loads_to_the_same_logits", "loses the last code of long rows", format_mutants.with_packing(LosesLongRows())),
     mutant("streams_to_the_same_bytes", "builds another configuration each time", _alternating),
     with_format("stores_its_effective_bits", "stores a byte for four bits", format_mutants.with_packing(Packing())),

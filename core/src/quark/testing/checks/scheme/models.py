@@ -16,6 +16,7 @@ from safetensors import safe_open
 from torch import Tensor, nn
 
 from quark.config.describe import effective_bits
+from quark.config.layer import levels
 from quark.config.model import QConfig
 from quark.errors import CalibrationError
 from quark.planning.plan import PlanRow, QuantPlan, static_activations
@@ -29,6 +30,7 @@ from quark.testing.subject import Subject
 from quark.testing.tiny import calibration_batches, tiny_model, tiny_model_dir, tiny_template
 from quark.torch import ModelQuantizer, export_safetensors, import_model_from_safetensors
 
+_WIDTH = 128
 _SHARED_BITS = 0.6
 """Bits for an element of a layer of the tiny model, 256 × 256, that scales of tensors and channels, and their zero points, may take."""
 
@@ -71,6 +73,15 @@ def _model_config(subject: Subject, **parts: Any) -> QConfig:
 
 
 def _finished(subject: Subject) -> Finished:
+    """The finished model of the scheme.
+
+    Raises:
+        NotApplicableError: The scheme's groups are too wide for the tiny model.
+    """
+    layer = config_of(subject)
+    sizes = [level.group_size or 1 for spec in (layer.weight, layer.input_tensors) for level in levels(spec)]
+    if wide := [size for size in sizes if size > 0 and _WIDTH % size]:
+        raise NotApplicableError(f"its groups of {wide[0]} do not divide the tiny model's layers, whose widths are multiples of {_WIDTH}")
     return _quantized(subject.lookup_name, subject.catalog, subject.catalog.schemes.revision)
 
 
