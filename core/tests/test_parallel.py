@@ -13,7 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from quark.parallel import one_thread, parallel_map, row_slices
+from quark.parallel import SMALL, coarsely, one_thread, parallel_map, row_slices
 
 
 @pytest.fixture(autouse=True)
@@ -122,3 +122,28 @@ if child:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", program], timeout=120, check=False, env=environment, capture_output=True)
     assert (done.returncode, done.stderr) == (0, b"")
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_coarsely_operations_take_one_thread_and_parallel_map_takes_all(threads: int) -> None:
+    torch.set_num_threads(threads)
+    together = threading.Barrier(threads, timeout=20)  # broken, and so an error, where fewer threads take the items
+
+    def work(_: int) -> tuple[int, list[int]]:
+        together.wait()
+        return torch.get_num_threads(), parallel_map(lambda _: threading.get_ident(), range(3))
+
+    with coarsely(100):
+        assert torch.get_num_threads() == 1
+        results = parallel_map(work, range(threads))
+        assert torch.get_num_threads() == 1
+    assert torch.get_num_threads() == threads
+    for inside, nested in results:
+        assert inside == 1
+        assert len(set(nested)) == 1  # a call inside of an item stays in its thread
+
+
+def test_coarsely_changes_nothing_for_large_matrices() -> None:
+    torch.set_num_threads(2)
+    with coarsely(SMALL + 1):
+        assert torch.get_num_threads() == 2

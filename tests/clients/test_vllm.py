@@ -1,94 +1,129 @@
-"""vLLM loads our exports with its strict check for missing tensors, and generates what our own simulation generates.
+"""vLLM loads our exports with its strict check for missing tensors, and computes what our own simulation computes.
 
 Run with ``make clients VLLM_PYTHON=/path/to/python`` of an environment with vLLM; quark need not be installed there.
+
+vLLM continues some texts, and gives its log-probabilities of every token at every position. They are compared with those of our simulation
+over the same tokens (teacher forcing), in which what vLLM's CPU kernels are known to do otherwise is built in (`vllm_on_cpu`). Kernels and
+simulation round at the same places in other orders, and quantized activations amplify such differences: at the edge of a step, the last bit
+of a bfloat16 decides which code is taken. How much is measured on the simulation alone, in bfloat16 and in float32.
 """
 
-import json
-import os
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from torch import nn
-from transformers import AutoModelForCausalLM, Qwen3Config
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM, Phi3Config, Qwen3Config
 
 from quark.testing.tiny import calibration_batches, tiny_model, tiny_tokenizer
-from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
+from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors
 
-pytestmark = pytest.mark.clients
-CODE = """
-import json, sys
-def main():
-    from vllm import LLM, SamplingParams
-    llm = LLM(model=sys.argv[1], dtype="bfloat16", kv_cache_dtype=sys.argv[2], enforce_eager=True, max_model_len=256,
-              model_loader_extra_config={"enable_weights_track": True})
-    found = llm.generate(json.loads(sys.argv[3]), SamplingParams(temperature=0, max_tokens=24))
-    print("RESULT" + json.dumps([[list(f.prompt_token_ids), list(f.outputs[0].token_ids)] for f in found]))
-if __name__ == "__main__":
-    main()
+from .vllm_on_cpu import generate, run, simulated, toward_zero
+
+pytestmark = [pytest.mark.clients, pytest.mark.timeout(1600)]
+FARTHER = 2.0
+"""How much farther from the simulation in float32 vLLM may be than the simulation in bfloat16, in Kullback-Leibler divergence.
+
+1 is expected, since both round as often and as coarsely; the mean is over about 95 positions. Seen are 0.06 (in float16) to 1. Against a
+simulation that rounds the cache to nearest, which vLLM's CPU kernel does not, the ratio is 2.3 (ptpc_fp8) to 13 (int4_wo_128)."""
+SURE = 4 * 2**0.5
+"""Choices are compared where the best token leads by that many times the root mean square of the differences between the simulation in
+bfloat16 and in float32: a difference of two log-probabilities has √2 times their error, and four times that is beyond 95 positions."""
+DTYPES = {"int4_wo_128": torch.float16, "uint4_wo_64": torch.float16, "int8": torch.bfloat16, "ptpc_fp8": torch.bfloat16}
+"""The dtype in which vLLM runs. In bfloat16 its 4-bit kernel for CPUs with AMX would round the activations too."""
+_ATTEND_TO_ONE = """
+import sys, torch
+from safetensors.torch import load_file, save_file
+from vllm.platforms import current_platform
+current_platform.import_kernels()
+from vllm import _custom_ops as ops
+value = load_file(sys.argv[1])["value"]  # [heads, 64]
+heads, width = value.shape
+caches = torch.zeros(1, heads, 64, width, dtype=torch.uint8).chunk(2, dim=2)
+token = value.half()[None]
+ops.cpu_attn_reshape_and_cache(token, token, *caches, torch.zeros(1, dtype=torch.int64), "vec", 1.0, 1.0, "fp8")
+starts, lengths = torch.tensor([0, 1], dtype=torch.int32), torch.tensor([1], dtype=torch.int32)
+plan = ops.cpu_attn_get_scheduler_metadata(
+    1, heads, heads, width, lengths, torch.float16, starts, True, -1, "vec", False, None, "fp8"
+)
+out = torch.empty_like(token)
+ops.cpu_attention_with_kv_cache(
+    torch.zeros_like(token), *caches, out, starts, lengths, 1.0, True, None, -1, torch.zeros(1, 1, dtype=torch.int32), 0.0, plan, None,
+    None, 1.0, 1.0, "fp8"
+)
+save_file({"cached": out[0].float()}, sys.argv[2])
 """
-PROMPTS = ["And God said, Let there be", "In the beginning", "PATIENCE, n."]
-GAPS = {"auto": 0.125, "fp8": 0.75}
-"""Largest difference, in nats, between our best token and vLLM's choice after the same words, by cache. Its kernels compute in bfloat16 and
-round int8 activations anew; the largest seen is 0.063. With an FP8 cache of the same keys and values that our simulation rounds, behind the
-rotary embedding, the largest seen is 0.47."""
-MEAN_GAPS = {"auto": 0.01, "fp8": 0.03}
-"""Mean of these differences over all generated tokens. The largest seen with an FP8 cache is 0.016; with the scale of other keys than those
-that are cached, 34 of 72 choices were the same, and single differences were 7."""
-AGREE = 0.9
-"""Share of tokens on which both choose the same. One case does not reach it: ptpc_fp8 with an FP8 cache, 63 of 72, unexplained."""
 
 
-def generated(directory: Path, cache: str) -> list[list[list[int]]]:
-    """What vLLM generates: prompt and new tokens of each prompt."""
-    python = os.environ.get("VLLM_PYTHON")
-    if not python:
-        pytest.skip("VLLM_PYTHON names no interpreter with vLLM")
-    environ = {
-        **{k: v for k, v in os.environ.items() if k != "PYTHONPATH"},
-        "VLLM_LOGGING_LEVEL": "ERROR",
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "HF_HUB_OFFLINE": "1",
-    }
-    script = directory.parent / "generate.py"
-    script.write_text(CODE)
-    command = [python, str(script), str(directory), cache, json.dumps(PROMPTS)]
-    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=1500, check=False)
-    lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT")]
-    assert lines, done.stderr[-3000:]
-    return json.loads(lines[0].removeprefix("RESULT"))
+def test_vllm_on_a_cpu_rounds_what_it_caches_toward_zero(tmp_path: Path) -> None:
+    """Attention over a single token gives its value as it was cached. Where this fails, vLLM may have come to round to nearest."""
+    magnitudes = torch.exp2(torch.linspace(-10, 8.7, 512)).half().float()
+    value = torch.cat([magnitudes, -magnitudes]).reshape(16, 64)
+    save_file({"value": value}, tmp_path / "in")
+    run(_ATTEND_TO_ONE, tmp_path, str(tmp_path / "in"), str(tmp_path / "out"))
+    assert torch.equal(load_file(tmp_path / "out")["cached"], toward_zero(value))
 
 
-@pytest.mark.timeout(1600)
 @pytest.mark.parametrize("cache", ["auto", "fp8"])
-@pytest.mark.parametrize("scheme", ["int4_wo_128", "uint4_wo_64", "int8", "ptpc_fp8"])
-def test_vllm_loads_and_generates(scheme: str, cache: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("scheme", DTYPES)
+def test_vllm_computes_what_our_simulation_computes(scheme: str, cache: str, tmp_path: Path) -> None:
     config = LLMTemplate.get("llama").get_config(scheme=scheme, kv_cache_scheme="fp8" if cache == "fp8" else None)
-    model = ModelQuantizer(config).quantize_model(tiny_model(torch.bfloat16), calibration_batches(2, 128))
-    generates_what_ours_would(model, cache, tmp_path)
+    export(ModelQuantizer(config).quantize_model(tiny_model(torch.bfloat16), calibration_batches(2, 128)), tmp_path / "out")
+    is_computed_by_vllm(tmp_path / "out", cache, DTYPES[scheme])
 
 
-@pytest.mark.timeout(1600)
+@pytest.mark.xfail(
+    torch.cpu._is_amx_tile_supported(),
+    reason="vLLM 0.32's 4-bit kernel for CPUs with AMX asserts a name of zero points (w_zp_name), which symmetric weights have not",
+    strict=True,
+)
+def test_vllm_loads_symmetric_4_bit_weights_in_bfloat16(tmp_path: Path) -> None:
+    export(ModelQuantizer(LLMTemplate.get("llama").get_config("int4_wo_128")).quantize_model(tiny_model(torch.bfloat16)), tmp_path / "out")
+    generate(tmp_path / "out", "auto", torch.bfloat16)
+
+
 def test_keys_behind_a_norm_have_the_scale_of_what_is_cached(tmp_path: Path) -> None:
-    """The norm makes keys ten times as large; cached with the scale of what the projection gives, nearly all of them would saturate.
-
-    With that scale (``kv_cache_post_rope=False``) the largest gap was 7 nats, and 34 of 72 tokens were the same.
-    """
+    """The norm makes keys ten times as large; cached with the scale of what the projection gives, nearly all of them would saturate."""
     config = LLMTemplate.get("qwen3").get_config(scheme="int8", kv_cache_scheme="fp8")
-    model = ModelQuantizer(config).quantize_model(with_norms_of_heads(), calibration_batches(2, 128))
-    generates_what_ours_would(model, "fp8", tmp_path)
+    export(ModelQuantizer(config).quantize_model(with_norms_of_heads(), calibration_batches(2, 128)), tmp_path / "out")
+    is_computed_by_vllm(tmp_path / "out", "fp8", torch.bfloat16)
+
+
+def test_keys_and_values_of_a_fused_projection_have_the_scales_of_what_is_cached(tmp_path: Path) -> None:
+    config = LLMTemplate.get("phi3").get_config(scheme="uint4_wo_64", kv_cache_scheme="fp8")
+    config.separate_kv_scales = True
+    export(ModelQuantizer(config).quantize_model(with_fused_projections(), calibration_batches(2, 128)), tmp_path / "out")
+    is_computed_by_vllm(tmp_path / "out", "fp8", torch.float16)
+
+
+def export(model: nn.Module, out: Path) -> None:
+    export_safetensors(model, out)
+    tiny_tokenizer().save_pretrained(out)
+
+
+def is_computed_by_vllm(directory: Path, cache: str, dtype: torch.dtype) -> None:
+    """Compare vLLM with the simulation of an export, over texts that vLLM continues; ``dtype`` is that of vLLM's activations."""
+    texts = generate(directory, cache, dtype)
+    exact, coarse = (simulated(directory, texts, precision, dtype) for precision in (torch.float32, torch.bfloat16))
+    distance, of_bfloat16 = divergence(texts.logprobs, exact), divergence(coarse, exact)
+    assert distance <= FARTHER * of_bfloat16
+    best, second = exact.topk(2, dim=-1).values.T
+    sure = best - second > SURE * (coarse - exact).square().mean().sqrt()
+    assert sure.sum() > len(sure) / 4
+    assert torch.equal(texts.logprobs.argmax(-1)[sure], exact.argmax(-1)[sure])
+
+
+def divergence(logprobs: Tensor, reference: Tensor) -> float:
+    """Return the Kullback-Leibler divergence of log-probabilities from others, in nats, mean over positions."""
+    return float((logprobs.exp() * (logprobs - reference)).sum(-1).mean())
 
 
 def with_norms_of_heads() -> nn.Module:
     """The bundled model as a Qwen3: queries and keys have norms."""
     tiny = tiny_model(torch.bfloat16)
-    names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
-    others = ("head_dim", "max_position_embeddings", "tie_word_embeddings", "rms_norm_eps", "bos_token_id", "eos_token_id")
-    found: Any = tiny.config
-    config = Qwen3Config(pad_token_id=found.pad_token_id, **{name: getattr(found, name) for name in (*names, *others)})
-    model: Any = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+    model: Any = AutoModelForCausalLM.from_config(Qwen3Config(**sizes(tiny, "head_dim")), dtype=torch.bfloat16).eval()
     assert all("_norm" in name for name in model.load_state_dict(tiny.state_dict(), strict=False).missing_keys)
     for block in model.model.layers:
         block.self_attn.k_norm.weight.data *= 10
@@ -96,18 +131,20 @@ def with_norms_of_heads() -> nn.Module:
     return model  # type: ignore[no-any-return]
 
 
-def generates_what_ours_would(model: nn.Module, cache: str, folder: Path) -> None:
-    """Export ``model``, generate from the export, and compare with what our simulation of it would generate after the same words."""
-    export_safetensors(model, folder / "out")
-    tiny_tokenizer().save_pretrained(folder / "out")
-    ours = import_model_from_safetensors(None, folder / "out")
-    all_gaps = []
-    for prompt, new in generated(folder / "out", cache):
-        with torch.no_grad():
-            logits = ours(torch.tensor([prompt + new])).logits.float().log_softmax(-1)[0, len(prompt) - 1 : -1]
-        chosen = logits.gather(1, torch.tensor(new)[:, None])[:, 0]
-        gaps = logits.amax(1) - chosen
-        assert gaps.max() <= GAPS[cache]
-        all_gaps += gaps.tolist()
-    assert sum(all_gaps) <= MEAN_GAPS[cache] * len(all_gaps)
-    assert sum(gap == 0 for gap in all_gaps) >= AGREE * len(all_gaps)
+def with_fused_projections() -> nn.Module:
+    """The bundled model as a Phi-3: one matrix for queries, keys and values, and one for gate and up."""
+    tiny = tiny_model(torch.bfloat16)
+    model: Any = AutoModelForCausalLM.from_config(Phi3Config(**sizes(tiny)), dtype=torch.bfloat16).eval()
+    state = dict(tiny.state_dict())
+    for i in range(len(model.model.layers)):
+        for fused, parts in (("self_attn.qkv", ("self_attn.q", "self_attn.k", "self_attn.v")), ("mlp.gate_up", ("mlp.gate", "mlp.up"))):
+            weights = [state.pop(f"model.layers.{i}.{part}_proj.weight") for part in parts]
+            state[f"model.layers.{i}.{fused}_proj.weight"] = torch.cat(weights)
+    model.load_state_dict(state)
+    return model  # type: ignore[no-any-return]
+
+
+def sizes(model: Any, *more: str) -> dict[str, Any]:
+    names = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
+    others = ("max_position_embeddings", "tie_word_embeddings", "rms_norm_eps", "bos_token_id", "eos_token_id", "pad_token_id")
+    return {name: getattr(model.config, name) for name in (*names, *others, *more)}

@@ -24,7 +24,7 @@ from transformers import (
 
 from quark.cli.main import main
 from quark.config.model import QConfig
-from quark.errors import CalibrationError, CheckpointError, ConfigError, UnsupportedError
+from quark.errors import CalibrationError, CheckpointError, UnsupportedError
 from quark.hf.attention_switch import switch_attention
 from quark.modules import QuantizerModule
 from quark.testing.tiny import calibration_batches, held_out_text, tiny_model, tiny_model_dir
@@ -108,7 +108,7 @@ def test_the_bundled_model_reloads_to_the_same_logits(options: dict[str, Any], d
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS.keys())
-@pytest.mark.parametrize("family", ["qwen3", "gemma2"])
+@pytest.mark.parametrize("family", ["qwen3", "gemma2", "phi3", "gpt_neox"])
 def test_other_families_reload_to_the_same_logits(family: str, options: dict[str, Any], tmp_path: Path) -> None:
     reloads(quantized(small(family), family, **options), tmp_path / "out")
 
@@ -276,9 +276,27 @@ def test_another_implementation_of_attention_is_refused_with_the_cure() -> None:
         ModelQuantizer(asked(**PROBABILITIES)).quantize_model(model, [IDS])
 
 
-def test_a_fused_projection_has_no_keys_of_its_own() -> None:
-    with pytest.raises(ConfigError, match=r"'model\.layers\.0\.self_attn\.qkv_proj' feeds the cache"):
-        ModelQuantizer(asked("phi3", **KEYS)).plan(small("phi3"))
+@pytest.mark.parametrize("separate", [False, True])
+def test_scales_of_a_fused_projection_are_of_the_keys_and_values_that_are_cached(separate: bool, tmp_path: Path) -> None:
+    """Under the names that vLLM and SGLang read: they know no scale of ``qkv_proj``'s output."""
+    config = asked("phi3", kv_cache_scheme="fp8")
+    config.separate_kv_scales = separate
+    float_model = small("phi3")
+    with torch.no_grad():
+        cache = float_model(IDS, use_cache=True).past_key_values
+    export_safetensors(ModelQuantizer(config).quantize_model(float_model, [IDS]), tmp_path / "out")
+    stored = load_file(tmp_path / "out" / "model.safetensors")
+    assert not [name for name in stored if "output" in name]
+    for i in range(config_layers(float_model)):
+        largest = [float(x.abs().max()) / 448 for x in (cache.layers[i].keys, cache.layers[i].values)]
+        found = [float(stored[f"model.layers.{i}.self_attn.{name}_scale"]) for name in "kv"]
+        assert found == pytest.approx(largest if separate else [max(largest)] * 2, rel=1e-5)
+
+
+def test_a_fused_projection_as_amd_quark_rounds_it_reloads(tmp_path: Path) -> None:
+    model = quantized(small("phi3"), "phi3", kv_cache_scheme="fp8", kv_cache_post_rope=False)
+    reloads(model, tmp_path / "out")
+    assert BLOCK + "qkv_proj.output_scale" in load_file(tmp_path / "out" / "model.safetensors")
 
 
 def test_the_command_line_quantizes_attention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

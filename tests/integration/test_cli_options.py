@@ -13,26 +13,14 @@ from typer.testing import CliRunner
 
 import quark.runs
 from quark.cli.demo_run import Bench, Refusal
-from quark.cli.main import main, program
+from quark.cli.main import program
 from quark.hf.dtype_and_device import torch_dtype
 from quark.hf.skeleton import meta_model
 from quark.runs.run import plan_run
-from quark.testing.tiny import held_out_text, tiny_model_dir
+from quark.testing.tiny import tiny_model_dir
 from quark.version import VERSION
 
-
-def run(*arguments: object, monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr("sys.argv", ["quark", *map(str, arguments)])
-    with pytest.raises(SystemExit) as done:
-        main()
-    return int(done.value.code or 0)
-
-
-@pytest.fixture
-def text(tmp_path: Path) -> Path:
-    path = tmp_path / "calib.txt"
-    path.write_text(held_out_text()[:20_000], encoding="utf-8")
-    return path
+from .program import run
 
 
 @pytest.fixture

@@ -10,23 +10,9 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from quark.cli.main import main
-from quark.testing.tiny import held_out_text, tiny_model_dir
+from quark.testing.tiny import tiny_model_dir
 
-
-def run(*arguments: object, monkeypatch: pytest.MonkeyPatch) -> int:
-    """Exit code of the program with these arguments."""
-    monkeypatch.setattr("sys.argv", ["quark", *map(str, arguments)])
-    with pytest.raises(SystemExit) as done:
-        main()
-    return int(done.value.code or 0)
-
-
-@pytest.fixture
-def text(tmp_path: Path) -> Path:
-    path = tmp_path / "calib.txt"
-    path.write_text(held_out_text()[:20_000], encoding="utf-8")
-    return path
+from .program import run
 
 
 @pytest.fixture

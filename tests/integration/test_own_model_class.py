@@ -13,13 +13,14 @@ import pytest
 import torch
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM
 
-from quark.cli.main import main
 from quark.errors import AmbiguousNameError, CheckpointError, PluginError
 from quark.hf.model_config import model_config
 from quark.plugins import Catalog, using
 from quark.plugins.discovery import Settings, discover
 from quark.testing.tiny import tiny_model_dir
 from quark.torch import import_model_from_safetensors
+
+from .program import run
 
 FAMILY = "nova_trunk"
 PLUGIN = """
@@ -38,6 +39,7 @@ def quark_register_templates():
 """
 MODELING = """
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
 
 class NovaConfig(LlamaConfig):
     model_type = "nova_trunk"
@@ -86,13 +88,6 @@ def checkpoint(tmp_path: Path) -> Path:
 def of_family(folder: Path) -> None:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"model_type": FAMILY, "architectures": ["NovaForCausalLM"]}))
-
-
-def run(*arguments: object, monkeypatch: pytest.MonkeyPatch) -> int:
-    monkeypatch.setattr("sys.argv", ["quark", *map(str, arguments)])
-    with pytest.raises(SystemExit) as done:
-        main()
-    return int(done.value.code or 0)
 
 
 @pytest.mark.parametrize("options", [(), ("--dry-run",)], ids=["to the end", "its plan"])

@@ -14,6 +14,7 @@ import quark
 from quark.config.model import QConfig
 from quark.errors import ConfigError
 from quark.modules import counts_as
+from quark.planning.plan import make_plan
 from quark.plugins import Catalog, LayerTypeRecord, Source, documented_object, hookimpl, using
 from quark.plugins.discovery import discover
 from quark.runs import ModelQuantizer
@@ -43,7 +44,7 @@ def test_it_stays_float_where_nobody_registers_it() -> None:
 
 def test_it_is_planned_as_a_linear_layer(third_party: Catalog) -> None:
     plan = ModelQuantizer(config()).plan(Model())
-    assert [(row.name, row.module_type, row.shape) for row in plan.quantized] == [("up", "Linear", (96, 64)), ("down", "Linear", (64, 96))]
+    assert [(row.name, row.layer_type, row.shape) for row in plan.quantized] == [("up", "linear", (96, 64)), ("down", "linear", (64, 96))]
 
 
 @pytest.mark.parametrize("scheme", ["int4_wo_32", "fp8", "mxfp4_weight_only"])
@@ -92,3 +93,27 @@ def test_a_quantized_class_that_is_none_is_named(third_party: Catalog) -> None:
         catalog.add(Wrong(), Source("wrong-quant", "1.0", entry_point="wrong"))
         with pytest.raises(Exception, match=r"wrong.*subclass of quark\.modules\.layers\.QuantizedLayer"):
             ModelQuantizer(config()).quantize_model(Model())
+
+
+class Linear(nn.Module):
+    """Another class of the name of torch's."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4, 4))
+
+
+def test_a_row_is_planned_under_the_registered_name_whatever_the_classes_are_called() -> None:
+    class Own:
+        @hookimpl
+        def quark_register_layer_types(self) -> list[LayerTypeRecord]:
+            return [LayerTypeRecord(name="own_linear", layer=f"{__name__}:Linear", quantized="third_party.gated:QuantGated")]
+
+    with using(Catalog(discover())) as catalog:
+        catalog.add(Own(), Source("own-quant", "1.0", entry_point="own"))
+        rows = make_plan(nn.Sequential(Linear(), nn.Linear(4, 4), nn.Embedding(4, 4)), config("fp8")).rows
+        assert [(row.layer_type, row.is_linear, row.is_lookup) for row in rows] == [
+            ("own_linear", False, False),
+            ("linear", True, False),
+            ("embedding", False, True),
+        ]

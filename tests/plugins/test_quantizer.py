@@ -10,7 +10,9 @@ import torch
 from torch import Tensor
 
 from quark.config.tensor import QTensorConfig
-from quark.quantizers import TensorQuantizer, WeightGrid, quantizer_for
+from quark.errors import PluginError
+from quark.quantizers import QParams, TensorQuantizer, WeightGrid, quantizer_for
+from quark.quantizers.self_check import refuse_broken
 from quark.testing.tiny import calibration_batches, tiny_model
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
 
@@ -64,6 +66,22 @@ def test_a_model_is_exported_and_reads_back_to_the_bit(algorithm: str | list[str
     tokens = calibration_batches(1, 32)[0]
     with torch.no_grad():
         assert torch.equal(loaded(tokens).logits, model(tokens).logits)
+
+
+def test_an_outer_scale_for_parts_of_a_row_is_refused_before_any_work() -> None:
+    sound = quantizer()
+    half = QParams(torch.ones(16, 2), None, torch.ones(16, 2))
+
+    class ByHalves(type(sound)):  # type: ignore[misc]
+        def find_qparams(self, x: Tensor, shared: Any = None) -> QParams:
+            return half
+
+        def empty_qparams(self, shape: tuple[int, ...], device: str) -> QParams:
+            return half
+
+    refuse_broken(sound, activation=False)
+    with pytest.raises(PluginError, match=r"third_row_scaled.* an outer scale of shape \[16, 2\] .* parts of a row cannot"):
+        refuse_broken(ByHalves(*sound.levels), activation=False)
 
 
 def test_gptq_comes_nearer_to_the_float_model_than_round_to_nearest() -> None:

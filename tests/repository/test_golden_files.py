@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import json
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -23,14 +22,8 @@ def manifest() -> dict:
 
 
 @pytest.fixture(scope="module")
-def script(manifest: dict) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("record_golden", ROOT / manifest["script"])
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+def script(manifest: dict, load_script: Callable[[str], ModuleType]) -> ModuleType:
+    return load_script(manifest["script"])
 
 
 def test_every_file_has_the_hash_of_the_manifest(manifest: dict, script: ModuleType) -> None:

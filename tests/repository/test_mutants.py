@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -15,14 +14,8 @@ SOURCE = "def double(x):\n    return 2 * x\n"
 
 
 @pytest.fixture(scope="module")
-def runner() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("mutants", ROOT / "tools" / "mutants" / "__main__.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+def runner(load_script: Callable[[str], ModuleType]) -> ModuleType:
+    return load_script("tools/mutants/__main__.py")
 
 
 @pytest.fixture

@@ -1,4 +1,8 @@
-"""Core does not test names of modules: what is attention, an expert or a norm is a fact of an `Architecture`, or inferred in one module."""
+"""Core has no list that a third party would have to edit.
+
+It does not test names of modules: what is attention, an expert or a norm is a fact of an `Architecture`, or inferred in one module. Its
+vocabularies accept names of a vendor's own. It does not ask of which class a granularity is.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +12,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+from quark.config.tensor import QTensorConfig
+from quark.plugins import FormatRecord
+from quark.quantizers import Granularity
 
 CORE = Path(__file__).parents[2] / "core" / "src" / "quark"
 NAMES = re.compile(r"expert|_proj\b|[Nn]orm\b|attn|attention|lm_head|embed|router|mlp|\bln_")
@@ -92,3 +100,39 @@ def test_core_tests_no_name_of_a_module_outside_inference() -> None:
     assert INFERENCE in found, "the test sees nothing: inference is by names"
     assert {name: tests for name, tests in found.items() if name not in {INFERENCE, *ALLOWED}} == {}
     assert ALLOWED.keys() <= found.keys(), "what is allowed is there no more"
+
+
+@pytest.mark.parametrize("name", ["acme.diagonal", "acme-quant.per_row_pair"])
+def test_vocabularies_accept_names_of_a_vendors_own(name: str) -> None:
+    spec = QTensorConfig(dtype="acme_nf3", qscheme=name, scale_format="acme_e3m0")
+    assert QTensorConfig.from_dict(spec.to_dict()) == spec
+    assert FormatRecord(name="acme_nf3", bits=3, format="acme:X", capabilities=[name]).capabilities == {name}
+
+
+@pytest.mark.parametrize("name", ["diagonal", "acme.", ".diagonal", "acme.a.b", "acme/diagonal"])
+def test_vocabularies_refuse_other_names(name: str) -> None:
+    with pytest.raises(ValueError, match=r"a number format's own, 'vendor\.name'"):
+        QTensorConfig(dtype="int8", qscheme=name)
+    with pytest.raises(ValueError, match=r"a vendor's own, 'vendor\.name'"):
+        FormatRecord(name="acme_nf3", bits=3, format="acme:X", capabilities=[name])
+
+
+GRANULARITIES = {cls.__name__ for cls in Granularity.__subclasses__() if cls.__module__.startswith("quark.")} - {"PerTensor"}
+"""Core's classes of granularities but the one that spans a tensor, of which there can be one only."""
+
+
+def class_tests(source: str) -> list[int]:
+    """Lines that test whether something is a granularity of one class."""
+    calls = (node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.Call) and len(node.args) == 2)
+    tests = (c for c in calls if isinstance(c.func, ast.Name) and c.func.id in {"isinstance", "issubclass"})
+    return [c.lineno for c in tests if GRANULARITIES & {n.id for n in ast.walk(c.args[1]) if isinstance(n, ast.Name)}]
+
+
+def test_tests_of_granularities_are_seen() -> None:
+    assert len(GRANULARITIES) >= 4
+    assert class_tests("if isinstance(granularity, PerBlock | PerGroup): pass") == [1]
+
+
+def test_core_asks_no_granularity_for_its_class() -> None:
+    tests = {path.relative_to(CORE).as_posix(): class_tests(path.read_text(encoding="utf-8")) for path in sorted(CORE.rglob("*.py"))}
+    assert {name: lines for name, lines in tests.items() if lines} == {}

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import ast
-import importlib.util
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
@@ -28,14 +27,8 @@ def f(): ...
 
 
 @pytest.fixture(scope="module")
-def tool() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("public_names", ROOT / "tools" / "public_names.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module
-    spec.loader.exec_module(module)
-    return module
+def tool(load_script: Callable[[str], ModuleType]) -> ModuleType:
+    return load_script("tools/public_names.py")
 
 
 def test_definitions_and_explicit_re_exports_are_public(tool: ModuleType) -> None:

@@ -70,7 +70,7 @@ class ObjectRef:
     target: Any
 
     def load(self) -> Any:
-        """The object."""
+        """Return the object."""
         return self.target
 
     def __str__(self) -> str:

@@ -17,7 +17,7 @@ class _StderrUnlessConfigured(logging.Handler):
 
 
 def get_logger(name: str = "quark") -> logging.Logger:
-    """The logger of that name below ``quark``; the first call gives ``quark`` its handler."""
+    """Return the logger of that name below ``quark``; the first call gives ``quark`` its handler."""
     root = logging.getLogger("quark")
     if not any(isinstance(h, _StderrUnlessConfigured) for h in root.handlers):
         root.addHandler(_StderrUnlessConfigured())

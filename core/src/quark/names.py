@@ -6,7 +6,7 @@ import difflib
 import re
 from collections.abc import Iterable
 
-__all__ = ["NAME_RULE", "closest", "fold_names", "folded", "is_valid_name", "without_numbers"]
+__all__ = ["NAME_RULE", "closest", "fold_names", "folded", "is_valid_name", "is_vendor_name", "without_numbers"]
 
 NAME_RULE = "lower-case letters and digits, in parts joined by '_' or '-'"
 _NAME = re.compile(r"[a-z0-9]+([_-][a-z0-9]+)*")
@@ -16,7 +16,7 @@ _Part = str | tuple[int, ...]
 
 
 def is_valid_name(name: object) -> bool:
-    """Whether ``name`` is a string that follows `NAME_RULE`.
+    """Return whether ``name`` is a string that follows `NAME_RULE`.
 
     >>> is_valid_name("int4_wo_128"), is_valid_name("Int4"), is_valid_name("_x")
     (True, False, False)
@@ -24,8 +24,19 @@ def is_valid_name(name: object) -> bool:
     return isinstance(name, str) and _NAME.fullmatch(name) is not None
 
 
+def is_vendor_name(name: object) -> bool:
+    """Return whether ``name`` is a string ``vendor.name``, both parts by `NAME_RULE`: what a plugin adds to a vocabulary that core lists.
+
+    The part before the dot keeps the names of two vendors apart, and tells a name of a vendor's own from a misspelt one of the list.
+
+    >>> is_vendor_name("acme.sparse"), is_vendor_name("sparse"), is_vendor_name("acme.")
+    (True, False, False)
+    """
+    return isinstance(name, str) and name.count(".") == 1 and all(is_valid_name(part) for part in name.split("."))
+
+
 def closest(name: str, known: Iterable[str]) -> str | None:
-    """The known name that looks most like ``name``, or None where none comes near.
+    """Return the known name that looks most like ``name``, or None where none comes near.
 
     >>> closest("itn4_wo_128", ["int4_wo_128", "fp8"])
     'int4_wo_128'
@@ -53,7 +64,7 @@ def fold_names(names: Iterable[str]) -> list[str]:
 
 
 def folded(names: Iterable[str], most: int = 8) -> str:
-    """The names of a message, folded and joined by commas; of more than ``most`` patterns the rest is counted.
+    """Return the names of a message, folded and joined by commas; of more than ``most`` patterns the rest is counted.
 
     >>> folded([f"layers.{i}.{p}" for i in range(80) for p in "qkv"], most=2)
     'layers.{0-79}.q, layers.{0-79}.k and 1 more'
@@ -64,7 +75,7 @@ def folded(names: Iterable[str], most: int = 8) -> str:
 
 
 def without_numbers(name: str) -> str:
-    """The name with ``*`` for each of its numbers: what names that may fold into one have in common.
+    """Return the name with ``*`` for each of its numbers: what names that may fold into one have in common.
 
     >>> without_numbers("layers.0.mlp.experts.7.up_proj")
     'layers.*.mlp.experts.*.up_proj'
@@ -78,7 +89,7 @@ def _part(text: str) -> _Part:
 
 
 def _fold_at(names: Iterable[tuple[_Part, ...]], place: int) -> list[tuple[_Part, ...]]:
-    """The names with one entry for all that are equal but for their numbers at ``place``."""
+    """Return the names with one entry for all that are equal but for their numbers at ``place``."""
     merged: dict[tuple[_Part | None, ...], list[tuple[_Part, ...]]] = {}
     for name in names:
         has_number = len(name) > place and not isinstance(name[place], str)
@@ -94,7 +105,7 @@ def _joined(members: list[tuple[_Part, ...]], place: int) -> tuple[_Part, ...]:
 
 
 def _numbers(numbers: tuple[int, ...]) -> str:
-    """``7`` alone, ``{0-3}`` of a range, ``{0-3,5}`` of several."""
+    """Return ``7`` alone, ``{0-3}`` of a range, ``{0-3,5}`` of several."""
     if len(numbers) == 1:
         return str(numbers[0])
     ranges: list[list[int]] = []

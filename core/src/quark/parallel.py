@@ -17,12 +17,17 @@ from typing import TypeVar
 
 import torch
 
-__all__ = ["CPU", "Item", "Result", "one_thread", "parallel_map", "row_slices"]
+__all__ = ["CPU", "SMALL", "Item", "Result", "coarsely", "one_thread", "parallel_map", "row_slices"]
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 CPU = torch.device("cpu")
+SMALL = 1 << 22
+"""Elements of a matrix, 16 MiB in float32, up to which one thread takes a few milliseconds for an operation on it."""
+
+_LOCAL = threading.local()
+"""``threads``: how many `parallel_map` may use in a thread for which torch's own number is 1; unset or 0 for torch's own."""
 
 
 def parallel_map(work: Callable[[Item], Result], items: Sequence[Item], device: torch.device = CPU) -> list[Result]:
@@ -42,8 +47,8 @@ def parallel_map(work: Callable[[Item], Result], items: Sequence[Item], device: 
     """
     if device.type != "cpu":
         return [work(item) for item in items]
-    workers = min(torch.get_num_threads(), len(items)) - 1
-    with one_thread():
+    workers = min(_threads(), len(items)) - 1
+    with one_thread(), _threads_set(0):
         if workers < 1:
             return [work(item) for item in items]
         return _shared(work, items, workers)
@@ -51,7 +56,7 @@ def parallel_map(work: Callable[[Item], Result], items: Sequence[Item], device: 
 
 @contextmanager
 def one_thread(device: torch.device = CPU) -> Iterator[None]:
-    """On the CPU, torch computes in the calling thread alone while the body runs."""
+    """Let torch compute on the CPU in the calling thread alone while the body runs."""
     before = torch.get_num_threads()
     if device.type != "cpu" or before == 1:
         yield
@@ -61,6 +66,34 @@ def one_thread(device: torch.device = CPU) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+@contextmanager
+def coarsely(elements: int, device: torch.device = CPU) -> Iterator[None]:
+    """Compute operations in one thread while the body runs; `parallel_map` uses as many as torch had before.
+
+    For work that is a sequence of many operations on matrices of up to that number of ``elements``: above `SMALL` nothing changes.
+    """
+    before = _threads()
+    if device.type != "cpu" or before == 1 or elements > SMALL:
+        yield
+        return
+    with one_thread(), _threads_set(before):
+        yield
+
+
+def _threads() -> int:
+    return getattr(_LOCAL, "threads", 0) or torch.get_num_threads()
+
+
+@contextmanager
+def _threads_set(number: int) -> Iterator[None]:
+    before = getattr(_LOCAL, "threads", 0)
+    _LOCAL.threads = number
+    try:
+        yield
+    finally:
+        _LOCAL.threads = before
 
 
 def row_slices(rows: int, length: int, elements: int) -> list[slice]:

@@ -44,3 +44,21 @@ def test_magnitudes_are_those_of_their_definition() -> None:
     assert READ[AbsMax](seen(AbsMax, x, x)).tolist() == [3.0, 4.0]
     assert READ[AbsMean](seen(AbsMean, x, x)).tolist() == [2.0, 2.0]
     assert READ[AbsMean](AbsMean(2, CPU)).tolist() == [0.0, 0.0]
+
+
+def _scaled_total(statistic: AbsMax, factor: float, offset: float) -> Tensor:
+    return statistic.value.sum() * factor + offset
+
+
+def test_what_is_derived_is_computed_once_for_each_function_and_arguments_and_anew_when_tokens_come() -> None:
+    statistic, other = AbsMax(4, torch.device("cpu")), AbsMax(4, torch.device("cpu"))
+    statistic.update(torch.ones(2, 4))
+    first = statistic.derived(_scaled_total, 2.0, 1.0)
+    assert float(first) == 9
+    assert statistic.derived(_scaled_total, 2.0, 1.0) is first
+    assert float(statistic.derived(_scaled_total, 3.0, 1.0)) == 13
+    statistic.update(torch.full((1, 4), 2.0))
+    assert float(statistic.derived(_scaled_total, 2.0, 1.0)) == 17
+    other.update(torch.full((1, 4), -3.0))
+    statistic.merge(other)
+    assert float(statistic.derived(_scaled_total, 2.0, 1.0)) == 25

@@ -20,20 +20,10 @@ from quark.runs.sink import InPlaceSink
 from quark.testing import tiny
 from quark.torch import LLMTemplate
 
+from .inputs import Inputs
+
 IDS = [torch.arange(3, 19)[None], torch.arange(30, 40)[None], torch.arange(5, 17).reshape(2, 6)]
 NORMED = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-
-
-class Inputs(Statistic):
-    def __init__(self, columns: int, device: torch.device) -> None:
-        super().__init__(columns, device)
-        self.seen: list[Tensor] = []
-
-    def accumulate(self, x: Tensor, reference: Tensor | None) -> None:
-        self.seen.append(x.clone())
-
-    def add(self, other: Inputs) -> None:
-        self.seen += other.seen
 
 
 class Scaling:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3MoeConfig
 
-from quark.algorithms import Metrics, RoundingTask, RoundToNearest, Statistic
+from quark.algorithms import Metrics, RoundingTask, RoundToNearest
 from quark.calibration.batches import calls
 from quark.calibration.report import CalibrationReport
 from quark.config.architecture import Architecture
@@ -26,6 +26,8 @@ from quark.runs.sink import InPlaceSink
 from quark.testing.tiny import tiny_model
 from quark.torch import LLMTemplate
 
+from .inputs import Inputs
+
 IDS = [torch.arange(3, 19)[None], torch.arange(30, 40)[None], torch.arange(5, 17).reshape(2, 6)]
 CACHE = {"kv_cache_scheme": "fp8"}
 ATTENTION = {"attention_scheme": "fp8"}
@@ -38,20 +40,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "attention": ATTENTION,
     "cache and attention": CACHE | ATTENTION,
 }
-
-
-class Inputs(Statistic):
-    """Keeps the tokens themselves."""
-
-    def __init__(self, columns: int, device: torch.device) -> None:
-        super().__init__(columns, device)
-        self.seen: list[Tensor] = []
-
-    def accumulate(self, x: Tensor, reference: Tensor | None) -> None:
-        self.seen.append(x.clone())
-
-    def add(self, other: Inputs) -> None:
-        self.seen += other.seen
 
 
 class FloatInputs(Inputs):

@@ -18,6 +18,8 @@ from quark.runs.sink import InPlaceSink
 from quark.testing import tiny
 from quark.torch import LLMTemplate
 
+from .inputs import Inputs
+
 PAD = 7
 FIRST = "self_attn.q_proj"
 # Calls of one shape whose masks differ, so that a mask of another call would fit each of them; the last has no padding.
@@ -26,20 +28,6 @@ MASKS = torch.ones_like(IDS)
 MASKS[0, 1, 4:] = 0
 MASKS[1, 0, :3] = 0
 IDS[MASKS == 0] = PAD
-
-
-class Inputs(Statistic):
-    """Keeps the tokens themselves."""
-
-    def __init__(self, columns: int, device: torch.device) -> None:
-        super().__init__(columns, device)
-        self.seen: list[Tensor] = []
-
-    def accumulate(self, x: Tensor, reference: Tensor | None) -> None:
-        self.seen.append(x.clone())
-
-    def add(self, other: Inputs) -> None:
-        self.seen += other.seen
 
 
 class Spy(RoundToNearest):

@@ -11,7 +11,7 @@ from torch import nn
 from quark.calibration.finite import refuse_non_finite
 from quark.calibration.report import CalibrationReport
 from quark.errors import NonFiniteError
-from quark.planning.plan import PlanRow
+from quark.planning.plan_row import PlanRow
 
 EVERY = [f"model.layers.{i}.mlp.up_proj" for i in range(180)]
 
@@ -29,7 +29,7 @@ def test_tensors_that_are_not_finite_are_folded() -> None:
     model = nn.Sequential(*(nn.Linear(2, 2) for _ in range(12)))
     for layer in model:
         layer.weight.data.fill_(torch.nan)
-    rows = [PlanRow(str(i), "Linear", (2, 2), None, "global") for i in range(12)]
+    rows = [PlanRow(str(i), "linear", (2, 2), None, "global") for i in range(12)]
     with pytest.raises(NonFiniteError, match=r"12 tensor\(s\): \{0-11\}\.weight\.") as error:
         refuse_non_finite(model, rows)
     assert error.value.tensor == "0.weight"

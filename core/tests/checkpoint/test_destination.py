@@ -10,8 +10,10 @@ import pytest
 import torch
 from torch import nn
 
+from quark.checkpoint import destination
 from quark.checkpoint.atomic_directory import building
-from quark.checkpoint.destination import COMPANIONS, refuse_used_directory
+from quark.checkpoint.destination import COMPANIONS, REPLACED, refuse_used_directory
+from quark.checkpoint.exchange import exchange
 from quark.errors import ConfigError, OutputError
 from quark.runs import quantize_checkpoint
 from quark.testing.tiny import tiny_model, tiny_model_dir
@@ -123,14 +125,58 @@ def test_if_the_new_export_cannot_be_moved_the_earlier_one_is_put_back(tmp_path:
     before, rename = contents(out), Path.rename
 
     def fails_once_the_place_is_free(self: Path, target: Path) -> Path:
-        if target == out and not self.name.endswith(".replaced"):
+        if target == out and self.name != REPLACED:
             raise PermissionError(13, "Permission denied")
         return rename(self, target)
 
+    monkeypatch.setattr(destination, "exchange", cannot_exchange)
     monkeypatch.setattr(Path, "rename", fails_once_the_place_is_free)
     with pytest.raises(OutputError, match="could not be written"):
         build(out, overwrite=True, config="new")
     assert contents(tmp_path) == {f"out/{name}": text for name, text in before.items()}
+
+
+def cannot_exchange(one: Path, other: Path) -> bool:
+    """Stands in for `exchange` on a file system that cannot."""
+    return False
+
+
+def test_an_export_that_is_replaced_has_its_name_until_the_new_one_has_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, spare = earlier(tmp_path / "out"), tmp_path / "spare"
+    spare.mkdir()
+    if not exchange(spare, out):
+        pytest.skip("this file system cannot exchange directories")
+    exchange(spare, out)
+    monkeypatch.setattr(Path, "rename", lambda *_: pytest.fail("a rename leaves no export for an instant"))
+    build(out, overwrite=True, config="new")
+    assert contents(out)["config.json"] == "new"
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["out", "spare"]
+
+
+def test_what_cannot_be_exchanged_is_replaced_by_two_renames(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(destination, "exchange", cannot_exchange)
+    out = earlier(tmp_path / "out")
+    build(out, overwrite=True, config="new")
+    assert contents(out)["config.json"] == "new"
+    assert [p.name for p in tmp_path.iterdir()] == ["out"]
+
+
+def test_an_export_that_a_killed_run_had_moved_aside_is_put_back_by_the_next(tmp_path: Path) -> None:
+    out = earlier(tmp_path / "out")
+    before = contents(out)
+    partial = tmp_path / ".out.12345678.partial"
+    (partial / "checkpoint").mkdir(parents=True)
+    (partial / "owner.lock").write_text("process 1\n")
+    out.rename(partial / REPLACED)
+    with pytest.raises(OutputError, match="overwrite=True"):
+        build(out, overwrite=False, config="new")
+    assert contents(tmp_path) == {f"out/{name}": text for name, text in before.items()}
+
+
+def test_directories_that_are_not_there_are_not_exchanged(tmp_path: Path) -> None:
+    (tmp_path / "one").mkdir()
+    with pytest.raises(FileNotFoundError, match="another"):
+        exchange(tmp_path / "one", tmp_path / "another")
 
 
 def test_every_way_to_export_takes_the_wish(tmp_path: Path) -> None:

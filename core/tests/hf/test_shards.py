@@ -88,6 +88,13 @@ def test_a_tensor_in_two_shards_is_refused(tmp_path: Path) -> None:
         check_shards(tmp_path)
 
 
+def test_a_tensor_that_the_index_does_not_list_is_refused(tmp_path: Path) -> None:
+    names = {f"model.layers.{i}.weight": torch.ones(1) for i in range(3)}
+    save_file({"b": torch.ones(4), **names}, sharded(tmp_path) / "two.safetensors")
+    with pytest.raises(CheckpointError, match=r"two\.safetensors' has 3 tensor.*does not list: model\.layers\.\{0-2\}\.weight"):
+        check_shards(tmp_path)
+
+
 def test_a_single_file_beside_an_index_of_others_is_refused(tmp_path: Path) -> None:
     save_file({"a": torch.zeros(2, 3)}, sharded(tmp_path) / SINGLE)
     with pytest.raises(CheckpointError, match="readers differ in which"):

@@ -7,9 +7,8 @@ from torch import nn
 from quark.config.layer import QLayerConfig
 from quark.errors import CalibrationError
 from quark.modules import QuantizerModule, QuantLinear, is_quantized, quantized_class
-from quark.modules.layer_types import planned_class, planned_names
 from quark.modules.packed_layers import PackedLayer
-from quark.plugins import documented_object
+from quark.plugins import documented_object, layer_types
 
 INT8 = documented_object("Int8PerTensorSpec")().to_quantization_spec()
 DYNAMIC = documented_object("FP8E4M3PerChannelSpec")(ch_axis=1, is_dynamic=True).to_quantization_spec()
@@ -67,7 +66,10 @@ def test_scales_are_buffers_that_move_with_the_model() -> None:
     assert module.to("meta").scale.is_meta
 
 
-@pytest.mark.parametrize("kind", [planned_class(name) for name in planned_names()], ids=lambda k: k.__name__)
+PLANNED = [record.name for record in layer_types() if record.quantized is not None and record.planned_as is None]
+
+
+@pytest.mark.parametrize("kind", [layer_types().load_layer(name) for name in PLANNED], ids=lambda k: k.__name__)
 def test_a_packed_layer_of_every_type_becomes_the_layer_that_was_packed(kind: type[nn.Module]) -> None:
     torch.manual_seed(0)
     layer = kind(8, 16, 3) if issubclass(kind, nn.Conv2d | nn.ConvTranspose2d) else kind(8, 16)

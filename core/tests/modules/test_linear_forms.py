@@ -135,7 +135,7 @@ def test_its_groups_run_along_the_inputs() -> None:
 def test_plans_name_it_linear_and_give_its_shape_as_one() -> None:
     model = nn.Sequential(conv1d(), FalconLinear(16, 4), Scaled(4, 4))
     plan = make_plan(model, QConfig(global_quant_config=QLayerConfig(weight=FP8), layer_quant_config={"0": QLayerConfig(weight=INT4)}))
-    assert [(row.name, row.module_type, row.shape) for row in plan.rows] == [("0", "Linear", (16, 64)), ("1", "Linear", (4, 16))]
+    assert [(row.name, row.layer_type, row.shape) for row in plan.rows] == [("0", "linear", (16, 64)), ("1", "linear", (4, 16))]
 
 
 def test_the_linear_type_of_a_configuration_reaches_both() -> None:

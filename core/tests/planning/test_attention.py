@@ -90,8 +90,8 @@ def per_channel() -> QTensorConfig:
 
 
 def refusals() -> dict[str, tuple[nn.Module, QConfig, str]]:
-    fused = config(cache=fp8(), post_rope=True)
-    fused.kv_cache_quant_config = {"*qkv_proj": fused.kv_cache_quant_config["*qkv_proj"]}
+    unknown = config(cache=fp8(), post_rope=True)
+    unknown.kv_cache_quant_config = {"*wkv": QLayerConfig(output_tensors=fp8())}
     return {
         "no attention": (
             nn.Sequential(nn.Linear(8, 8)),
@@ -99,7 +99,7 @@ def refusals() -> dict[str, tuple[nn.Module, QConfig, str]]:
             "no attention module was found.*leave attention_scheme out",
         ),
         "no cache": (model(), config(post_rope=True), "the cache is not quantized: add kv_cache_scheme"),
-        "fused keys": (model(("qkv_proj",)), fused, "'tower.self_attn.qkv_proj' feeds the cache.*Leave kv_cache_post_rope out"),
+        "unknown projections": (model(("wkv",)), unknown, "'tower.self_attn.wkv' feeds the cache.*Leave kv_cache_post_rope out"),
         "scales per channel": (model(), config(softmax=per_channel()), "softmax_quant_spec must have one scale per tensor"),
         "keys per channel": (
             model(),
@@ -143,13 +143,89 @@ def test_where_attention_can_be_reached_the_cache_is_rounded_as_attention_gets_i
     assert made.warnings == ()
 
 
-@pytest.mark.parametrize("fused", ["qkv_proj", "query_key_value", "kv_b_proj"])
-def test_fused_projections_are_rounded_as_they_put_out(fused: str) -> None:
-    asked = config(post_rope=None)
-    asked.kv_cache_quant_config = {f"*{fused}": QLayerConfig(output_tensors=fp8())}
-    made = make_plan(reachable(fused), asked, Architecture(model_type="acme", decoder_blocks="layers", kv_layers_name=f"*{fused}"))
+def cached(*patterns: str, post_rope: bool | None = None) -> QConfig:
+    return attrs.evolve(config(post_rope=post_rope), kv_cache_quant_config={p: QLayerConfig(output_tensors=fp8()) for p in patterns})
+
+
+FUSED = Architecture(model_type="acme", decoder_blocks="layers", kv_layers_name="*wide", q_layer_name="*wide")
+
+
+@pytest.mark.parametrize(
+    ("layer", "facts"),
+    [
+        ("qkv_proj", None),
+        ("query_key_value", None),
+        ("wide", FUSED),
+        ("wide", attrs.evolve(FUSED, query_projections=(), key_projections=(), value_projections=())),
+    ],
+)
+@pytest.mark.parametrize("asked", [None, True])
+def test_keys_and_values_of_fused_projections_are_rounded_as_attention_gets_them(
+    layer: str, facts: Architecture | None, asked: bool | None
+) -> None:
+    made = make_plan(reachable(layer), cached(f"layers.*{layer}", post_rope=asked), facts)
+    assert made.config.kv_cache_post_rope is True
+    names = [f"layers.{i}.self_attn" for i in range(2)]
+    assert made.attentions == tuple(AttentionRow(n, None, fp8(), f"{n}.{layer}", fp8(), f"{n}.{layer}", fused=True) for n in names)
+    assert made.warnings == ()
+
+
+def test_a_projection_that_gives_keys_alone_is_not_fused_whatever_patterns_match_it() -> None:
+    broad = attrs.evolve(NAMES, kv_layers_name="*_proj", q_layer_name="*_proj")
+    (first, *_) = make_plan(reachable(), cached("*k_proj", "*v_proj"), broad).attentions
+    assert (first.key_layer, first.value_layer, first.fused) == ("layers.0.self_attn.k_proj", "layers.0.self_attn.v_proj", False)
+
+
+def test_queries_of_a_fused_projection_are_rounded_where_its_keys_are() -> None:
+    """A fused projection has one output quantizer: it cannot round queries at one place and keys at another."""
+    for post_rope, states in ((None, {"query", "key", "value"}), (False, set())):
+        asked = attrs.evolve(cached("*wide", post_rope=post_rope), softmax_quant_spec=fp8())
+        asked.layer_quant_config = {"*wide": QLayerConfig(weight=fp8(), output_tensors=fp8())}
+        made = make_plan(reachable("wide"), asked, FUSED)
+        assert made.config.attention_post_rope is (post_rope is None)
+        assert {name.removesuffix("_quantizer") for row in made.attentions for name in row.states} == states
+
+
+def test_fused_projections_that_are_rounded_as_they_put_out_are_warned_of() -> None:
+    (warning,) = make_plan(reachable("wide"), cached("*wide", post_rope=False), FUSED).warnings
+    assert "vLLM has no name for the scale of a fused projection's output" in warning
+
+
+def test_a_mixer_without_a_cache_is_no_fused_projection() -> None:
+    facts = attrs.evolve(FUSED, mixer=("self_attn.wide", "self_attn.out"), key_projections=(), value_projections=(), query_projections=())
+    with pytest.raises(ConfigError, match=r"The output of layers\.\{0-1\}\.self_attn\.wide is not what runtimes cache"):
+        make_plan(reachable("wide"), cached("*wide"), facts)
+
+
+LATENT = attrs.evolve(
+    NAMES,
+    kv_layers_name="*kv_b_proj",
+    q_layer_name="*q_b_proj",
+    query_projections="self_attn.q_b_proj",
+    key_projections=(),
+    value_projections=(),
+)
+
+
+@pytest.mark.parametrize("asked", [None, True])
+def test_latent_attention_with_a_quantized_cache_is_refused(asked: bool | None) -> None:
+    words = r"The output of layers\.\{0-1\}\.self_attn\.kv_b_proj is not what runtimes cache.*latent.*kv_cache_post_rope=False"
+    with pytest.raises(ConfigError, match=f"(?s){words}"):
+        make_plan(reachable("q_b_proj", "kv_b_proj"), cached("*kv_b_proj", post_rope=asked), LATENT)
+
+
+def test_the_convention_of_amd_quark_for_latent_attention_can_be_asked_for() -> None:
+    made = make_plan(reachable("q_b_proj", "kv_b_proj"), cached("*kv_b_proj", post_rope=False), LATENT)
     assert (made.config.kv_cache_post_rope, made.attentions) == (False, ())
-    assert f"'layers.0.self_attn.{fused}' feeds the cache, and is no projection" in made.warnings[0]
+    assert "2 layers feed the quantized cache and are rounded at the projection's output" in made.warnings[0]
+    assert "is not what runtimes cache" in made.warnings[0]
+
+
+def test_where_projections_are_inferred_from_names_an_unknown_one_is_rounded_as_it_puts_out() -> None:
+    facts = Architecture(model_type="acme", decoder_blocks="layers", kv_layers_name="*kv_b_proj")
+    made = make_plan(reachable("kv_b_proj"), cached("*kv_b_proj"), facts)
+    assert (made.config.kv_cache_post_rope, made.attentions) == (False, ())
+    assert "'layers.0.self_attn.kv_b_proj' feeds the cache, and is no projection" in made.warnings[0]
 
 
 def test_what_chooses_tokens_inside_attention_is_none() -> None:

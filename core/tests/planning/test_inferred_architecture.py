@@ -21,7 +21,7 @@ from transformers import (
 )
 
 from quark.config.model import QConfig
-from quark.errors import ConfigError, UnknownNameError
+from quark.errors import UnknownNameError
 from quark.modules import QuantizedLayer
 from quark.planning.family import architecture_of, template_of
 from quark.planning.inferred_architecture import infer_architecture, with_inferred_attention
@@ -72,9 +72,8 @@ def test_an_unknown_family_quantizes_block_by_block_and_reloads(tmp_path: Path, 
     template = template_of(model)
     assert "inferred from its modules" in caplog.text
     assert template.kv_layers_name == ["*query_key_value"]
-    with pytest.raises(ConfigError, match=r"keys pass the norm .*kv_cache_post_rope=False uses that scale anyway"):
-        ModelQuantizer(template.get_config("fp8", kv_cache_scheme="fp8")).plan(model)
-    ModelQuantizer(template.get_config("fp8", kv_cache_scheme="fp8", kv_cache_post_rope=False)).quantize_model(model, [IDS])
+    ModelQuantizer(template.get_config("fp8", kv_cache_scheme="fp8")).quantize_model(model, [IDS])
+    assert all(row.fused for row in model.quark_plan.attentions)
     layers = [m for m in model.model.layers.modules() if isinstance(m, nn.Linear)]
     assert len(layers) == 8
     assert all(isinstance(m, QuantizedLayer) for m in layers)

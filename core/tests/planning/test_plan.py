@@ -83,6 +83,15 @@ def test_a_cache_pattern_adds_outputs_and_leaves_the_rest_of_each_layer_alone() 
     assert "layers.0.k_proj" in make_plan(model(), config).excluded
 
 
+def test_the_output_of_a_layer_that_feeds_the_cache_is_that_of_the_cache_patterns() -> None:
+    # Configurations that follow AMD Quark's documentation say it in both places; a change of one reaches the layer only there.
+    entry, other = QLayerConfig(weight=int4(), output_tensors=fp8()), attrs.evolve(fp8(), dtype="fp8_e5m2")
+    config = QConfig(GLOBAL, layer_quant_config={"*k_proj": entry}, kv_cache_quant_config={"*k_proj": QLayerConfig(output_tensors=other)})
+    assert layer_config_for(config, "layers.0.k_proj", nn.Linear).config == QLayerConfig(weight=int4(), output_tensors=other)
+    bare = attrs.evolve(config, layer_quant_config={"*k_proj": QLayerConfig(weight=int4())})
+    assert layer_config_for(bare, "layers.0.k_proj", nn.Linear).config == QLayerConfig(weight=int4(), output_tensors=other)
+
+
 def test_a_layer_type_may_be_given_by_name_as_in_json() -> None:
     config = QConfig(GLOBAL, layer_type_quant_config={"Linear": QLayerConfig(weight=fp8())})
     assert layer_config_for(config, "x", nn.Linear).config == QLayerConfig(weight=fp8())

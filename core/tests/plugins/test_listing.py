@@ -73,7 +73,7 @@ PLUGIN = '''
         yield AlgorithmRecord(name="hollow", kind="rounding", config="acme:Config")
         yield AlgorithmRecord(
             name="whole", kind="transform", config=f"{__name__}:Config", processor="acme:Work", stability="provisional",
-            capabilities=["calibration"], api=1, role="rotation", before=["hollow"], after=["equalization", "other"],
+            capabilities=["calibration", "acme.sparse"], api=1, role="rotation", before=["hollow"], after=["equalization", "other"],
         )
 
     ARCHITECTURE = Architecture(model_type="acme", decoder_blocks="acme.blocks", exclude_layers_name=["head"])
@@ -252,11 +252,11 @@ def test_one_record_is_shown_with_what_it_declares(catalog: Catalog) -> None:
     text = shown(catalog, "algorithms", "whole")
     pairs = dict(re.split(r"  +", line.strip(), maxsplit=1) for line in text.splitlines() if re.match(r"  \S", line) and ":" not in line)
     assert pairs["stability"] == "provisional"
-    assert pairs["capabilities"] == "calibration"
+    assert pairs["capabilities"] == "acme.sparse, calibration"
     assert pairs["plugin API"] == "1"
     assert (pairs["role"], pairs["before"], pairs["after"]) == ("rotation", "hollow", "equalization, other")
     entry = json.loads(shown(catalog, "algorithms", "whole", "--json"))["entry"]
-    assert (entry["capabilities"], entry["api"], entry["options"]) == (["calibration"], [1, 1], None)
+    assert (entry["capabilities"], entry["api"], entry["options"]) == (["acme.sparse", "calibration"], [1, 1], None)
 
 
 def test_an_exporter_has_the_options_of_every_exporter_too(catalog: Catalog) -> None:

@@ -73,6 +73,9 @@ PERCENT = Option("percent", float, 99.9, "Of the values.")
         ({"capabilities": ["calibraton"]}, "'calibraton' is no capability; did you mean 'calibration'"),
         ({"capabilities": "calibration"}, "one string where several belong"),
         ({"capabilities": [3]}, "3 is no capability"),
+        ({"capabilities": ["sparse"]}, "'sparse' is no capability.*a vendor's own, 'vendor.name'"),
+        ({"capabilities": ["acme.calibration", "acme.Sparse"]}, "'acme.Sparse' is no capability"),
+        ({"capabilities": ["acme.sparse.weights"]}, "'acme.sparse.weights' is no capability"),
         ({"options": ["percent"]}, r"options holds 'percent': write Option\(name, type, default, help\)"),
         ({"options": [PERCENT, PERCENT]}, "options holds 'percent' twice"),
         ({"api": (2, 1)}, r"goes upwards: write \(1, 2\)"),
@@ -93,8 +96,8 @@ def test_a_kind_without_options_declares_none() -> None:
 
 
 def test_declarations_are_values() -> None:
-    record = transform(capabilities=["calibration"], options=[PERCENT], api=3)
-    assert record.capabilities == frozenset({"calibration"})
+    record = transform(capabilities=["calibration", "acme.sparse"], options=[PERCENT], api=3)
+    assert record.capabilities == frozenset({"calibration", "acme.sparse"})
     assert record.options == (PERCENT,)
     assert record.api == ApiRange(3, 3)
     assert transform().options is None

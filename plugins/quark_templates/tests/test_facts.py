@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from copy import deepcopy
 from fnmatch import fnmatchcase
-from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from torch import nn
 
@@ -17,7 +14,6 @@ from quark.config.architecture import Architecture
 from quark.modules import counts_as
 from quark_templates.plugin import DENSE
 
-DOCUMENTED = json.loads((Path(__file__).parent / "documented_templates.json").read_text(encoding="utf-8"))
 IDS = torch.arange(3, 11).unsqueeze(0)
 
 
@@ -60,17 +56,6 @@ def test_the_name_of_a_family_is_its_model_type(family: tuple[nn.Module, Archite
     model, facts = family
     assert facts.model_type == model.config.model_type
     assert quark.templates().get(facts.model_type).name == facts.model_type
-
-
-@pytest.mark.parametrize("model_type", DOCUMENTED)
-def test_patterns_are_those_of_amd_quarks_template(model_type: str) -> None:
-    from quark.templates import LLMTemplate
-
-    template, documented = LLMTemplate.get(model_type), DOCUMENTED[model_type]
-    assert template.kv_layers_name == documented["kv_layers"]
-    assert [template.q_layer_name] == documented["q_layers"]
-    assert template.exclude_layers_name == documented["exclude"]
-    assert template.gate_up_layers_name == documented["gate_up"]
 
 
 def test_decoder_blocks_are_all_layers(family: tuple[nn.Module, Architecture]) -> None:

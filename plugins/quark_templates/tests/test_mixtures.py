@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
@@ -14,13 +13,15 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 import quark
 from quark.config.architecture import Architecture
+from quark.errors import ConfigError
 from quark.modules import QuantizedLayer
 from quark.modules.experts import SeparateExperts, showing_all
 from quark.planning.mixtures import fused_parameters, separate_experts
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
 from quark_templates.plugin import MIXTURES
 
-DOCUMENTED = json.loads((Path(__file__).parent / "documented_mixtures.json").read_text(encoding="utf-8"))
+from .caches import REFUSED, eight_bit_cache
+
 IDS = torch.arange(3, 63).reshape(3, 20)
 EXPERTS = 4
 ROPE = {"rope_type": "default", "rope_theta": 10000.0}
@@ -126,16 +127,6 @@ def blocks(model: nn.Module, facts: Architecture) -> nn.ModuleList:
     return found
 
 
-@pytest.mark.parametrize("model_type", sorted(set(MIXTURES) & set(DOCUMENTED)))
-def test_patterns_are_those_of_amd_quarks_template(model_type: str) -> None:
-    template, documented = LLMTemplate.get(model_type), DOCUMENTED[model_type]
-    assert template.kv_layers_name == documented["kv_layers"]
-    named = template.q_layer_name
-    assert ([named] if isinstance(named, str) else named) == documented["q_layers"]
-    assert template.exclude_layers_name == documented["exclude"]
-    assert template.gate_up_layers_name == documented["gate_up"]
-
-
 def test_every_linear_of_a_block_is_named_and_every_name_exists(model_type: str) -> None:
     model, facts = model_of(model_type), facts_of(model_type)
     assert facts.model_type == model.config.model_type == model_type
@@ -173,7 +164,7 @@ def test_separating_experts_keeps_the_logits_and_copies_nothing(model_type: str)
 @pytest.mark.parametrize("scheme", ["int4_wo_32", "fp8", "mxfp4", "nvfp4"])
 def test_experts_are_quantized_one_by_one_and_read_back(model_type: str, scheme: str, tmp_path: Path) -> None:
     model = model_of(model_type)
-    config = LLMTemplate.get(model_type).get_config(scheme, kv_cache_scheme="fp8")
+    config = LLMTemplate.get(model_type).get_config(scheme, **eight_bit_cache(model_type))
     ModelQuantizer(config).quantize_model(model, list(IDS.split(1)))
     experts = [m for m in model.modules() if isinstance(m, SeparateExperts)]
     assert {len(list(m.children())) for m in experts} == {EXPERTS}
@@ -183,6 +174,15 @@ def test_experts_are_quantized_one_by_one_and_read_back(model_type: str, scheme:
     assert expected.isfinite().all()
     assert torch.equal(logits(import_model_from_safetensors(None, tmp_path / "out")), expected)
     assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(tmp_path / "out")), expected)
+
+
+def test_a_cache_is_refused_where_runtimes_hold_something_else(model_type: str) -> None:
+    quantizer = ModelQuantizer(LLMTemplate.get(model_type).get_config("fp8", kv_cache_scheme="fp8"))
+    if model_type not in REFUSED:
+        assert quantizer.plan(model_of(model_type)).config.kv_cache_post_rope is True
+        return
+    with pytest.raises(ConfigError, match=r"is not what runtimes cache.*kv_cache_post_rope=False"):
+        quantizer.plan(model_of(model_type))
 
 
 @pytest.mark.parametrize("algorithm", [["gptq"], ["awq", "qronos"]], ids="+".join)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from fnmatch import fnmatchcase
 from pathlib import Path
 
@@ -24,7 +23,6 @@ from quark_templates.plugin import OWN_FORMS
 from .own_forms import EXPERTS, IDS, SEEING, logits, model_of
 from .test_multimodal import blocks_of, linears, matches, watched
 
-DOCUMENTED = json.loads((Path(__file__).parent / "documented_own_forms.json").read_text(encoding="utf-8"))
 ABSENT = {
     # As published checkpoints name them; other patterns stand for the same layers of transformers.
     "deepseek_v4": {"*wkv", "*wq_a", "*wq_b", "embed", "head", "*ffn.gate*", "hc_*", "mtp.*"},
@@ -49,16 +47,6 @@ def facts(model_type: str) -> Architecture:
 
 def has_mixture(block: nn.Module, facts: Architecture) -> bool:
     return any(name == facts.experts for name, _ in block.named_modules())
-
-
-@pytest.mark.parametrize("documented_type", DOCUMENTED)
-def test_patterns_are_those_of_amd_quarks_template(documented_type: str) -> None:
-    template, documented = LLMTemplate.get(documented_type), DOCUMENTED[documented_type]
-    assert template.kv_layers_name == documented["kv_layers"]
-    named = template.q_layer_name
-    assert ([named] if isinstance(named, str) else named) == documented["q_layers"]
-    assert template.exclude_layers_name == documented["exclude"]
-    assert template.gate_up_layers_name == documented["gate_up"]
 
 
 def test_blocks_embeddings_head_and_final_norm_are_those_of_transformers(model_type: str, facts: Architecture) -> None:

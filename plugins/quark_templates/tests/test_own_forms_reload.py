@@ -16,6 +16,7 @@ from quark.runs.from_disk import quantize_checkpoint
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
 from quark_templates.plugin import OWN_FORMS
 
+from .caches import eight_bit_cache
 from .own_forms import EXPERTS, IDS, logits, model_of
 
 
@@ -24,7 +25,8 @@ from .own_forms import EXPERTS, IDS, logits, model_of
 def test_experts_are_quantized_one_by_one_and_read_back_to_the_bit(model_type: str, scheme: str, tmp_path: Path) -> None:
     model = model_of(model_type)
     before = logits(model)
-    config = LLMTemplate.get(model_type).get_config(scheme, kv_cache_scheme="fp8" if scheme == "fp8" else None)
+    cache = eight_bit_cache(model_type) if scheme == "fp8" else {}
+    config = LLMTemplate.get(model_type).get_config(scheme, **cache)
     ModelQuantizer(config).quantize_model(model, list(IDS.split(1)))
     mixtures = [m for m in model.modules() if isinstance(m, SeparateExperts)]
     assert {len(list(m.children())) for m in mixtures} == {EXPERTS}
@@ -43,7 +45,7 @@ def test_experts_are_quantized_one_by_one_and_read_back_to_the_bit(model_type: s
 def test_a_checkpoint_is_quantized_from_disk_as_in_memory(model_type: str, tmp_path: Path) -> None:
     """Its names are those of published checkpoints."""
     model_of(model_type).save_pretrained(tmp_path / "float")
-    config = LLMTemplate.get(model_type).get_config("fp8", kv_cache_scheme="fp8")
+    config = LLMTemplate.get(model_type).get_config("fp8", **eight_bit_cache(model_type))
     export_safetensors(ModelQuantizer(config).quantize_model(load_model(tmp_path / "float"), list(IDS.split(1))), tmp_path / "memory")
     quantize_checkpoint(tmp_path / "float", tmp_path / "disk", config, list(IDS.split(1)))
     in_memory, from_disk = ((tmp_path / place / "model.safetensors").read_bytes() for place in ("memory", "disk"))

@@ -11,10 +11,9 @@ from torch import nn
 from quark.modules import counts_as
 from quark.planning.inferred_architecture import with_inferred_attention
 
+from .caches import LATENT
 from .whole_models import ALL, facts_of, whole_model
 
-LATENT = {"deepseek_v2", "deepseek_v3", "deepseek_v32", "deepseek_v4", "glm4_moe_lite", "glm_moe_dsa", "kimi_k2", "kimi_k25"}
-"""Their names have a ``q`` in both factors of the query projection; queries are what the second gives."""
 OPTIONAL_NORMS = {"cohere", "glm4_moe", "internvl", "phi", "stablelm"}
 """Their norms of keys are there in some configurations, and not in the tiny model's."""
 

@@ -121,7 +121,7 @@ class RoundToNearest:
     needs: ClassVar[Sequence[type[Statistic]]] = ()
 
     def applies_to(self, name: str) -> bool:
-        """Every layer."""
+        """Apply to every layer."""
         return True
 
     @torch.no_grad()
@@ -143,7 +143,7 @@ class RoundToNearest:
 
 
 def _seen_by_all(layers: Sequence[QuantizedLayer], quantizers: Sequence[QuantizerModule]) -> Observer:
-    """An observer of the range that the weights of all layers span together."""
+    """Return an observer of the range that the weights of all layers span together."""
     observer = quantizers[0].quantizer.observer()
     for layer in layers:
         observer.observe(float_weight(layer))

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar, Self
+from collections.abc import Callable, Hashable, Sequence
+from functools import partial
+from typing import Any, ClassVar, Self, TypeVar, TypeVarTuple, cast
 
 import torch
 from torch import Tensor
 
 from quark.errors import PluginError
-from quark.parallel import parallel_map, row_slices
+from quark.parallel import coarsely, parallel_map, row_slices
 
 __all__ = ["AbsMax", "AbsMean", "CrossMoment", "Hessian", "Hessian64", "Statistic"]
+
+_Arguments = TypeVarTuple("_Arguments")
+_Value = TypeVar("_Value")
 
 _STRIP = 128
 """Rows of a Hessian that are summed at a time, each strip from the diagonal on: little more than half of the full product."""
@@ -34,7 +39,6 @@ class Statistic(ABC):
     Attributes:
         wants_float: Whether the inputs in the float model are needed beside those in the quantized model, which doubles the forwards.
         tokens: The number of tokens in the sum.
-        derived: A cache for values that algorithms compute from the complete statistic and use again for other layers of the group.
 
     Example:
         A custom statistic, the largest value of each channel::
@@ -57,7 +61,7 @@ class Statistic(ABC):
         self.columns = columns
         self.device = device
         self.tokens = 0
-        self.derived: dict[Any, Any] = {}
+        self._derived: dict[Hashable, Any] = {}
 
     def update(self, x: Tensor, reference: Tensor | None = None) -> None:
         """Add tokens to the statistic.
@@ -70,6 +74,7 @@ class Statistic(ABC):
             PluginError: The statistic has changed ``x``.
         """
         self.tokens += x.shape[0]
+        self._derived.clear()
         if x.shape[0]:
             version = x._version
             self.accumulate(x, reference)
@@ -79,7 +84,20 @@ class Statistic(ABC):
     def merge(self, other: Self) -> None:
         """Add the tokens of another statistic of the same kind."""
         self.tokens += other.tokens
+        self._derived.clear()
         self.add(other)
+
+    def derived(self, compute: Callable[[Self, *_Arguments], _Value], *arguments: *_Arguments) -> _Value:
+        """Return ``compute(self, *arguments)``, computed once until tokens are added: other layers of the input group use it again.
+
+        Args:
+            compute: A function of a module: the value is kept for it and its arguments.
+            arguments: What it takes beside the statistic; hashable.
+        """
+        key = (compute, arguments)
+        if key not in self._derived:
+            self._derived[key] = compute(self, *arguments)
+        return cast(_Value, self._derived[key])
 
     @abstractmethod
     def accumulate(self, x: Tensor, reference: Tensor | None) -> None:
@@ -101,23 +119,26 @@ class Hessian(Statistic):
 
     def __init__(self, columns: int, device: torch.device) -> None:
         super().__init__(columns, device)
-        self._products = _Products(columns, self.master, device, is_symmetric=True)
-        self._fourth = torch.zeros(2, dtype=torch.float64, device=device)  # Σ ‖x‖⁴ and Σ_k x_k⁴
+        self._products = _Products(columns, self.master, device, is_symmetric=True, also=_fourth_moments)
 
     def accumulate(self, x: Tensor, reference: Tensor | None) -> None:
-        squares = x.float().square()
-        self._fourth += torch.stack([part.double().square().sum() for part in (squares.sum(1), torch.linalg.vector_norm(squares, dim=1))])
         # Copied, since layers may change their input in place before the product is computed.
-        x = x.float() if x.is_cuda and x.dtype not in _HALVES else x if x.is_cuda else x.to(torch.float32, copy=True)
+        with coarsely(x.numel(), x.device):
+            x = x.float() if x.is_cuda and x.dtype not in _HALVES else x if x.is_cuda else x.to(torch.float32, copy=True)
         self._products.add(x, x)
 
     def add(self, other: Hessian) -> None:
         self._products.merge(other._products)
-        self._fourth += other._fourth
 
     def matrix(self) -> Tensor:
         """Return H, symmetric; the accumulated tensor itself, which must not be changed."""
         return self._products.total()
+
+    def _fourth(self) -> Tensor:
+        """Return `_fourth_moments` of all tokens."""
+        self._products.total()
+        assert self._products.others is not None  # there are tokens
+        return self._products.others
 
     def shrinkage(self) -> tuple[float, float]:
         """Return the Ledoit–Wolf shrinkage intensities of H, from 0 to 1: off its diagonal, and for the differences along the diagonal.
@@ -131,7 +152,7 @@ class Hessian(Statistic):
         h = self.matrix()
         diagonal = h.diagonal().double() / self.tokens
         squares = diagonal.square().sum()
-        fourth, of_channels = self._fourth / self.tokens
+        fourth, of_channels = self._fourth() / self.tokens
         alive = diagonal[diagonal > 0]
         entries = torch.stack(
             [(torch.linalg.matrix_norm(h).double() / self.tokens).square() - squares, (alive - alive.mean()).square().sum()]
@@ -215,12 +236,26 @@ class _Products:
         dtype: Dtype of the sum over batches; within a batch it is float32.
         device: Device of the batches.
         is_symmetric: Whether a is b in every batch: then strips are summed from the diagonal on, little more than half the full product.
+        also: Computes something else of each batch's a, to be summed.
+
+    Attributes:
+        others: The sum of what ``also`` returns; complete once `total` has been called.
     """
 
-    def __init__(self, columns: int, dtype: torch.dtype, device: torch.device, *, is_symmetric: bool) -> None:
+    def __init__(
+        self,
+        columns: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        is_symmetric: bool,
+        also: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
         self._sum = torch.zeros(columns, columns, dtype=dtype, device=device)
         self._is_symmetric = is_symmetric
         self._is_mirrored = True
+        self._also = also
+        self.others: Tensor | None = None
         self._waiting: list[tuple[Tensor, Tensor]] = []
 
     def add(self, a: Tensor, b: Tensor) -> None:
@@ -232,6 +267,7 @@ class _Products:
     def merge(self, other: _Products) -> None:
         """Add another sum of the same kind."""
         self._sum += other.total()
+        self._add_others([] if other.others is None else [other.others])
 
     def total(self) -> Tensor:
         """Return the accumulated tensor itself, which must not be changed."""
@@ -252,16 +288,33 @@ class _Products:
                 _add_product(self._sum[rows, start:], a[:, rows], b[:, start:])
 
         columns, device = len(self._sum), self._sum.device
-        parallel_map(add_to, row_slices(columns, 1, _STRIP if device.type == "cpu" else -(-columns // _FEW_STRIPS)), device)
+        strips = row_slices(columns, 1, _STRIP if device.type == "cpu" else -(-columns // _FEW_STRIPS))
+        work: list[Callable[[], Tensor | None]] = [partial(add_to, rows) for rows in strips]
+        if self._also is not None:
+            work += [partial(self._also, a) for a, _ in batches]
+        results = parallel_map(lambda compute: compute(), work, device)
+        self._add_others([other for other in results if other is not None])
+
+    def _add_others(self, others: Sequence[Tensor]) -> None:
+        for other in others:
+            self.others = other.clone() if self.others is None else self.others.add_(other)
+
+
+def _fourth_moments(x: Tensor) -> Tensor:
+    """Return ``Σ ‖x‖⁴`` and ``Σ_k x_k⁴`` over the tokens of ``x [tokens, K]``, float64."""
+    squares = x.float().square()
+    return torch.stack([part.double().square().sum() for part in (squares.sum(1), torch.linalg.vector_norm(squares, dim=1))])
 
 
 def _mirror_upper_(h: Tensor) -> None:
     """Copy the upper triangle of ``h [K, K]`` to the lower one in place, by strips that fit into caches."""
-    for left in range(0, h.shape[0], _STRIP):
-        right = left + _STRIP
-        corner = h[left:right, left:right]
+
+    def mirror(strip: slice) -> None:
+        corner = h[strip, strip]
         corner.copy_(corner.triu() + corner.triu(1).t())
-        h[right:, left:right] = h[left:right, right:].t()
+        h[strip.stop :, strip] = h[strip, strip.stop :].t()
+
+    parallel_map(mirror, row_slices(len(h), 1, _STRIP), h.device)
 
 
 def _add_product(target: Tensor, a: Tensor, b: Tensor) -> None:

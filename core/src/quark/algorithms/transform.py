@@ -59,7 +59,7 @@ class BlockContext:
     model_config: Any = None
 
     def statistic(self, layer: str, kind: type[S]) -> S | None:
-        """The statistic of that class of a layer's input; None where no token reached it, or it is not going to be quantized."""
+        """Return the statistic of that class of a layer's input; None where no token reached it, or it is not going to be quantized."""
         return cast("S | None", self.statistics.get(layer, {}).get(kind))
 
     def input_is_transformed(self, layer: str) -> bool:
@@ -147,7 +147,7 @@ class Transform(Protocol):
         """
 
     def rounding(self) -> Rounding | None:
-        """The rounding that goes with it where a run names none; None for round-to-nearest."""
+        """Return the rounding that goes with it where a run names none; None for round-to-nearest."""
 
 
 @runtime_checkable

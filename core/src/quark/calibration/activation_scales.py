@@ -21,6 +21,7 @@ from quark.config.model import QConfig
 from quark.config.slot import Slot
 from quark.log import get_logger
 from quark.modules import QuantizedLayer, QuantizerModule
+from quark.modules.attention import QUERY
 from quark.names import folded
 from quark.planning.attention import AttentionRow
 from quark.planning.mixtures import ExpertNames
@@ -167,16 +168,19 @@ class ActivationScales:
 
     def _sharing(self, attentions: Sequence[AttentionRow], config: QConfig, architecture: Architecture | None) -> list[tuple[Key, ...]]:
         """Return the activations that feed the KV cache, in groups that share a scale."""
-        key_of = {name: (name, slot) for name, slot in self._items if slot == OUTPUT}
-        key_of |= {layer: (row.name, state) for row in attentions for state, (layer, _) in row.states.items()}
+        keys_of = {name: [(name, slot)] for name, slot in self._items if slot == OUTPUT}
+        cached = [(layer, (row.name, state)) for row in attentions for state, (layer, _) in row.states.items() if state != QUERY]
+        for layer, key in cached:
+            keys_of.setdefault(layer, []).append(key)
         # The second factor of a low-rank projection reads another projection of the same attention, and shares its scale with none.
         inner = architecture.attention_inner if architecture is not None else ()
-        second_factors = [name for name in key_of if name.endswith(tuple(f".{n}" for n in inner))]
+        second_factors = [name for name in keys_of if name.endswith(tuple(f".{n}" for n in inner))]
         patterns = [*config.kv_cache_group, *config.kv_cache_quant_config]
-        scalar = [name for name, key in key_of.items() if key in self._items and self._items[key].has_one_scale]
+        scalar = [name for name, keys in keys_of.items() if all(k in self._items and self._items[k].has_one_scale for k in keys)]
         groups = kv_scale_groups([n for n in scalar if n not in second_factors], patterns, separate=config.separate_kv_scales)
         groups += kv_scale_groups([n for n in scalar if n in second_factors], patterns, separate=True)
-        return [tuple(key_of[name] for name in group) for group in groups]
+        sharing = [tuple(key for name in group for key in keys_of[name]) for group in groups]
+        return [(key,) for keys in sharing for key in keys] if config.separate_kv_scales else sharing
 
     def _give_common(self, keys: Iterable[Key], members: Collection[Key]) -> None:
         """Set the scales of ``keys`` from the merged observed range of all members."""

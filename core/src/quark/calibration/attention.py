@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from copy import deepcopy
 
 from torch import Tensor, nn
 
@@ -31,8 +32,10 @@ def attention_quantizers(layers: Mapping[str, QuantizedLayer], attentions: Itera
     quantizers_of: dict[str, dict[str, QuantizerModule]] = {}
     for row in attentions:
         quantizers = quantizers_of.setdefault(row.name, {})
+        outputs = {layer: layers[layer].output_quantizer for layer, _ in row.states.values()}
         for state, (layer, _) in row.states.items():
-            quantizer = layers[layer].output_quantizer
+            # Queries, keys and values of a fused projection get a copy each.
+            quantizer = deepcopy(outputs[layer])
             assert quantizer is not None
             quantizers[state], layers[layer].output_quantizer = quantizer, None
         if row.probabilities is not None:

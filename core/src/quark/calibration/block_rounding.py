@@ -9,29 +9,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
-from typing import Any
 
 import attrs
-from torch import Tensor, nn
+from torch import Tensor
 
-from quark.algorithms import Rounding, RoundToNearest
-from quark.calibration.activation_scales import INPUT, OUTPUT, ActivationScales, Key
+from quark.calibration.activation_scales import INPUT, OUTPUT, Key
 from quark.calibration.attention import calibrating, inside_block
+from quark.calibration.block_calibration import BlockCalibration
 from quark.calibration.expert_pools import PooledExperts, pooled_experts
-from quark.calibration.input_groups import InputGroups
 from quark.calibration.input_statistics import Collector
-from quark.calibration.lockstep import BlockRun, Forward, current_forward, replaced_forward
+from quark.calibration.lockstep import Forward, current_forward, replaced_forward
 from quark.calibration.pause_points import PausePoint, number_of_tokens, tokens_of
-from quark.calibration.report import CalibrationReport
-from quark.calibration.rounding_tasks import rounding_tasks
-from quark.calibration.rounding_validation import round_validated
-from quark.modules import QuantizedLayer
-from quark.modules.experts import SeparateExperts
-from quark.planning.decoder_blocks import Block
+from quark.calibration.rounding_without_data import round_to_nearest
 
-__all__ = ["BlockRounding", "Layers", "round_to_nearest", "round_without_statistics", "rounded_by", "routed_prefixes"]
-
-Layers = Mapping[str, tuple[nn.Module, QuantizedLayer]]
+__all__ = ["BlockRounding"]
 
 
 @attrs.frozen(eq=False)
@@ -47,52 +38,25 @@ class _Pause:
     keys: tuple[Key, ...]
 
 
-class BlockRounding:
-    """Rounds the weights of one block and sets the scales of its activations, each when the inputs of all forwards are known.
+@attrs.define(eq=False, slots=False)
+class BlockRounding(BlockCalibration):
+    """Rounds weights and sets scales each when the inputs of all forwards are known; arguments and attributes as of `BlockCalibration`."""
 
-    Args:
-        block_run: The forwards, which wait at the block's entry.
-        block: The block.
-        layers: All its layers that are quantized, by full name: the float layer and the quantized one.
-        rounding: Has ``needs``.
-        input_groups: Tells which layers share an input; that of the run, which learns from block to block.
-        scales: Of the block's activations.
+    _group_of: dict[str, list[str]] = attrs.field(init=False)
+    _pause_points: dict[str, PausePoint] = attrs.field(init=False, factory=dict)
+    _pauses: dict[tuple[Key, ...], _Pause] = attrs.field(init=False, factory=dict)
+    _collector: Collector | None = attrs.field(init=False, default=None)
 
-    Attributes:
-        taken: Full names of the layers that the rounding applies to; others are rounded to nearest.
-        rounded: Full names of the layers whose weight is rounded.
-        metrics: By layer that the rounding has rounded: what it and its validation report, and how many tokens reached the layer.
-    """
-
-    def __init__(
-        self,
-        block_run: BlockRun,
-        block: Block,
-        layers: Layers,
-        rounding: Rounding,
-        input_groups: InputGroups,
-        scales: ActivationScales,
-    ) -> None:
-        self._block_run = block_run
-        self._block = block
-        self._rounding = rounding
-        self._input_groups = input_groups
-        self._scales = scales
-        self._prefix = f"{block.name}." if block.name else ""
-        self._layers = layers
-        self._pause_points: dict[str, PausePoint] = {}
-        self.taken = rounded_by(rounding, layers, self._prefix)
-        expected = input_groups.expected([n.removeprefix(self._prefix) for n in layers])
-        self._group_of = {self._prefix + n: [self._prefix + m for m in members] for n, members in expected.items()}
-        for members in scales.sharing_outputs():
+    @_group_of.default
+    def _expected_groups(self) -> dict[str, list[str]]:
+        """Return the layers that are expected to be rounded together, all of them for each of their names."""
+        expected = self._input_groups.expected([n.removeprefix(self._prefix) for n in self._layers])
+        group_of = {self._prefix + n: [self._prefix + m for m in members] for n, members in expected.items()}
+        for members in self._scales.sharing_outputs():
             # Keys and values: to have one scale, both must be rounded before a forward passes the first of them.
             for name in members:
-                self._group_of.setdefault(name, list(members))
-        self._routed = routed_prefixes(block)
-        self._pauses: dict[tuple[Key, ...], _Pause] = {}
-        self._collector: Collector | None = None
-        self.rounded: set[str] = set()
-        self.metrics: dict[str, dict[str, Any]] = {}
+                group_of.setdefault(name, list(members))
+        return group_of
 
     def work(self) -> None:
         """Lead every forward through the block."""
@@ -160,10 +124,7 @@ class BlockRounding:
         taken = {m.name: m.quantized for m in members if m.name in self.taken}
         if taken:
             collector = self._statistics_of(leader, members, inputs)
-            for task in rounding_tasks(taken, self._input_groups.siblings, collector.statistics, collector.held_out()):
-                for name, metrics in round_validated(self._rounding, task).items():
-                    self.metrics[name] = {"tokens": collector.tokens, **metrics}
-            self.rounded |= set(taken)
+            self._round_members(taken, collector)
         self._set_output_scales(members, inputs)
         arrived = dict(leader.arrived)
         for pause_point in members:
@@ -177,13 +138,13 @@ class BlockRounding:
         self._scales.set_scales((m.name, OUTPUT) for m in static)
 
     def _members(self, leader: PausePoint) -> list[PausePoint]:
-        """The pause points whose layers can be rounded together with the leader's."""
+        """Return the pause points whose layers can be rounded together with the leader's."""
         group = [self._pause_points[n] for n in self._group_of.get(leader.name, [leader.name])]
         spec = leader.quantized.layer_config.input_tensors
         return [p for p in group if not p.is_done and (p is leader or (not p.arrived and p.quantized.layer_config.input_tensors == spec))]
 
     def _statistics_of(self, leader: PausePoint, members: Sequence[PausePoint], inputs: Mapping[Forward, Tensor]) -> Collector:
-        """The statistics of the members' input: those collected for the layers before, if these turn out to read the same tensors."""
+        """Return the statistics of the members' input: those of the layers before, if these turn out to read the same tensors."""
         names = [leader.name, *(m.name for m in members if m is not leader)]
         spec = leader.quantized.layer_config.input_tensors
         _, is_new = self._input_groups.observe(inputs, *(n.removeprefix(self._prefix) for n in names), spec=spec)
@@ -205,38 +166,3 @@ class BlockRounding:
             same = reference is not None and reference.shape == x.shape
             collector.update(seen, tokens_of(reference, forward.call) if same and reference is not None else None)
         return collector
-
-
-def rounded_by(rounding: Rounding, layers: Layers, prefix: str) -> set[str]:
-    """Return the full names of the layers whose codes a rounding chooses: linear layers with quantized weights that it applies to."""
-    return {n for n, (_, layer) in layers.items() if _has_input_channels(layer) and rounding.applies_to(n.removeprefix(prefix))}
-
-
-def round_without_statistics(
-    rounding: Rounding, block: Block, layers: Mapping[str, QuantizedLayer], siblings: Sequence[Sequence[str]], report: CalibrationReport
-) -> set[str]:
-    """Round the layers that a rounding without ``needs`` applies to; returns their names, and puts its metrics into the report."""
-    prefix = f"{block.name}." if block.name else ""
-    chosen = {n: layer for n, layer in layers.items() if _has_input_channels(layer) and rounding.applies_to(n.removeprefix(prefix))}
-    for task in rounding_tasks(chosen, siblings):
-        report.add({name: metrics for name, metrics in round_validated(rounding, task).items() if metrics})
-    return set(chosen)
-
-
-def round_to_nearest(layers: Mapping[str, QuantizedLayer], siblings: Sequence[Sequence[str]]) -> set[str]:
-    """Round the weights of layers to nearest, those of siblings with one scale; returns the layers' names."""
-    nearest = RoundToNearest()
-    for task in rounding_tasks(layers, siblings):
-        nearest.round(task)
-    return set(layers)
-
-
-def _has_input_channels(layer: QuantizedLayer) -> bool:
-    module = layer.weight_quantizer
-    return layer.planned_as is nn.Linear and module is not None and not module.quantizer.is_float
-
-
-def routed_prefixes(block: Block) -> tuple[str, ...]:
-    """Return the prefixes of the full names of experts' layers in a block."""
-    names = (n for n, m in block.module.named_modules() if isinstance(m, SeparateExperts))
-    return tuple(f"{block.name}.{n}.".lstrip(".") for n in names)

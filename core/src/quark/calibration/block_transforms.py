@@ -17,7 +17,8 @@ from quark.calibration.output_error import as_rounded, configs_of, tensor_of
 from quark.calibration.pause_points import tokens_of
 from quark.config.architecture import Architecture
 from quark.planning.decoder_blocks import Block
-from quark.planning.plan import PlanRow, QuantPlan
+from quark.planning.plan import QuantPlan
+from quark.planning.plan_row import PlanRow
 
 __all__ = ["BlockTransforms", "StartedTransform"]
 

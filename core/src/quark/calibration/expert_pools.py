@@ -94,7 +94,7 @@ def pooled_experts(
 
 def _caller(block: Block, experts: str) -> str:
     """Return the name in the block of the module whose forward calls the experts: their parent, or its parent where that is a list."""
-    inside = experts.removeprefix(f"{block.name}." if block.name else "")
+    inside = experts.removeprefix(block.prefix)
     holder = block.module.get_submodule(inside)
     return inside.rpartition(".")[0] if isinstance(holder, nn.ModuleList | nn.ModuleDict) else inside
 

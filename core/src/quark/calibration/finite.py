@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from quark.errors import NonFiniteError
 from quark.names import folded
-from quark.planning.plan import PlanRow
+from quark.planning.plan_row import PlanRow
 
 __all__ = ["is_finite", "refuse_non_finite"]
 

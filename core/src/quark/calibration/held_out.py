@@ -98,7 +98,7 @@ def held_out(calls: Sequence[Sequences]) -> list[Tensor]:
 
 
 def _rows(calls: Sequence[Sequences], tokens: Sequence[Tensor]) -> tuple[list[tuple[int, int]], bool]:
-    """Rows to hold out, each a call's number and its own, with at most `MOST_SHARE` of all tokens; and whether they are enough."""
+    """Return rows to hold out, each a call's number and its own, with at most `MOST_SHARE` of all tokens; and whether they are enough."""
     equal: dict[bytes, list[tuple[int, int]]] = {}
     for number, call in enumerate(calls):
         for row, digest in _digests(call, tokens[number]):
@@ -117,7 +117,7 @@ def _rows(calls: Sequence[Sequences], tokens: Sequence[Tensor]) -> tuple[list[tu
 
 
 def _digests(call: Sequences, tokens: Tensor) -> Iterator[tuple[int, bytes]]:
-    """A hash of each row that has tokens; padding, and the dtype of token ids, make no difference."""
+    """Yield a hash of each row that has tokens; padding, and the dtype of token ids, make no difference."""
     rows = call.rows.detach().cpu()
     for number in torch.nonzero(tokens.any(-1)).flatten().tolist():
         row = (rows[number].long()[tokens[number]] if call.are_ids else rows[number]).contiguous()
@@ -126,7 +126,7 @@ def _digests(call: Sequences, tokens: Tensor) -> Iterator[tuple[int, bytes]]:
 
 
 def _end_of_each(tokens: Tensor) -> Tensor:
-    """The last eighth of the tokens of each row, rounded, and one of four to eleven."""
+    """Return the last eighth of the tokens of each row, rounded, and one of four to eleven."""
     counts = tokens.sum(-1, keepdim=True)
     wanted = torch.where(counts * MOST_SHARE < 1, 0, (counts * LEAST_SHARE).round().clamp(min=1))
     from_the_end = tokens.flip(-1).cumsum(-1).flip(-1)

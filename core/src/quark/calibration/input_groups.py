@@ -95,7 +95,7 @@ class InputGroups:
         self._learned = [*(group for group in self._learned if not group & joined), joined]
 
     def _stated(self, names: Sequence[str]) -> Iterator[list[str]]:
-        """The groups that the architecture and the siblings' names state."""
+        """Yield the groups that the architecture and the siblings' names state."""
         known, architecture = set(names), self._architecture
         if architecture is not None:
             parts = [architecture.attention_inputs, architecture.mlp_inputs]
@@ -110,5 +110,5 @@ class InputGroups:
 
 
 def _are_same(one: Mapping[Forward, Tensor], other: Mapping[Forward, Tensor]) -> bool:
-    """Whether the same forwards bring the same tensor objects."""
+    """Return whether the same forwards bring the same tensor objects."""
     return one.keys() == other.keys() and all(one[forward] is x for forward, x in other.items())

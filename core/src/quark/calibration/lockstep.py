@@ -44,7 +44,7 @@ class Forward(greenlet):
 
 
 def current_forward() -> Forward | None:
-    """The forward that this code runs in, or None outside of one."""
+    """Return the forward that this code runs in, or None outside of one."""
     current = getcurrent()
     return current if isinstance(current, Forward) else None
 
@@ -281,7 +281,7 @@ class BlockRun:
 
 @contextmanager
 def without_cache(model: nn.Module) -> Iterator[None]:
-    """The model in evaluation mode and, where its config has the switch, without a key-value cache, which calibration would only fill.
+    """Keep a model in evaluation mode and, where its config has the switch, without a KV cache, which calibration would only fill.
 
     Of models of several parts the config of the part that makes text has it.
     """
@@ -302,7 +302,7 @@ def without_cache(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def replaced_forward(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
-    """While the body runs, ``forward`` stands in for the module's own; hooks go on as they do."""
+    """Let ``forward`` stand in for the module's own while the body runs; hooks go on as they do."""
     own = module.__dict__.get("forward")  # of a module that others have wrapped
     module.forward = forward
     try:

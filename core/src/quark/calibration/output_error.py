@@ -14,7 +14,7 @@ from quark.calibration.lockstep import replaced_forward
 from quark.calibration.rounding_tasks import rounding_tasks
 from quark.config.layer import QLayerConfig
 from quark.modules import QuantizedLayer, quantized_class
-from quark.planning.plan import PlanRow
+from quark.planning.plan_row import PlanRow
 
 __all__ = ["as_rounded", "configs_of", "tensor_of"]
 
@@ -22,11 +22,7 @@ __all__ = ["as_rounded", "configs_of", "tensor_of"]
 def configs_of(block: str, rows: Sequence[PlanRow]) -> dict[str, QLayerConfig]:
     """Return the configuration of each linear layer of a block with a quantized weight, by its name in the block."""
     prefix = f"{block}." if block else ""
-    return {
-        r.name.removeprefix(prefix): r.config
-        for r in rows
-        if r.config is not None and r.config.weight is not None and r.module_type == nn.Linear.__name__
-    }
+    return {r.name.removeprefix(prefix): r.config for r in rows if r.config is not None and r.config.weight is not None and r.is_linear}
 
 
 @contextmanager

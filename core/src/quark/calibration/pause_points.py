@@ -48,7 +48,7 @@ class PausePoint:
         self._width: int = quantized.weight.shape[0]  # type: ignore[index,assignment]
 
     def __call__(self, x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        """In place of the layer's forward."""
+        """Stand in for the layer's forward."""
         forward = current_forward()
         if forward is None:
             return self._plain(x, *args, **kwargs)
@@ -104,7 +104,7 @@ def number_of_tokens(x: Tensor, call: Call) -> int:
 
 
 def _chosen(call: Call, held_out: bool | None) -> Tensor | None:
-    """The tokens that `tokens_of` is asked for, ``[batch, tokens]`` or ``[batch, 1]``, bool, on the CPU; None where they are all."""
+    """Return the tokens that `tokens_of` is asked for, ``[batch, tokens]`` or ``[batch, 1]``, bool, on the CPU; None where they are all."""
     mask = call.kwargs.get("attention_mask")
     is_token = mask.cpu() != 0 if isinstance(mask, Tensor) and mask.ndim == 2 else None
     if held_out is None:
@@ -117,7 +117,7 @@ def _chosen(call: Call, held_out: bool | None) -> Tensor | None:
 
 
 def _laid_out(mask: Tensor, shape: torch.Size) -> Tensor | None:
-    """A mask ``[batch, tokens]`` or ``[batch, 1]`` for each vector of a tensor of that shape; None where the two do not fit."""
+    """Return a mask ``[batch, tokens]`` or ``[batch, 1]`` for each vector of a tensor of that shape; None where the two do not fit."""
     if len(shape) < 2:
         return mask.reshape(-1) if mask.numel() == shape.numel() else None
     if mask.shape[0] != shape[0] or mask.shape[1] not in (1, shape[1]):

@@ -1,13 +1,21 @@
-"""Rounding tasks: which layers are rounded together."""
+"""Rounding tasks: which layers a rounding rounds, and which of them together."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from quark.algorithms import HeldOut, RoundingTask, Statistic
-from quark.modules import QuantizedLayer
+from torch import nn
 
-__all__ = ["rounding_tasks"]
+from quark.algorithms import HeldOut, Rounding, RoundingTask, Statistic
+from quark.modules import QuantizedLayer
+from quark.planning.decoder_blocks import Block
+
+__all__ = ["rounded_by", "rounding_tasks"]
+
+
+def rounded_by(rounding: Rounding, layers: Mapping[str, QuantizedLayer], block: Block) -> dict[str, QuantizedLayer]:
+    """Return those of a block's layers whose codes a rounding chooses: linear layers with quantized weights that it applies to."""
+    return {n: layer for n, layer in layers.items() if _has_input_channels(layer) and rounding.applies_to(n.removeprefix(block.prefix))}
 
 
 def rounding_tasks(
@@ -37,6 +45,11 @@ def rounding_tasks(
         assert layer.weight_quantizer is not None
         alike.setdefault((layer.weight_quantizer.quantizer, layer.weight.dtype, type(layer)), {})[name] = layer
     return [*tasks, *(RoundingTask(members, statistics or {}, held_out=held_out) for members in alike.values())]
+
+
+def _has_input_channels(layer: QuantizedLayer) -> bool:
+    module = layer.weight_quantizer
+    return layer.planned_as is nn.Linear and module is not None and not module.quantizer.is_float
 
 
 def _has_tensor_scale(layer: QuantizedLayer) -> bool:

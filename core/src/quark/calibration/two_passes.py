@@ -12,51 +12,29 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any
 
+import attrs
 from torch import Tensor
 
-from quark.algorithms import Rounding
-from quark.calibration.activation_scales import INPUT, OUTPUT, ActivationScales
+from quark.calibration.activation_scales import INPUT, OUTPUT
 from quark.calibration.attention import calibrating, inside_block
-from quark.calibration.block_rounding import Layers, round_to_nearest, rounded_by, routed_prefixes
-from quark.calibration.input_groups import InputGroups
+from quark.calibration.block_calibration import BlockCalibration
 from quark.calibration.input_statistics import Collector
-from quark.calibration.lockstep import BlockRun, Forward, current_forward, replaced_forward
+from quark.calibration.lockstep import Forward, current_forward, replaced_forward
 from quark.calibration.pause_points import number_of_tokens, tokens_of
-from quark.calibration.rounding_tasks import rounding_tasks
-from quark.calibration.rounding_validation import round_validated
+from quark.calibration.rounding_without_data import round_to_nearest
 from quark.modules import QuantizedLayer
-from quark.planning.decoder_blocks import Block
 
 __all__ = ["TwoPasses"]
 
 
-class TwoPasses:
-    """Calibrates and rounds the layers of one block; arguments and attributes as of `quark.calibration.block_rounding.BlockRounding`."""
+@attrs.define(eq=False, slots=False)
+class TwoPasses(BlockCalibration):
+    """Rounds weights and sets scales between two passes of all forwards; arguments and attributes as of `BlockCalibration`."""
 
-    def __init__(
-        self,
-        block_run: BlockRun,
-        block: Block,
-        layers: Layers,
-        rounding: Rounding,
-        input_groups: InputGroups,
-        scales: ActivationScales,
-    ) -> None:
-        self._block_run = block_run
-        self._block = block
-        self._rounding = rounding
-        self._input_groups = input_groups
-        self._scales = scales
-        self._prefix = f"{block.name}." if block.name else ""
-        self._layers = layers
-        self._routed = routed_prefixes(block)
-        self._leaders: dict[str, str] = {}
-        self._collectors: dict[str, Collector] = {}
-        self._floats: dict[str, Tensor] = {}
-        self._is_finished = False
-        self.taken = rounded_by(rounding, layers, self._prefix)
-        self.rounded: set[str] = set()
-        self.metrics: dict[str, dict[str, Any]] = {}
+    _leaders: dict[str, str] = attrs.field(init=False, factory=dict)
+    _collectors: dict[str, Collector] = attrs.field(init=False, factory=dict)
+    _floats: dict[str, Tensor] = attrs.field(init=False, factory=dict)
+    _is_finished: bool = attrs.field(init=False, default=False)
 
     def work(self) -> None:
         """Lead every forward through the block twice, and round between the two passes."""
@@ -95,7 +73,7 @@ class TwoPasses:
         return forward_of_layer
 
     def _attention(self, name: str, tensors: Mapping[str, Tensor]) -> bool:
-        """In place of the quantizers of an attention module: whether to quantize what it is about to use."""
+        """Stand in for the quantizers of an attention module: return whether to quantize what it is about to use."""
         forward = current_forward()
         if forward is None or forward.is_float:
             return False
@@ -125,12 +103,8 @@ class TwoPasses:
         groups: dict[str, dict[str, QuantizedLayer]] = {}
         for name, leader in self._leaders.items():
             groups.setdefault(leader, {})[name] = self._layers[name][1]
-        siblings = self._input_groups.siblings
         for leader, members in groups.items():
-            collector = self._collectors.pop(leader)
-            for task in rounding_tasks(members, siblings, collector.statistics, collector.held_out()):
-                for name, metrics in round_validated(self._rounding, task).items():
-                    self.metrics[name] = {"tokens": collector.tokens, **metrics}
+            self._round_members(members, self._collectors.pop(leader))
         # The second pass may route tokens to an expert that the first did not reach.
         others = {n: quantized for n, (_, quantized) in self._layers.items() if n not in self._leaders}
-        self.rounded = round_to_nearest(others, siblings) | set(self._leaders)
+        self.rounded |= round_to_nearest(others, self._input_groups.siblings)

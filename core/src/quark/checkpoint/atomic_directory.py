@@ -2,7 +2,8 @@
 
 The temporary directory is hidden, ``.OUT.xxxxxxxx.partial`` beside OUT, and removed if the export fails. If the process is killed, it stays
 until the next run: the process holds a lock on a file in it, which the system releases when the process ends, so that a directory with a
-free lock is a leftover.
+free lock is a leftover. An export that is replaced is exchanged with the new one in one step. Where the file system cannot do that, it is
+kept in the temporary directory until the new one has its name, and the next run puts it back if the process was killed in between.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from quark.checkpoint.destination import move_into_place, refuse_used_directory
+from quark.checkpoint.destination import REPLACED, move_into_place, refuse_used_directory
 from quark.errors import OutputError
 from quark.interrupts import uninterrupted
 from quark.log import get_logger
@@ -49,12 +50,12 @@ def building(out: Path, *, overwrite: bool = False) -> Iterator[Path]:
     Raises:
         OutputError: ``out`` is in use, or there is no space or permission to write.
     """
+    remove_leftovers(out)
     refuse_used_directory(out, overwrite=overwrite)
     temporary: Path | None = None
     lock = -1
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        remove_leftovers(out)
         with uninterrupted():
             temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=_SUFFIX, dir=out.parent))
             lock = _locked(temporary / _LOCK)
@@ -71,13 +72,16 @@ def building(out: Path, *, overwrite: bool = False) -> Iterator[Path]:
         # A second Ctrl-C would interrupt the cleanup after the first.
         with uninterrupted():
             if temporary is not None:
-                _remove(temporary)
+                _remove(temporary, out)
             if lock >= 0:
                 os.close(lock)
 
 
 def remove_leftovers(out: Path) -> None:
-    """Remove temporary directories of killed runs to ``out``, and log it; those of running processes stay."""
+    """Remove temporary directories of killed runs to ``out``, and log it; those of running processes stay.
+
+    An earlier export that a killed run was about to replace is put back.
+    """
     for leftover in sorted(out.parent.glob(f".{glob.escape(out.name)}.{'?' * 8}{_SUFFIX}")):
         try:
             lock = os.open(leftover / _LOCK, os.O_RDWR | os.O_NOFOLLOW)
@@ -88,7 +92,7 @@ def remove_leftovers(out: Path) -> None:
             status = os.fstat(lock)
             if status.st_size and status.st_uid == os.geteuid() and not leftover.is_symlink():
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                _remove(leftover)
+                _remove(leftover, out)
                 get_logger(__name__).info(f"Removed '{leftover}', left behind by a run to '{out}' that was killed.")
         except OSError:
             pass  # its owner still runs, or the file system has no locks
@@ -105,8 +109,16 @@ def _locked(path: Path) -> int:
     return lock
 
 
-def _remove(temporary: Path) -> None:
-    """Remove a temporary directory, its lock file last: if the process is killed meanwhile, the next run must recognize the leftover."""
-    shutil.rmtree(temporary / _CONTENT, ignore_errors=True)
-    if not (temporary / _CONTENT).exists():
-        shutil.rmtree(temporary, ignore_errors=True)
+def _remove(temporary: Path, out: Path) -> None:
+    """Remove a temporary directory, its lock file last: if the process is killed meanwhile, the next run must recognize the leftover.
+
+    An earlier export in it is moved back to ``out`` where nothing has taken its place.
+    """
+    earlier = temporary / REPLACED
+    if earlier.is_dir() and not out.exists():
+        earlier.rename(out)
+    for directory in (temporary / _CONTENT, earlier):
+        shutil.rmtree(directory, ignore_errors=True)
+        if directory.exists():
+            return
+    shutil.rmtree(temporary, ignore_errors=True)

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import re
 import shutil
-import tempfile
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
 
+from quark.checkpoint.exchange import exchange
 from quark.checkpoint.layouts import layouts_of, quantization_block
 from quark.errors import OutputError, QuarkError
 from quark.plugins import exporters
 
-__all__ = ["COMPANIONS", "move_into_place", "refuse_used_directory"]
+__all__ = ["COMPANIONS", "REPLACED", "move_into_place", "refuse_used_directory"]
 
 COMPANIONS = (
     "tokenizer.json",
@@ -32,6 +32,9 @@ COMPANIONS = (
     "generation_config.json",
 )
 """Files that belong to a checkpoint beside its weights, such as a tokenizer or a processor that was saved there first."""
+
+REPLACED = "replaced"
+"""Name of the directory, beside that in which an export is built, to which an export that is replaced is moved."""
 
 _EXPORTED = re.compile(r"config\.json|model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json")
 
@@ -62,7 +65,8 @@ def refuse_used_directory(out: Path, *, overwrite: bool = False) -> None:
 def move_into_place(export: Path, out: Path, *, overwrite: bool = False) -> None:
     """Rename a complete export to ``out``; files that `refuse_used_directory` allows stay, except the export that is replaced.
 
-    Existing companions stay unchanged, except those of a replaced export of which the new export has its own version.
+    Existing companions stay unchanged, except those of a replaced export of which the new export has its own version. The replaced export
+    lies afterwards at ``export``, or beside it under the name `REPLACED`, and may be removed.
 
     Raises:
         OutputError: Other files were put there meanwhile.
@@ -75,15 +79,16 @@ def move_into_place(export: Path, out: Path, *, overwrite: bool = False) -> None
     for path in out.iterdir():
         if path.name in COMPANIONS and not (replaces and (export / path.name).exists()):
             shutil.copy2(path, export / path.name)
-    # Two renames: other processes see the old directory or the new one, and for an instant none.
-    aside = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=".replaced", dir=out.parent))
-    out.rename(aside)
+    if exchange(export, out):
+        return
+    # Two renames: for an instant there is no export. If the process is killed then, the next run moves the earlier one back.
+    earlier = export.with_name(REPLACED)
+    out.rename(earlier)
     try:
         export.rename(out)
     except BaseException:
-        aside.rename(out)
+        earlier.rename(out)
         raise
-    shutil.rmtree(aside, ignore_errors=True)
 
 
 def _why_not_replaceable(out: Path, names: Sequence[str]) -> str | None:

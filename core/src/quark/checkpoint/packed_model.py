@@ -14,9 +14,9 @@ from quark.config.slot import Slot
 from quark.hf.attention_switch import switch_attention
 from quark.hf.quark_loader import is_stored_beside_weight
 from quark.modules import counts_as
-from quark.modules.attention import PROBABILITIES
+from quark.modules.attention import PROBABILITIES, STORED_STATES
 from quark.modules.packed_layers import PackedLayer, PackedScales
-from quark.modules.packed_quantizer import PackedQuantizer, packed_scales
+from quark.modules.packed_quantizer import PackedQuantizer, ScalesOf, packed_scales
 from quark.planning.attention import AttentionRow, attention_rows
 from quark.planning.family import architecture_of
 from quark.planning.mixtures import separate_experts
@@ -74,8 +74,13 @@ def _map_attention(model: nn.Module, attentions: Sequence[AttentionRow], order: 
         if row.probabilities is not None:
             setattr(module, PROBABILITIES, PackedQuantizer(row.probabilities, order, largest=1.0))
         for state, (layer, spec) in row.states.items():
-            stored = PackedScales(packed_scales(spec, order))
-            setattr(model.get_submodule(layer), Slot.output_tensors.quantizer_attribute, stored)
+            tensors = packed_scales(spec, order)
+            stored: PackedScales | ScalesOf
+            if row.fused:
+                stored = ScalesOf(module, STORED_STATES[state], tensors)
+            else:
+                stored = PackedScales(tensors)
+                setattr(model.get_submodule(layer), Slot.output_tensors.quantizer_attribute, stored)
             setattr(module, state, PackedQuantizer(spec, order, stored))
     if attentions:
         switch_attention(model, [a.name for a in attentions], eager=eager)

@@ -77,7 +77,7 @@ def _results(distribution: str, kinds: list[str], names: list[str], pyproject: P
 def _selected(
     distribution: str, kinds: list[str], names: list[str], pyproject: Path | None
 ) -> tuple[list[tuple[Subject, tuple[Check, ...]]], dict[str, str]]:
-    """The subjects with their checks, and the expected failures.
+    """Return the subjects with their checks, and the expected failures.
 
     Raises:
         ConfigError: A kind, a name or an expected failure is none; or the distribution registers nothing of that kind.

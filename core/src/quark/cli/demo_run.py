@@ -25,7 +25,7 @@ from quark.evaluate.logits import evaluating
 from quark.hf.shards import check_shards
 from quark.log import get_logger
 from quark.planning.family import model_type_of
-from quark.planning.plan import PlanRow
+from quark.planning.plan_row import PlanRow
 from quark.plugins import schemes
 from quark.runs import ModelQuantizer
 from quark.templates import LLMTemplate

@@ -38,7 +38,7 @@ def program() -> typer.Typer:
 
     @app.callback()
     def options(version: bool = version) -> None:
-        """Options of the program itself."""
+        """Read the options of the program itself."""
 
     for command in (quantize, evaluate, demo, check, listing):
         command.register(app)

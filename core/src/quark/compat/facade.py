@@ -34,7 +34,7 @@ class Facade:
     plugins: bool = False
 
     def load(self, name: str) -> Any:
-        """The object of that name, for the module's ``__getattr__``; the module keeps it for the next time.
+        """Return the object of that name, for the module's ``__getattr__``; the module keeps it for the next time.
 
         Raises:
             AttributeError: There is no such name.
@@ -53,7 +53,7 @@ class Facade:
         return value
 
     def names(self) -> list[str]:
-        """All public names, sorted, for the module's ``__dir__`` and ``__all__``."""
+        """Return all public names, sorted, for the module's ``__dir__`` and ``__all__``."""
         from quark.plugins import documented_names  # plugins are read only when their names are asked for
 
         return sorted({*self.own, *self.lazy, *(documented_names() if self.plugins else ())})

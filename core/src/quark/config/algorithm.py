@@ -25,20 +25,20 @@ class AlgoConfig:
 
     @classmethod
     def for_architecture(cls, architecture: Architecture) -> AlgoConfig | None:
-        """The settings for a model family, derived from its facts; None where the algorithm derives none. Algorithms override this."""
+        """Return the settings for a model family, derived from its facts; None where it derives none. Algorithms override this."""
         return None
 
     @classmethod
     def refusal(cls, architecture: Architecture) -> str | None:
-        """The reason why no settings can be derived for a family, for an error message; None where they can, or no reason is known."""
+        """Return why no settings can be derived for a family, for an error message; None where they can, or no reason is known."""
         return None
 
     def runs_with_model(self) -> bool:
-        """Whether the algorithm leaves something in the model that runs with it, beside the weights: readers must then put it back."""
+        """Return whether the algorithm leaves something that runs with the model, beside the weights: readers must then put it back."""
         return False
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON form: the fields as they are.
+        """Return the JSON form: the fields as they are.
 
         Fields marked ``metadata={"legacy": True}`` are never written. Fields marked ``{"own": True}``, which AMD Quark's class does not
         have, are written only when they differ from their default, so that AMD Quark can read the file.
@@ -72,11 +72,11 @@ class StoredAlgoConfig(AlgoConfig):
     is_run: bool = False
 
     def runs_with_model(self) -> bool:
-        """As the checkpoint says; checkpoints of other producers do not say it."""
+        """Return what the checkpoint says; checkpoints of other producers do not say it."""
         return self.is_run
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON form, as it was read."""
+        """Return the JSON form, as it was read."""
         return {"name": self.name, **self.settings}
 
     @classmethod

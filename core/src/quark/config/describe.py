@@ -22,21 +22,29 @@ _SCALE_TYPE_BITS = {
 
 
 def describe_spec(spec: TensorSpec | None) -> str:
-    """A tensor's quantization in a few words: ``int4/group 128``, ``fp8_e4m3/tensor``, ``float``."""
+    """Return a tensor's quantization in a few words: ``int4/group 128``, ``fp8_e4m3/tensor``, ``float``."""
     return " + ".join(_describe_level(s) for s in levels(spec)) or "float"
 
 
 def _describe_level(level: QTensorConfig) -> str:
-    shape = {
+    shapes = {
         QSchemeType.per_tensor: "tensor",
         QSchemeType.per_channel: f"channel {level.ch_axis}",
         QSchemeType.per_group: f"group {level.group_size}",
         QSchemeType.per_block: f"block {level.block_size}",
         None: f"block {level.group_size}" if level.group_size else "",
-    }[level.qscheme]
+    }
+    shape = shapes[level.qscheme] if level.qscheme in shapes else _describe_own_shape(level)
     asymmetric = " asym" if level.symmetric is False else ""
     scale = f" {level.scale_format}" if level.scale_format not in (None, "float32") else ""
     return f"{level.dtype.name}/{shape}{asymmetric}{scale}".rstrip("/")
+
+
+def _describe_own_shape(level: QTensorConfig) -> str:
+    """Return the granularity of a number format's own, by its name, and by the size that the spec gives it."""
+    assert level.qscheme is not None
+    size = level.group_size if level.block_size is None else level.block_size
+    return level.qscheme.name if size is None else f"{level.qscheme.name} {size}"
 
 
 def describe_activation(spec: TensorSpec | None) -> str:
@@ -49,7 +57,7 @@ def describe_activation(spec: TensorSpec | None) -> str:
 
 
 def describe_layer(layer: QLayerConfig | None) -> str:
-    """What of a layer is quantized: weight, input, output."""
+    """Return what of a layer is quantized: weight, input, output."""
     if layer is None:
         return "float"
     parts = [f"W {describe_spec(layer.weight)}"]
@@ -62,7 +70,7 @@ def describe_layer(layer: QLayerConfig | None) -> str:
 
 
 def needs_calibration(layer: QLayerConfig) -> bool:
-    """Whether activations have static ranges, which come from data. A plain cast has no scale and needs none."""
+    """Return whether activations have static ranges, which come from data. A plain cast has no scale and needs none."""
     activations = (*levels(layer.input_tensors), *levels(layer.output_tensors))
     return any(level.is_dynamic is False and level.qscheme is not None for level in activations)
 
@@ -105,7 +113,9 @@ def _scale_bits(level: QTensorConfig, bits_of: Callable[[str], float]) -> float:
 
 
 def _elements_per_scale(level: QTensorConfig) -> int | None:
-    """Elements that share a scale, where that does not depend on the tensor's shape."""
-    if level.qscheme in (QSchemeType.per_group, None) and level.group_size is not None and level.group_size > 0:
-        return level.group_size
-    return prod(level.block_size) if level.qscheme is QSchemeType.per_block and level.block_size is not None else None
+    """Return elements that share a scale, where that does not depend on the tensor's shape."""
+    if level.qscheme in (QSchemeType.per_tensor, QSchemeType.per_channel):
+        return None
+    if level.qscheme is not QSchemeType.per_block and level.group_size is not None:
+        return level.group_size if level.group_size > 0 else None
+    return prod(level.block_size) if level.block_size is not None else None

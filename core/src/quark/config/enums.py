@@ -1,8 +1,9 @@
 """The enumerations of AMD Quark's public API. No torch here.
 
-`Dtype` is open: its members are AMD Quark's names, and a number format that a plugin registers is a value of it too
-(``Dtype("acme_nf3")``), equal to any other of that name. Reading a configuration needs no plugin: whether a format of that name is
-installed is asked where the name is resolved, which is when a plan is made, before any work.
+`Dtype` and `QSchemeType` are open: their members are AMD Quark's names, and what a plugin brings is a value of them too. A number format
+goes by the name that it is registered under (``Dtype("acme_nf3")``). A way to share scales is not registered, but known to the number
+formats that have it, and goes by a name with its vendor's prefix (``QSchemeType("acme.diagonal")``). Reading a configuration needs no
+plugin: whether a format of that name is installed, and has that way, is asked when a plan is made, before any work.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 
 from quark.errors import ConfigError
 from quark.lazy import LazyRef
-from quark.names import NAME_RULE, is_valid_name
+from quark.names import NAME_RULE, closest, is_valid_name, is_vendor_name
 
 __all__ = ["DeviceType", "Dtype", "QSchemeType", "QuantFlow", "QuantizationMode", "RoundType", "ScaleType", "ZeroPointType"]
 
@@ -26,7 +27,7 @@ class _Vocabulary(Enum):
 
     @classmethod
     def from_str(cls, text: str) -> Any:
-        """The member of that name, upper or lower case.
+        """Return the member of that name, upper or lower case.
 
         Raises:
             ConfigError: (a ValueError) There is no such member.
@@ -37,7 +38,26 @@ class _Vocabulary(Enum):
         raise ConfigError(f"{cls.__name__} has no member {text!r}; it has {', '.join(cls.__members__)}")
 
 
-class Dtype(_Vocabulary):
+class _OpenVocabulary(_Vocabulary):
+    """A vocabulary whose values may have other names than its members'. Such a value equals any other of that name.
+
+    It is no member: nothing keeps it, and a misspelt name leaves nothing behind.
+    """
+
+    @classmethod
+    def _beside_members(cls, name: str) -> Any:
+        value = object.__new__(cls)
+        value._name_ = value._value_ = name
+        return value
+
+    def __eq__(self, other: object) -> bool:
+        return self._name_ == other._name_ if isinstance(other, type(self)) else NotImplemented
+
+    def __hash__(self) -> int:
+        return hash(self._name_)
+
+
+class Dtype(_OpenVocabulary):
     """The number format of a tensor's elements."""
 
     int8 = "int8"
@@ -65,27 +85,19 @@ class Dtype(_Vocabulary):
 
     @classmethod
     def _missing_(cls, value: object) -> Dtype:
-        """A value of the name of another number format. It is no member: nothing keeps it, and a misspelt name leaves nothing behind."""
+        """Return the value of the name of a plugin's number format."""
         if not is_valid_name(value):
             raise ConfigError(f"{value!r} is not the name of a number format: a name is {NAME_RULE}")
-        other = object.__new__(cls)
-        other._name_ = other._value_ = str(value)
-        return other
-
-    def __eq__(self, other: object) -> bool:
-        return self._name_ == other._name_ if isinstance(other, Dtype) else NotImplemented
-
-    def __hash__(self) -> int:
-        return hash(self._name_)
+        return cls._beside_members(str(value))
 
     @classmethod
     def from_str(cls, text: str) -> Dtype:
-        """The number format of that name, upper or lower case; a plugin's or one of AMD Quark's."""
+        """Return the number format of that name, upper or lower case; a plugin's or one of AMD Quark's."""
         return cls(text.lower())
 
     @classmethod
     def from_torch_dtype(cls, torch_dtype: Any) -> Dtype:
-        """The member that is a torch dtype, such as ``torch.float8_e4m3fn``.
+        """Return the member that is a torch dtype, such as ``torch.float8_e4m3fn``.
 
         Raises:
             ValueError: None is.
@@ -96,7 +108,7 @@ class Dtype(_Vocabulary):
         return cls[name]
 
     def to_bitwidth(self) -> int:
-        """Whole bits that an element takes, its part of what a block shares included for mx6 and mx9.
+        """Return the whole bits that an element takes, its part of what a block shares included for mx6 and mx9.
 
         Raises:
             UnknownNameError: (a ValueError) No installed plugin brings the format.
@@ -105,7 +117,7 @@ class Dtype(_Vocabulary):
         return math.ceil(_FORMATS.load()().get(self.name).bits)
 
     def to_torch_packed_dtype(self) -> Any:
-        """The torch dtype in which a checkpoint holds codes of this format.
+        """Return the torch dtype in which a checkpoint holds codes of this format.
 
         Raises:
             UnknownNameError: (a ValueError) No installed plugin brings the format.
@@ -113,13 +125,37 @@ class Dtype(_Vocabulary):
         return _PACKED_DTYPE.load()(self)
 
 
-class QSchemeType(_Vocabulary):
-    """Which elements share one scale."""
+class QSchemeType(_OpenVocabulary):
+    """Which elements share one scale.
+
+    A number format may have ways of its own, as ``"vendor.name"``: its `quark.quantizers.NumberFormat.granularity` knows them.
+    """
 
     per_tensor = "per_tensor"
     per_channel = "per_channel"
     per_group = "per_group"
     per_block = "per_block"
+
+    @classmethod
+    def _missing_(cls, value: object) -> QSchemeType:
+        """Return the value of a vendor's own name."""
+        if not is_vendor_name(value):
+            near = closest(str(value), cls.__members__)
+            suggestion = f"; did you mean {near!r}?" if near else "."
+            known = ", ".join(cls.__members__)
+            raise ConfigError(
+                f"{cls.__name__} has no member {value!r}{suggestion} It has {known}, and a number format's own, 'vendor.name'"
+            )
+        return cls._beside_members(str(value))
+
+    @classmethod
+    def from_str(cls, text: str) -> QSchemeType:
+        """Return the member of that name, upper or lower case; or a vendor's own.
+
+        Raises:
+            ConfigError: (a ValueError) It is neither.
+        """
+        return cls(text.lower())
 
 
 class ScaleType(_Vocabulary):

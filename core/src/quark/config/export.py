@@ -60,7 +60,7 @@ class JsonExporterConfig:
         self.__attrs_init__(groups, list(value_of(values, "kv_cache_group", list, ())), min_kv_scale, weight_format, pack_method, unknown)
 
     def to_dict(self) -> dict[str, Any]:
-        """The ``export`` block: exactly the five keys that readers know."""
+        """Return the ``export`` block: exactly the five keys that readers know."""
         return {a.name: getattr(self, a.name) for a in attrs.fields(type(self)) if a.name != "extra"}
 
 

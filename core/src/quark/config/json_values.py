@@ -13,7 +13,7 @@ _NAMES = {Mapping: "an object", list: "a list", str: "a string", bool: "true or 
 
 
 def value_of(data: Mapping[str, Any], key: str, kind: type, default: Any = None) -> Any:
-    """What stands under ``key``, ``default`` where nothing or null does.
+    """Return what stands under ``key``, ``default`` where nothing or null does.
 
     Args:
         data: From JSON.
@@ -29,12 +29,12 @@ def value_of(data: Mapping[str, Any], key: str, kind: type, default: Any = None)
 
 
 def strings_of(data: Mapping[str, Any], key: str) -> list[str]:
-    """The list of strings under ``key``, empty where nothing or null is there. Raises ConfigError for anything else."""
+    """Return the list of strings under ``key``, empty where nothing or null is there. Raises ConfigError for anything else."""
     return [checked(v, str, key) for v in value_of(data, key, list, ())]
 
 
 def checked(value: Any, kind: type, key: str) -> Any:
-    """``value``, which stands under ``key`` or in a list there. Raises ConfigError unless it is of that kind, as in `value_of`."""
+    """Return ``value``, which stands under ``key`` or in a list there. Raises ConfigError unless it is of that kind, as in `value_of`."""
     types: Any = {list: (list, tuple), float: (int, float)}.get(kind, kind)
     if isinstance(value, types) and (kind is bool or not isinstance(value, bool)):
         return value

@@ -31,7 +31,7 @@ def _as_spec(value: Any) -> TensorSpec | None:
 
 
 def levels(spec: TensorSpec | None) -> tuple[QTensorConfig, ...]:
-    """The levels of a tensor's quantization: none, one, or several."""
+    """Return the levels of a tensor's quantization: none, one, or several."""
     return () if spec is None else (spec,) if isinstance(spec, QTensorConfig) else tuple(spec)
 
 
@@ -82,12 +82,12 @@ class QLayerConfig:
     target_device: DeviceType | None = None
 
     def copied(self) -> QLayerConfig:
-        """An independent copy. Raises ConfigError where fields that were assigned do not agree."""
+        """Return an independent copy. Raises ConfigError where fields that were assigned do not agree."""
         slots: dict[str, Any] = {slot.value: _copied(getattr(self, slot)) for slot in Slot}
         return attrs.evolve(self, **slots)
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON form; every slot is a key, null where nothing is quantized."""
+        """Return the JSON form; every slot is a key, null where nothing is quantized."""
         device = None if self.target_device is None else self.target_device.name
         return {slot.value: _to_json(getattr(self, slot)) for slot in Slot} | {"target_device": device}
 

@@ -23,7 +23,7 @@ _RUN = "run_time_algorithms"
 
 
 def _algorithms(value: Any) -> list[AlgoConfig] | None:
-    """A single object (AMD Quark's form before 0.10) or any iterable of them, as a list."""
+    """Return a single object (AMD Quark's form before 0.10) or any iterable of them, as a list."""
     if value is None:
         return None
     if isinstance(value, Iterable) and not isinstance(value, str | Mapping):
@@ -85,7 +85,8 @@ class QConfig:
         separate_kv_scales: Keys and values keep scales of their own. By default those of one block share the larger, as in AMD Quark.
         kv_cache_post_rope: Where keys and values of the cache are rounded, and what their exported scales are of. True: as attention gets
             them, behind norms on single heads and the rotary embedding, which is what runtimes such as vLLM cache. False: as their
-            projections put them out, the convention of AMD Quark. None: True where the attention of the model can be reached.
+            projections put them out, the convention of AMD Quark. None: True where the attention of the model can be reached. Latent
+            attention is refused but with False: runtimes cache no output of its projections.
         attention_post_rope: The same for the queries of quantized attention (``softmax_quant_spec``).
         shared_scale_groups: Groups of name suffixes that share one global scale.
         softmax_quant_spec: Of the attention probabilities.
@@ -139,7 +140,7 @@ class QConfig:
             self.pre_quant_opt_config = None
 
     def copied(self) -> QConfig:
-        """An independent copy, down to the last tensor's spec. Raises ConfigError where fields that were assigned do not agree."""
+        """Return an independent copy, down to the last tensor's spec. Raises ConfigError where fields that were assigned do not agree."""
         return attrs.evolve(
             self,
             global_quant_config=self.global_quant_config.copied(),
@@ -153,12 +154,12 @@ class QConfig:
 
     @staticmethod
     def with_llm_template(template: Any, scheme: str, **options: Any) -> QConfig:
-        """What ``template.get_config(scheme, …)`` returns; ``template`` is an `LLMTemplate`, and its options are these."""
+        """Return what ``template.get_config(scheme, …)`` returns; ``template`` is an `LLMTemplate`, and its options are these."""
         config: QConfig = template.get_config(scheme=scheme, **options)
         return config
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON form, the keys of ``quantization_config`` but for ``export``, which the exporter adds.
+        """Return the JSON form, the keys of ``quantization_config`` but for ``export``, which the exporter adds.
 
         ``run_time_algorithms`` and ``attention_post_rope`` are keys of our own, there only where an algorithm runs with the model, or
         queries are quantized: other readers pass them over.
@@ -215,7 +216,7 @@ class QConfig:
 
 
 def _stored_algorithms(value: Any, run: Sequence[str]) -> list[AlgoConfig] | None:
-    """``algo_config`` of a checkpoint: a list, before 0.10 one object, or null; and the names of those that run with the model."""
+    """Return ``algo_config`` of a checkpoint: a list, before 0.10 one object, or null; and the names of those that run with the model."""
     if value is None:
         return None
     entries = [value] if isinstance(value, Mapping) else checked(value, list, "algo_config")

@@ -40,7 +40,7 @@ _LEGACY_KEYS = {"dynamic": "is_dynamic", "axis": "ch_axis"}
 
 
 def observer_name(observer: type | str | None) -> str | None:
-    """The public name of an observer, which may be a class or a name."""
+    """Return the public name of an observer, which may be a class or a name."""
     return observer if observer is None or isinstance(observer, str) else observer.__name__
 
 
@@ -111,7 +111,7 @@ class QTensorConfig:
         dtype: Number format of the elements: a `Dtype`, or its name.
         observer_cls: Observer class, or its public name.
         is_dynamic: Whether ranges are computed for each tensor at run time (activations) or once (static).
-        qscheme: Which elements share a scale.
+        qscheme: Which elements share a scale: a `QSchemeType`, or its name; a number format may have its own (``"vendor.name"``).
         ch_axis: Axis that keeps its own scales (per channel) or along which groups run (per group).
         group_size: Elements in a group; -1 is the whole axis.
         block_size: Rows and columns of a 2-D block.
@@ -159,7 +159,7 @@ class QTensorConfig:
             raise ConfigError(f"QTensorConfig(dtype={self.dtype.name}): {error}")
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON form: field names as keys, enums by name, the observer by class name."""
+        """Return the JSON form: field names as keys, enums by name, the observer by class name."""
         out: dict[str, Any] = {}
         for a in attrs.fields(type(self)):
             if a.name == "qat_spec":
@@ -188,7 +188,7 @@ class QTensorConfig:
         return cls(**{key: value for key, value in values.items() if key != "zero_point_type" or value is not None})
 
     def set(self, **changes: Any) -> QTensorConfig:
-        """A copy with some fields changed."""
+        """Return a copy with some fields changed."""
         return attrs.evolve(self, **changes)
 
     def set_group_size(self, group_size: int) -> None:
@@ -198,12 +198,12 @@ class QTensorConfig:
         self.group_size = group_size
 
     def copied(self) -> QTensorConfig:
-        """An independent copy. Raises ConfigError where fields that were assigned do not agree."""
+        """Return an independent copy. Raises ConfigError where fields that were assigned do not agree."""
         return attrs.evolve(self)
 
 
 def _missing_field(spec: QTensorConfig) -> str | None:
-    """The field that a granularity needs and that is not set, with the fix; what each number format needs, it checks itself."""
+    """Return the field that a granularity needs and that is not set, with the fix; what each number format needs, it checks itself."""
     if spec.qscheme is QSchemeType.per_channel and spec.ch_axis is None:
         return "per_channel needs the axis that keeps its own scales; set ch_axis, 0 for the output channels of a weight"
     if spec.qscheme is QSchemeType.per_group and (spec.ch_axis is None or spec.group_size is None):

@@ -1,7 +1,20 @@
-"""Evaluation: perplexity of a model, and KL divergence from a reference model, over batches of tokens."""
+"""Evaluation: perplexity of a model by a named protocol, and KL divergence from a reference model, over windows of tokens."""
 
 from quark.evaluate.comparison import Comparison, compare
-from quark.evaluate.perplexity import perplexity
-from quark.evaluate.windows import token_windows
+from quark.evaluate.perplexity import Likelihood, likelihood, perplexity
+from quark.evaluate.protocol import PROTOCOLS, Protocol, protocol_of
+from quark.evaluate.windows import Windows, scored_windows, token_windows
 
-__all__ = ["Comparison", "compare", "perplexity", "token_windows"]
+__all__ = [
+    "PROTOCOLS",
+    "Comparison",
+    "Likelihood",
+    "Protocol",
+    "Windows",
+    "compare",
+    "likelihood",
+    "perplexity",
+    "protocol_of",
+    "scored_windows",
+    "token_windows",
+]

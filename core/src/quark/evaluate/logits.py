@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,8 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from quark.errors import ConfigError, NonFiniteError
+from quark.evaluate.windows import Windows
 
-__all__ = ["checked_batch", "evaluating", "in_chunks", "log_probabilities", "next_token_logits"]
+__all__ = ["evaluating", "in_chunks", "log_probabilities", "next_token_logits", "windows_of"]
 
 _CHUNK_ELEMENTS = 1 << 24  # logits processed at a time: 64 MiB in float32, whatever the vocabulary
 
@@ -31,27 +32,34 @@ def evaluating(*models: nn.Module) -> Iterator[None]:
             module.training = True
 
 
-def checked_batch(batch: Tensor) -> Tensor:
-    """Return the batch after checking it.
+def windows_of(batches: Iterable[Tensor | Windows]) -> Iterator[Windows]:
+    """Yield the batches as windows; of a plain matrix of tokens, all but the first of each row are scored.
 
     Raises:
-        ConfigError: The batch is not an integer matrix ``[sequences, tokens]`` with at least two tokens per sequence.
+        ConfigError: A batch is not an integer matrix ``[sequences, tokens]`` with at least two tokens per sequence.
     """
+    for batch in batches:
+        yield batch if isinstance(batch, Windows) else Windows(checked := _checked(batch), torch.ones(len(checked), dtype=torch.int64))
+
+
+def _checked(batch: Tensor) -> Tensor:
     if not isinstance(batch, Tensor) or batch.dim() != 2 or batch.shape[1] < 2 or batch.is_floating_point():
         what = f"a tensor of shape {list(batch.shape)} and {batch.dtype}" if isinstance(batch, Tensor) else f"a {type(batch).__name__}"
         raise ConfigError(f"a batch of tokens is a matrix of whole numbers [sequences, tokens ≥ 2], not {what}")
     return batch
 
 
-def next_token_logits(model: nn.Module, batch: Tensor) -> Tensor:
-    """Return the logits ``[B · (T − 1), V]`` that predict ``batch[:, 1:]`` of a batch ``[B, T]``, in the model's dtype and on its device.
+def next_token_logits(model: nn.Module, windows: Windows) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the logits of the scored tokens, these tokens, and their windows: ``[N, V]``, ``[N]``, ``[N]``.
 
-    The model is called with the token tensor alone; it returns logits ``[B, T, V]``, or an object with an attribute ``logits``.
+    The model is called with the tokens alone, without the last of each window; it returns logits ``[B, T − 1, V]``, or an object with an
+    attribute ``logits``. The logits are in its dtype and on its device, the others on the CPU.
     """
-    parameter = next(model.parameters(), None)
-    output: Any = model(batch if parameter is None else batch.to(parameter.device))
+    parameter, inputs, scored = next(model.parameters(), None), windows.tokens[:, :-1], windows.scored
+    output: Any = model(inputs if parameter is None else inputs.to(parameter.device))
     logits: Tensor = getattr(output, "logits", output)
-    return logits[:, :-1].flatten(0, 1)
+    index = torch.arange(len(windows))[:, None].expand(scored.shape)
+    return logits[scored.to(logits.device)], windows.tokens[:, 1:].cpu()[scored], index[scored]
 
 
 def in_chunks(*rows: Tensor) -> Iterator[tuple[Tensor, ...]]:

@@ -19,7 +19,7 @@ _BASES = {"eager": "eager", "sdpa": "sdpa", _EAGER: "eager", _SDPA: "sdpa"}
 
 
 def why_unswitchable(model: nn.Module, attentions: Sequence[str]) -> str | None:
-    """Returns why these attention modules of ``model`` cannot be switched, with what to do; None where they can be."""
+    """Return why these attention modules of ``model`` cannot be switched, with what to do; None where they can be."""
     if not hasattr(model, "set_attn_implementation"):
         return (
             f"the attention of a {type(model).__name__} cannot be quantized: only transformers models call an attention that can be "

@@ -13,7 +13,7 @@ __all__ = ["calibration_tokens", "read_text"]
 
 
 def read_text(path: Path) -> str:
-    """The text of a file, or of all .txt files of a directory in order of name.
+    """Return the text of a file, or of all .txt files of a directory in order of name.
 
     Raises:
         CalibrationError: There is no such file, or no text in it.
@@ -28,7 +28,7 @@ def read_text(path: Path) -> str:
 
 
 def calibration_tokens(tokenizer: Any, path: Path, count: int, length: int) -> list[Tensor]:
-    """Up to ``count`` sequences of ``length`` tokens, each ``[1, length]``, from the start of the text; the last may be shorter.
+    """Return up to ``count`` sequences of ``length`` tokens, each ``[1, length]``, from the start of the text; the last may be shorter.
 
     Raises:
         CalibrationError: The checkpoint has no tokenizer, or the text gives no token.

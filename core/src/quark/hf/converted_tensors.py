@@ -85,7 +85,7 @@ class ConvertedTensors:
         _log_applied(converters, conversions, applied)
 
     def sources(self, name: str) -> list[str]:
-        """Names of the stored tensors that make the tensor ``name``."""
+        """Return names of the stored tensors that make the tensor ``name``."""
         return list(self._conversion_of[name].sources) if name in self._conversion_of else [name]
 
     @contextmanager

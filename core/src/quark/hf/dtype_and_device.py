@@ -16,14 +16,14 @@ _STORED = {"F64": torch.float64, "F32": torch.float32, "BF16": torch.bfloat16, "
 
 
 def torch_dtype(name: str) -> torch.dtype | None:
-    """The torch dtype of that name; None for ``auto``. Raises ConfigError for others."""
+    """Return the torch dtype of that name; None for ``auto``. Raises ConfigError for others."""
     if name != "auto" and name not in _DTYPES:
         raise ConfigError(f"the dtype {name!r} cannot be used: use auto, {', '.join(_DTYPES)}")
     return _DTYPES.get(name)
 
 
 def torch_device(name: str) -> torch.device:
-    """The device of that name. Raises ConfigError where it cannot be used."""
+    """Return the device of that name. Raises ConfigError where it cannot be used."""
     try:
         target = torch.device(name)
         torch.empty(0, device=target)
@@ -33,6 +33,6 @@ def torch_device(name: str) -> torch.device:
 
 
 def first_dtype(path: Path) -> torch.dtype:
-    """The dtype of the first floating-point tensor of a checkpoint; float32 where it has none."""
+    """Return the dtype of the first floating-point tensor of a checkpoint; float32 where it has none."""
     stored = (_STORED.get(dtype) for shard in check_shards(path) for dtype, _ in shard.tensors.values())
     return next((dtype for dtype in stored if dtype is not None), torch.float32)

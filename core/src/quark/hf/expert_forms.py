@@ -24,7 +24,7 @@ _ACTIVATIONS = ("act_fn", "activation_fn")
 
 
 def expert_parts(module: nn.Module, form: ExpertForm, inputs: Sequence[str], output: str) -> ExpertParts | None:
-    """A fused mixture taken apart, or None where the module is none of that form.
+    """Return a fused mixture taken apart, or None where the module is none of that form.
 
     Args:
         module: Any module; its parameters may be on the meta device.
@@ -64,7 +64,7 @@ def _of_sorted(module: nn.Module) -> ExpertParts | None:
 
 
 def _of_stacked(module: nn.Module, names: Sequence[str]) -> ExpertParts | None:
-    """Matrices of all experts one below the other, in the module or the one around them; the closing ones lie transposed."""
+    """Return matrices of all experts one below the other, in the module or the one around them; the closing ones lie transposed."""
     count, activation = getattr(module, "num_experts", None), _activation(module)
     own = {name.rpartition(".")[2]: p for name, p in module.named_parameters()}
     if not isinstance(count, int) or activation is None or own.keys() != set(names):
@@ -83,7 +83,7 @@ def _halved(up: Tensor, down: Tensor) -> dict[str, Tensor]:
 
 
 def _activation(module: nn.Module) -> Callable[[Tensor], Tensor] | None:
-    """What the gate passes, in the module or the one that holds its matrices."""
+    """Return what the gate passes, in the module or the one that holds its matrices."""
     functions = (getattr(m, name) for m in module.modules() for name in _ACTIVATIONS if hasattr(m, name))
     return next(functions, None)
 

@@ -25,7 +25,7 @@ __all__ = [
 
 
 def model_classes(auto: Any, config: Any) -> tuple[type[nn.Module], ...]:
-    """The model classes that an Auto class has for a config; none where it does not know the config."""
+    """Return the model classes that an Auto class has for a config; none where it does not know the config."""
     mapping = auto._model_mapping
     if type(config) not in mapping:
         return ()
@@ -34,7 +34,7 @@ def model_classes(auto: Any, config: Any) -> tuple[type[nn.Module], ...]:
 
 
 def kept_in_float32(model: Any, dtype: torch.dtype) -> list[str]:
-    """Full names of tensors that a model of that dtype keeps in float32 nevertheless, as its class says."""
+    """Return the full names of tensors that a model of that dtype keeps in float32 nevertheless, as its class says."""
     from transformers.core_model_loading import build_glob_alternation
 
     patterns = list(model._get_dtype_plan(dtype))
@@ -54,7 +54,7 @@ def initialize_what_no_checkpoint_holds(model: Any) -> None:
 
 
 def without_initialization() -> AbstractContextManager[None]:
-    """While the body builds a model, its parameters are allocated and no random numbers are drawn for them."""
+    """Let the body build a model whose parameters are allocated, and no random numbers drawn for them."""
     from transformers.initialization import no_init_weights
 
     context: AbstractContextManager[None] = no_init_weights()
@@ -62,16 +62,16 @@ def without_initialization() -> AbstractContextManager[None]:
 
 
 def source_of(config: Any) -> str:
-    """What ``from_pretrained`` was given: a directory, or the name of a model of a hub; empty where the config was not loaded."""
+    """Return what ``from_pretrained`` was given: a directory, or the name of a model of a hub; empty where the config was not loaded."""
     return str(getattr(config, "_name_or_path", "") or "")
 
 
 def can_set_attention(model: Any) -> bool:
-    """Whether the code of a transformers model uses the attention interface, so that its attention can be exchanged."""
+    """Return whether the code of a transformers model uses the attention interface, so that its attention can be exchanged."""
     return bool(type(model)._can_set_attn_implementation())
 
 
 def apply_gate(experts: Any, outputs: Sequence[Tensor]) -> Tensor:
-    """What the closing projection of fused experts gets, of the outputs of the others: the model's own code between its matrices."""
+    """Return what the closing projection of fused experts gets, of the outputs of the others: the model's own code between its matrices."""
     gated: Tensor = experts._apply_gate(torch.cat(list(outputs), dim=-1))
     return gated

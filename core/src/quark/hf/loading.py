@@ -21,7 +21,7 @@ __all__ = ["load_model"]
 
 
 def load_model(path: Path, dtype: str = "auto", device: str = "cpu") -> nn.Module:
-    """The model of a checkpoint, float or quantized, in evaluation mode.
+    """Return the model of a checkpoint, float or quantized, in evaluation mode.
 
     Args:
         path: Checkpoint directory.

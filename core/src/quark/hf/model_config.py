@@ -18,7 +18,7 @@ _MOST_PARTS = 10_000  # layers, or experts of a layer: of a model that can be bu
 
 
 def model_config(path: Path) -> Any:
-    """The transformers config of a checkpoint; the model class that a plugin brings for it is imported first.
+    """Return the transformers config of a checkpoint; the model class that a plugin brings for it is imported first.
 
     Raises:
         CheckpointError: There is no such directory, its config.json is missing or damaged, or nobody knows its model type.
@@ -46,7 +46,7 @@ def _refuse_endless(config: Any, file: Path) -> None:
 
 
 def auto_class(config: Any) -> Any:
-    """The Auto class of transformers whose models include the one that a checkpoint's config names.
+    """Return the Auto class of transformers whose models include the one that a checkpoint's config names.
 
     That is the one for text, or, for a model of several parts, the one for images and text; what no ``architectures`` decides is the first
     that knows the config, text before images.

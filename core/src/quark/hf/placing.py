@@ -10,7 +10,7 @@ __all__ = ["owners_of", "put_tensor", "without_source"]
 
 
 def owners_of(model: nn.Module) -> dict[int, list[tuple[nn.Module, str]]]:
-    """Every module and attribute that holds each tensor of a model, by ``id()`` of the tensor: tied ones have several."""
+    """Return every module and attribute that holds each tensor of a model, by ``id()`` of the tensor: tied ones have several."""
     owners: dict[int, list[tuple[nn.Module, str]]] = {}
     for module in model.modules():
         for leaf, tensor in (*module._parameters.items(), *module._buffers.items()):

@@ -9,7 +9,7 @@ __all__ = ["is_stored_beside_weight"]
 
 @cache
 def is_stored_beside_weight(suffix: str) -> bool:
-    """Whether the loader looks for a stored scale beside the weight under its checkpoint name (``weight_scale_2``), not in a submodule.
+    """Return whether the loader looks for a stored scale beside the weight, under its name in the checkpoint, not in a submodule.
 
     transformers looks there for what belongs to second levels; up to 5.19 its loader renamed those names too.
     """

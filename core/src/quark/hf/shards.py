@@ -10,6 +10,7 @@ from safetensors import SafetensorError, safe_open
 
 from quark.errors import CheckpointError
 from quark.hf.json_files import read_json
+from quark.names import folded
 
 __all__ = ["INDEX", "SINGLE", "Shard", "check_shards", "read_header", "refuse_codes"]
 
@@ -36,7 +37,7 @@ def check_shards(directory: Path) -> list[Shard]:
 
     Raises:
         CheckpointError: A file is missing, truncated or malformed, is outside the directory, or lacks a tensor of the index; a tensor is
-            in two files, or it is unclear which files belong to the checkpoint.
+            in two files, or in a file and not in the index; or it is unclear which files belong to the checkpoint.
     """
     index = directory / INDEX
     if not index.is_file():
@@ -59,6 +60,7 @@ def check_shards(directory: Path) -> list[Shard]:
                 f"'{index}' says that '{tensor}' is in '{name}', but it is not there: the checkpoint is incomplete, fetch it again"
             )
     _refuse_twice(shards, directory)
+    _refuse_unlisted(shards, weight_map, index)
     return list(shards.values())
 
 
@@ -87,6 +89,15 @@ def _refuse_twice(shards: Mapping[str, Shard], directory: Path) -> None:
                     "right. Fetch the checkpoint again, or make it anew"
                 )
             file_of[tensor] = name
+
+
+def _refuse_unlisted(shards: Mapping[str, Shard], weight_map: Mapping[str, str], index: Path) -> None:
+    for shard in shards.values():
+        if unlisted := [tensor for tensor in shard.tensors if tensor not in weight_map]:
+            raise CheckpointError(
+                f"'{shard.path}' has {len(unlisted)} tensor(s) that '{index}' does not list: {folded(unlisted)}. Readers differ in whether "
+                "they read such tensors, and file and index may be of different checkpoints: fetch both again, or make the index anew"
+            )
 
 
 def _weight_map(index: Path) -> dict[str, str]:

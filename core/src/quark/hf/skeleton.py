@@ -21,7 +21,7 @@ _NO_MODEL = "no model can be built of it; it is damaged, fetch it again"
 
 
 def meta_model(path: Path, dtype: torch.dtype | None = None) -> nn.Module:
-    """The model of a checkpoint without its weights, on the meta device.
+    """Return the model of a checkpoint without its weights, on the meta device.
 
     Args:
         path: Directory of the checkpoint.
@@ -74,7 +74,7 @@ def skeleton(path: Path, dtype: str, device: torch.device) -> nn.Module:
 
 
 def empty_model(path: Path, attn_implementation: str | None) -> nn.Module:
-    """The float model of a checkpoint's config.json with weights that are allocated and not initialised, in the checkpoint's dtype.
+    """Return the float model of a checkpoint's config.json with weights that are allocated and not initialised, in the checkpoint's dtype.
 
     Its buffers that no checkpoint holds (rotary tables) are computed. Raises as `model_config`.
     """

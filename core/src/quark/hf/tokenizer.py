@@ -17,7 +17,7 @@ _FAR_ID = re.compile(rb'":(?<!length":)\s*(\d{8,18})\s*[,}]')
 
 
 def load_tokenizer(path: Path) -> Any:
-    """The tokenizer that lies with a checkpoint, or None where there is none. Raises CheckpointError where it is damaged."""
+    """Return the tokenizer that lies with a checkpoint, or None where there is none. Raises CheckpointError where it is damaged."""
     from transformers import AutoTokenizer
 
     files = [path / name for name in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model") if (path / name).is_file()]

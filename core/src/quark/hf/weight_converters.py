@@ -202,7 +202,7 @@ def apply_converters(tensors: Mapping[str, Tensor], converters: Sequence[WeightC
 
 
 def _in_order(tensors: Mapping[str, Tensor], names: Mapping[int | None, str]) -> Tensor | list[Tensor]:
-    """The tensor of a name without a number, or those of all experts in the order of their numbers."""
+    """Return the tensor of a name without a number, or those of all experts in the order of their numbers."""
     return tensors[names[None]] if None in names else [tensors[names[i]] for i in range(len(names))]
 
 

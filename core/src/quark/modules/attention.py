@@ -15,13 +15,17 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-__all__ = ["BASIS", "CALIBRATION", "KEY", "PROBABILITIES", "QUERY", "STATES", "VALUE", "eager_attention", "sdpa_attention"]
+__all__ = ["BASIS", "CALIBRATION", "KEY", "PROBABILITIES", "QUERY", "STATES", "STORED_STATES", "VALUE", "eager_attention", "sdpa_attention"]
 
 PROBABILITIES = "prob_output_quantizer"
 """Attribute of an attention module that quantizes its probabilities; also the name under which checkpoint loaders look for their scales."""
 
 QUERY, KEY, VALUE = STATES = ("query_quantizer", "key_quantizer", "value_quantizer")
 """Attributes of an attention module that quantize its queries, keys and values after the rotary embedding."""
+
+STORED_STATES = {QUERY: "q", KEY: "k", VALUE: "v"}
+"""The names of `STATES` in checkpoints where a fused projection gives them: the scale of the keys is then ``k_scale`` of the attention
+module. vLLM and SGLang read these names, and none of a fused projection."""
 
 CALIBRATION = "states_in_calibration"
 """Attribute of an attention module that calibration sets temporarily: a callable that takes and returns queries, keys and values, and runs

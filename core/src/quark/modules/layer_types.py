@@ -17,7 +17,7 @@ from quark.plugins import LayerTypeRecord, Registry, layer_types
 if TYPE_CHECKING:
     from quark.modules.layers import QuantizedLayer
 
-__all__ = ["LayerType", "is_lookup", "layer_type_of", "layer_type_of_class", "planned_class", "planned_names"]
+__all__ = ["LayerType", "is_lookup", "layer_type_of", "layer_type_of_class", "planned_names"]
 
 
 @attrs.frozen(eq=False)
@@ -27,12 +27,14 @@ class LayerType:
     Attributes:
         float_class: The class of the float layers.
         record: The registered record.
-        planned_as: The class by which configurations and plans know such layers.
+        planned_as: The class by which configurations and algorithms know such layers.
+        planned_name: The name that ``planned_as`` is registered under, by which plans know it.
     """
 
     float_class: type[nn.Module]
     record: LayerTypeRecord
     planned_as: type[nn.Module]
+    planned_name: str
     _name: str
 
     @property
@@ -68,48 +70,20 @@ def is_lookup(layer_class: type[Any]) -> bool:
     return layer_type is not None and layer_type.record.lookup
 
 
-def planned_names(*, lookup: bool | None = None) -> list[str]:
-    """Return the sorted names of the classes that layers can be planned as.
-
-    Args:
-        lookup: True for classes whose input is indices, False for the others, None for all.
-    """
-    return sorted(name for name, (_, is_lookup) in _planned(layer_types()).items() if lookup is None or is_lookup is lookup)
+def planned_names() -> list[str]:
+    """Return the sorted names of the classes that layers can be planned as: what ``layer_type_quant_config`` may name."""
+    return sorted({_class_name(record.layer) for record in layer_types() if record.quantized is not None and record.planned_as is None})
 
 
-def planned_class(name: str) -> type[nn.Module]:
-    """Return the class of that name that layers can be planned as; its module is imported.
-
-    Raises:
-        ConfigError: (a ValueError) No registered layer type has such a class.
-    """
-    if name not in _planned(layer_types()):
-        raise ConfigError(f"no layer type is registered for the class '{name}': the registered ones are {', '.join(planned_names())}")
-    layer_class = layer_types().load_layer(_planned(layer_types())[name][0])
-    return layer_class
+def _known(registry: Registry[LayerTypeRecord]) -> dict[Any, LayerType | None]:
+    return _cache(registry, registry.revision)
 
 
 # Looked up for each module of a model; cached until the registry changes.
 @lru_cache(maxsize=2)
-def _tables(
-    registry: Registry[LayerTypeRecord], revision: tuple[int, int]
-) -> tuple[dict[Any, LayerType | None], dict[str, tuple[str, bool]]]:
-    """Return an empty cache of layer types by class, and the table that `_planned` returns."""
-    planned: dict[str, tuple[str, bool]] = {}
-    for key in registry.names():
-        record = registry.get(key)
-        if record.quantized is not None and record.planned_as is None:
-            planned.setdefault(_class_name(record.layer), (key, record.lookup))
-    return {}, planned
-
-
-def _known(registry: Registry[LayerTypeRecord]) -> dict[Any, LayerType | None]:
-    return _tables(registry, registry.revision)[0]
-
-
-def _planned(registry: Registry[LayerTypeRecord]) -> dict[str, tuple[str, bool]]:
-    """Return, by name of each class that layers can be planned as, the layer type's name and whether its input is indices."""
-    return _tables(registry, registry.revision)[1]
+def _cache(registry: Registry[LayerTypeRecord], revision: tuple[int, int]) -> dict[Any, LayerType | None]:
+    """Return an empty cache of layer types by class, the same one until the registry's revision is another."""
+    return {}
 
 
 def _registered_for(layer_class: type[Any]) -> LayerType | None:
@@ -124,8 +98,9 @@ def _registered_for(layer_class: type[Any]) -> LayerType | None:
             'QUARK_DISABLED_PLUGINS, or let one take the name of the other and say replaces="..."'
         )
     record = registry.get(claims[0])
-    planned: type[nn.Module] = layer_class if record.planned_as is None else registry.load_layer(record.planned_as)
-    return LayerType(layer_class, record, planned, claims[0])
+    if record.planned_as is None:
+        return LayerType(layer_class, record, layer_class, claims[0], claims[0])
+    return LayerType(layer_class, record, registry.load_layer(record.planned_as), registry.get(record.planned_as).name, claims[0])
 
 
 def _class_name(reference: Reference) -> str:

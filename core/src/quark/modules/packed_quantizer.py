@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from quark.config.layer import TensorSpec
 from quark.errors import CheckpointError
@@ -14,7 +14,7 @@ from quark.modules.packed_layers import PackedScales
 from quark.modules.quantizer_module import QuantizerModule
 from quark.quantizers import quantizer_for
 
-__all__ = ["PackedQuantizer", "packed_scales"]
+__all__ = ["PackedQuantizer", "ScalesOf", "packed_scales"]
 
 
 def packed_scales(spec: TensorSpec, order: str) -> dict[str, Tensor]:
@@ -25,22 +25,49 @@ def packed_scales(spec: TensorSpec, order: str) -> dict[str, Tensor]:
     return quantizer.pack_qparams(quantizer.empty_qparams((1,), "meta"), order=order)
 
 
+class ScalesOf:
+    """Stored scales that are buffers of another module: ``k_scale`` of an attention module, where loaders look for it by that name.
+
+    Args:
+        owner: The module, which gets the buffers.
+        name: What their names begin with, such as ``k``.
+        tensors: The scales by suffix, from `packed_scales`.
+    """
+
+    def __init__(self, owner: nn.Module, name: str, tensors: dict[str, Tensor]) -> None:
+        self._owner = owner
+        self._names = {suffix: f"{name}_{suffix}" for suffix in tensors}
+        for suffix, tensor in tensors.items():
+            owner.register_buffer(self._names[suffix], tensor)
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Return the tensors by suffix."""
+        return {suffix: self._owner.get_buffer(name) for suffix, name in self._names.items()}
+
+    def free(self) -> None:
+        """Take the buffers from the module again."""
+        for name in self._names.values():
+            del self._owner._buffers[name]
+        self._names = {}
+
+
 class PackedQuantizer(PackedScales, Packed):
     """The scales of a quantizer, which a checkpoint loader fills and `unpack` converts to the quantizer.
 
     Args:
         spec: Spec of an activation with one scale per tensor.
         order: Order of 4-bit codes in a word in the checkpoint.
-        stored: The module that holds the scales, if it is another one: a checkpoint stores scales of keys with the projection.
+        stored: What holds the scales, if it is not this module: a checkpoint stores scales of keys with the projection, or, where that is
+            fused, with the attention module.
         largest: Upper bound of valid scales.
     """
 
-    def __init__(self, spec: TensorSpec, order: str, stored: PackedScales | None = None, largest: float = math.inf) -> None:
+    def __init__(self, spec: TensorSpec, order: str, stored: PackedScales | ScalesOf | None = None, largest: float = math.inf) -> None:
         super().__init__(packed_scales(spec, order) if stored is None else {})
         self.spec = spec
         self.order = order
         self.largest = largest
-        self._stored = (stored or self,)  # in a tuple, so that it is not registered a second time
+        self._stored: tuple[PackedScales | ScalesOf] = (stored or self,)  # in a tuple, so that it is not registered a second time
         self._ready: QuantizerModule | None = None
 
     def unpack(self) -> QuantizerModule:
@@ -60,6 +87,8 @@ class PackedQuantizer(PackedScales, Packed):
                     "probabilities without scales float"
                 )
             module.set_qparams(qparams)
+            if isinstance(self._stored[0], ScalesOf):
+                self._stored[0].free()
         return module.train(self.training)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import attrs
 from torch import nn
@@ -16,11 +16,9 @@ from quark.config.tensor import QTensorConfig
 from quark.hf.attention_switch import why_unswitchable
 from quark.modules.attention import KEY, QUERY, VALUE
 from quark.names import folded
-from quark.planning.inferred_architecture import attention_modules, with_inferred_attention
+from quark.planning.inferred_architecture import attention_modules, gives_queries_keys_and_values, with_inferred_attention
+from quark.planning.plan_row import PlanRow
 from quark.planning.precedence import first_match
-
-if TYPE_CHECKING:
-    from quark.planning.plan import PlanRow
 
 __all__ = [
     "AttentionRow",
@@ -47,6 +45,8 @@ class AttentionRow:
         key_layer: Full name of the projection whose output quantization ``key`` replaces; None where ``key`` is None.
         value, value_layer: The same for the values.
         query, query_layer: The same for the queries.
+        fused: Whether these projections are one, which gives queries, keys and values, such as ``qkv_proj``. Their scales are stored with
+            the attention module then, and not with the projection.
     """
 
     name: str
@@ -57,6 +57,7 @@ class AttentionRow:
     value_layer: str | None = None
     query: TensorSpec | None = None
     query_layer: str | None = None
+    fused: bool = False
 
     @property
     def states(self) -> dict[str, tuple[str, TensorSpec]]:
@@ -77,22 +78,27 @@ def attention_rows(
     has_cache = bool(config.kv_cache_post_rope and config.kv_cache_quant_config)
     if config.softmax_quant_spec is None and not has_cache and not config.attention_post_rope:
         return ()
-    cached = [r for r in rows if first_match(r.name, config.kv_cache_quant_config) is not None] if has_cache else []
+    cached = [r for r in rows if first_match(r.name, config.kv_cache_quant_config) is not None]
     query_rows = _query_rows(rows, architecture) if config.attention_post_rope else []
+    if not has_cache:
+        # A fused projection has one output quantizer: while that rounds keys and values, it rounds queries too.
+        query_rows, cached = [r for r in query_rows if r not in cached], []
     facts = with_inferred_attention(architecture, model, (r.name for r in rows))
+    fused_rows = {r.name.rpartition(".")[0]: r for r in (*cached, *query_rows) if _is_fused(r.name, facts)}
     attentions = []
     for name in _attentions(model, rows, architecture):
         states: dict[str, Any] = {}
+        fused = fused_rows.get(name)
         for state, projections, candidates in (
             ("key", facts.key_projections, cached),
             ("value", facts.value_projections, cached),
             ("query", facts.query_projections, query_rows),
         ):
-            row = _projection(name, projections or (), candidates)
+            row = _projection(name, projections or (), candidates) or (fused if fused in candidates else None)
             if row is not None and row.config is not None and row.config.output_tensors is not None:
                 states |= {state: row.config.output_tensors, f"{state}_layer": row.name}
         if config.softmax_quant_spec is not None or states:
-            attentions.append(AttentionRow(name, config.softmax_quant_spec, **states))
+            attentions.append(AttentionRow(name, config.softmax_quant_spec, **states, fused=fused is not None))
     return tuple(attentions)
 
 
@@ -106,7 +112,7 @@ def resolve_attention(model: nn.Module, rows: Sequence[PlanRow], config: QConfig
     if cache is None:
         cache = bool(_cached_rows(rows, config, architecture)) and why_before_rope(model, rows, config, architecture) is None
     if queries is None and config.softmax_quant_spec is not None:
-        after_rope = attrs.evolve(config, kv_cache_post_rope=False, attention_post_rope=True)
+        after_rope = attrs.evolve(config, kv_cache_post_rope=cache, attention_post_rope=True)
         attentions = attention_rows(model, rows, after_rope, architecture)
         in_attention = {a.query_layer for a in attentions}
         elsewhere = [r for r in _query_rows(rows, architecture) if r.name not in in_attention]
@@ -116,9 +122,8 @@ def resolve_attention(model: nn.Module, rows: Sequence[PlanRow], config: QConfig
 
 def why_before_rope(model: nn.Module, rows: Sequence[PlanRow], config: QConfig, architecture: Architecture | None) -> str | None:
     """Return why keys and values of the cache cannot be rounded inside attention, with the fix; None where they can be."""
-    after_rope = attrs.evolve(config, kv_cache_post_rope=True, attention_post_rope=False)
-    attentions = attention_rows(model, rows, after_rope, architecture)
-    reason = next(_cache_errors(attentions, rows, after_rope, architecture), None)
+    attentions = _after_rope(model, rows, config, architecture)
+    reason = next(_cache_errors(attentions, rows, config, architecture), None)
     return reason or why_unswitchable(model, [a.name for a in attentions if a.states])
 
 
@@ -158,7 +163,9 @@ def attention_errors(
             yield from _cache_errors(attentions, rows, config, architecture)
     elif asked is None:
         reason, norm = why_before_rope(model, rows, config, architecture), next(_key_norms(model, rows, config, architecture), None)
-        if reason is not None and norm is not None:
+        if others := _neither_keys_nor_values(rows, config, architecture):
+            yield _not_what_is_cached(others)
+        elif reason is not None and norm is not None:
             yield (
                 f"keys pass the norm '{norm}' before they are cached, so that a scale of the projection's output does not fit the keys "
                 f"that runtimes cache, and they cannot be rounded after the norm: {reason}. kv_cache_post_rope=False uses that scale anyway"
@@ -173,8 +180,11 @@ def attention_warnings(
     if config.kv_cache_post_rope or not cached:
         return
     norm = next(_key_norms(model, rows, config, architecture), None)
+    facts = with_inferred_attention(architecture, model, (r.name for r in rows))
     where = f"{len(cached)} layers feed the quantized cache and are rounded at the projection's output: {folded(cached)}"
-    if norm is not None:
+    if others := _neither_keys_nor_values(rows, config, architecture):
+        yield f"{where}. {_not_what_is_cached(others)}"
+    elif norm is not None:
         yield (
             f"{where}. Runtimes cache keys after the norm '{norm}' and the rotary embedding, which that scale does not fit: all keys may "
             "saturate. Leave kv_cache_post_rope out for a scale of the cached keys"
@@ -182,6 +192,8 @@ def attention_warnings(
     elif asked is None:
         reason = why_before_rope(model, rows, config, architecture)
         yield f"{where}. Runtimes cache keys after the rotary embedding, for which the scale may be too small. The reason: {reason}"
+    if any(_is_fused(name, facts) for name in cached):
+        yield f"{where}. vLLM has no name for the scale of a fused projection's output, and does not load it"
 
 
 def _cached_rows(rows: Iterable[PlanRow], config: QConfig, architecture: Architecture | None) -> list[PlanRow]:
@@ -207,13 +219,43 @@ def _cache_errors(
 ) -> Iterator[str]:
     covered = {layer for row in attentions for layer, _ in row.states.values()}
     missing = [r.name for r in _cached_rows(rows, config, architecture) if r.name not in covered]
-    if missing:
+    if others := _neither_keys_nor_values(rows, config, architecture):
+        yield _not_what_is_cached(others)
+    elif missing:
         yield (
             f"keys cannot be quantized after the rotary embedding (kv_cache_post_rope): '{missing[0]}' feeds the cache, and is no "
-            "projection of an attention module that gives keys alone, or values alone. Leave kv_cache_post_rope out, or set it to False"
+            "projection of an attention module that gives keys alone, values alone, or both with queries. Leave kv_cache_post_rope out, or "
+            "set it to False"
         )
     if any(_specs_not_per_tensor(attentions, KEY, VALUE)):
         yield _wants_tensor_scale("output_tensors of keys and values with kv_cache_post_rope")
+
+
+def _after_rope(model: nn.Module, rows: Sequence[PlanRow], config: QConfig, architecture: Architecture | None) -> tuple[AttentionRow, ...]:
+    """Return the attention modules as they are with keys and values of the cache after the rotary embedding, and no queries there."""
+    after_rope = attrs.evolve(config, kv_cache_post_rope=True, attention_post_rope=False)
+    return attention_rows(model, rows, after_rope, architecture)
+
+
+def _neither_keys_nor_values(rows: Sequence[PlanRow], config: QConfig, architecture: Architecture | None) -> list[str]:
+    """Return the layers that feed the quantized cache and, as the architecture states, give neither keys, nor values, nor both fused.
+
+    Such as ``kv_b_proj`` of latent attention. Where projections are inferred from names, nothing is known of the others.
+    """
+    if architecture is None or architecture.key_projections is None or architecture.value_projections is None:
+        return []
+    alone = (*architecture.key_projections, *architecture.value_projections)
+    names = [r.name for r in _cached_rows(rows, config, architecture)]
+    return [name for name in names if not _is_one_of(name, alone) and not _is_fused(name, architecture)]
+
+
+def _not_what_is_cached(layers: Sequence[str]) -> str:
+    return (
+        f"The output of {folded(layers)} is not what runtimes cache: it is neither keys alone, nor values alone, nor both with queries. "
+        "With latent attention (MLA), runtimes cache the normed latent and the rotated part of the keys; vLLM reads no scale of them from "
+        "checkpoints of AMD Quark, and does not load the scale of such an output. Leave kv_cache_scheme out: vLLM caches in FP8 all the "
+        "same if it is started so (--kv-cache-dtype fp8). kv_cache_post_rope=False rounds these outputs, AMD Quark's convention"
+    )
 
 
 def _key_norms(model: nn.Module, rows: Sequence[PlanRow], config: QConfig, architecture: Architecture | None) -> Iterator[str]:
@@ -281,6 +323,11 @@ def _projection(attention: str, projections: Iterable[str], among: Iterable[Plan
     """Return the first row that is one of the projections of an attention module; projection names are relative to a decoder block."""
     inside = (row for row in among if row.name.rpartition(".")[0] == attention)
     return next((row for row in inside if _is_one_of(row.name, projections)), None)
+
+
+def _is_fused(name: str, facts: Architecture) -> bool:
+    alone = (*(facts.query_projections or ()), *(facts.key_projections or ()), *(facts.value_projections or ()))
+    return gives_queries_keys_and_values(name, facts) and not _is_one_of(name, alone)
 
 
 def _is_one_of(name: str, names_in_block: Iterable[str]) -> bool:

@@ -23,9 +23,14 @@ class Block:
     name: str
     module: nn.Module
 
+    @property
+    def prefix(self) -> str:
+        """What the full names of the modules inside begin with; empty where the block is the whole model."""
+        return f"{self.name}." if self.name else ""
+
     def owns(self, layer: str) -> bool:
         """Return whether the layer with that full name is in this block."""
-        return self.name == "" or layer.startswith(self.name + ".")
+        return layer.startswith(self.prefix)
 
 
 def decoder_blocks(model: nn.Module, architecture: Architecture | None) -> list[Block]:

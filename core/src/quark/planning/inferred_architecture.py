@@ -17,10 +17,18 @@ from torch import nn
 from quark.config.architecture import Architecture
 from quark.names import folded
 
-__all__ = ["EXPERTS", "attention_modules", "infer_architecture", "inferred_lines", "with_inferred_attention"]
+__all__ = [
+    "EXPERTS",
+    "attention_modules",
+    "gives_queries_keys_and_values",
+    "infer_architecture",
+    "inferred_lines",
+    "with_inferred_attention",
+]
 
-_CACHE = (("*k_proj", "*v_proj"), ("*key_proj", "*value_proj"), ("*.key", "*.value"), ("*qkv_proj",), ("*query_key_value",), ("*Wqkv",))
-_QUERIES = ("*q_proj", "*query_proj", "*.query", "*qkv_proj", "*query_key_value", "*Wqkv")
+_FUSED = ("*qkv_proj", "*query_key_value", "*Wqkv")
+_CACHE = (("*k_proj", "*v_proj"), ("*key_proj", "*value_proj"), ("*.key", "*.value"), *((pattern,) for pattern in _FUSED))
+_QUERIES = ("*q_proj", "*query_proj", "*.query", *_FUSED)
 _GATES = ("*router*", "*.gate")
 """Common name patterns of projections; the first pattern or group that matches is used."""
 _ATTENTION_MODULES = ("*attn", "*attention")
@@ -84,6 +92,20 @@ def with_inferred_attention(architecture: Architecture | None, model: nn.Module,
     if facts.key_norms is None:
         facts = attrs.evolve(facts, key_norms=_key_norms(_in_block(name, facts.decoder_blocks) for name, _ in model.named_modules()))
     return facts
+
+
+def gives_queries_keys_and_values(layer: str, architecture: Architecture) -> bool:
+    """Return whether the output of a layer has the queries, keys and values of attention, such as that of ``qkv_proj``.
+
+    The architecture says so where its patterns of projections that feed the cache and its patterns of query projections both name the
+    layer, and it belongs to no ``mixer``; where it has no such patterns, the layer's name tells.
+    """
+    cache, queries = architecture.kv_layers_name, architecture.q_layer_name
+    if cache is None or queries is None:
+        return any(fnmatchcase(layer, pattern) for pattern in _FUSED)
+    queries = (queries,) if isinstance(queries, str) else queries
+    named = all(any(fnmatchcase(layer, p) for p in architecture.with_modules(patterns)) for patterns in (cache, queries))
+    return named and _in_block(layer, architecture.decoder_blocks) not in architecture.mixer
 
 
 def attention_modules(names: Iterable[str]) -> list[str]:

@@ -13,8 +13,8 @@ from quark.config.layer import QLayerConfig, TensorSpec, levels
 from quark.config.model import QConfig
 from quark.config.slot import ACTIVATIONS, Slot
 from quark.errors import ConfigError
-from quark.modules.layer_types import planned_names
-from quark.modules.layers import counts_as, is_quantized, linear_weight
+from quark.modules.layer_types import layer_type_of
+from quark.modules.layers import is_quantized, linear_weight
 from quark.names import folded
 from quark.planning.attention import (
     AttentionRow,
@@ -26,42 +26,13 @@ from quark.planning.attention import (
 )
 from quark.planning.mixtures import fused_parameters
 from quark.planning.patterns import Rule, rules_of
+from quark.planning.plan_row import PlanRow
 from quark.planning.precedence import layer_config_for
 from quark.plugins import schemes, templates
 from quark.quantizers import quantizer_for
 from quark.quantizers.self_check import refuse_broken
 
-__all__ = ["PlanRow", "QuantPlan", "has_static_scale", "make_plan", "plan_rows", "refuse_misfits", "static_activations"]
-
-
-@attrs.frozen
-class PlanRow:
-    """The plan of one layer.
-
-    Attributes:
-        name: Full module name.
-        module_type: Name of the class that the float module counts as (`quark.modules.layers.counts_as`).
-        shape: Shape of the weight; ``[out, in]`` for a linear layer, however it is stored.
-        config: How the layer is quantized; None where it stays float.
-        reason: The rule that decided this.
-        algorithm: Name of the algorithm that chooses the weight's codes; None where they are rounded to nearest.
-        tied_to: Full name of the module whose parameter this one shares; None where it shares none.
-    """
-
-    name: str
-    module_type: str
-    shape: tuple[int, ...]
-    config: QLayerConfig | None
-    reason: str
-    tied_to: str | None = None
-    algorithm: str | None = None
-
-    @property
-    def quantized_to(self) -> QLayerConfig:
-        """The configuration of a quantized layer. Raises ValueError for a row that is not among `QuantPlan.quantized`."""
-        if self.config is None:
-            raise ValueError(f"'{self.name}' stays float: it has no configuration")
-        return self.config
+__all__ = ["QuantPlan", "has_static_scale", "make_plan", "plan_rows", "refuse_misfits", "static_activations"]
 
 
 @attrs.frozen
@@ -94,8 +65,7 @@ class QuantPlan:
     @property
     def excluded(self) -> tuple[str, ...]:
         """Full names of the layers whose weight and input stay float, embeddings apart."""
-        lookups = planned_names(lookup=True)
-        return tuple(r.name for r in self.rows if r.module_type not in lookups and (r.config is None or r.config.weight is None))
+        return tuple(r.name for r in self.rows if (r.config is None or r.config.weight is None) and not r.is_lookup)
 
     @property
     def calibrated(self) -> tuple[PlanRow | AttentionRow, ...]:
@@ -171,14 +141,14 @@ def plan_rows(model: nn.Module, config: QConfig, architecture: Architecture | No
 def _rows(modules: dict[str, nn.Module], config: QConfig, inside: str) -> Iterator[PlanRow]:
     first_owner: dict[int, str] = {}
     for name, module in modules.items():
-        planned_as = counts_as(module)
-        if planned_as is None:
+        layer_type = layer_type_of(module)
+        if layer_type is None:
             continue
         weight: Any = module.weight
         owner = first_owner.setdefault(id(weight), name)
-        resolved = layer_config_for(config, name, planned_as, has_cache=name.startswith(inside))
+        resolved = layer_config_for(config, name, layer_type.planned_as, has_cache=name.startswith(inside))
         shape, tied_to = tuple(linear_weight(module).shape), None if owner == name else owner
-        yield PlanRow(name, planned_as.__name__, shape, resolved.config, resolved.reason, tied_to)
+        yield PlanRow(name, layer_type.planned_name, shape, resolved.config, resolved.reason, tied_to)
 
 
 def refuse_misfits(rows: tuple[PlanRow, ...]) -> None:

@@ -27,7 +27,7 @@ def first_match(name: str, patterns: object) -> str | None:
     return next((p for p in patterns if fnmatchcase(name, p)), None)  # type: ignore[attr-defined]
 
 
-def layer_config_for(config: QConfig, name: str, module_type: type[nn.Module], has_cache: bool = True) -> Resolution:
+def layer_config_for(config: QConfig, name: str, planned_as: type[nn.Module], has_cache: bool = True) -> Resolution:
     """Return the quantization of the layer ``name`` and the rule that decided it.
 
     Precedence: ``exclude``, then ``layer_quant_config`` (first matching pattern), then ``layer_type_quant_config`` (exact type), then
@@ -37,12 +37,12 @@ def layer_config_for(config: QConfig, name: str, module_type: type[nn.Module], h
     Args:
         config: Of the whole model.
         name: Full module name.
-        module_type: The class that the layer counts as.
+        planned_as: The class that the layer counts as.
         has_cache: Whether the layer is in a part of the model with a KV cache, which a pattern such as ``*v_proj`` does not tell: it also
             matches in a vision tower.
     """
-    base = _without_cache(config, name, module_type)
-    if is_lookup(module_type) and base.config is not None:
+    base = _without_cache(config, name, planned_as)
+    if is_lookup(planned_as) and base.config is not None:
         # The input is indices, which cannot be quantized: only the weight of a scheme for linear layers applies.
         return Resolution(_or_float(QLayerConfig(weight=base.config.weight)), base.reason)
     pattern = first_match(name, config.kv_cache_quant_config)
@@ -58,15 +58,15 @@ def layer_config_for(config: QConfig, name: str, module_type: type[nn.Module], h
     return Resolution(layer, f"{base.reason}; cache: {pattern}")
 
 
-def _without_cache(config: QConfig, name: str, module_type: type[nn.Module]) -> Resolution:
+def _without_cache(config: QConfig, name: str, planned_as: type[nn.Module]) -> Resolution:
     if (pattern := first_match(name, config.exclude)) is not None:
         return Resolution(None, f"excluded: {pattern}")
     if (pattern := first_match(name, config.layer_quant_config)) is not None:
         return Resolution(_or_float(config.layer_quant_config[pattern]), f"pattern: {pattern}")
     for key, layer in config.layer_type_quant_config.items():
-        if key is module_type or key == module_type.__name__:
-            return Resolution(_or_float(layer), f"type: {module_type.__name__}")
-    if is_lookup(module_type):
+        if key is planned_as or key == planned_as.__name__:
+            return Resolution(_or_float(layer), f"type: {planned_as.__name__}")
+    if is_lookup(planned_as):
         return Resolution(None, "embeddings stay float unless named")
     return Resolution(_or_float(config.global_quant_config), "global")
 

@@ -83,52 +83,52 @@ __all__ = [
 
 
 def formats() -> FormatRegistry:
-    """All number formats."""
+    """Return all number formats."""
     return _catalog().formats
 
 
 def observers() -> ObserverRegistry:
-    """All observers."""
+    """Return all observers."""
     return _catalog().observers
 
 
 def schemes() -> SchemeRegistry:
-    """All schemes."""
+    """Return all schemes."""
     return _catalog().schemes
 
 
 def algorithms() -> AlgorithmRegistry:
-    """All algorithms."""
+    """Return all algorithms."""
     return _catalog().algorithms
 
 
 def templates() -> TemplateRegistry:
-    """All model families."""
+    """Return all model families."""
     return _catalog().templates
 
 
 def exporters() -> ExporterRegistry:
-    """All exporters."""
+    """Return all exporters."""
     return _catalog().exporters
 
 
 def layer_types() -> LayerTypeRegistry:
-    """All layer types."""
+    """Return all layer types."""
     return _catalog().layer_types
 
 
 def documented_object(name: str) -> Any:
-    """The object that a plugin brings under a name of AMD Quark's public API; see `quark.plugins.exports.Exports.load`."""
+    """Return the object that a plugin brings under a name of AMD Quark's public API; see `quark.plugins.exports.Exports.load`."""
     return _catalog().exports.load(name)
 
 
 def documented_names() -> list[str]:
-    """All plain names of AMD Quark's public API that plugins bring, sorted."""
+    """Return all plain names of AMD Quark's public API that plugins bring, sorted."""
     return _catalog().exports.names()
 
 
 def documented_modules() -> dict[str, dict[str, Reference]]:
-    """Modules of AMD Quark's public API that plugins bring: module → name → reference."""
+    """Return modules of AMD Quark's public API that plugins bring: module → name → reference."""
     return _catalog().exports.modules()
 
 

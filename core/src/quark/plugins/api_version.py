@@ -37,20 +37,20 @@ class ApiRange:
             raise ValueError(f"a range of API versions goes upwards: write ({self.highest}, {self.lowest})")
 
     def allows(self, version: int = API_VERSION) -> bool:
-        """Whether a version lies in the range."""
+        """Return whether a version lies in the range."""
         return self.lowest <= version <= self.highest
 
     def __str__(self) -> str:
         return str(self.lowest) if self.lowest == self.highest else f"{self.lowest} to {self.highest}"
 
     def refusal(self) -> tuple[str, str]:
-        """What is wrong with a range that does not allow this core's version, as a predicate, and what to do about it."""
+        """Return what is wrong with a range that does not allow this core's version, as a predicate, and what to do about it."""
         fix = "update the plugin" if self.highest < API_VERSION else "update quark-core (pip install --upgrade quark-core)"
         return f"is written for version {self} of the plugin API, and this quark-core has version {API_VERSION}", fix
 
 
 def as_api_range(value: ApiRange | tuple[int, int] | int | None) -> ApiRange | None:
-    """A range from ``(lowest, highest)`` or one version; None stays None.
+    """Return a range from ``(lowest, highest)`` or one version; None stays None.
 
     Raises:
         ValueError: It is no such range.

@@ -37,7 +37,7 @@ class Origin:
         return f"{self.what} of {self.source}"
 
     def error(self, complaint: str) -> PluginError:
-        """The error that says what is wrong with it.
+        """Return the error that says what is wrong with it.
 
         Args:
             complaint: The predicate, such as ``"leaves NaN in the weight of 'lm_head'"``.
@@ -46,7 +46,7 @@ class Origin:
 
 
 def origin(kind: str, name: str) -> Origin:
-    """Where the record of that name comes from; raises as `quark.plugins.Registry.get` does.
+    """Return where the record of that name comes from; raises as `quark.plugins.Registry.get` does.
 
     Args:
         kind: In the plural, such as ``"algorithms"``.
@@ -94,7 +94,7 @@ def attributed(doing: str, whose: Origin | None = None) -> Iterator[None]:
 
 
 def _raised_in(trace: TracebackType | None) -> tuple[Source | None, str]:
-    """The plugin in whose code the innermost frame of a traceback lies, and that place as ``" (file, line n)"``."""
+    """Return the plugin in whose code the innermost frame of a traceback lies, and that place as ``" (file, line n)"``."""
     packages = {source.module.partition(":")[0].partition(".")[0]: source for source in _plugins()}
     modules = dict(_modules_of_records())
     innermost: Source | None = None
@@ -109,12 +109,12 @@ def _raised_in(trace: TracebackType | None) -> tuple[Source | None, str]:
 
 
 def _plugins() -> Iterator[Source]:
-    """Every plugin but what the core registers through hooks of its own: errors in the core's code are no plugin's."""
+    """Yield every plugin but what the core registers through hooks of its own: errors in the core's code are no plugin's."""
     return (source for source in catalog().sources() if source.module and source.distribution != CORE)
 
 
 def _modules_of_records() -> Iterator[tuple[str, Source]]:
-    """Modules that records point at: all that is known of what a program has registered for itself."""
+    """Yield modules that records point at: all that is known of what a program has registered for itself."""
     for registry in catalog().registries.values():
         for claim in registry.claims():
             for field in attrs.fields(type(claim.record)):

@@ -1,11 +1,15 @@
-"""Capabilities: what a record may say of itself beyond its fields, as plain strings. `CAPABILITIES` is the whole list."""
+"""Capabilities: what a record may say of itself beyond its fields, as plain strings.
+
+`CAPABILITIES` are those that this project gives a meaning. A plugin may declare others, for programs of its vendor that look for them, as
+``"vendor.capability"``: they are listed like the rest, and nothing here acts on them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 
-from quark.names import closest
+from quark.names import closest, is_vendor_name
 
 __all__ = ["CAPABILITIES", "unknown_capability"]
 
@@ -16,18 +20,19 @@ CAPABILITIES: Mapping[str, str] = MappingProxyType(
         "zero_point": "formats: it has zero points, so a range may be asymmetric",
     }
 )
-"""Every capability that a record may declare: the kind of record that has it, and what it means."""
+"""The capabilities without a vendor's prefix: the kind of record that has each, and what it means."""
 
 
 def unknown_capability(names: Iterable[object]) -> str | None:
     """Say which of the names is no capability, and which are; None where all are.
 
-    >>> unknown_capability(["streaming"])
+    >>> unknown_capability(["streaming", "acme.sparse"])
     >>> unknown_capability(["steaming"])
-    "'steaming' is no capability; did you mean 'streaming'? There are calibration, streaming, zero_point"
+    "'steaming' is no capability; did you mean 'streaming'? There are calibration, streaming, zero_point, and a vendor's own, 'vendor.name'"
     """
-    unknown = next((name for name in names if name not in CAPABILITIES), None)
+    unknown = next((name for name in names if name not in CAPABILITIES and not is_vendor_name(name)), None)
     if unknown is None:
         return None
     near = closest(str(unknown), CAPABILITIES)
-    return f"{unknown!r} is no capability{f'; did you mean {near!r}?' if near else '.'} There are {', '.join(CAPABILITIES)}"
+    suggestion = f"; did you mean {near!r}?" if near else "."
+    return f"{unknown!r} is no capability{suggestion} There are {', '.join(CAPABILITIES)}, and a vendor's own, 'vendor.name'"

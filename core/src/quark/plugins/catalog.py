@@ -63,13 +63,13 @@ class Catalog:
         self._collection.add_candidates(c for c in candidates if c.source not in self.left_out)
 
     def _view(self, plural: str) -> tuple[Kind, list[Registered], Callable[[], Sequence[PluginFailure]], Callable[[Sequence[str]], str]]:
-        """The arguments of the registry of one kind."""
+        """Return the arguments of the registry of one kind."""
         kind = next(kind for kind in KINDS if kind.plural == plural)
         return kind, self._collection.records[plural], self.failures, self.missing
 
     @classmethod
     def installed(cls, path: Iterable[str] | None = None, environ: Mapping[str, str] | None = None) -> Catalog:
-        """The plugins on ``path`` (``sys.path`` by default), with the settings of ``environ`` (``os.environ`` by default)."""
+        """Return the plugins on ``path`` (``sys.path`` by default), with the settings of ``environ`` (``os.environ`` by default)."""
         return cls(discover(path), Settings.from_environ(os.environ if environ is None else environ))
 
     def add(self, plugin: object, source: Source) -> None:
@@ -82,19 +82,19 @@ class Catalog:
         return self.exports.modules()
 
     def documented_names(self) -> list[str]:
-        """Plain names of AMD Quark's public API that records bring, sorted."""
+        """Return the plain names of AMD Quark's public API that records bring, sorted."""
         return self.exports.names()
 
     def sources(self) -> tuple[Source, ...]:
-        """Plugins that were imported and registered."""
+        """Return plugins that were imported and registered."""
         return tuple(self._collection.sources)
 
     def failures(self) -> tuple[PluginFailure, ...]:
-        """What went wrong, in order."""
+        """Return what went wrong, in order."""
         return tuple(self._collection.failures)
 
     def missing(self, distributions: Sequence[str] = BUILT_IN) -> str:
-        """Which of these built-in distributions are not here, and what to do about it; empty where all are."""
+        """Return which of these built-in distributions are not here, and what to do about it; empty where all are."""
         absent = [d for d in distributions if d not in self._installed]
         sentences = [f"The built-in ones come with {d}, which is not installed: pip install {d}." for d in absent]
         sentences += [f"{variable} leaves out {source}." for source, variable in self.left_out.items()]
@@ -117,7 +117,7 @@ _current: Catalog | None = None
 
 
 def catalog() -> Catalog:
-    """The plugins of this process; discovered, imported and warned about on the first call.
+    """Return the plugins of this process; discovered, imported and warned about on the first call.
 
     Raises:
         PluginError: A plugin failed and ``QUARK_STRICT_PLUGINS`` is set.

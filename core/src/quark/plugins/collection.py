@@ -69,7 +69,7 @@ class _Manager(pluggy.PluginManager):
 
 
 def _looks_forgotten(plugin: Any, name: str) -> bool:
-    """Whether an unmarked function was meant as a hook: it is defined in the plugin itself, under a hook's name or nearly so."""
+    """Return whether an unmarked function was meant as a hook: it is defined in the plugin itself, under a hook's name or nearly so."""
     if not name.startswith(("quark_register", "quark_on_")):
         return False
     function = inspect.getattr_static(plugin, name, None)
@@ -86,7 +86,7 @@ def _spelling_fix(name: str) -> str:
 
 
 def _complaint(function: Callable[..., Any], hook: str, options: Any) -> tuple[str, str] | None:
-    """What is wrong with one implementation, with the fix; None where nothing is."""
+    """Return what is wrong with one implementation, with the fix; None where nothing is."""
     if hook not in _ARGUMENTS:
         return None if options.get("optionalhook") else (f"there is no hook '{hook}'", _spelling_fix(hook))
     if options.get("wrapper") or options.get("hookwrapper"):
@@ -163,7 +163,7 @@ class Collection:
                 self._collect(kind, implementations[kind.hook].function, source, api)
 
     def _register(self, plugin: object, source: Source) -> dict[str, pluggy.HookImpl] | None:
-        """The plugin's valid hooks by name; None where it could not be registered at all."""
+        """Return the plugin's valid hooks by name; None where it could not be registered at all."""
         self._manager.complaints.clear()
         try:
             self._manager.register(plugin, f"{source.distribution}:{source.entry_point}")
@@ -227,7 +227,7 @@ class Collection:
 
 
 def _listener(implementation: pluggy.HookImpl) -> Callable[[Event], object]:
-    """The implementation as a function of the event, which its signature may lack."""
+    """Return the implementation as a function of the event, which its signature may lack."""
     return implementation.function if implementation.argnames else lambda _: implementation.function()
 
 
@@ -242,7 +242,7 @@ def _defect(kind: Kind, record: Any) -> tuple[str, str] | None:
 
 
 def _out_of_range(record: Record) -> tuple[str, str] | None:
-    """A record that was written for another version of the plugin API, with the fix."""
+    """Return a record that was written for another version of the plugin API, with the fix."""
     if record.api is None or record.api.allows():
         return None
     error, fix = record.api.refusal()
@@ -250,7 +250,7 @@ def _out_of_range(record: Record) -> tuple[str, str] | None:
 
 
 def _with_range(record: Record, api: ApiRange | None) -> Record:
-    """The record with its plugin's range of API versions where it states none."""
+    """Return the record with its plugin's range of API versions where it states none."""
     if api is None or record.api is not None:
         return record
     try:
@@ -260,7 +260,7 @@ def _with_range(record: Record, api: ApiRange | None) -> Record:
 
 
 def _used_twice(record: Record, taken: set[str]) -> tuple[str, str] | None:
-    """A name used twice within one distribution, which nobody could tell apart by distribution."""
+    """Return a name used twice within one distribution, which nobody could tell apart by distribution."""
     if twice := {record.name, *record.aliases} & taken:
         return (f"yields the name '{min(twice)}' a second time in one distribution; the first stands", "give each its own name")
     return None

@@ -12,7 +12,7 @@ __all__ = ["quark_register_layer_types"]
 
 @hookimpl
 def quark_register_layer_types() -> Iterator[LayerTypeRecord]:
-    """The layer types of torch, and of transformers where it has a linear layer of its own."""
+    """Yield the layer types of torch, and of transformers where it has a linear layer of its own."""
     yield _of_torch("linear", "Linear")
     yield LayerTypeRecord(
         name="conv1d",

@@ -23,7 +23,7 @@ RUN_TIME = "run-time"
 
 
 def normalized(distribution: str) -> str:
-    """A distribution's name as package indexes compare it.
+    """Return a distribution's name as package indexes compare it.
 
     >>> normalized("Quark_Schemes")
     'quark-schemes'
@@ -94,7 +94,7 @@ class Settings:
         )
 
     def left_out_by(self, source: Source) -> str | None:
-        """The variable that leaves this plugin out, or None."""
+        """Return the variable that leaves this plugin out, or None."""
         names = {source.distribution, normalized(source.entry_point)}
         if names & self.disabled:
             return "QUARK_DISABLED_PLUGINS"
@@ -106,7 +106,7 @@ def _listed(text: str) -> frozenset[str]:
 
 
 def _unmet(requirements: Iterable[str]) -> tuple[tuple[str, str], ...]:
-    """Requirements of the core that this core does not meet. An installer refuses them, unless it is told not to look."""
+    """Return requirements of the core that this core does not meet. An installer refuses them, unless it is told not to look."""
     mine = [text for text in requirements if normalized(re.split(r"[^\w.-]", text, maxsplit=1)[0]) == CORE and text != f"{CORE}=={VERSION}"]
     if not mine:
         return ()
@@ -126,7 +126,7 @@ def _unmet(requirements: Iterable[str]) -> tuple[tuple[str, str], ...]:
 
 
 def discover(path: Iterable[str] | None = None) -> tuple[Candidate, ...]:
-    """All entry points of the group ``quark``, of all distributions, in a stable order.
+    """Return all entry points of the group ``quark``, of all distributions, in a stable order.
 
     Two distributions may use one entry-point name: both count. A distribution that lies on the path twice counts once, where it
     comes first, as for imports.

@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import attrs
 
 from quark.lazy import LazyRef
 from quark.plugins.options import Option, disagreement
 
-if TYPE_CHECKING:
-    from quark.plugins.records import Record
-
-__all__ = ["KEY", "Expected", "described", "lacking"]
+__all__ = ["KEY", "Expected", "RecordFields", "described", "lacking"]
 
 KEY = "leads_to"
 """Under which the metadata of a record's field hold its `Expected`."""
+
+
+class RecordFields(Protocol):
+    """What is asked of a record: `quark.plugins.records.Record` has it."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def aliases(self) -> tuple[str, ...]: ...
+
+    @property
+    def options(self) -> tuple[Option, ...] | None: ...
 
 
 @attrs.frozen
@@ -37,8 +47,8 @@ class Expected:
     agrees: Mapping[str, str] = attrs.field(factory=dict, hash=False)
     options: Callable[[Any], tuple[Option, ...]] | None = None
 
-    def complaint(self, record: Record, target: object) -> str | None:
-        """What is wrong with the object that a reference of ``record`` has led to, as a predicate; None where nothing is."""
+    def complaint(self, record: RecordFields, target: object) -> str | None:
+        """Return what is wrong with the object that a reference of ``record`` has led to, as a predicate; None where nothing is."""
         return (
             self._wrong_form(target)
             or lacking(target, self.members)
@@ -58,7 +68,7 @@ class Expected:
         fix = f": write {target.__name__}(…)" if isinstance(target, type) and issubclass(target, base) else ""
         return f"is {described(target)} where a value of {base.__module__}.{base.__qualname__} is wanted{fix}"
 
-    def _disagreement(self, record: Record, target: object) -> str | None:
+    def _disagreement(self, record: RecordFields, target: object) -> str | None:
         for field, path in self.agrees.items():
             value, own = getattr(record, field), _attribute(target, path)
             allowed = (value, *record.aliases) if field == "name" else (value,)
@@ -66,14 +76,14 @@ class Expected:
                 return f"says {path}={own!r} where its record says {field}={value!r}: both must say the same"
         return None
 
-    def _other_options(self, record: Record, target: Any) -> str | None:
+    def _other_options(self, record: RecordFields, target: Any) -> str | None:
         if self.options is None or record.options is None:
             return None
         return disagreement(record.options, self.options(target))
 
 
 def lacking(target: object, members: tuple[str, ...]) -> str | None:
-    """Which of the members an object does not have, as a predicate; functions are not asked."""
+    """Return which of the members an object does not have, as a predicate; functions are not asked."""
     if not isinstance(target, type) and hasattr(target, "__code__"):
         return None
     absent = [name for name in members if not hasattr(target, name)]
@@ -81,14 +91,14 @@ def lacking(target: object, members: tuple[str, ...]) -> str | None:
 
 
 def described(target: object) -> str:
-    """What an object is, in a few words."""
+    """Return what an object is, in a few words."""
     if target is None:
         return "None"
     return f"the class {target.__name__}" if isinstance(target, type) else f"a {type(target).__name__}"
 
 
 def _attribute(target: Any, path: str) -> Any:
-    """An attribute, or the default of an attrs field of a class, which is written ``"field.default"``."""
+    """Return an attribute, or the default of an attrs field of a class, which is written ``"field.default"``."""
     first, _, rest = path.partition(".")
     if rest == "default":
         field = attrs.fields_dict(target).get(first) if attrs.has(target) else None

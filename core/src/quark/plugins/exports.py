@@ -33,7 +33,7 @@ class Exports:
     missing: Callable[[Sequence[str]], str]
 
     def load(self, name: str) -> Any:
-        """The object that a record exports as ``name``, a plain name or ``"module:name"``.
+        """Return the object that a record exports as ``name``, a plain name or ``"module:name"``.
 
         Raises:
             UnknownNameError: (a ValueError) No record brings it; says which distribution may be missing.
@@ -52,11 +52,11 @@ class Exports:
         return load_for(claims[0].record.exports[name], f"the public name '{name}'", claims[0].source)
 
     def names(self) -> list[str]:
-        """All plain names, sorted."""
+        """Return all plain names, sorted."""
         return sorted({key for entry in self._entries() for key in entry.record.exports if ":" not in key})
 
     def modules(self) -> dict[str, dict[str, Reference]]:
-        """Public modules that records bring, each with its names; names that two records claim are left out, and fail in `load`."""
+        """Return public modules that records bring, each with its names; names that two records claim are left out, and fail in `load`."""
         out: dict[str, dict[str, Reference]] = {}
         for key in sorted({key for entry in self._entries() for key in entry.record.exports if ":" in key}):
             module, _, name = key.partition(":")

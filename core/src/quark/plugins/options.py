@@ -56,14 +56,14 @@ class Option:
         return f"{self.name}{default} ({self.type_text})"
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON form."""
+        """Return the JSON form."""
         required = self.default is REQUIRED
         default = None if required else self.default if _is_json(self.default) else repr(self.default)
         return {"name": self.name, "type": self.type_text, "default": default, "required": required, "help": self.help}
 
 
 def options_of(target: Callable[..., Any], without: Iterable[str] = ()) -> tuple[Option, ...]:
-    """The options of a function or a class: its keyword arguments; of an attrs class its fields, but for legacy ones.
+    """Return the options of a function or a class: its keyword arguments; of an attrs class its fields, but for legacy ones.
 
     Args:
         target: What is called with them.
@@ -85,19 +85,19 @@ def options_of(target: Callable[..., Any], without: Iterable[str] = ()) -> tuple
 
 
 def settings_options(config: type[Any]) -> tuple[Option, ...]:
-    """The options of an algorithm: the fields of its settings, but for its name."""
+    """Return the options of an algorithm: the fields of its settings, but for its name."""
     return options_of(config, without=("name",))
 
 
 def observer_options(observer: type[Any]) -> tuple[Option, ...]:
-    """The options of an observer: the class attributes that it names in ``options``, with their values as defaults."""
+    """Return the options of an observer: the class attributes that it names in ``options``, with their values as defaults."""
     helps = _helps(observer)
     values = {name: getattr(observer, name, REQUIRED) for name in getattr(observer, "options", ())}
     return tuple(Option(name, _hint_of(value), value, helps.get(name, "")) for name, value in values.items())
 
 
 def disagreement(declared: Sequence[Option], actual: Sequence[Option]) -> str | None:
-    """How options that a record declares differ from those of the code, as a predicate; None where names, types and defaults agree."""
+    """Return how options that a record declares differ from the code's, as a predicate; None where names, types and defaults agree."""
     by_name = {option.name: option for option in actual}
     for option in declared:
         if option.name not in by_name:
@@ -172,7 +172,7 @@ def _hint_of(default: Any) -> Any:
 
 
 def _helps(target: Callable[..., Any]) -> dict[str, str]:
-    """What docstrings say of each argument; a class has those of its bases beside its own."""
+    """Return what docstrings say of each argument; a class has those of its bases beside its own."""
     helps: dict[str, str] = {}
     for owner in reversed(inspect.getmro(target)) if isinstance(target, type) else (target,):
         helps |= _entries(inspect.cleandoc(owner.__doc__ or "")) if owner is not object else {}
@@ -180,7 +180,7 @@ def _helps(target: Callable[..., Any]) -> dict[str, str]:
 
 
 def _entries(doc: str) -> dict[str, str]:
-    """The entries of the sections ``Args:`` and ``Attributes:`` of a docstring, each on one line."""
+    """Return the entries of the sections ``Args:`` and ``Attributes:`` of a docstring, each on one line."""
     entries: dict[str, list[str]] = {}
     current: list[str] | None = None
     inside = False
@@ -196,7 +196,7 @@ def _entries(doc: str) -> dict[str, str]:
 
 
 def _fits(value: Any, hint: Any) -> bool:
-    """Whether a value, such as JSON gives, is of an annotated type; types that are not known here are left to the target."""
+    """Return whether a value, such as JSON gives, is of an annotated type; types that are not known here are left to the target."""
     origin, inner = typing.get_origin(hint), typing.get_args(hint)
     if origin in (typing.Union, types.UnionType):
         return any(_fits(value, one) for one in inner)

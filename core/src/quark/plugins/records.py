@@ -118,7 +118,7 @@ class Record:
         replaces: Distribution whose record of the same name this one stands in for, such as ``"quark-schemes"``.
         options: What can be chosen, each a `quark.plugins.Option`. None derives them from the code that the record points at; declared
             ones are listed without importing it, and have to agree with it when it is loaded.
-        capabilities: What it can do, of `quark.plugins.CAPABILITIES`.
+        capabilities: What it can do: names of `quark.plugins.CAPABILITIES`, and a vendor's own as ``"vendor.capability"``.
         api: Versions of the plugin API that the record was written for, as ``(lowest, highest)``; None takes those of its plugin
             (``QUARK_API`` in the plugin module), or any where that states none. A record out of range is refused.
 

@@ -48,7 +48,7 @@ class FormatRegistry(Registry[FormatRecord]):
     """Number formats by name."""
 
     def load_format(self, name: str) -> NumberFormat:
-        """The number format of that name."""
+        """Return the number format of that name."""
         number_format: NumberFormat = self._load(name, "format")
         return number_format
 
@@ -57,7 +57,7 @@ class ObserverRegistry(Registry[ObserverRecord]):
     """Observers by name."""
 
     def load_observer(self, name: str) -> type[Observer]:
-        """The observer class of that name."""
+        """Return the observer class of that name."""
         observer: type[Observer] = self._load(name, "observer")
         return observer
 
@@ -66,17 +66,17 @@ class SchemeRegistry(Registry[SchemeRecord]):
     """Schemes by name."""
 
     def load_config(self, name: str) -> Callable[..., QLayerConfig]:
-        """The function that builds the scheme's layer configuration; its keyword arguments are the scheme's options."""
+        """Return the function that builds the scheme's layer configuration; its keyword arguments are the scheme's options."""
         build: Callable[..., QLayerConfig] = self._load(name, "config")
         return build
 
     def load_kv_cache(self, name: str) -> Callable[[], QTensorConfig]:
-        """The function that builds the configuration of a KV cache in this scheme."""
+        """Return the function that builds the configuration of a KV cache in this scheme."""
         build: Callable[[], QTensorConfig] = self._load(name, "kv_cache")
         return build
 
     def load_attention(self, name: str) -> Callable[[], QTensorConfig]:
-        """The function that builds the configuration of attention probabilities and queries in this scheme."""
+        """Return the function that builds the configuration of attention probabilities and queries in this scheme."""
         build: Callable[[], QTensorConfig] = self._load(name, "attention")
         return build
 
@@ -85,17 +85,17 @@ class AlgorithmRegistry(Registry[AlgorithmRecord]):
     """Algorithms by name."""
 
     def load_config(self, name: str) -> type[AlgoConfig]:
-        """The class of the algorithm's settings."""
+        """Return the class of the algorithm's settings."""
         config: type[AlgoConfig] = self._load(name, "config")
         return config
 
     def load_processor(self, name: str) -> Callable[..., Rounding | Transform]:
-        """The class, or function, that makes a rounding or a transform of the algorithm's settings."""
+        """Return the class, or function, that makes a rounding or a transform of the algorithm's settings."""
         processor: Callable[..., Rounding | Transform] = self._load(name, "processor")
         return processor
 
     def load_restorer(self, name: str) -> Callable[[Any], Restorer]:
-        """The class that makes, of the algorithm's settings, what puts back the parts that run with a model."""
+        """Return the class that makes, of the algorithm's settings, what puts back the parts that run with a model."""
         restorer: Callable[[Any], Restorer] = self._load(name, "restorer")
         return restorer
 
@@ -104,7 +104,7 @@ class TemplateRegistry(Registry[TemplateRecord]):
     """Model families by ``config.model_type``."""
 
     def load_architecture(self, name: str) -> Architecture:
-        """The facts about a model family."""
+        """Return the facts about a model family."""
         architecture: Architecture = self._load(name, "architecture")
         return architecture
 
@@ -117,12 +117,12 @@ class ExporterRegistry(Registry[ExporterRecord]):
     """Exporters by name."""
 
     def load_exporter(self, name: str) -> Callable[..., Exporter]:
-        """The class, or function, that makes the exporter of its options."""
+        """Return the class, or function, that makes the exporter of its options."""
         exporter: Callable[..., Exporter] = self._load(name, "exporter")
         return exporter
 
     def load_reader(self, name: str) -> Callable[[], LayoutReader]:
-        """The class, or function, that makes the reader of the exporter's checkpoints."""
+        """Return the class, or function, that makes the reader of the exporter's checkpoints."""
         reader: Callable[[], LayoutReader] = self._load(name, "reader")
         return reader
 
@@ -131,11 +131,11 @@ class LayerTypeRegistry(Registry[LayerTypeRecord]):
     """Layer types by name."""
 
     def load_layer(self, name: str) -> type[nn.Module]:
-        """The class of float layers."""
+        """Return the class of float layers."""
         layer: type[nn.Module] = self._load(name, "layer")
         return layer
 
     def load_quantized(self, name: str) -> type[QuantizedLayer]:
-        """The class that quantizes such layers."""
+        """Return the class that quantizes such layers."""
         quantized: type[QuantizedLayer] = self._load(name, "quantized")
         return quantized

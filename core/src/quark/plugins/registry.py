@@ -24,7 +24,7 @@ R = TypeVar("R", bound=Record)
 
 
 def unreplaced(claims: Iterable[Registered]) -> list[Registered]:
-    """Those of several claims on one name whose distribution no other claim replaces."""
+    """Return those of several claims on one name whose distribution no other claim replaces."""
     claims = list(claims)
     replaced = {
         normalized(c.record.replaces)
@@ -36,7 +36,7 @@ def unreplaced(claims: Iterable[Registered]) -> list[Registered]:
 
 
 def _standing_names(entries: Iterable[Registered]) -> list[str]:
-    """The names of entries, sorted; one that several distributions claim once for each of them, as ``"distribution:name"``."""
+    """Return the names of entries, sorted; one that several distributions claim once for each of them, as ``"distribution:name"``."""
     by_name: dict[str, list[Registered]] = {}
     for entry in entries:
         by_name.setdefault(entry.record.name, []).append(entry)
@@ -74,7 +74,7 @@ class Registry(Generic[R]):
         self._changes = 0
 
     def names(self) -> list[str]:
-        """All names, sorted, without aliases; each can be given to `get`.
+        """Return all names, sorted, without aliases; each can be given to `get`.
 
         A name that several distributions claim appears once for each of them, as ``"distribution:name"``.
         """
@@ -86,11 +86,11 @@ class Registry(Generic[R]):
         return _standing_names(plugins)
 
     def run_time_names(self) -> list[str]:
-        """Names that `register` added for the program itself, in the order of registration."""
+        """Return names that `register` added for the program itself, in the order of registration."""
         return [entry.record.name for entry in self._entries if entry.source.distribution == RUN_TIME]
 
     def get(self, name: str) -> R:
-        """The record of that name, of that alias, or of ``"distribution:name"``.
+        """Return the record of that name, of that alias, or of ``"distribution:name"``.
 
         Raises:
             UnknownNameError: (a ValueError) There is none. Says what there is, what comes close, and what may be missing.
@@ -99,7 +99,7 @@ class Registry(Generic[R]):
         return cast(R, self._find(name).record)
 
     def _load(self, name: str, field: str) -> Any:
-        """The object that a reference of a record points at. The registry of each kind has a typed method for each of its references.
+        """Return what a reference of a record points at. The registry of each kind has a typed method for each of its references.
 
         Args:
             name: As for `get`.
@@ -122,7 +122,7 @@ class Registry(Generic[R]):
         return loaded
 
     def options(self, name: str) -> tuple[Option, ...]:
-        """The options of a record: those that it declares, or else those of the code that it points at, which is loaded.
+        """Return the options of a record: those that it declares, or else those of the code that it points at, which is loaded.
 
         Raises:
             UnknownNameError: As `get` does.
@@ -138,16 +138,16 @@ class Registry(Generic[R]):
         return ()
 
     def source(self, name: str) -> Source:
-        """Where the record of that name comes from; raises as `get` does."""
+        """Return where the record of that name comes from; raises as `get` does."""
         return self._find(name).source
 
     def conflicts(self) -> dict[str, tuple[Source, ...]]:
-        """Names and aliases that several distributions claim without a ``replaces=`` that decides, with the claimants."""
+        """Return names and aliases that several distributions claim without a ``replaces=`` that decides, with the claimants."""
         candidates = {key: self._candidates(key) for key in sorted(self._claims_by_key())}
         return {key: tuple(c.source for c in entries) for key, entries in candidates.items() if len(entries) > 1}
 
     def failures(self) -> tuple[PluginFailure, ...]:
-        """What went wrong with plugins, of whatever kind: a plugin that cannot be imported lacks in every registry."""
+        """Return what went wrong with plugins, of whatever kind: a plugin that cannot be imported lacks in every registry."""
         return tuple(self._failures())
 
     def register(self, record: R, source: Source | None = None) -> None:
@@ -194,7 +194,7 @@ class Registry(Generic[R]):
         )
 
     def claims(self) -> list[Registered]:
-        """Every record with its plugin, replaced and contested ones too, by name."""
+        """Return every record with its plugin, replaced and contested ones too, by name."""
         return sorted(self._entries, key=lambda e: (e.record.name, e.source.distribution))
 
     @property
@@ -215,7 +215,7 @@ class Registry(Generic[R]):
         return f"<{self.kind.plural}: {', '.join(self.names()) or 'none'}>"
 
     def _claims_by_key(self) -> dict[str, list[Registered]]:
-        """Entries by name and by alias. Rebuilt when their number changes: plugins' records are added to the same list from outside."""
+        """Return entries by name and alias. Rebuilt when their number changes: plugins' records are added to the same list from outside."""
         if self._index is None or self._index[0] != len(self._entries):
             by_key: dict[str, list[Registered]] = {}
             for entry in self._entries:
@@ -225,7 +225,7 @@ class Registry(Generic[R]):
         return self._index[1]
 
     def _candidates(self, name: str) -> list[Registered]:
-        """Entries that ``name`` may mean: one, none, or several that compete."""
+        """Return entries that ``name`` may mean: one, none, or several that compete."""
         distribution, colon, plain = name.rpartition(":")
         claims = self._claims_by_key().get(plain, [])
         if colon:

@@ -24,7 +24,7 @@ __all__ = ["kind_report", "plugins_report", "record_report"]
 
 
 def plugins_report(catalog: Catalog) -> dict[str, Any]:
-    """All plugins: those in use, those that failed, those left out; then conflicts by kind, and failures."""
+    """Return all plugins: those in use, those that failed, those left out; then conflicts by kind, and failures."""
     failed = {failure.source for failure in catalog.failures()}
     active = list(catalog.sources())
     rows = [_plugin(source, "active, with failures" if source in failed else "active", catalog) for source in active]
@@ -39,7 +39,7 @@ def plugins_report(catalog: Catalog) -> dict[str, Any]:
 
 
 def kind_report(catalog: Catalog, kind: str) -> dict[str, Any]:
-    """All records of one kind, with the facts of that kind; then its conflicts, and the failures of all plugins.
+    """Return all records of one kind, with the facts of that kind; then its conflicts, and the failures of all plugins.
 
     Args:
         catalog: The plugins.
@@ -56,7 +56,7 @@ def kind_report(catalog: Catalog, kind: str) -> dict[str, Any]:
 
 
 def record_report(catalog: Catalog, kind: str, name: str) -> dict[str, Any]:
-    """One record with the facts of its kind.
+    """Return one record with the facts of its kind.
 
     Args:
         catalog: The plugins.
@@ -100,7 +100,7 @@ def _entry(claim: Registered, catalog: Catalog, status: str) -> dict[str, Any]:
 
 
 def _status(claim: Registered, registry: Registry[Any], conflicts: Mapping[str, object]) -> str:
-    """Whether asking for the record's name gives this record."""
+    """Return whether asking for the record's name gives this record."""
     if claim.record.name in conflicts:
         return "contested"
     return "active" if registry.get(claim.record.name) is claim.record else "replaced"

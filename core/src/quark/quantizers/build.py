@@ -12,7 +12,7 @@ from quark.config.tensor import QTensorConfig
 from quark.errors import ConfigError, UnsupportedError
 from quark.plugins import Catalog, documented_object, formats, observers
 from quark.plugins.catalog import catalog
-from quark.quantizers.granularity import PerGroup, PerTensor, granularity_of
+from quark.quantizers.granularity import PerGroup, PerTensor
 from quark.quantizers.number_format import NumberFormat
 from quark.quantizers.observer import Observer
 from quark.quantizers.progressive import ProgressiveQuantizer
@@ -27,7 +27,7 @@ _EXAMPLE = 32
 
 
 def number_format(dtype: Dtype | str) -> NumberFormat:
-    """The number format of that name.
+    """Return the number format of that name.
 
     Raises:
         UnknownNameError: No installed plugin provides it.
@@ -36,25 +36,25 @@ def number_format(dtype: Dtype | str) -> NumberFormat:
 
 
 def packed_dtype(dtype: Dtype | str) -> torch.dtype:
-    """The torch dtype in which a checkpoint stores codes of that format; raises as `number_format`."""
+    """Return the torch dtype in which a checkpoint stores codes of that format; raises as `number_format`."""
     value = number_format(dtype)
     codes = torch.empty(_EXAMPLE, _EXAMPLE, dtype=value.storage_dtype, device="meta")
     return value.packing.pack(codes, PerGroup(_EXAMPLE), "order").dtype
 
 
 def canonicalize(spec: TensorSpec) -> tuple[QTensorConfig, ...]:
-    """The levels of a spec, each made explicit by its format."""
+    """Return the levels of a spec, each made explicit by its format."""
     written = (spec,) if isinstance(spec, QTensorConfig) else spec
     return tuple(level for one in written for level in levels(number_format(one.dtype).canonicalize(one)))
 
 
 def format_of(spec: QTensorConfig) -> NumberFormat:
-    """The number format of a canonical spec, with the spec's rounding."""
+    """Return the number format of a canonical spec, with the spec's rounding."""
     return number_format(spec.dtype).for_spec(spec)
 
 
 def observer_class(spec: QTensorConfig) -> type[Observer]:
-    """The observer of a spec: its class, or the one registered under its name or class name; where it has none, the format's default.
+    """Return the observer of a spec: its class, or that registered under its name or class name; where it has none, the format's default.
 
     Raises:
         UnknownNameError: No installed plugin provides it.
@@ -70,13 +70,13 @@ def observer_class(spec: QTensorConfig) -> type[Observer]:
 
 
 def _registered(name: str) -> object:
-    """The observer registered under a name or a class name, else the object that a plugin exports under it."""
+    """Return the observer registered under a name or a class name, else the object that a plugin exports under it."""
     record = next((r for r in observers() if name in (r.class_name, r.name, *r.aliases)), None)
     return documented_object(name) if record is None else observers().load_observer(record.name)
 
 
 def quantizer_for(spec: TensorSpec, *, activation: bool) -> TensorQuantizer:
-    """The quantizer of a tensor: that of a number format with a scale structure of its own, else one of the core's.
+    """Return the quantizer of a tensor: that of a number format with a scale structure of its own, else one of the core's.
 
     Args:
         spec: Of one level, or of several.
@@ -92,7 +92,7 @@ def quantizer_for(spec: TensorSpec, *, activation: bool) -> TensorQuantizer:
 
 @lru_cache(maxsize=1024)
 def _quantizer(spec: TensorSpec, activation: bool, plugins: Catalog) -> TensorQuantizer:
-    """Quantizers are values: layers with equal specs share one, as long as ``plugins`` are those that names are looked up in."""
+    """Return the quantizer of a spec, a value: equal specs share one, as long as ``plugins`` are those that names are looked up in."""
     # Copies: quantizers outlive the configurations that they are made from, which may be changed.
     specs = tuple(level.copied() for level in canonicalize(spec))
     for level in specs:
@@ -112,7 +112,7 @@ def _quantizer(spec: TensorSpec, activation: bool, plugins: Catalog) -> TensorQu
 
 
 def level_quantizer(spec: QTensorConfig, *, activation: bool) -> SingleLevelQuantizer:
-    """The quantizer of one level of a canonical spec, by its format, granularity and observer."""
+    """Return the quantizer of one level of a canonical spec, by its format, granularity and observer."""
     number_format = format_of(spec)
-    granularity = PerTensor() if number_format.is_cast else granularity_of(spec, activation=activation)
+    granularity = PerTensor() if number_format.is_cast else number_format.granularity(spec, activation=activation)
     return SingleLevelQuantizer(spec, granularity, number_format, observer_class(spec))

@@ -19,34 +19,52 @@ __all__ = ["Granularity", "PerBlock", "PerChannel", "PerGroup", "PerTensor", "Pe
 
 
 class Granularity(ABC):
-    """Base of all granularities."""
+    """Base of all granularities.
+
+    A granularity of a new kind is a subclass with the five abstract methods; the defaults of the others are right for all, if not the
+    fastest. It is reached from a spec through `quark.quantizers.NumberFormat.granularity`.
+    """
 
     @abstractmethod
     def rows(self, x: Tensor) -> Tensor:
-        """``x`` as ``[scales, elements]``: row *i* holds the elements of scale *i*, in the order of `scale_shape` flattened."""
+        """Return ``x`` as ``[scales, elements]``: row *i* holds the elements of scale *i*, in the order of `scale_shape` flattened."""
 
     @abstractmethod
     def scale_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Shape of the scales of a tensor of that shape."""
+        """Return the shape of the scales of a tensor of that shape."""
 
     @abstractmethod
     def restore(self, rows: Tensor, shape: tuple[int, ...]) -> Tensor:
-        """The inverse of `rows`: back to ``shape``."""
+        """Return ``rows`` in that shape: the inverse of `rows`."""
 
     @abstractmethod
     def expand_scale(self, scale: Tensor, shape: tuple[int, ...]) -> Tensor:
-        """Scales of a matrix of that shape, repeated to ``[rows, groups of columns]``; a view where possible."""
+        """Return the scales of a matrix of that shape, repeated to ``[rows, groups of columns]``; a view where possible.
+
+        The groups are runs of columns, as long as possible, that share a scale in each row.
+        """
 
     @abstractmethod
     def reduce_scale(self, expanded: Tensor) -> Tensor:
-        """The inverse of `expand_scale`."""
+        """Return the scales of which `expand_scale` made ``expanded``."""
 
     def columns_per_scale(self, columns: int) -> int | None:
-        """Input channels that share a scale in one row of a weight ``[O, columns]``; None where scales span rows."""
+        """Return how many input channels in a row share a scale in one row of a weight ``[O, columns]``.
+
+        None where scales span rows, or channels that are not next to each other: algorithms then find all scales before they round.
+        """
         return None
 
+    @property
+    def rows_per_scale(self) -> int:
+        """How many consecutive rows of a matrix share their scales, where more than one and fewer than all of them do; else 1.
+
+        A part of a matrix that starts at a multiple of it, and has a multiple of it rows, has scales of the same granularity.
+        """
+        return 1
+
     def shape_error(self, shape: tuple[int, ...]) -> str | None:
-        """Why a tensor of that shape cannot be quantized so; None where it can."""
+        """Say why a tensor of that shape cannot be quantized so; None where it can."""
         return None
 
     @property
@@ -169,6 +187,10 @@ class PerBlock(Granularity):
 
     size: tuple[int, int]
 
+    @property
+    def rows_per_scale(self) -> int:
+        return self.size[0]
+
     def rows(self, x: Tensor) -> Tensor:
         (r, c), (n, k) = self.size, x.shape
         return x.reshape(n // r, r, k // c, c).transpose(1, 2).reshape(-1, r * c)
@@ -192,13 +214,13 @@ class PerBlock(Granularity):
 
 
 def granularity_of(spec: QTensorConfig, *, activation: bool) -> Granularity:
-    """The granularity of a spec.
+    """Return the granularity of a spec, by the qschemes that every number format has.
 
     Activations with a dynamic scale per channel of axis 1 or -2 mean one scale per token, whatever the rank: that is how the formats are
     documented and how runtimes compute them.
 
     Raises:
-        ConfigError: Groups run along an axis other than the last, or the spec names no ``qscheme``.
+        ConfigError: Groups run along an axis other than the last, or the spec names no ``qscheme``, or one of a plugin's own.
     """
     if spec.qscheme is QSchemeType.per_tensor:
         return PerTensor()
@@ -210,4 +232,9 @@ def granularity_of(spec: QTensorConfig, *, activation: bool) -> Granularity:
         return PerGroup(spec.group_size)
     if spec.qscheme is QSchemeType.per_block and spec.block_size is not None:
         return PerBlock(spec.block_size)
-    raise ConfigError(f"{spec.dtype.name} needs a qscheme: per_tensor, per_channel, per_group or per_block")
+    wanted = ", ".join(QSchemeType.__members__)
+    if spec.qscheme is not None and spec.qscheme.name not in QSchemeType.__members__:
+        raise ConfigError(
+            f"the number format {spec.dtype.name} has no qscheme '{spec.qscheme.name}': use {wanted}, or a format whose plugin brings it"
+        )
+    raise ConfigError(f"{spec.dtype.name} needs a qscheme: {wanted}")

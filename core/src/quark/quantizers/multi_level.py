@@ -20,7 +20,7 @@ class MultiLevelQuantizer(ABC):
     """What quantizers of several levels have in common; `quark.quantizers.TensorQuantizer` says what each method promises.
 
     A subclass with a scale structure of its own owes the abstract methods. It is reached from a spec through
-    `quark.quantizers.NumberFormat.quantizer`.
+    `quark.quantizers.NumberFormat.quantizer`. Its outer scale is one for the whole tensor, or one for each row of a weight.
     """
 
     @property

@@ -11,6 +11,7 @@ from torch import Tensor
 from quark.config.enums import RoundType, ScaleType
 from quark.config.layer import TensorSpec
 from quark.config.tensor import QTensorConfig
+from quark.quantizers.granularity import Granularity, granularity_of
 from quark.quantizers.packing import AS_THEY_ARE, Packing
 from quark.quantizers.qparams import QParams
 
@@ -50,7 +51,7 @@ class NumberFormat(ABC):
 
     @abstractmethod
     def max_magnitude(self, spec: QTensorConfig) -> float:
-        """Largest representable magnitude in units of the scale: 448 for E4M3, 7.5 for INT4.
+        """Return the largest representable magnitude in units of the scale: 448 for E4M3, 7.5 for INT4.
 
         The ideal symmetric scale of a range is its largest magnitude divided by this.
         """
@@ -66,22 +67,22 @@ class NumberFormat(ABC):
 
     @abstractmethod
     def encode(self, t: Tensor) -> Tensor:
-        """Codes, in ``storage_dtype``, of values that `round_` returned."""
+        """Return codes, in ``storage_dtype``, of values that `round_` returned."""
 
     @abstractmethod
     def decode(self, codes: Tensor) -> Tensor:
-        """The float32 values of codes; the inverse of `encode`."""
+        """Return the float32 values of codes; the inverse of `encode`."""
 
     def codes(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
-        """Codes of scaled values: `round_`, then `encode`. May overwrite ``t``. Formats override it where one step does both."""
+        """Return codes of scaled values: `round_`, then `encode`. May overwrite ``t``. Formats override it where one step does both."""
         return self.encode(self.round_(t, zero))
 
     def qparams(self, low: Tensor, high: Tensor, spec: QTensorConfig) -> QParams:
-        """Scales, and zero points, of ranges ``[low, high]``, float32, of any shape; the shape stays."""
+        """Return scales, and zero points, of ranges ``[low, high]``, float32, of any shape; the shape stays."""
         return QParams((torch.maximum(-low, high) / self.max_magnitude(spec)).clamp_(min=SMALLEST_SCALE))
 
     def spec_error(self, spec: QTensorConfig) -> str | None:
-        """What a spec of this format lacks or contradicts, and the fix; None where it is complete.
+        """Return what a spec of this format lacks or contradicts, and the fix; None where it is complete.
 
         The default is that of a format with the default scales: float32, without zero points, rounding to nearest.
         """
@@ -99,18 +100,18 @@ class NumberFormat(ABC):
         return None
 
     def canonicalize(self, spec: QTensorConfig) -> TensorSpec:
-        """The spec made explicit: fields that the format implies are filled in, old spellings are replaced.
+        """Return the spec made explicit: fields that the format implies are filled in, old spellings are replaced.
 
         The result may be of another format, or of several levels; it is not canonicalized again.
         """
         return spec
 
     def for_spec(self, spec: QTensorConfig) -> NumberFormat:
-        """This format as a canonical spec wants it, where it varies with anything but the scale (a rounding method)."""
+        """Return this format as a canonical spec wants it, where it varies with anything but the scale (a rounding method)."""
         return self
 
     def quantizer(self, levels: tuple[QTensorConfig, ...], *, activation: bool) -> TensorQuantizer | None:
-        """The quantizer of a tensor, for formats with a scale structure of their own; None leaves the choice to the core.
+        """Return the quantizer of a tensor, for formats with a scale structure of their own; None leaves the choice to the core.
 
         Args:
             levels: The canonical spec of the tensor. At least one of its levels is of this format.
@@ -118,8 +119,23 @@ class NumberFormat(ABC):
         """
         return None
 
+    def granularity(self, spec: QTensorConfig, *, activation: bool) -> Granularity:
+        """Return which elements share a scale, for formats with qschemes of their own; by default what `granularity_of` does.
+
+        A qscheme of a format's own has its vendor's prefix, ``"acme.diagonal"``, and for its size the spec's ``group_size`` or
+        ``block_size``.
+
+        Args:
+            spec: The canonical spec of one level.
+            activation: Whether the tensor is an activation.
+
+        Raises:
+            ConfigError: The format has no such qscheme.
+        """
+        return granularity_of(spec, activation=activation)
+
     def by_reciprocal(self, spec: QTensorConfig) -> bool:
-        """Whether scaled values are ``x · (1 / scale)`` rather than ``x / scale``, which takes longer.
+        """Return whether scaled values are ``x · (1 / scale)`` rather than ``x / scale``, which takes longer.
 
         The two differ in the last bit, and so in the codes of values halfway between two: each family follows its reference. Where scales
         are powers of two they are the same.
@@ -127,12 +143,12 @@ class NumberFormat(ABC):
         return False
 
     def subscales(self, t: Tensor) -> Tensor | None:
-        """Factors, one for each of the scaled values ``t``, by which bits that neighbours share make their scale finer; None for none.
+        """Return factors, one for each scaled value in ``t``, by which bits that neighbours share make their scale finer; None for none.
 
         With the factor in its scale, an element is rounded by `element_format`, whatever its neighbours are.
         """
         return None
 
     def element_format(self) -> NumberFormat:
-        """The format of one element once `subscales` are part of its scale; this format where there are none."""
+        """Return the format of one element once `subscales` are part of its scale; this format where there are none."""
         return self

@@ -39,7 +39,7 @@ class Observer(ABC):
 
     @classmethod
     def spec_error(cls, spec: QTensorConfig) -> str | None:
-        """Why this observer cannot serve the spec, and the fix; None where it can."""
+        """Return why this observer cannot serve the spec, and the fix; None where it can."""
         return None
 
     @abstractmethod
@@ -48,7 +48,7 @@ class Observer(ABC):
 
     @abstractmethod
     def range(self) -> tuple[Tensor, Tensor]:
-        """Low and high, float32, in the granularity's scale shape.
+        """Return low and high, float32, in the granularity's scale shape.
 
         Raises:
             CalibrationError: Nothing was observed.
@@ -59,7 +59,7 @@ class Observer(ABC):
         """Add the statistic of another observer of the same kind (`of_same_kind`)."""
 
     def of_same_kind(self, other: Observer) -> Self:
-        """``other``, checked to be of this observer's class.
+        """Return ``other``, checked to be of this observer's class.
 
         Raises:
             ConfigError: It is of another class, so that the two cannot be merged.

@@ -7,7 +7,6 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from quark.quantizers.granularity import PerBlock
 from quark.quantizers.qparams import QParams
 from quark.quantizers.tensor_quantizer import TensorQuantizer
 
@@ -19,7 +18,7 @@ SAMPLE = 1 << 13
 
 @torch.no_grad()
 def grid_error(quantizer: TensorQuantizer, qparams: QParams | None, values: Tensor) -> str | None:
-    """Why values do not lie on a quantizer's grid, or why their scales are unusable; None where all is well.
+    """Return why values do not lie on a quantizer's grid, or why their scales are unusable; None where all is well.
 
     Checks every element, in about the time that rounding it takes.
 
@@ -39,7 +38,7 @@ def grid_error(quantizer: TensorQuantizer, qparams: QParams | None, values: Tens
 
 @torch.no_grad()
 def codes_error(quantizer: TensorQuantizer, qparams: QParams, values: Tensor, codes: Tensor, order: str) -> str | None:
-    """Why values and their codes disagree, why the scales are unusable, or `LOSSY`; None where all is well.
+    """Return why values and their codes disagree, why the scales are unusable, or `LOSSY`; None where all is well.
 
     Checks every scale, and a `SAMPLE` of the codes.
 
@@ -64,7 +63,7 @@ LOSSY = "has codes that do not survive packing: unpack(pack(codes)) differs from
 
 
 def scales_error(quantizer: TensorQuantizer, qparams: QParams | None, shape: tuple[int, ...]) -> str | None:
-    """Why the scales of a tensor of that shape are unusable, as a predicate; None where they are not."""
+    """Return why the scales of a tensor of that shape are unusable, as a predicate; None where they are not."""
     if quantizer.is_float:
         return None
     if qparams is None:
@@ -79,13 +78,13 @@ def scales_error(quantizer: TensorQuantizer, qparams: QParams | None, shape: tup
 
 
 def scale_values_error(qparams: QParams) -> str | None:
-    """Why scales are unusable as numbers, whatever their shapes; None where they are not."""
+    """Return why scales are unusable as numbers, whatever their shapes; None where they are not."""
     bad = [name for name, tensor in qparams.items() if name != "zero_point" and not _are_usable(tensor)]
     return f"has a {bad[0]} that is NaN, infinite, zero or negative" if bad else None
 
 
 def off_grid(values: Tensor, decoded: Tensor) -> str | None:
-    """How values differ from those of their codes, as a predicate; None where they do not.
+    """Return how values differ from those of their codes, as a predicate; None where they do not.
 
     Args:
         values: In the model's dtype.
@@ -100,14 +99,14 @@ def off_grid(values: Tensor, decoded: Tensor) -> str | None:
 
 
 def same_bits(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors are equal in shape, dtype and every bit; for some 8-bit floats torch has no other comparison."""
+    """Return whether two tensors are equal in shape, dtype and every bit; for some 8-bit floats torch has no other comparison."""
     if one.shape != other.shape or one.dtype != other.dtype:
         return False
     return torch.equal(one.contiguous().view(torch.uint8), other.contiguous().view(torch.uint8)) if one.ndim else bool(one == other)
 
 
 def _are_usable(scales: Tensor) -> bool:
-    """Whether all are positive and finite, in one pass: aminmax returns NaN for both ends where there is one."""
+    """Return whether all are positive and finite, in one pass: aminmax returns NaN for both ends where there is one."""
     if scales.numel() == 0:
         return True
     low, high = torch.aminmax(scales.float())
@@ -121,13 +120,12 @@ def _scale_shapes(quantizer: TensorQuantizer, shape: tuple[int, ...]) -> dict[st
 
 
 def _sampled(quantizer: TensorQuantizer, values: Tensor, codes: Tensor, qparams: QParams) -> tuple[Tensor, Tensor, QParams]:
-    """Some rows of a matrix, their codes and their scales; other tensors as they are."""
+    """Return some rows of a matrix, their codes and their scales; other tensors as they are."""
     count = max(1, SAMPLE // max(1, values.shape[-1]))
     if values.ndim != 2 or count >= values.shape[0]:
         return values, codes, qparams
     granularity, shape = quantizer.granularity, tuple(values.shape)
-    if isinstance(granularity, PerBlock):
-        high = granularity.size[0]
+    if (high := granularity.rows_per_scale) > 1:
         rows = slice(0, max(high, count // high * high))
     else:
         rows = slice(None, None, -(-shape[0] // count))

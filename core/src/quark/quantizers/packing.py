@@ -19,7 +19,7 @@ class Packing:
     """
 
     def pack(self, codes: Tensor, granularity: Granularity, order: str) -> Tensor:
-        """Codes as they are stored.
+        """Return codes as they are stored.
 
         Args:
             codes: ``[O, I]``, or of any other shape, in the format's ``storage_dtype``.
@@ -29,17 +29,17 @@ class Packing:
         return codes
 
     def unpack(self, packed: Tensor, granularity: Granularity, order: str, shape: tuple[int, ...]) -> Tensor:
-        """The inverse of `pack`: codes of that shape."""
+        """Undo `pack`: return codes of that shape."""
         return packed
 
     def pack_qparams(self, qparams: QParams, spec: QTensorConfig, granularity: Granularity, order: str) -> dict[str, Tensor]:
-        """Scales and zero points as they are stored, by suffix: ``scale``, ``zero_point``."""
+        """Return scales and zero points as they are stored, by suffix: ``scale``, ``zero_point``."""
         return {"scale": qparams.scale} if qparams.zero_point is None else {"scale": qparams.scale, "zero_point": qparams.zero_point}
 
     def unpack_qparams(
         self, tensors: dict[str, Tensor], spec: QTensorConfig, granularity: Granularity, order: str, shape: tuple[int, ...]
     ) -> QParams:
-        """The inverse of `pack_qparams`; ``shape`` is that of the tensor."""
+        """Undo `pack_qparams`; ``shape`` is that of the tensor."""
         return QParams(tensors["scale"], tensors.get("zero_point"))
 
 

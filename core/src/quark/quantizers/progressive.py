@@ -61,7 +61,7 @@ class ProgressiveQuantizer(MultiLevelQuantizer):
         return self.first_level.observer()
 
     def qparams_from(self, observer: Observer) -> QParams:
-        """The first level's scale alone: the second's is found from the tensor itself."""
+        """Return the first level's scale alone: the second's is found from the tensor itself."""
         return self.first_level.qparams_from(observer)
 
     def outer_scale(self, x: Tensor, shared: Observer | None = None) -> Tensor:
@@ -119,12 +119,12 @@ class ProgressiveQuantizer(MultiLevelQuantizer):
         return attrs.evolve(self.second_level.empty_qparams(shape, device), outer_scale=first.scale)
 
     def _first_codes(self, x: Tensor, first: QParams) -> Tensor:
-        """The first level's codes as a new float32 tensor: ``x`` in units of the first scale, rounded."""
+        """Return the first level's codes as a new float32 tensor: ``x`` in units of the first scale, rounded."""
         return self.first_level.in_scales(x, first)
 
 
 def _by_level(qparams: QParams) -> tuple[QParams, QParams]:
-    """The scales of the first level, and those of the second."""
+    """Return the scales of the first level, and those of the second."""
     assert qparams.outer_scale is not None
     return QParams(qparams.outer_scale), attrs.evolve(qparams, outer_scale=None)
 

@@ -18,6 +18,8 @@ class QParams:
         scale: Multiplier, float. ``[]`` per tensor, ``[C]`` per channel, ``[…, groups]`` per group, ``[…]`` per token.
         zero_point: As ``scale`` in shape, int32 where whole, float32 where real; None for formats without one.
         outer_scale: Scale of the scales, float32: ``[]`` for the whole tensor, ``[O]`` for the rows of a weight ``[O, I]``; None: none.
+            Nothing else is supported, such as one for each super-block of a row: `quark.quantizers.WeightGrid` finds the scales of one
+            group of columns at a time, whichever it is.
     """
 
     scale: Tensor
@@ -25,11 +27,11 @@ class QParams:
     outer_scale: Tensor | None = None
 
     def items(self) -> Iterator[tuple[str, Tensor]]:
-        """The tensors that are not None, by field name."""
+        """Yield the tensors that are not None, by field name."""
         for name in ("scale", "zero_point", "outer_scale"):
             if (value := getattr(self, name)) is not None:
                 yield name, value
 
     def map(self, change: Callable[[Tensor], Tensor]) -> QParams:
-        """QParams with ``change`` applied to every tensor."""
+        """Return QParams with ``change`` applied to every tensor."""
         return attrs.evolve(self, **{name: change(value) for name, value in self.items()})

@@ -63,7 +63,7 @@ def _check(quantizer: TensorQuantizer, activation: bool) -> None:
 
 
 def _example(shape: tuple[int, ...]) -> Tensor:
-    """Rows of normal values of many sizes, one of zeros, one of positive and one of negative values; the same each time."""
+    """Return rows of normal values of many sizes, one of zeros, one of positive and one of negative values; the same each time."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(shape, generator=generator) * 2.0 ** (torch.arange(shape[0]) % 13 - 6)[:, None]
     x[0], x[1], x[2] = 0.0, x[1].abs(), -x[2].abs()
@@ -93,7 +93,7 @@ def _check_observer(level: SingleLevelQuantizer, x: Tensor) -> None:
 
 
 def _rounding_error(level: SingleLevelQuantizer, x: Tensor) -> str | None:
-    """Why the rounding of a format is wrong, as a predicate; None where it is not."""
+    """Return why the rounding of a format is wrong, as a predicate; None where it is not."""
     if level.is_float:
         return None
     t = level.granularity.rows(x.clone()).contiguous()
@@ -107,7 +107,7 @@ def _rounding_error(level: SingleLevelQuantizer, x: Tensor) -> str | None:
 
 
 def _values_error(quantizer: TensorQuantizer, x: Tensor, activation: bool) -> str | None:
-    """Why scales, values, codes or packing are wrong, as a predicate; None where they are not."""
+    """Return why scales, values, codes or packing are wrong, as a predicate; None where they are not."""
     shape = tuple(x.shape)
     qparams: Any = quantizer.find_qparams(x) if not quantizer.is_float else QParams(torch.ones(()))
     if not isinstance(qparams, QParams):
@@ -115,6 +115,11 @@ def _values_error(quantizer: TensorQuantizer, x: Tensor, activation: bool) -> st
     # A static activation keeps fewer scales than one call finds.
     if (error := scale_values_error(qparams) if activation else scales_error(quantizer, qparams, shape)) is not None:
         return error
+    if not activation and qparams.outer_scale is not None and tuple(qparams.outer_scale.shape) not in ((), shape[:1]):
+        return (
+            f"has an outer scale of shape {list(qparams.outer_scale.shape)} for a weight of shape {list(shape)}: an outer scale is one for "
+            f"the whole tensor, [], or one for each row, [{shape[0]}]; parts of a row cannot have outer scales of their own"
+        )
     beyond = x * _BEYOND
     values: Any = quantizer.fake_quantize(beyond, qparams)
     if not isinstance(values, Tensor) or values.shape != x.shape:

@@ -124,7 +124,7 @@ class SingleLevelQuantizer:
         return self._rounded(x, qparams, result, rescale=True)
 
     def in_scales(self, x: Tensor, qparams: QParams) -> Tensor:
-        """The values that codes of ``x`` stand for before they are scaled, float32; of symmetric specs."""
+        """Return the values that codes of ``x`` stand for before they are scaled, float32; of symmetric specs."""
         return self._rounded(x, qparams, torch.empty(x.shape, dtype=torch.float32, device=x.device), rescale=False)
 
     def _rounded(self, x: Tensor, qparams: QParams, result: Tensor, *, rescale: bool) -> Tensor:

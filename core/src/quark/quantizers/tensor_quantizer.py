@@ -61,22 +61,22 @@ class TensorQuantizer(Protocol):
         """
 
     def shape_error(self, shape: tuple[int, ...]) -> str | None:
-        """Why a tensor of that shape cannot be quantized so, and the fix; None where it can. Needs no data."""
+        """Return why a tensor of that shape cannot be quantized so, and the fix; None where it can. Needs no data."""
 
     def observer(self) -> Observer:
-        """A fresh observer for calibration."""
+        """Return a fresh observer for calibration."""
 
     def qparams_from(self, observer: Observer) -> QParams:
-        """Scales from what an observer has seen."""
+        """Return scales from what an observer has seen."""
 
     def outer_scale(self, x: Tensor, shared: Observer | None = None) -> Tensor | None:
-        """The scale above those of the stored level, ``[]`` or ``[O]`` for a weight ``[O, I]``; None, without looking, where there is none.
+        """Return the scale above the stored level's, ``[]`` or ``[O]`` for a weight ``[O, I]``; None, without looking, where there is none.
 
-        Arguments as for `find_qparams`.
+        Parts of a row cannot have outer scales of their own (`QParams.outer_scale`). Arguments as for `find_qparams`.
         """
 
     def scales_from_ranges(self, low: Tensor, high: Tensor, outer: Tensor | None, *, observed: bool = False) -> QParams:
-        """Scales and zero points of the stored level, as `QParams` hold them, for ranges of a weight.
+        """Return scales and zero points of the stored level, as `QParams` hold them, for ranges of a weight.
 
         Args:
             low, high: Ends of the ranges, float32, of any shape; in units of the weight, not of ``outer``.
@@ -85,7 +85,7 @@ class TensorQuantizer(Protocol):
         """
 
     def find_qparams(self, x: Tensor, shared: Observer | None = None) -> QParams:
-        """Scales of ``x`` itself, by the spec's observer.
+        """Return scales of ``x`` itself, by the spec's observer.
 
         Args:
             x: The tensor.
@@ -93,7 +93,7 @@ class TensorQuantizer(Protocol):
         """
 
     def fake_quantize(self, x: Tensor, qparams: QParams | None = None, *, out: Tensor | None = None) -> Tensor:
-        """``dequantize(quantize(x))`` in ``x``'s dtype, in few passes; with ``qparams`` None the scales are found from ``x``.
+        """Return ``dequantize(quantize(x))`` in ``x``'s dtype, in few passes; with ``qparams`` None the scales are found from ``x``.
 
         ``out`` may be ``x`` itself.
         """
@@ -102,13 +102,13 @@ class TensorQuantizer(Protocol):
         """Find scales and fake-quantize in one go, tile by tile: ``(values, qparams)``. ``out`` may be ``x``."""
 
     def quantize(self, x: Tensor, qparams: QParams) -> Tensor:
-        """Codes of ``x``, in its shape."""
+        """Return codes of ``x``, in its shape."""
 
     def codes_of(self, values: Tensor, qparams: QParams) -> Tensor:
-        """The codes of values that `fake_quantize` returned under the same ``qparams``: the inverse of `dequantize`."""
+        """Return the codes of values that `fake_quantize` returned under the same ``qparams``: the inverse of `dequantize`."""
 
     def dequantize(self, codes: Tensor, qparams: QParams) -> Tensor:
-        """Float32 values of codes."""
+        """Return float32 values of codes."""
 
     def pack(self, codes: Tensor, qparams: QParams, *, order: str = "reorder") -> dict[str, Tensor]:
         """Checkpoint tensors by suffix: ``""`` for the codes, ``scale``, ``zero_point``, ``scale_2``, …; works on meta tensors."""
@@ -117,10 +117,10 @@ class TensorQuantizer(Protocol):
         """As `pack` without the codes: what is stored of a static activation quantizer."""
 
     def unpack(self, tensors: dict[str, Tensor], shape: tuple[int, ...], *, order: str = "reorder") -> tuple[Tensor, QParams]:
-        """The inverse of `pack` for a tensor of that shape."""
+        """Undo `pack` for a tensor of that shape."""
 
     def unpack_qparams(self, tensors: dict[str, Tensor], shape: tuple[int, ...], *, order: str = "reorder") -> QParams:
-        """The inverse of `pack_qparams`."""
+        """Undo `pack_qparams`."""
 
     def empty_qparams(self, shape: tuple[int, ...], device: str) -> QParams:
-        """Scales of the right shapes and dtypes and of no particular values, for meta models and readers."""
+        """Return scales of the right shapes and dtypes and of no particular values, for meta models and readers."""

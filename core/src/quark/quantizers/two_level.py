@@ -74,7 +74,7 @@ class TwoLevelQuantizer(MultiLevelQuantizer):
         return self.scale_level.observer()
 
     def qparams_from(self, observer: Observer) -> QParams:
-        """The outer scale alone: block scales are found from the tensor itself."""
+        """Return the outer scale alone: block scales are found from the tensor itself."""
         low, high = observer.range()
         # One division by both largest magnitudes, so that nothing is rounded in between.
         outer = torch.maximum(-low, high) / (_max_magnitude(self.element_level) * _max_magnitude(self.scale_level))
@@ -104,7 +104,7 @@ class TwoLevelQuantizer(MultiLevelQuantizer):
         return self.element_level.fake_quantize(x, qparams, out=out)
 
     def _round_under(self, outer: Tensor, x: Tensor, out: Tensor | None) -> tuple[Tensor, QParams]:
-        """``x`` rounded under an outer scale, and its scales."""
+        """Return ``x`` rounded under an outer scale, and its scales."""
         if not self.granularity.is_local or x.numel() == 0 or not (out is None or out.is_contiguous()):
             qparams = self._block_qparams(x, outer)
             return self.element_level.fake_quantize(x, qparams, out=out), qparams

@@ -44,33 +44,33 @@ class GroupScales:
     stored: Tensor
 
     def at(self, group: int) -> GroupScales:
-        """The scales of one group, each ``[N]``."""
+        """Return the scales of one group, each ``[N]``."""
         return self.map(lambda x: x[group])
 
     def of_rows(self, rows: slice) -> GroupScales:
-        """The scales of some rows."""
+        """Return the scales of some rows."""
         return self.map(lambda x: x[:, rows])
 
     def expanded(self, size: int) -> GroupScales:
-        """One row for each input channel of groups of that size."""
+        """Return one row for each input channel of groups of that size."""
         return self.map(lambda x: x.repeat_interleave(size, 0))
 
     def where(self, better: Tensor, other: GroupScales) -> GroupScales:
-        """``torch.where(better, other, self)`` for every field; ``better`` is ``[groups, N]``, and neither may differ within groups."""
+        """Return ``torch.where(better, other, self)`` for every field; ``better`` is ``[groups, N]``; neither may differ within groups."""
         return _with_all([self, other], lambda parts: torch.where(better, parts[1], parts[0]))
 
     @staticmethod
     def joined(parts: Sequence[GroupScales]) -> GroupScales:
-        """Concatenates the scales of consecutive groups."""
+        """Concatenate the scales of consecutive groups."""
         return _with_all(parts, torch.cat)
 
     @staticmethod
     def beside(parts: Sequence[GroupScales]) -> GroupScales:
-        """Concatenates the scales of the same groups for consecutive rows."""
+        """Concatenate the scales of the same groups for consecutive rows."""
         return _with_all(parts, lambda fields: torch.cat(fields, 1))
 
     def map(self, change: Callable[[Tensor], Tensor]) -> GroupScales:
-        """The same with ``change`` applied to every tensor."""
+        """Return the same with ``change`` applied to every tensor."""
         return _with_all([self], lambda parts: change(parts[0]))
 
 
@@ -95,9 +95,9 @@ class WeightGrid:
 
     Attributes:
         columns: K, the number of input channels.
-        group: Input channels that share a scale in one row; K where there is one scale for each row, tensor or block of rows.
-        fixed: The scales of round-to-nearest, where scales span rows and so cannot be found group by group; else None.
-        spans: Where scales span rows, the number of the scale, from 0 on, that each group of each row has, ``[groups, N]``; else None.
+        group: Input channels in a row that share a scale; K where there is one scale for each row, tensor or block of rows.
+        fixed: The scales of round-to-nearest, where scales span rows or groups and so cannot be found group by group; else None.
+        spans: Where they do, the number of the scale, from 0 on, that each group of each row has, ``[groups, N]``; else None.
     """
 
     def __init__(self, quantizers: Sequence[TensorQuantizer], rows: Sequence[int], weight: Tensor, *, shared: bool = False) -> None:
@@ -118,12 +118,12 @@ class WeightGrid:
         self.fixed = self._fixed_scales(weight, common) if group is None else None
 
     def scales(self, w: Tensor, rows: slice = ALL) -> GroupScales:
-        """Scales of ``w [m · group, n]`` by its own ranges, as in round-to-nearest; ``rows`` are the places of the n in the stack."""
+        """Return the scales of ``w [m · group, n]`` by its own ranges, as in round-to-nearest; ``rows`` are the n's places in the stack."""
         low, high = self.ranges(w, rows)
         return self._scales_from_ranges(low, high, rows, observed=True)
 
     def scales_of_ranges(self, low: Tensor, high: Tensor, rows: slice = ALL) -> GroupScales:
-        """Scales of ranges ``[m, n]`` that a search chose, as the spec stores them."""
+        """Return scales of ranges ``[m, n]`` that a search chose, as the spec stores them."""
         return self._scales_from_ranges(low, high, rows, observed=False)
 
     def _scales_from_ranges(self, low: Tensor, high: Tensor, rows: slice, *, observed: bool) -> GroupScales:
@@ -132,7 +132,7 @@ class WeightGrid:
         return self._group_scales(qparams.scale, qparams.zero_point, outer)
 
     def with_subscales(self, w: Tensor, scales: GroupScales) -> GroupScales:
-        """Scales with the subscales of a microexponent format, chosen from ``w [m · group, N]``: one row for each input channel.
+        """Return scales with the subscales of a microexponent format, chosen from ``w [m · group, N]``: one row for each input channel.
 
         Returns ``scales`` itself for formats without subscales.
         """
@@ -159,7 +159,7 @@ class WeightGrid:
         return self._round(t, scales)
 
     def rounder(self, scales: GroupScales, order: Tensor | None = None) -> Callable[..., Tensor]:
-        """A function of ``(t [N], number, out)`` that rounds the input channel of that number into ``out``, by default ``t``; returns it.
+        """Return a function of ``(t [N], number, out)`` that rounds the input channel of that number into ``out``, by default ``t``.
 
         It does what `round_` does with the scales of that channel; they are looked up once for a loop over all channels.
 
@@ -194,7 +194,7 @@ class WeightGrid:
         return t.mul_(scales.scale)
 
     def qparams(self, scales: GroupScales) -> list[QParams]:
-        """The scales of each layer's quantizer, from the scales of all groups."""
+        """Return the scales of each layer's quantizer, from the scales of all groups."""
         qparams = []
         for index, quantizer in enumerate(self._quantizers):
             rows, reduce_scale = self._slice(index), quantizer.granularity.reduce_scale
@@ -204,7 +204,7 @@ class WeightGrid:
         return qparams
 
     def weights(self, qt: Tensor, scales: GroupScales, dtype: torch.dtype = torch.float32) -> list[tuple[Tensor, QParams]]:
-        """The weight ``[rows, K]`` and the scales of each layer, from values on the grid, ``[K, N]``: exactly what `dequantize` returns.
+        """Return the weight ``[rows, K]`` and the scales of each layer, from values on the grid, ``[K, N]``: exactly those of `dequantize`.
 
         Weights are in ``dtype``. A value beyond the range of ``dtype`` becomes the nearest value of the grid that ``dtype`` has, or its
         largest.
@@ -239,13 +239,13 @@ class WeightGrid:
         return self.fixed is None and self._level.spec.symmetric is not False and not self.has_subscales
 
     def _common_observer(self, weight: Tensor) -> Observer:
-        """An observer that has seen the weights of all layers."""
+        """Return an observer that has seen the weights of all layers."""
         observer = self._quantizers[0].observer()
         observer.observe(weight.t())
         return observer
 
     def _outer_scales(self, weight: Tensor, common: Observer | None) -> list[Tensor] | None:
-        """The scale above the stored ones of each layer, ``[]`` or ``[rows]``; None where the quantizers have none."""
+        """Return the scale above the stored ones of each layer, ``[]`` or ``[rows]``; None where the quantizers have none."""
         scales = []
         for index, quantizer in enumerate(self._quantizers):
             scale = quantizer.outer_scale(weight[:, self._slice(index)].t(), common)
@@ -259,7 +259,7 @@ class WeightGrid:
         return slice(start, start + self._rows[index])
 
     def _fixed_scales(self, weight: Tensor, common: Observer | None) -> GroupScales:
-        """Scales that span rows, by the ranges of each layer, for every row and group."""
+        """Return scales that span rows, by the ranges of each layer, for every row and group."""
         is_shared = common is not None and self._outers is None
         count = 0
         for index in range(len(self._quantizers)):
@@ -273,7 +273,7 @@ class WeightGrid:
         return self._spanning_scales(torch.ones(count, device=weight.device), observed=True)
 
     def _level_range(self, weight: Tensor, index: int) -> tuple[Tensor, Tensor]:
-        """Low and high of the stored level for the weight ``[K, rows]`` of a layer, in units of the weight."""
+        """Return low and high of the stored level for the weight ``[K, rows]`` of a layer, in units of the weight."""
         observer = self._level.observer()
         if self._outers is None or self._level.observer_class.is_extremes:
             observer.observe(weight.t())
@@ -283,7 +283,7 @@ class WeightGrid:
         return low * self._outers[index], high * self._outers[index]
 
     def spanning(self, factor: Tensor) -> GroupScales:
-        """Scales that span rows, for their ranges times ``factor``, which has one element for each number in ``spans``."""
+        """Return scales that span rows, for their ranges times ``factor``, which has one element for each number in ``spans``."""
         return self._spanning_scales(factor, observed=False)
 
     def _spanning_scales(self, factor: Tensor, *, observed: bool) -> GroupScales:
@@ -296,12 +296,12 @@ class WeightGrid:
         return self._group_scales(self._spread([q.scale for q in parts]), self._spread(zeros) if zeros else None, self._outer)
 
     def _spread(self, parts: Sequence[Tensor]) -> Tensor:
-        """Expands one tensor for each layer, shaped as its scales that span rows, to ``[groups, N]``."""
+        """Expand one tensor for each layer, shaped as its scales that span rows, to ``[groups, N]``."""
         expand = self._level.granularity.expand_scale
         return torch.cat([expand(x, (rows, self.columns)).t() for x, rows in zip(parts, self._rows, strict=True)], 1).contiguous()
 
     def ranges(self, w: Tensor, rows: slice = ALL) -> tuple[Tensor, Tensor]:
-        """Low and high ``[m, n]`` of the groups of ``w [m · group, n]``, by the spec's observer."""
+        """Return low and high ``[m, n]`` of the groups of ``w [m · group, n]``, by the spec's observer."""
         groups = w.reshape(-1, self.group, w.shape[1])
         if self._level.observer_class.is_extremes:
             if self._level.spec.symmetric is not False:
@@ -320,7 +320,7 @@ class WeightGrid:
 
 
 def _views(x: Tensor | None, rows: list[int]) -> list[Tensor] | None:
-    """Views of some rows of ``x``, in that order."""
+    """Return views of some rows of ``x``, in that order."""
     if x is None:
         return None
     views = x.unbind(0)

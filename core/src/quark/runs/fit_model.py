@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from quark.errors import ConfigError
 from quark.names import folded
-from quark.planning.plan import PlanRow
+from quark.planning.plan_row import PlanRow
 
 __all__ = ["refuse_no_model", "refuse_unfit"]
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from quark.calibration.batches import Call
 from quark.planning.decoder_blocks import Block
-from quark.planning.plan import PlanRow
+from quark.planning.plan_row import PlanRow
 
 __all__ = ["LEAST_RETURNED", "SHARE", "FreedMemory", "free_bytes", "held_bytes", "held_probabilities", "return_freed", "tokens_in"]
 

@@ -50,7 +50,7 @@ class ModelQuantizer:
         self.multi_device = multi_device
 
     def plan(self, model: nn.Module) -> QuantPlan:
-        """What would be done to ``model``, and why; meta tensors will do. Raises ConfigError with all that is wrong.
+        """Return what would be done to ``model``, and why; meta tensors will do. Raises ConfigError with all that is wrong.
 
         Fused experts that are to be quantized are taken apart for it; the model computes what it did.
         """
@@ -106,7 +106,7 @@ class ModelQuantizer:
         device: str | torch.device | Sequence[str | torch.device] | None = None,
         presharded_weights: dict[str, int] | None = None,
     ) -> None:
-        """The documented way from a checkpoint to a checkpoint, for what needs no data; `quark.runs.quantize_checkpoint` takes them.
+        """Go from a checkpoint to a checkpoint, for what needs no data; `quark.runs.quantize_checkpoint` takes them.
 
         Args:
             pretrained_model_path: Directory of a float checkpoint.
@@ -137,7 +137,7 @@ class ModelQuantizer:
 
     @staticmethod
     def freeze(model: M, quantize: bool | None = None, runtime_options: object = None) -> M:
-        """Documented step before an export. Weights are rounded as soon as a model is quantized, so this only ends training of them.
+        """Do AMD Quark's step before an export. Weights are rounded as soon as a model is quantized, so this only ends their training.
 
         Args:
             model: A quantized model, changed in place.

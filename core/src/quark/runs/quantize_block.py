@@ -14,18 +14,20 @@ from quark.algorithms import Rounding, Transform
 from quark.calibration.activation_scales import ActivationScales
 from quark.calibration.attention import install
 from quark.calibration.batches import Call
-from quark.calibration.block_rounding import BlockRounding, round_to_nearest, round_without_statistics
+from quark.calibration.block_rounding import BlockRounding
 from quark.calibration.block_transforms import BlockTransforms, StartedTransform
 from quark.calibration.input_groups import InputGroups
 from quark.calibration.lockstep import BlockRun, LockStep, without_cache
 from quark.calibration.observation import counting
 from quark.calibration.report import CalibrationReport
+from quark.calibration.rounding_without_data import round_to_nearest, round_without_statistics
 from quark.calibration.two_passes import TwoPasses
 from quark.modules import QuantizedLayer, quantized_class
 from quark.modules.experts import showing_all
 from quark.planning.decoder_blocks import Block, decoder_blocks
 from quark.planning.family import text_config
-from quark.planning.plan import PlanRow, QuantPlan
+from quark.planning.plan import QuantPlan
+from quark.planning.plan_row import PlanRow
 from quark.runs.memory import FreedMemory
 from quark.runs.sink import BlockSink
 from quark.runs.source import BlockSource, InMemorySource

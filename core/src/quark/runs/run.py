@@ -20,7 +20,8 @@ from quark.log import get_logger
 from quark.planning.decoder_blocks import decoder_blocks
 from quark.planning.family import architecture_of
 from quark.planning.mixtures import separate_experts
-from quark.planning.plan import PlanRow, QuantPlan, has_static_scale, make_plan
+from quark.planning.plan import QuantPlan, has_static_scale, make_plan
+from quark.planning.plan_row import PlanRow
 from quark.planning.plan_text import plan_lines, warning_lines
 from quark.plugins.attribution import attributed
 from quark.runs.memory import SHARE, free_bytes, held_bytes, held_probabilities, tokens_in
@@ -131,7 +132,7 @@ class Run:
         return content
 
     def _without(self, model: nn.Module, names: Sequence[str]) -> Run:
-        """The run as it is without some algorithms."""
+        """Return the run as it is without some algorithms."""
         if not names:
             return self
         settings = [a for a in self.plan.config.algo_config or [] if a.name not in names]
@@ -141,7 +142,7 @@ class Run:
         return attrs.evolve(run, plan=plan, data=self.data, two_passes=self.two_passes)
 
     def _without_idle(self, names: Sequence[str]) -> QuantPlan:
-        """The plan without those transforms that have changed no block, with a warning; one that also rounds stays."""
+        """Return the plan without those transforms that have changed no block, with a warning; one that also rounds stays."""
         plan = self.plan
         for name in names:
             is_rounding = name == self.algorithms.rounding_name
@@ -202,12 +203,12 @@ def plan_run(model: nn.Module, config: QConfig) -> Run:
 
 
 def _note(name: str) -> str:
-    """What a plan says of a transform."""
+    """Return what a plan says of a transform."""
     return f"before rounding, each block is transformed by {name} (its output is unchanged)"
 
 
 def _resolved(model: nn.Module, plan: QuantPlan, algorithms: Algorithms) -> tuple[QuantPlan, Algorithms]:
-    """The plan with the settings of transforms for this model, and the transforms made from these."""
+    """Return the plan with the settings of transforms for this model, and the transforms made from these."""
     for name, transform in algorithms.transforms.items():
         if isinstance(transform, ResolvesForModel):
             resolved = transform.resolve_for_model(model, plan)
@@ -218,7 +219,7 @@ def _resolved(model: nn.Module, plan: QuantPlan, algorithms: Algorithms) -> tupl
 
 
 def _unmatched(algorithms: Algorithms, rows: Sequence[PlanRow], blocks: Sequence[str]) -> Iterator[str]:
-    """What the settings of the rounding name and the model does not have."""
+    """Yield what the settings of the rounding name and the model does not have."""
     if isinstance(algorithms.rounding, NamesLayers):
         names = [r.name.removeprefix(f"{block}.") for r in rows if (block := _block_of(r, blocks)) is not None]
         unmatched = algorithms.rounding.unmatched(names)
@@ -231,15 +232,15 @@ def _unmatched(algorithms: Algorithms, rows: Sequence[PlanRow], blocks: Sequence
 
 
 def _is_rounded_by(rounding: Rounding, row: PlanRow, blocks: Sequence[str]) -> bool:
-    """Whether the rounding chooses the codes of a layer."""
-    if row.config is None or row.config.weight is None or row.module_type != nn.Linear.__name__:
+    """Return whether the rounding chooses the codes of a layer."""
+    if row.config is None or row.config.weight is None or not row.is_linear:
         return False
     block = _block_of(row, blocks)
     return block is not None and rounding.applies_to(row.name.removeprefix(f"{block}."))
 
 
 def _block_of(row: PlanRow, blocks: Sequence[str]) -> str | None:
-    """Full name of the decoder block that a layer lies in."""
+    """Return the full name of the decoder block that a layer lies in."""
     return next((b for b in blocks if b == "" or row.name.startswith(f"{b}.")), None)
 
 
@@ -250,7 +251,7 @@ def switch_attention_of(model: nn.Module, plan: QuantPlan) -> None:
 
 
 def needs_two_passes(model: nn.Module, plan: QuantPlan, rounding: Rounding, data: Sequence[Call], device: torch.device) -> bool:
-    """Whether forwards that wait inside a block would hold more than the configuration, or the machine, allows."""
+    """Return whether forwards that wait inside a block would hold more than the configuration, or the machine, allows."""
     if not rounding.needs:
         return False
     blocks = decoder_blocks(model, plan.architecture)

@@ -47,17 +47,17 @@ class Algorithms:
         return names
 
     def with_settings(self, settings: AlgoConfig) -> Algorithms:
-        """The same with the transform of that name made anew from other settings."""
+        """Return the same with the transform of that name made anew from other settings."""
         return attrs.evolve(self, transforms={**self.transforms, settings.name: _processor(settings)})
 
     def checked_rounding(self) -> Rounding:
-        """The rounding; that of a plugin with its results checked."""
+        """Return the rounding; that of a plugin with its results checked."""
         if self.rounding_name is None:
             return self.rounding
         return CheckedRounding(self.rounding, origin("algorithms", self.rounding_name))
 
     def checked_transforms(self, config: QConfig) -> list[Transform]:
-        """The transforms with their results checked; ``config`` has their settings."""
+        """Return the transforms with their results checked; ``config`` has their settings."""
         settings = {settings.name: settings for settings in config.algo_config or []}
         return [
             CheckedTransform(transform, origin("algorithms", name), runs_with_model=settings[name].runs_with_model())
@@ -126,7 +126,7 @@ def in_order(records: Mapping[str, AlgorithmRecord]) -> list[str]:
 
 
 def _earlier(name: str, records: Mapping[str, AlgorithmRecord]) -> set[str]:
-    """The transforms that one has to follow."""
+    """Return the transforms that one has to follow."""
     own = records[name]
     return {
         other
@@ -136,12 +136,12 @@ def _earlier(name: str, records: Mapping[str, AlgorithmRecord]) -> set[str]:
 
 
 def _names(record: AlgorithmRecord) -> set[str]:
-    """What other records may call an algorithm: its name, its aliases, its role."""
+    """Return what other records may call an algorithm: its name, its aliases, its role."""
     return {record.name, *record.aliases, *([record.role] if record.role else [])}
 
 
 def _circle(earlier: Mapping[str, set[str]]) -> Sequence[str]:
-    """Transforms of which each has to go before the next, and the last before the first; every one given has to follow another."""
+    """Return transforms of which each has to go before the next, and the last before the first; every one given has to follow another."""
     path = [next(iter(earlier))]
     while (before := min(earlier[path[-1]])) not in path:
         path.append(before)
@@ -180,7 +180,7 @@ def _source(name: str) -> str:
 
 
 def _processor(settings: AlgoConfig) -> Any:
-    """The transform or the rounding of some settings, checked for what the pipeline asks of it."""
+    """Return the transform or the rounding of some settings, checked for what the pipeline asks of it."""
     whose = origin("algorithms", settings.name)
     processor = algorithms().load_processor(settings.name)
     with attributed("being made of its settings", whose):

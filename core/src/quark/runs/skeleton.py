@@ -10,7 +10,8 @@ from torch import nn
 from quark.calibration.attention import attention_quantizers, install
 from quark.modules import QuantizedLayer, QuantizerModule, quantized_class
 from quark.modules.attention import PROBABILITIES
-from quark.planning.plan import PlanRow, QuantPlan
+from quark.planning.plan import QuantPlan
+from quark.planning.plan_row import PlanRow
 from quark.quantizers import QParams, TensorQuantizer
 
 __all__ = ["quantized_skeleton"]

@@ -16,7 +16,8 @@ from quark.log import get_logger
 from quark.modules.experts import SeparateExperts, separated
 from quark.planning.decoder_blocks import Block, decoder_blocks
 from quark.planning.mixtures import FusedMixture, fused_mixtures
-from quark.planning.plan import PlanRow, QuantPlan
+from quark.planning.plan import QuantPlan
+from quark.planning.plan_row import PlanRow
 
 __all__ = ["BlockSource", "CheckpointSource", "InMemorySource"]
 

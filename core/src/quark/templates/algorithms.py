@@ -35,12 +35,12 @@ LEGACY_KEYS = frozenset({"num_attention_heads", "num_key_value_heads"})
 
 
 def get_supported_algorithm_types() -> list[str]:
-    """Names of the algorithms that installed distributions register."""
+    """Return names of the algorithms that installed distributions register."""
     return list(algorithms().names())
 
 
 def canonical_algorithm(name: str) -> str:
-    """The registered name of an algorithm, of a name in any case or an alias.
+    """Return the registered name of an algorithm, of a name in any case or an alias.
 
     Raises:
         UnknownNameError: (a ValueError) There is no such algorithm; the closest match is named.
@@ -68,7 +68,7 @@ def require_processor(name: str) -> None:
 
 
 def get_algo_config(algorithm_type: str, model_type: str) -> AlgoConfig | None:
-    """The settings that an algorithm derives for a model family.
+    """Return the settings that an algorithm derives for a model family.
 
     Args:
         algorithm_type: Registered name of an algorithm.
@@ -86,7 +86,7 @@ def get_algo_config(algorithm_type: str, model_type: str) -> AlgoConfig | None:
 
 
 def derived_config(name: str, architecture: Architecture) -> AlgoConfig | None:
-    """The settings that the algorithm ``name`` derives from a family's facts, or None; the family's values replace its defaults."""
+    """Return the settings that the algorithm ``name`` derives from a family's facts, or None; the family's values replace its defaults."""
     config_class = algorithms().load_config(name)
     if refusal(name, architecture) is not None:
         return None
@@ -95,13 +95,13 @@ def derived_config(name: str, architecture: Architecture) -> AlgoConfig | None:
 
 
 def refusal(name: str, architecture: Architecture) -> str | None:
-    """The reason why the algorithm ``name`` cannot be applied to a family; None where it can, or no reason is known."""
+    """Return the reason why the algorithm ``name`` cannot be applied to a family; None where it can, or no reason is known."""
     config_class = algorithms().load_config(name)
     return architecture.unsupported.get(name) or config_class.refusal(architecture)
 
 
 def with_options(name: str, settings: AlgoConfig, options: Mapping[str, Any]) -> AlgoConfig:
-    """A copy of an algorithm's settings with these options in place of what they say.
+    """Return a copy of an algorithm's settings with these options in place of what they say.
 
     Raises:
         ConfigError: (a ValueError) The algorithm has no such option, or refuses its value; those that it has are named.
@@ -113,7 +113,7 @@ def with_options(name: str, settings: AlgoConfig, options: Mapping[str, Any]) ->
 
 
 def algo_config_from_dict(data: Mapping[str, Any]) -> AlgoConfig:
-    """Settings from their JSON form; ``"name"`` says whose they are.
+    """Return settings from their JSON form; ``"name"`` says whose they are.
 
     Raises:
         UnknownNameError: (a ValueError) No installed distribution has an algorithm of that name.
@@ -156,7 +156,7 @@ def load_quant_algo_config_from_file(file_path: str | Path) -> AlgoConfig:
 
 
 def by_algorithm(configs: Mapping[str, AlgoConfig | None] | None, where: str) -> dict[str, AlgoConfig | None]:
-    """Settings under the registered names of their algorithms."""
+    """Return settings under the registered names of their algorithms."""
     try:
         return {canonical_algorithm(name): config for name, config in (configs or {}).items()}
     except UnknownNameError as error:

@@ -37,7 +37,7 @@ class QuantConfigParser:
         return self.quant_config.global_quant_config.output_tensors is not None
 
     def get_custom_config(self) -> tuple[dict[str, Any], str]:
-        """The ``quantization_config`` that another producer's layout wants, and its name: none and ``"quark"``, the one that is written."""
+        """Return the ``quantization_config`` that another producer's layout wants, and its name: none and ``"quark"``."""
         return {}, _OURS
 
     @staticmethod

@@ -51,7 +51,7 @@ DEFAULT_TEMPLATES: Mapping[str, dict[str, Any]] = _DefaultTemplates()
 
 
 def template_from_dict(model_type: str, config: Mapping[str, Any]) -> LLMTemplate:
-    """A template of the fields of an entry of `DEFAULT_TEMPLATES`, with the settings that algorithms derive for ``model_type``."""
+    """Return a template of the fields of an entry of `DEFAULT_TEMPLATES`, with the settings that algorithms derive for ``model_type``."""
     return LLMTemplate(
         model_type=model_type,
         kv_layers_name=config["kv_layers_name"],
@@ -64,7 +64,7 @@ def template_from_dict(model_type: str, config: Mapping[str, Any]) -> LLMTemplat
 
 
 def projection_base(config: QConfig, pattern: str) -> QLayerConfig:
-    """AMD Quark's guess at the configuration that the projections behind ``pattern`` have; templates use the exact `projections.base_for`.
+    """Return AMD Quark's guess at the configuration of the projections behind ``pattern``; templates use the exact `projections.base_for`.
 
     That is what the first pattern of ``layer_quant_config`` says that ends as ``pattern`` does or names attention, or what is global.
     """

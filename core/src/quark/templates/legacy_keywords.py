@@ -17,14 +17,14 @@ _CONFIG_SUFFIX = "_config"
 
 
 def one_of(name: str, value: Any, old_name: str, old_value: Any) -> Any:
-    """The one of two keywords that is given; raises ConfigError where both are."""
+    """Return the one of two keywords that is given; raises ConfigError where both are."""
     if value is not None and old_value is not None:
         raise ConfigError(f"LLMTemplate is given both {name} and its old name {old_name}: keep {name}")
     return old_value if value is None else value
 
 
 def legacy_settings(parameters: Mapping[str, AlgoConfig | None]) -> dict[str, AlgoConfig | None]:
-    """Settings by algorithm, of ``<algorithm>_config`` keywords; raises ConfigError for other keywords."""
+    """Return settings by algorithm, of ``<algorithm>_config`` keywords; raises ConfigError for other keywords."""
     if not parameters:
         return {}
     known = [f"{name}{_CONFIG_SUFFIX}" for name in get_supported_algorithm_types()]

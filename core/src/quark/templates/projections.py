@@ -21,7 +21,7 @@ _PROJECTION_TYPE = "Linear"
 
 
 def covers(pattern: str, symbolic: str) -> bool:
-    """Whether ``pattern`` matches every name that the pattern ``symbolic`` stands for.
+    """Return whether ``pattern`` matches every name that the pattern ``symbolic`` stands for.
 
     Exact where ``pattern`` has no wildcards but ``*``: what its stars swallow of ``symbolic``, stars included, may be anything. Patterns
     with other wildcards are taken to cover only themselves.
@@ -33,7 +33,7 @@ def covers(pattern: str, symbolic: str) -> bool:
 
 
 def symbolic_names(pattern: str, architecture: Architecture | None) -> tuple[str, ...]:
-    """The projections that ``pattern`` means, ``*`` in place of the block's number; the pattern itself where the family is not known."""
+    """Return the projections that ``pattern`` means, ``*`` for the block's number; the pattern itself where the family is not known."""
     if architecture is None or architecture.decoder_blocks is None:
         return (pattern,)
     names = (f"{architecture.decoder_blocks}.*.{projection}" for projection in architecture.attention_inputs)
@@ -41,17 +41,17 @@ def symbolic_names(pattern: str, architecture: Architecture | None) -> tuple[str
 
 
 def is_excluded(config: QConfig, pattern: str, symbolic: tuple[str, ...]) -> bool:
-    """Whether every layer behind ``pattern`` is excluded."""
+    """Return whether every layer behind ``pattern`` is excluded."""
     return any(covers(e, pattern) or all(covers(e, name) for name in symbolic) for e in config.exclude)
 
 
 def covering_pattern(config: QConfig, pattern: str, symbolic: tuple[str, ...]) -> str | None:
-    """The first of the per-layer patterns that covers every layer behind ``pattern``."""
+    """Return the first of the per-layer patterns that covers every layer behind ``pattern``."""
     return next((p for p in config.layer_quant_config if covers(p, pattern) or all(covers(p, name) for name in symbolic)), None)
 
 
 def remaining(config: QConfig) -> QLayerConfig:
-    """What a linear layer gets that no pattern matches: its type's configuration, or the global one."""
+    """Return what a linear layer gets that no pattern matches: its type's configuration, or the global one."""
     for key, layer in config.layer_type_quant_config.items():
         if (key if isinstance(key, str) else key.__name__) == _PROJECTION_TYPE:
             return layer
@@ -59,7 +59,7 @@ def remaining(config: QConfig) -> QLayerConfig:
 
 
 def base_for(config: QConfig, pattern: str, architecture: Architecture | None) -> QLayerConfig | None:
-    """What the layers behind ``pattern`` have already, as far as it is the same for all of them; None where all are excluded."""
+    """Return what the layers behind ``pattern`` have already, as far as it is the same for all of them; None where all are excluded."""
     symbolic = symbolic_names(pattern, architecture)
     if is_excluded(config, pattern, symbolic):
         return None
@@ -68,7 +68,7 @@ def base_for(config: QConfig, pattern: str, architecture: Architecture | None) -
 
 
 def put_before_cover(config: QConfig, pattern: str, layer: QLayerConfig, architecture: Architecture | None) -> QConfig:
-    """The configuration with an entry for ``pattern`` in front of the first user's pattern that covers it: so it is reached."""
+    """Return the configuration with an entry for ``pattern`` in front of the first user's pattern that covers it: so it is reached."""
     cover = covering_pattern(config, pattern, symbolic_names(pattern, architecture))
     entries = list(config.layer_quant_config.items())
     if cover is None or cover == pattern:

@@ -111,12 +111,12 @@ class QuantizationSchemeCollection:
         )
 
     def get_supported_schemes(self) -> list[str]:
-        """Names of all schemes: plugins' in alphabetical order, their aliases, then the program's own in the order of registration."""
+        """Return all names of schemes: plugins' in alphabetical order, their aliases, then the program's own in order of registration."""
         own = schemes().run_time_names()
         return [*schemes().plugin_names(), *(alias for record in schemes() for alias in record.aliases), *own]
 
     def get_scheme(self, scheme_name: str) -> QuantizationScheme:
-        """The scheme of that name, or alias.
+        """Return the scheme of that name, or alias.
 
         Raises:
             UnknownNameError: (a ValueError) There is none; the closest match is named.
@@ -127,7 +127,7 @@ class QuantizationSchemeCollection:
 
 
 def scheme_record(scheme_name: str) -> SchemeRecord:
-    """The record of a scheme.
+    """Return the record of a scheme.
 
     Raises:
         UnknownNameError: (a ValueError) There is none; the closest match is named.
@@ -161,7 +161,7 @@ def scheme_config(scheme_name: str, options: Mapping[str, Any] | None = None) ->
 
 
 def _run_time_hint(scheme_name: str) -> str:
-    """The closest of the program's own names; the registry's message has the closest of all."""
+    """Return the closest of the program's own names; the registry's message has the closest of all."""
     near = closest(str(scheme_name), schemes().run_time_names())
     return f" (did you mean '{near}', registered in this program?)" if near else ""
 
@@ -177,13 +177,13 @@ def _built(name: str, options: Mapping[str, Any] | None = None) -> QLayerConfig:
 
 
 def _attention_config(layer: QLayerConfig) -> QTensorConfig | None:
-    """The configuration of outputs, or else of inputs, for a KV cache or attention; None where it is not one static level."""
+    """Return the configuration of outputs, or else of inputs, for a KV cache or attention; None where it is not one static level."""
     spec = layer.output_tensors or layer.input_tensors
     return spec if isinstance(spec, QTensorConfig) and not spec.is_dynamic else None
 
 
 def scheme_part(scheme_name: str, part: AttentionPart, what: str) -> QTensorConfig:
-    """The tensor configuration that a scheme offers for one part of attention.
+    """Return the tensor configuration that a scheme offers for one part of attention.
 
     Args:
         scheme_name: Name of a registered scheme.
@@ -214,5 +214,5 @@ def scheme_part(scheme_name: str, part: AttentionPart, what: str) -> QTensorConf
 
 
 def supported_for(part: AttentionPart) -> list[str]:
-    """Names of the schemes whose record has that part."""
+    """Return names of the schemes whose record has that part."""
     return [record.name for record in schemes() if getattr(record, part) is not None]

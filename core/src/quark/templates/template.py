@@ -130,7 +130,7 @@ class LLMTemplate:
 
     @classmethod
     def from_architecture(cls, architecture: Architecture) -> LLMTemplate:
-        """The template of a family whose facts are known; each installed algorithm derives its settings from them."""
+        """Return the template of a family whose facts are known; each installed algorithm derives its settings from them."""
         derived = {name: derived_config(name, architecture) for name in get_supported_algorithm_types()}
         template = cls(
             model_type=architecture.model_type,
@@ -182,7 +182,7 @@ class LLMTemplate:
 
     @classmethod
     def get(cls, model_type: str) -> LLMTemplate:
-        """The template of a model type.
+        """Return the template of a model type.
 
         Args:
             model_type: ``model.config.model_type``, or the first of ``model.config.architectures`` where that is missing.
@@ -237,7 +237,7 @@ class LLMTemplate:
 
     @classmethod
     def get_supported_schemes(cls) -> list[str]:
-        """Names of all schemes: plugins' and those registered in this process."""
+        """Return names of all schemes: plugins' and those registered in this process."""
         return QuantizationSchemeCollection().get_supported_schemes()
 
     def get_config(
@@ -301,7 +301,7 @@ class LLMTemplate:
         return self._with_attention(config, kv_cache_scheme, attention_scheme)
 
     def _scale_groups(self) -> list[list[str]]:
-        """Suffixes of layers that share a global scale where the scheme says so: queries, keys and values; gate and up."""
+        """Return suffixes of layers that share a global scale where the scheme says so: queries, keys and values; gate and up."""
         facts = self.architecture
         roles = () if facts is None else (facts.query_projections, facts.key_projections, facts.value_projections)
         suffixes = [{name.rpartition(".")[2] for name in names or ()} for names in roles]
@@ -309,7 +309,7 @@ class LLMTemplate:
         return [[name for names in suffixes for name in names] if is_stated else list(_QKV), list(self.gate_up_layers_name)]
 
     def _with_attention(self, config: QConfig, kv_cache_scheme: str | None, attention_scheme: str | None) -> QConfig:
-        """The configuration, with these schemes of the cache and of attention."""
+        """Return the configuration, with these schemes of the cache and of attention."""
         if kv_cache_scheme:
             config = self._with_quantized_cache(config, scheme_part(kv_cache_scheme, "kv_cache", "KV cache scheme"))
         if attention_scheme:
@@ -348,7 +348,11 @@ class LLMTemplate:
         return self.architecture.with_modules(_list(patterns)) if self.architecture else _list(patterns)
 
     def _with_quantized_cache(self, config: QConfig, spec: QTensorConfig) -> QConfig:
-        """The configuration with quantized outputs of the projections that feed the cache; excluded ones keep float weights and inputs."""
+        """Return the configuration with quantized outputs of the projections that feed the cache; excluded ones keep float weights, inputs.
+
+        ``kv_cache_quant_config`` owns the outputs: `quark.planning.precedence` takes them from there. Its entries stand in
+        ``layer_quant_config`` too because AMD Quark's documentation has both, and programs and checkpoints read either.
+        """
         if not self.kv_layers_name:
             raise ConfigError(
                 f"the cache of '{self.model_type}' cannot be quantized: its template has no kv_layers_name. Make one with "
@@ -365,7 +369,7 @@ class LLMTemplate:
         return config
 
     def _with_quantized_attention(self, config: QConfig, spec: QTensorConfig) -> QConfig:
-        """The configuration with quantized attention probabilities, and outputs of query projections that are not excluded."""
+        """Return the configuration with quantized attention probabilities, and outputs of query projections that are not excluded."""
         config = attrs.evolve(config, softmax_quant_spec=spec)
         for pattern in self._with_modules(self.q_layer_name):
             base = projections.base_for(config, pattern, self.architecture)
@@ -375,7 +379,7 @@ class LLMTemplate:
 
 
 def template_for(model_config: Any) -> LLMTemplate:
-    """The template of the model that a configuration describes.
+    """Return the template of the model that a configuration describes.
 
     Args:
         model_config: A transformers configuration, or the dict of a ``config.json``.

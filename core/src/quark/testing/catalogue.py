@@ -15,17 +15,17 @@ __all__ = ["all_checks", "checks_of"]
 
 @cache
 def all_checks() -> Mapping[str, Check]:
-    """All checks by id, kind by kind, in the order in which they are defined. The first call imports torch."""
+    """Return all checks by id, kind by kind, in the order in which they are defined. The first call imports torch."""
     return MappingProxyType({check.id: check for kind in KINDS for check in _defined_in(kind)})
 
 
 def checks_of(kind: str) -> tuple[Check, ...]:
-    """The checks of one kind of subject, without importing those of the others."""
+    """Return the checks of one kind of subject, without importing those of the others."""
     return tuple(_defined_in(kind))
 
 
 def _defined_in(kind: str) -> Iterator[Check]:
-    """The checks of a kind: those of the module of the same name in `quark.testing.checks`, or in the modules of its folder."""
+    """Yield the checks of a kind: those of the module of the same name in `quark.testing.checks`, or in the modules of its folder."""
     module = import_module(f"quark.testing.checks.{kind}")
     parts = [module, *(import_module(f"{module.__name__}.{name}") for name in getattr(module, "PARTS", ()))]
     for part in parts:

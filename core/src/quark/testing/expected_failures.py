@@ -95,7 +95,7 @@ def _read(pyproject: Path) -> dict[str, Any]:
 
 
 def _installed_from(distribution: str) -> Path | None:
-    """The ``pyproject.toml`` of an editable installation, from its ``direct_url.json``."""
+    """Return the ``pyproject.toml`` of an editable installation, from its ``direct_url.json``."""
     try:
         text = metadata.distribution(distribution).read_text("direct_url.json")
     except metadata.PackageNotFoundError:

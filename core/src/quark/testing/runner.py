@@ -95,7 +95,7 @@ def run_check(subject: Subject, check: Check, reason: str | None = None) -> Resu
 
 
 def is_conformant(results: Sequence[Result]) -> bool:
-    """Whether there are results and none of them is a failure."""
+    """Return whether there are results and none of them is a failure."""
     return bool(results) and not any(result.is_failure for result in results)
 
 

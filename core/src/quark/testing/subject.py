@@ -69,7 +69,7 @@ class Subject:
 
 
 def distributions(catalog: Catalog) -> dict[str, str]:
-    """Distributions that bring plugins, also those that failed or are left out, with their versions."""
+    """Return the distributions that bring plugins, also those that failed or are left out, with their versions."""
     sources = [*catalog.sources(), *(failure.source for failure in catalog.failures()), *catalog.left_out]
     return {source.distribution: source.version for source in sources}
 

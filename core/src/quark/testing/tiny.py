@@ -22,7 +22,7 @@ _PACKAGE = "quark_tiny_model"
 
 
 def tiny_model_dir() -> Path:
-    """Directory of the checkpoint, in Hugging Face form, bfloat16; read it, write elsewhere.
+    """Return the directory of the checkpoint, in Hugging Face form, bfloat16; read it, write elsewhere.
 
     Raises:
         MissingPluginError: The distribution that holds the model is not installed.
@@ -39,7 +39,7 @@ def tiny_model_dir() -> Path:
 
 
 def tiny_model(dtype: torch.dtype = torch.float32) -> nn.Module:
-    """A fresh copy of the model, in evaluation mode on the CPU."""
+    """Return a fresh copy of the model, in evaluation mode on the CPU."""
     from transformers import AutoModelForCausalLM
 
     model: nn.Module = AutoModelForCausalLM.from_pretrained(tiny_model_dir(), dtype=dtype, local_files_only=True)
@@ -52,19 +52,19 @@ def tiny_template() -> LLMTemplate:
 
 
 def tiny_tokenizer() -> Any:
-    """The model's tokenizer: byte-level, 1024 tokens, no special tokens added to a text."""
+    """Return the model's tokenizer: byte-level, 1024 tokens, no special tokens added to a text."""
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(tiny_model_dir(), local_files_only=True)
 
 
 def held_out_text() -> str:
-    """Text from the same sources as the training text, and not part of it."""
+    """Return text from the same sources as the training text, and not part of it."""
     return (tiny_model_dir() / "held_out.txt").read_text(encoding="utf-8")
 
 
 def calibration_batches(n: int = 8, length: int = 128) -> list[Tensor]:
-    """``n`` sequences of tokens, each ``[1, length]``, from the end of the held-out text; evaluation uses its beginning.
+    """Return ``n`` sequences of tokens, each ``[1, length]``, from the end of the held-out text; evaluation uses its beginning.
 
     Raises:
         ConfigError: The text does not have so many tokens.

@@ -11,7 +11,7 @@ __all__ = ["quark_register_algorithms", "quark_register_formats", "quark_registe
 
 @hookimpl
 def quark_register_formats() -> Iterator[FormatRecord]:
-    """One number format."""
+    """Yield one number format."""
     yield FormatRecord(
         name="acme_nf3", bits=3, format="acme_quant.codebook:ACME_NF3", summary="eight normal quantiles in [-1, 1], 0 among them"
     )
@@ -19,7 +19,7 @@ def quark_register_formats() -> Iterator[FormatRecord]:
 
 @hookimpl
 def quark_register_observers() -> Iterator[ObserverRecord]:
-    """One observer. Specs name it by its class name, and so do checkpoints."""
+    """Yield one observer. Specs name it by its class name, and so do checkpoints."""
     yield ObserverRecord(
         name="acme_rms",
         class_name="AcmeRmsObserver",
@@ -30,7 +30,7 @@ def quark_register_observers() -> Iterator[ObserverRecord]:
 
 @hookimpl
 def quark_register_schemes() -> Iterator[SchemeRecord]:
-    """One scheme."""
+    """Yield one scheme."""
     yield SchemeRecord(
         name="acme_nf3_g64",
         config="acme_quant.schemes:acme_nf3_g64",
@@ -42,7 +42,7 @@ def quark_register_schemes() -> Iterator[SchemeRecord]:
 
 @hookimpl
 def quark_register_algorithms() -> Iterator[AlgorithmRecord]:
-    """One algorithm: its settings, and the class that does the work."""
+    """Yield one algorithm: its settings, and the class that does the work."""
     yield AlgorithmRecord(
         name="acme_weighted",
         kind="rounding",

@@ -13,7 +13,7 @@ QUARK_API = (1, 1)
 
 @hookimpl
 def quark_register_exporters() -> Iterator[ExporterRecord]:
-    """The exporters."""
+    """Yield the exporters."""
     yield ExporterRecord(
         name="safetensors",
         aliases=("quark",),

@@ -17,17 +17,17 @@ QUARK_API = (1, 1)
 
 @hookimpl
 def quark_register_formats() -> Iterable[FormatRecord]:
-    """The number formats, with the public classes that build their configurations."""
+    """Return the records of number formats, with the public classes that build their configurations."""
     return FORMATS
 
 
 @hookimpl
 def quark_register_observers() -> Iterable[ObserverRecord]:
-    """The observers, under their public class names."""
+    """Return the records of observers, under their public class names."""
     return OBSERVERS
 
 
 @hookimpl
 def quark_register_schemes() -> Iterable[SchemeRecord]:
-    """The named schemes."""
+    """Return the records of schemes."""
     return SCHEMES

@@ -38,14 +38,14 @@ class ScaleFormat(ABC):
 
     @abstractmethod
     def round(self, ideal: Tensor) -> Tensor:
-        """Rounds ideal scales (positive, float32) to scales of this format."""
+        """Round ideal scales (positive, float32) to scales of this format."""
 
     def encode(self, scale: Tensor) -> Tensor:
         """Rounded scales as they are stored in a checkpoint."""
         return scale
 
     def decode(self, stored: Tensor) -> Tensor:
-        """The inverse of `encode`."""
+        """Undo `encode`: return the scales of codes."""
         return stored
 
 
@@ -117,14 +117,14 @@ _STORED_POWERS = {ScaleType.pof2: torch.float32, ScaleType.float8_e8m0fnu: torch
 
 
 def scale_error(spec: QTensorConfig) -> str | None:
-    """Why scales cannot have the format that a spec names, and the fix; None where they can."""
+    """Return why scales cannot have the format that a spec names, and the fix; None where they can."""
     if spec.scale_format in (None, *_NAMES):
         return None
     return f"scale_format={spec.scale_format!r} is unknown to {spec.dtype.name}: use one of {', '.join(_NAMES)}, or None"
 
 
 def with_outer_scale(spec: QTensorConfig) -> TensorSpec:
-    """The two levels of a spec with E4M3 scales; any other spec as it is.
+    """Return the two levels of a spec with E4M3 scales; any other spec as it is.
 
     E4M3 alone covers too few magnitudes, from 2^-9 to 448: such scales are relative to one more scale over the whole tensor.
     """
@@ -143,7 +143,7 @@ def with_outer_scale(spec: QTensorConfig) -> TensorSpec:
 
 
 def scale_format_of(spec: QTensorConfig) -> ScaleFormat:
-    """The scale format of a spec: by its ``scale_format``, else by its ``scale_type``, else float32."""
+    """Return the scale format of a spec: by its ``scale_format``, else by its ``scale_type``, else float32."""
     if spec.scale_format in _BY_FORMAT:
         return _BY_FORMAT[spec.scale_format]
     if spec.scale_format == "e8m0" or spec.scale_type in _STORED_POWERS:

@@ -1,23 +1,22 @@
 """Observers: documented, mergeable, honest about NaN, and part of the whole: helpers name them and models are calibrated with them."""
 
 import math
-from typing import Any
 
 import attrs
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
-from quark.config.tensor import QTensorConfig
 from quark.errors import CalibrationError
-from quark.quantizers import Observer, TensorQuantizer, WeightGrid, quantizer_for
+from quark.quantizers import Observer, WeightGrid, quantizer_for
 from quark.testing.tiny import calibration_batches, tiny_model
 from quark.torch import ModelQuantizer
 from quark.torch.quantization.observer import observer as documented
+
+from .quantizers import heavy_tailed, quantizer_of, seen, spec_of
 
 TENSOR = [
     "PerTensorMinMaxObserver",
@@ -31,35 +30,10 @@ TENSOR = [
 CHANNEL = ["PerChannelMinMaxObserver", "PerChannelPowOf2MinMaxObserver"]
 GROUP = ["PerGroupMinMaxObserver", "PerBlockMXObserver", "PerBlockBFPObserver", "PerBlockMXBufferReuseObserver", "PerBlockMXDiffsObserver"]
 ONCE = ["PerChannelMSEObserver", "PerGroupMSEObserver", "PerChannelPowOf2MinMSEObserver"]
-SHAPE = {"per_channel": {"ch_axis": 0}, "per_group": {"ch_axis": -1, "group_size": 8}}
-
-
-def spec_of(observer: str, dtype: str = "int8", symmetric: bool = True, **more: Any) -> QTensorConfig:
-    qscheme = "per_tensor" if "Tensor" in observer else "per_channel" if "Channel" in observer else "per_group"
-    shape = SHAPE.get(qscheme, {})
-    return QTensorConfig(dtype=dtype, observer_cls=observer, is_dynamic=False, qscheme=qscheme, symmetric=symmetric, **shape, **more)
-
-
-def quantizer_of(observer: str, *args: Any, **more: Any) -> TensorQuantizer:
-    return quantizer_for(spec_of(observer, *args, **more), activation=False)
-
-
-def seen(observer: str, *tensors: Tensor, **more: Any) -> Observer:
-    found = quantizer_of(observer, **more).observer()
-    for x in tensors:
-        found.observe(x)
-    return found
 
 
 def same(a: Observer, b: Observer) -> bool:
     return all(torch.equal(x, y) for x, y in zip(a.range(), b.range(), strict=True))
-
-
-def heavy_tailed(rows: int = 16, seed: int = 0) -> Tensor:
-    g = torch.Generator().manual_seed(seed)
-    x = torch.randn(rows, 64, generator=g) + 0.3
-    x[:, 5] *= 12
-    return x
 
 
 def test_every_documented_name_is_an_observer() -> None:

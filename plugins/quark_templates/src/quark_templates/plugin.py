@@ -26,7 +26,7 @@ QUARK_API = (1, 1)
 
 
 def _records(*rows: tuple[str, str, str]) -> dict[str, TemplateRecord]:
-    """Records by model type; a row is the model type, the models of the family, and a reference to the architecture."""
+    """Return records by model type; a row is the model type, the models of the family, and a reference to the architecture."""
     return {name: TemplateRecord(name=name, summary=summary, architecture=reference) for name, summary, reference in rows}
 
 

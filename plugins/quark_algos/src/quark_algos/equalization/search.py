@@ -9,7 +9,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from quark.parallel import parallel_map
+from quark.parallel import coarsely, parallel_map
 from quark.quantizers import WeightGrid
 from quark_algos.equalization.candidates import by_activations, by_both, relative_weights
 from quark_algos.equalization.quadratic import Quadratic
@@ -112,10 +112,11 @@ def awq(
     """
     channels = channels or Channels(parts[0].wt.shape[0])
     x, exponents = channels.reduced(x_mean.float(), "mean"), torch.tensor(ratios, device=x_mean.device)
-    forms = [by_activations(x, exponents)]
-    if duo:
-        forms.append(by_both(x, channels.reduced(_relative_weights(parts), "mean"), exponents))
-    return _search(torch.stack(forms), channels, _Losses(parts, (), "MSE"), exhaustive=exhaustive)
+    with coarsely(_largest(parts), x_mean.device):
+        forms = [by_activations(x, exponents)]
+        if duo:
+            forms.append(by_both(x, channels.reduced(_relative_weights(parts), "mean"), exponents))
+        return _search(torch.stack(forms), channels, _Losses(parts, (), "MSE"), exhaustive=exhaustive)
 
 
 def autosmooth(
@@ -147,9 +148,15 @@ def autosmooth(
     """
     channels = channels or Channels(parts[0].wt.shape[0])
     x, exponents = channels.reduced(x_max.float(), "max"), torch.tensor(ratios, device=x_max.device)
-    w = channels.reduced(torch.stack([part.wt.abs().amax(1) for part in parts]).amax(0), "max")
-    forms = torch.stack([by_activations(x, exponents), by_both(x, w, exponents)])
-    return _search(forms, channels, _Losses(parts, activations, loss), exhaustive=exhaustive)
+    with coarsely(_largest(parts), x_max.device):
+        w = channels.reduced(torch.stack([part.wt.abs().amax(1) for part in parts]).amax(0), "max")
+        forms = torch.stack([by_activations(x, exponents), by_both(x, w, exponents)])
+        return _search(forms, channels, _Losses(parts, activations, loss), exhaustive=exhaustive)
+
+
+def _largest(parts: Sequence[Part]) -> int:
+    """Return the number of elements of the largest weight or Hessian."""
+    return max(max(part.wt.numel(), part.wt.shape[0] ** 2) for part in parts)
 
 
 class _Losses:

@@ -192,7 +192,7 @@ class EqualizationRun:
         self._probed: set[LayerMapping] = set()
 
     def apply_global(self, model: nn.Module) -> None:
-        """Nothing is changed outside the blocks."""
+        """Change nothing outside the blocks."""
 
     @torch.no_grad()
     def apply(self, block: BlockContext) -> Mapping[str, Metrics]:

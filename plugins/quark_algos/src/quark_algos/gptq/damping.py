@@ -59,7 +59,7 @@ class Factor:
     damped: Damped
 
     def to(self, dtype: torch.dtype) -> Factor:
-        """The same in another precision."""
+        """Return the same in another precision."""
         return Factor(self.a.to(dtype), self.pivots.to(dtype), attrs.evolve(self.damped, h=self.damped.h.to(dtype)))
 
 
@@ -157,7 +157,7 @@ def _cholesky(h: Tensor) -> Tensor | None:
 
 
 def largest_eigenvalue(h: Tensor, steps: int = 30) -> float:
-    """The largest eigenvalue of a positive semidefinite ``h [K, K]``, from below, by power iteration from the diagonal."""
+    """Return the largest eigenvalue of a positive semidefinite ``h [K, K]``, from below, by power iteration from the diagonal."""
     v = h.diagonal().clone()
     value = 0.0
     for _ in range(steps):

@@ -116,7 +116,7 @@ def ldlq_by_rows(
     order: Tensor | None = None,
     causal: Tensor | None = None,
 ) -> Swept:
-    """`ldlq` under the ``scales`` that `WeightGrid.with_subscales` returns, slices of many rows in threads of their own."""
+    """Run `ldlq` under the ``scales`` that `WeightGrid.with_subscales` returns, slices of many rows in threads of their own."""
 
     def sweep(rows: slice) -> Swept:
         return ldlq(wt[:, rows], factor, grid.rounder(scales.of_rows(rows), order), block, order, causal)
@@ -128,7 +128,7 @@ def ldlq_by_rows(
 def ldlq_choosing(
     wt: Tensor, factor: Factor, grid: WeightGrid, choose: Chooser, causal: Tensor | None = None
 ) -> tuple[Swept, GroupScales, GroupScales]:
-    """`ldlq`, with the scales of a group chosen when its first column is reached, from what its columns are to become.
+    """Run `ldlq` with the scales of a group chosen when its first column is reached, from what its columns are to become.
 
     Args:
         wt, factor, causal: As of `ldlq`, the channels in their own order.
@@ -195,7 +195,7 @@ def _round_block(base: Tensor, part: Tensor, factor: Factor, rounded: Rounder, d
 
 
 def descend(done: Swept, h: Tensor, rounded: Rounder) -> bool:
-    """One sweep of coordinate descent, in place: each column to the best value the grid has, all others being as they are.
+    """Make one sweep of coordinate descent, in place: each column goes to the best value the grid has, all others being as they are.
 
     ``q_k ← nearest(q_k + (E H)_k / H_kk)``; the objective ``tr(E H Eᵀ)`` never grows.
 
@@ -214,7 +214,7 @@ def descend(done: Swept, h: Tensor, rounded: Rounder) -> bool:
 
 
 def _descend_block(done: Swept, weights: Tensor, rounded: Rounder, start: int) -> bool:
-    """`descend` for the columns of one block, which begins at ``start``; ``weights [K, K]`` is H, each column divided by its diagonal."""
+    """Run `descend` for the columns of a block that begins at ``start``; ``weights [K, K]`` is H, each column divided by its diagonal."""
     e = done.e
     stop = min(start + BLOCK, e.shape[0])
     q = done.q[done.places(start, stop)].clone()

@@ -14,6 +14,7 @@ from quark.algorithms import CrossMoment, Hessian, Hessian64, Metrics, RoundingT
 from quark.config.algorithm import AlgoConfig
 from quark.errors import NonFiniteError
 from quark.names import folded
+from quark.parallel import coarsely
 from quark.quantizers import GroupScales, WeightGrid
 from quark_algos.gptq.config import GPTQConfig, QronosConfig
 from quark_algos.gptq.correction import causal_matrix, correction, share_for
@@ -50,7 +51,7 @@ class ColumnRounding:
         self.needs: Sequence[type[Statistic]] = (self._hessian, CrossMoment) if self._recipe.share else (self._hessian,)
 
     def applies_to(self, name: str) -> bool:
-        """Whether the settings name this layer."""
+        """Return whether the settings name this layer."""
         patterns = self._recipe.modules
         return not patterns or any(_names(p, name) for p in patterns)
 
@@ -62,8 +63,13 @@ class ColumnRounding:
     def round(self, task: RoundingTask) -> Mapping[str, Metrics]:
         """Round the columns of the layers' stacked weight; return the metrics that the class lists, by layer."""
         hessian = task.statistic(self._hessian)
+        largest = max(hessian.columns**2, sum(p.numel() for layer in task.layers.values() for p in layer.parameters()))
+        with coarsely(largest, hessian.device):
+            return self._round(task, hessian)
+
+    def _round(self, task: RoundingTask, hessian: Hessian) -> Mapping[str, Metrics]:
         try:
-            solver = _prepared(hessian, self._fitting(hessian))
+            solver = hessian.derived(_prepared, self._fitting(hessian))
         except SingularError as error:
             raise SingularError(f"{folded(task.layers)}: {error}") from error
         except NonFiniteError as error:
@@ -121,17 +127,13 @@ class _Prepared:
 
 
 def _prepared(hessian: Hessian, recipe: Recipe) -> _Prepared:
-    """Return the factor of H, cached on the Hessian: layers with the same input but other formats share it."""
-    key = ("prepared", recipe)
-    if key not in hessian.derived:
-        assert recipe.percdamp is not None
-        h = hessian.matrix()
-        shrinkage = hessian.shrinkage() if recipe.is_careful else NONE
-        perm = torch.argsort(h.diagonal(), descending=True, stable=True) if recipe.act_order and recipe.static_groups else None
-        float32_factor = factor(h, recipe.percdamp, perm, shrinkage).to(torch.float32)
-        hessian.derived[key] = _Prepared(recipe, perm, float32_factor, h.diagonal() <= 0, shrinkage)
-    prepared: _Prepared = hessian.derived[key]
-    return prepared
+    """Return the factor of H and what goes with it: layers with the same input but other formats share it (`Hessian.derived`)."""
+    assert recipe.percdamp is not None
+    h = hessian.matrix()
+    shrinkage = hessian.shrinkage() if recipe.is_careful else NONE
+    perm = torch.argsort(h.diagonal(), descending=True, stable=True) if recipe.act_order and recipe.static_groups else None
+    float32_factor = factor(h, recipe.percdamp, perm, shrinkage).to(torch.float32)
+    return _Prepared(recipe, perm, float32_factor, h.diagonal() <= 0, shrinkage)
 
 
 def _corrected(wt: Tensor, task: RoundingTask, hessian: Hessian, prepared: _Prepared) -> tuple[Tensor, Tensor | None, float | None]:
@@ -144,7 +146,9 @@ def _corrected(wt: Tensor, task: RoundingTask, hessian: Hessian, prepared: _Prep
         if prepared.perm is not None:
             d = d.index_select(0, prepared.perm).index_select(1, prepared.perm)
         return wt, causal_matrix(d, prepared.factor, recipe.share), recipe.share
-    step = correction(wt, d, _correction_factor(hessian, prepared))
+    percdamp = recipe.correction_percdamp or recipe.percdamp
+    assert percdamp is not None
+    step = correction(wt, d, hessian.derived(_correction_factor, percdamp, prepared.shrinkage))
     share, held_out = recipe.share, task.held_out
     if recipe.is_careful and held_out is not None and held_out.reference is not None:
         share = share_for(wt, step, held_out.x.float(), held_out.reference.float(), share)
@@ -153,15 +157,9 @@ def _corrected(wt: Tensor, task: RoundingTask, hessian: Hessian, prepared: _Prep
     return wt.add_(step, alpha=share), None, share
 
 
-def _correction_factor(hessian: Hessian, prepared: _Prepared) -> Factor:
-    """Return the factor of H that the correction uses, channels in their own order; cached on the Hessian."""
-    percdamp = prepared.recipe.correction_percdamp or prepared.recipe.percdamp
-    assert percdamp is not None
-    key = ("correction", percdamp, prepared.shrinkage)
-    if key not in hessian.derived:
-        hessian.derived[key] = factor(hessian.matrix(), percdamp, None, prepared.shrinkage).to(torch.float32)
-    cached: Factor = hessian.derived[key]
-    return cached
+def _correction_factor(hessian: Hessian, percdamp: float, shrinkage: tuple[float, float]) -> Factor:
+    """Return the factor of H that the correction uses, channels in their own order."""
+    return factor(hessian.matrix(), percdamp, None, shrinkage).to(torch.float32)
 
 
 def _rounded(wt: Tensor, h: Tensor, grid: WeightGrid, prepared: _Prepared, causal: Tensor | None) -> tuple[Swept, GroupScales]:

@@ -13,7 +13,8 @@ from quark.errors import ConfigError, UnsupportedError
 from quark.modules.attention import BASIS
 from quark.planning.attention import AttentionRow
 from quark.planning.decoder_blocks import decoder_blocks
-from quark.planning.plan import PlanRow, QuantPlan
+from quark.planning.plan import QuantPlan
+from quark.planning.plan_row import PlanRow
 from quark_algos.mappings.mapping import readers_of_attention_norm, readers_of_mlp_norm, writers_of_mlp
 from quark_algos.rotation.config import RotationConfig
 from quark_algos.rotation.hadamard import Rotation, factors_of
@@ -31,7 +32,7 @@ def online_layers(settings: RotationConfig, model: nn.Module, plan: QuantPlan) -
         ConfigError: The settings name a layer that is not going to be quantized.
         UnsupportedError: R4 is on, and neither the settings nor the architecture name its layers.
     """
-    quantized = {row.name for row in plan.quantized if row.config is not None and row.config.weight is not None and _is_linear(row)}
+    quantized = {row.name for row in plan.quantized if row.config is not None and row.config.weight is not None and row.is_linear}
     named = None if settings.online_config is None else settings.online_config.online_rotation_layers
     if named is not None:
         unknown = [name for name in named if name not in quantized]
@@ -105,7 +106,3 @@ def _patterns(settings: RotationConfig, facts: Architecture) -> Iterable[str]:
         yield from chain.from_iterable((*readers_of_attention_norm(facts), *readers_of_mlp_norm(facts)))
     if settings.r4:
         yield from writers_of_mlp(facts)
-
-
-def _is_linear(row: PlanRow) -> bool:
-    return row.module_type == nn.Linear.__name__

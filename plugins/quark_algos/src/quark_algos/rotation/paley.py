@@ -20,13 +20,13 @@ _MINUS_ROW = torch.tensor([[1.0, -1.0], [-1.0, -1.0]], dtype=torch.float64)
 
 
 def has_order(m: int) -> bool:
-    """Whether `hadamard` constructs a matrix of this order without a factor of two by Sylvester's doubling."""
+    """Return whether `hadamard` constructs a matrix of this order without a factor of two by Sylvester's doubling."""
     return m == 1 or m == 2 or (m > 0 and m % 4 == 0 and (_paley_kind(m) is not None or m // 4 in WILLIAMSON))
 
 
 @cache
 def hadamard(m: int) -> Tensor:
-    """A Hadamard matrix whose first column is all ones.
+    """Return a Hadamard matrix whose first column is all ones.
 
     Orders are 1, 2, q + 1 for prime powers q ≡ 3 mod 4, 2 (q + 1) for prime powers q ≡ 1 mod 4 (R. Paley, "On orthogonal matrices", 1933),
     and those of Williamson's array of four symmetric circulants (J. Williamson, "Hadamard's determinant theorem and the sum of four
@@ -54,7 +54,7 @@ def hadamard(m: int) -> Tensor:
 
 @cache
 def as_published(m: int) -> Tensor:
-    """A Hadamard matrix in the form in which others have it in tables, so that they compute the same.
+    """Return a Hadamard matrix in the form in which others have it in tables, so that they compute the same.
 
     Paley's first construction, its first column positive, where its field is of prime order; else his second as four blocks, where its is;
     else what `hadamard` gives. So are the matrices of order 12, 20, 28, 36, 60, 108 and 140 that AMD Quark 0.13 has; its matrix of
@@ -92,19 +92,19 @@ def _paley_kind(m: int) -> int | None:
 
 
 def _paley_one(q: int) -> Tensor:
-    """``I + S``, with S skew and ``S · Sᵀ = q · I``."""
+    """Return ``I + S``, with S skew and ``S · Sᵀ = q · I``."""
     bordered = _bordered(q)
     bordered[1:, 0] = -1
     return bordered + torch.eye(q + 1, dtype=torch.float64)
 
 
 def _paley_two(q: int) -> Tensor:
-    """Blocks of two for each value of a symmetric conference matrix."""
+    """Return blocks of two for each value of a symmetric conference matrix."""
     return torch.kron(_bordered(q), _PLUS_ROW) + torch.kron(torch.eye(q + 1, dtype=torch.float64), _MINUS_ROW)
 
 
 def _bordered(q: int) -> Tensor:
-    """``χ(a - b)`` for all elements of the field of order q, within ones and a zero; ``[q + 1, q + 1]``."""
+    """Return ``χ(a - b)`` for all elements of the field of order q, within ones and a zero; ``[q + 1, q + 1]``."""
     p, n = _prime_power(q) or (q, 1)
     places = p ** torch.arange(n)
     elements = torch.arange(q)[:, None] // places % p
@@ -118,7 +118,7 @@ def _bordered(q: int) -> Tensor:
 
 
 def _squares(p: int, n: int) -> Tensor:
-    """Numbers of the squares other than zero in the field of order ``p ** n``; digits to base p are an element's coefficients.
+    """Return numbers of the squares other than zero in the field of order ``p ** n``; digits to base p are an element's coefficients.
 
     A polynomial of degree n makes a field if half of all elements are squares and only zero has the square zero.
     """
@@ -138,14 +138,14 @@ def _squares(p: int, n: int) -> Tensor:
 
 
 def _williamson(halves: tuple[str, str, str, str]) -> Tensor:
-    """Four symmetric circulants with ``A² + B² + C² + D² = 4 n I``, in Williamson's array."""
+    """Return four symmetric circulants with ``A² + B² + C² + D² = 4 n I``, in Williamson's array."""
     a, b, c, d = (_symmetric_circulant(half) for half in halves)
     rows = ((a, b, c, d), (-b, a, -d, c), (-c, d, a, -b), (-d, -c, b, a))
     return torch.cat([torch.cat(row, dim=1) for row in rows])
 
 
 def _symmetric_circulant(half: str) -> Tensor:
-    """From the signs of the first ``(n + 1) / 2`` values of the first row; the others mirror them."""
+    """Return the matrix whose first row begins with these ``(n + 1) / 2`` signs; the others mirror them."""
     first = torch.tensor([1.0 if sign == "+" else -1.0 for sign in half], dtype=torch.float64)
     row = torch.cat([first, first[1:].flip(0)])
     index = torch.arange(len(row))
@@ -154,7 +154,7 @@ def _symmetric_circulant(half: str) -> Tensor:
 
 @cache
 def _prime_power(q: int) -> tuple[int, int] | None:
-    """The prime and the exponent; None for other numbers."""
+    """Return the prime and the exponent; None for other numbers."""
     if q < 2:
         return None
     p = next((d for d in range(2, int(q**0.5) + 1) if q % d == 0), q)

@@ -107,7 +107,7 @@ def _save(tokenizer: Tokenizer, directory: Path) -> None:
 
 
 def _config_of(content: CheckpointContent, options: ExportOptions) -> Any:
-    """The content of config.json: the model's config with the quantization, or, where it has none, its class and the quantization."""
+    """Return the content of config.json: the model's config, or, where it has none, its class; and the quantization."""
     model: Any = content.model
     if not _has_config(model):
         return {"architectures": [type(model).__name__], "quantization_config": quantization_config(content, options)}

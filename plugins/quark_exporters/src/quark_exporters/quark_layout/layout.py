@@ -12,11 +12,12 @@ from quark.checkpoint.exporter import ExportOptions
 from quark.checkpoint.shard_writer import Part
 from quark.config.slot import PARAMETERS, Slot
 from quark.modules import QuantizedLayer, QuantizerModule
-from quark.modules.attention import PROBABILITIES, STATES
+from quark.modules.attention import PROBABILITIES, QUERY, STATES
 from quark.modules.packed_layers import packed_meta, stored_tensors
 from quark.planning.plan import QuantPlan
+from quark.planning.precedence import first_match
 from quark.quantizers import QParams
-from quark_exporters.quark_layout.tensor_names import checkpoint_name, probabilities_name
+from quark_exporters.quark_layout.tensor_names import checkpoint_name, probabilities_name, state_name
 
 __all__ = ["WHOLE", "Region", "is_tied_apart", "quantized_parts"]
 
@@ -34,12 +35,12 @@ class Region:
     without: tuple[str, ...] = ()
 
     def modules(self, model: nn.Module) -> dict[str, nn.Module]:
-        """Its modules by full name, in the model's order."""
+        """Return its modules by full name, in the model's order."""
         modules = model.get_submodule(self.root).named_modules(prefix=self.root)
         return {name: module for name, module in modules if not self._excludes(name)}
 
     def state(self, model: nn.Module) -> dict[str, Tensor]:
-        """Its parameters and persistent buffers by full name, in the model's order; tied ones are one object."""
+        """Return its parameters and persistent buffers by full name, in the model's order; tied ones are one object."""
         prefix = f"{self.root}." if self.root else ""
         state = model.get_submodule(self.root).state_dict(keep_vars=True, prefix=prefix)
         return {name: tensor for name, tensor in state.items() if not self._excludes(name)}
@@ -52,7 +53,7 @@ WHOLE = Region()
 
 
 def quantized_parts(model: nn.Module, plan: QuantPlan, options: ExportOptions, region: Region = WHOLE) -> list[Part]:
-    """A part for each quantized layer and for each other tensor of a region, in the model's order."""
+    """Return a part for each quantized layer and for each other tensor of a region, in the model's order."""
     modules = region.modules(model)
     layers = {name: m for name, m in modules.items() if isinstance(m, QuantizedLayer)}
     attention = _attention_quantizers(modules)
@@ -61,11 +62,12 @@ def quantized_parts(model: nn.Module, plan: QuantPlan, options: ExportOptions, r
     others = {f"{name}.{other}" for name, layer in layers.items() for other in layer.other_state()}
     plain = _plain_parts(region.state(model), [*layers, *attention], others)
     parts = (_layer_part(name, layer, options, outputs.get(name), merged.get(name)) for name, layer in layers.items())
-    return [*plain, *parts, *(part for name, module in attention.items() for part in _probability_parts(name, module, options))]
+    inside = [part for name, module in attention.items() for part in _probability_parts(name, module, options)]
+    return [*plain, *parts, *inside, *_fused_state_parts(model, plan, layers, options)]
 
 
 def is_tied_apart(model: nn.Module) -> bool:
-    """Whether the config ties input and output embeddings and quantization has given the head a weight of its own."""
+    """Return whether the config ties input and output embeddings and quantization has given the head a weight of its own."""
     if not getattr(model.config, "tie_word_embeddings", False):
         return False
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()  # type: ignore[operator]
@@ -73,16 +75,33 @@ def is_tied_apart(model: nn.Module) -> bool:
 
 
 def _attention_quantizers(modules: Mapping[str, nn.Module]) -> dict[str, QuantizerModule]:
-    """Quantizers of attention modules by full name: of probabilities, and of states, whose scales are stored with projections."""
+    """Return quantizers of attention modules by full name: of probabilities, and of states, whose scales are stored with projections."""
     return {n: m for n, m in modules.items() if isinstance(m, QuantizerModule) and n.rpartition(".")[2] in (PROBABILITIES, *STATES)}
 
 
 def _output_quantizers(model: nn.Module, plan: QuantPlan, layers: dict[str, QuantizedLayer]) -> dict[str, QuantizerModule]:
-    """The quantizer of each layer's output: the layer's own, or the one inside attention, behind the rotary embedding."""
-    states = [(a.name, state, layer) for a in plan.attentions for state, (layer, _) in a.states.items() if layer in layers]
+    """Return the quantizer of each layer's output: the layer's own, or the one inside attention; not those of fused projections."""
+    states = [(a.name, state, layer) for a in plan.attentions if not a.fused for state, (layer, _) in a.states.items() if layer in layers]
     inside = {layer: getattr(model.get_submodule(attention), state) for attention, state, layer in states}
     quantizers = {name: inside.get(name, layer.output_quantizer) for name, layer in layers.items()}
     return {name: quantizer for name, quantizer in quantizers.items() if quantizer is not None}
+
+
+def _fused_state_parts(model: nn.Module, plan: QuantPlan, layers: Mapping[str, QuantizedLayer], options: ExportOptions) -> Iterator[Part]:
+    """Yield the parts of scales of queries, keys and values of fused projections, which are stored with the attention module."""
+    for row in plan.attentions:
+        here = [state for state, (layer, _) in row.states.items() if row.fused and layer in layers]
+        states = {state: getattr(model.get_submodule(row.name), state) for state in here}
+        cached = [q.scale for state, q in states.items() if state != QUERY and q.scale is not None and q.scale.numel() == 1]
+        is_merged = any(first_match(layer, options.kv_cache_group) for layer, _ in row.states.values())
+        merged = QParams(merge_kv_scales(cached, options.min_kv_scale)) if cached and is_merged else None
+        tensors = {
+            state_name(row.name, state, suffix): tensor
+            for state, quantizer in states.items()
+            for suffix, tensor in _activation(quantizer, None if state == QUERY else merged, options).items()
+        }
+        if tensors:
+            yield Part({name: t.to("meta") for name, t in tensors.items()}, lambda tensors=tensors: tensors)  # type: ignore[misc]
 
 
 def _probability_parts(name: str, module: QuantizerModule, options: ExportOptions) -> Iterator[Part]:
@@ -95,7 +114,7 @@ def _probability_parts(name: str, module: QuantizerModule, options: ExportOption
 
 
 def _plain_parts(state: Mapping[str, Tensor], elsewhere: Sequence[str], others: Collection[str]) -> list[Part]:
-    """Parts of the tensors that are stored as they are: those that lie in no module of ``elsewhere``, and ``others``."""
+    """Return parts of the tensors that are stored as they are: those that lie in no module of ``elsewhere``, and ``others``."""
     inside = tuple(f"{name}." for name in elsewhere)
     parts, seen = [], set()
     for name, tensor in state.items():
@@ -152,7 +171,7 @@ def _tensors(
 
 
 def _holds_values(options: ExportOptions) -> bool:
-    """Whether rounded values are stored, and not their codes."""
+    """Return whether rounded values are stored, and not their codes."""
     return options.weight_format == "fake_quantized"
 
 

@@ -22,9 +22,10 @@ from quark.config.export import JsonExporterConfig
 from quark.config.json_values import value_of
 from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
-from quark.modules.layer_types import planned_class, planned_names
-from quark.planning.plan import PlanRow, QuantPlan
+from quark.planning.plan import QuantPlan
+from quark.planning.plan_row import PlanRow
 from quark.planning.precedence import layer_config_for
+from quark.plugins import layer_types
 
 __all__ = ["quantization_config", "read_quantization_config"]
 
@@ -34,7 +35,7 @@ It belongs to vLLM's reader, not to a model: query projections of other names ga
 
 
 def read_quantization_config(block: Mapping[str, Any]) -> StoredConfig:
-    """What a block says, whichever tool wrote it.
+    """Return what a block says, whichever tool wrote it.
 
     Raises:
         ConfigError: A value is of another type than it has, or out of its range.
@@ -45,9 +46,12 @@ def read_quantization_config(block: Mapping[str, Any]) -> StoredConfig:
 
 
 def quantization_config(content: CheckpointContent, options: ExportOptions) -> dict[str, Any]:
-    """The block as it is written."""
+    """Return the block as it is written."""
     model, config, plan = content.model, content.config, content.plan
-    cache = {row.name: row.config for row in plan.quantized if row.config is not None and _feeds_cache(row.name, config, options)}
+    # Patterns of the cache match a fused projection also where its queries alone are quantized.
+    queries = {a.query_layer for a in plan.attentions if a.key_layer is None and a.value_layer is None}
+    rows = [row for row in plan.quantized if row.name not in queries and _feeds_cache(row.name, config, options)]
+    cache = {row.name: row.config for row in rows if row.config is not None}
     excluded = [row.name for row in plan.rows if _is_float(row)]
     bare = attrs.evolve(config, exclude=[], layer_quant_config={}, layer_type_quant_config={}, kv_cache_quant_config={})
     layers = {
@@ -89,18 +93,18 @@ def _feeds_cache(name: str, config: QConfig, options: ExportOptions) -> bool:
 
 
 def _without_patterns(config: QConfig, row: PlanRow) -> QLayerConfig | None:
-    """What a configuration without patterns gives the layer of a row."""
-    return layer_config_for(config, row.name, planned_class(row.module_type)).config
+    """Return what a configuration without patterns gives the layer of a row."""
+    return layer_config_for(config, row.name, layer_types().load_layer(row.layer_type)).config
 
 
 def _is_float(row: PlanRow) -> bool:
-    """Whether the layer is listed as excluded: its weight and input are float, its output may still enter a quantized cache."""
+    """Return whether the layer is listed as excluded: its weight and input are float, its output may still enter a quantized cache."""
     has_no_codes = row.config is None or attrs.evolve(row.config, output_tensors=None) == QLayerConfig()
-    return has_no_codes and row.module_type not in planned_names(lookup=True)
+    return has_no_codes and not row.is_lookup
 
 
 def _routers(model: nn.Module, config: QConfig, plan: QuantPlan) -> list[str]:
-    """Modules that are excluded and have a weight, but are no linear layers here: runtimes may implement them as linear layers."""
+    """Return modules that are excluded and have a weight, but are no linear layers here: runtimes may implement them as linear layers."""
     known = {row.name for row in plan.rows}
     return [
         name

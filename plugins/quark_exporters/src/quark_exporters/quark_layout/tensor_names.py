@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 from quark.config.slot import Slot
 from quark.hf.quark_loader import is_stored_beside_weight
-from quark.modules.attention import PROBABILITIES
+from quark.modules.attention import PROBABILITIES, STORED_STATES
 
-__all__ = ["attention_attribute", "checkpoint_name", "has_probabilities", "packed_attribute", "probabilities_name"]
+__all__ = ["attention_attribute", "checkpoint_name", "has_probabilities", "packed_attribute", "probabilities_name", "state_name"]
 
 _PROBABILITIES = "prob_output_"
 
@@ -16,26 +16,31 @@ _ATTRIBUTES = {slot.checkpoint_prefix: slot.quantizer_attribute for slot in Slot
 
 
 def checkpoint_name(layer: str, slot: Slot, suffix: str) -> str:
-    """Full name of a tensor: ``model.layers.0.mlp.up_proj`` + weight + scale → ``….up_proj.weight_scale``."""
+    """Return the full name of a tensor: ``model.layers.0.mlp.up_proj`` + weight + scale → ``….up_proj.weight_scale``."""
     return f"{layer}.{slot.checkpoint_prefix}_{suffix}" if suffix else f"{layer}.{slot.checkpoint_prefix}"
 
 
 def probabilities_name(attention: str, suffix: str) -> str:
-    """Full name of a tensor of attention probabilities: ``model.layers.0.self_attn`` + scale → ``….self_attn.prob_output_scale``."""
+    """Return the full name of a tensor of attention probabilities: ``….self_attn`` + scale → ``….self_attn.prob_output_scale``."""
     return f"{attention}.{_PROBABILITIES}{suffix}"
 
 
+def state_name(attention: str, state: str, suffix: str) -> str:
+    """Return the full name of a tensor of queries, keys or values of a fused projection: ``….self_attn`` + keys + scale → ``….k_scale``."""
+    return f"{attention}.{STORED_STATES[state]}_{suffix}"
+
+
 def attention_attribute(name: str) -> str:
-    """Path of a checkpoint tensor inside its attention module: ``prob_output_scale`` → ``prob_output_quantizer.scale``; others stay."""
+    """Return the path of a stored tensor in its attention module: ``prob_output_scale`` → ``prob_output_quantizer.scale``; others stay."""
     return f"{PROBABILITIES}.{name.removeprefix(_PROBABILITIES)}" if name.startswith(_PROBABILITIES) else name
 
 
 def has_probabilities(names: Iterable[str]) -> bool:
-    """Whether tensors of attention probabilities are among these full names."""
+    """Return whether tensors of attention probabilities are among these full names."""
     return any(name.rpartition(".")[2].startswith(_PROBABILITIES) for name in names)
 
 
 def packed_attribute(name: str) -> str:
-    """Path of a checkpoint tensor inside its packed layer: ``weight_scale`` → ``weight_quantizer.scale``; others stay."""
+    """Return the path of a checkpoint tensor inside its packed layer: ``weight_scale`` → ``weight_quantizer.scale``; others stay."""
     prefix, _, suffix = name.partition("_")
     return f"{_ATTRIBUTES[prefix]}.{suffix}" if suffix and prefix in _ATTRIBUTES and not is_stored_beside_weight(suffix) else name

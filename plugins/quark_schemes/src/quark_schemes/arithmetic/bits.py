@@ -39,7 +39,7 @@ def check_order(order: str) -> None:
 
 
 def pack_nibbles(codes: Tensor, order: str) -> Tensor:
-    """Eight 4-bit codes to an int32 word, along the last axis: ``[…, K] → […, ceil(K / 8)]``; missing codes are 0.
+    """Pack eight 4-bit codes to an int32 word, along the last axis: ``[…, K] → […, ceil(K / 8)]``; missing codes are 0.
 
     Args:
         codes: int8 or uint8; the low four bits count, so two's complement is kept.
@@ -58,7 +58,7 @@ def pack_nibbles(codes: Tensor, order: str) -> Tensor:
 
 
 def pack_nibbles_across(codes: Tensor, order: str) -> Tensor:
-    """``pack_nibbles(codes.T)`` of a matrix ``[O, I]``: ``[I, ceil(O / 8)]``, without transposing single bytes.
+    """Return ``pack_nibbles(codes.T)`` of a matrix ``[O, I]``: ``[I, ceil(O / 8)]``, without transposing single bytes.
 
     Rows are combined as they lie, and only the words, an eighth as many, change places.
     """
@@ -76,7 +76,7 @@ def pack_nibbles_across(codes: Tensor, order: str) -> Tensor:
 
 
 def unpack_nibbles(words: Tensor, order: str, length: int, *, signed: bool) -> Tensor:
-    """The inverse of `pack_nibbles`: the first ``length`` codes along the last axis, int8 where ``signed``, else uint8."""
+    """Undo `pack_nibbles`: return the first ``length`` codes along the last axis, int8 where ``signed``, else uint8."""
     check_order(order)
     data = words.reshape(-1).view(torch.uint8)
     pairs = torch.stack((data & 0xF, data >> 4), dim=-1).reshape(*words.shape, 2, 2, 2)
@@ -88,36 +88,36 @@ def unpack_nibbles(words: Tensor, order: str, length: int, *, signed: bool) -> T
 
 
 def _pairs(nibbles: Tensor, order: str) -> Tensor:
-    """``[…, 2, 2, 2]`` elements of a word as ``[…, 4, 2]``: the low and high nibble of each of its bytes."""
+    """Return ``[…, 2, 2, 2]`` elements of a word as ``[…, 4, 2]``: the low and high nibble of each of its bytes."""
     # Element 4p + 2q + r. In order, byte (p, q) holds r = 0, 1; reordered, byte (r, p) holds q = 0, 1.
     ordered = nibbles.movedim(-1, -3) if order == "reorder" else nibbles
     return ordered.reshape(*nibbles.shape[:-3], 4, 2)
 
 
 def pack_two(codes: Tensor) -> Tensor:
-    """Two 4-bit codes to a byte along the last axis, the even one in the low nibble: ``[…, K] → […, ceil(K / 2)]`` uint8."""
+    """Pack two 4-bit codes to a byte along the last axis, the even one in the low nibble: ``[…, K] → […, ceil(K / 2)]`` uint8."""
     # Two bytes as one little-endian number: the odd code lies eight bits above the even one, and belongs four above.
     pairs = _whole(codes, 2).contiguous().view(torch.int16).bitwise_and(0x0F0F)
     return pairs.bitwise_or_(pairs.bitwise_right_shift(4)).to(torch.uint8)
 
 
 def unpack_two(data: Tensor, length: int) -> Tensor:
-    """The inverse of `pack_two`: the first ``length`` codes, uint8 0…15."""
+    """Undo `pack_two`: return the first ``length`` codes, uint8 0…15."""
     return torch.stack((data & 0xF, data >> 4), dim=-1).reshape(*data.shape[:-1], -1)[..., :length]
 
 
 def pack_six(codes: Tensor) -> Tensor:
-    """Four 6-bit codes to three bytes along the last axis, little endian: ``[…, K] → […, 3 ceil(K / 4)]`` uint8."""
+    """Pack four 6-bit codes to three bytes along the last axis, little endian: ``[…, K] → […, 3 ceil(K / 4)]`` uint8."""
     return pack_bits(codes, 6)
 
 
 def unpack_six(data: Tensor, length: int) -> Tensor:
-    """The inverse of `pack_six`: the first ``length`` codes, uint8 0…63."""
+    """Undo `pack_six`: return the first ``length`` codes, uint8 0…63."""
     return unpack_bits(data, 6, length, signed=False)
 
 
 def pack_bits(codes: Tensor, bits: int) -> Tensor:
-    """Codes of 2, 3, 5 or 6 bits as bytes along the last axis; missing codes of the last bytes are 0.
+    """Pack codes of 2, 3, 5 or 6 bits into bytes along the last axis; missing codes of the last bytes are 0.
 
     Two bits: four codes to a byte, the first in the highest bits. Others: as many codes as make whole bytes, little endian.
     """
@@ -142,7 +142,7 @@ def pack_bits(codes: Tensor, bits: int) -> Tensor:
 
 
 def unpack_bits(data: Tensor, bits: int, length: int, *, signed: bool) -> Tensor:
-    """The inverse of `pack_bits`: the first ``length`` codes, int8 where ``signed``, else uint8."""
+    """Undo `pack_bits`: return the first ``length`` codes, int8 where ``signed``, else uint8."""
     if bits == 2:
         unpacked = torch.stack([(data >> shift) & 0x3 for shift in (6, 4, 2, 0)], dim=-1)
     else:
@@ -165,17 +165,17 @@ _PERIODS = {2: 4, 3: 8, 5: 8, 6: 4}
 
 
 def _whole(codes: Tensor, period: int) -> Tensor:
-    """``codes`` with zeros behind its last axis, to a multiple of ``period``."""
+    """Return ``codes`` with zeros behind its last axis, to a multiple of ``period``."""
     return torch.nn.functional.pad(codes, (0, -codes.shape[-1] % period)) if codes.shape[-1] % period else codes
 
 
 def pack_flags(flags: Tensor) -> Tensor:
-    """Eight flags (uint8, 0 or 1) to a byte along the last axis, the first in the lowest bit: ``[…, 8 K] → […, K]``."""
+    """Pack eight flags (uint8, 0 or 1) to a byte along the last axis, the first in the lowest bit: ``[…, 8 K] → […, K]``."""
     places = torch.arange(8, dtype=torch.uint8, device=flags.device)
     return (flags.reshape(*flags.shape[:-1], -1, 8) << places).sum(-1, dtype=torch.uint8)
 
 
 def unpack_flags(data: Tensor) -> Tensor:
-    """The inverse of `pack_flags`, uint8."""
+    """Undo `pack_flags`: return flags, uint8."""
     places = torch.arange(8, dtype=torch.uint8, device=data.device)
     return (data.unsqueeze(-1) >> places).bitwise_and_(1).reshape(*data.shape[:-1], -1)

@@ -22,7 +22,7 @@ _MANTISSA = 23
 
 
 def shared_exponent_scale(amax: Tensor, mode: str, mantissa_bits: int, largest_exponent: int, largest: float = 1.0) -> Tensor:
-    """The power of two that a block shares, float32, in ``[2^-127, 2^127]``.
+    """Return the power of two that a block shares, float32, in ``[2^-127, 2^127]``.
 
     Args:
         amax: Largest magnitude of each block, float32, any shape.
@@ -53,18 +53,18 @@ def shared_exponent_scale(amax: Tensor, mode: str, mantissa_bits: int, largest_e
 
 
 def power_of_two(exponent: Tensor) -> Tensor:
-    """``2^exponent`` as float32 for int32 exponents in [-127, 127]; the lowest is a subnormal number."""
+    """Return ``2^exponent`` as float32 for int32 exponents in [-127, 127]; the lowest is a subnormal number."""
     normal = (exponent + _BIAS) << _MANTISSA
     return torch.where(exponent == -_BIAS, 1 << (_MANTISSA - 1), normal).to(torch.int32).view(torch.float32)
 
 
 def encode_e8m0(scale: Tensor) -> Tensor:
-    """Bytes of E8M0 scales: the exponent + 127; 255 is NaN."""
+    """Return bytes of E8M0 scales: the exponent + 127; 255 is NaN."""
     exponent = (scale.contiguous().view(torch.int32) >> _MANTISSA) & 0xFF
     return torch.where(torch.isnan(scale), 0xFF, exponent).to(torch.uint8)
 
 
 def decode_e8m0(data: Tensor) -> Tensor:
-    """Float32 scales of E8M0 bytes; the inverse of `encode_e8m0`."""
+    """Return float32 scales of E8M0 bytes; the inverse of `encode_e8m0`."""
     scale = power_of_two(data.to(torch.int32) - _BIAS)
     return torch.where(data == 0xFF, torch.nan, scale)

@@ -46,13 +46,13 @@ def round_small_(t: Tensor, shape: FloatShape, rounding: RoundType = RoundType.h
 
 
 def _spacing_exponent(t: Tensor, shape: FloatShape) -> Tensor:
-    """Each value's exponent field, not below that of the smallest normal number: subnormal numbers share its spacing."""
+    """Return each value's exponent field, not below that of the smallest normal number: subnormal numbers share its spacing."""
     smallest = (1 - shape.bias + FLOAT32_BIAS) << FLOAT32_MANTISSA
     return t.view(torch.int32).bitwise_and(_EXPONENT).clamp_(min=smallest)
 
 
 def encode_small(scaled: Tensor, shape: FloatShape) -> Tensor:
-    """Codes, uint8, of values of the format multiplied by ``shape.to_own_exponents``. Overwrites ``scaled``.
+    """Return codes, uint8, of values of the format multiplied by ``shape.to_own_exponents``. Overwrites ``scaled``.
 
     NaN has no code here: formats that have one are encoded by torch's own cast, or by the caller.
     """
@@ -66,7 +66,7 @@ def encode_small(scaled: Tensor, shape: FloatShape) -> Tensor:
 
 
 def decode_small(codes: Tensor, shape: FloatShape) -> Tensor:
-    """Float32 values of uint8 codes; the inverse of `encode_small`. Codes that are no numbers become NaN or Inf."""
+    """Return float32 values of uint8 codes; the inverse of `encode_small`. Codes that are no numbers become NaN or Inf."""
     if shape.nan_codes:
         # A table of 256 values is as fast as arithmetic, and holds the special codes.
         return torch.index_select(_table(shape, codes.device), 0, codes.reshape(-1).int()).reshape(codes.shape)
@@ -84,7 +84,7 @@ def _decode_numbers(codes: Tensor, shape: FloatShape) -> Tensor:
 
 @lru_cache(maxsize=16)
 def _table(shape: FloatShape, device: torch.device) -> Tensor:
-    """The value of every code."""
+    """Return the value of every code."""
     values = _decode_numbers(torch.arange(1 << shape.bits, dtype=torch.uint8), shape)
     for codes, value in ((shape.nan_codes, torch.nan), (shape.infinite_codes, torch.inf)):
         for code in codes:

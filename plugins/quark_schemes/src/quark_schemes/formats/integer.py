@@ -76,7 +76,7 @@ class IntegerFormat(NumberFormat):
         return QParams(scale, zero.to(torch.int32))
 
     def _real_zero_point(self, low: Tensor, high: Tensor, spec: QTensorConfig) -> QParams:
-        """The range is not widened to hold 0, and the zero point is neither rounded nor bounded."""
+        """Return scales and real zero points: the range is not widened to hold 0, the zero point neither rounded nor bounded."""
         scale = (high - low) / (self.high - self.low)
         scale = scale_format_of(spec).round(torch.where(scale <= SMALLEST_SCALE, torch.ones_like(scale), scale))
         return QParams(scale, -low / scale.float())

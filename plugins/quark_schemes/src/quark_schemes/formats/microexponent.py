@@ -27,7 +27,7 @@ _MAGNITUDE = 0x7FFFFFFF
 
 
 def _bits(value: float) -> int:
-    """The float32 bits of a number."""
+    """Return the float32 bits of a number."""
     return int(torch.tensor(value, dtype=torch.float32).view(torch.int32))
 
 
@@ -70,7 +70,7 @@ class Microexponent(BlockFloat):
         return BlockFloat(**attrs.asdict(self, recurse=False))
 
     def _halved(self, t: Tensor) -> Tensor:
-        """Int32, shaped as ``t``: float32 bits that count for one exponent where the step is halved, else 0."""
+        """Return int32, shaped as ``t``: float32 bits that count for one exponent where the step is halved, else 0."""
         below = t.view(torch.int32).bitwise_and(_MAGNITUDE).sub_(_bits(self._limit))
         # Two neighbours as one 64-bit number: the AND of both sign bits, moved to bit 0 and spread.
         pair = below.view(torch.int64)

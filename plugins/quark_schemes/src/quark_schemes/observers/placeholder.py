@@ -22,11 +22,11 @@ class PlaceholderObserver(Observer):
         return options_error(cls.__name__, spec, cls.options)
 
     def observe(self, x: Tensor) -> None:
-        """Does nothing."""
+        """Do nothing."""
 
     def range(self) -> tuple[Tensor, Tensor]:
         """Return an empty range."""
         return torch.zeros(()), torch.zeros(())
 
     def merge(self, other: Observer) -> None:
-        """Does nothing."""
+        """Do nothing."""

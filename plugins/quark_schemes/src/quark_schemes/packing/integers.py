@@ -75,5 +75,5 @@ class IntegerPacking(Packing):
 
 
 def _laid_out(x: Tensor, granularity: Granularity) -> Tensor:
-    """``x`` transposed where it belongs to a grouped integer weight, which is stored so; its own inverse."""
+    """Return ``x`` transposed where it belongs to a grouped integer weight, which is stored so; its own inverse."""
     return x.t() if isinstance(granularity, PerGroup) and x.ndim == 2 else x

@@ -15,12 +15,12 @@ def _both(helper: SingleLevelSpec) -> QLayerConfig:
 
 
 def bfp16() -> QLayerConfig:
-    """BFP16 weights and activations, an exponent for eight values."""
+    """Return a configuration of BFP16 weights and activations, an exponent for eight values."""
     return _both(BFP16Spec(ch_axis=-1))
 
 
 def mx6(block_size: int = 16) -> QLayerConfig:
-    """MX6 weights and activations.
+    """Return a configuration of MX6 weights and activations.
 
     Args:
         block_size: Values that share an exponent: 16 by the format's definition and since 0.13; 32 was the default before.
@@ -29,7 +29,7 @@ def mx6(block_size: int = 16) -> QLayerConfig:
 
 
 def mx9(block_size: int = 16) -> QLayerConfig:
-    """MX9 weights and activations.
+    """Return a configuration of MX9 weights and activations.
 
     Args:
         block_size: Values that share an exponent, as for `mx6`.

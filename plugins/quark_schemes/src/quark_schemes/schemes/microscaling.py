@@ -19,30 +19,30 @@ def _activation(helper: type[OCP_MXSpec]) -> QTensorConfig:
 
 
 def mxfp4_weight_only() -> QLayerConfig:
-    """MXFP4 weights."""
+    """Return a configuration of MXFP4 weights."""
     return QLayerConfig(weight=_weight(OCP_MXFP4Spec))
 
 
 def mxfp4() -> QLayerConfig:
-    """MXFP4 weights and dynamic MXFP4 activations."""
+    """Return a configuration of MXFP4 weights and dynamic MXFP4 activations."""
     return QLayerConfig(weight=_weight(OCP_MXFP4Spec), input_tensors=_activation(OCP_MXFP4Spec))
 
 
 def mxfp6_e3m2() -> QLayerConfig:
-    """MXFP6 weights and dynamic activations of E3M2 elements."""
+    """Return a configuration of MXFP6 weights and dynamic activations of E3M2 elements."""
     return QLayerConfig(weight=_weight(OCP_MXFP6E3M2Spec), input_tensors=_activation(OCP_MXFP6E3M2Spec))
 
 
 def mxfp6_e2m3() -> QLayerConfig:
-    """MXFP6 weights and dynamic activations of E2M3 elements."""
+    """Return a configuration of MXFP6 weights and dynamic activations of E2M3 elements."""
     return QLayerConfig(weight=_weight(OCP_MXFP6E2M3Spec), input_tensors=_activation(OCP_MXFP6E2M3Spec))
 
 
 def mxfp4_mxfp6_e2m3() -> QLayerConfig:
-    """MXFP4 weights, dynamic MXFP6 activations of E2M3 elements."""
+    """Return a configuration of MXFP4 weights, dynamic MXFP6 activations of E2M3 elements."""
     return QLayerConfig(weight=_weight(OCP_MXFP4Spec), input_tensors=_activation(OCP_MXFP6E2M3Spec))
 
 
 def mxfp4_fp8() -> QLayerConfig:
-    """MXFP4 weights, static E4M3 activations with one scale."""
+    """Return a configuration of MXFP4 weights, static E4M3 activations with one scale."""
     return QLayerConfig(weight=_weight(OCP_MXFP4Spec), input_tensors=FP8E4M3PerTensorSpec(is_dynamic=False).to_quantization_spec())

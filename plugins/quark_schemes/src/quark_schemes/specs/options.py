@@ -34,7 +34,7 @@ ZERO_POINT_TYPES: dict[str, ZeroPointType] = {"int32": ZeroPointType.int32, "flo
 
 
 def choice(option: str, value: Any, choices: Mapping[str, Any]) -> Any:
-    """The meaning of ``value``, which is an option string, a member of the enum that it stands for, or None.
+    """Return the meaning of ``value``, which is an option string, a member of the enum that it stands for, or None.
 
     Raises:
         ConfigError: (a ValueError) It is neither.
@@ -51,7 +51,7 @@ class DataTypeSpec:
     """Base of all ``*Spec`` helpers."""
 
     def to_quantization_spec(self) -> QTensorConfig | list[QTensorConfig]:
-        """The tensor's quantization, or its levels."""
+        """Return the tensor's quantization, or its levels."""
         raise TypeError(f"{type(self).__name__} builds nothing: use one of its subclasses")
 
 
@@ -59,5 +59,5 @@ class SingleLevelSpec(DataTypeSpec):
     """Base of the helpers that describe one level."""
 
     def to_quantization_spec(self) -> QTensorConfig:
-        """The tensor's quantization."""
+        """Return the tensor's quantization."""
         raise TypeError(f"{type(self).__name__} builds nothing: use one of its subclasses")

@@ -1,0 +1,81 @@
+"""BlockCalibration: what both ways of calibrating and rounding a block have in common, with pauses and in two plain passes."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+from torch import nn
+
+from quark.algorithms import Rounding
+from quark.calibration.activation_scales import ActivationScales
+from quark.calibration.input_groups import InputGroups
+from quark.calibration.input_statistics import Collector
+from quark.calibration.lockstep import BlockRun
+from quark.calibration.rounding_tasks import rounded_by, rounding_tasks
+from quark.calibration.rounding_validation import round_validated
+from quark.modules import QuantizedLayer
+from quark.modules.experts import SeparateExperts
+from quark.planning.decoder_blocks import Block
+
+__all__ = ["BlockCalibration", "Layers"]
+
+Layers = Mapping[str, tuple[nn.Module, QuantizedLayer]]
+
+
+@attrs.define(eq=False, slots=False)
+class BlockCalibration(ABC):
+    """Rounds the weights of one block and sets the scales of its activations, from calibration forwards.
+
+    Args:
+        block_run: The forwards, which wait at the block's entry.
+        block: The block.
+        layers: All its layers that are quantized, by full name: the float layer and the quantized one.
+        rounding: Has ``needs``.
+        input_groups: Tells which layers share an input; that of the run, which learns from block to block.
+        scales: Of the block's activations.
+
+    Attributes:
+        taken: Full names of the layers that the rounding applies to; others are rounded to nearest.
+        rounded: Full names of the layers whose weight is rounded.
+        metrics: By layer that the rounding has rounded: what it and its validation report, and how many tokens reached the layer.
+    """
+
+    _block_run: BlockRun
+    _block: Block
+    _layers: Layers
+    _rounding: Rounding
+    _input_groups: InputGroups
+    _scales: ActivationScales
+    _prefix: str = attrs.field(init=False)
+    _routed: tuple[str, ...] = attrs.field(init=False)
+    taken: set[str] = attrs.field(init=False)
+    rounded: set[str] = attrs.field(init=False, factory=set)
+    metrics: dict[str, dict[str, Any]] = attrs.field(init=False, factory=dict)
+
+    @_prefix.default
+    def _prefix_of_block(self) -> str:
+        return self._block.prefix
+
+    @_routed.default
+    def _prefixes_of_experts(self) -> tuple[str, ...]:
+        """Return what the full names of experts' layers in the block begin with."""
+        names = (n for n, m in self._block.module.named_modules() if isinstance(m, SeparateExperts))
+        return tuple(f"{self._block.name}.{n}.".lstrip(".") for n in names)
+
+    @taken.default
+    def _names_of_taken(self) -> set[str]:
+        return set(rounded_by(self._rounding, {n: quantized for n, (_, quantized) in self._layers.items()}, self._block))
+
+    @abstractmethod
+    def work(self) -> None:
+        """Lead every forward through the block, and round its weights on the way."""
+
+    def _round_members(self, members: Mapping[str, QuantizedLayer], collector: Collector) -> None:
+        """Round the layers of an input group whose statistics are complete, and keep their metrics."""
+        for task in rounding_tasks(members, self._input_groups.siblings, collector.statistics, collector.held_out()):
+            for name, metrics in round_validated(self._rounding, task).items():
+                self.metrics[name] = {"tokens": collector.tokens, **metrics}
+        self.rounded |= set(members)

@@ -1,0 +1,120 @@
+"""Protocols of perplexity: how a text is cut into windows, where BOS tokens go, and which tokens are scored.
+
+Perplexities of different protocols cannot be compared: the same model and text give figures that differ by tens of percent.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
+
+import attrs
+from attrs import validators
+
+from quark.errors import ConfigError
+
+__all__ = ["PROTOCOLS", "Protocol", "protocol_of"]
+
+BOS = ("auto", "each", "first", "none")
+
+
+def _window(_: Any, __: Any, value: int) -> None:
+    if value < 2:
+        raise ConfigError(f"a window of {value} token(s) predicts nothing: the sequence length must be at least 2")
+
+
+@attrs.frozen(kw_only=True)
+class Protocol:
+    """How a text is evaluated.
+
+    Attributes:
+        name: By which results are labelled.
+        seq_len: Tokens in a window, BOS included, at least 2.
+        stride: Tokens from the beginning of a window to that of the next, at most ``seq_len``; None for ``seq_len``, which is no overlap.
+            In overlapping windows only tokens that no earlier window has scored are scored.
+        bos: Where BOS tokens stand: ``"each"`` window begins with one, only the ``"first"`` does where the tokenizer puts one before a
+            text, ``"none"`` does, or ``"auto"``: each, where the tokenizer puts one before a text.
+        bos_replaces: Whether the BOS of a window stands in place of its first token, where the tokenizer has it, instead of before it.
+        score_from: Where scoring begins in a window: a share of ``seq_len`` below 1, or a number of tokens.
+        is_rolling: Whether every token of the text is scored once, after a prefix token, and results are per word.
+        about: What it is, in one line.
+
+    Raises:
+        ConfigError: (a ValueError) A value is out of its range.
+    """
+
+    name: str
+    seq_len: int = attrs.field(default=2048, validator=_window)
+    stride: int | None = None
+    bos: str = attrs.field(default="auto", validator=validators.in_(BOS))
+    bos_replaces: bool = False
+    score_from: float = 0.0
+    is_rolling: bool = False
+    about: str = ""
+
+    def __attrs_post_init__(self) -> None:
+        if self.stride is not None and not 1 <= self.stride <= self.seq_len:
+            raise ConfigError(f"stride={self.stride} is not between 1 and the sequence length, {self.seq_len}")
+        if not 0 <= self.first_scored < self.seq_len:
+            raise ConfigError(f"score_from={self.score_from} leaves no token of a window of {self.seq_len} to score: give less")
+        if self.is_rolling and (self.stride is not None or self.score_from or self.bos != "auto"):
+            raise ConfigError(f"the protocol '{self.name}' scores each token once: leave out stride, bos and score_from")
+
+    @property
+    def first_scored(self) -> int:
+        """Position in a window of the first token that may be scored; 0 where there is no limit but the first token itself."""
+        if self.score_from < 1:
+            # llama.cpp scores what follows the token in the middle.
+            return int(self.seq_len * self.score_from) + 1 if self.score_from > 0 else 0
+        return int(self.score_from)
+
+
+PROTOCOLS: Mapping[str, Protocol] = MappingProxyType(
+    {
+        protocol.name: protocol
+        for protocol in (
+            Protocol(
+                name="quark", seq_len=512, about="windows without overlap, each with BOS where the tokenizer has it; every token is scored"
+            ),
+            Protocol(
+                name="wikitext",
+                bos="first",
+                about="GPTQ's paper and code on WikiText: one text, BOS at its beginning, windows of 2048",
+            ),
+            Protocol(
+                name="llama.cpp",
+                seq_len=512,
+                bos="each",
+                bos_replaces=True,
+                score_from=0.5,
+                about="llama-perplexity: windows of 512, BOS in place of the first token; the second half of each is scored",
+            ),
+            Protocol(
+                name="lm-eval",
+                is_rolling=True,
+                about="lm-evaluation-harness: every token is scored once, in rolling windows; perplexity per word",
+            ),
+        )
+    }
+)
+"""The protocols by name. Sources: arXiv 2210.17323 and its code; ``tools/perplexity`` of llama.cpp; lm-evaluation-harness."""
+
+
+def protocol_of(name: str, **changes: Any) -> Protocol:
+    """Return the protocol of that name, with those of the changes that are not None.
+
+    >>> protocol_of("wikitext", seq_len=4096, stride=None).seq_len
+    4096
+
+    Raises:
+        ConfigError: (a ValueError) There is no such protocol, or a value is out of its range.
+    """
+    if name not in PROTOCOLS:
+        raise ConfigError(f"there is no protocol {name!r}: there are {', '.join(PROTOCOLS)}")
+    given = {key: value for key, value in changes.items() if value is not None}
+    if "bos" in given and given["bos"] not in BOS:
+        raise ConfigError(f"bos={given['bos']!r} is none of {', '.join(BOS)}")
+    if "bos" in given:
+        given["bos_replaces"] = False
+    return attrs.evolve(PROTOCOLS[name], **given)

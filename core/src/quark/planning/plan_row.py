@@ -1,0 +1,51 @@
+"""PlanRow: what one layer gets in a plan, and which rule said so."""
+
+from __future__ import annotations
+
+import attrs
+from torch import nn
+
+from quark.config.layer import QLayerConfig
+from quark.plugins import layer_types
+
+__all__ = ["PlanRow"]
+
+
+@attrs.frozen
+class PlanRow:
+    """The plan of one layer.
+
+    Attributes:
+        name: Full module name.
+        layer_type: Name of the registered layer type as which the layer is planned: ``"linear"`` for all linear layers.
+        shape: Shape of the weight; ``[out, in]`` for a linear layer, however it is stored.
+        config: How the layer is quantized; None where it stays float.
+        reason: The rule that decided this.
+        algorithm: Name of the algorithm that chooses the weight's codes; None where they are rounded to nearest.
+        tied_to: Full name of the module whose parameter this one shares; None where it shares none.
+    """
+
+    name: str
+    layer_type: str
+    shape: tuple[int, ...]
+    config: QLayerConfig | None
+    reason: str
+    tied_to: str | None = None
+    algorithm: str | None = None
+
+    @property
+    def is_linear(self) -> bool:
+        """Whether the layer is planned as ``nn.Linear``, so that algorithms for linear layers apply."""
+        return layer_types().load_layer(self.layer_type) is nn.Linear
+
+    @property
+    def is_lookup(self) -> bool:
+        """Whether the layer's input is indices, as an embedding's is."""
+        return layer_types().get(self.layer_type).lookup
+
+    @property
+    def quantized_to(self) -> QLayerConfig:
+        """The configuration of a quantized layer. Raises ValueError for a row that is not among `QuantPlan.quantized`."""
+        if self.config is None:
+            raise ValueError(f"'{self.name}' stays float: it has no configuration")
+        return self.config

@@ -1,0 +1,150 @@
+"""What vLLM 0.32's CPU kernels compute, and what they do otherwise than a checkpoint asks for, built into our own simulation.
+
+Found by measuring (`test_vllm.py` runs vLLM's operator for the first):
+
+* What is cached in FP8 is rounded toward zero, and not to the nearest value. The scale is held in the model's dtype.
+* Where the CPU has AMX, inputs of int8 layers are rounded with a scale of each token, and not with the static scale of the checkpoint.
+* Where the CPU has AMX, 4-bit weights with bfloat16 activations are multiplied with int8 activations. In float16 they are not.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+from pathlib import Path
+
+import attrs
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from quark.config.enums import Dtype
+from quark.config.layer import levels
+from quark.modules import QuantizedLayer, QuantizerModule
+from quark.modules.attention import KEY, VALUE
+from quark.torch import import_model_from_safetensors
+
+__all__ = ["PROMPTS", "Texts", "generate", "run", "simulated", "toward_zero"]
+
+PROMPTS = ["And God said, Let there be", "In the beginning", "PATIENCE, n."]
+_GENERATE = """
+import json, sys, torch
+from safetensors.torch import save_file
+def main():
+    from vllm import LLM, SamplingParams
+    folder, cache, dtype, out, prompts = sys.argv[1:]
+    llm = LLM(model=folder, dtype=dtype, kv_cache_dtype=cache, enforce_eager=True, max_model_len=256, max_logprobs=-1,
+              model_loader_extra_config={"enable_weights_track": True})
+    sampling = SamplingParams(temperature=0, max_tokens=24, logprobs=-1, prompt_logprobs=-1)
+    tensors = {}
+    for i, text in enumerate(llm.generate(json.loads(prompts), sampling)):
+        rows = [*text.prompt_logprobs[1:], *text.outputs[0].logprobs]
+        tensors[f"{i}.tokens"] = torch.tensor([*text.prompt_token_ids, *text.outputs[0].token_ids])
+        tensors[f"{i}.logprobs"] = torch.tensor([[row[token].logprob for token in range(len(row))] for row in rows])
+    save_file(tensors, out)
+if __name__ == "__main__":
+    main()
+"""
+
+
+@attrs.frozen(eq=False)
+class Texts:
+    """Texts that vLLM has continued greedily.
+
+    Attributes:
+        tokens: The tokens of each text, prompt and continuation.
+        logprobs: vLLM's log-probabilities of all tokens at each position but the first, ``[positions, vocabulary]``, all texts joined.
+    """
+
+    tokens: list[Tensor]
+    logprobs: Tensor
+
+
+def run(script: str, folder: Path, *arguments: str) -> None:
+    """Run a script in vLLM's interpreter, which sees nothing of this project."""
+    python = os.environ.get("VLLM_PYTHON")
+    if not python:
+        pytest.skip("VLLM_PYTHON names no interpreter with vLLM")
+    environ = {
+        **{k: v for k, v in os.environ.items() if k != "PYTHONPATH"},
+        "VLLM_LOGGING_LEVEL": "ERROR",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "HF_HUB_OFFLINE": "1",
+    }
+    (folder / "script.py").write_text(script)
+    command = [python, str(folder / "script.py"), *arguments]
+    done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=1500, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def generate(directory: Path, cache: str, dtype: torch.dtype) -> Texts:
+    """Continue `PROMPTS` with vLLM, which loads a checkpoint with its strict check for missing tensors.
+
+    Args:
+        directory: The checkpoint; what vLLM gives is written beside it.
+        cache: vLLM's ``kv_cache_dtype``.
+        dtype: Of the activations.
+    """
+    out = directory.parent / "texts.safetensors"
+    run(_GENERATE, directory.parent, str(directory), cache, str(dtype).removeprefix("torch."), str(out), json.dumps(PROMPTS))
+    found = load_file(out)
+    numbers = range(len(PROMPTS))
+    return Texts([found[f"{i}.tokens"] for i in numbers], torch.cat([found[f"{i}.logprobs"] for i in numbers]))
+
+
+def simulated(directory: Path, texts: Texts, dtype: torch.dtype, held: torch.dtype) -> Tensor:
+    """Return the log-probabilities of a checkpoint's model at the positions of ``texts.logprobs``, as vLLM's CPU kernels compute them.
+
+    Args:
+        directory: The checkpoint.
+        texts: What is read.
+        dtype: Of the simulation.
+        held: The dtype in which vLLM runs, and in which it holds scales of the cache.
+    """
+    model = import_model_from_safetensors(None, directory)
+    for module in list(model.modules()):
+        for state in (KEY, VALUE):
+            quantizer = getattr(module, state, None)
+            if isinstance(quantizer, QuantizerModule):
+                assert quantizer.scale is not None
+                setattr(module, state, _TowardZero(quantizer.scale.to(held).float()))
+        if isinstance(module, QuantizedLayer) and _is_rounded_anew(module):
+            module.input_quantizer = _Int8OfEachToken()  # type: ignore[assignment]
+    model.to(dtype)
+    with torch.no_grad():
+        return torch.cat([model(tokens[None]).logits[0, :-1].float().log_softmax(-1) for tokens in texts.tokens])
+
+
+def toward_zero(x: Tensor) -> Tensor:
+    """Return float32 ``x`` rounded to FP8 E4M3 toward zero; what lies beyond the format's range becomes its largest value."""
+    x = x.clamp(-448, 448)
+    nearest = x.to(torch.float8_e4m3fn)
+    # Codes of one sign are ordered by magnitude: the one before is the next value toward zero.
+    codes = nearest.view(torch.uint8) - (nearest.float().abs() > x.abs()).to(torch.uint8)
+    return codes.view(torch.float8_e4m3fn).float()
+
+
+class _TowardZero(nn.Module):
+    """Quantizes what is cached as vLLM's CPU kernel does."""
+
+    def __init__(self, scale: Tensor) -> None:
+        super().__init__()
+        self._scale = scale  # no buffer: it stays in float32
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (toward_zero(x.float() / self._scale) * self._scale).to(x.dtype)
+
+
+class _Int8OfEachToken(nn.Module):
+    """Quantizes the input of a layer to int8 with one scale for each token."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale = x.float().abs().amax(-1, keepdim=True).clamp(min=1e-7) / 127
+        return ((x.float() / scale).round() * scale).to(x.dtype)
+
+
+def _is_rounded_anew(layer: QuantizedLayer) -> bool:
+    specs = levels(layer.layer_config.input_tensors) if layer.layer_config.input_tensors is not None else ()
+    return torch.cpu._is_amx_tile_supported() and any(spec.dtype is Dtype.int8 for spec in specs)
