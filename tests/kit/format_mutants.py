@@ -1,4 +1,106 @@
 """Formats with one thing wrong each."""
 
-HEALTHY = None
-MUTANTS = ()
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from quark.lazy import ObjectRef
+from quark.plugins import FormatRecord
+from quark.quantizers import NumberFormat, Packing
+
+from . import broken_formats
+from .mutant import Mutant
+
+__all__ = ["HEALTHY", "MUTANTS"]
+
+
+def with_packing(packing: Packing) -> NumberFormat:
+    value = broken_formats.Plain()
+    value.packing = packing
+    return value
+
+
+def with_fields(**fields: Any) -> NumberFormat:
+    value = broken_formats.Plain()
+    for name, content in fields.items():
+        setattr(value, name, content)
+    return value
+
+
+def record_of(value: Any, **fields: Any) -> FormatRecord:
+    return FormatRecord(**({"name": "mutant_format", "bits": 4, "format": ObjectRef(value), "capabilities": {"zero_point"}} | fields))
+
+
+def mutant(check: str, about: str, value: Any, **fields: Any) -> Mutant:
+    return Mutant(f"format:{check}", about, (record_of(value, **fields),))
+
+
+HEALTHY = (record_of(broken_formats.Plain()),)
+MUTANTS = (
+    mutant("is_what_its_record_says", "names an observer that is not there", broken_formats.WrongName()),
+    mutant("is_what_its_record_says", "names its storage dtype instead of giving it", with_fields(storage_dtype="int8")),
+    mutant("is_what_its_record_says", "has another name than its record", with_fields(name="another_name")),
+    mutant("is_what_its_record_says", "has other bits than its record", broken_formats.Plain(), bits=5),
+    mutant("is_what_its_record_says", "is a class instead of a value", broken_formats.Plain),
+    mutant("serves_a_spec", "refuses every spec", broken_formats.ServesNothing()),
+    mutant("answers_odd_specs", "answers True", broken_formats.AnswersTrue()),
+    mutant("answers_odd_specs", "raises for a spec without qscheme", broken_formats.RaisesForOdd()),
+    mutant("refuses_unknown_scales", "does not look at scale_format", broken_formats.AcceptsScales()),
+    mutant("refuses_unknown_scales", "does not look at scale_calculation_mode", broken_formats.AcceptsModes()),
+    mutant("canonicalizes_once", "doubles groups each time", broken_formats.GrowsGroups()),
+    mutant("canonicalizes_once", "makes nothing of a spec", broken_formats.CanonicalizesToNothing()),
+    mutant("serves_a_spec", "makes nothing of a spec", broken_formats.CanonicalizesToNothing()),
+    mutant("rounds_in_place", "rounds a copy", broken_formats.ReturnsAnother()),
+    mutant("rounds_in_place", "returns nothing", broken_formats.ReturnsNone()),
+    mutant("rounds_the_same_each_time", "counts its calls", broken_formats.Counts()),
+    mutant("keeps_rounded_values", "shrinks what it rounds", broken_formats.Creeps()),
+    mutant("rounds_to_the_nearest_value", "uses every other value", broken_formats.HalfTheValues()),
+    mutant("rounds_to_the_nearest_value", "rounds a quarter too high", broken_formats.OffTheGrid()),
+    mutant("rounds_to_the_nearest_value", "errs by more than it declares", broken_formats.Plain(), error_bound=0.4),
+    mutant("rounds_in_order", "rounds some numbers two steps up", broken_formats.Falls()),
+    mutant("saturates", "wraps around", broken_formats.Wraps()),
+    mutant("saturates", "does not saturate", broken_formats.DoesNotSaturate()),
+    mutant("reaches_max_magnitude", "claims to reach further than its codes do", broken_formats.ClaimsMore()),
+    mutant("keeps_nan", "takes NaN for 0", broken_formats.HidesNan()),
+    mutant("makes_no_nan", "divides 0 by 0", broken_formats.MakesNan()),
+    mutant("rounds_zero_to_zero", "has no 0", broken_formats.NoZero()),
+    mutant("rounds_parts_in_threads", "keeps a tensor between two steps", broken_formats.SharesScratch()),
+    mutant("rounds_by_the_method_of_the_spec", "takes floor for ceil", broken_formats.AnyMethod()),
+    mutant("splits_into_subscales_and_elements", "gives other subscales than it rounds by", broken_formats.Coupled()),
+    mutant("encodes_in_the_storage_dtype", "encodes to int16", broken_formats.EncodesWide()),
+    mutant("encodes_in_the_storage_dtype", "decodes to bfloat16", broken_formats.DecodesToHalf()),
+    mutant("encodes_in_the_storage_dtype", "says another storage dtype", with_fields(storage_dtype=torch.uint8)),
+    mutant("decodes_what_it_encodes", "decodes its largest code to another value", broken_formats.DecodesElse()),
+    mutant("decodes_what_it_encodes", "leaves numbers beyond the range without a code", broken_formats.DoesNotSaturate()),
+    mutant("gives_the_codes_of_rounded_values", "rounds otherwise in one step", broken_formats.OtherCodes()),
+    mutant("leaves_values_and_codes_as_they_are", "writes into the values", broken_formats.EncodesInPlace()),
+    mutant("packs_without_loss", "loses the last code of a row", with_packing(broken_formats.LosesTheLast())),
+    mutant("packs_without_loss", "loses the lowest code", with_packing(broken_formats.LosesTheLowest())),
+    mutant("packs_without_loss", "unpacks one order backwards", with_packing(broken_formats.SwapsOrder())),
+    mutant("packs_meta_tensors", "looks at values", with_packing(broken_formats.LooksAtValues())),
+    mutant("packs_meta_tensors", "announces another dtype", with_packing(broken_formats.DependsOnData())),
+    mutant("stores_as_many_bits_as_it_says", "stores a byte for four bits", with_packing(Packing())),
+    mutant("scales_survive_packing", "stores scales in float16", with_packing(broken_formats.HalfScales())),
+    mutant("scales_survive_packing", "stores scales in the place of codes", with_packing(broken_formats.ClashingScales())),
+    mutant("gives_usable_scales", "gives the scale 0 for zeros", broken_formats.ScaleOfZero()),
+    mutant("gives_usable_scales", "gives NaN for an empty range", broken_formats.ScaleIsNan()),
+    mutant("gives_usable_scales", "gives negative scales for negative ranges", broken_formats.NegativeScale()),
+    mutant("gives_usable_scales", "gives float64 scales", broken_formats.ScaleInDouble()),
+    mutant("gives_usable_scales", "gives a tensor", broken_formats.ScaleIsTensor()),
+    mutant("gives_usable_scales", "gives one scale for all ranges", broken_formats.ScaleOfAll()),
+    mutant("gives_usable_scales", "changes the ranges", broken_formats.ChangesRanges()),
+    mutant("has_scales_that_fit_the_range", "gives a quarter of the scale", broken_formats.QuarterScale()),
+    mutant("simulates_what_it_exports", "decodes its largest code to another value", broken_formats.DecodesElse()),
+    mutant("simulates_what_it_exports", "stores scales with fewer bits", with_packing(broken_formats.PacksElse())),
+    mutant("serves_a_vector", "reads vectors backwards", with_packing(broken_formats.BreaksVectors())),
+    mutant("does_not_change_the_tensor", "clips the tensor in place", broken_formats.OwnQuantizer()),
+    mutant("serves_hard_tensors", "has no 0", broken_formats.NoZero()),
+    mutant("keeps_broken_values_visible", "makes numbers of NaN and infinity", broken_formats.HidesInf()),
+    mutant("serves_empty_tensors", "wants at least one row", broken_formats.RefusesEmpty()),
+    mutant("has_zero_points", "gives none", broken_formats.NoZeroPoint()),
+    mutant("has_no_undeclared_zero_points", "does not declare them", broken_formats.Plain(), capabilities=()),
+    mutant("is_rounded_by_every_algorithm", "does not round single columns", broken_formats.LeavesColumns()),
+    mutant("serves_columns", "rounds single columns otherwise", broken_formats.RoundsMatricesElse()),
+)

@@ -1,4 +1,139 @@
 """Layer types with one thing wrong each."""
 
-HEALTHY = None
-MUTANTS = ()
+from __future__ import annotations
+
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from quark.config.layer import QLayerConfig
+from quark.lazy import ObjectRef
+from quark.modules import QuantizedLayer
+from quark.plugins import LayerTypeRecord
+
+from .mutant import Mutant
+
+__all__ = ["HEALTHY", "MUTANTS"]
+
+
+class Gained(nn.Linear):
+    """A linear layer whose output is multiplied by a gain: the float class of the healthy layer type."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs)
+        self.gain = nn.Parameter(torch.ones(outputs))
+        self.register_buffer("offset", torch.zeros(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y: Tensor = super().forward(x) * self.gain + self.offset
+        return y
+
+
+class QuantGained(QuantizedLayer, Gained):  # type: ignore[misc]
+    """The healthy quantized class from which the mutants differ in one thing."""
+
+
+class ForgetsGain(QuantizedLayer, Gained):  # type: ignore[misc]
+    def product(self, x: Any, *args: Any, **kwargs: Any) -> Any:
+        x = x if self.input_quantizer is None else self.input_quantizer(x)
+        return nn.functional.linear(x, self.weight, self.bias)
+
+
+class CopiesTensors(QuantGained):
+    @classmethod
+    def from_float(cls, layer: nn.Module, config: QLayerConfig) -> Self:
+        quantized = super().from_float(layer, config)
+        quantized._parameters = {name: nn.Parameter(tensor.detach().clone()) for name, tensor in layer.named_parameters()}
+        return quantized
+
+
+class ForgetsHooks(QuantGained):
+    @classmethod
+    def from_float(cls, layer: nn.Module, config: QLayerConfig) -> Self:
+        quantized = super().from_float(layer, config)
+        quantized._forward_hooks.clear()
+        return quantized
+
+
+class AlwaysFloat32(QuantGained):
+    @classmethod
+    def from_float(cls, layer: nn.Module, config: QLayerConfig) -> Self:
+        quantized = super().from_float(layer, config)
+        if layer.weight.dtype is not torch.float64:
+            quantized._parameters["weight"] = nn.Parameter(layer.weight.detach().float())  # type: ignore[operator]
+        return quantized
+
+
+class LeavesMeta(QuantGained):
+    @classmethod
+    def from_float(cls, layer: nn.Module, config: QLayerConfig) -> Self:
+        quantized = super().from_float(layer, config)
+        if layer.weight.is_meta:
+            quantized._parameters["weight"] = nn.Parameter(torch.empty_like(layer.weight, device="cpu"))  # type: ignore[arg-type]
+        return quantized
+
+
+class RenamesState(QuantGained):
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        super()._save_to_state_dict(destination, prefix, keep_vars)
+        destination[f"{prefix}factor"] = destination.pop(f"{prefix}gain")
+
+
+class IgnoresInput(QuantGained):
+    def product(self, x: Any, *args: Any, **kwargs: Any) -> Any:
+        return Gained.forward(self, x)
+
+
+class IgnoresOutput(QuantGained):
+    def forward(self, x: Any, *args: Any, **kwargs: Any) -> Any:
+        return self.product(x, *args, **kwargs)
+
+
+class KeepsFloatWeight(QuantGained):
+    """Computes with the weight that it had at first, which is not the one that is exported."""
+
+    @classmethod
+    def from_float(cls, layer: nn.Module, config: QLayerConfig) -> Self:
+        quantized = super().from_float(layer, config)
+        quantized.first = layer.weight.detach().clone()  # type: ignore[operator]
+        return quantized
+
+    def product(self, x: Any, *args: Any, **kwargs: Any) -> Any:
+        return nn.functional.linear(x, self.first, self.bias) * self.gain + self.offset
+
+
+class LosesGain(QuantGained):
+    """Says that it has no further tensors, so that none are exported."""
+
+    def other_state(self) -> dict[str, Tensor]:
+        return {}
+
+
+def record_of(quantized: type[QuantizedLayer] | None = QuantGained, **fields: Any) -> LayerTypeRecord:
+    usual = {"name": "mutant_layer", "layer": ObjectRef(Gained), "quantized": quantized and ObjectRef(quantized), "planned_as": "linear"}
+    return LayerTypeRecord(**(usual | fields))
+
+
+def mutant(check: str, about: str, quantized: type[QuantizedLayer] | None = QuantGained, **fields: Any) -> Mutant:
+    return Mutant(f"layer_type:{check}", about, (record_of(quantized, **fields),))
+
+
+HEALTHY = (record_of(),)
+MUTANTS = (
+    Mutant("layer_type:is_found_by_its_class", "claims a class that another claims", (record_of(), record_of(name="another_layer"))),
+    mutant("is_planned_as_a_known_type", "is planned as nothing that is there", planned_as="no_such_layer"),
+    mutant("is_planned_as_a_known_type", "is planned as indices", planned_as="embedding"),
+    mutant("says_whether_it_takes_indices", "says that its input is indices", lookup=True, planned_as="embedding"),
+    mutant("computes_what_the_layer_computes", "forgets the gain", ForgetsGain),
+    mutant("keeps_what_the_layer_has", "copies tensors", CopiesTensors),
+    mutant("keeps_what_the_layer_has", "forgets hooks", ForgetsHooks),
+    mutant("keeps_dtype_and_device", "makes float32 of 16-bit weights", AlwaysFloat32),
+    mutant("keeps_dtype_and_device", "makes data up", LeavesMeta),
+    mutant("has_the_layout_it_says", "says that its weight is transposed", transposed=True),
+    mutant("saves_what_the_float_layer_loads", "saves a tensor under another name", RenamesState),
+    mutant("applies_its_quantizers", "does not quantize its input", IgnoresInput),
+    mutant("applies_its_quantizers", "does not quantize its output", IgnoresOutput),
+    mutant("is_quantized_exported_and_loaded", "computes with another weight than it exports", KeepsFloatWeight),
+    mutant("is_quantized_exported_and_loaded", "does not export all of its tensors", LosesGain),
+)

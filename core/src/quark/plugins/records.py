@@ -154,11 +154,14 @@ class FormatRecord(Record):
         bits: Bits of one stored element, scales apart.
         layout_version: Of how its codes and scales lie in a checkpoint. Count it up when that changes: a checkpoint says by which it was
             written, and is refused where the plugin that is installed has another.
+        error_bound: Largest distance of a value from what it is rounded to, in units of the scale, for values up to the format's
+            ``max_magnitude``; the conformance suite checks it. None for formats that round to the nearest of their values, each by itself.
     """
 
     format: Reference = attrs.field(converter=as_reference, metadata=_value("quark.quantizers:NumberFormat", name="name", bits="bits"))
     bits: float = attrs.field(validator=attrs.validators.gt(0))
     layout_version: int = attrs.field(default=1, validator=[attrs.validators.instance_of(int), attrs.validators.ge(1)])
+    error_bound: float | None = attrs.field(default=None, validator=attrs.validators.optional(attrs.validators.gt(0)))
 
 
 @attrs.frozen(kw_only=True)

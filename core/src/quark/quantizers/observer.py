@@ -24,10 +24,14 @@ class Observer(ABC):
         granularity: Which elements share a range.
 
     Attributes:
-        is_extremes: Whether the range is just the smallest and the largest value.
+        is_extremes: Whether the range is just the smallest and the largest value, or ∓ the largest magnitude for a spec without zero
+            points. What needs ranges then takes them itself, without an observer.
+        options: Names of the observer options that it has, each with a class attribute of that name that holds the default. Listings show
+            them; `spec_error` refuses others.
     """
 
     is_extremes: ClassVar[bool] = False
+    options: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, spec: QTensorConfig, granularity: Granularity) -> None:
         self.spec = spec

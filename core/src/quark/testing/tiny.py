@@ -5,6 +5,7 @@ transformers is imported inside the functions: paths and text do without it.
 
 from __future__ import annotations
 
+import json
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -13,8 +14,9 @@ import torch
 from torch import Tensor, nn
 
 from quark.errors import ConfigError, MissingPluginError
+from quark.templates import LLMTemplate
 
-__all__ = ["calibration_batches", "held_out_text", "tiny_model", "tiny_model_dir", "tiny_tokenizer"]
+__all__ = ["calibration_batches", "held_out_text", "tiny_model", "tiny_model_dir", "tiny_template", "tiny_tokenizer"]
 
 _PACKAGE = "quark_tiny_model"
 
@@ -42,6 +44,11 @@ def tiny_model(dtype: torch.dtype = torch.float32) -> nn.Module:
 
     model: nn.Module = AutoModelForCausalLM.from_pretrained(tiny_model_dir(), dtype=dtype, local_files_only=True)
     return model.eval()
+
+
+def tiny_template() -> LLMTemplate:
+    """The registered template of the model's family."""
+    return LLMTemplate.get(json.loads((tiny_model_dir() / "config.json").read_text(encoding="utf-8"))["model_type"])
 
 
 def tiny_tokenizer() -> Any:

@@ -24,12 +24,18 @@ class AcmeRmsObserver(Observer):
     """Keeps the sum of squares, the number of elements and the largest magnitude of each set of elements that share a scale.
 
     Observers of the same tensor merge: sums and counts are added, and the larger magnitude is kept. Sums are float64, in which the
-    square of a float32 value neither underflows nor overflows. The observer option ``multiple`` replaces `DEFAULT_MULTIPLE`.
+    square of a float32 value neither underflows nor overflows.
+
+    Attributes:
+        multiple: Range ÷ root mean square; positive. An observer option.
     """
+
+    options = ("multiple",)
+    multiple = DEFAULT_MULTIPLE
 
     def __init__(self, spec: QTensorConfig, granularity: Granularity) -> None:
         super().__init__(spec, granularity)
-        self._multiple = float(dict(spec.observer_options).get("multiple", DEFAULT_MULTIPLE))
+        self._multiple = float(dict(spec.observer_options).get("multiple", self.multiple))
         self._squares: Tensor | None = None
         self._largest: Tensor | None = None
         self._count = 0
@@ -37,7 +43,7 @@ class AcmeRmsObserver(Observer):
     @classmethod
     def spec_error(cls, spec: QTensorConfig) -> str | None:
         options = dict(spec.observer_options)
-        multiple = options.pop("multiple", DEFAULT_MULTIPLE)
+        multiple = options.pop("multiple", cls.multiple)
         if options:
             return f"AcmeRmsObserver has no option {', '.join(map(repr, options))}: its only one is 'multiple'"
         if isinstance(multiple, bool) or not isinstance(multiple, int | float) or not 0 < multiple < math.inf:

@@ -116,6 +116,7 @@ FORMATS: tuple[FormatRecord, ...] = (
         summary="powers of two, for scales",
         bits=8,
         format="quark_schemes.formats.e8m0:FP8_E8M0",
+        error_bound=0.5,
         aliases=("e8m0",),
     ),
     FormatRecord(
@@ -175,6 +176,7 @@ FORMATS: tuple[FormatRecord, ...] = (
         summary="shared microexponents: an exponent for 16, a bit for 2; 6 bits in all",
         bits=5.5,
         format="quark_schemes.formats.microexponent:MX6",
+        error_bound=0.5,
         exports=_specs("MX6Spec"),
     ),
     FormatRecord(
@@ -182,6 +184,7 @@ FORMATS: tuple[FormatRecord, ...] = (
         summary="shared microexponents: an exponent for 16, a bit for 2; 9 bits in all",
         bits=8.5,
         format="quark_schemes.formats.microexponent:MX9",
+        error_bound=0.5,
         exports=_specs("MX9Spec"),
     ),
 )

@@ -1,37 +1,15 @@
 """Codes and scales of integers and small floats come back from their packing, and lie in a checkpoint where readers look for them."""
 
-from typing import Any
-
 import attrs
 import pytest
 import torch
 
-import quark
 from quark.config.tensor import QTensorConfig
-from quark.quantizers import Granularity, PerChannel, PerGroup, PerTensor, QParams, number_format
-from quark_schemes.formats.integer import IntegerFormat
-from quark_schemes.formats.minifloat import MiniFloat
-
-ELEMENTWISE = [n for n in quark.formats().names() if isinstance(number_format(n), MiniFloat | IntegerFormat)]
+from quark.quantizers import Granularity, PerChannel, PerGroup, QParams, number_format
 
 
 def spec(name: str) -> QTensorConfig:
     return QTensorConfig(dtype=name, qscheme="per_tensor", is_dynamic=False, symmetric=True)
-
-
-@pytest.mark.parametrize("order", ["order", "reorder"])
-@pytest.mark.parametrize("granularity", [PerTensor(), PerChannel(0), PerGroup(8)], ids=repr)
-@pytest.mark.parametrize("shape", [(24, 32), (3, 24), (8, 5), (1, 1)], ids=str)
-@pytest.mark.parametrize("name", ELEMENTWISE)
-def test_packing_loses_nothing_and_meta_tensors_know_the_shape(name: str, shape: tuple[int, int], granularity: Any, order: str) -> None:
-    fmt = number_format(name)
-    codes = fmt.codes(torch.randn(shape, generator=torch.Generator().manual_seed(1)) * fmt.max_magnitude(spec(name)))
-    packed = fmt.packing.pack(codes, granularity, order)
-    assert torch.equal(fmt.packing.unpack(packed, granularity, order, shape).view(torch.uint8), codes.view(torch.uint8))
-    described = fmt.packing.pack(codes.to("meta"), granularity, order)
-    assert (described.shape, described.dtype) == (packed.shape, packed.dtype)
-    if shape == (24, 32):
-        assert packed.numel() * packed.element_size() * 8 == codes.numel() * fmt.bits
 
 
 @pytest.mark.parametrize("name", ["int8", "uint8", "int16"])

@@ -70,8 +70,11 @@ class BlockFloat(NumberFormat):
         return self if spec.round_method in (None, self.rounding) else attrs.evolve(self, rounding=spec.round_method)
 
     def spec_error(self, spec: QTensorConfig) -> str | None:
-        if self.modes and spec.scale_calculation_mode not in (None, *self.modes):
-            return f"scale_calculation_mode={spec.scale_calculation_mode!r} is unknown: use one of {', '.join(self.modes)}"
+        # Formats without modes of their own accept the known ones, which AMD Quark's configurations of them hold.
+        if spec.scale_calculation_mode not in (None, *(self.modes or MODES)):
+            return f"scale_calculation_mode={spec.scale_calculation_mode!r} is unknown: use one of {', '.join(self.modes or MODES)}"
+        if spec.scale_format not in (None, "e8m0"):
+            return f"{self.name} has powers of two as scales, not scale_format={spec.scale_format!r}: leave it out"
         return None
 
     def by_reciprocal(self, spec: QTensorConfig) -> bool:

@@ -19,6 +19,9 @@ from quark_schemes.scale_formats import SMALLEST_SCALE, scale_error, scale_forma
 __all__ = ["FP4", "FP6_E2M3", "FP6_E3M2", "FP8_E4M3", "FP8_E5M2", "FP8_E5M3", "MiniFloat"]
 
 
+_SMALLEST_QUOTIENT = float(torch.finfo(torch.float32).tiny)
+
+
 @attrs.frozen(kw_only=True)
 class MiniFloat(NumberFormat):
     """A floating-point number of few bits.
@@ -76,7 +79,8 @@ class MiniFloat(NumberFormat):
         if spec.scale_format == "e8m0":
             mode, shape = spec.scale_calculation_mode or "even", self.shape
             return QParams(shared_exponent_scale(amax, mode, shape.mantissa_bits, shape.largest_exponent, shape.largest))
-        ideal = torch.where(amax == 0, SMALLEST_SCALE, amax / self.shape.largest)
+        # The quotient of a subnormal magnitude may be 0, which is no scale.
+        ideal = torch.where(amax == 0, SMALLEST_SCALE, (amax / self.shape.largest).clamp_(min=_SMALLEST_QUOTIENT))
         return QParams(scale_format_of(spec).round(ideal))
 
     def round_(self, t: Tensor, zero: Tensor | None = None) -> Tensor:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Collection
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -14,23 +12,13 @@ from quark.config.tensor import QTensorConfig
 from quark.errors import CalibrationError
 from quark.quantizers import Granularity, Observer
 from quark_schemes.observers.histogram import Histogram
+from quark_schemes.observers.options import options_error
 
-__all__ = ["HistogramObserver", "options_error"]
-
-
-def options_error(observer: str, spec: QTensorConfig, known: Collection[str] = ()) -> str | None:
-    """Return why an observer with the options ``known`` cannot use those of the spec, and the fix; None if it can."""
-    unknown = [name for name, _ in spec.observer_options if name not in known]
-    if not unknown:
-        return None
-    fix = f"its options are {', '.join(known)}" if known else "it has none, leave observer_options out"
-    return f"{observer} has no option {', '.join(map(repr, unknown))}: {fix}"
+__all__ = ["HistogramObserver"]
 
 
 class HistogramObserver(Observer):
     """Fills a histogram, from which subclasses choose the range; merging is exact."""
-
-    options: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, spec: QTensorConfig, granularity: Granularity) -> None:
         super().__init__(spec, granularity)

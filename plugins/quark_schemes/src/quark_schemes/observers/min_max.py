@@ -14,6 +14,7 @@ from quark.config.enums import QSchemeType
 from quark.config.tensor import QTensorConfig
 from quark.errors import CalibrationError
 from quark.quantizers import TILE_ELEMENTS, Granularity, Observer, PerTensor
+from quark_schemes.observers.options import options_error
 
 __all__ = [
     "MinMaxObserver",
@@ -42,7 +43,7 @@ class MinMaxObserver(Observer):
     @classmethod
     def spec_error(cls, spec: QTensorConfig) -> str | None:
         if not cls.qschemes or spec.qscheme in cls.qschemes:
-            return None
+            return options_error(cls.__name__, spec, cls.options)
         serves = " or ".join(q.name for q in cls.qschemes)
         return f"{cls.__name__} serves {serves}, not {spec.qscheme and spec.qscheme.name}: use the observer of that granularity"
 

@@ -70,6 +70,8 @@ class _Powers:
 
 
 class _PowOf2MinMaxObserver(MinMaxObserver):
+    is_extremes = False
+
     @classmethod
     def spec_error(cls, spec: QTensorConfig) -> str | None:
         return super().spec_error(spec) or power_of_two_error(cls.__name__, spec)

@@ -12,8 +12,8 @@ from quark.config.enums import QSchemeType
 from quark.config.tensor import QTensorConfig
 from quark.errors import CalibrationError
 from quark.quantizers import TILE_ELEMENTS, Granularity, Observer
-from quark_schemes.observers.histogram_observer import options_error
 from quark_schemes.observers.least_squares import Range
+from quark_schemes.observers.options import options_error
 
 __all__ = ["RowSearchObserver"]
 
@@ -36,7 +36,7 @@ class RowSearchObserver(Observer):
         if spec.qscheme not in cls.qschemes:
             serves = " or ".join(q.name for q in cls.qschemes)
             return f"{cls.__name__} serves {serves}, not {spec.qscheme and spec.qscheme.name}: use the observer of that granularity"
-        return options_error(cls.__name__, spec)
+        return options_error(cls.__name__, spec, cls.options)
 
     def observe(self, x: Tensor) -> None:
         """Search the ranges.

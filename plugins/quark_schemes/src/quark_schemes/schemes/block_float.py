@@ -29,5 +29,9 @@ def mx6(block_size: int = 16) -> QLayerConfig:
 
 
 def mx9(block_size: int = 16) -> QLayerConfig:
-    """Return a configuration of MX9 weights and activations; ``block_size`` as for `mx6`."""
+    """Return a configuration of MX9 weights and activations.
+
+    Args:
+        block_size: Values that share an exponent, as for `mx6`.
+    """
     return _both(MX9Spec(ch_axis=-1, block_size=block_size))

@@ -1,0 +1,40 @@
+"""What acme-quant registers keeps the contracts of quark's plugin API: the conformance suite, one class for each record."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+import acme_quant.plugin
+from quark.plugins import Catalog, Source, using
+from quark.plugins.discovery import discover
+from quark.testing import FormatConformance, ObserverConformance, SchemeConformance
+
+WITH_ACME = Catalog(candidate for candidate in discover() if candidate.source.distribution != "acme-quant")
+WITH_ACME.add(acme_quant.plugin, Source("acme-quant", "0.1.0"))
+
+
+@pytest.fixture(autouse=True)
+def acme() -> Iterator[None]:
+    """The plugin, whether it is installed or not. Where it is installed, the classes below need nothing else."""
+    with using(WITH_ACME):
+        yield
+
+
+class TestFormat(FormatConformance):
+    """The number format."""
+
+    subject = "acme_nf3"
+
+
+class TestObserver(ObserverConformance):
+    """The observer."""
+
+    subject = "acme_rms"
+
+
+class TestScheme(SchemeConformance):
+    """The scheme."""
+
+    subject = "acme_nf3_g64"

@@ -1,0 +1,25 @@
+"""Everything that quark-schemes registers keeps the contracts of the plugin API: the conformance suite, a test class for each record."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from quark.plugins.catalog import catalog
+from quark.testing import FormatConformance, ObserverConformance, SchemeConformance, subjects
+from quark.testing.classes import Conformance
+
+_CLASSES: tuple[type[Conformance], ...] = (FormatConformance, ObserverConformance, SchemeConformance)
+
+
+def _test_classes() -> Iterator[type[Conformance]]:
+    for base in _CLASSES:
+        for subject in subjects(catalog(), "quark-schemes", [base.kind]):
+            name = f"Test{base.kind.title()}_{subject.name}"
+            yield type(name, (base,), {"subject": subject.name, "__module__": __name__, "__doc__": f"{subject}."})
+
+
+globals().update({test_class.__name__: test_class for test_class in _test_classes()})
+
+
+def test_records_of_every_kind_have_classes() -> None:
+    assert {"TestFormat_int4", "TestObserver_min_max", "TestScheme_fp8"} <= globals().keys()
