@@ -46,9 +46,18 @@ class AcmeConfig(AlgoConfig):
 
 @attrs.define(kw_only=True)
 class BareConfig(AlgoConfig):
-    """An algorithm that derives nothing."""
+    """An algorithm that derives nothing: its layers have to be named."""
 
     name: str = "acme_bare"
+    layers: list[str]
+
+
+@attrs.define(kw_only=True)
+class PlainConfig(AlgoConfig):
+    """An algorithm whose settings all have defaults."""
+
+    name: str = "acme_plain"
+    strength: float = 0.5
 
 
 @attrs.define(kw_only=True)
@@ -66,6 +75,7 @@ def _records() -> Iterator[SchemeRecord | AlgorithmRecord | TemplateRecord]:
     yield SchemeRecord(name="acme_broken", config=f"{at}w4", kv_cache=f"{at}w4")
     yield AlgorithmRecord(name="acme_runs", aliases=("acme_walks",), kind="rounding", config=f"{at}AcmeConfig", processor=f"{at}AcmeConfig")
     yield AlgorithmRecord(name="acme_bare", kind="rounding", config=f"{at}BareConfig", processor=f"{at}BareConfig")
+    yield AlgorithmRecord(name="acme_plain", kind="rounding", config=f"{at}PlainConfig", processor=f"{at}PlainConfig")
     yield AlgorithmRecord(name="acme_talks", kind="transform", config=f"{at}TalkingConfig")
     yield TemplateRecord(name="acme_net", architecture=f"{at}NETWORK")
 
@@ -79,6 +89,7 @@ def acme_world() -> Iterator[None]:
         a8=lambda: A8,
         AcmeConfig=AcmeConfig,
         BareConfig=BareConfig,
+        PlainConfig=PlainConfig,
         TalkingConfig=TalkingConfig,
         NETWORK=NETWORK,
     )

@@ -54,6 +54,9 @@ def test_settings_that_an_algorithm_derives_for_a_family_are_found() -> None:
     assert "acme_runs" in get_supported_algorithm_types()
     assert get_algo_config("acme_runs", "acme_net").blocks == "net.blocks"  # type: ignore[union-attr]
     assert get_algo_config("acme_bare", "acme_net") is None
+    plain = get_algo_config("acme_plain", "acme_net")
+    assert plain is not None
+    assert plain.to_dict() == {"name": "acme_plain", "strength": 0.5}, "without a method of its own it has its defaults for every family"
     assert get_algo_config("acme_runs", "no_such_family") is None
     with pytest.raises(ValueError, match="Unsupported algorithm: nonsense"):
         get_algo_config("nonsense", "acme_net")

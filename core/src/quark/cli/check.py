@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import attrs
+
 if TYPE_CHECKING:
     import typer
 
+    from quark.plugins.catalog import Catalog
     from quark.testing.check import Check
     from quark.testing.runner import Result
     from quark.testing.subject import Subject
@@ -83,14 +87,13 @@ def _selected(
         ConfigError: A kind, a name or an expected failure is none; or the distribution registers nothing of that kind.
     """
     from quark.errors import ConfigError
-    from quark.plugins.catalog import catalog
     from quark.testing.catalogue import checks_of
     from quark.testing.expected_failures import expected_failures, find_pyproject, refuse_unknown
     from quark.testing.subject import KINDS, subjects
 
     file = pyproject or find_pyproject(distribution)
     expected = expected_failures(file)
-    everything = list(subjects(catalog(), distribution, kinds or KINDS, None if file is None else file.parent))
+    everything = list(subjects(_catalog(), distribution, kinds or KINDS, None if file is None else file.parent))
     if not kinds:
         refuse_unknown(expected, (f"{subject.id}:{check.name}" for subject in everything for check in checks_of(subject.kind)))
     if unknown := [name for name in names if name not in {subject.name for subject in everything}]:
@@ -99,3 +102,12 @@ def _selected(
     if not chosen:
         raise ConfigError(f"{distribution} registers nothing of the kind {' or '.join(kinds)}: there is nothing to check")
     return [(subject, checks_of(subject.kind)) for subject in chosen], expected
+
+
+def _catalog() -> Catalog:
+    """Return the plugins. One that fails is recorded, in strict mode too, so that it gets a report instead of an error."""
+    from quark.plugins.catalog import Catalog, catalog
+    from quark.plugins.discovery import Settings, discover
+
+    settings = Settings.from_environ(os.environ)
+    return Catalog(discover(), attrs.evolve(settings, strict=False)) if settings.strict else catalog()

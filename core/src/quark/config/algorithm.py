@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Self
 
 import attrs
 
@@ -24,9 +24,12 @@ class AlgoConfig:
     name: str
 
     @classmethod
-    def for_architecture(cls, architecture: Architecture) -> AlgoConfig | None:
-        """Return the settings for a model family, derived from its facts; None where it derives none. Algorithms override this."""
-        return None
+    def for_architecture(cls, architecture: Architecture) -> Self | None:
+        """Return the settings for a model family, derived from its facts; None where there are none for it.
+
+        By default they are those of the class, which fit every family. Algorithms that name layers override this.
+        """
+        return None if any(field.default is attrs.NOTHING for field in attrs.fields(cls)) else cls()  # type: ignore[call-arg]
 
     @classmethod
     def refusal(cls, architecture: Architecture) -> str | None:

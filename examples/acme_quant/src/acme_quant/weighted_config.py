@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Self
-
 import attrs
 from attrs import validators
 
 from quark.config.algorithm import AlgoConfig
-from quark.config.architecture import Architecture
 from quark.config.dataclass_view import with_dataclass_view
 from quark.errors import ConfigError
 
@@ -38,8 +35,3 @@ class AcmeWeightedConfig(AlgoConfig):
     def __attrs_post_init__(self) -> None:
         if not self.widest > self.narrowest:
             raise ConfigError(f"{self.name}: widest={self.widest} is not more than narrowest={self.narrowest}: give a larger one")
-
-    @classmethod
-    def for_architecture(cls, architecture: Architecture) -> Self:
-        """Return the defaults, which name no layers and therefore fit every architecture."""
-        return cls()
