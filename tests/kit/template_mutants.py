@@ -81,6 +81,7 @@ MUTANTS = (
     _mutant("names_every_projection", "forgets the input group of the MLP", mlp_inputs=(), mlp_value=None),
     _mutant("patterns_match_layers", "has a pattern of the cache that matches nothing", kv_layers_name=("*key_proj", "*v_proj")),
     _mutant("patterns_match_layers", "has a pattern of queries that matches nothing", q_layer_name="*wq"),
+    _mutant("caches_no_queries", "takes queries for keys", kv_layers_name=("*q_proj",)),
     _mutant("excludes_head_and_routers", "misspells the head among what it excludes", exclude_layers_name=("lm_haed",)),
     _mutant(
         "input_groups_read_one_tensor",

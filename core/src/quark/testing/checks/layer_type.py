@@ -53,19 +53,27 @@ def _record(subject: Subject) -> LayerTypeRecord:
 def _float_layer(subject: Subject) -> nn.Module:
     """A float layer with values in all its tensors, in evaluation mode."""
     layer_class = subject.catalog.layer_types.load_layer(subject.lookup_name)
-    parameters = [p for p in inspect.signature(layer_class).parameters.values() if p.default is p.empty]
-    needed = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    torch.manual_seed(0)
-    try:
-        layer = layer_class(*_SIZES[: len(needed)])
-    except Exception as error:  # of any kind, since any class may be registered
-        raise NotApplicableError(f"no layer can be made by {layer_class.__name__}{_SIZES[: len(needed)]}: {error}") from None
+    layer = _made(layer_class)
     with torch.no_grad():
         for tensor in (*layer.parameters(), *layer.buffers()):
             if tensor.is_floating_point():
                 tensor.copy_(torch.randn(tensor.shape) * 0.3)
     result: nn.Module = layer.eval()
     return result
+
+
+def _made(layer_class: type[nn.Module]) -> nn.Module:
+    """A layer made with a size for each argument without a default; with ``*args``, with as many sizes as it takes."""
+    parameters = inspect.signature(layer_class).parameters.values()
+    needed = sum(p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
+    most = len(_SIZES) if any(p.kind is p.VAR_POSITIONAL for p in parameters) else needed
+    torch.manual_seed(0)
+    for count in range(needed, most + 1):
+        try:
+            return layer_class(*_SIZES[:count])
+        except Exception as error:  # of any kind, since any class may be registered
+            reason = f"{type(error).__name__}: {error}"
+    raise NotApplicableError(f"no layer can be made by {layer_class.__name__}{_SIZES[:needed]}: {reason}")
 
 
 def _quantized(subject: Subject, config: QLayerConfig, layer: nn.Module) -> QuantizedLayer:

@@ -15,7 +15,7 @@ from quark.checkpoint import import_model_from_safetensors
 from quark.checkpoint.export import export_with
 from quark.config.algorithm import AlgoConfig
 from quark.errors import QuarkError
-from quark.modules import counts_as
+from quark.modules import counts_as, linear_weight
 from quark.planning.family import text_config
 from quark.plugins import algorithms
 from quark.runs import ModelQuantizer
@@ -169,6 +169,23 @@ def patterns_match_layers(subject: Subject) -> None:
             spellings = facts.with_modules([pattern])
             found = any(fnmatchcase(name, each) for name in names for each in spellings)
             require(found, f"states the pattern '{pattern}' in {fact}, which matches no linear layer of a block of its model")
+
+
+@check("template")
+def caches_no_queries(subject: Subject) -> None:
+    """A layer that both ``kv_layers_name`` and ``q_layer_name`` match is fused: it puts out more than the attention's output reads."""
+    facts, model = facts_of(subject), separated(subject)
+    queries = (facts.q_layer_name,) if isinstance(facts.q_layer_name, str) else facts.q_layer_name or ()
+    both = [facts.with_modules(patterns) for patterns in (facts.kv_layers_name or (), queries)]
+    if not facts.attention_output or not all(both):
+        raise NotApplicableError("it does not state the patterns of the cache and of queries, or no output projection of attention")
+    for block in blocks_of(model, facts):
+        outputs = [block.get_submodule(name) for name in named_by(block, facts.attention_output)]
+        read = min((linear_weight(layer).shape[1] for layer in outputs), default=0)
+        for name in _linears(block):
+            if outputs and all(any(fnmatchcase(f".{name}", pattern) for pattern in patterns) for patterns in both):
+                rows = linear_weight(block.get_submodule(name)).shape[0]
+                require(rows > read, f"takes '{name}' for keys and values, whose {rows} outputs are those of queries alone")
 
 
 @check("template")
