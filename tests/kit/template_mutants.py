@@ -97,6 +97,7 @@ MUTANTS = (
     _mutant("values_pass_linearly", "says that values are the last rows", mlp_value_rows="last", mlp_value="mlp.gate_proj"),
     _mutant("every_algorithm_fits_or_says_why_not", "refuses an algorithm without a reason", unsupported={"awq": " "}),
     _mutant("every_algorithm_fits_or_says_why_not", "names layers that are not there", mlp_output="mlp.out_proj"),
+    _mutant("every_algorithm_runs", "has an example that gives NaN", without_head),
     _mutant("quantizes_and_reloads", "excludes every layer", exclude_layers_name=("*",)),
     _mutant("quantizes_and_reloads", "has an example that gives NaN", without_head),
 )

@@ -14,6 +14,7 @@ from quark.algorithms import NamesLayers
 from quark.checkpoint import import_model_from_safetensors
 from quark.checkpoint.export import export_with
 from quark.config.algorithm import AlgoConfig
+from quark.config.architecture import Architecture
 from quark.errors import QuarkError
 from quark.modules import counts_as, linear_weight
 from quark.planning.family import text_config
@@ -36,6 +37,7 @@ from quark.testing.example_models import (
     rows_of,
     separated,
 )
+from quark.testing.quiet import quietly
 from quark.testing.subject import Subject
 from quark.testing.whole_runs import readable_layout
 
@@ -320,16 +322,19 @@ def every_algorithm_fits_or_says_why_not(subject: Subject) -> None:
     """For each registered algorithm there are settings by which a run can be planned and which name layers that there are, or a reason."""
     facts = facts_of(subject)
     for record in algorithms():
-        if record.processor is None:
-            continue
         reason = refusal(record.name, facts)
-        if reason is not None:
-            require(reason.strip(), f"refuses the algorithm '{record.name}' without a reason")
-            continue
-        settings = derived_config(record.name, facts)
-        if settings is None:
-            continue  # an algorithm that derives nothing from a family's facts says nothing of this one
-        _planned(subject, record.name, settings)
+        require(reason is None or reason.strip(), f"refuses the algorithm '{record.name}' without a reason")
+    for name, settings in _fitting(facts):
+        _planned(subject, name, settings)
+
+
+def _fitting(facts: Architecture) -> Iterator[tuple[str, AlgoConfig]]:
+    """Each algorithm that does not refuse the family, with its settings; one that derives none says nothing of the family."""
+    for record in algorithms():
+        if record.processor is not None and refusal(record.name, facts) is None:
+            settings = derived_config(record.name, facts)
+            if settings is not None:
+                yield record.name, settings
 
 
 def _planned(subject: Subject, name: str, settings: AlgoConfig) -> None:
@@ -344,6 +349,19 @@ def _planned(subject: Subject, name: str, settings: AlgoConfig) -> None:
     if isinstance(rounding, NamesLayers):
         told = [line for line in run.plan.warnings if f"'{name}' names layers" in line]
         require(not told, f"leads to settings that name layers which there are not: {told[0] if told else ''}")
+
+
+@check("template")
+def every_algorithm_runs(subject: Subject) -> None:
+    """Each algorithm that fits quantizes the model, whose logits stay finite."""
+    for name, settings in _fitting(facts_of(subject)):
+        model, config = example_of(subject), coarse_config(subject)
+        config.algo_config = [settings]
+        with quietly():
+            model = ModelQuantizer(config).quantize_model(model, list(IDS.split(1)))
+        with torch.no_grad():
+            finite = bool(model(input_ids=IDS).logits.isfinite().all())
+        require(finite, f"gives logits that are not finite with '{name}'")
 
 
 @check("template")
@@ -369,10 +387,7 @@ def _one_of_each(subject: Subject) -> list[AlgoConfig]:
     """Settings of the first rounding that fits, and of the first transform of each role."""
     facts = facts_of(subject)
     chosen: dict[object, AlgoConfig] = {}
-    for record in algorithms():
-        if record.processor is None or refusal(record.name, facts) is not None:
-            continue
-        settings = derived_config(record.name, facts)
-        if settings is not None:
-            chosen.setdefault((record.kind, record.role), settings)
+    for name, settings in _fitting(facts):
+        record = algorithms().get(name)
+        chosen.setdefault((record.kind, record.role), settings)
     return list(chosen.values())
