@@ -106,8 +106,11 @@ def _selected(
 
 def _catalog() -> Catalog:
     """Return the plugins. One that fails is recorded, in strict mode too, so that it gets a report instead of an error."""
+    from quark.errors import PluginError
     from quark.plugins.catalog import Catalog, catalog
     from quark.plugins.discovery import Settings, discover
 
-    settings = Settings.from_environ(os.environ)
-    return Catalog(discover(), attrs.evolve(settings, strict=False)) if settings.strict else catalog()
+    try:
+        return catalog()
+    except PluginError:
+        return Catalog(discover(), attrs.evolve(Settings.from_environ(os.environ), strict=False))
