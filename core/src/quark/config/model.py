@@ -96,7 +96,7 @@ class QConfig:
         sync_moe_expert_input_amax: Experts share the range of their input.
         activation_memory: Bytes that activations may take while calibrated rounding holds those of all samples in the middle of a block;
             None for half of what is free. Where more are needed, each block is passed twice instead; 0 asks for that.
-        spill_directory: Where files without names hold what calibration samples keep while they wait in front of a block, as far as it takes
+        spill_directory: Where files without names hold what calibration samples keep while they wait in front of a block, as far as that is
             more than ``activation_memory``; None leaves it in memory. The result is the same.
         strict: A pattern that matches no layer, or a layer type that cannot be quantized, is an error and not a warning.
         calibrate_all_experts: Every expert is calibrated on every token, and not on those routed to it alone.
