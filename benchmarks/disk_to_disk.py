@@ -82,26 +82,39 @@ def layers(args: argparse.Namespace, directory: Path) -> bool:
             f"{run['imported'] / 2**20:.0f}; {run['seconds']:.0f} s"
         )
     print(f"growth {peaks[1] / peaks[0] - 1:.1%}, bar below {GROWTH - 1:.0%}")
-    return peaks[1] < GROWTH * peaks[0]
+    return bool(peaks[1] < GROWTH * peaks[0])
 
 
-def copy(args: argparse.Namespace, directory: Path) -> bool:
-    """Time of quantizing, in units of the time of loading and saving the same shards."""
-    source = write_random_llama(directory / "source", args.shape, args.layers)
+def copying(source: Path) -> Callable[[Path], None]:
+    """Return what loads and saves every shard of a checkpoint."""
 
     def copied(out: Path) -> None:
         out.mkdir()
         for shard in sorted(source.glob("*.safetensors")):
             save_file(load_file(shard), out / shard.name, metadata={"format": "pt"})
 
-    actions: dict[str, Callable[[Path], object]] = {"copy": copied}
-    for scheme in args.schemes.split(","):
-        actions[scheme] = lambda out, s=scheme: quantize_checkpoint(source, out, weights_only(s)("llama"))
+    return copied
+
+
+def quantizing(source: Path, scheme: str) -> Callable[[Path], None]:
+    """Return what rounds a checkpoint to nearest."""
+
+    def quantized(out: Path) -> None:
+        quantize_checkpoint(source, out, weights_only(scheme)("llama"))
+
+    return quantized
+
+
+def copy(args: argparse.Namespace, directory: Path) -> bool:
+    """Time of quantizing, in units of the time of loading and saving the same shards."""
+    source = write_random_llama(directory / "source", args.shape, args.layers)
+
+    actions = {"copy": copying(source)} | {scheme: quantizing(source, scheme) for scheme in args.schemes.split(",")}
     taken: dict[str, list[tuple[float, float]]] = {name: [] for name in actions}
     for run in range(args.runs + 1):
         for name, action in actions.items():
             before = time.process_time()
-            wall = seconds(lambda out, act=action: act(out))  # type: ignore[misc]
+            wall = seconds(action)
             if run:  # the first round warms caches
                 taken[name].append((wall, time.process_time() - before))
     print(f"{args.shape}, {_size(source) / 1e9:.1f} GB, medians of {args.runs}; throughput in units of the copy's in the same round")

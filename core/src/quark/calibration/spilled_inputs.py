@@ -67,7 +67,7 @@ class SpilledInputs:
 
     def _spill(self, tensor: Tensor) -> mmap.mmap:
         with tempfile.TemporaryFile(dir=self._directory, prefix="quark-inputs-") as file:
-            data = memoryview(tensor.detach().view(-1).view(torch.uint8).numpy()).cast("B")
+            data = memoryview(tensor.detach().view(-1).view(torch.uint8).numpy().data)
             file.truncate(len(data))
             done = 0
             while done < len(data):
