@@ -28,5 +28,5 @@ def quark_register_exporters() -> Iterator[ExporterRecord]:
         summary="a GGUF file, run by llama.cpp and read by transformers",
         exporter="quark_exporters.gguf_layout.exporter:GgufExporter",
         files=("*.gguf",),
-        capabilities={"streaming"},
+        capabilities={"streaming", "tokenizer_inside"},
     )

@@ -62,11 +62,12 @@ class GgufExporter:
         """As `quark.checkpoint.StreamingExporter.stream`."""
         gguf = _gguf()
         config = _text_config(content.model)
-        family = family_of(config.model_type)
+        family = family_of(config)
         _refuse_and_warn(content)
         architecture = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == family.architecture)
         names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
         tensors = TensorWriter(family, config, names, options.weight_format == "real_quantized", self._float_type)
+        tensors.refuse_codes_without_a_type(skeleton)
         factors = rotary_factors(config)
         extra = [] if factors is None else [floats("rope_freqs.weight", factors)]
         regions = _regions(content)

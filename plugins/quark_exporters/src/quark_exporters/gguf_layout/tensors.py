@@ -14,7 +14,7 @@ from quark.errors import UnsupportedError
 from quark.modules import QuantizedLayer, QuantizerModule
 from quark.names import folded
 from quark_exporters.gguf_layout.families import Family
-from quark_exporters.gguf_layout.ggml_blocks import BlockType, block_type_for
+from quark_exporters.gguf_layout.ggml_blocks import BLOCK, BlockType, block_type_for
 from quark_exporters.region import Region
 
 if TYPE_CHECKING:
@@ -75,7 +75,7 @@ class TensorWriter:
         """Yield the tensors of a region, in the model's order; the experts of a block are one tensor.
 
         Raises:
-            UnsupportedError: A tensor has no place in a GGUF file, or its codes have no type there.
+            UnsupportedError: A tensor has no place in a GGUF file.
         """
         modules = region.modules(model)
         layers = {name: module for name, module in modules.items() if isinstance(module, QuantizedLayer)}
@@ -87,7 +87,6 @@ class TensorWriter:
                 continue
             seen.add(id(tensor))
             by_name.setdefault(_EXPERT.sub(".experts.", name), []).append((name, tensor))
-        self._refuse_codes_without_a_type(layers)
         for joint, parts in by_name.items():
             yield self._tensor(self._name(joint), parts, layers)
 
@@ -99,11 +98,16 @@ class TensorWriter:
             )
         return str(found)
 
-    def _refuse_codes_without_a_type(self, layers: Mapping[str, QuantizedLayer]) -> None:
+    def refuse_codes_without_a_type(self, model: nn.Module) -> None:
+        """Check the codes of a whole model.
+
+        Raises:
+            UnsupportedError: GGML has no type for some of them.
+        """
         if not self.holds_codes:
             return
         lacking: dict[str, list[str]] = {}
-        for name, layer in layers.items():
+        for name, layer in ((name, m) for name, m in model.named_modules() if isinstance(m, QuantizedLayer)):
             quantizer = layer.weight_quantizer
             if quantizer is not None and block_type_for(quantizer.quantizer, _shape(layer)) is None:
                 lacking.setdefault(_described(quantizer, _shape(layer)), []).append(name)
@@ -179,4 +183,5 @@ def _stacked(parts: Sequence[Tensor], shape: tuple[int, ...]) -> Tensor:
 
 def _described(quantizer: QuantizerModule, shape: tuple[int, ...]) -> str:
     level = quantizer.quantizer.stored_level
-    return f"{level.format.name} with scales {level.granularity} for a weight {list(shape)}"
+    rows = f" in rows of {shape[-1]}" if shape[-1] % BLOCK else ""
+    return f"{level.format.name} with scales {level.granularity}{rows}"
