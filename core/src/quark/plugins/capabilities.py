@@ -29,7 +29,7 @@ def unknown_capability(names: Iterable[object]) -> str | None:
 
     >>> unknown_capability(["streaming", "acme.sparse"])
     >>> unknown_capability(["steaming"])
-    "'steaming' is no capability; did you mean 'streaming'? There are calibration, streaming, zero_point, and a vendor's own, 'vendor.name'"
+    "'steaming' is no capability; did you mean 'streaming'? There are calibration, streaming, tokenizer_inside, zero_point, and a vendor's own, 'vendor.name'"
     """
     unknown = next((name for name in names if name not in CAPABILITIES and not is_vendor_name(name)), None)
     if unknown is None:
