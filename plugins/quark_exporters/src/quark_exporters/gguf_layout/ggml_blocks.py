@@ -84,23 +84,23 @@ def _of_blocks(scales: Tensor, blocks: tuple[int, int]) -> Tensor:
 
 
 def _q4_0(codes: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
-    """``w = d · (q − 8)``: d in float16, then 16 bytes."""
+    """Return blocks of ``w = d · (q − 8)``: d in float16, then 16 bytes."""
     return torch.cat([_half(scale), _nibbles(codes.to(torch.int16) + 8)], -1)
 
 
 def _q4_1(codes: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
-    """``w = d · q + m``: d and m = −d · zero point in float16, then 16 bytes."""
+    """Return blocks of ``w = d · q + m``: d and m = −d · zero point in float16, then 16 bytes."""
     assert zero is not None
     return torch.cat([_half(scale), _half(-scale * zero), _nibbles(codes)], -1)
 
 
 def _q8_0(codes: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
-    """``w = d · q``: d in float16, then 32 signed bytes."""
+    """Return blocks of ``w = d · q``: d in float16, then 32 signed bytes."""
     return torch.cat([_half(scale), codes.reshape(len(codes), -1, BLOCK).view(torch.uint8)], -1)
 
 
 def _mxfp4(codes: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
-    """``w = 2^(e − 127) · FP4 value``: e in a byte, then 16 bytes. Source: OCP Microscaling Formats 1.0."""
+    """Return blocks of ``w = 2^(e − 127) · FP4 value``: e in a byte, then 16 bytes. Source: OCP Microscaling Formats 1.0."""
     mantissa, exponent = torch.frexp(scale)
     if not bool((mantissa == 0.5).all()):
         raise UnsupportedError("MXFP4 of GGML has powers of two as scales, and these are others: use a scheme with scales in E8M0")
