@@ -18,8 +18,9 @@ from quark.checkpoint.shard_writer import ShardWriter
 from quark.config.model import QConfig
 from quark.log import get_logger
 from quark.planning.decoder_blocks import Block
-from quark_exporters.quark_layout.layout import WHOLE, Region, is_tied_apart, quantized_parts
+from quark_exporters.quark_layout.layout import is_tied_apart, quantized_parts
 from quark_exporters.quark_layout.quantization_config import quantization_config
+from quark_exporters.region import WHOLE, Region
 
 __all__ = ["SafetensorsExporter"]
 

@@ -104,6 +104,8 @@ def keeps_the_configuration(subject: Subject) -> None:
 @check("layout", level="advisory")
 def brings_the_tokenizer(subject: Subject) -> None:
     """Tokenizer files beside the float checkpoint lie beside the quantized one, or a tokenizer that is passed is saved there."""
+    if "tokenizer_inside" in subject.record.capabilities:  # type: ignore[union-attr]
+        raise NotApplicableError("it writes the tokenizer into its own file")
     with temporary() as parent:
         source = saved(parent / "float")
         (source / "tokenizer.json").write_text('{"kept": "as it is"}', encoding="utf-8")
