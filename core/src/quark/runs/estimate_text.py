@@ -1,8 +1,8 @@
-"""A planned run as text: the plan, what it writes and needs, and what refuses it."""
+"""A planned run as text: the plan, and what the run writes and needs."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 from quark.planning.plan_text import plan_lines
 from quark.runs.estimate import Estimate
@@ -12,14 +12,13 @@ __all__ = ["estimate_lines", "planned_lines"]
 
 
 def planned_lines(planned: PlannedRun) -> list[str]:
-    """Return a planned run as lines of text."""
+    """Return a planned run as lines of text, without what refuses it."""
     lines = [] if planned.plan is None else plan_lines(planned.plan)
     if planned.needs_data:
         lines.append(f"  data: calibration text is needed by {planned.needs_data} (--calib)")
     if planned.estimate is not None:
         lines += estimate_lines(planned.estimate)
-    lines += [f"  warning: {warning}" for warning in planned.warnings]
-    return lines + [f"  refused: {line}" for refusal in planned.refusals for line in refusal.message.split("\n")]
+    return lines + [f"  warning: {warning}" for warning in planned.warnings]
 
 
 def estimate_lines(estimate: Estimate) -> list[str]:
@@ -54,7 +53,7 @@ def _time(estimate: Estimate) -> Iterator[str]:
         yield f"  time: {_duration(total)} on this machine, as measured in a moment: {_parts(estimate.seconds, _duration)}"
 
 
-def _parts(parts: Mapping[str, float], form) -> str:  # type: ignore[no-untyped-def]
+def _parts(parts: Mapping[str, float], form: Callable[[float], str]) -> str:
     return ", ".join(f"{name} {form(value)}" for name, value in parts.items())
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -65,6 +65,10 @@ class PlannedRun:
     refusals: tuple[Refusal, ...] = ()
     needs_data: str = ""
     warnings: tuple[str, ...] = ()
+
+    def with_errors(self, errors: Iterable[QuarkError]) -> PlannedRun:
+        """Return the same with more refusals, which come first."""
+        return attrs.evolve(self, refusals=_as_refusals([*errors, *self.refusals]))
 
     def to_dict(self) -> dict[str, Any]:
         """Return the plan in JSON form, with the estimate, the refusals and the warnings beside its own entries."""
@@ -159,7 +163,17 @@ class _Refusals:
 
     def all(self) -> tuple[Refusal, ...]:
         """Return what was collected, each message once."""
-        return tuple(dict.fromkeys(Refusal(type(error).__name__, str(error)) for error in self._errors))
+        return _as_refusals(self._errors)
+
+
+def _as_refusals(errors: Iterable[QuarkError | Refusal]) -> tuple[Refusal, ...]:
+    """Return each message once; a ConfigError that joins several is one refusal for each line."""
+    refusals = (e if isinstance(e, Refusal) else Refusal(type(e).__name__, line) for e in errors for line in _lines(e))
+    return tuple(dict.fromkeys(refusals))
+
+
+def _lines(error: QuarkError | Refusal) -> list[str]:
+    return [""] if isinstance(error, Refusal) else str(error).split("\n")
 
 
 def _writer(exporter: str, options: ExportOptions, refusals: _Refusals) -> Exporter | None:
