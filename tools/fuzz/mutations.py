@@ -127,6 +127,18 @@ def _header_swap(directory: Path, source: str, rng: random.Random) -> str:
     return f"{file.name}: {change} {one} {other}"
 
 
+def _own_code(directory: Path, source: str, rng: random.Random) -> str:
+    """Have a configuration name code of the checkpoint, which would leave a file behind."""
+    name = rng.choice(["config.json", "tokenizer_config.json"])
+    (directory / "own.py").write_text(f"open({str(directory.parent / 'ran')!r}, 'w').close()\nclass Own: pass\n")
+    kinds = {"AutoConfig": "own.Own", "AutoModelForCausalLM": "own.Own", "AutoTokenizer": ["own.Own", "own.Own"]}
+    data = json.loads((directory / name).read_bytes()) | {"auto_map": kinds}
+    if rng.random() < 0.5:
+        data |= {"model_type": "own", "tokenizer_class": "Own"}
+    (directory / name).write_text(json.dumps(data))
+    return f"{name}: code of its own"
+
+
 _ALL = tuple(FILES)
 DAMAGES: dict[str, tuple[tuple[str, ...], Callable[[Path, str, random.Random], str]]] = {
     "a field or bytes of one file": (_ALL, _file),
@@ -140,6 +152,7 @@ DAMAGES: dict[str, tuple[tuple[str, ...], Callable[[Path, str, random.Random], s
     "a link": (_ALL, _link),
     "other numbers": (_ALL, _other_numbers),
     "an entry of a header": (_ALL, _header_swap),
+    "code of its own": (_ALL, _own_code),
 }
 """Kinds of damage: the sources they are for, and the function that does it."""
 

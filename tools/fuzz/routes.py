@@ -11,7 +11,7 @@ from quark.checkpoint import import_model_from_safetensors
 from quark.cli.main import main
 from quark.errors import QuarkError
 
-__all__ = ["ROUTES", "RESULT", "REFUSED", "ending", "run"]
+__all__ = ["REFUSED", "RESULT", "ROUTES", "ending", "run"]
 
 ROUTES: dict[str, tuple[str, ...]] = {
     "quantize": ("float", "sharded"),

@@ -113,7 +113,7 @@ class StreamingExporter(Exporter, Protocol):
 
 @runtime_checkable
 class AnnouncesTensors(Protocol):
-    """An exporter whose tensors are written by a `quark.checkpoint.shard_writer.ShardWriter`, so that a plan can tell the size of its files."""
+    """An exporter that writes with `quark.checkpoint.shard_writer.ShardWriter`, so that a plan can tell the size of its files."""
 
     def announced(self, content: CheckpointContent, skeleton: nn.Module, options: ExportOptions) -> Iterable[Mapping[str, Tensor]]:
         """Return what the writer of an export is told: meta tensors by full name, for each part, in the order of the files.

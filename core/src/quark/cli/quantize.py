@@ -146,7 +146,7 @@ def quantize(
         return attrs.evolve(config, separate_kv_scales=separate_kv_scales, calibrate_all_experts=calibrate_all_experts, strict=strict)
 
     if dry_run or out is None:
-        given = {"calib": calib, "num_calib": num_calib, "seq_len": seq_len, "device": device, "dtype": dtype}
+        given: dict[str, Any] = {"calib": calib, "num_calib": num_calib, "seq_len": seq_len, "device": device, "dtype": dtype}
         given |= {"exporter": exporter, "exporter_option": exporter_option, "probe": probe}
         print_planned(model, out, config_for, given=given, as_json=as_json)
         return

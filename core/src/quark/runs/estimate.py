@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import attrs
-import torch
 from torch import Tensor, nn
 
 from quark.checkpoint.content import CheckpointContent
@@ -30,7 +29,7 @@ _PROGRAM = "the program and its modules"
 _ROUNDING_COPIES = 4
 """Copies of a weight in float32 that rounding it to nearest, its codes and its packing hold at a time."""
 _SOLVER_COPIES, _FACTOR_COPIES = 6, 4
-"""Copies in float32 of the stacked weight and of the Hessian that a rounding with statistics holds: weight, codes, errors, grid; factors."""
+"""Copies in float32 of the stacked weight, and of the sum ``Σ x xᵀ``, that a rounding with statistics holds at a time."""
 _FREED = 64 << 20
 """Freed memory that a run returns late."""
 
@@ -161,9 +160,7 @@ def output_of(model: nn.Module, run: Run, parts: Iterable[Mapping[str, Tensor]],
     return Output(file_sizes(parts, max_shard_bytes), 8 * inside, sum(quantized.values()), 8 * total, weights)
 
 
-def _memory(
-    model: nn.Module, run: Run, calibration: Calibration, work: Workload, written: int, *, is_streamed: bool
-) -> dict[str, int]:
+def _memory(model: nn.Module, run: Run, calibration: Calibration, work: Workload, written: int, *, is_streamed: bool) -> dict[str, int]:
     blocks = decoder_blocks(model, run.plan.architecture)
     in_blocks = {id(p) for b in blocks for p in b.module.parameters()}
     outside = sum(p.nbytes for p in model.parameters() if id(p) not in in_blocks)

@@ -17,7 +17,17 @@ from quark.calibration.batches import Call
 from quark.planning.decoder_blocks import Block
 from quark.planning.plan_row import PlanRow
 
-__all__ = ["LEAST_RETURNED", "SHARE", "FreedMemory", "collecting_later", "free_bytes", "held_bytes", "held_probabilities", "return_freed", "tokens_in"]
+__all__ = [
+    "LEAST_RETURNED",
+    "SHARE",
+    "FreedMemory",
+    "collecting_later",
+    "free_bytes",
+    "held_bytes",
+    "held_probabilities",
+    "return_freed",
+    "tokens_in",
+]
 
 SHARE = 0.5
 """The default share of the free memory that activations may take."""

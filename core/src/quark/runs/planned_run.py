@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import attrs
@@ -119,7 +119,7 @@ def plan(
     path, refusals = Path(source), _Refusals()
     with collecting_later():
         writer, target = _writer(exporter, options or ExportOptions(), refusals), _CPU
-        with refusals.collected():
+        with refusals:
             target = torch_device(device)
         has_files = (path / INDEX).exists() or (path / SINGLE).exists()
         shards = _shards(path, refusals) if has_files else None
@@ -127,13 +127,13 @@ def plan(
         if model is None:
             return PlannedRun(None, None, refusals.all())
         if shards is not None:
-            with refusals.collected():
+            with refusals:
                 StoredTensors(model, shards, path, weight_converters_of(model))
         run = _run(model, config, refusals)
         if run is None:
             return PlannedRun(None, None, refusals.all())
         if run.needs_data and has_files:
-            with refusals.collected():
+            with refusals:
                 _refuse_no_tokenizer(path, run)
         run = _with_passes(model, run, calibration, target)
         machine = None
@@ -142,24 +142,25 @@ def plan(
             machine = probe(run, target, next((p.dtype for p in model.parameters()), torch.float32), file)
         numbers = None
         if writer is not None:
-            with refusals.collected():
+            with refusals:
                 numbers = estimate(model, run, calibration, writer, options or ExportOptions(), machine)
     return PlannedRun(run.plan, numbers, refusals.all(), run.needs_data, tuple(_warnings(numbers, target)))
 
 
 class _Refusals:
-    """Collects errors of ours."""
+    """Collects the errors of ours that end the body of a ``with`` statement."""
 
     def __init__(self) -> None:
         self._errors: list[QuarkError] = []
 
-    @contextmanager
-    def collected(self) -> Iterator[None]:
-        """Run the body, and keep the error that it raises."""
-        try:
-            yield
-        except QuarkError as error:
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
+        if isinstance(error, QuarkError):
             self._errors.append(error)
+            return True
+        return False
 
     def all(self) -> tuple[Refusal, ...]:
         """Return what was collected, each message once."""
@@ -177,13 +178,13 @@ def _lines(error: QuarkError | Refusal) -> list[str]:
 
 
 def _writer(exporter: str, options: ExportOptions, refusals: _Refusals) -> Exporter | None:
-    with refusals.collected():
+    with refusals:
         return exporter_of(exporter, options)
     return None
 
 
 def _shards(path: Path, refusals: _Refusals) -> list[Shard] | None:
-    with refusals.collected():
+    with refusals:
         return check_shards(path)
     return None
 
@@ -191,20 +192,20 @@ def _shards(path: Path, refusals: _Refusals) -> list[Shard] | None:
 def _model(path: Path, dtype: str, refusals: _Refusals, *, is_complete: bool) -> nn.Module | None:
     """Return the model on the meta device."""
     chosen = None
-    with refusals.collected():
+    with refusals:
         chosen = torch_dtype(dtype)
-    with refusals.collected():
+    with refusals:
         return skeleton(path, "auto" if chosen is None else dtype, _CPU) if is_complete else meta_model(path, chosen)
     return None
 
 
 def _run(model: nn.Module, config: QConfig | str | Callable[[nn.Module], QConfig], refusals: _Refusals) -> Run | None:
     """Return the planned run."""
-    with refusals.collected():
+    with refusals:
         if isinstance(config, str):
             config = template_of(model).get_config(scheme=config)
         run = plan_run(model, config if isinstance(config, QConfig) else config(model))
-        with refusals.collected():
+        with refusals:
             refuse_unswitchable(model, [a.name for a in run.plan.attentions])
         return run
     return None

@@ -73,7 +73,7 @@ def probe(run: Run, device: torch.device, dtype: torch.dtype, file: Path | None)
 
 def _seconds(work: Callable[[], object], device: torch.device) -> float:
     """Return the shortest time of a few runs, the first of which warms up."""
-    times = []
+    times: list[float] = []
     begin = time.perf_counter()
     while len(times) < 2 or (len(times) < 5 and time.perf_counter() - begin < _SECONDS):
         started = time.perf_counter()
