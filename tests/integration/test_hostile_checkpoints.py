@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from quark.cli.main import main
@@ -165,3 +166,32 @@ def test_a_token_id_that_would_take_all_memory_is_refused(sources: Path, program
     code, said = program("evaluate", directory, "--text", sources / "text.txt", "--seq-len", 32, "--limit", 1)
     assert code == 2
     assert "tokenizer.json' has the token id 1,000,000,000" in said
+
+
+@pytest.mark.parametrize("file", ["special_tokens_map.json", "added_tokens.json", "generation_config.json", "chat_template.jinja"])
+def test_a_small_file_of_a_gigabyte_is_not_read(file: str, sources: Path, program: Program, tmp_path: Path) -> None:
+    directory = Path(shutil.copytree(sources / "float", tmp_path / "in"))
+    with (directory / file).open("ab") as sparse:
+        sparse.truncate(1 << 30)
+    code, said = program("evaluate", directory, "--text", sources / "text.txt", "--seq-len", 32, "--limit", 1)
+    assert code == 2
+    assert f"{file}' has 1,073,741,824 bytes" in said
+
+
+def test_a_configuration_of_countless_patterns_is_refused(sources: Path, program: Program, tmp_path: Path) -> None:
+    directory = Path(shutil.copytree(sources / "quantized", tmp_path / "in"))
+    config = json.loads((directory / "config.json").read_text())
+    config["quantization_config"]["exclude"] = [f"*x{i}*" for i in range(100_000)]
+    (directory / "config.json").write_text(json.dumps(config))
+    code, said = program("evaluate", directory, "--text", sources / "text.txt", "--seq-len", 32, "--limit", 1)
+    assert code == 2
+    assert "'exclude' has 100,000 patterns with wildcards, and at most 10,000 are read" in said
+
+
+def test_numbers_that_are_none_name_the_checkpoint(sources: Path, program: Program, tmp_path: Path) -> None:
+    directory = Path(shutil.copytree(sources / "float", tmp_path / "in"))
+    tensors = load_file(directory / "model.safetensors")
+    save_file(tensors | {"model.norm.weight": torch.full((32,), torch.nan, dtype=torch.bfloat16)}, directory / "model.safetensors")
+    code, said = program("evaluate", directory, "--text", sources / "text.txt", "--seq-len", 32, "--limit", 1)
+    assert code == 2
+    assert f"'{directory}': the logits of the model hold NaN or Inf" in said
