@@ -7,10 +7,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tests.integration.program import run
 
 from quark.cli.main import program
 from quark.testing.tiny import tiny_model_dir
+from tests.integration.program import run
 
 OPTIONS = ("--scheme", "int4_wo_64", "--algorithm", "gptq", "--no-probe")
 
