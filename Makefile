@@ -14,7 +14,7 @@ DOCUMENTS = tests/repository/test_doctests.py tests/repository/test_layout.py te
 	examples/acme_quant/tests/test_readme.py plugins/quark_algos/tests/test_readme.py plugins/quark_templates/tests/test_readme.py
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
 
-.PHONY: help install demo test coverage docs slow mutants lint types imports check wheels lowest newest bench bars clients clean
+.PHONY: help install demo test coverage docs slow mutants lint types imports check fuzz wheels lowest newest bench bars clients clean
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## /  \1\t/' | expand -t 14
@@ -48,6 +48,9 @@ slow: install  ## the tests that take minutes: every algorithm with every scheme
 
 mutants: install  ## break the code on purpose, and see that a test notices each change (NAMES=: only those)
 	OMP_NUM_THREADS=1 $(BIN)/python -m tools.mutants $(NAMES)
+
+fuzz: install  ## damage checkpoints in 500 ways, run every route on each, and count how the runs end (FUZZ_ARGS=: other cases)
+	OMP_NUM_THREADS=1 $(BIN)/python -m tools.fuzz $(FUZZ_ARGS)
 
 lint: install  ## ruff: style and errors
 	$(BIN)/ruff check .

@@ -1,6 +1,7 @@
 """quark: post-training quantization for PyTorch, in which everything that varies is a plugin.
 
 The registries of what is installed are `quark.plugins.formats` and its siblings, re-exported here: ``quark.schemes().get("fp8")``.
+`quark.plan` tells what a run on a checkpoint would do (`quark.runs.planned_run`).
 Importing this package imports nothing else; plugins are found when a registry is first asked for. ``quark.templates`` and
 ``quark.algorithms`` are packages too, which answer when they are called (see `quark.compat.callable_module`). AMD Quark's public API is
 `quark.torch`.
@@ -14,14 +15,19 @@ from quark.version import VERSION
 
 if TYPE_CHECKING:
     from quark.plugins import algorithms, exporters, formats, layer_types, observers, schemes, templates
+    from quark.runs.planned_run import plan
 
 __version__ = VERSION
-__all__ = ["__version__", "algorithms", "exporters", "formats", "layer_types", "observers", "schemes", "templates"]
+__all__ = ["__version__", "algorithms", "exporters", "formats", "layer_types", "observers", "plan", "schemes", "templates"]
 
 
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'quark' has no attribute '{name}'", name=name)
+    if name == "plan":
+        from quark.runs.planned_run import plan  # not above: it imports torch
+
+        return plan
     from quark import plugins  # not above: `import quark` stays free of pluggy and of metadata until a registry is asked for
 
     return getattr(plugins, name)

@@ -5,8 +5,19 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable
+from fnmatch import fnmatchcase
 
-__all__ = ["NAME_RULE", "closest", "fold_names", "folded", "is_valid_name", "is_vendor_name", "without_numbers"]
+__all__ = [
+    "NAME_RULE",
+    "closest",
+    "fold_names",
+    "folded",
+    "has_wildcard",
+    "is_valid_name",
+    "is_vendor_name",
+    "matches",
+    "without_numbers",
+]
 
 NAME_RULE = "lower-case letters and digits, in parts joined by '_' or '-'"
 _NAME = re.compile(r"[a-z0-9]+([_-][a-z0-9]+)*")
@@ -33,6 +44,22 @@ def is_vendor_name(name: object) -> bool:
     (True, False, False)
     """
     return isinstance(name, str) and name.count(".") == 1 and all(is_valid_name(part) for part in name.split("."))
+
+
+def has_wildcard(pattern: str) -> bool:
+    """Return whether a shell pattern matches other names than itself."""
+    return "*" in pattern or "?" in pattern or "[" in pattern
+
+
+def matches(name: str, pattern: str) -> bool:
+    """Return whether a shell pattern matches a name, case-sensitively.
+
+    A pattern without wildcards is compared: configurations of checkpoints have thousands of full names, more than `fnmatch` keeps compiled.
+
+    >>> matches("layers.0.up_proj", "*.up_proj"), matches("layers.0.up_proj", "up_proj")
+    (True, False)
+    """
+    return fnmatchcase(name, pattern) if has_wildcard(pattern) else name == pattern
 
 
 def closest(name: str, known: Iterable[str]) -> str | None:

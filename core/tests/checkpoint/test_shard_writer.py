@@ -8,7 +8,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from quark.checkpoint.shard_writer import NAMES, Part, ShardWriter, write_shards
+from quark.checkpoint.shard_writer import NAMES, Part, ShardWriter, file_sizes, write_shards
 from quark.errors import UnsupportedError
 from quark.hf.shards import check_shards
 
@@ -128,3 +128,10 @@ def test_a_part_that_was_announced_and_not_written_is_no_finished_export(tmp_pat
 def test_a_part_that_is_not_as_announced_is_refused(tmp_path: Path) -> None:
     with ShardWriter([{"a": torch.zeros(4, device="meta")}], tmp_path, 10**9) as writer, pytest.raises(RuntimeError, match="announced"):
         writer.write(part({"a": torch.zeros(5)}))
+
+
+@pytest.mark.parametrize("limit", [10**9, 80, 1])
+def test_sizes_of_files_are_known_before_they_are_written(limit: int, tmp_path: Path) -> None:
+    parts = [part({f"layers.{i}.weight": torch.ones(10), f"layers.{i}.scale": torch.ones(i, dtype=torch.float16)}) for i in range(5)]
+    write_shards(parts, tmp_path, limit)
+    assert file_sizes([p.meta for p in parts], limit) == {f.name: f.stat().st_size for f in tmp_path.iterdir()}

@@ -2,6 +2,7 @@
 
 import json
 import math
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -165,6 +166,72 @@ def test_shapes_that_are_accepted_fill_the_file(shape: list[int], offsets: list[
         return
     assert offsets == [0, 24]
     assert math.prod(shape) * 4 == 24
+
+
+@pytest.mark.parametrize("value", [b"[]", b"{}", b'{"":0}'])
+def test_a_header_of_millions_of_values_is_refused_before_it_is_parsed(
+    value: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def parsed(*_: object, **__: object) -> None:
+        raise AssertionError("a parser keeps every value")
+
+    monkeypatch.setattr("quark.hf.shards.safe_open", parsed)
+    write_header(tmp_path / SINGLE, b'{"a": [' + b",".join([value] * 4_100_000) + b"]}")
+    with pytest.raises(CheckpointError, match=r"model\.safetensors' holds up to [0-9,]+ values, and at most 4,000,000"):
+        check_shards(tmp_path)
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(header=st.binary(max_size=80), length=st.none() | st.integers(0, 2**64 - 1))
+def test_any_bytes_give_a_header_or_a_checkpoint_error(header: bytes, length: int | None, tmp_path: Path) -> None:
+    (tmp_path / SINGLE).write_bytes((len(header) if length is None else length).to_bytes(8, "little") + header)
+    with suppress(CheckpointError):
+        assert [s.path.name for s in check_shards(tmp_path)] == [SINGLE]
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=6,
+)
+ENTRIES = st.dictionaries(st.sampled_from(["dtype", "shape", "data_offsets", "x"]), JSON | st.sampled_from(["F32", [2], [0, 8]]))
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(header=st.dictionaries(st.sampled_from(["a", "b", "__metadata__", ""]), ENTRIES | JSON))
+def test_any_object_gives_a_header_that_fills_the_file_or_a_checkpoint_error(header: dict[str, object], tmp_path: Path) -> None:
+    write_header(tmp_path / SINGLE, json.dumps(header).encode(), b"\0" * 8)
+    with suppress(CheckpointError):
+        (shard,) = check_shards(tmp_path)
+        assert shard.tensors.keys() <= header.keys()
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(weight_map=st.dictionaries(st.sampled_from(["a", "b", "c"]), JSON | st.sampled_from(["one.safetensors", "two.safetensors"])) | JSON)
+def test_any_index_gives_files_of_the_directory_or_a_checkpoint_error(weight_map: object, tmp_path: Path) -> None:
+    sharded(tmp_path)
+    (tmp_path / INDEX).write_text(json.dumps({"weight_map": weight_map}))
+    with suppress(CheckpointError):
+        shards = check_shards(tmp_path)
+        assert {s.path.parent for s in shards} == {tmp_path}
+        assert weight_map == {name: s.path.name for s in shards for name in s.tensors}
+
+
+def test_a_cache_of_links_is_read(tmp_path: Path) -> None:
+    """Caches of models have their files elsewhere, and links to them in the directory of a revision."""
+    revision = tmp_path / "snapshots" / "abc"
+    (tmp_path / "blobs").mkdir()
+    revision.mkdir(parents=True)
+    save_file({"a": torch.ones(1)}, tmp_path / "blobs" / "0123")
+    (revision / SINGLE).symlink_to("../../blobs/0123")
+    assert [s.path for s in check_shards(revision)] == [revision / SINGLE]
+
+
+@pytest.mark.parametrize("target", ["/dev/zero", "/", "nowhere", SINGLE])
+def test_a_link_to_what_is_no_file_is_refused(target: str, tmp_path: Path) -> None:
+    (tmp_path / SINGLE).symlink_to(target)
+    with pytest.raises(CheckpointError):
+        check_shards(tmp_path)
 
 
 def test_codes_of_a_checkpoint_that_does_not_say_what_they_mean_are_refused(tmp_path: Path) -> None:

@@ -5,18 +5,18 @@ Third parties implement `Exporter` and name the class as ``exporter`` of an `Exp
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import attrs
-from torch import nn
+from torch import Tensor, nn
 
 from quark.checkpoint.content import CheckpointContent
 from quark.planning.decoder_blocks import Block
 
-__all__ = ["BlockStream", "ExportOptions", "Exporter", "StreamingExporter", "Tokenizer"]
+__all__ = ["AnnouncesTensors", "BlockStream", "ExportOptions", "Exporter", "StreamingExporter", "Tokenizer"]
 
 
 class Tokenizer(Protocol):
@@ -108,4 +108,18 @@ class StreamingExporter(Exporter, Protocol):
         Raises:
             UnsupportedError: As by `Exporter.export`, and before any file is written where possible.
             OutputError: The directory cannot be written.
+        """
+
+
+@runtime_checkable
+class AnnouncesTensors(Protocol):
+    """An exporter that writes with `quark.checkpoint.shard_writer.ShardWriter`, so that a plan can tell the size of its files."""
+
+    def announced(self, content: CheckpointContent, skeleton: nn.Module, options: ExportOptions) -> Iterable[Mapping[str, Tensor]]:
+        """Return what the writer of an export is told: meta tensors by full name, for each part, in the order of the files.
+
+        Args:
+            content: The content with the float model.
+            skeleton: As of `StreamingExporter.stream`.
+            options: As for `Exporter.export`.
         """

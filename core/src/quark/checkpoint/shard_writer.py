@@ -25,7 +25,7 @@ from quark.errors import UnsupportedError
 from quark.hf.shards import INDEX, SINGLE
 from quark.names import folded
 
-__all__ = ["NAMES", "Part", "ShardWriter", "write_shards"]
+__all__ = ["NAMES", "Part", "ShardWriter", "file_sizes", "write_shards"]
 
 NAMES = {
     torch.float64: "F64",
@@ -64,6 +64,21 @@ def write_shards(parts: Sequence[Part], directory: Path, max_shard_bytes: int) -
         for part in parts:
             writer.write(part)
         writer.finish()
+
+
+def file_sizes(announced: Iterable[Mapping[str, Tensor]], max_shard_bytes: int) -> dict[str, int]:
+    """Return the names and sizes in bytes of the files that a `ShardWriter` with the same arguments writes; nothing is written.
+
+    Raises:
+        UnsupportedError: A dtype has no name in the format.
+    """
+    shards = _shards(list(announced), max_shard_bytes)
+    names = _file_names(len(shards))
+    sizes = {name: len(_header(shard)) + sum(map(_size, shard)) for name, shard in zip(names, shards, strict=True)}
+    if len(shards) > 1:
+        file_of = {tensor: name for name, shard in zip(names, shards, strict=True) for part in shard for tensor in part}
+        sizes[INDEX] = len(_index(file_of, sum(_size(part) for shard in shards for part in shard)).encode())
+    return sizes
 
 
 @attrs.frozen(eq=False)
@@ -143,9 +158,8 @@ class ShardWriter:
         if self._unwritten:
             raise RuntimeError(f"{len(self._unwritten)} announced tensor(s) were not written: {folded(sorted(self._unwritten))}")
         if len(self._files) > 1:
-            weight_map = {name: self._names[place.file] for name, place in sorted(self._places.items())}
-            index = {"metadata": {"total_size": self._size}, "weight_map": weight_map}
-            (self._directory / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+            file_of = {name: self._names[place.file] for name, place in self._places.items()}
+            (self._directory / INDEX).write_text(_index(file_of, self._size), encoding="utf-8")
 
     def _wait(self) -> None:
         if self._pending is not None:
@@ -159,6 +173,11 @@ class ShardWriter:
 
 def _file_names(count: int) -> list[str]:
     return [SINGLE] if count == 1 else [f"model-{i + 1:05d}-of-{count:05d}.safetensors" for i in range(count)]
+
+
+def _index(file_of: Mapping[str, str], size: int) -> str:
+    """Return the text of the index of several files; ``size`` is that of all tensors."""
+    return json.dumps({"metadata": {"total_size": size}, "weight_map": dict(sorted(file_of.items()))}, indent=2) + "\n"
 
 
 def _refuse_small_disk(size: int, directory: Path) -> None:

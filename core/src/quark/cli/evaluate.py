@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import attrs
 import typer
 
-from quark.errors import CheckpointError, ConfigError
+from quark.errors import CheckpointError, ConfigError, NonFiniteError
 
 if TYPE_CHECKING:
     from quark.evaluate import Protocol, Windows
@@ -60,13 +60,17 @@ def evaluate(
     unit = "token" if windows.words is None else "word"
     result: dict[str, Any] = {"model": str(model), "protocol": attrs.asdict(chosen), "windows": len(windows), "seq_len": chosen.seq_len}
     result["unit"] = unit
-    if reference is None:
-        likelihood = metrics.likelihood(loaded, batches)
-        result |= {"tokens": likelihood.tokens, "perplexity": likelihood.perplexity.value}
-        result |= {"perplexity_error": likelihood.perplexity.error, "bits_per_token": likelihood.bits_per_token}
-    else:
-        comparison = metrics.compare(loaded, load_model(reference, dtype, device), batches)
-        result |= {"reference": str(reference)} | attrs.asdict(comparison)
+    try:
+        if reference is None:
+            likelihood = metrics.likelihood(loaded, batches)
+            result |= {"tokens": likelihood.tokens, "perplexity": likelihood.perplexity.value}
+            result |= {"perplexity_error": likelihood.perplexity.error, "bits_per_token": likelihood.bits_per_token}
+        else:
+            comparison = metrics.compare(loaded, load_model(reference, dtype, device), batches)
+            result |= {"reference": str(reference)} | attrs.asdict(comparison)
+    except NonFiniteError as error:
+        checkpoints = f"'{model}'" if reference is None else f"'{model}' beside '{reference}'"
+        raise NonFiniteError(f"{checkpoints}: {error}", tensor=error.tensor) from error
     result["seconds"] = round(time.perf_counter() - started, 3)
     typer.echo(json.dumps(result) if as_json else "\n".join(_lines(result)))
 

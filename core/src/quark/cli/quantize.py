@@ -23,7 +23,9 @@ __all__ = [
     "CalibrationText",
     "Exclude",
     "ExporterOptions",
+    "Output",
     "PostRope",
+    "Probe",
     "SchemeOptions",
     "SeparateKv",
     "ShareFused",
@@ -76,6 +78,10 @@ ExporterOptions = Annotated[
 CalibrationText = Annotated[
     Path | None, typer.Option(help="Text file, or directory of .txt files, for static activation scales and calibrated rounding.")
 ]
+Output = Annotated[Path | None, typer.Argument(help="Directory to write; must not exist or be empty.")]
+Probe = Annotated[
+    bool, typer.Option("--probe/--no-probe", help="Measure this machine for a plan's estimate of the time, in less than two seconds.")
+]
 Strict = Annotated[bool, typer.Option("--strict", help="A pattern that matches no layer is an error, not a warning.")]
 ShareFused = Annotated[
     bool,
@@ -94,7 +100,7 @@ def register(app: typer.Typer) -> None:
 
 def quantize(
     model: Annotated[Path, typer.Argument(help="Directory of a float checkpoint in Hugging Face form.")],
-    out: Annotated[Path, typer.Argument(help="Directory to write; must not exist or be empty.")],
+    out: Output,
     scheme: Annotated[str, typer.Option(help="Scheme of all linear layers; `quark schemes` lists them.")],
     scheme_option: SchemeOptions = None,
     algorithm: Annotated[list[str] | None, typer.Option(help="Algorithm to apply; may be repeated, in order.")] = None,
@@ -115,7 +121,8 @@ def quantize(
     calibrate_all_experts: AllExperts = False,
     share_fused_scales: ShareFused = False,
     strict: Strict = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop.")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what `quark plan` prints, and stop.")] = False,
+    probe: Probe = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Quantize the checkpoint MODEL and write the result to OUT."""
@@ -124,22 +131,28 @@ def quantize(
 
     from quark.checkpoint.destination import refuse_used_directory
     from quark.checkpoint.export import export_options
+    from quark.cli.planned import print_planned
     from quark.hf.skeleton import meta_model
     from quark.hf.tokenizer import load_tokenizer
-    from quark.runs import ModelQuantizer, quantize_checkpoint
+    from quark.runs import quantize_checkpoint
 
     started = time.perf_counter()
+
+    def config_for(model: nn.Module) -> QConfig:
+        options = scheme_option, algorithm_option
+        config = make_config(
+            model, scheme, algorithm, kv_cache, exclude, layer, share_fused_scales, attention_scheme, kv_cache_post_rope, *options
+        )
+        return attrs.evolve(config, separate_kv_scales=separate_kv_scales, calibrate_all_experts=calibrate_all_experts, strict=strict)
+
+    if dry_run or out is None:
+        given: dict[str, Any] = {"calib": calib, "num_calib": num_calib, "seq_len": seq_len, "device": device, "dtype": dtype}
+        given |= {"exporter": exporter, "exporter_option": exporter_option, "probe": probe}
+        print_planned(model, out, config_for, given=given, as_json=as_json)
+        return
     refuse_used_directory(out)
     export = export_options(exporter, given_options("--exporter-option", exporter_option))
-    skeleton = meta_model(model)
-    options = scheme_option, algorithm_option
-    config = make_config(
-        skeleton, scheme, algorithm, kv_cache, exclude, layer, share_fused_scales, attention_scheme, kv_cache_post_rope, *options
-    )
-    config = attrs.evolve(config, separate_kv_scales=separate_kv_scales, calibrate_all_experts=calibrate_all_experts, strict=strict)
-    if dry_run:
-        _print_plan(ModelQuantizer(config).plan(skeleton), as_json)
-        return
+    config = config_for(meta_model(model))
     tokenizer = load_tokenizer(model)
 
     def data(needed_by: str) -> list[Tensor]:
@@ -195,12 +208,6 @@ def _pair(text: str) -> tuple[str, str]:
     if not (pattern and separator and scheme):
         raise ConfigError(f"--layer {text!r} is not of the form PATTERN=SCHEME, such as '*.down_proj=fp8'")
     return pattern, scheme
-
-
-def _print_plan(plan: Any, as_json: bool) -> None:
-    from quark.planning.plan_text import plan_lines
-
-    typer.echo(json.dumps(plan.to_dict(), indent=2) if as_json else "\n".join(plan_lines(plan)))
 
 
 def _print_result(out: Path, scheme: str, layers: int, seconds: float, as_json: bool) -> None:

@@ -15,11 +15,14 @@ from quark.config.json_values import checked, strings_of, value_of
 from quark.config.layer import QLayerConfig
 from quark.config.tensor import QTensorConfig
 from quark.errors import ConfigError
+from quark.names import has_wildcard
 from quark.version import VERSION
 
 __all__ = ["QConfig"]
 
 _RUN = "run_time_algorithms"
+_MOST_PATTERNS = 10_000
+"""In a configuration that is read: exports have full names, and templates a few dozen patterns."""
 
 
 def _algorithms(value: Any) -> list[AlgoConfig] | None:
@@ -192,10 +195,11 @@ class QConfig:
         Entries of ``algo_config`` are kept as `StoredAlgoConfig`, so that no algorithm need be installed to read a checkpoint.
 
         Raises:
-            ConfigError: ``global_quant_config`` is missing, or a value is of another type than it has.
+            ConfigError: ``global_quant_config`` is missing, a value is of another type than it has, or there are too many patterns.
         """
         if not isinstance(data, Mapping) or data.get("global_quant_config") is None:
             raise ConfigError("this quantization_config has no 'global_quant_config': it was not written by quark, or is damaged")
+        _refuse_many_patterns(data)
         export = value_of(data, "export", Mapping, {})
         softmax = data.get("softmax_quant_spec")
         return cls(
@@ -216,6 +220,17 @@ class QConfig:
             quant_mode=QuantizationMode.from_str(value_of(data, "quant_mode", str, "eager_mode")),
             written_with=data.get("plugins"),
         )
+
+
+def _refuse_many_patterns(data: Mapping[str, Any]) -> None:
+    """Raise ConfigError where to match all patterns with all layers would take minutes; full names, as exports have, are not counted."""
+    for key in ("exclude", "layer_quant_config", "kv_cache_quant_config"):
+        values = data.get(key)
+        count = sum(isinstance(v, str) and has_wildcard(v) for v in values) if isinstance(values, list | tuple | Mapping) else 0
+        if count > _MOST_PATTERNS:
+            raise ConfigError(
+                f"'{key}' has {count:,} patterns with wildcards, and at most {_MOST_PATTERNS:,} are read: name layers in full"
+            )
 
 
 def _stored_algorithms(value: Any, run: Sequence[str]) -> list[AlgoConfig] | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 from quark.errors import CheckpointError
 
-__all__ = ["LARGEST_FILE", "MOST_VALUES", "bounded_bytes", "read_json"]
+__all__ = ["LARGEST_FILE", "MOST_VALUES", "bounded_bytes", "read_json", "refuse_many_values"]
 
 LARGEST_FILE = 100_000_000
 """Largest file in bytes: the limit of safetensors for a header. The index of a model of a trillion parameters has a tenth of it."""
@@ -48,12 +48,17 @@ def bounded_bytes(path: Path) -> bytes:
         data = path.read_bytes()
     except OSError as error:
         raise CheckpointError(f"'{path}' cannot be read ({error.strerror or error})") from error
+    refuse_many_values(data, path)
+    return data
+
+
+def refuse_many_values(data: bytes, path: Path) -> None:
+    """Raise CheckpointError where parsing JSON would take more time and memory than that of any real file; ``path`` is for the message."""
     values = sum(data.count(mark) for mark in (b",", b"[", b"{"))
     if values > MOST_VALUES:
         raise CheckpointError(
             f"'{path}' holds up to {values:,} values, and at most {MOST_VALUES:,} are read: it is no file of a checkpoint"
         )
-    return data
 
 
 def _kind(value: object) -> str:

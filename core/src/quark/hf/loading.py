@@ -12,6 +12,7 @@ from torch import nn
 from quark.errors import CheckpointError
 from quark.hf.dtype_and_device import torch_device, torch_dtype
 from quark.hf.foreign_errors import reading
+from quark.hf.json_files import read_json
 from quark.hf.model_config import auto_class, model_config
 from quark.hf.shards import check_shards, refuse_codes
 from quark.hf.unpacking import unpack_all
@@ -38,6 +39,8 @@ def load_model(path: Path, dtype: str = "auto", device: str = "cpu") -> nn.Modul
     if getattr(config, "quantization_config", None) is None:
         refuse_codes(shards, path)
     target = torch_device(device)
+    if (path / "generation_config.json").is_file():
+        read_json(path / "generation_config.json")  # transformers reads it without bounds, and passes over a damaged one
     with reading(path, "weights and config.json do not belong together, or are damaged; fetch the checkpoint again"):
         model, report = auto_class(config).from_pretrained(
             path, dtype=model_dtype, trust_remote_code=False, local_files_only=True, output_loading_info=True

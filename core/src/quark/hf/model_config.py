@@ -12,7 +12,11 @@ from quark.hf.internals import model_classes
 from quark.hf.json_files import read_json
 from quark.hf.modeling import known_to_transformers
 
-__all__ = ["auto_class", "model_config"]
+__all__ = ["auto_class", "experts_per_token", "model_config"]
+
+_CHOSEN = ("num_experts_per_tok", "num_experts_per_token", "moe_top_k", "moe_topk", "top_k_experts")
+_EXPERTS = ("n_routed_experts", "num_local_experts", "num_experts", "moe_num_experts")
+"""Names that configs of transformers have for these numbers."""
 
 _MOST_PARTS = 10_000  # layers, or experts of a layer: of a model that can be built in time
 
@@ -61,3 +65,13 @@ def auto_class(config: Any) -> Any:
     known = [auto for auto, models in classes.items() if models]
     exact = [auto for auto in known if named & {model.__name__ for model in classes[auto]}]
     return [*exact, *known, AutoModelForCausalLM][0]
+
+
+def experts_per_token(config: Any) -> tuple[int | None, int | None]:
+    """Return how many experts of a mixture each token is routed to, and how many there are; None for what a config does not say."""
+    return _first_count(config, _CHOSEN), _first_count(config, _EXPERTS)
+
+
+def _first_count(config: Any, names: tuple[str, ...]) -> int | None:
+    values = (getattr(config, name, None) for name in names)
+    return next((value for value in values if isinstance(value, int) and not isinstance(value, bool) and value > 0), None)

@@ -9,7 +9,7 @@ import attrs
 from safetensors import SafetensorError, safe_open
 
 from quark.errors import CheckpointError
-from quark.hf.json_files import read_json
+from quark.hf.json_files import LARGEST_FILE, read_json, refuse_many_values
 from quark.names import folded
 
 __all__ = ["INDEX", "SINGLE", "Shard", "check_shards", "read_header", "refuse_codes"]
@@ -118,13 +118,15 @@ def read_header(path: Path) -> Shard:
     """Return the header of one safetensors file, checked against the file's size.
 
     safetensors reads the header: it bounds its size and depth, refuses values of a wrong type, and checks that the tensors fill the file
-    without overlap. No tensor is read.
+    without overlap. The number of values is bounded before: it would keep all of them while it looks for one that is wrong. No tensor is
+    read.
 
     Raises:
         CheckpointError: The file is missing, truncated or malformed.
     """
     if not path.is_file():
         raise CheckpointError(f"the shard '{path}' is missing: the checkpoint is incomplete, fetch it again")
+    _refuse_large_header(path)
     try:
         with safe_open(path, framework="np") as file:
             slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118 - not a dict
@@ -133,3 +135,14 @@ def read_header(path: Path) -> Shard:
         raise CheckpointError(
             f"'{path}' is truncated or damaged, or no safetensors file ({error}; it has {path.stat().st_size:,} bytes): fetch it again"
         ) from error
+
+
+def _refuse_large_header(path: Path) -> None:
+    """Raise CheckpointError for a header of more values than any real one has; one that is longer than the file is left to safetensors."""
+    try:
+        with path.open("rb") as file:
+            length = int.from_bytes(file.read(8), "little")
+            if length <= min(LARGEST_FILE, path.stat().st_size):
+                refuse_many_values(file.read(length), path)
+    except OSError as error:
+        raise CheckpointError(f"'{path}' cannot be read ({error.strerror or error})") from error

@@ -15,15 +15,26 @@ __all__ = ["load_tokenizer"]
 # An id of eight digits in tokenizer.json: the vocabulary is laid out up to the largest, whatever time and memory that takes.
 _FAR_ID = re.compile(rb'":(?<!length":)\s*(\d{8,18})\s*[,}]')
 
+_NECESSARY = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
+_OTHERS = (
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "vocab.json",
+    "merges.txt",
+    "vocab.txt",
+)
+"""Files that a tokenizer is loaded from: one of the first there has to be."""
+
 
 def load_tokenizer(path: Path) -> Any:
     """Return the tokenizer that lies with a checkpoint, or None where there is none. Raises CheckpointError where it is damaged."""
     from transformers import AutoTokenizer
 
-    files = [path / name for name in ("tokenizer.json", "tokenizer_config.json", "tokenizer.model") if (path / name).is_file()]
-    if not files:
+    if not any((path / name).is_file() for name in _NECESSARY):
         return None
-    for file in files:
+    for file in (path / name for name in (*_NECESSARY, *_OTHERS) if (path / name).is_file()):
         if far := _FAR_ID.search(bounded_bytes(file)):
             raise CheckpointError(f"'{file}' has the token id {int(far[1]):,}, and no vocabulary is so large: fetch it again")
     with reading(

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from functools import cache
+from typing import Any, TypeVar
 
 import attrs
 import torch
@@ -17,6 +18,8 @@ from torch import Tensor, nn
 from quark.errors import UnsupportedError
 
 __all__ = ["Expert", "ExpertParts", "SeparateExperts", "SeparateSortedExperts", "separated", "showing_all"]
+
+_M = TypeVar("_M", bound=nn.Module)
 
 
 @attrs.frozen(eq=False)
@@ -145,18 +148,30 @@ def showing_all(model: nn.Module, wanted: bool) -> Iterator[None]:
 
 
 def _expert(parts: ExpertParts, index: int) -> Expert:
-    expert = Expert()
+    expert = _bare(Expert)
     for name, weight in parts.weights.items():
         bias = parts.biases.get(name)
-        setattr(expert, name, _linear(weight[index], None if bias is None else bias[index]))
+        expert._modules[name] = _linear(weight[index], None if bias is None else bias[index])
     return expert
 
 
 def _linear(weight: Tensor, bias: Tensor | None) -> nn.Linear:
-    # The constructor is not called: it would draw random weights, which for thousands of experts takes longer than the rest of a plan.
-    layer = nn.Linear.__new__(nn.Linear)
-    nn.Module.__init__(layer)
+    layer = _bare(nn.Linear)
     layer.out_features, layer.in_features = weight.shape
-    layer.weight = nn.Parameter(weight.detach(), requires_grad=False)
-    layer.register_parameter("bias", None if bias is None else nn.Parameter(bias.detach(), requires_grad=False))
+    layer._parameters["weight"] = nn.Parameter(weight.detach(), requires_grad=False)
+    layer._parameters["bias"] = None if bias is None else nn.Parameter(bias.detach(), requires_grad=False)
     return layer
+
+
+# A mixture may have a hundred thousand layers: the constructor of nn.Linear would draw random weights, and that of nn.Module takes longer
+# than the rest of a plan.
+def _bare(kind: type[_M]) -> _M:
+    """Return a module of that class with the state that ``nn.Module.__init__`` gives it, and nothing more."""
+    module = kind.__new__(kind)
+    module.__dict__.update({name: value.copy() if isinstance(value, dict | set) else value for name, value in _new_state().items()})
+    return module
+
+
+@cache
+def _new_state() -> dict[str, Any]:
+    return nn.Module().__dict__

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+
 import attrs
 from torch import nn
 
 from quark.config.architecture import Architecture
 from quark.errors import ConfigError
+from quark.planning.plan_row import PlanRow
 
-__all__ = ["Block", "decoder_blocks"]
+__all__ = ["Block", "decoder_blocks", "owners", "rows_by_block"]
 
 
 @attrs.frozen(eq=False)
@@ -49,3 +52,24 @@ def decoder_blocks(model: nn.Module, architecture: Architecture | None) -> list[
             f"{type(model).__name__} has no such module. Use the template of the model's own config.model_type"
         ) from None
     return [Block(f"{architecture.decoder_blocks}.{name}", block) for name, block in block_list.named_children()]
+
+
+def rows_by_block(blocks: Sequence[Block], rows: Sequence[PlanRow]) -> list[list[PlanRow]]:
+    """Return the rows of each block, in their order; those of layers outside all blocks are in none."""
+    number = {block.name: i for i, block in enumerate(blocks)}
+    inside: list[list[PlanRow]] = [[] for _ in blocks]
+    for row in rows:
+        if (i := next((number[name] for name in owners(row.name) if name in number), None)) is not None:
+            inside[i].append(row)
+    return inside
+
+
+def owners(name: str) -> Iterator[str]:
+    """Yield the full names of the modules that contain a module, from the innermost to the model itself, whose name is empty.
+
+    >>> list(owners("layers.0.mlp"))
+    ['layers.0', 'layers', '']
+    """
+    while name:
+        name = name.rpartition(".")[0]
+        yield name

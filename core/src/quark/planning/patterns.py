@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from fnmatch import fnmatchcase
 
 import attrs
 from torch import nn
@@ -12,7 +11,7 @@ from quark.config.architecture import Architecture
 from quark.config.model import QConfig
 from quark.modules.layer_types import layer_type_of_class, planned_names
 from quark.modules.layers import counts_as
-from quark.names import closest, folded
+from quark.names import closest, folded, matches
 
 __all__ = ["Rule", "rules_of"]
 
@@ -88,4 +87,4 @@ def _types(modules: Mapping[str, nn.Module], config: QConfig) -> Iterator[Rule]:
 
 
 def _count(pattern: str, names: Sequence[str] | Mapping[str, nn.Module]) -> int:
-    return sum(fnmatchcase(name, pattern) for name in names)
+    return sum(matches(name, pattern) for name in names)

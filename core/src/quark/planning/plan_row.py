@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import attrs
 from torch import nn
 
 from quark.config.layer import QLayerConfig
-from quark.plugins import layer_types
+from quark.plugins import LayerTypeRecord, Registry, layer_types
 
 __all__ = ["PlanRow"]
 
@@ -36,7 +38,8 @@ class PlanRow:
     @property
     def is_linear(self) -> bool:
         """Whether the layer is planned as ``nn.Linear``, so that algorithms for linear layers apply."""
-        return layer_types().load_layer(self.layer_type) is nn.Linear
+        registry = layer_types()
+        return _is_linear(registry, registry.revision, self.layer_type)
 
     @property
     def is_lookup(self) -> bool:
@@ -49,3 +52,9 @@ class PlanRow:
         if self.config is None:
             raise ValueError(f"'{self.name}' stays float: it has no configuration")
         return self.config
+
+
+# Asked of each of perhaps a hundred thousand layers; cached until the registry changes.
+@lru_cache(maxsize=64)
+def _is_linear(registry: Registry[LayerTypeRecord], revision: tuple[int, int], layer_type: str) -> bool:
+    return layer_types().load_layer(layer_type) is nn.Linear

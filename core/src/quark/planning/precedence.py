@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from fnmatch import fnmatchcase
-
 import attrs
 from torch import nn
 
 from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
 from quark.modules.layer_types import is_lookup
+from quark.names import matches
 
 __all__ = ["Resolution", "first_match", "layer_config_for"]
 
@@ -24,7 +23,7 @@ class Resolution:
 
 def first_match(name: str, patterns: object) -> str | None:
     """Return the first pattern that matches a module's full name, case-sensitively; None where none does."""
-    return next((p for p in patterns if fnmatchcase(name, p)), None)  # type: ignore[attr-defined]
+    return next((p for p in patterns if matches(name, p)), None)  # type: ignore[attr-defined]
 
 
 def layer_config_for(config: QConfig, name: str, planned_as: type[nn.Module], has_cache: bool = True) -> Resolution:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable, Iterable, Sequence
+import gc
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,17 @@ from quark.calibration.batches import Call
 from quark.planning.decoder_blocks import Block
 from quark.planning.plan_row import PlanRow
 
-__all__ = ["LEAST_RETURNED", "SHARE", "FreedMemory", "free_bytes", "held_bytes", "held_probabilities", "return_freed", "tokens_in"]
+__all__ = [
+    "LEAST_RETURNED",
+    "SHARE",
+    "FreedMemory",
+    "collecting_later",
+    "free_bytes",
+    "held_bytes",
+    "held_probabilities",
+    "return_freed",
+    "tokens_in",
+]
 
 SHARE = 0.5
 """The default share of the free memory that activations may take."""
@@ -112,6 +124,18 @@ class FreedMemory:
         if self._bytes >= self._enough:
             return_freed()
             self._bytes = 0
+
+
+@contextmanager
+def collecting_later() -> Iterator[None]:
+    """Put off Python's garbage collection while the body runs: it looks at all objects again and again while many modules are made."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 @cache

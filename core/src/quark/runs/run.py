@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ from quark.config.model import QConfig
 from quark.errors import ConfigError
 from quark.hf.attention_switch import refuse_unswitchable, switch_attention
 from quark.log import get_logger
-from quark.planning.decoder_blocks import decoder_blocks
+from quark.planning.decoder_blocks import decoder_blocks, owners, rows_by_block
 from quark.planning.family import architecture_of
 from quark.planning.mixtures import separate_experts
 from quark.planning.plan import QuantPlan, has_static_scale, make_plan
@@ -34,7 +34,7 @@ from quark.runs.selected_algorithms import Algorithms, algorithms_of, own_settin
 from quark.runs.sink import BlockSink
 from quark.runs.source import BlockSource
 
-__all__ = ["TWO_PASSES", "Data", "Run", "needs_two_passes", "plan_run", "switch_attention_of"]
+__all__ = ["TWO_PASSES", "Data", "Run", "held_by_forwards", "needs_two_passes", "plan_run", "switch_attention_of"]
 
 Data = Iterable[Any] | Callable[[str], Iterable[Any] | None] | None
 """Calibration data (see `quark.calibration.batches.calls`), or what gives them: it is called with what needs them, if anything does."""
@@ -195,7 +195,7 @@ def plan_run(model: nn.Module, config: QConfig) -> Run:
     plan, algorithms = _resolved(model, attrs.evolve(plan, notes=(*plan.notes, *notes)), algorithms)
     if algorithms.rounding_name is None:
         return Run(plan, algorithms)
-    blocks = [b.name for b in decoder_blocks(model, plan.architecture)]
+    blocks = {b.name for b in decoder_blocks(model, plan.architecture)}
     rows = tuple(
         attrs.evolve(r, algorithm=algorithms.rounding_name) if _is_rounded_by(algorithms.rounding, r, blocks) else r for r in plan.rows
     )
@@ -224,7 +224,7 @@ def _resolved(model: nn.Module, plan: QuantPlan, algorithms: Algorithms) -> tupl
     return plan, algorithms
 
 
-def _unmatched(algorithms: Algorithms, rows: Sequence[PlanRow], blocks: Sequence[str]) -> Iterator[str]:
+def _unmatched(algorithms: Algorithms, rows: Sequence[PlanRow], blocks: Collection[str]) -> Iterator[str]:
     """Yield what the settings of the rounding name and the model does not have."""
     if isinstance(algorithms.rounding, NamesLayers):
         names = [r.name.removeprefix(f"{block}.") for r in rows if (block := _block_of(r, blocks)) is not None]
@@ -237,7 +237,7 @@ def _unmatched(algorithms: Algorithms, rows: Sequence[PlanRow], blocks: Sequence
             )
 
 
-def _is_rounded_by(rounding: Rounding, row: PlanRow, blocks: Sequence[str]) -> bool:
+def _is_rounded_by(rounding: Rounding, row: PlanRow, blocks: Collection[str]) -> bool:
     """Return whether the rounding chooses the codes of a layer."""
     if row.config is None or row.config.weight is None or not row.is_linear:
         return False
@@ -245,9 +245,9 @@ def _is_rounded_by(rounding: Rounding, row: PlanRow, blocks: Sequence[str]) -> b
     return block is not None and rounding.applies_to(row.name.removeprefix(f"{block}."))
 
 
-def _block_of(row: PlanRow, blocks: Sequence[str]) -> str | None:
+def _block_of(row: PlanRow, blocks: Collection[str]) -> str | None:
     """Return the full name of the decoder block that a layer lies in."""
-    return next((b for b in blocks if b == "" or row.name.startswith(f"{b}.")), None)
+    return next((name for name in owners(row.name) if name in blocks), None)
 
 
 def switch_attention_of(model: nn.Module, plan: QuantPlan) -> None:
@@ -258,16 +258,21 @@ def switch_attention_of(model: nn.Module, plan: QuantPlan) -> None:
 
 def needs_two_passes(model: nn.Module, plan: QuantPlan, rounding: Rounding, data: Sequence[Call], device: torch.device) -> bool:
     """Return whether forwards that wait inside a block would hold more than the configuration, or the machine, allows."""
-    if not rounding.needs:
-        return False
-    blocks = decoder_blocks(model, plan.architecture)
-    inside = [[r for r in plan.quantized if b.owns(r.name)] for b in blocks]
-    streams = 2 if any(kind.wants_float for kind in rounding.needs) else 1
-    held = held_bytes(blocks, inside, model, tokens_in(data), streams)
-    if any(has_static_scale(a.probabilities) for a in plan.attentions):
-        held += held_probabilities(model, data)
+    held = held_by_forwards(model, plan, rounding, data)
     allowed = _allowed(plan.config, device)
     return allowed is not None and held > allowed
+
+
+def held_by_forwards(model: nn.Module, plan: QuantPlan, rounding: Rounding, data: Sequence[Call]) -> int:
+    """Return an estimate of the bytes that forwards hold while they wait inside a block; 0 where none waits there."""
+    if not rounding.needs:
+        return 0
+    blocks = decoder_blocks(model, plan.architecture)
+    streams = 2 if any(kind.wants_float for kind in rounding.needs) else 1
+    held = held_bytes(blocks, rows_by_block(blocks, plan.quantized), model, tokens_in(data), streams)
+    if any(has_static_scale(a.probabilities) for a in plan.attentions):
+        held += held_probabilities(model, data)
+    return held
 
 
 def _allowed(config: QConfig, device: torch.device) -> int | None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Mapping
 from functools import lru_cache
+from typing import TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from quark.calibration.attention import attention_quantizers, install
 from quark.modules import QuantizedLayer, QuantizerModule, quantized_class
@@ -15,6 +17,8 @@ from quark.planning.plan_row import PlanRow
 from quark.quantizers import QParams, TensorQuantizer
 
 __all__ = ["quantized_skeleton"]
+
+_M = TypeVar("_M", bound=nn.Module)
 
 
 @torch.no_grad()
@@ -26,31 +30,53 @@ def quantized_skeleton(model: nn.Module, plan: QuantPlan) -> nn.Module:
         plan: The plan of the model.
     """
     skeleton = _structure(model)
-    layers: dict[str, QuantizedLayer] = {}
-    for row in plan.quantized:
-        layer = skeleton.get_submodule(row.name)
-        layers[row.name] = quantized_class(layer).from_float(layer, row.quantized_to)
-        _give_scales(layers[row.name], row)
+    modules = dict(skeleton.named_modules())
+    layers = _quantized_layers(modules, plan.quantized)
     attention = attention_quantizers(layers, plan.attentions)
     for quantizers in attention.values():
         if PROBABILITIES in quantizers:
             _give_scale(quantizers[PROBABILITIES], (1,))
     install(skeleton, attention)
     for name, quantized in layers.items():
-        skeleton.set_submodule(name, quantized)
+        owner, _, leaf = name.rpartition(".")
+        modules[owner]._modules[leaf] = quantized
     return skeleton
+
+
+def _quantized_layers(modules: Mapping[str, nn.Module], rows: Iterable[PlanRow]) -> dict[str, QuantizedLayer]:
+    """Return the quantized layer of each row. Of layers that are alike, such as those of many experts, one is made and copied."""
+    layers: dict[str, QuantizedLayer] = {}
+    first_of: dict[object, QuantizedLayer] = {}
+    for row in rows:
+        layer = modules[row.name]
+        kind = (type(layer), id(row.config), *_shapes(layer._parameters), *_shapes(layer._buffers))
+        if kind not in first_of or layer._modules:
+            first_of[kind] = quantized_class(layer).from_float(layer, row.quantized_to)
+            _give_scales(first_of[kind], row)
+        layers[row.name] = _copied(first_of[kind])
+    return layers
+
+
+def _shapes(tensors: Mapping[str, Tensor | None]) -> Iterator[object]:
+    return ((name, None if tensor is None else (tensor.shape, tensor.dtype)) for name, tensor in tensors.items())
 
 
 def _structure(model: nn.Module) -> nn.Module:
     """Return a copy of the modules that shares their tensors; a module that occurs twice is copied once."""
     copies: dict[int, nn.Module] = {}
     for module in model.modules():
-        copies[id(module)] = copied = module.__class__.__new__(module.__class__)
-        # Dicts are the tables of parameters, buffers and submodules, which change in the copy.
-        copied.__dict__.update({k: dict(v) if type(v) is dict else v for k, v in module.__dict__.items()})
+        copies[id(module)] = _copied(module)
     for copied in copies.values():
         copied._modules = {name: None if child is None else copies[id(child)] for name, child in copied._modules.items()}
     return copies[id(model)]
+
+
+def _copied(module: _M) -> _M:
+    """Return a copy that shares the tensors and submodules of a module."""
+    copied = module.__class__.__new__(module.__class__)
+    # Dicts are the tables of parameters, buffers and submodules, which change in the copy.
+    copied.__dict__.update({k: dict(v) if type(v) is dict else v for k, v in module.__dict__.items()})
+    return copied
 
 
 def _give_scales(layer: QuantizedLayer, row: PlanRow) -> None:

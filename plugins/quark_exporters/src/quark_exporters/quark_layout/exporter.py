@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from quark.checkpoint.companions import save_companions
 from quark.checkpoint.content import CheckpointContent
@@ -38,9 +38,12 @@ class SafetensorsExporter:
     def stream(self, content: CheckpointContent, skeleton: nn.Module, out: Path, options: ExportOptions) -> Iterator[BlockStream]:
         """As `quark.checkpoint.StreamingExporter.stream`."""
         _warn_of_readers(content.config, options)
-        announced = [part.meta for part in quantized_parts(skeleton, content.plan, options, WHOLE)]
-        with ShardWriter(announced, out, options.max_shard_bytes) as writer:
+        with ShardWriter(self.announced(content, skeleton, options), out, options.max_shard_bytes) as writer:
             yield _Stream(content, options, out, writer)
+
+    def announced(self, content: CheckpointContent, skeleton: nn.Module, options: ExportOptions) -> list[Mapping[str, Tensor]]:
+        """As `quark.checkpoint.AnnouncesTensors.announced`."""
+        return [part.meta for part in quantized_parts(skeleton, content.plan, options, WHOLE)]
 
 
 class _Stream:

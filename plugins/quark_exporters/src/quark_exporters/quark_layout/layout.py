@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping
 
 from torch import Tensor, nn
 
@@ -83,17 +83,27 @@ def _probability_parts(name: str, module: QuantizerModule, options: ExportOption
         yield Part({n: t.to("meta") for n, t in tensors.items()}, lambda: tensors)
 
 
-def _plain_parts(state: Mapping[str, Tensor], elsewhere: Sequence[str], others: Collection[str]) -> list[Part]:
+def _plain_parts(state: Mapping[str, Tensor], elsewhere: Iterable[str], others: Collection[str]) -> list[Part]:
     """Return parts of the tensors that are stored as they are: those that lie in no module of ``elsewhere``, and ``others``."""
-    inside = tuple(f"{name}." for name in elsewhere)
-    parts, seen = [], set()
+    inside, seen = set(elsewhere), set()
+    parts = []
     for name, tensor in state.items():
         # Tied parameters are one tensor under several names: readers expect it once, under the first.
-        if (name.startswith(inside) and inside and name not in others) or id(tensor) in seen:
+        if (name not in others and _lies_in(name, inside)) or id(tensor) in seen:
             continue
         seen.add(id(tensor))
         parts.append(Part({name: tensor.detach().to("meta")}, lambda n=name, t=tensor: {n: t}))  # type: ignore[misc]
     return parts
+
+
+def _lies_in(name: str, modules: Collection[str]) -> bool:
+    """Return whether a tensor belongs to one of the modules, or to a module inside of one. Takes the same time for any number of them."""
+    end = name.rfind(".")
+    while end > 0:
+        if name[:end] in modules:
+            return True
+        end = name.rfind(".", 0, end)
+    return False
 
 
 def _layer_part(name: str, layer: QuantizedLayer, options: ExportOptions, output: QuantizerModule | None, merged: QParams | None) -> Part:

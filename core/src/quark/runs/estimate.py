@@ -1,0 +1,217 @@
+"""Estimate: what a run will write and need, from its plan and the shapes of its model; no weight is read."""
+
+from __future__ import annotations
+
+import math
+import resource
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+from torch import Tensor, nn
+
+from quark.checkpoint.content import CheckpointContent
+from quark.checkpoint.exporter import AnnouncesTensors, Exporter, ExportOptions, StreamingExporter
+from quark.checkpoint.shard_writer import file_sizes
+from quark.planning.decoder_blocks import decoder_blocks, rows_by_block
+from quark.planning.family import text_config
+from quark.runs.memory import held_bytes
+from quark.runs.probe import Machine
+from quark.runs.run import Run, held_by_forwards
+from quark.runs.skeleton import quantized_skeleton
+from quark.runs.workload import Calibration, Workload, statistics_bytes, workload_of
+
+__all__ = ["Estimate", "Output", "estimate", "output_of", "resident_bytes"]
+
+_PROGRAM = "the program and its modules"
+_ROUNDING_COPIES = 4
+"""Copies of a weight in float32 that rounding it to nearest, its codes and its packing hold at a time."""
+_SOLVER_COPIES, _FACTOR_COPIES = 6, 4
+"""Copies in float32 of the stacked weight, and of the sum ``Σ x xᵀ``, that a rounding with statistics holds at a time."""
+_FREED = 64 << 20
+"""Freed memory that a run returns late."""
+
+
+@attrs.frozen
+class Output:
+    """What an export writes for tensors.
+
+    Attributes:
+        files: Sizes in bytes by name, of the index too; the configuration and the tokenizer are not among them.
+        quantized_bits: Bits of all tensors of layers with a quantized weight, without those of activations that have a name of their own.
+        quantized_weights: The number of these weights.
+        bits: Bits of all tensors.
+        weights: The number of all weights of the float model.
+    """
+
+    files: Mapping[str, int]
+    quantized_bits: int
+    quantized_weights: int
+    bits: int
+    weights: int
+
+    @property
+    def bytes(self) -> int:
+        """The size of all files."""
+        return sum(self.files.values())
+
+    @property
+    def bits_per_quantized_weight(self) -> float:
+        """Bits of a quantized weight, its share of scales and zero points included; 0 where none is quantized."""
+        return self.quantized_bits / self.quantized_weights if self.quantized_weights else 0.0
+
+    @property
+    def bits_per_weight(self) -> float:
+        """Bits of a weight of the whole model."""
+        return self.bits / self.weights if self.weights else 0.0
+
+
+@attrs.frozen
+class Estimate:
+    """What a run will write and need.
+
+    Attributes:
+        output: What is written; None for an exporter that does not announce its tensors.
+        memory: The largest number of bytes that each thing will hold, by its name. Their sum is more than the run's peak where they
+            do not coincide.
+        work: FLOPs.
+        seconds: By what the time goes to; empty where the machine was not measured.
+        machine: The rates that the seconds come from.
+    """
+
+    output: Output | None
+    memory: Mapping[str, int]
+    work: Workload
+    seconds: Mapping[str, float] = attrs.field(factory=dict)
+    machine: Machine | None = None
+
+    @property
+    def peak_bytes(self) -> int:
+        """The peak of the memory of the run."""
+        return sum(self.memory.values())
+
+    @property
+    def memory_of_program(self) -> int:
+        """What this process holds already."""
+        return self.memory.get(_PROGRAM, 0)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the estimate in JSON form."""
+        work = {name: value for name, value in attrs.asdict(self.work, recurse=False).items() if name != "tasks"}
+        output = self.output and {
+            **attrs.asdict(self.output),
+            "bytes": self.output.bytes,
+            "bits_per_quantized_weight": self.output.bits_per_quantized_weight,
+            "bits_per_weight": self.output.bits_per_weight,
+        }
+        return {
+            "output": output,
+            "memory": {**self.memory, "peak": self.peak_bytes},
+            "work": {**work, "flops": self.work.flops},
+            "seconds": {**self.seconds, "total": sum(self.seconds.values())} if self.seconds else None,
+            "machine": self.machine and attrs.asdict(self.machine),
+        }
+
+
+def estimate(
+    model: nn.Module,
+    run: Run,
+    calibration: Calibration,
+    exporter: Exporter,
+    options: ExportOptions,
+    machine: Machine | None = None,
+) -> Estimate:
+    """Estimate a run.
+
+    Args:
+        model: Of the plan, on the meta device; a checkpoint that is read block by block.
+        run: From `quark.runs.run.plan_run`.
+        calibration: The size of the data.
+        exporter: Writes the result.
+        options: Of the export.
+        machine: From `quark.runs.probe.probe`; None leaves the time open.
+    """
+    parts = None
+    if isinstance(exporter, AnnouncesTensors):
+        content = CheckpointContent(model, run.plan.config, run.plan)
+        parts = list(exporter.announced(content, quantized_skeleton(model, run.plan), options))
+    output = None if parts is None else output_of(model, run, parts, options.max_shard_bytes)
+    work = workload_of(model, run, calibration)
+    is_streamed = isinstance(exporter, StreamingExporter) and run.works_by_block
+    written = sorted((sum(t.nbytes for t in part.values()) for part in parts or ()), reverse=True)[:2]
+    memory = _memory(model, run, calibration, work, sum(written), is_streamed=is_streamed)
+    seconds = {} if machine is None else _seconds(model, work, 0 if output is None else output.bytes, machine)
+    return Estimate(output, memory, work, seconds, machine)
+
+
+def output_of(model: nn.Module, run: Run, parts: Iterable[Mapping[str, Tensor]], max_shard_bytes: int) -> Output:
+    """Return what the writer of these parts writes."""
+    parts = list(parts)
+    quantized = {r.name: math.prod(r.shape) for r in run.plan.quantized if r.config is not None and r.config.weight is not None}
+    total = inside = 0
+    for name, tensor in ((n, t) for part in parts for n, t in part.items()):
+        total += tensor.nbytes
+        owner = name.rpartition(".")[0]
+        if owner in quantized or owner.rpartition(".")[0] in quantized:
+            inside += tensor.nbytes
+    weights = sum(p.numel() for p in model.parameters())  # tied ones count once
+    return Output(file_sizes(parts, max_shard_bytes), 8 * inside, sum(quantized.values()), 8 * total, weights)
+
+
+def _memory(model: nn.Module, run: Run, calibration: Calibration, work: Workload, written: int, *, is_streamed: bool) -> dict[str, int]:
+    blocks = decoder_blocks(model, run.plan.architecture)
+    in_blocks = {id(p) for b in blocks for p in b.module.parameters()}
+    outside = sum(p.nbytes for p in model.parameters() if id(p) not in in_blocks)
+    sizes = [sum(p.nbytes for p in b.module.parameters()) for b in blocks]
+    largest = max((math.prod(r.shape) for r in run.plan.quantized), default=0)
+    memory = {_PROGRAM: resident_bytes()}
+    if is_streamed and any(b.name for b in blocks):
+        memory |= {"weights outside the blocks": outside, "one block": max(sizes, default=0), "freed memory": _FREED}
+    else:
+        memory |= {"the whole model": outside + sum(sizes)}
+    memory |= {"rounding one layer": 4 * _ROUNDING_COPIES * largest, "files being written": written}
+    if work.forwards:
+        memory["activations"] = _activations(model, run, calibration)
+    if work.tasks:
+        columns = max(task.columns for task in work.tasks)
+        memory["statistics"] = statistics_bytes(run.algorithms.rounding, columns)
+        memory["solver"] = max(4 * (_SOLVER_COPIES * t.rows * t.columns + _FACTOR_COPIES * t.columns**2) for t in work.tasks)
+        memory["solver"] = max(0, memory["solver"] - memory["rounding one layer"])  # one after the other
+    if any(t.needs for t in run.algorithms.transforms.values()):
+        memory["transforms"] = max(sizes, default=0)
+    return {name: size for name, size in memory.items() if size}
+
+
+def _activations(model: nn.Module, run: Run, calibration: Calibration) -> int:
+    """Return the bytes of the activations of forwards that wait inside a block, or, without statistics, between two."""
+    data = calibration.calls()
+    streams = 2 if any(kind.wants_float for kind in run.algorithms.rounding.needs) else 1
+    hidden = getattr(text_config(model), "hidden_size", None) or 0
+    size = next((p.element_size() for p in model.parameters()), 4)
+    waiting = 0 if run.two_passes else held_by_forwards(model, run.plan, run.algorithms.rounding, data)
+    blocks = decoder_blocks(model, run.plan.architecture)
+    running = held_bytes(blocks, rows_by_block(blocks, run.plan.quantized), model, calibration.length, streams)
+    return max(waiting, running) + 2 * calibration.tokens * hidden * size * streams
+
+
+def _seconds(model: nn.Module, work: Workload, written: int, machine: Machine) -> dict[str, float]:
+    stored = sum(p.nbytes for p in model.parameters())
+    seconds = {
+        "reading": stored / machine.read,
+        "forwards": work.forward / machine.products,
+        "statistics": work.statistics / machine.products32,
+        "solver": work.solver * (machine.solved or 1 / machine.products32),
+        "rounding and packing": work.rounded * machine.rounded,
+        "writing": written / machine.read,
+    }
+    return {name: value for name, value in seconds.items() if value}
+
+
+def resident_bytes() -> int:
+    """Return the resident memory of this process."""
+    try:
+        return int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1]) * resource.getpagesize()
+    except (OSError, ValueError, IndexError):  # another system: the peak so far
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)

@@ -1,0 +1,235 @@
+"""`plan`: what a run on a checkpoint would do, write and need, and everything that would refuse it; no weight is read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import attrs
+import torch
+from torch import nn
+
+from quark.checkpoint.export import exporter_of
+from quark.checkpoint.exporter import Exporter, ExportOptions
+from quark.config.model import QConfig
+from quark.environment import refuse_rival
+from quark.errors import CheckpointError, QuarkError
+from quark.hf.attention_switch import refuse_unswitchable
+from quark.hf.dtype_and_device import torch_device, torch_dtype
+from quark.hf.shards import INDEX, SINGLE, Shard, check_shards
+from quark.hf.skeleton import meta_model, skeleton
+from quark.hf.stored_tensors import StoredTensors
+from quark.hf.tokenizer import load_tokenizer
+from quark.planning.family import template_of, weight_converters_of
+from quark.planning.plan import QuantPlan
+from quark.runs.estimate import Estimate, estimate
+from quark.runs.memory import collecting_later, free_bytes
+from quark.runs.probe import probe
+from quark.runs.run import TWO_PASSES, Run, needs_two_passes, plan_run
+from quark.runs.workload import Calibration
+
+__all__ = ["PlannedRun", "Refusal", "plan"]
+
+_CPU = torch.device("cpu")
+
+
+@attrs.frozen
+class Refusal:
+    """Why a run would not begin, or would stop.
+
+    Attributes:
+        kind: The class of the error that the run would raise.
+        message: The thing, the cause and the fix.
+    """
+
+    kind: str
+    message: str
+
+
+@attrs.frozen
+class PlannedRun:
+    """What a run on a checkpoint would do.
+
+    Attributes:
+        plan: What each layer gets; None where a refusal leaves no plan.
+        estimate: What the run writes and needs; None as ``plan``.
+        refusals: All that would refuse the run, as far as it can be known without reading a weight.
+        needs_data: What needs calibration data; empty where nothing does.
+        warnings: What does not refuse the run, and probably is not what was meant.
+    """
+
+    plan: QuantPlan | None
+    estimate: Estimate | None
+    refusals: tuple[Refusal, ...] = ()
+    needs_data: str = ""
+    warnings: tuple[str, ...] = ()
+
+    def with_errors(self, errors: Iterable[QuarkError]) -> PlannedRun:
+        """Return the same with more refusals, which come first."""
+        return attrs.evolve(self, refusals=_as_refusals([*errors, *self.refusals]))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the plan in JSON form, with the estimate, the refusals and the warnings beside its own entries."""
+        own = {} if self.plan is None else self.plan.to_dict()
+        return {
+            **own,
+            "warnings": [*own.get("warnings", ()), *self.warnings],
+            "needs_data": self.needs_data,
+            "refusals": [attrs.asdict(refusal) for refusal in self.refusals],
+            "estimate": self.estimate and self.estimate.to_dict(),
+        }
+
+
+def plan(
+    source: str | Path,
+    config: QConfig | str | Callable[[nn.Module], QConfig],
+    *,
+    calibration: Calibration = Calibration(),  # noqa: B008 - frozen
+    device: str = "cpu",
+    dtype: str = "auto",
+    exporter: str = "safetensors",
+    options: ExportOptions | None = None,
+    probing: bool = True,
+) -> PlannedRun:
+    """Return what `quark.runs.quantize_checkpoint` would do with a checkpoint, and what it would write and need.
+
+    Only ``config.json`` and the headers of the safetensors files are read; without such files, ``config.json`` alone. Errors that the run
+    would raise are collected: the result has all that are independent of each other.
+
+    Args:
+        source: Directory of a float checkpoint in Hugging Face form.
+        config: What each layer gets; or the name of a scheme, for the template of the model's family; or a function that makes the
+            configuration for the model, which is on the meta device.
+        calibration: The size of the calibration data, if any are needed.
+        device: As of `quark.runs.quantize_checkpoint`.
+        dtype: Likewise.
+        exporter: Likewise.
+        options: Likewise.
+        probing: Whether the speed of this machine is measured, in less than two seconds, for an estimate of the time.
+
+    Example:
+        >>> from quark.testing.tiny import tiny_model_dir
+        >>> planned = plan(tiny_model_dir(), "int4_wo_64", probing=False)
+        >>> planned.refusals, round(planned.estimate.output.bits_per_quantized_weight, 2)
+        ((), 4.31)
+    """
+    refuse_rival()
+    path, refusals = Path(source), _Refusals()
+    with collecting_later():
+        writer, target = _writer(exporter, options or ExportOptions(), refusals), _CPU
+        with refusals:
+            target = torch_device(device)
+        has_files = (path / INDEX).exists() or (path / SINGLE).exists()
+        shards = _shards(path, refusals) if has_files else None
+        model = _model(path, dtype, refusals, is_complete=shards is not None)
+        if model is None:
+            return PlannedRun(None, None, refusals.all())
+        if shards is not None:
+            with refusals:
+                StoredTensors(model, shards, path, weight_converters_of(model))
+        run = _run(model, config, refusals)
+        if run is None:
+            return PlannedRun(None, None, refusals.all())
+        if run.needs_data and has_files:
+            with refusals:
+                _refuse_no_tokenizer(path, run)
+        run = _with_passes(model, run, calibration, target)
+        machine = None
+        if probing:
+            file = shards[0].path if shards else None
+            machine = probe(run, target, next((p.dtype for p in model.parameters()), torch.float32), file)
+        numbers = None
+        if writer is not None:
+            with refusals:
+                numbers = estimate(model, run, calibration, writer, options or ExportOptions(), machine)
+    return PlannedRun(run.plan, numbers, refusals.all(), run.needs_data, tuple(_warnings(numbers, target)))
+
+
+class _Refusals:
+    """Collects the errors of ours that end the body of a ``with`` statement."""
+
+    def __init__(self) -> None:
+        self._errors: list[QuarkError] = []
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool:
+        if isinstance(error, QuarkError):
+            self._errors.append(error)
+            return True
+        return False
+
+    def all(self) -> tuple[Refusal, ...]:
+        """Return what was collected, each message once."""
+        return _as_refusals(self._errors)
+
+
+def _as_refusals(errors: Iterable[QuarkError | Refusal]) -> tuple[Refusal, ...]:
+    """Return each message once; a ConfigError that joins several is one refusal for each line."""
+    refusals = (e if isinstance(e, Refusal) else Refusal(type(e).__name__, line) for e in errors for line in _lines(e))
+    return tuple(dict.fromkeys(refusals))
+
+
+def _lines(error: QuarkError | Refusal) -> list[str]:
+    return [""] if isinstance(error, Refusal) else str(error).split("\n")
+
+
+def _writer(exporter: str, options: ExportOptions, refusals: _Refusals) -> Exporter | None:
+    with refusals:
+        return exporter_of(exporter, options)
+    return None
+
+
+def _shards(path: Path, refusals: _Refusals) -> list[Shard] | None:
+    with refusals:
+        return check_shards(path)
+    return None
+
+
+def _model(path: Path, dtype: str, refusals: _Refusals, *, is_complete: bool) -> nn.Module | None:
+    """Return the model on the meta device."""
+    chosen = None
+    with refusals:
+        chosen = torch_dtype(dtype)
+    with refusals:
+        return skeleton(path, "auto" if chosen is None else dtype, _CPU) if is_complete else meta_model(path, chosen)
+    return None
+
+
+def _run(model: nn.Module, config: QConfig | str | Callable[[nn.Module], QConfig], refusals: _Refusals) -> Run | None:
+    """Return the planned run."""
+    with refusals:
+        if isinstance(config, str):
+            config = template_of(model).get_config(scheme=config)
+        run = plan_run(model, config if isinstance(config, QConfig) else config(model))
+        with refusals:
+            refuse_unswitchable(model, [a.name for a in run.plan.attentions])
+        return run
+    return None
+
+
+def _with_passes(model: nn.Module, run: Run, calibration: Calibration, device: torch.device) -> Run:
+    """Return the run with its memory mode, as data of that size decide it."""
+    if not needs_two_passes(model, run.plan, run.algorithms.rounding, calibration.calls(), device):
+        return run
+    return attrs.evolve(run, two_passes=True, plan=attrs.evolve(run.plan, notes=(*run.plan.notes, TWO_PASSES)))
+
+
+def _refuse_no_tokenizer(path: Path, run: Run) -> None:
+    if load_tokenizer(path) is None:
+        raise CheckpointError(
+            f"'{path}' has no tokenizer, and calibration text is needed by {run.needs_data}: copy tokenizer.json into it, or give token "
+            "tensors through Python"
+        )
+
+
+def _warnings(numbers: Estimate | None, device: torch.device) -> Iterator[str]:
+    free = free_bytes(_CPU)
+    if numbers is not None and device.type == "cpu" and free is not None and numbers.peak_bytes > free + numbers.memory_of_program:
+        yield (
+            f"the run is estimated to need {numbers.peak_bytes / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free here: give fewer "
+            "calibration tokens (--num-calib, --seq-len), or take a machine with more memory"
+        )

@@ -1,0 +1,176 @@
+"""Workload: the floating-point operations and the bytes that a run moves, computed from its plan and from shapes alone."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+
+import attrs
+import torch
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from quark.algorithms import Rounding, Statistic
+from quark.calibration.batches import Call
+from quark.calibration.input_groups import InputGroups
+from quark.hf.model_config import experts_per_token
+from quark.planning.decoder_blocks import Block, decoder_blocks, rows_by_block
+from quark.planning.family import text_config
+from quark.planning.mixtures import ExpertNames
+from quark.planning.plan_row import PlanRow
+from quark.runs.run import Run
+
+__all__ = ["Calibration", "Task", "Workload", "statistics_bytes", "workload_of"]
+
+
+@attrs.frozen
+class Calibration:
+    """The size of the calibration data: sequences, and tokens in each."""
+
+    sequences: int = 128
+    length: int = 512
+
+    @property
+    def tokens(self) -> int:
+        """The number of all tokens."""
+        return self.sequences * self.length
+
+    def calls(self) -> list[Call]:
+        """Return calls with token ids of that size, on the meta device."""
+        return [Call((torch.empty(1, self.length, dtype=torch.int64, device="meta"),))] * self.sequences
+
+
+@attrs.frozen
+class Task:
+    """Layers with one input that are rounded together.
+
+    Attributes:
+        rows: N, the sum of the layers' output channels.
+        columns: K, the input channels.
+        tokens: Calibration tokens that reach the layers.
+        first: The plan row of one of the layers.
+    """
+
+    rows: int
+    columns: int
+    tokens: int
+    first: PlanRow = attrs.field(eq=False)
+
+
+@attrs.frozen
+class Workload:
+    """The work of one run.
+
+    Attributes:
+        forwards: Passes of each calibration token through the decoder blocks; 0 where no data are needed.
+        forward: FLOPs of all passes: matrix products of linear layers and of attention; those of a mixture by the experts of each token.
+        statistics: FLOPs of the sums ``Σ x xᵀ [K, K]``, of which half is computed, for each input group of the rounding.
+        solver: FLOPs of the rounding that uses them, as of a column by column rounding: ``K³ / 3`` for the factor of each such sum and
+            ``2 N K²`` for the error that goes from column to column.
+        rounded: Elements of weights that are rounded.
+        tasks: The input groups of the rounding, each kind once, with its number.
+    """
+
+    forwards: int = 0
+    forward: int = 0
+    statistics: int = 0
+    solver: int = 0
+    rounded: int = 0
+    tasks: Mapping[Task, int] = attrs.field(factory=dict)
+
+    @property
+    def flops(self) -> int:
+        """All FLOPs, but for the elementwise work of rounding."""
+        return self.forward + self.statistics + self.solver
+
+
+def workload_of(model: nn.Module, run: Run, calibration: Calibration) -> Workload:
+    """Return the work of a run; ``model`` is that of its plan, on the meta device or not."""
+    rounded = sum(math.prod(r.shape) for r in run.plan.quantized if r.config is not None and r.config.weight is not None)
+    if not run.needs_data:
+        return Workload(rounded=rounded)
+    blocks = decoder_blocks(model, run.plan.architecture)
+    share = _tokens_of_experts(model, run)
+    streams = 2 if any(kind.wants_float for kind in run.algorithms.rounding.needs) else 1
+    floats = 1 if any(t.needs for t in run.algorithms.transforms.values()) else 0
+    forwards = streams * (2 if run.two_passes else 1) + floats
+    rows_of = rows_by_block(blocks, run.plan.rows)
+    experts = ExpertNames(run.plan.architecture)
+    per_token = sum(2.0 * math.prod(r.shape) * (share if experts.projection(r.name) else 1.0) for rows in rows_of for r in rows)
+    per_token += sum(2.0 * fused * share for fused in _fused(blocks, rows_of)) + _attention(model, len(blocks), calibration.length)
+    tasks: dict[Task, int] = {}
+    for block, rows in zip(blocks, rows_of, strict=True):
+        for task in _tasks(run, block, rows, calibration.tokens, share, experts):
+            tasks[task] = tasks.get(task, 0) + 1
+    kinds = len(run.algorithms.rounding.needs)
+    return Workload(
+        forwards=forwards,
+        forward=round(per_token * calibration.tokens * forwards),
+        statistics=sum(count * kinds * task.tokens * task.columns**2 for task, count in tasks.items()),
+        solver=sum(count * (task.columns**3 // 3 + 2 * task.rows * task.columns**2) for task, count in tasks.items()),
+        rounded=rounded,
+        tasks=tasks,
+    )
+
+
+def statistics_bytes(rounding: Rounding, columns: int) -> int:
+    """Return the bytes of the statistics that a rounding needs of one input, from what their constructors allocate."""
+    with _Allocated() as allocated:
+        for kind in rounding.needs:
+            _made(kind, columns)
+    return allocated.bytes
+
+
+def _made(kind: type[Statistic], columns: int) -> Statistic:
+    return kind(columns, torch.device("meta"))
+
+
+class _Allocated(TorchDispatchMode):
+    """Counts the bytes of the tensors that operations return while it is active."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bytes = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        result = func(*args, **(kwargs or {}))
+        self.bytes += sum(t.nbytes for t in tree_leaves(result) if isinstance(t, torch.Tensor))
+        return result
+
+
+def _tokens_of_experts(model: nn.Module, run: Run) -> float:
+    """Return the share of the tokens that reach an expert, on average; 1 where it is not known."""
+    config = text_config(model)
+    chosen, experts = experts_per_token(config)
+    return 1.0 if run.plan.config.calibrate_all_experts or not chosen or not experts else min(1.0, chosen / experts)
+
+
+def _fused(blocks: Sequence[Block], rows_of: Sequence[Sequence[PlanRow]]) -> Iterator[int]:
+    """Yield the elements of the matrices of experts that stay fused, and so have no row."""
+    for block in blocks:
+        yield from (p.numel() for p in block.module.parameters() if p.ndim == 3)
+
+
+def _attention(model: nn.Module, layers: int, length: int) -> float:
+    """Return the FLOPs of attention itself for each token: queries by keys, and probabilities by values."""
+    config = text_config(model)
+    heads = getattr(config, "num_attention_heads", None) or 0
+    width = getattr(config, "head_dim", None) or (getattr(config, "hidden_size", 0) or 0) // max(heads, 1)
+    return 4.0 * layers * length * heads * width if isinstance(heads, int) and isinstance(width, int) else 0.0
+
+
+def _tasks(run: Run, block: Block, rows: Sequence[PlanRow], tokens: int, share: float, experts: ExpertNames) -> Iterator[Task]:
+    """Yield the input groups of the rounding in one block."""
+    own = {r.name.removeprefix(block.prefix): r for r in rows if r.algorithm}
+    if not own or not run.algorithms.rounding.needs:
+        return
+    groups = InputGroups(run.plan.architecture, run.plan.config.shared_scale_groups).expected(list(own))
+    seen: set[str] = set()
+    for name, row in own.items():
+        if name in seen:
+            continue
+        members = groups.get(name, (name,))
+        seen.update(members)
+        reached = max(1, round(tokens * share)) if experts.projection(row.name) else tokens
+        yield Task(sum(own[m].shape[0] for m in members), row.shape[1], reached, row)

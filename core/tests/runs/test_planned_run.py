@@ -1,0 +1,136 @@
+"""A plan of a run on a checkpoint: what it writes to the byte, what it needs, and all that refuses it; no weight is read."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import quark
+from quark.checkpoint.export import export_options
+from quark.errors import CheckpointError
+from quark.runs import quantize_checkpoint
+from quark.runs.planned_run import plan
+from quark.runs.workload import Calibration
+from quark.testing.tiny import calibration_batches, tiny_model_dir, tiny_template
+
+CONFIGS: dict[str, dict[str, Any]] = {
+    "codes": {"scheme": "int4_wo_64"},
+    "two levels": {"scheme": "nvfp4"},
+    "block scales": {"scheme": "mxfp4"},
+    "static scales and a cache": {"scheme": "fp8", "kv_cache_scheme": "fp8"},
+    "some layers in another scheme": {"scheme": "int4_wo_64", "layer_config": {"*.down_proj": "uint4_wo_32"}},
+}
+
+
+@pytest.mark.parametrize("arguments", CONFIGS.values(), ids=CONFIGS)
+@pytest.mark.parametrize("exporter_options", [{}, {"max_shard_bytes": 300_000}, {"weight_format": "fake_quantized"}], ids=str)
+def test_files_have_the_size_that_the_plan_says(arguments: dict[str, Any], exporter_options: dict[str, Any], tmp_path: Path) -> None:
+    config, options = tiny_template().get_config(**arguments), export_options("safetensors", exporter_options)
+    planned = plan(tiny_model_dir(), config, options=options, probing=False)
+    quantize_checkpoint(tiny_model_dir(), tmp_path / "out", config, calibration_batches(2, 32), options=options)
+    written = {f.name: f.stat().st_size for f in (tmp_path / "out").iterdir() if ".safetensors" in f.name}
+    assert planned.estimate is not None
+    assert planned.estimate.output is not None
+    assert planned.estimate.output.files == written
+    assert (len(written) > 1) == ("max_shard_bytes" in exporter_options)
+
+
+def test_bits_of_a_weight_include_its_scales() -> None:
+    planned = plan(tiny_model_dir(), "mxfp4", probing=False)
+    assert planned.estimate is not None
+    assert planned.estimate.output is not None
+    assert planned.estimate.output.bits_per_quantized_weight == 4 + 8 / 32
+
+
+def test_a_config_alone_is_enough(tmp_path: Path) -> None:
+    shutil.copy(tiny_model_dir() / "config.json", tmp_path)
+    alone, whole = (plan(path, "int4_wo_64", probing=False) for path in (tmp_path, tiny_model_dir()))
+    assert alone.refusals == ()
+    assert alone.estimate is not None
+    assert whole.estimate is not None
+    assert alone.plan == whole.plan
+    assert alone.estimate.output == whole.estimate.output
+
+
+def test_no_weight_is_read(tmp_path: Path) -> None:
+    """Data that cannot be read: a file whose body is a hole beyond the disk would be, byte by byte, zeros."""
+    directory = Path(shutil.copytree(tiny_model_dir(), tmp_path / "in"))
+    shard = directory / "model.safetensors"
+    data = shard.read_bytes()
+    end = 8 + int.from_bytes(data[:8], "little")
+    shard.write_bytes(data[:end] + b"\xff" * (len(data) - end))  # NaN everywhere, which a run refuses
+    assert plan(directory, "int4_wo_64", probing=False).refusals == ()
+
+
+def test_all_that_refuses_a_run_is_told_at_once(tmp_path: Path) -> None:
+    directory = Path(shutil.copytree(tiny_model_dir(), tmp_path / "in"))
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | {"intermediate_size": 320}))
+    shard = directory / "model.safetensors"
+    shard.write_bytes(shard.read_bytes()[:-8])
+    planned = plan(directory, "int4_wo_128", device="toaster", exporter="smoke", probing=False)
+    assert planned.plan is None
+    assert [r.kind for r in planned.refusals] == ["UnknownNameError", "ConfigError", "CheckpointError", "ConfigError"]
+    words = ("smoke", "toaster", "is truncated", "model.layers.{0-2}.mlp.down_proj")
+    assert all(word in refusal.message for word, refusal in zip(words, planned.refusals, strict=True))
+
+
+def test_weights_that_do_not_fit_the_config_are_told_with_the_plan(tmp_path: Path) -> None:
+    directory = Path(shutil.copytree(tiny_model_dir(), tmp_path / "in"))
+    config = json.loads((directory / "config.json").read_text())
+    (directory / "config.json").write_text(json.dumps(config | {"num_hidden_layers": 4}))
+    planned = plan(directory, "int4_wo_64", probing=False)
+    assert planned.plan is not None
+    assert [r.message for r in planned.refusals if "lacks 9 tensor(s)" in r.message]
+
+
+def test_a_directory_that_is_none_is_refused_and_not_raised(tmp_path: Path) -> None:
+    planned = plan(tmp_path / "nowhere", "int4_wo_64", probing=False)
+    assert [r.kind for r in planned.refusals] == [CheckpointError.__name__]
+
+
+def test_a_missing_tokenizer_refuses_only_a_run_that_needs_one(tmp_path: Path) -> None:
+    for name in ("config.json", "model.safetensors"):
+        shutil.copy(tiny_model_dir() / name, tmp_path)
+    assert plan(tmp_path, "int4_wo_64", probing=False).refusals == ()
+    gptq = tiny_template().get_config(scheme="int4_wo_64", algorithm="gptq")
+    refusals = plan(tmp_path, gptq, probing=False).refusals
+    assert ["has no tokenizer" in r.message for r in refusals] == [True]
+
+
+def test_a_budget_for_activations_decides_the_memory_mode() -> None:
+    config = tiny_template().get_config(scheme="int4_wo_64", algorithm="gptq")
+    config.activation_memory = 1000
+    planned, free = plan(tiny_model_dir(), config, probing=False), plan(tiny_model_dir(), "int4_wo_64", probing=False)
+    assert planned.plan is not None
+    assert planned.estimate is not None
+    assert free.estimate is not None
+    assert any("each block is passed twice" in note for note in planned.plan.notes)
+    assert (planned.estimate.work.forwards, free.estimate.work.forwards) == (2, 0)
+
+
+def test_the_measured_machine_gives_seconds_and_leaves_the_random_numbers_alone() -> None:
+    torch.manual_seed(0)
+    before = torch.get_rng_state()
+    config = tiny_template().get_config(scheme="int4_wo_64", algorithm="gptq")
+    planned = plan(tiny_model_dir(), config, calibration=Calibration(2, 32))
+    assert planned.estimate is not None
+    assert set(planned.estimate.seconds) == {"reading", "forwards", "statistics", "solver", "rounding and packing", "writing"}
+    assert all(seconds > 0 for seconds in planned.estimate.seconds.values())
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_it_is_a_function_of_the_package() -> None:
+    assert quark.plan is plan
+
+
+def test_everything_is_json() -> None:
+    config = tiny_template().get_config(scheme="int4_wo_64", algorithm="gptq")
+    found = json.loads(json.dumps(plan(tiny_model_dir(), config, probing=False).to_dict()))
+    assert {"rows", "estimate", "refusals", "needs_data"} <= found.keys()
+    assert found["estimate"]["memory"]["peak"] == sum(v for k, v in found["estimate"]["memory"].items() if k != "peak")

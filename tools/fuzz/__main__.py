@@ -1,0 +1,105 @@
+"""Damages checkpoints in many ways, runs every route on each, and counts how the runs end.
+
+    python -m tools.fuzz                        # 500 damaged checkpoints, seeds 0 to 499
+    python -m tools.fuzz --cases 50 --first 500 # others
+    python -m tools.fuzz --only 17 --route gptq # one, with all that it says
+
+A run may give a result, or one sentence that names the culprit, exit code 2, and nothing written. All else is printed with the seed that
+gives it again: a foreign traceback, files left behind, a run that takes more than ten seconds of processor time or 2 GB, a crash. Each run
+is a process of its own. The exit status is 0 if all endings were as promised.
+"""
+
+from __future__ import annotations
+
+import argparse
+import multiprocessing
+import random
+import resource
+import shutil
+import sys
+import tempfile
+from collections import Counter
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+from tools.fuzz.mutations import damage
+from tools.fuzz.routes import REFUSED, RESULT, ROUTES, ending, run
+from tools.fuzz.sources import SOURCES, TEXT, build
+
+SECONDS, PATIENCE = 10.0, 180.0
+BYTES = 2 << 30
+
+
+def main() -> None:
+    """Run the cases that the command line asks for, and print the counts."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", type=int, default=500)
+    parser.add_argument("--first", type=int, default=0, help="the first seed")
+    parser.add_argument("--only", type=int, help="this seed alone")
+    parser.add_argument("--route", action="append", choices=list(ROUTES))
+    options = parser.parse_args()
+    seeds = range(options.first, options.first + options.cases) if options.only is None else [options.only]
+    counts: dict[str, Counter[str]] = {route: Counter() for route in options.route or ROUTES}
+    with tempfile.TemporaryDirectory(prefix="quark-fuzz-") as name:
+        base = Path(name)
+        build(base)
+        for seed in seeds:
+            for route, of in counts.items():
+                if (source := SOURCES[seed % len(SOURCES)]) in ROUTES[route]:
+                    what, kind, said = case(seed, source, route, base)
+                    of[kind] += 1
+                    if kind not in (RESULT, REFUSED) or options.only is not None:
+                        print(f"seed {seed}, {route} of {source}, {what}\n    {kind}: {said[:600]}", flush=True)
+    kinds = sorted({kind for of in counts.values() for kind in of}, key=lambda k: (k not in (RESULT, REFUSED), k))
+    for route, of in counts.items():
+        print(f"{route:10}" + "".join(f"  {kind}: {of[kind]}" for kind in kinds))
+    sys.exit(not set(kinds) <= {RESULT, REFUSED})
+
+
+def case(seed: int, source: str, route: str, base: Path) -> tuple[str, str, str]:
+    """Return what was damaged, the kind of ending, and what is wrong with it or was said."""
+    place = Path(tempfile.mkdtemp(prefix="case-", dir=base))
+    directory, out = Path(shutil.copytree(base / source, place / "in")), place / "out"
+    what = damage(directory, source, random.Random(seed))
+    ours, theirs = multiprocessing.get_context("fork").Pipe(duplex=False)
+    process = multiprocessing.get_context("fork").Process(target=_child, args=(route, directory, out, base / TEXT, theirs))
+    process.start()
+    theirs.close()
+    answer = _answer(ours)
+    process.join(1)
+    if process.is_alive():
+        process.kill()
+        process.join()
+        return what, "endless", f"nothing after {PATIENCE:.0f} s"
+    if answer is None:
+        return what, "crash", f"the process ended with {process.exitcode}"
+    code, said, seconds, grown = answer
+    end = ending(route, directory, out, code, said)
+    shutil.rmtree(place)
+    if seconds > SECONDS:
+        return what, "slow", f"{seconds:.1f} s: {end}"
+    if grown > BYTES:
+        return what, "much memory", f"{grown / 1e9:.1f} GB: {end}"
+    kind = end if end in (RESULT, REFUSED) else end.partition(":")[0] if "[" not in end.partition(":")[0] else "left behind"
+    return what, kind, said if kind == end else end
+
+
+def _answer(pipe: Connection) -> tuple[int, str, float, int] | None:
+    """Return what a child sends; None where it sends nothing in time, or ends without a word."""
+    try:
+        answer: tuple[int, str, float, int] | None = pipe.recv() if pipe.poll(PATIENCE) else None
+    except EOFError:
+        return None
+    return answer
+
+
+def _child(route: str, directory: Path, out: Path, text: Path, pipe: Connection) -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF)
+    code, said = run(route, directory, out, text)
+    after = resource.getrusage(resource.RUSAGE_SELF)
+    seconds = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    pipe.send((code, said, seconds, (after.ru_maxrss - before.ru_maxrss) * 1024))
+
+
+if __name__ == "__main__":
+    main()

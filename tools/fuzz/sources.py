@@ -1,0 +1,53 @@
+"""The checkpoints that are damaged: one small model, stored in one file, in shards, and quantized."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from quark.runs import quantize_checkpoint
+from quark.testing.tiny import held_out_text, tiny_model_dir
+from quark.torch import LLMTemplate
+
+__all__ = ["FILES", "SIZES", "SOURCES", "TEXT", "build"]
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 2,
+    "head_dim": 16,
+    "vocab_size": 1024,
+    "max_position_embeddings": 256,
+    "pad_token_id": 0,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
+}
+"""Of the model, as its config.json has them."""
+
+_COMMON = ("config.json", "tokenizer.json", "tokenizer_config.json", "generation_config.json")
+FILES = {
+    "float": (*_COMMON, "model.safetensors"),
+    "sharded": (*_COMMON, "model.safetensors.index.json", "model-00001-of-00003.safetensors"),
+    "quantized": (*_COMMON, "model.safetensors"),
+}
+"""The files of each source that are damaged."""
+SOURCES = tuple(FILES)
+TEXT = "text.txt"
+
+
+def build(base: Path) -> None:
+    """Write the sources, and a text for calibration, to a directory."""
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model("llama", **SIZES), dtype=torch.bfloat16)
+    model.save_pretrained(base / "float")
+    model.save_pretrained(base / "sharded", max_shard_size="70KB")
+    for directory, name in ((d, n) for d in ("float", "sharded") for n in ("tokenizer.json", "tokenizer_config.json")):
+        shutil.copy(tiny_model_dir() / name, base / directory / name)
+    (base / TEXT).write_text(held_out_text()[:3000], encoding="utf-8")
+    quantize_checkpoint(base / "float", base / "quantized", LLMTemplate.get("llama").get_config(scheme="int4_wo_32"))
