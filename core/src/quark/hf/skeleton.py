@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from quark.errors import ConfigError
 from quark.hf.dtype_and_device import first_dtype, torch_dtype
 from quark.hf.foreign_errors import reading
 from quark.hf.internals import initialize_what_no_checkpoint_holds, kept_in_float32, without_initialization
 from quark.hf.json_files import read_json
 from quark.hf.model_config import auto_class, model_config
+from quark.hf.quantized_source import refuse_unknown_source, without_quantization
 
 __all__ = ["empty_model", "meta_model", "skeleton"]
 
@@ -21,7 +21,7 @@ _NO_MODEL = "no model can be built of it; it is damaged, fetch it again"
 
 
 def meta_model(path: Path, dtype: torch.dtype | None = None) -> nn.Module:
-    """Return the model of a checkpoint without its weights, on the meta device.
+    """Return the float model of a checkpoint without its weights, on the meta device.
 
     Args:
         path: Directory of the checkpoint.
@@ -29,11 +29,10 @@ def meta_model(path: Path, dtype: torch.dtype | None = None) -> nn.Module:
 
     Raises:
         CheckpointError: The directory is no checkpoint.
-        ConfigError: The checkpoint is quantized already.
+        ConfigError: The checkpoint is quantized, and no installed layout dequantizes it.
     """
-    config = model_config(path)
-    if getattr(config, "quantization_config", None) is not None:
-        raise ConfigError(f"'{path}' is quantized already (its config.json has a quantization_config): give the float checkpoint")
+    refuse_unknown_source(path)
+    config = without_quantization(model_config(path))
     with torch.device("meta"), reading(path / "config.json", _NO_MODEL):
         return auto_class(config).from_config(config, dtype=dtype or config.dtype, trust_remote_code=False)
 
@@ -78,9 +77,7 @@ def empty_model(path: Path, attn_implementation: str | None) -> nn.Module:
 
     Its buffers that no checkpoint holds (rotary tables) are computed. Raises as `model_config`.
     """
-    config = model_config(path)
-    if hasattr(config, "quantization_config"):
-        del config.quantization_config
+    config = without_quantization(model_config(path))
     with without_initialization(), reading(path / "config.json", _NO_MODEL):
         return (
             auto_class(config)

@@ -12,6 +12,7 @@ from quark.checkpoint.export import exporter_of, exporting
 from quark.checkpoint.exporter import Exporter, ExportOptions, StreamingExporter
 from quark.config.model import QConfig
 from quark.hf.dtype_and_device import torch_device, torch_dtype
+from quark.hf.quantized_source import float_tensors_of
 from quark.hf.shards import check_shards
 from quark.hf.skeleton import skeleton
 from quark.hf.stored_tensors import StoredTensors
@@ -45,7 +46,7 @@ def quantize_checkpoint(
     so does a transform that changes what lies outside the blocks, such as a rotation.
 
     Args:
-        source: Directory of a float checkpoint in Hugging Face form.
+        source: Directory of a checkpoint in Hugging Face form: float, or quantized in a layout that an installed plugin dequantizes.
         out: Directory to write; it must not exist, be empty, or hold what ``options.overwrite`` lets be replaced. It appears when complete.
         config: What each layer gets.
         data: Calibration data (see `quark.calibration.batches.calls`), or a function that gives them: it is called with what
@@ -92,7 +93,7 @@ def _opened(source: Path, device: str, dtype: str, converters: Sequence[WeightCo
     target = torch_device(device)
     model = skeleton(source, dtype, target)
     converters = weight_converters_of(model) if converters is None else converters
-    return CheckpointSource(model, StoredTensors(model, shards, source, converters), target)
+    return CheckpointSource(model, StoredTensors(model, shards, source, converters, float_tensors_of(source, shards)), target)
 
 
 def _streamed(run: Run, tensors: CheckpointSource, out: Path, exporter: tuple[str, StreamingExporter], options: ExportOptions) -> QuantPlan:

@@ -11,9 +11,10 @@ from torch import nn
 
 from quark.checkpoint import ExportOptions, ReadsOwnFiles
 from quark.checkpoint.export import export_with
-from quark.checkpoint.layouts import layouts_of, quantization_block, reader_of
+from quark.checkpoint.layouts import quantization_block, reader_of
 from quark.checkpoint.transformers_loading import register_layouts
 from quark.hf.loading import load_model
+from quark.plugins import exporters
 from quark.runs import ModelQuantizer
 from quark.testing.check import NotApplicableError, check, require
 from quark.testing.checks.layout import REFUSALS, first_stored, stored_model, stored_schemes, temporary
@@ -44,7 +45,7 @@ def is_recognized(subject: Subject) -> None:
     with temporary() as parent:
         export_with(subject.lookup_name, stored_model(subject), parent / "out")
         block = quantization_block(parent / "out")
-        names = layouts_of(block)
+        names = exporters().fitting(block)
         method = block.get("quant_method")
         require(subject.name in names, f"writes checkpoints of the quant_method {method!r}, by which its record does not recognize them")
         require(len(names) == 1, f"writes checkpoints that are also taken for the layout '{[n for n in names if n != subject.name][:1]}'")
