@@ -17,6 +17,14 @@ from torch import Tensor
 __all__ = ["Dequantizer", "FloatTensor"]
 
 
+def _sizes(values: Iterable[int]) -> tuple[int, ...]:
+    return tuple(values)
+
+
+def _names(values: Iterable[str]) -> tuple[str, ...]:
+    return tuple(values)
+
+
 @attrs.frozen(kw_only=True, eq=False)
 class FloatTensor:
     """One float tensor that is computed from stored ones.
@@ -30,10 +38,10 @@ class FloatTensor:
     """
 
     name: str
-    shape: tuple[int, ...] = attrs.field(converter=tuple)
-    sources: tuple[str, ...] = attrs.field(converter=tuple)
+    shape: tuple[int, ...] = attrs.field(converter=_sizes)
+    sources: tuple[str, ...] = attrs.field(converter=_names)
     make: Callable[[Mapping[str, Tensor], torch.dtype], Tensor]
-    left_out: tuple[str, ...] = attrs.field(default=(), converter=tuple)
+    left_out: tuple[str, ...] = attrs.field(default=(), converter=_names)
 
 
 class Dequantizer(Protocol):

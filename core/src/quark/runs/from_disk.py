@@ -43,7 +43,7 @@ def quantize_checkpoint(
     """Quantize a checkpoint. The result is what loading, `ModelQuantizer.quantize_model` and an export give, byte for byte.
 
     Only what lies in no decoder block, and one block, are in memory. An exporter that cannot write block by block gets the whole model, and
-    so does a transform that changes what lies outside the blocks, such as a rotation.
+    so does a transform that does not work by blocks (`quark.algorithms.Transform`).
 
     Args:
         source: Directory of a checkpoint in Hugging Face form: float, or quantized in a layout that an installed plugin dequantizes.
@@ -99,11 +99,12 @@ def _opened(source: Path, device: str, dtype: str, converters: Sequence[WeightCo
 def _streamed(run: Run, tensors: CheckpointSource, out: Path, exporter: tuple[str, StreamingExporter], options: ExportOptions) -> QuantPlan:
     """Write each block as soon as it is quantized."""
     model = tensors.model
-    content = CheckpointContent(model, run.plan.config, run.plan)
+    started = run.start(model, tensors)
+    content = CheckpointContent(model, started.plan.config, started.plan)
     name, writer = exporter
     place = exporting(name, out, overwrite=options.overwrite)
-    with place as directory, writer.stream(content, quantized_skeleton(model, run.plan), directory, options) as stream:
-        return run.quantize(model, CheckpointSink(model, stream), tensors).plan
+    with place as directory, writer.stream(content, quantized_skeleton(model, started.plan), directory, options) as stream:
+        return started.quantize(CheckpointSink(model, stream)).plan
 
 
 def _whole(run: Run, tensors: CheckpointSource, out: Path, exporter: tuple[str, Exporter], options: ExportOptions) -> QuantPlan:

@@ -68,7 +68,7 @@ class CheckpointSource:
         self._fused = fused_mixtures(model)
         self._recipes: dict[str | None, list[Recipe]] = {}
         self._rows: list[PlanRow] = []
-        self._kept: set[int] = set()
+        self._outside: list[nn.Module] = []
 
     def load_all(self) -> None:
         """Read every tensor into the model, for a run that needs the whole model in memory; call `prepare` before.
@@ -84,6 +84,9 @@ class CheckpointSource:
     def prepare(self, plan: QuantPlan) -> None:
         """Assign stored tensors to the blocks of a plan; the fused experts of the model have been separated."""
         names = [b.name for b in decoder_blocks(self._model, plan.architecture) if b.name]
+        inside = tuple(f"{name}." for name in names)
+        modules = self._model.named_modules(remove_duplicate=False)
+        self._outside = [module for name, module in modules if not f"{name}.".startswith(inside or (".",))]
         self._rows = list(plan.quantized)
         separate = {name for name, m in self._model.named_modules() if isinstance(m, SeparateExperts)}
         self._fused = {name: m for name, m in self._fused.items() if name in separate}
@@ -105,9 +108,7 @@ class CheckpointSource:
             return
         name = None if block is None else block.name
         for target, tensor in self._stored.read(self._recipes.get(name, ()), self._dtype_of, self._device):
-            placed = self._place(target, tensor)
-            if block is None:
-                self._kept.add(id(placed))
+            self._place(target, tensor)
         for mixture, fused in self._fused.items():
             if block.owns(mixture) if block is not None else not fused.is_meta:
                 _share(fused, self._model.get_submodule(mixture))
@@ -120,12 +121,14 @@ class CheckpointSource:
         for recipe in self._recipes.get(block.name, ()):
             for target in recipe.targets:
                 self._place(target, self._state[target])
+        # Looked up now, since transforms put other tensors there.
+        kept = {id(t) for module in self._outside for t in (*module._parameters.values(), *module._buffers.values())}
         for module in block.module.modules():
             for leaf, parameter in module._parameters.items():
-                if parameter is not None and not parameter.is_meta and id(parameter) not in self._kept:
+                if parameter is not None and not parameter.is_meta and id(parameter) not in kept:
                     module._parameters[leaf] = nn.Parameter(_meta(parameter.shape, parameter.dtype), requires_grad=False)
             for leaf, buffer in module._buffers.items():
-                if buffer is not None and leaf not in module._non_persistent_buffers_set and id(buffer) not in self._kept:
+                if buffer is not None and leaf not in module._non_persistent_buffers_set and id(buffer) not in kept:
                     module._buffers[leaf] = _meta(buffer.shape, buffer.dtype)
 
     def _place(self, name: str, tensor: Tensor) -> Tensor:

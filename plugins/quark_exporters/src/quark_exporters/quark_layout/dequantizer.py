@@ -88,7 +88,7 @@ def _float_shape(name: str, quantizer: TensorQuantizer, stored: Mapping[str, Ten
 
 
 def _shapes(packed: Tensor, bits: float) -> Iterator[tuple[int, ...]]:
-    """Yield shapes whose codes may be stored so: a code in each element, or as many on the last axis as its bits allow; transposed or not."""
+    """Yield shapes whose codes may be stored so: one in each element, or as many on the last axis as its bits allow; transposed or not."""
     *lead, last = packed.shape
     for length in dict.fromkeys((last, round(8 * packed.itemsize * last / bits))):
         yield (*lead, length)
