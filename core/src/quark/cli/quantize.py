@@ -28,6 +28,7 @@ __all__ = [
     "SeparateKv",
     "ShareFused",
     "Strict",
+    "TrustRemoteCode",
     "make_config",
     "quantize",
     "register",
@@ -77,6 +78,9 @@ CalibrationText = Annotated[
     Path | None, typer.Option(help="Text file, or directory of .txt files, for static activation scales and calibrated rounding.")
 ]
 Strict = Annotated[bool, typer.Option("--strict", help="A pattern that matches no layer is an error, not a warning.")]
+TrustRemoteCode = Annotated[
+    bool, typer.Option("--trust-remote-code", help="Run the code that comes with the checkpoint; without, one that needs it is refused.")
+]
 ShareFused = Annotated[
     bool,
     typer.Option(
@@ -93,7 +97,10 @@ def register(app: typer.Typer) -> None:
 
 
 def quantize(
-    model: Annotated[Path, typer.Argument(help="Directory of a float checkpoint in Hugging Face form.")],
+    model: Annotated[
+        Path,
+        typer.Argument(help="Directory of a checkpoint: float, or in a layout that can be dequantized."),
+    ],
     out: Annotated[Path, typer.Argument(help="Directory to write; must not exist or be empty.")],
     scheme: Annotated[str, typer.Option(help="Scheme of all linear layers; `quark schemes` lists them.")],
     scheme_option: SchemeOptions = None,
@@ -115,6 +122,7 @@ def quantize(
     calibrate_all_experts: AllExperts = False,
     share_fused_scales: ShareFused = False,
     strict: Strict = False,
+    trust_remote_code: TrustRemoteCode = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
@@ -131,7 +139,7 @@ def quantize(
     started = time.perf_counter()
     refuse_used_directory(out)
     export = export_options(exporter, given_options("--exporter-option", exporter_option))
-    skeleton = meta_model(model)
+    skeleton = meta_model(model, trust_remote_code=trust_remote_code)
     options = scheme_option, algorithm_option
     config = make_config(
         skeleton, scheme, algorithm, kv_cache, exclude, layer, share_fused_scales, attention_scheme, kv_cache_post_rope, *options
@@ -140,13 +148,14 @@ def quantize(
     if dry_run:
         _print_plan(ModelQuantizer(config).plan(skeleton), as_json)
         return
-    tokenizer = load_tokenizer(model)
+    tokenizer = load_tokenizer(model, trust_remote_code=trust_remote_code)
 
     def data(needed_by: str) -> list[Tensor]:
         return _calibration(tokenizer, needed_by, calib, num_calib, seq_len)
 
     export = attrs.evolve(export, tokenizer=tokenizer)
-    plan = quantize_checkpoint(model, out, config, data, device=device, dtype=dtype, exporter=exporter, options=export)
+    where = {"device": device, "dtype": dtype, "exporter": exporter}
+    plan = quantize_checkpoint(model, out, config, data, **where, options=export, trust_remote_code=trust_remote_code)
     _print_result(out, scheme, len(plan.quantized), time.perf_counter() - started, as_json)
 
 

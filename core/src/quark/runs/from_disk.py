@@ -39,6 +39,7 @@ def quantize_checkpoint(
     exporter: str = "safetensors",
     options: ExportOptions | None = None,
     weight_converters: Sequence[WeightConverter] | None = None,
+    trust_remote_code: bool = False,
 ) -> QuantPlan:
     """Quantize a checkpoint. The result is what loading, `ModelQuantizer.quantize_model` and an export give, byte for byte.
 
@@ -58,6 +59,7 @@ def quantize_checkpoint(
         weight_converters: What stored tensors become before they are the model's, such as one fused matrix of queries, keys and values
             that the model has as three; None takes those of the model's template. A converter whose sources the model has a place for is
             not applied (`quark.hf.converted_tensors`).
+        trust_remote_code: Whether code that comes with the checkpoint may run.
 
     Returns:
         What was done to each layer.
@@ -78,7 +80,7 @@ def quantize_checkpoint(
     options = options or ExportOptions()
     refuse_used_directory(Path(out), overwrite=options.overwrite)
     writer = exporter_of(exporter, options)
-    tensors = _opened(Path(source), device, dtype, weight_converters)
+    tensors = _opened(Path(source), device, dtype, weight_converters, trust_remote_code=trust_remote_code)
     run = plan_run(tensors.model, config).with_data(tensors.model, data, tensors.device)
     tensors.prepare(run.plan)
     if isinstance(writer, StreamingExporter) and run.works_by_block:
@@ -86,12 +88,14 @@ def quantize_checkpoint(
     return _whole(run, tensors, Path(out), (exporter, writer), options)
 
 
-def _opened(source: Path, device: str, dtype: str, converters: Sequence[WeightConverter] | None) -> CheckpointSource:
+def _opened(
+    source: Path, device: str, dtype: str, converters: Sequence[WeightConverter] | None, *, trust_remote_code: bool
+) -> CheckpointSource:
     """Return the checkpoint with its model on the meta device; nothing has been read but headers."""
     torch_dtype(dtype)
     shards = check_shards(source)
     target = torch_device(device)
-    model = skeleton(source, dtype, target)
+    model = skeleton(source, dtype, target, trust_remote_code=trust_remote_code)
     converters = weight_converters_of(model) if converters is None else converters
     return CheckpointSource(model, StoredTensors(model, shards, source, converters, float_tensors_of(source, shards)), target)
 
