@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -39,10 +40,12 @@ class TinyForCausalLM(LlamaForCausalLM):
 AUTO_MAP = {"AutoConfig": "modeling_tiny.TinyConfig", "AutoModelForCausalLM": "modeling_tiny.TinyForCausalLM"}
 
 
-@pytest.fixture(autouse=True)
-def modules_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A cache of modules of this test alone."""
-    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+@pytest.fixture(scope="module", autouse=True)
+def modules_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """A cache of modules for these tests; one for all, since its package is imported once."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path_factory.mktemp("modules")))
+        yield
 
 
 @pytest.fixture
