@@ -20,12 +20,13 @@ from transformers import AutoModelForCausalLM, GptOssConfig, GptOssForCausalLM, 
 from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 from quark.checkpoint import export_safetensors, import_model_from_safetensors
-from quark.errors import CheckpointError, ConfigError
+from quark.errors import CheckpointError, ConfigError, UnsupportedError
 from quark.hf.skeleton import meta_model
 from quark.runs import quantize_checkpoint
 from quark.testing.small_models import batches
 from quark.testing.tiny import tiny_model_dir
 from quark.torch import LLMTemplate, ModelQuantizer
+from quark.torch.quantization.weight_convert import Chunk, WeightConverter
 
 DTYPE = torch.bfloat16
 ODD = LlamaConfig(
@@ -216,6 +217,40 @@ def test_an_export_can_be_quantized_anew(tmp_path: Path, caplog: pytest.LogCaptu
     expected, result = (load_file(tmp_path / name / "model.safetensors") for name in ("expected", "second"))
     assert expected.keys() == result.keys()
     assert all(torch.equal(tensor.view(torch.uint8), result[name].view(torch.uint8)) for name, tensor in expected.items())
+
+
+def test_weight_converters_are_applied_to_the_float_tensors(llama: Path, tmp_path: Path) -> None:
+    """Gate and up are stored as one FP8 matrix; each of the two has to come out as its part of the dequantized one."""
+    block = {"quant_method": "fp8", "weight_block_size": [128, 128]}
+    tensors = {name: tensor for file in llama.glob("*.safetensors") for name, tensor in load_file(file).items()}
+    parts = {name: tensor for name, tensor in tensors.items() if name.endswith(("gate_proj.weight", "up_proj.weight"))}
+
+    def fused(name: str, _: Tensor) -> tuple[str, Tensor]:
+        stem = name.replace("gate_proj.weight", "")
+        return f"{stem}gate_up_proj.weight", torch.cat([parts[name], parts[f"{stem}up_proj.weight"]])
+
+    def codes_of(name: str, tensor: Tensor) -> dict[str, Tensor]:
+        if name.endswith("up_proj.weight"):
+            return {}
+        return fp8_blocks(*fused(name, tensor))[0] if name in parts else {name: tensor}
+
+    def floats_of(name: str, tensor: Tensor) -> dict[str, Tensor]:
+        if name.endswith("up_proj.weight"):
+            return {}
+        if name not in parts:
+            return {name: tensor}
+        gate, up = fp8_blocks(*fused(name, tensor))[1].chunk(2)
+        return {name: gate, name.replace("gate_proj", "up_proj"): up.clone()}
+
+    codes = rewritten(llama, tmp_path / "codes", codes_of, block)
+    floats = rewritten(llama, tmp_path / "floats", floats_of, None)
+    quantizer = ModelQuantizer(LLMTemplate.get("llama").get_config(scheme="int4_wo_per_channel"))
+    converter = WeightConverter("gate_up_proj.weight", ["gate_proj.weight", "up_proj.weight"], operations=[Chunk(dim=0)])
+    quantizer.direct_quantize_checkpoint(codes, tmp_path / "from_codes", device="cpu", weight_converters=[converter])
+    quantizer.direct_quantize_checkpoint(floats, tmp_path / "from_floats", True, device="cpu")
+    assert contents(tmp_path / "from_codes") == contents(tmp_path / "from_floats")
+    with pytest.raises(UnsupportedError, match="cannot stay as they are stored"):
+        quantizer.direct_quantize_checkpoint(codes, tmp_path / "kept", True, device="cpu")
 
 
 @pytest.mark.parametrize("where", ["config", "text_config"])

@@ -17,7 +17,7 @@ from quark.plugins.attribution import attributed, origin
 from quark.plugins.catalog import catalog
 from quark.plugins.expected import described
 
-__all__ = ["float_tensors_of", "refuse_unknown_source", "without_quantization"]
+__all__ = ["float_tensors_of", "is_quantized_source", "refuse_unknown_source", "without_quantization"]
 
 _KEY = "quantization_config"
 
@@ -31,6 +31,11 @@ def refuse_unknown_source(directory: Path) -> None:
         AmbiguousNameError: Several do.
     """
     _layout_of(directory)
+
+
+def is_quantized_source(directory: Path) -> bool:
+    """Return whether a checkpoint is quantized; raises as `refuse_unknown_source`."""
+    return _layout_of(directory) is not None
 
 
 def float_tensors_of(directory: Path, shards: Sequence[Shard]) -> list[FloatTensor] | None:
