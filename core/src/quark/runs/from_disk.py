@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 from quark.calibration.finite import refuse_non_finite
@@ -83,9 +84,10 @@ def quantize_checkpoint(
     tensors = _opened(Path(source), device, dtype, weight_converters, trust_remote_code=trust_remote_code)
     run = plan_run(tensors.model, config).with_data(tensors.model, data, tensors.device)
     tensors.prepare(run.plan)
-    if isinstance(writer, StreamingExporter) and run.works_by_block:
-        return _streamed(run, tensors, Path(out), (exporter, writer), options)
-    return _whole(run, tensors, Path(out), (exporter, writer), options)
+    with closing(tensors):
+        if isinstance(writer, StreamingExporter) and run.works_by_block:
+            return _streamed(run, tensors, Path(out), (exporter, writer), options)
+        return _whole(run, tensors, Path(out), (exporter, writer), options)
 
 
 def _opened(
