@@ -154,8 +154,9 @@ def quantize(
         return _calibration(tokenizer, needed_by, calib, num_calib, seq_len)
 
     export = attrs.evolve(export, tokenizer=tokenizer)
-    where = {"device": device, "dtype": dtype, "exporter": exporter}
-    plan = quantize_checkpoint(model, out, config, data, **where, options=export, trust_remote_code=trust_remote_code)
+    plan = quantize_checkpoint(
+        model, out, config, data, device=device, dtype=dtype, exporter=exporter, options=export, trust_remote_code=trust_remote_code
+    )
     _print_result(out, scheme, len(plan.quantized), time.perf_counter() - started, as_json)
 
 
