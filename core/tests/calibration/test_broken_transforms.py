@@ -111,7 +111,7 @@ def test_hooks_are_the_business_of_a_transform_that_says_it_runs_with_the_model(
 
 
 def test_a_tensor_that_is_added_to_a_block_is_refused_where_files_are_laid_out_before(quantized: Quantized) -> None:
-    with pytest.raises(PluginError, match="has added or removed 'mlp.up_proj.bias' in 'model.layers.0', and says works_by_block"):
+    with pytest.raises(PluginError, match=r"has added or removed 'mlp\.up_proj\.bias' in 'model\.layers\.0', and says works_by_block"):
         quantized(transforming(adds_bias), runs=True)
 
 

@@ -204,7 +204,7 @@ class CheckedRun:
             raise self._whose.error(f"has changed '{block.name}', in which {complaint}")
         if self._works_by_block and (added := sorted(block.module.state_dict().keys() ^ names)):
             raise self._whose.error(
-                f"has added or removed '{added[0]}' in '{block.name}', and says works_by_block: files are laid out before blocks are changed"
+                f"has added or removed '{added[0]}' in '{block.name}', and says works_by_block: files are laid out beforehand"
             )
         return checked_metrics(report, None, self._whose)
 

@@ -97,10 +97,7 @@ def register(app: typer.Typer) -> None:
 
 
 def quantize(
-    model: Annotated[
-        Path,
-        typer.Argument(help="Directory of a checkpoint: float, or in a layout that can be dequantized."),
-    ],
+    model: Annotated[Path, typer.Argument(help="Directory of a checkpoint: float, or in a layout that can be dequantized.")],
     out: Annotated[Path, typer.Argument(help="Directory to write; must not exist or be empty.")],
     scheme: Annotated[str, typer.Option(help="Scheme of all linear layers; `quark schemes` lists them.")],
     scheme_option: SchemeOptions = None,
@@ -140,10 +137,8 @@ def quantize(
     refuse_used_directory(out)
     export = export_options(exporter, given_options("--exporter-option", exporter_option))
     skeleton = meta_model(model, trust_remote_code=trust_remote_code)
-    options = scheme_option, algorithm_option
-    config = make_config(
-        skeleton, scheme, algorithm, kv_cache, exclude, layer, share_fused_scales, attention_scheme, kv_cache_post_rope, *options
-    )
+    options = attention_scheme, kv_cache_post_rope, scheme_option, algorithm_option
+    config = make_config(skeleton, scheme, algorithm, kv_cache, exclude, layer, share_fused_scales, *options)
     config = attrs.evolve(config, separate_kv_scales=separate_kv_scales, calibrate_all_experts=calibrate_all_experts, strict=strict)
     if dry_run:
         _print_plan(ModelQuantizer(config).plan(skeleton), as_json)
@@ -154,9 +149,8 @@ def quantize(
         return _calibration(tokenizer, needed_by, calib, num_calib, seq_len)
 
     export = attrs.evolve(export, tokenizer=tokenizer)
-    plan = quantize_checkpoint(
-        model, out, config, data, device=device, dtype=dtype, exporter=exporter, options=export, trust_remote_code=trust_remote_code
-    )
+    where: Any = {"device": device, "dtype": dtype, "exporter": exporter, "trust_remote_code": trust_remote_code}
+    plan = quantize_checkpoint(model, out, config, data, options=export, **where)
     _print_result(out, scheme, len(plan.quantized), time.perf_counter() - started, as_json)
 
 

@@ -73,7 +73,7 @@ class DequantizedTensors:
         tensors = {source: stored(source, dtype) for source in made.sources}
         try:
             values = made.make(tensors, dtype)
-        except (RuntimeError, ValueError, IndexError) as error:
+        except (RuntimeError, ValueError, IndexError, KeyError) as error:
             raise CheckpointError(f"'{name}' cannot be computed from {folded(made.sources)} of '{self._directory}' ({error})") from error
         if tuple(values.shape) != made.shape:
             raise CheckpointError(

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from quark.checkpoint import ExportOptions, export_safetensors, import_model_from_safetensors
 from quark.checkpoint.export import export_with
@@ -20,18 +21,39 @@ from quark.testing.tiny import tiny_model
 from quark.torch import LLMTemplate, ModelQuantizer
 
 
-@pytest.mark.parametrize("options", [ExportOptions(), ExportOptions(pack_method="order"), ExportOptions(weight_format="fake_quantized")])
+@pytest.mark.parametrize(
+    "options",
+    [
+        ExportOptions(),
+        ExportOptions(pack_method="order"),
+        ExportOptions(weight_format="fake_quantized"),
+    ],
+    ids=["codes", "codes in order", "values"],
+)
 @pytest.mark.parametrize("scheme", fitting_schemes())
 def test_the_weights_are_those_of_the_model_that_is_loaded(scheme: str, options: ExportOptions, tmp_path: Path) -> None:
     export_with("safetensors", quantized(run_config(scheme)), tmp_path / "out", options)
-    shards = check_shards(tmp_path / "out")
-    float_tensors = float_tensors_of(tmp_path / "out", shards)
-    assert float_tensors
-    tensors = DequantizedTensors(FileTensors(shards), float_tensors, tmp_path)
+    weights = dequantized(tmp_path / "out")
     loaded = import_model_from_safetensors(None, tmp_path / "out", device="cpu").state_dict()
-    with tensors.reading(torch.device("cpu")) as read:
-        for one in float_tensors:
-            assert torch.equal(read(one.name, loaded[one.name].dtype), loaded[one.name]), one.name
+    assert weights
+    assert all(torch.equal(weight, loaded[name]) for name, weight in weights.items())
+
+
+def dequantized(directory: Path, dtype: torch.dtype = torch.float32) -> dict[str, Tensor]:
+    shards = check_shards(directory)
+    float_tensors = float_tensors_of(directory, shards) or []
+    with DequantizedTensors(FileTensors(shards), float_tensors, directory).reading(torch.device("cpu")) as read:
+        return {one.name: read(one.name, dtype) for one in float_tensors}
+
+
+@pytest.mark.parametrize("scheme", fitting_schemes())
+def test_zero_points_that_are_not_stored_are_0(scheme: str, tmp_path: Path) -> None:
+    model = quantized(run_config(scheme))
+    for stores in (True, False):
+        export_with("safetensors", model, tmp_path / f"{stores}", ExportOptions(zero_points=stores))
+    expected, weights = dequantized(tmp_path / "True"), dequantized(tmp_path / "False")
+    assert expected.keys() == weights.keys()
+    assert all(torch.equal(weight, weights[name]) for name, weight in expected.items())
 
 
 def test_every_scheme_that_is_stored_fits_the_small_model() -> None:

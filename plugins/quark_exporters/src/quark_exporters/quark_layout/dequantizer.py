@@ -64,10 +64,14 @@ def _float_tensor(name: str, spec: TensorSpec, stored: Mapping[str, Tensor], ord
         )
     quantizer = quantizer_for(spec, activation=False)
     shape = _float_shape(name, quantizer, stored, order)
-    scales = [f"{name}_{suffix}" for suffix in packed_meta(quantizer, shape, order) if suffix and f"{name}_{suffix}" in stored]
+    announced = packed_meta(quantizer, shape, order)
+    scales = [f"{name}_{suffix}" for suffix in announced if suffix and f"{name}_{suffix}" in stored]
+    # Zero points of symmetric codes are all 0, and need not be stored.
+    zeros = {suffix: t for suffix, t in announced.items() if suffix.startswith("zero_point") and f"{name}_{suffix}" not in stored}
 
     def make(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
-        packed = {"": tensors[name], **{scale.removeprefix(f"{name}_"): tensors[scale] for scale in scales}}
+        packed = {suffix: torch.zeros_like(t, device=tensors[name].device) for suffix, t in zeros.items()}
+        packed |= {"": tensors[name], **{scale.removeprefix(f"{name}_"): tensors[scale] for scale in scales}}
         codes, qparams = quantizer.unpack(packed, shape, order=order)
         return cast_finite(quantizer.dequantize(codes, qparams), dtype)
 
