@@ -23,6 +23,7 @@ from quark.checkpoint import export_safetensors, import_model_from_safetensors
 from quark.errors import CheckpointError, ConfigError, UnsupportedError
 from quark.hf.skeleton import meta_model
 from quark.runs import quantize_checkpoint
+from quark.runs.run import Run
 from quark.testing.small_models import batches
 from quark.testing.tiny import tiny_model_dir
 from quark.torch import LLMTemplate, ModelQuantizer
@@ -151,9 +152,12 @@ def test_the_result_is_that_of_the_float_checkpoint_with_its_values(
     assert contents(tmp_path / "from_codes") == contents(tmp_path / "from_floats")
 
 
-def test_the_whole_model_is_read_likewise_where_it_has_to_be_in_memory(llama: Path, tmp_path: Path) -> None:
+def test_the_whole_model_is_read_likewise_where_it_has_to_be_in_memory(
+    llama: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Run, "works_by_block", property(lambda _: False))
     codes, floats = pair("fp8 blocks", llama, tmp_path)
-    config = LLMTemplate.get("llama").get_config(scheme="int4_wo_per_channel", algorithm="rotation")
+    config = LLMTemplate.get("llama").get_config(scheme="int4_wo_per_channel")
     for source in (codes, floats):
         quantize_checkpoint(source, tmp_path / f"{source.name}_out", config)
     assert contents(tmp_path / "codes_out") == contents(tmp_path / "floats_out")
