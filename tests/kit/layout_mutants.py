@@ -10,13 +10,15 @@ from pathlib import Path
 from typing import Any
 
 import attrs
+import torch
 from safetensors.torch import load_file, save_file
-from torch import nn
+from torch import Tensor, nn
 
-from quark.checkpoint import BlockStream, CheckpointContent, ExportOptions, StoredConfig
+from quark.checkpoint import BlockStream, CheckpointContent, ExportOptions, FloatTensor, StoredConfig
 from quark.errors import UnsupportedError
 from quark.lazy import ObjectRef
 from quark.plugins import ExporterRecord
+from quark_exporters.quark_layout.dequantizer import QuarkDequantizer
 from quark_exporters.quark_layout.exporter import SafetensorsExporter
 from quark_exporters.quark_layout.reader import QuarkReader
 
@@ -61,9 +63,26 @@ class Reader(QuarkReader):
         return super().configuration({**block, "quant_method": "quark"}, directory)
 
 
+class Dequantizer(QuarkDequantizer):
+    def float_tensors(self, block: Mapping[str, Any], stored: Mapping[str, Tensor]) -> Iterator[FloatTensor]:
+        yield from super().float_tensors({**block, "quant_method": "quark"}, stored)
+
+
+class ForgetsTheScales(Dequantizer):
+    def float_tensors(self, block: Mapping[str, Any], stored: Mapping[str, Tensor]) -> Iterator[FloatTensor]:
+        for one in super().float_tensors(block, stored):
+            yield attrs.evolve(one, make=lambda _, dtype, shape=one.shape: torch.ones(shape, dtype=dtype))
+
+
+class RenamesWhatItMakes(Dequantizer):
+    def float_tensors(self, block: Mapping[str, Any], stored: Mapping[str, Tensor]) -> Iterator[FloatTensor]:
+        for one in super().float_tensors(block, stored):
+            yield attrs.evolve(one, name=one.name.removesuffix(".weight"))
+
+
 def record_of(exporter: Any = Streaming, **fields: Any) -> ExporterRecord:
     streaming = {"capabilities": {"streaming"} if hasattr(exporter, "stream") else set()}
-    read = {"reader": ObjectRef(Reader), "quant_methods": (METHOD,)}
+    read = {"reader": ObjectRef(Reader), "dequantizer": ObjectRef(Dequantizer), "quant_methods": (METHOD,)}
     return ExporterRecord(name="mutant_layout", exporter=ObjectRef(exporter), **{**streaming, **read, **fields})
 
 
@@ -246,6 +265,8 @@ MUTANTS = (
     _mutant("is_recognized", "is read by a method of another layout", Plain, quant_methods=("quark",)),
     _mutant("reloads_to_the_same_logits", "halves the head", HalvesTheHead),
     _mutant("reloads_to_the_same_logits", "says that codes lie in another order", ForgetsTheOrder),
+    _mutant("dequantizes_what_it_wrote", "dequantizes without the scales", dequantizer=ObjectRef(ForgetsTheScales)),
+    _mutant("dequantizes_what_it_wrote", "dequantizes to other names", dequantizer=ObjectRef(RenamesWhatItMakes)),
     _mutant("transformers_reads_it", "has a reader that fails in transformers", reader=ObjectRef(FailsInTransformers)),
     _mutant("honours_or_refuses_common_options", "ignores the format of weights", IgnoresTheFormat),
     _mutant("keeps_the_configuration", "changes a size of the model", ForgetsSizes),

@@ -15,7 +15,7 @@ from quark.calibration.report import CalibrationReport
 from quark.config.model import QConfig
 from quark.planning.family import architecture_of
 from quark.planning.plan import QuantPlan, make_plan
-from quark.runs.quantize_block import quantize_blocks
+from quark.runs.quantize_block import quantize_blocks, start_transforms
 from quark.runs.sink import InPlaceSink
 from quark.testing import tiny
 from quark.torch import LLMTemplate
@@ -63,7 +63,8 @@ class Scaling:
 def quantized(model: nn.Module, config: QConfig, transform: Any, data: Any = IDS, **options: Any) -> CalibrationReport:
     plan = make_plan(model, config, architecture_of(model))
     rounding = options.pop("rounding", RoundToNearest())
-    return quantize_blocks(model, plan, calls(data), rounding, InPlaceSink(model), transforms=[transform], **options)
+    transforms = start_transforms(model, plan, [transform])
+    return quantize_blocks(model, plan, calls(data), rounding, InPlaceSink(model), transforms=transforms, **options)
 
 
 def config(scheme: str) -> QConfig:

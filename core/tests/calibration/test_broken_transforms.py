@@ -110,6 +110,11 @@ def test_hooks_are_the_business_of_a_transform_that_says_it_runs_with_the_model(
     quantized(transforming(hangs_a_hook_on_it), runs=True)
 
 
+def test_a_tensor_that_is_added_to_a_block_is_refused_where_files_are_laid_out_before(quantized: Quantized) -> None:
+    with pytest.raises(PluginError, match=r"has added or removed 'mlp\.up_proj\.bias' in 'model\.layers\.0', and says works_by_block"):
+        quantized(transforming(adds_bias), runs=True)
+
+
 def test_what_was_not_finite_before_is_not_laid_at_its_door(quantized: Quantized) -> None:
     model = tiny.tiny_model()
     model.model.layers[0].input_layernorm.weight.data[0] = torch.nan  # the norm is not quantized, and nobody has refused it

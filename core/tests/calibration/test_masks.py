@@ -13,7 +13,7 @@ from quark.algorithms import BlockContext, Metrics, Rounding, RoundingTask, Roun
 from quark.calibration.batches import calls
 from quark.planning.family import architecture_of
 from quark.planning.plan import QuantPlan, make_plan
-from quark.runs.quantize_block import quantize_blocks
+from quark.runs.quantize_block import quantize_blocks, start_transforms
 from quark.runs.sink import InPlaceSink
 from quark.testing import tiny
 from quark.torch import LLMTemplate
@@ -71,11 +71,12 @@ class Watching:
         return None
 
 
-def run_with(rounding: Any, **options: Any) -> nn.Module:
+def run_with(rounding: Any, *transforms: Any, **options: Any) -> nn.Module:
     model = tiny.tiny_model()
     plan = make_plan(model, LLMTemplate.get("llama").get_config(scheme="int4_wo_32"), architecture_of(model))
     data = [{"input_ids": ids, "attention_mask": mask} for ids, mask in zip(IDS, MASKS, strict=True)]
-    quantize_blocks(model, plan, calls(data), rounding, InPlaceSink(model), **options)
+    started = start_transforms(model, plan, transforms)
+    quantize_blocks(model, plan, calls(data), rounding, InPlaceSink(model), transforms=started, **options)
     return model
 
 
@@ -100,7 +101,7 @@ def test_a_rounding_is_shown_all_tokens_but_those_that_their_own_mask_leaves_out
 
 def test_a_transform_is_shown_no_token_that_its_own_mask_leaves_out() -> None:
     transform = Watching()
-    run_with(RoundToNearest(), transforms=[transform])
+    run_with(RoundToNearest(), transform)
     found = ids_of(transform.shown)
     assert PAD not in found
     # The other tokens are there once, but for those that are held out to judge by.

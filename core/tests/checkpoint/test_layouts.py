@@ -11,7 +11,7 @@ import pytest
 from torch import nn
 
 from quark.checkpoint import StoredConfig, export_safetensors, import_model_from_safetensors, map_to_quark
-from quark.checkpoint.layouts import layout_for, layouts_of
+from quark.checkpoint.layouts import layout_for
 from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
 from quark.errors import CheckpointError, PluginError, UnsupportedError
@@ -99,7 +99,7 @@ def test_the_layout_with_the_most_marks_that_fit_is_taken() -> None:
     found = [layout_for({"quant_method": "box", **marks}, PATH) for marks in ({}, {"format": "a"}, {"format": "a", "order": "b"})]
     assert found == ["plain", "marked", "twice"]
     assert layout_for({"quant_method": "box", "format": "other"}, PATH) == "plain"
-    assert layouts_of({"quant_method": "other"}) == []
+    assert exporters().fitting({"quant_method": "other"}) == []
 
 
 @pytest.mark.usefixtures("registry")

@@ -13,22 +13,24 @@ from torch import Tensor
 
 from quark.errors import CheckpointError, ConfigError
 from quark.hf.converted_tensors import ConvertedTensors
+from quark.hf.file_tensors import FileTensors
 from quark.hf.shards import check_shards
 from quark.hf.weight_converters import WeightConverter
 from quark.torch.quantization.weight_convert import Chunk, Concatenate, Transpose
 
+CPU = torch.device("cpu")
 QKV = WeightConverter("qkv.weight", ["q.weight", "k.weight"], [Chunk()])
 STORED = {"a.qkv.weight": torch.arange(8.0).view(4, 2), "a.o.weight": torch.ones(2, 2)}
 
 
 def opened(tensors: dict[str, Tensor], converters: Sequence[WeightConverter], places: set[str], directory: Path) -> ConvertedTensors:
     save_file(tensors, directory / "model.safetensors")
-    return ConvertedTensors(check_shards(directory), directory, converters, places.__contains__)
+    return ConvertedTensors(FileTensors(check_shards(directory)), directory, converters, places.__contains__)
 
 
 def read(tensors: ConvertedTensors) -> dict[str, Tensor]:
-    with tensors.reading() as tensor_of:
-        return {name: tensor_of(name).clone() for name in tensors.meta}
+    with tensors.reading(CPU) as tensor_of:
+        return {name: tensor_of(name, torch.float32).clone() for name in tensors.meta}
 
 
 def test_tensors_without_a_place_in_the_model_are_converted(tmp_path: Path) -> None:
@@ -42,8 +44,8 @@ def test_tensors_without_a_place_in_the_model_are_converted(tmp_path: Path) -> N
 
 def test_a_tensor_can_be_read_twice(tmp_path: Path) -> None:
     tensors = opened(STORED, [QKV], {"a.q.weight", "a.k.weight", "a.o.weight"}, tmp_path)
-    with tensors.reading() as tensor_of:
-        assert torch.equal(tensor_of("a.q.weight"), tensor_of("a.q.weight"))
+    with tensors.reading(CPU) as tensor_of:
+        assert torch.equal(tensor_of("a.q.weight", torch.float32), tensor_of("a.q.weight", torch.float32))
 
 
 def test_tensors_with_a_place_in_the_model_are_read_as_they_are_stored(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ from transformers import initialization
 
 from quark.errors import ConfigError
 from quark.hf.converted_tensors import ConvertedTensors
+from quark.hf.file_tensors import ReadTensor
 from quark.hf.loading import load_model
 from quark.hf.shards import check_shards
 from quark.hf.skeleton import skeleton
@@ -100,12 +101,12 @@ def test_each_tensor_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = ConvertedTensors.reading
 
     @contextmanager
-    def counted(self: ConvertedTensors) -> Iterator[Callable[[str], torch.Tensor]]:
-        with plain(self) as tensor_of:
+    def counted(self: ConvertedTensors, device: torch.device) -> Iterator[ReadTensor]:
+        with plain(self, device) as tensor_of:
 
-            def count(name: str) -> torch.Tensor:
+            def count(name: str, dtype: torch.dtype) -> torch.Tensor:
                 read[name] += 1
-                return tensor_of(name)
+                return tensor_of(name, dtype)
 
             yield count
 

@@ -106,7 +106,10 @@ class TransformRun(Protocol):
     """A transform at work on one model: what it knows of the model, decided when it was started and not changed afterwards."""
 
     def apply_global(self, model: nn.Module) -> None:
-        """Change what lies outside the decoder blocks, such as embeddings and head; called once, before any block."""
+        """Change what lies outside the decoder blocks, such as embeddings and head; called once, before any block.
+
+        Tensors inside the blocks may be on the meta device.
+        """
 
     def apply(self, block: BlockContext) -> Mapping[str, Metrics]:
         """Change the values of one block's parameters; returns what is worth reporting, by full name of a layer or of the block.
@@ -127,7 +130,9 @@ class Transform(Protocol):
     before or after, and which it excludes, its record says (`quark.plugins.AlgorithmRecord`).
 
     Attributes:
-        works_by_block: Whether it works with one block in memory at a time, and changes nothing outside the blocks.
+        works_by_block: Whether it works with one block in memory at a time, and adds no tensors to a block. `TransformRun.apply_global`
+            may change, add and untie tensors outside the blocks: a checkpoint is laid out after it. Where False, a run has the whole model
+            in memory.
     """
 
     works_by_block: bool

@@ -152,7 +152,7 @@ class CheckedTransform:
             run = self._transform.start(model, plan)
         if (complaint := lacking(run, _RUN_MEMBERS)) is not None:
             raise self._whose.error(f"starts {described(run)}, which {complaint}: a run of a transform has {', '.join(_RUN_MEMBERS)}")
-        return CheckedRun(run, self._whose, runs_with_model=self._runs_with_model)
+        return CheckedRun(run, self._whose, runs_with_model=self._runs_with_model, works_by_block=self.works_by_block)
 
     def rounding(self) -> Rounding | None:
         """Return the transform's rounding."""
@@ -168,12 +168,14 @@ class CheckedRun:
         run: The run to check.
         whose: The plugin it comes from.
         runs_with_model: Whether the run may add hooks and modules, which a restorer puts back.
+        works_by_block: Whether it may add no tensors to a block, since files are laid out before.
     """
 
-    def __init__(self, run: TransformRun, whose: Origin, *, runs_with_model: bool) -> None:
+    def __init__(self, run: TransformRun, whose: Origin, *, runs_with_model: bool, works_by_block: bool = False) -> None:
         self._run = run
         self._whose = whose
         self._runs_with_model = runs_with_model
+        self._works_by_block = works_by_block
         self._blocks: set[str] | None = None
 
     def apply_global(self, model: nn.Module) -> None:
@@ -195,11 +197,15 @@ class CheckedRun:
             reason = "apply_global was not called before" if self._blocks is None else "it has been changed already"
             raise RuntimeError(f"the block '{block.name}' cannot be changed: {reason}")
         self._blocks.add(block.name)
-        before = _BlockState.of(block.module, set(block.configs))
+        before, names = _BlockState.of(block.module, set(block.configs)), block.module.state_dict().keys()
         with attributed(f"changing '{block.name}'", self._whose):
             report = self._run.apply(block)
         if (complaint := before.complaint(block.module, strict=not self._runs_with_model)) is not None:
             raise self._whose.error(f"has changed '{block.name}', in which {complaint}")
+        if self._works_by_block and (added := sorted(block.module.state_dict().keys() ^ names)):
+            raise self._whose.error(
+                f"has added or removed '{added[0]}' in '{block.name}', and says works_by_block: files are laid out beforehand"
+            )
         return checked_metrics(report, None, self._whose)
 
 

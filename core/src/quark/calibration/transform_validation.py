@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, Protocol
 
 import attrs
 import torch
@@ -22,9 +22,19 @@ from quark.planning.decoder_blocks import Block, decoder_blocks
 from quark.planning.family import text_config
 from quark.planning.plan import QuantPlan
 
-__all__ = ["Arguments", "TransformValidation", "validate_transforms"]
+__all__ = ["Arguments", "HasBlocks", "TransformValidation", "validate_transforms"]
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+
+class HasBlocks(Protocol):
+    """Loads the tensors of a block and releases them, as `quark.runs.source.BlockSource` does."""
+
+    def load(self, block: Block | None) -> None:
+        """Load the tensors of a block."""
+
+    def release(self, block: Block) -> None:
+        """Release the tensors of a block."""
 
 
 @attrs.frozen
@@ -46,7 +56,7 @@ class TransformValidation:
 
 
 def validate_transforms(
-    model: nn.Module, plan: QuantPlan, transforms: Mapping[str, Transform], data: Sequence[Call]
+    model: nn.Module, plan: QuantPlan, transforms: Mapping[str, Transform], data: Sequence[Call], source: HasBlocks | None = None
 ) -> dict[str, TransformValidation]:
     """Validate each `ValidatedTransform` by itself on held-out calibration tokens; the model is not changed.
 
@@ -54,18 +64,19 @@ def validate_transforms(
     block. Where no token is held out, all calls are used.
 
     Args:
-        model: The float model, with all tensors in memory.
+        model: The float model, with the tensors outside its blocks in memory.
         plan: The plan of the model.
         transforms: Transforms by registered name; those that are no `quark.algorithms.ValidatedTransform` are not in the result.
         data: Calibration samples; without any, each transform decides without a validation.
+        source: Has the tensors of the blocks, each of which is in memory only while forwards are in it; None where the model has them.
     """
     to_validate = {name: t for name, t in transforms.items() if isinstance(t, ValidatedTransform)}
-    validation_of = _compare(model, plan, to_validate, data) if to_validate and data else {}
+    validation_of = _compare(model, plan, to_validate, data, source) if to_validate and data else {}
     return {name: TransformValidation(validation_of.get(name), t.accepts(validation_of.get(name))) for name, t in to_validate.items()}
 
 
 def _compare(
-    model: nn.Module, plan: QuantPlan, transforms: Mapping[str, ValidatedTransform], data: Sequence[Call]
+    model: nn.Module, plan: QuantPlan, transforms: Mapping[str, ValidatedTransform], data: Sequence[Call], source: HasBlocks | None
 ) -> dict[str, Validation]:
     """Return the validation of each transform that could be compared in some block."""
     assert plan.architecture is not None  # a plan with transforms has one
@@ -79,8 +90,12 @@ def _compare(
         steps = stack.enter_context(LockStep(model, [b.module for b in blocks], calls or list(data), to_the_end=False))
         steps.advance(-1)
         for i, block in enumerate(blocks):
+            if source is not None:
+                source.load(block)
             passes = _advanced(steps, i, block)
             comparison.compare(block, configs_of(block.name, [r for r in plan.quantized if block.owns(r.name)]), passes)
+            if source is not None:
+                source.release(block)
     return comparison.validations()
 
 

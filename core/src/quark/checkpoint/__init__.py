@@ -8,12 +8,15 @@ from quark.checkpoint.layout_reader import LayoutReader, ReadsOwnFiles, RenamesT
 from quark.checkpoint.packed_model import pack_model
 from quark.checkpoint.reader import import_model_from_safetensors, map_to_quark
 from quark.checkpoint.transformers_loading import register_layouts
+from quark.hf.dequantizer import Dequantizer, FloatTensor
 
 __all__ = [
     "BlockStream",
     "CheckpointContent",
+    "Dequantizer",
     "ExportOptions",
     "Exporter",
+    "FloatTensor",
     "LayoutReader",
     "ModelExporter",
     "ReadsOwnFiles",

@@ -11,6 +11,7 @@ from torch import nn
 from quark.checkpoint.destination import COMPANIONS
 from quark.checkpoint.exporter import Tokenizer
 from quark.errors import OutputError
+from quark.hf.custom_code import code_files
 from quark.hf.internals import source_of
 
 __all__ = ["save_companions"]
@@ -18,6 +19,8 @@ __all__ = ["save_companions"]
 
 def save_companions(model: nn.Module, directory: Path, tokenizer: Tokenizer | None = None) -> None:
     """Write what belongs beside the weights of a model: its tokenizer and settings of generation, and files beside its float checkpoint.
+
+    Code that the config of that checkpoint names is copied too, with the modules beside it.
 
     Args:
         model: The model; of one outside transformers only the tokenizer is written.
@@ -36,7 +39,9 @@ def save_companions(model: nn.Module, directory: Path, tokenizer: Tokenizer | No
     if generation is not None:
         generation.save_pretrained(directory)
     source = Path(source_of(config))
-    for name in COMPANIONS:
+    own = [name for file in ("config.json", "tokenizer_config.json") for name in code_files(source / file)] if source.name else []
+    modules = sorted({path.name for path in source.glob("*.py")}) if own else []  # they import each other
+    for name in (*COMPANIONS, *modules):
         if source.name and (source / name).is_file() and not (directory / name).exists():
             shutil.copyfile(source / name, directory / name)
 

@@ -9,7 +9,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 
 from quark.checkpoint.exchange import exchange
-from quark.checkpoint.layouts import layouts_of, quantization_block
+from quark.checkpoint.layouts import quantization_block
 from quark.errors import OutputError, QuarkError
 from quark.plugins import exporters
 
@@ -102,6 +102,6 @@ def _why_not_replaceable(out: Path, names: Sequence[str]) -> str | None:
 
 def _is_export(directory: Path) -> bool:
     try:
-        return bool(layouts_of(quantization_block(directory)))
+        return any(exporters().get(name).exporter is not None for name in exporters().fitting(quantization_block(directory)))
     except QuarkError:
         return False

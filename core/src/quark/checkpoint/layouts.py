@@ -9,11 +9,11 @@ from typing import Any
 from quark.checkpoint.layout_reader import LayoutReader
 from quark.errors import AmbiguousNameError, CheckpointError
 from quark.hf.json_files import read_json
-from quark.plugins import ExporterRecord, exporters
+from quark.plugins import exporters
 from quark.plugins.attribution import attributed, origin
 from quark.plugins.catalog import catalog
 
-__all__ = ["layout_for", "layouts_of", "quantization_block", "reader_of"]
+__all__ = ["layout_for", "quantization_block", "reader_of"]
 
 
 def quantization_block(directory: Path) -> dict[str, Any]:
@@ -31,13 +31,6 @@ def quantization_block(directory: Path) -> dict[str, Any]:
     return block
 
 
-def layouts_of(block: Mapping[str, Any]) -> list[str]:
-    """Return the names of the registered layouts that fit a ``quantization_config``; of several, those with the most marks."""
-    fitting = {name: record for name in exporters().names() if _fits(record := exporters().get(name), block)}
-    most = max((len(record.marks) for record in fitting.values()), default=0)
-    return [name for name, record in fitting.items() if len(record.marks) == most]
-
-
 def layout_for(block: Mapping[str, Any], path: Path) -> str:
     """Return the name of the layout that reads a checkpoint.
 
@@ -49,7 +42,7 @@ def layout_for(block: Mapping[str, Any], path: Path) -> str:
         CheckpointError: No registered layout fits, or the one that fits has no reader.
         AmbiguousNameError: (a ValueError) Several layouts fit equally well.
     """
-    names = layouts_of(block)
+    names = exporters().fitting(block)
     if not names:
         methods = sorted({method for record in exporters() if record.reader is not None for method in record.quant_methods})
         raise CheckpointError(
@@ -60,7 +53,8 @@ def layout_for(block: Mapping[str, Any], path: Path) -> str:
     readable = [name for name in names if exporters().get(name).reader is not None]
     if not readable:
         source = exporters().source(names[0])
-        raise CheckpointError(f"'{path}' is of the layout '{names[0]}' of {source}, which writes it and cannot read it")
+        can = "writes it and" if exporters().get(names[0]).exporter is not None else "makes float checkpoints of it and"
+        raise CheckpointError(f"'{path}' is of the layout '{names[0]}' of {source}, which {can} cannot read it")
     if len(readable) > 1:
         who = " and ".join(f"'{name}' of {exporters().source(name)}" for name in readable)
         raise AmbiguousNameError(
@@ -76,7 +70,3 @@ def reader_of(name: str) -> LayoutReader:
     with attributed("being made", origin("exporters", name)):
         reader: LayoutReader = kind()
     return reader
-
-
-def _fits(record: ExporterRecord, block: Mapping[str, Any]) -> bool:
-    return block.get("quant_method") in record.quant_methods and all(block.get(key) == value for key, value in record.marks.items())

@@ -51,7 +51,7 @@ def import_model_from_safetensors(
             for transformers models alone.
         model_dir: Directory of the export.
         multi_device: Part of AMD Quark's public API; without effect.
-        trust_remote_code: Part of AMD Quark's public API; without effect, since code from a checkpoint is never run.
+        trust_remote_code: Whether code that comes with the checkpoint may run, where ``model`` is None.
         attn_implementation: Attention implementation of the model that is built where ``model`` is None; None is transformers' default.
         device: Device to load to; "cuda" means the CPU on a machine without CUDA.
         multi_gpu: Part of AMD Quark's public API; without effect.
@@ -76,7 +76,7 @@ def import_model_from_safetensors(
     _expect(stored, StoredConfig, "configuration", whose)
     refuse_unreadable(stored.config, f"the checkpoint '{directory}'")
     paths = None if isinstance(reader, ReadsOwnFiles) else [shard.path for shard in check_shards(directory)]
-    float_model = empty_model(directory, attn_implementation) if model is None else model
+    float_model = empty_model(directory, attn_implementation, trust_remote_code=trust_remote_code) if model is None else model
     content = _read(reader, whose, stored, as_model(float_model), directory, paths)
     set_results(content)
     put_back(content.model, float_model)

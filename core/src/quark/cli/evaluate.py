@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import attrs
 import typer
 
+from quark.cli.quantize import TrustRemoteCode
 from quark.errors import CheckpointError, ConfigError, NonFiniteError
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ def evaluate(
     limit: Annotated[int | None, typer.Option(help="Largest number of windows, from the start of the text.")] = None,
     device: Annotated[str, typer.Option(help="Torch device to work on.")] = "cpu",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16, or auto: as the checkpoint says.")] = "auto",
+    trust_remote_code: TrustRemoteCode = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Print the perplexity of MODEL on a text; with --reference also the KL divergence from it and the top-1 agreement."""
@@ -50,13 +52,13 @@ def evaluate(
 
     started = time.perf_counter()
     chosen = metrics.protocol_of(protocol, seq_len=seq_len, stride=stride, bos=bos, score_from=score_from)
-    chosen = _within_context(chosen, model, is_default=seq_len is None)
-    windows = _windows(model, text, chosen, limit)
+    chosen = _within_context(chosen, model, trust_remote_code, is_default=seq_len is None)
+    windows = _windows(model, text, chosen, limit, trust_remote_code)
     if reference is not None:
-        model_config(reference)  # a missing directory is an error before the first model is loaded
+        model_config(reference, trust_remote_code=trust_remote_code)  # a missing directory is an error before the first model is loaded
     batches = windows.split(max(1, _TOKENS_AT_A_TIME // chosen.seq_len))
     register_layouts()
-    loaded = load_model(model, dtype, device)
+    loaded = load_model(model, dtype, device, trust_remote_code=trust_remote_code)
     unit = "token" if windows.words is None else "word"
     result: dict[str, Any] = {"model": str(model), "protocol": attrs.asdict(chosen), "windows": len(windows), "seq_len": chosen.seq_len}
     result["unit"] = unit
@@ -66,7 +68,7 @@ def evaluate(
             result |= {"tokens": likelihood.tokens, "perplexity": likelihood.perplexity.value}
             result |= {"perplexity_error": likelihood.perplexity.error, "bits_per_token": likelihood.bits_per_token}
         else:
-            comparison = metrics.compare(loaded, load_model(reference, dtype, device), batches)
+            comparison = metrics.compare(loaded, load_model(reference, dtype, device, trust_remote_code=trust_remote_code), batches)
             result |= {"reference": str(reference)} | attrs.asdict(comparison)
     except NonFiniteError as error:
         checkpoints = f"'{model}'" if reference is None else f"'{model}' beside '{reference}'"
@@ -75,11 +77,11 @@ def evaluate(
     typer.echo(json.dumps(result) if as_json else "\n".join(_lines(result)))
 
 
-def _within_context(protocol: Protocol, model: Path, *, is_default: bool) -> Protocol:
+def _within_context(protocol: Protocol, model: Path, trust_remote_code: bool, *, is_default: bool) -> Protocol:
     """Return the protocol with windows that the model can read: a default length is cut to its context, a chosen one is refused."""
     from quark.hf.model_config import model_config
 
-    context = getattr(model_config(model).get_text_config(), "max_position_embeddings", None)
+    context = getattr(model_config(model, trust_remote_code=trust_remote_code).get_text_config(), "max_position_embeddings", None)
     if not isinstance(context, int) or protocol.seq_len <= context:
         return protocol
     if is_default:
@@ -87,7 +89,7 @@ def _within_context(protocol: Protocol, model: Path, *, is_default: bool) -> Pro
     raise ConfigError(f"windows of {protocol.seq_len} tokens exceed the context of '{model}', {context}: use --seq-len {context} or less")
 
 
-def _windows(model: Path, text: Path | None, protocol: Protocol, limit: int | None) -> Windows:
+def _windows(model: Path, text: Path | None, protocol: Protocol, limit: int | None, trust_remote_code: bool) -> Windows:
     """Return the windows to evaluate on; errors in the arguments are raised before a weight is read."""
     from quark.evaluate import scored_windows
     from quark.hf.calibration_text import read_text
@@ -95,8 +97,8 @@ def _windows(model: Path, text: Path | None, protocol: Protocol, limit: int | No
     from quark.hf.tokenizer import load_tokenizer
     from quark.testing.tiny import held_out_text
 
-    config = model_config(model).get_text_config()
-    tokenizer = load_tokenizer(model)
+    config = model_config(model, trust_remote_code=trust_remote_code).get_text_config()
+    tokenizer = load_tokenizer(model, trust_remote_code=trust_remote_code)
     if tokenizer is None:
         raise ConfigError(f"'{model}' has no tokenizer, so text cannot be turned into tokens: copy tokenizer.json into it")
     windows = scored_windows(tokenizer, held_out_text() if text is None else read_text(text), protocol, limit)

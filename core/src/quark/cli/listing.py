@@ -193,7 +193,13 @@ _COLUMNS: dict[str, tuple[Column, ...]] = {
         ("quantized", _text("quantized")),
         ("as", _text("planned_as")),
     ),
-    "exporters": (("exporter", _name), ("reads", _joined("quant_methods"))),
+    "exporters": (
+        ("exporter", _name),
+        ("writes", _when("exporter", "yes")),
+        ("loads", _when("reader", "yes")),
+        ("source", _when("dequantizer", "yes")),
+        ("quant_method", _joined("quant_methods")),
+    ),
 }
 _PLUGIN_COLUMNS: tuple[Column, ...] = (
     ("plugin", _text("entry_point")),

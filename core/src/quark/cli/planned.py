@@ -25,7 +25,7 @@ def print_planned(source: Path, out: Path | None, config: Any, *, given: dict[st
         out: Where the run would write; None where that is not asked.
         config: As of `quark.runs.plan`.
         given: Options of ``quark quantize`` by name: ``calib``, ``num_calib``, ``seq_len``, ``device``, ``dtype``, ``exporter``,
-            ``exporter_option`` and ``probe``.
+            ``exporter_option``, ``probe`` and ``trust_remote_code``.
         as_json: Whether JSON is printed.
 
     Raises:
@@ -61,6 +61,7 @@ def print_planned(source: Path, out: Path | None, config: Any, *, given: dict[st
         exporter=given["exporter"],
         options=options,
         probing=given["probe"],
+        trust_remote_code=given["trust_remote_code"],
     ).with_errors(errors)
     if as_json:
         typer.echo(json.dumps(planned.to_dict(), indent=2))

@@ -30,6 +30,7 @@ __all__ = [
     "SeparateKv",
     "ShareFused",
     "Strict",
+    "TrustRemoteCode",
     "make_config",
     "quantize",
     "register",
@@ -83,6 +84,9 @@ Probe = Annotated[
     bool, typer.Option("--probe/--no-probe", help="Measure this machine for a plan's estimate of the time, in less than two seconds.")
 ]
 Strict = Annotated[bool, typer.Option("--strict", help="A pattern that matches no layer is an error, not a warning.")]
+TrustRemoteCode = Annotated[
+    bool, typer.Option("--trust-remote-code", help="Run the code that comes with the checkpoint; without, one that needs it is refused.")
+]
 ShareFused = Annotated[
     bool,
     typer.Option(
@@ -99,7 +103,7 @@ def register(app: typer.Typer) -> None:
 
 
 def quantize(
-    model: Annotated[Path, typer.Argument(help="Directory of a float checkpoint in Hugging Face form.")],
+    model: Annotated[Path, typer.Argument(help="Directory of a checkpoint: float, or in a layout that can be dequantized.")],
     out: Output,
     scheme: Annotated[str, typer.Option(help="Scheme of all linear layers; `quark schemes` lists them.")],
     scheme_option: SchemeOptions = None,
@@ -121,6 +125,7 @@ def quantize(
     calibrate_all_experts: AllExperts = False,
     share_fused_scales: ShareFused = False,
     strict: Strict = False,
+    trust_remote_code: TrustRemoteCode = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what `quark plan` prints, and stop.")] = False,
     probe: Probe = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
@@ -147,19 +152,20 @@ def quantize(
 
     if dry_run or out is None:
         given: dict[str, Any] = {"calib": calib, "num_calib": num_calib, "seq_len": seq_len, "device": device, "dtype": dtype}
-        given |= {"exporter": exporter, "exporter_option": exporter_option, "probe": probe}
+        given |= {"exporter": exporter, "exporter_option": exporter_option, "probe": probe, "trust_remote_code": trust_remote_code}
         print_planned(model, out, config_for, given=given, as_json=as_json)
         return
     refuse_used_directory(out)
     export = export_options(exporter, given_options("--exporter-option", exporter_option))
-    config = config_for(meta_model(model))
-    tokenizer = load_tokenizer(model)
+    config = config_for(meta_model(model, trust_remote_code=trust_remote_code))
+    tokenizer = load_tokenizer(model, trust_remote_code=trust_remote_code)
 
     def data(needed_by: str) -> list[Tensor]:
         return _calibration(tokenizer, needed_by, calib, num_calib, seq_len)
 
     export = attrs.evolve(export, tokenizer=tokenizer)
-    plan = quantize_checkpoint(model, out, config, data, device=device, dtype=dtype, exporter=exporter, options=export)
+    where: Any = {"device": device, "dtype": dtype, "exporter": exporter, "trust_remote_code": trust_remote_code}
+    plan = quantize_checkpoint(model, out, config, data, options=export, **where)
     _print_result(out, scheme, len(plan.quantized), time.perf_counter() - started, as_json)
 
 

@@ -3,38 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from quark.errors import CheckpointError, ConfigError
-from quark.hf.shards import Shard
+from quark.hf.file_tensors import ReadTensor, TensorFiles
 from quark.hf.weight_converters import Conversion, WeightConverter, find_conversions
 from quark.log import get_logger
 from quark.names import folded
 
 __all__ = ["ConvertedTensors"]
-
-_DTYPES = {
-    "BOOL": torch.bool,
-    "U8": torch.uint8,
-    "I8": torch.int8,
-    "I16": torch.int16,
-    "I32": torch.int32,
-    "I64": torch.int64,
-    "U16": torch.uint16,
-    "U32": torch.uint32,
-    "U64": torch.uint64,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "F32": torch.float32,
-    "F64": torch.float64,
-}
-"""By the names of safetensors. Narrower floats are refused (`quark.hf.shards.refuse_codes`)."""
 
 
 class ConvertedTensors:
@@ -44,13 +25,13 @@ class ConvertedTensors:
     model whose experts are fused too are read as they are stored: a plan takes them apart later.
 
     Args:
-        shards: From `quark.hf.shards.check_shards`.
+        files: The tensors that are converted.
         directory: Of the checkpoint, for messages.
         converters: Of the user, or of the model's template.
         has_place: Whether the model has a place for a tensor of that name.
 
     Attributes:
-        meta: Every tensor by full name, on the meta device, in the dtype that it is stored in.
+        meta: As of `quark.hf.file_tensors.TensorFiles`.
 
     Raises:
         CheckpointError: A converter's sources are incomplete, or the model has no place for what it makes.
@@ -58,14 +39,10 @@ class ConvertedTensors:
     """
 
     def __init__(
-        self, shards: Sequence[Shard], directory: Path, converters: Sequence[WeightConverter], has_place: Callable[[str], bool]
+        self, files: TensorFiles, directory: Path, converters: Sequence[WeightConverter], has_place: Callable[[str], bool]
     ) -> None:
-        self._file_of = {name: shard.path for shard in shards for name in shard.tensors}
-        stored = {
-            name: torch.empty(shape, dtype=_DTYPES.get(dtype, torch.float32), device="meta")
-            for shard in shards
-            for name, (dtype, shape) in shard.tensors.items()
-        }
+        self._files = files
+        stored = files.meta
         conversions = find_conversions(stored, converters)
         applied = [conversion for conversion in conversions if not _fits_as_stored(conversion, has_place)]
         converted = {name for conversion in applied for name in conversion.sources}
@@ -85,36 +62,26 @@ class ConvertedTensors:
         _log_applied(converters, conversions, applied)
 
     def sources(self, name: str) -> list[str]:
-        """Return names of the stored tensors that make the tensor ``name``."""
-        return list(self._conversion_of[name].sources) if name in self._conversion_of else [name]
+        """As `quark.hf.file_tensors.TensorFiles.sources`."""
+        names = self._conversion_of[name].sources if name in self._conversion_of else [name]
+        return [source for one in names for source in self._files.sources(one)]
 
     @contextmanager
-    def reading(self) -> Iterator[Callable[[str], Tensor]]:
-        """Return a function that reads the tensor of a name, on the CPU. Files are open only while the body runs.
+    def reading(self, device: torch.device) -> Iterator[ReadTensor]:
+        """As `quark.hf.file_tensors.TensorFiles.reading`.
 
         Raises:
             CheckpointError: A file has changed or cannot be read.
         """
-        with ExitStack() as stack:
-            files: dict[Path, Any] = {}
+        with self._files.reading(device) as stored:
             converted: dict[str, Tensor] = {}  # results of conversions that have not been read yet
 
-            def stored(name: str) -> Tensor:
-                path = self._file_of[name]
-                try:
-                    if path not in files:
-                        files[path] = stack.enter_context(safe_open(path, framework="pt"))
-                    tensor: Tensor = files[path].get_tensor(name)
-                except (SafetensorError, OSError) as error:
-                    raise CheckpointError(f"'{name}' cannot be read from '{path}' ({error}): fetch the checkpoint again") from error
-                return tensor
-
-            def read(name: str) -> Tensor:
+            def read(name: str, dtype: torch.dtype) -> Tensor:
                 conversion = self._conversion_of.get(name)
                 if conversion is None:
-                    return stored(name)
+                    return stored(name, dtype)
                 if name not in converted:
-                    converted.update(conversion.make({source: stored(source) for source in conversion.sources}))
+                    converted.update(conversion.make({source: stored(source, dtype) for source in conversion.sources}))
                 return converted.pop(name)
 
             yield read

@@ -21,20 +21,21 @@ from quark.names import folded
 __all__ = ["load_model"]
 
 
-def load_model(path: Path, dtype: str = "auto", device: str = "cpu") -> nn.Module:
+def load_model(path: Path, dtype: str = "auto", device: str = "cpu", *, trust_remote_code: bool = False) -> nn.Module:
     """Return the model of a checkpoint, float or quantized, in evaluation mode.
 
     Args:
         path: Checkpoint directory.
         dtype: A key of float32, bfloat16, float16; ``auto`` takes what the checkpoint says.
         device: Torch device.
+        trust_remote_code: Whether code that comes with the checkpoint may run.
 
     Raises:
         ConfigError: An unknown dtype or device.
         CheckpointError: A shard is missing, truncated, or lies outside the directory; or weights and config.json do not belong together.
     """
     model_dtype = torch_dtype(dtype) or "auto"
-    config = model_config(path)
+    config = model_config(path, trust_remote_code=trust_remote_code)
     shards = check_shards(path)
     if getattr(config, "quantization_config", None) is None:
         refuse_codes(shards, path)
@@ -43,7 +44,7 @@ def load_model(path: Path, dtype: str = "auto", device: str = "cpu") -> nn.Modul
         read_json(path / "generation_config.json")  # transformers reads it without bounds, and passes over a damaged one
     with reading(path, "weights and config.json do not belong together, or are damaged; fetch the checkpoint again"):
         model, report = auto_class(config).from_pretrained(
-            path, dtype=model_dtype, trust_remote_code=False, local_files_only=True, output_loading_info=True
+            path, dtype=model_dtype, trust_remote_code=trust_remote_code, local_files_only=True, output_loading_info=True
         )
     if missing := sorted(report["missing_keys"]):
         # transformers fills them with random numbers, and warns.

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from quark.errors import CheckpointError
+from quark.hf.custom_code import refuse_code
 from quark.hf.foreign_errors import reading
 from quark.hf.internals import model_classes
 from quark.hf.json_files import read_json
@@ -21,23 +22,38 @@ _EXPERTS = ("n_routed_experts", "num_local_experts", "num_experts", "moe_num_exp
 _MOST_PARTS = 10_000  # layers, or experts of a layer: of a model that can be built in time
 
 
-def model_config(path: Path) -> Any:
+def model_config(path: Path, *, trust_remote_code: bool = False) -> Any:
     """Return the transformers config of a checkpoint; the model class that a plugin brings for it is imported first.
+
+    Args:
+        path: Directory of the checkpoint.
+        trust_remote_code: Whether code that comes with the checkpoint may run.
 
     Raises:
         CheckpointError: There is no such directory, its config.json is missing or damaged, or nobody knows its model type.
+        UnsupportedError: Its model needs code that comes with it, which may not run.
         PluginError: The plugin's module cannot be imported.
     """
-    from transformers import AutoConfig
+    from transformers import CONFIG_MAPPING, AutoConfig
 
     if not (path / "config.json").is_file():
         what = "there is no such directory" if not path.is_dir() else "it has no config.json"
         raise CheckpointError(f"'{path}' is not a checkpoint in Hugging Face form: {what}")
     file = path / "config.json"
     _refuse_endless(read_json(file), file)
-    damaged = "it is damaged, or of a model that this release of transformers does not know, or needs code of its own, which is never run"
-    with known_to_transformers(file), reading(file, damaged):
-        return AutoConfig.from_pretrained(path, trust_remote_code=False)
+    with known_to_transformers(file):
+        if not trust_remote_code and read_json(file).get("model_type") not in CONFIG_MAPPING:
+            refuse_code(file)
+        with reading(file, "it is damaged, or of a model that this release of transformers does not know"):
+            config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+    if not trust_remote_code and config.architectures and not _is_known(config):
+        refuse_code(file)  # the model of transformers for that config would be another
+    return config
+
+
+def _is_known(config: Any) -> bool:
+    """Return whether transformers has the model class that a config names."""
+    return bool(set(config.architectures) & {model.__name__ for models in _known_classes(config).values() for model in models})
 
 
 def _refuse_endless(config: Any, file: Path) -> None:
@@ -58,13 +74,12 @@ def auto_class(config: Any) -> Any:
     Args:
         config: A transformers config.
     """
-    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
-
     named = set(config.architectures or ())
-    classes = {auto: model_classes(auto, config) for auto in (AutoModelForCausalLM, AutoModelForImageTextToText)}
+    classes = _known_classes(config)
     known = [auto for auto, models in classes.items() if models]
     exact = [auto for auto in known if named & {model.__name__ for model in classes[auto]}]
-    return [*exact, *known, AutoModelForCausalLM][0]
+    own = [auto for auto in classes if auto.__name__ in (getattr(config, "auto_map", None) or {})]  # code of the checkpoint's own
+    return [*exact, *known, *own, *classes][0]
 
 
 def experts_per_token(config: Any) -> tuple[int | None, int | None]:
@@ -75,3 +90,10 @@ def experts_per_token(config: Any) -> tuple[int | None, int | None]:
 def _first_count(config: Any, names: tuple[str, ...]) -> int | None:
     values = (getattr(config, name, None) for name in names)
     return next((value for value in values if isinstance(value, int) and not isinstance(value, bool) and value > 0), None)
+
+
+def _known_classes(config: Any) -> dict[Any, tuple[Any, ...]]:
+    """Return the model classes of transformers that have such a config, by the Auto class for text and that for images and text."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+
+    return {auto: model_classes(auto, config) for auto in (AutoModelForCausalLM, AutoModelForImageTextToText)}

@@ -8,37 +8,37 @@ from typing import Any
 import torch
 from torch import nn
 
-from quark.errors import ConfigError
 from quark.hf.dtype_and_device import first_dtype, torch_dtype
 from quark.hf.foreign_errors import reading
 from quark.hf.internals import initialize_what_no_checkpoint_holds, kept_in_float32, without_initialization
 from quark.hf.json_files import read_json
 from quark.hf.model_config import auto_class, model_config
+from quark.hf.quantized_source import refuse_unknown_source, without_quantization
 
 __all__ = ["empty_model", "meta_model", "skeleton"]
 
 _NO_MODEL = "no model can be built of it; it is damaged, fetch it again"
 
 
-def meta_model(path: Path, dtype: torch.dtype | None = None) -> nn.Module:
-    """Return the model of a checkpoint without its weights, on the meta device.
+def meta_model(path: Path, dtype: torch.dtype | None = None, *, trust_remote_code: bool = False) -> nn.Module:
+    """Return the float model of a checkpoint without its weights, on the meta device.
 
     Args:
         path: Directory of the checkpoint.
         dtype: Of its weights; None is what the config says.
+        trust_remote_code: Whether code that comes with the checkpoint may run.
 
     Raises:
         CheckpointError: The directory is no checkpoint.
-        ConfigError: The checkpoint is quantized already.
+        ConfigError: The checkpoint is quantized, and no installed layout dequantizes it.
     """
-    config = model_config(path)
-    if getattr(config, "quantization_config", None) is not None:
-        raise ConfigError(f"'{path}' is quantized already (its config.json has a quantization_config): give the float checkpoint")
+    refuse_unknown_source(path)
+    config = without_quantization(model_config(path, trust_remote_code=trust_remote_code))
     with torch.device("meta"), reading(path / "config.json", _NO_MODEL):
-        return auto_class(config).from_config(config, dtype=dtype or config.dtype, trust_remote_code=False)
+        return auto_class(config).from_config(config, dtype=dtype or config.dtype, trust_remote_code=trust_remote_code)
 
 
-def skeleton(path: Path, dtype: str, device: torch.device) -> nn.Module:
+def skeleton(path: Path, dtype: str, device: torch.device, *, trust_remote_code: bool = False) -> nn.Module:
     """As `load_model`, without reading a weight: parameters and persistent buffers are on the meta device, in the dtypes they are to have.
 
     Buffers that no checkpoint holds (rotary tables) are computed, on ``device``. Source: what ``from_pretrained`` of transformers 5 does.
@@ -47,14 +47,15 @@ def skeleton(path: Path, dtype: str, device: torch.device) -> nn.Module:
         path: Directory of the checkpoint.
         dtype: As of `load_model`.
         device: Where the buffers go.
+        trust_remote_code: Whether code that comes with the checkpoint may run.
 
     Raises:
         CheckpointError, ConfigError: As `load_model` and `meta_model`.
     """
     from transformers import GenerationConfig
 
-    model_dtype = torch_dtype(dtype) or model_config(path).dtype or first_dtype(path)
-    model: Any = meta_model(path, model_dtype)
+    model_dtype = torch_dtype(dtype) or model_config(path, trust_remote_code=trust_remote_code).dtype or first_dtype(path)
+    model: Any = meta_model(path, model_dtype, trust_remote_code=trust_remote_code)
     for name in kept_in_float32(model, model_dtype):
         owner, _, leaf = name.rpartition(".")
         module = model.get_submodule(owner)
@@ -73,17 +74,16 @@ def skeleton(path: Path, dtype: str, device: torch.device) -> nn.Module:
     return evaluated
 
 
-def empty_model(path: Path, attn_implementation: str | None) -> nn.Module:
+def empty_model(path: Path, attn_implementation: str | None, *, trust_remote_code: bool = False) -> nn.Module:
     """Return the float model of a checkpoint's config.json with weights that are allocated and not initialised, in the checkpoint's dtype.
 
     Its buffers that no checkpoint holds (rotary tables) are computed. Raises as `model_config`.
     """
-    config = model_config(path)
-    if hasattr(config, "quantization_config"):
-        del config.quantization_config
+    config = without_quantization(model_config(path, trust_remote_code=trust_remote_code))
+    own = {"trust_remote_code": trust_remote_code}
     with without_initialization(), reading(path / "config.json", _NO_MODEL):
         return (
             auto_class(config)
-            .from_config(config, dtype=config.dtype or torch.float32, attn_implementation=attn_implementation, trust_remote_code=False)
+            .from_config(config, dtype=config.dtype or torch.float32, attn_implementation=attn_implementation, **own)
             .eval()
         )

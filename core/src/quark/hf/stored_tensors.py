@@ -19,6 +19,9 @@ from torch import Tensor
 
 from quark.errors import CheckpointError
 from quark.hf.converted_tensors import ConvertedTensors
+from quark.hf.dequantized_tensors import DequantizedTensors
+from quark.hf.dequantizer import FloatTensor
+from quark.hf.file_tensors import FileTensors
 from quark.hf.placing import without_source
 from quark.hf.shards import Shard, refuse_codes
 from quark.hf.weight_converters import WeightConverter
@@ -63,6 +66,7 @@ class StoredTensors:
         directory: The checkpoint's directory, for messages.
         converters: Weight converters of the user or of the model's template, applied before transformers' own
             (`quark.hf.converted_tensors`).
+        float_tensors: Of a quantized checkpoint, what is computed from its codes and scales; None for a float checkpoint.
 
     Attributes:
         recipes: One for each tensor of the model, or for several that are made together; tied tensors only under the stored names.
@@ -72,13 +76,23 @@ class StoredTensors:
         ConfigError: A weight converter does not fit.
     """
 
-    def __init__(self, model: Any, shards: Sequence[Shard], directory: Path, converters: Sequence[WeightConverter] = ()) -> None:
+    def __init__(
+        self,
+        model: Any,
+        shards: Sequence[Shard],
+        directory: Path,
+        converters: Sequence[WeightConverter] = (),
+        float_tensors: Sequence[FloatTensor] | None = None,
+    ) -> None:
         self._model = model
         self._directory = directory
         state: dict[str, Tensor] = model.state_dict(keep_vars=True)
-        refuse_codes(shards, directory)
+        if float_tensors is None:
+            refuse_codes(shards, directory)
+        files = FileTensors(shards)
+        float_files = files if float_tensors is None else DequantizedTensors(files, float_tensors, directory)
         names = _ModelNames(model, state)
-        self._tensors = ConvertedTensors(shards, directory, converters, lambda name: names.find(name) is not None)
+        self._tensors = ConvertedTensors(float_files, directory, converters, lambda name: names.find(name) is not None)
         recipes, unused = _recipes(names, self._tensors.meta)
         self.recipes = [self._checked(recipe, state) for recipe in recipes]
         self._refuse_missing(state)
@@ -138,10 +152,10 @@ class StoredTensors:
         Raises:
             CheckpointError: A file has changed or cannot be read.
         """
-        with self._tensors.reading() as tensor_of:
+        with self._tensors.reading(device) as tensor_of:
             for recipe in recipes:
                 dtype = dtype_of[recipe.targets[0]]
-                stored = {name: tensor_of(name).to(device, dtype) for _, name in recipe.sources}
+                stored = {name: tensor_of(name, dtype).to(dtype) for _, name in recipe.sources}
                 yield from recipe.make(stored, self._model).items()
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from quark.errors import CheckpointError
+from quark.hf.custom_code import refuse_code
 from quark.hf.foreign_errors import reading
 from quark.hf.json_files import bounded_bytes
 
@@ -28,8 +29,17 @@ _OTHERS = (
 """Files that a tokenizer is loaded from: one of the first there has to be."""
 
 
-def load_tokenizer(path: Path) -> Any:
-    """Return the tokenizer that lies with a checkpoint, or None where there is none. Raises CheckpointError where it is damaged."""
+def load_tokenizer(path: Path, *, trust_remote_code: bool = False) -> Any:
+    """Return the tokenizer that lies with a checkpoint, or None where there is none.
+
+    Args:
+        path: Directory of the checkpoint.
+        trust_remote_code: Whether code that comes with the checkpoint may run.
+
+    Raises:
+        CheckpointError: It is damaged.
+        UnsupportedError: It needs code that comes with the checkpoint, which may not run.
+    """
     from transformers import AutoTokenizer
 
     if not any((path / name).is_file() for name in _NECESSARY):
@@ -37,9 +47,12 @@ def load_tokenizer(path: Path) -> Any:
     for file in (path / name for name in (*_NECESSARY, *_OTHERS) if (path / name).is_file()):
         if far := _FAR_ID.search(bounded_bytes(file)):
             raise CheckpointError(f"'{file}' has the token id {int(far[1]):,}, and no vocabulary is so large: fetch it again")
-    with reading(
-        path, "its tokenizer is damaged, or needs code of its own, which is never run; fetch tokenizer.json and tokenizer_config.json again"
-    ):
-        tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=False, local_files_only=True)
-        tokenizer("some text")  # some settings are looked at only when it is used
+    try:
+        with reading(path, "its tokenizer is damaged; fetch tokenizer.json and tokenizer_config.json again"):
+            tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code, local_files_only=True)
+            tokenizer("some text")  # some settings are looked at only when it is used
+    except CheckpointError:
+        if not trust_remote_code:
+            refuse_code(path / "tokenizer_config.json")
+        raise
     return tokenizer

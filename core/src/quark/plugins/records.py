@@ -267,31 +267,45 @@ class TemplateRecord(Record):
 
 @attrs.frozen(kw_only=True)
 class ExporterRecord(Record):
-    """A checkpoint layout: the class that writes it, and the class that reads it.
+    """A checkpoint layout: the class that writes it, the class that reads it, and the class that makes a float checkpoint of it.
 
-    Which checkpoints the reader gets is said by ``quant_methods`` and ``marks``, which are compared with ``quantization_config`` in the
-    checkpoint's ``config.json``. Of several layouts that fit, the one with the most marks is taken.
+    Which checkpoints reader and dequantizer get is said by ``quant_methods`` and ``marks``, which are compared with
+    ``quantization_config`` in the checkpoint's ``config.json``. Of several layouts that fit, the one with the most marks is taken.
 
     Attributes:
-        exporter: Reference to a class with the protocol `quark.checkpoint.Exporter`.
+        exporter: Reference to a class with the protocol `quark.checkpoint.Exporter`; None where nothing here writes the layout.
         reader: Reference to a class with the protocol `quark.checkpoint.LayoutReader`; None where nothing here loads what it writes.
+        dequantizer: Reference to a class with the protocol `quark.checkpoint.Dequantizer`; None where a checkpoint of this layout cannot
+            be quantized anew.
         quant_methods: Values of ``quant_method`` in checkpoints of this layout.
         marks: Further keys of ``quantization_config`` with the values that they have in checkpoints of this layout.
         files: Patterns (``fnmatch``) of file names that the exporter writes beside ``config.json`` and safetensors files. With
             ``overwrite`` an earlier export is replaced only if nothing else lies in its directory.
+
+    Raises:
+        ValueError: As `Record` does; or there is a reader or a dequantizer and no quant_methods, or none of the three classes.
     """
 
-    exporter: Reference = attrs.field(converter=as_reference, metadata=_function("export", options=options_of))
+    exporter: Reference | None = attrs.field(
+        default=None, converter=as_optional_reference, metadata=_function("export", options=options_of)
+    )
     reader: Reference | None = attrs.field(
         default=None, converter=as_optional_reference, metadata=_function("configuration", "prepare", "place_of")
     )
+    dequantizer: Reference | None = attrs.field(default=None, converter=as_optional_reference, metadata=_function("float_tensors"))
     quant_methods: tuple[str, ...] = attrs.field(default=(), converter=_strings)
     marks: Mapping[str, str] = attrs.field(factory=dict, converter=_marks, hash=False)
     files: tuple[str, ...] = attrs.field(default=(), converter=_strings)
 
     def __attrs_post_init__(self) -> None:
-        if self.reader is not None and not self.quant_methods:
-            raise ValueError("a layout with a reader says in quant_methods which checkpoints it reads")
+        if self.exporter is None and self.reader is None and self.dequantizer is None:
+            raise ValueError(f"the layout '{self.name}' has neither exporter nor reader nor dequantizer: name one of them")
+        if (self.reader is not None or self.dequantizer is not None) and not self.quant_methods:
+            raise ValueError("a layout with a reader or a dequantizer says in quant_methods which checkpoints it reads")
+
+    def fits(self, block: Mapping[str, Any]) -> bool:
+        """Return whether a checkpoint with that ``quantization_config`` is of this layout."""
+        return block.get("quant_method") in self.quant_methods and all(block.get(key) == value for key, value in self.marks.items())
 
 
 @attrs.frozen(kw_only=True)

@@ -6,7 +6,7 @@ leaves that reference empty, and PluginError where the reference leads nowhere o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from quark.plugins.records import (
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from quark.config.architecture import Architecture
     from quark.config.layer import QLayerConfig
     from quark.config.tensor import QTensorConfig
+    from quark.hf.dequantizer import Dequantizer
     from quark.modules import QuantizedLayer
     from quark.quantizers import NumberFormat, Observer
 
@@ -125,6 +126,17 @@ class ExporterRegistry(Registry[ExporterRecord]):
         """Return the class, or function, that makes the reader of the exporter's checkpoints."""
         reader: Callable[[], LayoutReader] = self._load(name, "reader")
         return reader
+
+    def load_dequantizer(self, name: str) -> Callable[[], Dequantizer]:
+        """Return the class, or function, that makes the dequantizer of checkpoints of the layout."""
+        dequantizer: Callable[[], Dequantizer] = self._load(name, "dequantizer")
+        return dequantizer
+
+    def fitting(self, block: Mapping[str, Any]) -> list[str]:
+        """Return the names of the layouts that fit a ``quantization_config``; of several, those with the most marks."""
+        fitting = {name: record for name in self.names() if (record := self.get(name)).fits(block)}
+        most = max((len(record.marks) for record in fitting.values()), default=0)
+        return [name for name, record in fitting.items() if len(record.marks) == most]
 
 
 class LayerTypeRegistry(Registry[LayerTypeRecord]):

@@ -133,7 +133,7 @@ class Registry(Generic[R]):
             return record.options
         for field in attrs.fields(type(record)):
             expected: Expected | None = field.metadata.get(KEY)
-            if expected is not None and expected.options is not None:
+            if expected is not None and expected.options is not None and getattr(record, field.name) is not None:
                 return expected.options(self._load(name, field.name))
         return ()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 
 from quark.calibration.finite import refuse_non_finite
@@ -12,6 +13,7 @@ from quark.checkpoint.export import exporter_of, exporting
 from quark.checkpoint.exporter import Exporter, ExportOptions, StreamingExporter
 from quark.config.model import QConfig
 from quark.hf.dtype_and_device import torch_device, torch_dtype
+from quark.hf.quantized_source import float_tensors_of
 from quark.hf.shards import check_shards
 from quark.hf.skeleton import skeleton
 from quark.hf.stored_tensors import StoredTensors
@@ -38,14 +40,15 @@ def quantize_checkpoint(
     exporter: str = "safetensors",
     options: ExportOptions | None = None,
     weight_converters: Sequence[WeightConverter] | None = None,
+    trust_remote_code: bool = False,
 ) -> QuantPlan:
     """Quantize a checkpoint. The result is what loading, `ModelQuantizer.quantize_model` and an export give, byte for byte.
 
     Only what lies in no decoder block, and one block, are in memory. An exporter that cannot write block by block gets the whole model, and
-    so does a transform that changes what lies outside the blocks, such as a rotation.
+    so does a transform that does not work by blocks (`quark.algorithms.Transform`).
 
     Args:
-        source: Directory of a float checkpoint in Hugging Face form.
+        source: Directory of a checkpoint in Hugging Face form: float, or quantized in a layout that an installed plugin dequantizes.
         out: Directory to write; it must not exist, be empty, or hold what ``options.overwrite`` lets be replaced. It appears when complete.
         config: What each layer gets.
         data: Calibration data (see `quark.calibration.batches.calls`), or a function that gives them: it is called with what
@@ -57,6 +60,7 @@ def quantize_checkpoint(
         weight_converters: What stored tensors become before they are the model's, such as one fused matrix of queries, keys and values
             that the model has as three; None takes those of the model's template. A converter whose sources the model has a place for is
             not applied (`quark.hf.converted_tensors`).
+        trust_remote_code: Whether code that comes with the checkpoint may run.
 
     Returns:
         What was done to each layer.
@@ -77,32 +81,36 @@ def quantize_checkpoint(
     options = options or ExportOptions()
     refuse_used_directory(Path(out), overwrite=options.overwrite)
     writer = exporter_of(exporter, options)
-    tensors = _opened(Path(source), device, dtype, weight_converters)
+    tensors = _opened(Path(source), device, dtype, weight_converters, trust_remote_code=trust_remote_code)
     run = plan_run(tensors.model, config).with_data(tensors.model, data, tensors.device)
     tensors.prepare(run.plan)
-    if isinstance(writer, StreamingExporter) and run.works_by_block:
-        return _streamed(run, tensors, Path(out), (exporter, writer), options)
-    return _whole(run, tensors, Path(out), (exporter, writer), options)
+    with closing(tensors):
+        if isinstance(writer, StreamingExporter) and run.works_by_block:
+            return _streamed(run, tensors, Path(out), (exporter, writer), options)
+        return _whole(run, tensors, Path(out), (exporter, writer), options)
 
 
-def _opened(source: Path, device: str, dtype: str, converters: Sequence[WeightConverter] | None) -> CheckpointSource:
+def _opened(
+    source: Path, device: str, dtype: str, converters: Sequence[WeightConverter] | None, *, trust_remote_code: bool
+) -> CheckpointSource:
     """Return the checkpoint with its model on the meta device; nothing has been read but headers."""
     torch_dtype(dtype)
     shards = check_shards(source)
     target = torch_device(device)
-    model = skeleton(source, dtype, target)
+    model = skeleton(source, dtype, target, trust_remote_code=trust_remote_code)
     converters = weight_converters_of(model) if converters is None else converters
-    return CheckpointSource(model, StoredTensors(model, shards, source, converters), target)
+    return CheckpointSource(model, StoredTensors(model, shards, source, converters, float_tensors_of(source, shards)), target)
 
 
 def _streamed(run: Run, tensors: CheckpointSource, out: Path, exporter: tuple[str, StreamingExporter], options: ExportOptions) -> QuantPlan:
     """Write each block as soon as it is quantized."""
     model = tensors.model
-    content = CheckpointContent(model, run.plan.config, run.plan)
+    started = run.start(model, tensors)
+    content = CheckpointContent(model, started.plan.config, started.plan)
     name, writer = exporter
     place = exporting(name, out, overwrite=options.overwrite)
-    with place as directory, writer.stream(content, quantized_skeleton(model, run.plan), directory, options) as stream:
-        return run.quantize(model, CheckpointSink(model, stream), tensors).plan
+    with place as directory, writer.stream(content, quantized_skeleton(model, started.plan), directory, options) as stream:
+        return started.quantize(CheckpointSink(model, stream)).plan
 
 
 def _whole(run: Run, tensors: CheckpointSource, out: Path, exporter: tuple[str, Exporter], options: ExportOptions) -> QuantPlan:

@@ -14,6 +14,7 @@ from quark.config.enums import QuantizationMode
 from quark.config.model import QConfig
 from quark.environment import refuse_rival
 from quark.errors import ConfigError, UnsupportedError
+from quark.hf.quantized_source import is_quantized_source
 from quark.log import get_logger
 from quark.planning.one_layer import as_model, put_back
 from quark.planning.plan import QuantPlan
@@ -109,9 +110,10 @@ class ModelQuantizer:
         """Go from a checkpoint to a checkpoint, for what needs no data; `quark.runs.quantize_checkpoint` takes them.
 
         Args:
-            pretrained_model_path: Directory of a float checkpoint.
+            pretrained_model_path: Directory of a checkpoint, float or quantized, as of `quark.runs.quantize_checkpoint`.
             save_path: Directory to write; must not exist or be empty.
-            keep_excluded_layers_as_original_model_state: Documented; without effect, for sources are float and excluded layers stay so.
+            keep_excluded_layers_as_original_model_state: Refused for a quantized checkpoint, whose excluded layers are written as the float
+                values that they stand for; those of a float checkpoint stay as they are anyway.
             legacy_device_args: ``device`` in its old place.
             weight_converters: As of `quark.runs.quantize_checkpoint`. Those that take fused experts apart are not applied where the model
                 has fused experts: these become separate layers wherever they are quantized.
@@ -119,12 +121,17 @@ class ModelQuantizer:
             presharded_weights: Documented; not offered.
 
         Raises:
-            UnsupportedError: ``presharded_weights`` are given.
+            UnsupportedError: ``presharded_weights`` are given; or excluded layers of a quantized checkpoint are to stay as they are stored.
             CalibrationError: The configuration wants calibration data.
             QuarkError: As `quark.runs.quantize_checkpoint` raises it.
         """
         if presharded_weights is not None:
             raise UnsupportedError("presharded_weights cannot be read: give the checkpoint as one directory, without them")
+        if keep_excluded_layers_as_original_model_state and is_quantized_source(Path(pretrained_model_path)):
+            raise UnsupportedError(
+                f"excluded layers of '{pretrained_model_path}' cannot stay as they are stored: what is written has no place for codes and "
+                "scales of two layouts. Leave keep_excluded_layers_as_original_model_state out, and they are written dequantized"
+            )
         wanted = device if device is not None else next(iter(legacy_device_args), None)
         several = isinstance(wanted, Sequence) and not isinstance(wanted, str)
         if several:

@@ -18,6 +18,7 @@ from quark.environment import refuse_rival
 from quark.errors import CheckpointError, QuarkError
 from quark.hf.attention_switch import refuse_unswitchable
 from quark.hf.dtype_and_device import torch_device, torch_dtype
+from quark.hf.quantized_source import float_tensors_of
 from quark.hf.shards import INDEX, SINGLE, Shard, check_shards
 from quark.hf.skeleton import meta_model, skeleton
 from quark.hf.stored_tensors import StoredTensors
@@ -92,6 +93,7 @@ def plan(
     exporter: str = "safetensors",
     options: ExportOptions | None = None,
     probing: bool = True,
+    trust_remote_code: bool = False,
 ) -> PlannedRun:
     """Return what `quark.runs.quantize_checkpoint` would do with a checkpoint, and what it would write and need.
 
@@ -107,6 +109,7 @@ def plan(
         dtype: Likewise.
         exporter: Likewise.
         options: Likewise.
+        trust_remote_code: As of `quark.runs.quantize_checkpoint`.
         probing: Whether the speed of this machine is measured, in less than two seconds, for an estimate of the time.
 
     Example:
@@ -123,18 +126,18 @@ def plan(
             target = torch_device(device)
         has_files = (path / INDEX).exists() or (path / SINGLE).exists()
         shards = _shards(path, refusals) if has_files else None
-        model = _model(path, dtype, refusals, is_complete=shards is not None)
+        model = _model(path, dtype, refusals, is_complete=shards is not None, trust_remote_code=trust_remote_code)
         if model is None:
             return PlannedRun(None, None, refusals.all())
         if shards is not None:
             with refusals:
-                StoredTensors(model, shards, path, weight_converters_of(model))
+                StoredTensors(model, shards, path, weight_converters_of(model), float_tensors_of(path, shards))
         run = _run(model, config, refusals)
         if run is None:
             return PlannedRun(None, None, refusals.all())
         if run.needs_data and has_files:
             with refusals:
-                _refuse_no_tokenizer(path, run)
+                _refuse_no_tokenizer(path, run, trust_remote_code=trust_remote_code)
         run = _with_passes(model, run, calibration, target)
         machine = None
         if probing:
@@ -189,13 +192,15 @@ def _shards(path: Path, refusals: _Refusals) -> list[Shard] | None:
     return None
 
 
-def _model(path: Path, dtype: str, refusals: _Refusals, *, is_complete: bool) -> nn.Module | None:
+def _model(path: Path, dtype: str, refusals: _Refusals, *, is_complete: bool, trust_remote_code: bool) -> nn.Module | None:
     """Return the model on the meta device."""
     chosen = None
     with refusals:
         chosen = torch_dtype(dtype)
     with refusals:
-        return skeleton(path, "auto" if chosen is None else dtype, _CPU) if is_complete else meta_model(path, chosen)
+        if is_complete:
+            return skeleton(path, "auto" if chosen is None else dtype, _CPU, trust_remote_code=trust_remote_code)
+        return meta_model(path, chosen, trust_remote_code=trust_remote_code)
     return None
 
 
@@ -218,8 +223,8 @@ def _with_passes(model: nn.Module, run: Run, calibration: Calibration, device: t
     return attrs.evolve(run, two_passes=True, plan=attrs.evolve(run.plan, notes=(*run.plan.notes, TWO_PASSES)))
 
 
-def _refuse_no_tokenizer(path: Path, run: Run) -> None:
-    if load_tokenizer(path) is None:
+def _refuse_no_tokenizer(path: Path, run: Run, *, trust_remote_code: bool) -> None:
+    if load_tokenizer(path, trust_remote_code=trust_remote_code) is None:
         raise CheckpointError(
             f"'{path}' has no tokenizer, and calibration text is needed by {run.needs_data}: copy tokenizer.json into it, or give token "
             "tensors through Python"

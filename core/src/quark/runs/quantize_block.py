@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
-from typing import Self
 
 import attrs
 import torch
@@ -33,7 +32,7 @@ from quark.runs.memory import FreedMemory
 from quark.runs.sink import BlockSink
 from quark.runs.source import BlockSource, InMemorySource
 
-__all__ = ["BlockPipeline", "Progress", "finish_layers", "quantize_block", "quantize_blocks", "quantized_layers"]
+__all__ = ["BlockPipeline", "Progress", "finish_layers", "quantize_block", "quantize_blocks", "quantized_layers", "start_transforms"]
 
 Progress = Callable[[int, int, str], None]
 """Called after each block with: blocks done, blocks in all, the block's name."""
@@ -49,7 +48,7 @@ def quantize_blocks(
     source: BlockSource | None = None,
     *,
     two_passes: bool = False,
-    transforms: Sequence[Transform] = (),
+    transforms: Sequence[StartedTransform] = (),
     spilled: SpilledInputs | None = None,
 ) -> CalibrationReport:
     """Quantize ``model`` by ``plan``, block by block; layers outside the blocks come last, and are rounded to nearest.
@@ -63,15 +62,18 @@ def quantize_blocks(
         rounding: Chooses codes.
         sink: Takes finished layers.
         progress: Called after every block.
-        source: Has the tensors of ``model``, where that does not have them itself.
+        source: Has the tensors of the blocks, where ``model`` does not have them itself; what lies outside the blocks has been loaded.
         two_passes: Whether a rounding that needs statistics works between two passes of each block, which takes less memory.
-        transforms: Change each block before it is rounded, in this order; those that need statistics cost one more pass of each block.
+        transforms: From `start_transforms`. They change each block before it is rounded, in this order; those that need statistics cost
+            one more pass of each block.
         spilled: Holds what forwards keep while they wait at a block; None leaves it in memory.
     """
     blocks = decoder_blocks(model, plan.architecture)
     rows_of = [[r for r in plan.quantized if b.owns(r.name)] for b in blocks]
     outside = [r for r in plan.quantized if not any(b.owns(r.name) for b in blocks)]
-    pipeline = BlockPipeline.of(model, plan, rounding, transforms, source or InMemorySource(), sink, two_passes=two_passes)
+    groups = InputGroups(plan.architecture, plan.config.shared_scale_groups)
+    freed = FreedMemory(1) if rounding.needs else FreedMemory()
+    pipeline = BlockPipeline(model, plan, rounding, transforms, source or InMemorySource(), sink, two_passes, groups, freed)
     layers = quantized_layers(model, outside)
     scales = ActivationScales(layers, (), plan.config, plan.architecture)
     with ExitStack() as stack:
@@ -121,26 +123,16 @@ class BlockPipeline:
     freed: FreedMemory
     report: CalibrationReport = attrs.field(factory=CalibrationReport)
 
-    @classmethod
-    def of(
-        cls,
-        model: nn.Module,
-        plan: QuantPlan,
-        rounding: Rounding,
-        transforms: Sequence[Transform],
-        source: BlockSource,
-        sink: BlockSink,
-        *,
-        two_passes: bool,
-    ) -> Self:
-        """Return that of a run; tensors outside the blocks are loaded, and changed by the transforms."""
-        source.load(None)
-        started = [StartedTransform.of(transform, model, plan) for transform in transforms]
-        for transform in started:
-            transform.run.apply_global(model)
-        groups = InputGroups(plan.architecture, plan.config.shared_scale_groups)
-        freed = FreedMemory(1) if rounding.needs else FreedMemory()
-        return cls(model, plan, rounding, started, source, sink, two_passes, groups, freed)
+
+def start_transforms(model: nn.Module, plan: QuantPlan, transforms: Sequence[Transform]) -> list[StartedTransform]:
+    """Start transforms, and let each change what lies outside the decoder blocks, where all tensors are in memory.
+
+    The model has all tensors outside the blocks then that the finished model has, by which the files of an export are laid out.
+    """
+    started = [StartedTransform.of(transform, model, plan) for transform in transforms]
+    for transform in started:
+        transform.run.apply_global(model)
+    return started
 
 
 def quantize_block(pipeline: BlockPipeline, block: Block, rows: Sequence[PlanRow], block_run: BlockRun | None) -> None:

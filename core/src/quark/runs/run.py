@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +12,9 @@ from torch import nn
 
 from quark.algorithms import NamesLayers, ResolvesForModel, Rounding, ValidatedTransform
 from quark.calibration.batches import Call, calls
+from quark.calibration.block_transforms import StartedTransform
 from quark.calibration.spilled_inputs import SpilledInputs
-from quark.calibration.transform_validation import validate_transforms
+from quark.calibration.transform_validation import TransformValidation, validate_transforms
 from quark.checkpoint.content import CheckpointContent, set_results
 from quark.config.model import QConfig
 from quark.errors import ConfigError
@@ -29,12 +30,12 @@ from quark.plugins.attribution import attributed
 from quark.runs.excluded_schemes import refuse_excluded_schemes
 from quark.runs.memory import SHARE, free_bytes, held_bytes, held_probabilities, tokens_in
 from quark.runs.progress import reporting
-from quark.runs.quantize_block import quantize_blocks
+from quark.runs.quantize_block import quantize_blocks, start_transforms
 from quark.runs.selected_algorithms import Algorithms, algorithms_of, own_settings
 from quark.runs.sink import BlockSink
-from quark.runs.source import BlockSource
+from quark.runs.source import BlockSource, InMemorySource
 
-__all__ = ["TWO_PASSES", "Data", "Run", "held_by_forwards", "needs_two_passes", "plan_run", "switch_attention_of"]
+__all__ = ["TWO_PASSES", "Data", "Run", "StartedRun", "held_by_forwards", "needs_two_passes", "plan_run", "switch_attention_of"]
 
 Data = Iterable[Any] | Callable[[str], Iterable[Any] | None] | None
 """Calibration data (see `quark.calibration.batches.calls`), or what gives them: it is called with what needs them, if anything does."""
@@ -69,7 +70,7 @@ class Run:
 
     @property
     def works_by_block(self) -> bool:
-        """Whether one block in memory at a time is enough: no transform changes what lies outside the blocks."""
+        """Whether one block in memory at a time is enough for every transform."""
         return self.algorithms.works_by_block
 
     @attributed("planning the run")
@@ -103,38 +104,24 @@ class Run:
 
     @attributed("quantizing the model")
     def quantize(self, model: nn.Module, sink: BlockSink, source: BlockSource | None = None) -> CheckpointContent:
-        """Quantize ``model``, and return it with the plan of what was done.
+        """Quantize ``model``, and return it with the plan of what was done: `start`, then `StartedRun.quantize`."""
+        return self.start(model, source).quantize(sink)
 
-        Transforms that are not accepted by their validation, or turn out to change none of the blocks, are left out of that plan. For
-        users, the model has the results as attributes: ``quant_config``, ``quark_plan``, ``quark_report`` and ``quark_quantized``.
+    @attributed("transforming the model")
+    def start(self, model: nn.Module, source: BlockSource | None = None) -> StartedRun:
+        """Start the run: validate transforms, and let those that are accepted change what lies outside the decoder blocks.
+
+        Args:
+            model: Of the plan.
+            source: Has the tensors of ``model``, where that does not have them itself.
         """
+        source = source or InMemorySource()
         spilled = _spilled(self.plan.config)
-        validations = validate_transforms(model, self.plan, self.algorithms.transforms, self.data)
+        source.load(None)
+        validations = validate_transforms(model, self.plan, self.algorithms.transforms, self.data, source)
         run = self._without(model, [name for name, validation in validations.items() if not validation.is_accepted])
-        plan, algorithms = run.plan, run.algorithms
-        switch_attention_of(model, plan)
-        with reporting(len(self.data)) as progress:
-            report = quantize_blocks(
-                model,
-                plan,
-                self.data,
-                algorithms.checked_rounding(),
-                sink,
-                progress,
-                source,
-                two_passes=self.two_passes,
-                transforms=algorithms.checked_transforms(plan.config),
-                spilled=spilled,
-            )
-        plan = run._without_idle([name for i, name in enumerate(algorithms.transforms) if i not in report.applied])
-        report.validated = {name: metrics for name, validation in validations.items() if (metrics := validation.metrics())}
-        content = CheckpointContent(model, plan.config, plan)
-        sink.finish(content)
-        set_results(content)
-        model.quark_report = report  # type: ignore[assignment]
-        report.log()
-        get_logger().info("Model quantization has been completed.")
-        return content
+        transforms = start_transforms(model, run.plan, run.algorithms.checked_transforms(run.plan.config))
+        return StartedRun(run, model, source, transforms, validations, spilled)
 
     def _without(self, model: nn.Module, names: Sequence[str]) -> Run:
         """Return the run as it is without some algorithms."""
@@ -146,7 +133,7 @@ class Run:
         plan = attrs.evolve(run.plan, notes=(*run.plan.notes, *notes))
         return attrs.evolve(run, plan=plan, data=self.data, two_passes=self.two_passes)
 
-    def _without_idle(self, names: Sequence[str]) -> QuantPlan:
+    def without_idle(self, names: Sequence[str]) -> QuantPlan:
         """Return the plan without those transforms that have changed no block, with a warning; one that also rounds stays."""
         plan = self.plan
         for name in names:
@@ -160,6 +147,64 @@ class Run:
                 notes = (*(n for n in plan.notes if n != _note(name)), f"left out, since it has left every block as it was: {name}")
                 plan = attrs.evolve(plan, config=attrs.evolve(plan.config, algo_config=settings or None), notes=notes)
         return plan
+
+
+@attrs.frozen(eq=False)
+class StartedRun:
+    """A run whose transforms have changed what lies outside the decoder blocks; the blocks are as they were.
+
+    Attributes:
+        run: Without the transforms that their validation refuses.
+        model: The model; it has all modules and tensors outside the blocks that the finished model has.
+        source: Has the tensors of the blocks.
+        transforms: At work on the model.
+        validations: Of transforms by name.
+        spilled: Holds what forwards keep while they wait at a block; None leaves it in memory.
+    """
+
+    run: Run
+    model: nn.Module
+    source: BlockSource
+    transforms: Sequence[StartedTransform]
+    validations: Mapping[str, TransformValidation]
+    spilled: SpilledInputs | None = None
+
+    @property
+    def plan(self) -> QuantPlan:
+        """The plan of the run."""
+        return self.run.plan
+
+    @attributed("quantizing the model")
+    def quantize(self, sink: BlockSink) -> CheckpointContent:
+        """Quantize the model, and return it with the plan of what was done.
+
+        Transforms that turn out to change none of the blocks are left out of that plan. For users, the model has the results as
+        attributes: ``quant_config``, ``quark_plan``, ``quark_report`` and ``quark_quantized``.
+        """
+        run, model, plan = self.run, self.model, self.plan
+        switch_attention_of(model, plan)
+        with reporting(len(run.data)) as progress:
+            report = quantize_blocks(
+                model,
+                plan,
+                run.data,
+                run.algorithms.checked_rounding(),
+                sink,
+                progress,
+                self.source,
+                two_passes=run.two_passes,
+                transforms=self.transforms,
+                spilled=self.spilled,
+            )
+        plan = run.without_idle([name for i, name in enumerate(run.algorithms.transforms) if i not in report.applied])
+        report.validated = {name: metrics for name, validation in self.validations.items() if (metrics := validation.metrics())}
+        content = CheckpointContent(model, plan.config, plan)
+        sink.finish(content)
+        set_results(content)
+        model.quark_report = report  # type: ignore[assignment]
+        report.log()
+        get_logger().info("Model quantization has been completed.")
+        return content
 
 
 @attributed("planning the run")

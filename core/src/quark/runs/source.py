@@ -18,8 +18,15 @@ from quark.planning.decoder_blocks import Block, decoder_blocks
 from quark.planning.mixtures import FusedMixture, fused_mixtures
 from quark.planning.plan import QuantPlan
 from quark.planning.plan_row import PlanRow
+from quark.runs.memory import free_bytes
+from quark.runs.read_ahead import ReadAhead
 
 __all__ = ["BlockSource", "CheckpointSource", "InMemorySource"]
+
+PAGE = 4096
+"""Bytes of a page of memory, or a part of one."""
+LEAST_ROOM = 4
+"""How many times the size of a block has to be free for it to be read ahead: what works on the block before needs memory too."""
 
 
 class BlockSource(Protocol):
@@ -68,7 +75,9 @@ class CheckpointSource:
         self._fused = fused_mixtures(model)
         self._recipes: dict[str | None, list[Recipe]] = {}
         self._rows: list[PlanRow] = []
-        self._kept: set[int] = set()
+        self._outside: list[nn.Module] = []
+        self._next: dict[str | None, str] = {}
+        self._ahead: ReadAhead[str | None, list[tuple[str, Tensor]]] = ReadAhead(self._read)
 
     def load_all(self) -> None:
         """Read every tensor into the model, for a run that needs the whole model in memory; call `prepare` before.
@@ -84,6 +93,10 @@ class CheckpointSource:
     def prepare(self, plan: QuantPlan) -> None:
         """Assign stored tensors to the blocks of a plan; the fused experts of the model have been separated."""
         names = [b.name for b in decoder_blocks(self._model, plan.architecture) if b.name]
+        self._next = dict(zip((None, *names), names, strict=False))
+        inside = tuple(f"{name}." for name in names)
+        modules = self._model.named_modules(remove_duplicate=False)
+        self._outside = [module for name, module in modules if not f"{name}.".startswith(inside or (".",))]
         self._rows = list(plan.quantized)
         separate = {name for name, m in self._model.named_modules() if isinstance(m, SeparateExperts)}
         self._fused = {name: m for name, m in self._fused.items() if name in separate}
@@ -95,7 +108,7 @@ class CheckpointSource:
             self._recipes.setdefault(_common_block(users, names), []).append(recipe)
 
     def load(self, block: Block | None) -> None:
-        """Load the tensors of a block, or with None those outside all blocks.
+        """Load the tensors of a block, or with None those outside all blocks; then begin to read those of the next block ahead.
 
         Raises:
             CheckpointError: A file cannot be read.
@@ -104,10 +117,11 @@ class CheckpointSource:
         if block is not None and not block.name:
             return
         name = None if block is None else block.name
-        for target, tensor in self._stored.read(self._recipes.get(name, ()), self._dtype_of, self._device):
-            placed = self._place(target, tensor)
-            if block is None:
-                self._kept.add(id(placed))
+        for target, tensor in self._ahead.take(name):
+            self._place(target, tensor)
+        following = self._next.get(name)
+        if following is not None and self._has_room_for(following):
+            self._ahead.start(following)
         for mixture, fused in self._fused.items():
             if block.owns(mixture) if block is not None else not fused.is_meta:
                 _share(fused, self._model.get_submodule(mixture))
@@ -120,13 +134,33 @@ class CheckpointSource:
         for recipe in self._recipes.get(block.name, ()):
             for target in recipe.targets:
                 self._place(target, self._state[target])
+        # Looked up now, since transforms put other tensors there.
+        kept = {id(t) for module in self._outside for t in (*module._parameters.values(), *module._buffers.values())}
         for module in block.module.modules():
             for leaf, parameter in module._parameters.items():
-                if parameter is not None and not parameter.is_meta and id(parameter) not in self._kept:
+                if parameter is not None and not parameter.is_meta and id(parameter) not in kept:
                     module._parameters[leaf] = nn.Parameter(_meta(parameter.shape, parameter.dtype), requires_grad=False)
             for leaf, buffer in module._buffers.items():
-                if buffer is not None and leaf not in module._non_persistent_buffers_set and id(buffer) not in self._kept:
+                if buffer is not None and leaf not in module._non_persistent_buffers_set and id(buffer) not in kept:
                     module._buffers[leaf] = _meta(buffer.shape, buffer.dtype)
+
+    def close(self) -> None:
+        """End what is read ahead; call it when the run has ended, or failed."""
+        self._ahead.stop()
+
+    def _read(self, name: str | None) -> list[tuple[str, Tensor]]:
+        """Return the tensors of a block by name; their pages are in memory, also where a tensor is a view of a mapped file."""
+        tensors = list(self._stored.read(self._recipes.get(name, ()), self._dtype_of, self._device))
+        for _, tensor in tensors:
+            if tensor.device.type == "cpu" and tensor.is_contiguous() and tensor.numel():
+                tensor.view(-1).view(torch.uint8)[::PAGE].sum()
+        return tensors
+
+    def _has_room_for(self, name: str) -> bool:
+        """Return whether a block can be in memory beside the one that is worked on, with room to spare."""
+        targets = [self._state[target] for recipe in self._recipes.get(name, ()) for target in recipe.targets]
+        free = free_bytes(self._device)
+        return free is not None and free >= LEAST_ROOM * sum(tensor.numel() * tensor.itemsize for tensor in targets)
 
     def _place(self, name: str, tensor: Tensor) -> Tensor:
         """Put a tensor into all modules that own the tensor of that name, and return it; tied modules share it."""

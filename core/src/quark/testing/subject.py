@@ -12,7 +12,7 @@ from quark.names import closest
 from quark.plugins import Catalog
 from quark.plugins.collection import Registered
 from quark.plugins.discovery import normalized
-from quark.plugins.records import AlgorithmRecord, Record
+from quark.plugins.records import AlgorithmRecord, ExporterRecord, Record
 
 __all__ = ["KINDS", "Subject", "distributions", "find_subject", "subjects"]
 
@@ -127,9 +127,12 @@ def find_subject(catalog: Catalog, kind: str, name: str) -> Subject:
     registry = catalog.registries[_REGISTRIES[kind]]
     record, source = registry.get(name), registry.source(name)
     if not _is_of(kind, record):
-        raise ConfigError(f"the algorithm '{record.name}' is no {kind}: it is registered as the other kind of algorithm")
+        why = "nothing here writes that layout" if isinstance(record, ExporterRecord) else "it is registered as the other kind of algorithm"
+        raise ConfigError(f"'{record.name}' is no {kind} to check: {why}")
     return Subject(kind, record.name, source.distribution, source.version, record, catalog)
 
 
 def _is_of(kind: str, record: Record) -> bool:
+    if isinstance(record, ExporterRecord):
+        return record.exporter is not None  # checks of a layout begin with what it writes
     return not isinstance(record, AlgorithmRecord) or record.kind == kind

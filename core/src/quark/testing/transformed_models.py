@@ -13,7 +13,7 @@ from quark.algorithms import Metrics, RoundingTask, Statistic
 from quark.calibration.report import CalibrationReport
 from quark.config.algorithm import AlgoConfig
 from quark.config.layer import QLayerConfig
-from quark.runs.quantize_block import quantize_blocks
+from quark.runs.quantize_block import quantize_blocks, start_transforms
 from quark.runs.run import plan_run
 from quark.testing.float64 import InFloat64
 from quark.testing.small_models import batches, run_config, small_model
@@ -79,7 +79,7 @@ def transformed(scheme: str | QLayerConfig, *settings: AlgoConfig, exclude: tupl
     model = small_model(torch.float64)
     data = batches()
     run = plan_run(model, run_config(scheme, *settings, exclude=exclude)).with_data(model, data, torch.device("cpu"))
-    transforms = run.algorithms.checked_transforms(run.plan.config)
+    transforms = start_transforms(model, run.plan, run.algorithms.checked_transforms(run.plan.config))
     report = quantize_blocks(model, run.plan, run.data, _LeaveFloat(), _Discard(), transforms=transforms)
     return TransformedModel(model, small_model(torch.float64), report, tuple(run.plan.config.algo_config or ()))
 

@@ -13,13 +13,14 @@ QUARK_API = (1, 1)
 
 @hookimpl
 def quark_register_exporters() -> Iterator[ExporterRecord]:
-    """Yield the exporters."""
+    """Yield the checkpoint layouts."""
     yield ExporterRecord(
         name="safetensors",
         aliases=("quark",),
         summary="the Quark checkpoint layout, read by transformers and vLLM",
         exporter="quark_exporters.quark_layout.exporter:SafetensorsExporter",
         reader="quark_exporters.quark_layout.reader:QuarkReader",
+        dequantizer="quark_exporters.quark_layout.dequantizer:QuarkDequantizer",
         quant_methods=("quark",),
         capabilities={"streaming"},
     )
@@ -29,4 +30,22 @@ def quark_register_exporters() -> Iterator[ExporterRecord]:
         exporter="quark_exporters.gguf_layout.exporter:GgufExporter",
         files=("*.gguf",),
         capabilities={"streaming", "tokenizer_inside"},
+    )
+    yield ExporterRecord(
+        name="fp8",
+        summary="FP8 with a scale for each block, row or tensor, as of DeepSeek-V3; read as a source",
+        dequantizer="quark_exporters.fp8.dequantizer:Fp8Dequantizer",
+        quant_methods=("fp8", "fbgemm_fp8"),
+    )
+    yield ExporterRecord(
+        name="mxfp4",
+        summary="MXFP4 experts, as of gpt-oss; read as a source",
+        dequantizer="quark_exporters.mxfp4.dequantizer:Mxfp4Dequantizer",
+        quant_methods=("mxfp4",),
+    )
+    yield ExporterRecord(
+        name="compressed_tensors",
+        summary="packed integers, integers and FP8 of compressed-tensors; read as a source",
+        dequantizer="quark_exporters.compressed_tensors.dequantizer:CompressedTensorsDequantizer",
+        quant_methods=("compressed-tensors",),
     )

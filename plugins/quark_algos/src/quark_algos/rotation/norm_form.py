@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterable
 
 import attrs
@@ -51,12 +52,16 @@ def form_of(norm: nn.Module, width: int) -> tuple[bool, bool] | None:
     """Return whether a norm subtracts the mean and whether it has a unit offset; None if it is neither a LayerNorm nor an RMSNorm.
 
     Args:
-        norm: Module that takes ``[…, width]``, with an optional weight and bias ``[width]``.
+        norm: Module that takes ``[…, width]``, with an optional weight and bias ``[width]``. Where they are on the meta device, a copy is
+            run that has others: the form does not depend on them.
         width: Channels of the input.
     """
     weight, bias = (p if isinstance(p := getattr(norm, name, None), nn.Parameter) else None for name in ("weight", "bias"))
     if any(p is not None and p.shape != (width,) for p in (weight, bias)):
         return None
+    if any(p.is_meta for p in norm.parameters()):
+        norm = _with_values(norm)
+        weight, bias = (p if isinstance(p := getattr(norm, name, None), nn.Parameter) else None for name in ("weight", "bias"))
     like = next((p for p in (weight, bias) if p is not None), torch.empty(0))
     # The scale is large compared with any epsilon, and the mean is as large as the deviation.
     x = PROBE_SCALE * (1 + torch.randn(4, width, generator=torch.Generator().manual_seed(0)).to(like.device))
@@ -72,3 +77,11 @@ def form_of(norm: nn.Module, width: int) -> tuple[bool, bool] | None:
             if bool((output - expected).abs().max() <= TOLERANCE * expected.abs().max()):
                 return subtracts_mean, unit_offset
     return None
+
+
+def _with_values(norm: nn.Module) -> nn.Module:
+    """Return a copy of a norm on the CPU whose parameters have values around 1, none of them 1."""
+    copied = copy.deepcopy(norm).to_empty(device="cpu")
+    for parameter in copied.parameters():
+        parameter.copy_(torch.linspace(0.5, 1.4, parameter.numel()).view_as(parameter))
+    return copied

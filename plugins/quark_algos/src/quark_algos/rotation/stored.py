@@ -38,7 +38,7 @@ def place_of(name: str, tensor: Tensor) -> str:
 
 def keep(model: nn.Module, sizes: set[int]) -> None:
     """Register the matrices of these sizes as buffers of a model that is going to be exported, on its device."""
-    device = next(model.parameters()).device
+    device = next((p.device for p in model.parameters() if not p.is_meta), torch.device("cpu"))  # blocks may be on the meta device
     for size in sorted(sizes):
         model.register_buffer(buffer_name(size), matrix_of(size).to(device))
 

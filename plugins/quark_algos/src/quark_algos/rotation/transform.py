@@ -48,7 +48,7 @@ class Rotate:
     """
 
     needs: ClassVar[Sequence[type[Statistic]]] = ()
-    works_by_block = False
+    works_by_block = True
 
     def __init__(self, settings: AlgoConfig) -> None:
         assert isinstance(settings, RotationConfig)  # its record's class

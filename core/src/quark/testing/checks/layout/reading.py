@@ -11,9 +11,15 @@ from torch import nn
 
 from quark.checkpoint import ExportOptions, ReadsOwnFiles
 from quark.checkpoint.export import export_with
-from quark.checkpoint.layouts import layouts_of, quantization_block, reader_of
+from quark.checkpoint.layouts import quantization_block, reader_of
+from quark.checkpoint.reader import import_model_from_safetensors
 from quark.checkpoint.transformers_loading import register_layouts
+from quark.hf.dequantized_tensors import DequantizedTensors
+from quark.hf.file_tensors import FileTensors
 from quark.hf.loading import load_model
+from quark.hf.quantized_source import float_tensors_of
+from quark.hf.shards import check_shards
+from quark.plugins import exporters
 from quark.runs import ModelQuantizer
 from quark.testing.check import NotApplicableError, check, require
 from quark.testing.checks.layout import REFUSALS, first_stored, stored_model, stored_schemes, temporary
@@ -44,7 +50,7 @@ def is_recognized(subject: Subject) -> None:
     with temporary() as parent:
         export_with(subject.lookup_name, stored_model(subject), parent / "out")
         block = quantization_block(parent / "out")
-        names = layouts_of(block)
+        names = exporters().fitting(block)
         method = block.get("quant_method")
         require(subject.name in names, f"writes checkpoints of the quant_method {method!r}, by which its record does not recognize them")
         require(len(names) == 1, f"writes checkpoints that are also taken for the layout '{[n for n in names if n != subject.name][:1]}'")
@@ -58,6 +64,27 @@ def reloads_to_the_same_logits(subject: Subject) -> None:
     for scheme in names:
         require_reload(quantized(run_config(scheme)), subject.lookup_name)
     require_reload(quantized(run_config(names[0]), torch.bfloat16), subject.lookup_name)
+
+
+@check("layout")
+def dequantizes_what_it_wrote(subject: Subject) -> None:
+    """What its dequantizer makes of a checkpoint are the weights of the model that is read back, to the bit, in every scheme."""
+    _with_reader(subject)
+    if subject.record.dequantizer is None:  # type: ignore[union-attr]
+        raise NotApplicableError("its record names no dequantizer")
+    for scheme in stored_schemes(subject):
+        with temporary() as parent:
+            export_with(subject.lookup_name, quantized(run_config(scheme)), parent / "out")
+            shards = check_shards(parent / "out")
+            tensors = DequantizedTensors(FileTensors(shards), float_tensors_of(parent / "out", shards) or (), parent / "out")
+            loaded = import_model_from_safetensors(None, parent / "out", device="cpu").state_dict()
+            with tensors.reading(torch.device("cpu")) as read:
+                for name in tensors.meta:
+                    weight = loaded.get(name)
+                    same = weight is None or torch.equal(read(name, weight.dtype).to(weight.dtype), weight)
+                    require(same, f"makes '{name}' of a checkpoint in '{scheme}' that is not the weight of the model that is read")
+            missing = [n for n, t in quantized(run_config(scheme)).state_dict().items() if n.endswith(".weight") and n not in tensors.meta]
+            require(not missing, f"does not make '{missing[0] if missing else ''}' of a checkpoint in '{scheme}'")
 
 
 @check("layout")

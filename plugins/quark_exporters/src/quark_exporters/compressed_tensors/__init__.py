@@ -1,0 +1,1 @@
+"""Checkpoints of compressed-tensors, as llm-compressor writes them: read as sources."""

@@ -1,0 +1,1 @@
+"""MXFP4 checkpoints as gpt-oss stores them: read as sources."""

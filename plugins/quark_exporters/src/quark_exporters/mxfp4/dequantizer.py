@@ -1,0 +1,62 @@
+"""Mxfp4Dequantizer: MXFP4 experts of gpt-oss, two codes in a byte, low half first, and an E8M0 scale for 32 of them.
+
+``<name>_blocks`` is ``[experts, O, I / 32, 16]`` and ``<name>_scales`` ``[experts, O, I / 32]``, both uint8. The float tensor is
+``[experts, I, O]``, as models of transformers hold fused experts of gpt-oss. Source: ``transformers.integrations.mxfp4``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quark.checkpoint import FloatTensor
+from quark.errors import CheckpointError
+
+__all__ = ["Mxfp4Dequantizer"]
+
+_BLOCKS, _SCALES = "_blocks", "_scales"
+_BYTES = 16
+"""Bytes of a block of 32 codes."""
+_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
+_BIAS, _NAN = 127, 255
+
+
+class Mxfp4Dequantizer:
+    """Dequantizes checkpoints of gpt-oss, as `quark.checkpoint.Dequantizer`."""
+
+    def float_tensors(self, block: Mapping[str, Any], stored: Mapping[str, Tensor]) -> Iterator[FloatTensor]:
+        """As `quark.checkpoint.Dequantizer.float_tensors`."""
+        for blocks, tensor in stored.items():
+            if not blocks.endswith(_BLOCKS) or tensor.dtype is not torch.uint8:
+                continue
+            name = blocks.removesuffix(_BLOCKS)
+            scales = name + _SCALES
+            if tensor.ndim != 4 or tensor.shape[-1] != _BYTES or scales not in stored or stored[scales].shape != tensor.shape[:-1]:
+                has = f"scales {list(stored[scales].shape)}" if scales in stored else "no scales"
+                raise CheckpointError(
+                    f"'{blocks}' {list(tensor.shape)} has {has}; MXFP4 experts have blocks [experts, O, I / 32, {_BYTES}] and scales "
+                    "[experts, O, I / 32]: the checkpoint is damaged, or stored in another way"
+                )
+            experts, rows, groups, _ = tensor.shape
+            yield FloatTensor(name=name, shape=(experts, groups * 2 * _BYTES, rows), sources=(blocks, scales), make=_maker(blocks, scales))
+
+
+def _maker(blocks: str, scales: str) -> Any:
+    return lambda tensors, dtype: _values(tensors[blocks], tensors[scales], dtype)
+
+
+def _values(blocks: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return the values, ``[experts, I, O]``, one expert at a time."""
+    experts, rows, groups, _ = blocks.shape
+    grid = torch.tensor(_E2M1, device=blocks.device)
+    values = torch.empty(experts, groups * 2 * _BYTES, rows, dtype=dtype, device=blocks.device)
+    for expert in range(experts):
+        exponents = scales[expert].int() - _BIAS
+        powers = torch.exp2(exponents.float()).masked_fill_(scales[expert] == _NAN, torch.nan)
+        halves = torch.stack((blocks[expert] & 0xF, blocks[expert] >> 4), dim=-1)
+        matrix = grid[halves.view(rows, groups, 2 * _BYTES).int()].mul_(powers.unsqueeze(-1))
+        values[expert] = matrix.view(rows, -1).t()
+    return values

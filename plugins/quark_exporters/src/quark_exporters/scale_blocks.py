@@ -1,0 +1,111 @@
+"""Values of codes whose scales belong to blocks of a matrix: rows and columns that share one, of whatever size, the last ones cut off."""
+
+from __future__ import annotations
+
+import attrs
+import torch
+from torch import Tensor
+
+from quark.errors import CheckpointError
+
+__all__ = ["ScaleBlocks"]
+
+
+@attrs.frozen
+class ScaleBlocks:
+    """Which elements of a tensor ``[…, O, I]`` share a scale.
+
+    Attributes:
+        grid: Shape of the scales, ``[…, O', I']``; leading axes are those of the tensor, or there are none.
+        rows: Rows that share a scale; the last block may have fewer.
+        columns: Columns that share a scale, likewise.
+    """
+
+    grid: tuple[int, ...]
+    rows: int
+    columns: int
+
+    @classmethod
+    def of(cls, name: str, shape: tuple[int, ...], scale: tuple[int, ...], block: tuple[int, int] | None = None) -> ScaleBlocks:
+        """Return the blocks that follow from the shapes of codes and scales.
+
+        Args:
+            name: Full name of the codes, for messages.
+            shape: Their shape, ``[O, I]`` or ``[experts, O, I]``.
+            scale: Shape of the scales: one, one for each row, or one for each block; of experts likewise.
+            block: Rows and columns of a block as the checkpoint says; None divides evenly.
+
+        Raises:
+            CheckpointError: The scales do not fit the codes.
+        """
+        grid = _grid(shape, scale)
+        if grid is None or len(shape) < 2:
+            raise CheckpointError(f"'{name}' {list(shape)} has scales of the shape {list(scale)}, which do not fit it: it is damaged")
+        sizes = [
+            _size(length, count, None if block is None else block[axis])
+            for axis, (length, count) in enumerate(zip(shape[-2:], grid[-2:], strict=True))
+        ]
+        if None in sizes:
+            said = "" if block is None else f" in blocks of {block[0]} x {block[1]}"
+            raise CheckpointError(
+                f"'{name}' {list(shape)} has scales of the shape {list(scale)}, which do not divide it{said}: it is damaged"
+            )
+        return cls(grid, sizes[0] or 1, sizes[1] or 1)
+
+    def values(self, codes: Tensor, scale: Tensor, zero_point: Tensor | None, dtype: torch.dtype) -> Tensor:
+        """Return ``(codes − zero_point) · scale``, computed in float32, in the dtype; one matrix at a time.
+
+        Args:
+            codes: ``[…, O, I]``, of any dtype that converts to float32.
+            scale: Of as many elements as ``grid``; E8M0 codes in bytes (uint8) are powers of two.
+            zero_point: As ``scale``, or None.
+            dtype: Of the result.
+        """
+        scales = _numbers(scale).reshape(self.grid)
+        zero_points = None if zero_point is None else zero_point.float().reshape(self.grid)
+        if codes.ndim == 2:
+            return self._matrix(codes, scales, zero_points).to(dtype)
+        values = torch.empty(codes.shape, dtype=dtype, device=codes.device)
+        for i, matrix in enumerate(codes):
+            own = i if len(self.grid) == codes.ndim else slice(None)
+            values[i] = self._matrix(matrix, scales[own], None if zero_points is None else zero_points[own])
+        return values
+
+    def _matrix(self, codes: Tensor, scale: Tensor, zero_point: Tensor | None) -> Tensor:
+        values = codes.float()
+        if zero_point is not None:
+            values -= self._spread(zero_point, codes.shape)
+        return values.mul_(self._spread(scale, codes.shape))
+
+    def _spread(self, grid: Tensor, shape: torch.Size) -> Tensor:
+        """Return the value of each element's block, broadcastable to the matrix."""
+        for axis, size in ((0, self.rows), (1, self.columns)):
+            if grid.shape[axis] > 1 and size > 1:
+                grid = grid.repeat_interleave(size, axis).narrow(axis, 0, shape[axis])
+        return grid
+
+
+def _grid(shape: tuple[int, ...], scale: tuple[int, ...]) -> tuple[int, ...] | None:
+    """Return the shape of scales with an axis for rows and one for columns; None where they do not fit."""
+    lead = shape[:-2]
+    if len(scale) == len(shape) and (scale[:-2] == lead or set(scale) == {1}):
+        return scale if scale[:-2] == lead else (1, 1)
+    if all(length == 1 for length in scale):
+        return (1, 1)
+    if scale == (*lead, shape[-2]):
+        return (*scale, 1)
+    return (*lead, 1, 1) if lead and scale == lead else None
+
+
+def _size(length: int, count: int, said: int | None) -> int | None:
+    """Return how many of ``length`` elements share one of ``count`` scales; None where none fits."""
+    if said is not None and -(-length // said) == count:
+        return said
+    return length // count if count and length % count == 0 else None
+
+
+def _numbers(scale: Tensor) -> Tensor:
+    if scale.dtype is not torch.uint8:
+        return scale.float()
+    exponents = scale.float() - 127  # E8M0 of the Microscaling specification: 255 is NaN
+    return torch.exp2(exponents).masked_fill_(scale == 255, torch.nan)
