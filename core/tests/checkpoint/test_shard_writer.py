@@ -1,6 +1,7 @@
 """Streamed safetensors are what the safetensors library reads, in one file or several."""
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -8,13 +9,20 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from quark.checkpoint.shard_writer import NAMES, Part, ShardWriter, write_shards
+from quark.checkpoint.shard_layout import NAMES, ShardLayout
+from quark.checkpoint.shard_writer import Part, ShardWriter, create_shards, write_shards
 from quark.errors import UnsupportedError
 from quark.hf.shards import check_shards
 
 
 def part(tensors: dict[str, Tensor]) -> Part:
     return Part({n: t.to("meta") for n, t in tensors.items()}, lambda: tensors)
+
+
+def opened(announced: Sequence[Mapping[str, Tensor]], directory: Path, max_shard_bytes: int = 10**9) -> ShardWriter:
+    layout = ShardLayout.of(announced, max_shard_bytes)
+    create_shards(layout, directory)
+    return ShardWriter(layout, directory, checksums=True)
 
 
 def read(directory: Path) -> dict[str, Tensor]:
@@ -108,7 +116,7 @@ def test_parts_may_come_in_any_order(tmp_path: Path) -> None:
     parts = [part({name: torch.full((40,), float(i))}) for i, name in enumerate("abc")]
     for name, order in (("forward", parts), ("backward", parts[::-1])):
         (tmp_path / name).mkdir()
-        with ShardWriter([p.meta for p in parts], tmp_path / name, 200) as writer:
+        with opened([p.meta for p in parts], tmp_path / name, 200) as writer:
             for p in order:
                 writer.write(p)
             writer.finish()
@@ -119,12 +127,12 @@ def test_parts_may_come_in_any_order(tmp_path: Path) -> None:
 
 def test_a_part_that_was_announced_and_not_written_is_no_finished_export(tmp_path: Path) -> None:
     parts = [part({name: torch.zeros(4)}) for name in "ab"]
-    with ShardWriter([p.meta for p in parts], tmp_path, 10**9) as writer:
+    with opened([p.meta for p in parts], tmp_path) as writer:
         writer.write(parts[0])
         with pytest.raises(RuntimeError, match=r"1 announced .* not written: b"):
             writer.finish()
 
 
 def test_a_part_that_is_not_as_announced_is_refused(tmp_path: Path) -> None:
-    with ShardWriter([{"a": torch.zeros(4, device="meta")}], tmp_path, 10**9) as writer, pytest.raises(RuntimeError, match="announced"):
+    with opened([{"a": torch.zeros(4, device="meta")}], tmp_path) as writer, pytest.raises(RuntimeError, match="announced"):
         writer.write(part({"a": torch.zeros(5)}))

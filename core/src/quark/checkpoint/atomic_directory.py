@@ -107,9 +107,7 @@ def building(out: Path, *, overwrite: bool = False, leftover: Leftover = "refuse
                 os.close(partial.lock)
 
 
-_BOTH_WAYS = (
-    "The same run with resume=True (--resume) goes on from there; with restart=True (--restart) it discards them and starts from the beginning"
-)
+_BOTH_WAYS = "The same run with resume=True (--resume) goes on from there; with restart=True (--restart) it discards them and starts from the beginning"
 
 
 def finished_blocks(partial: Path) -> int:

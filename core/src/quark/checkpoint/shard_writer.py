@@ -22,7 +22,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from quark.checkpoint.shard_layout import Place, ShardLayout
+from quark.checkpoint.shard_layout import ShardLayout
 from quark.errors import OutputError
 from quark.hf.shards import INDEX
 from quark.names import folded

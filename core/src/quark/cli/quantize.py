@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from quark.cli.given_options import given_algorithm_options, given_options
+from quark.cli.sizes import size_in_bytes
 from quark.errors import CalibrationError, ConfigError
 
 if TYPE_CHECKING:
@@ -23,7 +24,10 @@ __all__ = [
     "CalibrationText",
     "Exclude",
     "ExporterOptions",
+    "MaxShardSize",
     "PostRope",
+    "Restart",
+    "Resume",
     "SchemeOptions",
     "SeparateKv",
     "ShareFused",
@@ -85,6 +89,16 @@ ShareFused = Annotated[
         "them to the largest, which loses precision.",
     ),
 ]
+MaxShardSize = Annotated[
+    str | None, typer.Option(help="Largest size of one file of the checkpoint, such as 5GB, which is the default, or 512MiB.")
+]
+Resume = Annotated[
+    bool,
+    typer.Option(
+        "--resume", help="Go on from the finished blocks of an earlier run to OUT that did not end; without any, start from the beginning."
+    ),
+]
+Restart = Annotated[bool, typer.Option("--restart", help="Discard the finished blocks of an earlier run to OUT that did not end.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -115,6 +129,9 @@ def quantize(
     calibrate_all_experts: AllExperts = False,
     share_fused_scales: ShareFused = False,
     strict: Strict = False,
+    max_shard_size: MaxShardSize = None,
+    resume: Resume = False,
+    restart: Restart = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
@@ -122,15 +139,22 @@ def quantize(
     # Torch and transformers are imported here, not above: `quark --help` and the listings do without them.
     import attrs
 
+    from quark.checkpoint.atomic_directory import refuse_unfinished_run
     from quark.checkpoint.destination import refuse_used_directory
     from quark.checkpoint.export import export_options
     from quark.hf.skeleton import meta_model
     from quark.hf.tokenizer import load_tokenizer
     from quark.runs import ModelQuantizer, quantize_checkpoint
+    from quark.runs.from_disk import leftover_choice
 
     started = time.perf_counter()
     refuse_used_directory(out)
+    leftover = leftover_choice(resume=resume, restart=restart)
+    if not dry_run:
+        refuse_unfinished_run(out, leftover)
     export = export_options(exporter, given_options("--exporter-option", exporter_option))
+    if max_shard_size is not None:
+        export = attrs.evolve(export, max_shard_bytes=size_in_bytes(max_shard_size, "--max-shard-size"))
     skeleton = meta_model(model)
     options = scheme_option, algorithm_option
     config = make_config(
@@ -146,7 +170,8 @@ def quantize(
         return _calibration(tokenizer, needed_by, calib, num_calib, seq_len)
 
     export = attrs.evolve(export, tokenizer=tokenizer)
-    plan = quantize_checkpoint(model, out, config, data, device=device, dtype=dtype, exporter=exporter, options=export)
+    choices: Any = {"device": device, "dtype": dtype, "exporter": exporter, "resume": resume, "restart": restart}
+    plan = quantize_checkpoint(model, out, config, data, options=export, **choices)
     _print_result(out, scheme, len(plan.quantized), time.perf_counter() - started, as_json)
 
 

@@ -31,7 +31,7 @@ from quark.runs.sink import CheckpointSink, InPlaceSink, JournaledSink
 from quark.runs.skeleton import quantized_skeleton
 from quark.runs.source import CheckpointSource
 
-__all__ = ["quantize_checkpoint"]
+__all__ = ["leftover_choice", "quantize_checkpoint"]
 
 Place = Callable[[], AbstractContextManager[Path]]
 """Opens the directory that becomes the output."""
@@ -93,7 +93,7 @@ def quantize_checkpoint(
         >>> config = LLMTemplate.get("llama").get_config(scheme="int4_wo_128")
         >>> plan = quantize_checkpoint("Llama-3-8B", "Llama-3-8B-int4", config)  # doctest: +SKIP
     """
-    options, leftover = options or ExportOptions(), _leftover(resume=resume, restart=restart)
+    options, leftover = options or ExportOptions(), leftover_choice(resume=resume, restart=restart)
     refuse_used_directory(Path(out), overwrite=options.overwrite)
     refuse_unfinished_run(Path(out), leftover)
     writer = exporter_of(exporter, options)
@@ -113,7 +113,8 @@ def quantize_checkpoint(
     return _journaled(run, tensors, place, writer, options, identity)
 
 
-def _leftover(*, resume: bool, restart: bool) -> Leftover:
+def leftover_choice(*, resume: bool, restart: bool) -> Leftover:
+    """Return what becomes of finished blocks of an earlier run; raises ConfigError where both are set."""
     if resume and restart:
         raise ConfigError("resume goes on from the finished blocks of an earlier run, and restart discards them: set one of the two")
     return "resume" if resume else "restart" if restart else "refuse"

@@ -131,7 +131,7 @@ def _bytes_of(value: Any) -> Iterator[bytes]:
     if isinstance(value, Tensor):
         dense = value.detach().cpu().contiguous()
         yield f"{value.dtype}{list(value.shape)}".encode()
-        yield memoryview(dense.reshape(-1).view(torch.uint8).numpy()).tobytes()
+        yield dense.reshape(-1).view(torch.uint8).numpy().tobytes()
     elif isinstance(value, Mapping):
         yield b"{"
         for key, inner in value.items():

@@ -100,8 +100,8 @@ class CheckpointSink(InPlaceSink):
 class JournaledSink(CheckpointSink):
     """Writes each block to an export and, when its tensors are on the disk, to a journal; goes on from the blocks that the journal has.
 
-    Blocks whose tensors no longer have their checksums, and all blocks behind them, are quantized again: a block depends on those before it,
-    and only the order of the journal says that these were as they are now.
+    A block whose tensors no longer have their checksums is quantized again, and so are all blocks behind it: a finished block is then
+    always one that was made behind the blocks that are now in the output.
 
     Args:
         model: The model that contains the layers.
@@ -118,9 +118,10 @@ class JournaledSink(CheckpointSink):
         for number, (entry, block) in enumerate(zip(journal.finished, blocks, strict=False)):
             damaged = stream.adopt(block, entry.checksums) if entry.name == block.name else [block.name]
             if damaged:
+                behind = len(journal.finished) - number - 1
                 get_logger(__name__).warning(
                     f"What the interrupted run has written of '{block.name}' is damaged ({len(damaged)} of {len(entry.checksums)} tensors: "
-                    f"{folded(damaged)}): this block and the {len(journal.finished) - number - 1} finished block(s) behind it are quantized again."
+                    f"{folded(damaged)}): this block and the {behind} finished block(s) behind it are quantized again."
                 )
                 journal.cut(number)
                 break
