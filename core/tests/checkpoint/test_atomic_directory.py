@@ -128,7 +128,8 @@ def test_what_a_killed_run_leaves_is_removed_by_the_next_and_what_a_live_one_bui
     builder: subprocess.Popen[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (partial,) = tmp_path.iterdir()
-    _build(tmp_path / "out")
+    with pytest.raises(OutputError, match=f"^process {builder.pid} is writing to .*wait until it has ended"):
+        _build(tmp_path / "out")
     assert (partial / "checkpoint" / "half").is_file()
     builder.kill()
     builder.wait(60)

@@ -18,7 +18,7 @@ import glob
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal
@@ -47,6 +47,12 @@ _FIXES = {
     errno.EACCES: "you may not write there; choose another place",
     errno.EROFS: "the file system is read-only; choose another place",
 }
+
+
+_BOTH_WAYS = (
+    "The same run with resume=True (--resume) goes on from there; with restart=True (--restart) it discards them and starts from the "
+    "beginning"
+)
 
 
 @attrs.frozen
@@ -82,7 +88,8 @@ def building(out: Path, *, overwrite: bool = False, leftover: Leftover = "refuse
         out.parent.mkdir(parents=True, exist_ok=True)
         with uninterrupted():
             partial = partial or _new(out)
-            _refuse_rival(out, own=partial.path)
+            with _leftovers(out, own=partial.path):  # refuses a process that has begun at the same time
+                pass
         directory = partial.path / _CONTENT
         directory.mkdir(exist_ok=True)
         yield directory
@@ -94,20 +101,17 @@ def building(out: Path, *, overwrite: bool = False, leftover: Leftover = "refuse
         if isinstance(error, OutputError) or error.errno is None:
             raise
         fix = _FIXES.get(error.errno, "choose another place")
-        left = "Nothing was left behind" if not _is_worth_keeping(partial) else f"The finished blocks are kept in '{partial.path}'"  # type: ignore[union-attr]
+        left = "Nothing was left behind" if partial is None or not finished_blocks(partial.path) else _finished(partial.path)
         raise OutputError(f"'{out}' could not be written ({error.strerror}): {fix}. {left}") from error
     finally:
         # A second Ctrl-C would interrupt the cleanup after the first.
         with uninterrupted():
             if partial is not None:
-                if is_complete or not _is_worth_keeping(partial):
+                if is_complete or not finished_blocks(partial.path):
                     _remove(partial.path, out)
                 else:
                     get_logger(__name__).warning(f"{_finished(partial.path)}. {_BOTH_WAYS}")
                 os.close(partial.lock)
-
-
-_BOTH_WAYS = "The same run with resume=True (--resume) goes on from there; with restart=True (--restart) it discards them and starts from the beginning"
 
 
 def finished_blocks(partial: Path) -> int:
@@ -127,56 +131,64 @@ def refuse_unfinished_run(out: Path, leftover: Leftover = "refuse") -> None:
         OutputError: Another process is writing to it; the message names it.
         ResumeError: A leftover has finished blocks, and ``leftover`` is ``"refuse"``.
     """
-    _refuse_rival(out)
-    kept = max(_temporaries(out), key=finished_blocks, default=None)
-    if leftover == "refuse" and kept is not None and finished_blocks(kept):
-        raise ResumeError(f"an earlier run to '{out}' has not been completed: {_finished(kept)}. {_BOTH_WAYS}")
-
-
-def _refuse_rival(out: Path, own: Path | None = None) -> None:
-    """Raise if another process is writing to an output directory; ``own`` is the temporary directory of this one."""
-    for path in _temporaries(out):
-        if path != own and isinstance(owner := _locked(path), str):
-            raise OutputError(
-                f"{owner} is writing to '{out}' at this moment (in '{path}'): wait until it has ended, or choose another output directory"
-            )
-        if path != own and isinstance(owner, _Partial):
-            os.close(owner.lock)
+    with _leftovers(out) as free:
+        _choose(free, out, leftover)
 
 
 def _free_leftover(out: Path, leftover: Leftover) -> _Partial | None:
-    """Return the locked leftover to go on from; remove the others, and log it. Temporary directories of running processes stay.
+    """Return the locked leftover to go on from; remove the others, and log it.
 
     An earlier export that a killed run was about to replace is put back.
     """
-    refuse_unfinished_run(out, leftover)
-    free = [partial for path in _temporaries(out) if isinstance(partial := _locked(path), _Partial)]
-    free.sort(key=lambda partial: finished_blocks(partial.path))
-    try:
-        kept = free.pop() if free and finished_blocks(free[-1].path) and leftover != "restart" else None
+    with _leftovers(out) as free:
+        chosen = _choose(free, out, leftover)
         for partial in free:
-            _remove(partial.path, out)
-            get_logger(__name__).info(f"Removed '{partial.path}', left behind by a run to '{out}' that was killed.")
+            if partial is not chosen:
+                _remove(partial.path, out)
+                get_logger(__name__).info(f"Removed '{partial.path}', left behind by a run to '{out}' that was killed.")
+        if chosen is None:
+            return None
+        _put_back(chosen.path, out)
+        _own(chosen.lock)
+        return attrs.evolve(chosen, lock=os.dup(chosen.lock))
+
+
+def _choose(free: Iterable[_Partial], out: Path, leftover: Leftover) -> _Partial | None:
+    """Return the leftover with the most finished blocks, or None where none has any, or they are to be discarded."""
+    most = max(free, key=lambda partial: finished_blocks(partial.path), default=None)
+    if most is None or not finished_blocks(most.path) or leftover == "restart":
+        return None
+    if leftover == "refuse":
+        raise ResumeError(f"an earlier run to '{out}' has not been completed: {_finished(most.path)}. {_BOTH_WAYS}")
+    return most
+
+
+@contextmanager
+def _leftovers(out: Path, own: Path | None = None) -> Iterator[list[_Partial]]:
+    """Yield the leftovers of earlier runs to ``out``, locked while the body runs; ``own`` is the temporary directory of this process.
+
+    Raises:
+        OutputError: One belongs to a process that runs.
+    """
+    free: list[_Partial] = []
+    try:
+        for path in sorted(out.parent.glob(f".{glob.escape(out.name)}.{'?' * 8}{_SUFFIX}")):
+            owner = None if path == own else _locked(path)
+            if isinstance(owner, _Partial):
+                free.append(owner)
+            elif owner is not None:
+                raise OutputError(
+                    f"{owner} is writing to '{out}' at this moment (in '{path}'): wait until it has ended, or choose another directory"
+                )
+        yield free
     finally:
         for partial in free:
             os.close(partial.lock)
-    if kept is not None:
-        _put_back(kept.path, out)
-        _own(kept.lock)
-    return kept
 
 
 def _finished(partial: Path) -> str:
     count = finished_blocks(partial)
     return f"{count} finished block{'s are' if count > 1 else ' is'} in '{partial}'"
-
-
-def _is_worth_keeping(partial: _Partial | None) -> bool:
-    return partial is not None and finished_blocks(partial.path) > 0
-
-
-def _temporaries(out: Path) -> list[Path]:
-    return sorted(out.parent.glob(f".{glob.escape(out.name)}.{'?' * 8}{_SUFFIX}"))
 
 
 def _locked(path: Path) -> _Partial | str | None:

@@ -56,8 +56,8 @@ def quantize_checkpoint(
     Only what lies in no decoder block, and one block, are in memory. An exporter that cannot write block by block gets the whole model, and
     so does a transform that changes what lies outside the blocks, such as a rotation.
 
-    A run that works block by block keeps a journal beside its output: when it is killed or fails, the blocks that are finished stay, and the
-    same call with ``resume=True`` goes on with the next one. The result is that of a run that was not interrupted, byte for byte.
+    A run that works block by block keeps a journal beside its output: when it is killed or fails, the blocks that are finished stay, and
+    the same call with ``resume=True`` goes on with the next one. The result is that of a run that was not interrupted, byte for byte.
 
     Args:
         source: Directory of a float checkpoint in Hugging Face form.
@@ -80,8 +80,8 @@ def quantize_checkpoint(
 
     Raises:
         OutputError: ``out`` is in use, another process is writing to it, or it cannot be written.
-        ResumeError: (an OutputError) There are finished blocks of an earlier run, and neither ``resume`` nor ``restart`` is set; or that run
-            is another one: other settings, source, data or versions, each of which is named.
+        ResumeError: (an OutputError) There are finished blocks of an earlier run, and neither ``resume`` nor ``restart`` is set; or that
+            run is another one: other settings, source, data or versions, each of which is named.
         CheckpointError: The checkpoint is damaged, incomplete, or of another model than its config.json says.
         ConfigError, UnknownNameError, UnsupportedError: Something that is asked for is not there, or does not fit.
         CalibrationError: Data are wanted, and there are none.

@@ -27,6 +27,9 @@ __all__ = ["RunIdentity", "differences"]
 _NOT_OF_THE_WEIGHTS = ("overwrite", "tokenizer", "own")
 """Export options that change no tensor; an exporter's own are listed apart."""
 
+_PIECES, _PIECE = 64, 4096
+"""Pieces of a file of the source that are looked at, and their size in bytes: little beside the file, and spread over all blocks."""
+
 
 @attrs.frozen
 class RunIdentity:
@@ -35,7 +38,8 @@ class RunIdentity:
     Attributes:
         settings: Configuration as it is resolved for the model, exporter and its options, converters, device, dtype.
         versions: Of torch, transformers and the distributions whose formats, observers, algorithms and exporter the run uses.
-        source: Of each file of the checkpoint its size and a digest of its header; a digest of its config.json.
+        source: Of each file of the checkpoint its size, and digests of its header and of a sample of its bytes, which differs where a model
+            has been trained further; a digest of its config.json.
         data: A digest of the calibration data.
     """
 
@@ -91,7 +95,10 @@ def _versions(plan: QuantPlan, exporter: str) -> dict[str, str]:
 
 
 def _identity_of_source(shards: Sequence[Shard]) -> dict[str, Any]:
-    files = {s.path.name: {"bytes": s.path.stat().st_size, "header": _digest([_header(s.path)])} for s in shards}
+    files = {
+        s.path.name: {"bytes": s.path.stat().st_size, "header": _digest([_header(s.path)]), "sample": _digest(_sample(s.path))}
+        for s in shards
+    }
     return {"config.json": _digest([(shards[0].path.parent / "config.json").read_bytes()]), **files}
 
 
@@ -152,6 +159,15 @@ def _digest(parts: Iterable[bytes]) -> str:
     for part in parts:
         digest.update(len(part).to_bytes(8, "little") + part)
     return digest.hexdigest()
+
+
+def _sample(path: Path) -> Iterator[bytes]:
+    """Yield pieces of a file, spread evenly."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        for number in range(_PIECES):
+            file.seek(number * size // _PIECES)
+            yield file.read(_PIECE)
 
 
 def _header(path: Path) -> bytes:
