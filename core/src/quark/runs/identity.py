@@ -114,7 +114,7 @@ def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
     """
     one, other = dict(_leaves(before)), dict(_leaves(now))
     names = [*one, *(name for name in other if name not in one)]
-    return [f"{name} was {_shown(one, name)} and is {_shown(other, name)}" for name in names if one.get(name) != other.get(name)]
+    return [f"{name} was {_shown(one, name)} and is {_shown(other, name)}" for name in names if _shown(one, name) != _shown(other, name)]
 
 
 def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
