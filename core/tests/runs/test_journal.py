@@ -92,7 +92,7 @@ def test_entries_that_are_cut_off_are_replaced(tmp_path: Path) -> None:
 def test_what_differs_is_named_and_both_ways_on(tmp_path: Path) -> None:
     written(tmp_path)
     other = RunIdentity({"dtype": "torch.float16", "list": [1, 3]}, {"torch": "2.0"}, {"config.json": "ab"}, {"calls": 2, "more": 1})
-    with pytest.raises(ResumeError, match="--restart.*3 finished block") as caught:
+    with pytest.raises(ResumeError, match=r"--restart.*3 finished block") as caught:
         Journal.read(tmp_path).refuse_other_run(other)
     assert caught.value.differences == (
         "settings.dtype was 'torch.float32' and is 'torch.float16'",
@@ -113,7 +113,7 @@ def test_many_differences_are_counted(tmp_path: Path) -> None:
 def test_a_journal_without_a_header_of_this_version_is_refused(content: bytes | None, tmp_path: Path) -> None:
     path = written(tmp_path)
     path.write_bytes(path.read_bytes().replace(b'"format":1', b'"format":7', 1) if content is None else content)
-    with pytest.raises(ResumeError, match="damaged, or of another version.*--restart"):
+    with pytest.raises(ResumeError, match=r"damaged, or of another version.*--restart"):
         Journal.read(tmp_path)
 
 

@@ -31,7 +31,7 @@ from quark.runs.sink import CheckpointSink, InPlaceSink, JournaledSink
 from quark.runs.skeleton import quantized_skeleton
 from quark.runs.source import CheckpointSource
 
-__all__ = ["leftover_choice", "quantize_checkpoint"]
+__all__ = ["Place", "leftover_choice", "opened_checkpoint", "quantize_checkpoint", "quantize_with_journal"]
 
 Place = Callable[[], AbstractContextManager[Path]]
 """Opens the directory that becomes the output."""
@@ -97,7 +97,7 @@ def quantize_checkpoint(
     refuse_used_directory(Path(out), overwrite=options.overwrite)
     refuse_unfinished_run(Path(out), leftover)
     writer = exporter_of(exporter, options)
-    shards, tensors = _opened(Path(source), device, dtype, weight_converters)
+    shards, tensors = opened_checkpoint(Path(source), device, dtype, weight_converters)
     run = plan_run(tensors.model, config)
     if resume:
         _refuse_to_resume(run, exporter, writer)
@@ -110,7 +110,7 @@ def quantize_checkpoint(
         return _streamed(run, tensors, place, writer, options)
     converters = weight_converters_of(tensors.model) if weight_converters is None else weight_converters
     identity = RunIdentity.of(tensors.model, run.plan, shards, run.data, exporter, options, converters, tensors.device)
-    return _journaled(run, tensors, place, writer, options, identity)
+    return quantize_with_journal(run, tensors, place, writer, options, identity)
 
 
 def leftover_choice(*, resume: bool, restart: bool) -> Leftover:
@@ -131,10 +131,13 @@ def _refuse_to_resume(run: Run, name: str, writer: Exporter) -> None:
     raise UnsupportedError(f"this run cannot be resumed: {reason}. Leave out resume=True (--resume); it starts from the beginning")
 
 
-def _opened(
-    source: Path, device: str, dtype: str, converters: Sequence[WeightConverter] | None
+def opened_checkpoint(
+    source: Path, device: str = "cpu", dtype: str = "auto", converters: Sequence[WeightConverter] | None = None
 ) -> tuple[Sequence[Shard], CheckpointSource]:
-    """Return the files of the checkpoint, and its tensors with the model on the meta device; nothing has been read but headers."""
+    """Return the files of a checkpoint, and its tensors with the model on the meta device; nothing has been read but headers.
+
+    Arguments and errors as of `quantize_checkpoint`.
+    """
     torch_dtype(dtype)
     shards = check_shards(source)
     target = torch_device(device)
@@ -151,10 +154,22 @@ def _streamed(run: Run, tensors: CheckpointSource, place: Place, writer: Streami
         return run.quantize(model, CheckpointSink(model, stream), tensors).plan
 
 
-def _journaled(
+def quantize_with_journal(
     run: Run, tensors: CheckpointSource, place: Place, writer: ResumableExporter, options: ExportOptions, identity: RunIdentity
 ) -> QuantPlan:
-    """Write each block as soon as it is quantized, and enter it in a journal; go on from the journal of an earlier run."""
+    """Write each block as soon as it is quantized, and enter it in a journal; go on from the journal of an earlier run.
+
+    Args:
+        run: With its data.
+        tensors: The checkpoint, prepared for the plan of the run.
+        place: Opens the directory that becomes the output; one with finished blocks is gone on with.
+        writer: Writes the blocks.
+        options: Of the export.
+        identity: Of the run.
+
+    Returns:
+        The plan of what was done.
+    """
     model = tensors.model
     with place() as directory:
         journal = Journal.read(directory.parent) if finished_blocks(directory.parent) else None

@@ -21,5 +21,5 @@ def quark_register_exporters() -> Iterator[ExporterRecord]:
         exporter="quark_exporters.quark_layout.exporter:SafetensorsExporter",
         reader="quark_exporters.quark_layout.reader:QuarkReader",
         quant_methods=("quark",),
-        capabilities={"streaming"},
+        capabilities={"streaming", "resumable"},
     )
