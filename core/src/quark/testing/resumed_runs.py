@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import ClassVar
 
 import attrs
+import torch
+from torch import Tensor
 
 from quark.algorithms import Hessian, Metrics, RoundingTask, RoundToNearest, Statistic
 from quark.checkpoint import ExportOptions, ResumableExporter
@@ -34,25 +36,25 @@ class _InterruptedError(QuarkError):
 
 
 class _Interrupted(RoundToNearest):
-    """Rounds to nearest when it has seen the inputs, so that later blocks depend on earlier ones, up to some number of tasks.
+    """Rounds to nearest when it has seen the inputs of layers, up to some number of tasks.
 
     Args:
         most: Tasks after which it fails.
 
     Attributes:
-        tasks: How many it has had.
+        inputs: The Hessian of the input of each task.
     """
 
     needs: ClassVar[tuple[type[Statistic], ...]] = (Hessian,)
 
     def __init__(self, most: int | None = None) -> None:
-        self.tasks = 0
+        self.inputs: list[Tensor] = []
         self._most = most
 
     def round(self, task: RoundingTask) -> Mapping[str, Metrics]:
-        if self.tasks == self._most:
+        if len(self.inputs) == self._most:
             raise _InterruptedError("interrupted")
-        self.tasks += 1
+        self.inputs.append(task.statistic(Hessian).matrix().clone())
         return super().round(task)
 
 
@@ -69,11 +71,11 @@ def require_same_when_resumed(config: QConfig, layout: str, options: ExportOptio
     """
     options = options or ExportOptions()
     with tempfile.TemporaryDirectory() as temporary:
-        source, once, out = (Path(temporary) / name for name in ("float", "once", "out"))
-        saved(source)
+        source, once = saved(Path(temporary) / "float"), Path(temporary) / "once"
         whole = _quantize(source, once, config, layout, options)
         for damaged in (False, True):
-            partial_output = _interrupted(source, out, config, layout, options, whole.tasks - 1)
+            out = Path(temporary) / ("damaged" if damaged else "resumed")
+            partial_output = _interrupted(source, out, config, layout, options, len(whole.inputs) - 1)
             count = finished_blocks(partial_output) if partial_output is not None else 0
             require(count, "has no finished blocks after a failure in the last one: 'when_stored' has to call its argument")
             assert partial_output is not None
@@ -84,10 +86,12 @@ def require_same_when_resumed(config: QConfig, layout: str, options: ExportOptio
             different = sorted(name for name in {*one, *other} if one.get(name) != other.get(name))
             how = "a damaged block" if damaged else "its finished blocks"
             require(not different, f"gives another {different[0] if different else ''} when a run is resumed from {how}")
-            is_again = resumed.tasks == whole.tasks
+            is_again = len(resumed.inputs) == len(whole.inputs)
             require(is_again == damaged, "takes a damaged block for a finished one" if damaged else "forgets the finished blocks")
-            for path in sorted(out.rglob("*"), reverse=True):
-                path.unlink() if path.is_file() else path.rmdir()
+            same = all(torch.equal(a, b) for a, b in zip(reversed(resumed.inputs), reversed(whole.inputs), strict=False))
+            require(
+                same, f"gives layers of the last block other inputs when a run is resumed from {how}: 'read' has to give what was written"
+            )
 
 
 def _interrupted(source: Path, out: Path, config: QConfig, layout: str, options: ExportOptions, most: int) -> Path | None:
