@@ -125,8 +125,8 @@ class CalibrationReport:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
         """Return the report that `to_dict` gave."""
-        fields = {"tokens" if key == "expert_tokens" else key: value for key, value in values.items()}
-        return cls(**{**fields, "applied": set(values["applied"])})
+        fields = {f.name: values[f.name] for f in attrs.fields(cls) if f.name in values}
+        return cls(**{**fields, "tokens": values["expert_tokens"], "applied": set(values["applied"])})
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report in JSON form."""

@@ -139,22 +139,16 @@ def quantize(
     # Torch and transformers are imported here, not above: `quark --help` and the listings do without them.
     import attrs
 
-    from quark.checkpoint.atomic_directory import refuse_unfinished_run
     from quark.checkpoint.destination import refuse_used_directory
     from quark.checkpoint.export import export_options
     from quark.hf.skeleton import meta_model
     from quark.hf.tokenizer import load_tokenizer
     from quark.runs import ModelQuantizer, quantize_checkpoint
-    from quark.runs.from_disk import leftover_choice
 
     started = time.perf_counter()
     refuse_used_directory(out)
-    leftover = leftover_choice(resume=resume, restart=restart)
-    if not dry_run:
-        refuse_unfinished_run(out, leftover)
-    export = export_options(exporter, given_options("--exporter-option", exporter_option))
-    if max_shard_size is not None:
-        export = attrs.evolve(export, max_shard_bytes=size_in_bytes(max_shard_size, "--max-shard-size"))
+    size: dict[str, Any] = {} if max_shard_size is None else {"max_shard_bytes": size_in_bytes(max_shard_size, "--max-shard-size")}
+    export = attrs.evolve(export_options(exporter, given_options("--exporter-option", exporter_option)), **size)
     skeleton = meta_model(model)
     options = scheme_option, algorithm_option
     config = make_config(

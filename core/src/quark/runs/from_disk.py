@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from functools import partial
 from pathlib import Path
+from typing import Self
+
+import attrs
 
 from quark.calibration.finite import refuse_non_finite
 from quark.checkpoint.atomic_directory import Leftover, finished_blocks, refuse_unfinished_run
@@ -31,10 +33,7 @@ from quark.runs.sink import CheckpointSink, InPlaceSink, JournaledSink
 from quark.runs.skeleton import quantized_skeleton
 from quark.runs.source import CheckpointSource
 
-__all__ = ["Place", "leftover_choice", "opened_checkpoint", "quantize_checkpoint", "quantize_with_journal"]
-
-Place = Callable[[], AbstractContextManager[Path]]
-"""Opens the directory that becomes the output."""
+__all__ = ["Output", "opened_checkpoint", "quantize_checkpoint", "quantize_with_journal"]
 
 
 def quantize_checkpoint(
@@ -93,42 +92,68 @@ def quantize_checkpoint(
         >>> config = LLMTemplate.get("llama").get_config(scheme="int4_wo_128")
         >>> plan = quantize_checkpoint("Llama-3-8B", "Llama-3-8B-int4", config)  # doctest: +SKIP
     """
-    options, leftover = options or ExportOptions(), leftover_choice(resume=resume, restart=restart)
-    refuse_used_directory(Path(out), overwrite=options.overwrite)
-    refuse_unfinished_run(Path(out), leftover)
-    writer = exporter_of(exporter, options)
-    shards, tensors = opened_checkpoint(Path(source), device, dtype, weight_converters)
+    output = Output.of(Path(out), exporter, options or ExportOptions(), resume=resume, restart=restart)
+    return _quantize(Path(source), output, config, data, device, dtype, weight_converters)
+
+
+@attrs.frozen(eq=False)
+class Output:
+    """Where a run writes to, and how.
+
+    Attributes:
+        path: The output directory.
+        exporter: Name of the exporter.
+        writer: The exporter.
+        options: Of the export.
+        leftover: What becomes of finished blocks of an earlier run.
+    """
+
+    path: Path
+    exporter: str
+    writer: Exporter
+    options: ExportOptions
+    leftover: Leftover = "refuse"
+
+    @classmethod
+    def of(cls, path: Path, exporter: str, options: ExportOptions, *, resume: bool = False, restart: bool = False) -> Self:
+        """Return the output, after checks that a run may write to it; arguments and errors as of `quantize_checkpoint`."""
+        if resume and restart:
+            raise ConfigError("resume goes on from the finished blocks of an earlier run, and restart discards them: set one of the two")
+        leftover: Leftover = "resume" if resume else "restart" if restart else "refuse"
+        refuse_used_directory(path, overwrite=options.overwrite)
+        refuse_unfinished_run(path, leftover)
+        return cls(path, exporter, exporter_of(exporter, options), options, leftover)
+
+    def opened(self) -> AbstractContextManager[Path]:
+        """Return the context of the directory to write to, which becomes the output."""
+        return exporting(self.exporter, self.path, overwrite=self.options.overwrite, leftover=self.leftover)
+
+    def refuse_to_resume(self, run: Run) -> None:
+        """Raise UnsupportedError if finished blocks of an earlier run are to be used, and the run has none on the disk before its end."""
+        if self.leftover != "resume" or (run.works_by_block and isinstance(self.writer, ResumableExporter)):
+            return
+        reason = f"the exporter '{self.exporter}' cannot go on with an export that another process has begun (it has no method 'reopen')"
+        if not run.works_by_block:
+            reason = "an algorithm of it changes the whole model, so that nothing is written before all of it is quantized"
+        raise UnsupportedError(f"this run cannot be resumed: {reason}. Leave out resume=True (--resume); it starts from the beginning")
+
+
+def _quantize(
+    source: Path, output: Output, config: QConfig, data: Data, device: str, dtype: str, converters: Sequence[WeightConverter] | None
+) -> QuantPlan:
+    """Quantize a checkpoint in the way that its algorithms and exporter allow."""
+    shards, tensors = opened_checkpoint(source, device, dtype, converters)
     run = plan_run(tensors.model, config)
-    if resume:
-        _refuse_to_resume(run, exporter, writer)
+    output.refuse_to_resume(run)
     run = run.with_data(tensors.model, data, tensors.device)
     tensors.prepare(run.plan)
-    place = partial(exporting, exporter, Path(out), overwrite=options.overwrite, leftover=leftover)
-    if not run.works_by_block or not isinstance(writer, StreamingExporter):
-        return _whole(run, tensors, place, (exporter, writer), options)
-    if not isinstance(writer, ResumableExporter):
-        return _streamed(run, tensors, place, writer, options)
-    converters = weight_converters_of(tensors.model) if weight_converters is None else weight_converters
-    identity = RunIdentity.of(tensors.model, run.plan, shards, run.data, exporter, options, converters, tensors.device)
-    return quantize_with_journal(run, tensors, place, writer, options, identity)
-
-
-def leftover_choice(*, resume: bool, restart: bool) -> Leftover:
-    """Return what becomes of finished blocks of an earlier run; raises ConfigError where both are set."""
-    if resume and restart:
-        raise ConfigError("resume goes on from the finished blocks of an earlier run, and restart discards them: set one of the two")
-    return "resume" if resume else "restart" if restart else "refuse"
-
-
-def _refuse_to_resume(run: Run, name: str, writer: Exporter) -> None:
-    """Refuse to resume a run that has no finished blocks on the disk before its end."""
-    if not run.works_by_block:
-        reason = "an algorithm of it changes the whole model, so that nothing is written before all of it is quantized"
-    elif not isinstance(writer, ResumableExporter):
-        reason = f"the exporter '{name}' cannot go on with an export that another process has begun (it has no method 'reopen')"
-    else:
-        return
-    raise UnsupportedError(f"this run cannot be resumed: {reason}. Leave out resume=True (--resume); it starts from the beginning")
+    if not run.works_by_block or not isinstance(output.writer, StreamingExporter):
+        return _whole(run, tensors, output)
+    if not isinstance(output.writer, ResumableExporter):
+        return _streamed(run, tensors, output, output.writer)
+    converters = weight_converters_of(tensors.model) if converters is None else converters
+    identity = RunIdentity.of(tensors.model, run.plan, shards, run.data, output.exporter, output.options, converters, tensors.device)
+    return quantize_with_journal(run, tensors, output, output.writer, identity)
 
 
 def opened_checkpoint(
@@ -146,32 +171,31 @@ def opened_checkpoint(
     return shards, CheckpointSource(model, StoredTensors(model, shards, source, converters), target)
 
 
-def _streamed(run: Run, tensors: CheckpointSource, place: Place, writer: StreamingExporter, options: ExportOptions) -> QuantPlan:
+def _streamed(run: Run, tensors: CheckpointSource, output: Output, writer: StreamingExporter) -> QuantPlan:
     """Write each block as soon as it is quantized."""
     model = tensors.model
     content = CheckpointContent(model, run.plan.config, run.plan)
-    with place() as directory, writer.stream(content, quantized_skeleton(model, run.plan), directory, options) as stream:
+    with output.opened() as directory, writer.stream(content, quantized_skeleton(model, run.plan), directory, output.options) as stream:
         return run.quantize(model, CheckpointSink(model, stream), tensors).plan
 
 
 def quantize_with_journal(
-    run: Run, tensors: CheckpointSource, place: Place, writer: ResumableExporter, options: ExportOptions, identity: RunIdentity
+    run: Run, tensors: CheckpointSource, output: Output, writer: ResumableExporter, identity: RunIdentity
 ) -> QuantPlan:
     """Write each block as soon as it is quantized, and enter it in a journal; go on from the journal of an earlier run.
 
     Args:
         run: With its data.
         tensors: The checkpoint, prepared for the plan of the run.
-        place: Opens the directory that becomes the output; one with finished blocks is gone on with.
-        writer: Writes the blocks.
-        options: Of the export.
+        output: Where to write to; a directory with finished blocks is gone on with.
+        writer: The exporter of the output.
         identity: Of the run.
 
     Returns:
         The plan of what was done.
     """
     model = tensors.model
-    with place() as directory:
+    with output.opened() as directory:
         journal = Journal.read(directory.parent) if finished_blocks(directory.parent) else None
         if journal is not None:
             journal.refuse_other_run(identity)
@@ -179,20 +203,20 @@ def quantize_with_journal(
             journal.remove_later_files(directory)
         content = CheckpointContent(model, run.plan.config, run.plan)
         open_stream = writer.stream if journal is None else writer.reopen
-        with open_stream(content, quantized_skeleton(model, run.plan), directory, options) as stream:
-            assert isinstance(stream, ResumableStream)  # `ResumableExporter.stream` promises that
+        with open_stream(content, quantized_skeleton(model, run.plan), directory, output.options) as stream:
+            if not isinstance(stream, ResumableStream):
+                raise origin("exporters", output.exporter).error("has a method 'reopen', and its method 'stream' gives no ResumableStream")
             journal = journal or Journal.begin(directory, identity, two_passes=run.two_passes)
             sink = JournaledSink(model, stream, journal, decoder_blocks(model, run.plan.architecture))
             return run.quantize(model, sink, tensors).plan
 
 
-def _whole(run: Run, tensors: CheckpointSource, place: Place, exporter: tuple[str, Exporter], options: ExportOptions) -> QuantPlan:
+def _whole(run: Run, tensors: CheckpointSource, output: Output) -> QuantPlan:
     """Read the whole model, quantize it in memory, then write it."""
     model = tensors.model
     tensors.load_all()
     refuse_non_finite(model, run.plan.quantized)
     content = run.quantize(model, InPlaceSink(model))
-    name, writer = exporter
-    with place() as directory, attributed(f"writing with the exporter '{name}'", origin("exporters", name)):
-        writer.export(content, directory, options)
+    with output.opened() as directory, attributed(f"writing '{output.path}'", origin("exporters", output.exporter)):
+        output.writer.export(content, directory, output.options)
     return content.plan

@@ -5,7 +5,6 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Mapping
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
@@ -16,10 +15,9 @@ from torch import Tensor
 from quark.algorithms import Hessian, Metrics, RoundingTask, RoundToNearest, Statistic
 from quark.checkpoint import ExportOptions, ResumableExporter
 from quark.checkpoint.atomic_directory import finished_blocks
-from quark.checkpoint.export import exporter_of, exporting
 from quark.config.model import QConfig
 from quark.errors import QuarkError
-from quark.runs.from_disk import opened_checkpoint, quantize_with_journal
+from quark.runs.from_disk import Output, opened_checkpoint, quantize_with_journal
 from quark.runs.identity import RunIdentity
 from quark.runs.journal import Journal
 from quark.runs.run import plan_run
@@ -105,17 +103,16 @@ def _quantize(
     source: Path, out: Path, config: QConfig, layout: str, options: ExportOptions, most: int | None = None, *, resume: bool = False
 ) -> _Interrupted:
     """Quantize a checkpoint as `quark.runs.quantize_checkpoint` does, with a rounding that may fail, and return that."""
-    writer = exporter_of(layout, options)
-    if not isinstance(writer, ResumableExporter):
+    output = Output.of(out, layout, options, resume=resume)
+    if not isinstance(output.writer, ResumableExporter):
         raise NotApplicableError("it has no method reopen: its runs start from the beginning")
     rounding = _Interrupted(most)
     shards, tensors = opened_checkpoint(source)
     run = attrs.evolve(plan_run(tensors.model, config), algorithms=Algorithms(rounding=rounding))
     run = run.with_data(tensors.model, batches(), tensors.device)
     tensors.prepare(run.plan)
-    place = partial(exporting, layout, out, leftover="resume" if resume else "refuse")
     identity = RunIdentity.of(tensors.model, run.plan, shards, run.data, layout, options, [], tensors.device)
-    quantize_with_journal(run, tensors, place, writer, options, identity)
+    quantize_with_journal(run, tensors, output, output.writer, identity)
     return rounding
 
 

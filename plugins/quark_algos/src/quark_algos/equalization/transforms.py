@@ -234,10 +234,7 @@ class EqualizationRun:
 
     def recall(self, learned: Mapping[str, Any]) -> None:
         """As `quark.algorithms.LearnsFromBlocks.recall`."""
-        self._probed, self._refused = (
-            {LayerMapping(**{**fields, "balance_layers": tuple(fields["balance_layers"])}) for fields in learned[name]}
-            for name in ("probed", "refused")
-        )
+        self._probed, self._refused = ({LayerMapping(**fields) for fields in learned[name]} for name in ("probed", "refused"))
 
     def _mappings(self, block: BlockContext) -> list[ResolvedMapping]:
         """Return the mappings that apply to a block and have a balance layer to quantize."""
