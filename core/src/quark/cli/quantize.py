@@ -16,6 +16,7 @@ from quark.errors import CalibrationError, ConfigError
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from quark.checkpoint import ExportOptions
     from quark.config.model import QConfig
 
 __all__ = [
@@ -140,15 +141,13 @@ def quantize(
     import attrs
 
     from quark.checkpoint.destination import refuse_used_directory
-    from quark.checkpoint.export import export_options
     from quark.hf.skeleton import meta_model
     from quark.hf.tokenizer import load_tokenizer
     from quark.runs import ModelQuantizer, quantize_checkpoint
 
     started = time.perf_counter()
     refuse_used_directory(out)
-    size: dict[str, Any] = {} if max_shard_size is None else {"max_shard_bytes": size_in_bytes(max_shard_size, "--max-shard-size")}
-    export = attrs.evolve(export_options(exporter, given_options("--exporter-option", exporter_option)), **size)
+    export = _export_options(exporter, exporter_option, max_shard_size)
     skeleton = meta_model(model)
     options = scheme_option, algorithm_option
     config = make_config(
@@ -198,6 +197,16 @@ def make_config(
         shared_scale_groups=[list(g) for g in template.architecture.fused] if share_fused_scales and template.architecture else None,
         exclude_layers=[*template.exclude_layers_name, *exclude] if exclude else None,
     )
+
+
+def _export_options(exporter: str, exporter_option: list[str] | None, max_shard_size: str | None) -> ExportOptions:
+    """Return the options of the export."""
+    from quark.checkpoint.export import export_options
+
+    chosen = given_options("--exporter-option", exporter_option)
+    if max_shard_size is not None:
+        chosen["max_shard_bytes"] = size_in_bytes(max_shard_size, "--max-shard-size")
+    return export_options(exporter, chosen)
 
 
 def _calibration(tokenizer: Any, wanted_by: str, calib: Path | None, count: int, length: int) -> list[Tensor]:
