@@ -104,7 +104,10 @@ class ResolvesForModel(Protocol):
 
 
 class TransformRun(Protocol):
-    """A transform at work on one model: what it knows of the model, decided when it was started and not changed afterwards."""
+    """A transform at work on one model: what it knows of the model, decided when it was started.
+
+    One that changes what it knows from block to block is a `LearnsFromBlocks` too, so that runs can be resumed.
+    """
 
     def apply_global(self, model: nn.Module) -> None:
         """Change what lies outside the decoder blocks, such as embeddings and head; called once, before any block."""

@@ -73,7 +73,8 @@ def quantize_blocks(
     scales = ActivationScales(layers, (), plan.config, plan.architecture)
     with ExitStack() as stack:
         steps: LockStep | None = None
-        if plan.calibrated or rounding.needs or any(t.needs for t in transforms):
+        is_calibrated = plan.calibrated or rounding.needs or any(t.needs for t in transforms)
+        if is_calibrated and (scales or any(sink.finished(b) is None for b in blocks)):
             stack.enter_context(without_cache(model))
             stack.enter_context(showing_all(model, plan.config.calibrate_all_experts))
             stack.enter_context(scales.watching(model))
