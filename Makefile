@@ -14,7 +14,7 @@ DOCUMENTS = tests/repository/test_doctests.py tests/repository/test_layout.py te
 	examples/acme_quant/tests/test_readme.py plugins/quark_algos/tests/test_readme.py plugins/quark_templates/tests/test_readme.py
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
 
-.PHONY: help install demo test coverage docs slow mutants lint types imports check wheels lowest newest bench clients clean
+.PHONY: help install demo test coverage docs slow mutants lint types imports check wheels lowest newest bench bars clients clean
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## /  \1\t/' | expand -t 14
@@ -81,6 +81,11 @@ lowest newest:  ## the test suite with the lowest allowed versions of all depend
 
 bench: install  ## benchmarks: ratios to a floor measured in the same run
 	$(BIN)/python -m benchmarks
+
+bars: install  ## from disk to disk: memory by layers, throughput beside a copy, an 8B model under 4 GiB (21 GB of disk, minutes)
+	$(BIN)/python -m benchmarks.disk_to_disk layers
+	$(BIN)/python -m benchmarks.disk_to_disk copy
+	$(BIN)/python -m benchmarks.disk_to_disk large
 
 clients: install  ## load exports in transformers, vLLM and AMD Quark (VLLM_PYTHON=, AMDQ_PYTHON=: interpreters that have them)
 	$(BIN)/python -m pytest -m clients tests/clients $(PYTEST_ARGS)

@@ -16,6 +16,7 @@ from greenlet import GreenletExit, getcurrent, greenlet
 from torch import nn
 
 from quark.calibration.batches import Call
+from quark.calibration.spilled_inputs import SpilledInputs
 
 __all__ = ["BlockRun", "Forward", "LockStep", "T", "current_forward", "replaced_forward", "without_cache"]
 
@@ -58,6 +59,7 @@ class LockStep:
         calls: Arguments of each forward.
         to_the_end: Whether forwards go on behind the last block; without, they stop there, and the output head is never computed.
         with_float: Whether each call has a second forward, which is to compute what the float model does.
+        spilled: Holds what forwards keep while they wait at a block; None leaves it in memory.
 
     Use as a context manager: it registers hooks and takes them away.
 
@@ -78,9 +80,17 @@ class LockStep:
     """
 
     def __init__(
-        self, model: nn.Module, blocks: Sequence[nn.Module], calls: Sequence[Call], *, to_the_end: bool = True, with_float: bool = False
+        self,
+        model: nn.Module,
+        blocks: Sequence[nn.Module],
+        calls: Sequence[Call],
+        *,
+        to_the_end: bool = True,
+        with_float: bool = False,
+        spilled: SpilledInputs | None = None,
     ) -> None:
         self._to_the_end = to_the_end
+        self._spilled = spilled
         self._model = model
         self._blocks = list(blocks)
         self._released = -1
@@ -98,7 +108,7 @@ class LockStep:
 
     def __enter__(self) -> Self:
         for i, block in enumerate(self._blocks):
-            self._taken_back.callback(block.register_forward_pre_hook(self._gate(i), prepend=True).remove)
+            self._taken_back.callback(block.register_forward_pre_hook(self._gate(i), prepend=True, with_kwargs=True).remove)
             # A module looks its forward up before its hooks run: what is to be exchanged while one waits there must be so beforehand.
             self._taken_back.enter_context(replaced_forward(block, self._forward_of(i, block.forward)))
         if not self._to_the_end:
@@ -142,6 +152,8 @@ class LockStep:
         current = current_forward()
         assert current is not None
         self.stopped[current] = place
+        if self._spilled is not None:
+            self._spilled.leave(current)
         self._parent.switch()
 
     @torch.no_grad()
@@ -166,10 +178,12 @@ class LockStep:
         return forward
 
     def _gate(self, index: int) -> Any:
-        def pause(*_: Any) -> None:
+        def pause(_: nn.Module, *arguments: Any) -> None:
             current = current_forward()
             if index > self._released and current is not None:
                 self._waiting[current] = index
+                if self._spilled is not None:
+                    self._spilled.hold(current, arguments)
                 self._parent.switch()
 
         return pause

@@ -96,6 +96,8 @@ class QConfig:
         sync_moe_expert_input_amax: Experts share the range of their input.
         activation_memory: Bytes that activations may take while calibrated rounding holds those of all samples in the middle of a block;
             None for half of what is free. Where more are needed, each block is passed twice instead; 0 asks for that.
+        spill_directory: Where files without names hold what calibration samples keep while they wait in front of a block, as far as that is
+            more than ``activation_memory``; None leaves it in memory. The result is the same.
         strict: A pattern that matches no layer, or a layer type that cannot be quantized, is an error and not a warning.
         calibrate_all_experts: Every expert is calibrated on every token, and not on those routed to it alone.
         scheme: Name of the scheme that ``global_quant_config`` comes from, for messages; never written.
@@ -120,6 +122,7 @@ class QConfig:
     strict: bool = attrs.field(default=False, kw_only=True)
     weight_format: str = attrs.field(default="real_quantized", kw_only=True, eq=False, repr=False)
     activation_memory: int | None = attrs.field(default=None, kw_only=True)
+    spill_directory: str | None = attrs.field(default=None, kw_only=True, eq=False)
     scheme: str | None = attrs.field(default=None, kw_only=True, eq=False, repr=False)
     kv_cache_post_rope: bool | None = None
     attention_post_rope: bool | None = attrs.field(default=None, kw_only=True)

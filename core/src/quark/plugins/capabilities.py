@@ -18,6 +18,7 @@ CAPABILITIES: Mapping[str, str] = MappingProxyType(
         "calibration": "algorithms: it measures the inputs of layers, so a run needs calibration data",
         "resumable": "exporters: a run that was killed goes on from the decoder blocks that it has written",
         "streaming": "exporters: it writes one decoder block at a time, so the model need not fit in memory",
+        "tokenizer_inside": "exporters: it writes the tokenizer into its own file, and not beside the weights",
         "zero_point": "formats: it has zero points, so a range may be asymmetric",
     }
 )
@@ -28,8 +29,8 @@ def unknown_capability(names: Iterable[object]) -> str | None:
     """Say which of the names is no capability, and which are; None where all are.
 
     >>> unknown_capability(["streaming", "acme.sparse"])
-    >>> print(unknown_capability(["steaming"]).partition(" There are ")[0])
-    'steaming' is no capability; did you mean 'streaming'?
+    >>> unknown_capability(["steaming"]).partition(" There are")[0]
+    "'steaming' is no capability; did you mean 'streaming'?"
     """
     unknown = next((name for name in names if name not in CAPABILITIES and not is_vendor_name(name)), None)
     if unknown is None:

@@ -21,6 +21,7 @@ from quark.calibration.lockstep import BlockRun, LockStep, without_cache
 from quark.calibration.observation import counting
 from quark.calibration.report import CalibrationReport
 from quark.calibration.rounding_without_data import round_to_nearest, round_without_statistics
+from quark.calibration.spilled_inputs import SpilledInputs
 from quark.calibration.two_passes import TwoPasses
 from quark.modules import QuantizedLayer, quantized_class
 from quark.modules.experts import showing_all
@@ -49,6 +50,7 @@ def quantize_blocks(
     *,
     two_passes: bool = False,
     transforms: Sequence[Transform] = (),
+    spilled: SpilledInputs | None = None,
 ) -> CalibrationReport:
     """Quantize ``model`` by ``plan``, block by block; layers outside the blocks come last, and are rounded to nearest.
 
@@ -64,6 +66,7 @@ def quantize_blocks(
         source: Has the tensors of ``model``, where that does not have them itself.
         two_passes: Whether a rounding that needs statistics works between two passes of each block, which takes less memory.
         transforms: Change each block before it is rounded, in this order; those that need statistics cost one more pass of each block.
+        spilled: Holds what forwards keep while they wait at a block; None leaves it in memory.
     """
     blocks = decoder_blocks(model, plan.architecture)
     rows_of = [[r for r in plan.quantized if b.owns(r.name)] for b in blocks]
@@ -80,7 +83,8 @@ def quantize_blocks(
             stack.enter_context(scales.watching(model))
             with_float = any(kind.wants_float for kind in rounding.needs)
             modules = [b.module for b in blocks]
-            steps = stack.enter_context(LockStep(model, modules, calls, to_the_end=bool(scales), with_float=with_float))
+            steps = LockStep(model, modules, calls, to_the_end=bool(scales), with_float=with_float, spilled=spilled)
+            stack.enter_context(steps)
             steps.advance(-1)
         for i, (block, rows) in enumerate(zip(blocks, rows_of, strict=True)):
             block_run = None if steps is None else steps.at(i)

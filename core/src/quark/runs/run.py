@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -11,6 +12,7 @@ from torch import nn
 
 from quark.algorithms import NamesLayers, ResolvesForModel, Rounding, ValidatedTransform
 from quark.calibration.batches import Call, calls
+from quark.calibration.spilled_inputs import SpilledInputs
 from quark.calibration.transform_validation import validate_transforms
 from quark.checkpoint.content import CheckpointContent, set_results
 from quark.config.model import QConfig
@@ -112,6 +114,7 @@ class Run:
         Transforms that are not accepted by their validation, or turn out to change none of the blocks, are left out of that plan. For
         users, the model has the results as attributes: ``quant_config``, ``quark_plan``, ``quark_report`` and ``quark_quantized``.
         """
+        spilled = _spilled(self.plan.config)
         validations = validate_transforms(model, self.plan, self.algorithms.transforms, self.data)
         run = self._without(model, [name for name, validation in validations.items() if not validation.is_accepted])
         plan, algorithms = run.plan, run.algorithms
@@ -127,6 +130,7 @@ class Run:
                 source,
                 two_passes=self.two_passes,
                 transforms=algorithms.checked_transforms(plan.config),
+                spilled=spilled,
             )
         plan = run._without_idle([name for i, name in enumerate(algorithms.transforms) if i not in report.applied])
         report.validated = {name: metrics for name, validation in validations.items() if (metrics := validation.metrics())}
@@ -268,8 +272,23 @@ def needs_two_passes(model: nn.Module, plan: QuantPlan, rounding: Rounding, data
     held = held_bytes(blocks, inside, model, tokens_in(data), streams)
     if any(has_static_scale(a.probabilities) for a in plan.attentions):
         held += held_probabilities(model, data)
-    allowed = plan.config.activation_memory
-    if allowed is None:
-        free = free_bytes(device)
-        allowed = held if free is None else int(SHARE * free)
-    return held > allowed
+    allowed = _allowed(plan.config, device)
+    return allowed is not None and held > allowed
+
+
+def _allowed(config: QConfig, device: torch.device) -> int | None:
+    """Return the bytes that activations may take; None where there is no limit, and free memory is not known."""
+    if config.activation_memory is not None:
+        return config.activation_memory
+    free = free_bytes(device)
+    return None if free is None else int(SHARE * free)
+
+
+def _spilled(config: QConfig) -> SpilledInputs | None:
+    """Return what holds block inputs beyond the memory that they may take."""
+    if config.spill_directory is None:
+        return None
+    if not (directory := Path(config.spill_directory)).is_dir():
+        raise ConfigError(f"spill_directory='{directory}' is not a directory: make it, or give one on a disk with room for activations")
+    allowed = _allowed(config, torch.device("cpu"))
+    return None if allowed is None else SpilledInputs(directory, allowed)

@@ -23,3 +23,10 @@ def quark_register_exporters() -> Iterator[ExporterRecord]:
         quant_methods=("quark",),
         capabilities={"streaming", "resumable"},
     )
+    yield ExporterRecord(
+        name="gguf",
+        summary="a GGUF file, run by llama.cpp and read by transformers",
+        exporter="quark_exporters.gguf_layout.exporter:GgufExporter",
+        files=("*.gguf",),
+        capabilities={"streaming", "tokenizer_inside"},
+    )

@@ -181,7 +181,7 @@ class PackedFloats:
 
     def pack(self, to_pack: Tensor, reorder: bool = False) -> Tensor:
         """Return the bytes of representable values: ``[…, K] → […, K / 2]`` or ``[…, 3 K / 4]`` uint8; ``reorder`` is ignored."""
-        codes = encode_small(to_pack.detach().float() * self.shape.to_own_exponents, self.shape)
+        codes = encode_small(to_pack.detach().float(), self.shape)
         return pack_two(codes) if self.shape.bits == 4 else pack_six(codes)
 
     def unpack(self, to_unpack: Tensor, reorder: bool = False, origin_packed_axis_size: int | None = None) -> Tensor:

@@ -94,10 +94,7 @@ class SmallFloatScales(ScaleFormat):
         return torch.where(torch.isfinite(ideal), rounded, ideal)
 
     def encode(self, scale: Tensor) -> Tensor:
-        if self.stored is not torch.uint8:
-            return scale.to(self.stored)
-        codes = encode_small(scale * self.shape.to_own_exponents, self.shape)
-        return codes.masked_fill_(scale.isnan(), self.shape.nan_codes[0])
+        return scale.to(self.stored) if self.stored is not torch.uint8 else encode_small(scale, self.shape)
 
     def decode(self, stored: Tensor) -> Tensor:
         return decode_small(stored.view(torch.uint8), self.shape)

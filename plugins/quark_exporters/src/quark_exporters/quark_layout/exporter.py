@@ -20,9 +20,10 @@ from quark.config.model import QConfig
 from quark.errors import UnsupportedError
 from quark.log import get_logger
 from quark.planning.decoder_blocks import Block
-from quark_exporters.quark_layout.layout import WHOLE, Region, is_tied_apart, quantized_parts
+from quark_exporters.quark_layout.layout import is_tied_apart, quantized_parts
 from quark_exporters.quark_layout.quantization_config import quantization_config
 from quark_exporters.quark_layout.written_block import read_block
+from quark_exporters.region import WHOLE, Region
 
 __all__ = ["SafetensorsExporter"]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-import attrs
 from torch import Tensor, nn
 
 from quark.calibration.activation_scales import kv_scale_groups, merge_kv_scales
@@ -18,38 +17,9 @@ from quark.planning.plan import QuantPlan
 from quark.planning.precedence import first_match
 from quark.quantizers import QParams
 from quark_exporters.quark_layout.tensor_names import checkpoint_name, probabilities_name, state_name
+from quark_exporters.region import WHOLE, Region
 
-__all__ = ["WHOLE", "Region", "attention_quantizers", "is_tied_apart", "output_quantizers", "quantized_parts"]
-
-
-@attrs.frozen
-class Region:
-    """A part of a model: the modules and tensors under one module, except those under some of its descendants.
-
-    Attributes:
-        root: Full name of the module; empty for the model itself.
-        without: Full names of the modules that do not belong to it.
-    """
-
-    root: str = ""
-    without: tuple[str, ...] = ()
-
-    def modules(self, model: nn.Module) -> dict[str, nn.Module]:
-        """Return its modules by full name, in the model's order."""
-        modules = model.get_submodule(self.root).named_modules(prefix=self.root)
-        return {name: module for name, module in modules if not self._excludes(name)}
-
-    def state(self, model: nn.Module) -> dict[str, Tensor]:
-        """Return its parameters and persistent buffers by full name, in the model's order; tied ones are one object."""
-        prefix = f"{self.root}." if self.root else ""
-        state = model.get_submodule(self.root).state_dict(keep_vars=True, prefix=prefix)
-        return {name: tensor for name, tensor in state.items() if not self._excludes(name)}
-
-    def _excludes(self, name: str) -> bool:
-        return f"{name}.".startswith(tuple(f"{module}." for module in self.without))
-
-
-WHOLE = Region()
+__all__ = ["attention_quantizers", "is_tied_apart", "output_quantizers", "quantized_parts"]
 
 
 def quantized_parts(model: nn.Module, plan: QuantPlan, options: ExportOptions, region: Region = WHOLE) -> list[Part]:

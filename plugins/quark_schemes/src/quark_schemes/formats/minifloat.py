@@ -87,20 +87,15 @@ class MiniFloat(NumberFormat):
         return round_small_(t, self.shape, self.rounding)
 
     def encode(self, t: Tensor) -> Tensor:
-        # Torch's cast handles NaN and is faster than `encode_small`; decoding is faster by `decode_small`.
-        return t.to(self.torch_dtype) if self.torch_dtype is not None else self._encode(t * self.shape.to_own_exponents)
+        # Torch's cast is faster than a table; decoding is faster by table.
+        return t.to(self.torch_dtype) if self.torch_dtype is not None else encode_small(t, self.shape)
 
     def codes(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
-        if self.torch_dtype is not None and self.rounding is RoundType.half_even:
+        if self.torch_dtype is None:
+            return encode_small(t, self.shape, self.rounding)
+        if self.rounding is RoundType.half_even:
             return t.clamp_(-self.shape.largest, self.shape.largest).to(self.torch_dtype)
-        rounded = self.round_(t, zero)
-        return self.encode(rounded) if self.torch_dtype is not None else self._encode(rounded.mul_(self.shape.to_own_exponents))
-
-    def _encode(self, scaled: Tensor) -> Tensor:
-        if not self.shape.nan_codes:
-            return encode_small(scaled, self.shape)
-        nan = scaled.isnan()
-        return encode_small(scaled, self.shape).masked_fill_(nan, self.shape.nan_codes[0])
+        return self.encode(self.round_(t, zero))
 
     def decode(self, codes: Tensor) -> Tensor:
         return decode_small(codes.view(torch.uint8), self.shape)

@@ -1,0 +1,191 @@
+"""Bars of the route from checkpoint to checkpoint, on random Llamas that are written for it and removed: memory, throughput, a large model.
+
+    python -m benchmarks.disk_to_disk layers [--layers 15] [--samples 8] [--length 512]
+    python -m benchmarks.disk_to_disk copy [--shape 1b] [--schemes fp8,int4_wo_128,mxfp4_weight_only] [--runs 5]
+    python -m benchmarks.disk_to_disk large [--shape 8b] [--scheme mxfp4_weight_only]
+
+``layers``: the peak resident memory of GPTQ on SmolLM2's shape may grow by less than 10 % when the number of layers is multiplied by 4.
+``copy``: a file is quantized at 0.5 or more of the throughput at which safetensors loads and saves the same shards, in alternation.
+``large``: an 8B model, 16 GB, is quantized under 4 GiB; its copy through safetensors would hold a shard of 5 GB at a time.
+
+Peaks are the high-water mark of a fresh process (VmHWM, Linux), pages of mapped files included. ``--directory`` is where checkpoints are
+written: `large` needs 21 GB there. The exit status is 1 where a bar is missed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import logging
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from benchmarks.random_llama import SHAPES, write_random_llama
+from benchmarks.rtn import seconds, weights_only
+from quark.runs import quantize_checkpoint
+from quark.torch import LLMTemplate
+
+GROWTH = 1.10
+SHARE_OF_COPY = 0.5
+RESIDENT = 4 << 30
+
+
+def _status(field: str) -> int:
+    """Bytes, from the status of this process."""
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return next(int(line.split()[1]) << 10 for line in lines if line.startswith(field))
+
+
+def child(args: argparse.Namespace) -> None:
+    """Quantize one checkpoint in this process, and print what it took as JSON."""
+    import transformers.models.llama.modeling_llama  # noqa: F401 - counted with the imports, not with the run
+
+    config, data = weights_only(args.scheme)("llama"), None
+    if args.algorithm:
+        config = LLMTemplate.get("llama").get_config(scheme=args.scheme, algorithm=[args.algorithm])
+        draw = torch.Generator().manual_seed(0)
+        data = [torch.randint(3, 40_000, (1, args.length), generator=draw) for _ in range(args.samples)]
+    imported, start = _status("VmRSS"), time.perf_counter()
+    quantize_checkpoint(args.source, args.out, config, data)
+    print(json.dumps({"imported": imported, "peak": _status("VmHWM"), "seconds": time.perf_counter() - start}))
+
+
+def measured(source: Path, out: Path, scheme: str, *more: str) -> dict[str, Any]:
+    """What `child` prints, run in a fresh process."""
+    command = [sys.executable, "-m", "benchmarks.disk_to_disk", "child", str(source), str(out), scheme, *more]
+    done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def layers(args: argparse.Namespace, directory: Path) -> bool:
+    """Peak memory at a number of layers, and at four times that number."""
+    peaks = []
+    for count in (args.layers, 4 * args.layers):
+        source = write_random_llama(directory / f"layers-{count}", "smollm2", count)
+        more = ("--algorithm", "gptq", "--samples", str(args.samples), "--length", str(args.length))
+        run = measured(source, directory / f"out-{count}", args.scheme, *more)
+        peaks.append(run["peak"])
+        print(
+            f"{count:4d} layers, {_size(source) / 1e6:6.0f} MB: peak {run['peak'] / 2**20:5.0f} MiB, of which imports are "
+            f"{run['imported'] / 2**20:.0f}; {run['seconds']:.0f} s"
+        )
+    print(f"growth {peaks[1] / peaks[0] - 1:.1%}, bar below {GROWTH - 1:.0%}")
+    return bool(peaks[1] < GROWTH * peaks[0])
+
+
+def copying(source: Path) -> Callable[[Path], None]:
+    """Return what loads and saves every shard of a checkpoint."""
+
+    def copied(out: Path) -> None:
+        out.mkdir()
+        for shard in sorted(source.glob("*.safetensors")):
+            save_file(load_file(shard), out / shard.name, metadata={"format": "pt"})
+
+    return copied
+
+
+def quantizing(source: Path, scheme: str) -> Callable[[Path], None]:
+    """Return what rounds a checkpoint to nearest."""
+
+    def quantized(out: Path) -> None:
+        quantize_checkpoint(source, out, weights_only(scheme)("llama"))
+
+    return quantized
+
+
+def copy(args: argparse.Namespace, directory: Path) -> bool:
+    """Time of quantizing, in units of the time of loading and saving the same shards."""
+    source = write_random_llama(directory / "source", args.shape, args.layers)
+
+    actions = {"copy": copying(source)} | {scheme: quantizing(source, scheme) for scheme in args.schemes.split(",")}
+    taken: dict[str, list[tuple[float, float]]] = {name: [] for name in actions}
+    for run in range(args.runs + 1):
+        for name, action in actions.items():
+            before = time.process_time()
+            wall = seconds(action)
+            if run:  # the first round warms caches
+                taken[name].append((wall, time.process_time() - before))
+    print(f"{args.shape}, {_size(source) / 1e9:.1f} GB, medians of {args.runs}; throughput in units of the copy's in the same round")
+    reached = True
+    for name, times in taken.items():
+        share = statistics.median(floor / wall for (floor, _), (wall, _) in zip(taken["copy"], times, strict=True))
+        wall, processor = (statistics.median(t[i] for t in times) for i in (0, 1))
+        print(f"{name:20s} {wall:7.2f} s, {processor:7.2f} s of processors, {_size(source) / wall / 1e9:5.2f} GB/s {share:5.2f}× a copy")
+        reached &= share >= SHARE_OF_COPY
+    print(f"bar {SHARE_OF_COPY}×")
+    return reached
+
+
+def large(args: argparse.Namespace, directory: Path) -> bool:
+    """Peak memory and throughput on a model that is larger than its limit of memory."""
+    source = write_random_llama(directory / "source", args.shape, args.layers)
+    run = measured(source, directory / "out", args.scheme)
+    sizes = f"{_size(source) / 1e9:.1f} GB → {_size(directory / 'out') / 1e9:.1f} GB"
+    print(
+        f"{args.shape}, {sizes} as {args.scheme}: peak {run['peak'] / 2**30:.2f} GiB, "
+        f"bar {RESIDENT / 2**30:.0f}; {run['seconds']:.0f} s, {_size(source) / run['seconds'] / 1e9:.2f} GB/s"
+    )
+    return bool(run["peak"] < RESIDENT)
+
+
+def _size(directory: Path) -> int:
+    return sum(path.stat().st_size for path in directory.glob("*.safetensors"))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--directory", type=Path, help="where checkpoints are written; the system's temporary directory by default")
+    kinds = parser.add_subparsers(required=True)
+    calibrated = argparse.ArgumentParser(add_help=False)
+    calibrated.add_argument("--samples", type=int, default=8)
+    calibrated.add_argument("--length", type=int, default=512)
+    kind = kinds.add_parser("layers", parents=[calibrated])
+    kind.set_defaults(bar=layers)
+    kind.add_argument("--layers", type=int, default=15)
+    kind.add_argument("--scheme", default="int4_wo_64")
+    kind = kinds.add_parser("copy")
+    kind.set_defaults(bar=copy)
+    kind.add_argument("--shape", choices=SHAPES, default="1b")
+    kind.add_argument("--layers", type=int)
+    kind.add_argument("--schemes", default="fp8,int4_wo_128,mxfp4_weight_only")
+    kind.add_argument("--runs", type=int, default=5)
+    kind = kinds.add_parser("large")
+    kind.set_defaults(bar=large)
+    kind.add_argument("--shape", choices=SHAPES, default="8b")
+    kind.add_argument("--layers", type=int)
+    kind.add_argument("--scheme", default="mxfp4_weight_only")
+    kind = kinds.add_parser("child", parents=[calibrated])
+    kind.set_defaults(bar=None)
+    for name in ("source", "out", "scheme"):
+        kind.add_argument(name)
+    kind.add_argument("--algorithm")
+    return parser
+
+
+def main(arguments: list[str] | None = None) -> None:
+    args = _parser().parse_args(arguments)
+    logging.getLogger("quark").setLevel(logging.ERROR)
+    if args.bar is None:
+        child(args)
+        return
+    load = f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors" if hasattr(os, "getloadavg") else ""
+    print(f"{platform.machine()}, torch {torch.__version__}, {torch.get_num_threads()} threads, {load}")
+    with tempfile.TemporaryDirectory(dir=args.directory) as directory:
+        reached = args.bar(args, Path(directory))
+    sys.exit(0 if reached else 1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,97 @@
+"""Keep what forwards hold while they wait in front of a block in files, where memory is short: a calibration set may exceed memory.
+
+A waiting forward holds the arguments of the block, above all its hidden states, in local variables of the model's own code. Their tensors
+stay what they are to that code; their storage becomes a private mapping of a file, whose pages the system reads when the forward goes on.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import tempfile
+from collections.abc import Hashable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+from weakref import WeakKeyDictionary, WeakSet
+
+import torch
+from torch import Tensor
+
+__all__ = ["LEAST_SPILLED", "SpilledInputs"]
+
+LEAST_SPILLED = 1 << 16
+"""Bytes of the smallest tensor that is worth a file."""
+
+
+class SpilledInputs:
+    """Block inputs of waiting forwards: in memory up to a number of bytes, the others in files.
+
+    The files have no names: nothing is left behind by a run that is killed. Each goes when its tensor does.
+
+    Args:
+        directory: Where the files are made. One in memory (tmpfs) would be of no use.
+        allowed: Bytes that may stay in memory.
+    """
+
+    def __init__(self, directory: Path, allowed: int) -> None:
+        self._directory = directory
+        self._allowed = allowed
+        self._kept: WeakKeyDictionary[Hashable, int] = WeakKeyDictionary()
+        # A mapping lives as long as its tensor.
+        self._mapped: WeakKeyDictionary[Hashable, WeakSet[mmap.mmap]] = WeakKeyDictionary()
+
+    def hold(self, forward: Hashable, arguments: Any) -> None:
+        """Move the tensors among ``arguments`` to files, unless memory has room for them.
+
+        Tensors on other devices than the CPU, views of larger ones, and those of less than `LEAST_SPILLED` bytes stay where they are.
+
+        Args:
+            forward: What waits; it has waited nowhere else, or no longer does.
+            arguments: Tensors, in tuples, lists and mappings. Their storage is changed, their values are not.
+        """
+        self._kept.pop(forward, None)
+        tensors = {id(t): t for t in _tensors(arguments) if _is_movable(t)}.values()
+        size = sum(t.nbytes for t in tensors)
+        if sum(self._kept.values()) + size <= self._allowed:
+            self._kept[forward] = size
+            return
+        mapped = self._mapped.setdefault(forward, WeakSet())
+        for tensor in tensors:
+            mapped.add(self._spill(tensor))
+        self.leave(forward)
+
+    def leave(self, forward: Hashable) -> None:
+        """Take the pages that a forward has read of its files out of the process, since it waits again; the files keep them."""
+        for memory in self._mapped.get(forward, ()):
+            memory.madvise(mmap.MADV_DONTNEED)
+
+    def _spill(self, tensor: Tensor) -> mmap.mmap:
+        with tempfile.TemporaryFile(dir=self._directory, prefix="quark-inputs-") as file:
+            data = memoryview(tensor.detach().view(-1).view(torch.uint8).numpy().data)
+            file.truncate(len(data))
+            done = 0
+            while done < len(data):
+                done += os.pwrite(file.fileno(), data[done:], done)
+            memory = mmap.mmap(file.fileno(), len(data))
+        del data
+        tensor.set_(torch.frombuffer(memory, dtype=tensor.dtype).view(tensor.shape))  # type: ignore[call-overload]
+        return memory
+
+
+def _tensors(value: Any) -> Iterator[Tensor]:
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from _tensors(item)
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from _tensors(item)
+
+
+def _is_movable(tensor: Tensor) -> bool:
+    """Return whether a tensor is all of its storage, in memory of the process that torch has allocated."""
+    if type(tensor) is not Tensor or tensor.device.type != "cpu" or not tensor.is_contiguous() or tensor.nbytes < LEAST_SPILLED:
+        return False
+    storage = tensor.untyped_storage()
+    return tensor.layout is torch.strided and storage.nbytes() == tensor.nbytes and storage.resizable()

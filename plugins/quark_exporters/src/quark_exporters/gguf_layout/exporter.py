@@ -1,0 +1,175 @@
+"""GgufExporter: one GGUF file."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from quark.checkpoint.companions import save_companions
+from quark.checkpoint.content import CheckpointContent
+from quark.checkpoint.exporter import BlockStream, ExportOptions
+from quark.errors import ConfigError, MissingPluginError, UnsupportedError
+from quark.log import get_logger
+from quark.planning.decoder_blocks import Block, decoder_blocks
+from quark_exporters.gguf_layout.families import family_of
+from quark_exporters.gguf_layout.metadata import rotary_factors, write_metadata
+from quark_exporters.gguf_layout.tensors import FLOAT_TYPES, GgufTensor, TensorWriter, floats
+from quark_exporters.gguf_layout.vocabulary import write_vocabulary
+from quark_exporters.region import Region
+
+if TYPE_CHECKING:
+    from gguf import GGUFWriter
+
+__all__ = ["FILE", "GgufExporter"]
+
+FILE = "model.gguf"
+"""Name of the file."""
+
+
+class GgufExporter:
+    """Writes a GGUF file with the codes of the model: Q4_0, Q4_1, Q8_0 or MXFP4 weights, and everything else in floating point.
+
+    Scales are rounded to float16, as these types have them, and codes are not changed. Source: the GGUF specification, version 3.
+
+    Args:
+        float_type: Type of matrices that are not quantized: f32, f16 or bf16; ``auto`` is the type that they have.
+        tokenizer_pre: How the tokenizer splits text before merging, in llama.cpp's words; empty finds it out.
+    """
+
+    def __init__(self, float_type: str = "auto", tokenizer_pre: str = "") -> None:
+        if float_type not in ("auto", *FLOAT_TYPES):
+            raise ConfigError(f"float_type is {float_type!r}, which is none of: auto, {', '.join(FLOAT_TYPES)}")
+        self._float_type = float_type
+        self._tokenizer_pre = tokenizer_pre
+
+    def export(self, content: CheckpointContent, out: Path, options: ExportOptions) -> None:
+        """As `quark.checkpoint.Exporter.export`."""
+        with self.stream(content, content.model, out, options) as stream:
+            for block in decoder_blocks(content.model, content.plan.architecture):
+                stream.write(block)
+            stream.write(None)
+            stream.finish(content)
+
+    @contextmanager
+    def stream(self, content: CheckpointContent, skeleton: nn.Module, out: Path, options: ExportOptions) -> Iterator[BlockStream]:
+        """As `quark.checkpoint.StreamingExporter.stream`."""
+        gguf = _gguf()
+        config = _text_config(content.model)
+        family = family_of(config)
+        _refuse_and_warn(content)
+        architecture = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == family.architecture)
+        names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
+        tensors = TensorWriter(family, config, names, options.weight_format == "real_quantized", self._float_type)
+        tensors.refuse_codes_without_a_type(skeleton)
+        factors = rotary_factors(config)
+        extra = [] if factors is None else [floats("rope_freqs.weight", factors)]
+        regions = _regions(content)
+        announced = [tensor for region in regions for tensor in tensors.tensors(skeleton, region)] + extra
+        writer = gguf.GGUFWriter(None, family.architecture)
+        write_metadata(writer, config, family, content.config, _file_type(announced))
+        with TemporaryDirectory(prefix="quark-gguf-") as directory:
+            save_companions(content.model, Path(directory), options.tokenizer)
+            write_vocabulary(writer, Path(directory), config.vocab_size, self._tokenizer_pre or None)
+        _announce(writer, announced)
+        writer.write_header_to_file(out / FILE)
+        writer.write_kv_data_to_file()
+        writer.write_ti_data_to_file()
+        try:
+            yield _Stream(content.model, tensors, regions, writer, extra)
+        finally:
+            writer.close()
+
+
+class _Stream:
+    """A GGUF file whose header is written; the tensors follow in the order of the regions."""
+
+    def __init__(self, model: nn.Module, tensors: TensorWriter, regions: list[Region], writer: GGUFWriter, extra: list[GgufTensor]) -> None:
+        self._model = model
+        self._tensors = tensors
+        self._regions = iter(regions)
+        self._last = regions[-1]
+        self._writer = writer
+        self._extra = extra
+
+    def write(self, block: Block | None) -> None:
+        """As `quark.checkpoint.BlockStream.write`."""
+        if (region := next(self._regions, None)) is None:
+            return  # the model is one block, and nothing lies outside
+        for tensor in self._tensors.tensors(self._model, region):
+            self._write(tensor)
+        if region is self._last:
+            for tensor in self._extra:
+                self._write(tensor)
+
+    def finish(self, content: CheckpointContent) -> None:
+        """As `quark.checkpoint.BlockStream.finish`."""
+
+    def _write(self, tensor: GgufTensor) -> None:
+        values = tensor.make().cpu().contiguous()
+        self._writer.write_tensor_data(values.view(torch.uint8).numpy())
+
+
+def _gguf() -> Any:
+    try:
+        import gguf
+    except ImportError as error:
+        raise MissingPluginError("GGUF files are written with the package gguf: pip install 'quark-exporters[gguf]'") from error
+    return gguf
+
+
+def _text_config(model: Any) -> Any:
+    config: Any = getattr(model, "config", None)
+    if not hasattr(config, "get_text_config"):
+        raise UnsupportedError(f"GGUF files are written of transformers models, and this is a {type(model).__name__}: export it otherwise")
+    return config.get_text_config()
+
+
+def _regions(content: CheckpointContent) -> list[Region]:
+    """Return the parts of the model in the order in which they are written: each block, then what lies outside."""
+    names = tuple(block.name for block in decoder_blocks(content.model, content.plan.architecture))
+    return [Region()] if names == ("",) else [*map(Region, names), Region(without=names)]
+
+
+def _refuse_and_warn(content: CheckpointContent) -> None:
+    if names := [a.name for a in content.config.algo_config or () if a.runs_with_model()]:
+        raise UnsupportedError(
+            f"the algorithm {', '.join(names)} runs with this model, and llama.cpp does not know it: leave it out, or "
+            "export it as safetensors"
+        )
+    layers = [row.config for row in content.plan.quantized if row.config is not None]
+    if any(layer.input_tensors is not None or layer.output_tensors is not None for layer in layers) or content.plan.attentions:
+        get_logger(__name__).warning(
+            "GGUF holds weights alone: how activations and the cache of this model are quantized is not in the file, and llama.cpp rounds "
+            "them in its own way."
+        )
+
+
+def _file_type(tensors: list[GgufTensor]) -> int:
+    """Return the `gguf.LlamaFileType` that says what most of the weights are."""
+    from gguf import LlamaFileType
+
+    sizes: Counter[str] = Counter()
+    for tensor in tensors:
+        if len(tensor.shape) > 1:
+            sizes[tensor.block.file_type if tensor.block else {"F32": "ALL_F32"}.get(tensor.kind, f"MOSTLY_{tensor.kind}")] += torch.Size(
+                tensor.shape
+            ).numel()
+    quantized = [name for name in sizes if name not in ("ALL_F32", "MOSTLY_F16", "MOSTLY_BF16")]
+    return int(LlamaFileType[max(quantized or sizes, key=lambda name: sizes[name])])
+
+
+def _announce(writer: GGUFWriter, tensors: list[GgufTensor]) -> None:
+    import numpy
+    from gguf import GGMLQuantizationType
+
+    for tensor in tensors:
+        writer.add_tensor_info(
+            tensor.name, tensor.shape, numpy.dtype(numpy.float32), tensor.nbytes, raw_dtype=GGMLQuantizationType[tensor.kind]
+        )

@@ -1,0 +1,137 @@
+"""Bytes of GGML's quantized tensors, from codes and scales: nothing is rounded again but scales, to float16 where GGML has that.
+
+A row is cut into blocks of 32 weights, each with its own scale; ``q`` below are the 32 codes of a block. Source: ``ggml-common.h`` and
+``ggml-quants.c`` of llama.cpp; the ``gguf`` package reads the same bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import attrs
+import torch
+from torch import Tensor
+
+from quark.config.tensor import QTensorConfig
+from quark.errors import UnsupportedError
+from quark.quantizers import PerBlock, QParams, TensorQuantizer
+
+__all__ = ["BLOCK", "BlockType", "block_type_for"]
+
+BLOCK = 32
+"""Weights in a block."""
+
+
+@attrs.frozen
+class BlockType:
+    """A quantized type of GGML.
+
+    Attributes:
+        name: As `gguf.GGMLQuantizationType` has it.
+        file_type: As `gguf.LlamaFileType` names a file most of whose weights are of this type.
+        bytes_per_block: Of 32 weights.
+        encode: From codes ``[O, I]``, and scales and zero points ``[O, I / 32]``, to bytes ``[O, I / 32, bytes_per_block]``.
+    """
+
+    name: str
+    file_type: str
+    bytes_per_block: int
+    encode: Callable[[Tensor, Tensor, Tensor | None], Tensor]
+
+    def row_bytes(self, columns: int) -> int:
+        """Return the number of bytes of a row of ``columns`` weights."""
+        return columns // BLOCK * self.bytes_per_block
+
+    def packed(self, codes: Tensor, qparams: QParams) -> Tensor:
+        """Return the bytes of a weight, uint8 ``[O, row_bytes(I)]``.
+
+        Args:
+            codes: ``[O, I]``, ``I`` a multiple of 32.
+            qparams: One scale for the tensor, for each row, or for each group of a multiple of 32 columns.
+
+        Raises:
+            UnsupportedError: A scale is beyond the range of its stored type.
+        """
+        blocks = (codes.shape[0], codes.shape[1] // BLOCK)
+        zero = None if qparams.zero_point is None else _of_blocks(qparams.zero_point, blocks)
+        return self.encode(codes.contiguous(), _of_blocks(qparams.scale, blocks).float(), zero).flatten(1)
+
+
+def block_type_for(quantizer: TensorQuantizer, shape: tuple[int, ...]) -> BlockType | None:
+    """Return the type of GGML that has exactly the codes of a weight; None where there is none.
+
+    Args:
+        quantizer: Of the weight.
+        shape: ``[O, I]`` of the weight, or of each of several that are stacked.
+    """
+    levels = quantizer.levels if hasattr(quantizer, "levels") else (quantizer.stored_level,)
+    granularity = quantizer.granularity
+    if len(levels) > 1 or len(shape) != 2 or shape[1] % BLOCK or isinstance(granularity, PerBlock):
+        return None
+    scales = granularity.scale_shape(shape)
+    if len(scales) == 2 and (shape[1] // scales[1]) % BLOCK:
+        return None
+    spec: QTensorConfig = levels[0].spec
+    codes = levels[0].format.name, spec.symmetric is not False
+    fitting = (kind for kind, *of, scale_format in _TYPES if codes == tuple(of) and scale_format in (None, spec.scale_format))
+    return next(fitting, None)
+
+
+def _of_blocks(scales: Tensor, blocks: tuple[int, int]) -> Tensor:
+    """Return one scale for each block, where several blocks, rows or the whole tensor share one."""
+    per_row = scales.reshape(-1, 1) if scales.ndim < 2 else scales
+    return per_row.repeat_interleave(blocks[1] // per_row.shape[1], 1).expand(blocks)
+
+
+def _q4_0(codes: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
+    """Return blocks of ``w = d · (q − 8)``: d in float16, then 16 bytes."""
+    return torch.cat([_half(scale), _nibbles(codes.to(torch.int16) + 8)], -1)
+
+
+def _q4_1(codes: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
+    """Return blocks of ``w = d · q + m``: d and m = −d · zero point in float16, then 16 bytes."""
+    assert zero is not None
+    return torch.cat([_half(scale), _half(-scale * zero), _nibbles(codes)], -1)
+
+
+def _q8_0(codes: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
+    """Return blocks of ``w = d · q``: d in float16, then 32 signed bytes."""
+    return torch.cat([_half(scale), codes.reshape(len(codes), -1, BLOCK).view(torch.uint8)], -1)
+
+
+def _mxfp4(codes: Tensor, scale: Tensor, zero: Tensor | None) -> Tensor:
+    """Return blocks of ``w = 2^(e − 127) · FP4 value``: e in a byte, then 16 bytes. Source: OCP Microscaling Formats 1.0."""
+    mantissa, exponent = torch.frexp(scale)
+    if not bool((mantissa == 0.5).all()):
+        raise UnsupportedError("MXFP4 of GGML has powers of two as scales, and these are others: use a scheme with scales in E8M0")
+    return torch.cat([(exponent + 126).to(torch.uint8)[..., None], _nibbles(codes)], -1)
+
+
+def _nibbles(codes: Tensor) -> Tensor:
+    """Return two codes in a byte: of a block, the first 16 in the low halves, the others in the high ones."""
+    low, high = codes.to(torch.uint8).reshape(len(codes), -1, 2, BLOCK // 2).unbind(2)
+    return low | (high << 4)
+
+
+def _half(values: Tensor) -> Tensor:
+    half = values.to(torch.float16)
+    if not bool(half.isfinite().all()) or bool(((half == 0) & (values != 0)).any()):
+        raise UnsupportedError(
+            f"GGML holds scales in float16, whose range these leave (from {float(values.abs().min()):.3g} to "
+            f"{float(values.abs().max()):.3g}): leave such a layer in float (exclude_layers)"
+        )
+    return half.contiguous().view(torch.uint8).reshape(*values.shape, 2)
+
+
+Q4_0 = BlockType("Q4_0", "MOSTLY_Q4_0", 18, _q4_0)
+Q4_1 = BlockType("Q4_1", "MOSTLY_Q4_1", 20, _q4_1)
+Q8_0 = BlockType("Q8_0", "MOSTLY_Q8_0", 34, _q8_0)
+MXFP4 = BlockType("MXFP4", "MOSTLY_MXFP4_MOE", 17, _mxfp4)
+
+_TYPES = (
+    (Q4_0, "int4", True, None),
+    (Q4_1, "uint4", False, None),
+    (Q8_0, "int8", True, None),
+    (MXFP4, "fp4", True, "e8m0"),
+)
+"""Type, name of the number format, whether it has no zero points, and the format of its scales, where that matters."""

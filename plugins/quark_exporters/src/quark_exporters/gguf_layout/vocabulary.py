@@ -1,0 +1,104 @@
+"""The tokenizer in a GGUF file: tokens, merges, special tokens, chat template."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from quark.errors import CheckpointError, UnsupportedError
+
+if TYPE_CHECKING:
+    from gguf import GGUFWriter
+
+__all__ = ["write_vocabulary"]
+
+_BYTE_LEVEL = "gpt2"
+_SENTENCE_PIECE = "llama"
+_LETTERS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+_REST = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_SPLITS = {f"{_LETTERS}{{1,3}}{_REST}": "llama-bpe", f"{_LETTERS}{_REST}": "qwen2"}
+"""Expression by which text is split before merging → llama.cpp's name of it."""
+
+
+def write_vocabulary(writer: GGUFWriter, directory: Path, size: int, pre: str | None = None) -> None:
+    """Write the tokenizer that lies in a directory; without one, say that the file has none.
+
+    Args:
+        writer: Of the GGUF file.
+        directory: Has ``tokenizer.json``, and perhaps its settings.
+        size: Rows of the embedding; ids that the tokenizer does not use are filled up.
+        pre: How text is split before merging, in llama.cpp's words (``tokenizer.ggml.pre``); None finds it out.
+
+    Raises:
+        UnsupportedError: The tokenizer is of a kind that llama.cpp does not have, or splits text in a way that is not known here.
+        CheckpointError: ``tokenizer.json`` cannot be read.
+    """
+    import gguf
+
+    path = directory / "tokenizer.json"
+    if not path.is_file():
+        writer.add_tokenizer_model("none")
+        return
+    try:
+        tokenizer: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        kind = _kind(tokenizer)
+        tokens, types = _tokens(tokenizer, size)
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise CheckpointError(f"'{path}' is no tokenizer ({type(error).__name__}: {error}): fetch it again") from error
+    writer.add_tokenizer_model(kind)
+    writer.add_token_list(tokens)
+    writer.add_token_types(types)
+    if kind == _SENTENCE_PIECE:
+        # SentencePiece numbers the pieces of a BPE model in the order of their merges, and that order is all that scores say.
+        writer.add_token_scores([-float(i) for i in range(len(tokens))])
+    else:
+        writer.add_tokenizer_pre(pre or _pre_of(tokenizer))
+    gguf.SpecialVocab(directory, load_merges=kind == _BYTE_LEVEL, n_vocab=len(tokens)).add_to_gguf(writer, quiet=True)
+
+
+def _kind(tokenizer: dict[str, Any]) -> str:
+    model = tokenizer["model"]
+    if model.get("type") == "BPE":
+        return _SENTENCE_PIECE if model.get("byte_fallback") else _BYTE_LEVEL
+    raise UnsupportedError(
+        f"the tokenizer is a {model.get('type')} model, and GGUF files are written with BPE ones: export the model as safetensors"
+    )
+
+
+def _tokens(tokenizer: dict[str, Any], size: int) -> tuple[list[str], list[int]]:
+    """Return the text and the type of each token, by id."""
+    from gguf import TokenType
+
+    vocabulary: dict[str, int] = tokenizer["model"]["vocab"]
+    text_of = {i: text for text, i in vocabulary.items()}
+    type_of = {i: TokenType.BYTE for text, i in vocabulary.items() if len(text) == 6 and text.startswith("<0x")}
+    for added in tokenizer.get("added_tokens") or ():
+        text_of[added["id"]] = added["content"]
+        type_of[added["id"]] = TokenType.CONTROL if added.get("special") else TokenType.USER_DEFINED
+    count = max(size, 1 + max(text_of))
+    if count > size:
+        raise UnsupportedError(f"the tokenizer has {count} tokens, and the model's embedding {size} rows: give the tokenizer of this model")
+    for i in range(count):
+        if i not in text_of:
+            text_of[i], type_of[i] = f"[PAD{i}]", TokenType.UNUSED
+    return [text_of[i] for i in range(count)], [int(type_of.get(i, TokenType.NORMAL)) for i in range(count)]
+
+
+def _pre_of(tokenizer: dict[str, Any]) -> str:
+    """Return llama.cpp's name of how a tokenizer splits text before merging."""
+    steps = tokenizer.get("pre_tokenizer") or {}
+    steps = steps.get("pretokenizers", [steps])
+    kinds = [step.get("type") for step in steps]
+    if kinds == ["ByteLevel"] and steps[0].get("use_regex", True):
+        return "gpt-2"
+    if kinds == ["Digits", "ByteLevel"] and steps[0].get("individual_digits") and steps[1].get("use_regex", True):
+        return "smollm"
+    if kinds == ["Split", "ByteLevel"]:
+        expression = (steps[0].get("pattern") or {}).get("Regex", "")
+        if expression in _SPLITS:
+            return _SPLITS[expression]
+    raise UnsupportedError(
+        "how this tokenizer splits text is none of the ways whose names in llama.cpp are known here: name it with the exporter's option "
+        "tokenizer_pre, such as tokenizer_pre=deepseek-llm"
+    )

@@ -1,0 +1,53 @@
+"""Small floats: codes that are looked up are those of the arithmetic, for every value that can make a difference."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from quark.config.enums import RoundType
+from quark_schemes.arithmetic.float_shapes import E2M1, E2M3, E3M2, E4M3, E5M2, E5M3, FloatShape
+from quark_schemes.arithmetic.small_float import decode_small, encode_small, round_small_
+
+SHAPES = {"e2m1": E2M1, "e2m3": E2M3, "e3m2": E3M2, "e4m3": E4M3, "e5m2": E5M2, "e5m3": E5M3}
+ROUNDINGS = (RoundType.half_even, RoundType.floor, RoundType.round)
+
+
+def values() -> Tensor:
+    """Every bfloat16 number as float32, and of each upper half the float32 numbers next to it and around the middle."""
+    upper = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32) << 16
+    lower = torch.tensor([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF], dtype=torch.int32)
+    return (upper[:, None] | lower).view(torch.float32)
+
+
+@pytest.mark.parametrize("rounding", ROUNDINGS, ids=lambda r: r.name)
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_codes_are_those_of_the_rounded_values(shape: FloatShape, rounding: RoundType) -> None:
+    x = values()
+    x = x[~x.isnan()]
+    rounded = round_small_(x.clone(), shape, rounding)
+    rounded = rounded if shape.signed else rounded.abs()  # there is one zero
+    codes = encode_small(x, shape, rounding)
+    assert torch.equal(decode_small(codes, shape).view(torch.int32), rounded.view(torch.int32))
+    assert torch.equal(encode_small(rounded, shape), codes)
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_every_code_is_that_of_its_value(shape: FloatShape) -> None:
+    codes = torch.arange(1 << shape.bits, dtype=torch.uint8)
+    x = decode_small(codes, shape)
+    is_number = x.isfinite()
+    assert int((~is_number).sum()) == (1 + shape.signed) * len(shape.nan_codes + shape.infinite_codes)
+    assert torch.equal(encode_small(x, shape)[is_number], codes[is_number])
+    assert len(x[is_number].view(torch.int32).unique()) == int(is_number.sum())
+    assert float(x[is_number].max()) == shape.largest
+    assert float(x[x > 0].min()) == shape.smallest
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("rounding", [*ROUNDINGS, None])
+def test_nan_gets_its_code_or_that_of_the_largest_value(shape: FloatShape, rounding: RoundType | None) -> None:
+    nan = torch.tensor([0x7F800001, 0x7FC00000, 0x7FFFFFFF], dtype=torch.int32).view(torch.float32)
+    expected = shape.nan_codes[0] if shape.nan_codes else (1 << (shape.bits - 1)) - 1
+    assert encode_small(nan, shape, rounding).tolist() == [expected] * 3
