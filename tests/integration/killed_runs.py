@@ -11,6 +11,7 @@ import logging
 import os
 import signal
 import sys
+import traceback
 from pathlib import Path
 from typing import Any
 
@@ -80,8 +81,9 @@ def main() -> None:
             try:
                 work(json.loads(line))
                 code = 0
-            finally:
-                os._exit(code)
+            except Exception:
+                traceback.print_exc()
+            os._exit(code)
         _, status = os.waitpid(child, 0)
         print(os.waitstatus_to_exitcode(status), flush=True)
 
