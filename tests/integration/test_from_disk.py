@@ -226,7 +226,7 @@ def damage_missing(tensors: dict[str, torch.Tensor]) -> None:
 
 
 def damage_value(tensors: dict[str, torch.Tensor]) -> None:
-    tensors["model.layers.2.mlp.down_proj.weight"][3, 3] = float("nan")
+    tensors["model.layers.0.mlp.down_proj.weight"][3, 3] = float("nan")
 
 
 @pytest.mark.parametrize(
@@ -234,7 +234,7 @@ def damage_value(tensors: dict[str, torch.Tensor]) -> None:
     [
         (damage_shape, CheckpointError, r"up_proj.*\[8, 8\].*\[384, 256\]"),
         (damage_missing, CheckpointError, "lacks 1 tensor.*layers.2.self_attn.q_proj.weight"),
-        (damage_value, NonFiniteError, "layers.2.mlp.down_proj.weight"),
+        (damage_value, NonFiniteError, "layers.0.mlp.down_proj.weight"),
     ],
 )
 def test_a_bad_checkpoint_is_named_and_nothing_is_left(

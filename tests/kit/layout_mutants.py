@@ -14,7 +14,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from quark.checkpoint import BlockStream, CheckpointContent, ExportOptions, FloatTensor, StoredConfig
+from quark.checkpoint import BlockStream, CheckpointContent, ExportOptions, FloatTensor, ResumableStream, StoredConfig
 from quark.errors import UnsupportedError
 from quark.lazy import ObjectRef
 from quark.plugins import ExporterRecord
@@ -56,6 +56,17 @@ class Streaming(Plain):
         self.named(out)
 
 
+class Resuming(Streaming):
+    @contextmanager
+    def reopen(self, content: CheckpointContent, skeleton: nn.Module, out: Path, options: ExportOptions) -> Iterator[ResumableStream]:
+        with SafetensorsExporter().reopen(content, skeleton, out, options) as stream:
+            yield self.reopened(stream)
+        self.named(out)
+
+    def reopened(self, stream: Any) -> Any:
+        return stream
+
+
 class Reader(QuarkReader):
     renamings = ((r"\.weight_(scale|zero_point)$", r".weight_quantizer.\1"),)
 
@@ -81,7 +92,8 @@ class RenamesWhatItMakes(Dequantizer):
 
 
 def record_of(exporter: Any = Streaming, **fields: Any) -> ExporterRecord:
-    streaming = {"capabilities": {"streaming"} if hasattr(exporter, "stream") else set()}
+    methods = {"stream": "streaming", "reopen": "resumable"}
+    streaming = {"capabilities": {capability for method, capability in methods.items() if hasattr(exporter, method)}}
     read = {"reader": ObjectRef(Reader), "dequantizer": ObjectRef(Dequantizer), "quant_methods": (METHOD,)}
     return ExporterRecord(name="mutant_layout", exporter=ObjectRef(exporter), **{**streaming, **read, **fields})
 
@@ -171,6 +183,48 @@ class StreamsOtherwise(Streaming):
             yield stream
 
 
+class ReadsNothing(Resuming):
+    def reopened(self, stream: Any) -> Any:
+        stream.read = lambda block: None
+        return stream
+
+
+class ReadsAnotherDtype(Resuming):
+    """Its weights are those that were written, rounded once more."""
+
+    def reopened(self, stream: Any) -> Any:
+        read = stream.read
+
+        def read_and_round(block: Any) -> None:
+            read(block)
+            for parameter in block.module.parameters():
+                parameter.data = parameter.data.to(torch.float8_e4m3fn).to(parameter.dtype)
+
+        stream.read = read_and_round
+        return stream
+
+
+class TrustsItsFiles(Resuming):
+    def reopened(self, stream: Any) -> Any:
+        adopt = stream.adopt
+        stream.adopt = lambda block, checksums: adopt(block, {name: text.removeprefix("not ") for name, text in checksums.items()})
+        return stream
+
+
+class StartsAgain(Resuming):
+    def reopened(self, stream: Any) -> Any:
+        stream.adopt = lambda block, checksums: list(checksums)
+        return stream
+
+
+class NeverStores(Resuming):
+    @contextmanager
+    def stream(self, content: CheckpointContent, skeleton: nn.Module, out: Path, options: ExportOptions) -> Iterator[BlockStream]:
+        with super().stream(content, skeleton, out, options) as stream:
+            stream.when_stored = lambda then: None  # type: ignore[attr-defined]
+            yield stream
+
+
 class TakesEveryOption(Plain):
     def __init__(self, **options: Any) -> None:
         self.options = options
@@ -236,7 +290,7 @@ class WithoutTokenizer(Plain):
         (out / "tokenizer.json").unlink(missing_ok=True)
 
 
-HEALTHY = (record_of(),)
+HEALTHY = (record_of(Resuming),)
 
 
 def _mutant(check: str, about: str, exporter: Any = Streaming, **fields: Any) -> Mutant:
@@ -258,6 +312,13 @@ MUTANTS = (
     _mutant("declares_its_files", "writes a file that it does not declare", WritesNotes),
     _mutant("declares_streaming", "says that it streams", Plain, capabilities={"streaming"}),
     _mutant("declares_streaming", "does not say that it streams", Streaming, capabilities=()),
+    _mutant("declares_streaming", "says that it resumes", Streaming, capabilities={"streaming", "resumable"}),
+    _mutant("declares_streaming", "does not say that it resumes", Resuming, capabilities={"streaming"}),
+    _mutant("resumes", "reads no finished block", ReadsNothing),
+    _mutant("resumes", "reads weights with less precision", ReadsAnotherDtype),
+    _mutant("resumes", "does not notice damage", TrustsItsFiles),
+    _mutant("resumes", "forgets what is finished", StartsAgain),
+    _mutant("resumes", "never says that a block is on the disk", NeverStores),
     _mutant("writes_the_same_from_disk", "streams in another order", StreamsOtherwise),
     _mutant("refuses_unknown_options", "takes every option", TakesEveryOption),
     _mutant("refuses_unknown_options", "refuses its own default", WrongDefault),

@@ -15,6 +15,7 @@ __all__ = [
     "OutputError",
     "PluginError",
     "QuarkError",
+    "ResumeError",
     "RoundingError",
     "UnknownNameError",
     "UnsupportedError",
@@ -91,6 +92,18 @@ class UnsupportedError(QuarkError, NotImplementedError):
 
 class OutputError(QuarkError, OSError):
     """The output directory cannot be used: not empty, not writable, or no space left."""
+
+
+class ResumeError(OutputError):
+    """Finished blocks of an interrupted run are in the way, or a run cannot go on from them; the message says both ways on.
+
+    Attributes:
+        differences: What is otherwise than in the interrupted run, one line each.
+    """
+
+    def __init__(self, message: str, *, differences: Sequence[str] = ()) -> None:
+        super().__init__(message)
+        self.differences = tuple(differences)
 
 
 class EnvironmentConflictError(QuarkError, RuntimeError):

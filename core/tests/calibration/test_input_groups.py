@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
@@ -67,3 +68,14 @@ def test_the_architecture_and_names_of_siblings_state_groups() -> None:
     )
     parallel = Architecture(model_type="x", attention_inputs=("q",), mlp_inputs=("up",), attention_norm="norm", mlp_norm="norm")
     assert InputGroups(parallel).expected(["q", "up"])["q"] == ("q", "up"), "both read one norm"
+
+
+def test_what_was_learned_goes_through_json_to_another_process() -> None:
+    groups, resumed = InputGroups(), InputGroups()
+    for name in ("q", "k", "v"):
+        groups.observe({FORWARD: X}, name)
+    resumed.recall(json.loads(json.dumps(groups.learned())))
+    names = ["q", "k", "v", "o"]
+    assert resumed.expected(names) == groups.expected(names) != {}
+    resumed.recall([])
+    assert resumed.expected(names) == {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 
 import pytest
@@ -55,3 +56,25 @@ def test_unreached_layers_are_one() -> None:
     report.missed(["a", "b"])
     (line,) = report.lines()
     assert line.startswith("No calibration token reached 2 layer(s): a, b.")
+
+
+def test_reports_of_blocks_add_up_to_that_of_the_run_through_json_too() -> None:
+    blocks = [
+        CalibrationReport(
+            layers={f"{i}.up": {"tokens": 8, "damping": 0.1 + i}},
+            tokens={f"{i}.expert": 3 + i},
+            unreached=[f"{i}.down"],
+            transformed={str(i): {"applied": True}},
+            applied={i, 2},
+        )
+        for i in range(2)
+    ]
+    run, resumed = CalibrationReport(), CalibrationReport()
+    for block in blocks:
+        run.extend(block)
+        resumed.extend(CalibrationReport.from_dict(json.loads(json.dumps(block.to_dict()))))
+    assert resumed.to_dict() == run.to_dict()
+    assert run.applied == {0, 1, 2}
+    assert run.unreached == ["0.down", "1.down"]
+    assert list(run.layers) == ["0.up", "1.up"]
+    assert run.tokens == {"0.expert": 3, "1.expert": 4}

@@ -8,14 +8,15 @@ import stat
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from quark.checkpoint.atomic_directory import building
+from quark.checkpoint.atomic_directory import JOURNAL, Leftover, building, finished_blocks, refuse_unfinished_run
 from quark.checkpoint.destination import refuse_used_directory
-from quark.errors import OutputError
+from quark.errors import OutputError, ResumeError
 
 
 def test_a_complete_export_is_renamed_into_place(tmp_path: Path) -> None:
@@ -84,7 +85,7 @@ BUILDER = """
 import sys, time
 from pathlib import Path
 from quark.cli import main
-from quark.checkpoint.atomic_directory import building
+from quark.checkpoint.atomic_directory import JOURNAL, Leftover, building, finished_blocks, refuse_unfinished_run
 
 def build():
     with building(Path(sys.argv[1])) as directory:
@@ -128,7 +129,8 @@ def test_what_a_killed_run_leaves_is_removed_by_the_next_and_what_a_live_one_bui
     builder: subprocess.Popen[str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (partial,) = tmp_path.iterdir()
-    _build(tmp_path / "out")
+    with pytest.raises(OutputError, match=f"^process {builder.pid} is writing to .*wait until it has ended"):
+        _build(tmp_path / "out")
     assert (partial / "checkpoint" / "half").is_file()
     builder.kill()
     builder.wait(60)
@@ -176,3 +178,73 @@ def test_the_directory_has_the_rights_that_the_umask_leaves(tmp_path: Path) -> N
     finally:
         os.umask(old)
     assert stat.S_IMODE((tmp_path / "out").stat().st_mode) == 0o750
+
+
+def _left(out: Path, blocks: int) -> Path:
+    """What an export leaves that fails behind so many finished blocks."""
+    with suppress(ZeroDivisionError), building(out) as directory:
+        _write_half(directory, blocks)
+        raise ZeroDivisionError
+    return directory.parent
+
+
+def _write_half(directory: Path, blocks: int) -> None:
+    (directory / "half").write_text("x")
+    (directory.parent / JOURNAL).write_text("a line\n" * (1 + blocks) + "half a line")
+
+
+def test_finished_blocks_outlast_an_error_and_no_block_leaves_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    _left(tmp_path / "out", 0)
+    assert list(tmp_path.iterdir()) == []
+    partial = _left(tmp_path / "out", 2)
+    assert finished_blocks(partial) == 2
+    assert f"2 finished blocks are in '{partial}'" in caplog.text
+
+
+@pytest.mark.parametrize("leftover", ["refuse", "resume", "restart"])
+def test_finished_blocks_are_refused_continued_or_discarded(leftover: Leftover, tmp_path: Path) -> None:
+    partial = _left(tmp_path / "out", 1)
+    if leftover == "refuse":
+        for refused in (building(tmp_path / "out"), building(tmp_path / "out", overwrite=True)):
+            with pytest.raises(ResumeError, match=r"1 finished block is in .*--resume.*--restart"), refused:
+                pass
+        with pytest.raises(ResumeError):
+            refuse_unfinished_run(tmp_path / "out")
+        assert finished_blocks(partial) == 1
+        return
+    refuse_unfinished_run(tmp_path / "out", leftover)
+    with building(tmp_path / "out", leftover=leftover) as directory:
+        assert (directory / "half").exists() == (leftover == "resume")
+        assert (directory.parent == partial) == (leftover == "resume")
+        with pytest.raises(OutputError, match=f"process {os.getpid()} is writing"):
+            refuse_unfinished_run(tmp_path / "out")
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_of_several_leftovers_the_one_with_most_blocks_is_continued(tmp_path: Path) -> None:
+    partials = []
+    for i, blocks in enumerate((1, 3, 2)):
+        partials.append(_left(tmp_path / "out", blocks).rename(tmp_path / f".elsewhere{i}"))
+    for i, partial in enumerate(partials):
+        partial.rename(tmp_path / f".out.{i:08d}.partial")
+    with building(tmp_path / "out", leftover="resume") as directory:
+        assert directory.parent.name == ".out.00000001.partial"
+        assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_what_is_left_of_an_export_that_has_its_name_is_no_finished_block(tmp_path: Path) -> None:
+    """A process may be killed between the renaming and the removal of the journal."""
+    partial = _left(tmp_path / "out", 2)
+    (partial / "checkpoint").rename(tmp_path / "out")
+    assert finished_blocks(partial) == 0
+    with pytest.raises(OutputError, match="not empty"), building(tmp_path / "out"):
+        pass
+    assert not partial.exists()
+
+
+def test_no_space_left_says_where_the_finished_blocks_are(tmp_path: Path) -> None:
+    error = OSError(errno.ENOSPC, "No space left on device")
+    built = building(tmp_path / "out")
+    _write_half(built.__enter__(), 1)
+    with pytest.raises(OutputError, match=r"no space left.*1 finished block is in"):
+        built.__exit__(OSError, error, None)

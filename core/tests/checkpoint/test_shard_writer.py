@@ -1,6 +1,7 @@
 """Streamed safetensors are what the safetensors library reads, in one file or several."""
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -8,13 +9,20 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from quark.checkpoint.shard_writer import NAMES, Part, ShardWriter, file_sizes, write_shards
-from quark.errors import UnsupportedError
+from quark.checkpoint.shard_layout import NAMES, ShardLayout
+from quark.checkpoint.shard_writer import Part, ShardWriter, create_shards, write_shards
+from quark.errors import OutputError, UnsupportedError
 from quark.hf.shards import check_shards
 
 
 def part(tensors: dict[str, Tensor]) -> Part:
     return Part({n: t.to("meta") for n, t in tensors.items()}, lambda: tensors)
+
+
+def opened(announced: Sequence[Mapping[str, Tensor]], directory: Path, max_shard_bytes: int = 10**9) -> ShardWriter:
+    layout = ShardLayout.of(announced, max_shard_bytes)
+    create_shards(layout, directory)
+    return ShardWriter(layout, directory, checksums=True)
 
 
 def read(directory: Path) -> dict[str, Tensor]:
@@ -108,7 +116,7 @@ def test_parts_may_come_in_any_order(tmp_path: Path) -> None:
     parts = [part({name: torch.full((40,), float(i))}) for i, name in enumerate("abc")]
     for name, order in (("forward", parts), ("backward", parts[::-1])):
         (tmp_path / name).mkdir()
-        with ShardWriter([p.meta for p in parts], tmp_path / name, 200) as writer:
+        with opened([p.meta for p in parts], tmp_path / name, 200) as writer:
             for p in order:
                 writer.write(p)
             writer.finish()
@@ -119,14 +127,14 @@ def test_parts_may_come_in_any_order(tmp_path: Path) -> None:
 
 def test_a_part_that_was_announced_and_not_written_is_no_finished_export(tmp_path: Path) -> None:
     parts = [part({name: torch.zeros(4)}) for name in "ab"]
-    with ShardWriter([p.meta for p in parts], tmp_path, 10**9) as writer:
+    with opened([p.meta for p in parts], tmp_path) as writer:
         writer.write(parts[0])
         with pytest.raises(RuntimeError, match=r"1 announced .* not written: b"):
             writer.finish()
 
 
 def test_a_part_that_is_not_as_announced_is_refused(tmp_path: Path) -> None:
-    with ShardWriter([{"a": torch.zeros(4, device="meta")}], tmp_path, 10**9) as writer, pytest.raises(RuntimeError, match="announced"):
+    with opened([{"a": torch.zeros(4, device="meta")}], tmp_path) as writer, pytest.raises(RuntimeError, match="announced"):
         writer.write(part({"a": torch.zeros(5)}))
 
 
@@ -134,4 +142,113 @@ def test_a_part_that_is_not_as_announced_is_refused(tmp_path: Path) -> None:
 def test_sizes_of_files_are_known_before_they_are_written(limit: int, tmp_path: Path) -> None:
     parts = [part({f"layers.{i}.weight": torch.ones(10), f"layers.{i}.scale": torch.ones(i, dtype=torch.float16)}) for i in range(5)]
     write_shards(parts, tmp_path, limit)
-    assert file_sizes([p.meta for p in parts], limit) == {f.name: f.stat().st_size for f in tmp_path.iterdir()}
+    assert ShardLayout.of([p.meta for p in parts], limit).file_sizes() == {f.name: f.stat().st_size for f in tmp_path.iterdir()}
+
+
+def stored(writer: ShardWriter) -> dict[str, str]:
+    """The checksums of what has been written, when it is on the disk."""
+    checksums: list[Mapping[str, str]] = []
+    writer.when_stored(checksums.append)
+    writer.when_stored(lambda _: None)  # waits for the first
+    return dict(checksums[0])
+
+
+def test_files_that_are_opened_again_keep_what_is_in_them(tmp_path: Path) -> None:
+    parts = [part({name: torch.full((40,), float(i))}) for i, name in enumerate("abc")]
+    layout = ShardLayout.of([p.meta for p in parts], 200)
+    assert create_shards(layout, tmp_path) == list(layout.files)
+    with ShardWriter(layout, tmp_path, checksums=True) as writer:
+        writer.write(parts[1])
+        checksums = stored(writer)
+    assert create_shards(layout, tmp_path) == []
+    with ShardWriter(layout, tmp_path) as writer:
+        assert writer.adopt(checksums) == []
+        assert torch.equal(writer.read("b"), torch.ones(40))
+        writer.write(parts[2])
+        writer.write(parts[0])
+        writer.finish()
+    assert {n: float(t[0]) for n, t in read(tmp_path).items()} == {"a": 0, "b": 1, "c": 2}
+
+
+def test_two_writers_fill_the_same_files(tmp_path: Path) -> None:
+    """As processes do that share the work."""
+    parts = [part({name: torch.full((40,), float(i))}) for i, name in enumerate("abcd")]
+    layout = ShardLayout.of([p.meta for p in parts], 350)
+    create_shards(layout, tmp_path)
+    with ShardWriter(layout, tmp_path) as one, ShardWriter(layout, tmp_path, checksums=True) as other:
+        for p, writer in zip(parts, (one, other, one, other), strict=True):
+            writer.write(p)
+        assert one.adopt(stored(other)) == []
+        one.finish()
+    assert {n: float(t[0]) for n, t in read(tmp_path).items()} == {"a": 0, "b": 1, "c": 2, "d": 3}
+
+
+def test_what_was_not_adopted_is_missing(tmp_path: Path) -> None:
+    with opened([{"a": torch.zeros(4, device="meta")}], tmp_path) as writer:
+        assert writer.adopt({"a": "crc32:00000000:16", "b": ""}) == ["a", "b"]
+        with pytest.raises(RuntimeError, match="not written: a"):
+            writer.finish()
+
+
+@pytest.mark.parametrize("damage", ["bit", "end", "length"])
+def test_a_tensor_that_is_damaged_is_not_adopted(damage: str, tmp_path: Path) -> None:
+    tensors = {"a": torch.arange(40.0), "b": torch.ones(3)}
+    layout = ShardLayout.of([part(tensors).meta], 10**9)
+    create_shards(layout, tmp_path)
+    with ShardWriter(layout, tmp_path, checksums=True) as writer:
+        writer.write(part(tensors))
+        checksums = stored(writer)
+    path = tmp_path / layout.files[0]
+    data = bytearray(path.read_bytes())
+    if damage == "bit":
+        data[layout.places["b"].offset + 5] ^= 4
+    path.write_bytes(data if damage != "end" else data[:-2])
+    if damage == "length":
+        checksums["b"] = checksums["b"].replace(":12", ":8")
+    with ShardWriter(layout, tmp_path) as writer:
+        assert writer.adopt(checksums) == ["b"]
+
+
+def test_files_of_another_layout_are_refused_and_can_be_made_anew(tmp_path: Path) -> None:
+    before = part({"a": torch.ones(1000)})
+    write_shards([before], tmp_path, 10**9)
+    after = part({"b": torch.zeros(3)})
+    layout = ShardLayout.of([after.meta], 10**9)
+    with pytest.raises(OutputError, match=r"model\.safetensors' is not the file .* header is another one"):
+        ShardWriter(layout, tmp_path)
+    assert create_shards(layout, tmp_path) == list(layout.files)
+    with ShardWriter(layout, tmp_path) as writer:
+        writer.write(after)
+        writer.finish()
+    assert list(read(tmp_path)) == ["b"]
+
+
+def test_what_is_called_when_parts_are_stored_gets_each_part_once_and_its_error_is_raised(tmp_path: Path) -> None:
+    parts = [part({name: torch.ones(4)}) for name in "ab"]
+    seen: list[list[str]] = []
+    with opened([p.meta for p in parts], tmp_path) as writer:
+        for p in parts:
+            writer.write(p)
+            writer.when_stored(lambda checksums: seen.append(list(checksums)))
+        writer.finish()
+        assert seen == [["a"], ["b"]]
+
+        def fail(_: Mapping[str, str]) -> None:
+            raise ZeroDivisionError
+
+        writer.when_stored(fail)
+        with pytest.raises(ZeroDivisionError):
+            writer.finish()
+
+
+@pytest.mark.parametrize("dtype", NAMES, ids=str)
+def test_every_dtype_is_read_again_as_it_was_written(dtype: torch.dtype, tmp_path: Path) -> None:
+    data = torch.randint(0, 2 if dtype is torch.bool else 256, (3, 16), dtype=torch.uint8)
+    tensors = {"a": data.bool() if dtype is torch.bool else data.view(dtype), "empty": torch.zeros(0, 2, dtype=dtype)}
+    with opened([part(tensors).meta], tmp_path) as writer:
+        writer.write(part(tensors))
+        writer.finish()
+        for name, tensor in tensors.items():
+            again = writer.read(name)
+            assert (again.dtype, again.shape) == (tensor.dtype, tensor.shape)
+            assert torch.equal(again.reshape(-1).view(torch.uint8), tensor.reshape(-1).view(torch.uint8))

@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import inspect
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
 
-from quark.algorithms import Hessian, Rounding, RoundToNearest
+from quark.algorithms import BlockContext, Hessian, Rounding, RoundToNearest
 from quark.calibration.batches import calls
+from quark.calibration.report import CalibrationReport
 from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
-from quark.planning.plan import make_plan
+from quark.modules import is_quantized
+from quark.planning.decoder_blocks import Block
+from quark.planning.family import architecture_of
+from quark.planning.plan import QuantPlan, make_plan
 from quark.plugins import documented_object
 from quark.runs.quantize_block import quantize_block, quantize_blocks
-from quark.runs.sink import InPlaceSink
+from quark.runs.sink import BlockResult, InPlaceSink
+from quark.testing.small_models import small_model
 
 INT8 = documented_object("Int8PerTensorSpec")(is_dynamic=False, symmetric=True).to_quantization_spec()
 
@@ -46,3 +52,66 @@ def test_a_bias_is_rounded_to_nearest_by_its_own_spec(rounding: Rounding, two_pa
 
 def test_what_happens_to_one_block_is_one_function_of_less_than_sixty_lines() -> None:
     assert len(inspect.getsource(quantize_block).splitlines()) < 60
+
+
+class Counts:
+    """A transform that learns how many blocks it has seen."""
+
+    works_by_block = True
+    needs = ()
+
+    def __init__(self) -> None:
+        self.seen: list[int] = []
+        self.count = 0
+
+    def start(self, model: nn.Module, plan: QuantPlan) -> Counts:
+        return self
+
+    def rounding(self) -> None:
+        return None
+
+    def apply_global(self, model: nn.Module) -> None:
+        pass
+
+    def apply(self, block: BlockContext) -> dict[str, dict[str, Any]]:
+        self.seen.append(self.count)
+        self.count += 1
+        return {}
+
+    def learned(self) -> int:
+        return self.count
+
+    def recall(self, learned: int) -> None:
+        self.count = learned
+
+
+class Resumed(InPlaceSink):
+    """A sink that has the first block already."""
+
+    def __init__(self, model: nn.Module, first: BlockResult) -> None:
+        super().__init__(model)
+        self.first = first
+        self.results: list[BlockResult] = []
+
+    def finished(self, block: Block) -> BlockResult | None:
+        return self.first if block.name.endswith(".0") else None
+
+    def end_block(self, block: Block | None, result: BlockResult) -> None:
+        if block is not None:
+            self.results.append(result)
+
+
+def test_a_finished_block_is_neither_transformed_nor_rounded_and_hands_on_what_was_learned_from_it() -> None:
+    model = small_model()
+    plan = make_plan(model, QConfig(global_quant_config=QLayerConfig(weight=INT8)), architecture_of(model))
+    first = BlockResult(CalibrationReport(unreached=["a"]).to_dict(), {"input_groups": [["b", "c"]], "transforms": [7]})
+    sink, transform = Resumed(model, first), Counts()
+    monitored: list[str] = []
+    report = quantize_blocks(model, plan, [], RoundToNearest(), sink, lambda i, n, name: monitored.append(name), transforms=[transform])
+    assert transform.seen == [7]
+    assert sink.results[-1].learned == {"input_groups": [["b", "c"]], "transforms": [8]}
+    assert report.unreached == ["a"]
+    assert len(monitored) == 2
+    layers = {name: is_quantized(m) for name, m in model.named_modules() if isinstance(m, nn.Linear)}
+    assert not any(done for name, done in layers.items() if ".layers.0." in name)
+    assert all(done for name, done in layers.items() if ".layers.1." in name)

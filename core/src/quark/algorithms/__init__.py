@@ -5,6 +5,7 @@ from quark.algorithms.stacked_weights import StackedWeights, float_weight, weigh
 from quark.algorithms.statistics import AbsMax, AbsMean, CrossMoment, Hessian, Hessian64, Statistic
 from quark.algorithms.transform import (
     BlockContext,
+    LearnsFromBlocks,
     ResolvedSettings,
     ResolvesForModel,
     Transform,
@@ -25,6 +26,7 @@ __all__ = [
     "HeldOut",
     "Hessian",
     "Hessian64",
+    "LearnsFromBlocks",
     "Metrics",
     "NamesLayers",
     "OutputError",

@@ -18,6 +18,7 @@ from quark.planning.plan import QuantPlan
 
 __all__ = [
     "BlockContext",
+    "LearnsFromBlocks",
     "ResolvedSettings",
     "ResolvesForModel",
     "S",
@@ -103,7 +104,10 @@ class ResolvesForModel(Protocol):
 
 
 class TransformRun(Protocol):
-    """A transform at work on one model: what it knows of the model, decided when it was started and not changed afterwards."""
+    """A transform at work on one model: what it knows of the model, decided when it was started.
+
+    One that changes what it knows from block to block is a `LearnsFromBlocks` too, so that runs can be resumed.
+    """
 
     def apply_global(self, model: nn.Module) -> None:
         """Change what lies outside the decoder blocks, such as embeddings and head; called once, before any block.
@@ -120,6 +124,20 @@ class TransformRun(Protocol):
         The pipeline checks that all parameters are finite and have the shapes and dtypes they had; and, of algorithms whose settings do not
         say `runs_with_model`, that modules and hooks are the same.
         """
+
+
+@runtime_checkable
+class LearnsFromBlocks(Protocol):
+    """A `TransformRun` that decides about a block by what it has learned from the blocks before.
+
+    A run that is resumed does not apply transforms to the blocks that are finished: it hands on what was learned from them.
+    """
+
+    def learned(self) -> Any:
+        """Return what has been learned so far, as a JSON value."""
+
+    def recall(self, learned: Any) -> None:
+        """Replace what has been learned by what `learned` gave in another process."""
 
 
 class Transform(Protocol):

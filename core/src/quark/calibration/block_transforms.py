@@ -10,7 +10,7 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from quark.algorithms import BlockContext, OutputError, Statistic, Transform, TransformRun
+from quark.algorithms import BlockContext, LearnsFromBlocks, OutputError, Statistic, Transform, TransformRun
 from quark.calibration.input_groups import InputGroups
 from quark.calibration.lockstep import BlockRun, Forward, current_forward
 from quark.calibration.output_error import as_rounded, configs_of, tensor_of
@@ -39,6 +39,15 @@ class StartedTransform:
     def of(cls, transform: Transform, model: nn.Module, plan: QuantPlan) -> Self:
         """Start a transform."""
         return cls(transform.needs, transform.start(model, plan))
+
+    def learned(self) -> Any:
+        """Return what the run has learned from the blocks so far, as a JSON value; None where it learns nothing."""
+        return self.run.learned() if isinstance(self.run, LearnsFromBlocks) else None
+
+    def recall(self, learned: Any) -> None:
+        """Go on with what `learned` gave in another process."""
+        if isinstance(self.run, LearnsFromBlocks):
+            self.run.recall(learned)
 
 
 class BlockTransforms:

@@ -90,6 +90,14 @@ class InputGroups:
         self._leaders.clear()
         self._last = None
 
+    def learned(self) -> list[list[str]]:
+        """Return the groups that blocks have shown, as JSON values."""
+        return [sorted(group) for group in self._learned]
+
+    def recall(self, learned: Iterable[Iterable[str]]) -> None:
+        """Go on with the groups that `learned` gave in another process."""
+        self._learned = [set(group) for group in learned]
+
     def _learn(self, names: set[str]) -> None:
         joined = names.union(*(group for group in self._learned if group & names))
         self._learned = [*(group for group in self._learned if not group & joined), joined]

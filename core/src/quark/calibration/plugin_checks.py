@@ -15,7 +15,7 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from quark.algorithms import BlockContext, Metrics, Rounding, RoundingTask, Statistic, Transform, TransformRun
+from quark.algorithms import BlockContext, LearnsFromBlocks, Metrics, Rounding, RoundingTask, Statistic, Transform, TransformRun
 from quark.calibration.finite import is_finite
 from quark.modules import QuantizedLayer
 from quark.planning.plan import QuantPlan
@@ -207,6 +207,17 @@ class CheckedRun:
                 f"has added or removed '{added[0]}' in '{block.name}', and says works_by_block: files are laid out beforehand"
             )
         return checked_metrics(report, None, self._whose)
+
+    def learned(self) -> Any:
+        """Return what the run has learned from blocks, as `quark.algorithms.LearnsFromBlocks.learned`; None where it learns nothing."""
+        with attributed("keeping what it has learned", self._whose):
+            return self._run.learned() if isinstance(self._run, LearnsFromBlocks) else None
+
+    def recall(self, learned: Any) -> None:
+        """Go on with what was learned, as `quark.algorithms.LearnsFromBlocks.recall`."""
+        if isinstance(self._run, LearnsFromBlocks):
+            with attributed("recalling what it had learned", self._whose):
+                self._run.recall(learned)
 
 
 @attrs.frozen(eq=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from typing import Any, Self
 
 import attrs
 
@@ -114,6 +114,20 @@ class CalibrationReport:
         """The mean token count of the layers of experts."""
         return sum(self.tokens.values()) / max(len(self.tokens), 1)
 
+    def extend(self, other: CalibrationReport) -> None:
+        """Add the report of another block."""
+        self.add(other.layers)
+        self.add_transformed(other.transformed, other.applied)
+        self.count(other.tokens)
+        self.missed(other.unreached)
+        self.validated |= other.validated
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> Self:
+        """Return the report that `to_dict` gave."""
+        fields = {f.name: values[f.name] for f in attrs.fields(cls) if f.name in values}
+        return cls(**{**fields, "tokens": values["expert_tokens"], "applied": set(values["applied"])})
+
     def to_dict(self) -> dict[str, Any]:
         """Return the report in JSON form."""
         return {
@@ -122,4 +136,5 @@ class CalibrationReport:
             "unreached": self.unreached,
             "transformed": self.transformed,
             "validated": self.validated,
+            "applied": sorted(self.applied),
         }

@@ -2,8 +2,12 @@
 
 The temporary directory is hidden, ``.OUT.xxxxxxxx.partial`` beside OUT, and removed if the export fails. If the process is killed, it stays
 until the next run: the process holds a lock on a file in it, which the system releases when the process ends, so that a directory with a
-free lock is a leftover. An export that is replaced is exchanged with the new one in one step. Where the file system cannot do that, it is
-kept in the temporary directory until the new one has its name, and the next run puts it back if the process was killed in between.
+free lock is a leftover. A leftover with finished blocks, which its journal (`JOURNAL`) counts, is kept, also if the export fails: a run can
+go on from there, and it is removed only when that is asked for.
+
+An export that is replaced is exchanged with the new one in one step. Where the file system cannot do that, it is kept in the temporary
+directory until the new one has its name, and the next run puts it back if the process was killed in between. Everything is on the disk
+before the export gets its name.
 """
 
 from __future__ import annotations
@@ -14,16 +18,25 @@ import glob
 import os
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Literal
+
+import attrs
 
 from quark.checkpoint.destination import REPLACED, move_into_place, refuse_used_directory
-from quark.errors import OutputError
+from quark.errors import OutputError, ResumeError
 from quark.interrupts import uninterrupted
 from quark.log import get_logger
 
-__all__ = ["building", "remove_leftovers"]
+__all__ = ["JOURNAL", "Leftover", "building", "finished_blocks", "refuse_unfinished_run"]
+
+Leftover = Literal["refuse", "resume", "restart"]
+"""What becomes of finished blocks that an earlier run has left behind: an error, the beginning of this run, or nothing."""
+
+JOURNAL = "journal.jsonl"
+"""Name of the file, beside the directory in which an export is built, that has a line for the run and one for each finished block."""
 
 _SUFFIX = ".partial"
 _LOCK = "owner.lock"
@@ -36,77 +49,186 @@ _FIXES = {
 }
 
 
+_BOTH_WAYS = (
+    "The same run with resume=True (--resume) goes on from there; with restart=True (--restart) it discards them and starts from the "
+    "beginning"
+)
+
+
+@attrs.frozen
+class _Partial:
+    """A temporary directory that this process has locked: its path, and the descriptor of its lock file."""
+
+    path: Path
+    lock: int
+
+
 @contextmanager
-def building(out: Path, *, overwrite: bool = False) -> Iterator[Path]:
+def building(out: Path, *, overwrite: bool = False, leftover: Leftover = "refuse") -> Iterator[Path]:
     """Yield a temporary directory beside ``out``, which is renamed to ``out`` if the body succeeds and removed if it raises.
 
-    A process that is killed leaves the directory behind; so does SIGTERM, unless the program uses
-    `quark.interrupts.termination_unwinds`, as ``quark`` does. Leftovers of earlier runs to the same place are removed first.
+    It stays if a journal beside it has finished blocks. A process that is killed leaves the directory behind; so does SIGTERM, unless the
+    program uses `quark.interrupts.termination_unwinds`, as ``quark`` does. Leftovers of earlier runs to the same place without finished
+    blocks are removed first.
 
     Args:
         out: The output directory; see `quark.checkpoint.destination.refuse_used_directory`.
         overwrite: Whether an earlier export there is replaced.
+        leftover: What becomes of one with finished blocks; with ``"resume"`` it is what this yields, where there is one.
 
     Raises:
-        OutputError: ``out`` is in use, or there is no space or permission to write.
+        OutputError: ``out`` is in use, another process is writing to it, or there is no space or permission to write.
+        ResumeError: There is a leftover with finished blocks, and ``leftover`` is ``"refuse"``.
     """
-    remove_leftovers(out)
-    refuse_used_directory(out, overwrite=overwrite)
-    temporary: Path | None = None
-    lock = -1
+    partial: _Partial | None = None
+    is_complete = False
     try:
+        partial = _free_leftover(out, leftover)
+        refuse_used_directory(out, overwrite=overwrite)
         out.parent.mkdir(parents=True, exist_ok=True)
         with uninterrupted():
-            temporary = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=_SUFFIX, dir=out.parent))
-            lock = _locked(temporary / _LOCK)
-        directory = temporary / _CONTENT
-        directory.mkdir()
+            partial = partial or _new(out)
+            with _leftovers(out, own=partial.path):  # refuses a process that has begun at the same time
+                pass
+        directory = partial.path / _CONTENT
+        directory.mkdir(exist_ok=True)
         yield directory
+        _synchronize(directory)
         move_into_place(directory, out, overwrite=overwrite)
+        is_complete = True
+        _synchronize_entry(out.parent)
     except OSError as error:
         if isinstance(error, OutputError) or error.errno is None:
             raise
         fix = _FIXES.get(error.errno, "choose another place")
-        raise OutputError(f"'{out}' could not be written ({error.strerror}): {fix}. Nothing was left behind") from error
+        left = "Nothing was left behind" if partial is None or not finished_blocks(partial.path) else _finished(partial.path)
+        raise OutputError(f"'{out}' could not be written ({error.strerror}): {fix}. {left}") from error
     finally:
         # A second Ctrl-C would interrupt the cleanup after the first.
         with uninterrupted():
-            if temporary is not None:
-                _remove(temporary, out)
-            if lock >= 0:
-                os.close(lock)
+            if partial is not None:
+                if is_complete or not finished_blocks(partial.path):
+                    _remove(partial.path, out)
+                else:
+                    get_logger(__name__).warning(f"{_finished(partial.path)}. {_BOTH_WAYS}")
+                os.close(partial.lock)
 
 
-def remove_leftovers(out: Path) -> None:
-    """Remove temporary directories of killed runs to ``out``, and log it; those of running processes stay.
+def finished_blocks(partial: Path) -> int:
+    """Return the number of blocks that the journal of a temporary directory has."""
+    try:
+        lines = (partial / JOURNAL).read_bytes().count(b"\n")
+    except OSError:
+        return 0
+    # Without content, the export has been renamed, and the process was killed before it could remove the rest.
+    return max(lines - 1, 0) if (partial / _CONTENT).is_dir() else 0
+
+
+def refuse_unfinished_run(out: Path, leftover: Leftover = "refuse") -> None:
+    """Raise where `building` would, for the sake of other runs to the same output directory; nothing is removed.
+
+    Raises:
+        OutputError: Another process is writing to it; the message names it.
+        ResumeError: A leftover has finished blocks, and ``leftover`` is ``"refuse"``.
+    """
+    with _leftovers(out) as free:
+        _choose(free, out, leftover)
+
+
+def _free_leftover(out: Path, leftover: Leftover) -> _Partial | None:
+    """Return the locked leftover to go on from; remove the others, and log it.
 
     An earlier export that a killed run was about to replace is put back.
     """
-    for leftover in sorted(out.parent.glob(f".{glob.escape(out.name)}.{'?' * 8}{_SUFFIX}")):
-        try:
-            lock = os.open(leftover / _LOCK, os.O_RDWR | os.O_NOFOLLOW)
-        except OSError:
-            continue  # not a temporary directory of an export, or no permission
-        try:
-            # The owner writes to its lock file as soon as it has the lock: an empty one is about to be locked.
-            status = os.fstat(lock)
-            if status.st_size and status.st_uid == os.geteuid() and not leftover.is_symlink():
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                _remove(leftover, out)
-                get_logger(__name__).info(f"Removed '{leftover}', left behind by a run to '{out}' that was killed.")
-        except OSError:
-            pass  # its owner still runs, or the file system has no locks
-        finally:
+    with _leftovers(out) as free:
+        chosen = _choose(free, out, leftover)
+        for partial in free:
+            if partial is not chosen:
+                _remove(partial.path, out)
+                get_logger(__name__).info(f"Removed '{partial.path}', left behind by a run to '{out}' that was killed.")
+        if chosen is None:
+            return None
+        _put_back(chosen.path, out)
+        _own(chosen.lock)
+        return attrs.evolve(chosen, lock=os.dup(chosen.lock))
+
+
+def _choose(free: Iterable[_Partial], out: Path, leftover: Leftover) -> _Partial | None:
+    """Return the leftover with the most finished blocks, or None where none has any, or they are to be discarded."""
+    most = max(free, key=lambda partial: finished_blocks(partial.path), default=None)
+    if most is None or not finished_blocks(most.path) or leftover == "restart":
+        return None
+    if leftover == "refuse":
+        raise ResumeError(f"an earlier run to '{out}' has not been completed: {_finished(most.path)}. {_BOTH_WAYS}")
+    return most
+
+
+@contextmanager
+def _leftovers(out: Path, own: Path | None = None) -> Iterator[list[_Partial]]:
+    """Yield the leftovers of earlier runs to ``out``, locked while the body runs; ``own`` is the temporary directory of this process.
+
+    Raises:
+        OutputError: One belongs to a process that runs.
+    """
+    free: list[_Partial] = []
+    try:
+        for path in sorted(out.parent.glob(f".{glob.escape(out.name)}.{'?' * 8}{_SUFFIX}")):
+            owner = None if path == own else _locked(path)
+            if isinstance(owner, _Partial):
+                free.append(owner)
+            elif owner is not None:
+                raise OutputError(
+                    f"{owner} is writing to '{out}' at this moment (in '{path}'): wait until it has ended, or choose another directory"
+                )
+        yield free
+    finally:
+        for partial in free:
+            os.close(partial.lock)
+
+
+def _finished(partial: Path) -> str:
+    count = finished_blocks(partial)
+    return f"{count} finished block{'s are' if count > 1 else ' is'} in '{partial}'"
+
+
+def _locked(path: Path) -> _Partial | str | None:
+    """Lock a temporary directory, and return it; or its owner, such as ``"process 7"``, where that runs. None for what is neither."""
+    try:
+        lock = os.open(path / _LOCK, os.O_RDWR | os.O_NOFOLLOW)
+    except OSError:
+        return None  # not a temporary directory of an export, or no permission
+    try:
+        # The owner writes to its lock file as soon as it has the lock: an empty one is about to be locked.
+        status = os.fstat(lock)
+        if not status.st_size or status.st_uid != os.geteuid() or path.is_symlink():
             os.close(lock)
+            return None
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        owner = os.pread(lock, 100, 0).decode(errors="replace").strip()
+        os.close(lock)
+        return owner
+    except OSError:  # the file system has no locks
+        os.close(lock)
+        return None
+    return _Partial(path, lock)
 
 
-def _locked(path: Path) -> int:
-    """Return the descriptor of a new lock file, open and locked."""
-    lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
+def _new(out: Path) -> _Partial:
+    """Return a new temporary directory with a lock."""
+    path = Path(tempfile.mkdtemp(prefix=f".{out.name}.", suffix=_SUFFIX, dir=out.parent))
+    lock = os.open(path / _LOCK, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
     with suppress(OSError):  # some network file systems have no locks: leftovers stay there
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        os.write(lock, f"process {os.getpid()}\n".encode())
-    return lock
+        _own(lock)
+    return _Partial(path, lock)
+
+
+def _own(lock: int) -> None:
+    """Write this process into a lock file."""
+    text = f"process {os.getpid()}\n".encode()
+    os.pwrite(lock, text, 0)
+    os.ftruncate(lock, len(text))
 
 
 def _remove(temporary: Path, out: Path) -> None:
@@ -114,11 +236,32 @@ def _remove(temporary: Path, out: Path) -> None:
 
     An earlier export in it is moved back to ``out`` where nothing has taken its place.
     """
-    earlier = temporary / REPLACED
-    if earlier.is_dir() and not out.exists():
-        earlier.rename(out)
-    for directory in (temporary / _CONTENT, earlier):
+    _put_back(temporary, out)
+    with suppress(OSError):
+        (temporary / JOURNAL).unlink()
+    for directory in (temporary / _CONTENT, temporary / REPLACED):
         shutil.rmtree(directory, ignore_errors=True)
         if directory.exists():
             return
     shutil.rmtree(temporary, ignore_errors=True)
+
+
+def _put_back(temporary: Path, out: Path) -> None:
+    earlier = temporary / REPLACED
+    if earlier.is_dir() and not out.exists():
+        earlier.rename(out)
+
+
+def _synchronize(directory: Path) -> None:
+    """Wait until a directory and all files in it are on the disk."""
+    for path in [*directory.rglob("*"), directory, directory.parent]:
+        if not path.is_symlink():
+            _synchronize_entry(path)
+
+
+def _synchronize_entry(path: Path) -> None:
+    file = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)

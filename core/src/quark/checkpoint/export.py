@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from quark.checkpoint.atomic_directory import building
+from quark.checkpoint.atomic_directory import Leftover, building
 from quark.checkpoint.content import content_of
 from quark.checkpoint.destination import refuse_used_directory
 from quark.checkpoint.exporter import Exporter, ExportOptions, Tokenizer
@@ -71,14 +71,17 @@ def export_options(name: str, chosen: Mapping[str, Any], tokenizer: Tokenizer | 
 
 
 @contextmanager
-def exporting(name: str, out: Path, *, overwrite: bool = False) -> Iterator[Path]:
-    """Yield an empty directory for the exporter of that name; it is renamed to ``out`` if the body succeeds, and removed if it raises.
+def exporting(name: str, out: Path, *, overwrite: bool = False, leftover: Leftover = "refuse") -> Iterator[Path]:
+    """Yield a directory for the exporter of that name, empty or a leftover; it is renamed to ``out`` if the body succeeds.
+
+    If the body raises, it is removed, unless it has finished blocks: see `quark.checkpoint.atomic_directory.building`.
 
     Raises:
         OutputError: ``out`` is in use, or cannot be written.
+        ResumeError: Finished blocks of an earlier run are in the way.
         PluginError: The exporter has written no file.
     """
-    with building(out, overwrite=overwrite) as directory:
+    with building(out, overwrite=overwrite, leftover=leftover) as directory:
         yield directory
         if not any(directory.iterdir()):
             raise origin("exporters", name).error(f"has written nothing to '{out}'")

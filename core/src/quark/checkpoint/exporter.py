@@ -5,7 +5,7 @@ Third parties implement `Exporter` and name the class as ``exporter`` of an `Exp
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -16,7 +16,16 @@ from torch import Tensor, nn
 from quark.checkpoint.content import CheckpointContent
 from quark.planning.decoder_blocks import Block
 
-__all__ = ["AnnouncesTensors", "BlockStream", "ExportOptions", "Exporter", "StreamingExporter", "Tokenizer"]
+__all__ = [
+    "AnnouncesTensors",
+    "BlockStream",
+    "ExportOptions",
+    "Exporter",
+    "ResumableExporter",
+    "ResumableStream",
+    "StreamingExporter",
+    "Tokenizer",
+]
 
 
 class Tokenizer(Protocol):
@@ -122,4 +131,55 @@ class AnnouncesTensors(Protocol):
             content: The content with the float model.
             skeleton: As of `StreamingExporter.stream`.
             options: As for `Exporter.export`.
+        """
+
+
+@runtime_checkable
+class ResumableStream(BlockStream, Protocol):
+    """A stream of a `ResumableExporter`: its finished blocks outlast the process, and can be read again.
+
+    Checksums are by name of whatever the exporter stores, such as tensors, and mean something to the exporter alone; a run keeps them.
+    """
+
+    def when_stored(self, then: Callable[[Mapping[str, str]], None]) -> None:
+        """Call ``then`` when everything that has been written is on the disk, with its checksums: at once, or later from another thread.
+
+        What an earlier call has got is left out. An error of ``then`` is raised here, or by the next method that is called.
+        """
+
+    def adopt(self, block: Block, checksums: Mapping[str, str]) -> Sequence[str]:
+        """Count a block as written, and return the names of what no longer has its checksum: where there are any, the block is not written.
+
+        Args:
+            block: A block that an earlier process has written to the same directory.
+            checksums: What `when_stored` gave for it.
+        """
+
+    def read(self, block: Block) -> None:
+        """Set the values of a block to those that were written: the inverse of `write`.
+
+        Args:
+            block: One that `adopt` has counted as written. Its quantized layers, and the quantizers of its attention, are in the model
+                as for `write`, but without scales, and with float weights. Everything that was written is replaced by new tensors.
+        """
+
+
+@runtime_checkable
+class ResumableExporter(StreamingExporter, Protocol):
+    """An exporter whose streams go on after their process was killed. `stream` returns a `ResumableStream` too."""
+
+    def reopen(
+        self, content: CheckpointContent, skeleton: nn.Module, out: Path, options: ExportOptions
+    ) -> AbstractContextManager[ResumableStream]:
+        """Return the context of a streamed export that was begun by `stream` in another process, with the same arguments.
+
+        Args:
+            content: As for `stream`.
+            skeleton: As for `stream`.
+            out: The directory with what that process had written when it ended; files may be damaged, or of a length that they had before.
+            options: As for `stream`.
+
+        Raises:
+            UnsupportedError: With these options, blocks cannot be read again.
+            OutputError: As by `stream`.
         """

@@ -1,16 +1,16 @@
 """Streamed writing of safetensors files: at most two parts are in memory, whatever the size of the model.
 
-Sizes are known beforehand from meta tensors, so all headers are written first, which fixes the offset of every tensor, and parts may be
-written in any order. Source: the safetensors format, version 0.4.
+The layout of the files is known beforehand (`quark.checkpoint.shard_layout`): headers are written first, and parts in any order, also by
+several runs or processes that open the same files one after another or at once.
 """
 
 from __future__ import annotations
 
 import errno
-import json
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
@@ -21,28 +21,15 @@ import attrs
 import torch
 from torch import Tensor
 
-from quark.errors import UnsupportedError
-from quark.hf.shards import INDEX, SINGLE
+from quark.checkpoint.shard_layout import ShardLayout
+from quark.errors import OutputError
+from quark.hf.shards import INDEX
 from quark.names import folded
 
-__all__ = ["NAMES", "Part", "ShardWriter", "file_sizes", "write_shards"]
+__all__ = ["Part", "ShardWriter", "create_shards", "write_shards"]
 
-NAMES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.float8_e4m3fn: "F8_E4M3",
-    torch.float8_e5m2: "F8_E5M2",
-    torch.float8_e8m0fnu: "F8_E8M0",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
-"""Torch dtype → its name in a safetensors header."""
+_CHUNK = 16 << 20
+"""Bytes that are read at once for a checksum."""
 
 
 @attrs.frozen(eq=False)
@@ -59,73 +46,72 @@ class Part:
 
 
 def write_shards(parts: Sequence[Part], directory: Path, max_shard_bytes: int) -> None:
-    """Write all parts in their order; raises as `ShardWriter`."""
-    with ShardWriter([part.meta for part in parts], directory, max_shard_bytes) as writer:
+    """Write all parts in their order; raises as `ShardLayout.of`, `create_shards` and `ShardWriter`."""
+    layout = ShardLayout.of([part.meta for part in parts], max_shard_bytes)
+    create_shards(layout, directory)
+    with ShardWriter(layout, directory) as writer:
         for part in parts:
             writer.write(part)
         writer.finish()
 
 
-def file_sizes(announced: Iterable[Mapping[str, Tensor]], max_shard_bytes: int) -> dict[str, int]:
-    """Return the names and sizes in bytes of the files that a `ShardWriter` with the same arguments writes; nothing is written.
+def create_shards(layout: ShardLayout, directory: Path) -> list[str]:
+    """Create the files of a layout with their headers, and return their names; files that have these headers already stay as they are.
+
+    Args:
+        layout: Says which files there are, and what their headers say.
+        directory: The output directory, which exists.
 
     Raises:
-        UnsupportedError: A dtype has no name in the format.
+        OSError: From the file system; with ``ENOSPC`` before any file is written if the tensors do not fit.
     """
-    shards = _shards(list(announced), max_shard_bytes)
-    names = _file_names(len(shards))
-    sizes = {name: len(_header(shard)) + sum(map(_size, shard)) for name, shard in zip(names, shards, strict=True)}
-    if len(shards) > 1:
-        file_of = {tensor: name for name, shard in zip(names, shards, strict=True) for part in shard for tensor in part}
-        sizes[INDEX] = len(_index(file_of, sum(_size(part) for shard in shards for part in shard)).encode())
-    return sizes
-
-
-@attrs.frozen(eq=False)
-class _Place:
-    """The file of a tensor, the offset of its first byte, and its meta tensor."""
-
-    file: int
-    offset: int
-    meta: Tensor
+    missing = {name: header for name, header in layout.headers.items() if _header_of(directory / name, len(header)) != header}
+    held = sum((directory / name).stat().st_blocks * 512 for name in layout.headers if name not in missing)
+    if layout.size - held > shutil.disk_usage(directory).free:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(directory))
+    for number, (name, header) in enumerate(layout.headers.items()):
+        if name not in missing:
+            continue
+        file = os.open(directory / name, os.O_WRONLY | os.O_CREAT, 0o644)
+        try:
+            _write_at(file, memoryview(header), 0)
+            end = len(header) + sum(place.size for place in layout.places.values() if place.file == number)
+            os.ftruncate(file, min(end, os.fstat(file).st_size))
+            os.fsync(file)
+        finally:
+            os.close(file)
+    return list(missing)
 
 
 class ShardWriter:
-    """``model.safetensors``, or several shards and their index where one file would be too large, filled part by part.
-
-    The announced tensors fix the layout of the files; the order of writing does not matter. The context manager closes the files.
+    """The files of a layout, which exist, filled part by part in any order. The context manager closes them.
 
     Args:
-        announced: Meta tensors by full name, for each part; the order is that of the files.
-        directory: The output directory, which exists.
-        max_shard_bytes: Largest size of the tensors in one file; a larger part has a file of its own.
+        layout: Of the files.
+        directory: Where they are.
+        checksums: Whether `when_stored` is going to ask for checksums.
 
     Raises:
-        UnsupportedError: A dtype has no name in the format.
-        OSError: From the file system; with ``ENOSPC`` before any file is written if the tensors do not fit.
+        OutputError: A file has another header: it is damaged, or of another checkpoint.
+        OSError: From the file system.
     """
 
-    def __init__(self, announced: Iterable[Mapping[str, Tensor]], directory: Path, max_shard_bytes: int) -> None:
+    def __init__(self, layout: ShardLayout, directory: Path, *, checksums: bool = False) -> None:
+        self._layout = layout
         self._directory = directory
-        shards = _shards(list(announced), max_shard_bytes)
-        headers = [_header(shard) for shard in shards]
-        names = _file_names(len(shards))
-        self._size = sum(_size(part) for shard in shards for part in shard)
-        self._names = names
-        self._places: dict[str, _Place] = {}
-        for i, (shard, header) in enumerate(zip(shards, headers, strict=True)):
-            offset = len(header)
-            for name, meta in ((n, t) for part in shard for n, t in part.items()):
-                self._places[name] = _Place(i, offset, meta)
-                offset += _bytes(meta)
-        self._unwritten = set(self._places)
-        _refuse_small_disk(self._size, directory)
+        self._unwritten = set(layout.places)
+        self._with_checksums = checksums
+        self._checksums: dict[str, str] = {}
         self._files: list[int] = []
         with ExitStack() as stack:
-            for name, header in zip(names, headers, strict=True):
-                self._files.append(os.open(directory / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644))
+            for name, header in layout.headers.items():
+                if _header_of(directory / name, len(header)) != header:
+                    raise OutputError(
+                        f"'{directory / name}' is not the file that this run writes to: its header is another one, since it is damaged, or "
+                        "of another checkpoint. Start the run again from the beginning"
+                    )
+                self._files.append(os.open(directory / name, os.O_RDWR))
                 stack.callback(os.close, self._files[-1])
-                _write_at(self._files[-1], memoryview(header), 0)
             # While one part is written, the next is computed: at most two are in memory.
             self._thread = stack.enter_context(ThreadPoolExecutor(max_workers=1))
             self._closing = stack.pop_all()
@@ -139,14 +125,41 @@ class ShardWriter:
 
     def __contains__(self, name: object) -> bool:
         """Return whether a tensor of that full name was announced."""
-        return name in self._places
+        return name in self._layout.places
 
     def write(self, part: Part) -> None:
         """Compute a part and start writing it to its places in the files; the writing may continue in the background."""
-        tensors = [(self._places[name], _checked(name, tensor, self._places[name].meta)) for name, tensor in _in_order(part)]
+        places = self._layout.places
+        tensors = [(name, _checked(name, tensor, places[name].meta)) for name, tensor in _in_order(part)]
         self._wait()
         self._unwritten.difference_update(part.meta)
         self._pending = self._thread.submit(self._write_all, tensors)
+
+    def when_stored(self, then: Callable[[Mapping[str, str]], None]) -> None:
+        """Call ``then`` when all parts that have been written are on the disk: in the background, with the checksums of their tensors.
+
+        Checksums of parts that an earlier call has got are left out. An error of ``then`` is raised by the next method that is called.
+        """
+        self._wait()
+        self._pending = self._thread.submit(self._store, then)
+
+    def adopt(self, checksums: Mapping[str, str]) -> list[str]:
+        """Count tensors as written whose bytes in the files have these checksums, and return the names of the others.
+
+        Args:
+            checksums: By full name of a tensor; from `when_stored`, of an earlier run for instance.
+        """
+        damaged = [name for name, checksum in checksums.items() if name not in self or self._checksum_of(name) != checksum]
+        self._unwritten.difference_update(checksums.keys() - set(damaged))
+        return damaged
+
+    def read(self, name: str) -> Tensor:
+        """Return a tensor as it is in the files, in memory of its own."""
+        place = self._layout.places[name]
+        data = bytearray(b"".join(self._bytes_of(name)))
+        if not data:
+            return torch.empty(place.meta.shape, dtype=place.meta.dtype)
+        return torch.frombuffer(data, dtype=torch.uint8).view(place.meta.dtype).reshape(place.meta.shape)
 
     def finish(self) -> None:
         """Wait until all parts are written, and write the index.
@@ -157,67 +170,54 @@ class ShardWriter:
         self._wait()
         if self._unwritten:
             raise RuntimeError(f"{len(self._unwritten)} announced tensor(s) were not written: {folded(sorted(self._unwritten))}")
-        if len(self._files) > 1:
-            file_of = {name: self._names[place.file] for name, place in self._places.items()}
-            (self._directory / INDEX).write_text(_index(file_of, self._size), encoding="utf-8")
+        index = self._layout.index()
+        if index is not None:
+            (self._directory / INDEX).write_text(index, encoding="utf-8")
 
     def _wait(self) -> None:
-        if self._pending is not None:
-            self._pending.result()
-        self._pending = None
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
 
-    def _write_all(self, tensors: Sequence[tuple[_Place, Tensor]]) -> None:
-        for place, tensor in tensors:
-            _write_at(self._files[place.file], memoryview(tensor.numpy().data), place.offset)
+    def _write_all(self, tensors: Sequence[tuple[str, Tensor]]) -> None:
+        for name, tensor in tensors:
+            place, data = self._layout.places[name], memoryview(tensor.numpy().data)
+            _write_at(self._files[place.file], data, place.offset)
+            if self._with_checksums:
+                self._checksums[name] = _checksum([data])
 
+    def _store(self, then: Callable[[Mapping[str, str]], None]) -> None:
+        checksums, self._checksums = self._checksums, {}
+        for number in {self._layout.places[name].file for name in checksums}:
+            os.fdatasync(self._files[number])
+        then(checksums)
 
-def _file_names(count: int) -> list[str]:
-    return [SINGLE] if count == 1 else [f"model-{i + 1:05d}-of-{count:05d}.safetensors" for i in range(count)]
+    def _checksum_of(self, name: str) -> str:
+        return _checksum(self._bytes_of(name))
 
-
-def _index(file_of: Mapping[str, str], size: int) -> str:
-    """Return the text of the index of several files; ``size`` is that of all tensors."""
-    return json.dumps({"metadata": {"total_size": size}, "weight_map": dict(sorted(file_of.items()))}, indent=2) + "\n"
-
-
-def _refuse_small_disk(size: int, directory: Path) -> None:
-    if size > shutil.disk_usage(directory).free:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(directory))
-
-
-def _bytes(tensor: Tensor) -> int:
-    return tensor.numel() * tensor.element_size()
-
-
-def _size(part: Mapping[str, Tensor]) -> int:
-    return sum(_bytes(t) for t in part.values())
+    def _bytes_of(self, name: str) -> Iterator[bytes]:
+        """Yield the bytes of a tensor in chunks; fewer where the file ends early."""
+        place = self._layout.places[name]
+        for start in range(0, place.size, _CHUNK):
+            yield os.pread(self._files[place.file], min(_CHUNK, place.size - start), place.offset + start)
 
 
-def _shards(parts: Sequence[Mapping[str, Tensor]], limit: int) -> list[list[Mapping[str, Tensor]]]:
-    shards: list[list[Mapping[str, Tensor]]] = [[]]
-    size = 0
-    for part in parts:
-        if shards[-1] and size + _size(part) > limit:
-            shards.append([])
-            size = 0
-        shards[-1].append(part)
-        size += _size(part)
-    return shards
+def _checksum(chunks: Iterable[bytes | memoryview]) -> str:
+    """Return the CRC-32 of some bytes and their number: damage is to be found, not forgery, at a fraction of the time of writing."""
+    value = size = 0
+    for chunk in chunks:
+        value = zlib.crc32(chunk, value)
+        size += len(chunk)
+    return f"crc32:{value:08x}:{size}"
 
 
-def _header(parts: Sequence[Mapping[str, Tensor]]) -> bytes:
-    """Return the bytes before the data in a file: the header and its length."""
-    header: dict[str, object] = {"__metadata__": {"format": "pt"}}
-    offset = 0
-    for name, tensor in ((n, t) for part in parts for n, t in part.items()):
-        if tensor.dtype not in NAMES:
-            raise UnsupportedError(f"'{name}' is of {tensor.dtype}, which safetensors cannot hold: quantize it, or convert the model first")
-        end = offset + _bytes(tensor)
-        header[name] = {"dtype": NAMES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [offset, end]}
-        offset = end
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text
+def _header_of(path: Path, length: int) -> bytes | None:
+    """Return the first bytes of a file; None where there is none."""
+    try:
+        with path.open("rb") as file:
+            return file.read(length)
+    except FileNotFoundError:
+        return None
 
 
 def _in_order(part: Part) -> Iterable[tuple[str, Tensor]]:

@@ -10,11 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from quark.cli.given_options import given_algorithm_options, given_options
+from quark.cli.sizes import size_in_bytes
 from quark.errors import CalibrationError, ConfigError
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
+    from quark.checkpoint import ExportOptions
     from quark.config.model import QConfig
 
 __all__ = [
@@ -23,9 +25,12 @@ __all__ = [
     "CalibrationText",
     "Exclude",
     "ExporterOptions",
+    "MaxShardSize",
     "Output",
     "PostRope",
     "Probe",
+    "Restart",
+    "Resume",
     "SchemeOptions",
     "SeparateKv",
     "ShareFused",
@@ -95,6 +100,16 @@ ShareFused = Annotated[
         "them to the largest, which loses precision.",
     ),
 ]
+MaxShardSize = Annotated[
+    str | None, typer.Option(help="Largest size of one file of the checkpoint, such as 5GB, which is the default, or 512MiB.")
+]
+Resume = Annotated[
+    bool,
+    typer.Option(
+        "--resume", help="Go on from the finished blocks of an earlier run to OUT that did not end; without any, start from the beginning."
+    ),
+]
+Restart = Annotated[bool, typer.Option("--restart", help="Discard the finished blocks of an earlier run to OUT that did not end.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -126,6 +141,9 @@ def quantize(
     share_fused_scales: ShareFused = False,
     strict: Strict = False,
     trust_remote_code: TrustRemoteCode = False,
+    max_shard_size: MaxShardSize = None,
+    resume: Resume = False,
+    restart: Restart = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what `quark plan` prints, and stop.")] = False,
     probe: Probe = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
@@ -135,7 +153,6 @@ def quantize(
     import attrs
 
     from quark.checkpoint.destination import refuse_used_directory
-    from quark.checkpoint.export import export_options
     from quark.cli.planned import print_planned
     from quark.hf.skeleton import meta_model
     from quark.hf.tokenizer import load_tokenizer
@@ -156,7 +173,7 @@ def quantize(
         print_planned(model, out, config_for, given=given, as_json=as_json)
         return
     refuse_used_directory(out)
-    export = export_options(exporter, given_options("--exporter-option", exporter_option))
+    export = _export_options(exporter, exporter_option, max_shard_size)
     config = config_for(meta_model(model, trust_remote_code=trust_remote_code))
     tokenizer = load_tokenizer(model, trust_remote_code=trust_remote_code)
 
@@ -165,7 +182,7 @@ def quantize(
 
     export = attrs.evolve(export, tokenizer=tokenizer)
     where: Any = {"device": device, "dtype": dtype, "exporter": exporter, "trust_remote_code": trust_remote_code}
-    plan = quantize_checkpoint(model, out, config, data, options=export, **where)
+    plan = quantize_checkpoint(model, out, config, data, options=export, resume=resume, restart=restart, **where)
     _print_result(out, scheme, len(plan.quantized), time.perf_counter() - started, as_json)
 
 
@@ -198,6 +215,16 @@ def make_config(
         shared_scale_groups=[list(g) for g in template.architecture.fused] if share_fused_scales and template.architecture else None,
         exclude_layers=[*template.exclude_layers_name, *exclude] if exclude else None,
     )
+
+
+def _export_options(exporter: str, exporter_option: list[str] | None, max_shard_size: str | None) -> ExportOptions:
+    """Return the options of the export."""
+    from quark.checkpoint.export import export_options
+
+    chosen = given_options("--exporter-option", exporter_option)
+    if max_shard_size is not None:
+        chosen["max_shard_bytes"] = size_in_bytes(max_shard_size, "--max-shard-size")
+    return export_options(exporter, chosen)
 
 
 def _calibration(tokenizer: Any, wanted_by: str, calib: Path | None, count: int, length: int) -> list[Tensor]:

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from quark.checkpoint.content import CheckpointContent
 from quark.checkpoint.exporter import AnnouncesTensors, Exporter, ExportOptions, StreamingExporter
-from quark.checkpoint.shard_writer import file_sizes
+from quark.checkpoint.shard_layout import ShardLayout
 from quark.planning.decoder_blocks import decoder_blocks, rows_by_block
 from quark.planning.family import text_config
 from quark.runs.memory import held_bytes
@@ -157,7 +157,7 @@ def output_of(model: nn.Module, run: Run, parts: Iterable[Mapping[str, Tensor]],
         if owner in quantized or owner.rpartition(".")[0] in quantized:
             inside += tensor.nbytes
     weights = sum(p.numel() for p in model.parameters())  # tied ones count once
-    return Output(file_sizes(parts, max_shard_bytes), 8 * inside, sum(quantized.values()), 8 * total, weights)
+    return Output(ShardLayout.of(parts, max_shard_bytes).file_sizes(), 8 * inside, sum(quantized.values()), 8 * total, weights)
 
 
 def _memory(model: nn.Module, run: Run, calibration: Calibration, work: Workload, written: int, *, is_streamed: bool) -> dict[str, int]:

@@ -3,30 +3,38 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import closing
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
+from typing import Self
+
+import attrs
 
 from quark.calibration.finite import refuse_non_finite
+from quark.checkpoint.atomic_directory import Leftover, finished_blocks, refuse_unfinished_run
 from quark.checkpoint.content import CheckpointContent
 from quark.checkpoint.destination import refuse_used_directory
 from quark.checkpoint.export import exporter_of, exporting
-from quark.checkpoint.exporter import Exporter, ExportOptions, StreamingExporter
+from quark.checkpoint.exporter import Exporter, ExportOptions, ResumableExporter, ResumableStream, StreamingExporter
 from quark.config.model import QConfig
+from quark.errors import ConfigError, UnsupportedError
 from quark.hf.dtype_and_device import torch_device, torch_dtype
 from quark.hf.quantized_source import float_tensors_of
-from quark.hf.shards import check_shards
+from quark.hf.shards import Shard, check_shards
 from quark.hf.skeleton import skeleton
 from quark.hf.stored_tensors import StoredTensors
 from quark.hf.weight_converters import WeightConverter
+from quark.planning.decoder_blocks import decoder_blocks
 from quark.planning.family import weight_converters_of
 from quark.planning.plan import QuantPlan
 from quark.plugins.attribution import attributed, origin
+from quark.runs.identity import RunIdentity
+from quark.runs.journal import Journal
 from quark.runs.run import Data, Run, plan_run
-from quark.runs.sink import CheckpointSink, InPlaceSink
+from quark.runs.sink import CheckpointSink, InPlaceSink, JournaledSink
 from quark.runs.skeleton import quantized_skeleton
 from quark.runs.source import CheckpointSource
 
-__all__ = ["quantize_checkpoint"]
+__all__ = ["Output", "opened_checkpoint", "quantize_checkpoint", "quantize_with_journal"]
 
 
 def quantize_checkpoint(
@@ -41,11 +49,16 @@ def quantize_checkpoint(
     options: ExportOptions | None = None,
     weight_converters: Sequence[WeightConverter] | None = None,
     trust_remote_code: bool = False,
+    resume: bool = False,
+    restart: bool = False,
 ) -> QuantPlan:
     """Quantize a checkpoint. The result is what loading, `ModelQuantizer.quantize_model` and an export give, byte for byte.
 
     Only what lies in no decoder block, and one block, are in memory. An exporter that cannot write block by block gets the whole model, and
     so does a transform that does not work by blocks (`quark.algorithms.Transform`).
+
+    A run that works block by block keeps a journal beside its output: when it is killed or fails, the blocks that are finished stay, and
+    the same call with ``resume=True`` goes on with the next one. The result is that of a run that was not interrupted, byte for byte.
 
     Args:
         source: Directory of a checkpoint in Hugging Face form: float, or quantized in a layout that an installed plugin dequantizes.
@@ -61,12 +74,16 @@ def quantize_checkpoint(
             that the model has as three; None takes those of the model's template. A converter whose sources the model has a place for is
             not applied (`quark.hf.converted_tensors`).
         trust_remote_code: Whether code that comes with the checkpoint may run.
+        resume: Whether to go on from the finished blocks of an earlier run to ``out``; without any, the run starts from the beginning.
+        restart: Whether to discard finished blocks of an earlier run to ``out``.
 
     Returns:
         What was done to each layer.
 
     Raises:
-        OutputError: ``out`` is in use, or cannot be written.
+        OutputError: ``out`` is in use, another process is writing to it, or it cannot be written.
+        ResumeError: (an OutputError) There are finished blocks of an earlier run, and neither ``resume`` nor ``restart`` is set; or that
+            run is another one: other settings, source, data or versions, each of which is named.
         CheckpointError: The checkpoint is damaged, incomplete, or of another model than its config.json says.
         ConfigError, UnknownNameError, UnsupportedError: Something that is asked for is not there, or does not fit.
         CalibrationError: Data are wanted, and there are none.
@@ -78,49 +95,133 @@ def quantize_checkpoint(
         >>> config = LLMTemplate.get("llama").get_config(scheme="int4_wo_128")
         >>> plan = quantize_checkpoint("Llama-3-8B", "Llama-3-8B-int4", config)  # doctest: +SKIP
     """
-    options = options or ExportOptions()
-    refuse_used_directory(Path(out), overwrite=options.overwrite)
-    writer = exporter_of(exporter, options)
-    tensors = _opened(Path(source), device, dtype, weight_converters, trust_remote_code=trust_remote_code)
-    run = plan_run(tensors.model, config).with_data(tensors.model, data, tensors.device)
+    output = Output.of(Path(out), exporter, options or ExportOptions(), resume=resume, restart=restart)
+    shards, tensors = opened_checkpoint(Path(source), device, dtype, weight_converters, trust_remote_code=trust_remote_code)
+    run = plan_run(tensors.model, config)
+    output.refuse_to_resume(run)
+    run = run.with_data(tensors.model, data, tensors.device)
     tensors.prepare(run.plan)
     with closing(tensors):
-        if isinstance(writer, StreamingExporter) and run.works_by_block:
-            return _streamed(run, tensors, Path(out), (exporter, writer), options)
-        return _whole(run, tensors, Path(out), (exporter, writer), options)
+        if not run.works_by_block or not isinstance(output.writer, StreamingExporter):
+            return _whole(run, tensors, output)
+        if not isinstance(output.writer, ResumableExporter):
+            return _streamed(run, tensors, output, output.writer)
+        converters = weight_converters_of(tensors.model) if weight_converters is None else weight_converters
+        identity = RunIdentity.of(tensors.model, run.plan, shards, run.data, exporter, output.options, converters, tensors.device)
+        return quantize_with_journal(run, tensors, output, output.writer, identity)
 
 
-def _opened(
-    source: Path, device: str, dtype: str, converters: Sequence[WeightConverter] | None, *, trust_remote_code: bool
-) -> CheckpointSource:
-    """Return the checkpoint with its model on the meta device; nothing has been read but headers."""
+@attrs.frozen(eq=False)
+class Output:
+    """Where a run writes to, and how.
+
+    Attributes:
+        path: The output directory.
+        exporter: Name of the exporter.
+        writer: The exporter.
+        options: Of the export.
+        leftover: What becomes of finished blocks of an earlier run.
+    """
+
+    path: Path
+    exporter: str
+    writer: Exporter
+    options: ExportOptions
+    leftover: Leftover = "refuse"
+
+    @classmethod
+    def of(cls, path: Path, exporter: str, options: ExportOptions, *, resume: bool = False, restart: bool = False) -> Self:
+        """Return the output, after checks that a run may write to it; arguments and errors as of `quantize_checkpoint`."""
+        if resume and restart:
+            raise ConfigError("resume goes on from the finished blocks of an earlier run, and restart discards them: set one of the two")
+        leftover: Leftover = "resume" if resume else "restart" if restart else "refuse"
+        refuse_used_directory(path, overwrite=options.overwrite)
+        refuse_unfinished_run(path, leftover)
+        return cls(path, exporter, exporter_of(exporter, options), options, leftover)
+
+    def opened(self) -> AbstractContextManager[Path]:
+        """Return the context of the directory to write to, which becomes the output."""
+        return exporting(self.exporter, self.path, overwrite=self.options.overwrite, leftover=self.leftover)
+
+    def refuse_to_resume(self, run: Run) -> None:
+        """Raise UnsupportedError if finished blocks of an earlier run are to be used, and the run has none on the disk before its end."""
+        if self.leftover != "resume" or (run.works_by_block and isinstance(self.writer, ResumableExporter)):
+            return
+        reason = f"the exporter '{self.exporter}' cannot go on with an export that another process has begun (it has no method 'reopen')"
+        if not run.works_by_block:
+            reason = "an algorithm of it changes the whole model, so that nothing is written before all of it is quantized"
+        raise UnsupportedError(f"this run cannot be resumed: {reason}. Leave out resume=True (--resume); it starts from the beginning")
+
+
+def opened_checkpoint(
+    source: Path,
+    device: str = "cpu",
+    dtype: str = "auto",
+    converters: Sequence[WeightConverter] | None = None,
+    *,
+    trust_remote_code: bool = False,
+) -> tuple[Sequence[Shard], CheckpointSource]:
+    """Return the files of a checkpoint, and its tensors with the model on the meta device; nothing has been read but headers.
+
+    Arguments and errors as of `quantize_checkpoint`.
+    """
     torch_dtype(dtype)
     shards = check_shards(source)
     target = torch_device(device)
     model = skeleton(source, dtype, target, trust_remote_code=trust_remote_code)
     converters = weight_converters_of(model) if converters is None else converters
-    return CheckpointSource(model, StoredTensors(model, shards, source, converters, float_tensors_of(source, shards)), target)
+    return shards, CheckpointSource(model, StoredTensors(model, shards, source, converters, float_tensors_of(source, shards)), target)
 
 
-def _streamed(run: Run, tensors: CheckpointSource, out: Path, exporter: tuple[str, StreamingExporter], options: ExportOptions) -> QuantPlan:
+def _streamed(run: Run, tensors: CheckpointSource, output: Output, writer: StreamingExporter) -> QuantPlan:
     """Write each block as soon as it is quantized."""
     model = tensors.model
     started = run.start(model, tensors)
     content = CheckpointContent(model, started.plan.config, started.plan)
-    name, writer = exporter
-    place = exporting(name, out, overwrite=options.overwrite)
-    with place as directory, writer.stream(content, quantized_skeleton(model, started.plan), directory, options) as stream:
+    skeleton = quantized_skeleton(model, started.plan)
+    with output.opened() as directory, writer.stream(content, skeleton, directory, output.options) as stream:
         return started.quantize(CheckpointSink(model, stream)).plan
 
 
-def _whole(run: Run, tensors: CheckpointSource, out: Path, exporter: tuple[str, Exporter], options: ExportOptions) -> QuantPlan:
+def quantize_with_journal(
+    run: Run, tensors: CheckpointSource, output: Output, writer: ResumableExporter, identity: RunIdentity
+) -> QuantPlan:
+    """Write each block as soon as it is quantized, and enter it in a journal; go on from the journal of an earlier run.
+
+    Args:
+        run: With its data.
+        tensors: The checkpoint, prepared for the plan of the run.
+        output: Where to write to; a directory with finished blocks is gone on with.
+        writer: The exporter of the output.
+        identity: Of the run.
+
+    Returns:
+        The plan of what was done.
+    """
+    model = tensors.model
+    with output.opened() as directory:
+        journal = Journal.read(directory.parent) if finished_blocks(directory.parent) else None
+        if journal is not None:
+            journal.refuse_other_run(identity)
+            run = run.in_memory_mode(journal.two_passes)
+            journal.remove_later_files(directory)
+        started = run.start(model, tensors)
+        content = CheckpointContent(model, started.plan.config, started.plan)
+        open_stream = writer.stream if journal is None else writer.reopen
+        with open_stream(content, quantized_skeleton(model, started.plan), directory, output.options) as stream:
+            if not isinstance(stream, ResumableStream):
+                raise origin("exporters", output.exporter).error("has a method 'reopen', and its method 'stream' gives no ResumableStream")
+            journal = journal or Journal.begin(directory, identity, two_passes=run.two_passes)
+            sink = JournaledSink(model, stream, journal, decoder_blocks(model, started.plan.architecture))
+            return started.quantize(sink).plan
+
+
+def _whole(run: Run, tensors: CheckpointSource, output: Output) -> QuantPlan:
     """Read the whole model, quantize it in memory, then write it."""
     model = tensors.model
     tensors.load_all()
     refuse_non_finite(model, run.plan.quantized)
     content = run.quantize(model, InPlaceSink(model))
-    name, writer = exporter
-    place = exporting(name, out, overwrite=options.overwrite)
-    with place as directory, attributed(f"writing '{out}'", origin("exporters", name)):
-        writer.export(content, directory, options)
+    with output.opened() as directory, attributed(f"writing '{output.path}'", origin("exporters", output.exporter)):
+        output.writer.export(content, directory, output.options)
     return content.plan

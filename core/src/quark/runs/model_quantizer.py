@@ -106,6 +106,8 @@ class ModelQuantizer:
         weight_converters: Sequence[Any] | None = None,
         device: str | torch.device | Sequence[str | torch.device] | None = None,
         presharded_weights: dict[str, int] | None = None,
+        resume: bool = False,
+        restart: bool = False,
     ) -> None:
         """Go from a checkpoint to a checkpoint, for what needs no data; `quark.runs.quantize_checkpoint` takes them.
 
@@ -119,6 +121,7 @@ class ModelQuantizer:
                 has fused experts: these become separate layers wherever they are quantized.
             device: Torch device; None is "cuda", or the CPU on a machine that has none. Of several the first is used.
             presharded_weights: Documented; not offered.
+            resume, restart: As of `quark.runs.quantize_checkpoint`.
 
         Raises:
             UnsupportedError: ``presharded_weights`` are given; or excluded layers of a quantized checkpoint are to stay as they are stored.
@@ -138,9 +141,8 @@ class ModelQuantizer:
             get_logger().info("Of several devices the first is used.")
         first: Any = wanted[0] if several else wanted  # type: ignore[index]
         default = "cuda" if torch.cuda.is_available() else "cpu"
-        quantize_checkpoint(
-            pretrained_model_path, save_path, self.config, device=str(first or default), weight_converters=weight_converters
-        )
+        choices: Any = {"weight_converters": weight_converters, "resume": resume, "restart": restart}
+        quantize_checkpoint(pretrained_model_path, save_path, self.config, device=str(first or default), **choices)
 
     @staticmethod
     def freeze(model: M, quantize: bool | None = None, runtime_options: object = None) -> M:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from typing import Any
 
 import attrs
 import torch
@@ -29,10 +30,19 @@ from quark.planning.family import text_config
 from quark.planning.plan import QuantPlan
 from quark.planning.plan_row import PlanRow
 from quark.runs.memory import FreedMemory
-from quark.runs.sink import BlockSink
+from quark.runs.sink import BlockResult, BlockSink
 from quark.runs.source import BlockSource, InMemorySource
 
-__all__ = ["BlockPipeline", "Progress", "finish_layers", "quantize_block", "quantize_blocks", "quantized_layers", "start_transforms"]
+__all__ = [
+    "BlockPipeline",
+    "Progress",
+    "finish_layers",
+    "pass_finished_block",
+    "quantize_block",
+    "quantize_blocks",
+    "quantized_layers",
+    "start_transforms",
+]
 
 Progress = Callable[[int, int, str], None]
 """Called after each block with: blocks done, blocks in all, the block's name."""
@@ -78,7 +88,8 @@ def quantize_blocks(
     scales = ActivationScales(layers, (), plan.config, plan.architecture)
     with ExitStack() as stack:
         steps: LockStep | None = None
-        if plan.calibrated or rounding.needs or any(t.needs for t in transforms):
+        is_calibrated = plan.calibrated or rounding.needs or any(t.needs for t in transforms)
+        if is_calibrated and (scales or any(sink.finished(b) is None for b in blocks)):
             stack.enter_context(without_cache(model))
             stack.enter_context(showing_all(model, plan.config.calibrate_all_experts))
             stack.enter_context(scales.watching(model))
@@ -88,10 +99,15 @@ def quantize_blocks(
             stack.enter_context(steps)
             steps.advance(-1)
         for i, (block, rows) in enumerate(zip(blocks, rows_of, strict=True)):
-            quantize_block(pipeline, block, rows, None if steps is None else steps.at(i))
+            block_run = None if steps is None else steps.at(i)
+            finished = sink.finished(block)
+            if finished is None:
+                quantize_block(pipeline, block, rows, block_run)
+            else:
+                pass_finished_block(pipeline, block, rows, block_run, finished)
             progress(i + 1, len(blocks), block.name)
     finish_layers(pipeline, layers, scales)
-    sink.end_block(None)
+    sink.end_block(None, BlockResult())
     return pipeline.report
 
 
@@ -123,6 +139,16 @@ class BlockPipeline:
     freed: FreedMemory
     report: CalibrationReport = attrs.field(factory=CalibrationReport)
 
+    def learned(self) -> dict[str, Any]:
+        """Return what goes from block to block, as JSON values."""
+        return {"input_groups": self.input_groups.learned(), "transforms": [t.learned() for t in self.transforms]}
+
+    def recall(self, learned: Mapping[str, Any]) -> None:
+        """Go on with what an interrupted run had learned."""
+        self.input_groups.recall(learned["input_groups"])
+        for transform, own in zip(self.transforms, learned["transforms"], strict=True):
+            transform.recall(own)
+
 
 def start_transforms(model: nn.Module, plan: QuantPlan, transforms: Sequence[Transform]) -> list[StartedTransform]:
     """Start transforms, and let each change what lies outside the decoder blocks, where all tensors are in memory.
@@ -144,7 +170,7 @@ def quantize_block(pipeline: BlockPipeline, block: Block, rows: Sequence[PlanRow
         rows: Its layers that are to be quantized.
         block_run: The calibration forwards, which wait at its entry; afterwards they wait at the next block. None where none are needed.
     """
-    model, plan, rounding, report = pipeline.model, pipeline.plan, pipeline.rounding, pipeline.report
+    model, plan, rounding, report = pipeline.model, pipeline.plan, pipeline.rounding, CalibrationReport()
     pipeline.source.load(block)
     size = sum(p.nbytes for p in block.module.parameters())
 
@@ -177,8 +203,47 @@ def quantize_block(pipeline: BlockPipeline, block: Block, rows: Sequence[PlanRow
     # Scales of activations, and weights that are rounded to nearest.
     finish_layers(pipeline, layers, scales, rounded)
 
-    # The sink takes the block: in place, or packed into a shard.
-    pipeline.sink.end_block(block)
+    # The sink takes the block: in place, or packed into a shard, with a journal entry.
+    pipeline.report.extend(report)
+    pipeline.sink.end_block(block, BlockResult(report.to_dict(), pipeline.learned()))
+    pipeline.source.release(block)
+    pipeline.freed.add(size)
+
+
+def pass_finished_block(
+    pipeline: BlockPipeline, block: Block, rows: Sequence[PlanRow], block_run: BlockRun | None, finished: BlockResult
+) -> None:
+    """Lead the forwards through a block that an interrupted run has finished; nothing is calibrated or rounded again.
+
+    Forwards of the quantized model pass the block as the sink has it. Forwards of the float model, and those of a run whose rounding needs
+    no statistics, pass the float block, for which transforms are applied again: their float weights are stored nowhere.
+
+    Args:
+        pipeline: As of `quantize_block`.
+        block: The block.
+        rows: As of `quantize_block`.
+        block_run: As of `quantize_block`; without forwards the block is not even loaded.
+        finished: What is known of the block.
+    """
+    pipeline.report.extend(CalibrationReport.from_dict(finished.report))
+    pipeline.recall(finished.learned)
+    if block_run is None:
+        return
+    model, plan, rounding = pipeline.model, pipeline.plan, pipeline.rounding
+    pipeline.source.load(block)
+    size = sum(p.nbytes for p in block.module.parameters())
+    floats = [f for f in block_run.forwards if f.is_float or not rounding.needs]
+    again = [t for t in pipeline.transforms if floats or not t.needs]
+    if again:
+        BlockTransforms(block_run, block, rows, again, plan.architecture, text_config(model)).apply()
+    block_run.release(floats)
+    if rounding.needs:
+        layers = quantized_layers(model, rows)
+        scales = ActivationScales(layers, [a for a in plan.attentions if block.owns(a.name)], plan.config, plan.architecture)
+        install(model, scales.inside)
+        pipeline.sink.accept(layers)
+        pipeline.sink.read(block)
+    block_run.enter()
     pipeline.source.release(block)
     pipeline.freed.add(size)
 

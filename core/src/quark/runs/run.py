@@ -102,6 +102,12 @@ class Run:
             (get_logger().warning if line in warned else get_logger().info)(line)
         return attrs.evolve(self, plan=plan, data=batches, two_passes=two_passes)
 
+    def in_memory_mode(self, two_passes: bool) -> Run:
+        """Return the run with that memory mode in place of the one that fits the memory that is free now."""
+        notes = tuple(note for note in self.plan.notes if note != TWO_PASSES)
+        plan = attrs.evolve(self.plan, notes=(*notes, TWO_PASSES) if two_passes else notes)
+        return attrs.evolve(self, plan=plan, two_passes=two_passes)
+
     @attributed("quantizing the model")
     def quantize(self, model: nn.Module, sink: BlockSink, source: BlockSource | None = None) -> CheckpointContent:
         """Quantize ``model``, and return it with the plan of what was done: `start`, then `StartedRun.quantize`."""

@@ -3,25 +3,48 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
+import attrs
 from torch import nn
 
 from quark.checkpoint.content import CheckpointContent
-from quark.checkpoint.exporter import BlockStream
+from quark.checkpoint.exporter import BlockStream, ResumableStream
+from quark.log import get_logger
 from quark.modules import QuantizedLayer
+from quark.names import folded
 from quark.planning.decoder_blocks import Block
+from quark.runs.journal import FinishedBlock, Journal
 
-__all__ = ["BlockSink", "CheckpointSink", "InPlaceSink"]
+__all__ = ["BlockResult", "BlockSink", "CheckpointSink", "InPlaceSink", "JournaledSink"]
+
+
+@attrs.frozen
+class BlockResult:
+    """What a run keeps of a block besides its tensors, as JSON values.
+
+    Attributes:
+        report: The block's part of the calibration report (`quark.calibration.report.CalibrationReport.to_dict`).
+        learned: What the run knows after this block and needs for the blocks behind it.
+    """
+
+    report: Mapping[str, Any] = attrs.field(factory=dict)
+    learned: Mapping[str, Any] = attrs.field(factory=dict)
 
 
 class BlockSink(Protocol):
     """Accepts the finished layers of one block after another."""
 
+    def finished(self, block: Block) -> BlockResult | None:
+        """Return the result of a block that an interrupted run has finished, and that is not to be quantized again; else None."""
+
     def accept(self, layers: Mapping[str, QuantizedLayer]) -> None:
         """Accept quantized layers, by full name."""
 
-    def end_block(self, block: Block | None) -> None:
+    def read(self, block: Block) -> None:
+        """Set the values of a block for which `finished` has a result; its layers have been accepted, with float weights."""
+
+    def end_block(self, block: Block | None, result: BlockResult) -> None:
         """End a block: all its layers have been accepted, and its other tensors are final. None ends the part outside the blocks."""
 
     def finish(self, content: CheckpointContent) -> None:
@@ -34,12 +57,19 @@ class InPlaceSink:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
 
+    def finished(self, block: Block) -> BlockResult | None:
+        """Return None: every run starts with the first block."""
+        return None
+
     def accept(self, layers: Mapping[str, QuantizedLayer]) -> None:
         """Replace the float layer of each name by the quantized layer."""
         for name, layer in layers.items():
             self._model.set_submodule(name, layer)
 
-    def end_block(self, block: Block | None) -> None:
+    def read(self, block: Block) -> None:
+        """Do nothing: no block is finished before the run."""
+
+    def end_block(self, block: Block | None, result: BlockResult) -> None:
         """Do nothing: the block is complete."""
 
     def finish(self, content: CheckpointContent) -> None:
@@ -58,10 +88,56 @@ class CheckpointSink(InPlaceSink):
         super().__init__(model)
         self._stream = stream
 
-    def end_block(self, block: Block | None) -> None:
+    def end_block(self, block: Block | None, result: BlockResult) -> None:
         """Write the block to the export."""
         self._stream.write(block)
 
     def finish(self, content: CheckpointContent) -> None:
         """Complete the export."""
         self._stream.finish(content)
+
+
+class JournaledSink(CheckpointSink):
+    """Writes each block to an export and, when its tensors are on the disk, to a journal; goes on from the blocks that the journal has.
+
+    A block whose tensors no longer have their checksums is quantized again, and so are all blocks behind it: a finished block is then
+    always one that was made behind the blocks that are now in the output.
+
+    Args:
+        model: The model that contains the layers.
+        stream: The export, which has been opened.
+        journal: That of the run.
+        blocks: All blocks of the run, in order.
+    """
+
+    def __init__(self, model: nn.Module, stream: ResumableStream, journal: Journal, blocks: list[Block]) -> None:
+        super().__init__(model, stream)
+        self._resumable = stream
+        self._journal = journal
+        self._finished: dict[str, BlockResult] = {}
+        for number, (entry, block) in enumerate(zip(journal.finished, blocks, strict=False)):
+            damaged = stream.adopt(block, entry.checksums) if entry.name == block.name else [block.name]
+            if damaged:
+                behind = len(journal.finished) - number - 1
+                get_logger(__name__).warning(
+                    f"What the interrupted run has written of '{block.name}' is damaged ({len(damaged)} of {len(entry.checksums)} tensors: "
+                    f"{folded(damaged)}): this block and the {behind} finished block(s) behind it are quantized again."
+                )
+                journal.cut(number)
+                break
+            self._finished[block.name] = BlockResult(entry.report, entry.learned)
+
+    def finished(self, block: Block) -> BlockResult | None:
+        """Return what the journal has of a block."""
+        return self._finished.get(block.name)
+
+    def read(self, block: Block) -> None:
+        """Read the block from the export."""
+        self._resumable.read(block)
+
+    def end_block(self, block: Block | None, result: BlockResult) -> None:
+        """Write the block to the export, and to the journal when it is on the disk."""
+        super().end_block(block, result)
+        if block is not None:
+            name = block.name
+            self._resumable.when_stored(lambda checksums: self._journal.add(FinishedBlock(name, checksums, result.report, result.learned)))

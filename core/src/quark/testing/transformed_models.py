@@ -61,10 +61,16 @@ class _LeaveFloat:
 class _Discard:
     """A sink that lets the model keep its float layers."""
 
+    def finished(self, block: Any) -> None:
+        """Return None: every block is transformed."""
+
     def accept(self, layers: Mapping[str, Any]) -> None:
         """Forget the quantized layers."""
 
-    def end_block(self, block: Any) -> None:
+    def read(self, block: Any) -> None:
+        """Do nothing."""
+
+    def end_block(self, block: Any, result: Any) -> None:
         """Do nothing."""
 
     def finish(self, content: Any) -> None:

@@ -21,7 +21,8 @@ from quark.runs import quantize_checkpoint
 from quark.testing import tiny
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
 from quark_algos.equalization.config import AWQConfig, SmoothQuantConfig
-from quark_algos.equalization.transforms import SAMPLE, EqualizationRun, TokenSample
+from quark_algos.equalization.transforms import SAMPLE, Awq, EqualizationRun, TokenSample
+from quark_algos.mappings.mapping import mappings_of
 from quark_algos.mappings.user_mappings import Condition
 
 from ..runs import layers
@@ -114,6 +115,15 @@ def test_the_objective_asked_for_is_the_one_that_is_searched_by() -> None:
     """MSE and RMSE have the same minimum; that of MAE is another one."""
     by = {loss: quantized("autosmoothquant", "int8", preset="reference", compute_scale_loss=loss) for loss in ("MSE", "RMSE", "MAE")}
     assert scales(by["MSE"]) == scales(by["RMSE"]) != scales(by["MAE"])
+
+
+def test_which_mappings_were_probed_and_refused_goes_through_json_to_another_process() -> None:
+    transform = Awq(AWQConfig())
+    before, after = EqualizationRun(transform, 4), EqualizationRun(transform, 4)
+    one, *others = mappings_of(LLMTemplate.get("llama").architecture)
+    before._probed, before._refused = {one, *others}, set(others[:1])
+    after.recall(json.loads(json.dumps(before.learned())))
+    assert (after._probed, after._refused) == (before._probed, before._refused)
 
 
 def test_where_inputs_are_rounded_too_more_of_their_range_goes_into_the_weights() -> None:

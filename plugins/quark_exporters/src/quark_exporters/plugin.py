@@ -22,7 +22,7 @@ def quark_register_exporters() -> Iterator[ExporterRecord]:
         reader="quark_exporters.quark_layout.reader:QuarkReader",
         dequantizer="quark_exporters.quark_layout.dequantizer:QuarkDequantizer",
         quant_methods=("quark",),
-        capabilities={"streaming"},
+        capabilities={"streaming", "resumable"},
     )
     yield ExporterRecord(
         name="gguf",

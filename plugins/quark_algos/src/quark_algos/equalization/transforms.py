@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from typing import Any, ClassVar, cast
 
+import attrs
 import torch
 from torch import Tensor, nn
 
@@ -226,6 +227,14 @@ class EqualizationRun:
         if not validation.is_improvement:
             _warn(block.name, validation)
         return metrics | {block.name: {**validation.metrics(), "applied": True}}
+
+    def learned(self) -> dict[str, Any]:
+        """As `quark.algorithms.LearnsFromBlocks.learned`: the mappings that have been probed, and those that were refused."""
+        return {"probed": [attrs.asdict(m) for m in self._probed], "refused": [attrs.asdict(m) for m in self._refused]}
+
+    def recall(self, learned: Mapping[str, Any]) -> None:
+        """As `quark.algorithms.LearnsFromBlocks.recall`."""
+        self._probed, self._refused = ({LayerMapping(**fields) for fields in learned[name]} for name in ("probed", "refused"))
 
     def _mappings(self, block: BlockContext) -> list[ResolvedMapping]:
         """Return the mappings that apply to a block and have a balance layer to quantize."""

@@ -6,7 +6,7 @@ therefore be divided by any positive scales if the input channels of the balance
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, Literal
 
 import attrs
@@ -30,6 +30,11 @@ MappingKind = Literal["norm", "inner_norm", "value", "mlp_value", "by_module"]
 """Kind of the smooth layer. ``by_module``: a user mapping that the architecture lacks; `resolve` finds out in the block."""
 
 
+def _as_tuple(names: Iterable[str]) -> tuple[str, ...]:
+    """Return the names as a tuple, from JSON too."""
+    return tuple(names)
+
+
 @attrs.frozen
 class LayerMapping:
     """A smooth layer and its balance layers, by names relative to a decoder block; ``*`` is the number of an expert, the same in all names.
@@ -51,7 +56,7 @@ class LayerMapping:
 
     kind: MappingKind
     smooth_layer: str
-    balance_layers: tuple[str, ...]
+    balance_layers: tuple[str, ...] = attrs.field(converter=_as_tuple)
     inspect: str | None = None
     rows: Rows = "all"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,13 +13,16 @@ from torch import Tensor, nn
 
 from quark.checkpoint.companions import save_companions
 from quark.checkpoint.content import CheckpointContent
-from quark.checkpoint.exporter import BlockStream, ExportOptions
-from quark.checkpoint.shard_writer import ShardWriter
+from quark.checkpoint.exporter import ExportOptions, ResumableStream
+from quark.checkpoint.shard_layout import ShardLayout
+from quark.checkpoint.shard_writer import ShardWriter, create_shards
 from quark.config.model import QConfig
+from quark.errors import UnsupportedError
 from quark.log import get_logger
 from quark.planning.decoder_blocks import Block
 from quark_exporters.quark_layout.layout import is_tied_apart, quantized_parts
 from quark_exporters.quark_layout.quantization_config import quantization_config
+from quark_exporters.quark_layout.written_block import read_block
 from quark_exporters.region import WHOLE, Region
 
 __all__ = ["SafetensorsExporter"]
@@ -30,20 +33,41 @@ class SafetensorsExporter:
 
     def export(self, content: CheckpointContent, out: Path, options: ExportOptions) -> None:
         """As `quark.checkpoint.Exporter.export`."""
-        with self.stream(content, content.model, out, options) as stream:
+        with _stream(content, self.announced(content, content.model, options), out, options, checksums=False) as stream:
             stream.write(Block("", content.model))
             stream.finish(content)
 
     @contextmanager
-    def stream(self, content: CheckpointContent, skeleton: nn.Module, out: Path, options: ExportOptions) -> Iterator[BlockStream]:
+    def stream(self, content: CheckpointContent, skeleton: nn.Module, out: Path, options: ExportOptions) -> Iterator[ResumableStream]:
         """As `quark.checkpoint.StreamingExporter.stream`."""
-        _warn_of_readers(content.config, options)
-        with ShardWriter(self.announced(content, skeleton, options), out, options.max_shard_bytes) as writer:
-            yield _Stream(content, options, out, writer)
+        with _stream(content, self.announced(content, skeleton, options), out, options, checksums=True) as stream:
+            yield stream
+
+    @contextmanager
+    def reopen(self, content: CheckpointContent, skeleton: nn.Module, out: Path, options: ExportOptions) -> Iterator[ResumableStream]:
+        """As `quark.checkpoint.ResumableExporter.reopen`."""
+        if options.kv_cache_group:
+            raise UnsupportedError(
+                "an export with the option kv_cache_group cannot be resumed: its scales of the cache are merged when they are written, and "
+                "calibration goes on with those before. Give kv_cache_group in the configuration instead, which merges them in calibration"
+            )
+        with self.stream(content, skeleton, out, options) as stream:
+            yield stream
 
     def announced(self, content: CheckpointContent, skeleton: nn.Module, options: ExportOptions) -> list[Mapping[str, Tensor]]:
         """As `quark.checkpoint.AnnouncesTensors.announced`."""
         return [part.meta for part in quantized_parts(skeleton, content.plan, options, WHOLE)]
+
+
+@contextmanager
+def _stream(
+    content: CheckpointContent, announced: Iterable[Mapping[str, Tensor]], out: Path, options: ExportOptions, *, checksums: bool
+) -> Iterator[_Stream]:
+    _warn_of_readers(content.config, options)
+    layout = ShardLayout.of(announced, options.max_shard_bytes)
+    create_shards(layout, out)
+    with ShardWriter(layout, out, checksums=checksums) as writer:
+        yield _Stream(content, options, out, writer)
 
 
 class _Stream:
@@ -67,6 +91,21 @@ class _Stream:
             # A tied parameter was announced once, under the first of its names.
             if all(name in self._writer for name in part.meta):
                 self._writer.write(part)
+
+    def when_stored(self, then: Callable[[Mapping[str, str]], None]) -> None:
+        """As `quark.checkpoint.ResumableStream.when_stored`."""
+        self._writer.when_stored(then)
+
+    def adopt(self, block: Block, checksums: Mapping[str, str]) -> Sequence[str]:
+        """As `quark.checkpoint.ResumableStream.adopt`."""
+        damaged = self._writer.adopt(checksums)
+        if not damaged:
+            self._written.append(block.name)
+        return damaged
+
+    def read(self, block: Block) -> None:
+        """As `quark.checkpoint.ResumableStream.read`."""
+        read_block(self._content.model, self._content.plan, self._options, Region(block.name), self._writer)
 
     def finish(self, content: CheckpointContent) -> None:
         """As `quark.checkpoint.BlockStream.finish`."""

@@ -19,15 +19,15 @@ from quark.quantizers import QParams
 from quark_exporters.quark_layout.tensor_names import checkpoint_name, probabilities_name, state_name
 from quark_exporters.region import WHOLE, Region
 
-__all__ = ["is_tied_apart", "quantized_parts"]
+__all__ = ["attention_quantizers", "is_tied_apart", "output_quantizers", "quantized_parts"]
 
 
 def quantized_parts(model: nn.Module, plan: QuantPlan, options: ExportOptions, region: Region = WHOLE) -> list[Part]:
     """Return a part for each quantized layer and for each other tensor of a region, in the model's order."""
     modules = region.modules(model)
     layers = {name: m for name, m in modules.items() if isinstance(m, QuantizedLayer)}
-    attention = _attention_quantizers(modules)
-    outputs = _output_quantizers(model, plan, layers)
+    attention = attention_quantizers(modules)
+    outputs = output_quantizers(model, plan, layers)
     merged = _merged_outputs(outputs, options)
     others = {f"{name}.{other}" for name, layer in layers.items() for other in layer.other_state()}
     plain = _plain_parts(region.state(model), [*layers, *attention], others)
@@ -44,12 +44,12 @@ def is_tied_apart(model: nn.Module) -> bool:
     return head is not None and head.weight is not embedding.weight
 
 
-def _attention_quantizers(modules: Mapping[str, nn.Module]) -> dict[str, QuantizerModule]:
+def attention_quantizers(modules: Mapping[str, nn.Module]) -> dict[str, QuantizerModule]:
     """Return quantizers of attention modules by full name: of probabilities, and of states, whose scales are stored with projections."""
     return {n: m for n, m in modules.items() if isinstance(m, QuantizerModule) and n.rpartition(".")[2] in (PROBABILITIES, *STATES)}
 
 
-def _output_quantizers(model: nn.Module, plan: QuantPlan, layers: dict[str, QuantizedLayer]) -> dict[str, QuantizerModule]:
+def output_quantizers(model: nn.Module, plan: QuantPlan, layers: dict[str, QuantizedLayer]) -> dict[str, QuantizerModule]:
     """Return the quantizer of each layer's output: the layer's own, or the one inside attention; not those of fused projections."""
     states = [(a.name, state, layer) for a in plan.attentions if not a.fused for state, (layer, _) in a.states.items() if layer in layers]
     inside = {layer: getattr(model.get_submodule(attention), state) for attention, state, layer in states}

@@ -12,13 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quark.checkpoint import ExportOptions, StreamingExporter
+from quark.checkpoint import ExportOptions, ResumableExporter, StreamingExporter
 from quark.checkpoint.content import content_of
 from quark.checkpoint.destination import COMPANIONS
 from quark.checkpoint.export import export_options, export_with, exporter_of
 from quark.errors import ConfigError, QuarkError, UnsupportedError
 from quark.plugins import exporters
 from quark.testing.check import NotApplicableError, check, require
+from quark.testing.resumed_runs import require_same_when_resumed
 from quark.testing.small_models import fitting_schemes, quantized, run_config
 from quark.testing.stored_files import failing_open, largest_file, stored_tensors, wrong_index
 from quark.testing.subject import Subject
@@ -203,11 +204,12 @@ def declares_its_files(subject: Subject) -> None:
 
 @check("layout")
 def declares_streaming(subject: Subject) -> None:
-    """It has the capability ``streaming`` if, and only if, its class has a method ``stream``."""
-    streams = isinstance(exporter_of(subject.lookup_name), StreamingExporter)
-    declares = "streaming" in subject.record.capabilities  # type: ignore[union-attr]
-    require(not declares or streams, "declares the capability 'streaming', and has no method stream")
-    require(declares or not streams, "has a method stream, and does not declare the capability 'streaming'")
+    """It has the capabilities ``streaming`` and ``resumable`` if, and only if, its class has the methods ``stream`` and ``reopen``."""
+    for capability, method, protocol in (("streaming", "stream", StreamingExporter), ("resumable", "reopen", ResumableExporter)):
+        has_method = isinstance(exporter_of(subject.lookup_name), protocol)
+        declares = capability in subject.record.capabilities  # type: ignore[union-attr]
+        require(not declares or has_method, f"declares the capability '{capability}', and has no method {method}")
+        require(declares or not has_method, f"has a method {method}, and does not declare the capability '{capability}'")
 
 
 @check("layout")
@@ -216,6 +218,14 @@ def writes_the_same_from_disk(subject: Subject) -> None:
     scheme = first_stored(subject)
     for options in (None, ExportOptions(max_shard_bytes=SHARD)):
         require_same_from_disk(run_config(scheme), subject.lookup_name, options)
+
+
+@check("layout", needs="resumable", level="optional")
+def resumes(subject: Subject) -> None:
+    """A run from disk that fails and is resumed writes the bytes of one that does not, and quantizes a damaged block again."""
+    scheme = first_stored(subject)
+    for options in (None, ExportOptions(max_shard_bytes=SHARD)):
+        require_same_when_resumed(run_config(scheme), subject.lookup_name, options)
 
 
 @check("layout")

@@ -1,0 +1,175 @@
+"""Identity of a run: everything that its result depends on, as JSON values, so that a resumed run can be told from another one."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, Self
+
+import attrs
+import torch
+from torch import Tensor, nn
+
+from quark.calibration.batches import Call
+from quark.checkpoint.exporter import ExportOptions
+from quark.checkpoint.provenance import provenance
+from quark.hf.shards import Shard
+from quark.hf.weight_converters import WeightConverter
+from quark.planning.plan import QuantPlan
+from quark.plugins.attribution import origin
+from quark.version import VERSION
+
+__all__ = ["RunIdentity", "differences"]
+
+_NOT_OF_THE_WEIGHTS = ("overwrite", "tokenizer", "own")
+"""Export options that change no tensor; an exporter's own are listed apart."""
+
+_PIECES, _PIECE = 64, 4096
+"""Pieces of a file of the source that are looked at, and their size in bytes: little beside the file, and spread over all blocks."""
+
+
+@attrs.frozen
+class RunIdentity:
+    """What the result of a run depends on, as JSON values by name.
+
+    Attributes:
+        settings: Configuration as it is resolved for the model, exporter and its options, converters, device, dtype.
+        versions: Of torch, transformers and the distributions whose formats, observers, algorithms and exporter the run uses.
+        source: Of each file of the checkpoint its size, and digests of its header and of a sample of its bytes, which differs where a model
+            has been trained further; a digest of its config.json.
+        data: A digest of the calibration data.
+    """
+
+    settings: Mapping[str, Any]
+    versions: Mapping[str, str]
+    source: Mapping[str, Any]
+    data: Mapping[str, Any]
+
+    @classmethod
+    def of(
+        cls,
+        model: nn.Module,
+        plan: QuantPlan,
+        shards: Sequence[Shard],
+        data: Sequence[Call],
+        exporter: str,
+        options: ExportOptions,
+        converters: Sequence[WeightConverter],
+        device: torch.device,
+    ) -> Self:
+        """Return the identity of a run.
+
+        Args:
+            model: The float model; meta tensors will do.
+            plan: Of the run: its configuration is resolved for the model.
+            shards: The files of the checkpoint.
+            data: Calibration calls.
+            exporter: Name of the exporter.
+            options: Of the export.
+            converters: What stored tensors become before they are the model's.
+            device: Where the run works.
+        """
+        common = {f.name: getattr(options, f.name) for f in attrs.fields(ExportOptions) if f.name not in _NOT_OF_THE_WEIGHTS}
+        settings = {
+            "configuration": plan.config.to_dict(),
+            "architecture": _digest([repr(plan.architecture).encode()]),
+            "exporter": exporter,
+            "exporter options": {**common, **options.own},
+            "weight converters": [[c.source_patterns, c.target_patterns, [repr(o) for o in c.operations]] for c in converters],
+            "device": device.type,
+            "dtype": str(next(p.dtype for p in model.parameters())),
+        }
+        # As it is when it has been written as JSON and read again; objects become their representation.
+        settings = json.loads(json.dumps(settings, default=repr))
+        return cls(settings, _versions(plan, exporter), _identity_of_source(shards), _identity_of_data(data))
+
+
+def _versions(plan: QuantPlan, exporter: str) -> dict[str, str]:
+    entries = [entry for kind in provenance(plan.config).values() for entry in kind.values()]
+    source = origin("exporters", exporter).source
+    used = {entry["distribution"]: entry["version"] for entry in entries} | {source.distribution: source.version}
+    return {"quark-core": VERSION, "torch": torch.__version__, "transformers": version("transformers"), **dict(sorted(used.items()))}
+
+
+def _identity_of_source(shards: Sequence[Shard]) -> dict[str, Any]:
+    files = {
+        s.path.name: {"bytes": s.path.stat().st_size, "header": _digest([_header(s.path)]), "sample": _digest(_sample(s.path))}
+        for s in shards
+    }
+    return {"config.json": _digest([(shards[0].path.parent / "config.json").read_bytes()]), **files}
+
+
+def _identity_of_data(calls: Sequence[Call]) -> dict[str, Any]:
+    return {"calls": len(calls), "digest": _digest(part for call in calls for part in _bytes_of([call.args, dict(call.kwargs)]))}
+
+
+def differences(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """Return a line for each value that differs, such as ``"settings.dtype was torch.float16 and is torch.float32"``.
+
+    >>> differences({"a": {"x": 1, "y": [1, 2]}}, {"a": {"x": 2, "y": [1, 2]}, "b": "new"})
+    ['a.x was 1 and is 2', "b was not there and is 'new'"]
+    """
+    one, other = dict(_leaves(before)), dict(_leaves(now))
+    names = [*one, *(name for name in other if name not in one)]
+    return [f"{name} was {_shown(one, name)} and is {_shown(other, name)}" for name in names if _shown(one, name) != _shown(other, name)]
+
+
+def _leaves(value: Any, path: str = "") -> Iterator[tuple[str, Any]]:
+    items: Iterable[tuple[Any, Any]] = ()
+    if isinstance(value, Mapping):
+        items = value.items()
+    elif isinstance(value, list):
+        items = enumerate(value)
+    elif path:
+        yield path, value
+    for key, inner in items:
+        yield from _leaves(inner, f"{path}.{key}" if path else str(key))
+
+
+def _shown(values: Mapping[str, Any], name: str) -> str:
+    return repr(values[name]) if name in values else "not there"
+
+
+def _bytes_of(value: Any) -> Iterator[bytes]:
+    """Yield bytes that differ where arguments of a model differ; of objects other than tensors and plain values, the class counts."""
+    if isinstance(value, Tensor):
+        dense = value.detach().cpu().contiguous()
+        yield f"{value.dtype}{list(value.shape)}".encode()
+        yield dense.reshape(-1).view(torch.uint8).numpy().tobytes()
+    elif isinstance(value, Mapping):
+        yield b"{"
+        for key, inner in value.items():
+            yield f"{key!r}:".encode()
+            yield from _bytes_of(inner)
+        yield b"}"
+    elif isinstance(value, list | tuple):
+        yield b"["
+        for inner in value:
+            yield from _bytes_of(inner)
+        yield b"]"
+    else:
+        yield (repr(value) if isinstance(value, str | int | float | None) else type(value).__name__).encode()
+
+
+def _digest(parts: Iterable[bytes]) -> str:
+    digest = hashlib.sha256()
+    for part in parts:
+        digest.update(len(part).to_bytes(8, "little") + part)
+    return digest.hexdigest()
+
+
+def _sample(path: Path) -> Iterator[bytes]:
+    """Yield pieces of a file, spread evenly."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        for number in range(_PIECES):
+            file.seek(number * size // _PIECES)
+            yield file.read(_PIECE)
+
+
+def _header(path: Path) -> bytes:
+    with path.open("rb") as file:
+        return file.read(int.from_bytes(file.read(8), "little"))

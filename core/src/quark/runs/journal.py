@@ -1,0 +1,176 @@
+"""Journal of a run from disk: what the run is, and what it knows of each finished block, so that a killed run can be resumed.
+
+The journal is a file of JSON lines beside the directory in which the export is built: first a header (`quark.runs.identity`), then an
+entry for each finished block. A line is written and synchronized when everything that it speaks of is on the disk. Each line has its own
+checksum: a kill in the middle of a line leaves one that is not complete, which does not count.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import zlib
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Self
+
+import attrs
+
+from quark.checkpoint.atomic_directory import JOURNAL
+from quark.errors import ResumeError
+from quark.runs.identity import RunIdentity, differences
+
+__all__ = ["FORMAT", "FinishedBlock", "Journal"]
+
+FORMAT = 1
+"""Version of the journal's form; one of another version is not read."""
+
+_SHOWN = 8
+"""Differences that a message lists."""
+
+
+@attrs.frozen
+class FinishedBlock:
+    """An entry of the journal; all values are JSON values.
+
+    Attributes:
+        name: Full name of the block.
+        checksums: Of its stored tensors, by name (`quark.checkpoint.ResumableStream.when_stored`).
+        report: The block's part of the calibration report.
+        learned: What the run has learned up to this block and needs for the blocks behind it.
+    """
+
+    name: str
+    checksums: Mapping[str, str]
+    report: Mapping[str, Any]
+    learned: Mapping[str, Any]
+
+
+class Journal:
+    """The journal of one run, open for more entries. Entries may be added from another thread, one at a time.
+
+    Args:
+        path: The file.
+        header: What the run is.
+        finished: The blocks that are finished.
+        end: Size of the part of the file that is valid; what follows is cut off.
+
+    Attributes:
+        header, finished: The arguments of these names; entries that are added are not among them.
+    """
+
+    def __init__(self, path: Path, header: Mapping[str, Any], finished: Sequence[FinishedBlock], end: int) -> None:
+        self.header = header
+        self.finished = tuple(finished)
+        self._path = path
+        self._end = end
+
+    @classmethod
+    def begin(cls, directory: Path, identity: RunIdentity, *, two_passes: bool) -> Self:
+        """Return the journal of a run that starts from the beginning.
+
+        Args:
+            directory: Where the export is built; its files have been created. The journal is beside it.
+            identity: Of the run.
+            two_passes: The run's memory mode, which depends on the memory that was free.
+        """
+        files = sorted(path.name for path in directory.iterdir())
+        header = {"format": FORMAT, "run": attrs.asdict(identity), "two_passes": two_passes, "files": files}
+        journal = cls(directory.parent / JOURNAL, header, (), 0)
+        journal._append(header)
+        _synchronize(directory)
+        _synchronize(directory.parent)
+        return journal
+
+    @classmethod
+    def read(cls, partial: Path) -> Self:
+        """Return the journal of an interrupted run, up to the first line that is not complete.
+
+        Raises:
+            ResumeError: Its header cannot be read, or is of another version.
+        """
+        path = partial / JOURNAL
+        lines, ends = _lines(path.read_bytes())
+        if not lines or lines[0].get("format") != FORMAT:
+            raise ResumeError(f"the journal '{path}' is damaged, or of another version: with restart=True (--restart) the run starts again")
+        return cls(path, lines[0], [FinishedBlock(**line) for line in lines[1:]], ends[-1])
+
+    @property
+    def two_passes(self) -> bool:
+        """The memory mode of the run."""
+        return bool(self.header["two_passes"])
+
+    def refuse_other_run(self, identity: RunIdentity) -> None:
+        """Check that the interrupted run is the one that is asked for, which has this identity.
+
+        Raises:
+            ResumeError: It is another; the message names what differs.
+        """
+        lines = differences(self.header["run"], attrs.asdict(identity))
+        if lines:
+            more = [f"and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
+            raise ResumeError(
+                f"the interrupted run in '{self._path.parent}' is not the one that is asked for now. It differs in: "
+                + "; ".join([*lines[:_SHOWN], *more])
+                + ". Ask for the same again to resume it, or start from the beginning with restart=True (--restart), which discards its "
+                f"{len(self.finished)} finished block(s)",
+                differences=lines,
+            )
+
+    def remove_later_files(self, directory: Path) -> None:
+        """Remove the files of an export that were not there when the run began: they are written at its end, and may be incomplete."""
+        for path in directory.iterdir():
+            if path.name not in self.header["files"]:
+                path.unlink()
+
+    def cut(self, count: int) -> None:
+        """Forget all but the first ``count`` finished blocks."""
+        self.finished = self.finished[:count]
+        _, ends = _lines(self._path.read_bytes())
+        self._end = ends[count]
+
+    def add(self, block: FinishedBlock) -> None:
+        """Add a finished block; it is on the disk when this returns."""
+        self._append(attrs.asdict(block, recurse=False))
+
+    def _append(self, line: Mapping[str, Any]) -> None:
+        text = json.dumps(line, separators=(",", ":"))
+        data = f'{{"crc32":{zlib.crc32(text.encode())},"line":{text}}}\n'.encode()
+        file = os.open(self._path, os.O_WRONLY | os.O_CREAT, 0o644)
+        try:
+            os.ftruncate(file, self._end)
+            done = 0
+            while done < len(data):
+                done += os.pwrite(file, data[done:], self._end + done)
+            os.fsync(file)
+        finally:
+            os.close(file)
+        self._end += len(data)
+
+
+def _lines(data: bytes) -> tuple[list[dict[str, Any]], list[int]]:
+    """Return the lines up to the first that is not complete, and where each ends."""
+    lines: list[dict[str, Any]] = []
+    ends: list[int] = []
+    end = 0
+    for raw in data.splitlines(keepends=True):
+        try:
+            parsed = json.loads(raw) if raw.endswith(b"\n") else {}
+            line = parsed["line"]
+            is_complete = zlib.crc32(json.dumps(line, separators=(",", ":")).encode()) == parsed["crc32"]
+        except (ValueError, LookupError, TypeError):
+            is_complete = False
+        if not is_complete:
+            break
+        end += len(raw)
+        lines.append(line)
+        ends.append(end)
+    return lines, ends
+
+
+def _synchronize(directory: Path) -> None:
+    file = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)

@@ -1,0 +1,92 @@
+"""A program that runs `quantize_checkpoint` in processes that are killed: `test_killed_runs` starts it and sends it jobs.
+
+It reads one job a line from its standard input, as JSON, runs it in a fork of itself, and answers with what became of that process: its
+exit code, or ``-9`` where it was killed. A fork begins with everything imported, and with no thread but its own.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import signal
+import sys
+import traceback
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers  # noqa: F401 - imported once, and not in every fork
+
+from quark.calibration.report import CalibrationReport
+from quark.checkpoint import ExportOptions
+from quark.runs import quantize_checkpoint
+from quark.torch import LLMTemplate
+
+plain_pwrite = os.pwrite
+
+
+def killed_after(allowed: int) -> Any:
+    """An ``os.pwrite`` that writes that many bytes in all, the last of them in the middle of a call, and kills the process."""
+    left = allowed
+
+    def pwrite(file: int, data: Any, offset: int) -> int:
+        nonlocal left
+        count = memoryview(data).nbytes
+        if count >= left:
+            plain_pwrite(file, memoryview(data).cast("B")[:left], offset)
+            os.kill(os.getpid(), signal.SIGKILL)
+        left -= count
+        return plain_pwrite(file, data, offset)
+
+    return pwrite
+
+
+def counting(path: Path) -> Any:
+    """An ``os.pwrite`` that keeps the number of bytes so far in a file."""
+    total = 0
+
+    def pwrite(file: int, data: Any, offset: int) -> int:
+        nonlocal total
+        total += memoryview(data).nbytes
+        path.write_text(str(total))
+        return plain_pwrite(file, data, offset)
+
+    return pwrite
+
+
+def work(job: dict[str, Any]) -> None:
+    """Run one job; ``kill_after`` is a number of bytes, ``count`` a file for their number in a run that is not killed."""
+    torch.set_num_threads(1)
+    logging.getLogger("quark").setLevel(logging.ERROR)
+    if job.get("kill_after") is not None:
+        os.pwrite = killed_after(job["kill_after"])
+    elif job.get("count"):
+        os.pwrite = counting(Path(job["count"]))
+    reports = []
+    CalibrationReport.log = lambda report: reports.append(report.to_dict())  # type: ignore[method-assign]
+    config = LLMTemplate.get("llama").get_config(**job["choices"])
+    data = [torch.tensor(tokens) for tokens in job["data"]]
+    options = ExportOptions(max_shard_bytes=job["max_shard_bytes"])
+    quantize_checkpoint(job["source"], job["out"], config, data, options=options, resume=job["resume"])
+    Path(job["report"]).write_text(json.dumps(reports[0]))
+
+
+def main() -> None:
+    """Answer jobs until there are no more."""
+    for line in sys.stdin:
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                work(json.loads(line))
+                code = 0
+            except Exception:
+                traceback.print_exc()
+            os._exit(code)
+        _, status = os.waitpid(child, 0)
+        print(os.waitstatus_to_exitcode(status), flush=True)
+
+
+if __name__ == "__main__":
+    main()
