@@ -28,6 +28,11 @@ class CalibrationReport:
         validated: Validation of transforms of the whole model, by name: errors before and after, and whether the transform was applied.
         applied: Positions, in the order of the run, of the transforms that have changed any block.
         unreached: Layers that calibrated rounding applies to and that no token reached; they are rounded to nearest.
+        weights: Figures of each layer with a rounded weight, and of its input (`quark.calibration.figures.LayerFigures`).
+        histograms: Of the worst layers; likewise.
+        blocks: Of each block: ``seconds`` by phase (`quark.calibration.phases.PHASES`), ``bytes`` of its tensors, ``flops`` of forwards and
+            statistics, and ``hidden``, the error of its hidden states where two streams ran (`quark.calibration.depth.depth_figures`).
+        seconds: Of the whole run by phase.
     """
 
     layers: dict[str, dict[str, Any]] = attrs.field(factory=dict)
@@ -36,6 +41,10 @@ class CalibrationReport:
     transformed: dict[str, dict[str, Any]] = attrs.field(factory=dict)
     validated: dict[str, dict[str, Any]] = attrs.field(factory=dict)
     applied: set[int] = attrs.field(factory=set)
+    weights: dict[str, dict[str, Any]] = attrs.field(factory=dict)
+    histograms: dict[str, dict[str, Any]] = attrs.field(factory=dict)
+    blocks: dict[str, dict[str, Any]] = attrs.field(factory=dict)
+    seconds: dict[str, float] = attrs.field(factory=dict)
 
     def add(self, metrics: Mapping[str, dict[str, Any]]) -> None:
         """Add the metrics of more layers."""
@@ -122,4 +131,8 @@ class CalibrationReport:
             "unreached": self.unreached,
             "transformed": self.transformed,
             "validated": self.validated,
+            "weights": self.weights,
+            "histograms": self.histograms,
+            "blocks": self.blocks,
+            "seconds": self.seconds,
         }
