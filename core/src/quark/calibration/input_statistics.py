@@ -13,7 +13,7 @@ from quark.calibration.held_out import FEWEST_TOKENS, TOKENS_PER_CHANNEL, held_o
 
 __all__ = ["Collector"]
 
-_TOKENS_SHOWN = 512
+_TOKENS_SHOWN = 128
 """Tokens of the sample for the report: those of the beginning of a text, where activations are largest."""
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shlex
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -85,6 +87,14 @@ ShareFused = Annotated[
         "them to the largest, which loses precision.",
     ),
 ]
+Report = Annotated[
+    str,
+    typer.Option(
+        help="What the report measures, standard or full: full also hashes the weights and compares hidden states on a few samples. The "
+        "report lies in OUT: quark_report.html, and the same as JSON."
+    ),
+]
+NoReport = Annotated[bool, typer.Option("--no-report", help="Write no report.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -116,6 +126,8 @@ def quantize(
     share_fused_scales: ShareFused = False,
     strict: Strict = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop.")] = False,
+    report: Report = "standard",
+    no_report: NoReport = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Quantize the checkpoint MODEL and write the result to OUT."""
@@ -126,9 +138,10 @@ def quantize(
     from quark.checkpoint.export import export_options
     from quark.hf.skeleton import meta_model
     from quark.hf.tokenizer import load_tokenizer
-    from quark.runs import ModelQuantizer, quantize_checkpoint
+    from quark.runs import ModelQuantizer, ReportOptions, quantize_checkpoint
 
     started = time.perf_counter()
+    reporting = None if no_report else ReportOptions(report, shlex.join(["quark", *sys.argv[1:]]), started)
     refuse_used_directory(out)
     export = export_options(exporter, given_options("--exporter-option", exporter_option))
     skeleton = meta_model(model)
@@ -146,7 +159,7 @@ def quantize(
         return _calibration(tokenizer, needed_by, calib, num_calib, seq_len)
 
     export = attrs.evolve(export, tokenizer=tokenizer)
-    plan = quantize_checkpoint(model, out, config, data, device=device, dtype=dtype, exporter=exporter, options=export)
+    plan = quantize_checkpoint(model, out, config, data, device=device, dtype=dtype, exporter=exporter, options=export, report=reporting)
     _print_result(out, scheme, len(plan.quantized), time.perf_counter() - started, as_json)
 
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from quark.calibration.finite import refuse_non_finite
@@ -20,11 +21,14 @@ from quark.planning.family import weight_converters_of
 from quark.planning.plan import QuantPlan
 from quark.plugins.attribution import attributed, origin
 from quark.runs.run import Data, Run, plan_run
+from quark.runs.run_report import ReportOptions, write_run_report
 from quark.runs.sink import CheckpointSink, InPlaceSink
 from quark.runs.skeleton import quantized_skeleton
 from quark.runs.source import CheckpointSource
 
 __all__ = ["quantize_checkpoint"]
+
+_Describe = Callable[[CheckpointContent, Path], None]
 
 
 def quantize_checkpoint(
@@ -38,6 +42,7 @@ def quantize_checkpoint(
     exporter: str = "safetensors",
     options: ExportOptions | None = None,
     weight_converters: Sequence[WeightConverter] | None = None,
+    report: ReportOptions | None = None,
 ) -> QuantPlan:
     """Quantize a checkpoint. The result is what loading, `ModelQuantizer.quantize_model` and an export give, byte for byte.
 
@@ -57,6 +62,7 @@ def quantize_checkpoint(
         weight_converters: What stored tensors become before they are the model's, such as one fused matrix of queries, keys and values
             that the model has as three; None takes those of the model's template. A converter whose sources the model has a place for is
             not applied (`quark.hf.converted_tensors`).
+        report: What the report measures that is written beside the weights; None writes none.
 
     Returns:
         What was done to each layer.
@@ -80,9 +86,15 @@ def quantize_checkpoint(
     tensors = _opened(Path(source), device, dtype, weight_converters)
     run = plan_run(tensors.model, config).with_data(tensors.model, data, tensors.device)
     tensors.prepare(run.plan)
+
+    def describe(content: CheckpointContent, directory: Path) -> None:
+        if report is not None:
+            opened = functools.partial(_opened, Path(source), device, dtype, weight_converters)
+            write_run_report(report, run, content, directory, opened, device)
+
     if isinstance(writer, StreamingExporter) and run.works_by_block:
-        return _streamed(run, tensors, Path(out), (exporter, writer), options)
-    return _whole(run, tensors, Path(out), (exporter, writer), options)
+        return _streamed(run, tensors, Path(out), (exporter, writer), options, describe)
+    return _whole(run, tensors, Path(out), (exporter, writer), options, describe)
 
 
 def _opened(source: Path, device: str, dtype: str, converters: Sequence[WeightConverter] | None) -> CheckpointSource:
@@ -95,24 +107,31 @@ def _opened(source: Path, device: str, dtype: str, converters: Sequence[WeightCo
     return CheckpointSource(model, StoredTensors(model, shards, source, converters), target)
 
 
-def _streamed(run: Run, tensors: CheckpointSource, out: Path, exporter: tuple[str, StreamingExporter], options: ExportOptions) -> QuantPlan:
-    """Write each block as soon as it is quantized."""
+def _streamed(
+    run: Run, tensors: CheckpointSource, out: Path, exporter: tuple[str, StreamingExporter], options: ExportOptions, describe: _Describe
+) -> QuantPlan:
+    """Write each block as soon as it is quantized; ``describe`` gets the complete checkpoint before it has its name."""
     model = tensors.model
     content = CheckpointContent(model, run.plan.config, run.plan)
     name, writer = exporter
-    place = exporting(name, out, overwrite=options.overwrite)
-    with place as directory, writer.stream(content, quantized_skeleton(model, run.plan), directory, options) as stream:
-        return run.quantize(model, CheckpointSink(model, stream), tensors).plan
+    with exporting(name, out, overwrite=options.overwrite) as directory:
+        with writer.stream(content, quantized_skeleton(model, run.plan), directory, options) as stream:
+            content = run.quantize(model, CheckpointSink(model, stream), tensors)
+        describe(content, directory)
+    return content.plan
 
 
-def _whole(run: Run, tensors: CheckpointSource, out: Path, exporter: tuple[str, Exporter], options: ExportOptions) -> QuantPlan:
-    """Read the whole model, quantize it in memory, then write it."""
+def _whole(
+    run: Run, tensors: CheckpointSource, out: Path, exporter: tuple[str, Exporter], options: ExportOptions, describe: _Describe
+) -> QuantPlan:
+    """Read the whole model, quantize it in memory, then write it; ``describe`` as of `_streamed`."""
     model = tensors.model
     tensors.load_all()
     refuse_non_finite(model, run.plan.quantized)
     content = run.quantize(model, InPlaceSink(model))
     name, writer = exporter
-    place = exporting(name, out, overwrite=options.overwrite)
-    with place as directory, attributed(f"writing '{out}'", origin("exporters", name)):
-        writer.export(content, directory, options)
+    with exporting(name, out, overwrite=options.overwrite) as directory:
+        with attributed(f"writing '{out}'", origin("exporters", name)):
+            writer.export(content, directory, options)
+        describe(content, directory)
     return content.plan
