@@ -77,8 +77,10 @@ def flags_of(report: Mapping[str, Any]) -> list[dict[str, Any]]:
 def _low_ratio(layers: Layers, report: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     what = {"snr_db": "weights", "output_snr_db": "outputs on held-out tokens"}
     advice = "Exclude these layers (--exclude), or give them more bits (--layer PATTERN=SCHEME, or a smaller group)."
+    # Calibrated rounding moves weights away from their values so that outputs come nearer to theirs: outputs are what counts.
+    unseen = [layer for layer in layers if layer.get("output_snr_db") is None]
     for key, name in what.items():
-        known = sorted((layer for layer in layers if layer.get(key) is not None), key=lambda layer: layer[key])
+        known = sorted((x for x in (unseen if key == "snr_db" else layers) if x.get(key) is not None), key=lambda layer: layer[key])
         worse = [layer for layer in known if layer[key] < LOW_SNR_RED]
         bad = [layer for layer in known if LOW_SNR_RED <= layer[key] < LOW_SNR_AMBER]
         for level, chosen, limit in ((RED, worse, LOW_SNR_RED), (AMBER, bad, LOW_SNR_AMBER)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -11,11 +11,13 @@ import attrs
 from quark.report.svg import Markup, figure, number, tag, text
 from quark.report.units import decibel_text
 
-__all__ = ["Cell", "expert_cells", "heat_map", "ratio_cells"]
+__all__ = ["LEAST_RANGE", "Cell", "expert_cells", "heat_map", "ratio_cells"]
 
 _STEPS = 9
 _STRONG = 5
 """The first step whose cells are so dark (light, on a dark page) that text in them has the other colour."""
+LEAST_RANGE = 12.0
+"""dB. Differences of a few dB are normal among layers, and should not look like alarms."""
 _CELL_HEIGHT = 26
 _MOST_WITH_TEXT = 40
 
@@ -49,7 +51,7 @@ def ratio_cells(layers: Sequence[Mapping[str, Any]], blocks: Sequence[str], key:
                 continue
             worst = min(found, key=lambda layer: layer[key])
             many = f", the lowest of {len(found)}" if len(found) > 1 else ""
-            rows[kind].append(Cell(worst[key], f"{worst[key]:.0f}", f"{worst['name']}: {decibel_text(worst[key])}{many}"))
+            rows[kind].append(Cell(worst[key], f"{worst[key]:.1f}", f"{worst['name']}: {decibel_text(worst[key])}{many}"))
     return rows
 
 
@@ -72,7 +74,9 @@ def expert_cells(tokens: Mapping[str, int]) -> dict[str, list[Cell | None]]:
     return rows
 
 
-def heat_map(name: str, title: str, description: str, rows: Cells, ends: tuple[str, str], axis: str) -> Markup:
+def heat_map(
+    name: str, title: str, description: str, rows: Cells, unit: Callable[[float], str], axis: str, least_range: float = LEAST_RANGE
+) -> Markup:
     """Return a heat map.
 
     Args:
@@ -80,14 +84,16 @@ def heat_map(name: str, title: str, description: str, rows: Cells, ends: tuple[s
         title: What it shows.
         description: For screen readers.
         rows: The cells; the lowest value has the strongest colour.
-        ends: What the lowest and the highest value are called in the legend.
+        unit: Returns what a value is called in the legend.
         axis: What the columns are.
+        least_range: Difference of the values at the two ends of the colours, at least: small differences get similar colours.
     """
     columns = max(len(cells) for cells in rows.values())
     left = 10 + 6.7 * max(len(row) for row in rows)
     width = max(4.0, min(30.0, 860 / columns))
     values = [cell.value for cells in rows.values() for cell in cells if cell is not None and cell.value is not None]
-    low, high = min(values), max(values)
+    high = sorted(values)[int(0.9 * (len(values) - 1))]  # a few layers without much error do not make all others look bad
+    low = min(*values, high - least_range)
     drawn: list[str] = []
     for i, (row, cells) in enumerate(rows.items()):
         y = i * (_CELL_HEIGHT + 2)
@@ -99,7 +105,7 @@ def heat_map(name: str, title: str, description: str, rows: Cells, ends: tuple[s
     drawn += [text(left + (j + 0.5) * width, below + 14, str(j), anchor="middle") for j in range(0, columns, every)]
     drawn.append(text(left, below + 32, axis))
     total = left + columns * width + 4
-    drawn += _legend(left, below + 46, ends)
+    drawn += _legend(left, below + 46, unit(low), unit(high))
     return figure(name, title, description, max(total, left + 330), below + 66, *drawn)
 
 
@@ -111,7 +117,7 @@ def _cell(cell: Cell | None, x: float, y: float, width: float, low: float, high:
         return [tag("rect", class_="hn", **box)]
     step = _step(cell.value, low, high)
     rectangle = tag("rect", tag("title", cell.title), class_=f"h{step}", **box)
-    if not with_text or len(cell.label) * 6.5 > width:
+    if not with_text or len(cell.label) * 6.3 > width:
         return [rectangle]
     class_ = "cell strong" if step >= _STRONG else "cell"
     return [rectangle, text(x + (width - gap) / 2, y + 17, cell.label, class_)]
@@ -119,14 +125,14 @@ def _cell(cell: Cell | None, x: float, y: float, width: float, low: float, high:
 
 def _step(value: float, low: float, high: float) -> int:
     """Return the colour of a value: the highest value has colour 0."""
-    return min(_STEPS - 1, int(_STEPS * (high - value) / (high - low))) if high > low else 1
+    return max(0, min(_STEPS - 1, int(_STEPS * (high - value) / (high - low)))) if high > low else 1
 
 
-def _legend(x: float, y: float, ends: tuple[str, str]) -> list[str]:
+def _legend(x: float, y: float, lowest: str, highest: str) -> list[str]:
     """Return the scale of colours with what its ends are called."""
-    start = x + 6.4 * len(ends[1]) + 8
+    start = x + 6.4 * len(highest) + 8
     boxes = [tag("rect", x=number(start + 18 * i), y=number(y), width=18, height=12, class_=f"h{i}") for i in range(_STEPS)]
-    return [text(x, y + 10, ends[1]), *boxes, text(start + 18 * _STEPS + 8, y + 10, ends[0])]
+    return [text(x, y + 10, highest), *boxes, text(start + 18 * _STEPS + 8, y + 10, lowest)]
 
 
 def _short(count: int) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from quark.report.sections import big_numbers, sections
 from quark.report.svg import Markup, joined, tag
+from quark.report.units import amount
 
 __all__ = ["page"]
 
@@ -25,6 +26,10 @@ def page(report: Mapping[str, Any]) -> str:
     title = f"{model['name']}: quantization report"
     algorithms = [str(a.get("name", "")) for a in settings["algorithms"]]
     made = ", ".join(filter(None, [settings["scheme"], *algorithms])) or "own configuration"
+    subtitle = (
+        f"{model['class']}: {amount(model['parameters'])} parameters, {len(model['blocks'])} blocks. "
+        f"Written by quark {report['versions']['quark']} on {report['created'][:10]} at {report['created'][11:16]} UTC."
+    )
     parts = sections(report)
     links = [tag("li", tag("a", name, href=f"#{key}")) for key, name, _ in parts]
     head = tag(
@@ -42,7 +47,7 @@ def page(report: Mapping[str, Any]) -> str:
         tag("h1", f"{model['name']} in {made}"),
         tag(
             "p",
-            f"{model['class']}, {len(model['blocks'])} blocks. Written by quark {report['versions']['quark']}, {report['created']}.",
+            subtitle,
             class_="subtitle",
         ),
         big_numbers(report),

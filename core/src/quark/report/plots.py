@@ -111,7 +111,7 @@ def gains(rows: Sequence[tuple[str, float, float, int]]) -> Markup:
 
 def histogram_plot(name: str, title: str, histogram: Mapping[str, Any]) -> Markup:
     """Return counts of float values as an area and of rounded values as bars, with a logarithmic axis."""
-    width, height, left = 340.0, 168.0, 34.0
+    width, height, left = 470.0, 190.0, 36.0
     floats, rounded = histogram["float"], histogram["rounded"]
     top = max(1.0, math.log10(max([*floats, *(rounded or [0])], default=1) + 1))
     step = (width - left - 6) / len(floats)

@@ -43,9 +43,7 @@ def big_numbers(report: Report) -> Markup:
     sizes, seconds = report["sizes"], report["time"]["seconds"]
     ratios = [layer["snr_db"] for layer in report["layers"] if layer["snr_db"] is not None]
     red, amber = (sum(flag["level"] == level for flag in report["flags"]) for level in (RED, AMBER))
-    numbers = [
-        ("Parameters", amount(report["model"]["parameters"]).split(" ")[0], " ".join(amount(report["model"]["parameters"]).split(" ")[1:]))
-    ]
+    numbers: list[tuple[str, str, str]] = []
     if sizes["stored_bytes"] is not None:
         smaller = f"from {size_text(sizes['float_bytes'])}, {sizes['float_bytes'] / max(sizes['stored_bytes'], 1):.1f} times smaller"
         numbers.append(("Size", size_text(sizes["stored_bytes"]), smaller))
@@ -137,7 +135,7 @@ def _layers(report: Report) -> list[Markup]:
         if cells:
             title = f"Signal-to-noise ratio of the {what}, in dB"
             said = "Rows are kinds of layers, columns are blocks; a darker cell has a larger error."
-            content += [tag("h3", title), heat_map(f"plot-{name}", title, said, cells, ("most error", "least error"), "block")]
+            content += [tag("h3", title), heat_map(f"plot-{name}", title, said, cells, decibel_text, "block")]
     if not layers:
         return []
     if not content:
@@ -283,9 +281,14 @@ def _experts(report: Report) -> list[Markup]:
         return []
     title = "Calibration tokens of each expert"
     lead = f"From {min(tokens.values()):,} to {max(tokens.values()):,} tokens. An expert that few tokens reach is rounded for those few."
-    plot = heat_map("plot-experts", title, "Rows are mixtures, columns are experts.", cells, ("fewest tokens", "most tokens"), "expert")
+    plot = heat_map("plot-experts", title, "Rows are mixtures, columns are experts.", cells, _tokens, "expert", least_range=2)
     rows = [[name, f"{count:,}"] for name, count in sorted(tokens.items(), key=lambda item: item[1])]
     return [*_head("experts", "Experts", lead), plot, folded_table("Table of experts", "Fewest tokens first.", ["Layer", "Tokens"], rows)]
+
+
+def _tokens(log2: float) -> str:
+    """Return the tokens of a colour of `expert_cells`."""
+    return f"{max(2**log2 - 1, 0):,.0f} tokens"
 
 
 def _sizes(report: Report) -> list[Markup]:

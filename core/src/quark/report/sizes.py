@@ -17,7 +17,7 @@ from quark.planning.plan_row import PlanRow
 
 __all__ = ["OTHER", "SMALL", "block_of", "files_of", "kind_of", "sizes_of", "stored_bytes"]
 
-OTHER = "(not quantizable: embeddings, norms, …)"
+OTHER = "(other tensors)"
 """The kind of tensors that are of no layer of the plan."""
 SMALL = 32 << 20
 """Bytes up to which a file is always hashed: that takes some hundredths of a second."""

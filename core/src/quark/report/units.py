@@ -21,15 +21,15 @@ def size_text(size: float) -> str:
 def seconds_text(seconds: float) -> str:
     """Return a duration.
 
-    >>> seconds_text(0.0123), seconds_text(75), seconds_text(7300)
-    ('12 ms', '1 min 15 s', '2 h 2 min')
+    >>> seconds_text(0.0123), seconds_text(75), seconds_text(425.3), seconds_text(7300)
+    ('12 ms', '75.0 s', '425 s', '2 h 2 min')
     """
     if seconds < 1:
         return f"{1000 * seconds:.0f} ms" if seconds >= 0.0095 else f"{1000 * seconds:.1f} ms"
-    if seconds < 60:
-        return f"{seconds:.1f} s"
-    minutes = round(seconds / 60) if seconds >= 3600 else int(seconds // 60)
-    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 60 else f"{minutes} min {seconds - 60 * minutes:.0f} s"
+    if seconds < 600:
+        return f"{seconds:.1f} s" if seconds < 100 else f"{seconds:.0f} s"
+    minutes = round(seconds / 60)
+    return f"{minutes // 60} h {minutes % 60} min" if minutes >= 120 else f"{minutes} min"
 
 
 def decibel_text(ratio: float | None) -> str:

@@ -82,7 +82,7 @@ class _Side:
             if index == 0:
                 self.entered[forward.number] = tokens_of(args[0] if args else kwargs["hidden_states"], forward.call)
 
-        handle = self.blocks[index].module.register_forward_hook(keep, with_kwargs=True)
+        handle = self.blocks[index].module.register_forward_hook(keep, with_kwargs=True, prepend=True)  # before the forward waits there
         try:
             self.steps.advance(index)
         finally:
