@@ -200,7 +200,8 @@ def time_by_block(rows: Sequence[Mapping[str, Any]]) -> Markup:
         spent = ", ".join(f"{phase} {seconds_text(s)}" for phase, s in row["seconds"].items() if s > 0)
         drawn.append(tag("g", tag("title", f"{row['block']}: {seconds_text(total)} ({spent})"), joined(bars)))
     every = max(1, math.ceil(len(rows) / 32))
-    drawn += [text(_LEFT + (i + 0.5) * step, floor + 16, str(i), anchor="middle") for i in range(0, len(rows), every)]
+    marks = [str(i) if i < len(rows) - 1 else "…" for i in range(0, len(rows), every)]
+    drawn += [text(_LEFT + (i * every + 0.5) * step, floor + 16, mark, anchor="middle") for i, mark in enumerate(marks)]
     drawn += [text(4, 10, "s"), text(_LEFT, _HEIGHT + 4, "block; the last bar is what lies outside the blocks")]
     return figure(
         "plot-time", "Time of each block by phase", "Stacked bars, in the order of the legend.", _WIDTH, _HEIGHT + 8, *drawn, least=620

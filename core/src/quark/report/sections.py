@@ -325,9 +325,10 @@ def _time(report: Report) -> list[Markup]:
     rows = [row for row in time["blocks"] if row["seconds"]]
     if not rows:
         return []
-    used = [phase for phase in PHASES if any(row["seconds"].get(phase) for row in rows)]
+    spent = {phase: sum(row["seconds"].get(phase, 0.0) for row in rows) for phase in PHASES}
+    used = [phase for phase, seconds in spent.items() if seconds > 1e-4 * sum(spent.values())]
     legend = tag("ul", *(_key(f"p-{phase}", phase) for phase in used), class_="legend")
-    cells = [[p["phase"], seconds_text(p["seconds"]), _moved(p), share(p["share_of_limit"])] for p in time["phases"]]
+    cells = [[p["phase"], seconds_text(p["seconds"]), _moved(p), share(p["share_of_limit"])] for p in time["phases"] if p["phase"] in used]
     probe = report["machine"]["probe"]
     speeds = f" Its limits: {probe['copy_bytes_per_second'] / 1e9:.1f} GB/s copied, {probe['flops'] / 1e9:.0f} GFLOP/s." if probe else ""
     caption = f"Share of the limit: the least time for these bytes and operations on this machine ÷ the time spent.{speeds}"

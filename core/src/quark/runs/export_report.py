@@ -55,7 +55,8 @@ def export_report(directory: Path, float_model: Path | None = None, samples: Ite
         _measure(source, quantized, report)
     contents = _fresh(directory, quantized, report)
     if samples is not None:
-        hidden = hidden_errors(_opened(float_model, quantized), source.model, quantized, calls(samples, model=source.model))
+        again = _opened(float_model, quantized)
+        hidden = hidden_errors(again, again.model, quantized, calls(samples, model=again.model))
         rows = [{"block": name, **row} for name, row in hidden.items()]
         contents["depth"] = {"measured": "afterwards", "blocks": rows} | ({} if rows else {"reason": NOT_COMPARABLE})
     return with_flags(contents if earlier is None else _merged(earlier, contents))
