@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
-from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -15,32 +12,21 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from quark.report import read_report
+from quark.report.schema import report_schema
 from quark.testing.tiny import calibration_batches, tiny_model, tiny_model_dir
 from quark.torch import import_model_from_safetensors
 
-from .json_schema import violations
 from .reports import contents, exported
 
 RUNS = [("int4_wo_64",), ("mxfp4",), ("int4_wo_64", "gptq"), ("int4_wo_64", "awq", "gptaq")]
-SCHEMA = json.loads((files("quark.report") / "schema.json").read_text(encoding="utf-8"))
 
 
 def ratio(signal: Tensor, noise: Tensor) -> float:
     return 10 * math.log10(float(signal.double().square().sum() / noise.double().square().sum()))
 
 
-@pytest.mark.parametrize("run", RUNS, ids="-".join)
-def test_a_report_follows_its_schema(run: tuple[str, ...]) -> None:
-    assert list(violations(contents(*run), SCHEMA)) == []
-
-
-@pytest.mark.parametrize("change", [{"layers": [{}]}, {"format_version": 2}, {"flags": [{"level": "blue"}]}, {"files": None}])
-def test_the_schema_refuses_what_is_no_report(change: dict[str, Any]) -> None:
-    assert list(violations(contents(*RUNS[0]) | change, SCHEMA))
-
-
 def test_every_field_of_the_schema_is_described_where_its_name_does_not_say_it() -> None:
-    layer = SCHEMA["$defs"]["layer"]["properties"]
+    layer = report_schema()["$defs"]["layer"]["properties"]
     assert set(contents("int4_wo_64", "gptq")["layers"][0]) - set(layer) <= {"shrinkage", "output_mse", "correction_share"}
 
 
@@ -151,9 +137,10 @@ def test_histograms_are_of_the_worst_layers_and_count_what_was_sampled() -> None
     report = contents("int4_wo_64", "gptq")
     ratios = sorted(layer["snr_db"] for layer in report["layers"])[:8]
     names = {layer["name"]: layer["snr_db"] for layer in report["layers"]}
+    weights = {layer["name"]: layer["weights"] for layer in report["layers"]}
     assert [names[entry["layer"]] for entry in report["histograms"]] == ratios
     for entry in report["histograms"]:
-        assert sum(entry["weight"]["float"]) == sum(entry["weight"]["rounded"]) == 1 << 16
+        assert sum(entry["weight"]["float"]) == sum(entry["weight"]["rounded"]) == min(weights[entry["layer"]], 1 << 16)
         assert entry["input"] is not None
 
 

@@ -25,11 +25,11 @@ DEPTH_CALLS = 4
 class DepthError:
     """Compares the hidden states of float and quantized forwards of the same calls, block by block.
 
-    Those of the first `DEPTH_CALLS` calls are held from the time that a float forward leaves a block until the quantized one does.
+    Those of the first `DEPTH_CALLS` calls are held from the time that one of the two leaves a block until the other does.
     """
 
     def __init__(self) -> None:
-        self._floats: dict[int, Tensor] = {}
+        self._left: dict[tuple[str, int, bool], Tensor] = {}
         self._errors: dict[str, list[OutputError]] = {}
 
     @contextmanager
@@ -50,10 +50,12 @@ class DepthError:
             if forward is None or forward.number >= DEPTH_CALLS:
                 return
             hidden = tokens_of(tensor_of(output), forward.call)
-            if forward.is_float:
-                self._floats[forward.number] = hidden
-            elif forward.number in self._floats:
-                self._errors.setdefault(name, []).append(OutputError.of(hidden, self._floats.pop(forward.number)))
+            other = self._left.pop((name, forward.number, not forward.is_float), None)
+            if other is None:
+                self._left[name, forward.number, forward.is_float] = hidden
+            else:
+                pair = (other, hidden) if forward.is_float else (hidden, other)
+                self._errors.setdefault(name, []).append(OutputError.of(*pair))
 
         return compare
 

@@ -80,8 +80,9 @@ def contents_of(content: CheckpointContent, report: CalibrationReport, directory
     blocks = [b.name for b in decoder_blocks(model, plan.architecture) if b.name]
     weights = {id(p): p for p in model.parameters() if p.is_floating_point()}.values()
     element = next((p.element_size() for p in weights), 2)
-    float_bytes = _float_bytes(model, plan.rows, element)
-    sizes = sizes_of(plan.rows, blocks, float_bytes, element, directory)
+    rows = _with_ties(model, plan.rows)
+    float_bytes = _float_bytes(model, rows, element)
+    sizes = sizes_of(rows, blocks, float_bytes, element, directory)
     bits = sizes.pop("layers")
     config: Any = getattr(model, "config", None)
     name = Path(source_of(config)).name if config is not None else ""
@@ -123,6 +124,16 @@ def _finite(value: Any) -> Any:
 def with_flags(contents: dict[str, Any]) -> dict[str, Any]:
     """Return contents with the flags that follow from them, and the thresholds of these."""
     return contents | {"flags": flags_of(contents), "thresholds": dict(THRESHOLDS)}
+
+
+def _with_ties(model: torch.nn.Module, rows: tuple[PlanRow, ...]) -> tuple[PlanRow, ...]:
+    """Return rows that name the layer whose weight theirs is; a plan that was read from a checkpoint does not know of ties."""
+    owners: dict[int, str] = {}
+    tied = []
+    for row in rows:
+        owner = owners.setdefault(id(model.get_submodule(row.name)._parameters.get("weight")), row.name)
+        tied.append(attrs.evolve(row, tied_to=owner) if owner != row.name else row)
+    return tuple(tied)
 
 
 def _float_bytes(model: torch.nn.Module, rows: tuple[PlanRow, ...], element: int) -> int:

@@ -68,9 +68,7 @@ def expert_cells(tokens: Mapping[str, int]) -> dict[str, list[Cell | None]]:
     rows: dict[str, list[Cell | None]] = {}
     for mixture, experts in fewest.items():
         least = [experts.get(i) for i in range(max(experts) + 1)]
-        rows[mixture] = [
-            None if n is None else Cell(math.log2(n + 1), _short(n), f"{mixture}.{i}: {n:,} tokens") for i, n in enumerate(least)
-        ]
+        rows[mixture] = [None if n is None else Cell(math.log2(n + 1), _short(n), f"{i}: {n:,} tokens") for i, n in enumerate(least)]
     return rows
 
 

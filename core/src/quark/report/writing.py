@@ -13,6 +13,7 @@ from quark.errors import CheckpointError
 from quark.hf.json_files import read_json
 from quark.report.contents import FORMAT, FORMAT_VERSION, Facts, contents_of
 from quark.report.page import page
+from quark.report.schema import violations
 
 __all__ = ["read_report", "write_contents", "write_report"]
 
@@ -47,4 +48,6 @@ def read_report(directory: Path) -> dict[str, Any] | None:
             f"'{path}' is not a report of format {FORMAT} {FORMAT_VERSION}: it was written by another version. Remove it, and make it anew "
             "with quark report --float MODEL"
         )
+    if error := next(violations(contents), None):
+        raise CheckpointError(f"'{path}' is damaged: {error}. Remove it, and make it anew with quark report --float MODEL")
     return contents
