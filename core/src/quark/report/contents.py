@@ -131,7 +131,8 @@ def _with_ties(model: torch.nn.Module, rows: tuple[PlanRow, ...]) -> tuple[PlanR
     owners: dict[int, str] = {}
     tied = []
     for row in rows:
-        owner = owners.setdefault(id(model.get_submodule(row.name)._parameters.get("weight")), row.name)
+        weight = model.get_submodule(row.name)._parameters.get("weight")
+        owner = row.name if weight is None else owners.setdefault(id(weight), row.name)
         tied.append(attrs.evolve(row, tied_to=owner) if owner != row.name else row)
     return tuple(tied)
 
