@@ -86,12 +86,7 @@ def quantize_checkpoint(
     tensors = _opened(Path(source), device, dtype, weight_converters)
     run = plan_run(tensors.model, config).with_data(tensors.model, data, tensors.device)
     tensors.prepare(run.plan)
-
-    def describe(content: CheckpointContent, directory: Path) -> None:
-        if report is not None:
-            opened = functools.partial(_opened, Path(source), device, dtype, weight_converters)
-            write_run_report(report, run, content, directory, opened, device)
-
+    describe = _describer(report, run, functools.partial(_opened, Path(source), device, dtype, weight_converters), device)
     if isinstance(writer, StreamingExporter) and run.works_by_block:
         return _streamed(run, tensors, Path(out), (exporter, writer), options, describe)
     return _whole(run, tensors, Path(out), (exporter, writer), options, describe)
@@ -105,6 +100,16 @@ def _opened(source: Path, device: str, dtype: str, converters: Sequence[WeightCo
     model = skeleton(source, dtype, target)
     converters = weight_converters_of(model) if converters is None else converters
     return CheckpointSource(model, StoredTensors(model, shards, source, converters), target)
+
+
+def _describer(report: ReportOptions | None, run: Run, opened: Callable[[], CheckpointSource], device: str) -> _Describe:
+    """Return what writes the report of a run into its checkpoint, or does nothing; ``opened`` opens the float checkpoint once more."""
+
+    def describe(content: CheckpointContent, directory: Path) -> None:
+        if report is not None:
+            write_run_report(report, run, content, directory, opened, device)
+
+    return describe
 
 
 def _streamed(
