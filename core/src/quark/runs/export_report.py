@@ -13,7 +13,8 @@ from quark.calibration.batches import calls
 from quark.calibration.figures import LayerFigures
 from quark.calibration.report import CalibrationReport
 from quark.checkpoint.content import CheckpointContent
-from quark.checkpoint.reader import import_model_from_safetensors
+from quark.checkpoint.reader import import_model_from_safetensors, packed_content
+from quark.config.model import QConfig
 from quark.errors import ConfigError
 from quark.hf.shards import check_shards
 from quark.hf.skeleton import skeleton
@@ -36,35 +37,31 @@ def export_report(directory: Path, float_model: Path | None = None, samples: Ite
 
     Args:
         directory: The export. What the report of its run has measured is kept; without one, sizes, settings and files are all there is.
-        float_model: Directory of its float checkpoint: weights are compared with it where no transform has changed them, one block in
-            memory at a time; the packed export is in memory as a whole.
-        samples: Calibration data, with ``float_model``: hidden states are compared on the first of them.
+        float_model: Directory of its float checkpoint: weights are compared with it where no transform has changed them. The export is in
+            memory as it is stored, and beside it one float block and one unpacked layer at a time.
+        samples: Calibration data, with ``float_model``: hidden states are compared on the first of them, for which the whole export is
+            unpacked.
 
     Raises:
         CheckpointError: The export or the float checkpoint cannot be read, or the two are of different models.
         ConfigError: Samples are given without a float checkpoint.
     """
     earlier = read_report(directory)
-    if float_model is None:
-        if samples is not None:
-            raise ConfigError("hidden states are compared with those of the float model: give its directory too")
-        return with_flags(earlier) if earlier is not None else _fresh(directory, _imported(directory), CalibrationReport())
-    quantized, report = _imported(directory), CalibrationReport()
-    source = _opened(float_model, quantized)
-    if not _is_transformed(quantized):
-        _measure(source, quantized, report)
-    contents = _fresh(directory, quantized, report)
-    if samples is not None:
-        again = _opened(float_model, quantized)
-        hidden = hidden_errors(again, again.model, quantized, calls(samples, model=again.model))
+    if float_model is None and samples is not None:
+        raise ConfigError("hidden states are compared with those of the float model: give its directory too")
+    if float_model is None and earlier is not None:
+        return with_flags(earlier)
+    content, report = packed_content(directory), CalibrationReport()
+    if float_model is not None and not _is_transformed(content.config):
+        _measure(_opened(float_model, content), content.model, report)
+    contents = contents_of(content, report, directory, Facts(is_probed=False))
+    if float_model is not None and samples is not None:
+        source = _opened(float_model, content)
+        quantized = import_model_from_safetensors(None, directory, device="cpu")
+        hidden = hidden_errors(source, source.model, quantized, calls(samples, model=source.model))
         rows = [{"block": name, **row} for name, row in hidden.items()]
         contents["depth"] = {"measured": "afterwards", "blocks": rows} | ({} if rows else {"reason": NOT_COMPARABLE})
     return with_flags(contents if earlier is None else _merged(earlier, contents))
-
-
-def _fresh(directory: Path, quantized: nn.Module, report: CalibrationReport) -> dict[str, Any]:
-    model: Any = quantized
-    return contents_of(CheckpointContent(model, model.quant_config, model.quark_plan), report, directory, Facts(is_probed=False))
 
 
 def _merged(earlier: Mapping[str, Any], contents: Mapping[str, Any]) -> dict[str, Any]:
@@ -78,25 +75,21 @@ def _merged(earlier: Mapping[str, Any], contents: Mapping[str, Any]) -> dict[str
     return {**earlier, "layers": layers, "depth": depth, "histograms": earlier["histograms"] or contents["histograms"]}
 
 
-def _imported(directory: Path) -> nn.Module:
-    return import_model_from_safetensors(None, directory, device="cpu")
-
-
-def _opened(float_model: Path, quantized: Any) -> CheckpointSource:
+def _opened(float_model: Path, content: CheckpointContent) -> CheckpointSource:
     """Return the float checkpoint with its model on the meta device, its experts apart where the export's are."""
     model = skeleton(float_model, "auto", torch.device("cpu"))
     source = CheckpointSource(
         model, StoredTensors(model, check_shards(float_model), float_model, weight_converters_of(model)), torch.device("cpu")
     )
-    separate_experts(model, quantized.quant_config)
-    source.prepare(quantized.quark_plan)
+    separate_experts(model, content.config)
+    source.prepare(content.plan)
     return source
 
 
-def _is_transformed(quantized: Any) -> bool:
+def _is_transformed(config: QConfig) -> bool:
     """Return whether an algorithm of the export changes weights before they are rounded: they differ from the float checkpoint's then."""
     known = algorithms()
-    return any(a.name not in known or known.get(a.name).kind == "transform" for a in quantized.quant_config.algo_config or ())
+    return any(a.name not in known or known.get(a.name).kind == "transform" for a in config.algo_config or ())
 
 
 @torch.no_grad()

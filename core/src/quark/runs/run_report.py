@@ -13,8 +13,9 @@ from torch import nn
 from quark.calibration.report import CalibrationReport
 from quark.checkpoint.content import CheckpointContent
 from quark.checkpoint.reader import import_model_from_safetensors
-from quark.errors import ConfigError, QuarkError
+from quark.errors import ConfigError
 from quark.log import get_logger
+from quark.planning.mixtures import separate_experts
 from quark.report import Facts, write_report
 from quark.runs.hidden_states import hidden_errors
 from quark.runs.memory import tokens_in
@@ -76,12 +77,13 @@ def write_run_report(
         if is_full and run.data and not any("hidden" in row for row in report.blocks.values()):
             _add_hidden(report, run, opened, directory)
         write_report(content, report, directory, facts)
-    except (QuarkError, OSError, ArithmeticError, ValueError, LookupError) as error:
+    except Exception as error:  # whatever it is: hours of work on a checkpoint are not thrown away for want of its report
         get_logger(__name__).warning(f"No report was written ({type(error).__name__}: {error}); the checkpoint is complete without it.")
 
 
 def _add_hidden(report: CalibrationReport, run: Run, opened: Callable[[], CheckpointSource], directory: Path) -> None:
     source = opened()
+    separate_experts(source.model, run.plan.config)
     source.prepare(run.plan)
     quantized: nn.Module = import_model_from_safetensors(None, directory, device=str(source.device))
     for name, row in hidden_errors(source, source.model, quantized, run.data).items():
