@@ -13,8 +13,10 @@ from torch import Tensor
 
 from quark.report import read_report
 from quark.report.schema import report_schema
+from quark.runs import ReportOptions, quantize_checkpoint
+from quark.runs.export_report import export_report
 from quark.testing.tiny import calibration_batches, tiny_model, tiny_model_dir
-from quark.torch import import_model_from_safetensors
+from quark.torch import LLMTemplate, import_model_from_safetensors
 
 from .reports import contents, exported
 
@@ -151,3 +153,38 @@ def test_a_report_of_another_version_is_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="another version"):
         read_report(tmp_path)
     assert read_report(tmp_path / "none") is None
+
+
+def test_a_report_of_a_mixture_knows_its_experts(tmp_path: Path) -> None:
+    from transformers import Qwen3MoeConfig, Qwen3MoeForCausalLM
+
+    torch.manual_seed(0)
+    config = Qwen3MoeConfig(
+        vocab_size=1024,
+        hidden_size=64,
+        intermediate_size=64,
+        moe_intermediate_size=32,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        head_dim=32,
+        num_experts=4,
+        num_experts_per_tok=2,
+    )
+    Qwen3MoeForCausalLM(config).bfloat16().save_pretrained(tmp_path / "float")
+    settings = LLMTemplate.get("qwen3_moe").get_config(scheme="mxfp4", algorithm=["gptq"])
+    quantize_checkpoint(tmp_path / "float", tmp_path / "out", settings, calibration_batches(2, 64), report=ReportOptions("full"))
+    report = read_report(tmp_path / "out")
+    assert report is not None
+    tokens = report["experts"]["tokens"]
+    assert len(tokens) == 2 * 4 * 3
+    # Two of the experts get each token, and each of them has three layers.
+    assert sum(tokens.values()) == 2 * 3 * 2 * 128
+    assert len(report["depth"]["blocks"]) == 2
+    assert {layer["kind"] for layer in report["layers"] if ".experts." in layer["name"]} == {
+        f"mlp.experts.*.{name}_proj" for name in ("gate", "up", "down")
+    }
+    (tmp_path / "out" / "quark_report.json").unlink()
+    again = export_report(tmp_path / "out", tmp_path / "float")
+    assert [layer["snr_db"] for layer in again["layers"]] == [layer["snr_db"] for layer in report["layers"]]
+    assert again["sizes"] == report["sizes"]
