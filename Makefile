@@ -14,7 +14,7 @@ DOCUMENTS = tests/repository/test_doctests.py tests/repository/test_layout.py te
 	examples/acme_quant/tests/test_readme.py plugins/quark_algos/tests/test_readme.py plugins/quark_templates/tests/test_readme.py
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
 
-.PHONY: help install demo test coverage docs slow mutants lint types imports check fuzz wheels lowest newest bench bars clients clean
+.PHONY: help install demo test coverage docs slow mutants lint types imports check fuzz wheels lowest newest bench bars clients browser clean
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## /  \1\t/' | expand -t 14
@@ -93,5 +93,12 @@ bars: install  ## from disk to disk: memory by layers, throughput beside a copy,
 clients: install  ## load exports in transformers, vLLM and AMD Quark (VLLM_PYTHON=, AMDQ_PYTHON=: interpreters that have them)
 	$(BIN)/python -m pytest -m clients tests/clients $(PYTEST_ARGS)
 
+# playwright drives the browser of the system: apt-get install chromium. axe-core comes from npm, and is left out where that is not there.
+browser: install  ## open the page of a report in headless Chromium (CHROMIUM=: its program)
+	$(PYTHON) -m venv $(VENV)-browser
+	$(VENV)-browser/bin/python -m pip install --quiet playwright
+	-cd $(VENV)-browser && npm pack --silent axe-core && tar xzf axe-core-*.tgz package/axe.min.js
+	QUARK_BROWSER_PYTHON=$(VENV)-browser/bin/python AXE=$$(ls $(VENV)-browser/package/axe.min.js 2>/dev/null) $(BIN)/python -m pytest -m browser tests/browser $(PYTEST_ARGS)
+
 clean:  ## remove everything that make made
-	rm -rf $(VENV) $(VENV)-wheels $(VENV)-lowest $(VENV)-newest dist site demo-out .coverage coverage.xml
+	rm -rf $(VENV) $(VENV)-wheels $(VENV)-lowest $(VENV)-newest $(VENV)-browser dist site demo-out .coverage coverage.xml

@@ -85,6 +85,9 @@ def test_a_layer_whose_codes_do_harm_is_rounded_to_nearest_alone(two_passes: boo
         assert torch.equal(layer.weight_quantizer.scale, expected.weight_quantizer.scale), name
     assert [name for name, f in report.layers.items() if REASON in f] == ["2"]
     assert report.layers["2"]["held_out_error"] > 1
+    for name in ("0", "4"):  # rounded to nearest by the rounding itself
+        metrics = report.layers[name]
+        assert metrics.pop("output_snr_db") == metrics.pop("nearest_snr_db") > 0
     assert report.layers["0"] | report.layers["4"] == {"tokens": 320, "said": 1, "held_out_error": 1.0}
     lines = [line for line in report.lines() if "nearest" in line]
     assert len(lines) == 1

@@ -41,6 +41,11 @@ class HeldOut:
             error += (self.reference.float() - x) @ weight.t()
         return error.square_().sum(1)
 
+    def output_energy(self, weight: Tensor) -> float:
+        """Return the squared sum of all outputs for a weight ``[N, K]``, on the inputs of the float model if they are known."""
+        x = self.x if self.reference is None else self.reference
+        return float((x.float() @ weight.float().t()).square_().sum())
+
 
 @attrs.frozen(eq=False)
 class RoundingTask:

@@ -99,6 +99,15 @@ class Statistic(ABC):
             self._derived[key] = compute(self, *arguments)
         return cast(_Value, self._derived[key])
 
+    @property
+    def flops(self) -> int:
+        """Floating-point operations that the updates so far take at least; 0 where moving the data takes longer than computing."""
+        return 0
+
+    def flush(self) -> None:
+        """Compute what updates have put off, so that whoever asks for the value next does not wait for it."""
+        return
+
     @abstractmethod
     def accumulate(self, x: Tensor, reference: Tensor | None) -> None:
         """Add at least one token; called by `update`, which counts tokens."""
@@ -126,6 +135,15 @@ class Hessian(Statistic):
         with coarsely(x.numel(), x.device):
             x = x.float() if x.is_cuda and x.dtype not in _HALVES else x if x.is_cuda else x.to(torch.float32, copy=True)
         self._products.add(x, x)
+
+    @property
+    def flops(self) -> int:
+        """A multiplication and an addition for each token and each entry of H on and above its diagonal."""
+        return self.tokens * self.columns * (self.columns + 1)
+
+    def flush(self) -> None:
+        if self.tokens:
+            self._products.total()
 
     def add(self, other: Hessian) -> None:
         self._products.merge(other._products)
@@ -184,6 +202,15 @@ class CrossMoment(Statistic):
     def accumulate(self, x: Tensor, reference: Tensor | None) -> None:
         if reference is not None:
             self._products.add(reference.float() - x.float(), x.to(torch.float32, copy=not x.is_cuda))
+
+    @property
+    def flops(self) -> int:
+        """A multiplication and an addition for each token and each entry of D."""
+        return 2 * self.tokens * self.columns**2
+
+    def flush(self) -> None:
+        if self.tokens:
+            self._products.total()
 
     def add(self, other: CrossMoment) -> None:
         self._products.merge(other._products)

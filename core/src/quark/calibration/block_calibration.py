@@ -11,9 +11,11 @@ from torch import nn
 
 from quark.algorithms import Rounding
 from quark.calibration.activation_scales import ActivationScales
+from quark.calibration.figures import InputSample
 from quark.calibration.input_groups import InputGroups
 from quark.calibration.input_statistics import Collector
 from quark.calibration.lockstep import BlockRun
+from quark.calibration.phases import PhaseClock
 from quark.calibration.rounding_tasks import rounded_by, rounding_tasks
 from quark.calibration.rounding_validation import round_validated
 from quark.modules import QuantizedLayer
@@ -36,11 +38,15 @@ class BlockCalibration(ABC):
         rounding: Has ``needs``.
         input_groups: Tells which layers share an input; that of the run, which learns from block to block.
         scales: Of the block's activations.
+        clock: Counts the time of statistics and of the rounding.
 
     Attributes:
         taken: Full names of the layers that the rounding applies to; others are rounded to nearest.
         rounded: Full names of the layers whose weight is rounded.
         metrics: By layer that the rounding has rounded: what it and its validation report, and how many tokens reached the layer.
+        inputs: Samples of the inputs of these layers, for the report.
+        flops: Floating-point operations that the statistics take at least: a multiplication and an addition for each entry of each second
+            moment and each token.
     """
 
     _block_run: BlockRun
@@ -49,11 +55,15 @@ class BlockCalibration(ABC):
     _rounding: Rounding
     _input_groups: InputGroups
     _scales: ActivationScales
+    _clock: PhaseClock = attrs.field(factory=PhaseClock)
     _prefix: str = attrs.field(init=False)
     _routed: tuple[str, ...] = attrs.field(init=False)
     taken: set[str] = attrs.field(init=False)
     rounded: set[str] = attrs.field(init=False, factory=set)
     metrics: dict[str, dict[str, Any]] = attrs.field(init=False, factory=dict)
+    inputs: dict[str, InputSample] = attrs.field(init=False, factory=dict)
+    flops: int = attrs.field(init=False, default=0)
+    _counted: Collector | None = attrs.field(init=False, default=None)
 
     @_prefix.default
     def _prefix_of_block(self) -> str:
@@ -75,7 +85,14 @@ class BlockCalibration(ABC):
 
     def _round_members(self, members: Mapping[str, QuantizedLayer], collector: Collector) -> None:
         """Round the layers of an input group whose statistics are complete, and keep their metrics."""
-        for task in rounding_tasks(members, self._input_groups.siblings, collector.statistics, collector.held_out()):
-            for name, metrics in round_validated(self._rounding, task).items():
-                self.metrics[name] = {"tokens": collector.tokens, **metrics}
+        with self._clock.phase("statistics"):
+            collector.flush()
+        if collector is not self._counted:
+            self._counted, self.flops = collector, self.flops + collector.flops
+        with self._clock.phase("solve"):
+            for task in rounding_tasks(members, self._input_groups.siblings, collector.statistics, collector.held_out()):
+                for name, metrics in round_validated(self._rounding, task).items():
+                    self.metrics[name] = {"tokens": collector.tokens, **metrics}
         self.rounded |= set(members)
+        if collector.sample is not None:
+            self.inputs |= dict.fromkeys(members, collector.sample)

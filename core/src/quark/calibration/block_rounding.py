@@ -61,7 +61,8 @@ class BlockRounding(BlockCalibration):
     def work(self) -> None:
         """Lead every forward through the block."""
         others = {n: quantized for n, (_, quantized) in self._layers.items() if n not in self.taken}
-        self.rounded |= round_to_nearest(others, self._input_groups.siblings)
+        with self._clock.phase("solve"):
+            self.rounded |= round_to_nearest(others, self._input_groups.siblings)
         layers = enumerate(self._layers.items())
         self._pause_points = {n: PausePoint(n, i, layer, quantized, self._block_run) for i, (n, (layer, quantized)) in layers}
         for name in others:
@@ -149,7 +150,8 @@ class BlockRounding(BlockCalibration):
         spec = leader.quantized.layer_config.input_tensors
         _, is_new = self._input_groups.observe(inputs, *(n.removeprefix(self._prefix) for n in names), spec=spec)
         if is_new or self._collector is None:
-            self._collector = self._collected(leader, inputs)
+            with self._clock.phase("statistics"):
+                self._collector = self._collected(leader, inputs)
         return self._collector
 
     def _collected(self, leader: PausePoint, inputs: Mapping[Forward, Tensor]) -> Collector:
@@ -162,6 +164,7 @@ class BlockRounding(BlockCalibration):
         comparable = bool(floats) and not leader.name.startswith(self._routed)
         for forward, x in sorted(inputs.items(), key=lambda item: item[0].number):
             seen = tokens_of(x if quantizer is None else quantizer(x), forward.call)
+            collector.show(seen if quantizer is None else tokens_of(x, forward.call), None if quantizer is None else seen)
             reference = floats.get(forward.number) if comparable else None
             same = reference is not None and reference.shape == x.shape
             collector.update(seen, tokens_of(reference, forward.call) if same and reference is not None else None)

@@ -8,9 +8,13 @@ import torch
 from torch import Tensor
 
 from quark.algorithms import HeldOut, Statistic
+from quark.calibration.figures import InputSample
 from quark.calibration.held_out import FEWEST_TOKENS, TOKENS_PER_CHANNEL, held_out_tokens
 
 __all__ = ["Collector"]
+
+_TOKENS_SHOWN = 128
+"""Tokens of the sample for the report: those of the beginning of a text, where activations are largest."""
 
 
 class Collector:
@@ -25,15 +29,32 @@ class Collector:
     Attributes:
         statistics: By class; of all tokens, or of all that are not held out.
         tokens: How many were seen, held out or not.
+        sample: Some values of the input, for the report; None until `show`.
     """
 
     def __init__(self, kinds: Sequence[type[Statistic]], columns: int, device: torch.device, tokens: int) -> None:
         self.statistics: dict[type[Statistic], Statistic] = {kind: kind(columns, device) for kind in kinds}
         self.tokens = 0
+        self.sample: InputSample | None = None
         self._held_out = held_out_tokens(tokens)
         self._is_apart = tokens < TOKENS_PER_CHANNEL * columns
         self._inputs: list[Tensor] = []
         self._references: list[Tensor | None] = []
+
+    @property
+    def flops(self) -> int:
+        """Floating-point operations that the statistics take at least."""
+        return sum(statistic.flops for statistic in self.statistics.values())
+
+    def flush(self) -> None:
+        """Compute what the statistics have put off."""
+        for statistic in self.statistics.values():
+            statistic.flush()
+
+    def show(self, x: Tensor, rounded: Tensor | None) -> None:
+        """Take a sample of the input for the report, once: ``x [n, K]`` in float, and as the layers read it, or None."""
+        if self.sample is None and len(x):
+            self.sample = InputSample.of(x[:_TOKENS_SHOWN], None if rounded is None else rounded[:_TOKENS_SHOWN])
 
     def update(self, x: Tensor, reference: Tensor | None = None) -> None:
         """Take in some tokens; arguments as of `Statistic.update`."""

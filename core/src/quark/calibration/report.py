@@ -7,6 +7,7 @@ from typing import Any, Self
 
 import attrs
 
+from quark.calibration.figures import keep_worst
 from quark.calibration.rounding_validation import REASON
 from quark.log import get_logger
 from quark.names import folded
@@ -28,6 +29,11 @@ class CalibrationReport:
         validated: Validation of transforms of the whole model, by name: errors before and after, and whether the transform was applied.
         applied: Positions, in the order of the run, of the transforms that have changed any block.
         unreached: Layers that calibrated rounding applies to and that no token reached; they are rounded to nearest.
+        weights: Figures of each layer with a rounded weight, and of its input (`quark.calibration.figures.LayerFigures`).
+        histograms: Of the worst layers; likewise.
+        blocks: Of each block: ``seconds`` by phase (`quark.calibration.phases.PHASES`), ``bytes`` of its tensors, ``flops`` of forwards and
+            statistics, and ``hidden``, the error of its hidden states where two streams ran (`quark.calibration.depth.depth_figures`).
+        seconds: Of the whole run by phase.
     """
 
     layers: dict[str, dict[str, Any]] = attrs.field(factory=dict)
@@ -36,6 +42,10 @@ class CalibrationReport:
     transformed: dict[str, dict[str, Any]] = attrs.field(factory=dict)
     validated: dict[str, dict[str, Any]] = attrs.field(factory=dict)
     applied: set[int] = attrs.field(factory=set)
+    weights: dict[str, dict[str, Any]] = attrs.field(factory=dict)
+    histograms: dict[str, dict[str, Any]] = attrs.field(factory=dict)
+    blocks: dict[str, dict[str, Any]] = attrs.field(factory=dict)
+    seconds: dict[str, float] = attrs.field(factory=dict)
 
     def add(self, metrics: Mapping[str, dict[str, Any]]) -> None:
         """Add the metrics of more layers."""
@@ -121,6 +131,10 @@ class CalibrationReport:
         self.count(other.tokens)
         self.missed(other.unreached)
         self.validated |= other.validated
+        self.weights |= other.weights
+        self.blocks |= other.blocks
+        self.histograms |= other.histograms
+        keep_worst(self.histograms, self.weights)
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> Self:
@@ -137,4 +151,8 @@ class CalibrationReport:
             "transformed": self.transformed,
             "validated": self.validated,
             "applied": sorted(self.applied),
+            "weights": self.weights,
+            "histograms": self.histograms,
+            "blocks": self.blocks,
+            "seconds": self.seconds,
         }

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from quark.algorithms import HeldOut, Rounding, RoundingTask, RoundToNearest, float_weight, is_worse, weight_quantizer
+from quark.calibration.figures import decibels
 from quark.errors import RoundingError
 
 __all__ = ["REASON", "round_validated"]
@@ -22,8 +23,9 @@ REASON = "to_nearest_because"
 def round_validated(rounding: Rounding, task: RoundingTask) -> dict[str, dict[str, Any]]:
     """Round the layers of ``task``, and return their metrics, by layer.
 
-    Where tokens are held out, ``held_out_error`` is the squared error of the layer's outputs on them ÷ that of round-to-nearest. Layers
-    that must share a scale are compared, and given up, together.
+    Where tokens are held out, ``held_out_error`` is the squared error of the layer's outputs on them ÷ that of round-to-nearest;
+    ``output_snr_db`` and ``nearest_snr_db`` are the signal-to-noise ratios of these outputs with the final codes and with those of
+    round-to-nearest. Layers that must share a scale are compared, and given up, together.
 
     Args:
         rounding: Chooses codes; where it raises RoundingError, all layers are rounded to nearest.
@@ -53,13 +55,16 @@ def _validate(task: RoundingTask, weights: Mapping[str, nn.Parameter], held_out:
     _to_nearest(task, weights)
     nearest = _output_error(task, weights, held_out)
     ratio = float(errors.sum() / nearest.sum().clamp(min=torch.finfo(torch.float32).tiny))
+    signal = sum(held_out.output_energy(weight.data) for name, weight in weights.items() if name in task.layers)
+    to_nearest = decibels(signal, float(nearest.sum()))
     if is_worse(errors, nearest):
-        return {"held_out_error": ratio, REASON: f"{ratio:.3g} times the error on held-out tokens"}
+        reason = f"{ratio:.3g} times the error on held-out tokens"
+        return {"held_out_error": ratio, "output_snr_db": to_nearest, "nearest_snr_db": to_nearest, REASON: reason}
     for name, (weight, qparams) in codes.items():
         task.layers[name].weight = weight
         if qparams is not None:
             quantizers[name].set_qparams(qparams)
-    return {"held_out_error": ratio}
+    return {"held_out_error": ratio, "output_snr_db": decibels(signal, float(errors.sum())), "nearest_snr_db": to_nearest}
 
 
 def _output_error(task: RoundingTask, weights: Mapping[str, nn.Parameter], held_out: HeldOut) -> Tensor:

@@ -95,9 +95,11 @@ class TwoPasses(BlockCalibration):
         # A static scale is not known before all inputs have been observed.
         is_ready = quantizer is not None and quantizer.quantizer.is_dynamic
         tokens = tokens_of(quantizer(x) if quantizer is not None and is_ready else x, forward.call)
+        self._collectors[leader].show(tokens_of(x, forward.call), tokens if is_ready else None)
         reference = None if name.startswith(self._routed) else self._floats.get(name)
         same_shape = reference is not None and reference.shape == x.shape
-        self._collectors[leader].update(tokens, tokens_of(reference, forward.call) if same_shape and reference is not None else None)
+        with self._clock.phase("statistics"):
+            self._collectors[leader].update(tokens, tokens_of(reference, forward.call) if same_shape and reference is not None else None)
 
     def _round(self) -> None:
         groups: dict[str, dict[str, QuantizedLayer]] = {}

@@ -13,7 +13,7 @@ from quark.checkpoint.layouts import quantization_block
 from quark.errors import OutputError, QuarkError
 from quark.plugins import exporters
 
-__all__ = ["COMPANIONS", "REPLACED", "move_into_place", "refuse_used_directory"]
+__all__ = ["COMPANIONS", "REPLACED", "REPORT_FILES", "move_into_place", "refuse_used_directory"]
 
 COMPANIONS = (
     "tokenizer.json",
@@ -32,6 +32,9 @@ COMPANIONS = (
     "generation_config.json",
 )
 """Files that belong to a checkpoint beside its weights, such as a tokenizer or a processor that was saved there first."""
+
+REPORT_FILES = ("quark_report.json", "quark_report.html")
+"""Files of the report of a run, which no reader of checkpoints looks at; they go with the export that they are about."""
 
 REPLACED = "replaced"
 """Name of the directory, beside that in which an export is built, to which an export that is replaced is moved."""
@@ -93,7 +96,8 @@ def move_into_place(export: Path, out: Path, *, overwrite: bool = False) -> None
 
 def _why_not_replaceable(out: Path, names: Sequence[str]) -> str | None:
     patterns = [pattern for record in exporters() for pattern in record.files]
-    if unknown := [name for name in names if not _EXPORTED.fullmatch(name) and not any(fnmatchcase(name, p) for p in patterns)]:
+    written = [name for name in names if name not in REPORT_FILES and not _EXPORTED.fullmatch(name)]
+    if unknown := [name for name in written if not any(fnmatchcase(name, p) for p in patterns)]:
         return f"it holds '{unknown[0]}', which no export writes"
     if not _is_export(out):
         return "it is no export of quark: its config.json has no quantization_config of a layout that is installed"

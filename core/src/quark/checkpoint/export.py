@@ -13,7 +13,7 @@ from torch import nn
 
 from quark.checkpoint.atomic_directory import Leftover, building
 from quark.checkpoint.content import content_of
-from quark.checkpoint.destination import refuse_used_directory
+from quark.checkpoint.destination import REPORT_FILES, refuse_used_directory
 from quark.checkpoint.exporter import Exporter, ExportOptions, Tokenizer
 from quark.config.export import ExporterConfig, JsonExporterConfig
 from quark.config.model import QConfig
@@ -83,7 +83,7 @@ def exporting(name: str, out: Path, *, overwrite: bool = False, leftover: Leftov
     """
     with building(out, overwrite=overwrite, leftover=leftover) as directory:
         yield directory
-        if not any(directory.iterdir()):
+        if all(path.name in REPORT_FILES for path in directory.iterdir()):
             raise origin("exporters", name).error(f"has written nothing to '{out}'")
 
 

@@ -29,7 +29,7 @@ from quark.planning.plan import QuantPlan
 from quark.plugins.attribution import Origin, attributed, origin
 from quark.plugins.expected import described
 
-__all__ = ["import_model_from_safetensors", "map_to_quark"]
+__all__ = ["import_model_from_safetensors", "map_to_quark", "packed_content"]
 
 _FLOATS = {torch.float16, torch.bfloat16, torch.float32, torch.float64}  # numbers, whichever of them they are; all others are codes
 
@@ -69,6 +69,25 @@ def import_model_from_safetensors(
     """
     refuse_rival()
     directory = Path(model_dir)
+    float_model = empty_model(directory, attn_implementation, trust_remote_code=trust_remote_code) if model is None else model
+    content = _packed_content(float_model, directory)
+    unpack_all(content.model, directory)
+    set_results(content)
+    put_back(content.model, float_model)
+    return float_model.eval().to(device if device != "cuda" or torch.cuda.is_available() else "cpu")
+
+
+@attributed("reading a checkpoint")
+def packed_content(model_dir: str | Path) -> CheckpointContent:
+    """Return an export of a transformers model with its layers as they are stored: `quark.modules.packed.Packed` modules, to be unpacked.
+
+    Such a model takes no more memory than its files. Raises as `import_model_from_safetensors`.
+    """
+    return _packed_content(empty_model(Path(model_dir), None), Path(model_dir))
+
+
+def _packed_content(float_model: nn.Module, directory: Path) -> CheckpointContent:
+    """Return the content of a checkpoint, loaded into ``float_model`` in place, its layers packed; raises as `packed_content`."""
     block = quantization_block(directory)
     layout = layout_for(block, directory / "config.json")
     reader, whose = reader_of(layout), origin("exporters", layout)
@@ -76,11 +95,7 @@ def import_model_from_safetensors(
     _expect(stored, StoredConfig, "configuration", whose)
     refuse_unreadable(stored.config, f"the checkpoint '{directory}'")
     paths = None if isinstance(reader, ReadsOwnFiles) else [shard.path for shard in check_shards(directory)]
-    float_model = empty_model(directory, attn_implementation, trust_remote_code=trust_remote_code) if model is None else model
-    content = _read(reader, whose, stored, as_model(float_model), directory, paths)
-    set_results(content)
-    put_back(content.model, float_model)
-    return float_model.eval().to(device if device != "cuda" or torch.cuda.is_available() else "cpu")
+    return _read(reader, whose, stored, as_model(float_model), directory, paths)
 
 
 def _read(
@@ -115,7 +130,6 @@ def _read(
         raise CheckpointError(
             f"the export '{directory}' lacks {len(missing)} tensor(s): {folded(missing)}. It is incomplete, make it again"
         )
-    unpack_all(model, directory)
     return CheckpointContent(model, stored.config, plan)
 
 

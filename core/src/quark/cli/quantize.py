@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import shlex
+import sys
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -110,6 +112,14 @@ Resume = Annotated[
     ),
 ]
 Restart = Annotated[bool, typer.Option("--restart", help="Discard the finished blocks of an earlier run to OUT that did not end.")]
+Report = Annotated[
+    str,
+    typer.Option(
+        help="What the report measures, standard or full: full also hashes the weights and compares hidden states on a few samples. The "
+        "report lies in OUT: quark_report.html, and the same as JSON."
+    ),
+]
+NoReport = Annotated[bool, typer.Option("--no-report", help="Write no report.")]
 
 
 def register(app: typer.Typer) -> None:
@@ -146,6 +156,8 @@ def quantize(
     restart: Restart = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what `quark plan` prints, and stop.")] = False,
     probe: Probe = True,
+    report: Report = "standard",
+    no_report: NoReport = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
     """Quantize the checkpoint MODEL and write the result to OUT."""
@@ -156,7 +168,7 @@ def quantize(
     from quark.cli.planned import print_planned
     from quark.hf.skeleton import meta_model
     from quark.hf.tokenizer import load_tokenizer
-    from quark.runs import quantize_checkpoint
+    from quark.runs import ReportOptions, quantize_checkpoint
 
     started = time.perf_counter()
 
@@ -181,8 +193,9 @@ def quantize(
         return _calibration(tokenizer, needed_by, calib, num_calib, seq_len)
 
     export = attrs.evolve(export, tokenizer=tokenizer)
+    reporting = None if no_report else ReportOptions(report, shlex.join(["quark", *sys.argv[1:]]), started)
     where: Any = {"device": device, "dtype": dtype, "exporter": exporter, "trust_remote_code": trust_remote_code}
-    plan = quantize_checkpoint(model, out, config, data, options=export, resume=resume, restart=restart, **where)
+    plan = quantize_checkpoint(model, out, config, data, options=export, resume=resume, restart=restart, report=reporting, **where)
     _print_result(out, scheme, len(plan.quantized), time.perf_counter() - started, as_json)
 
 

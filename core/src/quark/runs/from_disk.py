@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, closing
 from pathlib import Path
 from typing import Self
@@ -30,11 +31,14 @@ from quark.plugins.attribution import attributed, origin
 from quark.runs.identity import RunIdentity
 from quark.runs.journal import Journal
 from quark.runs.run import Data, Run, plan_run
+from quark.runs.run_report import ReportOptions, write_run_report
 from quark.runs.sink import CheckpointSink, InPlaceSink, JournaledSink
 from quark.runs.skeleton import quantized_skeleton
 from quark.runs.source import CheckpointSource
 
 __all__ = ["Output", "opened_checkpoint", "quantize_checkpoint", "quantize_with_journal"]
+
+_Describe = Callable[[CheckpointContent, Path], None]
 
 
 def quantize_checkpoint(
@@ -51,6 +55,7 @@ def quantize_checkpoint(
     trust_remote_code: bool = False,
     resume: bool = False,
     restart: bool = False,
+    report: ReportOptions | None = None,
 ) -> QuantPlan:
     """Quantize a checkpoint. The result is what loading, `ModelQuantizer.quantize_model` and an export give, byte for byte.
 
@@ -76,6 +81,7 @@ def quantize_checkpoint(
         trust_remote_code: Whether code that comes with the checkpoint may run.
         resume: Whether to go on from the finished blocks of an earlier run to ``out``; without any, the run starts from the beginning.
         restart: Whether to discard finished blocks of an earlier run to ``out``.
+        report: What the report measures that is written beside the weights; None writes none.
 
     Returns:
         What was done to each layer.
@@ -101,6 +107,8 @@ def quantize_checkpoint(
     output.refuse_to_resume(run)
     run = run.with_data(tensors.model, data, tensors.device)
     tensors.prepare(run.plan)
+    opened = functools.partial(opened_checkpoint, Path(source), device, dtype, weight_converters, trust_remote_code=trust_remote_code)
+    output = attrs.evolve(output, describe=_describer(report, run, lambda: opened()[1], device))
     with closing(tensors):
         if not run.works_by_block or not isinstance(output.writer, StreamingExporter):
             return _whole(run, tensors, output)
@@ -121,6 +129,7 @@ class Output:
         writer: The exporter.
         options: Of the export.
         leftover: What becomes of finished blocks of an earlier run.
+        describe: Gets the complete checkpoint before it has its name.
     """
 
     path: Path
@@ -128,6 +137,7 @@ class Output:
     writer: Exporter
     options: ExportOptions
     leftover: Leftover = "refuse"
+    describe: _Describe = lambda *_: None
 
     @classmethod
     def of(cls, path: Path, exporter: str, options: ExportOptions, *, resume: bool = False, restart: bool = False) -> Self:
@@ -173,14 +183,27 @@ def opened_checkpoint(
     return shards, CheckpointSource(model, StoredTensors(model, shards, source, converters, float_tensors_of(source, shards)), target)
 
 
+def _describer(report: ReportOptions | None, run: Run, opened: Callable[[], CheckpointSource], device: str) -> _Describe:
+    """Return what writes the report of a run into its checkpoint, or does nothing; ``opened`` opens the float checkpoint once more."""
+
+    def describe(content: CheckpointContent, directory: Path) -> None:
+        if report is not None:
+            write_run_report(report, run, content, directory, opened, device)
+
+    return describe
+
+
 def _streamed(run: Run, tensors: CheckpointSource, output: Output, writer: StreamingExporter) -> QuantPlan:
     """Write each block as soon as it is quantized."""
     model = tensors.model
     started = run.start(model, tensors)
     content = CheckpointContent(model, started.plan.config, started.plan)
     skeleton = quantized_skeleton(model, started.plan)
-    with output.opened() as directory, writer.stream(content, skeleton, directory, output.options) as stream:
-        return started.quantize(CheckpointSink(model, stream)).plan
+    with output.opened() as directory:
+        with writer.stream(content, skeleton, directory, output.options) as stream:
+            content = started.quantize(CheckpointSink(model, stream))
+        output.describe(content, directory)
+    return content.plan
 
 
 def quantize_with_journal(
@@ -213,7 +236,9 @@ def quantize_with_journal(
                 raise origin("exporters", output.exporter).error("has a method 'reopen', and its method 'stream' gives no ResumableStream")
             journal = journal or Journal.begin(directory, identity, two_passes=run.two_passes)
             sink = JournaledSink(model, stream, journal, decoder_blocks(model, started.plan.architecture))
-            return started.quantize(sink).plan
+            content = started.quantize(sink)
+        output.describe(content, directory)
+    return content.plan
 
 
 def _whole(run: Run, tensors: CheckpointSource, output: Output) -> QuantPlan:
@@ -222,6 +247,8 @@ def _whole(run: Run, tensors: CheckpointSource, output: Output) -> QuantPlan:
     tensors.load_all()
     refuse_non_finite(model, run.plan.quantized)
     content = run.quantize(model, InPlaceSink(model))
-    with output.opened() as directory, attributed(f"writing '{output.path}'", origin("exporters", output.exporter)):
-        output.writer.export(content, directory, output.options)
+    with output.opened() as directory:
+        with attributed(f"writing '{output.path}'", origin("exporters", output.exporter)):
+            output.writer.export(content, directory, output.options)
+        output.describe(content, directory)
     return content.plan

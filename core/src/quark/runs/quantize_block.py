@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from types import MappingProxyType
 from typing import Any
 
 import attrs
@@ -16,6 +17,7 @@ from quark.calibration.attention import install
 from quark.calibration.batches import Call
 from quark.calibration.block_rounding import BlockRounding
 from quark.calibration.block_transforms import BlockTransforms, StartedTransform
+from quark.calibration.figures import InputSample
 from quark.calibration.input_groups import InputGroups
 from quark.calibration.lockstep import BlockRun, LockStep, without_cache
 from quark.calibration.observation import counting
@@ -29,7 +31,8 @@ from quark.planning.decoder_blocks import Block, decoder_blocks
 from quark.planning.family import text_config
 from quark.planning.plan import QuantPlan
 from quark.planning.plan_row import PlanRow
-from quark.runs.memory import FreedMemory
+from quark.runs.block_figures import RunFigures
+from quark.runs.memory import FreedMemory, tokens_in
 from quark.runs.sink import BlockResult, BlockSink
 from quark.runs.source import BlockSource, InMemorySource
 
@@ -81,9 +84,13 @@ def quantize_blocks(
     blocks = decoder_blocks(model, plan.architecture)
     rows_of = [[r for r in plan.quantized if b.owns(r.name)] for b in blocks]
     outside = [r for r in plan.quantized if not any(b.owns(r.name) for b in blocks)]
+    with_float = any(kind.wants_float for kind in rounding.needs)
     groups = InputGroups(plan.architecture, plan.config.shared_scale_groups)
     freed = FreedMemory(1) if rounding.needs else FreedMemory()
-    pipeline = BlockPipeline(model, plan, rounding, transforms, source or InMemorySource(), sink, two_passes, groups, freed)
+    report = CalibrationReport()
+    figures = RunFigures(report, tokens_in(calls), 2 if with_float else 1)
+    source = source or InMemorySource()
+    pipeline = BlockPipeline(model, plan, rounding, transforms, source, sink, two_passes, groups, freed, report, figures)
     layers = quantized_layers(model, outside)
     scales = ActivationScales(layers, (), plan.config, plan.architecture)
     with ExitStack() as stack:
@@ -93,11 +100,13 @@ def quantize_blocks(
             stack.enter_context(without_cache(model))
             stack.enter_context(showing_all(model, plan.config.calibrate_all_experts))
             stack.enter_context(scales.watching(model))
-            with_float = any(kind.wants_float for kind in rounding.needs)
+            if with_float:
+                stack.enter_context(figures.depth.watching(blocks))
             modules = [b.module for b in blocks]
             steps = LockStep(model, modules, calls, to_the_end=bool(scales), with_float=with_float, spilled=spilled)
             stack.enter_context(steps)
-            steps.advance(-1)
+            with figures.clock.phase("forward"):
+                steps.advance(-1)
         for i, (block, rows) in enumerate(zip(blocks, rows_of, strict=True)):
             block_run = None if steps is None else steps.at(i)
             finished = sink.finished(block)
@@ -107,7 +116,9 @@ def quantize_blocks(
                 pass_finished_block(pipeline, block, rows, block_run, finished)
             progress(i + 1, len(blocks), block.name)
     finish_layers(pipeline, layers, scales)
-    sink.end_block(None, BlockResult())
+    with figures.clock.phase("write"):
+        sink.end_block(None, BlockResult())
+    figures.end_block(None, 0, 0, {})
     return pipeline.report
 
 
@@ -126,6 +137,7 @@ class BlockPipeline:
         input_groups: Learns from block to block which layers share an input.
         freed: Gives memory back to the system.
         report: What all blocks report.
+        figures: Collects figures of layers and blocks in the report, and has the run's clock.
     """
 
     model: nn.Module
@@ -137,7 +149,8 @@ class BlockPipeline:
     two_passes: bool
     input_groups: InputGroups
     freed: FreedMemory
-    report: CalibrationReport = attrs.field(factory=CalibrationReport)
+    report: CalibrationReport
+    figures: RunFigures
 
     def learned(self) -> dict[str, Any]:
         """Return what goes from block to block, as JSON values."""
@@ -170,42 +183,35 @@ def quantize_block(pipeline: BlockPipeline, block: Block, rows: Sequence[PlanRow
         rows: Its layers that are to be quantized.
         block_run: The calibration forwards, which wait at its entry; afterwards they wait at the next block. None where none are needed.
     """
-    model, plan, rounding, report = pipeline.model, pipeline.plan, pipeline.rounding, CalibrationReport()
-    pipeline.source.load(block)
+    model, plan, report, figures = pipeline.model, pipeline.plan, CalibrationReport(), pipeline.figures
+    phase = figures.clock.phase
+    with phase("load"):
+        pipeline.source.load(block)
     size = sum(p.nbytes for p in block.module.parameters())
 
     # Transforms, such as equalization and rotation, validated on held-out tokens.
     if pipeline.transforms:
-        transforms = BlockTransforms(block_run, block, rows, pipeline.transforms, plan.architecture, text_config(model))
-        transforms.apply()
+        with phase("transforms"):
+            transforms = BlockTransforms(block_run, block, rows, pipeline.transforms, plan.architecture, text_config(model))
+            transforms.apply()
         report.add_transformed(transforms.metrics, transforms.applied)
 
     # Calibration and rounding: forwards pause at each input group until its statistics are complete and its layers are rounded.
     layers = quantized_layers(model, rows)
     scales = ActivationScales(layers, [a for a in plan.attentions if block.owns(a.name)], plan.config, plan.architecture)
-    rounded: set[str] = set()
-    with counting(model, scales.experts.among(layers) if block_run else ()) as tokens:
-        if block_run is not None and rounding.needs:
-            calibrated = TwoPasses if pipeline.two_passes else BlockRounding
-            pairs = {name: (model.get_submodule(name), layer) for name, layer in layers.items()}
-            work = calibrated(block_run, block, pairs, rounding, pipeline.input_groups, scales)
-            work.work()
-            rounded = work.rounded
-            report.add(work.metrics)
-            report.missed(n for n in layers if n in work.taken and n not in work.metrics)
-        elif block_run is not None:
-            with scales.watching(model):
-                block_run.enter()
+    with counting(model, scales.experts.among(layers) if block_run else ()) as tokens, phase("forward"):
+        rounded, inputs = _calibrated(pipeline, block, layers, block_run, scales, report)
     report.count(tokens)
-    if not rounding.needs:
-        rounded = round_without_statistics(rounding, block, layers, pipeline.input_groups.siblings, report)
 
     # Scales of activations, and weights that are rounded to nearest.
-    finish_layers(pipeline, layers, scales, rounded)
+    finish_layers(pipeline, layers, scales, rounded, inputs)
+    passes = 0 if block_run is None else 2 if pipeline.two_passes else 1
 
-    # The sink takes the block: in place, or packed into a shard, with a journal entry.
+    # The sink takes the block: in place, or packed into a shard, with a journal entry, which has the block's figures.
+    figures.end_block(block, size, passes, tokens)
     pipeline.report.extend(report)
-    pipeline.sink.end_block(block, BlockResult(report.to_dict(), pipeline.learned()))
+    with phase("write"):
+        pipeline.sink.end_block(block, BlockResult(figures.of_block(block, layers, report).to_dict(), pipeline.learned()))
     pipeline.source.release(block)
     pipeline.freed.add(size)
 
@@ -225,7 +231,9 @@ def pass_finished_block(
         block_run: As of `quantize_block`; without forwards the block is not even loaded.
         finished: What is known of the block.
     """
-    pipeline.report.extend(CalibrationReport.from_dict(finished.report))
+    report = CalibrationReport.from_dict(finished.report)
+    pipeline.report.extend(report)
+    pipeline.figures.recall(report)
     pipeline.recall(finished.learned)
     if block_run is None:
         return
@@ -248,6 +256,34 @@ def pass_finished_block(
     pipeline.freed.add(size)
 
 
+def _calibrated(
+    pipeline: BlockPipeline,
+    block: Block,
+    layers: Mapping[str, QuantizedLayer],
+    block_run: BlockRun | None,
+    scales: ActivationScales,
+    report: CalibrationReport,
+) -> tuple[set[str], Mapping[str, InputSample]]:
+    """Lead the forwards through a block and round what the rounding applies to; returns these layers' names, and samples of inputs."""
+    model, rounding, figures = pipeline.model, pipeline.rounding, pipeline.figures
+    if block_run is not None and rounding.needs:
+        calibrated = TwoPasses if pipeline.two_passes else BlockRounding
+        pairs = {name: (model.get_submodule(name), layer) for name, layer in layers.items()}
+        work = calibrated(block_run, block, pairs, rounding, pipeline.input_groups, scales, figures.clock)
+        work.work()
+        report.add(work.metrics)
+        report.missed(n for n in layers if n in work.taken and n not in work.metrics)
+        figures.flops = work.flops
+        return work.rounded, work.inputs
+    if block_run is not None:
+        with scales.watching(model):
+            block_run.enter()
+    if rounding.needs:
+        return set(), {}
+    with figures.clock.phase("solve"):
+        return round_without_statistics(rounding, block, layers, pipeline.input_groups.siblings, report), {}
+
+
 def quantized_layers(model: nn.Module, rows: Iterable[PlanRow]) -> dict[str, QuantizedLayer]:
     """Return quantized layers by full name, their weights not rounded yet and not in the model yet."""
     layers: dict[str, QuantizedLayer] = {}
@@ -259,15 +295,24 @@ def quantized_layers(model: nn.Module, rows: Iterable[PlanRow]) -> dict[str, Qua
 
 @torch.no_grad()
 def finish_layers(
-    pipeline: BlockPipeline, layers: Mapping[str, QuantizedLayer], scales: ActivationScales, rounded: Collection[str] = ()
+    pipeline: BlockPipeline,
+    layers: Mapping[str, QuantizedLayer],
+    scales: ActivationScales,
+    rounded: Collection[str] = (),
+    inputs: Mapping[str, InputSample] = MappingProxyType({}),
 ) -> None:
-    """Set the scales of activations that have none, round other weights than ``rounded``, and biases, to nearest; the sink gets all."""
-    scales.finish()
-    install(pipeline.model, scales.inside)
-    round_to_nearest({n: layer for n, layer in layers.items() if n not in rounded}, pipeline.input_groups.siblings)
-    for layer in layers.values():
-        if layer.bias_quantizer is not None:
-            values, qparams = layer.bias_quantizer.quantizer.round_to_nearest(layer.bias.data)  # type: ignore[arg-type]
-            layer.bias = nn.Parameter(values, requires_grad=False)
-            layer.bias_quantizer.set_qparams(qparams)
+    """Set the scales of activations that have none, round other weights than ``rounded``, and biases, to nearest; the sink gets all.
+
+    The layers are measured for the report before the sink gets them; ``inputs`` are samples of the inputs of some.
+    """
+    with pipeline.figures.clock.phase("solve"):
+        scales.finish()
+        install(pipeline.model, scales.inside)
+        round_to_nearest({n: layer for n, layer in layers.items() if n not in rounded}, pipeline.input_groups.siblings)
+        for layer in layers.values():
+            if layer.bias_quantizer is not None:
+                values, qparams = layer.bias_quantizer.quantizer.round_to_nearest(layer.bias.data)  # type: ignore[arg-type]
+                layer.bias = nn.Parameter(values, requires_grad=False)
+                layer.bias_quantizer.set_qparams(qparams)
+    pipeline.figures.add_layers(pipeline.model, layers, inputs)
     pipeline.sink.accept(layers)

@@ -1,0 +1,58 @@
+"""``quark report``: the report of an export, made anew; against the float checkpoint where that is given."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+__all__ = ["register", "report"]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the program."""
+    app.command("report")(report)
+
+
+def report(
+    out: Annotated[Path, typer.Argument(help="Directory of an export.")],
+    float_model: Annotated[
+        Path | None,
+        typer.Option("--float", help="Directory of its float checkpoint: weights are compared with it, one block in memory at a time."),
+    ] = None,
+    calib: Annotated[
+        Path | None, typer.Option(help="Text file, or directory of .txt files: hidden states are compared on it. Needs --float.")
+    ] = None,
+    num_calib: Annotated[int, typer.Option(min=1, help="Sequences of that text.")] = 4,
+    seq_len: Annotated[int, typer.Option(min=1, help="Tokens in a sequence.")] = 512,
+    to: Annotated[
+        Path | None, typer.Option(help="Directory for the two files; by default OUT itself, where they replace earlier ones.")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+) -> None:
+    """Write the report of the export OUT, quark_report.html and quark_report.json, and print its findings."""
+    # Torch and transformers are imported here, not above: `quark --help` and the listings do without them.
+    from quark.checkpoint.destination import REPORT_FILES
+    from quark.hf.calibration_text import calibration_tokens
+    from quark.hf.tokenizer import load_tokenizer
+    from quark.report import write_contents
+    from quark.runs.export_report import export_report
+
+    samples = None
+    if calib is not None and float_model is not None:
+        samples = calibration_tokens(load_tokenizer(float_model), calib, num_calib, seq_len)
+    elif calib is not None:
+        raise typer.BadParameter("--calib compares hidden states with the float model: give --float MODEL too")
+    contents = export_report(out, float_model, samples)
+    target = to or out
+    target.mkdir(parents=True, exist_ok=True)
+    write_contents(contents, target)
+    typer.echo(json.dumps(contents["flags"], indent=2) if as_json else "\n".join([*_lines(contents), f"{target / REPORT_FILES[1]}"]))
+
+
+def _lines(contents: dict[str, Any]) -> list[str]:
+    """Return the findings as text."""
+    flags = [f"{flag['level'].upper()}: {flag['title']}. {flag['advice']}" for flag in contents["flags"]]
+    return flags or ["Nothing crosses a threshold."]

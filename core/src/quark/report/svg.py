@@ -1,0 +1,101 @@
+"""Elements of HTML and inline SVG as strings: everything that is put into them is escaped, and numbers are short."""
+
+from __future__ import annotations
+
+import html
+import math
+from collections.abc import Iterable, Sequence
+
+__all__ = ["Markup", "figure", "joined", "nice_ticks", "number", "path", "tag", "text"]
+
+
+class Markup(str):
+    """Text that is markup already, so that `tag` does not escape it."""
+
+    __slots__ = ()
+
+
+def tag(name: str, *content: str | None, **attributes: object) -> Markup:
+    """Return an element.
+
+    Args:
+        name: Of the element.
+        content: Markup, which stays as it is, and other text, which is escaped; None is left out.
+        attributes: Escaped; ``_`` at the end of a name is taken off (``class_``), others become ``-``. None and False are left out.
+
+    >>> tag("p", "a < b", class_="note")
+    '<p class="note">a &lt; b</p>'
+    """
+    written = "".join(
+        f' {key.rstrip("_").replace("_", "-")}="{html.escape(number(value) if isinstance(value, float) else str(value))}"'
+        for key, value in attributes.items()
+        if value is not None and value is not False
+    )
+    return Markup(f"<{name}{written}>{joined(content)}</{name}>")
+
+
+def joined(content: Iterable[str | None]) -> Markup:
+    """Return pieces of markup and of other text, which is escaped, one after another."""
+    return Markup("".join(c if isinstance(c, Markup) else html.escape(c) for c in content if c is not None))
+
+
+def number(value: float) -> str:
+    """Return a coordinate: two digits behind the point at most.
+
+    >>> number(3.0), number(3.14159), number(-0.001)
+    ('3', '3.14', '0')
+    """
+    short = f"{value:.2f}".rstrip("0").rstrip(".")
+    return "0" if short in ("-0", "") else short
+
+
+def text(x: float, y: float, content: str, class_: str | None = None, anchor: str | None = None) -> Markup:
+    """Return text in a plot; ``anchor`` is ``middle`` or ``end``."""
+    return tag("text", content, x=float(x), y=float(y), class_=class_, text_anchor=anchor)
+
+
+def path(points: Sequence[tuple[float, float]], class_: str, *, closed: bool = False) -> Markup:
+    """Return a path of straight lines through points."""
+    steps = "".join(f"{'L' if i else 'M'}{number(x)} {number(y)}" for i, (x, y) in enumerate(points))
+    return tag("path", d=steps + ("Z" if closed else ""), class_=class_)
+
+
+def figure(name: str, title: str, description: str, width: float, height: float, *content: str, least: int | None = None) -> Markup:
+    """Return a plot.
+
+    Args:
+        name: Id of the plot, unique in the page.
+        title: What it shows, for screen readers.
+        description: What there is to be seen in it, in words.
+        width: Of the drawing, in its own units: about pixels.
+        height: Likewise.
+        content: What is drawn.
+        least: Width in pixels below which it is scrolled and not made smaller; None for 0.85 of ``width``.
+    """
+    drawing = tag(
+        "svg",
+        tag("title", title, id=f"{name}-title"),
+        tag("desc", description, id=f"{name}-desc"),
+        *content,
+        id=name,
+        viewBox=f"0 0 {number(width)} {number(height)}",
+        role="img",
+        aria_labelledby=f"{name}-title",
+        aria_describedby=f"{name}-desc",
+        style=f"min-width:{least or round(0.85 * width)}px;max-width:{number(max(width, 320))}px",
+        class_="plot",
+    )
+    return tag("div", drawing, class_="scroll", tabindex="0", role="group", aria_label=f"Plot: {title}")
+
+
+def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:
+    """Return about ``count`` round numbers from at most ``low`` to at least ``high``.
+
+    >>> nice_ticks(0, 23, 5)
+    [0.0, 5.0, 10.0, 15.0, 20.0, 25.0]
+    """
+    span = max(high - low, 1e-12)
+    power = 10 ** math.floor(math.log10(span / count))
+    step = next(f * power for f in (1, 2, 2.5, 5, 10) if span / (f * power) <= count)
+    first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
+    return [round(i * step, 10) + 0.0 for i in range(first, last + 1)]

@@ -1,0 +1,92 @@
+"""Figures of a block for the report: its rounded weights, the work of its forwards, the error of its hidden states, its time by phase."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import attrs
+from torch import nn
+
+from quark.calibration.depth import DepthError
+from quark.calibration.figures import InputSample, LayerFigures
+from quark.calibration.phases import PhaseClock
+from quark.calibration.report import CalibrationReport
+from quark.modules import QuantizedLayer
+from quark.planning.decoder_blocks import Block
+
+__all__ = ["OUTSIDE", "RunFigures"]
+
+OUTSIDE = "(outside the blocks)"
+"""The name under which a report has the time and the bytes of what lies in no block."""
+
+
+@attrs.define(eq=False)
+class RunFigures:
+    """Collects the figures of a run, block by block, in its calibration report.
+
+    Attributes:
+        report: Gets the figures, as JSON values.
+        tokens: Of all calibration samples.
+        streams: Forwards of each sample.
+        clock: The time of the run.
+        depth: The errors of hidden states.
+        flops: What the statistics of the current block took at least.
+    """
+
+    report: CalibrationReport
+    tokens: int = 0
+    streams: int = 1
+    clock: PhaseClock = attrs.field(factory=PhaseClock)
+    depth: DepthError = attrs.field(factory=DepthError)
+    flops: int = 0
+
+    def add_layers(self, model: nn.Module, layers: Mapping[str, QuantizedLayer], inputs: Mapping[str, InputSample]) -> None:
+        """Measure layers whose weights are rounded; ``model`` still has the float layers in their places."""
+        with self.clock.phase("report"):
+            figures = LayerFigures(self.report.weights, self.report.histograms)
+            figures.add({name: model.get_submodule(name) for name in layers}, layers, inputs)
+
+    def end_block(self, block: Block | None, size: int, passes: int, counts: Mapping[str, int]) -> None:
+        """Add what is known of a block that the sink has taken.
+
+        Args:
+            block: The block; None for what lies outside the blocks.
+            size: Bytes of its float tensors.
+            passes: How often each forward computed it.
+            counts: Tokens that reached each layer of its experts.
+        """
+        name = OUTSIDE if block is None else block.name or "model"
+        row: dict[str, Any] = {"bytes": size, "seconds": self.clock.lap()}
+        if block is not None and passes:
+            row["flops"] = {"forward": passes * self.streams * _products(block, self.tokens, counts), "statistics": self.flops}
+        if block is not None and (hidden := self.depth.of(block.name)):
+            row["hidden"] = hidden
+        self.flops = 0
+        self.report.blocks[name] = row
+        self.report.seconds = dict(self.clock.seconds)
+
+    def of_block(self, block: Block, names: Iterable[str], report: CalibrationReport) -> CalibrationReport:
+        """Return the report of one block with the figures of its layers, ``names``, in it."""
+        own = set(names)
+        return attrs.evolve(
+            report,
+            weights={name: figures for name, figures in self.report.weights.items() if name in own},
+            histograms={name: histogram for name, histogram in self.report.histograms.items() if name in own},
+            blocks={name: row for name, row in self.report.blocks.items() if name == (block.name or "model")},
+        )
+
+    def recall(self, report: CalibrationReport) -> None:
+        """Count the time of a block that an interrupted run has finished."""
+        for row in report.blocks.values():
+            self.clock.add(row["seconds"])
+
+
+def _products(block: Block, tokens: int, counts: Mapping[str, int]) -> int:
+    """Return the floating-point operations of the matrix products of one forward of all samples; attention's own are not counted."""
+    flops = 0
+    for name, module in block.module.named_modules():
+        weight = module._parameters.get("weight")
+        if weight is not None and weight.ndim == 2:
+            flops += 2 * weight.numel() * counts.get(f"{block.prefix}{name}", tokens)
+    return flops
