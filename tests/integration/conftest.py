@@ -10,6 +10,7 @@ from quark.runs import quantize_block
 from quark.testing.tiny import held_out_text
 
 from .interrupted import checkpoint
+from .killed_runs import figures_of
 
 
 @pytest.fixture
@@ -42,5 +43,5 @@ def quantized(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def reports(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """The calibration reports of all runs."""
     logged: list[dict[str, Any]] = []
-    monkeypatch.setattr(CalibrationReport, "log", lambda report: logged.append(report.to_dict()))
+    monkeypatch.setattr(CalibrationReport, "log", lambda report: logged.append(figures_of(report)))
     return logged

@@ -55,6 +55,13 @@ def counting(path: Path) -> Any:
     return pwrite
 
 
+def figures_of(report: CalibrationReport) -> dict[str, Any]:
+    """What a report says, without the time that anything took."""
+    values = report.to_dict()
+    blocks = {name: {key: value for key, value in row.items() if key != "seconds"} for name, row in values["blocks"].items()}
+    return {**values, "blocks": blocks, "seconds": None}
+
+
 def work(job: dict[str, Any]) -> None:
     """Run one job; ``kill_after`` is a number of bytes, ``count`` a file for their number in a run that is not killed."""
     torch.set_num_threads(1)
@@ -64,7 +71,7 @@ def work(job: dict[str, Any]) -> None:
     elif job.get("count"):
         os.pwrite = counting(Path(job["count"]))
     reports = []
-    CalibrationReport.log = lambda report: reports.append(report.to_dict())  # type: ignore[method-assign]
+    CalibrationReport.log = lambda report: reports.append(figures_of(report))  # type: ignore[method-assign]
     config = LLMTemplate.get("llama").get_config(**job["choices"])
     data = [torch.tensor(tokens) for tokens in job["data"]]
     options = ExportOptions(max_shard_bytes=job["max_shard_bytes"])

@@ -19,7 +19,7 @@ from quark.planning.decoder_blocks import Block
 from quark.planning.family import architecture_of
 from quark.planning.plan import QuantPlan, make_plan
 from quark.plugins import documented_object
-from quark.runs.quantize_block import quantize_block, quantize_blocks
+from quark.runs.quantize_block import quantize_block, quantize_blocks, start_transforms
 from quark.runs.sink import BlockResult, InPlaceSink
 from quark.testing.small_models import small_model
 
@@ -107,7 +107,8 @@ def test_a_finished_block_is_neither_transformed_nor_rounded_and_hands_on_what_w
     first = BlockResult(CalibrationReport(unreached=["a"]).to_dict(), {"input_groups": [["b", "c"]], "transforms": [7]})
     sink, transform = Resumed(model, first), Counts()
     monitored: list[str] = []
-    report = quantize_blocks(model, plan, [], RoundToNearest(), sink, lambda i, n, name: monitored.append(name), transforms=[transform])
+    started = start_transforms(model, plan, [transform])
+    report = quantize_blocks(model, plan, [], RoundToNearest(), sink, lambda i, n, name: monitored.append(name), transforms=started)
     assert transform.seen == [7]
     assert sink.results[-1].learned == {"input_groups": [["b", "c"]], "transforms": [8]}
     assert report.unreached == ["a"]
