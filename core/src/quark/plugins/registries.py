@@ -16,6 +16,7 @@ from quark.plugins.records import (
     LayerTypeRecord,
     ObserverRecord,
     SchemeRecord,
+    SelectorRecord,
     TemplateRecord,
 )
 from quark.plugins.registry import Registry
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from quark.config.tensor import QTensorConfig
     from quark.modules import QuantizedLayer
     from quark.quantizers import NumberFormat, Observer
+    from quark.selection import SchemeSelector
 
 __all__ = [
     "AlgorithmRegistry",
@@ -40,6 +42,7 @@ __all__ = [
     "LayerTypeRegistry",
     "ObserverRegistry",
     "SchemeRegistry",
+    "SelectorRegistry",
     "TemplateRegistry",
 ]
 
@@ -125,6 +128,15 @@ class ExporterRegistry(Registry[ExporterRecord]):
         """Return the class, or function, that makes the reader of the exporter's checkpoints."""
         reader: Callable[[], LayoutReader] = self._load(name, "reader")
         return reader
+
+
+class SelectorRegistry(Registry[SelectorRecord]):
+    """Selectors by name."""
+
+    def load_selector(self, name: str) -> Callable[..., SchemeSelector]:
+        """Return the class, or function, that makes the selector of its options."""
+        selector: Callable[..., SchemeSelector] = self._load(name, "selector")
+        return selector
 
 
 class LayerTypeRegistry(Registry[LayerTypeRecord]):

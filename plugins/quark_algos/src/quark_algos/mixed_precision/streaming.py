@@ -1,0 +1,88 @@
+"""Forwards through the model with layers replaced, block by block: one block's tensors are in memory at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor, nn
+
+from quark.algorithms import RoundingTask, RoundToNearest
+from quark.calibration.batches import Call
+from quark.calibration.lockstep import LockStep, current_forward, replaced_forward, without_cache
+from quark.modules import QuantizedLayer, quantized_class
+from quark.quantizers import quantizer_for
+from quark.selection import Candidate, SelectionProblem
+
+__all__ = ["QuantizedForm", "streamed"]
+
+Replacement = Callable[[str, nn.Module, Callable[..., Any], Any, tuple[Any, ...], dict[str, Any]], Any]
+"""Called in place of a layer's forward with: its full name, the layer, its own forward, the input, further arguments by place and name."""
+
+
+class QuantizedForm:
+    """A layer in a candidate's scheme: its weight rounded to nearest, its input quantized with scales of that input itself.
+
+    Args:
+        name: Full name of the layer.
+        layer: The float layer, which is not changed.
+        candidate: One that quantizes.
+    """
+
+    def __init__(self, name: str, layer: nn.Module, candidate: Candidate) -> None:
+        spec = candidate.config.input_tensors
+        self._input = None if spec is None else quantizer_for(spec, activation=True)
+        config = attrs.evolve(candidate.config.copied(), input_tensors=None, output_tensors=None)
+        self._layer = quantized_class(layer).from_float(layer, config)
+        RoundToNearest().round(RoundingTask({name: self._layer}))
+
+    @torch.no_grad()
+    def __call__(self, x: Tensor) -> Tensor:
+        """Return the layer's output for the input ``[…, K]``."""
+        rounded = x if self._input is None else self._input.fake_quantize(x.contiguous())
+        output: Tensor = QuantizedLayer.forward(self._layer, rounded)
+        return output
+
+
+def streamed(problem: SelectionProblem, calls: Sequence[Call], layers: Sequence[str], replacement: Replacement, *, to_the_end: bool) -> None:
+    """Run forwards through the model with a replacement for the forwards of some layers; the model is left as it was.
+
+    Args:
+        problem: Has the model and the source of its tensors.
+        calls: The forwards.
+        layers: Full names.
+        replacement: What computes in place of each layer.
+        to_the_end: Whether the output head is computed too.
+    """
+    problem.source.load(None)
+    blocks = problem.blocks
+    with without_cache(problem.model), LockStep(problem.model, [b.module for b in blocks], calls, to_the_end=to_the_end) as steps:
+        steps.advance(-1)
+        for i, block in enumerate(blocks):
+            problem.source.load(block)
+            inside = {name: problem.model.get_submodule(name) for name in layers if block.owns(name)}
+            with _replaced(inside, replacement):
+                steps.at(i).enter()
+            problem.source.release(block)
+
+
+@contextmanager
+def _replaced(layers: Mapping[str, nn.Module], replacement: Replacement) -> Iterator[None]:
+    with ExitStack() as stack:
+        for name, layer in layers.items():
+            stack.enter_context(replaced_forward(layer, _standing_in(name, layer, replacement)))
+        yield
+
+
+def _standing_in(name: str, layer: nn.Module, replacement: Replacement) -> Callable[..., Any]:
+    plain: Any = layer.forward
+
+    def forward(x: Any, *args: Any, **kwargs: Any) -> Any:
+        if current_forward() is None:
+            return plain(x, *args, **kwargs)
+        return replacement(name, layer, plain, x, args, kwargs)
+
+    return forward
