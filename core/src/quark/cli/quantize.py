@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import time
 from pathlib import Path
@@ -10,12 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from quark.cli.given_options import given_algorithm_options, given_options
+from quark.cli.option_groups import with_groups
+from quark.cli.selection import SelectionOptions, selection_options
 from quark.errors import CalibrationError, ConfigError
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from quark.config.model import QConfig
+    from quark.selection import SelectionResult
 
 __all__ = [
     "AlgorithmOptions",
@@ -89,13 +93,13 @@ ShareFused = Annotated[
 
 def register(app: typer.Typer) -> None:
     """Add the command to the program."""
-    app.command("quantize")(quantize)
+    app.command("quantize")(with_groups(quantize, selection=selection_options))
 
 
 def quantize(
     model: Annotated[Path, typer.Argument(help="Directory of a float checkpoint in Hugging Face form.")],
     out: Annotated[Path, typer.Argument(help="Directory to write; must not exist or be empty.")],
-    scheme: Annotated[str, typer.Option(help="Scheme of all linear layers; `quark schemes` lists them.")],
+    scheme: Annotated[str | None, typer.Option(help="Scheme of all linear layers; `quark schemes` lists them.")] = None,
     scheme_option: SchemeOptions = None,
     algorithm: Annotated[list[str] | None, typer.Option(help="Algorithm to apply; may be repeated, in order.")] = None,
     algorithm_option: AlgorithmOptions = None,
@@ -117,6 +121,7 @@ def quantize(
     strict: Strict = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    selection: SelectionOptions | None = None,
 ) -> None:
     """Quantize the checkpoint MODEL and write the result to OUT."""
     # Torch and transformers are imported here, not above: `quark --help` and the listings do without them.
@@ -125,29 +130,45 @@ def quantize(
     from quark.checkpoint.destination import refuse_used_directory
     from quark.checkpoint.export import export_options
     from quark.hf.skeleton import meta_model
-    from quark.hf.tokenizer import load_tokenizer
     from quark.runs import ModelQuantizer, quantize_checkpoint
 
     started = time.perf_counter()
     refuse_used_directory(out)
     export = export_options(exporter, given_options("--exporter-option", exporter_option))
-    skeleton = meta_model(model)
+    skeleton, main = meta_model(model), _main_scheme(scheme, selection, scheme_option)
     options = scheme_option, algorithm_option
     config = make_config(
-        skeleton, scheme, algorithm, kv_cache, exclude, layer, share_fused_scales, attention_scheme, kv_cache_post_rope, *options
+        skeleton, main, algorithm, kv_cache, exclude, layer, share_fused_scales, attention_scheme, kv_cache_post_rope, *options
     )
     config = attrs.evolve(config, separate_kv_scales=separate_kv_scales, calibrate_all_experts=calibrate_all_experts, strict=strict)
+    data = _Calibration(model, calib, num_calib, seq_len)
+    chosen = None
+    if selection is not None:
+        chosen = selection.run(model, config, [_pair(text)[0] for text in layer or []], data, device, dtype, is_quiet=as_json)
+        config, main = chosen.config, " + ".join(dict.fromkeys(chosen.selection.choices.values()))
     if dry_run:
-        _print_plan(ModelQuantizer(config).plan(skeleton), as_json)
+        _print_plan(ModelQuantizer(config).plan(skeleton), as_json, chosen)
         return
-    tokenizer = load_tokenizer(model)
-
-    def data(needed_by: str) -> list[Tensor]:
-        return _calibration(tokenizer, needed_by, calib, num_calib, seq_len)
-
-    export = attrs.evolve(export, tokenizer=tokenizer)
+    export = attrs.evolve(export, tokenizer=data.tokenizer)
     plan = quantize_checkpoint(model, out, config, data, device=device, dtype=dtype, exporter=exporter, options=export)
-    _print_result(out, scheme, len(plan.quantized), time.perf_counter() - started, as_json)
+    _print_result(out, main, len(plan.quantized), time.perf_counter() - started, as_json, chosen)
+
+
+def _main_scheme(scheme: str | None, selection: SelectionOptions | None, options: list[str] | None) -> str:
+    """Return the scheme from which the configuration starts.
+
+    Raises:
+        ConfigError: There is neither a scheme nor a selection, there are both, or a selection has options of a scheme.
+    """
+    if selection is None:
+        if scheme is None:
+            raise ConfigError("name a scheme, as in --scheme int4_wo_128 (`quark schemes` lists them), or several with --mixed")
+        return scheme
+    if scheme is not None:
+        raise ConfigError(f"--scheme {scheme} gives all layers one scheme, and --mixed chooses among several: leave one of them out")
+    if options:
+        raise ConfigError("--scheme-option is of the one scheme of --scheme: leave it out, since --mixed takes schemes as they are")
+    return selection.base_scheme
 
 
 def make_config(
@@ -181,13 +202,33 @@ def make_config(
     )
 
 
-def _calibration(tokenizer: Any, wanted_by: str, calib: Path | None, count: int, length: int) -> list[Tensor]:
-    """Return ``count`` calibration sequences of ``length`` tokens."""
-    from quark.hf.calibration_text import calibration_tokens
+class _Calibration:
+    """Gives calibration sequences, once something needs them.
 
-    if calib is None:
-        raise CalibrationError(f"calibration text is needed by {wanted_by}: give --calib FILE or DIR")
-    return calibration_tokens(tokenizer, calib, count, length)
+    Args:
+        model: Directory of the checkpoint, which has the tokenizer.
+        text: File or directory of the text; None where none was given.
+        count: Of the sequences.
+        length: Of each, in tokens.
+    """
+
+    def __init__(self, model: Path, text: Path | None, count: int, length: int) -> None:
+        self._model, self._text, self._count, self._length = model, text, count, length
+
+    @functools.cached_property
+    def tokenizer(self) -> Any:
+        """The tokenizer; None where the checkpoint has none."""
+        from quark.hf.tokenizer import load_tokenizer
+
+        return load_tokenizer(self._model)
+
+    def __call__(self, wanted_by: str) -> list[Tensor]:
+        """Return the sequences; ``wanted_by`` says what needs them. Raises CalibrationError where there is no text."""
+        from quark.hf.calibration_text import calibration_tokens
+
+        if self._text is None:
+            raise CalibrationError(f"calibration text is needed by {wanted_by}: give --calib FILE or DIR")
+        return calibration_tokens(self.tokenizer, self._text, self._count, self._length)
 
 
 def _pair(text: str) -> tuple[str, str]:
@@ -197,15 +238,17 @@ def _pair(text: str) -> tuple[str, str]:
     return pattern, scheme
 
 
-def _print_plan(plan: Any, as_json: bool) -> None:
+def _print_plan(plan: Any, as_json: bool, chosen: SelectionResult | None) -> None:
     from quark.planning.plan_text import plan_lines
 
-    typer.echo(json.dumps(plan.to_dict(), indent=2) if as_json else "\n".join(plan_lines(plan)))
+    selection = {} if chosen is None else {"selection": chosen.to_dict()}
+    typer.echo(json.dumps(plan.to_dict() | selection, indent=2) if as_json else "\n".join(plan_lines(plan)))
 
 
-def _print_result(out: Path, scheme: str, layers: int, seconds: float, as_json: bool) -> None:
+def _print_result(out: Path, scheme: str, layers: int, seconds: float, as_json: bool, chosen: SelectionResult | None) -> None:
     size = sum(f.stat().st_size for f in out.iterdir() if f.is_file())
     if as_json:
-        typer.echo(json.dumps({"out": str(out), "scheme": scheme, "layers": layers, "bytes": size, "seconds": round(seconds, 3)}))
+        facts = {"out": str(out), "scheme": scheme, "layers": layers, "bytes": size, "seconds": round(seconds, 3)}
+        typer.echo(json.dumps(facts if chosen is None else facts | {"selection": chosen.to_dict()}))
     else:
         typer.echo(f"{out}: {layers} layers in {scheme}, {size / 1e6:.1f} MB, {seconds:.1f} s")

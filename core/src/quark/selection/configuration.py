@@ -20,9 +20,7 @@ from quark.selection.candidates import Candidate
 __all__ = ["configuration"]
 
 
-def configuration(
-    base: QConfig, rows: Sequence[PlanRow], chosen: Mapping[str, Candidate], fixed: Iterable[str]
-) -> QConfig:
+def configuration(base: QConfig, rows: Sequence[PlanRow], chosen: Mapping[str, Candidate], fixed: Iterable[str]) -> QConfig:
     """Return ``base`` with another quantization of weight and input for the chosen layers.
 
     The outputs of layers, such as those that enter a quantized cache, stay what ``base`` makes them.

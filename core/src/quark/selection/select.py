@@ -152,9 +152,7 @@ def _problem(
         fitting = [c for c in candidates.values() if all(c.shape_error(shape) is None for shape in group.shapes.values())]
         if not fitting:
             error = next(iter(candidates.values())).shape_error(next(iter(group.shapes.values())))
-            raise ConfigError(
-                f"no candidate fits '{group.name}' ({error}): add one that does, or float, or exclude {folded(group.layers)}"
-            )
+            raise ConfigError(f"no candidate fits '{group.name}' ({error}): add one that does, or float, or exclude {folded(group.layers)}")
         sizes[group.name] = {c.name: sum(c.stored_bytes(shape, dtypes[layer]) for layer, shape in group.shapes.items()) for c in fitting}
     other = _other_bytes(model, rows, free, base)
     return SelectionProblem(model, source, architecture, groups, candidates, sizes, other, budget)

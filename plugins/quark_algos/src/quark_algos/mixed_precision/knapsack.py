@@ -9,6 +9,7 @@ Source: Kellerer, Pferschy, Pisinger, "Knapsack Problems", 2004, chapter 11. Sol
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from math import gcd
 from typing import Any
 
@@ -91,7 +92,7 @@ def _milp(costs: Losses, weights: Sizes, room: int) -> list[int]:
     if solution.x is None:
         raise RuntimeError(f"HiGHS finds no solution of a problem that has one: {solution.message}")
     starts = np.cumsum([0, *(len(row) for row in costs)])
-    return [int(np.argmax(solution.x[a:b])) for a, b in zip(starts[:-1], starts[1:], strict=True)]
+    return [int(np.argmax(solution.x[a:b])) for a, b in pairwise(starts)]
 
 
 def _scipy() -> tuple[Any, Any]:

@@ -14,8 +14,10 @@ from quark.calibration.lockstep import current_forward
 from quark.calibration.pause_points import tokens_of
 from quark.errors import NonFiniteError
 from quark.evaluate.comparison import kl_divergence
+from quark.runs.memory import tokens_in
 from quark.selection import SelectionProblem
-from quark_algos.mixed_precision.streaming import QuantizedForm, streamed
+from quark_algos.mixed_precision.quantized_form import QuantizedForm
+from quark_algos.mixed_precision.streaming import streamed
 
 __all__ = ["limited", "measured_kl"]
 
@@ -49,13 +51,8 @@ def limited(data: Sequence[Call], tokens: int) -> list[Call]:
         if taken and count >= tokens:
             break
         taken.append(call)
-        count += _tokens(call)
+        count += tokens_in([call])
     return taken
-
-
-def _tokens(call: Call) -> int:
-    first = next((v for v in (*call.args, *call.kwargs.values()) if isinstance(v, Tensor)), None)
-    return 0 if first is None else first.numel()
 
 
 def measured_kl(problem: SelectionProblem, choices: Sequence[Mapping[str, str]], tokens: int) -> list[float]:
@@ -74,7 +71,7 @@ def measured_kl(problem: SelectionProblem, choices: Sequence[Mapping[str, str]],
     """
     data = limited(problem.data, tokens)
     width = max((shape[1] for group in problem.groups for shape in group.shapes.values()), default=1)
-    at_once = max(1, _HELD // max(1, width * sum(_tokens(call) for call in data)) - 1)
+    at_once = max(1, _HELD // max(1, width * tokens_in(data)) - 1)
     layers = {group.name: group.layers for group in problem.groups}
     by_layer = [{layer: name for group, name in one.items() for layer in layers[group]} for one in choices]
     values: list[float] = []

@@ -66,9 +66,7 @@ class MixedPrecision:
             curve, choices = self._within_divergence(problem, losses, curve)
         return Selection(choices, losses, UNITS[self.sensitivity], curve, tuple(_notes(curve, self.sensitivity)))
 
-    def _measured(
-        self, problem: SelectionProblem, curve: Sequence[CurvePoint], choices: Mapping[str, str]
-    ) -> tuple[CurvePoint, ...]:
+    def _measured(self, problem: SelectionProblem, curve: Sequence[CurvePoint], choices: Mapping[str, str]) -> tuple[CurvePoint, ...]:
         """Return the curve with measured divergences: of the choice, and of points at equal distances."""
         if not self.measured:
             return tuple(curve)
@@ -115,9 +113,7 @@ def _point(problem: SelectionProblem, losses: Losses, choices: Mapping[str, str]
     return CurvePoint(problem.bytes_of(choices), sum(losses[group][name] for group, name in choices.items()), choices)
 
 
-def _with(
-    curve: Sequence[CurvePoint], problem: SelectionProblem, losses: Losses, choices: Mapping[str, str]
-) -> tuple[CurvePoint, ...]:
+def _with(curve: Sequence[CurvePoint], problem: SelectionProblem, losses: Losses, choices: Mapping[str, str]) -> tuple[CurvePoint, ...]:
     """Return the curve with the point of the choices."""
     own = _point(problem, losses, choices)
     points = {point.group_bytes: point for point in curve} | {own.group_bytes: own}

@@ -6,48 +6,21 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-import attrs
-import torch
-from torch import Tensor, nn
+from torch import nn
 
-from quark.algorithms import RoundingTask, RoundToNearest
 from quark.calibration.batches import Call
 from quark.calibration.lockstep import LockStep, current_forward, replaced_forward, without_cache
-from quark.modules import QuantizedLayer, quantized_class
-from quark.quantizers import quantizer_for
-from quark.selection import Candidate, SelectionProblem
+from quark.selection import SelectionProblem
 
-__all__ = ["QuantizedForm", "streamed"]
+__all__ = ["Replacement", "streamed"]
 
 Replacement = Callable[[str, nn.Module, Callable[..., Any], Any, tuple[Any, ...], dict[str, Any]], Any]
 """Called in place of a layer's forward with: its full name, the layer, its own forward, the input, further arguments by place and name."""
 
 
-class QuantizedForm:
-    """A layer in a candidate's scheme: its weight rounded to nearest, its input quantized with scales of that input itself.
-
-    Args:
-        name: Full name of the layer.
-        layer: The float layer, which is not changed.
-        candidate: One that quantizes.
-    """
-
-    def __init__(self, name: str, layer: nn.Module, candidate: Candidate) -> None:
-        spec = candidate.config.input_tensors
-        self._input = None if spec is None else quantizer_for(spec, activation=True)
-        config = attrs.evolve(candidate.config.copied(), input_tensors=None, output_tensors=None)
-        self._layer = quantized_class(layer).from_float(layer, config)
-        RoundToNearest().round(RoundingTask({name: self._layer}))
-
-    @torch.no_grad()
-    def __call__(self, x: Tensor) -> Tensor:
-        """Return the layer's output for the input ``[…, K]``."""
-        rounded = x if self._input is None else self._input.fake_quantize(x.contiguous())
-        output: Tensor = QuantizedLayer.forward(self._layer, rounded)
-        return output
-
-
-def streamed(problem: SelectionProblem, calls: Sequence[Call], layers: Sequence[str], replacement: Replacement, *, to_the_end: bool) -> None:
+def streamed(
+    problem: SelectionProblem, calls: Sequence[Call], layers: Sequence[str], replacement: Replacement, *, to_the_end: bool
+) -> None:
     """Run forwards through the model with a replacement for the forwards of some layers; the model is left as it was.
 
     Args:
