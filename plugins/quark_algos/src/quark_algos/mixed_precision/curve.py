@@ -18,7 +18,6 @@ def best_choice(losses: Losses, sizes: Sizes, most: int) -> dict[str, str]:
 
     Raises:
         ConfigError: There is none.
-        UnsupportedError: scipy is not installed.
     """
     names = [list(sizes[group]) for group in losses]
     rows = list(zip(losses, names, strict=True))

@@ -1,26 +1,32 @@
-"""Multiple-choice knapsack: one option of each group, the smallest sum of losses within a size; exact, as a mixed-integer program.
+"""Multiple-choice knapsack: one option of each group, the smallest sum of losses within a size; solved exactly, to the byte.
 
-    minimize    Σ_g Σ_o loss[g][o] · x[g,o]
-    subject to  Σ_o x[g,o] = 1 for each group g,   Σ_g Σ_o size[g][o] · x[g,o] ≤ most,   x ∈ {0, 1}
+    minimize    Σ_g loss[g][o_g]
+    subject to  Σ_g size[g][o_g] ≤ most
 
-Source: Kellerer, Pferschy, Pisinger, "Knapsack Problems", 2004, chapter 11. Solved by HiGHS, through ``scipy.optimize.milp``.
+Dynamic programming over the groups keeps the sums that no other one beats in both size and loss. What makes it fast is a bound: with a
+price λ of a byte, no choice of the groups that are left costs less than ``Σ_g min_o (loss + λ size)``, so that sums are dropped from which
+nothing better than a known solution can be reached. λ and the known solution are those of the linear relaxation, which is solved by
+taking steps in the order of what a byte saves. Few sums are left, since the relaxation differs from a solution in one group only.
+
+Sizes are whole numbers throughout. Solvers of mixed-integer programs compare sums of sizes to a relative tolerance, which at a gigabyte is
+hundreds of bytes. Source: Kellerer, Pferschy, Pisinger, "Knapsack Problems", 2004, sections 11.2 (relaxation) and 11.5 (dynamic
+programming with bounds).
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
-from math import gcd
-from typing import Any
 
-import numpy as np
+import attrs
+import torch
+from torch import Tensor
 
-from quark.errors import ConfigError, UnsupportedError
+from quark.errors import ConfigError
 
 __all__ = ["smallest_loss"]
 
-_SPAN = 1e6
-"""The difference between the largest and the smallest sum of losses, as the solver gets it: far above its absolute tolerance of 1e-6."""
+_ROUNDING = 1e-12
+"""Share of the sum of all losses by which bounds may be wrong, since they are sums of floating-point numbers."""
 
 Losses = Sequence[Sequence[float]]
 Sizes = Sequence[Sequence[int]]
@@ -36,71 +42,96 @@ def smallest_loss(losses: Losses, sizes: Sizes, most: int) -> list[int]:
 
     Raises:
         ConfigError: Not even the smallest options fit.
-        UnsupportedError: scipy is not installed.
     """
-    kept = [_undominated(own, size) for own, size in zip(losses, sizes, strict=True)]
-    least = sum(sizes[g][options[0]] for g, options in enumerate(kept))
+    groups = [_Group.of(own, size) for own, size in zip(losses, sizes, strict=True)]
+    least = sum(min(size) for size in sizes)
     if least > most:
         raise ConfigError(f"the smallest options take {least:,} together, and {most:,} are allowed")
-    # In units of all differences, above the smallest options: small whole numbers, which floating point adds exactly.
-    extra = [[sizes[g][o] - sizes[g][options[0]] for o in options] for g, options in enumerate(kept)]
-    unit = gcd(*(value for row in extra for value in row)) or 1
-    room, span = (most - least) // unit, sum(losses[g][options[0]] - losses[g][options[-1]] for g, options in enumerate(kept))
-    if sum(row[-1] for row in extra) // unit <= room:
-        return [options[-1] for options in kept]
-    costs = [[(losses[g][o] - losses[g][options[-1]]) * (_SPAN / span) for o in options] for g, options in enumerate(kept)]
-    taken = _solved(costs, [[value // unit for value in row] for row in extra], room)
-    return [options[o] for options, o in zip(kept, taken, strict=True)]
+    known, price = _relaxed(groups, most - least)
+    taken = _better(groups, most - least, known, price)
+    return [group.options[o] for group, o in zip(groups, taken, strict=True)]
 
 
-def _undominated(losses: Sequence[float], sizes: Sequence[int]) -> list[int]:
-    """Return the options of a group for which no smaller one has so small a loss, from the smallest to the largest."""
-    kept: list[int] = []
-    for option in sorted(range(len(sizes)), key=lambda o: (sizes[o], losses[o])):
-        if not kept or losses[option] < losses[kept[-1]]:
-            kept.append(option)
-    return kept
+@attrs.frozen(eq=False)
+class _Group:
+    """The options of a group that may be in a solution, from the smallest to the largest.
 
-
-def _solved(costs: Losses, weights: Sizes, room: int) -> list[int]:
-    """Return the options of the smallest cost whose weights have room.
-
-    The solver calls a number whole that is so to 1e-6. Where what it takes for a solution has no room, it is asked again with less.
+    Attributes:
+        options: Their numbers.
+        extra: Their sizes above that of the smallest.
+        losses: Their losses, which fall.
     """
-    for less in range(room + 1):
-        taken = _milp(costs, weights, room - less)
-        if sum(row[o] for row, o in zip(weights, taken, strict=True)) <= room:
-            return taken
-    raise AssertionError("the smallest options fit, so that some solution does")
+
+    options: list[int]
+    extra: list[int]
+    losses: list[float]
+
+    @classmethod
+    def of(cls, losses: Sequence[float], sizes: Sequence[int]) -> _Group:
+        """Return the options for which no smaller one has so small a loss."""
+        kept: list[int] = []
+        for option in sorted(range(len(sizes)), key=lambda o: (sizes[o], losses[o])):
+            if not kept or losses[option] < losses[kept[-1]]:
+                kept.append(option)
+        return cls(kept, [sizes[o] - sizes[kept[0]] for o in kept], [losses[o] for o in kept])
+
+    def steps(self) -> list[tuple[float, int, int]]:
+        """Return the steps along the lower convex hull: what a byte saves, and from which option to which; the best step first."""
+        steps, at = [], 0
+        while at < len(self.options) - 1:
+            saved = {o: (self.losses[at] - self.losses[o]) / (self.extra[o] - self.extra[at]) for o in range(at + 1, len(self.options))}
+            best = max(saved, key=lambda o: (saved[o], o))
+            steps.append((saved[best], at, best))
+            at = best
+        return steps
 
 
-def _milp(costs: Losses, weights: Sizes, room: int) -> list[int]:
-    optimize, sparse = _scipy()
-    groups = np.repeat(np.arange(len(costs)), [len(row) for row in costs])
-    variables = np.arange(len(groups))
-    one_each = sparse.csr_array((np.ones(len(groups)), (groups, variables)), shape=(len(costs), len(groups)))
-    solution = optimize.milp(
-        np.concatenate([np.asarray(row, dtype=np.float64) for row in costs]),
-        integrality=np.ones(len(groups)),
-        bounds=optimize.Bounds(0, 1),
-        constraints=[
-            optimize.LinearConstraint(one_each, 1, 1),
-            optimize.LinearConstraint(np.concatenate([np.asarray(row, dtype=np.float64) for row in weights])[None], 0, room),
-        ],
-        options={"mip_rel_gap": 0},
-    )
-    if solution.x is None:
-        raise RuntimeError(f"HiGHS finds no solution of a problem that has one: {solution.message}")
-    starts = np.cumsum([0, *(len(row) for row in costs)])
-    return [int(np.argmax(solution.x[a:b])) for a, b in pairwise(starts)]
+def _relaxed(groups: Sequence[_Group], room: int) -> tuple[list[int], float]:
+    """Return a solution, and the price of a byte, from steps in the order of what a byte saves; steps that do not fit are left out."""
+    taken, price = [0] * len(groups), 0.0
+    for saved, g, start, end in sorted(((s, g, a, b) for g, group in enumerate(groups) for s, a, b in group.steps()), reverse=True):
+        size = groups[g].extra[end] - groups[g].extra[start]
+        if size <= room and taken[g] == start:
+            taken[g], room = end, room - size
+        elif not price:
+            price = saved  # of the first step that does not fit, which the relaxation takes in part
+    return taken, price
 
 
-def _scipy() -> tuple[Any, Any]:
-    """Return ``scipy.optimize`` and ``scipy.sparse``, which nothing else here needs."""
-    try:
-        from scipy import optimize, sparse
-    except ImportError:
-        raise UnsupportedError(
-            "mixed precision is solved by scipy (HiGHS), which is not installed: pip install 'quark-algos[mixed]'"
-        ) from None
-    return optimize, sparse
+def _better(groups: Sequence[_Group], room: int, known: Sequence[int], price: float) -> list[int]:
+    """Return the best solution; ``known`` where none is better."""
+    best = sum(group.losses[o] for group, o in zip(groups, known, strict=True))
+    margin = _ROUNDING * sum(abs(group.losses[0]) for group in groups)
+    cheapest = [min(loss + price * extra for loss, extra in zip(group.losses, group.extra, strict=True)) for group in groups]
+    left = sum(cheapest) - price * room
+    size, loss = torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.float64)
+    trail: list[tuple[Tensor, Tensor]] = []
+    for group, own in zip(groups, cheapest, strict=True):
+        left -= own
+        sizes = (size[:, None] + torch.tensor(group.extra)).flatten()
+        losses = (loss[:, None] + torch.tensor(group.losses, dtype=torch.float64)).flatten()
+        hopeful = ((sizes <= room) & (losses + price * sizes + left <= best + margin)).nonzero()[:, 0]
+        kept = hopeful[_undominated(sizes[hopeful], losses[hopeful])]
+        if not len(kept):
+            return list(known)
+        size, loss = sizes[kept], losses[kept]
+        trail.append((kept // len(group.options), kept % len(group.options)))
+    at = int(loss.argmin()) if len(loss) else 0
+    if not trail or float(loss[at]) >= best:
+        return list(known)
+    taken = []
+    for before, option in reversed(trail):
+        taken.append(int(option[at]))
+        at = int(before[at])
+    return taken[::-1]
+
+
+def _undominated(sizes: Tensor, losses: Tensor) -> Tensor:
+    """Return the places of the sums for which no smaller one has so small a loss, in the order of their sizes."""
+    order = losses.argsort(stable=True)
+    order = order[sizes[order].argsort(stable=True)]  # by size, and of one size by loss
+    sorted_losses = losses[order]
+    least = sorted_losses.cummin(0).values
+    falls = torch.ones(len(order), dtype=torch.bool)
+    falls[1:] = sorted_losses[1:] < least[:-1]
+    return order[falls]
