@@ -217,7 +217,7 @@ class _Calibration:
 
     @functools.cached_property
     def tokenizer(self) -> Any:
-        """The tokenizer; None where the checkpoint has none."""
+        """Return the tokenizer; None where the checkpoint has none."""
         from quark.hf.tokenizer import load_tokenizer
 
         return load_tokenizer(self._model)
