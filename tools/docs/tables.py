@@ -31,6 +31,7 @@ _COLUMNS: dict[str, dict[str, str]] = {
     "algorithms": {"algorithm": "name", "kind": "kind", "role": "role", "before": "before", "after": "after", "summary": "summary"},
     "templates": {"model type": "name", "models": "summary", "decoder blocks": "decoder_blocks", "left in float": "exclude_layers_name"},
     "exporters": {"exporter": "name", "reads": "quant_methods", "summary": "summary"},
+    "selectors": {"selector": "name", "summary": "summary"},
     "layer_types": {"layer type": "name", "layer": "layer", "quantized": "quantized", "planned as": "planned_as", "summary": "summary"},
 }
 """For each kind: the title of a column, and the key of `quark.plugins.report.kind_report` that it shows. The first is the name."""

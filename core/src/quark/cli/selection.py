@@ -109,11 +109,11 @@ def selection_options(
     from quark.selection.budget import Budget, parse_size
 
     size = None if target_size is None else parse_size(target_size)
-    budget = {"bits": target_bits, "size": size, "kl": kl_budget}
+    budget: dict[str, Any] = {"bits": target_bits, "size": size, "kl": kl_budget}
     if mixed is None:
-        others = {"--target-bits": target_bits, "--target-size": target_size, "--kl-budget": kl_budget, "--selector": selector}
-        others |= {"--selector-option": selector_option, "--runtime": runtime, "--curve": curve}
-        if idle := [flag for flag, value in others.items() if value]:
+        budgets = {"--target-bits": target_bits, "--target-size": target_size, "--kl-budget": kl_budget}
+        others: dict[str, Any] = {"--selector": selector, "--selector-option": selector_option, "--runtime": runtime, "--curve": curve}
+        if idle := [flag for flag, value in (budgets | others).items() if value]:
             raise ConfigError(f"{idle[0]} is of a selection: name the schemes to choose from, as in --mixed fp8,mxfp4, or leave it out")
         return None
     if all(value is None for value in budget.values()):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from typing import Any
 
 import attrs
 
@@ -15,7 +16,7 @@ _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?\s*", re.IGNORECASE)
 
 
-def _positive(_: object, attribute: attrs.Attribute[float | None], value: float | None) -> None:
+def _positive(_: object, attribute: Any, value: float | None) -> None:
     if value is not None and not (math.isfinite(value) and value > 0):
         raise ConfigError(f"a budget of {attribute.name}={value} leaves nothing to choose from: give a positive number")
 
@@ -39,7 +40,8 @@ class Budget:
     kl: float | None = attrs.field(default=None, validator=_positive)
 
     def __attrs_post_init__(self) -> None:
-        given = [name for name, value in attrs.asdict(self).items() if value is not None]
+        values = (("bits", self.bits), ("size", self.size), ("kl", self.kl))
+        given = [name for name, value in values if value is not None]
         if len(given) != 1:
             said = "none is given" if not given else f"{' and '.join(given)} are given"
             raise ConfigError(f"a selection has one budget, and {said}: give bits per weight, a size in bytes, or a KL divergence")

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from math import prod
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 from quark.config.model import QConfig
 from quark.errors import ConfigError
@@ -38,7 +39,7 @@ def problem_of(
         raise ConfigError("there is no layer to choose a scheme for: every linear layer is excluded, or has a scheme of its own")
     architecture = architecture_of(model)
     groups = layer_groups(free, architecture)
-    dtypes = {row.name: model.get_submodule(row.name).weight.dtype for row in free}  # type: ignore[union-attr]
+    dtypes: dict[str, torch.dtype] = {row.name: _weight(model, row).dtype for row in free}
     sizes: dict[str, dict[str, int]] = {}
     for group in groups:
         fitting = [c for c in candidates.values() if all(c.shape_error(shape) is None for shape in group.shapes.values())]
@@ -58,10 +59,15 @@ def _is_free(row: PlanRow, base: QConfig, fixed: Sequence[str]) -> bool:
 
 def _other_bytes(model: nn.Module, rows: Sequence[PlanRow], free: Sequence[PlanRow], base: QConfig) -> int:
     """Return the bytes of all tensors but the weights that are chosen for; those of fixed layers as they will be stored."""
-    replaced = {id(model.get_submodule(row.name).weight): 0 for row in free}
+    replaced = {id(_weight(model, row)): 0 for row in free}
     for row in rows:
-        if row.config is not None and row.config.weight is not None and row.name not in {one.name for one in free} and row.is_linear:
-            weight: Any = model.get_submodule(row.name).weight
+        if row.config is not None and row.config.weight is not None and row.is_linear and id(_weight(model, row)) not in replaced:
+            weight = _weight(model, row)
             replaced[id(weight)] = Candidate("fixed", row.config).stored_bytes(row.shape, weight.dtype)
     tensors = {id(t): t for t in model.state_dict(keep_vars=True).values()}
     return sum(replaced.get(key, prod(t.shape) * t.dtype.itemsize) for key, t in tensors.items())
+
+
+def _weight(model: nn.Module, row: PlanRow) -> Tensor:
+    weight: Any = model.get_submodule(row.name).weight
+    return weight

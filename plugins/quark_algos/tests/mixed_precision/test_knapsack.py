@@ -9,7 +9,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from quark.errors import ConfigError
-
 from quark_algos.mixed_precision.knapsack import smallest_loss
 
 LOSSES = st.floats(0, 1e3, allow_nan=False) | st.floats(0, 1e-6, allow_nan=False)

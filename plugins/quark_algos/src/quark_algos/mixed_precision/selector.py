@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import attrs
 
@@ -24,7 +24,7 @@ def _known(_: object, attribute: object, value: str) -> None:
         raise ConfigError(f"there is no sensitivity {value!r}: there are {', '.join(SENSITIVITIES)}")
 
 
-def _at_least(least: int) -> object:
+def _at_least(least: int) -> Callable[[object, attrs.Attribute[int], int], None]:
     def check(_: object, attribute: attrs.Attribute[int], value: int) -> None:
         if value < least:
             raise ConfigError(f"{attribute.name}={value} is too few: give at least {least}")
