@@ -5,8 +5,10 @@
 
 Choices are made from the checkpoint in its own dtype, on 8 sequences of 512 tokens from TEXT_DIR/foldoc.txt, character 200,000 on. The
 model is then quantized in --dtype, with the same text for static scales, and compared with the float model of that dtype on other
-sequences of 512 tokens: --windows from foldoc.txt (character 3,500,000 on) and as many from devil.txt (character 20,000 on). ``ends`` is the heuristic: the larger candidates from the
-first and the last block inwards, as many groups as the budget allows. One JSON line for each row, then a table.
+sequences of 512 tokens: --windows from foldoc.txt (character 3,500,000 on) and as many from devil.txt (character 20,000 on).
+
+``ends`` is the heuristic: the larger candidates from the first and the last block inwards, as many groups as the budget allows. One JSON
+line for each row, then a table.
 """
 
 from __future__ import annotations
