@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +26,15 @@ from quark.runs.source import BlockSource, CheckpointSource, InMemorySource
 from quark.selection.budget import Budget
 from quark.selection.candidates import candidates_of
 from quark.selection.configuration import configuration
+from quark.selection.problem import SelectionProblem
 from quark.selection.problem_of_model import problem_of
-from quark.selection.selection import SelectionResult
+from quark.selection.selection import Selection, SelectionResult
 from quark.selection.selector import SchemeSelector, checked_selection, selector_of
 from quark.templates.schemes import scheme_record
 
 __all__ = ["base_scheme", "select_schemes"]
+
+_WANTED_BY = "a selection of schemes"
 
 
 def base_scheme(names: Sequence[str]) -> str:
@@ -91,21 +94,25 @@ def select_schemes(
     name, chooser = selector_of(selector, selector_options) if selector is None or isinstance(selector, str) else (None, selector)
     source: BlockSource = InMemorySource() if isinstance(model, nn.Module) else _checkpoint(Path(model), device, dtype)
     whole = source.model if isinstance(source, CheckpointSource) else model
-    assert isinstance(whole, nn.Module)  # for type checkers
+    assert isinstance(whole, nn.Module)
     base = template_of(whole).get_config(scheme=base_scheme(candidates)) if base is None else base
     rows = _planned(whole, source, base)
     problem = problem_of(whole, source, rows, base, fixed, offered, budget)
     problem.refuse_unreachable()
-    if callable(data):
-        data = data("a selection of schemes")
-    problem = attrs.evolve(problem, data=calls(data, wanted_by="a selection of schemes", model=whole))
+    read = data(_WANTED_BY) if callable(data) and not isinstance(data, Iterable) else data
+    problem = attrs.evolve(problem, data=calls(read, wanted_by=_WANTED_BY, model=whole))
     started = time.perf_counter()
+    selection = _selected(problem, chooser, name)
+    seconds = time.perf_counter() - started
+    chosen = {layer: offered[selection.choices[group.name]] for group in problem.groups for layer in group.layers}
+    return SelectionResult(configuration(base, rows, chosen, fixed), selection, problem, name, seconds)
+
+
+def _selected(problem: SelectionProblem, chooser: SchemeSelector, name: str | None) -> Selection:
+    """Return what the selector chooses, checked."""
     whose = f"the selector '{name}'" if name else f"the selector {type(chooser).__name__}"
     with attributed(f"choosing schemes by {whose}"):
-        selection = checked_selection(problem, chooser.select(problem), whose)
-    chosen = {layer: offered[selection.choices[group.name]] for group in problem.groups for layer in group.layers}
-    config = configuration(base, rows, chosen, fixed)
-    return SelectionResult(config, selection, problem, name, time.perf_counter() - started)
+        return checked_selection(problem, chooser.select(problem), whose)
 
 
 def _planned(model: nn.Module, source: BlockSource, base: QConfig) -> tuple[PlanRow, ...]:
