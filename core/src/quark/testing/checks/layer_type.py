@@ -23,7 +23,6 @@ from quark.modules.layer_types import layer_type_of_class
 from quark.plugins.records import LayerTypeRecord
 from quark.testing.check import NotApplicableError, check, require
 from quark.testing.example_specs import registered_formats
-from quark.testing.quiet import quietly
 from quark.testing.subject import Subject
 from quark.torch import ModelQuantizer, export_safetensors, import_model_from_safetensors
 
@@ -211,7 +210,9 @@ def has_the_layout_it_says(subject: Subject) -> None:
     before = _output(quantized, x)
     quantized.weight = nn.Parameter(torch.cat([quantized.weight[:1] + 1, quantized.weight[1:]]), requires_grad=False)
     changed = (_output(quantized, x) != before).flatten(0, -2).any(0)
-    require(bool(changed[0]) and not bool(changed[1:].any()), "has a weight of which a row is not that of one output: rounding takes it for one")
+    require(
+        bool(changed[0]) and not bool(changed[1:].any()), "has a weight of which a row is not that of one output: rounding takes it for one"
+    )
 
 
 @check("layer_type")
@@ -251,7 +252,7 @@ def is_quantized_exported_and_loaded(subject: Subject) -> None:
     model, x = _Small(_float_layer(subject)), _input(_float_layer(subject))
     before, weight = _output(model, x), linear_weight(model.layer).clone()
     config = QConfig(global_quant_config=QLayerConfig(), layer_quant_config={"layer": QLayerConfig(weight=_int8(is_dynamic=False))})
-    with quietly(), TemporaryDirectory(prefix="quark-conformance-") as directory:
+    with TemporaryDirectory(prefix="quark-conformance-") as directory:
         quantized: Any = ModelQuantizer(config).quantize_model(model)
         after = _output(quantized, x)
         require(isinstance(quantized.layer, QuantizedLayer), "is not quantized where a pattern names it")
