@@ -38,6 +38,7 @@ _COLUMNS: dict[str, dict[str, str]] = {
         "quant_method": "quant_methods",
         "summary": "summary",
     },
+    "selectors": {"selector": "name", "summary": "summary"},
     "layer_types": {"layer type": "name", "layer": "layer", "quantized": "quantized", "planned as": "planned_as", "summary": "summary"},
 }
 """For each kind: the title of a column, and the key of `quark.plugins.report.kind_report` that it shows. The first is the name."""

@@ -36,6 +36,7 @@ MODULES = {
     "scheme": {"w4a8.py"},
     "format": {"int3.py"},
     "observer": {"quantile.py"},
+    "selector": {"ends.py"},
     "rounding": {"clipped.py", "clipped_settings.py"},
     "transform": {"balanced.py", "balanced_settings.py"},
     "template": {"lm.py", "modeling.py"},

@@ -164,6 +164,7 @@ _FLAGS = {
     "schemes": "--scheme-option KEY=VALUE",
     "algorithms": "--algorithm-option {name}.KEY=VALUE",
     "exporters": "--exporter-option KEY=VALUE",
+    "selectors": "--selector-option KEY=VALUE",
 }
 """The way to set options of each kind; the other kinds have none."""
 _COLUMNS: dict[str, tuple[Column, ...]] = {
@@ -200,6 +201,7 @@ _COLUMNS: dict[str, tuple[Column, ...]] = {
         ("source", _when("dequantizer", "yes")),
         ("quant_method", _joined("quant_methods")),
     ),
+    "selectors": (("selector", _name),),
 }
 _PLUGIN_COLUMNS: tuple[Column, ...] = (
     ("plugin", _text("entry_point")),

@@ -29,6 +29,7 @@ def new_plugin(
     transform: Annotated[bool, typer.Option("--transform", help=_SUMMARIES["transform"])] = False,
     template: Annotated[bool, typer.Option("--template", help=_SUMMARIES["template"])] = False,
     layout: Annotated[bool, typer.Option("--layout", help=_SUMMARIES["layout"])] = False,
+    selector: Annotated[bool, typer.Option("--selector", help=_SUMMARIES["selector"])] = False,
     layer_type: Annotated[bool, typer.Option("--layer-type", help=_SUMMARIES["layer_type"])] = False,
 ) -> None:
     """Write a distribution with a plugin of each chosen kind: typed code, conformance tests, a README, files for CI."""
@@ -40,6 +41,7 @@ def new_plugin(
         "transform": transform,
         "template": template,
         "layout": layout,
+        "selector": selector,
         "layer_type": layer_type,
     }
     out = new_distribution(name, [kind for kind, is_chosen in chosen.items() if is_chosen], directory)

@@ -26,6 +26,7 @@ from quark.plugins.records import (
     ObserverRecord,
     Record,
     SchemeRecord,
+    SelectorRecord,
     TemplateRecord,
 )
 from quark.plugins.registries import (
@@ -35,6 +36,7 @@ from quark.plugins.registries import (
     LayerTypeRegistry,
     ObserverRegistry,
     SchemeRegistry,
+    SelectorRegistry,
     TemplateRegistry,
 )
 from quark.plugins.registry import Registry
@@ -63,6 +65,8 @@ __all__ = [
     "Registry",
     "SchemeRecord",
     "SchemeRegistry",
+    "SelectorRecord",
+    "SelectorRegistry",
     "Source",
     "TemplateRecord",
     "TemplateRegistry",
@@ -77,6 +81,7 @@ __all__ = [
     "layer_types",
     "observers",
     "schemes",
+    "selectors",
     "templates",
     "using",
 ]
@@ -110,6 +115,11 @@ def templates() -> TemplateRegistry:
 def exporters() -> ExporterRegistry:
     """Return all exporters."""
     return _catalog().exporters
+
+
+def selectors() -> SelectorRegistry:
+    """Return all selectors."""
+    return _catalog().selectors
 
 
 def layer_types() -> LayerTypeRegistry:

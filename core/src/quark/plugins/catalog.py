@@ -24,6 +24,7 @@ from quark.plugins.registries import (
     LayerTypeRegistry,
     ObserverRegistry,
     SchemeRegistry,
+    SelectorRegistry,
     TemplateRegistry,
 )
 from quark.plugins.registry import Registry
@@ -56,6 +57,7 @@ class Catalog:
         self.algorithms = AlgorithmRegistry(*self._view("algorithms"))
         self.templates = TemplateRegistry(*self._view("templates"))
         self.exporters = ExporterRegistry(*self._view("exporters"))
+        self.selectors = SelectorRegistry(*self._view("selectors"))
         self.layer_types = LayerTypeRegistry(*self._view("layer_types"))
         self.registries: dict[str, Registry[Any]] = {kind.plural: getattr(self, kind.plural) for kind in KINDS}
         self.exports = Exports(self.registries, self.failures, self.missing)

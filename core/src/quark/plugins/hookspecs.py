@@ -29,6 +29,7 @@ from quark.plugins.records import (
     LayerTypeRecord,
     ObserverRecord,
     SchemeRecord,
+    SelectorRecord,
     TemplateRecord,
 )
 
@@ -209,6 +210,36 @@ class QuarkHooks:
             class NamesExporter:
                 def export(self, model, out, options):
                     (out / "names.txt").write_text("\\n".join(model.state_dict()))
+        """
+
+    @hookspec
+    def quark_register_selectors(self) -> Iterable[SelectorRecord]:  # type: ignore[empty-body]
+        """Return the selectors of a plugin: what chooses a scheme for each group of layers, under a budget (``quark quantize --mixed``).
+
+        Each record points at a class with the protocol `quark.selection.SchemeSelector`; its keyword arguments are the selector's options
+        (``--selector-option KEY=VALUE``). Groups, candidates, sizes and budget are given; a selector makes the choice.
+
+        Example::
+
+            # acme_quant/plugin.py
+            from quark.plugins import SelectorRecord, hookimpl
+
+            @hookimpl
+            def quark_register_selectors():
+                yield SelectorRecord(name="acme_ends", summary="the most bytes for the last layers", selector="acme_quant.ends:LastFirst")
+
+            # acme_quant/ends.py
+            from quark.selection import Selection
+
+            class LastFirst:
+                def select(self, problem):
+                    choices = {name: min(sizes, key=sizes.get) for name, sizes in problem.sizes.items()}
+                    most = problem.largest if problem.most_bytes is None else problem.most_bytes
+                    for name, sizes in reversed(list(problem.sizes.items())):
+                        larger = choices | {name: max(sizes, key=sizes.get)}
+                        if problem.bytes_of(larger) <= most:
+                            choices = larger
+                    return Selection(choices)
         """
 
     @hookspec

@@ -13,6 +13,7 @@ from quark.plugins.records import (
     ObserverRecord,
     Record,
     SchemeRecord,
+    SelectorRecord,
     TemplateRecord,
 )
 
@@ -48,6 +49,7 @@ KINDS = (
     Kind("algorithm", "algorithms", AlgorithmRecord, "quark-algos"),
     Kind("template", "templates", TemplateRecord, "quark-templates"),
     Kind("exporter", "exporters", ExporterRecord, "quark-exporters"),
+    Kind("selector", "selectors", SelectorRecord, "quark-algos"),
     Kind("layer type", "layer_types", LayerTypeRecord, CORE),
 )
 BUILT_IN = tuple(dict.fromkeys(kind.distribution for kind in KINDS if kind.distribution != CORE))

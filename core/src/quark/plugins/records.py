@@ -31,6 +31,7 @@ __all__ = [
     "RunTimeScheme",
     "RunTimeTemplate",
     "SchemeRecord",
+    "SelectorRecord",
     "TemplateRecord",
 ]
 
@@ -332,6 +333,18 @@ class LayerTypeRecord(Record):
     planned_as: str | None = attrs.field(default=None, validator=attrs.validators.optional(_name))
     transposed: bool = False
     lookup: bool = False
+
+
+@attrs.frozen(kw_only=True)
+class SelectorRecord(Record):
+    """A selector: it chooses a scheme for each group of layers, under a budget.
+
+    Attributes:
+        selector: Reference to a class with the protocol `quark.selection.SchemeSelector`. It can be called without arguments; keyword
+            arguments with defaults are the selector's options.
+    """
+
+    selector: Reference = attrs.field(converter=as_reference, metadata=_function("select", options=options_of))
 
 
 def _run_time_name(_: Any, attribute: Any, value: Any) -> None:

@@ -16,6 +16,7 @@ from quark.plugins.records import (
     LayerTypeRecord,
     ObserverRecord,
     SchemeRecord,
+    SelectorRecord,
     TemplateRecord,
 )
 from quark.plugins.registry import Registry
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from quark.hf.dequantizer import Dequantizer
     from quark.modules import QuantizedLayer
     from quark.quantizers import NumberFormat, Observer
+    from quark.selection import SchemeSelector
 
 __all__ = [
     "AlgorithmRegistry",
@@ -41,6 +43,7 @@ __all__ = [
     "LayerTypeRegistry",
     "ObserverRegistry",
     "SchemeRegistry",
+    "SelectorRegistry",
     "TemplateRegistry",
 ]
 
@@ -137,6 +140,15 @@ class ExporterRegistry(Registry[ExporterRecord]):
         fitting = {name: record for name in self.names() if (record := self.get(name)).fits(block)}
         most = max((len(record.marks) for record in fitting.values()), default=0)
         return [name for name, record in fitting.items() if len(record.marks) == most]
+
+
+class SelectorRegistry(Registry[SelectorRecord]):
+    """Selectors by name."""
+
+    def load_selector(self, name: str) -> Callable[..., SchemeSelector]:
+        """Return the class, or function, that makes the selector of its options."""
+        selector: Callable[..., SchemeSelector] = self._load(name, "selector")
+        return selector
 
 
 class LayerTypeRegistry(Registry[LayerTypeRecord]):

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
         ObserverConformance,
         RoundingConformance,
         SchemeConformance,
+        SelectorConformance,
         TemplateConformance,
         TransformConformance,
     )
@@ -42,6 +43,7 @@ __all__ = [
     "Result",
     "RoundingConformance",
     "SchemeConformance",
+    "SelectorConformance",
     "Subject",
     "TemplateConformance",
     "TransformConformance",

@@ -35,6 +35,7 @@ __all__ = [
     "ObserverConformance",
     "RoundingConformance",
     "SchemeConformance",
+    "SelectorConformance",
     "TemplateConformance",
     "TransformConformance",
     "raise_for",
@@ -163,6 +164,12 @@ class LayoutConformance(Conformance):
     """Every check of a checkpoint layout: its exporter and its reader."""
 
     kind = "layout"
+
+
+class SelectorConformance(Conformance):
+    """Every check of a selector of schemes."""
+
+    kind = "selector"
 
 
 class LayerTypeConformance(Conformance):

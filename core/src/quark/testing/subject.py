@@ -24,6 +24,7 @@ _REGISTRIES = {
     "transform": "algorithms",
     "template": "templates",
     "layout": "exporters",
+    "selector": "selectors",
     "layer_type": "layer_types",
 }
 KINDS = (*_REGISTRIES, "distribution")
