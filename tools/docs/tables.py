@@ -32,11 +32,13 @@ _COLUMNS: dict[str, dict[str, str]] = {
     "templates": {"model type": "name", "models": "summary", "decoder blocks": "decoder_blocks", "left in float": "exclude_layers_name"},
     "exporters": {"exporter": "name", "reads": "quant_methods", "summary": "summary"},
     "layer_types": {"layer type": "name", "layer": "layer", "quantized": "quantized", "planned as": "planned_as", "summary": "summary"},
+    "datasets": {"dataset": "name", "files": "suffixes", "downloaded": "is_online", "summary": "summary"},
+    "metrics": {"metric": "name", "reference model": "needs_reference", "summary": "summary"},
 }
 """For each kind: the title of a column, and the key of `quark.plugins.report.kind_report` that it shows. The first is the name."""
-_YES = ("needs_calibration", "kv_cache")
+_YES = ("needs_calibration", "kv_cache", "is_online", "needs_reference")
 """Keys of which only matters whether there is a value."""
-_CODE = ("name", "class_name", "decoder_blocks", "exclude_layers_name", "quant_methods", "layer", "quantized")
+_CODE = ("name", "class_name", "decoder_blocks", "exclude_layers_name", "quant_methods", "layer", "quantized", "suffixes")
 """Keys whose values are written as code."""
 
 

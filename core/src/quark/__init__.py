@@ -13,10 +13,21 @@ from typing import TYPE_CHECKING, Any
 from quark.version import VERSION
 
 if TYPE_CHECKING:
-    from quark.plugins import algorithms, exporters, formats, layer_types, observers, schemes, templates
+    from quark.plugins import algorithms, datasets, exporters, formats, layer_types, metrics, observers, schemes, templates
 
 __version__ = VERSION
-__all__ = ["__version__", "algorithms", "exporters", "formats", "layer_types", "observers", "schemes", "templates"]
+__all__ = [
+    "__version__",
+    "algorithms",
+    "datasets",
+    "exporters",
+    "formats",
+    "layer_types",
+    "metrics",
+    "observers",
+    "schemes",
+    "templates",
+]
 
 
 def __getattr__(name: str) -> Any:

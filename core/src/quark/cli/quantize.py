@@ -9,18 +9,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from quark.cli.calibration_options import BatchSize, Calibration, CalibrationOptions, OneSample, Seed, calibration_batches
 from quark.cli.given_options import given_algorithm_options, given_options
-from quark.errors import CalibrationError, ConfigError
+from quark.errors import ConfigError
 
 if TYPE_CHECKING:
-    from torch import Tensor, nn
+    from torch import nn
 
     from quark.config.model import QConfig
 
 __all__ = [
     "AlgorithmOptions",
     "AllExperts",
-    "CalibrationText",
     "Exclude",
     "ExporterOptions",
     "PostRope",
@@ -73,9 +73,6 @@ ExporterOptions = Annotated[
         help="KEY=VALUE for the exporter, such as pack_method=order; `quark exporters NAME` shows its options. May be repeated.",
     ),
 ]
-CalibrationText = Annotated[
-    Path | None, typer.Option(help="Text file, or directory of .txt files, for static activation scales and calibrated rounding.")
-]
 Strict = Annotated[bool, typer.Option("--strict", help="A pattern that matches no layer is an error, not a warning.")]
 ShareFused = Annotated[
     bool,
@@ -104,7 +101,11 @@ def quantize(
     attention_scheme: Annotated[str | None, typer.Option(help="Scheme of attention probabilities and queries, such as fp8.")] = None,
     exclude: Exclude = None,
     layer: Annotated[list[str] | None, typer.Option(help="PATTERN=SCHEME for some layers; may be repeated.")] = None,
-    calib: CalibrationText = None,
+    calib: Calibration = None,
+    calib_option: CalibrationOptions = None,
+    calib_seed: Seed = None,
+    calib_batch_size: BatchSize = 1,
+    one_sample_per_sequence: OneSample = False,
     num_calib: Annotated[int, typer.Option(min=1, help="Calibration sequences.")] = 128,
     seq_len: Annotated[int, typer.Option(min=1, help="Tokens in a calibration sequence.")] = 512,
     device: Annotated[str, typer.Option(help="Torch device to work on.")] = "cpu",
@@ -142,8 +143,9 @@ def quantize(
         return
     tokenizer = load_tokenizer(model)
 
-    def data(needed_by: str) -> list[Tensor]:
-        return _calibration(tokenizer, needed_by, calib, num_calib, seq_len)
+    def data(needed_by: str) -> list[Any]:
+        choices = {"packing": not one_sample_per_sequence, "batch_size": calib_batch_size, "seed": calib_seed}
+        return calibration_batches(tokenizer, needed_by, (calib, calib_option), num_calib, seq_len, **choices)
 
     export = attrs.evolve(export, tokenizer=tokenizer)
     plan = quantize_checkpoint(model, out, config, data, device=device, dtype=dtype, exporter=exporter, options=export)
@@ -179,15 +181,6 @@ def make_config(
         shared_scale_groups=[list(g) for g in template.architecture.fused] if share_fused_scales and template.architecture else None,
         exclude_layers=[*template.exclude_layers_name, *exclude] if exclude else None,
     )
-
-
-def _calibration(tokenizer: Any, wanted_by: str, calib: Path | None, count: int, length: int) -> list[Tensor]:
-    """Return ``count`` calibration sequences of ``length`` tokens."""
-    from quark.hf.calibration_text import calibration_tokens
-
-    if calib is None:
-        raise CalibrationError(f"calibration text is needed by {wanted_by}: give --calib FILE or DIR")
-    return calibration_tokens(tokenizer, calib, count, length)
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -20,9 +20,11 @@ from quark.plugins.hookspecs import QuarkHooks, hookimpl
 from quark.plugins.options import Option
 from quark.plugins.records import (
     AlgorithmRecord,
+    DatasetRecord,
     ExporterRecord,
     FormatRecord,
     LayerTypeRecord,
+    MetricRecord,
     ObserverRecord,
     Record,
     SchemeRecord,
@@ -30,9 +32,11 @@ from quark.plugins.records import (
 )
 from quark.plugins.registries import (
     AlgorithmRegistry,
+    DatasetRegistry,
     ExporterRegistry,
     FormatRegistry,
     LayerTypeRegistry,
+    MetricRegistry,
     ObserverRegistry,
     SchemeRegistry,
     TemplateRegistry,
@@ -45,6 +49,8 @@ __all__ = [
     "AlgorithmRecord",
     "AlgorithmRegistry",
     "Catalog",
+    "DatasetRecord",
+    "DatasetRegistry",
     "Event",
     "ExporterRecord",
     "ExporterRegistry",
@@ -53,6 +59,8 @@ __all__ = [
     "LayerTypeRecord",
     "LayerTypeRegistry",
     "LazyRef",
+    "MetricRecord",
+    "MetricRegistry",
     "ObserverRecord",
     "ObserverRegistry",
     "Option",
@@ -67,6 +75,7 @@ __all__ = [
     "TemplateRecord",
     "TemplateRegistry",
     "algorithms",
+    "datasets",
     "documented_modules",
     "documented_names",
     "documented_object",
@@ -75,6 +84,7 @@ __all__ = [
     "formats",
     "hookimpl",
     "layer_types",
+    "metrics",
     "observers",
     "schemes",
     "templates",
@@ -115,6 +125,16 @@ def exporters() -> ExporterRegistry:
 def layer_types() -> LayerTypeRegistry:
     """Return all layer types."""
     return _catalog().layer_types
+
+
+def datasets() -> DatasetRegistry:
+    """Return all sources of text for calibration and evaluation."""
+    return _catalog().datasets
+
+
+def metrics() -> MetricRegistry:
+    """Return all metrics."""
+    return _catalog().metrics
 
 
 def documented_object(name: str) -> Any:
