@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -42,15 +43,16 @@ def pileval(split: str = "validation") -> Iterator[Sample]:
     yield from huggingface("mit-han-lab/pile-val-backup", split=split)
 
 
-def wikitext(split: str = "train", config: str = "wikitext-2-raw-v1") -> Iterator[Sample]:
-    """Yield the text of WikiText as one sample, its lines joined as GPTQ's code joins them.
+def wikitext(split: str = "train", config: str = "wikitext-2-raw-v1", rows: int | None = None) -> Iterator[Sample]:
+    """Yield the text of WikiText as one sample, its rows joined as GPTQ's code joins them.
 
     Args:
         split: Which split.
         config: Which WikiText.
+        rows: How many rows, from the start; None for all.
     """
-    rows = _rows("Salesforce/wikitext", config, split)
-    yield "\n\n".join(str(value_of(row, "text", "the data set 'wikitext'")) for row in rows)
+    where = "the data set 'wikitext'"
+    yield "\n\n".join(str(value_of(row, "text", where)) for row in islice(_rows("Salesforce/wikitext", config, split), rows))
 
 
 def cnn_dailymail(split: str = "train", config: str = "3.0.0") -> Iterator[Sample]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from quark.data.samples import Sample, sample_of
-from quark.errors import AmbiguousNameError, CalibrationError, UnknownNameError
+from quark.errors import AmbiguousNameError, CalibrationError
 from quark.plugins import datasets
 from quark.plugins.attribution import attributed, origin
 from quark.plugins.options import checked
@@ -24,7 +24,7 @@ def read_samples(spec: str | Path, options: Mapping[str, Any] | None = None) -> 
     """Return the samples of a file, of the files of one kind in a directory in order of name, or of a registered source.
 
     Args:
-        spec: A path that exists, or a name of `quark.datasets`. A path goes first; ``./name`` is never a name.
+        spec: A name of `quark.datasets`, or a path. A name goes first; ``./name`` and a `pathlib.Path` are never names.
         options: Of the source. With the option ``path`` a source that reads files is chosen by its name, whatever the file's ending.
 
     Raises:
@@ -39,11 +39,11 @@ def read_samples(spec: str | Path, options: Mapping[str, Any] | None = None) -> 
     Traceback (most recent call last):
     quark.errors.CalibrationError: the source 'text' reads files: give the path of one in place of its name
     """
-    path, options = Path(spec), dict(options or {})
-    if path.exists():
-        files = _files_of(path)
+    options = dict(options or {})
+    name = str(spec)
+    if isinstance(spec, Path) or name not in datasets():
+        files = _files_of(Path(spec))
         return _read(_source_of(files[0]) or _PLAIN, files, options)
-    name = _name_of(str(spec))
     if not datasets().get(name).suffixes:
         return _read(name, [], options)
     if "path" not in options:
@@ -79,15 +79,6 @@ def _samples(name: str, readers: Sequence[tuple[str, Callable[[], Iterable[objec
         raise CalibrationError(f"{', '.join(where for where, _ in readers)} holds no text")
 
 
-def _name_of(spec: str) -> str:
-    try:
-        datasets().get(spec)
-    except UnknownNameError:
-        known = ", ".join(datasets().names())
-        raise CalibrationError(f"'{spec}' is neither a file nor a directory, nor one of the sources of data: {known}") from None
-    return spec
-
-
 def _source_of(file: Path) -> str | None:
     """Return the name of the source that reads files with that ending; None where no source does."""
     names = [record.name for record in datasets() if file.suffix.lower() in record.suffixes]
@@ -98,6 +89,9 @@ def _source_of(file: Path) -> str | None:
 
 def _files_of(path: Path) -> list[Path]:
     """Return a file alone, or the files of a directory that a source reads."""
+    if not path.exists():
+        known = ", ".join(datasets().names())
+        raise CalibrationError(f"'{path}' is neither a file nor a directory, nor one of the sources of data: {known}")
     if not path.is_dir():
         return [path]
     files = [file for file in sorted(path.iterdir()) if file.is_file() and _source_of(file) is not None]
