@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from quark.data.extras import extra
-from quark.data.samples import Sample, sample_of, value_of
+from quark.data.samples import Sample, is_chat, sample_of, value_of
 from quark.errors import CalibrationError
 
 __all__ = ["json_lines", "parquet", "text", "write_json_lines", "write_parquet", "write_text"]
@@ -93,17 +93,25 @@ def _rows(path: Path) -> Iterator[tuple[str, object]]:
             if not line.strip():
                 continue
             try:
-                yield f"line {number} of '{path}'", json.loads(line)
+                value = json.loads(line)
             except (ValueError, RecursionError) as error:
                 if number > 1:
                     raise CalibrationError(f"line {number} of '{path}' is not JSON: {error}") from error
-                break
-        else:
-            return
-    try:  # the first line is no value of its own, so the file may be one list
-        values = json.loads(path.read_text(encoding="utf-8", errors="replace"))
+                value = _whole(path)  # its first line is no value of its own
+                yield from ((f"entry {i} of '{path}'", entry) for i, entry in enumerate(value, 1))
+                return
+            if isinstance(value, list) and not is_chat(value):
+                yield from ((f"entry {i} of line {number} of '{path}'", entry) for i, entry in enumerate(value, 1))
+            else:
+                yield f"line {number} of '{path}'", value
+
+
+def _whole(path: Path) -> list[object]:
+    """Return the list that a file holds."""
+    try:
+        value = json.loads(path.read_text(encoding="utf-8", errors="replace"))
     except (ValueError, RecursionError) as error:
         raise CalibrationError(f"'{path}' holds no JSON, neither one value a line nor one list: {error}") from error
-    if not isinstance(values, list):
+    if not isinstance(value, list):
         raise CalibrationError(f"'{path}' holds one JSON object: write one a line, or a list of them")
-    yield from ((f"entry {number} of '{path}'", value) for number, value in enumerate(values, 1))
+    return value

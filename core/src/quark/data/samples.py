@@ -7,7 +7,7 @@ from typing import Any
 
 from quark.errors import CalibrationError
 
-__all__ = ["COLUMNS", "Message", "Sample", "sample_of", "value_of"]
+__all__ = ["COLUMNS", "Message", "Sample", "is_chat", "sample_of", "value_of"]
 
 Message = Mapping[str, Any]
 """One message of a chat, with the keys ``role`` and ``content``; others are for the tokenizer's chat template."""
@@ -32,27 +32,32 @@ def sample_of(value: Any, where: str) -> Sample:
     """
     if isinstance(value, str):
         return value
-    messages = list(value) if isinstance(value, Sequence) and not isinstance(value, bytes) else []
-    if messages and all(isinstance(m, Mapping) and "role" in m and "content" in m for m in messages):
-        return messages
+    if is_chat(value):
+        return list(value)
     raise CalibrationError(
         f"{where} gives a {type(value).__name__} where a sample is wanted: a text, or a chat as a list of messages with the keys 'role' "
         "and 'content'"
     )
 
 
+def is_chat(value: Any) -> bool:
+    """Return whether a value is a list of messages, at least one."""
+    messages = value if isinstance(value, Sequence) and not isinstance(value, str | bytes) else ()
+    return len(messages) > 0 and all(isinstance(m, Mapping) and "role" in m and "content" in m for m in messages)
+
+
 def value_of(row: Any, column: str | None, where: str) -> Any:
     """Return the value of a row that holds its sample: of the named column, or else of the first of `COLUMNS` that it has.
 
     Args:
-        row: A row of a table by column, or a text, which is its own value.
+        row: A row of a table by column; or a text or a chat, which is its own value.
         column: Name of a column; None for one of `COLUMNS`.
         where: Where the row is, for messages.
 
     Raises:
         CalibrationError: There is no such column.
     """
-    if isinstance(row, str) and column is None:
+    if column is None and (isinstance(row, str) or is_chat(row)):
         return row
     names = list(row) if isinstance(row, Mapping) else []
     name = column if column is not None else next((name for name in COLUMNS if name in names), None)
