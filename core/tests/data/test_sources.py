@@ -89,7 +89,7 @@ def test_a_directory_is_its_files_in_order_of_name(tmp_path: Path) -> None:
     assert list(read_samples(tmp_path)) == ["a", "b"]
     assert text_of(tiny_tokenizer(), read_samples(tmp_path)) == "a\n\nb"
     written(tmp_path / "c.jsonl", '"c"')
-    with pytest.raises(CalibrationError, match="files of several kinds, .jsonl, .txt"):
+    with pytest.raises(CalibrationError, match=r"files of several kinds, \.jsonl, \.txt"):
         read_samples(tmp_path)
 
 
@@ -154,7 +154,7 @@ def test_a_third_party_brings_a_source(registered: Callable[..., None]) -> None:
 
 def test_errors_of_a_source_name_its_plugin(registered: Callable[..., None]) -> None:
     registered(DatasetRecord(name="acme_broken", samples=f"{__name__}:broken"))
-    with pytest.raises(PluginError, match="acme_broken.*acme-quant"):
+    with pytest.raises(PluginError, match=r"acme_broken.*acme-quant"):
         list(read_samples("acme_broken"))
 
 

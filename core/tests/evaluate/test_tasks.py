@@ -1,4 +1,4 @@
-"""Tasks of lm-evaluation-harness: a small local one, on the tiny model. The package is an extra: `make tasks` has an environment with it."""
+"""Tasks of lm-evaluation-harness: a small local one, on the tiny model. `make tasks` has the package, which is an extra."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def test_the_command_evaluates_a_quantized_checkpoint(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("harness")
 def test_unknown_tasks_are_refused_before_a_model_is_loaded() -> None:
-    with pytest.raises(UnknownNameError, match="no task 'quark_nothing'.*--task-path"):
+    with pytest.raises(UnknownNameError, match=r"no task 'quark_nothing'.*--task-path"):
         prepare_tasks(TaskOptions(tasks=[NAME, "quark_nothing"], task_path=TASKS))
 
 

@@ -25,6 +25,8 @@ _REGISTRIES = {
     "template": "templates",
     "layout": "exporters",
     "layer_type": "layer_types",
+    "dataset": "datasets",
+    "metric": "metrics",
 }
 KINDS = (*_REGISTRIES, "distribution")
 """Kinds of subjects, in the order in which they are checked."""
