@@ -154,8 +154,16 @@ def eval_model(
             if save_metrics_to_csv:
                 _write_metrics(Path(output_dir), value)
     if args.tasks is not None:
-        sizes = (args.max_eval_batch_size, args.eval_batch_size)
-        task_eval(model, tokenizer, *sizes, args.tasks, args.num_fewshot, args.apply_chat_template, multimodal)
+        task_eval(
+            model,
+            tokenizer,
+            args.max_eval_batch_size,
+            args.eval_batch_size,
+            args.tasks,
+            args.num_fewshot,
+            args.apply_chat_template,
+            multimodal,
+        )
 
 
 def _write_metrics(directory: Path, value: float) -> None:
