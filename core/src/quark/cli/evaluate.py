@@ -27,6 +27,9 @@ Text = Annotated[
         "them. The default is a short bundled text."
     ),
 ]
+ByBlock = Annotated[
+    bool, typer.Option("--by-block", help="Read the checkpoints block by block, for models larger than memory; the figures are the same.")
+]
 TextOptions = Annotated[
     list[str] | None, typer.Option("--text-option", help="KEY=VALUE for the source of the text; `quark datasets NAME` shows them.")
 ]
@@ -55,6 +58,7 @@ def evaluate(
         int | None, typer.Option(help="Largest number of windows from the start of the text, or of questions of a task.")
     ] = None,
     metric: Annotated[list[str] | None, typer.Option(help="Also measure this; `quark metrics` lists what. May be repeated.")] = None,
+    by_block: ByBlock = False,
     tasks: Tasks = None,
     task_path: TaskPath = None,
     num_fewshot: NumFewshot = None,
@@ -79,31 +83,39 @@ def evaluate(
         chosen = _within_context(chosen, model, is_default=seq_len is None)
         windows = _windows(model, (text, given_options("--text-option", text_option)), chosen, limit)
         result = {"model": str(model), "protocol": attrs.asdict(chosen), "windows": len(windows), "seq_len": chosen.seq_len}
-        result |= _measured(model, reference, windows, metric or [], device, dtype)
+        result |= _measured((model, reference), windows, metric or [], device, dtype, by_block)
     result["seconds"] = round(time.perf_counter() - started, 3)
     lines = task_lines if tasks is not None else result_lines
     typer.echo(json.dumps(result) if as_json else "\n".join(lines(result)))
 
 
-def _measured(model: Path, reference: Path | None, windows: Windows, metric: list[str], device: str, dtype: str) -> dict[str, Any]:
-    """Return what the model says of the windows, and how it differs from the reference."""
+def _measured(
+    paths: tuple[Path, Path | None], windows: Windows, metric: list[str], device: str, dtype: str, by_block: bool
+) -> dict[str, Any]:
+    """Return what the model says of the windows, and how it differs from the reference; ``paths`` are those of the two."""
     from quark import evaluate as metrics
     from quark.checkpoint.transformers_loading import register_layouts
     from quark.evaluate.metrics import TokenMetrics
     from quark.hf.loading import load_model
     from quark.hf.model_config import model_config
+    from quark.runs.evaluation import compare_by_block, likelihood_by_block
 
+    model, reference = paths
     TokenMetrics.of(metric, has_reference=reference is not None)
     if reference is not None:
         model_config(reference)  # a missing directory is an error before the first model is loaded
     batches = windows.split(max(1, _TOKENS_AT_A_TIME // windows.tokens.shape[1]))
     register_layouts()
-    loaded = load_model(model, dtype, device)
+    loaded = None if by_block else load_model(model, dtype, device)
+    where = {"device": device, "dtype": dtype}
     result: dict[str, Any] = {"unit": "token" if windows.words is None else "word"}
     if reference is not None:
-        comparison = metrics.compare(loaded, load_model(reference, dtype, device), batches, metric)
+        if loaded is None:
+            comparison = compare_by_block(model, reference, batches, metric, **where)
+        else:
+            comparison = metrics.compare(loaded, load_model(reference, dtype, device), batches, metric)
         return result | {"reference": str(reference)} | attrs.asdict(comparison)
-    likelihood = metrics.likelihood(loaded, batches, metric)
+    likelihood = likelihood_by_block(model, batches, metric, **where) if loaded is None else metrics.likelihood(loaded, batches, metric)
     result |= {"tokens": likelihood.tokens, "perplexity": likelihood.perplexity.value}
     result |= {"perplexity_error": likelihood.perplexity.error, "bits_per_token": likelihood.bits_per_token}
     return result | {"metrics": {name: attrs.asdict(mean) for name, mean in likelihood.metrics.items()}}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -141,13 +142,9 @@ def quantize(
     if dry_run:
         _print_plan(ModelQuantizer(config).plan(skeleton), as_json)
         return
-    tokenizer = load_tokenizer(model)
-
-    def data(needed_by: str) -> list[Any]:
-        choices = {"packing": not one_sample_per_sequence, "batch_size": calib_batch_size, "seed": calib_seed}
-        return calibration_batches(tokenizer, needed_by, (calib, calib_option), num_calib, seq_len, **choices)
-
-    export = attrs.evolve(export, tokenizer=tokenizer)
+    choices = {"packing": not one_sample_per_sequence, "batch_size": calib_batch_size, "seed": calib_seed}
+    export = attrs.evolve(export, tokenizer=(tokenizer := load_tokenizer(model)))
+    data = partial(calibration_batches, tokenizer, source=(calib, calib_option), count=num_calib, length=seq_len, **choices)
     plan = quantize_checkpoint(model, out, config, data, device=device, dtype=dtype, exporter=exporter, options=export)
     _print_result(out, scheme, len(plan.quantized), time.perf_counter() - started, as_json)
 

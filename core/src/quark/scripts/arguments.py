@@ -120,7 +120,7 @@ def _add_export(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json_path", help="without effect")
     parser.add_argument("--safetensors_path", help="without effect")
     parser.add_argument("--model_export", action="append", choices=list(EXPORTERS), help="what to write; may be repeated")
-    parser.add_argument("--custom_mode", default="quark", choices=["quark", "awq", "fp8"], help="layout of the checkpoint")
+    parser.add_argument("--custom_mode", default="quark", help="layout of the checkpoint; `quark exporters` lists them")
     parser.add_argument("--torch_compile", action="store_true", help="not offered")
     parser.add_argument("--pack_method", default="reorder", choices=["order", "reorder"])
     parser.add_argument("--output_dir", default="exported_model")
