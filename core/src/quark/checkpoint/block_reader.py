@@ -88,7 +88,8 @@ class QuantizedCheckpoint:
         """Raise CheckpointError if a tensor is in no file, before a block is read."""
         stored = {target for entries in self._places.values() for _, _, target in entries}
         tensors = self.model.state_dict(keep_vars=True)
-        shared = {id(tensors[target]) for target in stored if target in tensors}  # of tied tensors one is stored
+        # Of tied parameters one is stored. Packed tensors are no parameters; on the meta device layers of one shape share them.
+        shared = {id(tensors[target]) for target in stored if isinstance(tensors.get(target), nn.Parameter)}
         if missing := [name for name, tensor in tensors.items() if name not in stored and id(tensor) not in shared]:
             raise CheckpointError(f"the export '{self._directory}' lacks {len(missing)} tensor(s): {folded(missing)}. It is incomplete")
 

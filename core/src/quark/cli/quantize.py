@@ -142,7 +142,7 @@ def quantize(
     if dry_run:
         _print_plan(ModelQuantizer(config).plan(skeleton), as_json)
         return
-    choices = {"packing": not one_sample_per_sequence, "batch_size": calib_batch_size, "seed": calib_seed}
+    choices: dict[str, Any] = {"packing": not one_sample_per_sequence, "batch_size": calib_batch_size, "seed": calib_seed}
     export = attrs.evolve(export, tokenizer=(tokenizer := load_tokenizer(model)))
     data = partial(calibration_batches, tokenizer, source=(calib, calib_option), count=num_calib, length=seq_len, **choices)
     plan = quantize_checkpoint(model, out, config, data, device=device, dtype=dtype, exporter=exporter, options=export)

@@ -70,7 +70,8 @@ def likelihood_by_block(
     windows = list(batches)
     with _before_the_head(checkpoint, windows, device, dtype) as predict:
         for number, batch in enumerate(windows):
-            scores.add(*predict(number), batch.words)
+            logits, targets, index = predict(number)
+            scores.add(logits, targets, index, batch.words)
     return scores.likelihood()
 
 
