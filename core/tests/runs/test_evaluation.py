@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 from quark.calibration import lockstep
 from quark.checkpoint.block_reader import QuantizedCheckpoint
 from quark.cli import evaluate
-from quark.errors import CheckpointError, ConfigError
+from quark.errors import CheckpointError, ConfigError, UnsupportedError
 from quark.evaluate import Windows, compare, likelihood, protocol_of, scored_windows
 from quark.hf.loading import load_model
 from quark.runs import quantize_checkpoint
@@ -94,6 +94,12 @@ def test_a_missing_tensor_is_found_before_a_block_is_read(tmp_path: Path) -> Non
     save_file(tensors, broken / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(CheckpointError, match=r"lacks 1 tensor\(s\): model\.layers\.2\.mlp\.up_proj"):
         likelihood_by_block(broken, windows())
+
+
+def test_another_dtype_of_a_quantized_checkpoint_is_refused(tmp_path: Path) -> None:
+    out = quantized(tmp_path / "out", "mxfp4")
+    with pytest.raises(UnsupportedError, match="use --dtype auto"):
+        likelihood_by_block(out, windows(), dtype="float32")
 
 
 def test_the_command_has_it(tmp_path: Path) -> None:

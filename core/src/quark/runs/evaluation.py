@@ -19,12 +19,13 @@ from quark.calibration.lockstep import Forward, LockStep, without_cache
 from quark.checkpoint.block_reader import QuantizedCheckpoint
 from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
+from quark.errors import UnsupportedError
 from quark.evaluate import Comparison, Likelihood, Windows
 from quark.evaluate.comparison import Predictions
 from quark.evaluate.logits import evaluating, next_token_logits
 from quark.evaluate.metrics import TokenMetrics
 from quark.evaluate.perplexity import Scores
-from quark.hf.dtype_and_device import torch_device
+from quark.hf.dtype_and_device import torch_device, torch_dtype
 from quark.hf.model_config import model_config
 from quark.hf.shards import check_shards
 from quark.hf.skeleton import skeleton
@@ -125,7 +126,10 @@ class _Blocks:
 def _opened(path: Path, device: str, dtype: str) -> tuple[nn.Module, _Blocks]:
     """Return the model of a checkpoint, of which nothing but headers has been read."""
     target = torch_device(device)
-    if getattr(model_config(path), "quantization_config", None) is not None:
+    config = model_config(path)
+    if getattr(config, "quantization_config", None) is not None:
+        if torch_dtype(dtype) not in (None, config.dtype):
+            raise UnsupportedError(f"'{path}' is quantized, and block by block it has its own dtype, {config.dtype}: use --dtype auto")
         quantized = QuantizedCheckpoint(path, target)
         return quantized.model, _Blocks(quantized.blocks, quantized)
     model = skeleton(path, dtype, target)
