@@ -1,25 +1,11 @@
-"""A selection has one budget, and sizes are read as people write them."""
+"""A selection has one budget."""
 
 from __future__ import annotations
 
 import pytest
 
 from quark.errors import ConfigError
-from quark.selection import Budget, parse_size
-
-
-@pytest.mark.parametrize(
-    ("text", "size"),
-    [("4096", 4096), ("90MB", 90 * 10**6), ("90 mb", 90 * 10**6), ("1.5GiB", 3 * 2**29), ("2g", 2 * 10**9), ("7KiB", 7168), ("12B", 12)],
-)
-def test_a_size_is_read(text: str, size: int) -> None:
-    assert parse_size(text) == size
-
-
-@pytest.mark.parametrize("text", ["", "MB", "-3MB", "3XB", "1e9", "3 MB extra"])
-def test_what_is_no_size_is_refused_with_an_example(text: str) -> None:
-    with pytest.raises(ConfigError, match=r"is no size: write a number and a unit, such as 90MB"):
-        parse_size(text)
+from quark.selection import Budget
 
 
 def test_there_is_one_budget() -> None:

@@ -12,6 +12,7 @@ import attrs
 import typer
 
 from quark.cli.given_options import given_options
+from quark.cli.sizes import size_in_bytes
 from quark.cli.tables import table, terminal_width
 from quark.errors import ConfigError, OutputError
 from quark.names import folded
@@ -106,9 +107,9 @@ def selection_options(
     Raises:
         ConfigError: An option of a selection is there without ``--mixed``, not one budget is, or the file has another ending.
     """
-    from quark.selection.budget import Budget, parse_size
+    from quark.selection.budget import Budget
 
-    size = None if target_size is None else parse_size(target_size)
+    size = None if target_size is None else size_in_bytes(target_size, "--target-size")
     budget: dict[str, Any] = {"bits": target_bits, "size": size, "kl": kl_budget}
     if mixed is None:
         budgets = {"--target-bits": target_bits, "--target-size": target_size, "--kl-budget": kl_budget}

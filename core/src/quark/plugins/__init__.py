@@ -20,9 +20,11 @@ from quark.plugins.hookspecs import QuarkHooks, hookimpl
 from quark.plugins.options import Option
 from quark.plugins.records import (
     AlgorithmRecord,
+    DatasetRecord,
     ExporterRecord,
     FormatRecord,
     LayerTypeRecord,
+    MetricRecord,
     ObserverRecord,
     Record,
     SchemeRecord,
@@ -31,9 +33,11 @@ from quark.plugins.records import (
 )
 from quark.plugins.registries import (
     AlgorithmRegistry,
+    DatasetRegistry,
     ExporterRegistry,
     FormatRegistry,
     LayerTypeRegistry,
+    MetricRegistry,
     ObserverRegistry,
     SchemeRegistry,
     SelectorRegistry,
@@ -47,6 +51,8 @@ __all__ = [
     "AlgorithmRecord",
     "AlgorithmRegistry",
     "Catalog",
+    "DatasetRecord",
+    "DatasetRegistry",
     "Event",
     "ExporterRecord",
     "ExporterRegistry",
@@ -55,6 +61,8 @@ __all__ = [
     "LayerTypeRecord",
     "LayerTypeRegistry",
     "LazyRef",
+    "MetricRecord",
+    "MetricRegistry",
     "ObserverRecord",
     "ObserverRegistry",
     "Option",
@@ -71,6 +79,7 @@ __all__ = [
     "TemplateRecord",
     "TemplateRegistry",
     "algorithms",
+    "datasets",
     "documented_modules",
     "documented_names",
     "documented_object",
@@ -79,6 +88,7 @@ __all__ = [
     "formats",
     "hookimpl",
     "layer_types",
+    "metrics",
     "observers",
     "schemes",
     "selectors",
@@ -125,6 +135,16 @@ def selectors() -> SelectorRegistry:
 def layer_types() -> LayerTypeRegistry:
     """Return all layer types."""
     return _catalog().layer_types
+
+
+def datasets() -> DatasetRegistry:
+    """Return all sources of text for calibration and evaluation."""
+    return _catalog().datasets
+
+
+def metrics() -> MetricRegistry:
+    """Return all metrics."""
+    return _catalog().metrics
 
 
 def documented_object(name: str) -> Any:

@@ -24,9 +24,11 @@ import pluggy
 from quark.plugins.events import Event
 from quark.plugins.records import (
     AlgorithmRecord,
+    DatasetRecord,
     ExporterRecord,
     FormatRecord,
     LayerTypeRecord,
+    MetricRecord,
     ObserverRecord,
     SchemeRecord,
     SelectorRecord,
@@ -270,6 +272,49 @@ class QuarkHooks:
 
             class QuantGated(QuantizedLayer, Gated):
                 pass
+        """
+
+    @hookspec
+    def quark_register_datasets(self) -> Iterable[DatasetRecord]:  # type: ignore[empty-body]
+        """Return the sources of text of a plugin, for calibration and evaluation. Core registers its own through this hook too.
+
+        Each record points at a function that yields samples: texts, or chats, which are lists of messages with ``role`` and ``content``.
+        Its keyword arguments are the source's options (``--calib acme_tickets --calib-option closed=true``). With ``suffixes`` it is given
+        the ``path`` of a file, and ``--calib tickets.acme`` finds it by the ending of the name.
+
+        Example::
+
+            # acme_quant/plugin.py
+            from quark.plugins import DatasetRecord, hookimpl
+
+            @hookimpl
+            def quark_register_datasets():
+                yield DatasetRecord(name="acme_tickets", summary="tickets of our help desk", samples="acme_quant.tickets:tickets")
+
+            # acme_quant/tickets.py
+            def tickets(closed: bool = True):
+                yield "The printer is on fire."
+                yield [{"role": "user", "content": "Is it?"}, {"role": "assistant", "content": "It was." if closed else "It is."}]
+        """
+
+    @hookspec
+    def quark_register_metrics(self) -> Iterable[MetricRecord]:  # type: ignore[empty-body]
+        """Return the metrics of a plugin: what ``quark evaluate --metric NAME`` measures beside perplexity and KL divergence.
+
+        Each record points at a function that gives one number for each predicted token; the mean and its standard error are taken of them.
+
+        Example::
+
+            # acme_quant/plugin.py
+            from quark.plugins import MetricRecord, hookimpl
+
+            @hookimpl
+            def quark_register_metrics():
+                yield MetricRecord(name="acme_margin", summary="log-probability of the best token", metric="acme_quant.margin:margin")
+
+            # acme_quant/margin.py
+            def margin(log_q, targets, log_p=None):
+                return log_q.amax(-1)
         """
 
     @hookspec

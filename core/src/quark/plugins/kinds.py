@@ -7,9 +7,11 @@ import attrs
 from quark.plugins.discovery import CORE
 from quark.plugins.records import (
     AlgorithmRecord,
+    DatasetRecord,
     ExporterRecord,
     FormatRecord,
     LayerTypeRecord,
+    MetricRecord,
     ObserverRecord,
     Record,
     SchemeRecord,
@@ -51,6 +53,8 @@ KINDS = (
     Kind("exporter", "exporters", ExporterRecord, "quark-exporters"),
     Kind("selector", "selectors", SelectorRecord, "quark-algos"),
     Kind("layer type", "layer_types", LayerTypeRecord, CORE),
+    Kind("dataset", "datasets", DatasetRecord, CORE),
+    Kind("metric", "metrics", MetricRecord, CORE),
 )
 BUILT_IN = tuple(dict.fromkeys(kind.distribution for kind in KINDS if kind.distribution != CORE))
 """Distributions that a complete installation has beside the core."""

@@ -1,6 +1,6 @@
 """Selection: which scheme each layer gets, under a budget of bits, bytes or divergence. The choice itself is made by a plugin."""
 
-from quark.selection.budget import Budget, parse_size
+from quark.selection.budget import Budget
 from quark.selection.candidates import FLOAT, Candidate, candidates_of
 from quark.selection.layer_groups import LayerGroup, layer_groups
 from quark.selection.problem import SelectionProblem
@@ -20,7 +20,6 @@ __all__ = [
     "SelectionResult",
     "candidates_of",
     "layer_groups",
-    "parse_size",
     "select_schemes",
     "selector_of",
 ]

@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import math
-import re
 from typing import Any
 
 import attrs
 
 from quark.errors import ConfigError
 
-__all__ = ["Budget", "parse_size"]
-
-_UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
-_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]i?)?b?\s*", re.IGNORECASE)
+__all__ = ["Budget"]
 
 
 def _positive(_: object, attribute: Any, value: float | None) -> None:
@@ -50,18 +46,3 @@ class Budget:
         if self.bits is not None:
             return f"{self.bits:g} bits per weight"
         return f"{self.size:,} bytes" if self.size is not None else f"a KL divergence of {self.kl:g} nats per token"
-
-
-def parse_size(text: str) -> int:
-    """Return a number of bytes from its text.
-
-    >>> parse_size("90MB"), parse_size("1.5 GiB"), parse_size("4096")
-    (90000000, 1610612736, 4096)
-
-    Raises:
-        ConfigError: The text is no size.
-    """
-    match = _SIZE.fullmatch(text)
-    if match is None:
-        raise ConfigError(f"{text!r} is no size: write a number and a unit, such as 90MB (10^6 bytes), 1.5GiB (2^30 bytes), or 4096")
-    return int(float(match[1]) * _UNITS[(match[2] or "").lower()])

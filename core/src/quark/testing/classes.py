@@ -28,10 +28,12 @@ from quark.testing.subject import KINDS, find_subject
 
 __all__ = [
     "Conformance",
+    "DatasetConformance",
     "DistributionConformance",
     "FormatConformance",
     "LayerTypeConformance",
     "LayoutConformance",
+    "MetricConformance",
     "ObserverConformance",
     "RoundingConformance",
     "SchemeConformance",
@@ -176,6 +178,18 @@ class LayerTypeConformance(Conformance):
     """Every check of a layer type."""
 
     kind = "layer_type"
+
+
+class DatasetConformance(Conformance):
+    """Every check of a source of text."""
+
+    kind = "dataset"
+
+
+class MetricConformance(Conformance):
+    """Every check of a metric."""
+
+    kind = "metric"
 
 
 class DistributionConformance(Conformance):

@@ -26,6 +26,8 @@ _REGISTRIES = {
     "layout": "exporters",
     "selector": "selectors",
     "layer_type": "layer_types",
+    "dataset": "datasets",
+    "metric": "metrics",
 }
 KINDS = (*_REGISTRIES, "distribution")
 """Kinds of subjects, in the order in which they are checked."""
