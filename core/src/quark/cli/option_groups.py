@@ -12,7 +12,7 @@ __all__ = ["with_groups"]
 
 
 def with_groups(command: Callable[..., None], **groups: Callable[..., Any]) -> Callable[..., None]:
-    """Return a command that has the options of some functions beside its own, and passes what each function returns as one argument.
+    """Return a command in which the options of a function stand in the place of one argument, which is what the function returns.
 
     Args:
         command: Has one argument of the name of each group, which is no option.
@@ -27,7 +27,7 @@ def with_groups(command: Callable[..., None], **groups: Callable[..., Any]) -> C
         box (5, 3)
     """
     of_groups = {name: _parameters(read) for name, read in groups.items()}
-    own = [parameter for parameter in _parameters(command) if parameter.name not in groups]
+    every = [p for parameter in _parameters(command) for p in of_groups.get(parameter.name, [parameter])]
 
     @functools.wraps(command)
     def grouped(**values: Any) -> None:
@@ -36,7 +36,6 @@ def with_groups(command: Callable[..., None], **groups: Callable[..., Any]) -> C
             read[name] = groups[name](**{p.name: values.pop(p.name) for p in parameters if p.name in values})
         command(**values, **read)
 
-    every = [*own, *(parameter for parameters in of_groups.values() for parameter in parameters)]
     grouped.__signature__ = inspect.Signature(every)  # type: ignore[attr-defined]
     grouped.__annotations__ = {parameter.name: parameter.annotation for parameter in every}
     return grouped
