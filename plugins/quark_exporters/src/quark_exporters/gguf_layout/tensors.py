@@ -79,11 +79,15 @@ class TensorWriter:
         """
         modules = region.modules(model)
         layers = {name: module for name, module in modules.items() if isinstance(module, QuantizedLayer)}
-        inside = tuple(f"{name}." for name, module in modules.items() if isinstance(module, QuantizerModule))
+        own = {f"{name}.{tensor}" for name, layer in layers.items() for tensor in ("weight", "bias", *layer.other_state())}
+        quantizers = [name for name, module in modules.items() if isinstance(module, QuantizerModule)]
+        inside = tuple(f"{name}." for name in (*layers, *quantizers))
         by_name: dict[str, list[tuple[str, Tensor]]] = {}
         seen: set[int] = set()
         for name, tensor in region.state(model).items():
-            if (inside and name.startswith(inside)) or id(tensor) in seen:
+            is_inside = bool(inside) and name.startswith(inside)
+            # Tied parameters are one tensor under several names; of a skeleton, layers that are alike share theirs.
+            if (is_inside and name not in own) or (not is_inside and id(tensor) in seen):
                 continue
             seen.add(id(tensor))
             by_name.setdefault(_EXPERT.sub(".experts.", name), []).append((name, tensor))
