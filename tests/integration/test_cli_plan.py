@@ -20,7 +20,9 @@ def test_the_options_are_those_of_quantize() -> None:
 
     commands = typer.main.get_command(program()).commands  # type: ignore[attr-defined]
     names = {command: {p.name for p in commands[command].params} for command in ("plan", "quantize")}
-    assert names["quantize"] - names["plan"] == {"out", "dry_run"}
+    writing = {"out", "dry_run", "resume", "restart", "report", "no_report"}
+    selection = {"mixed", "target_bits", "target_size", "kl_budget", "selector", "selector_option", "runtime", "curve"}
+    assert names["quantize"] - names["plan"] == writing | selection
     assert names["plan"] <= names["quantize"]
 
 

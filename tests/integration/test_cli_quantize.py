@@ -151,9 +151,12 @@ def test_a_weight_that_is_not_finite_is_named(
     assert not (tmp_path / "out").exists()
 
 
-def test_a_quantized_checkpoint_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run("quantize", tiny_model_dir(), tmp_path / "first", "--scheme", "int4_wo_64", monkeypatch=monkeypatch) == 0
-    assert run("quantize", tmp_path / "first", tmp_path / "second", "--scheme", "int4_wo_64", monkeypatch=monkeypatch) == 2
+def test_a_quantized_checkpoint_that_no_layout_dequantizes_is_refused(
+    tmp_path: Path, source: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = json.loads((source / "config.json").read_text())
+    (source / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "of-nobody"}}))
+    assert run("quantize", source, tmp_path / "out", "--scheme", "int4_wo_64", monkeypatch=monkeypatch) == 2
     assert "quantized already" in capsys.readouterr().err
 
 

@@ -12,7 +12,7 @@ from .program import run
 
 
 def command(source: Path, out: Path, *more: str) -> tuple[object, ...]:
-    return ("quantize", source, out, "--scheme", "int4_wo_32", *more)
+    return ("quantize", source, out, "--scheme", "int4_wo_32", "--no-report", *more)
 
 
 def test_an_interrupted_command_is_refused_resumed_or_started_again(

@@ -315,17 +315,28 @@ def test_an_unknown_exporter_names_those_there_are(tmp_path: Path) -> None:
         export_safetensors(quantized("int4_wo_64"), tmp_path / "out", custom_mode="safetensor")
 
 
-@pytest.mark.parametrize("export", ["onnx", "gguf", "awq"])
+@pytest.mark.parametrize("export", ["onnx", "awq"])
 def test_formats_of_plugins_that_are_not_installed_say_what_to_install(export: str, tmp_path: Path) -> None:
     exporter, model = ModelExporter(tmp_path / "out"), quantized("int4_wo_64")
     calls = {
         "onnx": lambda: exporter.export_onnx_model(model, IDS),
-        "gguf": lambda: exporter.export_gguf_model(model, "tokenizer.model", "llama"),
         "awq": lambda: exporter.export_safetensors_model(model, custom_mode="awq"),
     }
     with pytest.raises(UnknownNameError, match=f"install a distribution that registers '{export}'"):
         calls[export]()
     assert not (tmp_path / "out").exists()
+
+
+def test_the_older_exporter_class_writes_gguf_files_with_the_tokenizer_of_that_path(tmp_path: Path) -> None:
+    reader = pytest.importorskip("gguf", reason="the extra quark-exporters[gguf] is not installed").GGUFReader
+    tiny_tokenizer().save_pretrained(tmp_path / "tokenizer")
+    exporter, model = ModelExporter(tmp_path / "out"), quantized("int4_wo_64")
+    with pytest.raises(ConfigError, match=r"model_type='qwen2'.*llama"):
+        exporter.export_gguf_model(model, str(tmp_path / "tokenizer"), "qwen2")
+    with pytest.raises(CheckpointError, match="no tokenizer"):
+        exporter.export_gguf_model(model, str(tmp_path), "llama")
+    exporter.export_gguf_model(model, str(tmp_path / "tokenizer" / "tokenizer.json"), "llama")
+    assert reader(tmp_path / "out" / "model.gguf").get_field("tokenizer.ggml.model").contents() == "gpt2"
 
 
 def test_a_tokenizer_that_cannot_be_saved_leaves_nothing(tmp_path: Path) -> None:

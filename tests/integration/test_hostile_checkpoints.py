@@ -88,7 +88,7 @@ def test_the_same_seed_does_the_same_damage(sources: Path, tmp_path: Path) -> No
 
 
 def test_a_defect_is_one_sentence_and_a_traceback_only_on_demand(program: Program, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    def broken(directory: Path) -> None:
+    def broken(directory: Path, **_: object) -> None:
         raise ZeroDivisionError("of ours")
 
     monkeypatch.setattr("quark.hf.skeleton.meta_model", broken)

@@ -12,7 +12,7 @@ import torch
 
 from quark.checkpoint import import_model_from_safetensors
 from quark.cli.main import program
-from quark.errors import UnsupportedError
+from quark.errors import QuarkError, UnsupportedError
 from quark.hf.custom_code import code_files
 from quark.hf.loading import load_model
 from quark.hf.model_config import model_config
@@ -77,7 +77,7 @@ def test_a_model_that_needs_code_is_refused_before_any_of_it_runs(source: Path, 
 
 def test_the_command_refuses_it_without_the_option(source: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     arguments = ["quantize", str(source), str(tmp_path / "out"), "--scheme", "int4_wo_64", "--dry-run"]
-    with pytest.raises(UnsupportedError, match=REFUSED):
+    with pytest.raises(QuarkError, match=REFUSED):
         program()(arguments, standalone_mode=False)
     program()([*arguments, "--trust-remote-code"], standalone_mode=False)
     assert "model.layers" in capsys.readouterr().out

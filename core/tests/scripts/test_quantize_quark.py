@@ -100,7 +100,7 @@ def test_a_group_size_that_a_scheme_does_not_have_is_refused(scheme: str, size: 
         (["--evaluation_dataset", "wikitext_gpt_oss_20b"], UnsupportedError, "quark evaluate --text"),
         (["--model_export", "onnx"], UnsupportedError, "needs an exporter 'onnx', which no installed plugin brings"),
         (["--custom_mode", "awq"], UnsupportedError, "needs an exporter of that name"),
-        (["--file2file_quantization", "--model_export", "gguf"], UnsupportedError, "'gguf'"),
+        (["--file2file_quantization", "--model_export", "gguf"], ConfigError, "--file2file_quantization writes a checkpoint"),
         (["--quant_algo_config_file", "awq", "/nowhere.json"], ConfigError, "there is no file '/nowhere.json'"),
     ],
 )

@@ -17,7 +17,8 @@ from quark.checkpoint.destination import REPORT_FILES, refuse_used_directory
 from quark.checkpoint.exporter import Exporter, ExportOptions, Tokenizer
 from quark.config.export import ExporterConfig, JsonExporterConfig
 from quark.config.model import QConfig
-from quark.errors import UnknownNameError
+from quark.errors import CheckpointError, ConfigError, UnknownNameError
+from quark.hf.tokenizer import load_tokenizer
 from quark.planning.one_layer import as_model
 from quark.plugins import exporters
 from quark.plugins.attribution import attributed, origin
@@ -194,7 +195,21 @@ class ModelExporter:
     def export_gguf_model(self, model: nn.Module, tokenizer_path: str, model_type: str) -> None:
         """Write a GGUF file with the exporter that is registered as ``gguf``.
 
+        Args:
+            model: A quantized model.
+            tokenizer_path: Directory of the tokenizer, or a file in it.
+            model_type: The model's ``config.model_type``, or empty.
+
         Raises:
             UnknownNameError: No installed plugin registers one.
+            ConfigError: The model is of another type.
+            CheckpointError: There is no tokenizer, or it is damaged.
         """
-        export_with("gguf", model, self.export_dir)
+        config: Any = getattr(model, "config", None)
+        if model_type and model_type != getattr(config, "model_type", model_type):
+            raise ConfigError(f"model_type='{model_type}', and this model's config says '{config.model_type}': give that, or ''")
+        path = Path(tokenizer_path)
+        tokenizer = load_tokenizer(path.parent if path.is_file() else path)
+        if tokenizer is None:
+            raise CheckpointError(f"there is no tokenizer at '{path}': give the directory that has its tokenizer.json")
+        export_with("gguf", model, self.export_dir, ExportOptions(tokenizer=tokenizer))

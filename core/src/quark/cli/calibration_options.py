@@ -81,7 +81,7 @@ class CalibrationData:
 
     @functools.cached_property
     def tokenizer(self) -> Any:
-        """The tokenizer; None where the checkpoint has none."""
+        """Return the tokenizer; None where the checkpoint has none."""
         from quark.hf.tokenizer import load_tokenizer
 
         return load_tokenizer(self._model, trust_remote_code=self._trust_remote_code)

@@ -46,6 +46,9 @@ def model_config(path: Path, *, trust_remote_code: bool = False) -> Any:
             refuse_code(file)
         with reading(file, "it is damaged, or of a model that this release of transformers does not know"):
             config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
+    classes = config.architectures
+    if classes and not (isinstance(classes, list) and all(isinstance(name, str) for name in classes)):
+        raise CheckpointError(f"'{file}' says architectures = {classes!r} where a list of names is expected: it is damaged, fetch it again")
     if not trust_remote_code and config.architectures and not _is_known(config):
         refuse_code(file)  # the model of transformers for that config would be another
     return config

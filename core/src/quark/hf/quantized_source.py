@@ -79,7 +79,8 @@ def _layout_of(directory: Path) -> tuple[str, Mapping[str, Any]] | None:
     """Return the layout that dequantizes a checkpoint, and its ``quantization_config``; None of a float checkpoint."""
     path = directory / "config.json"
     if not path.is_file():
-        raise CheckpointError(f"'{directory}' is not a checkpoint in Hugging Face form: it has no config.json")
+        what = "there is no such directory" if not directory.is_dir() else "it has no config.json"
+        raise CheckpointError(f"'{directory}' is not a checkpoint in Hugging Face form: {what}")
     block = _block(read_json(path))
     if block is None:
         return None

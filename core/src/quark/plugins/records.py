@@ -8,18 +8,30 @@ that has plugins' names has it) or by module and name (``"quark.torch.algorithm.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
-from types import MappingProxyType
+from collections.abc import Mapping
 from typing import Any
 
 import attrs
 
-from quark.lazy import LazyRef, Reference, as_optional_reference, as_reference
-from quark.names import NAME_RULE, is_valid_name
+from quark.lazy import Reference, as_optional_reference, as_reference
 from quark.plugins.api_version import ApiRange, as_api_range
-from quark.plugins.capabilities import unknown_capability
-from quark.plugins.expected import KEY, Expected
 from quark.plugins.options import Option, dataset_options, observer_options, options_of, settings_options
+from quark.plugins.record_fields import (
+    as_capabilities,
+    as_exports,
+    as_marks,
+    as_optional_tuple,
+    as_strings,
+    check_capabilities,
+    check_module,
+    check_name,
+    check_names,
+    check_options,
+    check_reasons,
+    class_reference,
+    function_reference,
+    value_reference,
+)
 
 __all__ = [
     "STABILITIES",
@@ -39,80 +51,6 @@ __all__ = [
 ]
 
 STABILITIES = ("stable", "provisional", "experimental")
-
-
-def _name(_: Any, attribute: Any, value: Any) -> None:
-    if not is_valid_name(value):
-        raise ValueError(f"{attribute.name} {value!r} is not a name: a name is {NAME_RULE}")
-
-
-def _names(instance: Any, attribute: Any, values: tuple[object, ...]) -> None:
-    for value in values:
-        _name(instance, attribute, value)
-
-
-def _module(_: Any, attribute: Any, value: Any) -> None:
-    if not isinstance(value, str) or not all(part.isidentifier() for part in value.split(".")):
-        raise ValueError(f"{attribute.name} {value!r} is not a module: write 'package.module'")
-
-
-def _strings(values: Iterable[str]) -> tuple[str, ...]:
-    if isinstance(values, str):
-        raise ValueError(f"{values!r} is one string where several belong: write ({values!r},)")
-    return tuple(values)
-
-
-def _capability_set(values: Iterable[str]) -> frozenset[str]:
-    return frozenset(_strings(values))
-
-
-def _capabilities(_: Any, attribute: Any, values: frozenset[str]) -> None:
-    if (unknown := unknown_capability(sorted(values, key=str))) is not None:
-        raise ValueError(f"{attribute.name}: {unknown}")
-
-
-def _optional_tuple(values: Iterable[Option] | None) -> tuple[Option, ...] | None:
-    return None if values is None else tuple(values)
-
-
-def _options(record: Any, attribute: Any, values: tuple[Option, ...]) -> None:
-    expected = [field.metadata[KEY] for field in attrs.fields(type(record)) if KEY in field.metadata]
-    if values and not any(one.options for one in expected):
-        raise ValueError(f"a {type(record).__name__} has no options: leave {attribute.name} out")
-    names = []
-    value: object
-    for value in values:
-        if not isinstance(value, Option):
-            raise ValueError(f"{attribute.name} holds {value!r}: write Option(name, type, default, help)")
-        names.append(value.name)
-    if twice := [name for name in names if names.count(name) > 1]:
-        raise ValueError(f"{attribute.name} holds '{twice[0]}' twice: leave one out")
-
-
-def _exports(values: Mapping[str, str | Reference]) -> Mapping[str, Reference]:
-    return MappingProxyType({key: as_reference(ref) for key, ref in dict(values).items()})
-
-
-def _marks(values: Mapping[str, str]) -> Mapping[str, str]:
-    return MappingProxyType(dict(values))
-
-
-def _reasons(_: Any, attribute: Any, values: Mapping[str, str]) -> None:
-    for name, reason in values.items():
-        if not isinstance(reason, str) or not reason.strip():
-            raise ValueError(f"{attribute.name} gives no reason for '{name}': write why, as in {{'{name}': 'it has no scales'}}")
-
-
-def _value(base: str, **agrees: str) -> Mapping[str, Expected]:
-    return {KEY: Expected("value", LazyRef(base), agrees=agrees)}
-
-
-def _class(base: str, options: Callable[[Any], tuple[Option, ...]] | None = None, **agrees: str) -> Mapping[str, Expected]:
-    return {KEY: Expected("class", LazyRef(base), agrees=agrees, options=options)}
-
-
-def _function(*members: str, options: Callable[[Any], tuple[Option, ...]] | None = None) -> Mapping[str, Expected]:
-    return {KEY: Expected("function", members=members, options=options)}
 
 
 @attrs.frozen(kw_only=True)
@@ -136,14 +74,16 @@ class Record:
         ValueError: A name, an alias, the stability, a capability, the range or a reference is malformed.
     """
 
-    name: str = attrs.field(validator=_name)
-    aliases: tuple[str, ...] = attrs.field(default=(), converter=_strings, validator=_names)
+    name: str = attrs.field(validator=check_name)
+    aliases: tuple[str, ...] = attrs.field(default=(), converter=as_strings, validator=check_names)
     summary: str = ""
     stability: str = attrs.field(default="stable", validator=attrs.validators.in_(STABILITIES))
-    exports: Mapping[str, Reference] = attrs.field(factory=dict, converter=_exports, hash=False)
+    exports: Mapping[str, Reference] = attrs.field(factory=dict, converter=as_exports, hash=False)
     replaces: str | None = None
-    options: tuple[Option, ...] | None = attrs.field(default=None, converter=_optional_tuple, validator=attrs.validators.optional(_options))
-    capabilities: frozenset[str] = attrs.field(default=frozenset(), converter=_capability_set, validator=_capabilities)
+    options: tuple[Option, ...] | None = attrs.field(
+        default=None, converter=as_optional_tuple, validator=attrs.validators.optional(check_options)
+    )
+    capabilities: frozenset[str] = attrs.field(default=frozenset(), converter=as_capabilities, validator=check_capabilities)
     api: ApiRange | None = attrs.field(
         default=None, converter=as_api_range, validator=attrs.validators.optional(attrs.validators.instance_of(ApiRange))
     )
@@ -162,7 +102,9 @@ class FormatRecord(Record):
             ``max_magnitude``; the conformance suite checks it. None for formats that round to the nearest of their values, each by itself.
     """
 
-    format: Reference = attrs.field(converter=as_reference, metadata=_value("quark.quantizers:NumberFormat", name="name", bits="bits"))
+    format: Reference = attrs.field(
+        converter=as_reference, metadata=value_reference("quark.quantizers:NumberFormat", name="name", bits="bits")
+    )
     bits: float = attrs.field(validator=attrs.validators.gt(0))
     layout_version: int = attrs.field(default=1, validator=[attrs.validators.instance_of(int), attrs.validators.ge(1)])
     error_bound: float | None = attrs.field(default=None, validator=attrs.validators.optional(attrs.validators.gt(0)))
@@ -178,7 +120,7 @@ class ObserverRecord(Record):
     """
 
     observer: Reference = attrs.field(
-        converter=as_reference, metadata=_class("quark.quantizers:Observer", options=observer_options, class_name="__name__")
+        converter=as_reference, metadata=class_reference("quark.quantizers:Observer", options=observer_options, class_name="__name__")
     )
     class_name: str
 
@@ -196,11 +138,11 @@ class SchemeRecord(Record):
         clients: Programs that load a checkpoint in this scheme, for listings; with what they need in brackets.
     """
 
-    config: Reference = attrs.field(converter=as_reference, metadata=_function(options=options_of))
-    kv_cache: Reference | None = attrs.field(default=None, converter=as_optional_reference, metadata=_function())
-    attention: Reference | None = attrs.field(default=None, converter=as_optional_reference, metadata=_function())
+    config: Reference = attrs.field(converter=as_reference, metadata=function_reference(options=options_of))
+    kv_cache: Reference | None = attrs.field(default=None, converter=as_optional_reference, metadata=function_reference())
+    attention: Reference | None = attrs.field(default=None, converter=as_optional_reference, metadata=function_reference())
     shares_global_scale: bool = False
-    clients: tuple[str, ...] = attrs.field(default=(), converter=_strings)
+    clients: tuple[str, ...] = attrs.field(default=(), converter=as_strings)
 
 
 @attrs.frozen(kw_only=True)
@@ -229,14 +171,16 @@ class AlgorithmRecord(Record):
 
     kind: str = attrs.field(validator=attrs.validators.in_(("transform", "rounding")))
     config: Reference = attrs.field(
-        converter=as_reference, metadata=_class("quark.config.algorithm:AlgoConfig", options=settings_options, name="name.default")
+        converter=as_reference, metadata=class_reference("quark.config.algorithm:AlgoConfig", options=settings_options, name="name.default")
     )
-    processor: Reference | None = attrs.field(default=None, converter=as_optional_reference, metadata=_function())
-    restorer: Reference | None = attrs.field(default=None, converter=as_optional_reference, metadata=_function("restore", "place_of"))
-    role: str | None = attrs.field(default=None, validator=attrs.validators.optional(_name))
-    before: tuple[str, ...] = attrs.field(default=(), converter=_strings, validator=_names)
-    after: tuple[str, ...] = attrs.field(default=(), converter=_strings, validator=_names)
-    excluded_schemes: Mapping[str, str] = attrs.field(factory=dict, converter=_marks, hash=False, validator=_reasons)
+    processor: Reference | None = attrs.field(default=None, converter=as_optional_reference, metadata=function_reference())
+    restorer: Reference | None = attrs.field(
+        default=None, converter=as_optional_reference, metadata=function_reference("restore", "place_of")
+    )
+    role: str | None = attrs.field(default=None, validator=attrs.validators.optional(check_name))
+    before: tuple[str, ...] = attrs.field(default=(), converter=as_strings, validator=check_names)
+    after: tuple[str, ...] = attrs.field(default=(), converter=as_strings, validator=check_names)
+    excluded_schemes: Mapping[str, str] = attrs.field(factory=dict, converter=as_marks, hash=False, validator=check_reasons)
     worst_ratio: float = attrs.field(default=1.0, validator=attrs.validators.ge(1))
 
     def __attrs_post_init__(self) -> None:
@@ -264,9 +208,9 @@ class TemplateRecord(Record):
             checks the facts; see `quark.testing`. None: the suite builds one of a small configuration, where transformers knows the family.
     """
 
-    architecture: Reference | None = attrs.field(converter=as_reference, metadata=_value("quark.config.architecture:Architecture"))
-    modeling: str | None = attrs.field(default=None, validator=attrs.validators.optional(_module))
-    example: Reference | None = attrs.field(default=None, converter=as_optional_reference, metadata=_function())
+    architecture: Reference | None = attrs.field(converter=as_reference, metadata=value_reference("quark.config.architecture:Architecture"))
+    modeling: str | None = attrs.field(default=None, validator=attrs.validators.optional(check_module))
+    example: Reference | None = attrs.field(default=None, converter=as_optional_reference, metadata=function_reference())
 
 
 @attrs.frozen(kw_only=True)
@@ -291,15 +235,15 @@ class ExporterRecord(Record):
     """
 
     exporter: Reference | None = attrs.field(
-        default=None, converter=as_optional_reference, metadata=_function("export", options=options_of)
+        default=None, converter=as_optional_reference, metadata=function_reference("export", options=options_of)
     )
     reader: Reference | None = attrs.field(
-        default=None, converter=as_optional_reference, metadata=_function("configuration", "prepare", "place_of")
+        default=None, converter=as_optional_reference, metadata=function_reference("configuration", "prepare", "place_of")
     )
-    dequantizer: Reference | None = attrs.field(default=None, converter=as_optional_reference, metadata=_function("float_tensors"))
-    quant_methods: tuple[str, ...] = attrs.field(default=(), converter=_strings)
-    marks: Mapping[str, str] = attrs.field(factory=dict, converter=_marks, hash=False)
-    files: tuple[str, ...] = attrs.field(default=(), converter=_strings)
+    dequantizer: Reference | None = attrs.field(default=None, converter=as_optional_reference, metadata=function_reference("float_tensors"))
+    quant_methods: tuple[str, ...] = attrs.field(default=(), converter=as_strings)
+    marks: Mapping[str, str] = attrs.field(factory=dict, converter=as_marks, hash=False)
+    files: tuple[str, ...] = attrs.field(default=(), converter=as_strings)
 
     def __attrs_post_init__(self) -> None:
         if self.exporter is None and self.reader is None and self.dequantizer is None:
@@ -329,11 +273,11 @@ class LayerTypeRecord(Record):
         lookup: Whether its input is indices. Such layers are quantized only where a pattern or a type names them, and only their weight.
     """
 
-    layer: Reference = attrs.field(converter=as_reference, metadata=_class("torch.nn:Module"))
+    layer: Reference = attrs.field(converter=as_reference, metadata=class_reference("torch.nn:Module"))
     quantized: Reference | None = attrs.field(
-        default=None, converter=as_optional_reference, metadata=_class("quark.modules.layers:QuantizedLayer")
+        default=None, converter=as_optional_reference, metadata=class_reference("quark.modules.layers:QuantizedLayer")
     )
-    planned_as: str | None = attrs.field(default=None, validator=attrs.validators.optional(_name))
+    planned_as: str | None = attrs.field(default=None, validator=attrs.validators.optional(check_name))
     transposed: bool = False
     lookup: bool = False
 
@@ -347,7 +291,7 @@ class SelectorRecord(Record):
             arguments with defaults are the selector's options.
     """
 
-    selector: Reference = attrs.field(converter=as_reference, metadata=_function("select", options=options_of))
+    selector: Reference = attrs.field(converter=as_reference, metadata=function_reference("select", options=options_of))
 
 
 @attrs.frozen(kw_only=True)
@@ -367,9 +311,9 @@ class DatasetRecord(Record):
         ValueError: As `Record` does; or an ending does not begin with a dot.
     """
 
-    samples: Reference = attrs.field(converter=as_reference, metadata=_function(options=dataset_options))
-    suffixes: tuple[str, ...] = attrs.field(default=(), converter=_strings)
-    example: Reference | None = attrs.field(default=None, converter=as_optional_reference, metadata=_function())
+    samples: Reference = attrs.field(converter=as_reference, metadata=function_reference(options=dataset_options))
+    suffixes: tuple[str, ...] = attrs.field(default=(), converter=as_strings)
+    example: Reference | None = attrs.field(default=None, converter=as_optional_reference, metadata=function_reference())
     is_online: bool = False
 
     def __attrs_post_init__(self) -> None:
@@ -388,7 +332,7 @@ class MetricRecord(Record):
         needs_reference: Whether it compares with a reference model; otherwise ``log_p`` is None.
     """
 
-    metric: Reference = attrs.field(converter=as_reference, metadata=_function())
+    metric: Reference = attrs.field(converter=as_reference, metadata=function_reference())
     needs_reference: bool = False
 
 
@@ -420,6 +364,6 @@ class RunTimeTemplate(TemplateRecord):
 
     name: str = attrs.field(validator=_run_time_name)
     architecture: Reference | None = attrs.field(
-        default=None, converter=as_optional_reference, metadata=_value("quark.config.architecture:Architecture")
+        default=None, converter=as_optional_reference, metadata=value_reference("quark.config.architecture:Architecture")
     )
     template: Any = None

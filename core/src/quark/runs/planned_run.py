@@ -116,7 +116,7 @@ def plan(
         >>> from quark.testing.tiny import tiny_model_dir
         >>> planned = plan(tiny_model_dir(), "int4_wo_64", probing=False)
         >>> planned.refusals, round(planned.estimate.output.bits_per_quantized_weight, 2)
-        ((), 4.31)
+        ((), 4.56)
     """
     refuse_rival()
     path, refusals = Path(source), _Refusals()

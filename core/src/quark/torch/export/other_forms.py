@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import nn
 
-from quark.checkpoint.export import export_with
+from quark.checkpoint.export import ModelExporter, export_with
 
 __all__ = ["export_gguf", "export_onnx"]
 
@@ -33,10 +33,13 @@ def export_gguf(model: nn.Module, output_dir: str | Path, model_type: str = "", 
     Args:
         model: A quantized model.
         output_dir: A directory that does not exist or is empty.
-        model_type: Part of AMD Quark's public API; without effect, since the model has its own.
-        tokenizer_path: As ``model_type``.
+        model_type: As of `ModelExporter.export_gguf_model`.
+        tokenizer_path: Likewise; None takes the tokenizer beside the float checkpoint.
 
     Raises:
         UnknownNameError: No installed plugin registers one.
     """
-    export_with("gguf", model, output_dir)
+    if tokenizer_path is None:
+        export_with("gguf", model, output_dir)
+    else:
+        ModelExporter(export_dir=output_dir).export_gguf_model(model, str(tokenizer_path), model_type)

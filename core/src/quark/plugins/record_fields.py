@@ -1,0 +1,120 @@
+"""Converters, checks and expectations of the fields of records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import attrs
+
+from quark.lazy import LazyRef, Reference, as_reference
+from quark.names import NAME_RULE, is_valid_name
+from quark.plugins.capabilities import unknown_capability
+from quark.plugins.expected import KEY, Expected
+from quark.plugins.options import Option
+
+__all__ = [
+    "as_capabilities",
+    "as_exports",
+    "as_marks",
+    "as_optional_tuple",
+    "as_strings",
+    "check_capabilities",
+    "check_module",
+    "check_name",
+    "check_names",
+    "check_options",
+    "check_reasons",
+    "class_reference",
+    "function_reference",
+    "value_reference",
+]
+
+
+def check_name(_: Any, attribute: Any, value: Any) -> None:
+    """Check that a value is a name; raises ValueError, as all checks here."""
+    if not is_valid_name(value):
+        raise ValueError(f"{attribute.name} {value!r} is not a name: a name is {NAME_RULE}")
+
+
+def check_names(instance: Any, attribute: Any, values: tuple[object, ...]) -> None:
+    """Check that all values are names."""
+    for value in values:
+        check_name(instance, attribute, value)
+
+
+def check_module(_: Any, attribute: Any, value: Any) -> None:
+    """Check that a value names a module."""
+    if not isinstance(value, str) or not all(part.isidentifier() for part in value.split(".")):
+        raise ValueError(f"{attribute.name} {value!r} is not a module: write 'package.module'")
+
+
+def as_strings(values: Iterable[str]) -> tuple[str, ...]:
+    """Return several strings as a tuple; one alone is refused."""
+    if isinstance(values, str):
+        raise ValueError(f"{values!r} is one string where several belong: write ({values!r},)")
+    return tuple(values)
+
+
+def as_capabilities(values: Iterable[str]) -> frozenset[str]:
+    """Return capabilities as a set."""
+    return frozenset(as_strings(values))
+
+
+def check_capabilities(_: Any, attribute: Any, values: frozenset[str]) -> None:
+    """Check that all values are capabilities."""
+    if (unknown := unknown_capability(sorted(values, key=str))) is not None:
+        raise ValueError(f"{attribute.name}: {unknown}")
+
+
+def as_optional_tuple(values: Iterable[Option] | None) -> tuple[Option, ...] | None:
+    """Return a tuple of the values, or None."""
+    return None if values is None else tuple(values)
+
+
+def check_options(record: Any, attribute: Any, values: tuple[Option, ...]) -> None:
+    """Check that options are `Option` values with different names, of a kind of record that has options."""
+    expected = [field.metadata[KEY] for field in attrs.fields(type(record)) if KEY in field.metadata]
+    if values and not any(one.options for one in expected):
+        raise ValueError(f"a {type(record).__name__} has no options: leave {attribute.name} out")
+    names = []
+    value: object
+    for value in values:
+        if not isinstance(value, Option):
+            raise ValueError(f"{attribute.name} holds {value!r}: write Option(name, type, default, help)")
+        names.append(value.name)
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ValueError(f"{attribute.name} holds '{twice[0]}' twice: leave one out")
+
+
+def as_exports(values: Mapping[str, str | Reference]) -> Mapping[str, Reference]:
+    """Return exports with their references."""
+    return MappingProxyType({key: as_reference(ref) for key, ref in dict(values).items()})
+
+
+def as_marks(values: Mapping[str, str]) -> Mapping[str, str]:
+    """Return a frozen copy."""
+    return MappingProxyType(dict(values))
+
+
+def check_reasons(_: Any, attribute: Any, values: Mapping[str, str]) -> None:
+    """Check that each name has a reason."""
+    for name, reason in values.items():
+        if not isinstance(reason, str) or not reason.strip():
+            raise ValueError(f"{attribute.name} gives no reason for '{name}': write why, as in {{'{name}': 'it has no scales'}}")
+
+
+def value_reference(base: str, **agrees: str) -> Mapping[str, Expected]:
+    """Return what is expected behind a reference to a value of class ``base``, whose fields agree with those of the record."""
+    return {KEY: Expected("value", LazyRef(base), agrees=agrees)}
+
+
+def class_reference(base: str, options: Callable[[Any], tuple[Option, ...]] | None = None, **agrees: str) -> Mapping[str, Expected]:
+    """Return what is expected behind a reference to a subclass of ``base``."""
+    return {KEY: Expected("class", LazyRef(base), agrees=agrees, options=options)}
+
+
+def function_reference(*members: str, options: Callable[[Any], tuple[Option, ...]] | None = None) -> Mapping[str, Expected]:
+    """Return what is expected behind a reference to a function, or to a class with these members."""
+    return {KEY: Expected("function", members=members, options=options)}
