@@ -19,6 +19,7 @@ from quark.calibration.rounding_validation import round_validated
 from quark.modules import QuantizedLayer
 from quark.modules.experts import SeparateExperts
 from quark.planning.decoder_blocks import Block
+from quark.ranks import Ranks
 
 __all__ = ["BlockCalibration", "Layers"]
 
@@ -69,13 +70,18 @@ class BlockCalibration(ABC):
     def _names_of_taken(self) -> set[str]:
         return set(rounded_by(self._rounding, {n: quantized for n, (_, quantized) in self._layers.items()}, self._block))
 
+    @property
+    def _ranks(self) -> Ranks:
+        """The ranks of the run, which all round the block, each with forwards of its own."""
+        return self._block_run.grid.ranks
+
     @abstractmethod
     def work(self) -> None:
         """Lead every forward through the block, and round its weights on the way."""
 
     def _round_members(self, members: Mapping[str, QuantizedLayer], collector: Collector) -> None:
         """Round the layers of an input group whose statistics are complete, and keep their metrics."""
-        for task in rounding_tasks(members, self._input_groups.siblings, collector.statistics, collector.held_out()):
+        for task in rounding_tasks(members, self._input_groups.siblings, collector.statistics, collector.held_out, self._ranks):
             for name, metrics in round_validated(self._rounding, task).items():
                 self.metrics[name] = {"tokens": collector.tokens, **metrics}
         self.rounded |= set(members)

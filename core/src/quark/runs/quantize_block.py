@@ -28,6 +28,7 @@ from quark.planning.decoder_blocks import Block, decoder_blocks
 from quark.planning.family import text_config
 from quark.planning.plan import QuantPlan
 from quark.planning.plan_row import PlanRow
+from quark.ranks import ALONE, Ranks
 from quark.runs.memory import FreedMemory
 from quark.runs.sink import BlockSink
 from quark.runs.source import BlockSource, InMemorySource
@@ -49,6 +50,7 @@ def quantize_blocks(
     *,
     two_passes: bool = False,
     transforms: Sequence[Transform] = (),
+    ranks: Ranks = ALONE,
 ) -> CalibrationReport:
     """Quantize ``model`` by ``plan``, block by block; layers outside the blocks come last, and are rounded to nearest.
 
@@ -64,13 +66,14 @@ def quantize_blocks(
         source: Has the tensors of ``model``, where that does not have them itself.
         two_passes: Whether a rounding that needs statistics works between two passes of each block, which takes less memory.
         transforms: Change each block before it is rounded, in this order; those that need statistics cost one more pass of each block.
+        ranks: The processes that share the run: each has its part of the calls. Without calls, each has the blocks that its sink wants.
     """
     blocks = decoder_blocks(model, plan.architecture)
     rows_of = [[r for r in plan.quantized if b.owns(r.name)] for b in blocks]
     outside = [r for r in plan.quantized if not any(b.owns(r.name) for b in blocks)]
-    pipeline = BlockPipeline.of(model, plan, rounding, transforms, source or InMemorySource(), sink, two_passes=two_passes)
+    pipeline = BlockPipeline.of(model, plan, rounding, transforms, source or InMemorySource(), sink, two_passes=two_passes, ranks=ranks)
     layers = quantized_layers(model, outside)
-    scales = ActivationScales(layers, (), plan.config, plan.architecture)
+    scales = ActivationScales(layers, (), plan.config, plan.architecture, ranks)
     with ExitStack() as stack:
         steps: LockStep | None = None
         if plan.calibrated or rounding.needs or any(t.needs for t in transforms):
@@ -79,13 +82,15 @@ def quantize_blocks(
             stack.enter_context(scales.watching(model))
             with_float = any(kind.wants_float for kind in rounding.needs)
             modules = [b.module for b in blocks]
-            steps = stack.enter_context(LockStep(model, modules, calls, to_the_end=bool(scales), with_float=with_float))
+            steps = stack.enter_context(LockStep(model, modules, calls, to_the_end=bool(scales), with_float=with_float, ranks=ranks))
             steps.advance(-1)
         for i, (block, rows) in enumerate(zip(blocks, rows_of, strict=True)):
-            quantize_block(pipeline, block, rows, None if steps is None else steps.at(i))
+            if steps is not None or sink.wants(block):
+                quantize_block(pipeline, block, rows, None if steps is None else steps.at(i))
             progress(i + 1, len(blocks), block.name)
     finish_layers(pipeline, layers, scales)
     sink.end_block(None)
+    pipeline.report.join_with(ranks)
     return pipeline.report
 
 
@@ -101,6 +106,7 @@ class BlockPipeline:
         source: Has the tensors of a block.
         sink: Takes finished layers.
         two_passes: As of `quantize_blocks`.
+        ranks: The processes that share the run.
         input_groups: Learns from block to block which layers share an input.
         freed: Gives memory back to the system.
         report: What all blocks report.
@@ -113,6 +119,7 @@ class BlockPipeline:
     source: BlockSource
     sink: BlockSink
     two_passes: bool
+    ranks: Ranks
     input_groups: InputGroups
     freed: FreedMemory
     report: CalibrationReport = attrs.field(factory=CalibrationReport)
@@ -128,6 +135,7 @@ class BlockPipeline:
         sink: BlockSink,
         *,
         two_passes: bool,
+        ranks: Ranks = ALONE,
     ) -> Self:
         """Return that of a run; tensors outside the blocks are loaded, and changed by the transforms."""
         source.load(None)
@@ -136,7 +144,7 @@ class BlockPipeline:
             transform.run.apply_global(model)
         groups = InputGroups(plan.architecture, plan.config.shared_scale_groups)
         freed = FreedMemory(1) if rounding.needs else FreedMemory()
-        return cls(model, plan, rounding, started, source, sink, two_passes, groups, freed)
+        return cls(model, plan, rounding, started, source, sink, two_passes, ranks, groups, freed)
 
 
 def quantize_block(pipeline: BlockPipeline, block: Block, rows: Sequence[PlanRow], block_run: BlockRun | None) -> None:
@@ -160,7 +168,8 @@ def quantize_block(pipeline: BlockPipeline, block: Block, rows: Sequence[PlanRow
 
     # Calibration and rounding: forwards pause at each input group until its statistics are complete and its layers are rounded.
     layers = quantized_layers(model, rows)
-    scales = ActivationScales(layers, [a for a in plan.attentions if block.owns(a.name)], plan.config, plan.architecture)
+    attentions = [a for a in plan.attentions if block.owns(a.name)]
+    scales = ActivationScales(layers, attentions, plan.config, plan.architecture, pipeline.ranks)
     rounded: set[str] = set()
     with counting(model, scales.experts.among(layers) if block_run else ()) as tokens:
         if block_run is not None and rounding.needs:
@@ -174,7 +183,7 @@ def quantize_block(pipeline: BlockPipeline, block: Block, rows: Sequence[PlanRow
         elif block_run is not None:
             with scales.watching(model):
                 block_run.enter()
-    report.count(tokens)
+    report.count(_of_all_ranks(tokens, pipeline.ranks))
     if not rounding.needs:
         rounded = round_without_statistics(rounding, block, layers, pipeline.input_groups.siblings, report)
 
@@ -185,6 +194,12 @@ def quantize_block(pipeline: BlockPipeline, block: Block, rows: Sequence[PlanRow
     pipeline.sink.end_block(block)
     pipeline.source.release(block)
     pipeline.freed.add(size)
+
+
+def _of_all_ranks(tokens: Mapping[str, int], ranks: Ranks) -> dict[str, int]:
+    """Return the numbers of tokens that have reached layers, on all ranks together."""
+    counts = ranks.gather(dict(tokens)) if tokens else []
+    return {name: sum(count[name] for count in counts) for name in tokens}
 
 
 def quantized_layers(model: nn.Module, rows: Iterable[PlanRow]) -> dict[str, QuantizedLayer]:

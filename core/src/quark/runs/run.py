@@ -11,6 +11,7 @@ from torch import nn
 
 from quark.algorithms import NamesLayers, ResolvesForModel, Rounding, ValidatedTransform
 from quark.calibration.batches import Call, calls
+from quark.calibration.sample_grid import SampleGrid
 from quark.calibration.transform_validation import validate_transforms
 from quark.checkpoint.content import CheckpointContent, set_results
 from quark.config.model import QConfig
@@ -24,6 +25,7 @@ from quark.planning.plan import QuantPlan, has_static_scale, make_plan
 from quark.planning.plan_row import PlanRow
 from quark.planning.plan_text import plan_lines, warning_lines
 from quark.plugins.attribution import attributed
+from quark.ranks import ALONE, Ranks
 from quark.runs.excluded_schemes import refuse_excluded_schemes
 from quark.runs.memory import SHARE, free_bytes, held_bytes, held_probabilities, tokens_in
 from quark.runs.progress import reporting
@@ -50,14 +52,16 @@ class Run:
     Attributes:
         plan: Made from this very model, or from one of the same structure.
         algorithms: What changes weights.
-        data: Calibration forwards; empty where nothing needs any.
+        data: Calibration forwards, of all ranks; empty where nothing needs any.
         two_passes: Whether each block is passed twice, for want of memory.
+        ranks: The processes that share the run. Each has the same model, configuration and data.
     """
 
     plan: QuantPlan
     algorithms: Algorithms
     data: Sequence[Call] = ()
     two_passes: bool = False
+    ranks: Ranks = ALONE
 
     @property
     def needs_data(self) -> str:
@@ -71,13 +75,14 @@ class Run:
         return self.algorithms.works_by_block
 
     @attributed("planning the run")
-    def with_data(self, model: nn.Module, data: Data, device: torch.device) -> Run:
+    def with_data(self, model: nn.Module, data: Data, device: torch.device, ranks: Ranks = ALONE) -> Run:
         """Return the run with its data and its memory mode, and log its plan. Nothing is changed.
 
         Args:
             model: Of the plan; meta tensors will do.
             data: Calibration data, read where something needs them.
             device: Where the forwards run.
+            ranks: The processes that share the run.
 
         Raises:
             CalibrationError: Data are needed, and there are none.
@@ -91,13 +96,15 @@ class Run:
             data = data(self.needs_data) if self.needs_data else None
         is_read = self.needs_data or (is_validated and data is not None)
         batches = calls(data, wanted_by=self.needs_data, model=model) if is_read else []
-        two_passes = needs_two_passes(model, plan, self.algorithms.rounding, batches, device)
+        # In a deterministic run the mode does not depend on how many ranks share the samples.
+        held = batches if ranks.is_deterministic else batches[SampleGrid(len(batches), ranks).own]
+        two_passes = ranks.any(needs_two_passes(model, plan, self.algorithms.rounding, held, device))
         if two_passes:
             plan = attrs.evolve(plan, notes=(*plan.notes, TWO_PASSES))
         warned = warning_lines(plan)
         for line in plan_lines(plan):
             (get_logger().warning if line in warned else get_logger().info)(line)
-        return attrs.evolve(self, plan=plan, data=batches, two_passes=two_passes)
+        return attrs.evolve(self, plan=plan, data=batches, two_passes=two_passes, ranks=ranks)
 
     @attributed("quantizing the model")
     def quantize(self, model: nn.Module, sink: BlockSink, source: BlockSource | None = None) -> CheckpointContent:
@@ -106,7 +113,7 @@ class Run:
         Transforms that are not accepted by their validation, or turn out to change none of the blocks, are left out of that plan. For
         users, the model has the results as attributes: ``quant_config``, ``quark_plan``, ``quark_report`` and ``quark_quantized``.
         """
-        validations = validate_transforms(model, self.plan, self.algorithms.transforms, self.data)
+        validations = validate_transforms(model, self.plan, self.algorithms.transforms, self.data, self.ranks)
         run = self._without(model, [name for name, validation in validations.items() if not validation.is_accepted])
         plan, algorithms = run.plan, run.algorithms
         switch_attention_of(model, plan)
@@ -120,6 +127,7 @@ class Run:
                 progress,
                 source,
                 two_passes=self.two_passes,
+                ranks=self.ranks,
                 transforms=algorithms.checked_transforms(plan.config),
             )
         plan = run._without_idle([name for i, name in enumerate(algorithms.transforms) if i not in report.applied])
@@ -140,7 +148,7 @@ class Run:
         run = plan_run(model, attrs.evolve(self.plan.config, algo_config=settings or None))
         notes = [*([TWO_PASSES] if self.two_passes else []), *(f"left out, since it would do no good: {name}" for name in names)]
         plan = attrs.evolve(run.plan, notes=(*run.plan.notes, *notes))
-        return attrs.evolve(run, plan=plan, data=self.data, two_passes=self.two_passes)
+        return attrs.evolve(run, plan=plan, data=self.data, two_passes=self.two_passes, ranks=self.ranks)
 
     def _without_idle(self, names: Sequence[str]) -> QuantPlan:
         """Return the plan without those transforms that have changed no block, with a warning; one that also rounds stays."""

@@ -18,6 +18,9 @@ __all__ = ["BlockSink", "CheckpointSink", "InPlaceSink"]
 class BlockSink(Protocol):
     """Accepts the finished layers of one block after another."""
 
+    def wants(self, block: Block) -> bool:
+        """Return whether this rank has to quantize a block for which no calibration forward is needed: else another rank does."""
+
     def accept(self, layers: Mapping[str, QuantizedLayer]) -> None:
         """Accept quantized layers, by full name."""
 
@@ -33,6 +36,10 @@ class InPlaceSink:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
+
+    def wants(self, block: Block) -> bool:
+        """Return True: the model is complete on every rank."""
+        return True
 
     def accept(self, layers: Mapping[str, QuantizedLayer]) -> None:
         """Replace the float layer of each name by the quantized layer."""

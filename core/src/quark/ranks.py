@@ -1,0 +1,156 @@
+"""Ranks: the processes that share one run, and how they exchange values. A run of one process has the same code, with nothing to exchange.
+
+Every exchange is collective: all ranks call the same ones in the same order. Calibration samples, and sums over them, are divided by
+`quark.calibration.sample_grid`; `quark.process_group` starts the processes' connection.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol, TypeVar
+
+import attrs
+import torch
+from torch import Tensor
+
+from quark.errors import UnsupportedError
+
+__all__ = ["ALONE", "Group", "Ranks", "T", "owners"]
+
+T = TypeVar("T")
+_Item = TypeVar("_Item")
+
+
+class Group(Protocol):
+    """Carries data between the ranks of a run. Both methods are collective, and raise RankError where another rank has failed."""
+
+    def gather(self, data: bytes) -> list[bytes]:
+        """Return the data of all ranks, in their order."""
+
+    def sum_(self, x: Tensor) -> None:
+        """Replace ``x`` by its sum over all ranks, the same bits on each of them."""
+
+
+@attrs.frozen(eq=False)
+class Ranks:
+    """The ranks of a run, seen from one of them.
+
+    Attributes:
+        rank: The number of this one, from 0 on.
+        size: How many there are.
+        is_deterministic: Whether sums over calibration samples are taken in an order that does not depend on ``size``, and so give the same
+            bits for any number of ranks.
+        group: Carries data between them; None for one rank.
+
+    Example:
+        >>> ALONE.gather("what this rank has")
+        ['what this rank has']
+    """
+
+    rank: int = 0
+    size: int = 1
+    is_deterministic: bool = False
+    group: Group | None = None
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this rank is the one that makes directories, writes what lies outside the blocks, and prints."""
+        return self.rank == 0
+
+    def gather(self, value: T) -> list[T]:
+        """Return the values of all ranks, in their order: anything that can be pickled; tensors arrive on the device of this rank.
+
+        Raises:
+            UnsupportedError: The value cannot be pickled.
+        """
+        if self.group is None:
+            return [value]
+        try:
+            data = _packed(value)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            raise UnsupportedError(
+                f"a {type(value).__name__} cannot be sent to the other processes of this run ({error}): run it in one process, or make it "
+                "of what the module pickle can store, such as attributes and classes that a module defines by name"
+            ) from error
+        return [value if rank == self.rank else pickle.loads(each) for rank, each in enumerate(self.group.gather(data))]
+
+    def broadcast(self, value: T, source: int = 0) -> T:
+        """Return the value of the rank ``source``; those of the others are ignored."""
+        return self.gather(value if self.rank == source else None)[source]  # type: ignore[return-value]
+
+    def first(self, value: T | None) -> T | None:
+        """Return the value of the first rank that has one."""
+        return next((each for each in self.gather(value) if each is not None), None)
+
+    def sum(self, number: int) -> int:
+        """Return the sum of a number over all ranks."""
+        return sum(self.gather(number))
+
+    def sum_(self, x: Tensor) -> None:
+        """Replace ``x``, which is contiguous, by its sum over all ranks; in which order the terms are added is not defined."""
+        if self.group is not None:
+            self.group.sum_(x)
+
+    def any(self, fact: bool) -> bool:
+        """Return whether something holds on any rank."""
+        return any(self.gather(bool(fact)))
+
+    def all(self, fact: bool) -> bool:
+        """Return whether something holds on all ranks."""
+        return all(self.gather(bool(fact)))
+
+    def barrier(self) -> None:
+        """Wait until all ranks have come here."""
+        self.gather(None)
+
+    def spread(self, work: Callable[[_Item], T], items: Sequence[_Item]) -> list[T]:
+        """Return ``[work(item) for item in items]``, each computed by one rank, consecutive items by the same one."""
+        parts = self.gather([work(item) for item in items[self.part(len(items))]])
+        return [result for part in parts for result in part]
+
+    def part(self, count: int) -> slice:
+        """Return which of so many things are this rank's: consecutive ones, about as many for each rank."""
+        return slice(self.rank * count // self.size, (self.rank + 1) * count // self.size)
+
+
+ALONE = Ranks()
+"""A run of one process."""
+
+
+def owners(sizes: Sequence[int], ranks: int, first: int = 0) -> list[int]:
+    """Return a rank for each of some pieces of work: the largest first, each to the rank that has least so far.
+
+    Args:
+        sizes: Of the pieces, in any unit.
+        ranks: How many there are.
+        first: What rank 0 has to do besides.
+    """
+    loads = [first, *[0] * (ranks - 1)]
+    owner_of = [0] * len(sizes)
+    for number in sorted(range(len(sizes)), key=lambda n: -sizes[n]):
+        owner_of[number] = loads.index(min(loads))
+        loads[owner_of[number]] += sizes[number]
+    return owner_of
+
+
+class _Pickler(pickle.Pickler):
+    """Pickles tensors as bytes, without their storages and the numbers of their devices, which differ from rank to rank."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if type(value) is not Tensor or value.layout is not torch.strided:
+            return NotImplemented
+        data = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
+        return _tensor, (pickle.PickleBuffer(data), value.dtype, tuple(value.shape), value.device.type)
+
+
+def _tensor(data: bytes, dtype: torch.dtype, shape: Iterable[int], device: str) -> Tensor:
+    flat = torch.frombuffer(bytearray(data), dtype=dtype) if len(data) else torch.empty(0, dtype=dtype)
+    return flat.reshape(tuple(shape)).to(device)
+
+
+def _packed(value: object) -> bytes:
+    file = io.BytesIO()
+    _Pickler(file, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
+    return file.getvalue()
