@@ -153,7 +153,8 @@ class BlockTransforms:
 
     def _output_error(self) -> OutputError:
         """See `BlockContext.output_error`."""
-        assert self._block_run is not None and self._references is not None
+        assert self._block_run is not None
+        assert self._references is not None
         with as_rounded(self._block.module, self._configs):
             outputs = self._block_run.replay(self._validation_tokens, self._references)
         is_held_out = self._for_validation is not None
@@ -162,6 +163,7 @@ class BlockTransforms:
 
     def _output(self) -> Tensor:
         """See `BlockContext.output`."""
-        assert self._block_run is not None and self._references is not None
+        assert self._block_run is not None
+        assert self._references is not None
         own = list(self._block_run.replay(self._validation_tokens, self._references).values())
         return torch.cat([output for outputs in self._block_run.grid.ranks.gather(own) for output in outputs])

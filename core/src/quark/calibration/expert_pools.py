@@ -92,7 +92,8 @@ def pooled_experts(
         if projection is not None and len(scales.pool_of(name)) > 1:
             layers_of.setdefault(_caller(block, projection.partition(".*.")[0]), []).append(name)
     for caller, layers in layers_of.items():
-        yield block.module.get_submodule(caller), PooledExperts(layers, block.prefix + caller, _behind(ordered, block, caller), scales, block_run)
+        number = _behind(ordered, block, caller)
+        yield block.module.get_submodule(caller), PooledExperts(layers, block.prefix + caller, number, scales, block_run)
 
 
 def _caller(block: Block, experts: str) -> str:

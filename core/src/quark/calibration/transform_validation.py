@@ -123,9 +123,7 @@ class _BlockComparison:
         ranks: Each compares the outputs of its own calls.
     """
 
-    def __init__(
-        self, runs: Mapping[str, ValidatedRun], facts: Architecture, config: Any, held_out: bool | None, ranks: Ranks
-    ) -> None:
+    def __init__(self, runs: Mapping[str, ValidatedRun], facts: Architecture, config: Any, held_out: bool | None, ranks: Ranks) -> None:
         self._ranks = ranks
         self._runs = runs
         self._facts = facts

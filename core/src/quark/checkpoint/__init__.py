@@ -3,7 +3,7 @@
 from quark.checkpoint.companions import save_companions
 from quark.checkpoint.content import CheckpointContent
 from quark.checkpoint.export import ModelExporter, export_safetensors
-from quark.checkpoint.exporter import BlockStream, Exporter, ExportOptions, StreamingExporter
+from quark.checkpoint.exporter import BlockStream, Exporter, ExportOptions, SharedExporter, SharedStream, StreamingExporter
 from quark.checkpoint.layout_reader import LayoutReader, ReadsOwnFiles, RenamesTensors, StoredConfig
 from quark.checkpoint.packed_model import pack_model
 from quark.checkpoint.reader import import_model_from_safetensors, map_to_quark
@@ -18,6 +18,8 @@ __all__ = [
     "ModelExporter",
     "ReadsOwnFiles",
     "RenamesTensors",
+    "SharedExporter",
+    "SharedStream",
     "StoredConfig",
     "StreamingExporter",
     "export_safetensors",

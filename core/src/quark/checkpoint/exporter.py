@@ -5,7 +5,7 @@ Third parties implement `Exporter` and name the class as ``exporter`` of an `Exp
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -16,7 +16,7 @@ from torch import nn
 from quark.checkpoint.content import CheckpointContent
 from quark.planning.decoder_blocks import Block
 
-__all__ = ["BlockStream", "ExportOptions", "Exporter", "StreamingExporter", "Tokenizer"]
+__all__ = ["BlockStream", "ExportOptions", "Exporter", "SharedExporter", "SharedStream", "StreamingExporter", "Tokenizer"]
 
 
 class Tokenizer(Protocol):
@@ -109,3 +109,27 @@ class StreamingExporter(Exporter, Protocol):
             UnsupportedError: As by `Exporter.export`, and before any file is written where possible.
             OutputError: The directory cannot be written.
         """
+
+
+@runtime_checkable
+class SharedStream(BlockStream, Protocol):
+    """An export to which several processes write, each some of the blocks. One of them has opened it, and finishes it."""
+
+    def skip(self, block: Block) -> None:
+        """Leave a block to another process."""
+
+    def written(self) -> frozenset[str]:
+        """Return the names of what this process has written, all of which is in the files."""
+
+    def count_as_written(self, names: Iterable[str]) -> None:
+        """Note what other processes have written, before `finish`."""
+
+
+@runtime_checkable
+class SharedExporter(StreamingExporter, Protocol):
+    """An exporter to whose streams several processes can write. Those of `stream` are `SharedStream` too."""
+
+    def join(
+        self, content: CheckpointContent, skeleton: nn.Module, out: Path, options: ExportOptions
+    ) -> AbstractContextManager[SharedStream]:
+        """Return the context of an export that another process has opened by `stream`, with the same arguments."""

@@ -84,13 +84,14 @@ class ShardWriter:
         announced: Meta tensors by full name, for each part; the order is that of the files.
         directory: The output directory, which exists.
         max_shard_bytes: Largest size of the tensors in one file; a larger part has a file of its own.
+        is_new: Whether the files are to be created; else another process has done so, and writes to them too.
 
     Raises:
         UnsupportedError: A dtype has no name in the format.
         OSError: From the file system; with ``ENOSPC`` before any file is written if the tensors do not fit.
     """
 
-    def __init__(self, announced: Iterable[Mapping[str, Tensor]], directory: Path, max_shard_bytes: int) -> None:
+    def __init__(self, announced: Iterable[Mapping[str, Tensor]], directory: Path, max_shard_bytes: int, *, is_new: bool = True) -> None:
         self._directory = directory
         shards = _shards(list(announced), max_shard_bytes)
         headers = [_header(shard) for shard in shards]
@@ -104,13 +105,15 @@ class ShardWriter:
                 self._places[name] = _Place(i, offset, meta)
                 offset += _bytes(meta)
         self._unwritten = set(self._places)
-        _refuse_small_disk(self._size, directory)
+        if is_new:
+            _refuse_small_disk(self._size, directory)
         self._files: list[int] = []
         with ExitStack() as stack:
             for name, header in zip(names, headers, strict=True):
-                self._files.append(os.open(directory / name, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644))
+                self._files.append(os.open(directory / name, os.O_WRONLY | (os.O_CREAT | os.O_TRUNC if is_new else 0), 0o644))
                 stack.callback(os.close, self._files[-1])
-                _write_at(self._files[-1], memoryview(header), 0)
+                if is_new:
+                    _write_at(self._files[-1], memoryview(header), 0)
             # While one part is written, the next is computed: at most two are in memory.
             self._thread = stack.enter_context(ThreadPoolExecutor(max_workers=1))
             self._closing = stack.pop_all()
@@ -132,6 +135,15 @@ class ShardWriter:
         self._wait()
         self._unwritten.difference_update(part.meta)
         self._pending = self._thread.submit(self._write_all, tensors)
+
+    def written(self) -> set[str]:
+        """Return the names of the tensors that are in the files, after waiting for those that are being written."""
+        self._wait()
+        return set(self._places) - self._unwritten
+
+    def count_as_written(self, names: Iterable[str]) -> None:
+        """Note tensors that another process has written."""
+        self._unwritten.difference_update(names)
 
     def finish(self) -> None:
         """Wait until all parts are written, and write the index.

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -11,16 +14,19 @@ import typer
 
 from quark.cli.given_options import given_algorithm_options, given_options
 from quark.errors import CalibrationError, ConfigError
+from quark.log import get_logger
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from quark.config.model import QConfig
+    from quark.ranks import Ranks
 
 __all__ = [
     "AlgorithmOptions",
     "AllExperts",
     "CalibrationText",
+    "Deterministic",
     "Exclude",
     "ExporterOptions",
     "PostRope",
@@ -77,6 +83,14 @@ CalibrationText = Annotated[
     Path | None, typer.Option(help="Text file, or directory of .txt files, for static activation scales and calibrated rounding.")
 ]
 Strict = Annotated[bool, typer.Option("--strict", help="A pattern that matches no layer is an error, not a warning.")]
+Deterministic = Annotated[
+    bool,
+    typer.Option(
+        "--deterministic",
+        help="Sum over calibration samples in an order that does not depend on the number of processes: the same bytes by one and by many. "
+        "Takes more memory.",
+    ),
+]
 ShareFused = Annotated[
     bool,
     typer.Option(
@@ -115,10 +129,14 @@ def quantize(
     calibrate_all_experts: AllExperts = False,
     share_fused_scales: ShareFused = False,
     strict: Strict = False,
+    deterministic: Deterministic = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the plan and stop.")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Quantize the checkpoint MODEL and write the result to OUT."""
+    """Quantize the checkpoint MODEL and write the result to OUT.
+
+    Several processes share the work: torchrun --nproc-per-node N -m quark quantize …
+    """
     # Torch and transformers are imported here, not above: `quark --help` and the listings do without them.
     import attrs
 
@@ -140,14 +158,15 @@ def quantize(
     if dry_run:
         _print_plan(ModelQuantizer(config).plan(skeleton), as_json)
         return
-    tokenizer = load_tokenizer(model)
+    export = attrs.evolve(export, tokenizer=load_tokenizer(model))
 
     def data(needed_by: str) -> list[Tensor]:
-        return _calibration(tokenizer, needed_by, calib, num_calib, seq_len)
+        return _calibration(export.tokenizer, needed_by, calib, num_calib, seq_len)
 
-    export = attrs.evolve(export, tokenizer=tokenizer)
-    plan = quantize_checkpoint(model, out, config, data, device=device, dtype=dtype, exporter=exporter, options=export)
-    _print_result(out, scheme, len(plan.quantized), time.perf_counter() - started, as_json)
+    with _ranks(device, deterministic) as (ranks, own):
+        plan = quantize_checkpoint(model, out, config, data, device=own, dtype=dtype, exporter=exporter, options=export, ranks=ranks)
+    if ranks.is_first:
+        _print_result(out, scheme, len(plan.quantized), time.perf_counter() - started, as_json)
 
 
 def make_config(
@@ -179,6 +198,18 @@ def make_config(
         shared_scale_groups=[list(g) for g in template.architecture.fused] if share_fused_scales and template.architecture else None,
         exclude_layers=[*template.exclude_layers_name, *exclude] if exclude else None,
     )
+
+
+@contextmanager
+def _ranks(device: str, is_deterministic: bool) -> Iterator[tuple[Ranks, str]]:
+    """Yield the processes of the run and this one's device; all but the first log errors alone."""
+    from quark.hf.dtype_and_device import torch_device
+    from quark.process_group import ranks_of_environment
+
+    with ranks_of_environment(torch_device(device), is_deterministic=is_deterministic) as (ranks, own):
+        if not ranks.is_first:
+            get_logger().setLevel(logging.ERROR)
+        yield ranks, str(own)
 
 
 def _calibration(tokenizer: Any, wanted_by: str, calib: Path | None, count: int, length: int) -> list[Tensor]:

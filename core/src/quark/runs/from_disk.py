@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from functools import partial
 from pathlib import Path
 
 from quark.calibration.finite import refuse_non_finite
-from quark.checkpoint.content import CheckpointContent
 from quark.checkpoint.destination import refuse_used_directory
 from quark.checkpoint.export import exporter_of, exporting
 from quark.checkpoint.exporter import Exporter, ExportOptions, StreamingExporter
@@ -19,12 +20,16 @@ from quark.hf.weight_converters import WeightConverter
 from quark.planning.family import weight_converters_of
 from quark.planning.plan import QuantPlan
 from quark.plugins.attribution import attributed, origin
+from quark.ranks import ALONE, Ranks
 from quark.runs.run import Data, Run, plan_run
-from quark.runs.sink import CheckpointSink, InPlaceSink
-from quark.runs.skeleton import quantized_skeleton
+from quark.runs.shared_output import opened_sink
+from quark.runs.sink import InPlaceSink
 from quark.runs.source import CheckpointSource
 
 __all__ = ["quantize_checkpoint"]
+
+Place = Callable[[], AbstractContextManager[Path]]
+"""Opens the directory that becomes the output."""
 
 
 def quantize_checkpoint(
@@ -38,6 +43,7 @@ def quantize_checkpoint(
     exporter: str = "safetensors",
     options: ExportOptions | None = None,
     weight_converters: Sequence[WeightConverter] | None = None,
+    ranks: Ranks = ALONE,
 ) -> QuantPlan:
     """Quantize a checkpoint. The result is what loading, `ModelQuantizer.quantize_model` and an export give, byte for byte.
 
@@ -57,6 +63,8 @@ def quantize_checkpoint(
         weight_converters: What stored tensors become before they are the model's, such as one fused matrix of queries, keys and values
             that the model has as three; None takes those of the model's template. A converter whose sources the model has a place for is
             not applied (`quark.hf.converted_tensors`).
+        ranks: The processes that share the run (`quark.process_group.ranks_of_environment`): each is called with the same arguments, but
+            for the device, and all see the same files.
 
     Returns:
         What was done to each layer.
@@ -68,6 +76,7 @@ def quantize_checkpoint(
         CalibrationError: Data are wanted, and there are none.
         NonFiniteError: A weight or an activation holds NaN or Inf.
         PluginError: A plugin raised an error, or returned what cannot be built on; names plugin, version, algorithm and layer.
+        RankError: Another rank has failed.
 
     Example:
         >>> from quark.torch import LLMTemplate
@@ -78,11 +87,13 @@ def quantize_checkpoint(
     refuse_used_directory(Path(out), overwrite=options.overwrite)
     writer = exporter_of(exporter, options)
     tensors = _opened(Path(source), device, dtype, weight_converters)
-    run = plan_run(tensors.model, config).with_data(tensors.model, data, tensors.device)
+    run = plan_run(tensors.model, config).with_data(tensors.model, data, tensors.device, ranks)
     tensors.prepare(run.plan)
+    place = partial(exporting, exporter, Path(out), overwrite=options.overwrite)
     if isinstance(writer, StreamingExporter) and run.works_by_block:
-        return _streamed(run, tensors, Path(out), (exporter, writer), options)
-    return _whole(run, tensors, Path(out), (exporter, writer), options)
+        with opened_sink(run, tensors.model, place, writer, options) as sink:
+            return run.quantize(tensors.model, sink, tensors).plan
+    return _whole(run, tensors, place, (exporter, writer), options)
 
 
 def _opened(source: Path, device: str, dtype: str, converters: Sequence[WeightConverter] | None) -> CheckpointSource:
@@ -95,24 +106,15 @@ def _opened(source: Path, device: str, dtype: str, converters: Sequence[WeightCo
     return CheckpointSource(model, StoredTensors(model, shards, source, converters), target)
 
 
-def _streamed(run: Run, tensors: CheckpointSource, out: Path, exporter: tuple[str, StreamingExporter], options: ExportOptions) -> QuantPlan:
-    """Write each block as soon as it is quantized."""
-    model = tensors.model
-    content = CheckpointContent(model, run.plan.config, run.plan)
-    name, writer = exporter
-    place = exporting(name, out, overwrite=options.overwrite)
-    with place as directory, writer.stream(content, quantized_skeleton(model, run.plan), directory, options) as stream:
-        return run.quantize(model, CheckpointSink(model, stream), tensors).plan
-
-
-def _whole(run: Run, tensors: CheckpointSource, out: Path, exporter: tuple[str, Exporter], options: ExportOptions) -> QuantPlan:
-    """Read the whole model, quantize it in memory, then write it."""
+def _whole(run: Run, tensors: CheckpointSource, place: Place, exporter: tuple[str, Exporter], options: ExportOptions) -> QuantPlan:
+    """Read the whole model, quantize it in memory, then write it; of several ranks, the first does."""
     model = tensors.model
     tensors.load_all()
     refuse_non_finite(model, run.plan.quantized)
     content = run.quantize(model, InPlaceSink(model))
+    if not run.ranks.is_first:
+        return content.plan
     name, writer = exporter
-    place = exporting(name, out, overwrite=options.overwrite)
-    with place as directory, attributed(f"writing '{out}'", origin("exporters", name)):
+    with place() as directory, attributed("writing the checkpoint", origin("exporters", name)):
         writer.export(content, directory, options)
     return content.plan

@@ -211,7 +211,9 @@ def has_the_layout_it_says(subject: Subject) -> None:
     before = _output(quantized, x)
     quantized.weight = nn.Parameter(torch.cat([quantized.weight[:1] + 1, quantized.weight[1:]]), requires_grad=False)
     changed = (_output(quantized, x) != before).flatten(0, -2).any(0)
-    require(bool(changed[0]) and not bool(changed[1:].any()), "has a weight of which a row is not that of one output: rounding takes it for one")
+    require(
+        bool(changed[0]) and not bool(changed[1:].any()), "has a weight of which a row is not that of one output: rounding takes it for one"
+    )
 
 
 @check("layer_type")

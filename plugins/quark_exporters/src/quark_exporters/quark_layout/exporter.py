@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from torch import nn
 
 from quark.checkpoint.companions import save_companions
 from quark.checkpoint.content import CheckpointContent
-from quark.checkpoint.exporter import BlockStream, ExportOptions
+from quark.checkpoint.exporter import ExportOptions, SharedStream
 from quark.checkpoint.shard_writer import ShardWriter
 from quark.config.model import QConfig
 from quark.log import get_logger
@@ -34,12 +34,24 @@ class SafetensorsExporter:
             stream.finish(content)
 
     @contextmanager
-    def stream(self, content: CheckpointContent, skeleton: nn.Module, out: Path, options: ExportOptions) -> Iterator[BlockStream]:
+    def stream(self, content: CheckpointContent, skeleton: nn.Module, out: Path, options: ExportOptions) -> Iterator[SharedStream]:
         """As `quark.checkpoint.StreamingExporter.stream`."""
         _warn_of_readers(content.config, options)
-        announced = [part.meta for part in quantized_parts(skeleton, content.plan, options, WHOLE)]
-        with ShardWriter(announced, out, options.max_shard_bytes) as writer:
-            yield _Stream(content, options, out, writer)
+        with _opened(content, skeleton, out, options, is_new=True) as stream:
+            yield stream
+
+    @contextmanager
+    def join(self, content: CheckpointContent, skeleton: nn.Module, out: Path, options: ExportOptions) -> Iterator[SharedStream]:
+        """As `quark.checkpoint.SharedExporter.join`."""
+        with _opened(content, skeleton, out, options, is_new=False) as stream:
+            yield stream
+
+
+@contextmanager
+def _opened(content: CheckpointContent, skeleton: nn.Module, out: Path, options: ExportOptions, *, is_new: bool) -> Iterator[SharedStream]:
+    announced = [part.meta for part in quantized_parts(skeleton, content.plan, options, WHOLE)]
+    with ShardWriter(announced, out, options.max_shard_bytes, is_new=is_new) as writer:
+        yield _Stream(content, options, out, writer)
 
 
 class _Stream:
@@ -63,6 +75,18 @@ class _Stream:
             # A tied parameter was announced once, under the first of its names.
             if all(name in self._writer for name in part.meta):
                 self._writer.write(part)
+
+    def skip(self, block: Block) -> None:
+        """As `quark.checkpoint.SharedStream.skip`."""
+        self._written.append(block.name)
+
+    def written(self) -> frozenset[str]:
+        """As `quark.checkpoint.SharedStream.written`."""
+        return frozenset(self._writer.written())
+
+    def count_as_written(self, names: Iterable[str]) -> None:
+        """As `quark.checkpoint.SharedStream.count_as_written`."""
+        self._writer.count_as_written(names)
 
     def finish(self, content: CheckpointContent) -> None:
         """As `quark.checkpoint.BlockStream.finish`."""
