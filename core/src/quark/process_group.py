@@ -24,7 +24,7 @@ __all__ = ["TIMEOUT", "is_one_of_many", "ranks_of_environment"]
 TIMEOUT = timedelta(minutes=30)
 """How long a rank waits for the others in an exchange: longer than any work that one has to do alone."""
 _ERROR = "quark/error"
-_PATIENCE = 5.0
+_PATIENCE = 2.0
 """Seconds that a rank whose connection has broken waits for the others to say why."""
 
 
