@@ -15,6 +15,7 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import PrefixStore, Store, rendezvous  # type: ignore[attr-defined]
 
 from quark.errors import ConfigError, RankError, UnsupportedError
 from quark.ranks import Ranks
@@ -57,7 +58,7 @@ def ranks_of_environment(device: torch.device, *, is_deterministic: bool = False
     store, rank, size = _meet()
     group = _ProcessGroup(rank, size, store)
     try:
-        dist.init_process_group(_backend(device), store=dist.PrefixStore("quark/group", store), rank=rank, world_size=size, timeout=TIMEOUT)
+        dist.init_process_group(_backend(device), store=PrefixStore("quark/group", store), rank=rank, world_size=size, timeout=TIMEOUT)
     except (RuntimeError, ValueError) as error:
         raise RankError(f"rank {rank} cannot reach the other {size - 1} processes of this run: {_first_line(error)}") from error
     try:
@@ -74,7 +75,7 @@ def ranks_of_environment(device: torch.device, *, is_deterministic: bool = False
 class _ProcessGroup:
     """The default group of torch.distributed as a `quark.ranks.Group`."""
 
-    def __init__(self, rank: int, size: int, store: dist.Store) -> None:
+    def __init__(self, rank: int, size: int, store: Store) -> None:
         self._rank = rank
         self._size = size
         self._store = store
@@ -128,7 +129,7 @@ class _ProcessGroup:
         )
 
 
-def _meet() -> tuple[dist.Store, int, int]:
+def _meet() -> tuple[Store, int, int]:
     """Return the store of all processes, the rank of this one, and how many there are."""
     missing = [name for name in ("MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
     if missing:
@@ -137,7 +138,7 @@ def _meet() -> tuple[dist.Store, int, int]:
             "`torchrun --nproc-per-node N -m quark …`, or unset WORLD_SIZE to run in one process"
         )
     try:
-        store, rank, size = next(iter(dist.rendezvous("env://", timeout=TIMEOUT)))
+        store, rank, size = next(iter(rendezvous("env://", timeout=TIMEOUT)))
     except (RuntimeError, ValueError) as error:
         raise RankError(f"the processes of this run cannot meet at {os.environ['MASTER_ADDR']}: {_first_line(error)}") from error
     return store, rank, size
@@ -149,7 +150,13 @@ def _own_device(device: torch.device) -> torch.device:
         return device
     if device.index is not None:
         raise ConfigError(f"the device '{device}' would be that of all processes: give 'cuda', which is divided among those of a machine")
-    own = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % max(torch.cuda.device_count(), 1))
+    own = torch.device(
+        "cuda",
+        int(  # type: ignore[unreachable]
+            os.environ.get("LOCAL_RANK", "0")
+        )
+        % max(torch.cuda.device_count(), 1),
+    )
     torch.cuda.set_device(own)
     return own
 

@@ -141,8 +141,8 @@ class _Pickler(pickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
         if type(value) is not Tensor or value.layout is not torch.strided:
             return NotImplemented
-        data = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
-        return _tensor, (pickle.PickleBuffer(data), value.dtype, tuple(value.shape), value.device.type)
+        data = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
+        return _tensor, (pickle.PickleBuffer(data.numpy().data), value.dtype, tuple(value.shape), value.device.type)
 
 
 def _tensor(data: bytes, dtype: torch.dtype, shape: Iterable[int], device: str) -> Tensor:

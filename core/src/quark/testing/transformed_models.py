@@ -61,6 +61,10 @@ class _LeaveFloat:
 class _Discard:
     """A sink that lets the model keep its float layers."""
 
+    def wants(self, block: Any) -> bool:
+        """Return True: all blocks are transformed."""
+        return True
+
     def accept(self, layers: Mapping[str, Any]) -> None:
         """Forget the quantized layers."""
 
