@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 
@@ -95,6 +95,14 @@ class _ProcessGroup:
             dist.all_gather(received, own)
         return [each[:length].numpy().tobytes() for each, length in zip(received, lengths, strict=True)]
 
+    def gather_tensors(self, x: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+        """As `quark.ranks.Group.gather_tensors`; from GPU to GPU where it lies there."""
+        with self._failing_together():
+            longest = max(sizes)
+            received = [x.new_empty(longest) for _ in sizes]
+            dist.all_gather(received, torch.nn.functional.pad(x, (0, longest - len(x))))
+        return [each[:size] for each, size in zip(received, sizes, strict=True)]
+
     def sum_(self, x: Tensor) -> None:
         """As `quark.ranks.Group.sum_`."""
         with self._failing_together():
@@ -150,13 +158,8 @@ def _own_device(device: torch.device) -> torch.device:
         return device
     if device.index is not None:
         raise ConfigError(f"the device '{device}' would be that of all processes: give 'cuda', which is divided among those of a machine")
-    own = torch.device(
-        "cuda",
-        int(  # type: ignore[unreachable]
-            os.environ.get("LOCAL_RANK", "0")
-        )
-        % max(torch.cuda.device_count(), 1),
-    )
+    number = int(os.environ.get("LOCAL_RANK", "0"))  # type: ignore[unreachable]
+    own = torch.device("cuda", number % max(torch.cuda.device_count(), 1))
     torch.cuda.set_device(own)
     return own
 

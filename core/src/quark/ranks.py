@@ -7,8 +7,9 @@ Every exchange is collective: all ranks call the same ones in the same order. Ca
 from __future__ import annotations
 
 import io
+import math
 import pickle
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
 import attrs
@@ -24,10 +25,13 @@ _Item = TypeVar("_Item")
 
 
 class Group(Protocol):
-    """Carries data between the ranks of a run. Both methods are collective, and raise RankError where another rank has failed."""
+    """Carries data between the ranks of a run. Its methods are collective, and raise RankError where another rank has failed."""
 
     def gather(self, data: bytes) -> list[bytes]:
         """Return the data of all ranks, in their order."""
+
+    def gather_tensors(self, x: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+        """Return the tensors of all ranks, each ``[size]``, uint8, on the device of ``x``, which is this rank's."""
 
     def sum_(self, x: Tensor) -> None:
         """Replace ``x`` by its sum over all ranks, the same bits on each of them."""
@@ -68,13 +72,13 @@ class Ranks:
         if self.group is None:
             return [value]
         try:
-            data = _packed(value)
+            message = _Message(value)
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             raise UnsupportedError(
                 f"a {type(value).__name__} cannot be sent to the other processes of this run ({error}): run it in one process, or make it "
                 "of what the module pickle can store, such as attributes and classes that a module defines by name"
             ) from error
-        return [value if rank == self.rank else pickle.loads(each) for rank, each in enumerate(self.group.gather(data))]
+        return [value if rank == self.rank else each for rank, each in enumerate(_received(self.group, message))]
 
     def broadcast(self, value: T, source: int = 0) -> T:
         """Return the value of the rank ``source``; those of the others are ignored."""
@@ -135,22 +139,66 @@ def owners(sizes: Sequence[int], ranks: int, first: int = 0) -> list[int]:
     return owner_of
 
 
-class _Pickler(pickle.Pickler):
-    """Pickles tensors as bytes, without their storages and the numbers of their devices, which differ from rank to rank."""
+@attrs.frozen(eq=False)
+class _Place:
+    """Where the bytes of a tensor are in a message, and what they are; ``device`` is a kind: numbers differ from rank to rank."""
 
-    def reducer_override(self, value: Any) -> Any:
-        if type(value) is not Tensor or value.layout is not torch.strided:
-            return NotImplemented
-        data = value.detach().cpu().contiguous().reshape(-1).view(torch.uint8)
-        return _tensor, (pickle.PickleBuffer(data.numpy().data), value.dtype, tuple(value.shape), value.device.type)
+    start: int
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    device: str
+
+    def read(self, data: Tensor) -> Tensor:
+        """Return the tensor from the bytes of all tensors of the message."""
+        size = self.dtype.itemsize * math.prod(self.shape)
+        return data[self.start : self.start + size].view(self.dtype).reshape(self.shape).to(self.device, copy=True)
 
 
-def _tensor(data: bytes, dtype: torch.dtype, shape: Iterable[int], device: str) -> Tensor:
-    flat = torch.frombuffer(bytearray(data), dtype=dtype) if len(data) else torch.empty(0, dtype=dtype)
-    return flat.reshape(tuple(shape)).to(device)
+class _Message:
+    """A value as bytes: its tensors apart from the rest, so that those on GPUs go from GPU to GPU.
+
+    Args:
+        value: Anything that can be pickled.
+
+    Attributes:
+        data: What is pickled: the value, with the number of each tensor in its place, and the places of the tensors.
+        tensors: The bytes of all tensors, uint8, on the GPU if one of them is there.
+    """
+
+    def __init__(self, value: object) -> None:
+        file, found = io.BytesIO(), list[Tensor]()
+        pickler = pickle.Pickler(file, protocol=pickle.HIGHEST_PROTOCOL)
+        pickler.persistent_id = lambda part: _numbered(part, found)  # type: ignore[method-assign]
+        pickler.dump(value)
+        device = next((x.device for x in found if x.device.type != "cpu"), torch.device("cpu"))
+        places, parts, size = [], [torch.empty(0, dtype=torch.uint8, device=device)], 0
+        for x in found:
+            places.append(_Place(size, x.dtype, tuple(x.shape), x.device.type))
+            part = x.detach().to(device).contiguous().reshape(-1).view(torch.uint8)
+            parts.append(torch.nn.functional.pad(part, (0, -len(part) % _ALIGNMENT)))
+            size += len(parts[-1])
+        self.tensors = torch.cat(parts)
+        self.data = pickle.dumps((file.getvalue(), places, size, device.type))
 
 
-def _packed(value: object) -> bytes:
-    file = io.BytesIO()
-    _Pickler(file, protocol=pickle.HIGHEST_PROTOCOL).dump(value)
-    return file.getvalue()
+_ALIGNMENT = 16
+
+
+def _numbered(part: object, found: list[Tensor]) -> int | None:
+    """Return the number of a tensor in a message, to which it is added; None for what is none."""
+    if type(part) is not Tensor or part.layout is not torch.strided:
+        return None
+    found.append(part)
+    return len(found) - 1
+
+
+def _received(group: Group, message: _Message) -> Iterator[Any]:
+    """Yield the values of all ranks' messages, in their order."""
+    headers = [pickle.loads(data) for data in group.gather(message.data)]
+    sizes = [size for _, _, size, _ in headers]
+    device = next((kind for _, _, size, kind in headers if size and kind != "cpu"), "cpu")
+    tensors = group.gather_tensors(message.tensors.to(device), sizes) if any(sizes) else [message.tensors] * len(headers)
+    for (body, places, _, _), data in zip(headers, tensors, strict=True):
+        unpickler = pickle.Unpickler(io.BytesIO(body))
+        unpickler.persistent_load = lambda number, places=places, data=data: places[number].read(data)  # type: ignore[method-assign, misc]
+        yield unpickler.load()

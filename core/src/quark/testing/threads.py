@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import torch
@@ -82,6 +82,14 @@ class _Place:
         self._meeting.left[self._rank] = data
         self._wait()
         everything = list(self._meeting.left)
+        self._wait()
+        return everything
+
+    def gather_tensors(self, x: Tensor, sizes: Sequence[int]) -> list[Tensor]:
+        """As `quark.ranks.Group.gather_tensors`."""
+        self._meeting.terms[self._rank] = x
+        self._wait()
+        everything = [each for each in self._meeting.terms if each is not None]
         self._wait()
         return everything
 
