@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copyreg
+import subprocess
+
 import pytest
 import torch
 from hypothesis import given
@@ -79,3 +82,9 @@ def test_where_one_rank_fails_the_others_do_not_wait() -> None:
     with pytest.raises(ValueError, match="disk on fire"):
         in_threads(fail, 3)
     assert stopped == [RankError] * 2
+
+
+@pytest.mark.parametrize("thing", [subprocess.Popen, eval, torch.load, copyreg.__newobj__], ids=repr)
+def test_a_message_that_names_what_could_run_programs_is_refused(thing: object) -> None:
+    with pytest.raises(RankError, match="which none of its ranks sends"):
+        in_threads(lambda ranks: ranks.gather(thing), 2)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import io
 import math
 import pickle
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
@@ -16,7 +17,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from quark.errors import UnsupportedError
+from quark.errors import RankError, UnsupportedError
 
 __all__ = ["ALONE", "Group", "Ranks", "T", "owners"]
 
@@ -194,11 +195,38 @@ def _numbered(part: object, found: list[Tensor]) -> int | None:
 
 def _received(group: Group, message: _Message) -> Iterator[Any]:
     """Yield the values of all ranks' messages, in their order."""
-    headers = [pickle.loads(data) for data in group.gather(message.data)]
+    headers = [_Unpickler(data, ()).load() for data in group.gather(message.data)]
     sizes = [size for _, _, size, _ in headers]
     device = next((kind for _, _, size, kind in headers if size and kind != "cpu"), "cpu")
     tensors = group.gather_tensors(message.tensors.to(device), sizes) if any(sizes) else [message.tensors] * len(headers)
     for (body, places, _, _), data in zip(headers, tensors, strict=True):
-        unpickler = pickle.Unpickler(io.BytesIO(body))
-        unpickler.persistent_load = lambda number, places=places, data=data: places[number].read(data)  # type: ignore[method-assign, misc]
-        yield unpickler.load()
+        yield _Unpickler(body, [place.read(data) for place in places]).load()
+
+
+class _Unpickler(pickle.Unpickler):
+    """Reads a value that another rank has sent: of the standard library and of torch it may name data types alone."""
+
+    def __init__(self, body: bytes, tensors: Sequence[Tensor]) -> None:
+        super().__init__(io.BytesIO(body))
+        self._tensors = tensors
+
+    def persistent_load(self, number: int) -> Tensor:
+        """Return the tensor of that number."""
+        return self._tensors[number]
+
+    def find_class(self, module: str, name: str) -> Any:
+        """Return what a message names, if it may name that.
+
+        Raises:
+            RankError: It may not.
+        """
+        package = module.partition(".")[0]
+        is_foreign = package in sys.stdlib_module_names or package == "torch" or module not in sys.modules
+        found = None if is_foreign and (module, name) not in _NAMED and module != "torch" else super().find_class(module, name)
+        if found is None or (module == "torch" and not isinstance(found, torch.dtype) and found not in (torch.device, torch.Size)):
+            raise RankError(f"a process that takes part in this run has sent '{module}.{name}', which none of its ranks sends: stopped")
+        return found
+
+
+_NAMED = {("builtins", name) for name in ("complex", "frozenset", "range", "set", "slice")}
+_NAMED |= {("collections", name) for name in ("Counter", "OrderedDict", "defaultdict", "deque")}

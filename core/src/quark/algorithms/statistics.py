@@ -32,7 +32,7 @@ class Statistic(ABC):
     """A sum over the input tokens of an input group.
 
     Two statistics can be merged; the result equals one statistic of both sets of tokens. So several processes can share the tokens: each
-    has a statistic of its own, which is sent to the others with the module pickle.
+    has a statistic of its own, which is sent to the others with all its attributes.
 
     Args:
         columns: K, the layers' number of input channels.

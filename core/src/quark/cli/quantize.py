@@ -7,6 +7,7 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -159,10 +160,7 @@ def quantize(
         _print_plan(ModelQuantizer(config).plan(skeleton), as_json)
         return
     export = attrs.evolve(export, tokenizer=load_tokenizer(model))
-
-    def data(needed_by: str) -> list[Tensor]:
-        return _calibration(export.tokenizer, needed_by, calib, num_calib, seq_len)
-
+    data = partial(_calibration, export.tokenizer, calib, num_calib, seq_len)
     with _ranks(device, deterministic) as (ranks, own):
         plan = quantize_checkpoint(model, out, config, data, device=own, dtype=dtype, exporter=exporter, options=export, ranks=ranks)
     if ranks.is_first:
@@ -212,7 +210,7 @@ def _ranks(device: str, is_deterministic: bool) -> Iterator[tuple[Ranks, str]]:
         yield ranks, str(own)
 
 
-def _calibration(tokenizer: Any, wanted_by: str, calib: Path | None, count: int, length: int) -> list[Tensor]:
+def _calibration(tokenizer: Any, calib: Path | None, count: int, length: int, wanted_by: str) -> list[Tensor]:
     """Return ``count`` calibration sequences of ``length`` tokens."""
     from quark.hf.calibration_text import calibration_tokens
 

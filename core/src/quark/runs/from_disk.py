@@ -63,8 +63,7 @@ def quantize_checkpoint(
         weight_converters: What stored tensors become before they are the model's, such as one fused matrix of queries, keys and values
             that the model has as three; None takes those of the model's template. A converter whose sources the model has a place for is
             not applied (`quark.hf.converted_tensors`).
-        ranks: The processes that share the run (`quark.process_group.ranks_of_environment`): each is called with the same arguments, but
-            for the device, and all see the same files.
+        ranks: The processes that share the run and its files (`quark.process_group.ranks_of_environment`).
 
     Returns:
         What was done to each layer.
@@ -73,10 +72,9 @@ def quantize_checkpoint(
         OutputError: ``out`` is in use, or cannot be written.
         CheckpointError: The checkpoint is damaged, incomplete, or of another model than its config.json says.
         ConfigError, UnknownNameError, UnsupportedError: Something that is asked for is not there, or does not fit.
-        CalibrationError: Data are wanted, and there are none.
+        CalibrationError: Data are wanted, and there are none. RankError: Another rank has failed.
         NonFiniteError: A weight or an activation holds NaN or Inf.
         PluginError: A plugin raised an error, or returned what cannot be built on; names plugin, version, algorithm and layer.
-        RankError: Another rank has failed.
 
     Example:
         >>> from quark.torch import LLMTemplate
