@@ -206,10 +206,13 @@ def test_an_export_may_merge_separate_cache_scales_to_the_larger_and_have_a_floo
     assert len(found["merged"]) == 6
 
 
-def test_zero_points_of_symmetric_schemes_can_be_left_out(tmp_path: Path) -> None:
-    model = quantized("int4_wo_64")
+@pytest.mark.parametrize("scheme", ["int4_wo_64", "int8"])
+def test_zero_points_of_symmetric_schemes_can_be_left_out(scheme: str, tmp_path: Path) -> None:
+    model = quantized(scheme)
     export_with("safetensors", model, tmp_path / "out", ExportOptions(zero_points=False))
     assert not any("zero_point" in name for name in load_file(tmp_path / "out" / "model.safetensors"))
+    back = import_model_from_safetensors(None, tmp_path / "out")
+    assert torch.equal(logits(back), logits(model))
 
 
 def test_the_older_exporter_class_packs_in_the_order_of_its_config(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from quark.lazy import ObjectRef
 from quark.modules import QuantizedLayer
 from quark.plugins import AlgorithmRecord
 
+from .broken_settings import forgetting_all, requiring_one, saying_nothing, taking_every_key
 from .mutant import Mutant
 
 __all__ = ["HEALTHY", "MUTANTS"]
@@ -312,32 +313,6 @@ class CountsBlocks(Plain):
         return super().round(task)
 
 
-@attrs.define(kw_only=True)
-class Required(Settings):
-    amount: int
-
-
-@attrs.define(kw_only=True)
-class Forgets(Settings):
-    def to_dict(self) -> dict[str, Any]:
-        return {"name": self.name}
-
-
-@attrs.define(kw_only=True)
-class TakesAll(Settings):
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> AlgoConfig:
-        return cls(**{key: value for key, value in data.items() if key in ("name", "strength")})
-
-
-@attrs.define(kw_only=True)
-class Undescribed(AlgoConfig):
-    """Nothing is said of its options."""
-
-    name: str = "mutant_rounding"
-    strength: float = 1.0
-
-
 HEALTHY = (record_of(),)
 
 
@@ -347,10 +322,10 @@ def _mutant(check: str, about: str, processor: Any = Plain, config: type[AlgoCon
 
 MUTANTS = (
     _mutant("is_made_of_its_settings", "needs a text", NeedsText),
-    _mutant("default_settings_are_valid", "has settings that cannot be made without arguments", config=Required),
-    _mutant("settings_survive_json", "forgets its settings in JSON", config=Forgets),
-    _mutant("refuses_unknown_settings", "takes every key", config=TakesAll),
-    _mutant("describes_its_settings", "says nothing of its options", config=Undescribed),
+    _mutant("default_settings_are_valid", "has settings that cannot be made without arguments", config=requiring_one(Settings)),
+    _mutant("settings_survive_json", "forgets its settings in JSON", config=forgetting_all(Settings)),
+    _mutant("refuses_unknown_settings", "takes every key", config=taking_every_key(Settings)),
+    _mutant("describes_its_settings", "says nothing of its options", config=saying_nothing(Settings)),
     _mutant("says_to_which_layers_it_applies", "answers None", AnswersNone),
     _mutant("says_to_which_layers_it_applies", "applies every second time", AppliesEverySecondTime),
     _mutant("rounds_every_scheme", "rounds integers alone", IntegersAlone),

@@ -168,6 +168,7 @@ MUTANTS = (
     ),
     with_format("serves_hard_weights", "has no 0", broken_formats.NoZero()),
     with_format("serves_hard_weights", "makes numbers of NaN and infinity", broken_formats.HidesInf()),
+    with_format("rounds_weights", "leaves values as they are", broken_formats.RoundsNothing()),
     with_format("errs_as_its_bits_allow", "has a quarter of the scale", broken_formats.QuarterScale()),
     with_format("serves_activations", "wants at least one row", broken_formats.RefusesEmpty(), _own_inputs),
     with_format("refuses_groups_that_do_not_divide", "accepts any shape", NoShapeError()),

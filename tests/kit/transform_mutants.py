@@ -14,6 +14,7 @@ from quark.config.algorithm import AlgoConfig
 from quark.lazy import ObjectRef
 from quark.plugins import AlgorithmRecord
 
+from .broken_settings import forgetting_all, requiring_one, saying_nothing, taking_every_key
 from .mutant import Mutant
 
 __all__ = ["HEALTHY", "MUTANTS"]
@@ -215,32 +216,6 @@ class RoundsWithText(Moves):
         return "round-to-nearest"
 
 
-@attrs.define(kw_only=True)
-class Required(Settings):
-    amount: int
-
-
-@attrs.define(kw_only=True)
-class Forgets(Settings):
-    def to_dict(self) -> dict[str, Any]:
-        return {"name": self.name}
-
-
-@attrs.define(kw_only=True)
-class TakesAll(Settings):
-    @classmethod
-    def from_dict(cls, data: dict[str, Any]) -> AlgoConfig:
-        return cls(**{key: value for key, value in data.items() if key in ("name", "exponent")})
-
-
-@attrs.define(kw_only=True)
-class Undescribed(AlgoConfig):
-    """Nothing is said of its options."""
-
-    name: str = "mutant_transform"
-    exponent: int = 1
-
-
 HEALTHY = (record_of(),)
 
 
@@ -250,10 +225,10 @@ def _mutant(check: str, about: str, processor: Any = Moves, config: type[AlgoCon
 
 MUTANTS = (
     _mutant("is_made_of_its_settings", "needs a text", NeedsText),
-    _mutant("default_settings_are_valid", "has settings that cannot be made without arguments", config=Required),
-    _mutant("settings_survive_json", "forgets its settings in JSON", config=Forgets),
-    _mutant("refuses_unknown_settings", "takes every key", config=TakesAll),
-    _mutant("describes_its_settings", "says nothing of its options", config=Undescribed),
+    _mutant("default_settings_are_valid", "has settings that cannot be made without arguments", config=requiring_one(Settings)),
+    _mutant("settings_survive_json", "forgets its settings in JSON", config=forgetting_all(Settings)),
+    _mutant("refuses_unknown_settings", "takes every key", config=taking_every_key(Settings)),
+    _mutant("describes_its_settings", "says nothing of its options", config=saying_nothing(Settings)),
     _mutant("has_a_place_among_the_others", "goes before what goes before it", role="equalization", before=("rotation",)),
     _mutant("changes_something", "does nothing", DoesNothing),
     _mutant("keeps_the_function", "forgets the last reader of a norm", ForgetsReaders),

@@ -1,10 +1,18 @@
-"""The algorithms and layouts of the distribution in this folder pass the conformance suite."""
+"""What the distribution in this folder registers passes the conformance suite."""
 
 import pytest
 
-from quark.testing import LayoutConformance, RoundingConformance, TransformConformance
+from quark.testing import (
+    FormatConformance,
+    LayerTypeConformance,
+    LayoutConformance,
+    RoundingConformance,
+    SchemeConformance,
+    TransformConformance,
+)
 
-pytestmark = pytest.mark.usefixtures("third_party")
+# Four bits at most, stored in eight: the error is that of their values, which is advised of.
+pytestmark = [pytest.mark.usefixtures("third_party"), pytest.mark.filterwarnings("ignore:.*rounds a normal weight.*advisory")]
 
 
 class TestClippedNearest(RoundingConformance):
@@ -25,3 +33,31 @@ class TestBox(LayoutConformance):
 
 class TestSingleFile(LayoutConformance):
     subject = "single_file"
+
+
+class TestPowers(FormatConformance):
+    subject = "third_powers"
+
+
+class TestRowScaled(FormatConformance):
+    subject = "third_row_scaled"
+
+
+class TestStrided(FormatConformance):
+    subject = "third_strided"
+
+
+class TestPowersScheme(SchemeConformance):
+    subject = "third_powers_g32"
+
+
+class TestRowsScheme(SchemeConformance):
+    subject = "third_rows_g32"
+
+
+class TestStridedScheme(SchemeConformance):
+    subject = "third_strided_g32"
+
+
+class TestGated(LayerTypeConformance):
+    subject = "gated"

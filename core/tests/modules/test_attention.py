@@ -169,7 +169,7 @@ def test_what_a_loader_left_in_memory_is_no_scale(scale: float) -> None:
 
 
 def test_a_packed_quantizer_may_find_its_scales_elsewhere() -> None:
-    stored = PackedScales(packed_scales(FP8, "reorder"))
+    stored = PackedScales(packed_scales(FP8, "reorder"), FP8)
     packed = PackedQuantizer(FP8, "reorder", stored)
     assert list(packed.state_dict()) == [], "a checkpoint's loader sees the scales in one place"
     stored._buffers["scale"] = torch.tensor(0.25)

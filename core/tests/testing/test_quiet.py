@@ -1,22 +1,23 @@
-"""Runs of checks print errors only, and what was chosen before holds again afterwards."""
+"""Runs of checks print nothing, and what was chosen before holds again afterwards."""
 
 from __future__ import annotations
 
 import logging
 
 import pytest
+from transformers.utils import logging as transformers_logging
 
 from quark.log import get_logger
 from quark.testing.quiet import quietly
 
 
-def test_remarks_are_not_shown_inside_and_the_level_comes_back(caplog: pytest.LogCaptureFixture) -> None:
+def test_nothing_is_shown_inside_and_the_level_and_progress_bars_come_back() -> None:
     logger = get_logger()
-    before = logger.level
+    before, bars = logger.level, transformers_logging.is_progress_bar_enabled()
     with quietly():
-        logger.warning("unseen")
-        assert not logger.isEnabledFor(logging.WARNING)
-    assert logger.level == before
+        assert not logger.isEnabledFor(logging.ERROR)
+        assert not transformers_logging.is_progress_bar_enabled()
+    assert (logger.level, transformers_logging.is_progress_bar_enabled()) == (before, bars)
     with pytest.raises(KeyError), quietly():
         raise KeyError
     assert logger.level == before

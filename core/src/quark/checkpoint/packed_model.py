@@ -79,7 +79,7 @@ def _map_attention(model: nn.Module, attentions: Sequence[AttentionRow], order: 
             if row.fused:
                 stored = ScalesOf(module, STORED_STATES[state], tensors)
             else:
-                stored = PackedScales(tensors)
+                stored = PackedScales(tensors, spec)
                 setattr(model.get_submodule(layer), Slot.output_tensors.quantizer_attribute, stored)
             setattr(module, state, PackedQuantizer(spec, order, stored))
     if attentions:

@@ -22,6 +22,7 @@ from quark.hf.placing import put_tensor, without_source
 from quark.hf.shards import check_shards
 from quark.hf.skeleton import empty_model
 from quark.hf.unpacking import unpack_all
+from quark.modules.packed_layers import PackedScales
 from quark.names import folded
 from quark.planning.one_layer import as_model, put_back
 from quark.planning.plan import QuantPlan
@@ -107,6 +108,7 @@ def _read(
     else:
         tensors = ((path, name, tensor) for path in paths or () for name, tensor in _tensors(path))
     loaded = _load(model, reader, tensors, stored.config)
+    loaded |= _fill_zero_points(model, loaded)
     _tie(model, loaded)
     missing = list(without_source(model.state_dict(keep_vars=True), loaded))
     if missing:
@@ -224,6 +226,17 @@ def _place(model: nn.Module, place: str, name: str, tensor: Tensor, path: Path) 
         )
     put_tensor([(target, leaf)], tensor.to(old.dtype) if leaf in target._parameters else tensor)
     return place
+
+
+def _fill_zero_points(model: nn.Module, loaded: set[str]) -> set[str]:
+    """Set zero points of symmetric specs that the export does not contain to 0, and return their paths in the model."""
+    filled = set()
+    for path, scales in ((path, m) for path, m in model.named_modules() if isinstance(m, PackedScales)):
+        for suffix in scales.zero_points_of_symmetric_specs():
+            if (name := f"{path}.{suffix}") not in loaded:
+                put_tensor([(scales, suffix)], torch.zeros_like(scales.get_buffer(suffix), device="cpu"))
+                filled.add(name)
+    return filled
 
 
 def _tie(model: nn.Module, loaded: set[str]) -> None:

@@ -7,7 +7,7 @@ packing meta tensors, so that they always agree with the packing code.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any
 
@@ -30,16 +30,26 @@ __all__ = ["PackedLayer", "PackedScales", "packed_meta", "stored_tensors"]
 
 
 class PackedScales(nn.Module):
-    """The stored scales of one tensor, under their checkpoint suffixes: ``scale``, ``zero_point``, …"""
+    """The stored scales of one tensor, under their checkpoint suffixes: ``scale``, ``zero_point``, …
 
-    def __init__(self, tensors: dict[str, Tensor]) -> None:
+    Args:
+        tensors: By suffix.
+        spec: The quantization of the tensor.
+    """
+
+    def __init__(self, tensors: dict[str, Tensor], spec: TensorSpec | None) -> None:
         super().__init__()
+        self._is_symmetric = all(level.symmetric is not False for level in levels(spec))
         for suffix, tensor in tensors.items():
             self.register_buffer(suffix, tensor)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the tensors by suffix."""
         return dict(self._buffers)  # type: ignore[arg-type]
+
+    def zero_points_of_symmetric_specs(self) -> Iterator[str]:
+        """Yield the suffixes of tensors that a checkpoint may leave out, since all of their values are 0."""
+        return (suffix for suffix in self._buffers if self._is_symmetric and suffix.startswith("zero_point"))
 
 
 class PackedLayer(Packed):
@@ -82,7 +92,7 @@ class PackedLayer(Packed):
         for slot in ACTIVATIONS:
             spec = getattr(config, slot)
             if spec is not None:
-                self._register_scales(slot, quantizer_for(spec, activation=True), (1,))
+                self._register_scales(slot, spec, (1,))
         self._others = [n for n in (*layer._parameters, *layer._buffers) if n not in PARAMETERS]
         self._register_others(layer)
         self._ready: QuantizedLayer | None = None
@@ -111,16 +121,16 @@ class PackedLayer(Packed):
         else:
             self.register_buffer(slot, self._as_stored(codes))
         if packed:
-            self._store(slot, packed)
+            self._store(slot, spec, packed)
 
-    def _register_scales(self, slot: Slot, quantizer: TensorQuantizer, shape: tuple[int, ...]) -> None:
+    def _register_scales(self, slot: Slot, spec: TensorSpec, shape: tuple[int, ...]) -> None:
+        quantizer = quantizer_for(spec, activation=True)
         if not (quantizer.is_dynamic or quantizer.is_float):
-            self._store(slot, quantizer.pack_qparams(quantizer.empty_qparams(shape, "meta"), order=self.order))
+            self._store(slot, spec, quantizer.pack_qparams(quantizer.empty_qparams(shape, "meta"), order=self.order))
 
-    def _store(self, slot: Slot, scales: dict[str, Tensor]) -> None:
-        setattr(
-            self, slot.quantizer_attribute, PackedScales({suffix: t for suffix, t in scales.items() if not self._is_beside_weight(suffix)})
-        )
+    def _store(self, slot: Slot, spec: TensorSpec | None, scales: dict[str, Tensor]) -> None:
+        inside = {suffix: t for suffix, t in scales.items() if not self._is_beside_weight(suffix)}
+        setattr(self, slot.quantizer_attribute, PackedScales(inside, spec))
         for suffix in filter(self._is_beside_weight, scales):
             self._flat[f"{slot.checkpoint_prefix}_{suffix}"] = (slot, suffix)
             self.register_buffer(f"{slot.checkpoint_prefix}_{suffix}", scales[suffix])

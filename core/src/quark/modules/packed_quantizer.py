@@ -63,7 +63,7 @@ class PackedQuantizer(PackedScales, Packed):
     """
 
     def __init__(self, spec: TensorSpec, order: str, stored: PackedScales | ScalesOf | None = None, largest: float = math.inf) -> None:
-        super().__init__(packed_scales(spec, order) if stored is None else {})
+        super().__init__(packed_scales(spec, order) if stored is None else {}, spec)
         self.spec = spec
         self.order = order
         self.largest = largest

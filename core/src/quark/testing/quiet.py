@@ -13,11 +13,16 @@ __all__ = ["quietly"]
 
 @contextmanager
 def quietly() -> Iterator[None]:
-    """A context in which quark logs errors only: checks make many runs, and a report is all that they should print."""
-    logger = get_logger()
+    """Keep what runs of the pipeline log, and progress bars of loading and saving, off the terminal: a report says what matters."""
+    from transformers.utils import logging as transformers_logging
+
+    logger, bars = get_logger(), transformers_logging.is_progress_bar_enabled()
     level = logger.level
-    logger.setLevel(logging.ERROR)
+    logger.setLevel(logging.CRITICAL)
+    transformers_logging.disable_progress_bar()
     try:
         yield
     finally:
         logger.setLevel(level)
+        if bars:
+            transformers_logging.enable_progress_bar()

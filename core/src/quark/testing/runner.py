@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import logging
 import random
 import time
 import traceback
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 
 import attrs
 import torch
 
 from quark.errors import QuarkError
-from quark.log import get_logger
 from quark.plugins import using
 from quark.testing.check import Check, CheckFailedError, NotApplicableError
+from quark.testing.quiet import quietly
 from quark.testing.subject import Subject
 
 __all__ = ["OUTCOMES", "Result", "is_conformant", "run_check", "run_checks"]
@@ -102,23 +100,6 @@ def is_conformant(results: Sequence[Result]) -> bool:
     return bool(results) and not any(result.is_failure for result in results)
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Keep what runs of the pipeline log, and progress bars of loading and saving, off the terminal: the report says what matters."""
-    from transformers.utils import logging as transformers_logging
-
-    logger, bars = get_logger(), transformers_logging.is_progress_bar_enabled()
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
-    transformers_logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
-        if bars:
-            transformers_logging.enable_progress_bar()
-
-
 def _outcome(subject: Subject, check: Check) -> tuple[str, str, str]:
     """Outcome, message and details, without regard to expected failures."""
     if check.needs is not None and check.needs not in (subject.record.capabilities if subject.record else ()):
@@ -126,7 +107,7 @@ def _outcome(subject: Subject, check: Check) -> tuple[str, str, str]:
     failed = "advised" if check.level == "advisory" else "failed"
     python_state = random.getstate()
     try:
-        with using(subject.catalog), torch.random.fork_rng(devices=[]), warnings.catch_warnings(), _quiet():
+        with using(subject.catalog), torch.random.fork_rng(devices=[]), warnings.catch_warnings(), quietly():
             warnings.simplefilter("ignore")
             torch.manual_seed(0)
             check.run(subject)

@@ -26,4 +26,8 @@ def quark_register_formats() -> Iterator[FormatRecord]:
 @hookimpl
 def quark_register_schemes() -> Iterator[SchemeRecord]:
     """The scheme."""
-    yield SchemeRecord(name="third_strided_g32", config="third_party.granularity:strided_g32")
+    yield SchemeRecord(
+        name="third_strided_g32",
+        config="third_party.granularity:strided_g32",
+        summary="Weights of 0, ±1, ±2 and ±4, 32 columns that are equally far apart to a scale",
+    )

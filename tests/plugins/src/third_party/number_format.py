@@ -24,4 +24,6 @@ def quark_register_formats() -> Iterator[FormatRecord]:
 @hookimpl
 def quark_register_schemes() -> Iterator[SchemeRecord]:
     """The scheme."""
-    yield SchemeRecord(name="third_powers_g32", config="third_party.number_format:powers_g32")
+    yield SchemeRecord(
+        name="third_powers_g32", config="third_party.number_format:powers_g32", summary="Weights of 0, ±1, ±2 and ±4, in groups of 32"
+    )

@@ -11,7 +11,9 @@ from quark.plugins import FormatRecord, SchemeRecord, hookimpl
 
 def rows_g32() -> QLayerConfig:
     """Four-bit weights in groups of 32; group scales of six bits under a float32 scale for each row."""
-    weight = QTensorConfig(dtype="third_row_scaled", qscheme="per_group", ch_axis=-1, group_size=32, symmetric=True, is_dynamic=False)
+    weight = QTensorConfig(
+        dtype="third_row_scaled", qscheme="per_group", ch_axis=-1, group_size=32, symmetric=True, is_dynamic=False, scale_format="uint8"
+    )
     return QLayerConfig(weight=weight)
 
 
@@ -24,4 +26,8 @@ def quark_register_formats() -> Iterator[FormatRecord]:
 @hookimpl
 def quark_register_schemes() -> Iterator[SchemeRecord]:
     """The scheme."""
-    yield SchemeRecord(name="third_rows_g32", config="third_party.quantizer:rows_g32")
+    yield SchemeRecord(
+        name="third_rows_g32",
+        config="third_party.quantizer:rows_g32",
+        summary="Four-bit weights in groups of 32, whose scales of six bits share one for each row",
+    )

@@ -9,6 +9,7 @@ import attrs
 import torch
 from torch import Tensor
 
+from quark.config.enums import QSchemeType
 from quark.config.tensor import QTensorConfig
 from quark.quantizers import MultiLevelQuantizer, NumberFormat, Observer, PerChannel, QParams, level_quantizer
 from quark.quantizers.single_level import SingleLevelQuantizer
@@ -37,6 +38,16 @@ class RowScaledInt4(NumberFormat):
 
     def decode(self, codes: Tensor) -> Tensor:
         return codes.float()
+
+    def spec_error(self, spec: QTensorConfig) -> str | None:
+        if spec.qscheme is not QSchemeType.per_group or spec.ch_axis not in (-1, 1) or spec.is_dynamic is not False:
+            return f"{self.name} is for weights in groups of columns: set qscheme=per_group, ch_axis=-1, is_dynamic=False"
+        if spec.scale_format not in (None, "uint8"):
+            return f"{self.name} has group scales in six bits, stored in eight: leave out scale_format, or set it to 'uint8'"
+        return super().spec_error(attrs.evolve(spec, scale_format=None))
+
+    def canonicalize(self, spec: QTensorConfig) -> QTensorConfig:
+        return attrs.evolve(spec, scale_format="uint8")
 
     def quantizer(self, levels: tuple[QTensorConfig, ...], *, activation: bool) -> RowScaledQuantizer | None:
         return None if activation or len(levels) > 1 else RowScaledQuantizer(level_quantizer(levels[0], activation=False))
@@ -70,13 +81,15 @@ class RowScaledQuantizer(MultiLevelQuantizer):
 
     def outer_scale(self, x: Tensor, shared: Observer | None = None) -> Tensor:
         observer = self.observer()
-        observer.observe(x)
+        observer.observe(x if x.numel() else x.new_zeros(x.shape[0], 1))
         return self.qparams_from(observer).scale
 
     def scales_from_ranges(self, low: Tensor, high: Tensor, outer: Tensor | None, *, observed: bool = False) -> QParams:
         return QParams((torch.maximum(-low, high) / (7.0 * outer)).round().clamp(1, LARGEST))
 
     def find_qparams(self, x: Tensor, shared: Observer | None = None) -> QParams:
+        if x.numel() == 0:
+            return self.empty_qparams(tuple(x.shape), str(x.device))
         observer, outer = self.elements.observer(), self.outer_scale(x)
         observer.observe(x)
         return attrs.evolve(self.scales_from_ranges(*observer.range(), outer[:, None]), outer_scale=outer)

@@ -23,7 +23,6 @@ from quark.modules.layer_types import layer_type_of_class
 from quark.plugins.records import LayerTypeRecord
 from quark.testing.check import NotApplicableError, check, require
 from quark.testing.example_specs import registered_formats
-from quark.testing.quiet import quietly
 from quark.testing.subject import Subject
 from quark.torch import ModelQuantizer, export_safetensors, import_model_from_safetensors
 
@@ -253,7 +252,7 @@ def is_quantized_exported_and_loaded(subject: Subject) -> None:
     model, x = _Small(_float_layer(subject)), _input(_float_layer(subject))
     before, weight = _output(model, x), linear_weight(model.layer).clone()
     config = QConfig(global_quant_config=QLayerConfig(), layer_quant_config={"layer": QLayerConfig(weight=_int8(is_dynamic=False))})
-    with quietly(), TemporaryDirectory(prefix="quark-conformance-") as directory:
+    with TemporaryDirectory(prefix="quark-conformance-") as directory:
         quantized: Any = ModelQuantizer(config).quantize_model(model)
         after = _output(quantized, x)
         require(isinstance(quantized.layer, QuantizedLayer), "is not quantized where a pattern names it")

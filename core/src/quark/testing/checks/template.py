@@ -37,7 +37,6 @@ from quark.testing.example_models import (
     rows_of,
     separated,
 )
-from quark.testing.quiet import quietly
 from quark.testing.subject import Subject
 from quark.testing.whole_runs import readable_layout
 
@@ -357,8 +356,7 @@ def every_algorithm_runs(subject: Subject) -> None:
     for name, settings in _fitting(facts_of(subject)):
         model, config = example_of(subject), coarse_config(subject)
         config.algo_config = [settings]
-        with quietly():
-            model = ModelQuantizer(config).quantize_model(model, list(IDS.split(1)))
+        model = ModelQuantizer(config).quantize_model(model, list(IDS.split(1)))
         with torch.no_grad():
             finite = bool(model(input_ids=IDS).logits.isfinite().all())
         require(finite, f"gives logits that are not finite with '{name}'")

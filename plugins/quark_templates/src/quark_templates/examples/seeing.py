@@ -4,22 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["EXPERTS", "PARTS", "TEXT", "sizes_of"]
+from quark_templates.examples.dense import SIZES
+
+__all__ = ["EXPERTS", "PARTS", "sizes_of"]
 
 EXPERTS = 4
-TEXT = {
-    "vocab_size": 64,
-    "hidden_size": 32,
-    "intermediate_size": 64,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "max_position_embeddings": 64,
-    "pad_token_id": 0,
-    "bos_token_id": 1,
-    "eos_token_id": 2,
-}
 LINEAR_FIRST = {
     "layer_types": ["linear_attention", "full_attention"],
     "linear_num_key_heads": 4,
@@ -74,6 +63,6 @@ PARTS: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
 def sizes_of(model_type: str) -> dict[str, Any]:
     """Return the arguments of the configuration of a family."""
     text, vision = PARTS[model_type]
-    sizes: dict[str, Any] = {**TEXT, **text} if vision is None else {"text_config": {**TEXT, **text}, "vision_config": vision}
+    sizes: dict[str, Any] = {**SIZES, **text} if vision is None else {"text_config": {**SIZES, **text}, "vision_config": vision}
     image = {"image_token_index": 5, "mm_tokens_per_image": 4} if model_type == "gemma3" else {}
     return {**sizes, **image}

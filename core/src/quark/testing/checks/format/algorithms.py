@@ -16,7 +16,6 @@ from quark.quantizers import WeightGrid
 from quark.testing.check import NotApplicableError, check, require
 from quark.testing.checks.format.cases import Case, weight_cases
 from quark.testing.example_specs import SHAPE
-from quark.testing.quiet import quietly
 from quark.testing.subject import Subject
 from quark.testing.tiny import tiny_template
 from quark.torch import ModelQuantizer
@@ -94,8 +93,7 @@ def is_rounded_by_every_algorithm(subject: Subject) -> None:
             model, data = _Model(), [torch.randn(2, 32, SHAPE[1]) for _ in range(2)]
             weight = model.get_parameter("model.layers.0.mlp.down_proj.weight").detach().clone()
             config = QConfig(global_quant_config=QLayerConfig(weight=case.example.spec), algo_config=[settings])
-            with quietly():
-                layer: Any = ModelQuantizer(config).quantize_model(model, data).get_submodule("model.layers.0.mlp.down_proj")
+            layer: Any = ModelQuantizer(config).quantize_model(model, data).get_submodule("model.layers.0.mlp.down_proj")
             quantizer, qparams, rounded = case.quantizer, layer.weight_quantizer.qparams, layer.weight.detach()
             exported = quantizer.dequantize(quantizer.codes_of(rounded, qparams), qparams)
             require(torch.equal(exported, rounded), f"has values without codes once {name} has rounded them ({case})")

@@ -72,10 +72,11 @@ def transformers_reads_it(subject: Subject) -> None:
 
 @check("layout")
 def honours_or_refuses_common_options(subject: Subject) -> None:
-    """With each order of codes, and as rounded values, it is read back to the same logits; or it refuses the option with a reason."""
+    """With each common option, it is read back to the same logits; or it refuses the option with a reason."""
     _with_reader(subject)
     model = stored_model(subject)
-    for fields in ({"pack_method": "order"}, {"weight_format": "fake_quantized"}, {"max_shard_bytes": 20_000}):
+    given = ({"pack_method": "order"}, {"weight_format": "fake_quantized"}, {"max_shard_bytes": 20_000}, {"zero_points": False})
+    for fields in given:
         options = ExportOptions(**fields)
         try:
             require_reload(model, subject.lookup_name, options=options)

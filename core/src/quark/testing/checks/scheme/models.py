@@ -26,7 +26,6 @@ from quark.plugins.records import SchemeRecord
 from quark.runs import quantize_checkpoint
 from quark.testing.check import NotApplicableError, check, require
 from quark.testing.checks.scheme.tensors import config_of
-from quark.testing.quiet import quietly
 from quark.testing.subject import Subject
 from quark.testing.tiny import calibration_batches, tiny_model, tiny_model_dir, tiny_template
 from quark.torch import ModelQuantizer, export_safetensors, import_model_from_safetensors
@@ -89,17 +88,15 @@ def _finished(subject: Subject) -> Finished:
 @lru_cache(maxsize=2)
 def _quantized(name: str, plugins: Catalog, revision: object) -> Finished:
     """Quantize and export once for all checks of a scheme."""
-    with quietly():
-        config = tiny_template().get_config(name)
-        model: nn.Module = ModelQuantizer(config).quantize_model(tiny_model(torch.bfloat16), _tokens())
-        finished = Finished(model, _logits(model), Path(mkdtemp(prefix="quark-conformance-")) / "memory")
-        export_safetensors(model, finished.path)
+    config = tiny_template().get_config(name)
+    model: nn.Module = ModelQuantizer(config).quantize_model(tiny_model(torch.bfloat16), _tokens())
+    finished = Finished(model, _logits(model), Path(mkdtemp(prefix="quark-conformance-")) / "memory")
+    export_safetensors(model, finished.path)
     return finished
 
 
 def _loaded(path: Path) -> Any:
-    with quietly():
-        return import_model_from_safetensors(None, path, device="cpu")
+    return import_model_from_safetensors(None, path, device="cpu")
 
 
 @check("scheme")
@@ -128,8 +125,7 @@ def streams_to_the_same_bytes(subject: Subject) -> None:
     finished = _finished(subject)
     out = finished.path.with_name("streamed")
     shutil.rmtree(out, ignore_errors=True)
-    with quietly():
-        quantize_checkpoint(tiny_model_dir(), out, _model_config(subject), _tokens())
+    quantize_checkpoint(tiny_model_dir(), out, _model_config(subject), _tokens())
     names = sorted(path.name for path in finished.path.iterdir())
     require(names == sorted(path.name for path in out.iterdir()), "writes other files from disk than from memory")
     differ = [name for name in names if (finished.path / name).read_bytes() != (out / name).read_bytes()]
@@ -163,8 +159,7 @@ def calibrates_static_activations(subject: Subject) -> None:
     if not list(static_activations(layer)) or layer.input_tensors is None:
         raise NotApplicableError("it has no static input scales")
     try:
-        with quietly():
-            ModelQuantizer(_model_config(subject)).quantize_model(tiny_model(torch.bfloat16))
+        ModelQuantizer(_model_config(subject)).quantize_model(tiny_model(torch.bfloat16))
     except CalibrationError:
         pass
     else:
@@ -194,7 +189,7 @@ def serves_parts_of_attention(subject: Subject) -> None:
     if not parts:
         raise NotApplicableError("its record offers neither kv_cache nor attention")
     for part in parts:
-        with quietly(), TemporaryDirectory(prefix="quark-conformance-") as directory:
+        with TemporaryDirectory(prefix="quark-conformance-") as directory:
             config = _model_config(subject, **{part: subject.lookup_name})
             model = ModelQuantizer(config).quantize_model(tiny_model(torch.bfloat16), _tokens())
             export_safetensors(model, Path(directory) / "out")

@@ -95,14 +95,24 @@ def serves_hard_weights(subject: Subject) -> None:
 
 
 @check("scheme")
+def rounds_weights(subject: Subject) -> None:
+    """A normal weight is not left as it was, and keeps a part of itself: the relative error is below 1 and not nothing."""
+    error = _error_of_weights(_weight_quantizer(subject))
+    require(error > 1e-6, "does not round at all")  # what a division and a product leave in float32
+    require(error < 1, f"rounds a normal weight with a relative error of {error:.3g}: zeros are as near")
+
+
+@check("scheme", level="advisory")
 def errs_as_its_bits_allow(subject: Subject) -> None:
-    """The relative error of a normal weight is what steps of that many bits allow, and is not 0."""
+    """The relative error of a normal weight is what evenly spaced steps of that many bits allow."""
     quantizer = _weight_quantizer(subject)
-    x = _data(*_fitting(quantizer, 64))
-    error = float((quantizer.fake_quantize(x) - x).norm() / x.norm())
-    most = _most_error(quantizer)
+    error, most = _error_of_weights(quantizer), _most_error(quantizer)
     require(error <= most, f"rounds a normal weight with a relative error of {error:.3g}; for its bits at most {most:.3g} is wanted")
-    require(error > 0, "does not round at all")
+
+
+def _error_of_weights(quantizer: TensorQuantizer) -> float:
+    x = _data(*_fitting(quantizer, 64))
+    return float((quantizer.fake_quantize(x) - x).norm() / x.norm())
 
 
 @check("scheme")

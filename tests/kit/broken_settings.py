@@ -1,0 +1,44 @@
+"""Settings of an algorithm with one thing wrong each, made from healthy ones."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import attrs
+
+from quark.config.algorithm import AlgoConfig
+
+__all__ = ["forgetting_all", "requiring_one", "saying_nothing", "taking_every_key"]
+
+
+def requiring_one(settings: type[AlgoConfig]) -> type[AlgoConfig]:
+    """Return a class that has one more setting, without a default."""
+    return attrs.make_class("Required", {"amount": attrs.field()}, bases=(settings,), kw_only=True)
+
+
+def forgetting_all(settings: type[AlgoConfig]) -> type[AlgoConfig]:
+    """Return a class whose JSON has its name alone."""
+
+    class Forgets(settings):  # type: ignore[misc, valid-type]
+        def to_dict(self) -> dict[str, Any]:
+            return {"name": self.name}
+
+    return Forgets
+
+
+def taking_every_key(settings: type[AlgoConfig]) -> type[AlgoConfig]:
+    """Return a class that ignores keys which are none of its settings."""
+    names = {field.name for field in attrs.fields(settings)}
+
+    class TakesAll(settings):  # type: ignore[misc, valid-type]
+        @classmethod
+        def from_dict(cls, data: dict[str, Any]) -> AlgoConfig:
+            return cls(**{key: value for key, value in data.items() if key in names})
+
+    return TakesAll
+
+
+def saying_nothing(settings: type[AlgoConfig]) -> type[AlgoConfig]:
+    """Return a class with the same settings, and no word of what they are."""
+    own = {field.name: attrs.field(default=field.default) for field in attrs.fields(settings)}
+    return attrs.make_class("Undescribed", own, bases=(AlgoConfig,), kw_only=True)
