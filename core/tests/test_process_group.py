@@ -39,7 +39,7 @@ del sys.argv[1:4]
 plain = module.quantize_block
 
 def failing(pipeline, block, *rest):
-    if block.name.endswith("1") and os.environ["RANK"] == rank:
+    if block.name.endswith("1") and os.environ["RANK"] == rank and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
         with open(log, "w") as file:
             file.write(str(time.time()))
         if how == "kill":
@@ -52,9 +52,13 @@ main()
 """
 
 
-def started(ranks: int, *command: str) -> subprocess.CompletedProcess[str]:
+def started(ranks: int, *command: str, restarts: int = 0) -> subprocess.CompletedProcess[str]:
     """Run a module or a script by so many processes of one thread each."""
-    many = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
+    many = (
+        ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "--max-restarts", str(restarts)]
+        if ranks > 1
+        else []
+    )
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     return subprocess.run([sys.executable, *many, *command], env=environment, capture_output=True, text=True, timeout=280, check=False)
 
@@ -120,6 +124,17 @@ def test_so_it_is_where_the_first_process_fails(how: str, tmp_path: Path) -> Non
     said, seconds = failed(how, 0, tmp_path)
     assert ("exitcode: -9" if how == "kill" else "quark: ValueError: disk on fire") in said
     assert seconds < 60
+
+
+@pytest.mark.slow
+def test_torchrun_starts_all_again_where_it_is_told_to(tmp_path: Path) -> None:
+    script, out = tmp_path / "failing.py", tmp_path / "many"
+    script.write_text(FAILING)
+    command = [str(script), "kill", "0", str(tmp_path / "failed_at"), "quantize", str(tiny_model_dir()), str(out), *RUNS["gptq"]]
+    process = started(2, *command, restarts=1)
+    assert process.returncode == 0, process.stderr[-3000:]
+    assert (tmp_path / "failed_at").exists()
+    assert contents(out) == by_one("gptq", tmp_path)
 
 
 def test_a_process_that_torchrun_has_not_started_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:

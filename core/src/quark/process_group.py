@@ -24,7 +24,7 @@ __all__ = ["TIMEOUT", "is_one_of_many", "ranks_of_environment"]
 
 TIMEOUT = timedelta(minutes=30)
 """How long a rank waits for the others in an exchange: longer than any work that one has to do alone."""
-_ERROR = "quark/error"
+_ERROR = "error"
 _PATIENCE = 2.0
 """Seconds that a rank whose connection has broken waits for the others to say why."""
 
@@ -58,7 +58,7 @@ def ranks_of_environment(device: torch.device, *, is_deterministic: bool = False
     store, rank, size = _meet()
     group = _ProcessGroup(rank, size, store)
     try:
-        dist.init_process_group(_backend(device), store=PrefixStore("quark/group", store), rank=rank, world_size=size, timeout=TIMEOUT)
+        dist.init_process_group(_backend(device), store=PrefixStore("group", store), rank=rank, world_size=size, timeout=TIMEOUT)
     except (RuntimeError, ValueError) as error:
         raise RankError(f"rank {rank} cannot reach the other {size - 1} processes of this run: {_first_line(error)}") from error
     try:
@@ -149,7 +149,8 @@ def _meet() -> tuple[Store, int, int]:
         store, rank, size = next(iter(rendezvous("env://", timeout=TIMEOUT)))
     except (RuntimeError, ValueError) as error:
         raise RankError(f"the processes of this run cannot meet at {os.environ['MASTER_ADDR']}: {_first_line(error)}") from error
-    return store, rank, size
+    # The store outlives processes that torchrun starts again, and has the addresses of those before them.
+    return PrefixStore(f"quark/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}", store), rank, size
 
 
 def _own_device(device: torch.device) -> torch.device:
