@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import json
+import logging
 import shlex
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,17 +18,20 @@ import typer
 from quark.cli.given_options import given_algorithm_options, given_options
 from quark.cli.sizes import size_in_bytes
 from quark.errors import CalibrationError, ConfigError
+from quark.log import get_logger
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
 
     from quark.checkpoint import ExportOptions
     from quark.config.model import QConfig
+    from quark.ranks import Ranks
 
 __all__ = [
     "AlgorithmOptions",
     "AllExperts",
     "CalibrationText",
+    "Deterministic",
     "Exclude",
     "ExporterOptions",
     "MaxShardSize",
@@ -94,6 +101,14 @@ Strict = Annotated[bool, typer.Option("--strict", help="A pattern that matches n
 TrustRemoteCode = Annotated[
     bool, typer.Option("--trust-remote-code", help="Run the code that comes with the checkpoint; without, one that needs it is refused.")
 ]
+Deterministic = Annotated[
+    bool,
+    typer.Option(
+        "--deterministic",
+        help="Sum over calibration samples in an order that does not depend on the number of processes: the same bytes by one and by many. "
+        "Takes more memory.",
+    ),
+]
 ShareFused = Annotated[
     bool,
     typer.Option(
@@ -154,13 +169,17 @@ def quantize(
     max_shard_size: MaxShardSize = None,
     resume: Resume = False,
     restart: Restart = False,
+    deterministic: Deterministic = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what `quark plan` prints, and stop.")] = False,
     probe: Probe = True,
     report: Report = "standard",
     no_report: NoReport = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Quantize the checkpoint MODEL and write the result to OUT."""
+    """Quantize the checkpoint MODEL and write the result to OUT.
+
+    Several processes share the work: torchrun --nproc-per-node N -m quark quantize …
+    """
     # Torch and transformers are imported here, not above: `quark --help` and the listings do without them.
     import attrs
 
@@ -187,16 +206,14 @@ def quantize(
     refuse_used_directory(out)
     export = _export_options(exporter, exporter_option, max_shard_size)
     config = config_for(meta_model(model, trust_remote_code=trust_remote_code))
-    tokenizer = load_tokenizer(model, trust_remote_code=trust_remote_code)
-
-    def data(needed_by: str) -> list[Tensor]:
-        return _calibration(tokenizer, needed_by, calib, num_calib, seq_len)
-
-    export = attrs.evolve(export, tokenizer=tokenizer)
+    export = attrs.evolve(export, tokenizer=load_tokenizer(model, trust_remote_code=trust_remote_code))
+    data = partial(_calibration, export.tokenizer, calib, num_calib, seq_len)
     reporting = None if no_report else ReportOptions(report, shlex.join(["quark", *sys.argv[1:]]), started)
-    where: Any = {"device": device, "dtype": dtype, "exporter": exporter, "trust_remote_code": trust_remote_code}
-    plan = quantize_checkpoint(model, out, config, data, options=export, resume=resume, restart=restart, report=reporting, **where)
-    _print_result(out, scheme, len(plan.quantized), time.perf_counter() - started, as_json)
+    where: Any = {"dtype": dtype, "exporter": exporter, "trust_remote_code": trust_remote_code, "resume": resume, "restart": restart}
+    with _ranks(device, deterministic) as (ranks, own):
+        plan = quantize_checkpoint(model, out, config, data, device=own, options=export, report=reporting, ranks=ranks, **where)
+    if ranks.is_first:
+        _print_result(out, scheme, len(plan.quantized), time.perf_counter() - started, as_json)
 
 
 def make_config(
@@ -240,7 +257,19 @@ def _export_options(exporter: str, exporter_option: list[str] | None, max_shard_
     return export_options(exporter, chosen)
 
 
-def _calibration(tokenizer: Any, wanted_by: str, calib: Path | None, count: int, length: int) -> list[Tensor]:
+@contextmanager
+def _ranks(device: str, is_deterministic: bool) -> Iterator[tuple[Ranks, str]]:
+    """Yield the processes of the run and this one's device; all but the first log errors alone."""
+    from quark.hf.dtype_and_device import torch_device
+    from quark.process_group import ranks_of_environment
+
+    with ranks_of_environment(torch_device(device), is_deterministic=is_deterministic) as (ranks, own):
+        if not ranks.is_first:
+            get_logger().setLevel(logging.ERROR)
+        yield ranks, str(own)
+
+
+def _calibration(tokenizer: Any, calib: Path | None, count: int, length: int, wanted_by: str) -> list[Tensor]:
     """Return ``count`` calibration sequences of ``length`` tokens."""
     from quark.hf.calibration_text import calibration_tokens
 
