@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -12,9 +13,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from quark.checkpoint.atomic_directory import finished_blocks
 from quark.errors import ConfigError
 from quark.process_group import ranks_of_environment
 from quark.ranks import ALONE
+from quark.runs.block_figures import OUTSIDE
 from quark.testing.tiny import tiny_model_dir
 from quark.testing.whole_runs import contents
 
@@ -68,8 +71,8 @@ def by_one(name: str, directory: Path) -> dict[str, bytes]:
     return quantized(1, name, directory / "one")
 
 
-def quantized(ranks: int, name: str, out: Path) -> dict[str, bytes]:
-    process = started(ranks, "-m", "quark", "quantize", str(tiny_model_dir()), str(out), *RUNS[name])
+def quantized(ranks: int, name: str, out: Path, *more: str) -> dict[str, bytes]:
+    process = started(ranks, "-m", "quark", "quantize", str(tiny_model_dir()), str(out), *RUNS[name], "--no-report", *more)
     assert process.returncode == 0, process.stderr[-3000:]
     return contents(out)
 
@@ -101,6 +104,8 @@ def failed(how: str, rank: int, directory: Path) -> tuple[str, float]:
     process = started(2, str(script), how, str(rank), str(log), "quantize", str(tiny_model_dir()), str(place / "out"), *RUNS["gptq"])
     assert process.returncode != 0
     assert not (place / "out").exists()
+    (partial,) = place.iterdir()
+    assert finished_blocks(partial) == 1, "block 0 stays for --resume"
     return process.stderr, time.time() - float(log.read_text())
 
 
@@ -108,7 +113,6 @@ def test_an_error_of_one_process_stops_all_and_the_first_says_which_and_why(tmp_
     said, seconds = failed("raise", 1, tmp_path)
     assert "quark (rank 1): ValueError: disk on fire" in said
     assert "quark: rank 1 of 2 has stopped: ValueError: disk on fire" in said
-    assert list((tmp_path / "place").iterdir()) == [], "nothing is left behind"
     assert seconds < 60
 
 
@@ -131,10 +135,24 @@ def test_torchrun_starts_all_again_where_it_is_told_to(tmp_path: Path) -> None:
     script, out = tmp_path / "failing.py", tmp_path / "many"
     script.write_text(FAILING)
     command = [str(script), "kill", "0", str(tmp_path / "failed_at"), "quantize", str(tiny_model_dir()), str(out), *RUNS["gptq"]]
-    process = started(2, *command, restarts=1)
+    process = started(2, *command, "--resume", "--no-report", restarts=1)
     assert process.returncode == 0, process.stderr[-3000:]
     assert (tmp_path / "failed_at").exists()
     assert contents(out) == by_one("gptq", tmp_path)
+
+
+def test_one_process_goes_on_from_what_two_have_left_and_the_first_alone_writes_the_report(tmp_path: Path) -> None:
+    failed("raise", 1, tmp_path)
+    out = tmp_path / "place" / "out"
+    process = started(1, "-m", "quark", "quantize", str(tiny_model_dir()), str(out), *RUNS["gptq"], "--resume")
+    assert process.returncode == 0, process.stderr[-3000:]
+    many = quantized(2, "gptq", tmp_path / "many")
+    assert {name: data for name, data in contents(out).items() if not name.startswith("quark_report")} == many
+    reported = started(2, "-m", "quark", "quantize", str(tiny_model_dir()), str(tmp_path / "reported"), *RUNS["rtn"])
+    assert reported.returncode == 0, reported.stderr[-3000:]
+    report = json.loads((tmp_path / "reported" / "quark_report.json").read_text())
+    names = [block["block"] for block in report["time"]["blocks"]]
+    assert names == [*report["model"]["blocks"], OUTSIDE], "blocks of both ranks, in order"
 
 
 def test_a_process_that_torchrun_has_not_started_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -84,7 +84,7 @@ def test_where_one_rank_fails_the_others_do_not_wait() -> None:
     assert stopped == [RankError] * 2
 
 
-@pytest.mark.parametrize("thing", [subprocess.Popen, eval, torch.load, copyreg.__newobj__], ids=repr)
+@pytest.mark.parametrize("thing", [subprocess.Popen, eval, torch.load, copyreg.__newobj__], ids=lambda thing: thing.__name__)
 def test_a_message_that_names_what_could_run_programs_is_refused(thing: object) -> None:
     with pytest.raises(RankError, match="which none of its ranks sends"):
         in_threads(lambda ranks: ranks.gather(thing), 2)

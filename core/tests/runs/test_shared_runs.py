@@ -18,6 +18,7 @@ from quark.runs.run import plan_run
 from quark.runs.sink import InPlaceSink
 from quark.testing.small_models import batches, small_model
 from quark.testing.threads import in_threads
+from quark.testing.whole_runs import shared_report
 from quark.torch import LLMTemplate
 
 CALLS = 7
@@ -79,7 +80,7 @@ def run_by(ranks: Ranks, model: nn.Module, options: dict[str, Any], data: list[T
     run = plan_run(model, config).with_data(model, data, torch.device("cpu"), ranks)
     run.quantize(model, InPlaceSink(model))
     report: Any = model.quark_report
-    return {name: t.clone() for name, t in model.state_dict().items() if not t.is_meta}, report.to_dict()
+    return {name: t.clone() for name, t in model.state_dict().items() if not t.is_meta}, shared_report(report)
 
 
 def shared(model: nn.Module, options: dict[str, Any], data: list[Tensor], size: int) -> list[tuple[dict[str, Tensor], dict[str, Any]]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import attrs
@@ -65,8 +65,8 @@ class CalibrationReport:
         """Add layers that calibrated rounding applies to and that no token has reached."""
         self.unreached += names
 
-    def join_with(self, ranks: Ranks) -> None:
-        """Add what other ranks have found out about blocks that this rank has left to them."""
+    def join_with(self, ranks: Ranks, blocks: Sequence[str]) -> None:
+        """Add what other ranks have found out about blocks that this rank has left to them; ``blocks`` are all in their order."""
         for other in ranks.gather(self):
             self.layers |= other.layers
             self.tokens |= other.tokens
@@ -77,6 +77,7 @@ class CalibrationReport:
             self.weights = other.weights | self.weights
             self.blocks = other.blocks | self.blocks
             self.histograms = other.histograms | self.histograms
+        self.blocks = {name: self.blocks.pop(name) for name in blocks if name in self.blocks} | self.blocks
         keep_worst(self.histograms, self.weights)
 
     def remarks(self) -> Iterator[str]:

@@ -122,7 +122,7 @@ def quantize_blocks(
     with figures.clock.phase("write"):
         sink.end_block(None, BlockResult())
     figures.end_block(None, 0, 0, {})
-    report.join_with(ranks)
+    report.join_with(ranks, [b.name or "model" for b in blocks])
     return report
 
 

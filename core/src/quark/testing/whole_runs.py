@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from quark.calibration.report import CalibrationReport
 from quark.checkpoint import ExportOptions, import_model_from_safetensors
 from quark.checkpoint.export import export_with
 from quark.config.model import QConfig
@@ -24,7 +25,7 @@ from quark.testing.check import NotApplicableError, require
 from quark.testing.small_models import batches, logits, saved, small_model
 from quark.testing.threads import in_threads
 
-__all__ = ["contents", "readable_layout", "require_reload", "require_same_by_two_ranks", "require_same_from_disk"]
+__all__ = ["contents", "readable_layout", "require_reload", "require_same_by_two_ranks", "require_same_from_disk", "shared_report"]
 
 
 def contents(directory: Path) -> dict[str, bytes]:
@@ -74,7 +75,7 @@ def require_same_by_two_ranks(config: QConfig) -> None:
     def quantized_by(ranks: Ranks, model: nn.Module) -> dict[str, Any]:
         run = plan_run(model, config).with_data(model, batches(), torch.device("cpu"), ranks)
         content = run.quantize(model, InPlaceSink(model))
-        return {**model.state_dict(), "the report": model.quark_report.to_dict(), "the plan": content.plan.to_dict()}  # type: ignore[operator, union-attr]
+        return {**model.state_dict(), "the report": shared_report(model.quark_report), "the plan": content.plan.to_dict()}  # type: ignore[arg-type]
 
     results = []
     for size in (1, 2):
@@ -84,6 +85,12 @@ def require_same_by_two_ranks(config: QConfig) -> None:
     for rank, other in enumerate(others):
         different = sorted(name for name in {*alone, *other} if not _equal(alone.get(name), other.get(name)))
         require(not different, f"gives another {different[0] if different else ''} on rank {rank} of two than on one")
+
+
+def shared_report(report: CalibrationReport) -> dict[str, Any]:
+    """Return what the reports of all ranks agree on: without times, and without figures of a rank's own samples."""
+    of_a_rank = ("weights", "histograms", "blocks", "seconds")
+    return {**{name: value for name, value in report.to_dict().items() if name not in of_a_rank}, "figures of": sorted(report.weights)}
 
 
 def _by_rank(work: Callable[[Ranks, nn.Module], dict[str, Any]], models: Sequence[nn.Module], ranks: Ranks) -> dict[str, Any]:
