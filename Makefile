@@ -14,7 +14,7 @@ DOCUMENTS = tests/repository/test_doctests.py tests/repository/test_layout.py te
 	examples/acme_quant/tests/test_readme.py plugins/quark_algos/tests/test_readme.py plugins/quark_templates/tests/test_readme.py
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
 
-.PHONY: help install demo test coverage docs slow mutants lint types imports check fuzz wheels lowest newest bench bars clients browser clean
+.PHONY: help install demo test coverage docs slow mutants lint types imports check fuzz wheels tasks lowest newest bench bars clients browser clean
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## /  \1\t/' | expand -t 14
@@ -72,6 +72,12 @@ wheels: install  ## build all wheels into dist/, and run the demo in a fresh env
 	$(VENV)-wheels/bin/python -m pip install --quiet -c constraints.txt dist/*.whl
 	cd dist && QUARK_STRICT_PLUGINS=1 ../$(VENV)-wheels/bin/quark demo
 
+tasks:  ## the tests that need the extras: tasks of lm-evaluation-harness, Parquet files, data sets of the Hub (offline)
+	$(PYTHON) -m venv $(VENV)-tasks
+	$(VENV)-tasks/bin/python -m pip install --quiet -r requirements-dev.txt
+	$(VENV)-tasks/bin/python -m pip install --quiet $(PACKAGES:%=-e %) datasets pyarrow lm-eval
+	OMP_NUM_THREADS=1 $(VENV)-tasks/bin/python -m pytest core/tests/evaluate core/tests/data $(PYTEST_ARGS)
+
 # The ends of the ranges in the pyproject.toml files, each in an environment of its own.
 lowest: TEST_CONSTRAINTS := -c constraints-lowest.txt
 newest: TEST_CONSTRAINTS := --upgrade
@@ -101,4 +107,4 @@ browser: install  ## open the page of a report in headless Chromium (CHROMIUM=: 
 	QUARK_BROWSER_PYTHON=$(VENV)-browser/bin/python AXE=$$(ls $(VENV)-browser/package/axe.min.js 2>/dev/null) $(BIN)/python -m pytest -m browser tests/browser $(PYTEST_ARGS)
 
 clean:  ## remove everything that make made
-	rm -rf $(VENV) $(VENV)-wheels $(VENV)-lowest $(VENV)-newest $(VENV)-browser dist site demo-out .coverage coverage.xml
+	rm -rf $(VENV) $(VENV)-wheels $(VENV)-tasks $(VENV)-lowest $(VENV)-newest $(VENV)-browser dist site demo-out .coverage coverage.xml

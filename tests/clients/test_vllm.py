@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, Phi3Config, Qwen3Config
 
+from quark.selection import FLOAT, Budget, select_schemes
 from quark.testing.tiny import calibration_batches, tiny_model, tiny_tokenizer
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors
 
@@ -82,6 +83,15 @@ def test_vllm_computes_what_our_simulation_computes(scheme: str, cache: str, tmp
 def test_vllm_loads_symmetric_4_bit_weights_in_bfloat16(tmp_path: Path) -> None:
     export(ModelQuantizer(LLMTemplate.get("llama").get_config("int4_wo_128")).quantize_model(tiny_model(torch.bfloat16)), tmp_path / "out")
     generate(tmp_path / "out", "auto", torch.bfloat16)
+
+
+def test_a_scheme_for_each_layer_is_what_was_selected(tmp_path: Path) -> None:
+    names, data = ("ptpc_fp8", "int8", "bf16"), calibration_batches(4, 64)
+    options = {"points": 3, "measured": 0}
+    result = select_schemes(tiny_model(torch.bfloat16), names, Budget(bits=10), data, selector_options=options)
+    assert len({FLOAT, *result.selection.choices.values()}) == len(set(result.selection.choices.values())) > 1
+    export(ModelQuantizer(result.config).quantize_model(tiny_model(torch.bfloat16), data), tmp_path / "out")
+    is_computed_by_vllm(tmp_path / "out", "auto", torch.bfloat16)
 
 
 def test_keys_behind_a_norm_have_the_scale_of_what_is_cached(tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def without_tokenizer(folder: Path) -> Path:
         (["--dtype", "int3"], "dtype"),
         (["--device", "nowhere"], "device"),
         (["--reference", "/nowhere/at/all"], "no such directory"),
-        (["--text", "/nowhere/at/all.txt"], "neither a text file"),
+        (["--text", "/nowhere/at/all.txt"], "neither a file nor a directory"),
     ],
 )
 def test_bad_options_are_refused_with_the_reason(options: list[str], says: str):

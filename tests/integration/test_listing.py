@@ -12,7 +12,18 @@ import pytest
 import quark
 from quark.plugins import kinds
 
-KINDS = ["formats", "observers", "schemes", "algorithms", "templates", "exporters", "layer_types"]
+KINDS = [
+    "formats",
+    "observers",
+    "schemes",
+    "algorithms",
+    "templates",
+    "exporters",
+    "selectors",
+    "layer_types",
+    "datasets",
+    "metrics",
+]
 
 
 def listed(*arguments: str) -> tuple[Any, set[str]]:

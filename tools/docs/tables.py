@@ -38,12 +38,15 @@ _COLUMNS: dict[str, dict[str, str]] = {
         "quant_method": "quant_methods",
         "summary": "summary",
     },
+    "selectors": {"selector": "name", "summary": "summary"},
     "layer_types": {"layer type": "name", "layer": "layer", "quantized": "quantized", "planned as": "planned_as", "summary": "summary"},
+    "datasets": {"dataset": "name", "files": "suffixes", "downloaded": "is_online", "summary": "summary"},
+    "metrics": {"metric": "name", "reference model": "needs_reference", "summary": "summary"},
 }
 """For each kind: the title of a column, and the key of `quark.plugins.report.kind_report` that it shows. The first is the name."""
-_YES = ("needs_calibration", "kv_cache", "exporter", "reader", "dequantizer")
+_YES = ("needs_calibration", "kv_cache", "exporter", "reader", "dequantizer", "is_online", "needs_reference")
 """Keys of which only matters whether there is a value."""
-_CODE = ("name", "class_name", "decoder_blocks", "exclude_layers_name", "quant_methods", "layer", "quantized")
+_CODE = ("name", "class_name", "decoder_blocks", "exclude_layers_name", "quant_methods", "layer", "quantized", "suffixes")
 """Keys whose values are written as code."""
 
 

@@ -36,11 +36,14 @@ MODULES = {
     "scheme": {"w4a8.py"},
     "format": {"int3.py"},
     "observer": {"quantile.py"},
+    "selector": {"ends.py"},
     "rounding": {"clipped.py", "clipped_settings.py"},
     "transform": {"balanced.py", "balanced_settings.py"},
     "template": {"lm.py", "modeling.py"},
     "layout": {"box.py"},
     "layer_type": {"gated.py"},
+    "dataset": {"dialogs.py"},
+    "metric": {"rank.py"},
 }
 BARS = {"scheme": 15, "format": 40, "rounding": 40}
 """Most lines of code of a plugin of that kind, besides what registers and packages it."""

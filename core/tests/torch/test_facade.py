@@ -14,7 +14,37 @@ from quark.errors import MissingPluginError
 from quark.plugins import Catalog, Source, using
 
 PATHS = {
-    "quark.torch": ["LLMTemplate", "ModelExporter", "ModelQuantizer", "QuantFlow", "export_safetensors", "import_model_from_safetensors"],
+    "quark.torch": [
+        "LLMTemplate",
+        "ModelExporter",
+        "ModelQuantizer",
+        "QuantFlow",
+        "RuntimeOptions",
+        "export_gguf",
+        "export_onnx",
+        "export_safetensors",
+        "import_model_from_safetensors",
+        "load_params",
+        "save_params",
+    ],
+    "quark.torch.quantization.api": ["ModelQuantizer"],
+    "quark.torch.utils": ["TPDeviceManager", "setattr_recursive"],
+    "quark.torch.utils.llm": [
+        "check_compatibility_before_quantization",
+        "get_calib_dataloader",
+        "get_model",
+        "get_tokenizer",
+        "prepare_for_moe_quant",
+        "preprocess_for_quantization",
+        "revert_model_patching",
+    ],
+    "quark.torch.utils.llm.data_preparation": ["get_calib_dataloader"],
+    "quark.torch.utils.llm.model_preparation": ["get_model", "get_model_type", "get_tokenizer"],
+    "quark.contrib.llm_eval": ["eval_model", "ppl_eval", "ppl_eval_for_kv_cache", "task_eval"],
+    "quark.contrib.llm_eval.evaluation": ["ppl_eval"],
+    "quark.common.profiler": ["GlobalProfiler", "ProfileStep"],
+    "quark.common.utils.import_utils": ["is_transformers_version_higher_or_equal"],
+    "quark.shares.utils.import_utils": ["is_transformers_version_higher_or_equal"],
     "quark.torch.quantization": [
         "AWQConfig",
         "AutoSmoothQuantConfig",

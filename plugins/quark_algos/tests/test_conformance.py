@@ -1,7 +1,10 @@
-"""Every algorithm that this distribution registers passes the conformance suite."""
+"""Every algorithm and selector that this distribution registers passes the conformance suite."""
 
-from quark.testing import RoundingConformance, TransformConformance
-from quark_algos.plugin import quark_register_algorithms
+from quark.testing import RoundingConformance, SelectorConformance, TransformConformance
+from quark_algos.plugin import quark_register_algorithms, quark_register_selectors
 
 _BASES = {"rounding": RoundingConformance, "transform": TransformConformance}
 globals().update({f"Test_{r.name}": type(f"Test_{r.name}", (_BASES[r.kind],), {"subject": r.name}) for r in quark_register_algorithms()})
+globals().update(
+    {f"Test_{r.name}": type(f"Test_{r.name}", (SelectorConformance,), {"subject": r.name}) for r in quark_register_selectors()}
+)

@@ -29,7 +29,7 @@ from quark.planning.plan import QuantPlan
 from quark.plugins.attribution import Origin, attributed, origin
 from quark.plugins.expected import described
 
-__all__ = ["import_model_from_safetensors", "map_to_quark", "packed_content"]
+__all__ = ["fill_zero_points", "import_model_from_safetensors", "map_to_quark", "packed_content", "place", "prepared", "tie"]
 
 _FLOATS = {torch.float16, torch.bfloat16, torch.float32, torch.float64}  # numbers, whichever of them they are; all others are codes
 
@@ -114,23 +114,30 @@ def _read(
     Raises:
         As `import_model_from_safetensors`.
     """
-    with _naming(directory / "config.json"):
-        plan = reader.prepare(model, stored)
-    _expect(plan, QuantPlan, "prepare", whose)
+    plan = prepared(reader, model, stored, directory, whose)
     tensors: Iterable[tuple[Path, str, Tensor]]
     if isinstance(reader, ReadsOwnFiles):
         tensors = ((directory, name, tensor) for name, tensor in reader.tensors(directory))
     else:
         tensors = ((path, name, tensor) for path in paths or () for name, tensor in _tensors(path))
     loaded = _load(model, reader, tensors, stored.config)
-    loaded |= _fill_zero_points(model, loaded)
-    _tie(model, loaded)
+    loaded |= fill_zero_points(model, loaded)
+    tie(model, loaded)
     missing = list(without_source(model.state_dict(keep_vars=True), loaded))
     if missing:
         raise CheckpointError(
             f"the export '{directory}' lacks {len(missing)} tensor(s): {folded(missing)}. It is incomplete, make it again"
         )
     return CheckpointContent(model, stored.config, plan)
+
+
+def prepared(reader: LayoutReader, model: nn.Module, stored: StoredConfig, directory: Path, whose: Origin | None = None) -> QuantPlan:
+    """Change a float model in place so that the tensors of a checkpoint fit it, and return the plan; errors name its ``config.json``."""
+    with _naming(directory / "config.json"):
+        plan = reader.prepare(model, stored)
+    if whose is not None:
+        _expect(plan, QuantPlan, "prepare", whose)
+    return plan
 
 
 def map_to_quark(model: nn.Module, quant_config: QConfig, pack_method: str = "reorder", custom_mode: str = "quark") -> nn.Module:
@@ -203,7 +210,7 @@ def _load(model: nn.Module, reader: LayoutReader, tensors: Iterable[tuple[Path, 
         for restorer in restorers:
             restored = restorer.place_of(restored, tensor)
         try:
-            loaded.add(_place(model, reader.place_of(model, restored), name, tensor, path))
+            loaded.add(place(model, reader.place_of(model, restored), name, tensor, path))
         except CheckpointError as error:
             if not missing:
                 raise
@@ -221,9 +228,9 @@ def _tensors(path: Path) -> Iterator[tuple[str, Tensor]]:
         raise CheckpointError(f"'{path}' is damaged ({error}): make or fetch the export again") from error
 
 
-def _place(model: nn.Module, place: str, name: str, tensor: Tensor, path: Path) -> str:
-    """Put the checkpoint tensor ``name`` at the path ``place`` of the model, and return ``place``."""
-    owner, _, leaf = place.rpartition(".")
+def place(model: nn.Module, target_path: str, name: str, tensor: Tensor, path: Path) -> str:
+    """Put the checkpoint tensor ``name`` at the path ``target_path`` of the model, and return ``target_path``."""
+    owner, _, leaf = target_path.rpartition(".")
     try:
         target = model.get_submodule(owner)
         old = target._parameters.get(leaf) if leaf in target._parameters else target._buffers[leaf]
@@ -239,10 +246,10 @@ def _place(model: nn.Module, place: str, name: str, tensor: Tensor, path: Path) 
             f"'{name}' in '{path}' is of {tensor.dtype} where the model wants {old.dtype}: the export is damaged, or of something else"
         )
     put_tensor([(target, leaf)], tensor.to(old.dtype) if leaf in target._parameters else tensor)
-    return place
+    return target_path
 
 
-def _fill_zero_points(model: nn.Module, loaded: set[str]) -> set[str]:
+def fill_zero_points(model: nn.Module, loaded: set[str]) -> set[str]:
     """Set zero points of symmetric specs that the export does not contain to 0, and return their paths in the model."""
     filled = set()
     for path, scales in ((path, m) for path, m in model.named_modules() if isinstance(m, PackedScales)):
@@ -253,7 +260,7 @@ def _fill_zero_points(model: nn.Module, loaded: set[str]) -> set[str]:
     return filled
 
 
-def _tie(model: nn.Module, loaded: set[str]) -> None:
+def tie(model: nn.Module, loaded: set[str]) -> None:
     """Tie tensors that the export does not contain to those that it contains, as the model does; loaded tensors stay.
 
     The export decides and not the config of ``model``, since quantization unties a tied output head.

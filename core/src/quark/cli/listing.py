@@ -1,4 +1,4 @@
-"""The listing commands: ``quark plugins`` and ``quark formats|observers|schemes|algorithms|templates|exporters``.
+"""The listing commands: ``quark plugins`` and one for each kind, such as ``quark schemes``.
 
 Shell completion and scripts call these commands often, so they are answered without typer, whose import takes longer than the rest of a
 listing. The commands are also registered with typer, for ``--help`` and for errors in the arguments.
@@ -164,6 +164,8 @@ _FLAGS = {
     "schemes": "--scheme-option KEY=VALUE",
     "algorithms": "--algorithm-option {name}.KEY=VALUE",
     "exporters": "--exporter-option KEY=VALUE",
+    "selectors": "--selector-option KEY=VALUE",
+    "datasets": "--calib-option KEY=VALUE",
 }
 """The way to set options of each kind; the other kinds have none."""
 _COLUMNS: dict[str, tuple[Column, ...]] = {
@@ -200,6 +202,9 @@ _COLUMNS: dict[str, tuple[Column, ...]] = {
         ("source", _when("dequantizer", "yes")),
         ("quant_method", _joined("quant_methods")),
     ),
+    "selectors": (("selector", _name),),
+    "datasets": (("dataset", _name), ("files", _joined("suffixes")), ("downloaded", _when("is_online", "yes"))),
+    "metrics": (("metric", _name), ("reference model", _when("needs_reference", "needed"))),
 }
 _PLUGIN_COLUMNS: tuple[Column, ...] = (
     ("plugin", _text("entry_point")),

@@ -29,7 +29,10 @@ def new_plugin(
     transform: Annotated[bool, typer.Option("--transform", help=_SUMMARIES["transform"])] = False,
     template: Annotated[bool, typer.Option("--template", help=_SUMMARIES["template"])] = False,
     layout: Annotated[bool, typer.Option("--layout", help=_SUMMARIES["layout"])] = False,
+    selector: Annotated[bool, typer.Option("--selector", help=_SUMMARIES["selector"])] = False,
     layer_type: Annotated[bool, typer.Option("--layer-type", help=_SUMMARIES["layer_type"])] = False,
+    dataset: Annotated[bool, typer.Option("--dataset", help=_SUMMARIES["dataset"])] = False,
+    metric: Annotated[bool, typer.Option("--metric", help=_SUMMARIES["metric"])] = False,
 ) -> None:
     """Write a distribution with a plugin of each chosen kind: typed code, conformance tests, a README, files for CI."""
     chosen = {
@@ -40,7 +43,10 @@ def new_plugin(
         "transform": transform,
         "template": template,
         "layout": layout,
+        "selector": selector,
         "layer_type": layer_type,
+        "dataset": dataset,
+        "metric": metric,
     }
     out = new_distribution(name, [kind for kind, is_chosen in chosen.items() if is_chosen], directory)
     steps = [f"cd {out}", "pip install -e '.[test]'", "pytest"]

@@ -2,32 +2,42 @@
 
 from __future__ import annotations
 
-import inspect
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import typer
 
-from quark.cli.quantize import quantize
+from quark.cli.calibration_options import CalibrationChoices
+from quark.cli.config_options import ConfigOptions
+from quark.cli.export_choices import ExportChoices
+from quark.cli.option_groups import with_groups
+from quark.cli.quantize import GROUPS, Probe, TrustRemoteCode
 
 __all__ = ["plan", "register"]
 
-_NOT_ASKED = ("out", "dry_run")
-
 
 def register(app: typer.Typer) -> None:
-    """Add the command to the program, with the options of ``quark quantize``, which has them once for both."""
-    app.command("plan")(plan)
+    """Add the command to the program, with the options of ``quark quantize`` that say what is done."""
+    app.command("plan")(with_groups(plan, **GROUPS))
 
 
-def plan(**options: Any) -> None:
+def plan(
+    model: Annotated[Path, typer.Argument(help="Directory of a checkpoint, or of its config.json alone.")],
+    config: ConfigOptions,
+    calibration: CalibrationChoices,
+    export: ExportChoices,
+    device: Annotated[str, typer.Option(help="Torch device to work on.")] = "cpu",
+    dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16, or auto: as the checkpoint says.")] = "auto",
+    trust_remote_code: TrustRemoteCode = False,
+    probe: Probe = True,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the plan as JSON.")] = False,
+) -> None:
     """Print what `quark quantize MODEL` would do with these options, write and need, and what would refuse it.
 
     MODEL is a checkpoint, or a directory with its config.json alone. No weight is read, and nothing is written.
     """
-    quantize(out=None, dry_run=True, **options)
+    # Torch and transformers are imported here, not above: `quark --help` does without them.
+    from quark.cli.planned import print_planned
 
-
-_SIGNATURE = inspect.signature(quantize, eval_str=True)
-plan.__signature__ = _SIGNATURE.replace(  # type: ignore[attr-defined]
-    parameters=[parameter for name, parameter in _SIGNATURE.parameters.items() if name not in _NOT_ASKED]
-)
+    where: dict[str, Any] = {"device": device, "dtype": dtype, "trust_remote_code": trust_remote_code}
+    print_planned(model, None, config.config_for, calibration, export, probe=probe, as_json=as_json, **where)

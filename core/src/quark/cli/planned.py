@@ -3,36 +3,59 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from quark.cli.given_options import given_options
-from quark.errors import CalibrationError, QuarkError, UnknownNameError
+from quark.errors import QuarkError, UnknownNameError
 
 if TYPE_CHECKING:
+    from torch import nn
+
+    from quark.cli.calibration_options import CalibrationChoices
+    from quark.cli.export_choices import ExportChoices
+    from quark.config.model import QConfig
     from quark.runs.planned_run import PlannedRun
+    from quark.selection import SelectionResult
 
 __all__ = ["print_planned", "refuse"]
 
 
-def print_planned(source: Path, out: Path | None, config: Any, *, given: dict[str, Any], as_json: bool) -> None:
+def print_planned(
+    source: Path,
+    out: Path | None,
+    config: Callable[[nn.Module], QConfig],
+    calibration: CalibrationChoices,
+    export: ExportChoices,
+    *,
+    device: str,
+    dtype: str,
+    trust_remote_code: bool,
+    probe: bool,
+    as_json: bool,
+    chosen: SelectionResult | None = None,
+) -> None:
     """Print the planned run.
 
     Args:
         source: The checkpoint.
         out: Where the run would write; None where that is not asked.
         config: As of `quark.runs.plan`.
-        given: Options of ``quark quantize`` by name: ``calib``, ``num_calib``, ``seq_len``, ``device``, ``dtype``, ``exporter``,
-            ``exporter_option``, ``probe`` and ``trust_remote_code``.
+        calibration: Which data it would be calibrated on.
+        export: How it would be written.
+        device: As of `quark.runs.plan`.
+        dtype: Likewise.
+        trust_remote_code: Likewise.
+        probe: Whether this machine is measured.
         as_json: Whether JSON is printed.
+        chosen: The selection that the configuration comes from, for the JSON.
 
     Raises:
         QuarkError: Something refuses the run: all that is known of it, after the plan has been printed.
     """
     from quark.checkpoint.destination import refuse_used_directory
-    from quark.checkpoint.export import export_options
     from quark.runs.estimate_text import planned_lines
     from quark.runs.planned_run import plan as planned_run
     from quark.runs.workload import Calibration
@@ -40,7 +63,7 @@ def print_planned(source: Path, out: Path | None, config: Any, *, given: dict[st
     errors: list[QuarkError] = []
     options = None
     try:
-        options = export_options(given["exporter"], given_options("--exporter-option", given["exporter_option"]))
+        options = export.options()
     except UnknownNameError:
         pass  # the plan says so
     except QuarkError as error:
@@ -50,21 +73,16 @@ def print_planned(source: Path, out: Path | None, config: Any, *, given: dict[st
             refuse_used_directory(out)
     except QuarkError as error:
         errors.append(error)
-    if given["calib"] is not None and not given["calib"].exists():
-        errors.append(CalibrationError(f"'{given['calib']}' is neither a text file nor a directory with .txt files"))
-    planned = planned_run(
-        source,
-        config,
-        calibration=Calibration(given["num_calib"], given["seq_len"]),
-        device=given["device"],
-        dtype=given["dtype"],
-        exporter=given["exporter"],
-        options=options,
-        probing=given["probe"],
-        trust_remote_code=given["trust_remote_code"],
-    ).with_errors(errors)
+    try:
+        calibration.refuse_missing()
+    except QuarkError as error:
+        errors.append(error)
+    size = Calibration(calibration.count, calibration.length)
+    where: Any = {"device": device, "dtype": dtype, "exporter": export.exporter, "trust_remote_code": trust_remote_code}
+    planned = planned_run(source, config, calibration=size, options=options, probing=probe, **where).with_errors(errors)
     if as_json:
-        typer.echo(json.dumps(planned.to_dict(), indent=2))
+        selection = {} if chosen is None else {"selection": chosen.to_dict()}
+        typer.echo(json.dumps(planned.to_dict() | selection, indent=2))
     elif lines := planned_lines(planned):
         typer.echo("\n".join(lines))
     refuse(planned)

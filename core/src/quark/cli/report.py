@@ -8,6 +8,8 @@ from typing import Annotated, Any
 
 import typer
 
+from quark.cli.calibration_options import calibration_batches
+
 __all__ = ["register", "report"]
 
 
@@ -23,7 +25,7 @@ def report(
         typer.Option("--float", help="Directory of its float checkpoint: weights are compared with it, one block in memory at a time."),
     ] = None,
     calib: Annotated[
-        Path | None, typer.Option(help="Text file, or directory of .txt files: hidden states are compared on it. Needs --float.")
+        str | None, typer.Option(help="Data on which hidden states are compared, as of `quark quantize`. Needs --float.")
     ] = None,
     num_calib: Annotated[int, typer.Option(min=1, help="Sequences of that text.")] = 4,
     seq_len: Annotated[int, typer.Option(min=1, help="Tokens in a sequence.")] = 512,
@@ -35,14 +37,13 @@ def report(
     """Write the report of the export OUT, quark_report.html and quark_report.json, and print its findings."""
     # Torch and transformers are imported here, not above: `quark --help` and the listings do without them.
     from quark.checkpoint.destination import REPORT_FILES
-    from quark.hf.calibration_text import calibration_tokens
     from quark.hf.tokenizer import load_tokenizer
     from quark.report import write_contents
     from quark.runs.export_report import export_report
 
     samples = None
     if calib is not None and float_model is not None:
-        samples = calibration_tokens(load_tokenizer(float_model), calib, num_calib, seq_len)
+        samples = calibration_batches(load_tokenizer(float_model), "hidden states", (calib, None), num_calib, seq_len)
     elif calib is not None:
         raise typer.BadParameter("--calib compares hidden states with the float model: give --float MODEL too")
     contents = export_report(out, float_model, samples)

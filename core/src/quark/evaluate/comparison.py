@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
 import torch
@@ -10,11 +10,12 @@ from torch import Tensor, nn
 
 from quark.errors import ConfigError
 from quark.evaluate.logits import evaluating, in_chunks, log_probabilities, next_token_logits, windows_of
+from quark.evaluate.metrics import TokenMetrics
 from quark.evaluate.perplexity import log_likelihood, perplexity_of
-from quark.evaluate.statistics import mean_over, percentile
+from quark.evaluate.statistics import Mean, mean_over, percentile
 from quark.evaluate.windows import Windows
 
-__all__ = ["Comparison", "compare", "kl_divergence"]
+__all__ = ["Comparison", "Predictions", "compare", "kl_divergence"]
 
 
 @attrs.frozen(kw_only=True)
@@ -38,6 +39,7 @@ class Comparison:
         reference_perplexity: Perplexity of the reference.
         perplexity_ratio: Quotient of the two; its error is that of paired differences, far below those of the two.
         tokens: The number of compared predictions.
+        metrics: Means of registered metrics, by name.
     """
 
     mean_kl: float
@@ -59,12 +61,18 @@ class Comparison:
     perplexity_ratio: float
     perplexity_ratio_error: float | None
     tokens: int
+    metrics: Mapping[str, Mean] = attrs.field(factory=dict)
 
 
 @attrs.define(eq=False)
-class _Predictions:
-    """One number for each token so far, by column; rows are tokens."""
+class Predictions:
+    """One number for each compared prediction so far, by column; rows are tokens.
 
+    Attributes:
+        metrics: The registered metrics.
+    """
+
+    metrics: TokenMetrics = attrs.field(factory=TokenMetrics)
     kl: list[Tensor] = attrs.field(factory=list)
     agrees: list[Tensor] = attrs.field(factory=list)
     log_q: list[Tensor] = attrs.field(factory=list)
@@ -72,7 +80,35 @@ class _Predictions:
     window: list[Tensor] = attrs.field(factory=list)
     words: int | None = None
 
+    def add(self, logits: Tensor, expected: Tensor, targets: Tensor, index: Tensor, words: int | None) -> None:
+        """Add the tokens of one batch: logits of model and reference ``[N, V]``, right tokens, their windows, the words of the text.
+
+        Raises:
+            ConfigError: The vocabularies differ.
+            NonFiniteError: A logit is NaN or Inf.
+        """
+        if expected.shape != logits.shape:
+            raise ConfigError(
+                f"the model predicts {logits.shape[-1]} tokens and the reference {expected.shape[-1]}: compare models of one vocabulary"
+            )
+        for q, p, t in in_chunks(logits, expected.to(logits.device), targets.to(logits.device)):
+            log_q, log_p = log_probabilities(q, "model"), log_probabilities(p, "reference")
+            self.metrics.add(log_q, t, log_p)
+            self.kl.append(kl_divergence(log_p, log_q).cpu())
+            self.agrees.append((log_q.argmax(-1) == log_p.argmax(-1)).double().cpu())
+            self.log_q.append(log_likelihood(log_q, t))
+            self.log_p.append(log_likelihood(log_p, t))
+        self.window.append(index + (int(self.window[-1][-1]) + 1 if self.window else 0))
+        self.words = words
+
     def comparison(self) -> Comparison:
+        """Return the metrics of all tokens.
+
+        Raises:
+            ConfigError: There are none.
+        """
+        if not self.kl:
+            raise ConfigError("there are no tokens to evaluate: the batches are empty")
         kl, agrees, log_q, log_p, window = (torch.cat(part) for part in (self.kl, self.agrees, self.log_q, self.log_p, self.window))
         shift = log_q.exp() - log_p.exp()
         mean_kl, top1, mean_shift = (mean_over(values, window) for values in (kl, agrees, shift))
@@ -97,37 +133,30 @@ class _Predictions:
             perplexity_ratio=ratio.value,
             perplexity_ratio_error=ratio.error,
             tokens=len(kl),
+            metrics=self.metrics.means(window),
         )
 
 
-def compare(model: nn.Module, reference: nn.Module, token_batches: Iterable[Tensor | Windows]) -> Comparison:
+def compare(model: nn.Module, reference: nn.Module, token_batches: Iterable[Tensor | Windows], metrics: Sequence[str] = ()) -> Comparison:
     """Return a comparison of next-token predictions, made batch by batch; a few numbers per token are kept in memory.
 
     Args:
         model: As for `quark.evaluate.perplexity`.
         reference: A model of the same vocabulary, which may be on another device.
         token_batches: As for `quark.evaluate.perplexity`.
+        metrics: Names of `quark.metrics` to measure too.
 
     Raises:
         ConfigError: There is no batch, or one has a wrong shape, or the vocabularies differ.
+        UnknownNameError: (a ValueError) There is no such metric.
         NonFiniteError: A logit is NaN or Inf.
     """
-    seen = _Predictions()
+    predictions = Predictions(TokenMetrics.of(metrics, has_reference=True))
     with evaluating(model, reference):
         for windows in windows_of(token_batches):
             logits, targets, index = next_token_logits(model, windows)
-            expected = next_token_logits(reference, windows)[0].to(logits.device)
-            if expected.shape != logits.shape:
-                raise ConfigError(
-                    f"the model predicts {logits.shape[-1]} tokens and the reference {expected.shape[-1]}: compare models of one vocabulary"
-                )
-            for q, p, t in in_chunks(logits, expected, targets.to(logits.device)):
-                _add(seen, log_probabilities(q, "model"), log_probabilities(p, "reference"), t)
-            seen.window.append(index + (int(seen.window[-1][-1]) + 1 if seen.window else 0))
-            seen.words = windows.words
-    if not seen.kl:
-        raise ConfigError("there are no tokens to evaluate: the batches are empty")
-    return seen.comparison()
+            predictions.add(logits, next_token_logits(reference, windows)[0], targets, index, windows.words)
+    return predictions.comparison()
 
 
 def kl_divergence(log_p: Tensor, log_q: Tensor) -> Tensor:
@@ -136,11 +165,3 @@ def kl_divergence(log_p: Tensor, log_q: Tensor) -> Tensor:
     terms = torch.where(p > 0, p * (log_p - log_q), 0.0)
     # Rounding errors can make the sum slightly negative, which no divergence is.
     return terms.sum(-1, dtype=torch.float64).clamp_(min=0)
-
-
-def _add(seen: _Predictions, log_q: Tensor, log_p: Tensor, targets: Tensor) -> None:
-    """Add the tokens of one chunk: log-probabilities ``[N, V]`` by model and reference, targets ``[N]``."""
-    seen.kl.append(kl_divergence(log_p, log_q).cpu())
-    seen.agrees.append((log_q.argmax(-1) == log_p.argmax(-1)).double().cpu())
-    seen.log_q.append(log_likelihood(log_q, targets))
-    seen.log_p.append(log_likelihood(log_p, targets))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
 import attrs
 import torch
@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 from quark.errors import ConfigError
 from quark.evaluate.logits import evaluating, in_chunks, log_probabilities, next_token_logits, windows_of
+from quark.evaluate.metrics import TokenMetrics
 from quark.evaluate.statistics import Mean, mean_over
 from quark.evaluate.windows import Windows
 
-__all__ = ["Likelihood", "likelihood", "log_likelihood", "perplexity", "perplexity_of"]
+__all__ = ["Likelihood", "Scores", "likelihood", "log_likelihood", "perplexity", "perplexity_of"]
 
 
 @attrs.frozen
@@ -25,11 +26,48 @@ class Likelihood:
         perplexity: Per token, or per word where the windows say how many there are; with its standard error.
         bits_per_token: Mean negative log-likelihood of a token, in bits.
         tokens: The number of scored tokens.
+        metrics: Means of registered metrics, by name.
     """
 
     perplexity: Mean
     bits_per_token: float
     tokens: int
+    metrics: Mapping[str, Mean] = attrs.field(factory=dict)
+
+
+@attrs.define(eq=False)
+class Scores:
+    """The negative log-likelihoods of a model's tokens so far, and the values of registered metrics.
+
+    Attributes:
+        metrics: The metrics.
+    """
+
+    metrics: TokenMetrics = attrs.field(factory=TokenMetrics)
+    _nats: list[Tensor] = attrs.field(factory=list, init=False)
+    _window: list[Tensor] = attrs.field(factory=list, init=False)
+    _words: int | None = attrs.field(default=None, init=False)
+
+    def add(self, logits: Tensor, targets: Tensor, index: Tensor, words: int | None) -> None:
+        """Add the tokens of one batch, as `quark.evaluate.logits.next_token_logits` gives them, and the number of words of the text."""
+        for part, chosen in in_chunks(logits, targets.to(logits.device)):
+            log_q = log_probabilities(part, "model")
+            self.metrics.add(log_q, chosen)
+            self._nats.append(-log_likelihood(log_q, chosen))
+        self._window.append(index + (int(self._window[-1][-1]) + 1 if self._window else 0))
+        self._words = words
+
+    def likelihood(self) -> Likelihood:
+        """Return what the model says of all tokens.
+
+        Raises:
+            ConfigError: There are none.
+        """
+        if not self._nats:
+            raise ConfigError("there are no tokens to evaluate: the batches are empty")
+        nats, window = torch.cat(self._nats), torch.cat(self._window)
+        bits = float(nats.mean()) / math.log(2)
+        return Likelihood(perplexity_of(nats, window, self._words), bits, len(nats), self.metrics.means(window))
 
 
 def perplexity(model: nn.Module, token_batches: Iterable[Tensor | Windows]) -> float:
@@ -47,22 +85,16 @@ def perplexity(model: nn.Module, token_batches: Iterable[Tensor | Windows]) -> f
     return likelihood(model, token_batches).perplexity.value
 
 
-def likelihood(model: nn.Module, token_batches: Iterable[Tensor | Windows]) -> Likelihood:
-    """Return the perplexity of a model with its standard error; arguments and errors as for `perplexity`."""
-    scores: list[Tensor] = []
-    window: list[Tensor] = []
-    words: int | None = None
+def likelihood(model: nn.Module, token_batches: Iterable[Tensor | Windows], metrics: Sequence[str] = ()) -> Likelihood:
+    """Return the perplexity of a model with its standard error, and the means of metrics, which are names of `quark.metrics`.
+
+    The other arguments and the errors are those of `perplexity`; an unknown metric is an UnknownNameError.
+    """
+    scores = Scores(TokenMetrics.of(metrics, has_reference=False))
     with evaluating(model):
         for windows in windows_of(token_batches):
-            logits, targets, index = next_token_logits(model, windows)
-            targets = targets.to(logits.device)
-            scores += [log_likelihood(log_probabilities(part, "model"), t) for part, t in in_chunks(logits, targets)]
-            window.append(index + (int(window[-1][-1]) + 1 if window else 0))
-            words = windows.words
-    if not scores:
-        raise ConfigError("there are no tokens to evaluate: the batches are empty")
-    nats = -torch.cat(scores)
-    return Likelihood(perplexity_of(nats, torch.cat(window), words), float(nats.mean()) / math.log(2), len(nats))
+            scores.add(*next_token_logits(model, windows), windows.words)
+    return scores.likelihood()
 
 
 def log_likelihood(log_p: Tensor, targets: Tensor) -> Tensor:

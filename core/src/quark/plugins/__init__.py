@@ -20,21 +20,27 @@ from quark.plugins.hookspecs import QuarkHooks, hookimpl
 from quark.plugins.options import Option
 from quark.plugins.records import (
     AlgorithmRecord,
+    DatasetRecord,
     ExporterRecord,
     FormatRecord,
     LayerTypeRecord,
+    MetricRecord,
     ObserverRecord,
     Record,
     SchemeRecord,
+    SelectorRecord,
     TemplateRecord,
 )
 from quark.plugins.registries import (
     AlgorithmRegistry,
+    DatasetRegistry,
     ExporterRegistry,
     FormatRegistry,
     LayerTypeRegistry,
+    MetricRegistry,
     ObserverRegistry,
     SchemeRegistry,
+    SelectorRegistry,
     TemplateRegistry,
 )
 from quark.plugins.registry import Registry
@@ -45,6 +51,8 @@ __all__ = [
     "AlgorithmRecord",
     "AlgorithmRegistry",
     "Catalog",
+    "DatasetRecord",
+    "DatasetRegistry",
     "Event",
     "ExporterRecord",
     "ExporterRegistry",
@@ -53,6 +61,8 @@ __all__ = [
     "LayerTypeRecord",
     "LayerTypeRegistry",
     "LazyRef",
+    "MetricRecord",
+    "MetricRegistry",
     "ObserverRecord",
     "ObserverRegistry",
     "Option",
@@ -63,10 +73,13 @@ __all__ = [
     "Registry",
     "SchemeRecord",
     "SchemeRegistry",
+    "SelectorRecord",
+    "SelectorRegistry",
     "Source",
     "TemplateRecord",
     "TemplateRegistry",
     "algorithms",
+    "datasets",
     "documented_modules",
     "documented_names",
     "documented_object",
@@ -75,8 +88,10 @@ __all__ = [
     "formats",
     "hookimpl",
     "layer_types",
+    "metrics",
     "observers",
     "schemes",
+    "selectors",
     "templates",
     "using",
 ]
@@ -112,9 +127,24 @@ def exporters() -> ExporterRegistry:
     return _catalog().exporters
 
 
+def selectors() -> SelectorRegistry:
+    """Return all selectors."""
+    return _catalog().selectors
+
+
 def layer_types() -> LayerTypeRegistry:
     """Return all layer types."""
     return _catalog().layer_types
+
+
+def datasets() -> DatasetRegistry:
+    """Return all sources of text for calibration and evaluation."""
+    return _catalog().datasets
+
+
+def metrics() -> MetricRegistry:
+    """Return all metrics."""
+    return _catalog().metrics
 
 
 def documented_object(name: str) -> Any:

@@ -19,11 +19,14 @@ from quark.plugins.failures import PluginFailure, warn_once
 from quark.plugins.kinds import BUILT_IN, KINDS, Kind
 from quark.plugins.registries import (
     AlgorithmRegistry,
+    DatasetRegistry,
     ExporterRegistry,
     FormatRegistry,
     LayerTypeRegistry,
+    MetricRegistry,
     ObserverRegistry,
     SchemeRegistry,
+    SelectorRegistry,
     TemplateRegistry,
 )
 from quark.plugins.registry import Registry
@@ -56,7 +59,10 @@ class Catalog:
         self.algorithms = AlgorithmRegistry(*self._view("algorithms"))
         self.templates = TemplateRegistry(*self._view("templates"))
         self.exporters = ExporterRegistry(*self._view("exporters"))
+        self.selectors = SelectorRegistry(*self._view("selectors"))
         self.layer_types = LayerTypeRegistry(*self._view("layer_types"))
+        self.datasets = DatasetRegistry(*self._view("datasets"))
+        self.metrics = MetricRegistry(*self._view("metrics"))
         self.registries: dict[str, Registry[Any]] = {kind.plural: getattr(self, kind.plural) for kind in KINDS}
         self.exports = Exports(self.registries, self.failures, self.missing)
         self._collection.add_plugin(core_plugin, Source(CORE, VERSION, core_plugin.__name__, "core"))
@@ -95,7 +101,7 @@ class Catalog:
 
     def missing(self, distributions: Sequence[str] = BUILT_IN) -> str:
         """Return which of these built-in distributions are not here, and what to do about it; empty where all are."""
-        absent = [d for d in distributions if d not in self._installed]
+        absent = [d for d in distributions if d not in self._installed and d != CORE]
         sentences = [f"The built-in ones come with {d}, which is not installed: pip install {d}." for d in absent]
         sentences += [f"{variable} leaves out {source}." for source, variable in self.left_out.items()]
         return " ".join(sentences)

@@ -1,13 +1,13 @@
-"""What quark-core registers: the layer types of torch and transformers. Nothing heavy is imported."""
+"""What quark-core registers: layer types of torch and transformers, sources of text, metrics. Nothing heavy is imported."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
 from quark.plugins.hookspecs import hookimpl
-from quark.plugins.records import LayerTypeRecord
+from quark.plugins.records import DatasetRecord, LayerTypeRecord, MetricRecord
 
-__all__ = ["quark_register_layer_types"]
+__all__ = ["quark_register_datasets", "quark_register_layer_types", "quark_register_metrics"]
 
 
 @hookimpl
@@ -31,6 +31,41 @@ def quark_register_layer_types() -> Iterator[LayerTypeRecord]:
         layer="torch.nn.modules.linear:NonDynamicallyQuantizableLinear",
         summary="stays float: nn.MultiheadAttention reads its weight and never calls it",
     )
+
+
+@hookimpl
+def quark_register_datasets() -> Iterator[DatasetRecord]:
+    """Yield the sources of text: kinds of files, data sets of the Hugging Face Hub, and those that papers calibrate on."""
+    yield _files("text", (".txt",), "plain text: one sample a file, or parts of it")
+    yield _files("json_lines", (".jsonl", ".ndjson", ".json"), "JSON: an object with a text or a chat in each line, or a list of such")
+    yield _files("parquet", (".parquet",), "Parquet tables with a column of texts or chats")
+    yield _online("huggingface", "any data set of the package `datasets`: of the Hub, or a local directory")
+    yield _online("pileval", "the Pile's validation data, as AWQ calibrates")
+    yield _online("wikitext", "WikiText-2, one long text, as GPTQ calibrates")
+    yield _online("cnn_dailymail", "news articles")
+    yield _online("ultrachat", "chats, through the tokenizer's chat template")
+
+
+@hookimpl
+def quark_register_metrics() -> Iterator[MetricRecord]:
+    """Yield the metrics beside perplexity and KL divergence, which every evaluation gives."""
+    yield MetricRecord(name="accuracy", metric="quark.evaluate.metrics:accuracy", summary="share of tokens that are the most likely one")
+    yield MetricRecord(name="entropy", metric="quark.evaluate.metrics:entropy", summary="entropy of the predictions, in nats")
+    yield MetricRecord(
+        name="total_variation",
+        metric="quark.evaluate.metrics:total_variation",
+        needs_reference=True,
+        summary="half the sum of differences of probabilities to the reference, 0 to 1",
+    )
+
+
+def _files(name: str, suffixes: tuple[str, ...], summary: str) -> DatasetRecord:
+    module = "quark.data.files"
+    return DatasetRecord(name=name, samples=f"{module}:{name}", example=f"{module}:write_{name}", suffixes=suffixes, summary=summary)
+
+
+def _online(name: str, summary: str) -> DatasetRecord:
+    return DatasetRecord(name=name, samples=f"quark.data.hub:{name}", is_online=True, summary=summary)
 
 
 def _of_torch(name: str, layer: str, *, lookup: bool = False) -> LayerTypeRecord:

@@ -24,11 +24,14 @@ import pluggy
 from quark.plugins.events import Event
 from quark.plugins.records import (
     AlgorithmRecord,
+    DatasetRecord,
     ExporterRecord,
     FormatRecord,
     LayerTypeRecord,
+    MetricRecord,
     ObserverRecord,
     SchemeRecord,
+    SelectorRecord,
     TemplateRecord,
 )
 
@@ -212,6 +215,36 @@ class QuarkHooks:
         """
 
     @hookspec
+    def quark_register_selectors(self) -> Iterable[SelectorRecord]:  # type: ignore[empty-body]
+        """Return the selectors of a plugin: what chooses a scheme for each group of layers, under a budget (``quark quantize --mixed``).
+
+        Each record points at a class with the protocol `quark.selection.SchemeSelector`; its keyword arguments are the selector's options
+        (``--selector-option KEY=VALUE``). Groups, candidates, sizes and budget are given; a selector makes the choice.
+
+        Example::
+
+            # acme_quant/plugin.py
+            from quark.plugins import SelectorRecord, hookimpl
+
+            @hookimpl
+            def quark_register_selectors():
+                yield SelectorRecord(name="acme_ends", summary="the most bytes for the last layers", selector="acme_quant.ends:LastFirst")
+
+            # acme_quant/ends.py
+            from quark.selection import Selection
+
+            class LastFirst:
+                def select(self, problem):
+                    choices = {name: min(sizes, key=sizes.get) for name, sizes in problem.sizes.items()}
+                    most = problem.largest if problem.most_bytes is None else problem.most_bytes
+                    for name, sizes in reversed(list(problem.sizes.items())):
+                        larger = choices | {name: max(sizes, key=sizes.get)}
+                        if problem.bytes_of(larger) <= most:
+                            choices = larger
+                    return Selection(choices)
+        """
+
+    @hookspec
     def quark_register_layer_types(self) -> Iterable[LayerTypeRecord]:  # type: ignore[empty-body]
         """Return the layer types of a plugin: which quantized class a float layer becomes. Core registers its own through this hook too.
 
@@ -239,6 +272,49 @@ class QuarkHooks:
 
             class QuantGated(QuantizedLayer, Gated):
                 pass
+        """
+
+    @hookspec
+    def quark_register_datasets(self) -> Iterable[DatasetRecord]:  # type: ignore[empty-body]
+        """Return the sources of text of a plugin, for calibration and evaluation. Core registers its own through this hook too.
+
+        Each record points at a function that yields samples: texts, or chats, which are lists of messages with ``role`` and ``content``.
+        Its keyword arguments are the source's options (``--calib acme_tickets --calib-option closed=true``). With ``suffixes`` it is given
+        the ``path`` of a file, and ``--calib tickets.acme`` finds it by the ending of the name.
+
+        Example::
+
+            # acme_quant/plugin.py
+            from quark.plugins import DatasetRecord, hookimpl
+
+            @hookimpl
+            def quark_register_datasets():
+                yield DatasetRecord(name="acme_tickets", summary="tickets of our help desk", samples="acme_quant.tickets:tickets")
+
+            # acme_quant/tickets.py
+            def tickets(closed: bool = True):
+                yield "The printer is on fire."
+                yield [{"role": "user", "content": "Is it?"}, {"role": "assistant", "content": "It was." if closed else "It is."}]
+        """
+
+    @hookspec
+    def quark_register_metrics(self) -> Iterable[MetricRecord]:  # type: ignore[empty-body]
+        """Return the metrics of a plugin: what ``quark evaluate --metric NAME`` measures beside perplexity and KL divergence.
+
+        Each record points at a function that gives one number for each predicted token; the mean and its standard error are taken of them.
+
+        Example::
+
+            # acme_quant/plugin.py
+            from quark.plugins import MetricRecord, hookimpl
+
+            @hookimpl
+            def quark_register_metrics():
+                yield MetricRecord(name="acme_margin", summary="log-probability of the best token", metric="acme_quant.margin:margin")
+
+            # acme_quant/margin.py
+            def margin(log_q, targets, log_p=None):
+                return log_q.amax(-1)
         """
 
     @hookspec

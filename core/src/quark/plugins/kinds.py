@@ -7,12 +7,15 @@ import attrs
 from quark.plugins.discovery import CORE
 from quark.plugins.records import (
     AlgorithmRecord,
+    DatasetRecord,
     ExporterRecord,
     FormatRecord,
     LayerTypeRecord,
+    MetricRecord,
     ObserverRecord,
     Record,
     SchemeRecord,
+    SelectorRecord,
     TemplateRecord,
 )
 
@@ -48,7 +51,10 @@ KINDS = (
     Kind("algorithm", "algorithms", AlgorithmRecord, "quark-algos"),
     Kind("template", "templates", TemplateRecord, "quark-templates"),
     Kind("exporter", "exporters", ExporterRecord, "quark-exporters"),
+    Kind("selector", "selectors", SelectorRecord, "quark-algos"),
     Kind("layer type", "layer_types", LayerTypeRecord, CORE),
+    Kind("dataset", "datasets", DatasetRecord, CORE),
+    Kind("metric", "metrics", MetricRecord, CORE),
 )
 BUILT_IN = tuple(dict.fromkeys(kind.distribution for kind in KINDS if kind.distribution != CORE))
 """Distributions that a complete installation has beside the core."""

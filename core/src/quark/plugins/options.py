@@ -19,7 +19,17 @@ import attrs
 from quark.errors import ConfigError, QuarkError
 from quark.names import closest
 
-__all__ = ["REQUIRED", "Option", "called", "checked", "disagreement", "observer_options", "options_of", "settings_options"]
+__all__ = [
+    "REQUIRED",
+    "Option",
+    "called",
+    "checked",
+    "dataset_options",
+    "disagreement",
+    "observer_options",
+    "options_of",
+    "settings_options",
+]
 
 REQUIRED: Any = inspect.Parameter.empty
 """Stands for the default of an option that has none."""
@@ -94,6 +104,11 @@ def observer_options(observer: type[Any]) -> tuple[Option, ...]:
     helps = _helps(observer)
     values = {name: getattr(observer, name, REQUIRED) for name in getattr(observer, "options", ())}
     return tuple(Option(name, _hint_of(value), value, helps.get(name, "")) for name, value in values.items())
+
+
+def dataset_options(samples: Callable[..., Any]) -> tuple[Option, ...]:
+    """Return the options of a source of text: the keyword arguments of its function, but for the path of a file."""
+    return options_of(samples, without=("path",))
 
 
 def disagreement(declared: Sequence[Option], actual: Sequence[Option]) -> str | None:

@@ -7,6 +7,7 @@ that has plugins' names has it) or by module and name (``"quark.torch.algorithm.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from types import MappingProxyType
 from typing import Any
@@ -18,19 +19,22 @@ from quark.names import NAME_RULE, is_valid_name
 from quark.plugins.api_version import ApiRange, as_api_range
 from quark.plugins.capabilities import unknown_capability
 from quark.plugins.expected import KEY, Expected
-from quark.plugins.options import Option, observer_options, options_of, settings_options
+from quark.plugins.options import Option, dataset_options, observer_options, options_of, settings_options
 
 __all__ = [
     "STABILITIES",
     "AlgorithmRecord",
+    "DatasetRecord",
     "ExporterRecord",
     "FormatRecord",
     "LayerTypeRecord",
+    "MetricRecord",
     "ObserverRecord",
     "Record",
     "RunTimeScheme",
     "RunTimeTemplate",
     "SchemeRecord",
+    "SelectorRecord",
     "TemplateRecord",
 ]
 
@@ -332,6 +336,60 @@ class LayerTypeRecord(Record):
     planned_as: str | None = attrs.field(default=None, validator=attrs.validators.optional(_name))
     transposed: bool = False
     lookup: bool = False
+
+
+@attrs.frozen(kw_only=True)
+class SelectorRecord(Record):
+    """A selector: it chooses a scheme for each group of layers, under a budget.
+
+    Attributes:
+        selector: Reference to a class with the protocol `quark.selection.SchemeSelector`. It can be called without arguments; keyword
+            arguments with defaults are the selector's options.
+    """
+
+    selector: Reference = attrs.field(converter=as_reference, metadata=_function("select", options=options_of))
+
+
+@attrs.frozen(kw_only=True)
+class DatasetRecord(Record):
+    """A source of text for calibration and evaluation: data with a name of their own, or files of a kind.
+
+    Attributes:
+        samples: Reference to a function that yields the samples, in the same order each time: each is a text, or a chat, which is a list of
+            messages with the keys ``role`` and ``content``. Its keyword arguments are the source's options. A source that reads files has
+            the argument ``path`` too, the path of a file.
+        suffixes: Endings of the files that it reads, such as ``".jsonl"``; empty for data with a name of their own.
+        example: Of a source that reads files, reference to a function that writes a small file of the kind to the path it is given, for
+            the conformance suite.
+        is_online: Whether the data are downloaded; the conformance suite then does not read them.
+
+    Raises:
+        ValueError: As `Record` does; or an ending does not begin with a dot.
+    """
+
+    samples: Reference = attrs.field(converter=as_reference, metadata=_function(options=dataset_options))
+    suffixes: tuple[str, ...] = attrs.field(default=(), converter=_strings)
+    example: Reference | None = attrs.field(default=None, converter=as_optional_reference, metadata=_function())
+    is_online: bool = False
+
+    def __attrs_post_init__(self) -> None:
+        for suffix in self.suffixes:
+            if not re.fullmatch(r"\.[a-z0-9]+", suffix):
+                raise ValueError(f"the ending {suffix!r} is none: write a dot and what follows it, in small letters, such as '.jsonl'")
+
+
+@attrs.frozen(kw_only=True)
+class MetricRecord(Record):
+    """A metric: one number for each predicted token, of which an evaluation gives the mean with its standard error.
+
+    Attributes:
+        metric: Reference to a function ``(log_q, targets, log_p)`` that returns a value for each token, ``[N]``: of the model's
+            log-probabilities ``[N, vocabulary]``, the right tokens ``[N]``, and the reference's log-probabilities, or None.
+        needs_reference: Whether it compares with a reference model; otherwise ``log_p`` is None.
+    """
+
+    metric: Reference = attrs.field(converter=as_reference, metadata=_function())
+    needs_reference: bool = False
 
 
 def _run_time_name(_: Any, attribute: Any, value: Any) -> None:

@@ -6,22 +6,25 @@ leaves that reference empty, and PluginError where the reference leads nowhere o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from quark.plugins.records import (
     AlgorithmRecord,
+    DatasetRecord,
     ExporterRecord,
     FormatRecord,
     LayerTypeRecord,
+    MetricRecord,
     ObserverRecord,
     SchemeRecord,
+    SelectorRecord,
     TemplateRecord,
 )
 from quark.plugins.registry import Registry
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
     from quark.algorithms import Rounding, Transform
     from quark.checkpoint import Exporter, LayoutReader
@@ -33,14 +36,18 @@ if TYPE_CHECKING:
     from quark.hf.dequantizer import Dequantizer
     from quark.modules import QuantizedLayer
     from quark.quantizers import NumberFormat, Observer
+    from quark.selection import SchemeSelector
 
 __all__ = [
     "AlgorithmRegistry",
+    "DatasetRegistry",
     "ExporterRegistry",
     "FormatRegistry",
     "LayerTypeRegistry",
+    "MetricRegistry",
     "ObserverRegistry",
     "SchemeRegistry",
+    "SelectorRegistry",
     "TemplateRegistry",
 ]
 
@@ -139,6 +146,15 @@ class ExporterRegistry(Registry[ExporterRecord]):
         return [name for name, record in fitting.items() if len(record.marks) == most]
 
 
+class SelectorRegistry(Registry[SelectorRecord]):
+    """Selectors by name."""
+
+    def load_selector(self, name: str) -> Callable[..., SchemeSelector]:
+        """Return the class, or function, that makes the selector of its options."""
+        selector: Callable[..., SchemeSelector] = self._load(name, "selector")
+        return selector
+
+
 class LayerTypeRegistry(Registry[LayerTypeRecord]):
     """Layer types by name."""
 
@@ -151,3 +167,26 @@ class LayerTypeRegistry(Registry[LayerTypeRecord]):
         """Return the class that quantizes such layers."""
         quantized: type[QuantizedLayer] = self._load(name, "quantized")
         return quantized
+
+
+class DatasetRegistry(Registry[DatasetRecord]):
+    """Sources of text by name."""
+
+    def load_samples(self, name: str) -> Callable[..., Iterable[object]]:
+        """Return the function that yields the samples of a source."""
+        samples: Callable[..., Iterable[object]] = self._load(name, "samples")
+        return samples
+
+    def load_example(self, name: str) -> Callable[..., None]:
+        """Return the function that writes a small file of the kind that a source reads."""
+        example: Callable[..., None] = self._load(name, "example")
+        return example
+
+
+class MetricRegistry(Registry[MetricRecord]):
+    """Metrics by name."""
+
+    def load_metric(self, name: str) -> Callable[[Tensor, Tensor, Tensor | None], Tensor]:
+        """Return the function that gives a value for each token."""
+        metric: Callable[[Tensor, Tensor, Tensor | None], Tensor] = self._load(name, "metric")
+        return metric

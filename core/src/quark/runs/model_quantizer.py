@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -20,7 +20,7 @@ from quark.planning.one_layer import as_model, put_back
 from quark.planning.plan import QuantPlan
 from quark.runs.fit_model import refuse_no_model, refuse_unfit
 from quark.runs.from_disk import quantize_checkpoint
-from quark.runs.run import plan_run
+from quark.runs.run import Data, plan_run
 from quark.runs.sink import InPlaceSink
 
 __all__ = ["M", "ModelQuantizer"]
@@ -58,7 +58,7 @@ class ModelQuantizer:
         refuse_no_model(model)
         return plan_run(as_model(model), self.config).plan
 
-    def quantize_model(self, model: M, dataloader: Iterable[Any] | None = None) -> M:
+    def quantize_model(self, model: M, dataloader: Data = None) -> M:
         """Quantize ``model`` in place, block by block, and return it.
 
         What can be known beforehand is checked before anything is changed. An error that comes later, such as of a plugin's algorithm in
@@ -68,8 +68,8 @@ class ModelQuantizer:
         Args:
             model: Any module tree; a transformers model of a known family is worked block by block, another as one block. A model that is
                 one layer is called ``layer`` in its plan, and becomes the quantized layer.
-            dataloader: Calibration data (see `quark.calibration.batches.calls`). Needed only where activations have static scales, and read
-                only then.
+            dataloader: Calibration data (see `quark.calibration.batches.calls`), or a function that gives them: it is called with what
+                needs them. Read only where something does, such as activations with static scales.
 
         Returns:
             The same object, its layers replaced, with the attributes ``quant_config``, ``quark_plan`` and ``quark_quantized``.

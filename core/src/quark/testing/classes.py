@@ -28,13 +28,16 @@ from quark.testing.subject import KINDS, find_subject
 
 __all__ = [
     "Conformance",
+    "DatasetConformance",
     "DistributionConformance",
     "FormatConformance",
     "LayerTypeConformance",
     "LayoutConformance",
+    "MetricConformance",
     "ObserverConformance",
     "RoundingConformance",
     "SchemeConformance",
+    "SelectorConformance",
     "TemplateConformance",
     "TransformConformance",
     "raise_for",
@@ -165,10 +168,28 @@ class LayoutConformance(Conformance):
     kind = "layout"
 
 
+class SelectorConformance(Conformance):
+    """Every check of a selector of schemes."""
+
+    kind = "selector"
+
+
 class LayerTypeConformance(Conformance):
     """Every check of a layer type."""
 
     kind = "layer_type"
+
+
+class DatasetConformance(Conformance):
+    """Every check of a source of text."""
+
+    kind = "dataset"
+
+
+class MetricConformance(Conformance):
+    """Every check of a metric."""
+
+    kind = "metric"
 
 
 class DistributionConformance(Conformance):

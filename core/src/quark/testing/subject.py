@@ -24,7 +24,10 @@ _REGISTRIES = {
     "transform": "algorithms",
     "template": "templates",
     "layout": "exporters",
+    "selector": "selectors",
     "layer_type": "layer_types",
+    "dataset": "datasets",
+    "metric": "metrics",
 }
 KINDS = (*_REGISTRIES, "distribution")
 """Kinds of subjects, in the order in which they are checked."""

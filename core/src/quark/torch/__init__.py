@@ -12,8 +12,24 @@ from quark.templates import LLMTemplate
 if TYPE_CHECKING:
     from quark.checkpoint import ModelExporter, export_safetensors, import_model_from_safetensors
     from quark.runs import ModelQuantizer
+    from quark.torch.export.other_forms import export_gguf, export_onnx
+    from quark.torch.not_offered import RuntimeOptions, disable_native_inference, enable_native_inference, load_params, save_params
 
-__all__ = ["LLMTemplate", "ModelExporter", "ModelQuantizer", "QuantFlow", "export_safetensors", "import_model_from_safetensors"]
+__all__ = [
+    "LLMTemplate",
+    "ModelExporter",
+    "ModelQuantizer",
+    "QuantFlow",
+    "RuntimeOptions",
+    "disable_native_inference",
+    "enable_native_inference",
+    "export_gguf",
+    "export_onnx",
+    "export_safetensors",
+    "import_model_from_safetensors",
+    "load_params",
+    "save_params",
+]
 
 _FACADE = Facade(
     __name__,
@@ -21,6 +37,13 @@ _FACADE = Facade(
     lazy={
         "ModelExporter": "quark.checkpoint:ModelExporter",
         "ModelQuantizer": "quark.runs:ModelQuantizer",
+        "RuntimeOptions": "quark.torch.not_offered:RuntimeOptions",
+        "disable_native_inference": "quark.torch.not_offered:disable_native_inference",
+        "enable_native_inference": "quark.torch.not_offered:enable_native_inference",
+        "export_gguf": "quark.torch.export.other_forms:export_gguf",
+        "export_onnx": "quark.torch.export.other_forms:export_onnx",
+        "load_params": "quark.torch.not_offered:load_params",
+        "save_params": "quark.torch.not_offered:save_params",
         "export_safetensors": "quark.checkpoint:export_safetensors",
         "import_model_from_safetensors": "quark.checkpoint:import_model_from_safetensors",
     },

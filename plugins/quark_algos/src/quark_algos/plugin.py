@@ -1,12 +1,12 @@
-"""Registers four transforms and three roundings."""
+"""Registers four transforms, three roundings and a selector."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from quark.plugins import AlgorithmRecord, hookimpl
+from quark.plugins import AlgorithmRecord, SelectorRecord, hookimpl
 
-__all__ = ["QUARK_API", "quark_register_algorithms"]
+__all__ = ["QUARK_API", "quark_register_algorithms", "quark_register_selectors"]
 
 QUARK_API = (1, 1)
 _PROCESSORS = "quark_algos.processors"
@@ -72,6 +72,18 @@ def quark_register_algorithms() -> Iterator[AlgorithmRecord]:
             "OnlineRotationConfig": "quark_algos.rotation.config:OnlineRotationConfig",
             "quark.torch.algorithm.rotation.rotation:RotationProcessor": f"{_PROCESSORS}:RotationProcessor",
         },
+    )
+
+
+@hookimpl
+def quark_register_selectors() -> Iterator[SelectorRecord]:
+    """Yield the record of automatic mixed precision."""
+    yield SelectorRecord(
+        name="mixed_precision",
+        aliases=("amp",),
+        summary="the smallest predicted divergence under a budget: output errors weighted by squared gradients, an exact knapsack",
+        selector="quark_algos.mixed_precision.selector:MixedPrecision",
+        capabilities={"calibration"},
     )
 
 

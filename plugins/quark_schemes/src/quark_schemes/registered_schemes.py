@@ -48,6 +48,7 @@ SCHEMES: tuple[SchemeRecord, ...] = (
     ),
     SchemeRecord(
         name="int4_wo_128",
+        aliases=("w_int4_per_group_sym",),
         summary="symmetric INT4 weights, groups of 128",
         config="quark_schemes.schemes.integer:int4_wo_128",
         clients=_EVERYWHERE,
@@ -55,6 +56,7 @@ SCHEMES: tuple[SchemeRecord, ...] = (
     ),
     SchemeRecord(
         name="uint4_wo_128",
+        aliases=("w_uint4_per_group_asym",),
         summary="asymmetric UINT4 weights, groups of 128",
         config="quark_schemes.schemes.integer:uint4_wo_128",
         clients=_EVERYWHERE,
@@ -83,6 +85,7 @@ SCHEMES: tuple[SchemeRecord, ...] = (
     ),
     SchemeRecord(
         name="int8",
+        aliases=("w_int8_a_int8_per_tensor_sym",),
         summary="INT8 weights and static activations, one scale each",
         config="quark_schemes.schemes.integer:int8",
         clients=_EVERYWHERE,
@@ -90,6 +93,7 @@ SCHEMES: tuple[SchemeRecord, ...] = (
     ),
     SchemeRecord(
         name="fp8",
+        aliases=("w_fp8_a_fp8",),
         summary="E4M3 weights and static activations, one scale each",
         config="quark_schemes.schemes.float8:fp8",
         kv_cache="quark_schemes.schemes.float8:fp8_outputs",
@@ -106,6 +110,7 @@ SCHEMES: tuple[SchemeRecord, ...] = (
     ),
     SchemeRecord(
         name="mxfp4",
+        aliases=("w_mxfp4_a_mxfp4",),
         summary="MXFP4 weights and dynamic activations",
         config="quark_schemes.schemes.microscaling:mxfp4",
         clients=(*_ON_GPU, "SGLang (ROCm)"),
@@ -120,7 +125,7 @@ SCHEMES: tuple[SchemeRecord, ...] = (
     ),
     SchemeRecord(
         name="mxfp6_e3m2",
-        aliases=("mxfp6",),
+        aliases=("mxfp6", "w_mxfp6_e3m2_a_mxfp6_e3m2"),
         summary="MXFP6 weights and dynamic activations of E3M2 elements",
         config="quark_schemes.schemes.microscaling:mxfp6_e3m2",
         clients=_EMULATED,
@@ -128,6 +133,7 @@ SCHEMES: tuple[SchemeRecord, ...] = (
     ),
     SchemeRecord(
         name="mxfp6_e2m3",
+        aliases=("w_mxfp6_e2m3_a_mxfp6_e2m3",),
         summary="MXFP6 weights and dynamic activations of E2M3 elements",
         config="quark_schemes.schemes.microscaling:mxfp6_e2m3",
         clients=_EMULATED,
@@ -193,6 +199,7 @@ SCHEMES: tuple[SchemeRecord, ...] = (
     ),
     SchemeRecord(
         name="bfp16",
+        aliases=("w_bfp16_a_bfp16",),
         summary="BFP16 weights and activations, blocks of 8",
         config="quark_schemes.schemes.block_float:bfp16",
         clients=_TRANSFORMERS,
@@ -200,6 +207,7 @@ SCHEMES: tuple[SchemeRecord, ...] = (
     ),
     SchemeRecord(
         name="mx6",
+        aliases=("w_mx6_a_mx6",),
         summary="MX6 weights and activations; option block_size (16)",
         config="quark_schemes.schemes.block_float:mx6",
         clients=_TRANSFORMERS,

@@ -18,7 +18,10 @@ _FACADE = Facade(
         "export_safetensors": "quark.checkpoint:export_safetensors",
         "import_model_from_safetensors": "quark.checkpoint:import_model_from_safetensors",
     },
-    private={"_map_to_quark": "quark.checkpoint:map_to_quark"},
+    private={
+        "_map_to_quark": "quark.checkpoint:map_to_quark",
+        "_move_quantizer_to_dict": "quark.torch.not_offered:move_quantizer_to_dict",
+    },
 )
 
 

@@ -1,0 +1,106 @@
+"""QuantizedCheckpoint: a quantized checkpoint whose tensors are read one block at a time, for evaluations of models larger than memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from torch import nn
+
+from quark.checkpoint.layout_reader import ReadsOwnFiles
+from quark.checkpoint.layouts import layout_for, quantization_block, reader_of
+from quark.checkpoint.provenance import refuse_unreadable
+from quark.checkpoint.reader import fill_zero_points, place, prepared, tie
+from quark.checkpoint.restorers import restorers_of
+from quark.errors import CheckpointError, UnsupportedError
+from quark.hf.shards import check_shards
+from quark.hf.skeleton import empty_model
+from quark.hf.unpacking import unpack_all
+from quark.names import folded
+from quark.planning.decoder_blocks import Block, decoder_blocks
+
+__all__ = ["QuantizedCheckpoint"]
+
+
+class QuantizedCheckpoint:
+    """A source of blocks (`quark.runs.source.BlockSource`) whose layers are quantized. Each block can be loaded once.
+
+    Args:
+        directory: The checkpoint.
+        device: The device that tensors are read to.
+        trust_remote_code: Whether code that comes with the checkpoint may run.
+
+    Attributes:
+        model: The model; what has not been loaded has memory that nothing has been written to.
+        blocks: Its decoder blocks.
+
+    Raises:
+        CheckpointError: The checkpoint is incomplete or damaged, or no installed layout reads it.
+        UnsupportedError: Its tensors are in files of the layout's own, which are read as a whole.
+    """
+
+    def __init__(self, directory: Path, device: torch.device, *, trust_remote_code: bool = False) -> None:
+        self._directory, self._device = directory, device
+        block = quantization_block(directory)
+        layout = layout_for(block, directory / "config.json")
+        reader = reader_of(layout)
+        if isinstance(reader, ReadsOwnFiles):
+            raise UnsupportedError(f"the layout '{layout}' of '{directory}' cannot be read block by block: evaluate it in memory")
+        paths = [shard.path for shard in check_shards(directory)]
+        stored = reader.configuration(block, directory)
+        refuse_unreadable(stored.config, f"the checkpoint '{directory}'")
+        self.model: nn.Module = empty_model(directory, None, trust_remote_code=trust_remote_code)
+        plan = prepared(reader, self.model, stored, directory)
+        self.blocks = decoder_blocks(self.model, plan.architecture)
+        restorers = restorers_of(stored.config)
+        self._places: dict[str | None, list[tuple[Path, str, str]]] = {}
+        for path in paths:
+            with safe_open(path, framework="pt") as file:
+                for name in file.keys():  # noqa: SIM118 - not a dict
+                    restored = name
+                    for restorer in restorers:
+                        restored = restorer.place_of(restored, torch.empty(file.get_slice(name).get_shape(), device="meta"))
+                    target = reader.place_of(self.model, restored)
+                    owner = next((b.name for b in self.blocks if b.owns(target)), None)
+                    self._places.setdefault(owner, []).append((path, name, target))
+        self._stored = {target for entries in self._places.values() for _, _, target in entries}
+        self._stored |= fill_zero_points(self.model, self._stored)
+
+    def load(self, block: Block | None) -> None:
+        """Read the tensors of a block, or with None those outside all blocks, and make its layers of them."""
+        entries = self._places.get(None if block is None else block.name, ())
+        for path, name, target in entries:
+            with safe_open(path, framework="pt") as file:
+                place(self.model, target, name, file.get_tensor(name), path)
+        if block is None:
+            tie(self.model, {target for _, _, target in entries})
+            self._refuse_incomplete()
+            unpack_all(self.model, self._directory, self._is_outside)
+            self._move_outside()
+        else:
+            unpack_all(block.module, self._directory)
+            block.module.to(self._device)
+
+    def release(self, block: Block) -> None:
+        """Release the tensors of a block for good."""
+        block.module.to("meta")
+
+    def _refuse_incomplete(self) -> None:
+        """Raise CheckpointError if a tensor is in no file, before a block is read."""
+        stored, tensors = self._stored, self.model.state_dict(keep_vars=True)
+        # Of tied parameters one is stored. Packed tensors are no parameters; on the meta device layers of one shape share them.
+        shared = {id(tensors[target]) for target in stored if isinstance(tensors.get(target), nn.Parameter)}
+        if missing := [name for name, tensor in tensors.items() if name not in stored and id(tensor) not in shared]:
+            raise CheckpointError(f"the export '{self._directory}' lacks {len(missing)} tensor(s): {folded(missing)}. It is incomplete")
+
+    @property
+    def _is_outside(self) -> Callable[[str], bool]:
+        return lambda name: not any(block.owns(f"{name}.") for block in self.blocks)
+
+    def _move_outside(self) -> None:
+        """Move the tensors of modules outside all blocks to the device."""
+        for name, module in self.model.named_modules():
+            if self._is_outside(name):
+                module._apply(lambda tensor: tensor.to(self._device), recurse=False)

@@ -1,0 +1,156 @@
+"""Options of the command line that say what each layer of a model gets, and the configuration that follows."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import attrs
+import typer
+
+from quark.cli.given_options import given_algorithm_options, given_options
+from quark.errors import ConfigError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+    from quark.config.model import QConfig
+
+__all__ = ["ConfigOptions", "config_options"]
+
+SchemeOptions = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--scheme-option", help="KEY=VALUE for the scheme, such as block_size=32; `quark schemes NAME` shows its options. May be repeated."
+    ),
+]
+AlgorithmOptions = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--algorithm-option",
+        help="NAME.KEY=VALUE for an algorithm, such as gptq.damp_percent=0.05; `quark algorithms NAME` shows its options. May be repeated.",
+    ),
+]
+PostRope = Annotated[
+    bool | None,
+    typer.Option(
+        "--kv-cache-post-rope/--no-kv-cache-post-rope",
+        help="Quantize keys of the cache as runtimes hold them, after norms and the rotary embedding, or as the projection's output; by "
+        "default the former wherever the model allows it. Needs --kv-cache.",
+    ),
+]
+AllExperts = Annotated[
+    bool,
+    typer.Option("--calibrate-all-experts", help="Calibrate every expert of a mixture on every token, not only on those routed to it."),
+]
+SeparateKv = Annotated[
+    bool, typer.Option("--separate-kv-scales", help="Keys and values keep separate scales; by default they share the larger scale.")
+]
+Exclude = Annotated[
+    list[str] | None,
+    typer.Option(help="Pattern of layers to leave in float, added to those that the model's template leaves in float; may be repeated."),
+]
+ShareFused = Annotated[
+    bool,
+    typer.Option(
+        "--share-fused-scales",
+        help="One scale for layers that runtimes fuse (q/k/v, gate/up). With one scale per tensor, vLLM otherwise requantizes all of "
+        "them to the largest, which loses precision.",
+    ),
+]
+Strict = Annotated[bool, typer.Option("--strict", help="A pattern that matches no layer is an error, not a warning.")]
+TrustRemoteCode = Annotated[
+    bool, typer.Option("--trust-remote-code", help="Run the code that comes with the checkpoint; without, one that needs it is refused.")
+]
+
+
+@attrs.frozen(kw_only=True)
+class ConfigOptions:
+    """What was asked of each layer; attributes as the options of these names."""
+
+    scheme: str | None
+    scheme_option: list[str] | None
+    algorithm: list[str] | None
+    algorithm_option: list[str] | None
+    kv_cache: str | None
+    kv_cache_post_rope: bool | None
+    attention_scheme: str | None
+    exclude: list[str] | None
+    layer: list[str] | None
+    separate_kv_scales: bool
+    calibrate_all_experts: bool
+    share_fused_scales: bool
+    strict: bool
+
+    @property
+    def named_layers(self) -> dict[str, str]:
+        """The scheme of each pattern of ``--layer``."""
+        return dict(_pair(text) for text in self.layer or [])
+
+    def config_for(self, model: nn.Module) -> QConfig:
+        """Return the configuration for a model, from the template of its family; meta tensors will do.
+
+        Raises:
+            ConfigError: No scheme is named, or an option cannot be read.
+            UnknownNameError: A scheme or an algorithm is not there.
+        """
+        from quark.planning.family import template_of
+
+        if self.scheme is None:
+            raise ConfigError("name a scheme, as in --scheme int4_wo_128 (`quark schemes` lists them), or several with --mixed")
+        template = template_of(model)
+        fused = template.architecture.fused if self.share_fused_scales and template.architecture else None
+        config = template.get_config(
+            scheme=self.scheme,
+            algorithm=self.algorithm or None,
+            kv_cache_scheme=self.kv_cache,
+            attention_scheme=self.attention_scheme,
+            kv_cache_post_rope=self.kv_cache_post_rope,
+            scheme_options=given_options("--scheme-option", self.scheme_option),
+            algorithm_options=given_algorithm_options("--algorithm-option", self.algorithm_option),
+            layer_config=self.named_layers or None,
+            shared_scale_groups=None if fused is None else [list(group) for group in fused],
+            exclude_layers=[*template.exclude_layers_name, *self.exclude] if self.exclude else None,
+        )
+        return attrs.evolve(
+            config, separate_kv_scales=self.separate_kv_scales, calibrate_all_experts=self.calibrate_all_experts, strict=self.strict
+        )
+
+
+def config_options(
+    scheme: Annotated[str | None, typer.Option(help="Scheme of all linear layers; `quark schemes` lists them.")] = None,
+    scheme_option: SchemeOptions = None,
+    algorithm: Annotated[list[str] | None, typer.Option(help="Algorithm to apply; may be repeated, in order.")] = None,
+    algorithm_option: AlgorithmOptions = None,
+    kv_cache: Annotated[str | None, typer.Option(help="Scheme of the key-value cache, such as fp8.")] = None,
+    kv_cache_post_rope: PostRope = None,
+    attention_scheme: Annotated[str | None, typer.Option(help="Scheme of attention probabilities and queries, such as fp8.")] = None,
+    exclude: Exclude = None,
+    layer: Annotated[list[str] | None, typer.Option(help="PATTERN=SCHEME for some layers; may be repeated.")] = None,
+    separate_kv_scales: SeparateKv = False,
+    calibrate_all_experts: AllExperts = False,
+    share_fused_scales: ShareFused = False,
+    strict: Strict = False,
+) -> ConfigOptions:
+    """Return what was asked of each layer."""
+    return ConfigOptions(
+        scheme=scheme,
+        scheme_option=scheme_option,
+        algorithm=algorithm,
+        algorithm_option=algorithm_option,
+        kv_cache=kv_cache,
+        kv_cache_post_rope=kv_cache_post_rope,
+        attention_scheme=attention_scheme,
+        exclude=exclude,
+        layer=layer,
+        separate_kv_scales=separate_kv_scales,
+        calibrate_all_experts=calibrate_all_experts,
+        share_fused_scales=share_fused_scales,
+        strict=strict,
+    )
+
+
+def _pair(text: str) -> tuple[str, str]:
+    pattern, separator, scheme = text.rpartition("=")
+    if not (pattern and separator and scheme):
+        raise ConfigError(f"--layer {text!r} is not of the form PATTERN=SCHEME, such as '*.down_proj=fp8'")
+    return pattern, scheme

@@ -1,0 +1,1 @@
+"""``quark.contrib``: what AMD Quark's scripts take from there."""

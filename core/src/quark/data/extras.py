@@ -1,0 +1,34 @@
+"""Optional packages: imported when they are needed; a missing one is an error that says what to install."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import Any
+
+from quark.errors import MissingPluginError
+
+__all__ = ["extra"]
+
+_EXTRAS = {"datasets": "data", "pyarrow": "data", "lm_eval": "lm-eval", "vllm": None}
+"""The extra of quark-core that brings a package; None for one that is installed by itself."""
+
+
+def extra(module: str, wanted_for: str) -> Any:
+    """Return an optional module.
+
+    Args:
+        module: Its full name.
+        wanted_for: What needs it, for the message.
+
+    Raises:
+        MissingPluginError: (an ImportError) Its package is not installed; gives the pip command.
+    """
+    package = module.partition(".")[0]
+    try:
+        return import_module(module)
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != package:
+            raise  # the package is there, and something that it needs is not
+        name = _EXTRAS.get(package)
+        command = f"pip install 'quark-core[{name}]'" if name else f"pip install {package}"
+        raise MissingPluginError(f"{wanted_for} need the package '{package}', which is not installed: {command}") from None

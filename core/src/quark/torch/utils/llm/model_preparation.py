@@ -1,0 +1,173 @@
+"""``quark.torch.utils.llm.model_preparation``: models and tokenizers as AMD Quark's scripts load them."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from quark.checkpoint.transformers_loading import register_layouts
+from quark.errors import CheckpointError, UnsupportedError
+from quark.hf.loading import load_model
+from quark.hf.skeleton import meta_model
+from quark.hf.tokenizer import load_tokenizer
+from quark.log import get_logger
+
+__all__ = [
+    "available_device",
+    "check_compatibility_before_quantization",
+    "create_model_skeleton",
+    "get_model",
+    "get_model_type",
+    "get_tokenizer",
+    "local_checkpoint",
+    "prepare_for_moe_quant",
+    "preprocess_for_quantization",
+    "revert_model_patching",
+    "save_model",
+    "set_seed",
+]
+
+
+def available_device(device: str | torch.device | None) -> str:
+    """Return the device, or the CPU in place of "cuda" on a machine without CUDA, and where none is named."""
+    name = str(device or "cpu")
+    return "cpu" if name.partition(":")[0] == "cuda" and not torch.cuda.is_available() else name
+
+
+def local_checkpoint(name: str | Path, revision: str | None = None) -> Path:
+    """Return the directory of a checkpoint: a local one, or one of the Hugging Face Hub, which is fetched into its cache.
+
+    Raises:
+        CheckpointError: It is neither.
+    """
+    path = Path(name)
+    if path.is_dir():
+        if revision is not None:
+            raise CheckpointError(f"'{name}' is a local directory, which has no revision '{revision}': leave the revision out")
+        return path
+    from huggingface_hub import snapshot_download
+
+    try:
+        return Path(snapshot_download(str(name), revision=revision))
+    except Exception as error:  # of any kind: the name, the network, the cache
+        raise CheckpointError(f"'{name}' is no local directory, and the Hub does not give it: {type(error).__name__}: {error}") from error
+
+
+def get_model(
+    ckpt_path: str | Path,
+    data_type: str = "auto",
+    device: str = "cuda",
+    multi_gpu: str | bool | None = False,
+    multi_device: bool = False,
+    attn_implementation: str | None = "eager",
+    trust_remote_code: bool = True,
+) -> tuple[nn.Module, torch.dtype]:
+    """Return a model in evaluation mode, and the dtype of its weights.
+
+    Args:
+        ckpt_path: A directory, or a name on the Hugging Face Hub.
+        data_type: float32, bfloat16, float16, or auto.
+        device: Torch device; "cuda" is the CPU on a machine without CUDA.
+        multi_gpu: Not offered.
+        multi_device: Not offered.
+        attn_implementation: Of transformers; None is its default.
+        trust_remote_code: Without effect, since code from a checkpoint is never run.
+
+    Raises:
+        UnsupportedError: The model is to be spread over devices.
+        CheckpointError, ConfigError: As `quark.hf.loading.load_model`.
+    """
+    if multi_gpu or multi_device:
+        raise UnsupportedError(
+            "multi_gpu and multi_device are not offered: a model larger than one device is quantized from disk, one block at a time; use "
+            "--file2file_quantization, quark quantize, or quark.runs.quantize_checkpoint"
+        )
+    register_layouts()
+    path = local_checkpoint(ckpt_path)
+    model: Any = load_model(path, data_type, available_device(device))
+    if attn_implementation is not None and hasattr(model, "set_attn_implementation"):
+        model.set_attn_implementation(attn_implementation)
+    return model, next(model.parameters()).dtype
+
+
+def get_model_type(model: nn.Module) -> str:
+    """Return the model type, by which templates are named: ``config.model_type``."""
+    config: Any = model.config
+    return str(config.model_type)
+
+
+def get_tokenizer(ckpt_path: str | Path, max_seq_len: int = 2048, model_type: str | None = None, trust_remote_code: bool = True) -> Any:
+    """Return the tokenizer of a checkpoint, which pads on the left, with EOS where it has no padding token.
+
+    Args:
+        ckpt_path: A directory, or a name on the Hugging Face Hub.
+        max_seq_len: Without effect.
+        model_type: Without effect.
+        trust_remote_code: Without effect, since code from a checkpoint is never run.
+
+    Raises:
+        CheckpointError: There is none, or it has neither a padding nor an EOS token.
+    """
+    tokenizer = load_tokenizer(local_checkpoint(ckpt_path))
+    if tokenizer is None:
+        raise CheckpointError(f"'{ckpt_path}' has no tokenizer: copy tokenizer.json and tokenizer_config.json into it")
+    tokenizer.padding_side = "left"
+    if tokenizer.pad_token is None:
+        if tokenizer.eos_token is None:
+            raise CheckpointError(
+                f"the tokenizer of '{ckpt_path}' has neither a padding nor an EOS token: set one in tokenizer_config.json"
+            )
+        tokenizer.pad_token = tokenizer.eos_token
+    return tokenizer
+
+
+def preprocess_for_quantization(model: nn.Module, reload: bool = False) -> None:
+    """Do nothing: `ModelQuantizer.quantize_model` takes fused experts apart wherever they are quantized."""
+
+
+def prepare_for_moe_quant(model: nn.Module, reload: bool = False) -> None:
+    """Do nothing, as `preprocess_for_quantization`, of which this is the older name."""
+
+
+def revert_model_patching(model: nn.Module) -> None:
+    """Do nothing: `quark.checkpoint.export_safetensors` writes experts under the names that runtimes read."""
+
+
+def check_compatibility_before_quantization(model: nn.Module, raise_on_error: bool = False) -> bool:
+    """Return whether a model is a float model, which can be quantized; warn of one that is not.
+
+    Raises:
+        CheckpointError: It is not, and ``raise_on_error`` is set.
+    """
+    is_quantized = getattr(getattr(model, "config", None), "quantization_config", None) is not None
+    if is_quantized:
+        message = "this model is quantized already (its config has a quantization_config): give the float checkpoint"
+        if raise_on_error:
+            raise CheckpointError(message)
+        get_logger(__name__).warning(message)
+    return not is_quantized
+
+
+def create_model_skeleton(model_dir: str | Path, trust_remote_code: bool = False, attn_implementation: str = "eager") -> nn.Module:
+    """Return the model of a checkpoint on the meta device, without its weights; errors as for `quark.hf.skeleton.meta_model`."""
+    model: Any = meta_model(local_checkpoint(model_dir))
+    model.set_attn_implementation(attn_implementation)
+    return model
+
+
+def save_model(model: nn.Module, tokenizer: Any, save_dir: str | Path) -> None:
+    """Write a float model by transformers, and its tokenizer if one is given."""
+    saved: Any = model
+    saved.save_pretrained(save_dir)
+    if tokenizer is not None:
+        tokenizer.save_pretrained(save_dir)
+
+
+def set_seed(seed: int) -> None:
+    """Set the seeds of Python's and torch's random numbers."""
+    random.seed(seed)
+    torch.manual_seed(seed)

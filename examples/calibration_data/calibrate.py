@@ -1,0 +1,57 @@
+"""Calibrate on data of your own: plain text, JSON lines (chats among them) and Parquet, each quantizing the tiny model by GPTQ.
+
+Run it with ``python examples/calibration_data/calibrate.py``. Parquet is left out where ``quark-core[data]`` is not installed.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from quark.data import read_samples, token_sequences
+from quark.data.files import write_parquet
+from quark.errors import MissingPluginError
+from quark.testing.tiny import held_out_text, tiny_model, tiny_template, tiny_tokenizer
+from quark.torch import ModelQuantizer
+
+__all__ = ["files", "main"]
+
+_TEMPLATE = "{% for message in messages %}{{ message.role }}: {{ message.content }}\n{% endfor %}"
+"""A chat template; chat models bring their own."""
+
+
+def files(directory: Path) -> Iterator[Path]:
+    """Write a file of each kind, as you may have them, and yield its path."""
+    text = held_out_text()
+    (directory / "text.txt").write_text(text[:6000], encoding="utf-8")
+    yield directory / "text.txt"
+    lines = [{"text": text[i : i + 500]} for i in range(0, 6000, 500)]
+    (directory / "texts.jsonl").write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    yield directory / "texts.jsonl"
+    chats = [{"messages": [{"role": "user", "content": text[i : i + 300]}]} for i in range(0, 6000, 300)]
+    (directory / "chats.jsonl").write_text("\n".join(map(json.dumps, chats)), encoding="utf-8")
+    yield directory / "chats.jsonl"
+    try:
+        write_parquet(directory / "texts.parquet")
+    except MissingPluginError as error:
+        print(f"texts.parquet: left out, {error}")
+    else:
+        yield directory / "texts.parquet"
+
+
+def main() -> None:
+    """Quantize the tiny model once for each file."""
+    tokenizer = tiny_tokenizer()
+    tokenizer.chat_template = _TEMPLATE
+    with TemporaryDirectory() as directory:
+        for file in files(Path(directory)):
+            batches = token_sequences(tokenizer, read_samples(file), count=8, length=64, seed=0)
+            config = tiny_template().get_config("int4_wo_64", "gptq")
+            ModelQuantizer(config).quantize_model(tiny_model(), batches)
+            print(f"{file.name}: {sum(batch.numel() for batch in batches)} tokens in {len(batches)} sequences")
+
+
+if __name__ == "__main__":
+    main()

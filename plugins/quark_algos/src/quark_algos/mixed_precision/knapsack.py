@@ -1,0 +1,137 @@
+"""Multiple-choice knapsack: one option of each group, the smallest sum of losses within a size; solved exactly, to the byte.
+
+    minimize    Σ_g loss[g][o_g]
+    subject to  Σ_g size[g][o_g] ≤ most
+
+Dynamic programming over the groups keeps the sums that no other one beats in both size and loss. What makes it fast is a bound: with a
+price λ of a byte, no choice of the groups that are left costs less than ``Σ_g min_o (loss + λ size)``, so that sums are dropped from which
+nothing better than a known solution can be reached. λ and the known solution are those of the linear relaxation, which is solved by
+taking steps in the order of what a byte saves. Few sums are left, since the relaxation differs from a solution in one group only.
+
+Sizes are whole numbers throughout. Solvers of mixed-integer programs compare sums of sizes to a relative tolerance, which at a gigabyte is
+hundreds of bytes. Source: Kellerer, Pferschy, Pisinger, "Knapsack Problems", 2004, sections 11.2 (relaxation) and 11.5 (dynamic
+programming with bounds).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+import torch
+from torch import Tensor
+
+from quark.errors import ConfigError
+
+__all__ = ["smallest_loss"]
+
+_ROUNDING = 1e-12
+"""Share of the sum of all losses by which bounds may be wrong, since they are sums of floating-point numbers."""
+
+Losses = Sequence[Sequence[float]]
+Sizes = Sequence[Sequence[int]]
+
+
+def smallest_loss(losses: Losses, sizes: Sizes, most: int) -> list[int]:
+    """Return the number of the option to take of each group.
+
+    Args:
+        losses: Of each option of each group.
+        sizes: Likewise, whole numbers of at least 0.
+        most: The largest sum of sizes.
+
+    Raises:
+        ConfigError: Not even the smallest options fit.
+    """
+    groups = [_Group.of(own, size) for own, size in zip(losses, sizes, strict=True)]
+    least = sum(min(size) for size in sizes)
+    if least > most:
+        raise ConfigError(f"the smallest options take {least:,} together, and {most:,} are allowed")
+    known, price = _relaxed(groups, most - least)
+    taken = _better(groups, most - least, known, price)
+    return [group.options[o] for group, o in zip(groups, taken, strict=True)]
+
+
+@attrs.frozen(eq=False)
+class _Group:
+    """The options of a group that may be in a solution, from the smallest to the largest.
+
+    Attributes:
+        options: Their numbers.
+        extra: Their sizes above that of the smallest.
+        losses: Their losses, which fall.
+    """
+
+    options: list[int]
+    extra: list[int]
+    losses: list[float]
+
+    @classmethod
+    def of(cls, losses: Sequence[float], sizes: Sequence[int]) -> _Group:
+        """Return the options for which no smaller one has so small a loss."""
+        kept: list[int] = []
+        for option in sorted(range(len(sizes)), key=lambda o: (sizes[o], losses[o])):
+            if not kept or losses[option] < losses[kept[-1]]:
+                kept.append(option)
+        return cls(kept, [sizes[o] - sizes[kept[0]] for o in kept], [losses[o] for o in kept])
+
+    def steps(self) -> list[tuple[float, int, int]]:
+        """Return the steps along the lower convex hull: what a byte saves, and from which option to which; the best step first."""
+        steps, at = [], 0
+        while at < len(self.options) - 1:
+            saved = {o: (self.losses[at] - self.losses[o]) / (self.extra[o] - self.extra[at]) for o in range(at + 1, len(self.options))}
+            best = max(saved, key=lambda o: (saved[o], o))
+            steps.append((saved[best], at, best))
+            at = best
+        return steps
+
+
+def _relaxed(groups: Sequence[_Group], room: int) -> tuple[list[int], float]:
+    """Return a solution, and the price of a byte, from steps in the order of what a byte saves; steps that do not fit are left out."""
+    taken, price = [0] * len(groups), 0.0
+    for saved, g, start, end in sorted(((s, g, a, b) for g, group in enumerate(groups) for s, a, b in group.steps()), reverse=True):
+        size = groups[g].extra[end] - groups[g].extra[start]
+        if size <= room and taken[g] == start:
+            taken[g], room = end, room - size
+        elif not price:
+            price = saved  # of the first step that does not fit, which the relaxation takes in part
+    return taken, price
+
+
+def _better(groups: Sequence[_Group], room: int, known: Sequence[int], price: float) -> list[int]:
+    """Return the best solution; ``known`` where none is better."""
+    best = sum(group.losses[o] for group, o in zip(groups, known, strict=True))
+    margin = _ROUNDING * sum(abs(group.losses[0]) for group in groups)
+    cheapest = [min(loss + price * extra for loss, extra in zip(group.losses, group.extra, strict=True)) for group in groups]
+    left = sum(cheapest) - price * room
+    size, loss = torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.float64)
+    trail: list[tuple[Tensor, Tensor]] = []
+    for group, own in zip(groups, cheapest, strict=True):
+        left -= own
+        sizes = (size[:, None] + torch.tensor(group.extra)).flatten()
+        losses = (loss[:, None] + torch.tensor(group.losses, dtype=torch.float64)).flatten()
+        hopeful = ((sizes <= room) & (losses + price * sizes + left <= best + margin)).nonzero()[:, 0]
+        kept = hopeful[_undominated(sizes[hopeful], losses[hopeful])]
+        if not len(kept):
+            return list(known)
+        size, loss = sizes[kept], losses[kept]
+        trail.append((kept // len(group.options), kept % len(group.options)))
+    at = int(loss.argmin()) if len(loss) else 0
+    if not trail or float(loss[at]) >= best:
+        return list(known)
+    taken = []
+    for before, option in reversed(trail):
+        taken.append(int(option[at]))
+        at = int(before[at])
+    return taken[::-1]
+
+
+def _undominated(sizes: Tensor, losses: Tensor) -> Tensor:
+    """Return the places of the sums for which no smaller one has so small a loss, in the order of their sizes."""
+    order = losses.argsort(stable=True)
+    order = order[sizes[order].argsort(stable=True)]  # by size, and of one size by loss
+    sorted_losses = losses[order]
+    least = sorted_losses.cummin(0).values
+    falls = torch.ones(len(order), dtype=torch.bool)
+    falls[1:] = sorted_losses[1:] < least[:-1]
+    return order[falls]

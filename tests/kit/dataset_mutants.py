@@ -1,0 +1,73 @@
+"""Sources of text with one thing wrong each."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from quark.errors import CalibrationError
+from quark.lazy import ObjectRef
+from quark.plugins import DatasetRecord
+
+from .mutant import Mutant
+
+__all__ = ["HEALTHY", "MUTANTS"]
+
+_COUNT = itertools.count()
+
+
+def healthy(path: Path, separator: str = "\n") -> Iterator[Any]:
+    yield from path.read_text(encoding="utf-8", errors="replace").split(separator)
+
+
+def write(path: Path) -> None:
+    path.write_text("one\ntwo", encoding="utf-8")
+
+
+def numbers(path: Path) -> Iterator[Any]:
+    yield from (1, 2)
+
+
+def blank(path: Path) -> Iterator[Any]:
+    yield from ("", " ")
+
+
+def counted(path: Path) -> Iterator[Any]:
+    yield f"sample {next(_COUNT)}"
+
+
+def demanding(path: Path, column: str) -> Iterator[Any]:
+    yield column
+
+
+def strict(path: Path) -> Iterator[Any]:
+    yield path.read_text(encoding="utf-8")
+
+
+def nameless(path: Path) -> Iterator[Any]:
+    if path.read_bytes() != b"one\ntwo":
+        raise CalibrationError("this file is damaged")
+    yield "one"
+
+
+def record_of(samples: Callable[..., Iterator[Any]], **fields: Any) -> DatasetRecord:
+    usual = {"name": "mutant_lines", "samples": ObjectRef(samples), "suffixes": [".lines"], "example": ObjectRef(write)}
+    return DatasetRecord(**(usual | fields))
+
+
+def mutant(check: str, about: str, samples: Callable[..., Iterator[Any]], **fields: Any) -> Mutant:
+    return Mutant(f"dataset:{check}", about, (record_of(samples, **fields),))
+
+
+HEALTHY = (record_of(healthy),)
+MUTANTS = [
+    mutant("yields_samples", "yields numbers", numbers),
+    mutant("yields_samples", "yields blank texts", blank),
+    mutant("yields_samples", "has no example of its files", healthy, example=None),
+    mutant("yields_the_same_again", "yields something new each time", counted),
+    mutant("can_be_read_without_options", "has an option without a default", demanding),
+    mutant("refuses_damaged_files", "raises UnicodeDecodeError", strict),
+    mutant("refuses_damaged_files", "does not name the file", nameless),
+]

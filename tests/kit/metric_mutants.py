@@ -1,0 +1,69 @@
+"""Metrics with one thing wrong each."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from quark.lazy import ObjectRef
+from quark.plugins import MetricRecord
+
+from .mutant import Mutant
+
+__all__ = ["HEALTHY", "MUTANTS"]
+
+
+def healthy(log_q: Tensor, targets: Tensor, log_p: Tensor | None = None) -> Tensor:
+    return log_q.amax(-1)
+
+
+def mean(log_q: Tensor, targets: Tensor, log_p: Tensor | None = None) -> Tensor:
+    return log_q.amax(-1).mean()
+
+
+def infinite(log_q: Tensor, targets: Tensor, log_p: Tensor | None = None) -> Tensor:
+    return torch.full(targets.shape, torch.inf)
+
+
+def plain_entropy(log_q: Tensor, targets: Tensor, log_p: Tensor | None = None) -> Tensor:
+    return -(log_q.exp() * log_q).sum(-1)  # 0 × −Inf is NaN
+
+
+def centred(log_q: Tensor, targets: Tensor, log_p: Tensor | None = None) -> Tensor:
+    return log_q.amax(-1) - log_q.amax(-1).mean()
+
+
+def sorting(log_q: Tensor, targets: Tensor, log_p: Tensor | None = None) -> Tensor:
+    log_q.copy_(log_q.sort(-1).values)
+    return log_q[:, -1]
+
+
+def dropping(log_q: Tensor, targets: Tensor, log_p: Tensor | None = None) -> Tensor:
+    return torch.rand(targets.shape)
+
+
+def undeclared(log_q: Tensor, targets: Tensor, log_p: Tensor | None = None) -> Tensor:
+    return (log_q - log_p).abs().sum(-1)
+
+
+def record_of(metric: Callable[..., Tensor]) -> MetricRecord:
+    return MetricRecord(name="mutant_metric", metric=ObjectRef(metric))
+
+
+def mutant(check: str, about: str, metric: Callable[..., Any]) -> Mutant:
+    return Mutant(f"metric:{check}", about, (record_of(metric),))
+
+
+HEALTHY = (record_of(healthy),)
+MUTANTS = [
+    mutant("gives_a_number_for_each_token", "gives one number for all", mean),
+    mutant("gives_a_number_for_each_token", "gives infinity", infinite),
+    mutant("gives_a_number_for_each_token", "needs a reference that its record does not ask for", undeclared),
+    mutant("takes_excluded_tokens", "multiplies 0 by infinity", plain_entropy),
+    mutant("looks_at_each_token_alone", "subtracts the mean of the batch", centred),
+    mutant("changes_no_argument", "sorts in place", sorting),
+    mutant("gives_the_same_again", "is random", dropping),
+]
