@@ -130,7 +130,25 @@ class Statistic(ABC):
         """Add another statistic's sums; called by `merge`, which adds the token counts."""
 
 
-class Hessian(Statistic):
+class _Moment(Statistic):
+    """A sum of products of channels, ``[K, K]``, which the subclass makes."""
+
+    _products: _Products
+
+    def flush(self) -> None:
+        if self.tokens:
+            self._products.total()
+
+    def add(self, other: Self) -> None:
+        self._products.merge(other._products)
+
+    def of_all_ranks(self, ranks: Ranks) -> Self:
+        self.tokens = ranks.sum(self.tokens)
+        self._products.sum_over(ranks)
+        return self
+
+
+class Hessian(_Moment):
     """The Hessian ``H = Σ x xᵀ [K, K]`` of the layer's input, an unnormalized sum in float32.
 
     H is the uncentred second moment of the input: the Hessian of the layer's squared output error up to a factor. On GPUs, 16-bit inputs
@@ -153,18 +171,6 @@ class Hessian(Statistic):
     def flops(self) -> int:
         """A multiplication and an addition for each token and each entry of H on and above its diagonal."""
         return self.tokens * self.columns * (self.columns + 1)
-
-    def flush(self) -> None:
-        if self.tokens:
-            self._products.total()
-
-    def add(self, other: Hessian) -> None:
-        self._products.merge(other._products)
-
-    def of_all_ranks(self, ranks: Ranks) -> Self:
-        self.tokens = ranks.sum(self.tokens)
-        self._products.sum_over(ranks)
-        return self
 
     def matrix(self) -> Tensor:
         """Return H, symmetric; the accumulated tensor itself, which must not be changed."""
@@ -205,7 +211,7 @@ class Hessian64(Hessian):
     master = torch.float64
 
 
-class CrossMoment(Statistic):
+class CrossMoment(_Moment):
     """The cross moment ``D = Σ (x_float − x) xᵀ [K, K]`` of the input error and the input, float32.
 
     Tokens without a known float input add nothing.
@@ -225,18 +231,6 @@ class CrossMoment(Statistic):
     def flops(self) -> int:
         """A multiplication and an addition for each token and each entry of D."""
         return 2 * self.tokens * self.columns**2
-
-    def flush(self) -> None:
-        if self.tokens:
-            self._products.total()
-
-    def add(self, other: CrossMoment) -> None:
-        self._products.merge(other._products)
-
-    def of_all_ranks(self, ranks: Ranks) -> Self:
-        self.tokens = ranks.sum(self.tokens)
-        self._products.sum_over(ranks)
-        return self
 
     def matrix(self) -> Tensor:
         """Return D; the accumulated tensor itself, which must not be changed."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from types import MappingProxyType
 from typing import Any
 
@@ -87,30 +87,18 @@ def quantize_blocks(
     blocks = decoder_blocks(model, plan.architecture)
     rows_of = [[r for r in plan.quantized if b.owns(r.name)] for b in blocks]
     outside = [r for r in plan.quantized if not any(b.owns(r.name) for b in blocks)]
-    with_float = any(kind.wants_float for kind in rounding.needs)
     groups = InputGroups(plan.architecture, plan.config.shared_scale_groups)
-    freed = FreedMemory(1) if rounding.needs else FreedMemory()
-    report = CalibrationReport()
-    figures = RunFigures(report, tokens_in(calls), 2 if with_float else 1)
+    freed, report = FreedMemory(1) if rounding.needs else FreedMemory(), CalibrationReport()
+    figures = RunFigures(report, tokens_in(calls), 1 + any(kind.wants_float for kind in rounding.needs))
     source = source or InMemorySource()
     pipeline = BlockPipeline(model, plan, rounding, transforms, source, sink, two_passes, ranks, groups, freed, report, figures)
     layers = quantized_layers(model, outside)
     scales = ActivationScales(layers, (), plan.config, plan.architecture, ranks)
     finished = ranks.broadcast([sink.finished(b) for b in blocks])
     with ExitStack() as stack:
-        steps: LockStep | None = None
         is_calibrated = plan.calibrated or rounding.needs or any(t.needs for t in transforms)
-        if is_calibrated and (scales or None in finished):
-            stack.enter_context(without_cache(model))
-            stack.enter_context(showing_all(model, plan.config.calibrate_all_experts))
-            stack.enter_context(scales.watching(model))
-            if with_float:
-                stack.enter_context(figures.depth.watching(blocks))
-            modules = [b.module for b in blocks]
-            steps = LockStep(model, modules, calls, to_the_end=bool(scales), with_float=with_float, spilled=spilled, ranks=ranks)
-            stack.enter_context(steps)
-            with figures.clock.phase("forward"):
-                steps.advance(-1)
+        has_forwards = is_calibrated and (scales or None in finished)
+        steps = stack.enter_context(_forwards(pipeline, blocks, calls, scales, spilled)) if has_forwards else None
         for i, (block, rows, result) in enumerate(zip(blocks, rows_of, finished, strict=True)):
             block_run = None if steps is None else steps.at(i)
             if result is not None:
@@ -167,6 +155,27 @@ class BlockPipeline:
         self.input_groups.recall(learned["input_groups"])
         for transform, own in zip(self.transforms, learned["transforms"], strict=True):
             transform.recall(own)
+
+
+@contextmanager
+def _forwards(
+    pipeline: BlockPipeline, blocks: Sequence[Block], calls: Sequence[Call], scales: ActivationScales, spilled: SpilledInputs | None
+) -> Iterator[LockStep]:
+    """Yield the calibration forwards, which wait at the first block; ``scales`` are those of layers outside the blocks."""
+    model, figures = pipeline.model, pipeline.figures
+    with_float = figures.streams == 2
+    modules = [b.module for b in blocks]
+    with ExitStack() as stack:
+        stack.enter_context(without_cache(model))
+        stack.enter_context(showing_all(model, pipeline.plan.config.calibrate_all_experts))
+        stack.enter_context(scales.watching(model))
+        if with_float:
+            stack.enter_context(figures.depth.watching(blocks))
+        steps = LockStep(model, modules, calls, to_the_end=bool(scales), with_float=with_float, spilled=spilled, ranks=pipeline.ranks)
+        stack.enter_context(steps)
+        with figures.clock.phase("forward"):
+            steps.advance(-1)
+        yield steps
 
 
 def start_transforms(model: nn.Module, plan: QuantPlan, transforms: Sequence[Transform]) -> list[StartedTransform]:
