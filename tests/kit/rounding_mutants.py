@@ -63,6 +63,14 @@ def put(layer: QuantizedLayer, values: Tensor) -> None:
     layer.weight = nn.Parameter(values, requires_grad=False)
 
 
+class ByRank(Plain):
+    def round(self, task: RoundingTask) -> Mapping[str, Metrics]:
+        report = super().round(task)
+        for layer in task.layers.values() if task.ranks.rank else ():
+            put(layer, torch.zeros_like(layer.weight))  # type: ignore[arg-type]
+        return report
+
+
 class NeedsText(Plain):
     needs = ("AbsMax",)
 
@@ -346,5 +354,6 @@ MUTANTS = (
     _mutant("quantizes_a_model", "knows one block", FirstBlockAlone),
     _mutant("leaves_other_layers_to_round_to_nearest", "applies to other layers each time that it is made", WithTail),
     _mutant("reloads_to_the_same_logits", "leaves a hook that no checkpoint holds", ScalesOutputs),
+    _mutant("is_the_same_on_two_ranks", "rounds to zero on all ranks but the first", ByRank),
     _mutant("streams_to_the_same_bytes", "rounds by how often it was called", CountsBlocks),
 )

@@ -122,6 +122,15 @@ class AtRandom(Moves):
         self.factor = 2.0 ** (1 + self.made % 3)
 
 
+class CountsStarts(Moves):
+    started = 0
+
+    def start(self, model: nn.Module, plan: object) -> Any:
+        type(self).started += 1
+        self.factor = 2.0**self.started
+        return self
+
+
 class Overwrites(Moves):
     """Assumes that no other transform has touched the norm: its weights are those it saw when it was started."""
 
@@ -236,5 +245,6 @@ MUTANTS = (
     _mutant("does_no_harm", "makes some channels large", Harms),
     _mutant("reloads_to_the_same_logits", "has a restorer that restores nothing", Runs, RunSettings, restorer=ObjectRef(RestoresNothing)),
     _mutant("streams_to_the_same_bytes", "looks at weights of other blocks", LooksAhead),
+    _mutant("is_the_same_on_two_ranks", "moves another factor each time that it is started", CountsStarts),
     _mutant("its_rounding_is_one", "has a text for a rounding", RoundsWithText),
 )

@@ -15,6 +15,7 @@ __all__ = [
     "OutputError",
     "PluginError",
     "QuarkError",
+    "RankError",
     "ResumeError",
     "RoundingError",
     "UnknownNameError",
@@ -56,6 +57,10 @@ class PluginError(QuarkError):
     The message names the plugin, its distribution and version; an error that the plugin raised is the cause. An error while plugins
     are collected is raised in strict mode only, and otherwise recorded and warned about once.
     """
+
+
+class RankError(QuarkError):
+    """Another process of the run has failed or is gone; the message says which and why, where that is known."""
 
 
 class MissingPluginError(QuarkError, ImportError):

@@ -17,6 +17,7 @@ from quark.calibration.held_out import FEWEST_TOKENS, MOST_TOKENS, ONE_IN, TOKEN
 from quark.calibration.input_statistics import Collector
 from quark.calibration.report import CalibrationReport
 from quark.calibration.rounding_validation import REASON
+from quark.calibration.sample_grid import SampleGrid
 from quark.config.model import QConfig
 from quark.errors import RoundingError
 from quark.planning.plan import make_plan
@@ -137,11 +138,12 @@ def test_layers_that_share_a_scale_are_given_up_together() -> None:
 @pytest.mark.parametrize("batches", [1, 3, 320])
 def test_held_out_tokens_are_in_no_statistic(batches: int) -> None:
     few = torch.randint(-3, 4, (320, 161), generator=torch.Generator().manual_seed(3)).float()  # sums of products are exact
-    collector = Collector((Hessian, CrossMoment), 161, few.device, len(few))
-    for part in few.chunk(batches):
-        collector.update(part, part + 1)
+    collector = Collector((Hessian, CrossMoment), 161, few.device, len(few), SampleGrid(batches))
+    for call, part in enumerate(few.chunk(batches)):
+        collector.update(part, part + 1, call, collector.tokens)
+    collector.complete()
     held = torch.arange(320) < 320 // ONE_IN
-    found = collector.held_out()
+    found = collector.held_out
     assert found is not None
     assert torch.equal(found.x, few[held])
     assert found.reference is not None
@@ -154,10 +156,11 @@ def test_held_out_tokens_are_in_no_statistic(batches: int) -> None:
 
 def test_where_tokens_are_many_for_the_channels_none_is_lost_to_the_statistics() -> None:
     many = torch.randint(-3, 4, (320, 320 // TOKENS_PER_CHANNEL), generator=torch.Generator().manual_seed(3)).float()
-    collector = Collector((Hessian,), many.shape[1], many.device, len(many))
-    for part in many.chunk(3):
-        collector.update(part)
-    found = collector.held_out()
+    collector = Collector((Hessian,), many.shape[1], many.device, len(many), SampleGrid(3))
+    for call, part in enumerate(many.chunk(3)):
+        collector.update(part, None, call, collector.tokens)
+    collector.complete()
+    found = collector.held_out
     assert found is not None
     assert torch.equal(found.x, many[: 320 // ONE_IN])
     hessian = collector.statistics[Hessian]
@@ -171,9 +174,10 @@ def test_few_tokens_are_left_to_the_statistics_and_of_many_enough_are_held_out()
     assert held_out_tokens(ONE_IN * FEWEST_TOKENS) == FEWEST_TOKENS
     assert held_out_tokens(1000) == 1000 // ONE_IN
     assert held_out_tokens(300_000) == MOST_TOKENS
-    collector = Collector((Hessian,), 32, TOKENS.device, 60)
-    collector.update(TOKENS[:60])
-    assert collector.held_out() is None
+    collector = Collector((Hessian,), 32, TOKENS.device, 60, SampleGrid(1))
+    collector.update(TOKENS[:60], None, 0, 0)
+    collector.complete()
+    assert collector.held_out is None
     assert collector.statistics[Hessian].tokens == 60
 
 

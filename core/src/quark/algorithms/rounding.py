@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import ClassVar, Protocol, TypeVar, cast, runtime_checkable
 
 import attrs
@@ -12,13 +12,20 @@ from torch import Tensor, nn
 from quark.algorithms.stacked_weights import StackedWeights, float_weight, weight_quantizer
 from quark.algorithms.statistics import Statistic
 from quark.modules import QuantizedLayer, QuantizerModule
+from quark.parallel import row_slices
 from quark.quantizers import Observer
+from quark.ranks import ALONE, Ranks
 
 __all__ = ["HeldOut", "Metrics", "NamesLayers", "RoundToNearest", "Rounding", "RoundingTask", "S"]
 
 S = TypeVar("S", bound=Statistic)
+T = TypeVar("T")
 Metrics = Mapping[str, float | int | str | bool]
 """What a rounding reports of one layer, by name: JSON values."""
+
+
+_ROWS = 256
+"""Rows of a slice that is rounded by itself in a deterministic run."""
 
 
 @attrs.frozen(eq=False)
@@ -56,12 +63,15 @@ class RoundingTask:
         statistics: Of their input, by class; empty for a rounding that needs none, and for layers that no calibration token has reached.
         shares_scale: Whether they get one common scale over the whole tensor.
         held_out: Tokens of their input to validate codes on; None where there are too few.
+        ranks: The processes that have this task, with the same weights, statistics and held-out tokens. All of them round the layers, and
+            come to the same result.
     """
 
     layers: Mapping[str, QuantizedLayer]
     statistics: Mapping[type[Statistic], Statistic] = attrs.field(factory=dict)
     shares_scale: bool = False
     held_out: HeldOut | None = None
+    ranks: Ranks = ALONE
 
     def statistic(self, kind: type[S]) -> S:
         """Return the statistic of that class; raises KeyError where the rounding does not declare it in its ``needs``."""
@@ -82,6 +92,19 @@ class RoundingTask:
                 weights.keep(grid, grid.round_(weights.wt, grid.with_subscales(weights.wt, scales)), scales)
         """
         return StackedWeights(self.layers, shares_scale=self.shares_scale)
+
+    def by_rows(self, work: Callable[[slice], T], rows: int) -> list[T]:
+        """Return ``work`` of consecutive slices of so many rows, each slice worked on by one rank, the results the same on all of them.
+
+        In a deterministic run the slices do not depend on the number of ranks: what a matrix product makes of a row depends, in its last
+        bits, on how many rows there are.
+
+        Args:
+            work: Does not depend on other rows than those of its slice. What it returns is sent to the other ranks.
+            rows: How many there are.
+        """
+        most = _ROWS if self.ranks.is_deterministic else -(-rows // self.ranks.size)
+        return self.ranks.spread(work, row_slices(rows, 1, most))
 
 
 class Rounding(Protocol):

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from quark.errors import PluginError
 from quark.parallel import coarsely, parallel_map, row_slices
+from quark.ranks import Ranks
 
 __all__ = ["AbsMax", "AbsMean", "CrossMoment", "Hessian", "Hessian64", "Statistic"]
 
@@ -30,7 +31,8 @@ _HALVES = (torch.float16, torch.bfloat16)
 class Statistic(ABC):
     """A sum over the input tokens of an input group.
 
-    Two statistics can be merged; the result equals one statistic of both sets of tokens, so that ranks can reduce them.
+    Two statistics can be merged; the result equals one statistic of both sets of tokens. So several processes can share the tokens: each
+    has a statistic of its own, which is sent to the others with all its attributes.
 
     Args:
         columns: K, the layers' number of input channels.
@@ -87,6 +89,17 @@ class Statistic(ABC):
         self._derived.clear()
         self.add(other)
 
+    def of_all_ranks(self, ranks: Ranks) -> Self:
+        """Return the statistic of the tokens of all ranks, the same on each; this one is used up.
+
+        By default the statistics of all ranks are merged in their order; one that is a large sum has a faster way.
+        """
+        first, *others = ranks.gather(self)
+        for other in others:
+            first.merge(other)
+        first.device = self.device
+        return first
+
     def derived(self, compute: Callable[[Self, *_Arguments], _Value], *arguments: *_Arguments) -> _Value:
         """Return ``compute(self, *arguments)``, computed once until tokens are added: other layers of the input group use it again.
 
@@ -117,7 +130,25 @@ class Statistic(ABC):
         """Add another statistic's sums; called by `merge`, which adds the token counts."""
 
 
-class Hessian(Statistic):
+class _Moment(Statistic):
+    """A sum of products of channels, ``[K, K]``, which the subclass makes."""
+
+    _products: _Products
+
+    def flush(self) -> None:
+        if self.tokens:
+            self._products.total()
+
+    def add(self, other: Self) -> None:
+        self._products.merge(other._products)
+
+    def of_all_ranks(self, ranks: Ranks) -> Self:
+        self.tokens = ranks.sum(self.tokens)
+        self._products.sum_over(ranks)
+        return self
+
+
+class Hessian(_Moment):
     """The Hessian ``H = Σ x xᵀ [K, K]`` of the layer's input, an unnormalized sum in float32.
 
     H is the uncentred second moment of the input: the Hessian of the layer's squared output error up to a factor. On GPUs, 16-bit inputs
@@ -140,13 +171,6 @@ class Hessian(Statistic):
     def flops(self) -> int:
         """A multiplication and an addition for each token and each entry of H on and above its diagonal."""
         return self.tokens * self.columns * (self.columns + 1)
-
-    def flush(self) -> None:
-        if self.tokens:
-            self._products.total()
-
-    def add(self, other: Hessian) -> None:
-        self._products.merge(other._products)
 
     def matrix(self) -> Tensor:
         """Return H, symmetric; the accumulated tensor itself, which must not be changed."""
@@ -187,7 +211,7 @@ class Hessian64(Hessian):
     master = torch.float64
 
 
-class CrossMoment(Statistic):
+class CrossMoment(_Moment):
     """The cross moment ``D = Σ (x_float − x) xᵀ [K, K]`` of the input error and the input, float32.
 
     Tokens without a known float input add nothing.
@@ -207,13 +231,6 @@ class CrossMoment(Statistic):
     def flops(self) -> int:
         """A multiplication and an addition for each token and each entry of D."""
         return 2 * self.tokens * self.columns**2
-
-    def flush(self) -> None:
-        if self.tokens:
-            self._products.total()
-
-    def add(self, other: CrossMoment) -> None:
-        self._products.merge(other._products)
 
     def matrix(self) -> Tensor:
         """Return D; the accumulated tensor itself, which must not be changed."""
@@ -293,8 +310,33 @@ class _Products:
 
     def merge(self, other: _Products) -> None:
         """Add another sum of the same kind."""
+        self._sum_up()
         self._sum += other.total()
         self._add_others([] if other.others is None else [other.others])
+
+    def sum_over(self, ranks: Ranks) -> None:
+        """Add the sums of all other ranks; of a symmetric sum a triangle is exchanged."""
+        if ranks.size == 1:
+            return
+        self._sum_up()
+        if self._is_symmetric:
+            strips = row_slices(len(self._sum), 1, _STRIP)
+            triangle = torch.cat([self._sum[rows, rows.start :].reshape(-1) for rows in strips])
+            ranks.sum_(triangle)
+            sizes = [(rows.stop - rows.start) * (len(self._sum) - rows.start) for rows in strips]
+            for rows, part in zip(strips, triangle.split(sizes), strict=True):
+                self._sum[rows, rows.start :] = part.view(rows.stop - rows.start, -1)
+            self._is_mirrored = False
+        else:
+            ranks.sum_(self._sum)
+        others = [other for other in ranks.gather(self.others) if other is not None]
+        self.others = None
+        self._add_others(others)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what is sent to other ranks: the sum, and no batch that has still to be added."""
+        self._sum_up()
+        return self.__dict__
 
     def total(self) -> Tensor:
         """Return the accumulated tensor itself, which must not be changed."""

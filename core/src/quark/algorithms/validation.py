@@ -45,6 +45,12 @@ class OutputError:
         expected = reference.float()
         return cls((output.float() - expected).square().sum(-1), expected.square().sum(-1).clamp(min=_TINY), is_held_out)
 
+    @classmethod
+    def joined(cls, errors: Sequence[Self]) -> Self:
+        """Return the errors of different tokens, at least one of them, as one."""
+        squares, sizes = (torch.cat([getattr(error, name) for error in errors]) for name in ("squares", "sizes"))
+        return cls(squares, sizes, all(error.is_held_out for error in errors))
+
     @property
     def tokens(self) -> int:
         """Number of tokens."""

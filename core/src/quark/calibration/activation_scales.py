@@ -27,6 +27,7 @@ from quark.planning.attention import AttentionRow
 from quark.planning.mixtures import ExpertNames
 from quark.planning.precedence import first_match
 from quark.quantizers import QParams
+from quark.ranks import ALONE, Ranks
 
 __all__ = ["INPUT", "OUTPUT", "ActivationScales", "Key", "kv_scale_groups", "merge_kv_scales", "static_input"]
 
@@ -48,6 +49,7 @@ class ActivationScales:
         attentions: The attention modules of the same block or model.
         config: Decides which activations share a scale.
         architecture: Facts about the family, None where it is not known.
+        ranks: Each observes the tensors of its own forwards. Scales are set, on all of them at once, from what all have observed.
 
     Attributes:
         inside: The quantizers of attention modules, not yet installed.
@@ -60,7 +62,9 @@ class ActivationScales:
         attentions: Sequence[AttentionRow],
         config: QConfig,
         architecture: Architecture | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
+        self._ranks = ranks
         self.inside = attention_quantizers(layers, attentions)
         self.experts = ExpertNames(architecture)
         self._floor = config.min_kv_scale
@@ -106,17 +110,19 @@ class ActivationScales:
             CalibrationError: Nothing was observed.
             NonFiniteError: NaN or Inf was observed.
         """
-        for key in [k for k in wanted if self.wants(*k)]:
-            pool = self.pool_of(key[0]) if key[1] == INPUT else ()
-            cache = next((members for members in self._caches if key in members), None)
+        pending = [key for key in wanted if self.wants(*key)]
+        pool_of = {key: self.pool_of(key[0]) if key[1] == INPUT else () for key in pending}
+        cache_of = {key: next((members for members in self._caches if key in members), ()) for key in pending}
+        observed = self._of_all_ranks(dict.fromkeys(k for key in pending for k in (key, *pool_of[key], *cache_of[key])))
+        for key in pending:
             if key in self._done:
                 continue  # it was set with an activation that shares its scale
-            if pool:
-                self._give_common(pool, pool)
-            elif cache is not None:
-                self._give_cache(key, cache)
+            if pool_of[key]:
+                self._give_common(pool_of[key], [observed[member] for member in pool_of[key]])
+            elif cache_of[key]:
+                self._give_cache(key, cache_of[key], observed)
             else:
-                self._give(key, self._items[key].qparams())
+                self._give(key, observed[key].qparams())
 
     def forget(self, layer: str) -> None:
         """Forget the observed ranges of a layer that turned out to read another tensor. Scales shared with other experts stay."""
@@ -127,9 +133,10 @@ class ActivationScales:
 
     def finish(self) -> None:
         """Set the scales that are not set yet; experts that no token has reached get the scale of the other experts, with a warning."""
-        idle = [key for members in self._experts.values() for key in members if not self._items[key].has_seen]
+        observed = self._of_all_ranks([key for members in self._experts.values() for key in members])
+        idle = [key for key, item in observed.items() if not item.has_seen]
         for members in self._experts.values():
-            self._give_common([key for key in members if key in idle and key not in self._done], members)
+            self._give_common([key for key in members if key in idle and key not in self._done], [observed[key] for key in members])
         self.set_scales(list(self._items))
         if idle:
             get_logger(__name__).warning(
@@ -182,22 +189,35 @@ class ActivationScales:
         sharing = [tuple(key for name in group for key in keys_of[name]) for group in groups]
         return [(key,) for keys in sharing for key in keys] if config.separate_kv_scales else sharing
 
-    def _give_common(self, keys: Iterable[Key], members: Collection[Key]) -> None:
+    def _of_all_ranks(self, keys: Collection[Key]) -> dict[Key, Observation]:
+        """Return what all ranks have observed of some activations, the same on each."""
+        if self._ranks.size == 1 or not keys:
+            return {key: self._items[key] for key in keys}
+        observers = self._ranks.gather({key: self._items[key].observer for key in keys})
+        observed = {}
+        for key in keys:
+            merged = self._items[key].module.quantizer.observer()
+            for each in observers:
+                merged.merge(each[key])
+            observed[key] = attrs.evolve(self._items[key], observer=merged)
+        return observed
+
+    def _give_common(self, keys: Iterable[Key], members: Sequence[Observation]) -> None:
         """Set the scales of ``keys`` from the merged observed range of all members."""
         for key in keys:
             common = self._items[key].module.quantizer.observer()
             for member in members:
-                common.merge(self._items[member].observer)
+                common.merge(member.observer)
             self._give(key, attrs.evolve(self._items[key], observer=common).qparams())
 
     def _give(self, key: Key, qparams: QParams) -> None:
         self._items[key].module.set_qparams(qparams)
         self._done.add(key)
 
-    def _give_cache(self, wanted: Key, members: Sequence[Key]) -> None:
+    def _give_cache(self, wanted: Key, members: Sequence[Key], observed: Mapping[Key, Observation]) -> None:
         """Set the largest scale of all members for those that were observed; scales that are set already stay."""
-        new = [key for key in members if key not in self._done and (key == wanted or self._items[key].has_seen)]
-        qparams_of = {key: self._items[key].qparams() for key in new}
+        new = [key for key in members if key not in self._done and (key == wanted or observed[key].has_seen)]
+        qparams_of = {key: observed[key].qparams() for key in new}
         known = [scale for key in members if key in self._done and (scale := self._items[key].module.scale) is not None]
         scale = merge_kv_scales([*(q.scale for q in qparams_of.values()), *known], self._floor)
         for key, qparams in qparams_of.items():

@@ -21,6 +21,7 @@ from quark.calibration.rounding_validation import round_validated
 from quark.modules import QuantizedLayer
 from quark.modules.experts import SeparateExperts
 from quark.planning.decoder_blocks import Block
+from quark.ranks import Ranks
 
 __all__ = ["BlockCalibration", "Layers"]
 
@@ -79,6 +80,11 @@ class BlockCalibration(ABC):
     def _names_of_taken(self) -> set[str]:
         return set(rounded_by(self._rounding, {n: quantized for n, (_, quantized) in self._layers.items()}, self._block))
 
+    @property
+    def _ranks(self) -> Ranks:
+        """The ranks of the run, which all round the block, each with forwards of its own."""
+        return self._block_run.grid.ranks
+
     @abstractmethod
     def work(self) -> None:
         """Lead every forward through the block, and round its weights on the way."""
@@ -90,7 +96,7 @@ class BlockCalibration(ABC):
         if collector is not self._counted:
             self._counted, self.flops = collector, self.flops + collector.flops
         with self._clock.phase("solve"):
-            for task in rounding_tasks(members, self._input_groups.siblings, collector.statistics, collector.held_out()):
+            for task in rounding_tasks(members, self._input_groups.siblings, collector.statistics, collector.held_out, self._ranks):
                 for name, metrics in round_validated(self._rounding, task).items():
                     self.metrics[name] = {"tokens": collector.tokens, **metrics}
         self.rounded |= set(members)

@@ -6,9 +6,11 @@ activations, keys and values among them, that are quantized with the scales they
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import partial
+from typing import Any
 
 import attrs
 from torch import Tensor
@@ -37,6 +39,24 @@ class _Pause:
     number: float
     keys: tuple[Key, ...]
 
+    @property
+    def name(self) -> tuple[Key, ...]:
+        """The activations, which no other pause has."""
+        return self.keys
+
+
+@attrs.frozen
+class _Waiting:
+    """The first place where forwards of a rank wait.
+
+    Attributes:
+        number: Its position; infinite where float forwards alone wait.
+        name: Of the place; None then.
+    """
+
+    number: float
+    name: Any
+
 
 @attrs.define(eq=False, slots=False)
 class BlockRounding(BlockCalibration):
@@ -44,7 +64,7 @@ class BlockRounding(BlockCalibration):
 
     _group_of: dict[str, list[str]] = attrs.field(init=False)
     _pause_points: dict[str, PausePoint] = attrs.field(init=False, factory=dict)
-    _pauses: dict[tuple[Key, ...], _Pause] = attrs.field(init=False, factory=dict)
+    _places: dict[Any, PausePoint | _Pause | PooledExperts] = attrs.field(init=False, factory=dict)
     _collector: Collector | None = attrs.field(init=False, default=None)
 
     @_group_of.default
@@ -68,36 +88,56 @@ class BlockRounding(BlockCalibration):
         for name in others:
             if not self._scales.wants(name, INPUT) and not self._scales.wants(name, OUTPUT):
                 self._pause_points[name].done()
+        self._places = dict(self._pause_points)
         stand_in = None
         with ExitStack() as stack:
             stack.callback(self._input_groups.end_block)
             for pause_point in self._pause_points.values():
                 stack.enter_context(replaced_forward(pause_point.layer, pause_point))
             for module, experts in pooled_experts(self._block, self._pause_points, self._scales, self._block_run):
+                self._places[experts.name] = experts
                 if module is self._block.module:
                     stand_in = experts.passed  # forwards wait at its entry: its forward cannot be replaced any more
                 else:
                     stack.enter_context(replaced_forward(module, partial(experts.passed, module.forward)))
             stack.enter_context(calibrating(self._block.module, inside_block(self._scales.inside, self._prefix), self._attention))
             self._block_run.enter(stand_in)
-            while self._block_run.state == "inside":
-                self._step()
+            while (waiting := self._first_waiting()) is not None:
+                self._step(waiting)
 
-    def _step(self) -> None:
+    def _first_waiting(self) -> _Waiting | None:
+        """Return the first place where forwards of any rank wait; None where none is inside the block any more."""
         stopped = self._block_run.stopped
-        places: list[PausePoint | _Pause | PooledExperts] = [place for f, place in stopped.items() if not f.is_float]
-        if not places:
+        places = [place for f, place in stopped.items() if not f.is_float]
+        first = min((_Waiting(p.number, p.name) for p in places), default=_Waiting(math.inf, None) if stopped else None, key=_number)
+        return min((w for w in self._ranks.gather(first) if w is not None), default=None, key=_number)
+
+    def _step(self, waiting: _Waiting) -> None:
+        """Finish what forwards wait for at a place, and let those that wait there go on; no forward of this rank may be among them."""
+        stopped = self._block_run.stopped
+        if waiting.name is None:
             # Float forwards alone wait: at experts that no token of the quantized model reaches.
-            self._block_run.go_on(list(stopped))
+            if stopped:
+                self._block_run.go_on(list(stopped))
             return
-        first = min(places, key=lambda place: place.number)
+        first = self._place(waiting)
         if isinstance(first, PausePoint):
             self._round_group(first)
         elif isinstance(first, PooledExperts):
             first.set_scales()
         else:
             self._scales.set_scales(first.keys)
-        self._block_run.go_on(sorted((f for f, place in stopped.items() if place is first), key=lambda f: f.is_float))
+        if going_on := sorted((f for f, place in stopped.items() if place is first), key=lambda f: f.is_float):
+            self._block_run.go_on(going_on)
+
+    def _place(self, waiting: _Waiting) -> PausePoint | _Pause | PooledExperts:
+        """Return this rank's object for a place."""
+        if isinstance(waiting.name, tuple):
+            return self._places.setdefault(waiting.name, _Pause(waiting.number, waiting.name))
+        place = self._places[waiting.name]
+        if isinstance(place, PausePoint) and place.is_done:
+            place.reopen()  # as other ranks have done, since their forwards have brought another input than was expected
+        return place
 
     def _attention(self, name: str, tensors: Mapping[str, Tensor]) -> bool:
         """Return whether an attention module is to quantize some tensors, whose scales are set when this returns; see `calibrating`."""
@@ -110,12 +150,13 @@ class BlockRounding(BlockCalibration):
         if any(self._scales.wants(*key) for key in keys):
             # Before the pause points of those layers of the module that are not finished: its output projection.
             behind = [p.number for n, p in self._pause_points.items() if n.startswith(f"{self._prefix}{name}.") and not p.is_done]
-            self._block_run.stop(self._pauses.setdefault(keys, _Pause(min(behind, default=len(self._pause_points)) - 0.5, keys)))
+            self._block_run.stop(self._places.setdefault(keys, _Pause(min(behind, default=len(self._pause_points)) - 0.5, keys)))
         return True
 
     def _round_group(self, leader: PausePoint) -> None:
         """Set the input scales of an input group at whose leader all forwards wait, round its layers, and let forwards pass them."""
-        members = self._members(leader)
+        agreed = set.intersection(*self._ranks.gather({m.name for m in self._members(leader)}))
+        members = [m for m in self._members(leader) if m.name in agreed]
         inputs = {f: x for f, x in leader.arrived.items() if not f.is_float}
         for name in (m.name for m in members):
             self._scales.forget(name)  # of a layer that turned out to read another tensor than was expected
@@ -148,17 +189,18 @@ class BlockRounding(BlockCalibration):
         """Return the statistics of the members' input: those of the layers before, if these turn out to read the same tensors."""
         names = [leader.name, *(m.name for m in members if m is not leader)]
         spec = leader.quantized.layer_config.input_tensors
-        _, is_new = self._input_groups.observe(inputs, *(n.removeprefix(self._prefix) for n in names), spec=spec)
+        inside = [n.removeprefix(self._prefix) for n in names]
+        _, is_new = self._input_groups.observe(inputs, *inside, spec=spec, ranks=self._ranks)
         if is_new or self._collector is None:
             with self._clock.phase("statistics"):
                 self._collector = self._collected(leader, inputs)
         return self._collector
 
     def _collected(self, leader: PausePoint, inputs: Mapping[Forward, Tensor]) -> Collector:
-        quantizer = leader.quantized.input_quantizer
-        first = next(iter(inputs.values()))
-        tokens = sum(number_of_tokens(x, forward.call) for forward, x in inputs.items())
-        collector = Collector(self._rounding.needs, first.shape[-1], first.device, tokens)
+        quantizer, weight = leader.quantized.input_quantizer, leader.quantized.weight
+        counts = self._ranks.gather(sum(number_of_tokens(x, forward.call) for forward, x in inputs.items()))
+        position = sum(counts[: self._ranks.rank])
+        collector = Collector(self._rounding.needs, weight.shape[1], weight.device, sum(counts), self._block_run.grid)  # type: ignore[arg-type, index]
         floats = {f.number: x for f, x in leader.arrived.items() if f.is_float}
         # Tokens are routed differently in the float model: inputs of its experts are of other tokens.
         comparable = bool(floats) and not leader.name.startswith(self._routed)
@@ -167,5 +209,12 @@ class BlockRounding(BlockCalibration):
             collector.show(seen if quantizer is None else tokens_of(x, forward.call), None if quantizer is None else seen)
             reference = floats.get(forward.number) if comparable else None
             same = reference is not None and reference.shape == x.shape
-            collector.update(seen, tokens_of(reference, forward.call) if same and reference is not None else None)
+            seen_by_float = tokens_of(reference, forward.call) if same and reference is not None else None
+            collector.update(seen, seen_by_float, forward.number, position)
+            position += len(seen)
+        collector.complete()
         return collector
+
+
+def _number(waiting: _Waiting) -> float:
+    return waiting.number

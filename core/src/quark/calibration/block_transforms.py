@@ -11,10 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from quark.algorithms import BlockContext, LearnsFromBlocks, OutputError, Statistic, Transform, TransformRun
+from quark.calibration.common_groups import common_groups
 from quark.calibration.input_groups import InputGroups
 from quark.calibration.lockstep import BlockRun, Forward, current_forward
 from quark.calibration.output_error import as_rounded, configs_of, tensor_of
 from quark.calibration.pause_points import tokens_of
+from quark.calibration.sample_grid import Sums
 from quark.config.architecture import Architecture
 from quark.planning.decoder_blocks import Block
 from quark.planning.plan import QuantPlan
@@ -84,12 +86,14 @@ class BlockTransforms:
         self._configs = configs_of(block.name, rows)
         self._kinds = tuple(dict.fromkeys(kind for t in transforms for kind in t.needs))
         self._statistics: dict[str, dict[type[Statistic], Statistic]] = {}
+        self._leaders: dict[str, str] = {}
+        self._sums: dict[str, Sums] = {}
         self._input_groups = InputGroups()
         # Where no token is held out, statistics and validation both see all of them: better than no validation.
         holds_out = block_run is not None and block_run.holds_out
         self._for_statistics: bool | None = False if holds_out else None
         self._for_validation: bool | None = True if holds_out else None
-        self._references: dict[Forward, Tensor] = {}
+        self._references: dict[Forward, Tensor] | None = None
         self.metrics: dict[str, dict[str, Any]] = {}
         self.applied: list[int] = []
 
@@ -100,7 +104,7 @@ class BlockTransforms:
         if self._block_run is not None and self._kinds:
             self._collect(self._block_run)
         self._apply(range(first, len(self._transforms)))
-        self._references = {}
+        self._references = None
 
     def _apply(self, positions: Sequence[int]) -> None:
         context = BlockContext(
@@ -109,8 +113,8 @@ class BlockTransforms:
             self._architecture,
             self._configs,
             self._statistics,
-            self._output_error if self._references else None,
-            self._output if self._references else None,
+            None if self._references is None else self._output_error,
+            None if self._references is None else self._output,
             self._model_config,
         )
         for position in positions:
@@ -125,11 +129,18 @@ class BlockTransforms:
         with ExitStack() as stack:
             for name in self._configs:
                 layer = self._block.module.get_submodule(name)
-                stack.callback(layer.register_forward_pre_hook(self._update_statistics(name)).remove)
+                stack.callback(layer.register_forward_pre_hook(self._update_statistics(name, block_run)).remove)
             outputs = block_run.replay(self._validation_tokens, [f for f in block_run.forwards if not f.is_float])
-        self._references = {forward: tokens for forward, tokens in outputs.items() if len(tokens)}
+        references = {forward: tokens for forward, tokens in outputs.items() if len(tokens)}
+        self._references = references if block_run.grid.ranks.any(bool(references)) else None
+        for names, leader in common_groups(self._leaders, list(self._configs), block_run.grid.ranks):
+            sums = self._sums.pop(leader, None) if leader is not None else None
+            if sums is None:  # no token of this rank has reached the layers
+                weight: Any = self._block.module.get_submodule(names[0]).weight
+                sums = Sums(self._kinds, weight.shape[1], weight.device, block_run.grid)
+            self._statistics |= dict.fromkeys(names, sums.of_all_ranks())
 
-    def _update_statistics(self, name: str) -> Callable[[nn.Module, tuple[Any, ...]], None]:
+    def _update_statistics(self, name: str, block_run: BlockRun) -> Callable[[nn.Module, tuple[Any, ...]], None]:
         def hook(module: nn.Module, args: tuple[Any, ...]) -> None:
             forward = current_forward()
             if forward is None:
@@ -138,13 +149,11 @@ class BlockTransforms:
             if not len(x):
                 return
             leader, is_new = self._input_groups.observe({forward: args[0]}, name)
-            if name not in self._statistics:
-                self._statistics[name] = (
-                    {kind: kind(x.shape[-1], x.device) for kind in self._kinds} if leader == name else self._statistics[leader]
-                )
+            leader = self._leaders.setdefault(name, leader)
+            if leader not in self._sums:
+                self._sums[leader] = Sums(self._kinds, x.shape[-1], x.device, block_run.grid)
             if is_new:
-                for statistic in self._statistics[name].values():
-                    statistic.update(x)
+                self._sums[leader].update(x, None, forward.number)
 
         return hook
 
@@ -153,11 +162,17 @@ class BlockTransforms:
 
     def _output_error(self) -> OutputError:
         """See `BlockContext.output_error`."""
+        assert self._block_run is not None
+        assert self._references is not None
         with as_rounded(self._block.module, self._configs):
-            output = self._output()
-        return OutputError.of(output, torch.cat(list(self._references.values())), is_held_out=self._for_validation is not None)
+            outputs = self._block_run.replay(self._validation_tokens, self._references)
+        is_held_out = self._for_validation is not None
+        own = [OutputError.of(output, self._references[f], is_held_out=is_held_out) for f, output in outputs.items()]
+        return OutputError.joined([error for errors in self._block_run.grid.ranks.gather(own) for error in errors])
 
     def _output(self) -> Tensor:
         """See `BlockContext.output`."""
-        assert self._block_run is not None  # there are references
-        return torch.cat(list(self._block_run.replay(self._validation_tokens, self._references).values()))
+        assert self._block_run is not None
+        assert self._references is not None
+        own = list(self._block_run.replay(self._validation_tokens, self._references).values())
+        return torch.cat([output for outputs in self._block_run.grid.ranks.gather(own) for output in outputs])

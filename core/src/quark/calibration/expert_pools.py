@@ -25,12 +25,14 @@ class PooledExperts:
 
     Args:
         layers: Full names of the experts' layers whose inputs share scales.
+        name: Full name of the module.
         number: Position among the pause points of the block: behind every layer that the module calls.
         scales: Scales of the block's activations.
         block_run: The forwards through the block.
     """
 
-    def __init__(self, layers: Iterable[str], number: float, scales: ActivationScales, block_run: BlockRun) -> None:
+    def __init__(self, layers: Iterable[str], name: str, number: float, scales: ActivationScales, block_run: BlockRun) -> None:
+        self.name = name
         self.number = number
         self._layers = frozenset(layers)
         self._scales = scales
@@ -64,9 +66,10 @@ class PooledExperts:
         return True
 
     def set_scales(self) -> None:
-        """Set the scales of the observed inputs, after all forwards have rehearsed."""
-        self._scales.set_scales(self._seen)
-        self._is_known = not self._seen or not any(self._scales.wants(layer, INPUT) for layer in self._layers)
+        """Set the scales of the observed inputs, after all forwards of all ranks have rehearsed."""
+        seen = sorted({key for keys in self._block_run.grid.ranks.gather(self._seen) for key in keys})
+        self._scales.set_scales(seen)
+        self._is_known = not seen or not any(self._scales.wants(layer, INPUT) for layer in self._layers)
         self._seen = set()
         self._first = {}
 
@@ -89,7 +92,8 @@ def pooled_experts(
         if projection is not None and len(scales.pool_of(name)) > 1:
             layers_of.setdefault(_caller(block, projection.partition(".*.")[0]), []).append(name)
     for caller, layers in layers_of.items():
-        yield block.module.get_submodule(caller), PooledExperts(layers, _behind(ordered, block, caller), scales, block_run)
+        number = _behind(ordered, block, caller)
+        yield block.module.get_submodule(caller), PooledExperts(layers, block.prefix + caller, number, scales, block_run)
 
 
 def _caller(block: Block, experts: str) -> str:

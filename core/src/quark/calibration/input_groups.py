@@ -9,6 +9,7 @@ from torch import Tensor
 
 from quark.calibration.lockstep import Forward
 from quark.config.architecture import Architecture
+from quark.ranks import ALONE, Ranks
 
 __all__ = ["InputGroups"]
 
@@ -68,16 +69,17 @@ class InputGroups:
             groups |= dict.fromkeys(members, members)
         return groups
 
-    def observe(self, inputs: Mapping[Forward, Tensor], *layers: str, spec: object = None) -> tuple[str, bool]:
+    def observe(self, inputs: Mapping[Forward, Tensor], *layers: str, spec: object = None, ranks: Ranks = ALONE) -> tuple[str, bool]:
         """Return the leader of the layers that are about to read some tensors, and whether those tensors are new to the group.
 
         Args:
             inputs: The tensor of each forward: of one that runs, or of all that wait at the layers.
             layers: The layers, of which the first decides. One that has been observed in this block stays in its group.
             spec: How they quantize their input: layers that do so differently are in different groups.
+            ranks: Those that observe the same layers now, each with forwards of its own; what is the same has to be so on all of them.
         """
         last = self._last
-        is_same = last is not None and last.spec == spec and _are_same(last.inputs, inputs)
+        is_same = last is not None and last.spec == spec and ranks.all(_are_same(last.inputs, inputs))
         leader = self._leaders.setdefault(layers[0], last.leader if last is not None and is_same else layers[0])
         is_new = last is None or not is_same or leader != last.leader
         if last is not None and not is_new:

@@ -10,6 +10,7 @@ from torch import Tensor
 from quark.algorithms import HeldOut, Statistic
 from quark.calibration.figures import InputSample
 from quark.calibration.held_out import FEWEST_TOKENS, TOKENS_PER_CHANNEL, held_out_tokens
+from quark.calibration.sample_grid import SampleGrid, Sums
 
 __all__ = ["Collector"]
 
@@ -24,26 +25,30 @@ class Collector:
         kinds: Of the statistics.
         columns: K, the number of input channels.
         device: Where the inputs lie.
-        tokens: How many tokens there will be, or about so many.
+        tokens: How many tokens there will be on all ranks, or about so many.
+        grid: The calls that bring them.
 
     Attributes:
-        statistics: By class; of all tokens, or of all that are not held out.
-        tokens: How many were seen, held out or not.
-        sample: Some values of the input, for the report; None until `show`.
+        tokens: How many were seen, held out or not; after `complete`, on all ranks.
+        statistics: By class, of all tokens, or of all that are not held out; empty before `complete`.
+        held_out: Tokens to validate on; None where they are too few, and before `complete`.
+        sample: Some values of this rank's input, for the report; None until `show`.
     """
 
-    def __init__(self, kinds: Sequence[type[Statistic]], columns: int, device: torch.device, tokens: int) -> None:
-        self.statistics: dict[type[Statistic], Statistic] = {kind: kind(columns, device) for kind in kinds}
+    def __init__(self, kinds: Sequence[type[Statistic]], columns: int, device: torch.device, tokens: int, grid: SampleGrid) -> None:
         self.tokens = 0
+        self.statistics: dict[type[Statistic], Statistic] = {}
+        self.held_out: HeldOut | None = None
         self.sample: InputSample | None = None
-        self._held_out = held_out_tokens(tokens)
+        self._grid = grid
+        self._sums = Sums(kinds, columns, device, grid)
+        self._number_held_out = held_out_tokens(tokens)
         self._is_apart = tokens < TOKENS_PER_CHANNEL * columns
-        self._inputs: list[Tensor] = []
-        self._references: list[Tensor | None] = []
+        self._held_out: list[tuple[Tensor, Tensor | None]] = []
 
     @property
     def flops(self) -> int:
-        """Floating-point operations that the statistics take at least."""
+        """Floating-point operations that the statistics took at least, on all ranks together; 0 before `complete`."""
         return sum(statistic.flops for statistic in self.statistics.values())
 
     def flush(self) -> None:
@@ -56,22 +61,29 @@ class Collector:
         if self.sample is None and len(x):
             self.sample = InputSample.of(x[:_TOKENS_SHOWN], None if rounded is None else rounded[:_TOKENS_SHOWN])
 
-    def update(self, x: Tensor, reference: Tensor | None = None) -> None:
-        """Take in some tokens; arguments as of `Statistic.update`."""
-        held = max(0, self._held_out - self.tokens)
+    def update(self, x: Tensor, reference: Tensor | None, call: int, position: int) -> None:
+        """Take in tokens of a call.
+
+        Args:
+            x, reference: As of `Statistic.update`.
+            call: Its number; calls come in order.
+            position: How many tokens the calls before it have, those of other ranks included, or about so many: the first are held out.
+        """
         self.tokens += x.shape[0]
+        held = max(0, self._number_held_out - position)
         if held:
-            self._inputs.append(x[:held])
-            self._references.append(None if reference is None else reference[:held])
+            self._held_out.append((x[:held], None if reference is None else reference[:held]))
             if self._is_apart:
                 x, reference = x[held:], None if reference is None else reference[held:]
-        for statistic in self.statistics.values():
-            statistic.update(x, reference)
+        self._sums.update(x, reference, call)
 
-    def held_out(self) -> HeldOut | None:
-        """Return the tokens to validate on; None where they are too few."""
-        if sum(len(x) for x in self._inputs) < FEWEST_TOKENS:
-            return None
-        references = [r for r in self._references if r is not None]
-        complete = len(references) == len(self._references)
-        return HeldOut(torch.cat(self._inputs), torch.cat(references) if complete else None)
+    def complete(self) -> None:
+        """Set statistics and held-out tokens to those of all ranks; collective, after the last update."""
+        ranks = self._grid.ranks
+        self.tokens = ranks.sum(self.tokens)
+        self.statistics = self._sums.of_all_ranks()
+        held_out = [pair for pairs in ranks.gather(self._held_out) for pair in pairs]
+        if sum(len(x) for x, _ in held_out) >= FEWEST_TOKENS:
+            references = [reference for _, reference in held_out if reference is not None]
+            complete = len(references) == len(held_out)
+            self.held_out = HeldOut(torch.cat([x for x, _ in held_out]), torch.cat(references) if complete else None)

@@ -16,7 +16,9 @@ from greenlet import GreenletExit, getcurrent, greenlet
 from torch import nn
 
 from quark.calibration.batches import Call
+from quark.calibration.sample_grid import SampleGrid
 from quark.calibration.spilled_inputs import SpilledInputs
+from quark.ranks import ALONE, Ranks
 
 __all__ = ["BlockRun", "Forward", "LockStep", "T", "current_forward", "replaced_forward", "without_cache"]
 
@@ -31,7 +33,7 @@ class Forward(greenlet):
 
     Attributes:
         call: What the model is called with.
-        number: Of the call.
+        number: Of the call, among those of all ranks.
         is_float: Whether it is to compute what the float model does, beside one that computes what the quantized model does.
         rehearsal: The object for which it computes something now that it will compute again, such as a `BlockRun`; else None.
     """
@@ -56,15 +58,16 @@ class LockStep:
     Args:
         model: Called for each call, without gradients.
         blocks: The modules to stop at, in the order in which a forward enters them.
-        calls: Arguments of each forward.
+        calls: Arguments of each forward, of all ranks; those of other ranks are left to them.
         to_the_end: Whether forwards go on behind the last block; without, they stop there, and the output head is never computed.
         with_float: Whether each call has a second forward, which is to compute what the float model does.
         spilled: Holds what forwards keep while they wait at a block; None leaves it in memory.
+        ranks: Share the calls.
 
     Use as a context manager: it registers hooks and takes them away.
 
     Attributes:
-        calls: How many there are.
+        grid: The calls of all ranks, and which of them are this one's.
         holds_out: Whether any of their tokens are held out.
         stopped: Forwards that have called `stop`, with the place they gave; `go_on` takes them out.
         finished: How many forwards have ended.
@@ -88,6 +91,7 @@ class LockStep:
         to_the_end: bool = True,
         with_float: bool = False,
         spilled: SpilledInputs | None = None,
+        ranks: Ranks = ALONE,
     ) -> None:
         self._to_the_end = to_the_end
         self._spilled = spilled
@@ -97,10 +101,11 @@ class LockStep:
         self._parent = getcurrent()
         # The float forward of a call runs before the other, which may be compared with it.
         kinds = (True, False) if with_float else (False,)
-        self._fresh = [Forward(call, i, is_float, self._parent) for i, call in enumerate(calls) for is_float in kinds]
+        self.grid = SampleGrid(len(calls), ranks)
+        own = list(enumerate(calls))[self.grid.own]
+        self._fresh = [Forward(call, i, is_float, self._parent) for i, call in own for is_float in kinds]
         self._waiting: dict[Forward, int] = {}
         self._taken_back = ExitStack()
-        self.calls = len(calls)
         self.holds_out = any(call.held_out is not None for call in calls)
         self.stopped: dict[Forward, Any] = {}
         self._block_runs: dict[int, BlockRun] = {}
@@ -230,13 +235,13 @@ class BlockRun:
         return {forward: place for forward, place in self._steps.stopped.items() if place is not _ENTRY}
 
     @property
-    def calls(self) -> int:
-        """How many calls the run has."""
-        return self._steps.calls
+    def grid(self) -> SampleGrid:
+        """The calls of the run, and which of them are this rank's."""
+        return self._steps.grid
 
     @property
     def holds_out(self) -> bool:
-        """Whether tokens of any call are held out."""
+        """Whether tokens of any call of any rank are held out."""
         return self._steps.holds_out
 
     def replay(self, keep: Callable[[Forward, Any], T], forwards: Iterable[Forward]) -> dict[Forward, T]:

@@ -53,7 +53,7 @@ class PausePoint:
         if forward is None:
             return self._plain(x, *args, **kwargs)
         if self.is_done and self._expected is not None and self._expected.pop(forward, x) is not x:
-            self._reopen()
+            self.reopen()
         if not self.is_done:
             experts: PooledExperts | None = forward.rehearsal
             if experts is not None and experts.looks_at(self.name, x):
@@ -70,7 +70,7 @@ class PausePoint:
         self.arrived = {}
         self._expected = None if expected is None else dict(expected)
 
-    def _reopen(self) -> None:
+    def reopen(self) -> None:
         """Take the float weight back: another input came than was expected, and the layer is to be rounded for that one."""
         self.quantized.weight = self._float_weight
         self.is_done, self._expected = False, None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import attrs
@@ -11,6 +11,7 @@ from quark.calibration.figures import keep_worst
 from quark.calibration.rounding_validation import REASON
 from quark.log import get_logger
 from quark.names import folded
+from quark.ranks import Ranks
 
 __all__ = ["FEW", "CalibrationReport"]
 
@@ -63,6 +64,21 @@ class CalibrationReport:
     def missed(self, names: Iterable[str]) -> None:
         """Add layers that calibrated rounding applies to and that no token has reached."""
         self.unreached += names
+
+    def join_with(self, ranks: Ranks, blocks: Sequence[str]) -> None:
+        """Add what other ranks have found out about blocks that this rank has left to them; ``blocks`` are all in their order."""
+        for other in ranks.gather(self):
+            self.layers |= other.layers
+            self.tokens |= other.tokens
+            self.transformed |= other.transformed
+            self.applied |= other.applied
+            self.unreached += [name for name in other.unreached if name not in self.unreached]
+            # Of what all ranks have worked on, each keeps its own figures: those of its samples and its time.
+            self.weights = other.weights | self.weights
+            self.blocks = other.blocks | self.blocks
+            self.histograms = other.histograms | self.histograms
+        self.blocks = {name: self.blocks.pop(name) for name in blocks if name in self.blocks} | self.blocks
+        keep_worst(self.histograms, self.weights)
 
     def remarks(self) -> Iterator[str]:
         """Yield log lines for the level INFO."""

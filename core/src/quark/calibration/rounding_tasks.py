@@ -9,6 +9,7 @@ from torch import nn
 from quark.algorithms import HeldOut, Rounding, RoundingTask, Statistic
 from quark.modules import QuantizedLayer
 from quark.planning.decoder_blocks import Block
+from quark.ranks import ALONE, Ranks
 
 __all__ = ["rounded_by", "rounding_tasks"]
 
@@ -23,6 +24,7 @@ def rounding_tasks(
     siblings: Sequence[Sequence[str]],
     statistics: Mapping[type[Statistic], Statistic] | None = None,
     held_out: HeldOut | None = None,
+    ranks: Ranks = ALONE,
 ) -> list[RoundingTask]:
     """Return the layers whose weights are to be rounded in as few tasks as possible: one for each spec, dtype and shared scale.
 
@@ -31,6 +33,7 @@ def rounding_tasks(
         siblings: Suffixes of layers that share one scale over the whole tensor.
         statistics: Of the layers' input.
         held_out: Tokens of that input which no statistic has seen.
+        ranks: Those that have the same tasks.
     """
     remaining = {name: layer for name, layer in layers.items() if layer.weight_quantizer is not None}
     tasks: list[RoundingTask] = []
@@ -39,12 +42,13 @@ def rounding_tasks(
             parent = name.removesuffix(suffixes[0])
             members = [parent + s for s in suffixes]
             if all(m in remaining and _has_tensor_scale(remaining[m]) for m in members):
-                tasks.append(RoundingTask({m: remaining.pop(m) for m in members}, statistics or {}, shares_scale=True, held_out=held_out))
+                stack = {m: remaining.pop(m) for m in members}
+                tasks.append(RoundingTask(stack, statistics or {}, shares_scale=True, held_out=held_out, ranks=ranks))
     alike: dict[object, dict[str, QuantizedLayer]] = {}
     for name, layer in remaining.items():
         assert layer.weight_quantizer is not None
         alike.setdefault((layer.weight_quantizer.quantizer, layer.weight.dtype, type(layer)), {})[name] = layer
-    return [*tasks, *(RoundingTask(members, statistics or {}, held_out=held_out) for members in alike.values())]
+    return [*tasks, *(RoundingTask(members, statistics or {}, held_out=held_out, ranks=ranks) for members in alike.values())]
 
 
 def _has_input_channels(layer: QuantizedLayer) -> bool:

@@ -21,6 +21,7 @@ from quark.config.layer import QLayerConfig
 from quark.planning.decoder_blocks import Block, decoder_blocks
 from quark.planning.family import text_config
 from quark.planning.plan import QuantPlan
+from quark.ranks import ALONE, Ranks
 
 __all__ = ["Arguments", "HasBlocks", "TransformValidation", "validate_transforms"]
 
@@ -56,7 +57,12 @@ class TransformValidation:
 
 
 def validate_transforms(
-    model: nn.Module, plan: QuantPlan, transforms: Mapping[str, Transform], data: Sequence[Call], source: HasBlocks | None = None
+    model: nn.Module,
+    plan: QuantPlan,
+    transforms: Mapping[str, Transform],
+    data: Sequence[Call],
+    source: HasBlocks | None = None,
+    ranks: Ranks = ALONE,
 ) -> dict[str, TransformValidation]:
     """Validate each `ValidatedTransform` by itself on held-out calibration tokens; the model is not changed.
 
@@ -69,25 +75,31 @@ def validate_transforms(
         transforms: Transforms by registered name; those that are no `quark.algorithms.ValidatedTransform` are not in the result.
         data: Calibration samples; without any, each transform decides without a validation.
         source: Has the tensors of the blocks, each of which is in memory only while forwards are in it; None where the model has them.
+        ranks: Share the samples, and come to the same result.
     """
     to_validate = {name: t for name, t in transforms.items() if isinstance(t, ValidatedTransform)}
-    validation_of = _compare(model, plan, to_validate, data, source) if to_validate and data else {}
+    validation_of = _compare(model, plan, to_validate, data, source, ranks) if to_validate and data else {}
     return {name: TransformValidation(validation_of.get(name), t.accepts(validation_of.get(name))) for name, t in to_validate.items()}
 
 
 def _compare(
-    model: nn.Module, plan: QuantPlan, transforms: Mapping[str, ValidatedTransform], data: Sequence[Call], source: HasBlocks | None
+    model: nn.Module,
+    plan: QuantPlan,
+    transforms: Mapping[str, ValidatedTransform],
+    data: Sequence[Call],
+    source: HasBlocks | None,
+    ranks: Ranks,
 ) -> dict[str, Validation]:
     """Return the validation of each transform that could be compared in some block."""
     assert plan.architecture is not None  # a plan with transforms has one
     blocks = decoder_blocks(model, plan.architecture)
     calls = [call for call in data if call.held_out is not None]
     runs = {name: transform.start(model, plan) for name, transform in transforms.items()}
-    comparison = _BlockComparison(runs, plan.architecture, text_config(model), held_out=bool(calls) or None)
+    comparison = _BlockComparison(runs, plan.architecture, text_config(model), held_out=bool(calls) or None, ranks=ranks)
     with ExitStack() as stack:
         stack.enter_context(without_cache(model))
         stack.enter_context(torch.no_grad())
-        steps = stack.enter_context(LockStep(model, [b.module for b in blocks], calls or list(data), to_the_end=False))
+        steps = stack.enter_context(LockStep(model, [b.module for b in blocks], calls or list(data), to_the_end=False, ranks=ranks))
         steps.advance(-1)
         for i, block in enumerate(blocks):
             if source is not None:
@@ -133,9 +145,11 @@ class _BlockComparison:
         facts: Facts about the model family.
         config: The model's configuration.
         held_out: True to compare held-out tokens, None to compare all.
+        ranks: Each compares the outputs of its own calls.
     """
 
-    def __init__(self, runs: Mapping[str, ValidatedRun], facts: Architecture, config: Any, held_out: bool | None) -> None:
+    def __init__(self, runs: Mapping[str, ValidatedRun], facts: Architecture, config: Any, held_out: bool | None, ranks: Ranks) -> None:
+        self._ranks = ranks
         self._runs = runs
         self._facts = facts
         self._config = config
@@ -147,11 +161,11 @@ class _BlockComparison:
 
         Calls without an image pass no block of cross-attention.
         """
-        if not configs or not passes:
+        if not configs or not self._ranks.any(bool(passes)):
             return
         before = self._error(block.module, configs, passes, None)
         for name, run in self._runs.items():
-            if any(_moved(one.arguments, run) is None for one in passes):
+            if self._ranks.any(any(_moved(one.arguments, run) is None for one in passes)):
                 continue
             copied = _copy(block.module)
             run.apply(BlockContext(block.name, copied, self._facts, configs, {}, model_config=self._config))
@@ -165,16 +179,16 @@ class _BlockComparison:
         self, module: nn.Module, configs: Mapping[str, QLayerConfig], passes: Sequence[_Pass], run: ValidatedRun | None
     ) -> OutputError:
         """Return the output error of a block rounded to nearest; that of a transformed block in the transformed model's stream."""
-        outputs, references = [], []
+        errors = []
         with as_rounded(module, configs):
             for one in passes:
                 arguments = one.arguments if run is None else _moved(one.arguments, run)
                 assert arguments is not None
                 output = tensor_of(module(*arguments[0], **arguments[1]))
-                outputs.append(tokens_of(output, one.call, held_out=self._held_out))
                 reference = one.output if run is None else run.transformed_stream(one.output)
-                references.append(tokens_of(reference, one.call, held_out=self._held_out))
-        return OutputError.of(torch.cat(outputs), torch.cat(references), is_held_out=self._held_out is not None)
+                both = (tokens_of(x, one.call, held_out=self._held_out) for x in (output, reference))
+                errors.append(OutputError.of(*both, is_held_out=self._held_out is not None))
+        return OutputError.joined([error for each in self._ranks.gather(errors) for error in each])
 
 
 def _moved(arguments: Arguments, run: ValidatedRun) -> Arguments | None:

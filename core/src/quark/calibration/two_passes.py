@@ -8,7 +8,7 @@ before it in the same block give.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
 
@@ -18,6 +18,7 @@ from torch import Tensor
 from quark.calibration.activation_scales import INPUT, OUTPUT
 from quark.calibration.attention import calibrating, inside_block
 from quark.calibration.block_calibration import BlockCalibration
+from quark.calibration.common_groups import common_groups
 from quark.calibration.input_statistics import Collector
 from quark.calibration.lockstep import Forward, current_forward, replaced_forward
 from quark.calibration.pause_points import number_of_tokens, tokens_of
@@ -33,6 +34,7 @@ class TwoPasses(BlockCalibration):
 
     _leaders: dict[str, str] = attrs.field(init=False, factory=dict)
     _collectors: dict[str, Collector] = attrs.field(init=False, factory=dict)
+    _tokens_of_first_call: dict[str, int] | None = attrs.field(init=False, default=None)
     _floats: dict[str, Tensor] = attrs.field(init=False, factory=dict)
     _is_finished: bool = attrs.field(init=False, default=False)
 
@@ -43,16 +45,25 @@ class TwoPasses(BlockCalibration):
                 stack.enter_context(replaced_forward(layer, self._forward_of(name, layer.forward, quantized)))
             stack.enter_context(calibrating(self._block.module, inside_block(self._scales.inside, self._prefix), self._attention))
             stack.callback(self._input_groups.end_block)
-            for forward in self._block_run.forwards:
-                if forward.is_float:  # that of the call comes first: its inputs are compared with the quantized model's
-                    self._block_run.release([forward])
-                else:
-                    self._block_run.replay(lambda *_: None, [forward])
-                    self._floats.clear()
+            forwards = self._block_run.forwards
+            self._pass([f for f in forwards if f.number == 0])
+            self._tokens_of_first_call = self._ranks.first(self._tokens_of_first_call)
+            self._pass([f for f in forwards if f.number > 0])
             self._scales.finish()
             self._round()
             self._is_finished = True
             self._block_run.enter()
+
+    def _pass(self, forwards: Sequence[Forward]) -> None:
+        """Lead forwards of the quantized model through the float block, and those of the float model on to the next one."""
+        for forward in forwards:
+            if forward.is_float:  # that of the call comes first: its inputs are compared with the quantized model's
+                self._block_run.release([forward])
+            else:
+                if forward.number == 0:
+                    self._tokens_of_first_call = {}
+                self._block_run.replay(lambda *_: None, [forward])
+                self._floats.clear()
 
     def _forward_of(self, name: str, plain: Callable[..., Any], quantized: QuantizedLayer) -> Callable[..., Any]:
         def forward_of_layer(x: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -88,9 +99,13 @@ class TwoPasses(BlockCalibration):
         self._leaders.setdefault(name, leader)
         if not is_new:
             return
+        grid, first = self._block_run.grid, self._tokens_of_first_call
+        assert first is not None  # the first call passes before all others
+        if forward.number == 0:
+            first.setdefault(leader, number_of_tokens(x, forward.call))
+        count = first.get(leader, 0)  # calls are about alike
         if leader not in self._collectors:
-            count = self._block_run.calls * number_of_tokens(x, forward.call)  # calls are about alike
-            self._collectors[leader] = Collector(self._rounding.needs, x.shape[-1], x.device, count)
+            self._collectors[leader] = Collector(self._rounding.needs, x.shape[-1], x.device, grid.calls * count, grid)
         quantizer = quantized.input_quantizer
         # A static scale is not known before all inputs have been observed.
         is_ready = quantizer is not None and quantizer.quantizer.is_dynamic
@@ -98,15 +113,19 @@ class TwoPasses(BlockCalibration):
         self._collectors[leader].show(tokens_of(x, forward.call), tokens if is_ready else None)
         reference = None if name.startswith(self._routed) else self._floats.get(name)
         same_shape = reference is not None and reference.shape == x.shape
+        seen_by_float = tokens_of(reference, forward.call) if same_shape and reference is not None else None
         with self._clock.phase("statistics"):
-            self._collectors[leader].update(tokens, tokens_of(reference, forward.call) if same_shape and reference is not None else None)
+            self._collectors[leader].update(tokens, seen_by_float, forward.number, forward.number * count)
 
     def _round(self) -> None:
-        groups: dict[str, dict[str, QuantizedLayer]] = {}
-        for name, leader in self._leaders.items():
-            groups.setdefault(leader, {})[name] = self._layers[name][1]
-        for leader, members in groups.items():
-            self._round_members(members, self._collectors.pop(leader))
+        for names, leader in common_groups(self._leaders, list(self._layers), self._ranks):
+            collector = self._collectors.pop(leader, None) if leader is not None else None
+            if collector is None:  # no token of this rank has reached the layers
+                weight: Any = self._layers[names[0]][1].weight
+                collector = Collector(self._rounding.needs, weight.shape[1], weight.device, 0, self._block_run.grid)
+            with self._clock.phase("statistics"):
+                collector.complete()
+            self._round_members({name: self._layers[name][1] for name in names}, collector)
         # The second pass may route tokens to an expert that the first did not reach.
-        others = {n: quantized for n, (_, quantized) in self._layers.items() if n not in self._leaders}
+        others = {n: quantized for n, (_, quantized) in self._layers.items() if n not in self.rounded}
         self.rounded |= round_to_nearest(others, self._input_groups.siblings)

@@ -3,7 +3,16 @@
 from quark.checkpoint.companions import save_companions
 from quark.checkpoint.content import CheckpointContent
 from quark.checkpoint.export import ModelExporter, export_safetensors
-from quark.checkpoint.exporter import BlockStream, Exporter, ExportOptions, ResumableExporter, ResumableStream, StreamingExporter
+from quark.checkpoint.exporter import (
+    BlockStream,
+    Exporter,
+    ExportOptions,
+    ResumableExporter,
+    ResumableStream,
+    SharedExporter,
+    SharedStream,
+    StreamingExporter,
+)
 from quark.checkpoint.layout_reader import LayoutReader, ReadsOwnFiles, RenamesTensors, StoredConfig
 from quark.checkpoint.packed_model import pack_model
 from quark.checkpoint.reader import import_model_from_safetensors, map_to_quark
@@ -23,6 +32,8 @@ __all__ = [
     "RenamesTensors",
     "ResumableExporter",
     "ResumableStream",
+    "SharedExporter",
+    "SharedStream",
     "StoredConfig",
     "StreamingExporter",
     "export_safetensors",

@@ -23,6 +23,8 @@ __all__ = [
     "Exporter",
     "ResumableExporter",
     "ResumableStream",
+    "SharedExporter",
+    "SharedStream",
     "StreamingExporter",
     "Tokenizer",
 ]
@@ -159,8 +161,9 @@ class ResumableStream(BlockStream, Protocol):
         """Set the values of a block to those that were written: the inverse of `write`.
 
         Args:
-            block: One that `adopt` has counted as written. Its quantized layers, and the quantizers of its attention, are in the model
-                as for `write`, but without scales, and with float weights. Everything that was written is replaced by new tensors.
+            block: One that `adopt` has counted as written, in this process or another that has the same files open. Its quantized layers,
+                and the quantizers of its attention, are in the model as for `write`, but without scales, and with float weights.
+                Everything that was written is replaced by new tensors.
         """
 
 
@@ -183,3 +186,27 @@ class ResumableExporter(StreamingExporter, Protocol):
             UnsupportedError: With these options, blocks cannot be read again.
             OutputError: As by `stream`.
         """
+
+
+@runtime_checkable
+class SharedStream(BlockStream, Protocol):
+    """An export to which several processes write, each some of the blocks. One of them has opened it, and finishes it."""
+
+    def skip(self, block: Block) -> None:
+        """Leave a block to another process."""
+
+    def written(self) -> frozenset[str]:
+        """Return the names of what this process has written, all of which is in the files."""
+
+    def count_as_written(self, names: Iterable[str]) -> None:
+        """Note what other processes have written, before `finish`."""
+
+
+@runtime_checkable
+class SharedExporter(StreamingExporter, Protocol):
+    """An exporter to whose streams several processes can write. Those of `stream` are `SharedStream` too."""
+
+    def join(
+        self, content: CheckpointContent, skeleton: nn.Module, out: Path, options: ExportOptions
+    ) -> AbstractContextManager[SharedStream]:
+        """Return the context of an export that another process has opened by `stream`, with the same arguments."""

@@ -161,6 +161,15 @@ class ShardWriter:
             return torch.empty(place.meta.shape, dtype=place.meta.dtype)
         return torch.frombuffer(data, dtype=torch.uint8).view(place.meta.dtype).reshape(place.meta.shape)
 
+    def written(self) -> set[str]:
+        """Return the names of the tensors that are in the files, after waiting for those that are being written."""
+        self._wait()
+        return set(self._layout.places) - self._unwritten
+
+    def count_as_written(self, names: Iterable[str]) -> None:
+        """Note tensors that another process has written."""
+        self._unwritten.difference_update(names)
+
     def finish(self) -> None:
         """Wait until all parts are written, and write the index.
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 from quark.cli import listing
 from quark.environment import refuse_rival
-from quark.errors import QuarkError
+from quark.errors import QuarkError, RankError
 from quark.interrupts import termination_unwinds
 from quark.printable import shown
 from quark.version import VERSION
@@ -88,6 +88,9 @@ def _without_debug(arguments: Sequence[str]) -> tuple[list[str], bool]:
 
 
 def _print_error(error: Exception) -> None:
+    rank = int(os.environ.get("RANK", "0"))
+    if rank and isinstance(error, RankError):
+        return  # the rank that has failed has said why, and rank 0 says so too
     red, plain = ("\033[31m", "\033[0m") if sys.stderr.isatty() else ("", "")
     message = str(error)
     if not isinstance(error, QuarkError):
@@ -95,4 +98,5 @@ def _print_error(error: Exception) -> None:
         begin = " ".join(message.split())[:300]
         message = f"{type(error).__name__}: {begin}. This is a defect of quark or of a plugin: run it again with --debug and report it"
     text = "\n".join(map(shown, message.split("\n")))  # it may quote a plugin or a file
-    print(f"{red}quark: {text}{plain}", file=sys.stderr)
+    whose = f" (rank {rank})" if rank else ""
+    print(f"{red}quark{whose}: {text}{plain}", file=sys.stderr)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -17,8 +19,10 @@ from quark.cli.export_choices import ExportChoices, WritingChoices, export_choic
 from quark.cli.option_groups import with_groups
 from quark.cli.selection import SelectionOptions, selection_options
 from quark.errors import ConfigError
+from quark.log import get_logger
 
 if TYPE_CHECKING:
+    from quark.ranks import Ranks
     from quark.selection import SelectionResult
 
 __all__ = ["GROUPS", "TrustRemoteCode", "quantize", "register"]
@@ -29,6 +33,14 @@ Probe = Annotated[
 ]
 TrustRemoteCode = Annotated[
     bool, typer.Option("--trust-remote-code", help="Run the code that comes with the checkpoint; without, one that needs it is refused.")
+]
+Deterministic = Annotated[
+    bool,
+    typer.Option(
+        "--deterministic",
+        help="Sum over calibration samples in an order that does not depend on the number of processes: the same bytes by one and by many. "
+        "Takes more memory.",
+    ),
 ]
 
 GROUPS: dict[str, Callable[..., Any]] = {"config": config_options, "calibration": calibration_choices, "export": export_choices}
@@ -51,11 +63,15 @@ def quantize(
     device: Annotated[str, typer.Option(help="Torch device to work on.")] = "cpu",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16, or auto: as the checkpoint says.")] = "auto",
     trust_remote_code: TrustRemoteCode = False,
+    deterministic: Deterministic = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what `quark plan` prints, and stop.")] = False,
     probe: Probe = True,
     as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
 ) -> None:
-    """Quantize the checkpoint MODEL and write the result to OUT."""
+    """Quantize the checkpoint MODEL and write the result to OUT.
+
+    Several processes share the work: torchrun --nproc-per-node N -m quark quantize …
+    """
     # Torch and transformers are imported here, not above: `quark --help` and the listings do without them.
     from quark.checkpoint.destination import refuse_used_directory
     from quark.cli.planned import print_planned
@@ -81,9 +97,11 @@ def quantize(
         print_planned(model, out, lambda _: own, calibration, export, probe=probe, as_json=as_json, chosen=chosen, **where)
         return
     arguments = writing.arguments(started) | where | {"exporter": export.exporter, "options": export.options(data.tokenizer)}
-    plan = quantize_checkpoint(model, out, quant_config, data, **arguments)
-    scheme = str(config.scheme) if chosen is None else " + ".join(dict.fromkeys(chosen.selection.choices.values()))
-    _print_result(out, scheme, len(plan.quantized), time.perf_counter() - started, as_json, chosen)
+    with _ranks(device, deterministic) as (ranks, device):
+        plan = quantize_checkpoint(model, out, quant_config, data, **arguments | {"device": device, "ranks": ranks})
+    if ranks.is_first:
+        scheme = str(config.scheme) if chosen is None else " + ".join(dict.fromkeys(chosen.selection.choices.values()))
+        _print_result(out, scheme, len(plan.quantized), time.perf_counter() - started, as_json, chosen)
 
 
 def _with_base_scheme(config: ConfigOptions, selection: SelectionOptions | None) -> ConfigOptions:
@@ -94,11 +112,27 @@ def _with_base_scheme(config: ConfigOptions, selection: SelectionOptions | None)
     """
     if selection is None:
         return config
+    from quark.process_group import is_one_of_many
+
     if config.scheme is not None:
         raise ConfigError(f"--scheme {config.scheme} gives all layers one scheme, and --mixed chooses among several: leave one of them out")
     if config.scheme_option:
         raise ConfigError("--scheme-option is of the one scheme of --scheme: leave it out, since --mixed takes schemes as they are")
+    if is_one_of_many():
+        raise ConfigError("--mixed measures and chooses in one process: run it without torchrun")
     return attrs.evolve(config, scheme=selection.base_scheme)
+
+
+@contextmanager
+def _ranks(device: str, is_deterministic: bool) -> Iterator[tuple[Ranks, str]]:
+    """Yield the processes of the run and this one's device; all but the first log errors alone."""
+    from quark.hf.dtype_and_device import torch_device
+    from quark.process_group import ranks_of_environment
+
+    with ranks_of_environment(torch_device(device), is_deterministic=is_deterministic) as (ranks, own):
+        if not ranks.is_first:
+            get_logger().setLevel(logging.ERROR)
+        yield ranks, str(own)
 
 
 def _print_result(out: Path, scheme: str, layers: int, seconds: float, as_json: bool, chosen: SelectionResult | None) -> None:

@@ -6,6 +6,7 @@ layers: an input channel, a column of the weight, is then contiguous in memory. 
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -116,6 +117,12 @@ class WeightGrid:
         self._span_ranges: list[tuple[Tensor, Tensor]] = []
         self._span_numbers: list[Tensor] = []
         self.fixed = self._fixed_scales(weight, common) if group is None else None
+
+    def of_rows(self, rows: slice) -> WeightGrid:
+        """Return the grid of some rows, for scales and rounding alone; not where `fixed` scales span rows."""
+        part = copy.copy(self)
+        part._outer = None if self._outer is None else self._outer[rows]
+        return part
 
     def scales(self, w: Tensor, rows: slice = ALL) -> GroupScales:
         """Return the scales of ``w [m · group, n]`` by its own ranges, as in round-to-nearest; ``rows`` are the n's places in the stack."""

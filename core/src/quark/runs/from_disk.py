@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, closing, contextmanager
 from pathlib import Path
 from typing import Self
 
@@ -28,11 +28,13 @@ from quark.planning.decoder_blocks import decoder_blocks
 from quark.planning.family import weight_converters_of
 from quark.planning.plan import QuantPlan
 from quark.plugins.attribution import attributed, origin
+from quark.ranks import ALONE, Ranks
 from quark.runs.identity import RunIdentity
 from quark.runs.journal import Journal
 from quark.runs.run import Data, Run, plan_run
 from quark.runs.run_report import ReportOptions, write_run_report
-from quark.runs.sink import CheckpointSink, InPlaceSink, JournaledSink
+from quark.runs.shared_output import directory_of_first, is_divided, opened_sink, sink_of_other
+from quark.runs.sink import InPlaceSink, JournaledSink
 from quark.runs.skeleton import quantized_skeleton
 from quark.runs.source import CheckpointSource
 
@@ -56,6 +58,7 @@ def quantize_checkpoint(
     resume: bool = False,
     restart: bool = False,
     report: ReportOptions | None = None,
+    ranks: Ranks = ALONE,
 ) -> QuantPlan:
     """Quantize a checkpoint. The result is what loading, `ModelQuantizer.quantize_model` and an export give, byte for byte.
 
@@ -82,6 +85,7 @@ def quantize_checkpoint(
         resume: Whether to go on from the finished blocks of an earlier run to ``out``; without any, the run starts from the beginning.
         restart: Whether to discard finished blocks of an earlier run to ``out``.
         report: What the report measures that is written beside the weights; None writes none.
+        ranks: The processes that share the run and its files (`quark.process_group.ranks_of_environment`).
 
     Returns:
         What was done to each layer.
@@ -93,6 +97,7 @@ def quantize_checkpoint(
         CheckpointError: The checkpoint is damaged, incomplete, or of another model than its config.json says.
         ConfigError, UnknownNameError, UnsupportedError: Something that is asked for is not there, or does not fit.
         CalibrationError: Data are wanted, and there are none.
+        RankError: Another rank has failed.
         NonFiniteError: A weight or an activation holds NaN or Inf.
         PluginError: A plugin raised an error, or returned what cannot be built on; names plugin, version, algorithm and layer.
 
@@ -101,21 +106,23 @@ def quantize_checkpoint(
         >>> config = LLMTemplate.get("llama").get_config(scheme="int4_wo_128")
         >>> plan = quantize_checkpoint("Llama-3-8B", "Llama-3-8B-int4", config)  # doctest: +SKIP
     """
-    output = Output.of(Path(out), exporter, options or ExportOptions(), resume=resume, restart=restart)
+    output = Output.of(Path(out), exporter, options or ExportOptions(), resume=resume, restart=restart, ranks=ranks)
     shards, tensors = opened_checkpoint(Path(source), device, dtype, weight_converters, trust_remote_code=trust_remote_code)
     run = plan_run(tensors.model, config)
     output.refuse_to_resume(run)
-    run = run.with_data(tensors.model, data, tensors.device)
+    run = run.with_data(tensors.model, data, tensors.device, ranks)
     tensors.prepare(run.plan)
     opened = functools.partial(opened_checkpoint, Path(source), device, dtype, weight_converters, trust_remote_code=trust_remote_code)
     output = attrs.evolve(output, describe=_describer(report, run, lambda: opened()[1], device))
     with closing(tensors):
         if not run.works_by_block or not isinstance(output.writer, StreamingExporter):
             return _whole(run, tensors, output)
-        if not isinstance(output.writer, ResumableExporter):
+        if is_divided(run, ranks) or not isinstance(output.writer, ResumableExporter):
             return _streamed(run, tensors, output, output.writer)
         converters = weight_converters_of(tensors.model) if weight_converters is None else weight_converters
-        identity = RunIdentity.of(tensors.model, run.plan, shards, run.data, exporter, output.options, converters, tensors.device)
+        identity = RunIdentity.of(
+            tensors.model, run.plan, shards, run.data, exporter, output.options, converters, tensors.device, run.ranks.is_deterministic
+        )
         return quantize_with_journal(run, tensors, output, output.writer, identity)
 
 
@@ -130,6 +137,7 @@ class Output:
         options: Of the export.
         leftover: What becomes of finished blocks of an earlier run.
         describe: Gets the complete checkpoint before it has its name.
+        ranks: The processes that write to it. The first makes its directory and gives it its name.
     """
 
     path: Path
@@ -138,28 +146,45 @@ class Output:
     options: ExportOptions
     leftover: Leftover = "refuse"
     describe: _Describe = lambda *_: None
+    ranks: Ranks = ALONE
 
     @classmethod
-    def of(cls, path: Path, exporter: str, options: ExportOptions, *, resume: bool = False, restart: bool = False) -> Self:
+    def of(
+        cls, path: Path, exporter: str, options: ExportOptions, *, resume: bool = False, restart: bool = False, ranks: Ranks = ALONE
+    ) -> Self:
         """Return the output, after checks that a run may write to it; arguments and errors as of `quantize_checkpoint`."""
         if resume and restart:
             raise ConfigError("resume goes on from the finished blocks of an earlier run, and restart discards them: set one of the two")
         leftover: Leftover = "resume" if resume else "restart" if restart else "refuse"
-        refuse_used_directory(path, overwrite=options.overwrite)
-        refuse_unfinished_run(path, leftover)
-        return cls(path, exporter, exporter_of(exporter, options), options, leftover)
+        if ranks.is_first:  # the locks that are tried would look to the other ranks like those of another run
+            refuse_used_directory(path, overwrite=options.overwrite)
+            refuse_unfinished_run(path, leftover)
+        return cls(path, exporter, exporter_of(exporter, options), options, leftover, ranks=ranks)
 
-    def opened(self) -> AbstractContextManager[Path]:
-        """Return the context of the directory to write to, which becomes the output."""
+    def built(self) -> AbstractContextManager[Path]:
+        """Return the context of the directory that the first rank writes to, which becomes the output."""
         return exporting(self.exporter, self.path, overwrite=self.options.overwrite, leftover=self.leftover)
 
+    @contextmanager
+    def opened(self) -> Iterator[Path]:
+        """Yield the directory to write to, which becomes the output, on every rank."""
+        if not self.ranks.is_first:
+            yield directory_of_first(self.ranks)
+            return
+        with self.built() as directory:
+            self.ranks.broadcast(str(directory.absolute()))
+            yield directory
+
     def refuse_to_resume(self, run: Run) -> None:
-        """Raise UnsupportedError if finished blocks of an earlier run are to be used, and the run has none on the disk before its end."""
-        if self.leftover != "resume" or (run.works_by_block and isinstance(self.writer, ResumableExporter)):
+        """Raise UnsupportedError if finished blocks of an earlier run are to be used, and the run keeps no journal of any."""
+        has_journal = run.works_by_block and isinstance(self.writer, ResumableExporter) and not is_divided(run, self.ranks)
+        if self.leftover != "resume" or has_journal:
             return
         reason = f"the exporter '{self.exporter}' cannot go on with an export that another process has begun (it has no method 'reopen')"
         if not run.works_by_block:
             reason = "an algorithm of it changes the whole model, so that nothing is written before all of it is quantized"
+        elif is_divided(run, self.ranks):
+            reason = f"nothing in it needs calibration data, and {self.ranks.size} processes divide its blocks without a journal of them"
         raise UnsupportedError(f"this run cannot be resumed: {reason}. Leave out resume=True (--resume); it starts from the beginning")
 
 
@@ -195,14 +220,12 @@ def _describer(report: ReportOptions | None, run: Run, opened: Callable[[], Chec
 
 def _streamed(run: Run, tensors: CheckpointSource, output: Output, writer: StreamingExporter) -> QuantPlan:
     """Write each block as soon as it is quantized."""
-    model = tensors.model
-    started = run.start(model, tensors)
-    content = CheckpointContent(model, started.plan.config, started.plan)
-    skeleton = quantized_skeleton(model, started.plan)
+    started = run.start(tensors.model, tensors)
     with output.opened() as directory:
-        with writer.stream(content, skeleton, directory, output.options) as stream:
-            content = started.quantize(CheckpointSink(model, stream))
-        output.describe(content, directory)
+        with opened_sink(started, is_divided(run, run.ranks), directory, writer, output.options) as sink:
+            content = started.quantize(sink)
+        if run.ranks.is_first:
+            output.describe(content, directory)
     return content.plan
 
 
@@ -210,6 +233,8 @@ def quantize_with_journal(
     run: Run, tensors: CheckpointSource, output: Output, writer: ResumableExporter, identity: RunIdentity
 ) -> QuantPlan:
     """Write each block as soon as it is quantized, and enter it in a journal; go on from the journal of an earlier run.
+
+    Of several ranks, the first writes the output and the journal. The others read finished blocks from its files.
 
     Args:
         run: With its data.
@@ -221,17 +246,23 @@ def quantize_with_journal(
     Returns:
         The plan of what was done.
     """
-    model = tensors.model
+    model, ranks = tensors.model, run.ranks
     with output.opened() as directory:
-        journal = Journal.read(directory.parent) if finished_blocks(directory.parent) else None
+        journal = Journal.read(directory.parent) if ranks.is_first and finished_blocks(directory.parent) else None
         if journal is not None:
             journal.refuse_other_run(identity)
-            run = run.in_memory_mode(journal.two_passes)
             journal.remove_later_files(directory)
+        two_passes = ranks.broadcast(None if journal is None else journal.two_passes)
+        if two_passes is not None:
+            run = run.in_memory_mode(two_passes)
         started = run.start(model, tensors)
+        if not ranks.is_first:
+            with sink_of_other(started, directory, writer if two_passes is not None else None, output.options) as other:
+                return started.quantize(other).plan
         content = CheckpointContent(model, started.plan.config, started.plan)
         open_stream = writer.stream if journal is None else writer.reopen
         with open_stream(content, quantized_skeleton(model, started.plan), directory, output.options) as stream:
+            ranks.barrier()  # the files are there now
             if not isinstance(stream, ResumableStream):
                 raise origin("exporters", output.exporter).error("has a method 'reopen', and its method 'stream' gives no ResumableStream")
             journal = journal or Journal.begin(directory, identity, two_passes=run.two_passes)
@@ -242,12 +273,14 @@ def quantize_with_journal(
 
 
 def _whole(run: Run, tensors: CheckpointSource, output: Output) -> QuantPlan:
-    """Read the whole model, quantize it in memory, then write it."""
+    """Read the whole model, quantize it in memory, then write it; of several ranks, the first does."""
     model = tensors.model
     tensors.load_all()
     refuse_non_finite(model, run.plan.quantized)
     content = run.quantize(model, InPlaceSink(model))
-    with output.opened() as directory:
+    if not run.ranks.is_first:
+        return content.plan
+    with output.built() as directory:
         with attributed(f"writing '{output.path}'", origin("exporters", output.exporter)):
             output.writer.export(content, directory, output.options)
         output.describe(content, directory)

@@ -36,7 +36,8 @@ class RunIdentity:
     """What the result of a run depends on, as JSON values by name.
 
     Attributes:
-        settings: Configuration as it is resolved for the model, exporter and its options, converters, device, dtype.
+        settings: Configuration as it is resolved for the model, exporter and its options, converters, device, dtype, order
+            of sums.
         versions: Of torch, transformers and the distributions whose formats, observers, algorithms and exporter the run uses.
         source: Of each file of the checkpoint its size, and digests of its header and of a sample of its bytes, which differs where a model
             has been trained further; a digest of its config.json.
@@ -59,6 +60,7 @@ class RunIdentity:
         options: ExportOptions,
         converters: Sequence[WeightConverter],
         device: torch.device,
+        is_deterministic: bool = False,
     ) -> Self:
         """Return the identity of a run.
 
@@ -71,6 +73,7 @@ class RunIdentity:
             options: Of the export.
             converters: What stored tensors become before they are the model's.
             device: Where the run works.
+            is_deterministic: Whether the result does not depend on the number of processes (`quark.ranks.Ranks`).
         """
         common = {f.name: getattr(options, f.name) for f in attrs.fields(ExportOptions) if f.name not in _NOT_OF_THE_WEIGHTS}
         settings = {
@@ -80,6 +83,7 @@ class RunIdentity:
             "exporter options": {**common, **options.own},
             "weight converters": [[c.source_patterns, c.target_patterns, [repr(o) for o in c.operations]] for c in converters],
             "device": device.type,
+            "deterministic": is_deterministic,
             "dtype": str(next(p.dtype for p in model.parameters())),
         }
         # As it is when it has been written as JSON and read again; objects become their representation.

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from types import MappingProxyType
 from typing import Any
 
@@ -31,6 +31,7 @@ from quark.planning.decoder_blocks import Block, decoder_blocks
 from quark.planning.family import text_config
 from quark.planning.plan import QuantPlan
 from quark.planning.plan_row import PlanRow
+from quark.ranks import ALONE, Ranks
 from quark.runs.block_figures import RunFigures
 from quark.runs.memory import FreedMemory, tokens_in
 from quark.runs.sink import BlockResult, BlockSink
@@ -63,6 +64,7 @@ def quantize_blocks(
     two_passes: bool = False,
     transforms: Sequence[StartedTransform] = (),
     spilled: SpilledInputs | None = None,
+    ranks: Ranks = ALONE,
 ) -> CalibrationReport:
     """Quantize ``model`` by ``plan``, block by block; layers outside the blocks come last, and are rounded to nearest.
 
@@ -80,46 +82,36 @@ def quantize_blocks(
         transforms: From `start_transforms`. They change each block before it is rounded, in this order; those that need statistics cost
             one more pass of each block.
         spilled: Holds what forwards keep while they wait at a block; None leaves it in memory.
+        ranks: The processes that share the run: each has its part of the calls. Without calls, each has the blocks that its sink wants.
     """
     blocks = decoder_blocks(model, plan.architecture)
     rows_of = [[r for r in plan.quantized if b.owns(r.name)] for b in blocks]
     outside = [r for r in plan.quantized if not any(b.owns(r.name) for b in blocks)]
-    with_float = any(kind.wants_float for kind in rounding.needs)
     groups = InputGroups(plan.architecture, plan.config.shared_scale_groups)
-    freed = FreedMemory(1) if rounding.needs else FreedMemory()
-    report = CalibrationReport()
-    figures = RunFigures(report, tokens_in(calls), 2 if with_float else 1)
+    freed, report = FreedMemory(1) if rounding.needs else FreedMemory(), CalibrationReport()
+    figures = RunFigures(report, tokens_in(calls), 1 + any(kind.wants_float for kind in rounding.needs))
     source = source or InMemorySource()
-    pipeline = BlockPipeline(model, plan, rounding, transforms, source, sink, two_passes, groups, freed, report, figures)
+    pipeline = BlockPipeline(model, plan, rounding, transforms, source, sink, two_passes, ranks, groups, freed, report, figures)
     layers = quantized_layers(model, outside)
-    scales = ActivationScales(layers, (), plan.config, plan.architecture)
+    scales = ActivationScales(layers, (), plan.config, plan.architecture, ranks)
+    finished = ranks.broadcast([sink.finished(b) for b in blocks])
     with ExitStack() as stack:
-        steps: LockStep | None = None
         is_calibrated = plan.calibrated or rounding.needs or any(t.needs for t in transforms)
-        if is_calibrated and (scales or any(sink.finished(b) is None for b in blocks)):
-            stack.enter_context(without_cache(model))
-            stack.enter_context(showing_all(model, plan.config.calibrate_all_experts))
-            stack.enter_context(scales.watching(model))
-            if with_float:
-                stack.enter_context(figures.depth.watching(blocks))
-            modules = [b.module for b in blocks]
-            steps = LockStep(model, modules, calls, to_the_end=bool(scales), with_float=with_float, spilled=spilled)
-            stack.enter_context(steps)
-            with figures.clock.phase("forward"):
-                steps.advance(-1)
-        for i, (block, rows) in enumerate(zip(blocks, rows_of, strict=True)):
+        has_forwards = is_calibrated and (scales or None in finished)
+        steps = stack.enter_context(_forwards(pipeline, blocks, calls, scales, spilled)) if has_forwards else None
+        for i, (block, rows, result) in enumerate(zip(blocks, rows_of, finished, strict=True)):
             block_run = None if steps is None else steps.at(i)
-            finished = sink.finished(block)
-            if finished is None:
+            if result is not None:
+                pass_finished_block(pipeline, block, rows, block_run, result)
+            elif block_run is not None or sink.wants(block):
                 quantize_block(pipeline, block, rows, block_run)
-            else:
-                pass_finished_block(pipeline, block, rows, block_run, finished)
             progress(i + 1, len(blocks), block.name)
     finish_layers(pipeline, layers, scales)
     with figures.clock.phase("write"):
         sink.end_block(None, BlockResult())
     figures.end_block(None, 0, 0, {})
-    return pipeline.report
+    report.join_with(ranks, [b.name or "model" for b in blocks])
+    return report
 
 
 @attrs.frozen(eq=False)
@@ -134,6 +126,7 @@ class BlockPipeline:
         source: Has the tensors of a block.
         sink: Takes finished layers.
         two_passes: As of `quantize_blocks`.
+        ranks: The processes that share the run.
         input_groups: Learns from block to block which layers share an input.
         freed: Gives memory back to the system.
         report: What all blocks report.
@@ -147,6 +140,7 @@ class BlockPipeline:
     source: BlockSource
     sink: BlockSink
     two_passes: bool
+    ranks: Ranks
     input_groups: InputGroups
     freed: FreedMemory
     report: CalibrationReport
@@ -161,6 +155,27 @@ class BlockPipeline:
         self.input_groups.recall(learned["input_groups"])
         for transform, own in zip(self.transforms, learned["transforms"], strict=True):
             transform.recall(own)
+
+
+@contextmanager
+def _forwards(
+    pipeline: BlockPipeline, blocks: Sequence[Block], calls: Sequence[Call], scales: ActivationScales, spilled: SpilledInputs | None
+) -> Iterator[LockStep]:
+    """Yield the calibration forwards, which wait at the first block; ``scales`` are those of layers outside the blocks."""
+    model, figures = pipeline.model, pipeline.figures
+    with_float = figures.streams == 2
+    modules = [b.module for b in blocks]
+    with ExitStack() as stack:
+        stack.enter_context(without_cache(model))
+        stack.enter_context(showing_all(model, pipeline.plan.config.calibrate_all_experts))
+        stack.enter_context(scales.watching(model))
+        if with_float:
+            stack.enter_context(figures.depth.watching(blocks))
+        steps = LockStep(model, modules, calls, to_the_end=bool(scales), with_float=with_float, spilled=spilled, ranks=pipeline.ranks)
+        stack.enter_context(steps)
+        with figures.clock.phase("forward"):
+            steps.advance(-1)
+        yield steps
 
 
 def start_transforms(model: nn.Module, plan: QuantPlan, transforms: Sequence[Transform]) -> list[StartedTransform]:
@@ -198,9 +213,11 @@ def quantize_block(pipeline: BlockPipeline, block: Block, rows: Sequence[PlanRow
 
     # Calibration and rounding: forwards pause at each input group until its statistics are complete and its layers are rounded.
     layers = quantized_layers(model, rows)
-    scales = ActivationScales(layers, [a for a in plan.attentions if block.owns(a.name)], plan.config, plan.architecture)
-    with counting(model, scales.experts.among(layers) if block_run else ()) as tokens, phase("forward"):
+    attentions = [a for a in plan.attentions if block.owns(a.name)]
+    scales = ActivationScales(layers, attentions, plan.config, plan.architecture, pipeline.ranks)
+    with counting(model, scales.experts.among(layers) if block_run else ()) as own_tokens, phase("forward"):
         rounded, inputs = _calibrated(pipeline, block, layers, block_run, scales, report)
+    tokens = _of_all_ranks(own_tokens, pipeline.ranks)
     report.count(tokens)
 
     # Scales of activations, and weights that are rounded to nearest.
@@ -241,13 +258,15 @@ def pass_finished_block(
     pipeline.source.load(block)
     size = sum(p.nbytes for p in block.module.parameters())
     floats = [f for f in block_run.forwards if f.is_float or not rounding.needs]
-    again = [t for t in pipeline.transforms if floats or not t.needs]
+    has_floats = pipeline.ranks.any(bool(floats))
+    again = [t for t in pipeline.transforms if has_floats or not t.needs]
     if again:
         BlockTransforms(block_run, block, rows, again, plan.architecture, text_config(model)).apply()
     block_run.release(floats)
     if rounding.needs:
         layers = quantized_layers(model, rows)
-        scales = ActivationScales(layers, [a for a in plan.attentions if block.owns(a.name)], plan.config, plan.architecture)
+        attentions = [a for a in plan.attentions if block.owns(a.name)]
+        scales = ActivationScales(layers, attentions, plan.config, plan.architecture, pipeline.ranks)
         install(model, scales.inside)
         pipeline.sink.accept(layers)
         pipeline.sink.read(block)
@@ -282,6 +301,12 @@ def _calibrated(
         return set(), {}
     with figures.clock.phase("solve"):
         return round_without_statistics(rounding, block, layers, pipeline.input_groups.siblings, report), {}
+
+
+def _of_all_ranks(tokens: Mapping[str, int], ranks: Ranks) -> dict[str, int]:
+    """Return the numbers of tokens that have reached layers, on all ranks together."""
+    counts = ranks.gather(dict(tokens)) if tokens else []
+    return {name: sum(count[name] for count in counts) for name in tokens}
 
 
 def quantized_layers(model: nn.Module, rows: Iterable[PlanRow]) -> dict[str, QuantizedLayer]:

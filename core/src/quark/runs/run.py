@@ -13,6 +13,7 @@ from torch import nn
 from quark.algorithms import NamesLayers, ResolvesForModel, Rounding, ValidatedTransform
 from quark.calibration.batches import Call, calls
 from quark.calibration.block_transforms import StartedTransform
+from quark.calibration.sample_grid import SampleGrid
 from quark.calibration.spilled_inputs import SpilledInputs
 from quark.calibration.transform_validation import TransformValidation, validate_transforms
 from quark.checkpoint.content import CheckpointContent, set_results
@@ -27,6 +28,7 @@ from quark.planning.plan import QuantPlan, has_static_scale, make_plan
 from quark.planning.plan_row import PlanRow
 from quark.planning.plan_text import plan_lines, warning_lines
 from quark.plugins.attribution import attributed
+from quark.ranks import ALONE, Ranks
 from quark.runs.excluded_schemes import refuse_excluded_schemes
 from quark.runs.memory import SHARE, free_bytes, held_bytes, held_probabilities, tokens_in
 from quark.runs.progress import reporting
@@ -53,14 +55,16 @@ class Run:
     Attributes:
         plan: Made from this very model, or from one of the same structure.
         algorithms: What changes weights.
-        data: Calibration forwards; empty where nothing needs any.
+        data: Calibration forwards, of all ranks; empty where nothing needs any.
         two_passes: Whether each block is passed twice, for want of memory.
+        ranks: The processes that share the run. Each has the same model, configuration and data.
     """
 
     plan: QuantPlan
     algorithms: Algorithms
     data: Sequence[Call] = ()
     two_passes: bool = False
+    ranks: Ranks = ALONE
 
     @property
     def needs_data(self) -> str:
@@ -74,13 +78,14 @@ class Run:
         return self.algorithms.works_by_block
 
     @attributed("planning the run")
-    def with_data(self, model: nn.Module, data: Data, device: torch.device) -> Run:
+    def with_data(self, model: nn.Module, data: Data, device: torch.device, ranks: Ranks = ALONE) -> Run:
         """Return the run with its data and its memory mode, and log its plan. Nothing is changed.
 
         Args:
             model: Of the plan; meta tensors will do.
             data: Calibration data, read where something needs them.
             device: Where the forwards run.
+            ranks: The processes that share the run.
 
         Raises:
             CalibrationError: Data are needed, and there are none.
@@ -94,13 +99,15 @@ class Run:
             data = data(self.needs_data) if self.needs_data else None
         is_read = self.needs_data or (is_validated and data is not None)
         batches = calls(data, wanted_by=self.needs_data, model=model) if is_read else []
-        two_passes = needs_two_passes(model, plan, self.algorithms.rounding, batches, device)
+        # In a deterministic run the mode does not depend on how many ranks share the samples.
+        held = batches if ranks.is_deterministic else batches[SampleGrid(len(batches), ranks).own]
+        two_passes = ranks.any(needs_two_passes(model, plan, self.algorithms.rounding, held, device))
         if two_passes:
             plan = attrs.evolve(plan, notes=(*plan.notes, TWO_PASSES))
         warned = warning_lines(plan)
         for line in plan_lines(plan):
             (get_logger().warning if line in warned else get_logger().info)(line)
-        return attrs.evolve(self, plan=plan, data=batches, two_passes=two_passes)
+        return attrs.evolve(self, plan=plan, data=batches, two_passes=two_passes, ranks=ranks)
 
     def in_memory_mode(self, two_passes: bool) -> Run:
         """Return the run with that memory mode in place of the one that fits the memory that is free now."""
@@ -124,7 +131,7 @@ class Run:
         source = source or InMemorySource()
         spilled = _spilled(self.plan.config)
         source.load(None)
-        validations = validate_transforms(model, self.plan, self.algorithms.transforms, self.data, source)
+        validations = validate_transforms(model, self.plan, self.algorithms.transforms, self.data, source, self.ranks)
         run = self._without(model, [name for name, validation in validations.items() if not validation.is_accepted])
         transforms = start_transforms(model, run.plan, run.algorithms.checked_transforms(run.plan.config))
         return StartedRun(run, model, source, transforms, validations, spilled)
@@ -137,7 +144,7 @@ class Run:
         run = plan_run(model, attrs.evolve(self.plan.config, algo_config=settings or None))
         notes = [*([TWO_PASSES] if self.two_passes else []), *(f"left out, since it would do no good: {name}" for name in names)]
         plan = attrs.evolve(run.plan, notes=(*run.plan.notes, *notes))
-        return attrs.evolve(run, plan=plan, data=self.data, two_passes=self.two_passes)
+        return attrs.evolve(run, plan=plan, data=self.data, two_passes=self.two_passes, ranks=self.ranks)
 
     def without_idle(self, names: Sequence[str]) -> QuantPlan:
         """Return the plan without those transforms that have changed no block, with a warning; one that also rounds stays."""
@@ -201,6 +208,7 @@ class StartedRun:
                 two_passes=run.two_passes,
                 transforms=self.transforms,
                 spilled=self.spilled,
+                ranks=run.ranks,
             )
         plan = run.without_idle([name for i, name in enumerate(run.algorithms.transforms) if i not in report.applied])
         report.validated = {name: metrics for name, validation in self.validations.items() if (metrics := validation.metrics())}

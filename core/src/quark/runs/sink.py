@@ -36,7 +36,13 @@ class BlockSink(Protocol):
     """Accepts the finished layers of one block after another."""
 
     def finished(self, block: Block) -> BlockResult | None:
-        """Return the result of a block that an interrupted run has finished, and that is not to be quantized again; else None."""
+        """Return the result of a block that an interrupted run has finished, and that is not to be quantized again; else None.
+
+        The first rank's answer counts; the others read the block if it says so.
+        """
+
+    def wants(self, block: Block) -> bool:
+        """Return whether this rank has to quantize a block for which no calibration forward is needed: else another rank does."""
 
     def accept(self, layers: Mapping[str, QuantizedLayer]) -> None:
         """Accept quantized layers, by full name."""
@@ -60,6 +66,10 @@ class InPlaceSink:
     def finished(self, block: Block) -> BlockResult | None:
         """Return None: every run starts with the first block."""
         return None
+
+    def wants(self, block: Block) -> bool:
+        """Return True: the model is complete on every rank."""
+        return True
 
     def accept(self, layers: Mapping[str, QuantizedLayer]) -> None:
         """Replace the float layer of each name by the quantized layer."""

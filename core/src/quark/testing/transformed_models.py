@@ -64,6 +64,10 @@ class _Discard:
     def finished(self, block: Any) -> None:
         """Return None: every block is transformed."""
 
+    def wants(self, block: Any) -> bool:
+        """Return True: all blocks are transformed."""
+        return True
+
     def accept(self, layers: Mapping[str, Any]) -> None:
         """Forget the quantized layers."""
 

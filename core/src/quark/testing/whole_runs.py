@@ -1,24 +1,31 @@
-"""Whole runs on the small model, two ways: from disk and in memory; and through a checkpoint and back."""
+"""Whole runs on the small model, two ways: from disk and in memory, by one rank and by two; and through a checkpoint and back."""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
+from quark.calibration.report import CalibrationReport
 from quark.checkpoint import ExportOptions, import_model_from_safetensors
 from quark.checkpoint.export import export_with
 from quark.config.model import QConfig
 from quark.hf.loading import load_model
 from quark.plugins import exporters
+from quark.ranks import Ranks
 from quark.runs import ModelQuantizer, quantize_checkpoint
+from quark.runs.run import plan_run
+from quark.runs.sink import InPlaceSink
 from quark.testing.check import NotApplicableError, require
-from quark.testing.small_models import batches, logits, saved
+from quark.testing.small_models import batches, logits, saved, small_model
+from quark.testing.threads import in_threads
 
-__all__ = ["contents", "readable_layout", "require_reload", "require_same_from_disk"]
+__all__ = ["contents", "readable_layout", "require_reload", "require_same_by_two_ranks", "require_same_from_disk", "shared_report"]
 
 
 def contents(directory: Path) -> dict[str, bytes]:
@@ -56,6 +63,44 @@ def require_same_from_disk(config: QConfig, layout: str | None = None, options: 
         one, other = contents(disk), contents(memory)
         different = sorted(name for name in {*one, *other} if one.get(name) != other.get(name))
         require(not different, f"gives another {different[0] if different else ''} when it is run from disk than in memory")
+
+
+def require_same_by_two_ranks(config: QConfig) -> None:
+    """Require that two ranks, each with half of the data, come to the tensors and the report of one, to the bit.
+
+    Args:
+        config: Of the run, which is deterministic.
+    """
+
+    def quantized_by(ranks: Ranks, model: nn.Module) -> dict[str, Any]:
+        run = plan_run(model, config).with_data(model, batches(), torch.device("cpu"), ranks)
+        content = run.quantize(model, InPlaceSink(model))
+        return {**model.state_dict(), "the report": shared_report(model.quark_report), "the plan": content.plan.to_dict()}  # type: ignore[arg-type]
+
+    results = []
+    for size in (1, 2):
+        models = [small_model() for _ in range(size)]
+        results += in_threads(partial(_by_rank, quantized_by, models), size, is_deterministic=True)
+    alone, *others = results
+    for rank, other in enumerate(others):
+        different = sorted(name for name in {*alone, *other} if not _equal(alone.get(name), other.get(name)))
+        require(not different, f"gives another {different[0] if different else ''} on rank {rank} of two than on one")
+
+
+def shared_report(report: CalibrationReport) -> dict[str, Any]:
+    """Return what the reports of all ranks agree on: without times, and without figures of a rank's own samples."""
+    of_a_rank = ("weights", "histograms", "blocks", "seconds")
+    return {**{name: value for name, value in report.to_dict().items() if name not in of_a_rank}, "figures of": sorted(report.weights)}
+
+
+def _by_rank(work: Callable[[Ranks, nn.Module], dict[str, Any]], models: Sequence[nn.Module], ranks: Ranks) -> dict[str, Any]:
+    return work(ranks, models[ranks.rank])
+
+
+def _equal(one: Any, other: Any) -> bool:
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return one.dtype is other.dtype and torch.equal(one, other)
+    return bool(one == other)
 
 
 def require_reload(

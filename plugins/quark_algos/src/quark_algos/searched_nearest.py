@@ -8,6 +8,7 @@ from typing import ClassVar
 import torch
 
 from quark.algorithms import Hessian, Metrics, RoundingTask, Statistic
+from quark.quantizers import GroupScales
 from quark_algos.gptq.damping import shrunk
 from quark_algos.scale_search import search
 
@@ -29,7 +30,13 @@ class SearchedNearest:
         hessian = task.statistic(Hessian)
         weights = task.stacked()
         grid = weights.grid()
-        scales = search(weights.wt, grid, shrunk(hessian.matrix(), hessian.shrinkage()))
-        subscales = grid.with_subscales(weights.wt, scales)
-        weights.keep(grid, grid.round_(weights.wt, subscales), scales)
+        h = shrunk(hessian.matrix(), hessian.shrinkage())
+
+        def searched(rows: slice) -> GroupScales:
+            return search(weights.wt[:, rows], grid.of_rows(rows), h)
+
+        rows = weights.wt.shape[1]
+        # Rows are independent, unless scales span them.
+        scales = GroupScales.beside(task.by_rows(searched, rows)) if grid.fixed is None else search(weights.wt, grid, h)
+        weights.keep(grid, grid.round_(weights.wt, grid.with_subscales(weights.wt, scales)), scales)
         return {name: {} for name in task.layers}

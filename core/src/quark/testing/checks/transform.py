@@ -19,7 +19,7 @@ from quark.testing.settings_checks import processor_of, settings_of
 from quark.testing.small_models import coarse_scheme, logits, quantized, run_config, scheme_with_inputs, small_model
 from quark.testing.subject import Subject, find_subject
 from quark.testing.transformed_models import distance, float64_logits, named_parts, transformed
-from quark.testing.whole_runs import readable_layout, require_reload, require_same_from_disk
+from quark.testing.whole_runs import readable_layout, require_reload, require_same_by_two_ranks, require_same_from_disk
 
 TOLERANCE = 1e-9
 """Far above float64 rounding in two blocks, far below the effect of a scale."""
@@ -195,6 +195,12 @@ def reloads_to_the_same_logits(subject: Subject) -> None:
 def streams_to_the_same_bytes(subject: Subject) -> None:
     """A checkpoint that is quantized from disk, block by block where it ``works_by_block``, has the bytes of one made in memory."""
     require_same_from_disk(run_config(_schemes()[-1], _settings(subject)))
+
+
+@check("transform")
+def is_the_same_on_two_ranks(subject: Subject) -> None:
+    """Two processes that share a deterministic run, each with half of the data, change weights as one does, to the bit."""
+    require_same_by_two_ranks(run_config(_schemes()[-1], _settings(subject)))
 
 
 @check("transform")

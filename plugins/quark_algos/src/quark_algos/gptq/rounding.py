@@ -80,10 +80,19 @@ class ColumnRounding:
         if not few_tokens:  # with few tokens, a channel that was always 0 may have inputs in others
             weights.wt[solver.dead] = 0
         grid = weights.grid()
-        swept, scales = _rounded(weights.wt, hessian.matrix(), grid, solver, causal)
-        weights.keep(grid, swept.q, scales)
+        h = hessian.matrix()
+
+        def rounded_rows(rows: slice) -> tuple[Tensor, Tensor, GroupScales]:
+            swept, scales = _rounded(weights.wt[:, rows].contiguous(), h, grid.of_rows(rows), solver, causal)
+            return swept.q, swept.loss, scales
+
+        rows = weights.wt.shape[1]
+        # Rows are independent given the factor, unless scales span them.
+        parts = task.by_rows(rounded_rows, rows) if grid.fixed is None else [rounded_rows(slice(0, rows))]
+        q, loss, scales = zip(*parts, strict=True)
+        weights.keep(grid, torch.cat(q, 1), GroupScales.beside(scales))
         metrics = solver.metrics | {"few_tokens": few_tokens} | ({} if share is None else {"correction_share": share})
-        losses = weights.by_layer(swept.loss)
+        losses = weights.by_layer(torch.cat(loss))
         return {name: metrics | {"output_mse": float(loss.mean()) / max(hessian.tokens, 1)} for name, loss in losses.items()}
 
     def _fitting(self, hessian: Hessian) -> Recipe:

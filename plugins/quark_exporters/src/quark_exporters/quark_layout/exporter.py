@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from quark.checkpoint.companions import save_companions
 from quark.checkpoint.content import CheckpointContent
-from quark.checkpoint.exporter import ExportOptions, ResumableStream
+from quark.checkpoint.exporter import ExportOptions, ResumableStream, SharedStream
 from quark.checkpoint.shard_layout import ShardLayout
 from quark.checkpoint.shard_writer import ShardWriter, create_shards
 from quark.config.model import QConfig
@@ -53,6 +53,12 @@ class SafetensorsExporter:
             )
         with self.stream(content, skeleton, out, options) as stream:
             yield stream
+
+    @contextmanager
+    def join(self, content: CheckpointContent, skeleton: nn.Module, out: Path, options: ExportOptions) -> Iterator[SharedStream]:
+        """As `quark.checkpoint.SharedExporter.join`."""
+        with ShardWriter(ShardLayout.of(self.announced(content, skeleton, options), options.max_shard_bytes), out) as writer:
+            yield _Stream(content, options, out, writer)
 
     def announced(self, content: CheckpointContent, skeleton: nn.Module, options: ExportOptions) -> list[Mapping[str, Tensor]]:
         """As `quark.checkpoint.AnnouncesTensors.announced`."""
@@ -106,6 +112,18 @@ class _Stream:
     def read(self, block: Block) -> None:
         """As `quark.checkpoint.ResumableStream.read`."""
         read_block(self._content.model, self._content.plan, self._options, Region(block.name), self._writer)
+
+    def skip(self, block: Block) -> None:
+        """As `quark.checkpoint.SharedStream.skip`."""
+        self._written.append(block.name)
+
+    def written(self) -> frozenset[str]:
+        """As `quark.checkpoint.SharedStream.written`."""
+        return frozenset(self._writer.written())
+
+    def count_as_written(self, names: Iterable[str]) -> None:
+        """As `quark.checkpoint.SharedStream.count_as_written`."""
+        self._writer.count_as_written(names)
 
     def finish(self, content: CheckpointContent) -> None:
         """As `quark.checkpoint.BlockStream.finish`."""

@@ -1,0 +1,91 @@
+"""One run by one process and by several, each with one core: how much less time several take.
+
+    python -m benchmarks.shared_run MODEL TEXT [--ranks 2] [--scheme int4_wo_64] [--algorithm gptq] [--calls 16] [--repeats 3]
+
+Runs by one process and by several alternate. For each: ``wall``, the seconds of `quantize_checkpoint` on the slowest rank, imports left
+out; and ``cpu``, the seconds that the slowest rank computed, which programs beside it change little, and which leaves out what ranks wait
+for each other. ``ratio`` is the median of several ÷ that of one. The project's bar is a ``wall`` ratio of 0.6 for two, on two idle cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+__all__ = ["main"]
+
+
+def work(args: argparse.Namespace) -> None:
+    """Quantize as one of the ranks, and print the seconds of the slowest."""
+    from quark.hf.calibration_text import calibration_tokens
+    from quark.hf.tokenizer import load_tokenizer
+    from quark.process_group import ranks_of_environment
+    from quark.runs import quantize_checkpoint
+    from quark.torch import LLMTemplate
+
+    torch.set_num_threads(1)
+    data = calibration_tokens(load_tokenizer(args.model), args.text, args.calls, args.length)
+    config = LLMTemplate.get(json.loads((args.model / "config.json").read_text())["model_type"]).get_config(
+        scheme=args.scheme, algorithm=[args.algorithm]
+    )
+    with ranks_of_environment(torch.device("cpu"), is_deterministic=args.deterministic) as (ranks, _):
+        ranks.barrier()
+        wall, cpu = time.perf_counter(), time.process_time()
+        quantize_checkpoint(args.model, args.out, config, data, ranks=ranks)
+        seconds = ranks.gather((time.perf_counter() - wall, time.process_time() - cpu))
+    if ranks.is_first:
+        print(json.dumps({"wall": max(s[0] for s in seconds), "cpu": max(s[1] for s in seconds)}))
+
+
+def measured(ranks: int) -> dict[str, float]:
+    """Return the seconds of a run by so many processes."""
+    many = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
+    with tempfile.TemporaryDirectory() as directory:
+        command = [sys.executable, *many, "-m", "benchmarks.shared_run", *sys.argv[1:], "--out", f"{directory}/out"]
+        output = subprocess.run(command, check=True, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}).stdout
+    seconds: dict[str, float] = json.loads(output.splitlines()[-1])
+    return seconds
+
+
+def main() -> None:
+    """Measure, and print a JSON line for each run and one for the ratios."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("text", type=Path)
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--scheme", default="int4_wo_64")
+    parser.add_argument("--algorithm", default="gptq")
+    parser.add_argument("--calls", type=int, default=16)
+    parser.add_argument("--length", type=int, default=512)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--deterministic", action="store_true")
+    parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.out is not None:
+        work(args)
+        return
+    runs: dict[int, list[dict[str, float]]] = {1: [], args.ranks: []}
+    for _ in range(args.repeats):
+        for ranks, each in runs.items():
+            each.append(measured(ranks))
+            print(
+                json.dumps({"ranks": ranks, "load": round(os.getloadavg()[0], 1), **{k: round(s, 1) for k, s in each[-1].items()}}),
+                flush=True,
+            )
+    one, several = (
+        {kind: statistics.median(run[kind] for run in each) for kind in ("wall", "cpu")} for each in (runs[1], runs[args.ranks])
+    )
+    print(json.dumps({"ratio": {kind: round(several[kind] / one[kind], 3) for kind in one}}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,136 @@
+"""SampleGrid: which calibration calls a rank runs; Sums: statistics of a layer's input, summed over calls and ranks.
+
+The calls of a run are divided into at most `CELLS` cells of consecutive calls, whatever the number of ranks, and a rank has consecutive
+cells. In a deterministic run the statistics of cells are merged as the leaves of a binary tree over all cells: the order of additions, and
+so every bit of the sum, is the same for one rank and for many. Ranks exchange the sums of the largest subtrees that they have whole, which
+is one for each of 2, 4, 8… ranks. In other runs each rank has one sum of its calls, and the ranks' sums are added in any order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import attrs
+import torch
+from torch import Tensor
+
+from quark.algorithms import Statistic
+from quark.ranks import ALONE, Ranks
+
+__all__ = ["CELLS", "SampleGrid", "Sums"]
+
+CELLS = 64
+"""Cells of a grid, a power of two: a deterministic run has samples for so many ranks, and holds up to 7 sums of an input at a time."""
+
+
+@attrs.frozen(eq=False)
+class SampleGrid:
+    """The calls of a run, divided among its ranks.
+
+    Attributes:
+        calls: How many there are.
+        ranks: The ranks.
+    """
+
+    calls: int
+    ranks: Ranks = ALONE
+
+    @property
+    def own(self) -> slice:
+        """The numbers of the calls that this rank runs."""
+        if not self.ranks.is_deterministic:
+            return self.ranks.part(self.calls)
+        cells = self.own_cells
+        inside = [number for number in range(self.calls) if cells.start <= self.cell(number) < cells.stop]
+        return slice(inside[0], inside[-1] + 1) if inside else slice(0, 0)
+
+    @property
+    def own_cells(self) -> slice:
+        """The numbers of the cells of this rank, in a deterministic run."""
+        used = min(CELLS, self.calls)
+        part = self.ranks.part(used)
+        return slice(part.start, CELLS if part.stop == used else part.stop)
+
+    def cell(self, call: int) -> int:
+        """Return the number of the cell of a call."""
+        return call * min(CELLS, self.calls) // max(self.calls, 1)
+
+
+@attrs.frozen(eq=False)
+class _Subtree:
+    """The statistics of the cells from ``start`` on, ``size`` of them: a power of two, of which ``start`` is a multiple."""
+
+    start: int
+    size: int
+    statistics: dict[type[Statistic], Statistic]
+
+
+class Sums:
+    """Statistics of one input, over the calls of this rank and then of all.
+
+    Args:
+        kinds: Of the statistics.
+        columns: K, the number of input channels.
+        device: Where the inputs lie.
+        grid: The calls.
+    """
+
+    def __init__(self, kinds: Sequence[type[Statistic]], columns: int, device: torch.device, grid: SampleGrid) -> None:
+        self._kinds = kinds
+        self._columns = columns
+        self._device = device
+        self._grid = grid
+        self._cell = -1
+        self._statistics = self._new()
+        self._subtrees: list[_Subtree] = []
+
+    def update(self, x: Tensor, reference: Tensor | None, call: int) -> None:
+        """Add tokens of a call to the statistics; calls come in order. The other arguments are those of `Statistic.update`."""
+        if self._grid.ranks.is_deterministic and (cell := self._grid.cell(call)) != self._cell:
+            self._end_cell(cell)
+            self._cell = cell
+        for statistic in self._statistics.values():
+            statistic.update(x, reference)
+
+    def of_all_ranks(self) -> dict[type[Statistic], Statistic]:
+        """Return the statistics of all calls, by class; collective, and called once."""
+        ranks = self._grid.ranks
+        if not ranks.is_deterministic:
+            return {kind: statistic.of_all_ranks(ranks) for kind, statistic in self._statistics.items()}
+        self._end_cell(self._grid.own_cells.stop)
+        subtrees = [subtree for each in ranks.gather(self._subtrees) for subtree in each]
+        whole = _joined(subtrees, 0, CELLS)
+        return whole[0].statistics if whole else self._new()
+
+    def _end_cell(self, next_cell: int) -> None:
+        """Keep the sums of the cell that has ended, and merge all subtrees before ``next_cell`` that are complete."""
+        if self._cell >= 0:
+            self._subtrees.append(_Subtree(self._cell, 1, self._statistics))
+            self._statistics = self._new()
+        self._subtrees = _joined(self._subtrees, self._grid.own_cells.start, next_cell)
+        self._cell = -1
+
+    def _new(self) -> dict[type[Statistic], Statistic]:
+        return {kind: kind(self._columns, self._device) for kind in self._kinds}
+
+
+def _joined(subtrees: Sequence[_Subtree], start: int, stop: int) -> list[_Subtree]:
+    """Return subtrees, in order, merged as far as their parents lie within the cells from ``start`` to ``stop``.
+
+    A subtree without tokens is not there, and its sibling is the sum of their parent.
+    """
+    joined = list(subtrees)
+    size = 1
+    while size < CELLS:
+        level, joined = joined, []
+        for subtree in level:
+            parent = subtree.start // (2 * size) * (2 * size)
+            if subtree.size != size or parent < start or parent + 2 * size > stop:
+                joined.append(subtree)
+            elif joined and joined[-1].start == parent and joined[-1].size == 2 * size:
+                for kind, statistic in joined[-1].statistics.items():
+                    statistic.merge(subtree.statistics[kind])
+            else:
+                joined.append(_Subtree(parent, 2 * size, subtree.statistics))
+        size *= 2
+    return joined
