@@ -327,18 +327,6 @@ def test_formats_of_plugins_that_are_not_installed_say_what_to_install(export: s
     assert not (tmp_path / "out").exists()
 
 
-def test_the_older_exporter_class_writes_gguf_files_with_the_tokenizer_of_that_path(tmp_path: Path) -> None:
-    reader = pytest.importorskip("gguf", reason="the extra quark-exporters[gguf] is not installed").GGUFReader
-    tiny_tokenizer().save_pretrained(tmp_path / "tokenizer")
-    exporter, model = ModelExporter(tmp_path / "out"), quantized("int4_wo_64")
-    with pytest.raises(ConfigError, match=r"model_type='qwen2'.*llama"):
-        exporter.export_gguf_model(model, str(tmp_path / "tokenizer"), "qwen2")
-    with pytest.raises(CheckpointError, match="no tokenizer"):
-        exporter.export_gguf_model(model, str(tmp_path), "llama")
-    exporter.export_gguf_model(model, str(tmp_path / "tokenizer" / "tokenizer.json"), "llama")
-    assert reader(tmp_path / "out" / "model.gguf").get_field("tokenizer.ggml.model").contents() == "gpt2"
-
-
 def test_a_tokenizer_that_cannot_be_saved_leaves_nothing(tmp_path: Path) -> None:
     class Broken:
         def save_pretrained(self, _: Any) -> None:

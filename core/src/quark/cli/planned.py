@@ -14,6 +14,7 @@ from quark.errors import QuarkError, UnknownNameError
 if TYPE_CHECKING:
     from torch import nn
 
+    from quark.checkpoint import ExportOptions
     from quark.cli.calibration_options import CalibrationChoices
     from quark.cli.export_choices import ExportChoices
     from quark.config.model import QConfig
@@ -55,10 +56,25 @@ def print_planned(
     Raises:
         QuarkError: Something refuses the run: all that is known of it, after the plan has been printed.
     """
-    from quark.checkpoint.destination import refuse_used_directory
     from quark.runs.estimate_text import planned_lines
     from quark.runs.planned_run import plan as planned_run
     from quark.runs.workload import Calibration
+
+    options, errors = _checked(out, calibration, export)
+    size = Calibration(calibration.count, calibration.length)
+    where: Any = {"device": device, "dtype": dtype, "exporter": export.exporter, "trust_remote_code": trust_remote_code}
+    planned = planned_run(source, config, calibration=size, options=options, probing=probe, **where).with_errors(errors)
+    if as_json:
+        selection = {} if chosen is None else {"selection": chosen.to_dict()}
+        typer.echo(json.dumps(planned.to_dict() | selection, indent=2))
+    elif lines := planned_lines(planned):
+        typer.echo("\n".join(lines))
+    refuse(planned)
+
+
+def _checked(out: Path | None, calibration: CalibrationChoices, export: ExportChoices) -> tuple[ExportOptions | None, list[QuarkError]]:
+    """Return the options of the export, None where they cannot be read, and the errors of options that a plan of the run does not find."""
+    from quark.checkpoint.destination import refuse_used_directory
 
     errors: list[QuarkError] = []
     options = None
@@ -77,15 +93,7 @@ def print_planned(
         calibration.refuse_missing()
     except QuarkError as error:
         errors.append(error)
-    size = Calibration(calibration.count, calibration.length)
-    where: Any = {"device": device, "dtype": dtype, "exporter": export.exporter, "trust_remote_code": trust_remote_code}
-    planned = planned_run(source, config, calibration=size, options=options, probing=probe, **where).with_errors(errors)
-    if as_json:
-        selection = {} if chosen is None else {"selection": chosen.to_dict()}
-        typer.echo(json.dumps(planned.to_dict() | selection, indent=2))
-    elif lines := planned_lines(planned):
-        typer.echo("\n".join(lines))
-    refuse(planned)
+    return options, errors
 
 
 def refuse(planned: PlannedRun) -> None:

@@ -62,25 +62,19 @@ def quantize_checkpoint(
 ) -> QuantPlan:
     """Quantize a checkpoint. The result is what loading, `ModelQuantizer.quantize_model` and an export give, byte for byte.
 
-    Only what lies in no decoder block, and one block, are in memory. An exporter that cannot write block by block gets the whole model, and
-    so does a transform that does not work by blocks (`quark.algorithms.Transform`).
-
-    A run that works block by block keeps a journal beside its output: when it is killed or fails, the blocks that are finished stay, and
-    the same call with ``resume=True`` goes on with the next one. The result is that of a run that was not interrupted, byte for byte.
+    Only what lies in no decoder block, and one block are in memory, but for exporters and transforms that need the whole model. Blocks that
+    are finished when a run is killed or fails stay, beside a journal; the same call with ``resume=True`` goes on with the next one.
 
     Args:
         source: Directory of a checkpoint in Hugging Face form: float, or quantized in a layout that an installed plugin dequantizes.
         out: Directory to write; it must not exist, be empty, or hold what ``options.overwrite`` lets be replaced. It appears when complete.
         config: What each layer gets.
-        data: Calibration data (see `quark.calibration.batches.calls`), or a function that gives them: it is called with what
-            needs them, and only if anything does.
+        data: Calibration data (see `quark.calibration.batches.calls`), or a function that gives them to what needs them, if anything does.
         device: Torch device to work on.
         dtype: Of the float model: a key of float32, bfloat16, float16; ``auto`` takes what the checkpoint says.
         exporter: Name of an exporter.
         options: Of the export, those of the exporter's own among them.
-        weight_converters: What stored tensors become before they are the model's, such as one fused matrix of queries, keys and values
-            that the model has as three; None takes those of the model's template. A converter whose sources the model has a place for is
-            not applied (`quark.hf.converted_tensors`).
+        weight_converters: What stored tensors become before they are the model's (`quark.hf.weight_converters`); None: the template's.
         trust_remote_code: Whether code that comes with the checkpoint may run.
         resume: Whether to go on from the finished blocks of an earlier run to ``out``; without any, the run starts from the beginning.
         restart: Whether to discard finished blocks of an earlier run to ``out``.
@@ -92,36 +86,42 @@ def quantize_checkpoint(
 
     Raises:
         OutputError: ``out`` is in use, another process is writing to it, or it cannot be written.
-        ResumeError: (an OutputError) There are finished blocks of an earlier run, and neither ``resume`` nor ``restart`` is set; or that
-            run is another one: other settings, source, data or versions, each of which is named.
+        ResumeError: Finished blocks lie there and nothing is said of them, or they are of another run; what differs is named.
         CheckpointError: The checkpoint is damaged, incomplete, or of another model than its config.json says.
-        ConfigError, UnknownNameError, UnsupportedError: Something that is asked for is not there, or does not fit.
-        CalibrationError: Data are wanted, and there are none.
+        ConfigError, UnknownNameError, UnsupportedError, CalibrationError: What is asked for is not there, does not fit, or lacks data.
         RankError: Another rank has failed.
         NonFiniteError: A weight or an activation holds NaN or Inf.
         PluginError: A plugin raised an error, or returned what cannot be built on; names plugin, version, algorithm and layer.
-
-    Example:
-        >>> from quark.torch import LLMTemplate
-        >>> config = LLMTemplate.get("llama").get_config(scheme="int4_wo_128")
-        >>> plan = quantize_checkpoint("Llama-3-8B", "Llama-3-8B-int4", config)  # doctest: +SKIP
     """
     output = Output.of(Path(out), exporter, options or ExportOptions(), resume=resume, restart=restart, ranks=ranks)
-    shards, tensors = opened_checkpoint(Path(source), device, dtype, weight_converters, trust_remote_code=trust_remote_code)
+    opened = functools.partial(opened_checkpoint, Path(source), device, dtype, weight_converters, trust_remote_code=trust_remote_code)
+    return _quantize(opened, output, config, data, weight_converters, report)
+
+
+def _quantize(
+    opened: Callable[[], tuple[Sequence[Shard], CheckpointSource]],
+    output: Output,
+    config: QConfig,
+    data: Data,
+    converters: Sequence[WeightConverter] | None,
+    report: ReportOptions | None,
+) -> QuantPlan:
+    """Quantize the checkpoint that ``opened`` opens, as its algorithms and exporter allow; arguments as of `quantize_checkpoint`."""
+    shards, tensors = opened()
     run = plan_run(tensors.model, config)
     output.refuse_to_resume(run)
-    run = run.with_data(tensors.model, data, tensors.device, ranks)
+    run = run.with_data(tensors.model, data, tensors.device, output.ranks)
     tensors.prepare(run.plan)
-    opened = functools.partial(opened_checkpoint, Path(source), device, dtype, weight_converters, trust_remote_code=trust_remote_code)
-    output = attrs.evolve(output, describe=_describer(report, run, lambda: opened()[1], device))
+    output = attrs.evolve(output, describe=_describer(report, run, lambda: opened()[1], str(tensors.device)))
     with closing(tensors):
         if not run.works_by_block or not isinstance(output.writer, StreamingExporter):
             return _whole(run, tensors, output)
-        if is_divided(run, ranks) or not isinstance(output.writer, ResumableExporter):
+        if is_divided(run, output.ranks) or not isinstance(output.writer, ResumableExporter):
             return _streamed(run, tensors, output, output.writer)
-        converters = weight_converters_of(tensors.model) if weight_converters is None else weight_converters
+        converters = weight_converters_of(tensors.model) if converters is None else converters
+        of_output = output.exporter, output.options
         identity = RunIdentity.of(
-            tensors.model, run.plan, shards, run.data, exporter, output.options, converters, tensors.device, run.ranks.is_deterministic
+            tensors.model, run.plan, shards, run.data, *of_output, converters, tensors.device, run.ranks.is_deterministic
         )
         return quantize_with_journal(run, tensors, output, output.writer, identity)
 

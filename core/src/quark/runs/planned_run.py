@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -124,30 +124,36 @@ def plan(
         writer, target = _writer(exporter, options or ExportOptions(), refusals), _CPU
         with refusals:
             target = torch_device(device)
-        has_files = (path / INDEX).exists() or (path / SINGLE).exists()
-        shards = _shards(path, refusals) if has_files else None
-        model = _model(path, dtype, refusals, is_complete=shards is not None, trust_remote_code=trust_remote_code)
-        if model is None:
+        model, shards = _opened(path, dtype, refusals, trust_remote_code=trust_remote_code)
+        run = None if model is None else _run(model, config, refusals)
+        if model is None or run is None:
             return PlannedRun(None, None, refusals.all())
-        if shards is not None:
-            with refusals:
-                StoredTensors(model, shards, path, weight_converters_of(model), float_tensors_of(path, shards))
-        run = _run(model, config, refusals)
-        if run is None:
-            return PlannedRun(None, None, refusals.all())
-        if run.needs_data and has_files:
+        if run.needs_data and _has_files(path):
             with refusals:
                 _refuse_no_tokenizer(path, run, trust_remote_code=trust_remote_code)
         run = _with_passes(model, run, calibration, target)
-        machine = None
-        if probing:
-            file = shards[0].path if shards else None
-            machine = probe(run, target, next((p.dtype for p in model.parameters()), torch.float32), file)
+        dtype_of_model = next((p.dtype for p in model.parameters()), torch.float32)
+        machine = probe(run, target, dtype_of_model, shards[0].path if shards else None) if probing else None
         numbers = None
         if writer is not None:
             with refusals:
                 numbers = estimate(model, run, calibration, writer, options or ExportOptions(), machine)
     return PlannedRun(run.plan, numbers, refusals.all(), run.needs_data, tuple(_warnings(numbers, target)))
+
+
+def _has_files(path: Path) -> bool:
+    """Return whether weights lie beside the config.json."""
+    return (path / INDEX).exists() or (path / SINGLE).exists()
+
+
+def _opened(path: Path, dtype: str, refusals: _Refusals, *, trust_remote_code: bool) -> tuple[nn.Module | None, Sequence[Shard] | None]:
+    """Return the model on the meta device, and the files of its weights, after a check that they are its; None for what is refused."""
+    shards = _shards(path, refusals) if _has_files(path) else None
+    model = _model(path, dtype, refusals, is_complete=shards is not None, trust_remote_code=trust_remote_code)
+    if model is not None and shards is not None:
+        with refusals:
+            StoredTensors(model, shards, path, weight_converters_of(model), float_tensors_of(path, shards))
+    return model, shards
 
 
 class _Refusals:
