@@ -313,6 +313,20 @@ class CountsBlocks(Plain):
         return super().round(task)
 
 
+class RemembersBlocks(Plain):
+    """Rounds by how many blocks this object has seen, which a resumed run does not know."""
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        self.seen = 0
+
+    def round(self, task: RoundingTask) -> Mapping[str, Metrics]:
+        self.seen += 1
+        for layer in task.layers.values():
+            put(layer, layer.weight * (1 + 1e-2 * self.seen))  # type: ignore[arg-type, operator]
+        return super().round(task)
+
+
 HEALTHY = (record_of(),)
 
 
@@ -355,5 +369,6 @@ MUTANTS = (
     _mutant("leaves_other_layers_to_round_to_nearest", "applies to other layers each time that it is made", WithTail),
     _mutant("reloads_to_the_same_logits", "leaves a hook that no checkpoint holds", ScalesOutputs),
     _mutant("is_the_same_on_two_ranks", "rounds to zero on all ranks but the first", ByRank),
+    _mutant("resumes_to_the_same_bytes", "rounds by how many blocks it has seen", RemembersBlocks),
     _mutant("streams_to_the_same_bytes", "rounds by how often it was called", CountsBlocks),
 )

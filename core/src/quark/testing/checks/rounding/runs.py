@@ -10,7 +10,13 @@ from quark.testing.settings_checks import processor_of, settings_of
 from quark.testing.small_models import coarse_scheme, logits, quantized, run_config, scheme_with_inputs, small_model
 from quark.testing.subject import Subject
 from quark.testing.weight_tasks import schemes_to_round
-from quark.testing.whole_runs import readable_layout, require_reload, require_same_by_two_ranks, require_same_from_disk
+from quark.testing.whole_runs import (
+    readable_layout,
+    require_reload,
+    require_same_after_resume,
+    require_same_by_two_ranks,
+    require_same_from_disk,
+)
 
 RUN_MARGIN = 1.5
 """How much larger than by round-to-nearest the error of logits may be: it rests on a few tokens of a model of random weights."""
@@ -71,3 +77,9 @@ def streams_to_the_same_bytes(subject: Subject) -> None:
 def is_the_same_on_two_ranks(subject: Subject) -> None:
     """Two processes that share a deterministic run, each with half of the data, round to the weights and metrics of one, to the bit."""
     require_same_by_two_ranks(run_config(_schemes(subject)[-1], settings_of(subject)))
+
+
+@check("rounding")
+def resumes_to_the_same_bytes(subject: Subject) -> None:
+    """A run from disk that is interrupted behind a block and resumed has the bytes of one that was not."""
+    require_same_after_resume(run_config(_schemes(subject)[0], settings_of(subject)))
