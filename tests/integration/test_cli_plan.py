@@ -20,7 +20,7 @@ def test_the_options_are_those_of_quantize() -> None:
 
     commands = typer.main.get_command(program()).commands  # type: ignore[attr-defined]
     names = {command: {p.name for p in commands[command].params} for command in ("plan", "quantize")}
-    writing = {"out", "dry_run", "resume", "restart", "report", "no_report"}
+    writing = {"out", "dry_run", "resume", "restart", "report", "no_report", "deterministic"}
     selection = {"mixed", "target_bits", "target_size", "kl_budget", "selector", "selector_option", "runtime", "curve"}
     assert names["quantize"] - names["plan"] == writing | selection
     assert names["plan"] <= names["quantize"]
