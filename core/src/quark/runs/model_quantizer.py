@@ -121,7 +121,8 @@ class ModelQuantizer:
                 has fused experts: these become separate layers wherever they are quantized.
             device: Torch device; None is "cuda", or the CPU on a machine that has none. Of several the first is used.
             presharded_weights: Documented; not offered.
-            resume, restart: As of `quark.runs.quantize_checkpoint`.
+            resume: As of `quark.runs.quantize_checkpoint`.
+            restart: Likewise.
 
         Raises:
             UnsupportedError: ``presharded_weights`` are given; or excluded layers of a quantized checkpoint are to stay as they are stored.
