@@ -26,14 +26,14 @@ __all__ = ["main"]
 
 def work(args: argparse.Namespace) -> None:
     """Quantize as one of the ranks, and print the seconds of the slowest."""
-    from quark.hf.calibration_text import calibration_tokens
+    from quark.data import read_samples, token_sequences
     from quark.hf.tokenizer import load_tokenizer
     from quark.process_group import ranks_of_environment
     from quark.runs import quantize_checkpoint
     from quark.torch import LLMTemplate
 
     torch.set_num_threads(1)
-    data = calibration_tokens(load_tokenizer(args.model), args.text, args.calls, args.length)
+    data = token_sequences(load_tokenizer(args.model), read_samples(args.text), args.calls, args.length)
     config = LLMTemplate.get(json.loads((args.model / "config.json").read_text())["model_type"]).get_config(
         scheme=args.scheme, algorithm=[args.algorithm]
     )
