@@ -206,7 +206,7 @@ def test_an_export_may_merge_separate_cache_scales_to_the_larger_and_have_a_floo
     assert len(found["merged"]) == 6
 
 
-@pytest.mark.parametrize("scheme", ["int4_wo_64", "int8"])
+@pytest.mark.parametrize("scheme", ["int4_wo_64", "int8", "int4_fp8"])
 def test_zero_points_of_symmetric_schemes_can_be_left_out(scheme: str, tmp_path: Path) -> None:
     model = quantized(scheme)
     export_with("safetensors", model, tmp_path / "out", ExportOptions(zero_points=False))

@@ -22,7 +22,7 @@ from quark.hf.placing import put_tensor, without_source
 from quark.hf.shards import check_shards
 from quark.hf.skeleton import empty_model
 from quark.hf.unpacking import unpack_all
-from quark.modules.packed_layers import PackedScales
+from quark.modules.packed_layers import PackedLayer, PackedScales
 from quark.names import folded
 from quark.planning.one_layer import as_model, put_back
 from quark.planning.plan import QuantPlan
@@ -252,7 +252,7 @@ def place(model: nn.Module, target_path: str, name: str, tensor: Tensor, path: P
 def fill_zero_points(model: nn.Module, loaded: set[str]) -> set[str]:
     """Set zero points of symmetric specs that the export does not contain to 0, and return their paths in the model."""
     filled = set()
-    for path, scales in ((path, m) for path, m in model.named_modules() if isinstance(m, PackedScales)):
+    for path, scales in ((path, m) for path, m in model.named_modules() if isinstance(m, PackedScales | PackedLayer)):
         for suffix in scales.zero_points_of_symmetric_specs():
             if (name := f"{path}.{suffix}") not in loaded:
                 put_tensor([(scales, suffix)], torch.zeros_like(scales.get_buffer(suffix), device="cpu"))

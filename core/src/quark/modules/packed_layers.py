@@ -135,6 +135,13 @@ class PackedLayer(Packed):
             self._flat[f"{slot.checkpoint_prefix}_{suffix}"] = (slot, suffix)
             self.register_buffer(f"{slot.checkpoint_prefix}_{suffix}", scales[suffix])
 
+    def zero_points_of_symmetric_specs(self) -> Iterator[str]:
+        """Yield the names of own tensors that a checkpoint may leave out, since all of their values are 0."""
+        for name, (slot, suffix) in self._flat.items():
+            symmetric = all(level.symmetric is not False for level in levels(getattr(self.layer_config, slot)))
+            if symmetric and suffix.startswith("zero_point"):
+                yield name
+
     def _stored(self, slot: Slot) -> dict[str, Tensor]:
         inner: PackedScales | None = getattr(self, slot.quantizer_attribute, None)
         flat = {suffix: getattr(self, name) for name, (owner, suffix) in self._flat.items() if owner == slot}
