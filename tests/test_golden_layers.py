@@ -1,4 +1,4 @@
-"""Layers that are not linear, and observers of activations, against recordings of AMD Quark 0.13; each difference is a test with its reason."""
+"""Convolutions, embeddings and observers of activations against recordings of AMD Quark 0.13; each difference is a test with its reason."""
 
 from pathlib import Path
 from typing import Any
@@ -111,5 +111,6 @@ def test_the_power_of_two_is_the_recorded_one() -> None:
     ],
 )
 def test_searched_scales_have_no_more_error_than_the_recorded_ones(name: str, observer: str) -> None:
+    """Up to one step of the scales that are tried, 16 to a halving: rounding errors grow with the square of the scale."""
     x, ours, theirs = observed(name, observer)
-    assert squared_error(x, ours) <= squared_error(x, theirs) * 1.001
+    assert squared_error(x, ours) <= squared_error(x, theirs) * 2 ** (2 / 16)
