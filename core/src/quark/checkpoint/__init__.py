@@ -4,6 +4,7 @@ from quark.checkpoint.companions import save_companions
 from quark.checkpoint.content import CheckpointContent
 from quark.checkpoint.export import ModelExporter, export_safetensors
 from quark.checkpoint.exporter import (
+    AnnouncesTensors,
     BlockStream,
     Exporter,
     ExportOptions,
@@ -20,6 +21,7 @@ from quark.checkpoint.transformers_loading import register_layouts
 from quark.hf.dequantizer import Dequantizer, FloatTensor
 
 __all__ = [
+    "AnnouncesTensors",
     "BlockStream",
     "CheckpointContent",
     "Dequantizer",

@@ -237,6 +237,7 @@ def plan_run(model: nn.Module, config: QConfig) -> Run:
         UnsupportedError: An algorithm cannot run.
     """
     config = config.copied()
+    _refuse_no_spill_directory(config)
     if config.algo_config is not None:
         config.algo_config = [own_settings(settings) for settings in config.algo_config]
     algorithms = algorithms_of(config)
@@ -346,7 +347,11 @@ def _spilled(config: QConfig) -> SpilledInputs | None:
     """Return what holds block inputs beyond the memory that they may take."""
     if config.spill_directory is None:
         return None
-    if not (directory := Path(config.spill_directory)).is_dir():
-        raise ConfigError(f"spill_directory='{directory}' is not a directory: make it, or give one on a disk with room for activations")
     allowed = _allowed(config, torch.device("cpu"))
-    return None if allowed is None else SpilledInputs(directory, allowed)
+    return None if allowed is None else SpilledInputs(Path(config.spill_directory), allowed)
+
+
+def _refuse_no_spill_directory(config: QConfig) -> None:
+    directory = config.spill_directory
+    if directory is not None and not Path(directory).is_dir():
+        raise ConfigError(f"spill_directory='{directory}' is not a directory: make it, or give one on a disk with room for activations")
