@@ -18,10 +18,10 @@ In the examples a comment names the file that each part belongs to. The classes 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import pluggy
 
-from quark.plugins.events import Event
 from quark.plugins.records import (
     AlgorithmRecord,
     DatasetRecord,
@@ -34,6 +34,9 @@ from quark.plugins.records import (
     SelectorRecord,
     TemplateRecord,
 )
+
+if TYPE_CHECKING:
+    from quark.plugins.events import Event
 
 __all__ = ["PROJECT", "QuarkHooks", "hookimpl", "hookspec"]
 
