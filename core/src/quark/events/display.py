@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import sys
 import time
@@ -9,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING
 
-from quark.log import get_logger, left_to_the_bar, writes_to_stderr
+from quark.log import beside_a_bar, get_logger, writes_to_stderr
 from quark.plugins.catalog import listening
 from quark.plugins.events import BatchFinished, BlockFinished, BlockStarted, Event, PhaseStarted, RunFinished, RunPlanned, RunStarted
 from quark.printable import shown
@@ -27,12 +28,19 @@ _LOGGER = "quark.events"
 _DOING = {"quantize": "Quantizing", "select": "Choosing schemes", "evaluate": "Evaluating", "report": "Reporting", "export": "Exporting"}
 _DONE = {"quantize": "Quantized", "evaluate": "Evaluated", "report": "Measured"}
 _PHASES = {
-    "data": "Reading calibration data.",
-    "validate": "Validating transforms of the whole model.",
-    "select": "Measuring how sensitive layers are.",
-    "compare": "Comparing hidden states with those of the float model.",
+    "plan": "planning",
+    "data": "reading calibration data",
+    "load": "loading what lies outside the blocks",
+    "validate": "validating transforms of the whole model",
+    "select": "measuring how sensitive layers are",
+    "evaluate": "scoring",
+    "compare": "comparing hidden states with those of the float model",
+    "write": "writing",
+    "report": "making the report",
 }
-"""Phases outside the blocks that may last, and what the log says of them."""
+"""Phases outside the blocks, in words."""
+_LOGGED = ("data", "validate", "select", "compare")
+"""Those that may last, and that the log names too."""
 
 
 def duration(seconds: float) -> str:
@@ -67,7 +75,7 @@ class LogLines:
         if isinstance(event, RunPlanned) and event.samples:
             return f"Calibrating with {event.samples} forward pass(es), one block at a time."
         if isinstance(event, PhaseStarted) and event.block is None:
-            return _PHASES.get(event.phase)
+            return f"{_PHASES[event.phase].capitalize()}." if event.phase in _LOGGED else None
         if isinstance(event, BlockFinished | BatchFinished) and self._now() - self._last > SECONDS_BETWEEN_LINES:
             self._last = self._now()
             things = "blocks" if isinstance(event, BlockFinished) else "batches"
@@ -106,14 +114,18 @@ class Bar:
         if isinstance(event, RunStarted):
             self._doing, self._phase = _DOING.get(event.task, event.task.capitalize()), ""
         elif isinstance(event, BlockStarted):
-            self._phase = event.block
+            self._phase = f" {event.block}"
+            if event.number == 1:
+                self._left.set(None)
             self._count(event.number - 1, event.total)
         elif isinstance(event, PhaseStarted):
-            self._phase = event.phase if event.block is None else f"{event.block}: {event.phase}"
+            self._phase = f": {_PHASES.get(event.phase, event.phase)}" if event.block is None else f" {event.block}: {event.phase}"
+            if event.block is None:
+                self._left.set(None)
         elif isinstance(event, BlockFinished | BatchFinished):
             self._count(event.number, event.total)
             self._left.set(event.seconds_left)
-        self._progress.update(self._task, description=shown(f"{self._doing} {self._phase}".strip()))
+        self._progress.update(self._task, description=shown(f"{self._doing}{self._phase}"))
 
     def _count(self, number: int, total: int | None) -> None:
         self._progress.update(self._task, completed=number, total=total, count=f"{number}/{total}" if total else str(number))
@@ -159,8 +171,9 @@ def _bar() -> Iterator[None]:
     """Draw a bar in place of the lines that this module logs; other lines appear above it."""
     from rich.console import Console
 
-    bar = Bar(Console(file=sys.stderr))
-    with listening(bar, "the progress bar"), left_to_the_bar(_LOGGER):
+    console = Console(file=sys.stderr)
+    bar, write = Bar(console), functools.partial(console.print, markup=False, highlight=False, soft_wrap=True)
+    with listening(bar, "the progress bar"), beside_a_bar(write, _LOGGER):
         try:
             yield
         finally:

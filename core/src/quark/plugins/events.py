@@ -48,7 +48,10 @@ class Event:
     elapsed: float = 0.0
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the event as JSON values: ``event``, its name, ``version``, and its fields. Numbers that JSON lacks are None."""
+        """Return the event as JSON values: ``event``, its name, ``version``, and its fields.
+
+        Numbers have six digits behind the point at most; None stands for those that JSON does not have.
+        """
         fields = {field.name: _plain(getattr(self, field.name)) for field in attrs.fields(type(self))}
         return {"event": self.name, "version": EVENTS_VERSION, **fields}
 
@@ -245,4 +248,6 @@ def _plain(value: Any) -> Any:
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, tuple | list):
         return [_plain(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    if isinstance(value, float):
+        return round(value, 6) if math.isfinite(value) else None
+    return value

@@ -32,7 +32,7 @@ from quark.hf.shards import check_shards
 from quark.hf.skeleton import skeleton
 from quark.hf.stored_tensors import StoredTensors
 from quark.planning.decoder_blocks import decoder_blocks
-from quark.planning.family import weight_converters_of
+from quark.planning.family import architecture_of, weight_converters_of
 from quark.planning.plan import make_plan
 from quark.runs.source import BlockSource, CheckpointSource
 
@@ -161,6 +161,6 @@ def _opened(path: Path, device: str, dtype: str, trust_remote_code: bool) -> tup
         return quantized.model, _Blocks(quantized.blocks, quantized)
     model = skeleton(path, dtype, target, trust_remote_code=trust_remote_code)
     stored = CheckpointSource(model, StoredTensors(model, check_shards(path), path, weight_converters_of(model)), target)
-    plan = make_plan(model, QConfig(global_quant_config=QLayerConfig()))
+    plan = make_plan(model, QConfig(global_quant_config=QLayerConfig()), architecture_of(model))
     stored.prepare(plan)
     return model, _Blocks(decoder_blocks(model, plan.architecture), stored)
