@@ -16,6 +16,8 @@ from quark.events.display import Bar, LogLines, duration
 from quark.log import get_logger
 from quark.plugins import BatchFinished, BlockFinished, BlockStarted, Event, PhaseStarted, RunFinished, RunPlanned, RunStarted
 
+get_logger()  # has its level before caplog changes it and puts it back
+
 
 class Terminal(io.StringIO):
     def isatty(self) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from quark.log import get_logger
@@ -27,6 +27,9 @@ class Listeners:
         self._listeners = list(listeners)
         self._failed: set[int] = set()
 
+    def __iter__(self) -> Iterator[tuple[object, Listener]]:
+        return iter(tuple(self._listeners))
+
     def __bool__(self) -> bool:
         return bool(self._listeners)
 
@@ -44,11 +47,11 @@ class Listeners:
 
     def of(self, whose: object) -> int:
         """Return how many listeners are somebody's."""
-        return sum(owner == whose for owner, _ in self._listeners)
+        return sum(owner == whose for owner, _ in self)
 
     def emit(self, event: Event) -> None:
         """Pass an event to every listener; the first error of each is logged, later ones are ignored."""
-        for whose, listener in tuple(self._listeners):
+        for whose, listener in self:
             try:
                 listener(event)
             except (Exception, SystemExit):
