@@ -101,9 +101,9 @@ class PhaseStarted(Event):
     """The run has begun another kind of work, which goes on until the next event of this name.
 
     Attributes:
-        phase: Outside the blocks ``"plan"``, ``"data"`` (calibration data are read), ``"validate"`` (transforms of the whole model),
-            ``"select"``, ``"evaluate"``, ``"compare"`` (hidden states), ``"write"`` or ``"report"``; inside a block a phase of
-            `quark.calibration.phases.PHASES`.
+        phase: In a block ``"load"``, ``"transforms"``, ``"forward"``, ``"statistics"``, ``"solve"``, ``"write"`` or ``"report"``
+            (measuring for the report). Outside also ``"plan"``, ``"data"`` (calibration data are read), ``"validate"`` (transforms of the
+            whole model), ``"select"``, ``"evaluate"`` and ``"compare"`` (hidden states).
         block: Full name of the block; None outside the blocks.
     """
 
@@ -114,7 +114,7 @@ class PhaseStarted(Event):
 
 @attrs.frozen(kw_only=True)
 class BlockStarted(Event):
-    """A block is worked on. A model that is not known by blocks is one block, whose name is empty.
+    """A block is worked on. A model that is not known by blocks is one block, ``"model"``.
 
     Attributes:
         block: Full name of the block.
@@ -140,7 +140,7 @@ class BlockFinished(Event):
             works on.
         seconds: How long it took.
         seconds_left: How long the other blocks will take at the rate so far; None as long as that is not known.
-        phases: Seconds by phase (`quark.calibration.phases.PHASES`); of the first block also those of the forwards until they reach it.
+        phases: Seconds by phase, as of `PhaseStarted`; of the first block also those of the forwards until they reach it.
         figures: What is known of it: ``bytes`` of its float tensors, ``layers`` that were quantized, ``snr_db``, the median of the
             signal-to-noise ratios of their weights, and the layer with the lowest, ``worst`` and ``worst_snr_db``.
     """
