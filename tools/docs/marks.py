@@ -7,6 +7,7 @@
 ``{{ protocols }}``       how perplexity may be measured
 ``{{ capabilities }}``    what records may declare that they can do
 ``{{ hook NAME }}``       what the docstring of a hook says, with its example
+``{{ events }}``          what listeners hear of a run: each event with its fields
 ``{{ commands }}``        the command line: each command with its arguments
 ``{{ plan ARGUMENTS }}``  the plan that ``quark quantize MODEL OUT ARGUMENTS --dry-run`` prints for the tiny model
 ``{{ section FILE: HEADING }}``  a section of another document of the repository
@@ -23,7 +24,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from tools.docs import command_line, conformance, manual, measured, pictures, sections, tables
+from tools.docs import command_line, conformance, events, manual, measured, pictures, sections, tables
 
 __all__ = ["MARK", "expand"]
 
@@ -36,6 +37,7 @@ _GENERATORS: dict[str, Callable[[str, str], str]] = {
     "protocols": lambda _, __: tables.protocols(),
     "capabilities": lambda _, __: tables.capabilities(),
     "hook": lambda name, _: manual.hook(name),
+    "events": lambda _, __: events.events(),
     "commands": lambda _, __: command_line.reference(),
     "plan": lambda arguments, _: command_line.plan_of_the_tiny_model(arguments),
     "section": sections.section,
