@@ -11,7 +11,7 @@ import attrs
 import torch
 from torch import nn
 
-from quark.algorithms import Rounding, Transform
+from quark.algorithms import Rounding, RoundToNearest, Transform
 from quark.calibration.activation_scales import ActivationScales
 from quark.calibration.attention import install
 from quark.calibration.batches import Call
@@ -298,8 +298,8 @@ def _calibrated(
     if block_run is not None:
         with scales.watching(model):
             block_run.enter()
-    if rounding.needs:
-        return set(), {}
+    if rounding.needs or type(rounding) is RoundToNearest:
+        return set(), {}  # the others are rounded to nearest when all scales are set
     with figures.clock.phase("solve"):
         return round_without_statistics(rounding, block, layers, pipeline.input_groups.siblings, report), {}
 
@@ -334,7 +334,8 @@ def finish_layers(
     with pipeline.figures.clock.phase("solve"):
         scales.finish()
         install(pipeline.model, scales.inside)
-        round_to_nearest({n: layer for n, layer in layers.items() if n not in rounded}, pipeline.input_groups.siblings)
+        others = {n: layer for n, layer in layers.items() if n not in rounded}
+        round_to_nearest(others, pipeline.input_groups.siblings, defers=not pipeline.sink.needs_values)
         for layer in layers.values():
             if layer.bias_quantizer is not None:
                 values, qparams = layer.bias_quantizer.quantizer.round_to_nearest(layer.bias.data)  # type: ignore[arg-type]

@@ -20,7 +20,7 @@ from quark.config.model import QConfig
 from quark.errors import UnsupportedError
 from quark.log import get_logger
 from quark.planning.decoder_blocks import Block
-from quark_exporters.quark_layout.layout import is_tied_apart, quantized_parts
+from quark_exporters.quark_layout.layout import holds_values, is_tied_apart, quantized_parts
 from quark_exporters.quark_layout.quantization_config import quantization_config
 from quark_exporters.quark_layout.written_block import read_block
 from quark_exporters.region import WHOLE, Region
@@ -85,6 +85,7 @@ class _Stream:
         self._directory = directory
         self._writer = writer
         self._written: list[str] = []
+        self.encodes = not holds_values(options)
 
     def write(self, block: Block | None) -> None:
         """As `quark.checkpoint.BlockStream.write`."""
