@@ -62,8 +62,8 @@ def _additivity(selection: Mapping[str, Any]) -> list[Markup]:
         return []
     ratios = [point["measured_kl"] / point["loss"] for point in points]
     said = (
-        f"Losses of groups are predicted one by one and added up. Where the divergence was measured, it is {min(ratios):.2g} to "
-        f"{max(ratios):.2g} times the predicted one: near 1, losses add up; far from it, trust the order of choices more than their losses."
+        f"Losses of groups are predicted one by one and added up. Where the divergence was measured, it is {min(ratios):.3g} to "
+        f"{max(ratios):.3g} times the predicted one: near 1, losses add up; far from it, trust the order of choices more than their losses."
     )
     return [tag("h3", "Do losses add up?"), tag("p", said), additivity(selection)]
 

@@ -15,7 +15,7 @@ __all__ = ["additivity", "candidates_in_order", "choice_map", "chosen_point", "c
 Selection = Mapping[str, Any]
 """A selection as JSON values: `quark.selection.SelectionResult.to_dict`."""
 
-_WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP, _RIGHT = 1000, 320, 66, 44, 16, 20
+_WIDTH, _HEIGHT, _LEFT, _BOTTOM, _TOP, _RIGHT = 1000, 320, 66, 44, 26, 20
 _SIDE = 380
 _SMALLEST = 1e-9
 """Losses below, such as those of float layers, have no place on a logarithmic axis."""
@@ -47,7 +47,7 @@ def curve_plot(selection: Selection) -> tuple[Any, ...]:
     ticks = nice_ticks(min(sizes), max(sizes), 8)
 
     def x(size: float) -> float:
-        return _LEFT + (size / 1e6 - ticks[0]) / (ticks[-1] - ticks[0]) * (_WIDTH - _LEFT - _RIGHT)
+        return _LEFT + (size / 1e6 - ticks[0]) / ((ticks[-1] - ticks[0]) or 1.0) * (_WIDTH - _LEFT - _RIGHT)
 
     def y(loss: float) -> float:
         return _TOP + (high - math.log10(loss)) / (high - low) * (_HEIGHT - _TOP - _BOTTOM)
