@@ -14,6 +14,7 @@
 ``{{ file PATH }}``       a Python file of the repository
 ``{{ conformance }}``     the checks of the conformance suite
 ``{{ outcomes }}``        what a check can end in
+``{{ benchmarks }}``      the page of benchmarks
 ``{{ measured }}``        the table of measured accuracy
 ``{{ picture NAME: caption }}``  a drawing of `tools.docs.pictures`
 ========================  ==========================================================================
@@ -24,7 +25,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from tools.docs import command_line, conformance, events, manual, measured, pictures, sections, tables
+from tools.docs import benchmarks, command_line, conformance, events, manual, measured, pictures, sections, tables
 
 __all__ = ["MARK", "expand"]
 
@@ -44,6 +45,7 @@ _GENERATORS: dict[str, Callable[[str, str], str]] = {
     "file": lambda path, _: sections.python_file(path),
     "conformance": lambda _, __: conformance.checks(),
     "outcomes": lambda _, __: conformance.outcomes(),
+    "benchmarks": lambda _, __: benchmarks.page(),
     "measured": lambda _, __: measured.table(),
     "picture": lambda text, _: pictures.figure(*text.split(": ", 1)),
 }

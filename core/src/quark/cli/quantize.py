@@ -97,6 +97,7 @@ def quantize(
     if selection is not None:
         chosen = selection.run(model, quant_config, config.named_layers, data, device, dtype, is_quiet=as_json)
         quant_config = chosen.config
+        writing = attrs.evolve(writing, selection=chosen.to_dict())
     if dry_run:
         own = quant_config
         print_planned(model, out, lambda _: own, calibration, export, probe=probe, as_json=as_json, chosen=chosen, **where)
