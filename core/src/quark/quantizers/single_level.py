@@ -102,7 +102,7 @@ class SingleLevelQuantizer:
         if x.numel() == 0:
             zeros = torch.zeros(self.granularity.scale_shape(tuple(x.shape)), dtype=torch.float32, device=x.device)
             return self.format.qparams(zeros, zeros, self.spec)
-        if self.granularity.is_local and not self.is_float:
+        if self.granularity.is_local and not self.is_float and x.numel() > CHUNK_ELEMENTS:
             return in_parts(x, x, self.granularity.scale_shape(tuple(x.shape)), lambda part, _: self._observed(part))
         return self._observed(x)
 
