@@ -31,7 +31,6 @@ def test_memory_from_inference_mode_is_written_to_outside_of_it() -> None:
     assert bool((scratch((64,), torch.float32, CPU, "of inference").zero_() == 0).all())
 
 
-
 def test_memory_for_more_than_a_tile_is_not_kept() -> None:
     held = scratch((1 << 20,), torch.float32, CPU, "large")
     assert scratch((1 << 20,), torch.float32, CPU, "large").data_ptr() != held.data_ptr()

@@ -240,3 +240,12 @@ def test_codes_of_usual_weights_are_known_to_survive_bfloat16(case: str) -> None
 def test_codes_are_not_said_to_survive_where_values_lose_precision(case: str, dtype: torch.dtype, factor: float) -> None:
     q, x = quantizer(case), (data().clamp(-1, 1) * factor).to(dtype)
     assert not q.recovers_codes(dtype, q.find_qparams(x))
+
+
+@pytest.mark.parametrize("case", CASES)
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 10**6), exponent=st.integers(-140, 110))
+def test_codes_of_16_bit_numbers_are_those_of_the_same_numbers_in_float32(case: str, seed: int, exponent: int) -> None:
+    q, x = quantizer(case), (data(seed=seed).clamp(-1e3, 1e3) * 2.0**exponent).bfloat16()
+    qparams = q.find_qparams(x)
+    assert torch.equal(q.quantize(x, qparams).view(torch.uint8), q.quantize(x.float(), qparams).view(torch.uint8))
