@@ -151,6 +151,7 @@ class RoundToNearest:
     """
 
     needs: ClassVar[Sequence[type[Statistic]]] = ()
+    _defers = False  # of subclasses with a constructor of their own
 
     def __init__(self, *, defers: bool = False) -> None:
         self._defers = defers
