@@ -5,6 +5,7 @@ from quark.checkpoint.content import CheckpointContent
 from quark.checkpoint.export import ModelExporter, export_safetensors
 from quark.checkpoint.exporter import (
     BlockStream,
+    EncodingStream,
     Exporter,
     ExportOptions,
     ResumableExporter,
@@ -23,6 +24,7 @@ __all__ = [
     "BlockStream",
     "CheckpointContent",
     "Dequantizer",
+    "EncodingStream",
     "ExportOptions",
     "Exporter",
     "FloatTensor",
