@@ -151,6 +151,7 @@ class RoundToNearest:
     """
 
     needs: ClassVar[Sequence[type[Statistic]]] = ()
+    _defers = False  # of subclasses with a constructor of their own
 
     def __init__(self, *, defers: bool = False) -> None:
         self._defers = defers
@@ -166,17 +167,15 @@ class RoundToNearest:
         quantizers = [weight_quantizer(layer) for layer in layers]
         shared = _seen_by_all(layers, quantizers) if task.shares_scale else None
         for layer, quantizer in zip(layers, quantizers, strict=True):
-            weight, tensor_quantizer = float_weight(layer), quantizer.quantizer
+            weight, is_deferred = float_weight(layer), False
             if shared is None and not self._defers:
-                values, qparams = tensor_quantizer.round_to_nearest(weight)
+                values, qparams = quantizer.quantizer.round_to_nearest(weight)
             else:
-                qparams = tensor_quantizer.find_qparams(weight, shared)
-                if self._defers and tensor_quantizer.recovers_codes(weight.dtype, qparams):
-                    quantizer.set_qparams(qparams, is_deferred=True)
-                    continue
-                values = tensor_quantizer.fake_quantize(weight, qparams)
+                qparams = quantizer.quantizer.find_qparams(weight, shared)
+                is_deferred = self._defers and quantizer.quantizer.recovers_codes(weight.dtype, qparams)
+                values = weight if is_deferred else quantizer.quantizer.fake_quantize(weight, qparams)
             layer.weight = nn.Parameter(values, requires_grad=False)
-            quantizer.set_qparams(qparams)
+            quantizer.set_qparams(qparams, is_deferred=is_deferred)
         return {}
 
 

@@ -97,6 +97,10 @@ class NumberFormat(ABC):
         """Write `codes` to ``out``, of ``t``'s shape, in ``storage_dtype``. Formats override it where that saves a pass."""
         out.copy_(self.codes(t, zero))
 
+    def writes_codes_of(self, dtype: torch.dtype) -> bool:
+        """Return whether `write_codes` takes scaled values in that dtype, where they are the same as in float32."""
+        return dtype is torch.float32
+
     def qparams(self, low: Tensor, high: Tensor, spec: QTensorConfig) -> QParams:
         """Return scales, and zero points, of ranges ``[low, high]``, float32, of any shape; the shape stays."""
         return QParams((torch.maximum(-low, high) / self.max_magnitude(spec)).clamp_(min=SMALLEST_SCALE))

@@ -23,7 +23,7 @@ def sample_of_rows(granularity: Granularity, shape: tuple[int, ...], elements: i
         return None
     if (high := granularity.rows_per_scale) > 1:
         return slice(0, max(high, count // high * high))
-    return slice(None, None, -(-shape[0] // count))
+    return slice(None, None, -(-shape[0] // count) | 1)  # odd, so that the rows are not all the same row of an attention head
 
 
 def qparams_of_rows(granularity: Granularity, shape: tuple[int, ...], qparams: QParams, rows: slice) -> QParams:

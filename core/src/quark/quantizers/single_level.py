@@ -102,7 +102,7 @@ class SingleLevelQuantizer:
         if x.numel() == 0:
             zeros = torch.zeros(self.granularity.scale_shape(tuple(x.shape)), dtype=torch.float32, device=x.device)
             return self.format.qparams(zeros, zeros, self.spec)
-        if self.granularity.is_local and not self.is_float:
+        if self.granularity.is_local and not self.is_float and x.numel() > CHUNK_ELEMENTS:
             return in_parts(x, x, self.granularity.scale_shape(tuple(x.shape)), lambda part, _: self._observed(part))
         return self._observed(x)
 
@@ -156,9 +156,13 @@ class SingleLevelQuantizer:
         if x.is_meta:
             return result
 
+        is_narrow = x.dtype is not torch.float32 and self.format.writes_codes_of(x.dtype) and self.format.by_reciprocal(self.spec)
+        dtype = x.dtype if is_narrow and _are_powers_of_two(qparams) else torch.float32
+
         def work(tiles: Sequence[Tile]) -> None:
             for source, place, _, factor, zero in tiles:
-                self.format.write_codes(self._scaled(source, factor, _room(source)), zero, place)
+                room = scratch(source.shape, dtype, source.device, "scaled values")
+                self.format.write_codes(self._scaled(source, factor.to(dtype), room), zero, place)
 
         return self._filled(x, result, qparams, work)
 
@@ -245,6 +249,13 @@ class SingleLevelQuantizer:
             for left in range(0, length, size):
                 place = slice(left, left + size)
                 yield rows[part, place], target[part, place], scale[part], factor[part], None if zero is None else zero[part]
+
+
+def _are_powers_of_two(qparams: QParams) -> bool:
+    """Return whether all scales are powers of two, with which scaled values have the mantissas of the tensor."""
+    if qparams.outer_scale is not None or qparams.scale.dtype is not torch.float32:
+        return False
+    return not bool((qparams.scale.contiguous().view(torch.int32) & 0x7FFFFF).any())
 
 
 def _room(tile: Tensor) -> Tensor:

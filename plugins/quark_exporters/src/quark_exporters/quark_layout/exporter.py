@@ -97,7 +97,7 @@ class _Stream:
         for part in quantized_parts(self._content.model, self._content.plan, self._options, region):
             # A tied parameter was announced once, under the first of its names.
             if all(name in self._writer for name in part.meta):
-                self._writer.write(part)
+                self._writer.write(part, checksums=block is not None)
 
     def when_stored(self, then: Callable[[Mapping[str, str]], None]) -> None:
         """As `quark.checkpoint.ResumableStream.when_stored`."""

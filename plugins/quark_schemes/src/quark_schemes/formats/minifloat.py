@@ -103,8 +103,14 @@ class MiniFloat(NumberFormat):
     def write_codes(self, t: Tensor, zero: Tensor | None, out: Tensor) -> None:
         if self.torch_dtype is not None and self.rounding is RoundType.half_even:
             out.copy_(t.clamp_(-self.shape.largest, self.shape.largest))
+        elif self.torch_dtype is None and out.is_contiguous():
+            encode_small(t, self.shape, self.rounding, out)
         else:
             out.copy_(self.codes(t, zero))
+
+    def writes_codes_of(self, dtype: torch.dtype) -> bool:
+        # Numbers too small for bfloat16 become 0, which rounding towards −∞ tells from small negative ones.
+        return dtype is torch.float32 or (dtype is torch.bfloat16 and self.torch_dtype is None and self.rounding is RoundType.half_even)
 
     def decode(self, codes: Tensor) -> Tensor:
         return decode_small(codes.view(torch.uint8), self.shape)
