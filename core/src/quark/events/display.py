@@ -47,7 +47,7 @@ def duration(seconds: float) -> str:
     """Return a time as people say it.
 
     >>> duration(8.4), duration(95), duration(7300)
-    ('8 s', '1 min 35 s', '2 h 2 min')
+    ('8 s', '1 min 35 s', '2 h 1 min')
     """
     whole = round(seconds)
     if whole < 60:
