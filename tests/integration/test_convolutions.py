@@ -145,7 +145,7 @@ def test_groups_run_along_the_input_channels_of_each_kernel_position(weight: obj
 
 def test_other_axes_and_groups_that_do_not_divide_are_refused_before_any_change() -> None:
     columns = QConfig(QLayerConfig(weight=Int8PerChannelSpec(ch_axis=1, symmetric=True)), exclude=["head"])
-    with pytest.raises(ConfigError, match=r"axis 0 is the output channels, also where the convolution is transposed.*use ch_axis=0"):
+    with pytest.raises(ConfigError, match=r"has scales of its columns.*axis 0 is the output channels, also where.*use ch_axis=0"):
         ModelQuantizer(columns).plan(Picture())
     groups = QConfig(QLayerConfig(weight=Int4PerGroupSpec(ch_axis=-1, group_size=32)), exclude=["head"])
     with pytest.raises(ConfigError, match=r"has 27 elements along its last axis, which groups of 32 do not divide.*: first"):

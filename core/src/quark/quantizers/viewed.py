@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from quark.config.layer import TensorSpec
-from quark.quantizers.granularity import Granularity, PerChannel, PerTensor
+from quark.quantizers.granularity import Granularity
 from quark.quantizers.observer import Observer
 from quark.quantizers.qparams import QParams
 from quark.quantizers.single_level import SingleLevelQuantizer
@@ -77,10 +77,10 @@ class KernelMatrix:
         return _exchanged(weight, self.groups) if self.is_transposed else weight
 
     def error(self, granularity: Granularity) -> str | None:
-        if isinstance(granularity, PerChannel) and granularity.axis != 0:
+        if granularity.scale_shape((1, 2)) == (2,):
             return (
-                f"scales per channel of axis {granularity.axis}: of the weight of a convolution, axis 0 is the output channels, also where "
-                "the convolution is transposed, and no other axis has scales: use ch_axis=0"
+                "has scales of its columns, which are input channels: of the weight of a convolution, axis 0 is the output channels, also "
+                "where the convolution is transposed, and no other axis has scales: use ch_axis=0"
             )
         return None
 
@@ -179,7 +179,7 @@ class ViewedQuantizer:
         return self.inner.has_one_product
 
     def shape_error(self, shape: tuple[int, ...]) -> str | None:
-        return self.view.error(self.granularity) or self.inner.shape_error(self.view.shape(shape))
+        return self.inner.shape_error(self.view.shape(shape)) or self.view.error(self.granularity)
 
     def observer(self) -> Observer:
         return _ViewedObserver(self.inner.observer(), self.view)
@@ -243,7 +243,7 @@ class ViewedQuantizer:
         return result.contiguous() if out is None else out.copy_(result)
 
     def _keeps_shape(self, packed: Tensor, arranged: tuple[int, ...]) -> bool:
-        return isinstance(self.granularity, PerTensor | PerChannel) and tuple(packed.shape) == arranged
+        return tuple(packed.shape) == arranged and len(self.granularity.scale_shape(arranged)) < len(arranged)
 
 
 class _ViewedObserver(Observer):
