@@ -327,6 +327,11 @@ def _unmatched(algorithms: Algorithms, rows: Sequence[PlanRow], blocks: Collecti
             )
 
 
+def settings_told(config: QConfig) -> dict[str, Any]:
+    """Return what listeners are told of a configuration when a run begins, as fields of `quark.plugins.RunStarted`."""
+    return {"scheme": config.scheme, "algorithms": tuple(str(settings.name) for settings in config.algo_config or ())}
+
+
 def switch_attention_of(model: nn.Module, plan: QuantPlan) -> None:
     """Exchange the attention of the modules of which the plan quantizes something."""
     if plan.attentions:
