@@ -30,7 +30,7 @@ def test_a_mixed_checkpoint_is_written_and_loads_again(
     out, curve = tmp_path / "out", tmp_path / "curve.svg"
     arguments = ("--mixed", "fp8,mxfp4,bf16", "--target-bits", 6, "--curve", curve, "--json")
     assert quantized(out, text, *arguments, monkeypatch=monkeypatch) == 0
-    facts: dict[str, Any] = json.loads(capsys.readouterr().out)
+    facts: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
     selection = facts["selection"]
     assert selection["bits"] <= 6
     assert sum(tensor.nbytes for tensor in load_file(out / "model.safetensors").values()) == selection["total_bytes"]

@@ -6,6 +6,7 @@ from quark.checkpoint.export import ModelExporter, export_safetensors
 from quark.checkpoint.exporter import (
     AnnouncesTensors,
     BlockStream,
+    EncodingStream,
     Exporter,
     ExportOptions,
     ResumableExporter,
@@ -25,6 +26,7 @@ __all__ = [
     "BlockStream",
     "CheckpointContent",
     "Dequantizer",
+    "EncodingStream",
     "ExportOptions",
     "Exporter",
     "FloatTensor",

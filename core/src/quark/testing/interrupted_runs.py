@@ -31,7 +31,7 @@ def interrupted_behind(blocks: int) -> Iterator[None]:
         count += 1
         end_block(sink, block, result)
 
-    JournaledSink.end_block = failing  # type: ignore[assignment, method-assign]
+    JournaledSink.end_block = failing  # type: ignore[method-assign, assignment]
     try:
         yield
     except _InterruptedRunError:

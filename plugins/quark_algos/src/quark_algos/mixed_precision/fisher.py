@@ -109,7 +109,7 @@ def divergences(problem: SelectionProblem, calls: Sequence[Call], seed: int = 0,
     ]
     generator, tokens, current = torch.Generator().manual_seed(seed), 0, _Current()
     with _graph(problem.model), _watched(layers, current), without_cache(problem.model):
-        for call in calls:
+        for call in problem.events.batches(calls, of=calls):
             current.call = call
             tokens += _backward(problem.model, call, generator)
     for block in problem.blocks:
