@@ -16,7 +16,7 @@ from quark.errors import UnsupportedError
 from quark.quantizers import NumberFormat, PerChannel, PerGroup, PerTensor, PerToken, QParams, TensorQuantizer
 from quark.quantizers.single_level import SingleLevelQuantizer
 from quark.quantizers.two_level import TwoLevelQuantizer
-from quark_exporters.onnx_layout.codes import native_type
+from quark_exporters.onnx_layout.codes import native_type, whole_ends
 from quark_exporters.onnx_layout.ops import FLOAT, FLOAT_TYPES, Ops, as_tensor, block_shape
 from quark_exporters.onnx_layout.specs import described, name_of
 from quark_exporters.onnx_layout.steps import Steps, steps_of
@@ -72,7 +72,7 @@ def _native(ops: Ops, kind: ir.DataType, x: ir.Value, scale: ir.Value, zero: ir.
 
 def _dynamic(ops: Ops, quantizer: SingleLevelQuantizer, x: ir.Value, columns: int | None) -> ir.Value:
     """Scales of the range of a block, a token or the tensor."""
-    kind = native_type(quantizer.format)
+    kind = native_type(quantizer.format) if _divides_as_onnx(quantizer) else None
     name, size = name_of(quantizer), _block_size(quantizer)
     if kind is None or (columns is None and size is not None):
 
@@ -114,6 +114,21 @@ def _two_level(ops: Ops, quantizer: TwoLevelQuantizer, x: ir.Value, outer: Tenso
     name = f"FakeQuantize_{name_of(quantizer)}"
     ops.library.define(name, ("x", "outer_scale"), body, described(quantizer))
     return ops.call(name, x, ops.constant(outer.float()))
+
+
+def _divides_as_onnx(quantizer: SingleLevelQuantizer) -> bool:
+    """Return whether ``x / scale``, as QuantizeLinear has it, is what the quantizer computes to the bit.
+
+    With the scale of its own range, the largest value of a block of integers lies halfway between two codes: the last bit decides.
+    """
+    if not quantizer.format.by_reciprocal(quantizer.spec):
+        return True
+    steps = _scale_steps(quantizer.format, quantizer.spec, negative=False)
+    return steps is not None and bool((torch.frexp(steps.values).mantissa == _HALF).all())
+
+
+_HALF = 0.5
+"""Mantissa of a power of two, by frexp."""
 
 
 def _block_size(quantizer: SingleLevelQuantizer) -> int | None:
@@ -163,6 +178,9 @@ def _round(ops: Ops, number_format: NumberFormat, t: ir.Value) -> ir.Value:
         factor = _looked_up(ops, finer, ops("ReduceMax", ops("Abs", pairs), ops.constant([-1]), keepdims=1))
         rounded = ops("Mul", _round(ops, number_format.element_format(), ops("Div", pairs, factor)), factor)
         return ops("Reshape", rounded, ops("Shape", t))
+    ends = whole_ends(number_format)
+    if ends is not None:
+        return ops("Clip", ops("Round", t), *(ops.constant(float(end)) for end in ends))
     steps = _round_steps(number_format)
     if steps is None:
         raise UnsupportedError(f"is in {number_format.name}, whose values are too many for a table")

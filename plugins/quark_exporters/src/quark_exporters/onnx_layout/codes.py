@@ -13,7 +13,7 @@ from torch import Tensor
 
 from quark.quantizers import NumberFormat
 
-__all__ = ["StoredCodes", "native_type", "stored_codes", "stored_type"]
+__all__ = ["StoredCodes", "native_type", "stored_codes", "stored_type", "whole_ends"]
 
 _INTEGERS = (ir.DataType.INT4, ir.DataType.UINT4, ir.DataType.INT8, ir.DataType.UINT8, ir.DataType.INT16, ir.DataType.UINT16)
 _FLOATS = {torch.float8_e4m3fn: ir.DataType.FLOAT8E4M3FN, torch.float8_e5m2: ir.DataType.FLOAT8E5M2}
@@ -45,12 +45,18 @@ def native_type(number_format: NumberFormat) -> ir.DataType | None:
         probe = torch.cat([torch.linspace(-2 * largest, 2 * largest, 4001), torch.logspace(-30, 10, 4001, base=2.0)])
         expected = probe.clamp(-largest, largest).to(number_format.storage_dtype).float()
         return kind if torch.equal(number_format.round_(probe.clone()), expected) else None
+    ends = whole_ends(number_format)
+    return next((t for t in _INTEGERS if (t.min, t.max) == ends), None)
+
+
+@lru_cache(maxsize=64)
+def whole_ends(number_format: NumberFormat) -> tuple[int, int] | None:
+    """Return the smallest and the largest code of a format that rounds to whole numbers, half to even, and saturates; else None."""
     ends = _ends(number_format)
     if ends is None:
         return None
     probe = torch.arange(4 * (ends[0] - 2), 4 * (ends[1] + 2) + 1) / 4
-    exact = torch.equal(number_format.round_(probe.clone()), probe.round().clamp(*ends))
-    return next((t for t in _INTEGERS if exact and (t.min, t.max) == ends), None)
+    return ends if torch.equal(number_format.round_(probe.clone()), probe.round().clamp(*ends)) else None
 
 
 @lru_cache(maxsize=64)

@@ -49,6 +49,8 @@ def quantized_weight(ops: Ops, traced: TracedQuantizer, weight: Tensor, qparams:
     if codes is None:
         raise UnsupportedError(f"is in {level.format.name}, whose codes ONNX has no type for")
     scale, where = _of_axis(quantizer, qparams.scale.float(), tuple(weight.shape))
+    if codes.type.is_floating_point() and len(weight.shape) > 1 and where.get("axis", 0) == 0:
+        scale, where = _in_blocks(scale, tuple(weight.shape))
     zero = None if qparams.zero_point is None else _of_axis(quantizer, qparams.zero_point, tuple(weight.shape))[0]
     outer = None if qparams.outer_scale is None else ops.constant(qparams.outer_scale.float())
     stored = ops.initializer(f"{traced.name}.codes", _lazy(traced, weight, qparams, codes))
@@ -104,13 +106,25 @@ _SHIFTED = "(codes - zero_point) * scale, with real zero points; shapes as of De
 
 
 def _dequantize_table(ops: Ops, codes: ir.Value, table: ir.Value, scale: ir.Value) -> ir.Value:
-    blocks = ops("Reshape", ops("Gather", table, ops.cast(codes, ir.DataType.INT32)), _runs(ops, scale))
-    return ops("Reshape", ops("Mul", blocks, ops("Unsqueeze", scale, ops.constant([-1]))), ops("Shape", codes))
+    places = ops.cast(codes, ir.DataType.INT32)
+    blocks = ops("Reshape", ops("Gather", table, places), _runs(ops, scale))
+    return ops("Reshape", ops("Mul", blocks, ops("Unsqueeze", scale, ops.constant([-1]))), ops("Shape", places))
 
 
 def _dequantize_shifted(ops: Ops, codes: ir.Value, zero: ir.Value, scale: ir.Value) -> ir.Value:
-    blocks = ops("Sub", ops("Reshape", ops.cast(codes, FLOAT), _runs(ops, scale)), ops("Unsqueeze", zero, ops.constant([-1])))
-    return ops("Reshape", ops("Mul", blocks, ops("Unsqueeze", scale, ops.constant([-1]))), ops("Shape", codes))
+    whole = ops.cast(codes, FLOAT)
+    blocks = ops("Sub", ops("Reshape", whole, _runs(ops, scale)), ops("Unsqueeze", zero, ops.constant([-1])))
+    return ops("Reshape", ops("Mul", blocks, ops("Unsqueeze", scale, ops.constant([-1]))), ops("Shape", whole))
+
+
+def _in_blocks(scale: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, dict[str, int]]:
+    """Return scales of a tensor or of its first axis as scales of whole rows.
+
+    onnxruntime 1.31 takes every product of two dequantized matrices for one of integers, unless their scales are those of blocks, and then
+    refuses 8-bit floats.
+    """
+    per_row = scale.reshape(-1, *[1] * (len(shape) - 1)).expand(*shape[:-1], 1)
+    return per_row.contiguous(), {"axis": len(shape) - 1, "block_size": shape[-1]}
 
 
 def _runs(ops: Ops, scale: ir.Value) -> ir.Value:
