@@ -10,17 +10,16 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import onnx_ir as ir
+import onnx_ir.passes.common
 import torch
 from torch import nn
 
 from quark.errors import ConfigError, UnsupportedError
+from quark_exporters.onnx_layout.exporter import OPSET
 from quark_exporters.onnx_layout.lowering import lower
 from quark_exporters.onnx_layout.traced import traced_form
 
-__all__ = ["DATA_SUFFIX", "OPSET", "export_onnx"]
-
-OPSET = 21
-"""The version of ONNX's operators that files are written for: the first with integers of 4 bits and scales of blocks."""
+__all__ = ["DATA_SUFFIX", "export_onnx"]
 
 DATA_SUFFIX = ".data"
 """What is appended to the name of a file for the file with its tensors."""
@@ -39,6 +38,7 @@ def export_onnx(
     input_names: Sequence[str] = (),
     output_names: Sequence[str] = (),
     dynamic_shapes: Any = None,
+    weight_format: str = "real_quantized",
     metadata: Mapping[str, str] | None = None,
     verbose: bool = False,
 ) -> None:
@@ -56,6 +56,7 @@ def export_onnx(
         input_names: Names of the inputs, in order; the rest keep those of the forward.
         output_names: Names of the outputs, in order.
         dynamic_shapes: Which axes of the inputs may vary, as for `torch.export.export`; None fixes them all.
+        weight_format: ``"real_quantized"`` stores codes, ``"fake_quantized"`` the rounded values.
         metadata: Properties of the file.
         verbose: Whether torch prints what it does.
 
@@ -68,7 +69,8 @@ def export_onnx(
     with traced_form(module) as quantizers, torch.no_grad():
         program = _traced(module, args, kwargs, opset, input_names, output_names, dynamic_shapes, verbose=verbose)
     model = program.model
-    lower(model, quantizers, opset)
+    ir.passes.common.ClearMetadataAndDocStringPass()(model)  # where in which file of this machine each node was traced
+    lower(model, quantizers, opset, stores_codes=weight_format == "real_quantized")
     model.metadata_props.update(metadata or {})
     _save(model, Path(path))
 

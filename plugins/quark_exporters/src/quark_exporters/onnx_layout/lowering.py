@@ -12,20 +12,21 @@ from quark.errors import UnsupportedError
 from quark.names import folded
 from quark.quantizers import QParams
 from quark_exporters.onnx_layout.activations import quantized_activation
-from quark_exporters.onnx_layout.ops import FLOAT, Library, Ops
+from quark_exporters.onnx_layout.ops import FLOAT, Library, Ops, as_tensor
 from quark_exporters.onnx_layout.traced import DOMAIN, FAKE_QUANTIZE, TracedQuantizer
 from quark_exporters.onnx_layout.weights import quantized_weight
 
 __all__ = ["lower", "lowered"]
 
 
-def lower(model: ir.Model, quantizers: Sequence[TracedQuantizer], opset: int) -> None:
+def lower(model: ir.Model, quantizers: Sequence[TracedQuantizer], opset: int, *, stores_codes: bool = True) -> None:
     """Replace every node ``FakeQuantize`` of a model, in place: of an initializer by stored codes, of an activation by rounding.
 
     Args:
         model: The traced model.
         quantizers: What the nodes stand for.
         opset: Version of ONNX's operators in the model.
+        stores_codes: Whether weights are stored as codes; else as the values that they are rounded to.
 
     Raises:
         UnsupportedError: Some quantizer has no form in ONNX; the message has the reasons.
@@ -38,7 +39,7 @@ def lower(model: ir.Model, quantizers: Sequence[TracedQuantizer], opset: int) ->
         traced = quantizers[node.attributes["index"].as_int()]
         ops = Ops(library)
         try:
-            output = _of_node(ops, traced, node)
+            output = _of_node(ops, traced, node, stores_codes=stores_codes)
         except UnsupportedError as error:
             reasons.setdefault(str(error), []).append(traced.name)
             continue
@@ -77,7 +78,7 @@ def lowered(ops: Ops, traced: TracedQuantizer, x: ir.Value, weight: Tensor | Non
     return values if dtype == FLOAT else ops.cast(values, dtype)
 
 
-def _of_node(ops: Ops, traced: TracedQuantizer, node: ir.Node) -> ir.Value:
+def _of_node(ops: Ops, traced: TracedQuantizer, node: ir.Node, *, stores_codes: bool) -> ir.Value:
     x, *scales = node.inputs
     assert x is not None
     found = [None if value is None else _constant(value) for value in scales]
@@ -85,6 +86,10 @@ def _of_node(ops: Ops, traced: TracedQuantizer, node: ir.Node) -> ir.Value:
     weight = _constant(x) if x.is_initializer() else None
     dtype = node.outputs[0].dtype
     assert dtype is not None
+    if weight is not None and not stores_codes:
+        if traced.is_rounded:
+            return x
+        return ops.initializer(f"{traced.name}.rounded", as_tensor(traced.quantizer.fake_quantize(weight, qparams), dtype))
     return lowered(ops, traced, x, weight, qparams, dtype)
 
 
@@ -103,7 +108,8 @@ def _replace(graph: ir.Graph, node: ir.Node, ops: Ops, output: ir.Value) -> None
         value.name = _unused(graph, value.name or "codes")
         graph.register_initializer(value)
     graph.insert_before(node, ops.nodes)
-    output.shape, output.type = old.shape, old.type
+    if not output.is_initializer():
+        output.shape, output.type = old.shape, old.type
     ir.convenience.replace_all_uses_with(old, output, replace_graph_outputs=True)
     graph.remove(node, safe=True)
 
