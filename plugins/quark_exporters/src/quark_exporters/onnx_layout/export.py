@@ -19,12 +19,12 @@ from quark_exporters.onnx_layout.exporter import OPSET
 from quark_exporters.onnx_layout.lowering import lower
 from quark_exporters.onnx_layout.traced import traced_form
 
-__all__ = ["DATA_SUFFIX", "export_onnx"]
+__all__ = ["DATA_SUFFIX", "LARGEST", "export_onnx"]
 
 DATA_SUFFIX = ".data"
 """What is appended to the name of a file for the file with its tensors."""
 
-_LARGEST = 1 << 30
+LARGEST = 1 << 30
 """Models with more bytes of tensors have them in a second file: protobuf ends at 2 GiB, and a half leaves room for everything else."""
 
 
@@ -113,7 +113,7 @@ def _save(model: ir.Model, path: Path) -> None:
     size = sum(value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value is not None)
     with TemporaryDirectory(dir=path.parent, prefix=".onnx-") as directory:
         unfinished = Path(directory) / path.name
-        data = path.name + DATA_SUFFIX if size > _LARGEST else None
+        data = path.name + DATA_SUFFIX if size > LARGEST else None
         ir.save(model, unfinished, external_data=data)
         if data is not None:
             os.replace(Path(directory) / data, path.parent / data)
