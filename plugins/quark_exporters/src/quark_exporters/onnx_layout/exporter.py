@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from importlib.util import find_spec
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import nn
 
 from quark.checkpoint.companions import save_companions
@@ -15,6 +16,7 @@ from quark.checkpoint.content import CheckpointContent
 from quark.checkpoint.exporter import ExportOptions
 from quark.config.layer import levels
 from quark.errors import ConfigError, MissingPluginError, UnsupportedError
+from quark.log import get_logger
 from quark.modules import QuantizedLayer, QuantizerModule
 from quark.modules.experts import SeparateExperts
 from quark.names import folded
@@ -65,6 +67,7 @@ class OnnxExporter:
     def export(self, content: CheckpointContent, out: Path, options: ExportOptions) -> None:
         """As `quark.checkpoint.Exporter.export`."""
         self.check(content, content.model, options)
+        _warn_of_bfloat16(content.model)
         from quark_exporters.onnx_layout.export import export_onnx
 
         inputs = self._inputs(content.model, options)
@@ -110,6 +113,16 @@ def _formats(quantizer: TensorQuantizer) -> str:
     return " → ".join(level.dtype.name for level in levels(quantizer.spec))
 
 
+def _warn_of_bfloat16(model: nn.Module) -> None:
+    if any(parameter.dtype is torch.bfloat16 for parameter in model.parameters()):
+        get_logger(__name__).warning(
+            "This model is in bfloat16, in which onnxruntime does not compute on CPUs: quantize it in float32 (dtype) for a file that runs there."
+        )
+
+
 def _refuse_missing_packages() -> None:
-    if missing := [name for name in ("onnx", "onnx_ir", "onnxscript") if find_spec(name) is None]:
-        raise MissingPluginError(f"ONNX files are written with {', '.join(missing)}: pip install 'quark-exporters[onnx]'")
+    try:
+        for package in ("onnx", "onnx_ir", "onnxscript"):
+            import_module(package)
+    except ImportError as error:
+        raise MissingPluginError(f"ONNX files are written with the package {package}: pip install 'quark-exporters[onnx]'") from error

@@ -60,7 +60,7 @@ def quantized_weight(ops: Ops, traced: TracedQuantizer, weight: Tensor, qparams:
     if codes.table is not None or (zero is not None and zero.is_floating_point()):
         values = _by_function(ops, stored, scales, zero, codes.table, where)
     else:
-        zeros = () if zero is None else (ops.initializer(f"{traced.name}.zero_point", as_tensor(zero, codes.type)),)
+        zeros = () if zero is None else (ops.initializer(f"{traced.name}.zero_points", as_tensor(zero, codes.type)),)
         values = ops("DequantizeLinear", stored, scales, *zeros, **where)
     return ops("Mul", values, outer) if outer is not None and isinstance(quantizer, ProgressiveQuantizer) else values
 
@@ -84,7 +84,7 @@ def _of_axis(quantizer: TensorQuantizer, scale: Tensor, shape: tuple[int, ...]) 
 def _scales(ops: Ops, name: str, scale: Tensor) -> ir.Value:
     """Return scales, float32, from an initializer of the narrowest type that holds them exactly."""
     kind, dtype = stored_type(scale, ops.library.opset) if scale.ndim > 1 else (FLOAT, torch.float32)
-    value = ops.initializer(f"{name}.scale", as_tensor(scale.to(dtype), kind))
+    value = ops.initializer(f"{name}.scales", as_tensor(scale.to(dtype), kind))
     return value if kind == FLOAT else ops.cast(value, FLOAT)
 
 
