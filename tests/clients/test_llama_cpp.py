@@ -2,8 +2,8 @@
 
 Run with ``make clients LLAMA_PYTHON=/path/to/python`` of an environment with llama-cpp-python and numpy; quark need not be installed there.
 
-llama.cpp multiplies codes with inputs that it rounds to Q8_0 first: 8 bits, a scale for each 32. How much that changes the logits is measured
-on the simulation, with inputs in INT8 and groups of 32.
+llama.cpp multiplies codes with inputs that it rounds to Q8_0 first: 8 bits, a scale for each 32. How much that changes the logits is
+measured on the simulation, with inputs in INT8 and groups of 32.
 """
 
 import os

@@ -20,8 +20,8 @@ from quark.torch import LLMTemplate, ModelQuantizer, export_onnx
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(600)]
 IDS = torch.arange(80).reshape(2, 40)
 SHARE = 0.05
-"""Share of what quantization changes in the logits by which onnxruntime may differ: sums in another order move some values over the edge of a
-step, and where inputs are quantized the layers after them amplify that."""
+"""Share of what quantization changes in the logits by which onnxruntime may differ: sums in another order move some values over the edge
+of a step, and where inputs are quantized the layers after them amplify that."""
 CODE = """
 import sys, numpy as np, onnxruntime
 options = onnxruntime.SessionOptions()

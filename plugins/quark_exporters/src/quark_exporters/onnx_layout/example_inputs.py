@@ -43,7 +43,7 @@ class ExampleInputs:
 def example_inputs(model: Any, given: Any = None) -> ExampleInputs:
     """Return what a model is traced with.
 
-    Of a transformers model, batch and length may vary in the file, and the cache is left out. Shapes of other models are those that are given.
+    Of a transformers model, batch and length may vary in the file, and the cache is left out. Other models have the shapes that are given.
 
     Args:
         model: The model.
@@ -56,8 +56,8 @@ def example_inputs(model: Any, given: Any = None) -> ExampleInputs:
     if not hasattr(getattr(model, "config", None), "get_text_config"):
         if not args and not kwargs:
             raise UnsupportedError(
-                f"a {type(model).__name__} is traced with example inputs, which only transformers models have by default: give input_args of "
-                "export_onnx or of ModelExporter.export_onnx_model"
+                f"a {type(model).__name__} is traced with example inputs, which only transformers models have by default: give input_args "
+                "of export_onnx or of ModelExporter.export_onnx_model"
             )
         return ExampleInputs(model, args, kwargs)
     if not args and not kwargs:

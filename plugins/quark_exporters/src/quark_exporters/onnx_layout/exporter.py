@@ -6,7 +6,6 @@ import json
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
@@ -33,7 +32,7 @@ OPSET = 21
 
 
 class OnnxExporter:
-    """Writes an ONNX file: weights as codes, activations rounded by QuantizeLinear and DequantizeLinear or by functions that are in the file.
+    """Writes an ONNX file: weights as codes, activations rounded by QuantizeLinear and DequantizeLinear or by functions in the file.
 
     The whole model is traced and has to be in memory; codes are computed while they are written, one tensor at a time.
 
@@ -59,8 +58,8 @@ class OnnxExporter:
         self._inputs(content.model, options)
         if mixtures := [name for name, module in skeleton.named_modules() if isinstance(module, SeparateExperts)]:
             raise UnsupportedError(
-                f"which expert runs depends on the data, and a graph of ONNX is the same for all: {folded(mixtures)} cannot be traced. Leave "
-                "mixtures of experts in float, or export the model as safetensors"
+                f"which expert runs depends on the data, and a graph of ONNX is the same for all: {folded(mixtures)} cannot be traced. "
+                "Export the model as safetensors"
             )
         self._refuse_inexpressible(skeleton)
 
@@ -116,7 +115,7 @@ def _formats(quantizer: TensorQuantizer) -> str:
 def _warn_of_bfloat16(model: nn.Module) -> None:
     if any(parameter.dtype is torch.bfloat16 for parameter in model.parameters()):
         get_logger(__name__).warning(
-            "This model is in bfloat16, in which onnxruntime does not compute on CPUs: quantize it in float32 (dtype) for a file that runs there."
+            "This model is in bfloat16, in which onnxruntime does not compute on CPUs: for a file that runs there, quantize it in float32."
         )
 
 

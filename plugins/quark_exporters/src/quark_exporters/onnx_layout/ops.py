@@ -70,7 +70,7 @@ class Ops:
 
     def initializer(self, name: str, tensor: ir.TensorProtocol) -> ir.Value:
         """Return an initializer of the graph."""
-        value = ir.val(name, dtype=tensor.dtype, shape=tensor.shape, const_value=tensor)
+        value = ir.val(name, dtype=tensor.dtype, shape=ir.Shape(tensor.shape.numpy()), const_value=tensor)
         self.initializers.append(value)
         return value
 
@@ -89,7 +89,7 @@ def block_shape(ops: Ops, x: ir.Value, size: int) -> ir.Value:
     return ops("Concat", leading, ops.constant([-1, size]), axis=0)
 
 
-def as_tensor(values: Tensor, dtype: ir.DataType | None = None, name: str | None = None) -> ir.Tensor:
+def as_tensor(values: Tensor, dtype: ir.DataType | None = None, name: str | None = None) -> ir.Tensor[Any]:
     """Return a tensor of ONNX; integers of less than a byte are given as bytes.
 
     Args:

@@ -65,7 +65,7 @@ def quantized_weight(ops: Ops, traced: TracedQuantizer, weight: Tensor, qparams:
     return ops("Mul", values, outer) if outer is not None and isinstance(quantizer, ProgressiveQuantizer) else values
 
 
-def _of_axis(quantizer: TensorQuantizer, scale: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, dict[str, int]]:
+def _of_axis(quantizer: TensorQuantizer, scale: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, dict[str, Any]]:
     """Return scales, or zero points, as DequantizeLinear has them, and its attributes."""
     granularity = quantizer.granularity
     if isinstance(granularity, PerTensor):
@@ -89,7 +89,7 @@ def _scales(ops: Ops, name: str, scale: Tensor) -> ir.Value:
 
 
 def _by_function(
-    ops: Ops, stored: ir.Value, scales: ir.Value, zero: Tensor | None, table: Tensor | None, where: dict[str, int]
+    ops: Ops, stored: ir.Value, scales: ir.Value, zero: Tensor | None, table: Tensor | None, where: dict[str, Any]
 ) -> ir.Value:
     if where.get("axis", 0) != 0 and "block_size" not in where:
         raise UnsupportedError("has scales per channel of an axis that is not the first, in a format that DequantizeLinear lacks")
@@ -117,7 +117,7 @@ def _dequantize_shifted(ops: Ops, codes: ir.Value, zero: ir.Value, scale: ir.Val
     return ops("Reshape", ops("Mul", blocks, ops("Unsqueeze", scale, ops.constant([-1]))), ops("Shape", whole))
 
 
-def _in_blocks(scale: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, dict[str, int]]:
+def _in_blocks(scale: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, dict[str, Any]]:
     """Return scales of a tensor or of its first axis as scales of whole rows.
 
     onnxruntime 1.31 takes every product of two dequantized matrices for one of integers, unless their scales are those of blocks, and then
@@ -138,7 +138,7 @@ def _lazy(traced: TracedQuantizer, weight: Tensor, qparams: QParams, codes: Stor
 
 
 @torch.no_grad()
-def _stored(traced: TracedQuantizer, weight: Tensor, qparams: QParams, codes: StoredCodes) -> ir.Tensor:
+def _stored(traced: TracedQuantizer, weight: Tensor, qparams: QParams, codes: StoredCodes) -> ir.Tensor[Any]:
     """Return the stored numbers of a weight.
 
     Raises:
