@@ -61,8 +61,11 @@ def _static(ops: Ops, quantizer: SingleLevelQuantizer, x: ir.Value, qparams: QPa
         return _native(ops, kind, x, ops.constant(qparams.scale.float()), zero_point, where)
     if zero is not None or not isinstance(granularity, PerTensor):
         raise UnsupportedError("has zero points or scales per channel in a format to which QuantizeLinear does not round")
-    name = f"FakeQuantize_{name_of(quantizer)}"
-    ops.library.define(name, ("x", "scale"), lambda f, x, scale: _rounded(f, quantizer, x, scale), described(quantizer))
+
+    def body(f: Ops, x: ir.Value, scale: ir.Value) -> ir.Value:
+        return _rounded(f, quantizer, x, scale)
+
+    name = ops.library.define(f"FakeQuantize_{name_of(quantizer)}", ("x", "scale"), body, described(quantizer))
     return ops.call(name, x, ops.constant(qparams.scale.float()))
 
 
@@ -83,17 +86,16 @@ def _dynamic(ops: Ops, quantizer: SingleLevelQuantizer, x: ir.Value, columns: in
             y = _rounded(f, quantizer, blocks, _scale(f, quantizer, blocks))
             return f("Reshape", y, f("Shape", x))
 
-        ops.library.define(f"FakeQuantize_{name}", ("x",), body, described(quantizer))
-        return ops.call(f"FakeQuantize_{name}", x)
+        return ops.call(ops.library.define(f"FakeQuantize_{name}", ("x",), body, described(quantizer)), x)
 
     def scales(f: Ops, x: ir.Value) -> ir.Value:
         if size in (None, -1):
             return _scale(f, quantizer, x)
         return f("Squeeze", _scale(f, quantizer, f("Reshape", x, block_shape(f, x, size))), f.constant([-1]))
 
-    ops.library.define(f"Scale_{name}", ("x",), scales, described(quantizer))
+    scale = ops.call(ops.library.define(f"Scale_{name}", ("x",), scales, described(quantizer)), x)
     where: dict[str, Any] = {} if size is None else {"axis": -1, "block_size": columns if size == -1 else size}
-    return _native(ops, kind, x, ops.call(f"Scale_{name}", x), None, where)
+    return _native(ops, kind, x, scale, None, where)
 
 
 def _two_level(ops: Ops, quantizer: TwoLevelQuantizer, x: ir.Value, outer: Tensor) -> ir.Value:
@@ -114,8 +116,7 @@ def _two_level(ops: Ops, quantizer: TwoLevelQuantizer, x: ir.Value, outer: Tenso
         scale = f("Mul", _looked_up(f, relative, ideal), outer)
         return f("Reshape", _rounded(f, elements, blocks, scale), f("Shape", x))
 
-    name = f"FakeQuantize_{name_of(quantizer)}"
-    ops.library.define(name, ("x", "outer_scale"), body, described(quantizer))
+    name = ops.library.define(f"FakeQuantize_{name_of(quantizer)}", ("x", "outer_scale"), body, described(quantizer))
     return ops.call(name, x, ops.constant(outer.float()))
 
 
@@ -229,8 +230,11 @@ def _scale_steps(number_format: NumberFormat, spec: QTensorConfig, *, negative: 
 def _looked_up(ops: Ops, steps: Steps, x: ir.Value) -> ir.Value:
     """Return the values of a step function: a call of ``LookUpN`` for tables of ``2^N`` values."""
     bits = max(1, (len(steps.values) - 1).bit_length())
-    name = f"LookUp{bits}"
-    ops.library.define(name, ("x", "thresholds", "values"), lambda f, *inputs: _binary_search(f, bits, *inputs), _LOOK_UP.format(1 << bits))
+
+    def body(f: Ops, x: ir.Value, thresholds: ir.Value, values: ir.Value) -> ir.Value:
+        return _binary_search(f, bits, x, thresholds, values)
+
+    name = ops.library.define(f"LookUp{bits}", ("x", "thresholds", "values"), body, _LOOK_UP.format(1 << bits))
     missing = (1 << bits) - len(steps.values)
     # No number lies below the first value's threshold, and none at those that fill the table up.
     thresholds = torch.cat([torch.full((1,), -torch.inf), steps.thresholds, torch.full((missing,), torch.inf)])

@@ -30,10 +30,21 @@ class Library:
         self.opset = opset
         self.functions: dict[ir.OperatorIdentifier, ir.Function] = {}
 
-    def define(self, name: str, inputs: tuple[str, ...], body: Callable[..., ir.Value], doc: str = "") -> None:
-        """Add a function, unless there is one of that name; ``body`` gets an `Ops` and the inputs, and returns the output."""
-        if (DOMAIN, name, "") in self.functions:
-            return
+    def define(self, name: str, inputs: tuple[str, ...], body: Callable[..., ir.Value], doc: str) -> str:
+        """Add a function, unless it is there already, and return its name: with a number where another one has that name.
+
+        Args:
+            name: The name that is wanted.
+            inputs: Names of the inputs.
+            body: Gets an `Ops` and the inputs, and returns the output.
+            doc: What it computes. Functions of one name with the same description are the same.
+        """
+        number, wanted = 1, name
+        while (taken := self.functions.get((DOMAIN, name, ""))) is not None:
+            if taken.doc_string == doc:
+                return name
+            number += 1
+            name = f"{wanted}_{number}"
         arguments = [ir.val(argument) for argument in inputs]
         ops = Ops(self)
         output = body(ops, *arguments)
@@ -42,6 +53,7 @@ class Library:
         function = ir.Function(DOMAIN, name, graph=graph, attributes=[])
         function.doc_string = doc
         self.functions[function.identifier()] = function
+        return name
 
 
 class Ops:

@@ -94,11 +94,11 @@ def _by_function(
     if where.get("axis", 0) != 0 and "block_size" not in where:
         raise UnsupportedError("has scales per channel of an axis that is not the first, in a format that DequantizeLinear lacks")
     if table is not None:
-        ops.library.define("DequantizeTable", ("codes", "table", "scale"), _dequantize_table, _TABLE)
-        return ops.call("DequantizeTable", stored, ops.constant(table), scales)
+        name = ops.library.define("DequantizeTable", ("codes", "table", "scale"), _dequantize_table, _TABLE)
+        return ops.call(name, stored, ops.constant(table), scales)
     assert zero is not None
-    ops.library.define("DequantizeShifted", ("codes", "zero_point", "scale"), _dequantize_shifted, _SHIFTED)
-    return ops.call("DequantizeShifted", stored, ops.constant(zero.float()), scales)
+    name = ops.library.define("DequantizeShifted", ("codes", "zero_point", "scale"), _dequantize_shifted, _SHIFTED)
+    return ops.call(name, stored, ops.constant(zero.float()), scales)
 
 
 _TABLE = "table[codes] * scale; scale has the shape of codes, with one element along the last axis for each run of equal length."
