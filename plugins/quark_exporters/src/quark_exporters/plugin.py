@@ -45,7 +45,11 @@ def quark_register_exporters() -> Iterator[ExporterRecord]:
     )
     yield ExporterRecord(
         name="compressed_tensors",
-        summary="packed integers, integers and FP8 of compressed-tensors; read as a source",
+        aliases=("compressed-tensors",),
+        summary="the layout of compressed-tensors, read by vLLM: INT4, INT8, FP8, NVFP4 and MXFP4",
+        exporter="quark_exporters.compressed_tensors.exporter:CompressedTensorsExporter",
+        reader="quark_exporters.compressed_tensors.reader:CompressedTensorsReader",
         dequantizer="quark_exporters.compressed_tensors.dequantizer:CompressedTensorsDequantizer",
         quant_methods=("compressed-tensors",),
+        capabilities={"streaming"},
     )
