@@ -32,10 +32,22 @@ def quark_register_exporters() -> Iterator[ExporterRecord]:
         capabilities={"streaming", "tokenizer_inside"},
     )
     yield ExporterRecord(
+        name="awq",
+        summary="INT4 weights in the layout of AutoAWQ (gemm), read by vLLM, SGLang and transformers",
+        exporter="quark_exporters.awq.exporter:AwqExporter",
+        reader="quark_exporters.awq.reader:AwqReader",
+        dequantizer="quark_exporters.awq.dequantizer:AwqDequantizer",
+        quant_methods=("awq",),
+        capabilities={"rounds_scales", "streaming"},
+    )
+    yield ExporterRecord(
         name="fp8",
-        summary="FP8 with a scale for each block, row or tensor, as of DeepSeek-V3; read as a source",
+        summary="FP8 with one scale or a scale for each block, as of DeepSeek-V3, read by vLLM, SGLang and transformers",
+        exporter="quark_exporters.fp8.exporter:Fp8Exporter",
+        reader="quark_exporters.fp8.reader:Fp8Reader",
         dequantizer="quark_exporters.fp8.dequantizer:Fp8Dequantizer",
         quant_methods=("fp8", "fbgemm_fp8"),
+        capabilities={"streaming"},
     )
     yield ExporterRecord(
         name="mxfp4",
@@ -51,5 +63,5 @@ def quark_register_exporters() -> Iterator[ExporterRecord]:
         reader="quark_exporters.compressed_tensors.reader:CompressedTensorsReader",
         dequantizer="quark_exporters.compressed_tensors.dequantizer:CompressedTensorsDequantizer",
         quant_methods=("compressed-tensors",),
-        capabilities={"streaming"},
+        capabilities={"rounds_scales", "streaming"},
     )
