@@ -14,6 +14,7 @@ from torch import Tensor
 
 from quark.checkpoint import FloatTensor
 from quark.errors import CheckpointError, ConfigError
+from quark_exporters.cache_scales import cache_scales
 from quark_exporters.scale_blocks import ScaleBlocks
 
 __all__ = ["CODES", "Fp8Dequantizer", "block_size"]
@@ -47,7 +48,7 @@ def _float_tensor(name: str, scale: str, size: tuple[int, int] | None, stored: M
         shape=tuple(stored[name].shape),
         sources=(name, scale),
         make=lambda tensors, dtype: blocks.values(tensors[name], tensors[scale], None, dtype),
-        left_out=tuple(stem + suffix for suffix in _ACTIVATION_SCALES if stem + suffix in stored),
+        left_out=(*(stem + suffix for suffix in _ACTIVATION_SCALES if stem + suffix in stored), *cache_scales(stem[:-1], stored)),
     )
 
 
