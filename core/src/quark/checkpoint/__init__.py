@@ -5,6 +5,7 @@ from quark.checkpoint.content import CheckpointContent
 from quark.checkpoint.export import ModelExporter, export_safetensors
 from quark.checkpoint.exporter import (
     BlockStream,
+    ChecksModels,
     Exporter,
     ExportOptions,
     ResumableExporter,
@@ -22,6 +23,7 @@ from quark.hf.dequantizer import Dequantizer, FloatTensor
 __all__ = [
     "BlockStream",
     "CheckpointContent",
+    "ChecksModels",
     "Dequantizer",
     "ExportOptions",
     "Exporter",

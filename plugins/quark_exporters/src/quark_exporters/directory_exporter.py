@@ -107,6 +107,10 @@ class DirectoryExporter(ABC):
     def warn(self, content: CheckpointContent, options: ExportOptions) -> None:  # noqa: B027 - nothing to warn of
         """Log what readers of the layout do otherwise than the model; called when an export begins. By default nothing."""
 
+    def check(self, content: CheckpointContent, skeleton: nn.Module, options: ExportOptions) -> None:
+        """As `quark.checkpoint.ChecksModels.check`."""
+        self.refuse(content, options)
+
     def export(self, content: CheckpointContent, out: Path, options: ExportOptions) -> None:
         """As `quark.checkpoint.Exporter.export`."""
         with self._opened(content, content.model, out, options, checksums=False) as stream:

@@ -47,6 +47,8 @@ class CodedLayer:
 class LayerStorage(Protocol):
     """Names and packs the tensors of a quantized linear layer. All methods are pure functions of their arguments."""
 
+    def __hash__(self) -> int: ...
+
     def why_not(self, config: QLayerConfig, shape: tuple[int, ...]) -> str | None:
         """Return why a layer with a weight of that shape, so quantized, cannot be stored; None where it can."""
 
@@ -57,9 +59,7 @@ class LayerStorage(Protocol):
         """Undo `stored`, for a layer with a weight of that shape."""
 
 
-def storage_parts(
-    model: nn.Module, plan: QuantPlan, options: ExportOptions, storage: LayerStorage, region: Region = WHOLE
-) -> list[Part]:
+def storage_parts(model: nn.Module, plan: QuantPlan, options: ExportOptions, storage: LayerStorage, region: Region = WHOLE) -> list[Part]:
     """Return a part for each quantized layer and for each other tensor of a region, and for the scales of keys and values.
 
     Args:
@@ -76,7 +76,15 @@ def storage_parts(
     others |= {f"{name}.weight" for name in layers.keys() - coded.keys()}
     plain = plain_parts(region.state(model), [*layers, *attention_quantizers(modules)], others)
     parts = [_layer_part(name, layer, storage) for name, layer in coded.items()]
-    return [*plain, *parts, *state_parts(model, plan.attentions, layers, options)]
+    return [*plain, *parts, *map(_as_vectors, state_parts(model, plan.attentions, layers, options))]
+
+
+def _as_vectors(part: Part) -> Part:
+    """Return the part with each scale in the shape ``[1]``, on which readers of compressed-tensors insist; others take both shapes."""
+    return Part(
+        {name: tensor.reshape(1) for name, tensor in part.meta.items()},
+        lambda: {name: tensor.reshape(1) for name, tensor in part.make().items()},
+    )
 
 
 def _layer_part(name: str, layer: QuantizedLayer, storage: LayerStorage) -> Part:

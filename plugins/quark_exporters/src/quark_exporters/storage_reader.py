@@ -104,5 +104,3 @@ def by_pattern(layers: Mapping[str, QLayerConfig], others: Iterable[str]) -> dic
 def _cache_spec() -> QTensorConfig:
     fields: dict[str, Any] = {"dtype": "fp8_e4m3", "qscheme": "per_tensor", "symmetric": True, "is_dynamic": False, "scale_type": "float"}
     return QTensorConfig(**fields, observer_cls="PerTensorMinMaxObserver", round_method="half_even", zero_point_type="int32")
-
-

@@ -52,9 +52,9 @@ class StoredLayer(Packed):
             CheckpointError: A scale is not valid.
         """
         layer = self._quantized[0]
-        layer._parameters["bias"] = self.bias
+        layer._parameters["bias"] = self._parameters["bias"]
         if self._config.weight is None:
-            layer._parameters["weight"] = self.weight
+            layer._parameters["weight"] = self._parameters["weight"]
             return layer.train(self.training)
         coded = self._storage.restored(self._config, self._shape, {leaf: self.get_buffer(leaf) for leaf in self._leaves})
         refuse_bad_scales(coded.qparams, f"the weight of '{self._name}'", activation=False)
@@ -76,5 +76,3 @@ class StoredLayer(Packed):
 
 def _empty(tensor: Tensor) -> nn.Parameter:
     return nn.Parameter(torch.empty_like(tensor, device="meta"), requires_grad=False)
-
-

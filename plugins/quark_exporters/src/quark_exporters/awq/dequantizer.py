@@ -38,7 +38,7 @@ def _float_tensor(layer: str, config: QLayerConfig, stored: Mapping[str, Tensor]
         raise CheckpointError(f"the checkpoint has no '{missing[0]}', without which its layer cannot be dequantized: fetch it again")
     assert config.weight is not None
     quantizer, storage = quantizer_for(config.weight, activation=False), AwqStorage()
-    columns, words = (stored[names["qweight"]].shape + (0, 0))[:2]
+    columns, words, *_ = (*stored[names["qweight"]].shape, 0, 0)
     shape = (8 * words, columns)
     fits = quantizer.shape_error(shape) is None and stored[names["qweight"]].ndim == 2
     expected = storage.stored(empty_layer(config, shape)) if fits else {}

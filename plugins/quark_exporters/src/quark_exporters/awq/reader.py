@@ -35,10 +35,11 @@ def awq_config(block: Mapping[str, Any]) -> QLayerConfig:
     # AutoAWQ's own files have other names for the same.
     bits, size = block.get("bits", block.get("w_bit", 4)), block.get("group_size", block.get("q_group_size", 128))
     version = str(block.get("version") or block.get("format") or "gemm").lower()
-    if bits != 4 or version != "gemm" or block.get("zero_point") is False:
+    has_zeros = block.get("zero_point") is not False
+    if bits != 4 or version != "gemm" or not has_zeros:
         raise UnsupportedError(
-            f"this checkpoint is of AWQ with bits={bits!r}, version={version!r}, zero_point={block.get('zero_point')!r}; 4 bits in the version "
-            "'gemm' with zero points are read"
+            f"this checkpoint is of AWQ with bits={bits!r}, version={version!r} and {'' if has_zeros else 'no '}zero points; 4 bits in the "
+            "version 'gemm' with zero points are read"
         )
     if not isinstance(size, int) or isinstance(size, bool) or (size < 1 and size != -1):
         raise ConfigError(f"quantization_config says group_size={size!r}, and a positive number is expected, or -1")
@@ -47,4 +48,4 @@ def awq_config(block: Mapping[str, Any]) -> QLayerConfig:
         fields |= {"qscheme": "per_channel", "ch_axis": 0, "observer_cls": "PerChannelMinMaxObserver"}
     else:
         fields |= {"qscheme": "per_group", "ch_axis": -1, "group_size": size, "observer_cls": "PerGroupMinMaxObserver"}
-    return QLayerConfig(weight=QTensorConfig(**fields, zero_point_type="int32"))  # type: ignore[arg-type]
+    return QLayerConfig(weight=QTensorConfig(**fields, zero_point_type="int32"))

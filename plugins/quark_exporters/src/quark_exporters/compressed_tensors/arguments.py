@@ -61,7 +61,9 @@ def _strategy_of(spec: QTensorConfig, *, activation: bool) -> dict[str, Any]:
     if qscheme == "per_channel" and (activation or spec.ch_axis not in (0, -2)):
         if activation and spec.is_dynamic and spec.ch_axis in (1, -2):
             return {"strategy": "token"}
-        raise UnsupportedError(f"compressed-tensors has no scales per channel of axis {spec.ch_axis} for {'inputs' if activation else 'weights'}")
+        raise UnsupportedError(
+            f"compressed-tensors has no scales per channel of axis {spec.ch_axis} for {'inputs' if activation else 'weights'}"
+        )
     if qscheme not in _STRATEGIES:
         raise UnsupportedError(f"compressed-tensors has no strategy for the qscheme {qscheme}")
     strategy: dict[str, Any] = {"strategy": _STRATEGIES[qscheme]}
@@ -77,7 +79,12 @@ def _fp4_arguments(specs: tuple[QTensorConfig, ...], names: str) -> dict[str, An
     if len(specs) == 1 and (first.scale_format, first.group_size) == ("e8m0", 32):
         return {**shared, "strategy": "group", "dynamic": bool(first.is_dynamic), "scale_dtype": "torch.uint8"}
     if len(specs) == 2 and (specs[1].dtype.name, first.group_size) == ("fp8_e4m3", 16) and not specs[1].is_dynamic:
-        return {**shared, "strategy": "tensor_group", "dynamic": "local" if first.is_dynamic else False, "scale_dtype": "torch.float8_e4m3fn"}
+        return {
+            **shared,
+            "strategy": "tensor_group",
+            "dynamic": "local" if first.is_dynamic else False,
+            "scale_dtype": "torch.float8_e4m3fn",
+        }
     scales = specs[1].dtype.name if len(specs) > 1 else first.scale_format
     raise UnsupportedError(
         f"compressed-tensors has FP4 in groups of 32 with scales in E8M0 (MXFP4), and of 16 with scales in E4M3 under one for the tensor "
@@ -140,27 +147,29 @@ def spec_of(arguments: Mapping[str, Any], *, activation: bool) -> TensorSpec:
     if qscheme == "per_group" and (not isinstance(size, int) or size < 1):
         raise ConfigError(f"quantization_config says group_size={size!r} for the strategy {strategy!r}, and a positive number is expected")
     return QTensorConfig(
-        dtype=names[kind, bits],  # type: ignore[arg-type]  # a converter makes the enum
+        dtype=names[kind, bits],
         observer_cls=_OBSERVERS.get(qscheme, "PerBlockMXObserver" if qscheme == "per_block" else None),
-        qscheme=qscheme,  # type: ignore[arg-type]
+        qscheme=qscheme,
         is_dynamic=dynamic,
         symmetric=symmetric,
         ch_axis={"token": 1, "channel": 0, "group": -1}.get(strategy),
         group_size=size if qscheme == "per_group" else None,
         block_size=block if strategy == "block" else None,
-        scale_type="float",  # type: ignore[arg-type]
-        round_method="half_even",  # type: ignore[arg-type]
-        zero_point_type="int32",  # type: ignore[arg-type]
+        scale_type="float",
+        round_method="half_even",
+        zero_point_type="int32",
     )
 
 
 def _fp4_spec(strategy: str, size: object, *, is_dynamic: bool) -> TensorSpec:
     if _FP4_GROUPS.get(strategy) != size:
-        raise UnsupportedError(f"FP4 of compressed-tensors is read as MXFP4 and NVFP4, and not with strategy={strategy!r}, group_size={size!r}")
+        raise UnsupportedError(
+            f"FP4 of compressed-tensors is read as MXFP4 and NVFP4, and not with strategy={strategy!r}, group_size={size!r}"
+        )
     fields: dict[str, Any] = {"dtype": "fp4", "qscheme": "per_group", "ch_axis": -1, "group_size": size, "is_dynamic": is_dynamic}
     fields |= {"observer_cls": "PerBlockMXObserver", "round_method": "half_even", "zero_point_type": "int32"}
     if strategy == "group":
-        return QTensorConfig(**fields, scale_type="float", scale_format="e8m0", scale_calculation_mode="even")  # type: ignore[arg-type]
+        return QTensorConfig(**fields, scale_type="float", scale_format="e8m0", scale_calculation_mode="even")
     scales: dict[str, Any] = {"dtype": "fp8_e4m3", "qscheme": "per_tensor", "symmetric": True, "is_dynamic": False, "is_scale_quant": True}
     scales |= {"observer_cls": "PerTensorMinMaxObserver", "round_method": "half_even", "zero_point_type": "int32", "scale_type": "float32"}
-    return [QTensorConfig(**fields, scale_type="float32", scale_format="float32"), QTensorConfig(**scales)]  # type: ignore[arg-type]
+    return [QTensorConfig(**fields, scale_type="float32", scale_format="float32"), QTensorConfig(**scales)]

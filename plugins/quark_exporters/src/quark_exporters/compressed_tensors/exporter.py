@@ -31,9 +31,7 @@ class CompressedTensorsExporter(StorageExporter):
             groups.append((config, [name])) if names is None else names.append(name)
         # The largest group names the type of its layers: readers look for exact names first.
         largest = max(range(len(groups)), key=lambda i: len(groups[i][1]), default=0)
-        entries = {
-            f"group_{i}": _group(config, ["Linear"] if i == largest else names) for i, (config, names) in enumerate(groups)
-        }
+        entries = {f"group_{i}": _group(config, ["Linear"] if i == largest else names) for i, (config, names) in enumerate(groups)}
         formats = {entry["format"] for entry in entries.values()}
         return {
             "quant_method": "compressed-tensors",

@@ -86,7 +86,9 @@ class CompressedTensorsStorage:
             codes, qparams = quantizer.unpack(own, shape)
             return CodedLayer(config, codes, qparams, _input(tensors))
         if "weight_shape" in tensors and tensors["weight_shape"].tolist() != list(shape):
-            raise CheckpointError(f"'weight_shape' says {tensors['weight_shape'].tolist()} of a weight {list(shape)}: the checkpoint is damaged")
+            raise CheckpointError(
+                f"'weight_shape' says {tensors['weight_shape'].tolist()} of a weight {list(shape)}: the checkpoint is damaged"
+            )
         codes, zeros = _integer_codes(kind, int(quantizer.stored_level.format.bits), shape, tensors)
         scale = tensors["weight_scale"].float().reshape(scale_shape)
         is_unsigned = quantizer.stored_level.format.storage_dtype is torch.uint8

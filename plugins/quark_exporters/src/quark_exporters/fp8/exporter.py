@@ -25,7 +25,9 @@ class Fp8Exporter(StorageExporter):
         reasons = list(super().reasons(content, options))
         yield from reasons
         if not reasons and len(kinds := {(activation_scheme_of(c), block_size_of(c)) for c in coded_rows(content.plan).values()}) != 1:
-            said = "; ".join(f"{scheme} inputs, {'one scale' if block is None else f'blocks of {block}'}" for scheme, block in sorted(kinds, key=str))
+            said = "; ".join(
+                f"{scheme} inputs, {'one scale' if block is None else f'blocks of {block}'}" for scheme, block in sorted(kinds, key=str)
+            )
             yield "", f"all its layers are quantized alike, and here are: {said or 'none'}"
 
     def warn(self, content: CheckpointContent, options: ExportOptions) -> None:

@@ -32,8 +32,8 @@ def _config(block: Mapping[str, Any]) -> QLayerConfig:
     method, scheme, size = block.get("quant_method"), block.get("activation_scheme", "dynamic"), block_size(block)
     if method != "fp8" or block.get("scale_fmt") not in (None, "float") or scheme not in ("static", "dynamic"):
         raise UnsupportedError(
-            f"this checkpoint is of the quant_method {method!r} with activation_scheme={scheme!r}, scale_fmt={block.get('scale_fmt')!r}: it is "
-            "read as a source only"
+            f"this checkpoint is of the quant_method {method!r} with activation_scheme={scheme!r}, scale_fmt={block.get('scale_fmt')!r}: "
+            "it is read as a source only"
         )
     if size is not None and scheme == "static":
         raise UnsupportedError("this checkpoint has FP8 blocks and static inputs, which no reader of its layout computes")
@@ -55,5 +55,11 @@ _OBSERVERS = {
 
 
 def _spec(qscheme: str, **more: Any) -> QTensorConfig:
-    fields: dict[str, Any] = {"dtype": "fp8_e4m3", "symmetric": True, "is_dynamic": False, "scale_type": "float", "round_method": "half_even"}
+    fields: dict[str, Any] = {
+        "dtype": "fp8_e4m3",
+        "symmetric": True,
+        "is_dynamic": False,
+        "scale_type": "float",
+        "round_method": "half_even",
+    }
     return QTensorConfig(**{**fields, "qscheme": qscheme, "observer_cls": _OBSERVERS[qscheme], **more})
