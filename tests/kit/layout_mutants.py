@@ -284,6 +284,16 @@ class ForgetsSizes(Plain):
         changed_json(out / "config.json", lambda data: data.update(max_position_embeddings=1))
 
 
+class ChecksNothing(Plain):
+    def check(self, content: CheckpointContent, skeleton: nn.Module, options: ExportOptions) -> None:
+        pass
+
+    def export(self, content: CheckpointContent, out: Path, options: ExportOptions) -> None:
+        if "fp4" in str(content.config):
+            raise UnsupportedError("it has no place for fp4")
+        super().export(content, out, options)
+
+
 class WithoutTokenizer(Plain):
     def export(self, content: CheckpointContent, out: Path, options: ExportOptions) -> None:
         super().export(content, out, options)
@@ -300,6 +310,7 @@ def _mutant(check: str, about: str, exporter: Any = Streaming, **fields: Any) ->
 MUTANTS = (
     _mutant("stores_or_refuses_every_scheme", "raises KeyError", WithoutWords),
     _mutant("stores_or_refuses_every_scheme", "refuses after it has written", RefusesLate),
+    _mutant("stores_or_refuses_every_scheme", "says nothing when it is asked, and refuses when it writes", ChecksNothing),
     _mutant("writes_sound_files", "leaves a tensor out of the index", LiesInTheIndex),
     _mutant("writes_sound_files", "writes a wrong total size", WrongTotal),
     _mutant("writes_sound_files", "writes files that are too short", TooShort),
@@ -326,6 +337,7 @@ MUTANTS = (
     _mutant("is_recognized", "is read by a method of another layout", Plain, quant_methods=("quark",)),
     _mutant("reloads_to_the_same_logits", "halves the head", HalvesTheHead),
     _mutant("reloads_to_the_same_logits", "says that codes lie in another order", ForgetsTheOrder),
+    _mutant("keeps_codes_and_rounds_scales", "halves the head", HalvesTheHead, capabilities={"rounds_scales", "streaming"}),
     _mutant("dequantizes_what_it_wrote", "dequantizes without the scales", dequantizer=ObjectRef(ForgetsTheScales)),
     _mutant("dequantizes_what_it_wrote", "dequantizes to other names", dequantizer=ObjectRef(RenamesWhatItMakes)),
     _mutant("transformers_reads_it", "has a reader that fails in transformers", reader=ObjectRef(FailsInTransformers)),
