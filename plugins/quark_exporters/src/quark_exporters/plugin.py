@@ -10,6 +10,8 @@ __all__ = ["QUARK_API", "quark_register_exporters"]
 
 QUARK_API = (1, 1)
 
+_INSPECTOR = "quark_exporters.runtimes.inspector:RuntimeInspector"
+
 
 @hookimpl
 def quark_register_exporters() -> Iterator[ExporterRecord]:
@@ -21,6 +23,7 @@ def quark_register_exporters() -> Iterator[ExporterRecord]:
         exporter="quark_exporters.quark_layout.exporter:SafetensorsExporter",
         reader="quark_exporters.quark_layout.reader:QuarkReader",
         dequantizer="quark_exporters.quark_layout.dequantizer:QuarkDequantizer",
+        inspector=_INSPECTOR,
         quant_methods=("quark",),
         capabilities={"streaming", "resumable"},
     )
@@ -37,6 +40,7 @@ def quark_register_exporters() -> Iterator[ExporterRecord]:
         exporter="quark_exporters.awq.exporter:AwqExporter",
         reader="quark_exporters.awq.reader:AwqReader",
         dequantizer="quark_exporters.awq.dequantizer:AwqDequantizer",
+        inspector=_INSPECTOR,
         quant_methods=("awq",),
         capabilities={"rounds_scales", "streaming"},
     )
@@ -46,6 +50,7 @@ def quark_register_exporters() -> Iterator[ExporterRecord]:
         exporter="quark_exporters.fp8.exporter:Fp8Exporter",
         reader="quark_exporters.fp8.reader:Fp8Reader",
         dequantizer="quark_exporters.fp8.dequantizer:Fp8Dequantizer",
+        inspector=_INSPECTOR,
         quant_methods=("fp8", "fbgemm_fp8"),
         capabilities={"streaming"},
     )
@@ -62,6 +67,7 @@ def quark_register_exporters() -> Iterator[ExporterRecord]:
         exporter="quark_exporters.compressed_tensors.exporter:CompressedTensorsExporter",
         reader="quark_exporters.compressed_tensors.reader:CompressedTensorsReader",
         dequantizer="quark_exporters.compressed_tensors.dequantizer:CompressedTensorsDequantizer",
+        inspector=_INSPECTOR,
         quant_methods=("compressed-tensors",),
         capabilities={"rounds_scales", "streaming"},
     )
