@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from quark.checkpoint import BlockStream, CheckpointContent, ExportOptions, FloatTensor, ResumableStream, StoredConfig
+from quark.checkpoint.inspection import Verdict
 from quark.errors import UnsupportedError
 from quark.lazy import ObjectRef
 from quark.plugins import ExporterRecord
@@ -300,7 +301,17 @@ class WithoutTokenizer(Plain):
         (out / "tokenizer.json").unlink(missing_ok=True)
 
 
-HEALTHY = (record_of(Resuming),)
+class SaysNothing:
+    def verdicts(self, facts: Any) -> Iterator[Verdict]:
+        yield Verdict("acme", "a runtime", {})
+
+
+class SaysYes:
+    def verdicts(self, facts: Any) -> Iterator[Verdict]:
+        yield Verdict("acme", "a runtime", {"a kernel": "all layers"})
+
+
+HEALTHY = (record_of(Resuming, inspector=ObjectRef(SaysYes)),)
 
 
 def _mutant(check: str, about: str, exporter: Any = Streaming, **fields: Any) -> Mutant:
@@ -340,6 +351,7 @@ MUTANTS = (
     _mutant("keeps_codes_and_rounds_scales", "halves the head", HalvesTheHead, capabilities={"rounds_scales", "streaming"}),
     _mutant("dequantizes_what_it_wrote", "dequantizes without the scales", dequantizer=ObjectRef(ForgetsTheScales)),
     _mutant("dequantizes_what_it_wrote", "dequantizes to other names", dequantizer=ObjectRef(RenamesWhatItMakes)),
+    _mutant("is_inspected", "has nothing to say", inspector=ObjectRef(SaysNothing)),
     _mutant("transformers_reads_it", "has a reader that fails in transformers", reader=ObjectRef(FailsInTransformers)),
     _mutant("honours_or_refuses_common_options", "ignores the format of weights", IgnoresTheFormat),
     _mutant("keeps_the_configuration", "changes a size of the model", ForgetsSizes),

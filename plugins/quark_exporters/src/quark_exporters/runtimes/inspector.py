@@ -50,8 +50,8 @@ def _verdict(runtime: str, summary: str, found: Mapping[str, Rule | None], reaso
     return Verdict(
         runtime=runtime,
         summary=summary,
-        methods={method: folded(names) for method, names in methods.items()},
-        refusals=tuple(reason + (f" ({folded(names)})" if names else "") for reason, names in reasons.items()),
+        methods={method: folded(names, most=3) for method, names in methods.items()},
+        refusals=tuple(reason + (f" ({folded(names, most=3)})" if names else "") for reason, names in reasons.items()),
         notes=("scales of the cache are used where it is started with kv_cache_dtype=fp8",) if cached else (),
     )
 

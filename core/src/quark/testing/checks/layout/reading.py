@@ -11,6 +11,7 @@ from torch import nn
 
 from quark.checkpoint import ExportOptions, ReadsOwnFiles
 from quark.checkpoint.export import export_with
+from quark.checkpoint.inspection import inspect_checkpoint
 from quark.checkpoint.layouts import quantization_block, reader_of
 from quark.checkpoint.reader import import_model_from_safetensors
 from quark.checkpoint.transformers_loading import is_read_here, register_layouts
@@ -112,6 +113,22 @@ def dequantizes_what_it_wrote(subject: Subject) -> None:
                     require(same, f"makes '{name}' of a checkpoint in '{scheme}' that is not the weight of the model that is read")
             missing = [n for n, t in quantized(run_config(scheme)).state_dict().items() if n.endswith(".weight") and n not in tensors.meta]
             require(not missing, f"does not make '{missing[0] if missing else ''}' of a checkpoint in '{scheme}'")
+
+
+@check("layout")
+def is_inspected(subject: Subject) -> None:
+    """Its inspector finds nothing missing in what it wrote, and says for each runtime what computes its layers, or why it refuses them."""
+    if subject.record.inspector is None:  # type: ignore[union-attr]
+        raise NotApplicableError("its record names no inspector")
+    for scheme in stored_schemes(subject):
+        with temporary() as parent:
+            export_with(subject.lookup_name, quantized(run_config(scheme)), parent / "out")
+            inspection = inspect_checkpoint(parent / "out")
+        require(not inspection.damage, f"takes its own checkpoint in '{scheme}' for damaged: {inspection.damage[:1]}")
+        require(inspection.verdicts, f"says of no runtime what it makes of a checkpoint in '{scheme}'")
+        for verdict in inspection.verdicts:
+            said = verdict.methods or verdict.refusals
+            require(said, f"says neither what computes a checkpoint in '{scheme}' in {verdict.runtime} nor why nothing does")
 
 
 @check("layout")
