@@ -20,6 +20,7 @@ from quark.config.export import ExporterConfig, JsonExporterConfig
 from quark.config.model import QConfig
 from quark.errors import CheckpointError, ConfigError
 from quark.hf.tokenizer import load_tokenizer
+from quark.log import get_logger
 from quark.planning.one_layer import as_model
 from quark.plugins.attribution import attributed, origin
 
@@ -127,6 +128,11 @@ class ModelExporter:
             kwargs: Arguments of older releases of AMD Quark; without effect.
         """
         json_config = self.config.json_export_config
+        if json_config.weight_merge_groups:
+            get_logger(__name__).warning(
+                "weight_merge_groups is without effect: to give weights that are quantized already one scale, an export would have to round "
+                "them again. Set shared_scale_groups in the QConfig (--share-fused-scales), so that they are rounded to one from the start."
+            )
         options = ExportOptions(
             weight_format=json_config.weight_format,
             pack_method=json_config.pack_method,
