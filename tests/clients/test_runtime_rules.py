@@ -18,13 +18,16 @@ from .vllm_on_cpu import run
 
 pytestmark = pytest.mark.clients
 LAYER = "model.layers.0.mlp.down_proj"
-NOT_ON_CPUS = "kernel"
 _CHOOSE = """
 import json, sys
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.model_executor.layers.linear import RowParallelLinear
 from vllm.model_executor.layers.quantization.compressed_tensors.compressed_tensors import CompressedTensorsConfig
 from vllm.model_executor.layers.quantization.quark.quark import QuarkConfig
+from vllm.model_executor.layers.quantization.compressed_tensors import schemes
+for scheme in vars(schemes).values():  # which one is chosen is asked, and not whether this machine has a kernel for it
+    if isinstance(scheme, type):
+        scheme.__init__ = lambda self, *_, **__: None
 def chosen(block):
     if block["quant_method"] == "quark":
         return QuarkConfig.from_config(block).get_scheme_cls(RowParallelLinear, sys.argv[3])[2].__name__
@@ -60,5 +63,7 @@ def test_vllm_chooses_the_methods_that_the_rules_name(tmp_path: Path) -> None:
     run(_CHOOSE, tmp_path, str(tmp_path / "blocks"), str(tmp_path / "found"), LAYER)
     found = json.loads((tmp_path / "found").read_text())
     print(json.dumps({name: [found[name], sorted(named[name])] for name in found}, indent=1))
-    wrong = {name: (found[name], named[name]) for name in found if ({found[name]} != named[name]) and (named[name] or ":" not in found[name])}
+    wrong = {
+        name: (found[name], named[name]) for name in found if ({found[name]} != named[name]) and (named[name] or ":" not in found[name])
+    }
     assert wrong == {}

@@ -130,8 +130,9 @@ class ModelExporter:
         json_config = self.config.json_export_config
         if json_config.weight_merge_groups:
             get_logger(__name__).warning(
-                "weight_merge_groups is without effect: to give weights that are quantized already one scale, an export would have to round "
-                "them again. Set shared_scale_groups in the QConfig (--share-fused-scales), so that they are rounded to one from the start."
+                "weight_merge_groups is without effect: to give one scale to weights that are quantized already, an export would have to "
+                "round them again. Set shared_scale_groups in the QConfig (--share-fused-scales), so that they are rounded to one from "
+                "the start."
             )
         options = ExportOptions(
             weight_format=json_config.weight_format,

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from quark.checkpoint.layout_reader import LayoutReader
 from quark.checkpoint.layouts import layout_for, quantization_block, reader_of
-from quark.checkpoint.reader import fill_zero_points, place, prepared
+from quark.checkpoint.reader import fill_zero_points, place, prepared, tie
 from quark.checkpoint.restorers import restorers_of
 from quark.checkpoint.shard_layout import NAMES
 from quark.config.model import QConfig
@@ -166,6 +166,7 @@ def _misfits(model: nn.Module, place_of: Callable[[str, Tensor], str], shards: I
         except CheckpointError as error:
             yield str(error)
     found |= fill_zero_points(model, found)
+    tie(model, found)
     try:
         missing = list(without_source(model.state_dict(keep_vars=True), found))
     except QuarkError as error:

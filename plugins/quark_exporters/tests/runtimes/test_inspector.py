@@ -18,7 +18,8 @@ from quark.checkpoint.export import export_with
 from quark.checkpoint.inspection import Inspection, Verdict, inspect_checkpoint
 from quark.config.layer import QLayerConfig
 from quark.testing.small_models import quantized, run_config
-from quark.torch import LLMTemplate
+from quark.testing.tiny import tiny_model
+from quark.torch import LLMTemplate, ModelQuantizer
 from quark_exporters.runtimes.rules import rule_for, rules
 
 LOADED_BY: dict[tuple[str, str], set[str]] = {
@@ -53,7 +54,7 @@ def test_runtimes_load_what_their_rules_say(layout: str, scheme: str, tmp_path: 
 
 METHODS = {
     ("safetensors", "int8"): "QuarkW8A8Int8",
-    ("safetensors", "mxfp4_fp8"): "QuarkW4A8MxFp4Fp8",
+    ("safetensors", "mxfp4_fp8"): "QuarkW4A8_MXFP4_FP8",
     ("safetensors", "nvfp4"): "QuarkNVFP4",
     ("safetensors", "int4_wo_per_channel"): None,
     ("safetensors", "int4_wa_64"): None,
@@ -110,6 +111,14 @@ def test_what_runtimes_fuse_or_leave_float_is_said(change: Callable[[Any], Any],
     verdict = verdict_of(inspect_checkpoint(exported(change(run_config("int4_wo_32")), tmp_path)))
     assert not verdict.loads
     assert [reason for reason in verdict.refusals if re.search(message, reason)]
+
+
+def test_a_head_that_is_tied_to_the_embedding_is_not_missing(tmp_path: Path) -> None:
+    model = ModelQuantizer(LLMTemplate.get("llama").get_config(scheme="int4_wo_64")).quantize_model(tiny_model())
+    assert model.config.tie_word_embeddings
+    for layout in ("safetensors", "awq"):
+        export_with(layout, model, tmp_path / layout)
+        assert inspect_checkpoint(tmp_path / layout).damage == ()
 
 
 def test_a_cache_has_a_note(tmp_path: Path) -> None:
