@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from quark.checkpoint import BlockStream, CheckpointContent, ExportOptions, FloatTensor, ResumableStream, StoredConfig
-from quark.checkpoint.inspection import Verdict
+from quark.checkpoint.inspection import RuntimeSupport
 from quark.errors import UnsupportedError
 from quark.lazy import ObjectRef
 from quark.plugins import ExporterRecord
@@ -302,13 +302,13 @@ class WithoutTokenizer(Plain):
 
 
 class SaysNothing:
-    def verdicts(self, facts: Any) -> Iterator[Verdict]:
-        yield Verdict("acme", "a runtime", {})
+    def support(self, facts: Any) -> Iterator[RuntimeSupport]:
+        yield RuntimeSupport("acme", "a runtime", {})
 
 
 class SaysYes:
-    def verdicts(self, facts: Any) -> Iterator[Verdict]:
-        yield Verdict("acme", "a runtime", {"a kernel": "all layers"})
+    def support(self, facts: Any) -> Iterator[RuntimeSupport]:
+        yield RuntimeSupport("acme", "a runtime", {"a kernel": "all layers"})
 
 
 HEALTHY = (record_of(Resuming, inspector=ObjectRef(SaysYes)),)

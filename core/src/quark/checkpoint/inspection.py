@@ -28,11 +28,11 @@ from quark.plugins.attribution import attributed, origin
 
 _DTYPES = {name: dtype for dtype, name in NAMES.items()}
 
-__all__ = ["CheckpointFacts", "Inspection", "Inspector", "Verdict", "inspect_checkpoint"]
+__all__ = ["CheckpointFacts", "Inspection", "Inspector", "RuntimeSupport", "inspect_checkpoint"]
 
 
 @attrs.frozen
-class Verdict:
+class RuntimeSupport:
     """What one runtime would do with a checkpoint.
 
     Attributes:
@@ -88,7 +88,7 @@ class CheckpointFacts:
 class Inspector(Protocol):
     """Says what runtimes make of checkpoints in a layout; third parties name such a class as ``inspector`` of an `ExporterRecord`."""
 
-    def verdicts(self, facts: CheckpointFacts) -> Iterable[Verdict]:
+    def support(self, facts: CheckpointFacts) -> Iterable[RuntimeSupport]:
         """Yield what each runtime would do."""
 
 
@@ -99,17 +99,17 @@ class Inspection:
     Attributes:
         layout: Name of its layout.
         damage: What is missing, or does not fit the model; empty where it is whole.
-        verdicts: What runtimes would do with it; empty where it is damaged, or nobody has written down their rules.
+        runtimes: What each runtime would do with it; empty where it is damaged, or nobody has written down their rules.
     """
 
     layout: str
     damage: tuple[str, ...] = ()
-    verdicts: tuple[Verdict, ...] = ()
+    runtimes: tuple[RuntimeSupport, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the inspection in JSON form."""
-        verdicts = [attrs.asdict(verdict) | {"loads": verdict.loads} for verdict in self.verdicts]
-        return {"layout": self.layout, "damage": list(self.damage), "runtimes": verdicts}
+        runtimes = [attrs.asdict(support) | {"loads": support.loads} for support in self.runtimes]
+        return {"layout": self.layout, "damage": list(self.damage), "runtimes": runtimes}
 
 
 @attributed("inspecting a checkpoint")
@@ -137,8 +137,8 @@ def inspect_checkpoint(directory: str | Path, *, trust_remote_code: bool = False
         return Inspection(layout, damage)
     with attributed("inspecting a checkpoint", origin("exporters", layout)):
         facts = CheckpointFacts(path, layout, block, stored.config, plan, frozenset(heads))
-        verdicts = tuple(exporters().load_inspector(layout)().verdicts(facts))
-    return Inspection(layout, (), verdicts)
+        runtimes = tuple(exporters().load_inspector(layout)().support(facts))
+    return Inspection(layout, (), runtimes)
 
 
 def _placed_by(reader: LayoutReader, model: nn.Module, config: QConfig) -> Callable[[str, Tensor], str]:

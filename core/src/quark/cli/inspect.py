@@ -42,11 +42,11 @@ def inspect(
 
 def _lines(inspection: Inspection) -> list[str]:
     lines = [f"layout: {inspection.layout}", *(f"damaged: {what}" for what in inspection.damage)]
-    for verdict in inspection.verdicts:
-        lines.append(f"{verdict.runtime} ({verdict.summary}): {'loads it' if verdict.loads else 'does not load it'}")
-        lines += [f"  refused: {reason}" for reason in verdict.refusals]
-        lines += [f"  {layers}: {method}" for method, layers in verdict.methods.items()]
-        lines += [f"  note: {note}" for note in verdict.notes]
-    if not inspection.verdicts and not inspection.damage:
+    for support in inspection.runtimes:
+        lines.append(f"{support.runtime} ({support.summary}): {'loads it' if support.loads else 'does not load it'}")
+        lines += [f"  refused: {reason}" for reason in support.refusals]
+        lines += [f"  {layers}: {method}" for method, layers in support.methods.items()]
+        lines += [f"  note: {note}" for note in support.notes]
+    if not inspection.runtimes and not inspection.damage:
         lines.append("whole; the rules of runtimes for this layout are not known here")
     return lines

@@ -244,7 +244,7 @@ class ExporterRecord(Record):
         default=None, converter=as_optional_reference, metadata=function_reference("configuration", "prepare", "place_of")
     )
     dequantizer: Reference | None = attrs.field(default=None, converter=as_optional_reference, metadata=function_reference("float_tensors"))
-    inspector: Reference | None = attrs.field(default=None, converter=as_optional_reference, metadata=function_reference("verdicts"))
+    inspector: Reference | None = attrs.field(default=None, converter=as_optional_reference, metadata=function_reference("support"))
     quant_methods: tuple[str, ...] = attrs.field(default=(), converter=as_strings)
     marks: Mapping[str, str] = attrs.field(factory=dict, converter=as_marks, hash=False)
     files: tuple[str, ...] = attrs.field(default=(), converter=as_strings)

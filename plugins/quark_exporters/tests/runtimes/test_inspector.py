@@ -15,7 +15,7 @@ from torch import Tensor
 
 import quark
 from quark.checkpoint.export import export_with
-from quark.checkpoint.inspection import Inspection, Verdict, inspect_checkpoint
+from quark.checkpoint.inspection import Inspection, RuntimeSupport, inspect_checkpoint
 from quark.config.layer import QLayerConfig
 from quark.testing.small_models import quantized, run_config
 from quark.testing.tiny import tiny_model
@@ -40,16 +40,16 @@ def exported(config: Any, directory: Path, layout: str = "safetensors") -> Path:
     return directory / "out"
 
 
-def verdict_of(inspection: Inspection, runtime: str = "vllm_cuda") -> Verdict:
-    return next(verdict for verdict in inspection.verdicts if verdict.runtime == runtime)
+def support_of(inspection: Inspection, runtime: str = "vllm_cuda") -> RuntimeSupport:
+    return next(support for support in inspection.runtimes if support.runtime == runtime)
 
 
 @pytest.mark.parametrize(("layout", "scheme"), LOADED_BY)
 def test_runtimes_load_what_their_rules_say(layout: str, scheme: str, tmp_path: Path) -> None:
     inspection = inspect_checkpoint(exported(run_config(scheme), tmp_path, layout))
     assert (inspection.layout, inspection.damage) == (layout, ())
-    assert {verdict.runtime for verdict in inspection.verdicts if verdict.loads} == LOADED_BY[layout, scheme]
-    assert {verdict.runtime for verdict in inspection.verdicts} == set(rules().runtimes)
+    assert {support.runtime for support in inspection.runtimes if support.loads} == LOADED_BY[layout, scheme]
+    assert {support.runtime for support in inspection.runtimes} == set(rules().runtimes)
 
 
 METHODS = {
@@ -108,9 +108,9 @@ def part_float(config: Any) -> Any:
     ],
 )
 def test_what_runtimes_fuse_or_leave_float_is_said(change: Callable[[Any], Any], message: str, tmp_path: Path) -> None:
-    verdict = verdict_of(inspect_checkpoint(exported(change(run_config("int4_wo_32")), tmp_path)))
-    assert not verdict.loads
-    assert [reason for reason in verdict.refusals if re.search(message, reason)]
+    support = support_of(inspect_checkpoint(exported(change(run_config("int4_wo_32")), tmp_path)))
+    assert not support.loads
+    assert [reason for reason in support.refusals if re.search(message, reason)]
 
 
 def test_a_head_that_is_tied_to_the_embedding_is_not_missing(tmp_path: Path) -> None:
@@ -123,9 +123,9 @@ def test_a_head_that_is_tied_to_the_embedding_is_not_missing(tmp_path: Path) -> 
 
 def test_a_cache_has_a_note(tmp_path: Path) -> None:
     config = LLMTemplate.get("llama").get_config(scheme="ptpc_fp8", kv_cache_scheme="fp8")
-    verdict = verdict_of(inspect_checkpoint(exported(config, tmp_path)))
-    assert verdict.loads
-    assert "kv_cache_dtype=fp8" in verdict.notes[0]
+    support = support_of(inspect_checkpoint(exported(config, tmp_path)))
+    assert support.loads
+    assert "kv_cache_dtype=fp8" in support.notes[0]
 
 
 def changed_block(directory: Path, change: Callable[[dict[str, Any]], Any]) -> None:
@@ -137,11 +137,11 @@ def changed_block(directory: Path, change: Callable[[dict[str, Any]], Any]) -> N
 
 def test_configurations_of_others_are_read_as_runtimes_read_them(tmp_path: Path) -> None:
     out = exported(run_config("int4_wo_32", exclude=("*o_proj",)), tmp_path)
-    assert verdict_of(inspect_checkpoint(out)).loads
+    assert support_of(inspect_checkpoint(out)).loads
     changed_block(out, lambda block: block.update(exclude=["lm_head", "*o_proj"]))
-    assert any("by a pattern alone" in reason for reason in verdict_of(inspect_checkpoint(out)).refusals)
+    assert any("by a pattern alone" in reason for reason in support_of(inspect_checkpoint(out)).refusals)
     changed_block(out, lambda block: block.pop("export"))
-    assert any("has no export" in reason for reason in verdict_of(inspect_checkpoint(out)).refusals)
+    assert any("has no export" in reason for reason in support_of(inspect_checkpoint(out)).refusals)
 
 
 def changed_tensors(directory: Path, change: Callable[[dict[str, Tensor]], Any]) -> None:
@@ -170,7 +170,7 @@ def test_damage_is_named(layout: str, damage: str, tmp_path: Path) -> None:
     inspection = inspect_checkpoint(out)
     wanted = {"missing": "lacks 1 tensor", "shape": "has the shape", "nan": "NaN", "strange": "no place"}[damage]
     assert [what for what in inspection.damage if wanted in what]
-    assert inspection.verdicts == ()
+    assert inspection.runtimes == ()
 
 
 def test_the_program_prints_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

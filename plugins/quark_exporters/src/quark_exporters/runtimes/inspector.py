@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from quark.checkpoint.inspection import CheckpointFacts, Verdict
+from quark.checkpoint.inspection import CheckpointFacts, RuntimeSupport
 from quark.config.layer import QLayerConfig, levels
 from quark.names import folded, has_wildcard
 from quark.planning.plan_row import PlanRow
@@ -21,8 +21,8 @@ _Reasons = dict[str, list[str]]
 class RuntimeInspector:
     """As `quark.checkpoint.inspection.Inspector`, for the layouts of this distribution in safetensors files."""
 
-    def verdicts(self, facts: CheckpointFacts) -> Iterator[Verdict]:
-        """As `quark.checkpoint.inspection.Inspector.verdicts`."""
+    def support(self, facts: CheckpointFacts) -> Iterator[RuntimeSupport]:
+        """As `quark.checkpoint.inspection.Inspector.support`."""
         rows = {row.name: row for row in facts.plan.rows if not row.is_lookup and row.is_linear}
         coded = {name: row.quantized_to for name, row in rows.items() if row.config is not None and not is_float(row)}
         common: _Reasons = {}
@@ -33,10 +33,10 @@ class RuntimeInspector:
                 common.setdefault(reason, []).extend(parts)
         found = {name: rule_for(facts.layout, config) for name, config in coded.items()}
         for runtime, summary in rules().runtimes.items():
-            yield _verdict(runtime, summary, found, {reason: list(names) for reason, names in common.items()}, facts)
+            yield _support(runtime, summary, found, {reason: list(names) for reason, names in common.items()}, facts)
 
 
-def _verdict(runtime: str, summary: str, found: Mapping[str, Rule | None], reasons: _Reasons, facts: CheckpointFacts) -> Verdict:
+def _support(runtime: str, summary: str, found: Mapping[str, Rule | None], reasons: _Reasons, facts: CheckpointFacts) -> RuntimeSupport:
     methods: dict[str, list[str]] = {}
     for name, rule in found.items():
         if rule is not None and runtime in rule.on:
@@ -47,7 +47,7 @@ def _verdict(runtime: str, summary: str, found: Mapping[str, Rule | None], reaso
         )
         reasons.setdefault(why, []).append(name)
     cached = any(row.states for row in facts.plan.attentions)
-    return Verdict(
+    return RuntimeSupport(
         runtime=runtime,
         summary=summary,
         methods={method: folded(names, most=3) for method, names in methods.items()},

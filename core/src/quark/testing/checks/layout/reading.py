@@ -125,10 +125,10 @@ def is_inspected(subject: Subject) -> None:
             export_with(subject.lookup_name, quantized(run_config(scheme)), parent / "out")
             inspection = inspect_checkpoint(parent / "out")
         require(not inspection.damage, f"takes its own checkpoint in '{scheme}' for damaged: {inspection.damage[:1]}")
-        require(inspection.verdicts, f"says of no runtime what it makes of a checkpoint in '{scheme}'")
-        for verdict in inspection.verdicts:
-            said = verdict.methods or verdict.refusals
-            require(said, f"says neither what computes a checkpoint in '{scheme}' in {verdict.runtime} nor why nothing does")
+        require(inspection.runtimes, f"says of no runtime what it makes of a checkpoint in '{scheme}'")
+        for support in inspection.runtimes:
+            said = support.methods or support.refusals
+            require(said, f"says neither what computes a checkpoint in '{scheme}' in {support.runtime} nor why nothing does")
 
 
 @check("layout")
