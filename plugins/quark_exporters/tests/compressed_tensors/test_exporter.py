@@ -67,12 +67,12 @@ def test_the_package_decompresses_our_values_to_the_bit(scheme: str, tmp_path: P
 
 
 def test_nvfp4_differs_by_the_rounding_of_a_reciprocal(tmp_path: Path) -> None:
-    """The package divides by the scale of the tensor, where we multiply, and rounds the result to bfloat16."""
+    """The package divides by the scale of the tensor, where we multiply, and rounds scale and product to bfloat16."""
     model = quantized(run_config("nvfp4"))
     export_with("compressed_tensors", model, tmp_path / "out")
     weights, expected = decompressed(tmp_path / "out"), model.state_dict()
     for name, tensor in weights.items():
-        torch.testing.assert_close(tensor.float(), expected[name], rtol=2.0**-9 + 4 * ULP, atol=0)
+        torch.testing.assert_close(tensor.float(), expected[name], rtol=2 * 2.0**-9 + 4 * ULP, atol=0)
     stored = load_file(tmp_path / "out/model.safetensors")
     name = "model.layers.0.mlp.up_proj"
     own = model.get_submodule(name)
