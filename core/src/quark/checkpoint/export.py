@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,64 +11,21 @@ from typing import Any
 from torch import nn
 
 from quark.checkpoint.atomic_directory import Leftover, building
+from quark.checkpoint.chosen_exporter import export_options, exporter_of, exporter_options
 from quark.checkpoint.content import content_of
 from quark.checkpoint.destination import REPORT_FILES, refuse_used_directory
-from quark.checkpoint.exporter import Exporter, ExportOptions, Tokenizer
+from quark.checkpoint.exporter import ExportOptions, Tokenizer
+from quark.checkpoint.storable import refuse_unstorable
 from quark.config.export import ExporterConfig, JsonExporterConfig, OnnxExporterConfig
 from quark.config.model import QConfig
-from quark.errors import CheckpointError, ConfigError, UnknownNameError
+from quark.errors import CheckpointError, ConfigError
 from quark.events import running
 from quark.hf.tokenizer import load_tokenizer
+from quark.log import get_logger
 from quark.planning.one_layer import as_model
-from quark.plugins import exporters
 from quark.plugins.attribution import attributed, origin
-from quark.plugins.options import Option, called, checked, options_of
 
 __all__ = ["ModelExporter", "export_options", "export_safetensors", "export_with", "exporter_of", "exporter_options", "exporting"]
-
-
-def exporter_of(name: str, options: ExportOptions | None = None) -> Exporter:
-    """Return the registered exporter of that name, created with its own options.
-
-    Raises:
-        UnknownNameError: No exporter has that name.
-        ConfigError: (a ValueError) The exporter has no such option, or refuses its value.
-        PluginError: The registered class cannot be called, or has no method ``export``.
-    """
-    own = {} if options is None else options.own
-    try:
-        kind = exporters().load_exporter(name)
-    except UnknownNameError as error:
-        fix = f"Exporters come with plugins: install a distribution that registers '{name}' in its hook quark_register_exporters"
-        raise UnknownNameError(f"{error} {fix}", kind=error.kind, name=error.name, known=error.known) from None
-    whose = origin("exporters", name)
-    with attributed("being made", whose):
-        exporter: Exporter = called(str(whose), kind, checked(f"the exporter '{name}'", exporters().options(name), own)) if own else kind()
-    if not callable(getattr(exporter, "export", None)):
-        raise whose.error("has no method 'export'")
-    return exporter
-
-
-def exporter_options(name: str) -> tuple[Option, ...]:
-    """Return the options of an export: those specific to the exporter, then the fields of `ExportOptions`, common to all exporters."""
-    own = exporters().options(name)
-    return (*own, *options_of(ExportOptions, without=("own", "tokenizer", "input_args", *(option.name for option in own))))
-
-
-def export_options(name: str, chosen: Mapping[str, Any], tokenizer: Tokenizer | None = None) -> ExportOptions:
-    """Return the options for an exporter from one mapping of its own and the common options.
-
-    Raises:
-        ConfigError: (a ValueError) There is no such option, or a value cannot be used; the message lists the options.
-    """
-    whose, own = f"the exporter '{name}'", {option.name for option in exporters().options(name)}
-    values = checked(whose, exporter_options(name), chosen)
-    common = {key: value for key, value in values.items() if key not in own}
-    JsonExporterConfig(**{key: value for key, value in common.items() if key in ("weight_format", "pack_method")})  # refuses others
-    make = functools.partial(ExportOptions, own={key: values[key] for key in values if key in own}, tokenizer=tokenizer)
-    options: ExportOptions = called(whose, make, common)
-    exporter_of(name, options)  # the exporter refuses a bad value here, before any work
-    return options
 
 
 @contextmanager
@@ -96,12 +52,14 @@ def export_with(name: str, model: nn.Module, output_dir: str | Path, options: Ex
         UnknownNameError: No exporter has that name.
         OutputError: The directory is in use, or cannot be written.
         ConfigError: The model has not been quantized.
+        UnsupportedError: The layout cannot hold the model; the message names those that can.
         PluginError: The exporter is broken.
     """
     options = options or ExportOptions()
     exporter = exporter_of(name, options)
     refuse_used_directory(Path(output_dir), overwrite=options.overwrite)
     content = content_of(as_model(model))
+    refuse_unstorable(name, exporter, content, content.model, options)
     with running("export", source=type(model).__name__, out=str(output_dir)) as events:
         events.phase("write")
         place = exporting(name, Path(output_dir), overwrite=options.overwrite)
@@ -174,6 +132,12 @@ class ModelExporter:
             kwargs: Arguments of older releases of AMD Quark; without effect.
         """
         json_config = self.config.json_export_config
+        if json_config.weight_merge_groups:
+            get_logger(__name__).warning(
+                "weight_merge_groups is without effect: to give one scale to weights that are quantized already, an export would have to "
+                "round them again. Set shared_scale_groups in the QConfig (--share-fused-scales), so that they are rounded to one from "
+                "the start."
+            )
         options = ExportOptions(
             weight_format=json_config.weight_format,
             pack_method=json_config.pack_method,

@@ -19,6 +19,7 @@ from quark.planning.decoder_blocks import Block
 __all__ = [
     "AnnouncesTensors",
     "BlockStream",
+    "ChecksModels",
     "EncodingStream",
     "ExportOptions",
     "Exporter",
@@ -149,6 +150,23 @@ class AnnouncesTensors(Protocol):
             content: The content with the float model.
             skeleton: As of `StreamingExporter.stream`.
             options: As for `Exporter.export`.
+        """
+
+
+@runtime_checkable
+class ChecksModels(Protocol):
+    """An exporter that says before any work whether its layout can hold a model; `quark plan` shows what it says."""
+
+    def check(self, content: CheckpointContent, skeleton: nn.Module, options: ExportOptions) -> None:
+        """Check a model, without a look at weights.
+
+        Args:
+            content: The content with the float model, or with the quantized one.
+            skeleton: As of `StreamingExporter.stream`; or the quantized model.
+            options: As for `Exporter.export`.
+
+        Raises:
+            UnsupportedError: The layout cannot express this model or these options.
         """
 
 

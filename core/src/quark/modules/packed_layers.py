@@ -27,7 +27,7 @@ from quark.quantizers import cast_finite
 from quark.quantizers.on_grid import LOSSY, codes_error
 from quark.quantizers.tensor_quantizer import TensorQuantizer
 
-__all__ = ["PackedLayer", "PackedScales", "packed_meta", "stored_tensors"]
+__all__ = ["PackedLayer", "PackedScales", "checked_codes", "packed_meta", "stored_tensors", "without_weights"]
 
 
 class PackedScales(nn.Module):
@@ -78,7 +78,7 @@ class PackedLayer(Packed):
         super().__init__()
         weight = linear_weight(layer)
         bias: Tensor | None = getattr(layer, "bias", None)
-        self._float = (_without_weights(layer),)  # in a tuple, so that its parameters are not this module's
+        self._float = (without_weights(layer),)  # in a tuple, so that its parameters are not this module's
         self.layer_config = config
         self.order = order
         self._name = name
@@ -208,7 +208,7 @@ class PackedLayer(Packed):
         return f"{type(self._float[0]).__name__}, weight {list(self.weight_shape)}"
 
 
-def _without_weights(layer: nn.Module) -> nn.Module:
+def without_weights(layer: nn.Module) -> nn.Module:
     """Return a shallow copy on the meta device: a packed layer must not keep the float weights of the model alive."""
     shell = copy.copy(layer)
     shell._parameters = {
@@ -233,14 +233,7 @@ def stored_tensors(name: str, module: QuantizerModule, values: Tensor, order: st
     """
     quantizer, qparams = module.quantizer, module.qparams
     assert qparams is not None
-    names = [level.dtype.name for level in levels(quantizer.spec)]
-    codes = module.codes_of(values.detach())
-    complaint = codes_error(quantizer, qparams, values.detach(), codes, order, is_rounded=not module.is_deferred)
-    if complaint is not None and complaint != LOSSY:
-        raise ConfigError(
-            f"'{name}' cannot be stored as {' → '.join(names)}: it {complaint}. It was changed after it was quantized, or by a broken "
-            "plugin: quantize the model again"
-        )
+    codes, complaint = _codes_and_complaint(name, module, values, order)
     tensors = quantizer.pack(codes, qparams, order=order)
     announced = packed_meta(quantizer, tuple(values.shape), order)
     if any(n in announced and (t.shape, t.dtype) != (announced[n].shape, announced[n].dtype) for n, t in tensors.items()):
@@ -248,6 +241,35 @@ def stored_tensors(name: str, module: QuantizerModule, values: Tensor, order: st
     if complaint is not None:
         raise origin("formats", quantizer.stored_level.format.name).error(f"{complaint} (at '{name}')")
     return tensors
+
+
+def checked_codes(name: str, module: QuantizerModule, values: Tensor) -> Tensor:
+    """Return the codes of a quantized tensor. A sample of them is checked.
+
+    Args:
+        name: Full name, for messages.
+        module: The quantizer, which has the scales.
+        values: Values on the quantizer's grid.
+
+    Raises:
+        ConfigError: The values are not on the grid, since they were changed after rounding.
+    """
+    return _codes_and_complaint(name, module, values, "reorder")[0]
+
+
+def _codes_and_complaint(name: str, module: QuantizerModule, values: Tensor, order: str) -> tuple[Tensor, str | None]:
+    """Return the codes of values on a grid, and what is wrong with how their format packs them; None where nothing is."""
+    quantizer, qparams = module.quantizer, module.qparams
+    assert qparams is not None
+    codes = module.codes_of(values.detach())
+    complaint = codes_error(quantizer, qparams, values.detach(), codes, order, is_rounded=not module.is_deferred)
+    if complaint is not None and complaint != LOSSY:
+        names = [level.dtype.name for level in levels(quantizer.spec)]
+        raise ConfigError(
+            f"'{name}' cannot be stored as {' → '.join(names)}: it {complaint}. It was changed after it was quantized, or by a broken "
+            "plugin: quantize the model again"
+        )
+    return codes, complaint
 
 
 def packed_meta(quantizer: TensorQuantizer, shape: tuple[int, ...], order: str) -> dict[str, Tensor]:

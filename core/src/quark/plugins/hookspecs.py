@@ -200,7 +200,8 @@ class QuarkHooks:
         Each record points at a class with the protocol `quark.checkpoint.Exporter` that writes the layout; keyword arguments of the class
         are the exporter's options (``--exporter-option level=9``). ``reader`` names a class with the protocol
         `quark.checkpoint.LayoutReader`, ``dequantizer`` one with the protocol `quark.checkpoint.Dequantizer`, by which a checkpoint of the
-        layout can be the source of a run, and ``quant_methods`` the checkpoints that both are for.
+        layout can be the source of a run, and ``quant_methods`` the checkpoints that both are for. ``inspector`` names a class with the
+        protocol `quark.checkpoint.inspection.Inspector`, which says what runtimes make of a checkpoint (``quark inspect``).
 
         Example::
 

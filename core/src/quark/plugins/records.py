@@ -225,13 +225,16 @@ class ExporterRecord(Record):
         reader: Reference to a class with the protocol `quark.checkpoint.LayoutReader`; None where nothing here loads what it writes.
         dequantizer: Reference to a class with the protocol `quark.checkpoint.Dequantizer`; None where a checkpoint of this layout cannot
             be quantized anew.
+        inspector: Reference to a class with the protocol `quark.checkpoint.inspection.Inspector`, which says what runtimes make of a
+            checkpoint of this layout; None where nobody has written down their rules. It needs a reader.
         quant_methods: Values of ``quant_method`` in checkpoints of this layout.
         marks: Further keys of ``quantization_config`` with the values that they have in checkpoints of this layout.
         files: Patterns (``fnmatch``) of file names that the exporter writes beside ``config.json`` and safetensors files. With
             ``overwrite`` an earlier export is replaced only if nothing else lies in its directory.
 
     Raises:
-        ValueError: As `Record` does; or there is a reader or a dequantizer and no quant_methods, or none of the three classes.
+        ValueError: As `Record` does; or there is a reader or a dequantizer and no quant_methods, an inspector and no reader, or no class
+            that writes or reads.
     """
 
     exporter: Reference | None = attrs.field(
@@ -241,6 +244,7 @@ class ExporterRecord(Record):
         default=None, converter=as_optional_reference, metadata=function_reference("configuration", "prepare", "place_of")
     )
     dequantizer: Reference | None = attrs.field(default=None, converter=as_optional_reference, metadata=function_reference("float_tensors"))
+    inspector: Reference | None = attrs.field(default=None, converter=as_optional_reference, metadata=function_reference("support"))
     quant_methods: tuple[str, ...] = attrs.field(default=(), converter=as_strings)
     marks: Mapping[str, str] = attrs.field(factory=dict, converter=as_marks, hash=False)
     files: tuple[str, ...] = attrs.field(default=(), converter=as_strings)
@@ -248,6 +252,8 @@ class ExporterRecord(Record):
     def __attrs_post_init__(self) -> None:
         if self.exporter is None and self.reader is None and self.dequantizer is None:
             raise ValueError(f"the layout '{self.name}' has neither exporter nor reader nor dequantizer: name one of them")
+        if self.inspector is not None and self.reader is None:
+            raise ValueError(f"the layout '{self.name}' has an inspector, which gets what a reader makes: name a reader too")
         if (self.reader is not None or self.dequantizer is not None) and not self.quant_methods:
             raise ValueError("a layout with a reader or a dequantizer says in quant_methods which checkpoints it reads")
 

@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 
     from quark.algorithms import Rounding, Transform
     from quark.checkpoint import Exporter, LayoutReader
+    from quark.checkpoint.inspection import Inspector
     from quark.checkpoint.restorers import Restorer
     from quark.config.algorithm import AlgoConfig
     from quark.config.architecture import Architecture
@@ -140,6 +141,11 @@ class ExporterRegistry(Registry[ExporterRecord]):
         """Return the class, or function, that makes the dequantizer of checkpoints of the layout."""
         dequantizer: Callable[[], Dequantizer] = self._load(name, "dequantizer")
         return dequantizer
+
+    def load_inspector(self, name: str) -> Callable[[], Inspector]:
+        """Return the class, or function, that makes the inspector of checkpoints of the layout."""
+        inspector: Callable[[], Inspector] = self._load(name, "inspector")
+        return inspector
 
     def fitting(self, block: Mapping[str, Any]) -> list[str]:
         """Return the names of the layouts that fit a ``quantization_config``; of several, those with the most marks."""

@@ -11,8 +11,10 @@ import attrs
 import torch
 from torch import nn
 
+from quark.checkpoint.content import CheckpointContent
 from quark.checkpoint.export import exporter_of
 from quark.checkpoint.exporter import Exporter, ExportOptions
+from quark.checkpoint.storable import refuse_unstorable
 from quark.config.model import QConfig
 from quark.environment import refuse_rival
 from quark.errors import CheckpointError, QuarkError
@@ -30,6 +32,7 @@ from quark.runs.estimate import Estimate, estimate
 from quark.runs.memory import collecting_later, free_bytes
 from quark.runs.probe import probe
 from quark.runs.run import TWO_PASSES, Run, needs_two_passes, plan_run
+from quark.runs.skeleton import quantized_skeleton
 from quark.runs.workload import Calibration
 
 __all__ = ["PlannedRun", "Refusal", "plan"]
@@ -139,6 +142,8 @@ def plan(
         if writer is not None:
             with refusals:
                 own = options or ExportOptions()
+                content = CheckpointContent(model, run.plan.config, run.plan)
+                refuse_unstorable(exporter, writer, content, quantized_skeleton(model, run.plan), own)
                 block = measured_block(model, run, calibration.length, writer, own, target) if probing else None
                 numbers = estimate(model, run, calibration, writer, own, machine, block)
     return PlannedRun(run.plan, numbers, refusals.all(), run.needs_data, tuple(_warnings(numbers, target)))
