@@ -47,7 +47,6 @@ __all__ = [
     "held_by_forwards",
     "needs_two_passes",
     "plan_run",
-    "settings_told",
     "switch_attention_of",
 ]
 
@@ -350,11 +349,6 @@ def _rounded_to_nearest_by_type(rounding: Rounding, rows: Sequence[PlanRow], blo
 def _block_of(row: PlanRow, blocks: Collection[str]) -> str | None:
     """Return the full name of the decoder block that a layer lies in."""
     return next((name for name in owners(row.name) if name in blocks), None)
-
-
-def settings_told(config: QConfig) -> dict[str, Any]:
-    """Return what listeners hear about a configuration when a run begins, as fields of `quark.plugins.RunStarted`."""
-    return {"scheme": config.scheme, "algorithms": tuple(str(settings.name) for settings in config.algo_config or ())}
 
 
 def switch_attention_of(model: nn.Module, plan: QuantPlan) -> None:
