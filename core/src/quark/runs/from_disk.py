@@ -34,8 +34,9 @@ from quark.plugins.attribution import attributed, origin
 from quark.ranks import ALONE, Ranks
 from quark.runs.identity import RunIdentity
 from quark.runs.journal import Journal
-from quark.runs.run import Data, Run, plan_run, settings_told
+from quark.runs.run import Data, Run, plan_run
 from quark.runs.run_report import ReportOptions, write_run_report
+from quark.runs.selected_algorithms import settings_told
 from quark.runs.shared_output import directory_of_first, is_divided, opened_sink, sink_of_other
 from quark.runs.sink import InPlaceSink, JournaledSink
 from quark.runs.skeleton import quantized_skeleton

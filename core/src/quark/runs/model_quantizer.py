@@ -27,7 +27,8 @@ from quark.runs.estimate import Estimate, estimate
 from quark.runs.fit_model import refuse_no_model, refuse_unfit
 from quark.runs.from_disk import quantize_checkpoint
 from quark.runs.probe import probe
-from quark.runs.run import Data, needs_two_passes, plan_run, settings_told
+from quark.runs.run import Data, needs_two_passes, plan_run
+from quark.runs.selected_algorithms import settings_told
 from quark.runs.sink import InPlaceSink
 from quark.runs.workload import Calibration
 

@@ -47,7 +47,6 @@ __all__ = [
     "held_by_forwards",
     "needs_two_passes",
     "plan_run",
-    "settings_told",
     "switch_attention_of",
 ]
 
@@ -327,9 +326,6 @@ def _unmatched(algorithms: Algorithms, rows: Sequence[PlanRow], blocks: Collecti
             )
 
 
-def settings_told(config: QConfig) -> dict[str, Any]:
-    """Return what listeners hear about a configuration when a run begins, as fields of `quark.plugins.RunStarted`."""
-    return {"scheme": config.scheme, "algorithms": tuple(str(settings.name) for settings in config.algo_config or ())}
 
 
 def switch_attention_of(model: nn.Module, plan: QuantPlan) -> None:
