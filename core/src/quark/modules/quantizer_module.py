@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from quark.config.layer import TensorSpec, levels
 from quark.errors import CalibrationError
-from quark.quantizers import QParams, quantizer_for
+from quark.quantizers import QParams, TensorQuantizer, quantizer_for
 
 __all__ = ["QuantizerModule"]
 
@@ -20,6 +20,7 @@ class QuantizerModule(nn.Module):
     Args:
         spec: The tensor's quantization.
         activation: Whether the tensor is an activation, which decides the channel axis.
+        quantizer: A quantizer of that spec that sees the tensor as its layer type says; None is that of the spec alone.
 
     Attributes:
         quantizer: The `quark.quantizers.TensorQuantizer` that does the arithmetic.
@@ -34,10 +35,10 @@ class QuantizerModule(nn.Module):
     zero_point: Tensor | None
     outer_scale: Tensor | None
 
-    def __init__(self, spec: TensorSpec, *, activation: bool) -> None:
+    def __init__(self, spec: TensorSpec, *, activation: bool, quantizer: TensorQuantizer | None = None) -> None:
         super().__init__()
         self.is_deferred = False
-        self.quantizer = quantizer_for(spec, activation=activation)
+        self.quantizer = quantizer_for(spec, activation=activation) if quantizer is None else quantizer
         for name in _BUFFERS:
             self.register_buffer(name, None)
 

@@ -7,7 +7,7 @@ from torch import nn
 
 from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
-from quark.modules.layer_types import is_lookup
+from quark.modules.layer_types import is_by_name, is_lookup
 from quark.names import matches
 
 __all__ = ["Resolution", "first_match", "layer_config_for"]
@@ -30,8 +30,8 @@ def layer_config_for(config: QConfig, name: str, planned_as: type[nn.Module], ha
     """Return the quantization of the layer ``name`` and the rule that decided it.
 
     Precedence: ``exclude``, then ``layer_quant_config`` (first matching pattern), then ``layer_type_quant_config`` (exact type), then
-    ``global_quant_config``, which never applies to embeddings. A match in ``kv_cache_quant_config`` adds its output quantization to the
-    result, even to an excluded layer.
+    ``global_quant_config``, which never applies to embeddings and other types that are quantized by name. A match in
+    ``kv_cache_quant_config`` adds its output quantization to the result, even to an excluded layer.
 
     Args:
         config: Of the whole model.
@@ -42,8 +42,9 @@ def layer_config_for(config: QConfig, name: str, planned_as: type[nn.Module], ha
     """
     base = _without_cache(config, name, planned_as)
     if is_lookup(planned_as) and base.config is not None:
-        # The input is indices, which cannot be quantized: only the weight of a scheme for linear layers applies.
-        return Resolution(_or_float(QLayerConfig(weight=base.config.weight)), base.reason)
+        # The input is indices, which cannot be quantized, and there is no bias: what else a scheme for linear layers says applies.
+        own = QLayerConfig(weight=base.config.weight, output_tensors=base.config.output_tensors)
+        return Resolution(_or_float(own), base.reason)
     pattern = first_match(name, config.kv_cache_quant_config)
     output = config.kv_cache_quant_config[pattern].output_tensors if pattern is not None else None
     if pattern is None or output is None:
@@ -67,6 +68,8 @@ def _without_cache(config: QConfig, name: str, planned_as: type[nn.Module]) -> R
             return Resolution(_or_float(layer), f"type: {planned_as.__name__}")
     if is_lookup(planned_as):
         return Resolution(None, "embeddings stay float unless named")
+    if is_by_name(planned_as):
+        return Resolution(None, f"{planned_as.__name__} stays float unless named")
     return Resolution(_or_float(config.global_quant_config), "global")
 
 

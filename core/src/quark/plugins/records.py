@@ -260,8 +260,8 @@ class ExporterRecord(Record):
 class LayerTypeRecord(Record):
     """A class of float layers, and the class that they become when they are quantized.
 
-    The class is matched exactly, since a subclass may compute something else. Its module is never imported for that: a layer of the class
-    can only be there if somebody has imported it.
+    The class is matched exactly, or by a subclass that overrides nothing, since any other may compute something else. Its module is never
+    imported for that: a layer of the class can only be there if somebody has imported it.
 
     Attributes:
         layer: Reference to the float class, a ``torch.nn.Module`` with a parameter ``weight``, and perhaps ``bias``.
@@ -269,8 +269,10 @@ class LayerTypeRecord(Record):
             ``torch.nn.Linear`` that compute the same.
         planned_as: Name of the layer type by which configurations, plans and algorithms know such layers; None is their own. A layer that
             is planned as ``"linear"`` is rounded by whatever rounds linear layers.
-        transposed: Whether the float class keeps its weight ``[in, out]``; channels, groups and scales are those of ``[out, in]``.
-        lookup: Whether its input is indices. Such layers are quantized only where a pattern or a type names them, and only their weight.
+        transposed: Whether the float class keeps its weight ``[in, out / groups, …]``, input channels first, where ``groups`` is an
+            attribute of the layer or 1; channels, groups and scales are those of ``[out, in / groups, …]``.
+        lookup: Whether its input is indices, which are not quantized; ``by_name`` is then implied.
+        by_name: Whether such layers are quantized only where a pattern or a type names them, and not by a global configuration.
     """
 
     layer: Reference = attrs.field(converter=as_reference, metadata=class_reference("torch.nn:Module"))
@@ -280,6 +282,12 @@ class LayerTypeRecord(Record):
     planned_as: str | None = attrs.field(default=None, validator=attrs.validators.optional(check_name))
     transposed: bool = False
     lookup: bool = False
+    by_name: bool = attrs.field(default=attrs.Factory(lambda self: self.lookup, takes_self=True))
+
+    @by_name.validator
+    def _check_by_name(self, _: Any, by_name: bool) -> None:
+        if self.lookup and not by_name:
+            raise ValueError(f"'{self.name}' takes indices (lookup), and such layers are quantized only by name: leave by_name out")
 
 
 @attrs.frozen(kw_only=True)

@@ -100,7 +100,7 @@ def _without_patterns(config: QConfig, row: PlanRow) -> QLayerConfig | None:
 def _is_float(row: PlanRow) -> bool:
     """Return whether the layer is listed as excluded: its weight and input are float, its output may still enter a quantized cache."""
     has_no_codes = row.config is None or attrs.evolve(row.config, output_tensors=None) == QLayerConfig()
-    return has_no_codes and not row.is_lookup
+    return has_no_codes and not row.is_by_name
 
 
 def _routers(model: nn.Module, config: QConfig, plan: QuantPlan) -> list[str]:
