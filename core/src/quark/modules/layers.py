@@ -35,7 +35,7 @@ class QuantizedLayer(nn.Module):
     """Base of quantized layers, which derive from it and from their float class.
 
     ``weight`` and ``bias`` hold values on the grid of their quantizers, in the model's dtype, so that the float class's forward applies and
-    the codes can be recovered exactly.
+    the codes can be recovered exactly; a weight that is only stored may still be float (`QuantizerModule.is_deferred`).
 
     Attributes:
         layer_config: The spec of each tensor.
