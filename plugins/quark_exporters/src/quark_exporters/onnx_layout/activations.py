@@ -78,7 +78,7 @@ def _native(ops: Ops, kind: ir.DataType, x: ir.Value, scale: ir.Value, zero: ir.
 
 
 def _dynamic(ops: Ops, quantizer: SingleLevelQuantizer, x: ir.Value, columns: int | None) -> ir.Value:
-    """Scales of the range of a block, a token or the tensor."""
+    """Round with scales of the range of a block, a token or the tensor."""
     kind = native_type(quantizer.format) if _divides_as_onnx(quantizer) else None
     name, size = name_of(quantizer), _block_size(quantizer)
     if kind is None or (columns is None and size is not None):
@@ -101,7 +101,7 @@ def _dynamic(ops: Ops, quantizer: SingleLevelQuantizer, x: ir.Value, columns: in
 
 
 def _two_level(ops: Ops, quantizer: TwoLevelQuantizer, x: ir.Value, outer: Tensor) -> ir.Value:
-    """Scales of blocks in a small format, relative to a scale of the tensor that calibration has found."""
+    """Round with scales of blocks in a small format, relative to a scale of the tensor that calibration has found."""
     elements, scales = quantizer.element_level, quantizer.scale_level
     size = _block_size(elements)
     if size is None or outer.ndim:
