@@ -48,8 +48,7 @@ def normal_form(model: fx.GraphModule) -> NormalForm:
     _remove_dropouts(copy.graph)
     _evaluate_weights(copy)
     count = fold_batch_norms(copy)
-    for node in reversed([node for node in copy.graph.nodes if node.op == "get_attr" and not node.users]):
-        copy.graph.erase_node(node)
+    _erase_unread(copy.graph)
     copy.recompile()
     copy.delete_all_unused_submodules()
     return NormalForm(copy, count)
@@ -69,7 +68,7 @@ def _replace_writing(graph: fx.Graph) -> None:
             wrong.append(node.name)
             continue
         with graph.inserting_before(node):
-            new = graph.call_function(functional, node.args, node.kwargs)
+            new = graph.create_node("call_function", functional, node.args, node.kwargs, name=functional.overloadpacket.__name__)
         new.meta, order[new] = dict(node.meta), order[node]
         node.replace_all_uses_with(new)
         graph.erase_node(node)
@@ -122,7 +121,6 @@ def _evaluate_weights(model: fx.GraphModule) -> None:
             if isinstance(node, fx.Node) and node.op == "call_function" and (value := _constant(model, node)) is not None:
                 assert name is not None
                 set_parameter(model, [layer.node], None, name, f"{layer.name}.{name}", value)
-                _erase_unread(model.graph, node)
 
 
 def _constant(model: fx.GraphModule, node: fx.Node) -> Tensor | None:
@@ -140,10 +138,6 @@ def _constant(model: fx.GraphModule, node: fx.Node) -> Tensor | None:
     return result
 
 
-def _erase_unread(graph: fx.Graph, node: fx.Node) -> None:
-    """Erase a node that nothing reads, and what only it has read."""
-    if not node.users:
-        inputs = node.all_input_nodes
-        graph.erase_node(node)
-        for each in inputs:
-            _erase_unread(graph, each)
+def _erase_unread(graph: fx.Graph) -> None:
+    """Erase what nothing reads, but for inputs and checks of them."""
+    graph.eliminate_dead_code(lambda node: node.op == "call_module" or node.is_impure())

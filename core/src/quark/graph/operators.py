@@ -49,10 +49,9 @@ class Operator:
 
     @property
     def outputs(self) -> list[fx.Node]:
-        """The float tensors that it gives: the node, or of an operator with several results the nodes that take them out."""
-        if isinstance(self.node.meta.get("val"), Tensor):
-            return [self.node] if is_float(self.node) else []
-        return [user for user in self.node.users if user.target is operator.getitem and is_float(user)]
+        """The float tensors that it gives and others read: the node, or of one with several results the nodes that take them out."""
+        nodes = [self.node] if isinstance(self.node.meta.get("val"), Tensor) else [n for n in self.node.users if n.target is operator.getitem]
+        return [node for node in nodes if is_float(node) and node.users]
 
 
 def operators_in(graph: fx.Graph) -> list[Operator]:

@@ -8,7 +8,7 @@ from typing import Any
 import attrs
 
 from quark.lazy import Reference, as_optional_reference
-from quark.plugins.record_fields import as_strings, function_reference
+from quark.plugins.record_fields import as_strings, check_name, function_reference
 from quark.plugins.records import Record
 
 __all__ = ["GraphOpRecord"]
@@ -36,35 +36,34 @@ class GraphOpRecord(Record):
         modules: Names of the module classes that are this one operator, such as ``("Conv2d",)``: ``layer_type_quant_config`` may name it so
             too, and the operator in such a module is called by the module's name.
         inputs: Arguments that are activations; empty where every tensor is one but ``weight`` and ``bias``.
-        weight: Argument that is a weight, ``[out, in, …]``; None where there is none.
-        bias: Argument that is a bias, ``[out]``.
-        output_axis: Axis of the weight that is the output channels.
+        layer_type: Name of the registered layer type (`LayerTypeRecord`) that computes the same; its weight, and activations with scales of
+            channels or groups, are then quantized as in eager mode. None where there is none.
+        weight: Argument that is the weight of such a layer; None where there is none.
+        bias: Argument that is its bias.
         moves_values: Whether each output value is one of the inputs' values, or 0, as with ``cat`` and ``relu``: inputs and outputs then
             share a quantizer, where it has one static scale.
         continues: Whether the operator is computed together with the one in front of it, as with ``relu``: if nothing else reads the
             tensor between the two, that one is not quantized.
-        lookup: Whether its activation is indices. Only the weight is quantized, and only where a pattern or a type names it.
         example: Reference to a function that is called with the record's name and returns a module and a tuple of its arguments, whose
             graph has this operator; for the conformance suite.
 
     Raises:
-        ValueError: As `Record` does; or an operator is not written as torch writes it; or there is a bias without a weight.
+        ValueError: As `Record` does; or an operator is not written as torch writes it; or one of weight and layer type is missing.
     """
 
     operators: tuple[str, ...] = attrs.field(converter=as_strings, validator=_check_operators)
     modules: tuple[str, ...] = attrs.field(default=(), converter=as_strings)
     inputs: tuple[str, ...] = attrs.field(default=(), converter=as_strings)
+    layer_type: str | None = attrs.field(default=None, validator=attrs.validators.optional(check_name))
     weight: str | None = None
     bias: str | None = None
-    output_axis: int = 0
     moves_values: bool = False
     continues: bool = False
-    lookup: bool = False
     example: Reference | None = attrs.field(default=None, converter=as_optional_reference, metadata=function_reference())
 
     def __attrs_post_init__(self) -> None:
-        if self.weight is None and (self.bias is not None or self.lookup):
-            raise ValueError(f"the operator '{self.name}' has a bias, or looks something up, and no weight: name the argument 'weight'")
+        if (self.weight is None) != (self.layer_type is None) or (self.bias is not None and self.weight is None):
+            raise ValueError(f"the operator '{self.name}' needs both or none of weight and layer_type, and a bias only beside a weight")
         if self.weight is not None and self.moves_values:
             raise ValueError(f"the operator '{self.name}' has a weight, so that it does not just move values: leave one of the two out")
 

@@ -10,15 +10,15 @@ from quark.plugins.graph_op_record import GraphOpRecord
 __all__ = ["operators_of_torch"]
 
 _LAYERS = {
-    "linear": ("linear", ("Linear",), 0),
-    "conv1d": ("conv1d", ("Conv1d",), 0),
-    "conv2d": ("conv2d", ("Conv2d",), 0),
-    "conv3d": ("conv3d", ("Conv3d",), 0),
-    "conv_transpose1d": ("conv_transpose1d", ("ConvTranspose1d",), 1),
-    "conv_transpose2d": ("conv_transpose2d", ("ConvTranspose2d",), 1),
-    "conv_transpose3d": ("conv_transpose3d", ("ConvTranspose3d",), 1),
+    "linear": "Linear",
+    "conv1d": "Conv1d",
+    "conv2d": "Conv2d",
+    "conv3d": "Conv3d",
+    "conv_transpose1d": "ConvTranspose1d",
+    "conv_transpose2d": "ConvTranspose2d",
+    "conv_transpose3d": "ConvTranspose3d",
 }
-"""Name: operator, module classes, axis of the weight that is the output channels."""
+"""Name, which is that of the operator and of the layer type too: module class."""
 
 _ARITHMETIC = {
     "add": (("add",), ()),
@@ -78,9 +78,9 @@ _MOVES = {
 
 def operators_of_torch() -> Iterator[GraphOpRecord]:
     """Yield a record for each operator, or group of operators that differ in no way that matters here."""
-    for name, (operator, modules, axis) in _LAYERS.items():
-        yield _record(name, (operator,), modules, inputs=("input",), weight="weight", bias="bias", output_axis=axis)
-    yield _record("embedding", ("embedding",), ("Embedding",), inputs=("indices",), weight="weight", lookup=True)
+    for name, module in _LAYERS.items():
+        yield _record(name, (name,), (module,), inputs=("input",), layer_type=name, weight="weight", bias="bias")
+    yield _record("embedding", ("embedding",), ("Embedding",), inputs=("indices",), layer_type="embedding", weight="weight")
     for name, (operators, modules) in _ARITHMETIC.items():
         yield _record(name, operators, modules)
     for name, (operators, modules) in _NORMS.items():
