@@ -55,11 +55,11 @@ def capture(
     except Exception as error:
         cause = next((line.strip() for line in str(error).splitlines() if line.strip()), "")
         raise UnsupportedError(
-            f"torch.export cannot capture this {type(model).__name__} as a graph ({type(error).__name__}: {cause}). Branches and shapes that "
-            "depend on values of tensors cannot be captured: rewrite them with torch.where or torch.cond, or use "
+            f"torch.export cannot capture this {type(model).__name__} as a graph ({type(error).__name__}: {cause}). Branches and shapes "
+            "that depend on values of tensors cannot be captured: rewrite them with torch.where or torch.cond, or use "
             "quant_mode=QuantizationMode.eager_mode, which needs no graph"
         ) from error
-    return exported.module()  # type: ignore[return-value]
+    return exported.module()
 
 
 def refuse_unfit_graph(model: fx.GraphModule) -> None:

@@ -54,7 +54,7 @@ def insert(model: fx.GraphModule, points: Sequence[Point]) -> list[str]:
     for point in points:
         if (path := paths.get(id(point.group))) is None:
             path = paths[id(point.group)] = free_path(model, f"{point.operator}.{point.slot.quantizer_attribute}")
-            quantizer = QuantizerModule(point.spec, activation=True)
+            quantizer = QuantizerModule(point.spec, activation=True, quantizer=point.quantizer)
             module: nn.Module = quantizer
             if is_static(quantizer):
                 module = Observed(quantizer, quantizer.quantizer.observer())

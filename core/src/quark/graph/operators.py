@@ -11,8 +11,13 @@ import attrs
 import torch
 from torch import Tensor, fx
 
+from quark.config.layer import TensorSpec
+from quark.config.slot import Slot
 from quark.errors import ConfigError
-from quark.plugins import GraphOpRecord, Registry, graph_ops
+from quark.modules import QuantizedLayer
+from quark.modules.layer_shape import LayerShape
+from quark.plugins import GraphOpRecord, LayerTypeRecord, Registry, graph_ops, layer_types
+from quark.quantizers import TensorQuantizer, output_first_shape, quantizer_for
 
 __all__ = ["Operator", "arguments", "is_float", "module_of", "operators_in", "schema_name", "shape_of", "tensors_in"]
 
@@ -33,6 +38,30 @@ class Operator:
     record: GraphOpRecord
     names: tuple[str, ...]
 
+    @property
+    def layer_type(self) -> LayerTypeRecord | None:
+        """The layer type that computes the same; None for a function."""
+        return None if self.record.layer_type is None else layer_types().get(self.record.layer_type)
+
+    @property
+    def is_lookup(self) -> bool:
+        """Whether its activation is indices, as an embedding's is."""
+        return self.layer_type is not None and self.layer_type.lookup
+
+    def quantizer(self, slot: Slot, spec: TensorSpec) -> TensorQuantizer:
+        """Return the quantizer of one of its tensors, as the layer type gives it: channels and groups lie where eager mode has them."""
+        if self.record.layer_type is None:
+            return quantizer_for(spec, activation=slot.is_activation)
+        quantized: type[QuantizedLayer] = layer_types().load_quantized(self.record.layer_type)
+        return quantized.quantizer_of(slot, spec, self._layer_shape())
+
+    def _layer_shape(self) -> LayerShape:
+        layer_type, groups = self.layer_type, self.argument("groups") or 1
+        assert layer_type is not None
+        stored = shape_of(self.argument(self.record.weight))
+        weight = output_first_shape(stored, groups) if layer_type.transposed else stored
+        return LayerShape(weight, groups, layer_type.transposed, layer_type.lookup)
+
     def argument(self, name: str | None) -> Any:
         """Return the value of an argument of the schema; None where the operator has no such argument or it is left out."""
         return None if name is None else arguments(self.node).get(name)
@@ -41,16 +70,18 @@ class Operator:
     def inputs(self) -> list[fx.Node]:
         """The float tensors that are activations, each once, with a weight or bias that no parameter holds."""
         values = arguments(self.node)
-        parameters = [values[name] for name in (self.record.weight, self.record.bias) if values.get(name) is not None]
-        computed = [value for value in parameters if isinstance(value, fx.Node) and value.op != "get_attr"]
-        names = self.record.inputs or [name for name in values if name not in (self.record.weight, self.record.bias)]
+        of_parameters = (self.record.weight, self.record.bias)
+        computed = [node for name in of_parameters for node in tensors_in(self.argument(name)) if node.op != "get_attr"]
+        names = self.record.inputs or [name for name in values if name not in of_parameters]
         nodes = [node for name in names for node in tensors_in(values.get(name))] + computed
         return [node for node in dict.fromkeys(nodes) if is_float(node)]
 
     @property
     def outputs(self) -> list[fx.Node]:
         """The float tensors that it gives and others read: the node, or of one with several results the nodes that take them out."""
-        nodes = [self.node] if isinstance(self.node.meta.get("val"), Tensor) else [n for n in self.node.users if n.target is operator.getitem]
+        nodes = (
+            [self.node] if isinstance(self.node.meta.get("val"), Tensor) else [n for n in self.node.users if n.target is operator.getitem]
+        )
         return [node for node in nodes if is_float(node) and node.users]
 
 

@@ -8,15 +8,27 @@ import attrs
 from torch import Tensor, fx
 
 from quark.calibration.finite import is_finite
-from quark.config.layer import QLayerConfig, TensorSpec, levels
+from quark.config.layer import QLayerConfig, TensorSpec
 from quark.config.slot import PARAMETERS, Slot
 from quark.errors import ConfigError, NonFiniteError
 from quark.graph.operators import Operator
 from quark.graph.tensors import add_module, free_path, set_parameter, value_of
 from quark.modules import QuantizerModule
 from quark.names import folded
+from quark.quantizers import TensorQuantizer
 
-__all__ = ["QuantizedParameter", "quantized_parameters", "refuse_unfit_parameters", "round_parameters"]
+__all__ = ["QuantizedParameter", "RoundedParameter", "quantized_parameters", "refuse_unfit_parameters", "round_parameters"]
+
+
+class RoundedParameter(QuantizerModule):
+    """The quantizer of a parameter that has the values of its grid already, so that there is nothing to do when it is called.
+
+    It is in the graph for what reads that, such as an exporter, which finds the scales here.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return ``x``."""
+        return x
 
 
 @attrs.frozen(eq=False)
@@ -27,12 +39,14 @@ class QuantizedParameter:
         node: The ``get_attr`` node.
         slot: Whether it is a weight or a bias.
         spec: Its quantization.
+        quantizer: Its quantizer.
         operators: That read it.
     """
 
     node: fx.Node
     slot: Slot
     spec: TensorSpec
+    quantizer: TensorQuantizer
     operators: list[Operator] = attrs.field(factory=list)
 
     @property
@@ -53,8 +67,9 @@ def quantized_parameters(operators: Sequence[Operator], configs: Mapping[str, QL
             node = operator.argument(operator.record.weight if slot is Slot.weight else operator.record.bias)
             spec: TensorSpec | None = None if config is None else getattr(config, slot)
             if spec is not None and isinstance(node, fx.Node) and node.op == "get_attr":
-                key = (node, slot, levels(spec))
-                parameters.setdefault(key, QuantizedParameter(node, slot, spec)).operators.append(operator)
+                quantizer = operator.quantizer(slot, spec)
+                key = (node, slot, quantizer)
+                parameters.setdefault(key, QuantizedParameter(node, slot, spec, quantizer)).operators.append(operator)
     return list(parameters.values())
 
 
@@ -67,24 +82,33 @@ def refuse_unfit_parameters(model: fx.GraphModule, parameters: Sequence[Quantize
     """
     values: dict[str, Tensor] = {str(parameter.node.target): value_of(model, parameter.node) for parameter in parameters}
     if empty := [name for name, value in values.items() if value.is_meta]:
-        raise ConfigError(f"{len(empty)} parameter(s) of this graph are on the meta device, without values: {folded(empty)}. Load them first")
+        raise ConfigError(
+            f"{len(empty)} parameter(s) of this graph are on the meta device, without values: {folded(empty)}. Load them first"
+        )
     if wrong := [name for name, value in values.items() if not is_finite(value.detach())]:
         raise NonFiniteError(
-            f"NaN or Inf in {len(wrong)} parameter(s): {folded(wrong)}. Nothing has been changed. The checkpoint is damaged or comes from a "
-            "diverged run; repair it, or exclude what reads them",
+            f"NaN or Inf in {len(wrong)} parameter(s): {folded(wrong)}. Nothing has been changed. The checkpoint is damaged or comes from "
+            "a diverged run; repair it, or exclude what reads them",
             tensor=wrong[0],
         )
 
 
 def round_parameters(model: fx.GraphModule, parameters: Sequence[QuantizedParameter]) -> None:
-    """Round parameters to nearest, each to a new one, as in eager mode; their quantizers become submodules of the operators.
+    """Round parameters to nearest, each to a new one, as in eager mode, and let the operators read them through their quantizers.
 
-    The quantizer of ``stem.0.weight`` is ``stem.0.weight_quantizer``. Nothing calls it: the parameter has the values of its grid.
+    The quantizer of ``stem.0.weight`` is ``stem.0.weight_quantizer``, a `RoundedParameter`.
     """
     for parameter in parameters:
-        quantizer = QuantizerModule(parameter.spec, activation=False)
-        values, qparams = quantizer.quantizer.round_to_nearest(value_of(model, parameter.node).detach())
-        quantizer.set_qparams(qparams)
+        module = RoundedParameter(parameter.spec, activation=False, quantizer=parameter.quantizer)
+        values, qparams = parameter.quantizer.round_to_nearest(value_of(model, parameter.node).detach())
+        module.set_qparams(qparams)
         name, readers = parameter.operators[0].name, [operator.node for operator in parameter.operators]
-        set_parameter(model, readers, parameter.node, parameter.argument, f"{name}.{parameter.argument}", values)
-        add_module(model, free_path(model, f"{name}.{parameter.slot.quantizer_attribute}"), quantizer)
+        node = set_parameter(model, readers, parameter.node, parameter.argument, f"{name}.{parameter.argument}", values)
+        path = free_path(model, f"{name}.{parameter.slot.quantizer_attribute}")
+        add_module(model, path, module)
+        with model.graph.inserting_before(min(readers)):
+            call = model.graph.call_module(path, (node,))
+        call.meta = {"val": node.meta["val"]}
+        for reader in list(node.users):
+            if reader is not call:
+                reader.replace_input_with(node, call)

@@ -22,6 +22,7 @@ class Point:
     Attributes:
         tensor: The node that gives it.
         spec: Its quantization.
+        quantizer: Its quantizer.
         operator: Name of the operator that asks for it; of several the first.
         slot: Whether it is an output of that operator, and so quantized for all readers, or an input.
         readers: The nodes that get the quantized tensor; empty for all.
@@ -30,6 +31,7 @@ class Point:
 
     tensor: fx.Node
     spec: TensorSpec
+    quantizer: TensorQuantizer
     operator: str
     slot: Slot
     readers: list[fx.Node] = attrs.field(factory=list)
@@ -116,12 +118,14 @@ class _Points:
             yield from points
 
     def of_output(self, tensor: fx.Node, spec: TensorSpec, operator: Operator) -> None:
-        self._outputs[tensor] = Point(tensor, spec, operator.name, Slot.output_tensors)
+        quantizer = operator.quantizer(Slot.output_tensors, spec)
+        self._outputs[tensor] = Point(tensor, spec, quantizer, operator.name, Slot.output_tensors)
 
     def of_input(self, tensor: fx.Node, spec: TensorSpec, operator: Operator) -> None:
-        point = self._point(tensor, spec)
+        quantizer = operator.quantizer(Slot.input_tensors, spec)
+        point = self._point(tensor, quantizer)
         if point is None:
-            point = Point(tensor, spec, operator.name, Slot.input_tensors)
+            point = Point(tensor, spec, quantizer, operator.name, Slot.input_tensors)
             self._inputs.setdefault(tensor, []).append(point)
         if point.slot is Slot.input_tensors:
             point.readers.append(operator.node)
@@ -130,16 +134,20 @@ class _Points:
         """Let the points with that spec on the inputs and the outputs of an operator share a quantizer."""
         if spec is None or not _is_shareable(spec):
             return
-        shared = [p for tensor in (*operator.inputs, *operator.outputs) if (p := self._point(tensor, spec)) is not None]
+        quantizer = operator.quantizer(Slot.input_tensors, spec)
+        shared = [p for tensor in (*operator.inputs, *operator.outputs) if (p := self._point(tensor, quantizer)) is not None]
         for point in shared[1:]:
             if point.group is not shared[0].group:
                 shared[0].group.extend(point.group)
                 for each in point.group:
                     each.group = shared[0].group
 
-    def _point(self, tensor: fx.Node, spec: TensorSpec) -> Point | None:
-        """Return the point that gives a tensor quantized by that spec; None where there is none."""
-        output = self._outputs.get(tensor)
-        if output is not None and output.spec == spec:
-            return output
-        return next((point for point in self._inputs.get(tensor, ()) if point.spec == spec), None)
+    def _point(self, tensor: fx.Node, quantizer: TensorQuantizer) -> Point | None:
+        """Return the point that gives a tensor quantized so; None where there is none."""
+        points = [*([self._outputs[tensor]] if tensor in self._outputs else []), *self._inputs.get(tensor, ())]
+        return next((point for point in points if _is_same(point.quantizer, quantizer)), None)
+
+
+def _is_same(one: TensorQuantizer, other: TensorQuantizer) -> bool:
+    """Return whether two quantizers do the same: equal ones of one type of layer are one object, and a single scale has no axis."""
+    return one is other or (one.spec == other.spec and one.has_tensor_scale and other.has_tensor_scale)

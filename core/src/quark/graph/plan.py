@@ -25,7 +25,6 @@ from quark.quantizers.self_check import refuse_broken
 __all__ = ["GraphPlan", "GraphRow", "make_graph_plan"]
 
 _PATTERNS = ("exclude", "layer_quant_config")
-_SIZES = ("aten::sym_size", "aten::arange", "aten::full", "aten::zeros", "aten::ones")
 
 
 @attrs.frozen
@@ -80,7 +79,9 @@ class GraphPlan:
     def __str__(self) -> str:
         table = [(row.name, row.operator, "×".join(map(str, row.shape)), describe_layer(row.config), row.reason) for row in self.rows]
         widths = [max((len(line[place]) for line in table), default=0) for place in range(4)]
-        lines = ["  " + "  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=False)) + f"  ({line[4]})" for line in table]
+        lines = [
+            "  " + "  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=False)) + f"  ({line[4]})" for line in table
+        ]
         remarks = [*(f"  note: {note}" for note in self.notes), *(f"  warning: {warning}" for warning in self.warnings)]
         return "\n".join([f"Plan: {len(self.quantized)} of {len(self.rows)} operators are quantized", *lines, *remarks])
 
@@ -112,7 +113,8 @@ def _row(operator: Operator, config: QConfig) -> GraphRow:
     def is_type(key: type | str) -> bool:
         return _type_name(key) in record.type_names
 
-    resolved = resolution(config, operator.names, is_type, record.name, lookup=record.lookup)
+    unless_named = "embeddings stay float unless named" if operator.is_lookup else ""
+    resolved = resolution(config, operator.names, is_type, record.name, unless_named)
     layer = resolved.config
     if layer is not None:
         has_weight = record.weight is not None and layer.weight is not None
@@ -120,8 +122,7 @@ def _row(operator: Operator, config: QConfig) -> GraphRow:
             layer,
             weight=layer.weight if has_weight else None,
             bias=layer.bias if has_weight and operator.argument(record.bias) is not None else None,
-            input_tensors=None if record.lookup else layer.input_tensors,
-            output_tensors=None if record.lookup else layer.output_tensors,
+            input_tensors=None if operator.is_lookup else layer.input_tensors,
         )
     shape = shape_of(operator.outputs[0]) if operator.outputs else ()
     return GraphRow(operator.name, operator.node.name, record.name, shape, None if layer == QLayerConfig() else layer, resolved.reason)
@@ -191,8 +192,8 @@ def _misfits(operators: Sequence[Operator], rows: Sequence[GraphRow]) -> Iterato
             spec = None if row.config is None else getattr(row.config, slot)
             if spec is None:
                 continue
-            quantizer = quantizer_for(spec, activation=slot.is_activation)
-            refuse_broken(quantizer, activation=slot.is_activation)
+            refuse_broken(quantizer_for(spec, activation=slot.is_activation), activation=slot.is_activation)
+            quantizer = operator.quantizer(slot, spec)
             for error in filter(None, [quantizer.shape_error(shape_of(node)) for node in nodes]):
                 names_of.setdefault((slot.value, error), []).append(row.name)
     for (slot_name, error), names in names_of.items():

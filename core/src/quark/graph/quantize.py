@@ -9,6 +9,7 @@ from torch import fx, nn
 
 from quark.calibration.batches import Call, calls
 from quark.config.model import QConfig
+from quark.errors import ConfigError
 from quark.graph.capture import capture, refuse_unfit_graph
 from quark.graph.insertion import insert, observe
 from quark.graph.normal_form import NormalForm, normal_form
@@ -25,7 +26,7 @@ Data = Iterable[Any] | Callable[[str], Iterable[Any] | None] | None
 _STATIC = "activations with static scales"
 
 
-def plan_graph(model: fx.GraphModule, config: QConfig) -> GraphPlan:
+def plan_graph(model: nn.Module, config: QConfig) -> GraphPlan:
     """Return what would be done to a graph, and why; meta tensors will do.
 
     Args:
@@ -36,6 +37,11 @@ def plan_graph(model: fx.GraphModule, config: QConfig) -> GraphPlan:
         ConfigError: The graph cannot be quantized, or the configuration does not fit it.
         UnsupportedError: The graph has, or the configuration asks for, what this mode does not offer.
     """
+    if not isinstance(model, fx.GraphModule):
+        raise ConfigError(
+            f"this {type(model).__name__} is no graph: capture it with quark.graph.capture(model, example_inputs), or with "
+            "torch.export.export(model, example_inputs).module()"
+        )
     return _planned(model, config)[1]
 
 

@@ -22,8 +22,8 @@ def value_of(model: fx.GraphModule, node: fx.Node) -> Tensor:
 
 def set_parameter(
     model: fx.GraphModule, readers: Sequence[fx.Node], argument: fx.Node | None, name: str, path: str, value: Tensor
-) -> str:
-    """Let some nodes read ``value`` as an argument, and return the full name of the parameter that it becomes.
+) -> fx.Node:
+    """Let some nodes read ``value`` as an argument, and return the ``get_attr`` node by which they do.
 
     Args:
         model: The graph module, which gets the parameter. The tensor that was there before is not changed.
@@ -35,15 +35,15 @@ def set_parameter(
     """
     if argument is not None and all(reader in readers for reader in _readers(model.graph, argument)):
         _register(model, str(argument.target), value)
-        return str(argument.target)
+        return argument
     target = free_path(model, path)
     _register(model, target, value)
-    with model.graph.inserting_before(readers[0]):
+    with model.graph.inserting_before(min(readers)):
         node = model.graph.get_attr(target)
     node.meta["val"] = torch.empty_like(value, device="meta")
     for reader in readers:
         _set_argument(reader, name, node)
-    return target
+    return node
 
 
 def _register(model: fx.GraphModule, path: str, value: Tensor) -> None:

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from quark.config.layer import TensorSpec, levels
 from quark.errors import CalibrationError
+from quark.modules.exported_quantizer import exported
 from quark.quantizers import QParams, TensorQuantizer, quantizer_for
 
 __all__ = ["QuantizerModule"]
@@ -49,17 +50,18 @@ class QuantizerModule(nn.Module):
         for name, value in qparams.items():
             setattr(self, name, value.detach())
 
-    @torch.no_grad()
     def forward(self, x: Tensor) -> Tensor:
         """Return ``x`` fake-quantized, in its dtype and shape. Raises CalibrationError where a static scale is not set."""
-        if self.quantizer.is_dynamic or self.quantizer.is_float:
-            return self.quantizer.fake_quantize(x)
-        qparams = self.qparams
-        if qparams is None:
+        is_static = not (self.quantizer.is_dynamic or self.quantizer.is_float)
+        qparams = self.qparams if is_static else None
+        if is_static and qparams is None:
             raise CalibrationError(
                 f"a static {_formats(self.quantizer.spec)} quantizer has no scales yet: quantize the model with calibration data"
             )
-        return self.quantizer.fake_quantize(x, qparams)
+        if torch.compiler.is_exporting():
+            return exported(x, self.quantizer, qparams)
+        with torch.no_grad():
+            return self.quantizer.fake_quantize(x, qparams)
 
     def extra_repr(self) -> str:
         """Return format, static or dynamic, and granularity, for ``repr``."""

@@ -64,11 +64,14 @@ def _without_cache(config: QConfig, name: str, planned_as: type[nn.Module]) -> R
     def is_type(key: type | str) -> bool:
         return key is planned_as or key == planned_as.__name__
 
-    return resolution(config, (name,), is_type, planned_as.__name__, lookup=is_lookup(planned_as))
+    unless_named = ""
+    if is_by_name(planned_as):
+        unless_named = "embeddings stay float unless named" if is_lookup(planned_as) else f"{planned_as.__name__} stays float unless named"
+    return resolution(config, (name,), is_type, planned_as.__name__, unless_named)
 
 
 def resolution(
-    config: QConfig, names: Sequence[str], is_type: Callable[[type | str], bool], type_name: str, *, lookup: bool
+    config: QConfig, names: Sequence[str], is_type: Callable[[type | str], bool], type_name: str, unless_named: str = ""
 ) -> Resolution:
     """Return the quantization of a layer, or an operator of a graph, by the rules that do not concern the KV cache.
 
@@ -77,7 +80,7 @@ def resolution(
         names: The full name, and others by which patterns may name it.
         is_type: Whether a key of ``layer_type_quant_config`` is its type.
         type_name: Its type, for the reason.
-        lookup: Whether its input is indices, so that only a pattern or a type applies to it.
+        unless_named: Why the global configuration does not apply to it; empty where it does.
     """
 
     def match(patterns: object) -> str | None:
@@ -90,10 +93,8 @@ def resolution(
     for key, layer in config.layer_type_quant_config.items():
         if is_type(key):
             return Resolution(_or_float(layer), f"type: {type_name}")
-    if lookup:
-        return Resolution(None, "embeddings stay float unless named")
-    if is_by_name(planned_as):
-        return Resolution(None, f"{planned_as.__name__} stays float unless named")
+    if unless_named:
+        return Resolution(None, unless_named)
     return Resolution(_or_float(config.global_quant_config), "global")
 
 

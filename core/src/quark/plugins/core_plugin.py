@@ -1,4 +1,4 @@
-"""What quark-core registers: layer types of torch and transformers, operators of graphs, sources of text, metrics. Nothing heavy is imported."""
+"""What quark-core registers: layer types, operators of graphs, sources of text, metrics. Nothing heavy is imported."""
 
 from __future__ import annotations
 
