@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, fx, nn
-from torch.utils._pytree import tree_map
+from torch.utils._pytree import tree_leaves
 
 from quark.errors import ConfigError, UnsupportedError
 from quark.graph.operators import arguments, schema_name
@@ -43,12 +43,10 @@ def capture(
     training = [name or "the model" for name, module in model.named_modules() if module.training and not list(module.children())]
     if training:
         raise ConfigError(f"{len(training)} module(s) are in training mode ({folded(training)}): call model.eval() before the capture")
-    dynamic = torch.export.Dim.AUTO if dynamic_batch else None
-
-    def sizes(value: Any) -> Any:
-        return {0: dynamic} if isinstance(value, Tensor) and value.ndim else None
-
-    shapes = (*(tree_map(sizes, arg) for arg in args), *(tree_map(sizes, value) for value in (kwargs or {}).values()))
+    shapes = torch.export.ShapesCollection()
+    for value in tree_leaves((args, kwargs)):
+        if dynamic_batch and isinstance(value, Tensor) and value.ndim:
+            shapes[value] = {0: torch.export.Dim.AUTO}
     try:
         with torch.no_grad():
             exported = torch.export.export(model, args, dict(kwargs or {}), dynamic_shapes=shapes)
