@@ -16,7 +16,6 @@ from typing import Any
 
 import attrs
 import torch
-import transformers
 
 from quark.calibration.figures import decibels
 from quark.calibration.phases import PHASES
@@ -178,7 +177,7 @@ def _versions(content: CheckpointContent) -> dict[str, str]:
     return {
         "quark": VERSION,
         "torch": torch.__version__,
-        "transformers": transformers.__version__,
+        "transformers": metadata.version("transformers"),
         "python": platform.python_version(),
         **others,
     }
