@@ -15,7 +15,7 @@ from quark.checkpoint.atomic_directory import Leftover, building
 from quark.checkpoint.content import content_of
 from quark.checkpoint.destination import REPORT_FILES, refuse_used_directory
 from quark.checkpoint.exporter import Exporter, ExportOptions, Tokenizer
-from quark.config.export import ExporterConfig, JsonExporterConfig
+from quark.config.export import ExporterConfig, JsonExporterConfig, OnnxExporterConfig
 from quark.config.model import QConfig
 from quark.errors import CheckpointError, ConfigError, UnknownNameError
 from quark.hf.tokenizer import load_tokenizer
@@ -52,7 +52,7 @@ def exporter_of(name: str, options: ExportOptions | None = None) -> Exporter:
 def exporter_options(name: str) -> tuple[Option, ...]:
     """Return the options of an export: those specific to the exporter, then the fields of `ExportOptions`, common to all exporters."""
     own = exporters().options(name)
-    return (*own, *options_of(ExportOptions, without=("own", "tokenizer", *(option.name for option in own))))
+    return (*own, *options_of(ExportOptions, without=("own", "tokenizer", "input_args", *(option.name for option in own))))
 
 
 def export_options(name: str, chosen: Mapping[str, Any], tokenizer: Tokenizer | None = None) -> ExportOptions:
@@ -183,14 +183,44 @@ class ModelExporter:
     export_quark_model = export_safetensors_model
 
     def export_onnx_model(
-        self, model: nn.Module, input_args: Any, input_names: Iterable[str] = (), output_names: Iterable[str] = ()
+        self,
+        model: nn.Module,
+        input_args: Any = None,
+        input_names: Iterable[str] = (),
+        output_names: Iterable[str] = (),
+        verbose: bool = False,
+        opset_version: int | None = None,
+        do_constant_folding: bool = True,
+        operator_export_type: Any = None,
+        uint4_int4_flag: bool = False,
     ) -> None:
         """Write an ONNX file with the exporter that is registered as ``onnx``.
 
+        Args:
+            model: A quantized model.
+            input_args: Example inputs: a tensor, a tuple of arguments or a mapping of named ones. None is token ids, for transformers models.
+            input_names: Names of the inputs, in order; empty takes those of the configuration, or of the model's forward.
+            output_names: Names of the outputs, likewise.
+            verbose: Whether torch prints what it does.
+            opset_version: Version of ONNX's operators; None takes that of the configuration, or the exporter's own.
+            do_constant_folding: Part of AMD Quark's public API; without effect: constants are always folded.
+            operator_export_type: Likewise: operators are ONNX's own, and functions made of them.
+            uint4_int4_flag: Likewise: codes of 4 bits are always stored in 4 bits.
+
         Raises:
             UnknownNameError: No installed plugin registers one.
+            UnsupportedError: The model cannot be traced, or a quantizer has no form in ONNX.
         """
-        export_with("onnx", model, self.export_dir)
+        configured = self.config.onnx_export_config or OnnxExporterConfig()
+        own = {
+            "input_names": tuple(input_names) or tuple(configured.input_names),
+            "output_names": tuple(output_names) or tuple(configured.output_names),
+            "verbose": verbose or configured.verbose,
+            "opset": opset_version or configured.opset_version,
+        }
+        own = {name: value for name, value in own.items() if value}
+        weight_format = self.config.json_export_config.weight_format
+        export_with("onnx", model, self.export_dir, ExportOptions(own=own, input_args=input_args, weight_format=weight_format))
 
     def export_gguf_model(self, model: nn.Module, tokenizer_path: str, model_type: str) -> None:
         """Write a GGUF file with the exporter that is registered as ``gguf``.

@@ -51,6 +51,8 @@ class ExportOptions:
         own: Options specific to the exporter, by name: keyword arguments of its class.
         overwrite: Whether an earlier export in the same place is replaced when the new one is complete.
         tokenizer: Written beside the weights; anything with ``save_pretrained(directory)``. None copies the files beside the source model.
+        input_args: Example inputs for exporters that trace the model: a tensor, a tuple of arguments or a mapping of named ones. None is
+            token ids, for transformers models.
     """
 
     weight_format: str = "real_quantized"
@@ -62,6 +64,7 @@ class ExportOptions:
     own: Mapping[str, Any] = attrs.field(factory=dict)
     overwrite: bool = False
     tokenizer: Tokenizer | None = None
+    input_args: Any = None
 
 
 class Exporter(Protocol):

@@ -32,6 +32,12 @@ def quark_register_exporters() -> Iterator[ExporterRecord]:
         capabilities={"streaming", "tokenizer_inside"},
     )
     yield ExporterRecord(
+        name="onnx",
+        summary="an ONNX file, run by onnxruntime",
+        exporter="quark_exporters.onnx_layout.exporter:OnnxExporter",
+        files=("*.onnx", "*.onnx.data"),
+    )
+    yield ExporterRecord(
         name="fp8",
         summary="FP8 with a scale for each block, row or tensor, as of DeepSeek-V3; read as a source",
         dequantizer="quark_exporters.fp8.dequantizer:Fp8Dequantizer",
