@@ -13,22 +13,11 @@ from quark.config.slot import PARAMETERS, Slot
 from quark.errors import ConfigError, NonFiniteError
 from quark.graph.operators import Operator
 from quark.graph.tensors import add_module, free_path, set_parameter, value_of
-from quark.modules import QuantizerModule
+from quark.modules import RoundedParameter
 from quark.names import folded
 from quark.quantizers import TensorQuantizer
 
-__all__ = ["QuantizedParameter", "RoundedParameter", "quantized_parameters", "refuse_unfit_parameters", "round_parameters"]
-
-
-class RoundedParameter(QuantizerModule):
-    """The quantizer of a parameter that has the values of its grid already, so that there is nothing to do when it is called.
-
-    It is in the graph for what reads that, such as an exporter, which finds the scales here.
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return ``x``."""
-        return x
+__all__ = ["QuantizedParameter", "quantized_parameters", "refuse_unfit_parameters", "round_parameters"]
 
 
 @attrs.frozen(eq=False)

@@ -10,7 +10,7 @@ from quark.errors import CalibrationError
 from quark.modules.exported_quantizer import exported
 from quark.quantizers import QParams, TensorQuantizer, quantizer_for
 
-__all__ = ["QuantizerModule"]
+__all__ = ["QuantizerModule", "RoundedParameter"]
 
 _BUFFERS = ("scale", "zero_point", "outer_scale")
 
@@ -66,6 +66,17 @@ class QuantizerModule(nn.Module):
     def extra_repr(self) -> str:
         """Return format, static or dynamic, and granularity, for ``repr``."""
         return f"{_formats(self.quantizer.spec)}, {'dynamic' if self.quantizer.is_dynamic else 'static'}, {self.quantizer.granularity}"
+
+
+class RoundedParameter(QuantizerModule):
+    """The quantizer of a parameter that has the values of its grid already, so that there is nothing to do when it is called.
+
+    It is called in graphs, for what reads them, such as an exporter, which finds the scales here.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return ``x``."""
+        return x
 
 
 def _formats(spec: TensorSpec) -> str:

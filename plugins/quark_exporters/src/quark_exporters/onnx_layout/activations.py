@@ -16,7 +16,7 @@ from quark.errors import UnsupportedError
 from quark.quantizers import NumberFormat, PerChannel, PerGroup, PerTensor, PerToken, QParams, TensorQuantizer
 from quark.quantizers.single_level import SingleLevelQuantizer
 from quark.quantizers.two_level import TwoLevelQuantizer
-from quark_exporters.onnx_layout.codes import native_type, whole_ends
+from quark_exporters.onnx_layout.codes import INTEGERS, native_type, whole_ends
 from quark_exporters.onnx_layout.ops import FLOAT, FLOAT_TYPES, Ops, as_tensor, block_shape
 from quark_exporters.onnx_layout.specs import described, name_of
 from quark_exporters.onnx_layout.steps import Steps, steps_of
@@ -55,7 +55,9 @@ def _static(ops: Ops, quantizer: SingleLevelQuantizer, x: ir.Value, qparams: QPa
     kind = native_type(number_format)
     if kind is not None and not (zero is not None and zero.is_floating_point()):
         where = {"axis": granularity.axis} if isinstance(granularity, PerChannel) else {}
-        zero_point = None if zero is None else ops("Constant", value=as_tensor(zero, kind))
+        # Written out even where they are all 0: without them, fusions of onnxruntime take codes for unsigned ones.
+        zeros = torch.zeros_like(qparams.scale) if zero is None else zero
+        zero_point = ops("Constant", value=as_tensor(zeros, kind)) if zero is not None or kind in INTEGERS else None
         return _native(ops, kind, x, ops.constant(qparams.scale.float()), zero_point, where)
     if zero is not None or not isinstance(granularity, PerTensor):
         raise UnsupportedError("has zero points or scales per channel in a format to which QuantizeLinear does not round")

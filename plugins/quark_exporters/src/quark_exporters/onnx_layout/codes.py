@@ -13,9 +13,11 @@ from torch import Tensor
 
 from quark.quantizers import NumberFormat
 
-__all__ = ["StoredCodes", "native_type", "stored_codes", "stored_type", "whole_ends"]
+__all__ = ["INTEGERS", "StoredCodes", "native_type", "stored_codes", "stored_type", "whole_ends"]
 
-_INTEGERS = (ir.DataType.INT4, ir.DataType.UINT4, ir.DataType.INT8, ir.DataType.UINT8, ir.DataType.INT16, ir.DataType.UINT16)
+INTEGERS = (ir.DataType.INT4, ir.DataType.UINT4, ir.DataType.INT8, ir.DataType.UINT8, ir.DataType.INT16, ir.DataType.UINT16)
+"""Types of ONNX for integers of 4, 8 and 16 bits."""
+
 _FLOATS = {torch.float8_e4m3fn: ir.DataType.FLOAT8E4M3FN, torch.float8_e5m2: ir.DataType.FLOAT8E5M2}
 _STEP_BITS = 24
 """Values are looked for among the multiples of a power of two down to 2^-24."""
@@ -46,7 +48,7 @@ def native_type(number_format: NumberFormat) -> ir.DataType | None:
         expected = probe.clamp(-largest, largest).to(number_format.storage_dtype).float()
         return kind if torch.equal(number_format.round_(probe.clone()), expected) else None
     ends = whole_ends(number_format)
-    return next((t for t in _INTEGERS if (t.min, t.max) == ends), None)
+    return next((t for t in INTEGERS if (t.min, t.max) == ends), None)
 
 
 @lru_cache(maxsize=64)
@@ -66,7 +68,7 @@ def stored_codes(number_format: NumberFormat) -> StoredCodes | None:
         return StoredCodes(_FLOATS[number_format.storage_dtype], lambda codes: codes)
     ends = _ends(number_format)
     if ends is not None:
-        return StoredCodes(next(t for t in _INTEGERS if t.min <= ends[0] and ends[1] <= t.max), lambda codes: codes)
+        return StoredCodes(next(t for t in INTEGERS if t.min <= ends[0] and ends[1] <= t.max), lambda codes: codes)
     multiples, table = _multiples(number_format), _table(number_format)
     if table is not None and table.type == ir.DataType.UINT4:
         return table

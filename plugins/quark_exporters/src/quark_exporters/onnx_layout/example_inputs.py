@@ -8,7 +8,7 @@ from typing import Any
 
 import attrs
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 
 from quark.errors import UnsupportedError
 
@@ -43,7 +43,8 @@ class ExampleInputs:
 def example_inputs(model: Any, given: Any = None) -> ExampleInputs:
     """Return what a model is traced with.
 
-    Of a transformers model, batch and length may vary in the file, and the cache is left out. Shapes of other models are those that are given.
+    Of a transformers model, batch and length may vary in the file, and the cache is left out. A graph module keeps the axes that vary in
+    it. Shapes of other models are those that are given.
 
     Args:
         model: The model.
@@ -59,7 +60,7 @@ def example_inputs(model: Any, given: Any = None) -> ExampleInputs:
                 f"a {type(model).__name__} is traced with example inputs, which only transformers models have by default: give input_args of "
                 "export_onnx or of ModelExporter.export_onnx_model"
             )
-        return ExampleInputs(model, args, kwargs)
+        return ExampleInputs(model, args, kwargs, dynamic_shapes=_axes_of_graph(model, args, kwargs))
     if not args and not kwargs:
         args = (torch.zeros(_TOKENS, dtype=torch.int64),)
     parameters = list(inspect.signature(model.forward).parameters)
@@ -68,6 +69,17 @@ def example_inputs(model: Any, given: Any = None) -> ExampleInputs:
     fixed = {"use_cache": False} if "use_cache" in parameters else {}
     module = _Logits(model, names, fixed).train(model.training)
     return ExampleInputs(module, tuple(arguments), {}, names, ("logits",), {"inputs": tuple(map(_axes_of, arguments))})
+
+
+def _axes_of_graph(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Return the axes of the inputs that vary in a graph, where each input is one tensor; None where the shapes are those that are given."""
+    if not isinstance(model, fx.GraphModule):
+        return None
+    shapes = [getattr(node.meta.get("val"), "shape", ()) for node in model.graph.nodes if node.op == "placeholder"]
+    axes = [{axis: torch.export.Dim.AUTO for axis, size in enumerate(shape) if isinstance(size, torch.SymInt)} for shape in shapes]
+    if len(axes) != len(args) + len(kwargs) or not any(axes) or kwargs:
+        return None
+    return tuple(axes)
 
 
 class _Logits(nn.Module):
