@@ -77,7 +77,7 @@ class GraphPlan:
         return {"rows": rows, "rules": [attrs.asdict(r) for r in self.rules], "notes": [*self.notes], "warnings": [*self.warnings]}
 
     def __str__(self) -> str:
-        table = [(row.name, row.operator, "×".join(map(str, row.shape)), describe_layer(row.config), row.reason) for row in self.rows]
+        table = [(row.name, row.operator, "×".join(map(str, row.shape)), _described(row.config), row.reason) for row in self.rows]
         widths = [max((len(line[place]) for line in table), default=0) for place in range(4)]
         lines = [
             "  " + "  ".join(f"{cell:<{width}}" for cell, width in zip(line, widths, strict=False)) + f"  ({line[4]})" for line in table
@@ -105,6 +105,11 @@ def make_graph_plan(form: NormalForm, config: QConfig) -> GraphPlan:
         raise ConfigError("\n".join(errors))
     notes = (f"{form.folded} batch norm(s) are folded into the weights in front of them",) if form.folded else ()
     return GraphPlan(rows, config, rules, notes, warnings)
+
+
+def _described(layer: QLayerConfig | None) -> str:
+    """Return what is quantized; of an operator without a weight, its activations."""
+    return describe_layer(layer).removeprefix("W float, ")
 
 
 def _row(operator: Operator, config: QConfig) -> GraphRow:
