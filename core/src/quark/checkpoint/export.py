@@ -198,7 +198,8 @@ class ModelExporter:
 
         Args:
             model: A quantized model.
-            input_args: Example inputs: a tensor, a tuple of arguments or a mapping of named ones. None is token ids, for transformers models.
+            input_args: Example inputs: a tensor, a tuple of arguments or a mapping of named ones. None is token ids, for transformers
+                models.
             input_names: Names of the inputs, in order; empty takes those of the configuration, or of the model's forward.
             output_names: Names of the outputs, likewise.
             verbose: Whether torch prints what it does.

@@ -38,7 +38,9 @@ OTHERS = {
     "bias, output": QLayerConfig(
         weight=spec("int8", "per_channel", ch_axis=0), bias=spec("int16", "per_tensor"), output_tensors=spec("int8", "per_tensor")
     ),
-    "int3, groups": QLayerConfig(weight=spec("int3", "per_group", **GROUPS), input_tensors=spec("int8", "per_group", dynamic=True, **GROUPS)),
+    "int3, groups": QLayerConfig(
+        weight=spec("int3", "per_group", **GROUPS), input_tensors=spec("int8", "per_group", dynamic=True, **GROUPS)
+    ),
     "real zero points": QLayerConfig(weight=spec("uint4", "per_channel", symmetric=False, ch_axis=0, zero_point_type="float32")),
     "fp8, blocks": QLayerConfig(weight=spec("fp8_e4m3", "per_block", block_size=(8, 128), observer_cls="PerBlock2DMinMaxObserver")),
     "e5m2": QLayerConfig(weight=spec("fp8_e5m2", "per_tensor"), input_tensors=spec("fp8_e5m2", "per_tensor", dynamic=True)),
@@ -73,6 +75,7 @@ def activations(seed: int = 0) -> Tensor:
 def session(path: Path, *, optimized: bool = True) -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
     options.log_severity_level = 3
+    options.add_session_config_entry("session.qdq_matmulnbits_accuracy_level", "1")  # by default activations of 4-bit weights become INT8
     if not optimized:
         options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
     return onnxruntime.InferenceSession(path, options, providers=["CPUExecutionProvider"])
@@ -93,7 +96,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, QLayer
     """One module with a layer for each configuration, and its file."""
     configs = {name: quark.schemes().get(name).config.load()() for name in quark.schemes().names()} | OTHERS
     own = {f"layers.{i}": config for i, config in enumerate(configs.values())}
-    module = ModelQuantizer(QConfig(layer_quant_config=own)).quantize_model(Each(list(configs)).eval(), [activations(1)])
+    module = ModelQuantizer(QConfig(QLayerConfig(), layer_quant_config=own)).quantize_model(Each(list(configs)).eval(), [activations(1)])
     path = tmp_path_factory.mktemp("onnx") / "each.onnx"
     dynamic = ({0: torch.export.Dim.DYNAMIC, 1: torch.export.Dim.DYNAMIC},)
     export_onnx(module, (torch.ones(2, 4, IN),), path, output_names=[f"y{i}" for i in range(len(configs))], dynamic_shapes=dynamic)
@@ -137,7 +140,7 @@ def test_weights_are_stored_as_codes(exported: tuple[dict[str, QLayerConfig], Ea
         "casts": "BFLOAT16",
     }
     assert {name: stored[name] for name in expected} == expected
-    scales = {name: types[f"layers.{list(configs).index(name)}.weight_quantizer.scale"].name for name in ("nvfp4", "mxfp4", "int4_wo_32")}
+    scales = {name: types[f"layers.{list(configs).index(name)}.weight_quantizer.scales"].name for name in ("nvfp4", "mxfp4", "int4_wo_32")}
     assert scales == {"nvfp4": "FLOAT8E4M3FN", "mxfp4": "BFLOAT16", "int4_wo_32": "FLOAT"}
 
 
@@ -169,7 +172,7 @@ def test_quantizers_may_be_anywhere_in_a_module(tmp_path: Path) -> None:
     torch.manual_seed(0)
     weights = QLayerConfig(weight=spec("int8", "per_tensor"))
     lookup = QLayerConfig(weight=spec("int4", "per_group", ch_axis=-1, group_size=8))
-    config = QConfig(layer_type_quant_config={"Conv2d": weights}, layer_quant_config={"embed": lookup})
+    config = QConfig(QLayerConfig(), layer_type_quant_config={"Conv2d": weights}, layer_quant_config={"embed": lookup})
     module = ModelQuantizer(config).quantize_model(Convolutions().eval(), [torch.randint(16, (2, 5, 5))])
     ids = torch.randint(16, (2, 5, 5))
     export_onnx(module, (ids,), tmp_path / "m.onnx")

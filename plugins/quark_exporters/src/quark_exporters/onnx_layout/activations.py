@@ -7,11 +7,13 @@ functions of the domain ``quark``, whose names say which spec they are for.
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any
 
 import onnx_ir as ir
 import torch
 from torch import Tensor
 
+from quark.config.tensor import QTensorConfig
 from quark.errors import UnsupportedError
 from quark.quantizers import NumberFormat, PerChannel, PerGroup, PerTensor, PerToken, QParams, TensorQuantizer
 from quark.quantizers.single_level import SingleLevelQuantizer
@@ -61,14 +63,17 @@ def _static(ops: Ops, quantizer: SingleLevelQuantizer, x: ir.Value, qparams: QPa
         return _native(ops, kind, x, ops.constant(qparams.scale.float()), zero_point, where)
     if zero is not None or not isinstance(granularity, PerTensor):
         raise UnsupportedError("has zero points or scales per channel in a format to which QuantizeLinear does not round")
-    name = f"FakeQuantize_{name_of(quantizer)}"
-    ops.library.define(name, ("x", "scale"), lambda f, x, scale: _rounded(f, quantizer, x, scale), described(quantizer))
+
+    def body(f: Ops, x: ir.Value, scale: ir.Value) -> ir.Value:
+        return _rounded(f, quantizer, x, scale)
+
+    name = ops.library.define(f"FakeQuantize_{name_of(quantizer)}", ("x", "scale"), body, described(quantizer))
     return ops.call(name, x, ops.constant(qparams.scale.float()))
 
 
-def _native(ops: Ops, kind: ir.DataType, x: ir.Value, scale: ir.Value, zero: ir.Value | None, where: dict[str, int]) -> ir.Value:
+def _native(ops: Ops, kind: ir.DataType, x: ir.Value, scale: ir.Value, zero: ir.Value | None, where: dict[str, Any]) -> ir.Value:
     inputs = (scale,) if zero is None else (scale, zero)
-    own = {} if zero is not None else {"output_dtype": kind.value}
+    own: dict[str, Any] = {} if zero is not None else {"output_dtype": kind.value}
     return ops("DequantizeLinear", ops("QuantizeLinear", x, *inputs, **where, **own), *inputs, **where)
 
 
@@ -83,17 +88,16 @@ def _dynamic(ops: Ops, quantizer: SingleLevelQuantizer, x: ir.Value, columns: in
             y = _rounded(f, quantizer, blocks, _scale(f, quantizer, blocks))
             return f("Reshape", y, f("Shape", x))
 
-        ops.library.define(f"FakeQuantize_{name}", ("x",), body, described(quantizer))
-        return ops.call(f"FakeQuantize_{name}", x)
+        return ops.call(ops.library.define(f"FakeQuantize_{name}", ("x",), body, described(quantizer)), x)
 
     def scales(f: Ops, x: ir.Value) -> ir.Value:
         if size in (None, -1):
             return _scale(f, quantizer, x)
         return f("Squeeze", _scale(f, quantizer, f("Reshape", x, block_shape(f, x, size))), f.constant([-1]))
 
-    ops.library.define(f"Scale_{name}", ("x",), scales, described(quantizer))
-    where = {} if size is None else {"axis": -1, "block_size": columns if size == -1 else size}
-    return _native(ops, kind, x, ops.call(f"Scale_{name}", x), None, where)
+    scale = ops.call(ops.library.define(f"Scale_{name}", ("x",), scales, described(quantizer)), x)
+    where: dict[str, Any] = {} if size is None else {"axis": -1, "block_size": columns if size == -1 else size}
+    return _native(ops, kind, x, scale, None, where)
 
 
 def _two_level(ops: Ops, quantizer: TwoLevelQuantizer, x: ir.Value, outer: Tensor) -> ir.Value:
@@ -102,19 +106,19 @@ def _two_level(ops: Ops, quantizer: TwoLevelQuantizer, x: ir.Value, outer: Tenso
     size = _block_size(elements)
     if size is None or outer.ndim:
         raise UnsupportedError("has scales of scales that are not those of groups under one scale of the tensor")
-    relative = _steps(lambda t: quantizer.scales_from_ranges(-t, t, torch.tensor(1 / elements.format.max_magnitude(elements.spec))).scale)
+    largest = elements.format.max_magnitude(elements.spec)
+    relative = steps_of(lambda t: quantizer.scales_from_ranges(-t, t, torch.tensor(1 / largest)).scale, signed=False)
     if relative is None:
         raise UnsupportedError(f"has scales in {scales.format.name}, whose values are too many for a table")
 
     def body(f: Ops, x: ir.Value, outer: ir.Value) -> ir.Value:
         blocks = x if size == -1 else f("Reshape", x, block_shape(f, x, size))
-        largest = f("ReduceMax", f("Abs", blocks), f.constant([-1]), keepdims=1)
-        ideal = f("Div", f("Div", largest, f.constant(elements.format.max_magnitude(elements.spec))), outer)
+        magnitude = f("ReduceMax", f("Abs", blocks), f.constant([-1]), keepdims=1)
+        ideal = f("Div", f("Div", magnitude, f.constant(largest)), outer)
         scale = f("Mul", _looked_up(f, relative, ideal), outer)
         return f("Reshape", _rounded(f, elements, blocks, scale), f("Shape", x))
 
-    name = f"FakeQuantize_{name_of(quantizer)}"
-    ops.library.define(name, ("x", "outer_scale"), body, described(quantizer))
+    name = ops.library.define(f"FakeQuantize_{name_of(quantizer)}", ("x", "outer_scale"), body, described(quantizer))
     return ops.call(name, x, ops.constant(outer.float()))
 
 
@@ -150,7 +154,7 @@ def _scale(ops: Ops, quantizer: SingleLevelQuantizer, blocks: ir.Value) -> ir.Va
         raise UnsupportedError("has zero points that are found at run time, for which there is no form in ONNX")
     ends = (_scale_steps(number_format, spec, negative=negative) for negative in (True, False))
     axes = () if isinstance(quantizer.granularity, PerTensor) else (ops.constant([-1]),)
-    keep = {"keepdims": int(bool(axes))}
+    keep: dict[str, Any] = {"keepdims": int(bool(axes))}
     of_low, of_high = ends
     if of_low is not None and of_high is not None and not of_low.equals(of_high):
         low = ops("Relu", ops("Neg", ops("ReduceMin", blocks, *axes, **keep)))
@@ -160,7 +164,8 @@ def _scale(ops: Ops, quantizer: SingleLevelQuantizer, blocks: ir.Value) -> ir.Va
     if of_high is not None:
         return _looked_up(ops, of_high, largest)
     # Proportional to the range, above a smallest scale; whether that is so is known by trial (`checked`).
-    of_zeros, smallest = number_format.qparams(*torch.tensor([[0.0, -1e-45], [0.0, 1e-45]]), spec).scale.float().tolist()
+    low, high = torch.tensor([[0.0, -1e-45], [0.0, 1e-45]])
+    of_zeros, smallest = number_format.qparams(low, high, spec).scale.float().tolist()
     scale = ops("Max", ops("Div", largest, ops.constant(number_format.max_magnitude(spec))), ops.constant(smallest))
     return scale if of_zeros == smallest else ops("Where", ops("Equal", largest, ops.constant(0.0)), ops.constant(of_zeros), scale)
 
@@ -212,27 +217,26 @@ def _of_pairs(number_format: NumberFormat, t: Tensor) -> Tensor:
     return factors[::_PAIR]
 
 
-def _scale_steps(number_format: NumberFormat, spec: object, *, negative: bool) -> Steps | None:
+def _scale_steps(number_format: NumberFormat, spec: QTensorConfig, *, negative: bool) -> Steps | None:
     """Return the scale by one end of a range, the other being 0."""
     zero = torch.zeros(1)
 
     def scale(end: Tensor) -> Tensor:
         zeros = zero.expand_as(end)
         ends = (-end, zeros) if negative else (zeros, end)
-        return number_format.qparams(*ends, spec).scale.float()  # type: ignore[arg-type]
+        return number_format.qparams(*ends, spec).scale.float()
 
-    return _steps(scale)
-
-
-def _steps(function: object) -> Steps | None:
-    return steps_of(function, signed=False)  # type: ignore[arg-type]
+    return steps_of(scale, signed=False)
 
 
 def _looked_up(ops: Ops, steps: Steps, x: ir.Value) -> ir.Value:
     """Return the values of a step function: a call of ``LookUpN`` for tables of ``2^N`` values."""
     bits = max(1, (len(steps.values) - 1).bit_length())
-    name = f"LookUp{bits}"
-    ops.library.define(name, ("x", "thresholds", "values"), lambda f, *inputs: _binary_search(f, bits, *inputs), _LOOK_UP.format(1 << bits))
+
+    def body(f: Ops, x: ir.Value, thresholds: ir.Value, values: ir.Value) -> ir.Value:
+        return _binary_search(f, bits, x, thresholds, values)
+
+    name = ops.library.define(f"LookUp{bits}", ("x", "thresholds", "values"), body, _LOOK_UP.format(1 << bits))
     missing = (1 << bits) - len(steps.values)
     # No number lies below the first value's threshold, and none at those that fill the table up.
     thresholds = torch.cat([torch.full((1,), -torch.inf), steps.thresholds, torch.full((missing,), torch.inf)])

@@ -120,13 +120,9 @@ def _multiples(number_format: NumberFormat) -> StoredCodes | None:
     probe = torch.cat([torch.linspace(-largest, largest, 1 << 14), torch.logspace(-30, 10, 1 << 12, base=2.0)])
     # Neighbours that are equal share what neighbours share.
     values = number_format.decode(number_format.codes(probe.repeat_interleave(2)))
-    for shift in range(_STEP_BITS):
-        step = 2.0**-shift
-        if bool(((values / step) % 1 == 0).all()):
-            limit = largest / step
-            kind = next((t for t in (ir.DataType.INT8, ir.DataType.INT16) if limit <= t.max), None)
-            if kind is None:
-                return None
-            dtype = torch.int8 if kind == ir.DataType.INT8 else torch.int16
-            return StoredCodes(kind, lambda codes: (number_format.decode(codes) / step).to(dtype), step)
-    return None
+    steps = (2.0**-shift for shift in range(_STEP_BITS))
+    step = next((step for step in steps if bool(((values / step) % 1 == 0).all())), None)
+    if step is None or largest / step > ir.DataType.INT16.max:
+        return None
+    kind, dtype = (ir.DataType.INT8, torch.int8) if largest / step <= ir.DataType.INT8.max else (ir.DataType.INT16, torch.int16)
+    return StoredCodes(kind, lambda codes: (number_format.decode(codes) / step).to(dtype), step)

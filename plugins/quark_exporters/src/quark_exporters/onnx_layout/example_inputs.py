@@ -44,7 +44,7 @@ def example_inputs(model: Any, given: Any = None) -> ExampleInputs:
     """Return what a model is traced with.
 
     Of a transformers model, batch and length may vary in the file, and the cache is left out. A graph module keeps the axes that vary in
-    it. Shapes of other models are those that are given.
+    it. Other models have the shapes that are given.
 
     Args:
         model: The model.
@@ -57,8 +57,8 @@ def example_inputs(model: Any, given: Any = None) -> ExampleInputs:
     if not hasattr(getattr(model, "config", None), "get_text_config"):
         if not args and not kwargs:
             raise UnsupportedError(
-                f"a {type(model).__name__} is traced with example inputs, which only transformers models have by default: give input_args of "
-                "export_onnx or of ModelExporter.export_onnx_model"
+                f"a {type(model).__name__} is traced with example inputs, which only transformers models have by default: give input_args "
+                "of export_onnx or of ModelExporter.export_onnx_model"
             )
         return ExampleInputs(model, args, kwargs, dynamic_shapes=_axes_of_graph(model, args, kwargs))
     if not args and not kwargs:
@@ -72,7 +72,7 @@ def example_inputs(model: Any, given: Any = None) -> ExampleInputs:
 
 
 def _axes_of_graph(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
-    """Return the axes of the inputs that vary in a graph, where each input is one tensor; None where the shapes are those that are given."""
+    """Return the axes of the inputs that vary in a graph, where each input is one tensor; None where shapes are those that are given."""
     if not isinstance(model, fx.GraphModule):
         return None
     shapes = [getattr(node.meta.get("val"), "shape", ()) for node in model.graph.nodes if node.op == "placeholder"]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -14,7 +15,7 @@ import onnx_ir.passes.common
 import torch
 from torch import nn
 
-from quark.errors import ConfigError, UnsupportedError
+from quark.errors import ConfigError, QuarkError, UnsupportedError
 from quark_exporters.onnx_layout.exporter import OPSET
 from quark_exporters.onnx_layout.lowering import lower
 from quark_exporters.onnx_layout.traced import traced_form
@@ -108,13 +109,26 @@ def _traced(
         ) from error
 
 
+@contextmanager
+def _own_errors() -> Iterator[None]:
+    """Raise the error of ours, or of the system, with which a tensor could not be made or written, in place of those around it."""
+    try:
+        yield
+    except Exception as error:
+        causes = [error]
+        while (cause := causes[-1].__cause__) is not None and isinstance(cause, Exception):
+            causes.append(cause)
+        raise next((cause for cause in causes if isinstance(cause, QuarkError | OSError)), error) from None
+
+
 def _save(model: ir.Model, path: Path) -> None:
     """Write the file, and the one with its tensors where they are large; both get their names when they are complete."""
     size = sum(value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value is not None)
     with TemporaryDirectory(dir=path.parent, prefix=".onnx-") as directory:
         unfinished = Path(directory) / path.name
         data = path.name + DATA_SUFFIX if size > LARGEST else None
-        ir.save(model, unfinished, external_data=data)
+        with _own_errors():
+            ir.save(model, unfinished, external_data=data)
         if data is not None:
             os.replace(Path(directory) / data, path.parent / data)
         os.replace(unfinished, path)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from importlib.util import find_spec
+from importlib import import_module
 from pathlib import Path
-from typing import Any
 
+import torch
 from torch import nn
 
 from quark.checkpoint.companions import save_companions
@@ -15,6 +15,7 @@ from quark.checkpoint.content import CheckpointContent
 from quark.checkpoint.exporter import ExportOptions
 from quark.config.layer import levels
 from quark.errors import ConfigError, MissingPluginError, UnsupportedError
+from quark.log import get_logger
 from quark.modules import QuantizedLayer, QuantizerModule, RoundedParameter
 from quark.modules.experts import SeparateExperts
 from quark.names import folded
@@ -31,7 +32,7 @@ OPSET = 21
 
 
 class OnnxExporter:
-    """Writes an ONNX file: weights as codes, activations rounded by QuantizeLinear and DequantizeLinear or by functions that are in the file.
+    """Writes an ONNX file: weights as codes, activations rounded by QuantizeLinear and DequantizeLinear or by functions in the file.
 
     The whole model is traced and has to be in memory; codes are computed while they are written, one tensor at a time.
 
@@ -57,14 +58,15 @@ class OnnxExporter:
         self._inputs(content.model, options)
         if mixtures := [name for name, module in skeleton.named_modules() if isinstance(module, SeparateExperts)]:
             raise UnsupportedError(
-                f"which expert runs depends on the data, and a graph of ONNX is the same for all: {folded(mixtures)} cannot be traced. Leave "
-                "mixtures of experts in float, or export the model as safetensors"
+                f"which expert runs depends on the data, and a graph of ONNX is the same for all: {folded(mixtures)} cannot be traced. "
+                "Export the model as safetensors"
             )
         self._refuse_inexpressible(skeleton)
 
     def export(self, content: CheckpointContent, out: Path, options: ExportOptions) -> None:
         """As `quark.checkpoint.Exporter.export`."""
         self.check(content, content.model, options)
+        _warn_of_bfloat16(content.model)
         from quark_exporters.onnx_layout.export import export_onnx
 
         inputs = self._inputs(content.model, options)
@@ -111,6 +113,16 @@ def _formats(quantizer: TensorQuantizer) -> str:
     return " → ".join(level.dtype.name for level in levels(quantizer.spec))
 
 
+def _warn_of_bfloat16(model: nn.Module) -> None:
+    if any(parameter.dtype is torch.bfloat16 for parameter in model.parameters()):
+        get_logger(__name__).warning(
+            "This model is in bfloat16, in which onnxruntime does not compute on CPUs: for a file that runs there, quantize it in float32."
+        )
+
+
 def _refuse_missing_packages() -> None:
-    if missing := [name for name in ("onnx", "onnx_ir", "onnxscript") if find_spec(name) is None]:
-        raise MissingPluginError(f"ONNX files are written with {', '.join(missing)}: pip install 'quark-exporters[onnx]'")
+    try:
+        for package in ("onnx", "onnx_ir", "onnxscript"):
+            import_module(package)
+    except ImportError as error:
+        raise MissingPluginError(f"ONNX files are written with the package {package}: pip install 'quark-exporters[onnx]'") from error

@@ -33,7 +33,7 @@ def lower(model: ir.Model, quantizers: Sequence[TracedQuantizer], opset: int, *,
     """
     library = Library(opset)
     reasons: dict[str, list[str]] = {}
-    for node in list(model.graph):
+    for node in list(model.graph.all_nodes()):
         if (node.domain, node.op_type) != (DOMAIN, FAKE_QUANTIZE):
             continue
         traced = quantizers[node.attributes["index"].as_int()]
@@ -103,15 +103,17 @@ def _constant(value: ir.Value) -> Tensor:
 
 
 def _replace(graph: ir.Graph, node: ir.Node, ops: Ops, output: ir.Value) -> None:
-    old = node.outputs[0]
+    """Put the nodes in the place of one, whichever branch of ``graph`` it is in."""
+    old, place = node.outputs[0], node.graph
+    assert place is not None
     for value in ops.initializers:
         value.name = _unused(graph, value.name or "codes")
         graph.register_initializer(value)
-    graph.insert_before(node, ops.nodes)
+    place.insert_before(node, ops.nodes)
     if not output.is_initializer():
         output.shape, output.type = old.shape, old.type
     ir.convenience.replace_all_uses_with(old, output, replace_graph_outputs=True)
-    graph.remove(node, safe=True)
+    place.remove(node, safe=True)
 
 
 def _unused(graph: ir.Graph, name: str) -> str:

@@ -30,10 +30,21 @@ class Library:
         self.opset = opset
         self.functions: dict[ir.OperatorIdentifier, ir.Function] = {}
 
-    def define(self, name: str, inputs: tuple[str, ...], body: Callable[..., ir.Value], doc: str = "") -> None:
-        """Add a function, unless there is one of that name; ``body`` gets an `Ops` and the inputs, and returns the output."""
-        if (DOMAIN, name, "") in self.functions:
-            return
+    def define(self, name: str, inputs: tuple[str, ...], body: Callable[..., ir.Value], doc: str) -> str:
+        """Add a function, unless it is there already, and return its name: with a number where another one has that name.
+
+        Args:
+            name: The name that is wanted.
+            inputs: Names of the inputs.
+            body: Gets an `Ops` and the inputs, and returns the output.
+            doc: What it computes. Functions of one name with the same description are the same.
+        """
+        number, wanted = 1, name
+        while (taken := self.functions.get((DOMAIN, name, ""))) is not None:
+            if taken.doc_string == doc:
+                return name
+            number += 1
+            name = f"{wanted}_{number}"
         arguments = [ir.val(argument) for argument in inputs]
         ops = Ops(self)
         output = body(ops, *arguments)
@@ -42,6 +53,7 @@ class Library:
         function = ir.Function(DOMAIN, name, graph=graph, attributes=[])
         function.doc_string = doc
         self.functions[function.identifier()] = function
+        return name
 
 
 class Ops:
@@ -70,7 +82,7 @@ class Ops:
 
     def initializer(self, name: str, tensor: ir.TensorProtocol) -> ir.Value:
         """Return an initializer of the graph."""
-        value = ir.val(name, dtype=tensor.dtype, shape=tensor.shape, const_value=tensor)
+        value = ir.val(name, dtype=tensor.dtype, shape=ir.Shape(tensor.shape.numpy()), const_value=tensor)
         self.initializers.append(value)
         return value
 
@@ -89,7 +101,7 @@ def block_shape(ops: Ops, x: ir.Value, size: int) -> ir.Value:
     return ops("Concat", leading, ops.constant([-1, size]), axis=0)
 
 
-def as_tensor(values: Tensor, dtype: ir.DataType | None = None, name: str | None = None) -> ir.Tensor:
+def as_tensor(values: Tensor, dtype: ir.DataType | None = None, name: str | None = None) -> ir.Tensor[Any]:
     """Return a tensor of ONNX; integers of less than a byte are given as bytes.
 
     Args:

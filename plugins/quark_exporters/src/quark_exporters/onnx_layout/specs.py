@@ -13,14 +13,14 @@ __all__ = ["described", "name_of"]
 
 
 def name_of(quantizer: TensorQuantizer) -> str:
-    """Return a name for the spec of a quantizer, such as ``fp4_per_group32_e8m0``; equal specs have equal names, others different ones."""
+    """Return a name for the spec of a quantizer, such as ``fp4_per_group32_e8m0``; `described` tells those of equal names apart."""
     name = "_then_".join(_name(level) for level in levels(quantizer.spec))
     return re.sub(r"\W", "_", name)
 
 
 def described(quantizer: TensorQuantizer) -> str:
-    """Return the spec of a quantizer as JSON."""
-    return json.dumps([level.to_dict() for level in levels(quantizer.spec)])
+    """Return the spec of a quantizer as JSON, and which elements share a scale."""
+    return f"{json.dumps([level.to_dict() for level in levels(quantizer.spec)])}, {quantizer.granularity}"
 
 
 def _name(spec: QTensorConfig) -> str:

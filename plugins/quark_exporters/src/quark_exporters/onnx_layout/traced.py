@@ -54,7 +54,7 @@ def traced_form(model: nn.Module) -> Iterator[list[TracedQuantizer]]:
         module.forward = partial(_node, module, index)  # type: ignore[method-assign]
     classes = [(layer, type(layer)) for layer in layers]
     for layer, layer_class in classes:
-        layer.__class__ = _with_quantized_parameters(layer_class)
+        layer.__class__ = _with_quantized_parameters(layer_class)  # type: ignore[arg-type]  # classes are hashed by identity
     try:
         yield quantizers
     finally:

@@ -62,12 +62,12 @@ def quantized_weight(ops: Ops, traced: TracedQuantizer, weight: Tensor, qparams:
     if codes.table is not None or (zero is not None and zero.is_floating_point()):
         values = _by_function(ops, stored, scales, zero, codes.table, where)
     else:
-        zeros = () if zero is None else (ops.initializer(f"{traced.name}.zero_point", as_tensor(zero, codes.type)),)
+        zeros = () if zero is None else (ops.initializer(f"{traced.name}.zero_points", as_tensor(zero, codes.type)),)
         values = ops("DequantizeLinear", stored, scales, *zeros, **where)
     return ops("Mul", values, outer) if outer is not None and isinstance(quantizer, ProgressiveQuantizer) else values
 
 
-def _of_axis(quantizer: TensorQuantizer, scale: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, dict[str, int]]:
+def _of_axis(quantizer: TensorQuantizer, scale: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, dict[str, Any]]:
     """Return scales, or zero points, as DequantizeLinear has them, and its attributes."""
     granularity = quantizer.granularity
     if isinstance(granularity, PerTensor):
@@ -98,21 +98,21 @@ def _channel_axis(quantizer: TensorQuantizer, axis: int) -> int:
 def _scales(ops: Ops, name: str, scale: Tensor) -> ir.Value:
     """Return scales, float32, from an initializer of the narrowest type that holds them exactly."""
     kind, dtype = stored_type(scale, ops.library.opset) if scale.ndim > 1 else (FLOAT, torch.float32)
-    value = ops.initializer(f"{name}.scale", as_tensor(scale.to(dtype), kind))
+    value = ops.initializer(f"{name}.scales", as_tensor(scale.to(dtype), kind))
     return value if kind == FLOAT else ops.cast(value, FLOAT)
 
 
 def _by_function(
-    ops: Ops, stored: ir.Value, scales: ir.Value, zero: Tensor | None, table: Tensor | None, where: dict[str, int]
+    ops: Ops, stored: ir.Value, scales: ir.Value, zero: Tensor | None, table: Tensor | None, where: dict[str, Any]
 ) -> ir.Value:
     if where.get("axis", 0) != 0 and "block_size" not in where:
         raise UnsupportedError("has scales per channel of an axis that is not the first, in a format that DequantizeLinear lacks")
     if table is not None:
-        ops.library.define("DequantizeTable", ("codes", "table", "scale"), _dequantize_table, _TABLE)
-        return ops.call("DequantizeTable", stored, ops.constant(table), scales)
+        name = ops.library.define("DequantizeTable", ("codes", "table", "scale"), _dequantize_table, _TABLE)
+        return ops.call(name, stored, ops.constant(table), scales)
     assert zero is not None
-    ops.library.define("DequantizeShifted", ("codes", "zero_point", "scale"), _dequantize_shifted, _SHIFTED)
-    return ops.call("DequantizeShifted", stored, ops.constant(zero.float()), scales)
+    name = ops.library.define("DequantizeShifted", ("codes", "zero_point", "scale"), _dequantize_shifted, _SHIFTED)
+    return ops.call(name, stored, ops.constant(zero.float()), scales)
 
 
 _TABLE = "table[codes] * scale; scale has the shape of codes, with one element along the last axis for each run of equal length."
@@ -131,7 +131,7 @@ def _dequantize_shifted(ops: Ops, codes: ir.Value, zero: ir.Value, scale: ir.Val
     return ops("Reshape", ops("Mul", blocks, ops("Unsqueeze", scale, ops.constant([-1]))), ops("Shape", whole))
 
 
-def _in_blocks(scale: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, dict[str, int]]:
+def _in_blocks(scale: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, dict[str, Any]]:
     """Return scales of a tensor or of its first axis as scales of whole rows.
 
     onnxruntime 1.31 takes every product of two dequantized matrices for one of integers, unless their scales are those of blocks, and then
@@ -152,7 +152,7 @@ def _lazy(traced: TracedQuantizer, weight: Tensor, qparams: QParams, codes: Stor
 
 
 @torch.no_grad()
-def _stored(traced: TracedQuantizer, weight: Tensor, qparams: QParams, codes: StoredCodes) -> ir.Tensor:
+def _stored(traced: TracedQuantizer, weight: Tensor, qparams: QParams, codes: StoredCodes) -> ir.Tensor[Any]:
     """Return the stored numbers of a weight.
 
     Raises:
