@@ -236,9 +236,35 @@ def _notes(rows: tuple[PlanRow, ...], model: nn.Module, architecture: Architectu
         yield (
             f"{len(fused)} fused matrices of experts stay float: {folded(fused)}. They are excluded, or of a form that cannot be separated"
         )
+    yield from _notes_of_types(rows)
+    owners = {row.name: row for row in rows}
     for row in rows:
-        if row.tied_to is not None and row.config is not None and row.config.weight is not None:
-            yield (
-                f"'{row.name}' shares its weight with '{row.tied_to}' and will be quantized: it gets its own weight, '{row.tied_to}' stays "
-                "float. vLLM cannot load a quantized output head; exclude it unless that is intended"
-            )
+        if row.tied_to is not None and (row.has_quantized_weight or owners[row.tied_to].has_quantized_weight):
+            yield _untied(row, owners[row.tied_to])
+
+
+def _notes_of_types(rows: Sequence[PlanRow]) -> Iterator[str]:
+    """Yield what the axes of a spec mean in layers that are not linear."""
+    quantized = [row for row in rows if row.has_quantized_weight]
+    if kernels := [row.name for row in quantized if len(row.shape) > 2]:
+        yield (
+            f"of {len(kernels)} convolution(s), channel 0 of a weight is the output channels, also where it is transposed, and groups run "
+            f"along the input channels of a kernel position; channel 1 of activations is the channels: {folded(kernels)}"
+        )
+    if lookups := [row.name for row in quantized if row.is_lookup]:
+        yield (
+            f"of {len(lookups)} embedding(s), channel 0 of a weight is the token; their inputs are indices, which are not quantized: "
+            f"{folded(lookups)}"
+        )
+
+
+def _untied(row: PlanRow, owner: PlanRow) -> str:
+    """Return the note that a layer and the owner of its weight are no longer tied, since at least one of them is quantized."""
+    if not row.has_quantized_weight:
+        return f"'{owner.name}' will be quantized and '{row.name}', which shares its weight, stays float: each gets its own weight"
+    if owner.has_quantized_weight:
+        return f"'{row.name}' shares its weight with '{owner.name}' and both will be quantized: each gets its own codes, and its own weight"
+    return (
+        f"'{row.name}' shares its weight with '{owner.name}' and will be quantized: it gets its own weight, '{owner.name}' stays "
+        "float. vLLM cannot load a quantized output head; exclude it unless that is intended"
+    )

@@ -48,6 +48,11 @@ class PlanRow:
         return _is_linear(registry, registry.revision, self.layer_type)
 
     @property
+    def has_quantized_weight(self) -> bool:
+        """Whether the weight is quantized."""
+        return self.config is not None and self.config.weight is not None
+
+    @property
     def is_lookup(self) -> bool:
         """Whether the layer's input is indices, as an embedding's is."""
         return layer_types().get(self.layer_type).lookup

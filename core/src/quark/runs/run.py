@@ -21,6 +21,7 @@ from quark.config.model import QConfig
 from quark.errors import ConfigError
 from quark.hf.attention_switch import refuse_unswitchable, switch_attention
 from quark.log import get_logger
+from quark.names import folded
 from quark.planning.decoder_blocks import decoder_blocks, owners, rows_by_block
 from quark.planning.family import architecture_of
 from quark.planning.mixtures import separate_experts
@@ -258,13 +259,17 @@ def plan_run(model: nn.Module, config: QConfig) -> Run:
     rows = tuple(
         attrs.evolve(r, algorithm=algorithms.rounding_name) if _is_rounded_by(algorithms.rounding, r, blocks) else r for r in plan.rows
     )
+    others = _rounded_to_nearest_by_type(algorithms.rounding, rows, blocks)
     if not any(r.algorithm for r in rows):
+        of_types = f" (it rounds linear layers, and here are {others})" if others else ""
         raise ConfigError(
-            f"the algorithm '{algorithms.rounding_name}' matches no layer of this model: the names in its configuration are relative to a "
-            f"decoder block, and a layer here is '{plan.rows[-1].name if plan.rows else '(none)'}'"
+            f"the algorithm '{algorithms.rounding_name}' matches no layer of this model{of_types}: the names in its configuration are "
+            f"relative to a decoder block, and a layer here is '{plan.rows[-1].name if plan.rows else '(none)'}'"
         )
     refuse_excluded_schemes(algorithms.rounding_name, rows)
-    return Run(attrs.evolve(plan, rows=rows, warnings=(*plan.warnings, *_unmatched(algorithms, rows, blocks))), algorithms)
+    notes = (f"'{algorithms.rounding_name}' rounds linear layers; rounded to nearest are {others}",) if others else ()
+    warnings = (*plan.warnings, *_unmatched(algorithms, rows, blocks))
+    return Run(attrs.evolve(plan, rows=rows, notes=(*plan.notes, *notes), warnings=warnings), algorithms)
 
 
 def _note(name: str) -> str:
@@ -298,10 +303,22 @@ def _unmatched(algorithms: Algorithms, rows: Sequence[PlanRow], blocks: Collecti
 
 def _is_rounded_by(rounding: Rounding, row: PlanRow, blocks: Collection[str]) -> bool:
     """Return whether the rounding chooses the codes of a layer."""
-    if row.config is None or row.config.weight is None or not row.is_linear:
-        return False
-    block = _block_of(row, blocks)
+    return row.is_linear and _is_named_by(rounding, row, blocks)
+
+
+def _is_named_by(rounding: Rounding, row: PlanRow, blocks: Collection[str]) -> bool:
+    """Return whether the rounding would choose the codes of a layer if the layer is linear."""
+    block = _block_of(row, blocks) if row.has_quantized_weight else None
     return block is not None and rounding.applies_to(row.name.removeprefix(f"{block}."))
+
+
+def _rounded_to_nearest_by_type(rounding: Rounding, rows: Sequence[PlanRow], blocks: Collection[str]) -> str:
+    """Return the layers that the rounding names and that are not linear, by type; empty where there are none."""
+    names_of: dict[str, list[str]] = {}
+    for row in rows:
+        if not row.is_linear and _is_named_by(rounding, row, blocks):
+            names_of.setdefault(row.layer_type, []).append(row.name)
+    return ", ".join(f"{len(names)} {layer_type} layer(s) ({folded(names)})" for layer_type, names in names_of.items())
 
 
 def _block_of(row: PlanRow, blocks: Collection[str]) -> str | None:
