@@ -11,9 +11,10 @@ import pytest
 import torch
 from torch import fx, nn
 
+from quark.errors import ConfigError, UnsupportedError
 from quark.graph import GraphPlan, capture
 from quark.modules import QuantizerModule, RoundedParameter
-from quark.torch import ModelExporter, ModelQuantizer
+from quark.torch import ModelExporter, ModelQuantizer, export_safetensors
 from quark.torch.quantization.config.config import QConfig, QLayerConfig, QTensorConfig
 from quark.torch.quantization.config.type import QuantizationMode
 
@@ -153,3 +154,15 @@ def test_the_documented_snippet_runs(tmp_path: Path) -> None:
     exporter = ModelExporter(config=config, export_dir=tmp_path / "onnx")
     exporter.export_onnx_model(freezed_model, example_inputs[0])
     assert (tmp_path / "onnx" / "quark_model.onnx").is_file()
+
+
+def test_exporters_of_layers_refuse_a_graph(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match="use the exporter onnx"):
+        export_safetensors(quantized(SmallCnn, ALL), tmp_path / "out")
+    assert not (tmp_path / "out").exists()
+
+
+def test_eager_mode_refuses_a_graph_without_layers() -> None:
+    graph = capture(trained(SmallCnn, 4), (digits()[0][:2],))
+    with pytest.raises(ConfigError, match="fx_graph_mode"):
+        ModelQuantizer(QConfig(global_quant_config=ALL)).quantize_model(graph, [digits()[0][:2]])

@@ -17,9 +17,10 @@ from quark.checkpoint.destination import REPORT_FILES, refuse_used_directory
 from quark.checkpoint.exporter import Exporter, ExportOptions, Tokenizer
 from quark.config.export import ExporterConfig, JsonExporterConfig, OnnxExporterConfig
 from quark.config.model import QConfig
-from quark.errors import CheckpointError, ConfigError, UnknownNameError
+from quark.errors import CheckpointError, ConfigError, UnknownNameError, UnsupportedError
 from quark.hf.tokenizer import load_tokenizer
 from quark.planning.one_layer import as_model
+from quark.planning.plan import QuantPlan
 from quark.plugins import exporters
 from quark.plugins.attribution import attributed, origin
 from quark.plugins.options import Option, called, checked, options_of
@@ -95,12 +96,20 @@ def export_with(name: str, model: nn.Module, output_dir: str | Path, options: Ex
         UnknownNameError: No exporter has that name.
         OutputError: The directory is in use, or cannot be written.
         ConfigError: The model has not been quantized.
+        UnsupportedError: The model was quantized in FX graph mode, and the exporter writes layers.
         PluginError: The exporter is broken.
     """
     options = options or ExportOptions()
     exporter = exporter_of(name, options)
     refuse_used_directory(Path(output_dir), overwrite=options.overwrite)
     content = content_of(as_model(model))
+    plan: object = content.plan
+    if not isinstance(plan, QuantPlan) and "graphs" not in exporters().get(name).capabilities:
+        able = [record.name for record in exporters() if "graphs" in record.capabilities]
+        raise UnsupportedError(
+            f"the exporter '{name}' writes layers, and this model was quantized in FX graph mode: use the exporter "
+            f"{' or '.join(able) or 'of another plugin'}, or torch.export.export"
+        )
     place = exporting(name, Path(output_dir), overwrite=options.overwrite)
     with place as directory, attributed(f"writing '{output_dir}'", origin("exporters", name)):
         exporter.export(content, directory, options)

@@ -6,7 +6,7 @@ import attrs
 import torch
 from torch import Tensor, fx
 
-from quark.graph.operators import Operator, arguments, operators_in, schema_name, shape_of
+from quark.graph.operators import Operator, arguments, operators_in, shape_of
 from quark.graph.tensors import set_parameter, value_of
 
 __all__ = ["BatchNorm", "fold_batch_norms", "folded_parameters"]
@@ -28,13 +28,13 @@ def fold_batch_norms(model: fx.GraphModule) -> int:
 
 
 def _is_foldable(layer: Operator, norm: fx.Node) -> bool:
-    if layer.record.bias is None or schema_name(norm) != "aten::batch_norm" or len(layer.node.users) != 1:
+    if layer.record.bias is None or norm.target is not torch.ops.aten.batch_norm.default or len(layer.node.users) != 1:
         return False
     values = arguments(norm)
     names = [values.get(name) for name in ("weight", "bias", "running_mean", "running_var")]
     tensors = [layer.argument(layer.record.weight), layer.argument(layer.record.bias), *names]
     # A norm has its channels at axis 1, a linear layer at the last.
-    is_same_axis = layer.record.name != "linear" or len(shape_of(norm)) == 2
+    is_same_axis = len(shape_of(tensors[0])) > 2 or len(shape_of(norm)) == 2
     has_statistics = names[2] is not None and names[3] is not None
     return is_same_axis and has_statistics and all(node is None or node.op == "get_attr" for node in tensors)
 

@@ -43,7 +43,7 @@ def capture(
     training = [name or "the model" for name, module in model.named_modules() if module.training and not list(module.children())]
     if training:
         raise ConfigError(f"{len(training)} module(s) are in training mode ({folded(training)}): call model.eval() before the capture")
-    shapes = torch.export.ShapesCollection()
+    shapes: Any = torch.export.ShapesCollection()
     for value in tree_leaves((args, kwargs)):
         if dynamic_batch and isinstance(value, Tensor) and value.ndim:
             shapes[value] = {0: torch.export.Dim.AUTO}

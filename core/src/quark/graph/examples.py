@@ -27,6 +27,7 @@ _IMAGE, _SEQUENCE, _VECTORS = (2, 4, 8, 8), (2, 4, 8), (2, 8)
 
 _MODULES: Mapping[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "linear": (lambda: nn.Linear(8, 6), _VECTORS),
+    "embedding": (lambda: nn.Embedding(16, 8), ()),
     "conv1d": (lambda: nn.Conv1d(4, 6, 3), _SEQUENCE),
     "conv2d": (lambda: nn.Conv2d(4, 6, 3), _IMAGE),
     "conv3d": (lambda: nn.Conv3d(4, 6, 3), (2, 4, 5, 5, 5)),
@@ -39,7 +40,7 @@ _MODULES: Mapping[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
     "batch_norm": (lambda: nn.BatchNorm2d(4), _IMAGE),
     "prelu": (nn.PReLU, _VECTORS),
 }
-"""By name: what makes the module, and the shape of its argument."""
+"""By name: what makes the module, and the shape of its argument; without axes, it is indices."""
 
 _FUNCTIONS: Mapping[str, tuple[Callable[..., Tensor], tuple[tuple[int, ...], ...]]] = {
     "add": (torch.add, (_VECTORS, _VECTORS)),
@@ -87,10 +88,8 @@ def example(name: str) -> tuple[nn.Module, tuple[Any, ...]]:
     """
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        if name == "embedding":
-            return nn.Embedding(16, 8).eval(), (torch.arange(6),)
         make, shapes = _made(name)
-        return make().eval(), tuple(torch.randn(shape) for shape in shapes)
+        return make().eval(), tuple(torch.randn(shape) if shape else torch.arange(6) for shape in shapes)
 
 
 def _made(name: str) -> tuple[Callable[[], nn.Module], tuple[tuple[int, ...], ...]]:

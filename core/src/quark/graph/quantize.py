@@ -49,8 +49,8 @@ def quantize_graph(model: nn.Module, config: QConfig, data: Data = None) -> fx.G
     """Quantize a graph and return it. If anything fails, ``model`` is as it was.
 
     Args:
-        model: A graph module of torch.export, which is changed in place and keeps no tensor of its own from being shared: parameters that
-            change are new ones. Or another module in inference mode, which is captured with the first batch of ``data``, its batch axis
+        model: A graph module of torch.export, which is changed in place; the tensors that it had, which the captured model may share, are
+            not. Or another module in inference mode, which is captured with the first batch of ``data``, its batch axis
             free where it can be; that one is not changed.
         config: The configuration.
         data: As of `quark.calibration.batches.calls`, the arguments of the model and nothing else; or a function that gives them. Read only

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import fx, nn
 
 from quark.calibration.finite import refuse_non_finite
 from quark.config.enums import QuantizationMode
@@ -96,7 +96,13 @@ class ModelQuantizer:
                 "quark.runs.quantize_checkpoint, which has one block in memory at a time"
             )
         whole = as_model(model)
-        run = plan_run(whole, self.config).with_data(whole, dataloader, device)
+        run = plan_run(whole, self.config)
+        if isinstance(model, fx.GraphModule) and not run.plan.rows:
+            raise ConfigError(
+                "this graph has operators and no layers, which eager mode quantizes: set quant_mode=QuantizationMode.fx_graph_mode in the "
+                "configuration, or quantize the model that was captured"
+            )
+        run = run.with_data(whole, dataloader, device)
         refuse_unfit(whole, run.plan.quantized)
         refuse_non_finite(whole, run.plan.quantized)
         run.quantize(whole, InPlaceSink(whole))
