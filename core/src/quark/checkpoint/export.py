@@ -18,6 +18,7 @@ from quark.checkpoint.exporter import Exporter, ExportOptions, Tokenizer
 from quark.config.export import ExporterConfig, JsonExporterConfig, OnnxExporterConfig
 from quark.config.model import QConfig
 from quark.errors import CheckpointError, ConfigError, UnknownNameError, UnsupportedError
+from quark.events import running
 from quark.hf.tokenizer import load_tokenizer
 from quark.planning.one_layer import as_model
 from quark.planning.plan import QuantPlan
@@ -110,9 +111,12 @@ def export_with(name: str, model: nn.Module, output_dir: str | Path, options: Ex
             f"the exporter '{name}' writes layers, and this model was quantized in FX graph mode: use the exporter "
             f"{' or '.join(able) or 'of another plugin'}, or torch.export.export"
         )
-    place = exporting(name, Path(output_dir), overwrite=options.overwrite)
-    with place as directory, attributed(f"writing '{output_dir}'", origin("exporters", name)):
-        exporter.export(content, directory, options)
+    with running("export", source=type(model).__name__, out=str(output_dir)) as events:
+        events.phase("write")
+        place = exporting(name, Path(output_dir), overwrite=options.overwrite)
+        with place as directory, attributed(f"writing '{output_dir}'", origin("exporters", name)):
+            exporter.export(content, directory, options)
+        events.exported(Path(output_dir), name)
 
 
 def export_safetensors(

@@ -54,6 +54,7 @@ class Facts:
         hashes_weights: Whether large files are hashed too.
         is_probed: Whether the machine's limits are measured.
         command: What was run, for the record.
+        selection: The selection of schemes that the run follows, as of `quark.selection.SelectionResult.to_dict`; None where there is none.
     """
 
     samples: int = 0
@@ -64,6 +65,7 @@ class Facts:
     hashes_weights: bool = False
     is_probed: bool = True
     command: str = ""
+    selection: Mapping[str, Any] | None = None
 
 
 def contents_of(content: CheckpointContent, report: CalibrationReport, directory: Path, facts: Facts) -> dict[str, Any]:
@@ -105,6 +107,7 @@ def contents_of(content: CheckpointContent, report: CalibrationReport, directory
         "depth": _depth(report),
         "histograms": _histograms(report),
         "experts": {"tokens": report.tokens},
+        "selection": None if facts.selection is None else dict(facts.selection),
         "files": files_of(directory, hashes_weights=facts.hashes_weights),
     }
     contents["time"] = _time(report, contents, facts)

@@ -14,6 +14,7 @@ from quark.config.enums import QuantizationMode
 from quark.config.model import QConfig
 from quark.environment import refuse_rival
 from quark.errors import ConfigError, UnsupportedError
+from quark.events import running
 from quark.graph import GraphPlan, plan_graph, quantize_graph
 from quark.hf.quantized_source import is_quantized_source
 from quark.log import get_logger
@@ -21,7 +22,7 @@ from quark.planning.one_layer import as_model, put_back
 from quark.planning.plan import QuantPlan
 from quark.runs.fit_model import refuse_no_model, refuse_unfit
 from quark.runs.from_disk import quantize_checkpoint
-from quark.runs.run import Data, plan_run
+from quark.runs.run import Data, plan_run, settings_told
 from quark.runs.sink import InPlaceSink
 
 __all__ = ["M", "ModelQuantizer"]
@@ -88,7 +89,8 @@ class ModelQuantizer:
         """
         refuse_no_model(model)
         if self.config.quant_mode is QuantizationMode.fx_graph_mode:
-            return quantize_graph(model, self.config, dataloader)  # type: ignore[return-value]  # a captured model is a graph module
+            with running("quantize", source=type(model).__name__, **settings_told(self.config)):
+                return quantize_graph(model, self.config, dataloader)  # type: ignore[return-value]  # what is captured is a graph module
         device = next((p.device for p in model.parameters()), torch.device("cpu"))
         if device.type == "meta" and all(p.is_meta for p in model.parameters()):
             raise ConfigError(
@@ -96,17 +98,19 @@ class ModelQuantizer:
                 "quark.runs.quantize_checkpoint, which has one block in memory at a time"
             )
         whole = as_model(model)
-        run = plan_run(whole, self.config)
-        if isinstance(model, fx.GraphModule) and not run.plan.rows:
-            raise ConfigError(
-                "this graph has operators and no layers, which eager mode quantizes: set quant_mode=QuantizationMode.fx_graph_mode in the "
-                "configuration, or quantize the model that was captured"
-            )
-        run = run.with_data(whole, dataloader, device)
-        refuse_unfit(whole, run.plan.quantized)
-        refuse_non_finite(whole, run.plan.quantized)
-        run.quantize(whole, InPlaceSink(whole))
-        put_back(whole, model)
+        with running("quantize", source=type(model).__name__, **settings_told(self.config)) as events:
+            events.phase("plan")
+            run = plan_run(whole, self.config)
+            if isinstance(model, fx.GraphModule) and not run.plan.rows:
+                raise ConfigError(
+                    "this graph has operators and no layers, which eager mode quantizes: set quant_mode=QuantizationMode.fx_graph_mode in "
+                    "the configuration, or quantize the model that was captured"
+                )
+            run = run.with_data(whole, dataloader, device, events=events)
+            refuse_unfit(whole, run.plan.quantized)
+            refuse_non_finite(whole, run.plan.quantized)
+            run.quantize(whole, InPlaceSink(whole))
+            put_back(whole, model)
         return model
 
     def direct_quantize_checkpoint(
