@@ -141,7 +141,7 @@ def test_weights_are_stored_as_codes(exported: tuple[dict[str, QLayerConfig], Ea
     }
     assert {name: stored[name] for name in expected} == expected
     scales = {name: types[f"layers.{list(configs).index(name)}.weight_quantizer.scales"].name for name in ("nvfp4", "mxfp4", "int4_wo_32")}
-    assert scales == {"nvfp4": "FLOAT8E4M3FN", "mxfp4": "BFLOAT16", "int4_wo_32": "FLOAT"}
+    assert scales == {"nvfp4": "FLOAT8E4M3FN", "mxfp4": "FLOAT8E4M3FN", "int4_wo_32": "FLOAT"}
 
 
 def test_a_file_says_nothing_of_where_it_was_made(exported: tuple[dict[str, QLayerConfig], Each, Path]) -> None:

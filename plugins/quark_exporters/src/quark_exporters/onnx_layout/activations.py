@@ -163,7 +163,7 @@ def _scale(ops: Ops, quantizer: SingleLevelQuantizer, blocks: ir.Value) -> ir.Va
     largest = ops("ReduceMax", ops("Abs", blocks), *axes, **keep)
     if of_high is not None:
         return _looked_up(ops, of_high, largest)
-    # Proportional to the range, above a smallest scale; whether that is so is known by trial (`checked`).
+    # Proportional to the range, above a smallest scale; whether that is so, a trial finds out (`quark_exporters.onnx_layout.trial`).
     low, high = torch.tensor([[0.0, -1e-45], [0.0, 1e-45]])
     of_zeros, smallest = number_format.qparams(low, high, spec).scale.float().tolist()
     scale = ops("Max", ops("Div", largest, ops.constant(number_format.max_magnitude(spec))), ops.constant(smallest))
