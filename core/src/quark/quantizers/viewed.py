@@ -209,6 +209,9 @@ class ViewedQuantizer:
     def codes_of(self, values: Tensor, qparams: QParams) -> Tensor:
         return self._restored(self.inner.codes_of(self.view.arranged(values), qparams), values)
 
+    def recovers_codes(self, dtype: torch.dtype, qparams: QParams) -> bool:
+        return self.inner.recovers_codes(dtype, qparams)
+
     def dequantize(self, codes: Tensor, qparams: QParams) -> Tensor:
         return self._restored(self.inner.dequantize(self.view.arranged(codes), qparams), codes)
 

@@ -293,9 +293,9 @@ def plan_run(model: nn.Module, config: QConfig) -> Run:
             f"relative to a decoder block, and a layer here is '{plan.rows[-1].name if plan.rows else '(none)'}'"
         )
     refuse_excluded_schemes(algorithms.rounding_name, rows)
-    notes = (f"'{algorithms.rounding_name}' rounds linear layers; rounded to nearest are {others}",) if others else ()
+    by_type = [f"'{algorithms.rounding_name}' rounds linear layers; rounded to nearest are {others}"] if others else []
     warnings = (*plan.warnings, *_unmatched(algorithms, rows, blocks))
-    return Run(attrs.evolve(plan, rows=rows, notes=(*plan.notes, *notes), warnings=warnings), algorithms)
+    return Run(attrs.evolve(plan, rows=rows, notes=(*plan.notes, *by_type), warnings=warnings), algorithms)
 
 
 def _note(name: str) -> str:
