@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
@@ -10,6 +11,8 @@ import torch
 from torch import fx, nn
 
 from quark.calibration.finite import refuse_non_finite
+from quark.checkpoint.export import exporter_of
+from quark.checkpoint.exporter import ExportOptions
 from quark.config.enums import QuantizationMode
 from quark.config.model import QConfig
 from quark.environment import refuse_rival
@@ -20,10 +23,14 @@ from quark.hf.quantized_source import is_quantized_source
 from quark.log import get_logger
 from quark.planning.one_layer import as_model, put_back
 from quark.planning.plan import QuantPlan
+from quark.runs.block_probe import measured_block
+from quark.runs.estimate import Estimate, estimate
 from quark.runs.fit_model import refuse_no_model, refuse_unfit
 from quark.runs.from_disk import quantize_checkpoint
-from quark.runs.run import Data, plan_run, settings_told
+from quark.runs.probe import probe
+from quark.runs.run import Data, needs_two_passes, plan_run, settings_told
 from quark.runs.sink import InPlaceSink
+from quark.runs.workload import Calibration
 
 __all__ = ["M", "ModelQuantizer"]
 
@@ -60,6 +67,48 @@ class ModelQuantizer:
         if self.config.quant_mode is QuantizationMode.fx_graph_mode:
             return plan_graph(model, self.config)
         return plan_run(as_model(model), self.config).plan
+
+    def estimate(
+        self,
+        model: nn.Module,
+        calibration: Calibration = Calibration(),  # noqa: B008 - frozen
+        *,
+        exporter: str = "safetensors",
+        options: ExportOptions | None = None,
+        probing: bool = True,
+    ) -> Estimate:
+        """Return what `quantize_model` and an export of ``model`` would write and need, as ``quark plan`` tells it of a checkpoint.
+
+        Args:
+            model: As of `plan`; it is not changed.
+            calibration: The size of the calibration data, if any are needed.
+            exporter: Name of the exporter.
+            options: Of the export.
+            probing: Whether the speed of this machine is measured, in a few seconds, for an estimate of the time.
+
+        Raises:
+            ConfigError: As `plan` raises it; also UnknownNameError for the exporter.
+
+        Example:
+            >>> from quark.testing.tiny import tiny_model, tiny_template
+            >>> estimate = ModelQuantizer(tiny_template().get_config("int4_wo_64")).estimate(tiny_model(), probing=False)
+            >>> round(estimate.output.bits_per_quantized_weight, 2)
+            4.56
+        """
+        refuse_no_model(model)
+        whole = as_model(model)
+        in_memory = not any(p.is_meta for p in whole.parameters())
+        device = next((p.device for p in whole.parameters() if not p.is_meta), torch.device("cpu"))
+        twin = copy.deepcopy(whole, {id(p): nn.Parameter(p.detach().to("meta"), requires_grad=False) for p in whole.parameters()})
+        run, own = plan_run(twin, self.config), options or ExportOptions()
+        writer = exporter_of(exporter, own)
+        if needs_two_passes(twin, run.plan, run.algorithms.rounding, calibration.calls(), device):
+            run = run.in_memory_mode(two_passes=True)
+        machine = block = None
+        if probing:
+            machine = probe(run, device, next((p.dtype for p in twin.parameters()), torch.float32), None)
+            block = measured_block(twin, run, calibration.length, writer, own, device)
+        return estimate(twin, run, calibration, writer, own, machine, block, in_memory=in_memory)
 
     def quantize_model(self, model: M, dataloader: Data = None) -> M:
         """Quantize ``model`` in place, block by block, and return it.

@@ -25,6 +25,7 @@ from quark.hf.stored_tensors import StoredTensors
 from quark.hf.tokenizer import load_tokenizer
 from quark.planning.family import template_of, weight_converters_of
 from quark.planning.plan import QuantPlan
+from quark.runs.block_probe import measured_block
 from quark.runs.estimate import Estimate, estimate
 from quark.runs.memory import collecting_later, free_bytes
 from quark.runs.probe import probe
@@ -110,7 +111,7 @@ def plan(
         exporter: Likewise.
         options: Likewise.
         trust_remote_code: As of `quark.runs.quantize_checkpoint`.
-        probing: Whether the speed of this machine is measured, in less than two seconds, for an estimate of the time.
+        probing: Whether the speed of this machine is measured, in a few seconds, for an estimate of the time.
 
     Example:
         >>> from quark.testing.tiny import tiny_model_dir
@@ -137,7 +138,9 @@ def plan(
         numbers = None
         if writer is not None:
             with refusals:
-                numbers = estimate(model, run, calibration, writer, options or ExportOptions(), machine)
+                own = options or ExportOptions()
+                block = measured_block(model, run, calibration.length, writer, own, target) if probing else None
+                numbers = estimate(model, run, calibration, writer, own, machine, block)
     return PlannedRun(run.plan, numbers, refusals.all(), run.needs_data, tuple(_warnings(numbers, target)))
 
 

@@ -87,11 +87,9 @@ def quantize_blocks(
     rows_of = [[r for r in plan.quantized if b.owns(r.name)] for b in blocks]
     outside = [r for r in plan.quantized if not any(b.owns(r.name) for b in blocks)]
     groups = InputGroups(plan.architecture, plan.config.shared_scale_groups)
-    freed, report = FreedMemory(1) if rounding.needs else FreedMemory(), CalibrationReport()
-    streams = 1 + any(kind.wants_float for kind in rounding.needs)
-    figures = RunFigures(report, tokens_in(calls), streams, PhaseClock(changed=events.phase))
+    freed, figures = FreedMemory(1) if rounding.needs else FreedMemory(), _figures(calls, rounding, events)
     source = source or InMemorySource()
-    pipeline = BlockPipeline(model, plan, rounding, transforms, source, sink, two_passes, ranks, groups, freed, report, figures)
+    pipeline = BlockPipeline(model, plan, rounding, transforms, source, sink, two_passes, ranks, groups, freed, figures.report, figures)
     layers = quantized_layers(model, outside)
     scales = ActivationScales(layers, (), plan.config, plan.architecture, ranks)
     finished = ranks.broadcast([sink.finished(b) for b in blocks])
@@ -99,10 +97,10 @@ def quantize_blocks(
         is_calibrated = plan.calibrated or rounding.needs or any(t.needs for t in transforms)
         has_forwards = is_calibrated and (scales or None in finished)
         steps = stack.enter_context(_forwards(pipeline, blocks, calls, scales, spilled)) if has_forwards else None
-        told = BlockEvents(events, report, blocks, finished, sink, steps is not None)
+        told = BlockEvents(events, figures.report, blocks, finished, sink, steps is not None)
         for i, (block, rows, result) in enumerate(zip(blocks, rows_of, finished, strict=True)):
-            block_run = None if steps is None else steps.at(i)
             with told.block(i, rows):
+                block_run = None if steps is None else steps.at(i)
                 if result is not None:
                     pass_finished_block(pipeline, block, rows, block_run, result)
                 elif block_run is not None or sink.wants(block):
@@ -111,8 +109,14 @@ def quantize_blocks(
     with figures.clock.phase("write"):
         sink.end_block(None, BlockResult())
     figures.end_block(None, 0, 0, {})
-    report.join_with(ranks, [b.name or "model" for b in blocks])
-    return report
+    figures.report.join_with(ranks, [b.name or "model" for b in blocks])
+    return figures.report
+
+
+def _figures(calls: Sequence[Call], rounding: Rounding, events: RunEvents) -> RunFigures:
+    """Return what collects the figures of a run in a new report; its clock says when another phase begins."""
+    streams = 1 + any(kind.wants_float for kind in rounding.needs)
+    return RunFigures(CalibrationReport(), tokens_in(calls), streams, PhaseClock(changed=events.phase))
 
 
 @attrs.frozen(eq=False)

@@ -353,7 +353,7 @@ def _block_of(row: PlanRow, blocks: Collection[str]) -> str | None:
 
 
 def settings_told(config: QConfig) -> dict[str, Any]:
-    """Return what listeners are told of a configuration when a run begins, as fields of `quark.plugins.RunStarted`."""
+    """Return what listeners hear about a configuration when a run begins, as fields of `quark.plugins.RunStarted`."""
     return {"scheme": config.scheme, "algorithms": tuple(str(settings.name) for settings in config.algo_config or ())}
 
 
