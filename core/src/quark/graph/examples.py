@@ -75,6 +75,7 @@ _FUNCTIONS: Mapping[str, tuple[Callable[..., Tensor], tuple[tuple[int, ...], ...
     "roll": (lambda x: x.roll(1, 1), (_VECTORS,)),
     "pixel_shuffle": (lambda x: functional.pixel_shuffle(x, 2), (_IMAGE,)),
     "upsample_nearest": (lambda x: functional.interpolate(x, scale_factor=2), (_IMAGE,)),
+    "pad": (lambda x: functional.pad(x, (1, 1)), (_IMAGE,)),
     "identity": (lambda x: x.clone(), (_VECTORS,)),
 }
 """By name: the function, and the shapes of its arguments."""

@@ -71,6 +71,7 @@ _MOVES = {
     "roll": (("roll",), ()),
     "pixel_shuffle": (("pixel_shuffle", "pixel_unshuffle"), ("PixelShuffle", "PixelUnshuffle")),
     "upsample_nearest": (("upsample_nearest2d",), ("UpsamplingNearest2d",)),
+    "pad": (("pad", "constant_pad_nd"), ("ZeroPad2d", "ReflectionPad2d", "ReplicationPad2d")),
     "identity": (("contiguous", "clone", "alias", "detach"), ("Identity",)),
 }
 """As `_ARITHMETIC`, of operators whose output values are among those of their inputs, or 0."""
