@@ -18,11 +18,13 @@ from quark.checkpoint.exporter import ExportOptions, Tokenizer
 from quark.checkpoint.storable import refuse_unstorable
 from quark.config.export import ExporterConfig, JsonExporterConfig, OnnxExporterConfig
 from quark.config.model import QConfig
-from quark.errors import CheckpointError, ConfigError
+from quark.errors import CheckpointError, ConfigError, UnsupportedError
 from quark.events import running
 from quark.hf.tokenizer import load_tokenizer
 from quark.log import get_logger
 from quark.planning.one_layer import as_model
+from quark.planning.plan import QuantPlan
+from quark.plugins import exporters
 from quark.plugins.attribution import attributed, origin
 
 __all__ = ["ModelExporter", "export_options", "export_safetensors", "export_with", "exporter_of", "exporter_options", "exporting"]
@@ -52,13 +54,15 @@ def export_with(name: str, model: nn.Module, output_dir: str | Path, options: Ex
         UnknownNameError: No exporter has that name.
         OutputError: The directory is in use, or cannot be written.
         ConfigError: The model has not been quantized.
-        UnsupportedError: The layout cannot hold the model; the message names those that can.
+        UnsupportedError: The layout cannot hold the model; the message names those that can. Or the model was quantized in FX graph mode,
+            and the exporter writes layers.
         PluginError: The exporter is broken.
     """
     options = options or ExportOptions()
     exporter = exporter_of(name, options)
     refuse_used_directory(Path(output_dir), overwrite=options.overwrite)
     content = content_of(as_model(model))
+    _refuse_graph(name, content.plan)
     refuse_unstorable(name, exporter, content, content.model, options)
     with running("export", source=type(model).__name__, out=str(output_dir)) as events:
         events.phase("write")
@@ -66,6 +70,17 @@ def export_with(name: str, model: nn.Module, output_dir: str | Path, options: Ex
         with place as directory, attributed(f"writing '{output_dir}'", origin("exporters", name)):
             exporter.export(content, directory, options)
         events.exported(Path(output_dir), name)
+
+
+def _refuse_graph(name: str, plan: object) -> None:
+    """Raise UnsupportedError if a model was quantized in FX graph mode and the exporter of that name writes layers."""
+    if isinstance(plan, QuantPlan) or "graphs" in exporters().get(name).capabilities:
+        return
+    able = [record.name for record in exporters() if "graphs" in record.capabilities]
+    raise UnsupportedError(
+        f"the exporter '{name}' writes layers, and this model was quantized in FX graph mode: use the exporter "
+        f"{' or '.join(able) or 'of another plugin'}, or torch.export.export"
+    )
 
 
 def export_safetensors(

@@ -20,7 +20,7 @@ from quark.modules.layers import (
     linear_weight,
     quantized_class,
 )
-from quark.modules.quantizer_module import QuantizerModule
+from quark.modules.quantizer_module import QuantizerModule, RoundedParameter
 
 __all__ = [
     "QuantConv1D",
@@ -36,6 +36,7 @@ __all__ = [
     "QuantizedConvolution",
     "QuantizedLayer",
     "QuantizerModule",
+    "RoundedParameter",
     "counts_as",
     "is_quantized",
     "linear_weight",

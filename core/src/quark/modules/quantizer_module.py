@@ -7,9 +7,10 @@ from torch import Tensor, nn
 
 from quark.config.layer import TensorSpec, levels
 from quark.errors import CalibrationError
+from quark.modules.exported_quantizer import exported
 from quark.quantizers import QParams, TensorQuantizer, quantizer_for
 
-__all__ = ["QuantizerModule"]
+__all__ = ["QuantizerModule", "RoundedParameter"]
 
 _BUFFERS = ("scale", "zero_point", "outer_scale")
 
@@ -60,21 +61,33 @@ class QuantizerModule(nn.Module):
         assert self.qparams is not None
         return (self.quantizer.quantize if self.is_deferred else self.quantizer.codes_of)(weight, self.qparams)
 
-    @torch.no_grad()
     def forward(self, x: Tensor) -> Tensor:
         """Return ``x`` fake-quantized, in its dtype and shape. Raises CalibrationError where a static scale is not set."""
-        if self.quantizer.is_dynamic or self.quantizer.is_float:
-            return self.quantizer.fake_quantize(x)
-        qparams = self.qparams
-        if qparams is None:
+        is_static = not (self.quantizer.is_dynamic or self.quantizer.is_float)
+        qparams = self.qparams if is_static else None
+        if is_static and qparams is None:
             raise CalibrationError(
                 f"a static {_formats(self.quantizer.spec)} quantizer has no scales yet: quantize the model with calibration data"
             )
-        return self.quantizer.fake_quantize(x, qparams)
+        if torch.compiler.is_exporting():
+            return exported(x, self.quantizer, qparams)
+        with torch.no_grad():
+            return self.quantizer.fake_quantize(x, qparams)
 
     def extra_repr(self) -> str:
         """Return format, static or dynamic, and granularity, for ``repr``."""
         return f"{_formats(self.quantizer.spec)}, {'dynamic' if self.quantizer.is_dynamic else 'static'}, {self.quantizer.granularity}"
+
+
+class RoundedParameter(QuantizerModule):
+    """The quantizer of a parameter that has the values of its grid already, so that there is nothing to do when it is called.
+
+    It is called in graphs, for what reads them, such as an exporter, which finds the scales here.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return ``x``."""
+        return x
 
 
 def _formats(spec: TensorSpec) -> str:

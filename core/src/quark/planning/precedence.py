@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import attrs
 from torch import nn
 
@@ -10,7 +12,7 @@ from quark.config.model import QConfig
 from quark.modules.layer_types import is_by_name, is_lookup
 from quark.names import matches
 
-__all__ = ["Resolution", "first_match", "layer_config_for"]
+__all__ = ["Resolution", "first_match", "layer_config_for", "resolution"]
 
 
 @attrs.frozen
@@ -59,17 +61,40 @@ def layer_config_for(config: QConfig, name: str, planned_as: type[nn.Module], ha
 
 
 def _without_cache(config: QConfig, name: str, planned_as: type[nn.Module]) -> Resolution:
-    if (pattern := first_match(name, config.exclude)) is not None:
+    def is_type(key: type | str) -> bool:
+        return key is planned_as or key == planned_as.__name__
+
+    unless_named = ""
+    if is_by_name(planned_as):
+        unless_named = "embeddings stay float unless named" if is_lookup(planned_as) else f"{planned_as.__name__} stays float unless named"
+    return resolution(config, (name,), is_type, planned_as.__name__, unless_named)
+
+
+def resolution(
+    config: QConfig, names: Sequence[str], is_type: Callable[[type | str], bool], type_name: str, unless_named: str = ""
+) -> Resolution:
+    """Return the quantization of a layer, or an operator of a graph, by the rules that do not concern the KV cache.
+
+    Args:
+        config: Of the whole model.
+        names: The full name, and others by which patterns may name it.
+        is_type: Whether a key of ``layer_type_quant_config`` is its type.
+        type_name: Its type, for the reason.
+        unless_named: Why the global configuration does not apply to it; empty where it does.
+    """
+
+    def match(patterns: object) -> str | None:
+        return next((pattern for name in names if (pattern := first_match(name, patterns)) is not None), None)
+
+    if (pattern := match(config.exclude)) is not None:
         return Resolution(None, f"excluded: {pattern}")
-    if (pattern := first_match(name, config.layer_quant_config)) is not None:
+    if (pattern := match(config.layer_quant_config)) is not None:
         return Resolution(_or_float(config.layer_quant_config[pattern]), f"pattern: {pattern}")
     for key, layer in config.layer_type_quant_config.items():
-        if key is planned_as or key == planned_as.__name__:
-            return Resolution(_or_float(layer), f"type: {planned_as.__name__}")
-    if is_lookup(planned_as):
-        return Resolution(None, "embeddings stay float unless named")
-    if is_by_name(planned_as):
-        return Resolution(None, f"{planned_as.__name__} stays float unless named")
+        if is_type(key):
+            return Resolution(_or_float(layer), f"type: {type_name}")
+    if unless_named:
+        return Resolution(None, unless_named)
     return Resolution(_or_float(config.global_quant_config), "global")
 
 

@@ -1,13 +1,15 @@
-"""What quark-core registers: layer types of torch and transformers, sources of text, metrics. Nothing heavy is imported."""
+"""What quark-core registers: layer types, operators of graphs, sources of text, metrics. Nothing heavy is imported."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from quark.plugins.graph_op_record import GraphOpRecord
+from quark.plugins.graph_ops import operators_of_torch
 from quark.plugins.hookspecs import hookimpl
 from quark.plugins.records import DatasetRecord, LayerTypeRecord, MetricRecord
 
-__all__ = ["quark_register_datasets", "quark_register_layer_types", "quark_register_metrics"]
+__all__ = ["quark_register_datasets", "quark_register_graph_ops", "quark_register_layer_types", "quark_register_metrics"]
 
 
 @hookimpl
@@ -63,6 +65,12 @@ def quark_register_metrics() -> Iterator[MetricRecord]:
         needs_reference=True,
         summary="half the sum of differences of probabilities to the reference, 0 to 1",
     )
+
+
+@hookimpl
+def quark_register_graph_ops() -> Iterator[GraphOpRecord]:
+    """Yield the operators of torch that FX graph mode quantizes."""
+    yield from operators_of_torch()
 
 
 def _files(name: str, suffixes: tuple[str, ...], summary: str) -> DatasetRecord:

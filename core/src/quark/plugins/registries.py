@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from quark.errors import AmbiguousNameError
+from quark.plugins.graph_op_record import GraphOpRecord
 from quark.plugins.records import (
     AlgorithmRecord,
     DatasetRecord,
@@ -46,6 +47,7 @@ __all__ = [
     "DatasetRegistry",
     "ExporterRegistry",
     "FormatRegistry",
+    "GraphOpRegistry",
     "LayerTypeRegistry",
     "MetricRegistry",
     "ObserverRegistry",
@@ -223,3 +225,12 @@ class MetricRegistry(Registry[MetricRecord]):
         """Return the function that gives a value for each token."""
         metric: Callable[[Tensor, Tensor, Tensor | None], Tensor] = self._load(name, "metric")
         return metric
+
+
+class GraphOpRegistry(Registry[GraphOpRecord]):
+    """Operators of FX graph mode by name."""
+
+    def load_example(self, name: str) -> Callable[[str], tuple[nn.Module, tuple[object, ...]]]:
+        """Return the function that gives, for the name of an operator, a module with it and arguments of the module."""
+        example: Callable[[str], tuple[nn.Module, tuple[object, ...]]] = self._load(name, "example")
+        return example

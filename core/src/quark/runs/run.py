@@ -326,8 +326,6 @@ def _unmatched(algorithms: Algorithms, rows: Sequence[PlanRow], blocks: Collecti
             )
 
 
-
-
 def switch_attention_of(model: nn.Module, plan: QuantPlan) -> None:
     """Exchange the attention of the modules of which the plan quantizes something."""
     if plan.attentions:

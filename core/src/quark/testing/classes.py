@@ -31,6 +31,7 @@ __all__ = [
     "DatasetConformance",
     "DistributionConformance",
     "FormatConformance",
+    "GraphOpConformance",
     "LayerTypeConformance",
     "LayoutConformance",
     "MetricConformance",
@@ -190,6 +191,12 @@ class MetricConformance(Conformance):
     """Every check of a metric."""
 
     kind = "metric"
+
+
+class GraphOpConformance(Conformance):
+    """Every check of an operator of FX graph mode."""
+
+    kind = "graph_op"
 
 
 class DistributionConformance(Conformance):

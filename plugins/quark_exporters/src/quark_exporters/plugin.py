@@ -39,6 +39,7 @@ def quark_register_exporters() -> Iterator[ExporterRecord]:
         summary="an ONNX file, run by onnxruntime",
         exporter="quark_exporters.onnx_layout.exporter:OnnxExporter",
         files=("*.onnx", "*.onnx.data"),
+        capabilities={"graphs"},
     )
     yield ExporterRecord(
         name="awq",

@@ -16,7 +16,7 @@ from quark.checkpoint.exporter import ExportOptions
 from quark.config.layer import levels
 from quark.errors import ConfigError, MissingPluginError, UnsupportedError
 from quark.log import get_logger
-from quark.modules import QuantizedLayer, QuantizerModule
+from quark.modules import QuantizedLayer, QuantizerModule, RoundedParameter
 from quark.modules.experts import SeparateExperts
 from quark.names import folded
 from quark.quantizers import TensorQuantizer
@@ -100,7 +100,8 @@ class OnnxExporter:
         reasons: dict[str, list[str]] = {}
         for name, module in skeleton.named_modules():
             if isinstance(module, QuantizerModule):
-                reason = reason_against(module.quantizer, self._opset, activation=id(module) not in parameters)
+                is_activation = not (id(module) in parameters or isinstance(module, RoundedParameter))
+                reason = reason_against(module.quantizer, self._opset, activation=is_activation)
                 if reason is not None:
                     reasons.setdefault(f"{_formats(module.quantizer)} {reason}", []).append(name)
         if reasons:

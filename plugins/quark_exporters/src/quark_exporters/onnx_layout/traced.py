@@ -14,7 +14,7 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from quark.modules import QuantizedLayer, QuantizerModule
+from quark.modules import QuantizedLayer, QuantizerModule, RoundedParameter
 from quark.quantizers import TensorQuantizer
 
 __all__ = ["DOMAIN", "FAKE_QUANTIZE", "TracedQuantizer", "traced_form"]
@@ -49,7 +49,7 @@ def traced_form(model: nn.Module) -> Iterator[list[TracedQuantizer]]:
     layers = [layer for layer in model.modules() if isinstance(layer, QuantizedLayer)]
     of_parameters = {id(q) for layer in layers for q in (layer.weight_quantizer, layer.bias_quantizer)}
     for index, (name, module) in enumerate(modules):
-        is_rounded = id(module) in of_parameters
+        is_rounded = id(module) in of_parameters or isinstance(module, RoundedParameter)
         quantizers.append(TracedQuantizer(name, module.quantizer, is_rounded))
         module.forward = partial(_node, module, index)  # type: ignore[method-assign]
     classes = [(layer, type(layer)) for layer in layers]

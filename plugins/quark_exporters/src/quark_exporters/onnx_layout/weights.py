@@ -18,6 +18,7 @@ from quark.quantizers.on_grid import LOSSY, codes_error
 from quark.quantizers.progressive import ProgressiveQuantizer
 from quark.quantizers.single_level import SingleLevelQuantizer
 from quark.quantizers.two_level import TwoLevelQuantizer
+from quark.quantizers.viewed import KernelMatrix, ViewedQuantizer
 from quark_exporters.onnx_layout.codes import StoredCodes, stored_codes, stored_type
 from quark_exporters.onnx_layout.ops import FLOAT, FLOAT_TYPES, Ops, as_tensor
 from quark_exporters.onnx_layout.traced import TracedQuantizer
@@ -43,7 +44,8 @@ def quantized_weight(ops: Ops, traced: TracedQuantizer, weight: Tensor, qparams:
         kind = FLOAT_TYPES[level.format.storage_dtype]
         cast = ir.LazyTensor(lambda: as_tensor(weight.to(level.format.storage_dtype), kind), dtype=kind, shape=ir.Shape(weight.shape))
         return ops.cast(ops.initializer(f"{traced.name}.codes", cast), FLOAT)
-    if not isinstance(quantizer, SingleLevelQuantizer | TwoLevelQuantizer | ProgressiveQuantizer):
+    inner = quantizer.inner if isinstance(quantizer, ViewedQuantizer) else quantizer
+    if not isinstance(inner, SingleLevelQuantizer | TwoLevelQuantizer | ProgressiveQuantizer):
         raise UnsupportedError(f"has a quantizer of a kind of its own, {type(quantizer).__name__}, for which there is no form in ONNX")
     codes = stored_codes(level.format)
     if codes is None:
@@ -71,7 +73,9 @@ def _of_axis(quantizer: TensorQuantizer, scale: Tensor, shape: tuple[int, ...]) 
     if isinstance(granularity, PerTensor):
         return scale, {}
     if isinstance(granularity, PerChannel):
-        return scale, {"axis": granularity.axis % len(shape)}
+        return scale, {"axis": _channel_axis(quantizer, granularity.axis) % len(shape)}
+    if isinstance(quantizer, ViewedQuantizer):
+        raise UnsupportedError(f"has scales of {granularity} along the channels of a convolution, for which there is no form in ONNX")
     if isinstance(granularity, PerGroup | PerToken):
         scale = scale.reshape(*shape[:-1], -1)
     elif len(shape) == 2:
@@ -79,6 +83,16 @@ def _of_axis(quantizer: TensorQuantizer, scale: Tensor, shape: tuple[int, ...]) 
     else:
         raise UnsupportedError(f"has scales of {granularity}, for which there is no form in ONNX")
     return scale.contiguous(), {"axis": len(shape) - 1, "block_size": shape[-1] // scale.shape[-1]}
+
+
+def _channel_axis(quantizer: TensorQuantizer, axis: int) -> int:
+    """Return the axis of a weight, as it is stored, that is one of the quantizer's."""
+    view = quantizer.view if isinstance(quantizer, ViewedQuantizer) else None
+    if not (isinstance(view, KernelMatrix) and view.is_transposed):
+        return axis
+    if view.groups > 1:
+        raise UnsupportedError("has scales per channel of a transposed convolution with groups, for which there is no form in ONNX")
+    return 1 - axis
 
 
 def _scales(ops: Ops, name: str, scale: Tensor) -> ir.Value:
