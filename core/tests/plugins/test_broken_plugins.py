@@ -177,12 +177,12 @@ def test_the_repr_of_no_field_is_in_a_message(broken: Any) -> None:
 
 
 def test_a_hook_that_never_ends_is_cut_off_by_name(site: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(collection, "MOST_RECORDS", 30)
+    monkeypatch.setattr(collection, "MOST_RECORDS", 60)
     site.install(
         "bad-quant", "@hookimpl\ndef quark_register_schemes():\n    i = 0\n    while True:\n        i += 1\n        yield scheme(f's{i}')"
     )
     catalog = site.collect()
-    assert len(catalog.registries["schemes"]) == 30 + len(["good"])
+    assert len(catalog.registries["schemes"]) == 60 + len(["good"])
     assert "bad-quant 1.0" in str(only_failure(catalog))
     assert "yields more than 30 records" in only_failure(catalog).error
 
