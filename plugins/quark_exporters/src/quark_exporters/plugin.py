@@ -10,6 +10,7 @@ __all__ = ["QUARK_API", "quark_register_exporters"]
 
 QUARK_API = (1, 1)
 
+_ONNX = "quark_exporters.onnx_layout.exporter:OnnxExporter"
 _INSPECTOR = "quark_exporters.runtimes.inspector:RuntimeInspector"
 
 
@@ -35,11 +36,7 @@ def quark_register_exporters() -> Iterator[ExporterRecord]:
         capabilities={"streaming", "tokenizer_inside"},
     )
     yield ExporterRecord(
-        name="onnx",
-        summary="an ONNX file, run by onnxruntime",
-        exporter="quark_exporters.onnx_layout.exporter:OnnxExporter",
-        files=("*.onnx", "*.onnx.data"),
-        capabilities={"graphs"},
+        name="onnx", summary="an ONNX file, run by onnxruntime", exporter=_ONNX, files=("*.onnx", "*.onnx.data"), capabilities={"graphs"}
     )
     yield ExporterRecord(
         name="awq",
