@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable
 
 from quark.plugins import ExporterRecord, hookimpl
 
@@ -10,14 +10,11 @@ __all__ = ["QUARK_API", "quark_register_exporters"]
 
 QUARK_API = (1, 1)
 
-_ONNX = "quark_exporters.onnx_layout.exporter:OnnxExporter"
 _INSPECTOR = "quark_exporters.runtimes.inspector:RuntimeInspector"
 
 
-@hookimpl
-def quark_register_exporters() -> Iterator[ExporterRecord]:
-    """Yield the checkpoint layouts."""
-    yield ExporterRecord(
+_LAYOUTS = (
+    ExporterRecord(
         name="safetensors",
         aliases=("quark",),
         summary="the Quark checkpoint layout, read by transformers and vLLM",
@@ -27,18 +24,22 @@ def quark_register_exporters() -> Iterator[ExporterRecord]:
         inspector=_INSPECTOR,
         quant_methods=("quark",),
         capabilities={"streaming", "resumable"},
-    )
-    yield ExporterRecord(
+    ),
+    ExporterRecord(
         name="gguf",
         summary="a GGUF file, run by llama.cpp and read by transformers",
         exporter="quark_exporters.gguf_layout.exporter:GgufExporter",
         files=("*.gguf",),
         capabilities={"streaming", "tokenizer_inside"},
-    )
-    yield ExporterRecord(
-        name="onnx", summary="an ONNX file, run by onnxruntime", exporter=_ONNX, files=("*.onnx", "*.onnx.data"), capabilities={"graphs"}
-    )
-    yield ExporterRecord(
+    ),
+    ExporterRecord(
+        name="onnx",
+        summary="an ONNX file, run by onnxruntime",
+        exporter="quark_exporters.onnx_layout.exporter:OnnxExporter",
+        files=("*.onnx", "*.onnx.data"),
+        capabilities={"graphs"},
+    ),
+    ExporterRecord(
         name="awq",
         summary="INT4 weights in the layout of AutoAWQ (gemm), read by vLLM, SGLang and transformers",
         exporter="quark_exporters.awq.exporter:AwqExporter",
@@ -47,8 +48,8 @@ def quark_register_exporters() -> Iterator[ExporterRecord]:
         inspector=_INSPECTOR,
         quant_methods=("awq",),
         capabilities={"rounds_scales", "streaming"},
-    )
-    yield ExporterRecord(
+    ),
+    ExporterRecord(
         name="fp8",
         summary="FP8 with one scale or a scale for each block, as of DeepSeek-V3, read by vLLM, SGLang and transformers",
         exporter="quark_exporters.fp8.exporter:Fp8Exporter",
@@ -57,14 +58,14 @@ def quark_register_exporters() -> Iterator[ExporterRecord]:
         inspector=_INSPECTOR,
         quant_methods=("fp8", "fbgemm_fp8"),
         capabilities={"streaming"},
-    )
-    yield ExporterRecord(
+    ),
+    ExporterRecord(
         name="mxfp4",
         summary="MXFP4 experts, as of gpt-oss; read as a source",
         dequantizer="quark_exporters.mxfp4.dequantizer:Mxfp4Dequantizer",
         quant_methods=("mxfp4",),
-    )
-    yield ExporterRecord(
+    ),
+    ExporterRecord(
         name="compressed_tensors",
         aliases=("compressed-tensors",),
         summary="the layout of compressed-tensors, read by vLLM: INT4, INT8, FP8, NVFP4 and MXFP4",
@@ -74,4 +75,11 @@ def quark_register_exporters() -> Iterator[ExporterRecord]:
         inspector=_INSPECTOR,
         quant_methods=("compressed-tensors",),
         capabilities={"rounds_scales", "streaming"},
-    )
+    ),
+)
+
+
+@hookimpl
+def quark_register_exporters() -> Iterable[ExporterRecord]:
+    """Return the checkpoint layouts."""
+    return _LAYOUTS

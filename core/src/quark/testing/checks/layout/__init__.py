@@ -258,8 +258,8 @@ def announces_what_it_writes(subject: Subject) -> None:
             sizes = {path.name: path.stat().st_size for path in (parent / "out").iterdir()}
         other = sorted(name for name in {*announced, *written} if announced.get(name) != written.get(name))
         require(not other, f"does not write '{other[0] if other else ''}' as it announces it")
-        foreseen = ShardLayout.of(parts, options.max_shard_bytes).file_sizes()
-        wrong = sorted(file for file, size in foreseen.items() if sizes.get(file) != size)
+        laid_out = ShardLayout.of(parts, options.max_shard_bytes).file_sizes()
+        wrong = sorted(file for file, size in laid_out.items() if sizes.get(file) != size)
         require(not wrong, f"announces tensors that make '{wrong[0] if wrong else ''}' another size than it has")
 
 
