@@ -52,6 +52,8 @@ class TwoPasses(BlockCalibration):
             self._scales.finish()
             self._round()
             self._is_finished = True
+            if self._tuning is not None:
+                self._tuning.tune()
             self._block_run.enter()
 
     def _pass(self, forwards: Sequence[Forward]) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -48,9 +50,16 @@ class QuantizerModule(nn.Module):
         for name, value in qparams.items():
             setattr(self, name, value.detach())
 
-    @torch.no_grad()
     def forward(self, x: Tensor) -> Tensor:
-        """Return ``x`` fake-quantized, in its dtype and shape. Raises CalibrationError where a static scale is not set."""
+        """Return ``x`` fake-quantized, in its dtype and shape. Raises CalibrationError where a static scale is not set.
+
+        Gradients pass straight through: that of ``x`` is that of the result.
+        """
+        with torch.no_grad():
+            values = self._fake_quantized(x)
+        return _StraightThrough.apply(x, values) if x.requires_grad and torch.is_grad_enabled() else values  # type: ignore[no-untyped-call]
+
+    def _fake_quantized(self, x: Tensor) -> Tensor:
         if self.quantizer.is_dynamic or self.quantizer.is_float:
             return self.quantizer.fake_quantize(x)
         qparams = self.qparams
@@ -63,6 +72,18 @@ class QuantizerModule(nn.Module):
     def extra_repr(self) -> str:
         """Return format, static or dynamic, and granularity, for ``repr``."""
         return f"{_formats(self.quantizer.spec)}, {'dynamic' if self.quantizer.is_dynamic else 'static'}, {self.quantizer.granularity}"
+
+
+class _StraightThrough(torch.autograd.Function):
+    """Returns its second argument, with the gradient of its first: the straight-through estimator."""
+
+    @staticmethod
+    def forward(_: Any, x: Tensor, values: Tensor) -> Tensor:
+        return values
+
+    @staticmethod
+    def backward(_: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+        return gradient, None
 
 
 def _formats(spec: TensorSpec) -> str:

@@ -11,11 +11,12 @@ import attrs
 import torch
 from torch import nn
 
-from quark.algorithms import Rounding, Transform
+from quark.algorithms import Rounding, Transform, Tuning
 from quark.calibration.activation_scales import ActivationScales
 from quark.calibration.attention import install
 from quark.calibration.batches import Call
 from quark.calibration.block_rounding import BlockRounding
+from quark.calibration.block_tuning import BlockTuning
 from quark.calibration.block_transforms import BlockTransforms, StartedTransform
 from quark.calibration.figures import InputSample
 from quark.calibration.input_groups import InputGroups
@@ -65,6 +66,7 @@ def quantize_blocks(
     transforms: Sequence[StartedTransform] = (),
     spilled: SpilledInputs | None = None,
     ranks: Ranks = ALONE,
+    tunings: Mapping[str, Tuning] = MappingProxyType({}),
 ) -> CalibrationReport:
     """Quantize ``model`` by ``plan``, block by block; layers outside the blocks come last, and are rounded to nearest.
 
@@ -83,20 +85,22 @@ def quantize_blocks(
             one more pass of each block.
         spilled: Holds what forwards keep while they wait at a block; None leaves it in memory.
         ranks: The processes that share the run: each has its part of the calls. Without calls, each has the blocks that its sink wants.
+        tunings: By name, in order. They change each block when it is rounded; of one process only.
     """
     blocks = decoder_blocks(model, plan.architecture)
     rows_of = [[r for r in plan.quantized if b.owns(r.name)] for b in blocks]
     outside = [r for r in plan.quantized if not any(b.owns(r.name) for b in blocks)]
     groups = InputGroups(plan.architecture, plan.config.shared_scale_groups)
-    freed, report = FreedMemory(1) if rounding.needs else FreedMemory(), CalibrationReport()
-    figures = RunFigures(report, tokens_in(calls), 1 + any(kind.wants_float for kind in rounding.needs))
+    freed, report = FreedMemory(1) if rounding.needs or tunings else FreedMemory(), CalibrationReport()
+    wants_float = any(kind.wants_float for kind in (*rounding.needs, *tunings.values()))
+    figures = RunFigures(report, tokens_in(calls), 1 + wants_float)
     source = source or InMemorySource()
-    pipeline = BlockPipeline(model, plan, rounding, transforms, source, sink, two_passes, ranks, groups, freed, report, figures)
+    pipeline = BlockPipeline(model, plan, rounding, transforms, tunings, source, sink, two_passes, ranks, groups, freed, report, figures)
     layers = quantized_layers(model, outside)
     scales = ActivationScales(layers, (), plan.config, plan.architecture, ranks)
     finished = ranks.broadcast([sink.finished(b) for b in blocks])
     with ExitStack() as stack:
-        is_calibrated = plan.calibrated or rounding.needs or any(t.needs for t in transforms)
+        is_calibrated = plan.calibrated or pipeline.is_sequential or any(t.needs for t in transforms)
         has_forwards = is_calibrated and (scales or None in finished)
         steps = stack.enter_context(_forwards(pipeline, blocks, calls, scales, spilled)) if has_forwards else None
         for i, (block, rows, result) in enumerate(zip(blocks, rows_of, finished, strict=True)):
@@ -123,6 +127,7 @@ class BlockPipeline:
         plan: What each layer gets.
         rounding: Chooses codes.
         transforms: In order, started with the model; they have changed what lies outside the blocks.
+        tunings: By name, in order.
         source: Has the tensors of a block.
         sink: Takes finished layers.
         two_passes: As of `quantize_blocks`.
@@ -137,6 +142,7 @@ class BlockPipeline:
     plan: QuantPlan
     rounding: Rounding
     transforms: Sequence[StartedTransform]
+    tunings: Mapping[str, Tuning]
     source: BlockSource
     sink: BlockSink
     two_passes: bool
@@ -145,6 +151,11 @@ class BlockPipeline:
     freed: FreedMemory
     report: CalibrationReport
     figures: RunFigures
+
+    @property
+    def is_sequential(self) -> bool:
+        """Whether forwards pass a block with rounded weights; else with float ones, since nothing depends on what they show."""
+        return bool(self.rounding.needs or self.tunings)
 
     def learned(self) -> dict[str, Any]:
         """Return what goes from block to block, as JSON values."""
@@ -254,16 +265,16 @@ def pass_finished_block(
     pipeline.recall(finished.learned)
     if block_run is None:
         return
-    model, plan, rounding = pipeline.model, pipeline.plan, pipeline.rounding
+    model, plan = pipeline.model, pipeline.plan
     pipeline.source.load(block)
     size = sum(p.nbytes for p in block.module.parameters())
-    floats = [f for f in block_run.forwards if f.is_float or not rounding.needs]
+    floats = [f for f in block_run.forwards if f.is_float or not pipeline.is_sequential]
     has_floats = pipeline.ranks.any(bool(floats))
     again = [t for t in pipeline.transforms if has_floats or not t.needs]
     if again:
         BlockTransforms(block_run, block, rows, again, plan.architecture, text_config(model)).apply()
     block_run.release(floats)
-    if rounding.needs:
+    if pipeline.is_sequential:
         layers = quantized_layers(model, rows)
         attentions = [a for a in plan.attentions if block.owns(a.name)]
         scales = ActivationScales(layers, attentions, plan.config, plan.architecture, pipeline.ranks)
@@ -285,22 +296,34 @@ def _calibrated(
 ) -> tuple[set[str], Mapping[str, InputSample]]:
     """Lead the forwards through a block and round what the rounding applies to; returns these layers' names, and samples of inputs."""
     model, rounding, figures = pipeline.model, pipeline.rounding, pipeline.figures
-    if block_run is not None and rounding.needs:
+    if block_run is not None and pipeline.is_sequential:
         calibrated = TwoPasses if pipeline.two_passes else BlockRounding
         pairs = {name: (model.get_submodule(name), layer) for name, layer in layers.items()}
-        work = calibrated(block_run, block, pairs, rounding, pipeline.input_groups, scales, figures.clock)
+        tuning = _tuning(pipeline, block, pairs, block_run)
+        work = calibrated(block_run, block, pairs, rounding, pipeline.input_groups, scales, figures.clock, tuning)
         work.work()
         report.add(work.metrics)
+        report.add_tuned({} if tuning is None else tuning.metrics)
         report.missed(n for n in layers if n in work.taken and n not in work.metrics)
         figures.flops = work.flops
         return work.rounded, work.inputs
     if block_run is not None:
         with scales.watching(model):
             block_run.enter()
-    if rounding.needs:
+    if pipeline.is_sequential:
         return set(), {}
     with figures.clock.phase("solve"):
         return round_without_statistics(rounding, block, layers, pipeline.input_groups.siblings, report), {}
+
+
+def _tuning(
+    pipeline: BlockPipeline, block: Block, layers: Mapping[str, tuple[nn.Module, QuantizedLayer]], block_run: BlockRun
+) -> BlockTuning | None:
+    """Return what tunes a block, which has the outputs of the float block; None where nothing does."""
+    if not pipeline.tunings or not layers:
+        return None
+    keeps_floats = any(kind.wants_float for kind in pipeline.rounding.needs)
+    return BlockTuning(block_run, block, layers, pipeline.tunings, keeps_floats=keeps_floats, clock=pipeline.figures.clock)
 
 
 def _of_all_ranks(tokens: Mapping[str, int], ranks: Ranks) -> dict[str, int]:

@@ -75,6 +75,16 @@ def quark_register_algorithms() -> Iterator[AlgorithmRecord]:
     )
 
 
+    yield AlgorithmRecord(
+        name="tuning",
+        summary="codes, scales and norms of each rounded block, tuned to give what the float block gives",
+        kind="tuning",
+        processor="quark_algos.tuning.tuning:BlockTuner",
+        config="quark_algos.tuning.config:TuningConfig",
+        capabilities={"calibration"},
+    )
+
+
 @hookimpl
 def quark_register_selectors() -> Iterator[SelectorRecord]:
     """Yield the record of automatic mixed precision."""
