@@ -41,7 +41,7 @@ class RoundedBlock:
         layers: Its linear layers with rounded weights, in order. `weights` gives their codes and grids, and takes others.
         float_weights: Their weights before rounding, ``[out, in]``.
         parameters: Its float parameters: norm weights and biases of any layer that stay float. Their values may be changed in place.
-        samples: Calibration calls, in order. At least one has tokens that are not held out.
+        samples: Calibration calls, in order. Each has its held-out tokens at its end, if any.
         output: Computes the block's output for a sample as it is now, ``[tokens, channels]``, with gradients where they are enabled. They
             pass straight through the rounding of activations. The second argument is the dtype of products, such as ``torch.bfloat16``;
             None is the model's own.

@@ -101,15 +101,16 @@ class BlockRounding(BlockCalibration):
                 else:
                     stack.enter_context(replaced_forward(module, partial(experts.passed, module.forward)))
             stack.enter_context(calibrating(self._block.module, inside_block(self._scales.inside, self._prefix), self._attention))
-            enter = self._block_run.enter if self._tuning is None else self._block_run.rehearse
-            enter(stand_in)
+            if self._tuning is None:
+                self._block_run.enter(stand_in)
+            else:
+                self._tuning.rehearse(stand_in)
             while (waiting := self._first_waiting()) is not None:
                 self._step(waiting)
             if self._tuning is not None:
                 self._block_run.end_rehearsal()
                 self._finish_unreached()
-                self._tuning.tune()
-                self._block_run.enter(stand_in)
+                self._tuning.work()
 
     def _finish_unreached(self) -> None:
         """Finish the layers that no token has reached; forwards that come again, behind other layers, may reach them."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -11,11 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from quark.algorithms import OutputError, RoundedBlock, Sample, Tuning, validated
+from quark.calibration.held_out import held_out_ends
 from quark.calibration.lockstep import BlockRun, Forward
 from quark.calibration.output_error import tensor_of
 from quark.calibration.pause_points import tokens_of
 from quark.calibration.phases import PhaseClock
-from quark.config.slot import Slot
 from quark.modules import QuantizedLayer
 from quark.modules.layers import linear_weight
 from quark.planning.decoder_blocks import Block
@@ -25,18 +25,18 @@ __all__ = ["BlockTuning"]
 
 
 class BlockTuning:
-    """Tunes one block.
+    """Tunes one block while calibration forwards wait at its entry.
 
     Args:
-        block_run: The forwards, which wait at the block's entry; its float forwards go on to the next block.
+        block_run: The forwards; those of the float model go on to the next block.
         block: The block, its weights float.
         layers: All its layers that are quantized, by full name: the float layer and the quantized one.
-        tunings: In order.
-        keeps_floats: Whether forwards of the float model have to stay at the entry, since the rounding compares with them.
+        tunings: By name, in order.
+        keeps_floats: Whether forwards of the float model have to stay until the block is rounded, since the rounding compares with them.
         clock: Counts the time of the tunings.
 
     Attributes:
-        metrics: What each tuning that changed the block, and its validation, report: by full name of a layer or of the block.
+        metrics: By full name of a layer or of the block, and by name of a tuning: what it reports, and of the block its validation.
     """
 
     def __init__(
@@ -57,45 +57,60 @@ class BlockTuning:
         self.metrics: dict[str, dict[str, Any]] = {}
         self._forwards = {f.number: f for f in block_run.forwards if not f.is_float}
         self._samples: dict[bool, dict[int, Sample]] = {True: {}, False: {}}
+        self._outputs: dict[Forward, Any] = {}
         with clock.phase("forward"):
             if not all(tuning.wants_float for tuning in tunings.values()):
-                block_run.replay(self._keep, self._forwards.values())
+                block_run.replay(self._see_target, self._forwards.values())
             if not keeps_floats:
                 self._release_floats()
 
     def _release_floats(self) -> None:
-        self._block_run.release([f for f in self._block_run.forwards if f.is_float], self._keep)
+        self._block_run.release([f for f in self._block_run.forwards if f.is_float], self._see_target)
 
-    def _keep(self, forward: Forward, output: Any) -> None:
+    def _see_target(self, forward: Forward, output: Any) -> None:
         """Keep what the float block computes in a forward as the target of its call."""
         stream = tensor_of(output).detach()
-        positions = torch.arange(stream[..., 0].numel(), device=stream.device).view(*stream.shape[:-1], 1)
-        tokens, held_out = (tokens_of(positions, forward.call, held_out=choice) for choice in (None, True))
-        target = tokens_of(stream, forward.call).clone()
-        sample = Sample(forward.number, target, torch.isin(tokens, held_out).squeeze(-1))
-        self._samples[forward.is_float][forward.number] = sample
+        length = stream.shape[-2] if stream.ndim > 2 else stream[..., 0].numel()
+        rows = (torch.arange(stream[..., 0].numel(), device=stream.device) // length).view(*stream.shape[:-1], 1)
+        held_out = held_out_ends(tokens_of(rows, forward.call).squeeze(-1))
+        self._samples[forward.is_float][forward.number] = Sample(forward.number, tokens_of(stream, forward.call).clone(), held_out)
 
-    def tune(self) -> None:
-        """Apply the tunings one after another; the forwards wait at the entry, and all layers are finished."""
+    def rehearse(self, stand_in: Callable[..., Any] | None) -> None:
+        """Let the forwards into the block while it is rounded, and keep what they compute; see `BlockRun.rehearse`."""
+        self._block_run.rehearse(self._see_output, stand_in)
+
+    def _see_output(self, forward: Forward, output: Any) -> None:
+        if not forward.is_float:
+            self._outputs[forward] = output
+
+    def work(self) -> None:
+        """Apply the tunings one after another, and let the forwards leave the block; all its layers are finished."""
         with self._clock.phase("forward"):
             self._release_floats()
-        with self._clock.phase("tuning"):
-            for name, tuning in self._tunings.items():
-                self._tune(name, tuning)
+        if not self._outputs:
+            self._outputs = self._computed()
+        for name, tuning in self._tunings.items():
+            self._tune(name, tuning)
+        self._block_run.leave(self._outputs)
+
+    def _computed(self) -> dict[Forward, Any]:
+        with self._clock.phase("forward"):
+            return self._block_run.replay(lambda _, output: output, self._forwards.values())
 
     def _tune(self, name: str, tuning: Tuning) -> None:
         block = self._rounded_block(tuning)
-        if not any(bool((~sample.is_held_out).any()) for sample in block.samples):
-            return
-        before, state = self._errors(block), _State.of(block)
-        metrics = {self._full(layer): dict(values) for layer, values in tuning.tune(block).items()}
-        validation = validated(before, self._errors(block))
-        if not validation.is_improvement:
+        state, before = _State.of(block), self._error(block, self._outputs)
+        with self._clock.phase("tuning"):
+            metrics = {self._full(layer): dict(values) for layer, values in tuning.tune(block).items()}
+        outputs = self._computed()
+        validation = validated([before], [self._error(block, outputs)])
+        if validation.is_improvement:
+            self._outputs = outputs
+        else:
             state.restore(block)
-        own = metrics.setdefault(self._block.name, {})
-        own |= {"algorithm": name, "applied": validation.is_improvement, **validation.metrics()}
+        metrics.setdefault(self._block.name, {}).update(applied=validation.is_improvement, **validation.metrics())
         for layer, values in metrics.items():
-            self.metrics.setdefault(layer, {}).update(values)
+            self.metrics.setdefault(layer, {})[name] = values
 
     def _full(self, name: str) -> str:
         return f"{self._block.prefix}{name}" if name else self._block.name
@@ -152,16 +167,15 @@ class BlockTuning:
                 del module.__dict__[attribute]
                 module._parameters[attribute] = parameter
 
-    @torch.no_grad()
-    def _errors(self, block: RoundedBlock) -> list[OutputError]:
-        """Return the output errors on held-out tokens; on all tokens where none are held out."""
-        held_out = [sample for sample in block.samples if bool(sample.is_held_out.any())]
+    def _error(self, block: RoundedBlock, outputs: Mapping[Forward, Any]) -> OutputError:
+        """Return the output error on held-out tokens; on all tokens where none are held out."""
+        is_held_out = any(bool(sample.is_held_out.any()) for sample in block.samples)
         errors = []
-        for sample in held_out or block.samples:
-            output = self._output(sample)
-            chosen = sample.is_held_out if held_out else torch.ones_like(sample.is_held_out)
-            errors.append(OutputError.of(output[chosen], sample.target[chosen], is_held_out=bool(held_out)))
-        return [OutputError.joined(errors)]
+        for sample in block.samples:
+            output = _tokens(self._forwards[sample.number], outputs[self._forwards[sample.number]])
+            chosen = sample.is_held_out if is_held_out else torch.ones_like(sample.is_held_out)
+            errors.append(OutputError.of(output[chosen], sample.target[chosen], is_held_out=is_held_out))
+        return OutputError.joined(errors)
 
 
 def _tokens(forward: Forward, output: Any) -> Tensor:

@@ -6,7 +6,7 @@ sample needs one forward in all, whatever the number of blocks and of pauses ins
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, cast
@@ -200,8 +200,8 @@ class BlockRun:
     Its states, in this order:
 
     - ``"entry"``: every forward waits in front of the block, with its own arguments. `replay` lets forwards compute the block and wait
-      here again, as often as wanted; `release` lets some go through it ahead of the others; `enter` lets all in; `rehearse` lets all in
-      that come back here.
+      here again, as often as wanted; `release` lets some go through it ahead of the others; `enter` lets all in; `rehearse` lets all in,
+      and they come back; `leave` lets all go on with outputs that they have computed before.
     - ``"inside"``: forwards are in the middle of the block, stopped by `LockStep.stop`, such as at layers that are not rounded yet.
       `stopped` says where each waits, and `go_on` lets them run on.
     - ``"left"``: no forward is inside. They wait at the next block, or have ended.
@@ -220,6 +220,7 @@ class BlockRun:
         self._keep: Callable[[Forward, Any], None] | None = None
         self._keep_on_leaving: Callable[[Forward, Any], None] | None = None
         self._has_gradients = False
+        self._outputs: dict[Forward | None, Any] = {}
         self._stand_in: Callable[..., Any] | None = None
 
     @property
@@ -274,22 +275,29 @@ class BlockRun:
         self._steps.go_on(list(forwards))
         self._keep_on_leaving = None
 
-    def rehearse(self, stand_in: Callable[..., Any] | None = None) -> None:
+    def rehearse(self, keep: Callable[[Forward, Any], None], stand_in: Callable[..., Any] | None = None) -> None:
         """Let all forwards into the block, where they may stop; behind its end they wait at the entry again, as they did before.
 
         The state is ``"inside"`` until none is stopped in the block any more; then `end_rehearsal` makes it ``"entry"``.
 
         Args:
+            keep: Called in each forward with the block's output.
             stand_in: As of `enter`; `replay` then calls it too.
         """
         self._expect("entry", "let in")
-        self._has_entered, self._stand_in, self._keep = True, stand_in, lambda *_: None
+        self._has_entered, self._stand_in, self._keep = True, stand_in, keep
         self._steps.go_on(self.forwards)
 
     def end_rehearsal(self) -> None:
         """End a rehearsal, after which every forward waits at the entry as before."""
         self._expect("left", "led back")
         self._has_entered, self._keep = False, None
+
+    def leave(self, outputs: Mapping[Forward, Any]) -> None:
+        """Let all forwards leave the block, each with an output that a rehearsal or a replay has computed."""
+        self._expect("entry", "let out")
+        self._has_entered, self._outputs = True, dict(outputs)
+        self._steps.advance(self._index)
 
     def enter(self, stand_in: Callable[..., Any] | None = None) -> None:
         """Let all forwards into the block.
@@ -319,6 +327,8 @@ class BlockRun:
                 self._keep(current, self._plain(plain, *args, **kwargs))
             current.rehearsal = None
             self._steps.stop(_ENTRY)
+        if current in self._outputs:
+            return self._outputs.pop(current)
         output = self._plain(plain, *args, **kwargs)
         if current is not None and self._keep_on_leaving is not None:
             self._keep_on_leaving(current, output)

@@ -27,8 +27,8 @@ class CalibrationReport:
         layers: Metrics of each layer that calibrated rounding has rounded: ``tokens``, and the algorithm's metrics (damping, errors, …).
         tokens: The number of tokens that reached each layer of an expert.
         transformed: Metrics that transforms report for layers and blocks.
-        tuned: Metrics that tunings report for layers and blocks: of a block ``error_before`` and ``error_after``, and whether it was
-            ``applied``.
+        tuned: Metrics of layers and blocks, each by name of the tuning that reports them: of a block ``error_before``, ``error_after``,
+            and whether it was ``applied``.
         validated: Validation of transforms of the whole model, by name: errors before and after, and whether the transform was applied.
         applied: Positions, in the order of the run, of the transforms that have changed any block.
         unreached: Layers that calibrated rounding applies to and that no token reached; they are rounded to nearest.

@@ -77,9 +77,9 @@ def quark_register_algorithms() -> Iterator[AlgorithmRecord]:
 
     yield AlgorithmRecord(
         name="tuning",
-        summary="codes, scales and norms of each rounded block, tuned to give what the float block gives",
+        summary="tunes codes, scales and norms of each rounded block to give what the float model's block gives",
         kind="tuning",
-        processor="quark_algos.tuning.tuning:BlockTuner",
+        processor="quark_algos.tuning.block:TuneBlock",
         config="quark_algos.tuning.config:TuningConfig",
         capabilities={"calibration"},
     )
