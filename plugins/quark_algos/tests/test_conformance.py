@@ -1,9 +1,9 @@
 """Every algorithm and selector that this distribution registers passes the conformance suite."""
 
-from quark.testing import RoundingConformance, SelectorConformance, TransformConformance
+from quark.testing import RoundingConformance, SelectorConformance, TransformConformance, TuningConformance
 from quark_algos.plugin import quark_register_algorithms, quark_register_selectors
 
-_BASES = {"rounding": RoundingConformance, "transform": TransformConformance}
+_BASES = {"rounding": RoundingConformance, "transform": TransformConformance, "tuning": TuningConformance}
 globals().update({f"Test_{r.name}": type(f"Test_{r.name}", (_BASES[r.kind],), {"subject": r.name}) for r in quark_register_algorithms()})
 globals().update(
     {f"Test_{r.name}": type(f"Test_{r.name}", (SelectorConformance,), {"subject": r.name}) for r in quark_register_selectors()}

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         SelectorConformance,
         TemplateConformance,
         TransformConformance,
+        TuningConformance,
     )
     from quark.testing.runner import Result, run_check, run_checks
     from quark.testing.subject import Subject, find_subject, subjects
@@ -51,6 +52,7 @@ __all__ = [
     "Subject",
     "TemplateConformance",
     "TransformConformance",
+    "TuningConformance",
     "all_checks",
     "find_subject",
     "run_check",

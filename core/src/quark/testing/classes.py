@@ -40,6 +40,7 @@ __all__ = [
     "SelectorConformance",
     "TemplateConformance",
     "TransformConformance",
+    "TuningConformance",
     "raise_for",
 ]
 
@@ -154,6 +155,12 @@ class TransformConformance(Conformance):
     """Every check of a transform."""
 
     kind = "transform"
+
+
+class TuningConformance(Conformance):
+    """Every check of a tuning."""
+
+    kind = "tuning"
 
 
 class TemplateConformance(Conformance):
