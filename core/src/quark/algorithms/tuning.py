@@ -1,4 +1,4 @@
-"""Tuning: change the codes and scales of a rounded block, and its norms and biases, so that the block's output comes nearer to the float one's."""
+"""Tuning: change codes, scales, norms and biases of a rounded block, so that its output comes nearer to the float block's."""
 
 from __future__ import annotations
 

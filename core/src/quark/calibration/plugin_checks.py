@@ -15,7 +15,18 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from quark.algorithms import BlockContext, LearnsFromBlocks, Metrics, RoundedBlock, Rounding, RoundingTask, Statistic, Transform, TransformRun, Tuning
+from quark.algorithms import (
+    BlockContext,
+    LearnsFromBlocks,
+    Metrics,
+    RoundedBlock,
+    Rounding,
+    RoundingTask,
+    Statistic,
+    Transform,
+    TransformRun,
+    Tuning,
+)
 from quark.calibration.finite import is_finite
 from quark.modules import QuantizedLayer
 from quark.planning.plan import QuantPlan

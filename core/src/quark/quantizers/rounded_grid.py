@@ -1,4 +1,4 @@
-"""RoundedGrid: the grid of weights that are rounded already: their scales, the next value of each on its grid, and other scales for them."""
+"""RoundedGrid: the grid of weights that are rounded already: their scales, the next value of each weight, and other scales."""
 
 from __future__ import annotations
 

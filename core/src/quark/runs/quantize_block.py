@@ -16,8 +16,8 @@ from quark.calibration.activation_scales import ActivationScales
 from quark.calibration.attention import install
 from quark.calibration.batches import Call
 from quark.calibration.block_rounding import BlockRounding
-from quark.calibration.block_tuning import BlockTuning
 from quark.calibration.block_transforms import BlockTransforms, StartedTransform
+from quark.calibration.block_tuning import BlockTuning
 from quark.calibration.figures import InputSample
 from quark.calibration.input_groups import InputGroups
 from quark.calibration.lockstep import BlockRun, LockStep, without_cache

@@ -113,7 +113,7 @@ def algorithms_of(config: QConfig) -> Algorithms:
 
 
 def in_order(records: Mapping[str, AlgorithmRecord]) -> list[str]:
-    """Return the names of transforms, or of tunings, so that each comes after all it has to follow; where that leaves a choice, as they were named.
+    """Return names of transforms, or of tunings, so that each comes after all it has to follow; ties as they were named.
 
     Args:
         records: Of these algorithms, by the names in their settings.

@@ -74,7 +74,6 @@ def quark_register_algorithms() -> Iterator[AlgorithmRecord]:
         },
     )
 
-
     yield AlgorithmRecord(
         name="tuning",
         summary="tunes codes, scales and norms of each rounded block to give what the float model's block gives",
