@@ -29,13 +29,14 @@ class RoundedGrid(WeightGrid):
 
     Attributes:
         current: The scales of all groups.
+        each: The same with the subscales of formats that have them, one row for each input channel; else `current` itself.
     """
 
     def __init__(self, quantizers: Sequence[TensorQuantizer], rows: Sequence[int], weight: Tensor, qparams: Sequence[QParams]) -> None:
         self._given = list(qparams)
         super().__init__(quantizers, rows, weight)
         self.current = self._given_scales()
-        self._each = self.with_subscales(weight, self.current)
+        self.each = self.with_subscales(weight, self.current)
 
     @property
     def can_be_rescaled(self) -> bool:
@@ -56,12 +57,12 @@ class RoundedGrid(WeightGrid):
     def neighbours(self, qt: Tensor, toward: Tensor) -> Tensor:
         """Return the next value of the grid for each of ``qt [K, N]`` on its way to ``toward``; itself where the grid ends there."""
         direction = torch.sign(toward - qt)
-        size = qt.shape[0] // self._each.scale.shape[0]
-        step = direction * self._each.scale.repeat_interleave(size, 0)
+        size = qt.shape[0] // self.each.scale.shape[0]
+        step = direction * self.each.scale.repeat_interleave(size, 0)
         result = qt.clone()
         for gap in self._gaps():
             same = result == qt
-            result = torch.where(same, self.round_(torch.addcmul(qt, step, same.float(), value=gap), self._each), result)
+            result = torch.where(same, self.round_(torch.addcmul(qt, step, same.float(), value=gap), self.each), result)
         return result
 
     def _gaps(self) -> list[float]:

@@ -78,8 +78,18 @@ def quark_register_algorithms() -> Iterator[AlgorithmRecord]:
         name="tuning",
         summary="tunes codes, scales and norms of each rounded block to give what the float model's block gives",
         kind="tuning",
+        role="block_tuning",
         processor="quark_algos.tuning.block:TuneBlock",
         config="quark_algos.tuning.config:TuningConfig",
+        capabilities={"calibration"},
+    )
+    yield AlgorithmRecord(
+        name="autoround",
+        summary="AutoRound: rounding offsets and clipping by signed gradients of each block's error, from round-to-nearest",
+        kind="tuning",
+        role="block_tuning",
+        processor="quark_algos.tuning.block:AutoRound",
+        config="quark_algos.tuning.config:AutoRoundConfig",
         capabilities={"calibration"},
     )
 

@@ -1,8 +1,8 @@
-"""TuneBlock: gradient descent on the codes, scales, norms and biases of a rounded block, by the error of the block's output."""
+"""TuneBlock and AutoRound: gradient descent on what a rounding has made of a block, by the error of the block's output."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 from quark.algorithms import Metrics, RoundedBlock, Sample
 from quark_algos.tuning.adam import Adam
-from quark_algos.tuning.config import TuningConfig
+from quark_algos.tuning.config import AutoRoundConfig, TuningConfig
 from quark_algos.tuning.layer import TunedLayer
+from quark_algos.tuning.offsets import OffsetLayer
 
-__all__ = ["TuneBlock"]
+__all__ = ["AutoRound", "TuneBlock"]
 
 
 class TuneBlock:
@@ -34,84 +35,121 @@ class TuneBlock:
     @torch.no_grad()
     def tune(self, block: RoundedBlock) -> Mapping[str, Metrics]:
         """As `quark.algorithms.Tuning.tune`."""
-        samples = [_Weighted.of(sample) for sample in block.samples if bool((~sample.is_held_out).any())]
+        settings = self._settings
+        samples = _fitted(block, is_relative=True)
         if not samples:
             return {}
-        state = _BlockState.of(block, self._settings)
+        names = block.layers if settings.rounding or settings.scales else ()
+        layers = {name: TunedLayer(block.weights(name), block.float_weights[name], settings) for name in names}
+        vectors = {name: _Vector(parameter) for name, parameter in block.parameters.items() if settings.norms}
+        state = _BlockState(layers, vectors, settings.compute_dtype)
         errors: list[tuple[float, float]] = []
-        schedule = _schedule(len(samples), self._settings)
-        for number, steps in enumerate(schedule):
-            losses, held_out = [], []
-            for step, batch in enumerate(steps):
-                progress = (number + step / len(steps)) / len(schedule)
-                for sample in batch:
-                    loss, error = state.backward(block, samples[sample], len(batch))
-                    losses.append(loss)
-                    held_out.append(error)
-                state.step(1 - progress)
-            errors.append((_mean(losses), _mean(held_out)))
-            if _does_harm([error for _, error in errors], self._settings.patience):
+        generator = torch.Generator().manual_seed(0)
+        for epoch in range(settings.epochs):
+            steps = torch.randperm(len(samples), generator=generator).split(settings.batch_size)
+            losses = []
+            for number, batch in enumerate(steps):
+                losses += [state.backward(block, samples[i], len(batch)) for i in batch.tolist()]
+                decay = 1 - (epoch + number / len(steps)) / settings.epochs
+                state.step(settings.lr * decay, settings.scale_lr * decay, settings.norm_lr * decay)
+            errors.append((_mean([loss for loss, _ in losses]), _mean([held_out for _, held_out in losses])))
+            if _does_harm([held_out for _, held_out in errors], settings.patience):
                 break
         codes = state.write(block, state.current())
         return {"": {"epochs": len(errors), "first_loss": errors[0][0], "last_loss": errors[-1][0], "codes": codes}}
 
 
-@attrs.frozen(eq=False)
-class _Weighted:
-    """A sample with the weight of each token: the inverse of its squared norm.
+class AutoRound:
+    """The algorithm ``autoround``. Metrics of a block: ``first_loss``, ``best_loss`` (mean squared error of the output), ``codes``.
 
-    The norm before the next block divides each token by its own size; without weights, the few tokens with massive activations would
-    outweigh all others.
+    Args:
+        settings: An `AutoRoundConfig`.
     """
+
+    wants_float = True
+
+    def __init__(self, settings: AutoRoundConfig) -> None:
+        self._settings = settings
+
+    @torch.no_grad()
+    def tune(self, block: RoundedBlock) -> Mapping[str, Metrics]:
+        """As `quark.algorithms.Tuning.tune`; the block gets the codes and scales of the step with the smallest loss, as published."""
+        settings = self._settings
+        samples = _fitted(block, is_relative=False)
+        if not samples:
+            return {}
+        layers = {name: OffsetLayer(block.weights(name), block.float_weights[name], settings) for name in block.layers}
+        state = _BlockState(layers, {}, settings.compute_dtype)
+        lr = settings.lr or 1 / settings.iters
+        generator = torch.Generator().manual_seed(0)
+        losses: list[float] = []
+        best = state.current()
+        for step in range(settings.iters):
+            batch = torch.randperm(len(samples), generator=generator)[: settings.batch_size].tolist()
+            loss = _mean([state.backward(block, samples[i], len(batch))[0] for i in batch])
+            if not losses or loss < min(losses):
+                best = state.current()
+            losses.append(loss)
+            decay = 1 - step / settings.iters
+            state.step(lr * decay, (settings.minmax_lr or lr) * decay, 0.0)
+        return {"": {"first_loss": losses[0], "best_loss": min(losses), "codes": state.write(block, best)}}
+
+
+@attrs.frozen(eq=False)
+class _Fitted:
+    """A sample with the weight of each token in the loss."""
 
     sample: Sample
     weight: Tensor
 
-    @classmethod
-    def of(cls, sample: Sample) -> _Weighted:
-        size = sample.target.float().square().sum(-1)
-        return cls(sample, 1 / size.clamp(min=torch.finfo(torch.float32).tiny))
+
+def _fitted(block: RoundedBlock, *, is_relative: bool) -> list[_Fitted]:
+    """Return the samples of a block that have tokens to fit to.
+
+    Args:
+        block: The block.
+        is_relative: Whether the error of each token counts relative to its squared norm: the norm before the next block divides each by
+            its own size, and without weights the few tokens with massive activations would outweigh all others.
+    """
+    fitted = []
+    for sample in block.samples:
+        if bool((~sample.is_held_out).any()):
+            size = sample.target.float().square()
+            tiny = torch.finfo(torch.float32).tiny
+            weight = 1 / size.sum(-1).clamp(min=tiny) if is_relative else size.new_full((len(size),), 1 / size.shape[-1])
+            fitted.append(_Fitted(sample, weight))
+    return fitted
 
 
 class _BlockState:
     """What is tuned of a block: its layers, and vectors such as norm weights."""
 
-    def __init__(self, layers: Mapping[str, TunedLayer], vectors: Mapping[str, _Vector], settings: TuningConfig) -> None:
+    def __init__(self, layers: Mapping[str, TunedLayer | OffsetLayer], vectors: Mapping[str, _Vector], compute_dtype: str) -> None:
         self._layers = layers
         self._vectors = vectors
-        self._settings = settings
         self._tensors: dict[str, Tensor] = {}
-        dtype: torch.dtype = getattr(torch, settings.compute_dtype)
-        self._dtype = None if dtype is torch.float32 else dtype
+        self._dtype: torch.dtype | None = None if compute_dtype == "float32" else getattr(torch, compute_dtype)
 
-    @classmethod
-    def of(cls, block: RoundedBlock, settings: TuningConfig) -> _BlockState:
-        has_weights = settings.rounding or settings.scales
-        names = block.layers if has_weights else ()
-        layers = {name: TunedLayer(block.weights(name), block.float_weights[name], settings) for name in names}
-        return cls(layers, {n: _Vector(p) for n, p in block.parameters.items() if settings.norms}, settings)
-
-    def backward(self, block: RoundedBlock, weighted: _Weighted, share: int) -> tuple[float, float]:
+    def backward(self, block: RoundedBlock, fitted: _Fitted, share: int) -> tuple[float, float]:
         """Add the gradient of a sample's loss ÷ ``share``; returns the loss, and the error of held-out tokens."""
         if not self._tensors:
             self._tensors = {f"{name}.weight": layer.weight() for name, layer in self._layers.items()}
             self._tensors |= {name: vector.leaf() for name, vector in self._vectors.items()}
-        sample = weighted.sample
+        sample = fitted.sample
         with torch.enable_grad(), block.substituted(self._tensors):
             output = block.output(sample, self._dtype)
-            errors = (output.float() - sample.target.float()).square().sum(-1) * weighted.weight
+            errors = (output.float() - sample.target.float()).square().sum(-1) * fitted.weight
             loss = errors[~sample.is_held_out].mean()
             (loss / share).backward()
         held_out = errors.detach()[sample.is_held_out]
         return float(loss.detach()), float(held_out.mean()) if len(held_out) else float(loss.detach())
 
-    def step(self, decay: float) -> None:
+    def step(self, lr: float, scale_lr: float, vector_lr: float) -> None:
         """Make one step against the gradients."""
-        settings = self._settings
         for layer in self._layers.values():
-            layer.update(settings.lr * decay, settings.scale_lr * decay)
+            layer.update(lr, scale_lr)
         for vector in self._vectors.values():
-            vector.update(settings.norm_lr * decay)
+            vector.update(vector_lr)
         self._tensors = {}
 
     def current(self) -> tuple[list[Any], list[Tensor]]:
@@ -146,18 +184,6 @@ class _Vector:
     def update(self, lr: float) -> None:
         if self._leaf.grad is not None:
             self._moved.step(self._unit * self._leaf.grad.float(), lr)
-
-
-def _schedule(samples: int, settings: TuningConfig) -> list[list[list[int]]]:
-    """Return the samples of each step of each epoch, in an order that is drawn anew for each epoch."""
-    generator = torch.Generator().manual_seed(0)
-    orders = (torch.randperm(samples, generator=generator).tolist() for _ in range(settings.epochs))
-    return [list(_batches(order, settings.batch_size)) for order in orders]
-
-
-def _batches(order: Sequence[int], size: int) -> Iterator[list[int]]:
-    for start in range(0, len(order), size):
-        yield list(order[start : start + size])
 
 
 def _does_harm(errors: Sequence[float], patience: int) -> bool:

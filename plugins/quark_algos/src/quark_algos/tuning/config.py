@@ -1,4 +1,4 @@
-"""Settings of the algorithms that tune a rounded block by its output: tuning."""
+"""Settings of the algorithms that tune a rounded block by its output: tuning and autoround."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from quark.config.algorithm import AlgoConfig
 from quark.config.dataclass_view import with_dataclass_view
 from quark_algos.fields import positive
 
-__all__ = ["DTYPES", "TARGETS", "TuningConfig"]
+__all__ = ["DTYPES", "TARGETS", "AutoRoundConfig", "TuningConfig"]
 
 DTYPES = ("bfloat16", "float32")
 """Dtypes in which products are computed while a block is tuned."""
@@ -50,3 +50,28 @@ class TuningConfig(AlgoConfig):
     target: str = attrs.field(default="model", validator=validators.in_(TARGETS))
     compute_dtype: str = attrs.field(default="bfloat16", validator=validators.in_(DTYPES))
     patience: int = attrs.field(default=3, validator=positive)
+
+
+@with_dataclass_view
+@attrs.define(kw_only=True)
+class AutoRoundConfig(AlgoConfig):
+    """AutoRound as published: rounding offsets and clipping by signed gradient descent, from round-to-nearest (arXiv 2309.05516).
+
+    Inputs are those of the quantized model and targets those of the float model, as by the package ``auto-round``.
+
+    Attributes:
+        iters: Steps for each block.
+        lr: First step of rounding offsets, in distances of two neighbouring values, which falls to 0 linearly; None is 1 / iters.
+        minmax_lr: First step of the ranges' factors; None is ``lr``.
+        enable_minmax_tuning: Tune by how much the range of each group is narrowed, where the format stores scales finely enough.
+        batch_size: Calibration batches for each step.
+        compute_dtype: Dtype of products while a block is tuned: ``"bfloat16"`` or ``"float32"``.
+    """
+
+    name: str = "autoround"
+    iters: int = attrs.field(default=200, validator=positive)
+    lr: float | None = attrs.field(default=None, validator=validators.optional(positive))
+    minmax_lr: float | None = attrs.field(default=None, validator=validators.optional(positive))
+    enable_minmax_tuning: bool = True
+    batch_size: int = attrs.field(default=8, validator=positive)
+    compute_dtype: str = attrs.field(default="bfloat16", validator=validators.in_(DTYPES))
