@@ -57,7 +57,7 @@ class QuantizerModule(nn.Module):
         """
         with torch.no_grad():
             values = self._fake_quantized(x)
-        return _StraightThrough.apply(x, values) if x.requires_grad and torch.is_grad_enabled() else values  # type: ignore[no-untyped-call]
+        return _StraightThrough.apply(x, values) if x.requires_grad and torch.is_grad_enabled() else values
 
     def _fake_quantized(self, x: Tensor) -> Tensor:
         if self.quantizer.is_dynamic or self.quantizer.is_float:
@@ -82,7 +82,7 @@ class _StraightThrough(torch.autograd.Function):
         return values
 
     @staticmethod
-    def backward(_: Any, gradient: Tensor) -> tuple[Tensor, None]:  # type: ignore[override]
+    def backward(_: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return gradient, None
 
 

@@ -92,7 +92,7 @@ def quantize_blocks(
     outside = [r for r in plan.quantized if not any(b.owns(r.name) for b in blocks)]
     groups = InputGroups(plan.architecture, plan.config.shared_scale_groups)
     freed, report = FreedMemory(1) if rounding.needs or tunings else FreedMemory(), CalibrationReport()
-    wants_float = any(kind.wants_float for kind in (*rounding.needs, *tunings.values()))
+    wants_float = any(kind.wants_float for kind in rounding.needs) or any(t.wants_float for t in tunings.values())
     figures = RunFigures(report, tokens_in(calls), 1 + wants_float)
     source = source or InMemorySource()
     pipeline = BlockPipeline(model, plan, rounding, transforms, tunings, source, sink, two_passes, ranks, groups, freed, report, figures)
