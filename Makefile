@@ -88,8 +88,8 @@ lowest newest:  ## the test suite with the lowest allowed versions of all depend
 	$(VENV)-$@/bin/python -m pip install --quiet $(TEST_CONSTRAINTS) $(PACKAGES:%=-e %)
 	OMP_NUM_THREADS=1 $(VENV)-$@/bin/python -m pytest -n $(WORKERS) $(PYTEST_ARGS)
 
-bench: install  ## benchmarks: ratios to a floor measured in the same run
-	$(BIN)/python -m benchmarks
+bench: install  ## benchmarks: ratios to a floor measured in the same run, added to the page of the documentation (BENCH_ARGS=: such as --model DIR)
+	$(BIN)/python -m benchmarks --results docs/data/benchmarks.json $(BENCH_ARGS)
 
 bars: install  ## from disk to disk: memory by layers, throughput beside a copy, an 8B model under 4 GiB (21 GB of disk, minutes)
 	$(BIN)/python -m benchmarks.disk_to_disk layers

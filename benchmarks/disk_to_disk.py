@@ -5,7 +5,8 @@
     python -m benchmarks.disk_to_disk large [--shape 8b] [--scheme mxfp4_weight_only]
 
 ``layers``: the peak resident memory of GPTQ on SmolLM2's shape may grow by less than 10 % when the number of layers is multiplied by 4.
-``copy``: a file is quantized at 0.5 or more of the throughput at which safetensors loads and saves the same shards, in alternation.
+``copy``: a file is quantized at 0.5 or more of the throughput at which safetensors loads and saves the same shards, in alternation. A copy
+whose bytes are on the disk when it ends, as those of a run are, is printed beside it.
 ``large``: an 8B model, 16 GB, is quantized under 4 GiB; its copy through safetensors would hold a shard of 5 GB at a time.
 
 Peaks are the high-water mark of a fresh process (VmHWM, Linux), pages of mapped files included. ``--directory`` is where checkpoints are
@@ -85,13 +86,16 @@ def layers(args: argparse.Namespace, directory: Path) -> bool:
     return bool(peaks[1] < GROWTH * peaks[0])
 
 
-def copying(source: Path) -> Callable[[Path], None]:
-    """Return what loads and saves every shard of a checkpoint."""
+def copying(source: Path, *, to_the_disk: bool = False) -> Callable[[Path], None]:
+    """Return what loads and saves every shard of a checkpoint, and, if asked for, waits until it is on the disk."""
 
     def copied(out: Path) -> None:
         out.mkdir()
         for shard in sorted(source.glob("*.safetensors")):
             save_file(load_file(shard), out / shard.name, metadata={"format": "pt"})
+            if to_the_disk:
+                with (out / shard.name).open("rb") as file:
+                    os.fsync(file)
 
     return copied
 
@@ -109,7 +113,8 @@ def copy(args: argparse.Namespace, directory: Path) -> bool:
     """Time of quantizing, in units of the time of loading and saving the same shards."""
     source = write_random_llama(directory / "source", args.shape, args.layers)
 
-    actions = {"copy": copying(source)} | {scheme: quantizing(source, scheme) for scheme in args.schemes.split(",")}
+    actions = {"copy": copying(source), "copy to the disk": copying(source, to_the_disk=True)}
+    actions |= {scheme: quantizing(source, scheme) for scheme in args.schemes.split(",")}
     taken: dict[str, list[tuple[float, float]]] = {name: [] for name in actions}
     for run in range(args.runs + 1):
         for name, action in actions.items():
@@ -123,7 +128,7 @@ def copy(args: argparse.Namespace, directory: Path) -> bool:
         share = statistics.median(floor / wall for (floor, _), (wall, _) in zip(taken["copy"], times, strict=True))
         wall, processor = (statistics.median(t[i] for t in times) for i in (0, 1))
         print(f"{name:20s} {wall:7.2f} s, {processor:7.2f} s of processors, {_size(source) / wall / 1e9:5.2f} GB/s {share:5.2f}× a copy")
-        reached &= share >= SHARE_OF_COPY
+        reached &= share >= SHARE_OF_COPY or name == "copy to the disk"
     print(f"bar {SHARE_OF_COPY}×")
     return reached
 

@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 import quark
+from benchmarks.results import Measurement
 from quark.plugins import documented_object
 from quark.quantizers import TensorQuantizer, quantizer_for
 
@@ -155,7 +156,7 @@ def _status(field: str) -> int:
     return next(int(line.split()[1]) for line in lines if line.startswith(field))
 
 
-def measure(args: argparse.Namespace, x: Tensor) -> None:
+def measure(args: argparse.Namespace, x: Tensor) -> list[Measurement]:
     made = quantizers(args.only)
     actions = {(name, op): act for name, q in made.items() for op, act in operations(q, x).items()}
     cases = {name: CASES[name] for name in made if name in CASES}
@@ -177,6 +178,8 @@ def measure(args: argparse.Namespace, x: Tensor) -> None:
     peaks = {name: peak(actions[name, "fake-quantize"], x) for name in made}
     report(args, floor, taken, theirs if reference else {}, peaks)
     print(f"A copy to memory that is there already takes {statistics.median(warm) / statistics.median(floor):.2f} of that floor.")
+    copy, what = statistics.median(floor), f"a copy of {SIDE}×{SIDE} float32 to fresh memory, {args.threads} threads"
+    return [Measurement(f"formats: {op}", name, statistics.median(values) / copy, "×", what) for (name, op), values in taken.items()]
 
 
 def report(
@@ -198,7 +201,7 @@ def report(
         print(f"{name:22s} {op:14s} {size / time_:7.2f} GB/s {time_ / copy:6.2f}× a copy{beside}")
 
 
-def main(arguments: list[str] | None = None) -> None:
+def main(arguments: list[str] | None = None) -> list[Measurement]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=9)
     parser.add_argument("--only", default="", help="names of cases, separated by commas")
@@ -207,7 +210,7 @@ def main(arguments: list[str] | None = None) -> None:
     args = parser.parse_args(arguments)
     torch.set_num_threads(args.threads)
     with torch.no_grad():
-        measure(args, torch.randn(SIDE, SIDE, generator=torch.Generator().manual_seed(0)))
+        return measure(args, torch.randn(SIDE, SIDE, generator=torch.Generator().manual_seed(0)))
 
 
 if __name__ == "__main__":

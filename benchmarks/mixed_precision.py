@@ -7,6 +7,8 @@ Choices are made from the checkpoint in its own dtype, on 8 sequences of 512 tok
 model is then quantized in --dtype, with the same text for static scales, and compared with the float model of that dtype on other
 sequences of 512 tokens: --windows from foldoc.txt (character 3,500,000 on) and as many from devil.txt (character 20,000 on).
 
+A choice is also made from each set of candidates at the size that each scheme of --uniform takes alone: those rows compare at equal size.
+
 ``ends`` is the heuristic: the larger candidates from the first and the last block inwards, as many groups as the budget allows. One JSON
 line for each row, then a table.
 """
@@ -111,10 +113,10 @@ def rows_of(measured: Measured, pair: Sequence[str], bits: Sequence[float], sens
         result = measured.choose([scheme, "bf16"], 16.0, Uniform(scheme))
         yield measured.row(f"uniform {scheme}", pair, round(result.bits, 2), result)
     for target in bits:
-        yield measured.row("ends", pair, target, measured.choose(pair, target, Ends()))
+        yield measured.row("ends", pair, round(target, 3), measured.choose(pair, target, Ends()))
         for sensitivity in sensitivities:
             result = measured.choose(pair, target, "mixed_precision", sensitivity=sensitivity)
-            yield measured.row(sensitivity, pair, target, result)
+            yield measured.row(sensitivity, pair, round(target, 3), result)
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -131,11 +133,13 @@ def main(arguments: list[str] | None = None) -> None:
     logging.getLogger("quark").setLevel(logging.ERROR)
     start = time.perf_counter()
     measured, rows = Measured(args.model, args.text, args.dtype, args.windows), []
-    for pair in args.pairs.split("/"):
-        rows += rows_of(measured, pair.split(","), [float(b) for b in args.bits.split(",")], args.sensitivities.split(","))
+    bits = [float(b) for b in filter(None, args.bits.split(","))]
     for scheme in filter(None, args.uniform.split(",")):
         result = measured.choose([scheme, "bf16"], 16.0, Uniform(scheme))
         rows.append(measured.row(f"uniform {scheme}", [scheme], round(result.bits, 2), result))
+        bits.append(result.bits)
+    for pair in args.pairs.split("/"):
+        rows += rows_of(measured, pair.split(","), bits, args.sensitivities.split(","))
     titles = ("candidates", "target bits", "choice", "bits", "MB", "KL", "±", "perplexity", "seconds to choose")
     print("", f"| {' | '.join(titles)} |", "|---" * len(titles) + "|", sep="\n")
     for r in rows:

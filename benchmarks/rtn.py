@@ -20,6 +20,7 @@ import torch
 from safetensors import safe_open
 from safetensors.torch import save_file
 
+from benchmarks.results import Measurement
 from quark.config.model import QConfig
 from quark.errors import QuarkError
 from quark.hf.loading import load_model
@@ -71,7 +72,7 @@ def weights_only(scheme: str) -> Callable[[str], QConfig]:
     return make
 
 
-def main(arguments: list[str] | None = None) -> None:
+def main(arguments: list[str] | None = None) -> list[Measurement]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("--schemes", default="int4_wo_64,fp8,mxfp4_weight_only")
@@ -91,8 +92,13 @@ def main(arguments: list[str] | None = None) -> None:
                 taken[name].append(took)
     floor = statistics.median(taken["copy"])
     print(f"torch {torch.__version__}, {torch.get_num_threads()} threads, medians of {args.runs}")
+    measured = []
     for name, values in taken.items():
+        if name != "copy":
+            case = f"{name.replace(' ', ', from ')} ({args.model.name})"
+            measured.append(Measurement("round-to-nearest", case, statistics.median(values) / floor, "×", "a copy through safetensors"))
         print(f"{name:26s} {statistics.median(values):7.2f} s   {statistics.median(values) / floor:5.2f}× a copy")
+    return measured
 
 
 if __name__ == "__main__":

@@ -15,6 +15,8 @@ import sys
 import time
 from pathlib import Path
 
+from benchmarks.results import Measurement
+
 FLOOR = "import pluggy, attrs, importlib_metadata"
 LISTINGS = {
     "quark.schemes().names()": ["-c", "import quark; quark.schemes().names()"],
@@ -42,18 +44,23 @@ def medians(commands: dict[str, list[str]], runs: int) -> dict[str, float]:
     return {name: statistics.median(values) for name, values in taken.items()}
 
 
-def main(arguments: list[str] | None = None) -> None:
+def main(arguments: list[str] | None = None) -> list[Measurement]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--runs", type=int, default=11)
     runs = parser.parse_args(arguments).runs
     found = medians({FLOOR: ["-c", FLOOR], **LISTINGS}, runs)
     print(f"{Path(sys.executable).name} {sys.version.split()[0]}, medians of {runs}; floor: {FLOOR}")
+    measured = []
     for name in LISTINGS:
+        ratio, held_to = found[name] / found[FLOOR], None if name == "quark --help" else LISTING_BAR
+        measured.append(Measurement("start-up", name, ratio, "×", FLOOR, held_to))
         bar = f"(bar {LISTING_BAR:g}×)" if name != "quark --help" else "(no bar: it loads the command-line library)"
-        print(f"{name:28s} {found[name] / found[FLOOR]:6.2f}× the floor   {bar}")
+        print(f"{name:28s} {ratio:6.2f}× the floor   {bar}")
     found = medians({"import torch": ["-c", "import torch"], **FACADES}, max(3, runs // 2))
     for name in FACADES:
+        measured.append(Measurement("start-up", name, found[name] - found["import torch"], "s", "import torch", FACADE_BAR))
         print(f"{name:28s} {found[name] - found['import torch']:+6.2f} s beyond import torch   (bar {FACADE_BAR:g} s)")
+    return measured
 
 
 if __name__ == "__main__":

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from quark.runs import ReportOptions, quantize_checkpoint
+from quark.selection import Budget, select_schemes
 from quark.testing.tiny import calibration_batches, tiny_model_dir
 from quark.torch import LLMTemplate
 
@@ -33,7 +34,9 @@ def views(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]
         pytest.skip("QUARK_BROWSER_PYTHON and CHROMIUM are not set: run make browser")
     out = tmp_path_factory.mktemp("report") / "out"
     config = LLMTemplate.get("llama").get_config(scheme="int4_wo_64", algorithm=["awq", "gptq"])
-    quantize_checkpoint(tiny_model_dir(), out, config, calibration_batches(4, 128), report=ReportOptions("full"))
+    selection = select_schemes(tiny_model_dir(), ["fp8", "mxfp4", "bf16"], Budget(bits=6), calibration_batches(2, 64)).to_dict()
+    options = ReportOptions("full", selection=selection)
+    quantize_checkpoint(tiny_model_dir(), out, config, calibration_batches(4, 128), report=options)
     look = Path(__file__).with_name("look.py")
     command = [PYTHON, str(look), str(out / "quark_report.html"), CHROMIUM, *([AXE] if AXE else [])]
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
@@ -57,6 +60,7 @@ def test_the_page_loads_without_a_message_or_a_request(views: dict[str, dict[str
 def test_every_plot_is_drawn(views: dict[str, dict[str, Any]], view: str) -> None:
     plots = {plot["id"]: plot for plot in views[view]["plots"]}
     wanted = {"plot-weights", "plot-outputs", "plot-gain", "plot-depth", "plot-sizes", "plot-time", "plot-weight-0", "plot-input-0"}
+    wanted |= {"plot-pareto", "plot-additivity", "plot-choices"}
     assert wanted <= plots.keys()
     for plot in plots.values():
         assert plot["width"] > 200, plot

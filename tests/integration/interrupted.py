@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from quark.config.model import QConfig
 from quark.runs import quantize_checkpoint
-from quark.runs.sink import JournaledSink
+from quark.testing.interrupted_runs import interrupted_behind
 from quark.torch import LLMTemplate
 
 __all__ = [
@@ -21,11 +18,9 @@ __all__ = [
     "CASES",
     "DATA",
     "STATIC",
-    "InterruptedRunError",
     "checkpoint",
     "config",
     "files",
-    "interrupted_behind",
     "left_behind",
     "partial_of",
 ]
@@ -66,10 +61,6 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-class InterruptedRunError(Exception):
-    """What ends a run in a test."""
-
-
 def config(name: str = "round to nearest", family: str = "llama") -> QConfig:
     return LLMTemplate.get(family).get_config(**CASES[name])
 
@@ -88,27 +79,6 @@ def files(directory: Path) -> dict[str, bytes]:
 def partial_of(out: Path) -> Path:
     (partial,) = out.parent.glob(f".{out.name}.*.partial")
     return partial
-
-
-@contextmanager
-def interrupted_behind(block: int) -> Iterator[None]:
-    """Let runs in the body fail when they have finished that many blocks."""
-    plain, count = JournaledSink.end_block, 0
-
-    def end_block(sink: JournaledSink, one: Any, result: Any) -> None:
-        nonlocal count
-        if count == block:
-            raise InterruptedRunError
-        count += 1
-        plain(sink, one, result)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(JournaledSink, "end_block", end_block)
-        try:
-            yield
-        except InterruptedRunError:
-            return
-    raise AssertionError(f"the run has ended before it had finished {block} blocks")
 
 
 def left_behind(source: Path, out: Path, name: str = "round to nearest", block: int = 2, **more: Any) -> Path:

@@ -23,7 +23,7 @@ SHORT = ["--seq-len", "64", "--limit", "4"]
 def run(*arguments: str | Path) -> dict[str, float]:
     done = CliRunner().invoke(app, ["evaluate", *map(str, arguments), "--json"], catch_exceptions=False)
     assert done.exit_code == 0
-    found: dict[str, float] = json.loads(done.stdout)
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return found
 
 

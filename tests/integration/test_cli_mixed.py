@@ -30,7 +30,7 @@ def test_a_mixed_checkpoint_is_written_and_loads_again(
     out, curve = tmp_path / "out", tmp_path / "curve.svg"
     arguments = ("--mixed", "fp8,mxfp4,bf16", "--target-bits", 6, "--curve", curve, "--json")
     assert quantized(out, text, *arguments, monkeypatch=monkeypatch) == 0
-    facts: dict[str, Any] = json.loads(capsys.readouterr().out)
+    facts: dict[str, Any] = json.loads(capsys.readouterr().out.splitlines()[-1])
     selection = facts["selection"]
     assert selection["bits"] <= 6
     assert sum(tensor.nbytes for tensor in load_file(out / "model.safetensors").values()) == selection["total_bytes"]
@@ -48,6 +48,17 @@ def test_a_mixed_checkpoint_is_written_and_loads_again(
     with torch.no_grad():
         logits = model(calibration_batches(1, 32)[0]).logits
     assert bool(logits.isfinite().all())
+
+
+def test_one_process_of_several_is_refused_before_data_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, value in {"WORLD_SIZE": "2", "RANK": "1", "LOCAL_RANK": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)  # as torchrun sets them; nobody answers at that port
+    arguments = ("--mixed", "fp8,mxfp4", "--target-bits", 6)
+    assert quantized(tmp_path / "out", tmp_path / "no text", *arguments, monkeypatch=monkeypatch) == 2
+    assert "--mixed measures and chooses in one process: run it without torchrun" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_curve_is_printed_and_a_dry_run_writes_nothing(

@@ -26,7 +26,7 @@ def test_a_checkpoint_comes_out_with_its_tokenizer(
 ) -> None:
     out = tmp_path / "out"
     assert run("quantize", tiny_model_dir(), out, "--scheme", "int4_wo_64", "--json", monkeypatch=monkeypatch) == 0
-    result = json.loads(capsys.readouterr().out)
+    result = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert result["scheme"] == "int4_wo_64"
     assert (out / "tokenizer.json").is_file()
     config = json.loads((out / "config.json").read_text())

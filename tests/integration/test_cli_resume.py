@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
-from .interrupted import files, interrupted_behind
+from quark.testing.interrupted_runs import interrupted_behind
+
+from .interrupted import files
 from .program import run
 
 

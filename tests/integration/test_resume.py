@@ -14,6 +14,7 @@ import pytest
 from quark.checkpoint import ExportOptions
 from quark.checkpoint.atomic_directory import JOURNAL
 from quark.runs import quantize_checkpoint
+from quark.testing.interrupted_runs import interrupted_behind
 from quark.torch import LLMTemplate
 
 from .interrupted import (
@@ -24,7 +25,6 @@ from .interrupted import (
     checkpoint,
     config,
     files,
-    interrupted_behind,
     left_behind,
 )
 

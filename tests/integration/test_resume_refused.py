@@ -20,6 +20,7 @@ from quark.hf.loading import load_model
 from quark.plugins import ExporterRecord, exporters
 from quark.runs import ModelQuantizer, quantize_checkpoint
 from quark.runs.run import Run
+from quark.testing.interrupted_runs import interrupted_behind
 from quark.torch import LLMTemplate
 
 from .interrupted import (
@@ -27,7 +28,6 @@ from .interrupted import (
     DATA,
     config,
     files,
-    interrupted_behind,
     left_behind,
     partial_of,
 )

@@ -12,9 +12,10 @@ from quark.errors import ResumeError, UnsupportedError
 from quark.ranks import Ranks
 from quark.runs import from_disk, quantize_checkpoint
 from quark.runs.journal import Journal
+from quark.testing.interrupted_runs import interrupted_behind
 from quark.testing.threads import in_threads
 
-from .interrupted import DATA, config, files, interrupted_behind, partial_of
+from .interrupted import DATA, config, files, partial_of
 
 CASES = (
     "gptq",

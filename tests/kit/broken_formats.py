@@ -12,7 +12,7 @@ from torch import Tensor
 from quark.config.enums import RoundType
 from quark.config.layer import TensorSpec
 from quark.config.tensor import QTensorConfig
-from quark.quantizers import Granularity, NumberFormat, Packing, QParams, TensorQuantizer
+from quark.quantizers import Granularity, NumberFormat, Packing, QParams, Spacing, TensorQuantizer
 from quark.quantizers.build import level_quantizer
 from quark.quantizers.single_level import SingleLevelQuantizer
 
@@ -63,6 +63,9 @@ class Plain(NumberFormat):
 
     def spec_error(self, spec: QTensorConfig) -> str | None:
         return super().spec_error(spec.set(symmetric=None))
+
+    def spacing(self, spec: QTensorConfig) -> Spacing | None:
+        return Spacing(smallest=1.0, largest=15.0, steps=15)
 
 
 class ReturnsAnother(Plain):
@@ -202,6 +205,11 @@ class DecodesElse(Plain):
 class OtherCodes(Plain):
     def codes(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
         return super().codes(t.mul_(0.99), zero)
+
+
+class WritesOtherCodes(Plain):
+    def write_codes(self, t: Tensor, zero: Tensor | None, out: Tensor) -> None:
+        super().write_codes(t.mul_(0.99), zero, out)
 
 
 class EncodesInPlace(Plain):

@@ -114,6 +114,14 @@ def quark_register_exporters():
         quant_methods=("quark",),
     )
 """
+
+
+def listener(body: str) -> Change:
+    """An event hook in the plugin module."""
+    return PLUGIN, "\n\n@hookimpl\n", f"\n\n@hookimpl\ndef quark_on_event(event):\n    {body}\n\n\n@hookimpl\n"
+
+
+LISTENER = listener("return event.name, event.to_dict()")
 IN_A_FOLDER = {f"src/{PACKAGE}/parts/__init__.py": "", f"src/{PACKAGE}/parts/names.py": "NAME = 'mutant_w4a8'\n"}
 ONE_PACKAGE = (
     "pyproject.toml",
@@ -184,6 +192,11 @@ MUTANTS = (
     mutant("describes_every_record", "says it in two lines", record(SUMMARY, 'summary="INT4 weights.\\nINT8 inputs."')),
     mutant("has_texts_that_a_terminal_can_show", "clears the screen", record(SUMMARY, 'summary="INT4 \\x1b[2J weights"')),
     mutant("has_texts_that_a_terminal_can_show", "turns the text around", record(SUMMARY, f'{SUMMARY}, clients=("\\u202evllm",)')),
+    mutant("hears_every_event", "wants a field that few events have", listener("event.block.upper()")),
+    mutant("hears_every_event", "counts on a rate that is not known yet", listener("getattr(event, 'seconds_left', 0.0) + 1.0")),
+    mutant("hears_every_event", "knows the names of today", listener("{'run_started': 1}[event.name]")),
+    mutant("prints_nothing_when_it_hears", "prints", listener("print(event.name)")),
+    mutant("hears_quickly", "computes", listener("sum(range(3_000_000))")),
     mutant("builds_a_wheel", "names a package that is not there", (*ONE_PACKAGE[:2], ONE_PACKAGE[2].replace(PACKAGE, "missing"))),
     mutant(
         "has_a_wheel_with_all_that_records_point_at",

@@ -56,7 +56,12 @@ class Streaming(Plain):
         self.named(out)
 
 
-class Resuming(Streaming):
+class Announcing(Streaming):
+    def announced(self, content: CheckpointContent, skeleton: nn.Module, options: ExportOptions) -> list[dict[str, Tensor]]:
+        return [dict(part) for part in SafetensorsExporter().announced(content, skeleton, options)]
+
+
+class Resuming(Announcing):
     @contextmanager
     def reopen(self, content: CheckpointContent, skeleton: nn.Module, out: Path, options: ExportOptions) -> Iterator[ResumableStream]:
         with SafetensorsExporter().reopen(content, skeleton, out, options) as stream:
@@ -181,6 +186,26 @@ class StreamsOtherwise(Streaming):
     def stream(self, content: CheckpointContent, skeleton: nn.Module, out: Path, options: ExportOptions) -> Iterator[BlockStream]:
         with super().stream(content, skeleton, out, attrs.evolve(options, pack_method="order")) as stream:
             yield stream
+
+
+class ForgetsToAnnounce(Announcing):
+    def announced(self, content: CheckpointContent, skeleton: nn.Module, options: ExportOptions) -> list[dict[str, Tensor]]:
+        return super().announced(content, skeleton, options)[1:]
+
+
+class AnnouncesFloats(Announcing):
+    """Announces scales in another dtype than it writes them in."""
+
+    def announced(self, content: CheckpointContent, skeleton: nn.Module, options: ExportOptions) -> list[dict[str, Tensor]]:
+        parts = super().announced(content, skeleton, options)
+        return [{name: t.double() if name.endswith("_scale") else t for name, t in part.items()} for part in parts]
+
+
+class AnnouncesAnotherOrder(Announcing):
+    """What it announces last it writes first, so that shards are of other sizes."""
+
+    def announced(self, content: CheckpointContent, skeleton: nn.Module, options: ExportOptions) -> list[dict[str, Tensor]]:
+        return super().announced(content, skeleton, options)[::-1]
 
 
 class ReadsNothing(Resuming):
@@ -314,6 +339,9 @@ MUTANTS = (
     _mutant("declares_streaming", "does not say that it streams", Streaming, capabilities=()),
     _mutant("declares_streaming", "says that it resumes", Streaming, capabilities={"streaming", "resumable"}),
     _mutant("declares_streaming", "does not say that it resumes", Resuming, capabilities={"streaming"}),
+    _mutant("announces_what_it_writes", "leaves tensors out of what it announces", ForgetsToAnnounce),
+    _mutant("announces_what_it_writes", "announces another dtype", AnnouncesFloats),
+    _mutant("announces_what_it_writes", "announces tensors in another order", AnnouncesAnotherOrder),
     _mutant("resumes", "reads no finished block", ReadsNothing),
     _mutant("resumes", "reads weights with less precision", ReadsAnotherDtype),
     _mutant("resumes", "does not notice damage", TrustsItsFiles),

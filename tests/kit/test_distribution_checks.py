@@ -17,7 +17,7 @@ from quark.plugins.discovery import Settings, discover
 from quark.testing import Check, Result, find_subject, run_check, run_checks
 from quark.testing.catalogue import checks_of
 
-from .distribution_mutants import above, installed
+from .distribution_mutants import LISTENER, above, installed
 from .mutant import DISTRIBUTION, subject_among
 
 CHECKS = checks_of("distribution")
@@ -28,7 +28,7 @@ SCHEME = SchemeRecord(name="mutant_plain", summary="a scheme", config="quark_sch
 @pytest.fixture(scope="module")
 def healthy(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Result]:
     """What the checks say of a healthy distribution, which is installed while they run and no longer."""
-    with installed(tmp_path_factory.mktemp("healthy")) as subject:
+    with installed(tmp_path_factory.mktemp("healthy"), LISTENER) as subject:
         return {result.check.name: result for result in run_checks(subject, CHECKS)}
 
 

@@ -39,7 +39,7 @@ def scale(module: nn.Module, by: Tensor | float) -> None:
 
 
 class Moves:
-    """Moves a power of two from each attention norm into its readers: the healthy transform from which the mutants differ in one thing."""
+    """Moves a power of two from each attention norm into its readers: from which the mutants differ in one thing."""
 
     works_by_block = True
     needs: Any = ()
@@ -211,12 +211,48 @@ class LooksAhead(Moves):
             super().move(norm, readers, block)
 
 
+class StartedCounting:
+    """Moves more with each block, and tells nobody how much that is."""
+
+    def __init__(self, moves: Moves) -> None:
+        self.step = self.factor = moves.factor
+
+    def apply_global(self, model: nn.Module) -> None:
+        pass
+
+    def apply(self, block: BlockContext) -> Mapping[str, Metrics]:
+        self.factor *= self.step
+        moves = Moves(Settings())
+        moves.factor = self.factor
+        return moves.apply(block)
+
+
+class CountsBlocks(Moves):
+    def start(self, model: nn.Module, plan: object) -> Any:
+        return StartedCounting(self)
+
+
+class StartedLearning(StartedCounting):
+    def learned(self) -> Any:
+        return self.factor
+
+    def recall(self, learned: Any) -> None:
+        self.factor = learned
+
+
+class LearnsFromItsBlocks(Moves):
+    """Moves more with each block, and says how much: the healthy transform."""
+
+    def start(self, model: nn.Module, plan: object) -> Any:
+        return StartedLearning(self)
+
+
 class RoundsWithText(Moves):
     def rounding(self) -> Any:
         return "round-to-nearest"
 
 
-HEALTHY = (record_of(),)
+HEALTHY = (record_of(LearnsFromItsBlocks),)
 
 
 def _mutant(check: str, about: str, processor: Any = Moves, config: type[AlgoConfig] = Settings, **fields: Any) -> Mutant:
@@ -245,6 +281,7 @@ MUTANTS = (
     _mutant("does_no_harm", "makes some channels large", Harms),
     _mutant("reloads_to_the_same_logits", "has a restorer that restores nothing", Runs, RunSettings, restorer=ObjectRef(RestoresNothing)),
     _mutant("streams_to_the_same_bytes", "looks at weights of other blocks", LooksAhead),
+    _mutant("resumes_to_the_same_bytes", "keeps to itself what goes on to the next block", CountsBlocks),
     _mutant("is_the_same_on_two_ranks", "moves another factor each time that it is started", CountsStarts),
     _mutant("its_rounding_is_one", "has a text for a rounding", RoundsWithText),
 )

@@ -7,14 +7,17 @@ import re
 from pathlib import Path
 from xml.etree import ElementTree
 
+import attrs
 import pytest
 
 import quark.plugins
+from benchmarks.results import Measurement, add_run
 from quark.cli.main import program
 from quark.plugins import QuarkHooks, formats
 from quark.plugins.catalog import catalog
+from quark.plugins.events import EVENTS
 from quark.plugins.kinds import KINDS
-from tools.docs import api, command_line, manual, marks, measured, pictures, sections, tables
+from tools.docs import api, benchmarks, command_line, events, manual, marks, measured, pictures, sections, tables
 from tools.docs.pictures.formats import values_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -140,3 +143,23 @@ def test_measured_accuracy_agrees_with_the_table_of_the_algorithms() -> None:
     assert {"GPTQ", "GPTAQ", "Qronos"} <= calibrated.keys()
     nearest = measured.round_to_nearest()["perplexity"]["int4_wo_64"]
     assert calibrated["round-to-nearest"]["int4_wo_64"] == pytest.approx(nearest, rel=0.01)
+
+
+def test_the_page_of_benchmarks_has_every_figure_of_the_last_run_and_a_line_for_each_run(tmp_path: Path) -> None:
+    path = tmp_path / "benchmarks.json"
+    add_run(path, [Measurement("start-up", "a|b", 2.0, "×", "import x", 3.0)])
+    add_run(path, [Measurement("start-up", "a|b", 4.0, "×", "import x", 3.0), Measurement("start-up", "c", 0.25, "s", "import x", 0.3)])
+    text = benchmarks.page(path)
+    assert "| a\\|b | 4.00× | 3 ×, missed |" in text
+    assert "| c | +0.25 s | 0.3 s, met |" in text
+    assert [line.split("|")[-2].strip() for line in text.splitlines()[-2:]] == ["4.00", "2.00"]
+
+
+def test_every_event_and_every_field_of_it_has_a_meaning_on_the_page() -> None:
+    text = events.events()
+    for kind in EVENTS:
+        section = text.split(f"### {kind.name}\n")[1].partition("### ")[0]
+        for field in attrs.fields(kind):
+            if field.name not in ("task", "elapsed"):
+                (row,) = [line for line in section.splitlines() if line.startswith(f"| `{field.name}` |")]
+                assert len(row.split("|")[2].strip()) > 5

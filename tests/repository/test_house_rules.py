@@ -135,3 +135,9 @@ def test_light_modules_import_neither_torch_nor_transformers(module: str) -> Non
     code = f"import sys, {module}; print(sorted({{'torch', 'transformers'}} & set(sys.modules)))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+def test_the_names_of_snippets_come_without_transformers() -> None:
+    code = "import sys; from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors; print('transformers' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "False"

@@ -7,12 +7,14 @@
 ``{{ protocols }}``       how perplexity may be measured
 ``{{ capabilities }}``    what records may declare that they can do
 ``{{ hook NAME }}``       what the docstring of a hook says, with its example
+``{{ events }}``          what listeners hear of a run: each event with its fields
 ``{{ commands }}``        the command line: each command with its arguments
 ``{{ plan ARGUMENTS }}``  the plan that ``quark quantize MODEL OUT ARGUMENTS --dry-run`` prints for the tiny model
 ``{{ section FILE: HEADING }}``  a section of another document of the repository
 ``{{ file PATH }}``       a Python file of the repository
 ``{{ conformance }}``     the checks of the conformance suite
 ``{{ outcomes }}``        what a check can end in
+``{{ benchmarks }}``      the page of benchmarks
 ``{{ measured }}``        the table of measured accuracy
 ``{{ picture NAME: caption }}``  a drawing of `tools.docs.pictures`
 ========================  ==========================================================================
@@ -23,7 +25,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from tools.docs import command_line, conformance, manual, measured, pictures, sections, tables
+from tools.docs import benchmarks, command_line, conformance, events, manual, measured, pictures, sections, tables
 
 __all__ = ["MARK", "expand"]
 
@@ -36,12 +38,14 @@ _GENERATORS: dict[str, Callable[[str, str], str]] = {
     "protocols": lambda _, __: tables.protocols(),
     "capabilities": lambda _, __: tables.capabilities(),
     "hook": lambda name, _: manual.hook(name),
+    "events": lambda _, __: events.events(),
     "commands": lambda _, __: command_line.reference(),
     "plan": lambda arguments, _: command_line.plan_of_the_tiny_model(arguments),
     "section": sections.section,
     "file": lambda path, _: sections.python_file(path),
     "conformance": lambda _, __: conformance.checks(),
     "outcomes": lambda _, __: conformance.outcomes(),
+    "benchmarks": lambda _, __: benchmarks.page(),
     "measured": lambda _, __: measured.table(),
     "picture": lambda text, _: pictures.figure(*text.split(": ", 1)),
 }

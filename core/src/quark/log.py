@@ -4,23 +4,69 @@ from __future__ import annotations
 
 import logging
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 
-__all__ = ["get_logger"]
+__all__ = ["beside_a_bar", "get_logger", "writes_to_stderr"]
 
 
 class _StderrUnlessConfigured(logging.Handler):
-    """Writes to the current stderr, and stays silent where the root logger has handlers: then the application decides."""
+    """Writes to the current stderr, and stays silent where the root logger has handlers: then the application decides.
+
+    Attributes:
+        write: Writes a line.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.write: Callable[[str], object] = _to_stderr
 
     def emit(self, record: logging.LogRecord) -> None:
-        if not logging.getLogger().handlers:
-            sys.stderr.write(f"[QUARK-{record.levelname}]: {record.getMessage()}\n")
+        if writes_to_stderr():
+            self.write(f"[QUARK-{record.levelname}]: {record.getMessage()}")
+
+
+def _to_stderr(line: str) -> None:
+    sys.stderr.write(f"{line}\n")
 
 
 def get_logger(name: str = "quark") -> logging.Logger:
     """Return the logger of that name below ``quark``; the first call gives ``quark`` its handler."""
     root = logging.getLogger("quark")
-    if not any(isinstance(h, _StderrUnlessConfigured) for h in root.handlers):
+    if _own_handler(root) is None:
         root.addHandler(_StderrUnlessConfigured())
         if root.level == logging.NOTSET:
             root.setLevel(logging.INFO)
     return root if name == "quark" else root.getChild(name.removeprefix("quark."))
+
+
+def writes_to_stderr() -> bool:
+    """Return whether quark shows its log itself: the application has configured no handlers."""
+    return not logging.getLogger().handlers
+
+
+@contextmanager
+def beside_a_bar(write: Callable[[str], object], shown: str) -> Iterator[None]:
+    """Let lines for stderr be written above a bar; what is logged elsewhere stays as it is.
+
+    Args:
+        write: Writes a line above the bar.
+        shown: Name of the logger whose lines the bar stands for, which are left out.
+    """
+
+    def is_other(record: logging.LogRecord) -> bool:
+        return record.name != shown
+
+    handler = _own_handler(get_logger())
+    assert handler is not None
+    handler.write = write
+    handler.addFilter(is_other)
+    try:
+        yield
+    finally:
+        handler.removeFilter(is_other)
+        handler.write = _to_stderr
+
+
+def _own_handler(root: logging.Logger) -> _StderrUnlessConfigured | None:
+    return next((handler for handler in root.handlers if isinstance(handler, _StderrUnlessConfigured)), None)

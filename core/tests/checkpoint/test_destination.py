@@ -54,6 +54,22 @@ def test_a_processor_that_was_saved_first_stays(overwrite: bool, tmp_path: Path)
     assert [p.name for p in tmp_path.iterdir()] == ["out"]
 
 
+def test_code_that_an_earlier_export_has_copied_is_replaced_and_other_code_is_not(tmp_path: Path) -> None:
+    out = earlier(tmp_path / "out", "modeling_own.py", "layers_own.py", "attention_own.py", "norms_own.py")
+    block = {"quantization_config": {"quant_method": "quark"}, "auto_map": {"AutoModel": "modeling_own.Model"}}
+    (out / "config.json").write_text(json.dumps(block))
+    (out / "modeling_own.py").write_text("import torch\nfrom .layers_own import Layer\nfrom . import norms_own\n")
+    (out / "layers_own.py").write_text("from .attention_own import (\n    Attention,\n)\nfrom .modeling_own import Model\n")
+    (out / "mine.py").write_text("mine")
+    before = contents(out)
+    with pytest.raises(OutputError, match=r"holds 'mine\.py', which no export writes"):
+        build(out, overwrite=True, config="new")
+    assert contents(out) == before
+    (out / "mine.py").unlink()
+    build(out, overwrite=True, config="new")
+    assert not list(out.glob("*.py"))
+
+
 def test_an_earlier_export_is_refused_and_replaced_on_request_alone(tmp_path: Path) -> None:
     out = earlier(tmp_path / "out", "vocab.txt")
     before = contents(out)

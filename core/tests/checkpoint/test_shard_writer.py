@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from threading import Event
 
 import pytest
 import torch
@@ -252,3 +253,24 @@ def test_every_dtype_is_read_again_as_it_was_written(dtype: torch.dtype, tmp_pat
             again = writer.read(name)
             assert (again.dtype, again.shape) == (tensor.dtype, tensor.shape)
             assert torch.equal(again.reshape(-1).view(torch.uint8), tensor.reshape(-1).view(torch.uint8))
+
+
+def test_a_part_without_checksums_is_written_and_stays_out_of_them(tmp_path: Path) -> None:
+    parts = [part({name: torch.ones(4)}) for name in "ab"]
+    with opened([p.meta for p in parts], tmp_path) as writer:
+        writer.write(parts[0])
+        writer.write(parts[1], checksums=False)
+        assert list(stored(writer)) == ["a"]
+        writer.finish()
+
+
+def test_the_next_part_is_written_while_the_disk_stores_the_last(tmp_path: Path) -> None:
+    parts, is_written = [part({name: torch.ones(4)}) for name in "abc"], Event()
+    with opened([p.meta for p in parts], tmp_path) as writer:
+        writer.write(parts[0])
+        writer.when_stored(lambda _: None if is_written.wait(60) else pytest.fail("the next part waits for the disk"))
+        writer.write(parts[1])
+        writer.write(parts[2])
+        is_written.set()
+        writer.finish()
+    assert set(read(tmp_path)) == set("abc")

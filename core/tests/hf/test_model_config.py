@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
+from quark.errors import CheckpointError
 from quark.hf.model_config import auto_class, model_config
 
 
@@ -30,3 +31,10 @@ def test_the_architecture_that_a_config_names_decides_and_text_comes_first(model
 def test_what_is_named_in_a_file_decides_as_well(tmp_path: Path) -> None:
     AutoConfig.for_model("mllama", architectures=["MllamaForConditionalGeneration"]).save_pretrained(tmp_path)
     assert auto_class(model_config(tmp_path)) is AutoModelForImageTextToText
+
+
+@pytest.mark.parametrize("damaged", ["[[1]]", '{"a": 1}', "7"])
+def test_a_model_type_that_is_no_name_is_damage(tmp_path: Path, damaged: str) -> None:
+    (tmp_path / "config.json").write_text(f'{{"model_type": {damaged}}}')
+    with pytest.raises(CheckpointError, match=r"config\.json' says model_type = .* where a name is expected"):
+        model_config(tmp_path)

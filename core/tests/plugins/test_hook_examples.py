@@ -15,7 +15,7 @@ import attrs
 import pytest
 
 from quark.config.layer import QLayerConfig
-from quark.plugins import Catalog, Event, QuarkHooks
+from quark.plugins import BlockFinished, Catalog, QuarkHooks, RunStarted
 from quark.plugins.expected import KEY
 from quark.plugins.kinds import KINDS
 
@@ -76,9 +76,12 @@ def test_the_scheme_of_the_example_has_its_option(installed: Path) -> None:
     assert [str(option) for option in schemes.options("acme_w8")] == ["group_size=64 (int)"]
 
 
-def test_the_listener_of_the_example_hears(installed: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    collected(installed, "quark_on_event").emit(Event("run_started"))
-    assert capsys.readouterr().out == "acme heard of run_started\n"
+def test_the_listener_of_the_example_hears(installed: Path, caplog: pytest.LogCaptureFixture) -> None:
+    catalog = collected(installed, "quark_on_event")
+    with caplog.at_level("INFO", "acme_quant"):
+        catalog.emit(BlockFinished(block="model.layers.0", number=1, total=3, seconds_left=8.0))
+        catalog.emit(RunStarted())
+    assert caplog.messages == ["model.layers.0 of 3, 8 s left"]
 
 
 def test_every_hook_has_an_example() -> None:

@@ -203,3 +203,49 @@ def test_casts_have_no_scales() -> None:
     assert q.is_float
     assert torch.equal(q.fake_quantize(x), x.bfloat16().float())
     assert q.pack_qparams(q.find_qparams(x)) == {}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("case", CASES)
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 10**6), exponent=st.integers(-130, 110))
+def test_codes_that_are_said_to_survive_a_cast_do(case: str, dtype: torch.dtype, seed: int, exponent: int) -> None:
+    q, x = quantizer(case), (data(seed=seed).clamp(-1e3, 1e3) * 2.0 ** (exponent / 8 if dtype is torch.float16 else exponent)).to(dtype)
+    if not bool(x.isfinite().all()):
+        return
+    values, qparams = q.round_to_nearest(x)
+    if q.recovers_codes(dtype, qparams):
+        assert torch.equal(q.quantize(x, qparams).view(torch.uint8), q.codes_of(values, qparams).view(torch.uint8))
+
+
+SURVIVING = [case for case in CASES if case not in ("real zero points", "uint8 tensor", "int8 channels of axis 0")]
+
+
+@pytest.mark.parametrize("case", SURVIVING)
+def test_codes_of_usual_weights_are_known_to_survive_bfloat16(case: str) -> None:
+    q, x = quantizer(case), data().bfloat16()
+    assert q.recovers_codes(torch.bfloat16, q.find_qparams(x))
+
+
+@pytest.mark.parametrize(
+    ("case", "dtype", "factor"),
+    [
+        ("uint8 tensor", torch.bfloat16, 1.0),  # 255 steps, of which bfloat16 tells 128 apart
+        ("real zero points", torch.float32, 1.0),  # any number of steps
+        ("fp8 tensor", torch.float16, 2.0**-12),  # values are subnormal numbers
+        ("int8 tensor", torch.float16, 65_504.0),  # the value of code -128 is infinite
+        ("mxfp4", torch.bfloat16, 0.0),
+    ],
+)
+def test_codes_are_not_said_to_survive_where_values_lose_precision(case: str, dtype: torch.dtype, factor: float) -> None:
+    q, x = quantizer(case), (data().clamp(-1, 1) * factor).to(dtype)
+    assert not q.recovers_codes(dtype, q.find_qparams(x))
+
+
+@pytest.mark.parametrize("case", CASES)
+@settings(max_examples=25, deadline=None)
+@given(seed=st.integers(0, 10**6), exponent=st.integers(-140, 110))
+def test_codes_of_16_bit_numbers_are_those_of_the_same_numbers_in_float32(case: str, seed: int, exponent: int) -> None:
+    q, x = quantizer(case), (data(seed=seed).clamp(-1e3, 1e3) * 2.0**exponent).bfloat16()
+    qparams = q.find_qparams(x)
+    assert torch.equal(q.quantize(x, qparams).view(torch.uint8), q.quantize(x.float(), qparams).view(torch.uint8))

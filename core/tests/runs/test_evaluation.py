@@ -111,5 +111,5 @@ def test_the_command_has_it(tmp_path: Path) -> None:
     results = []
     for flags in ([], ["--by-block"]):
         done = CliRunner().invoke(app, [*command, *flags], catch_exceptions=False)
-        results.append({key: value for key, value in json.loads(done.stdout).items() if key != "seconds"})
+        results.append({key: value for key, value in json.loads(done.stdout.splitlines()[-1]).items() if key != "seconds"})
     assert results[0] == results[1]

@@ -14,11 +14,12 @@ from quark.calibration.batches import calls
 from quark.calibration.report import CalibrationReport
 from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
+from quark.events import RunEvents
 from quark.modules import is_quantized
 from quark.planning.decoder_blocks import Block
 from quark.planning.family import architecture_of
 from quark.planning.plan import QuantPlan, make_plan
-from quark.plugins import documented_object
+from quark.plugins import BlockFinished, Event, documented_object, listening
 from quark.runs.quantize_block import quantize_block, quantize_blocks, start_transforms
 from quark.runs.sink import BlockResult, InPlaceSink
 from quark.testing.small_models import small_model
@@ -106,13 +107,14 @@ def test_a_finished_block_is_neither_transformed_nor_rounded_and_hands_on_what_w
     plan = make_plan(model, QConfig(global_quant_config=QLayerConfig(weight=INT8)), architecture_of(model))
     first = BlockResult(CalibrationReport(unreached=["a"]).to_dict(), {"input_groups": [["b", "c"]], "transforms": [7]})
     sink, transform = Resumed(model, first), Counts()
-    monitored: list[str] = []
+    heard: list[Event] = []
     started = start_transforms(model, plan, [transform])
-    report = quantize_blocks(model, plan, [], RoundToNearest(), sink, lambda i, n, name: monitored.append(name), transforms=started)
+    with listening(heard.append):
+        report = quantize_blocks(model, plan, [], RoundToNearest(), sink, RunEvents("quantize"), transforms=started)
     assert transform.seen == [7]
     assert sink.results[-1].learned == {"input_groups": [["b", "c"]], "transforms": [8]}
     assert report.unreached == ["a"]
-    assert len(monitored) == 2
+    assert [event.outcome for event in heard if isinstance(event, BlockFinished)] == ["resumed", "done"]
     layers = {name: is_quantized(m) for name, m in model.named_modules() if isinstance(m, nn.Linear)}
     assert not any(done for name, done in layers.items() if ".layers.0." in name)
     assert all(done for name, done in layers.items() if ".layers.1." in name)

@@ -144,9 +144,17 @@ class RoundToNearest:
 
     A layer gets a new parameter, and lets its old one go: weights that are mapped from a checkpoint are read once and never written, which
     would copy them page by page, and a parameter that another module shares stays what it is there.
+
+    Args:
+        defers: Whether weights stay float where their codes are known to be the same without rounded values
+            (`quark.modules.QuantizerModule.is_deferred`): for layers that are stored, and run no more.
     """
 
     needs: ClassVar[Sequence[type[Statistic]]] = ()
+    _defers = False  # of subclasses with a constructor of their own
+
+    def __init__(self, *, defers: bool = False) -> None:
+        self._defers = defers
 
     def applies_to(self, name: str) -> bool:
         """Apply to every layer."""
@@ -159,14 +167,15 @@ class RoundToNearest:
         quantizers = [weight_quantizer(layer) for layer in layers]
         shared = _seen_by_all(layers, quantizers) if task.shares_scale else None
         for layer, quantizer in zip(layers, quantizers, strict=True):
-            weight = float_weight(layer)
-            if shared is None:
+            weight, is_deferred = float_weight(layer), False
+            if shared is None and not self._defers:
                 values, qparams = quantizer.quantizer.round_to_nearest(weight)
             else:
                 qparams = quantizer.quantizer.find_qparams(weight, shared)
-                values = quantizer.quantizer.fake_quantize(weight, qparams)
+                is_deferred = self._defers and quantizer.quantizer.recovers_codes(weight.dtype, qparams)
+                values = weight if is_deferred else quantizer.quantizer.fake_quantize(weight, qparams)
             layer.weight = nn.Parameter(values, requires_grad=False)
-            quantizer.set_qparams(qparams)
+            quantizer.set_qparams(qparams, is_deferred=is_deferred)
         return {}
 
 

@@ -14,15 +14,19 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from quark.modules import QuantizedLayer
+from quark.modules import QuantizedLayer, QuantizerModule
 from quark.modules.layers import linear_weight
 from quark.parallel import one_thread
 from quark.quantizers import QParams
+from quark.quantizers.sampled_rows import qparams_of_rows, sample_of_rows
 
 __all__ = ["BINS", "SAMPLE", "WORST", "InputSample", "LayerFigures", "decibels", "histogram", "weight_figures"]
 
 SAMPLE = 1 << 16
-"""Elements of a weight that are measured, in evenly spread runs: a ratio's standard error is about 0.05 dB in trained models."""
+"""Elements of a weight that are measured, in evenly spread runs: a ratio's standard error is about 0.05 dB in trained models.
+
+Of a weight whose rounded values are not computed, whole rows are measured.
+"""
 BINS = 96
 """Bins of a histogram: grids of up to 6 bits are told apart, and a page with `WORST` layers stays small."""
 WORST = 8
@@ -81,9 +85,12 @@ class LayerFigures:
         for name, layer in layers.items():
             if layer.weight_quantizer is None:
                 continue
-            weight, rounded = linear_weight(floats[name]).detach(), layer.weight.detach()  # type: ignore[operator]
+            weight = linear_weight(floats[name]).detach()
             with one_thread(weight.device):
-                values, rounded_values = _sampled(weight, self._sample), _sampled(rounded, self._sample)
+                if layer.weight_quantizer.is_deferred:
+                    values, rounded_values = _rounded_rows(weight, layer.weight_quantizer, self._sample)
+                else:
+                    values, rounded_values = _sampled(weight, self._sample), _sampled(layer.weight.detach(), self._sample)  # type: ignore[operator]
                 figures = weight_figures(values, rounded_values) | {"scale_ratio": _scale_ratio(layer.weight_quantizer.qparams)}
                 if name in inputs:
                     figures["input_peak_to_rms"] = inputs[name].peak_to_rms
@@ -157,6 +164,16 @@ def _scale_ratio(qparams: QParams | None) -> float | None:
     scale = qparams.scale.detach().float().abs()
     median = float(_sampled(scale, _INPUT_SAMPLE).median())
     return float(scale.max()) / median if median > 0 else None
+
+
+def _rounded_rows(weight: Tensor, module: QuantizerModule, most: int | None) -> tuple[Tensor, Tensor]:
+    """Return whole rows of a float weight, about ``most`` elements, and the same elements rounded to nearest; float32, ``[n]``."""
+    quantizer, qparams, shape = module.quantizer, module.qparams, tuple(weight.shape)
+    assert qparams is not None
+    rows = None if most is None else sample_of_rows(quantizer.granularity, shape, most)
+    if rows is not None:
+        weight, qparams = weight[rows], qparams_of_rows(quantizer.granularity, shape, qparams, rows)
+    return weight.float().reshape(-1), quantizer.fake_quantize(weight, qparams).float().reshape(-1)
 
 
 def _sampled(tensor: Tensor, most: int | None) -> Tensor:

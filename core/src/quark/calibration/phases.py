@@ -19,6 +19,7 @@ class PhaseClock:
 
     Args:
         now: Returns the time in seconds.
+        changed: Called with the phase that goes on now, whenever that changes.
 
     Attributes:
         seconds: By phase, all since the clock was made.
@@ -33,8 +34,9 @@ class PhaseClock:
         {'forward': 3.0, 'solve': 3.0}
     """
 
-    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(self, now: Callable[[], float] = time.perf_counter, changed: Callable[[str], None] = lambda _: None) -> None:
         self._now = now
+        self._changed = changed
         self._phases: list[str] = []
         self._since = 0.0
         self._at_lap: dict[str, float] = {}
@@ -45,11 +47,14 @@ class PhaseClock:
         """Count the time of the body in the phase of that name."""
         self._count()
         self._phases.append(name)
+        self._changed(name)
         try:
             yield
         finally:
             self._count()
             self._phases.pop()
+            if self._phases:
+                self._changed(self._phases[-1])
 
     def lap(self) -> dict[str, float]:
         """Return the seconds of each phase since the last call; only finished phases, and finished parts of them, are counted."""

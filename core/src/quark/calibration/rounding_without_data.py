@@ -24,9 +24,12 @@ def round_without_statistics(
     return set(chosen)
 
 
-def round_to_nearest(layers: Mapping[str, QuantizedLayer], siblings: Sequence[Sequence[str]]) -> set[str]:
-    """Round the weights of layers to nearest, those of siblings with one scale; returns the layers' names."""
-    nearest = RoundToNearest()
+def round_to_nearest(layers: Mapping[str, QuantizedLayer], siblings: Sequence[Sequence[str]], *, defers: bool = False) -> set[str]:
+    """Round the weights of layers to nearest, those of siblings with one scale; returns the layers' names.
+
+    ``defers`` is as of `quark.algorithms.RoundToNearest`.
+    """
+    nearest = RoundToNearest(defers=defers)
     for task in rounding_tasks(layers, siblings):
         nearest.round(task)
     return set(layers)

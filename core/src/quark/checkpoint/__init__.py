@@ -4,7 +4,9 @@ from quark.checkpoint.companions import save_companions
 from quark.checkpoint.content import CheckpointContent
 from quark.checkpoint.export import ModelExporter, export_safetensors
 from quark.checkpoint.exporter import (
+    AnnouncesTensors,
     BlockStream,
+    EncodingStream,
     Exporter,
     ExportOptions,
     ResumableExporter,
@@ -20,9 +22,11 @@ from quark.checkpoint.transformers_loading import register_layouts
 from quark.hf.dequantizer import Dequantizer, FloatTensor
 
 __all__ = [
+    "AnnouncesTensors",
     "BlockStream",
     "CheckpointContent",
     "Dequantizer",
+    "EncodingStream",
     "ExportOptions",
     "Exporter",
     "FloatTensor",

@@ -11,7 +11,7 @@ from torch import nn
 from quark.checkpoint.destination import COMPANIONS
 from quark.checkpoint.exporter import Tokenizer
 from quark.errors import OutputError
-from quark.hf.custom_code import code_files
+from quark.hf.custom_code import code_of
 from quark.hf.internals import source_of
 
 __all__ = ["save_companions"]
@@ -20,7 +20,7 @@ __all__ = ["save_companions"]
 def save_companions(model: nn.Module, directory: Path, tokenizer: Tokenizer | None = None) -> None:
     """Write what belongs beside the weights of a model: its tokenizer and settings of generation, and files beside its float checkpoint.
 
-    Code that the config of that checkpoint names is copied too, with the modules beside it.
+    Code that the configs of that checkpoint name is copied too, with the modules that it imports (`quark.hf.custom_code.code_of`).
 
     Args:
         model: The model; of one outside transformers only the tokenizer is written.
@@ -39,9 +39,7 @@ def save_companions(model: nn.Module, directory: Path, tokenizer: Tokenizer | No
     if generation is not None:
         generation.save_pretrained(directory)
     source = Path(source_of(config))
-    own = [name for file in ("config.json", "tokenizer_config.json") for name in code_files(source / file)] if source.name else []
-    modules = sorted({path.name for path in source.glob("*.py")}) if own else []  # they import each other
-    for name in (*COMPANIONS, *modules):
+    for name in (*COMPANIONS, *(code_of(source) if source.name else [])):
         if source.name and (source / name).is_file() and not (directory / name).exists():
             shutil.copyfile(source / name, directory / name)
 

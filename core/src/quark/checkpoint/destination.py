@@ -11,6 +11,7 @@ from pathlib import Path
 from quark.checkpoint.exchange import exchange
 from quark.checkpoint.layouts import quantization_block
 from quark.errors import OutputError, QuarkError
+from quark.hf.custom_code import code_of
 from quark.plugins import exporters
 
 __all__ = ["COMPANIONS", "REPLACED", "REPORT_FILES", "move_into_place", "refuse_used_directory"]
@@ -48,7 +49,7 @@ def refuse_used_directory(out: Path, *, overwrite: bool = False) -> None:
     Args:
         out: The output directory.
         overwrite: Whether ``out`` may contain an earlier export: a ``config.json`` with a ``quantization_config`` of an installed layout,
-            and only files that exports write.
+            and only files that exports write, among them the Python files that its configs name and those that these import.
 
     Raises:
         OutputError: ``out`` contains other files, or is a file.
@@ -96,12 +97,20 @@ def move_into_place(export: Path, out: Path, *, overwrite: bool = False) -> None
 
 def _why_not_replaceable(out: Path, names: Sequence[str]) -> str | None:
     patterns = [pattern for record in exporters() for pattern in record.files]
-    written = [name for name in names if name not in REPORT_FILES and not _EXPORTED.fullmatch(name)]
+    written = [name for name in names if name not in (*REPORT_FILES, *_code_of(out)) and not _EXPORTED.fullmatch(name)]
     if unknown := [name for name in written if not any(fnmatchcase(name, p) for p in patterns)]:
         return f"it holds '{unknown[0]}', which no export writes"
     if not _is_export(out):
         return "it is no export of quark: its config.json has no quantization_config of a layout that is installed"
     return "it is a link to another directory" if out.is_symlink() else None
+
+
+def _code_of(export: Path) -> list[str]:
+    """Return the code that an export has, a copy of that beside its float checkpoint; nothing where its configs cannot be read."""
+    try:
+        return code_of(export)
+    except QuarkError:
+        return []
 
 
 def _is_export(directory: Path) -> bool:

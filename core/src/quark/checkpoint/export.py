@@ -18,6 +18,7 @@ from quark.checkpoint.exporter import Exporter, ExportOptions, Tokenizer
 from quark.config.export import ExporterConfig, JsonExporterConfig
 from quark.config.model import QConfig
 from quark.errors import CheckpointError, ConfigError, UnknownNameError
+from quark.events import running
 from quark.hf.tokenizer import load_tokenizer
 from quark.planning.one_layer import as_model
 from quark.plugins import exporters
@@ -101,9 +102,12 @@ def export_with(name: str, model: nn.Module, output_dir: str | Path, options: Ex
     exporter = exporter_of(name, options)
     refuse_used_directory(Path(output_dir), overwrite=options.overwrite)
     content = content_of(as_model(model))
-    place = exporting(name, Path(output_dir), overwrite=options.overwrite)
-    with place as directory, attributed(f"writing '{output_dir}'", origin("exporters", name)):
-        exporter.export(content, directory, options)
+    with running("export", source=type(model).__name__, out=str(output_dir)) as events:
+        events.phase("write")
+        place = exporting(name, Path(output_dir), overwrite=options.overwrite)
+        with place as directory, attributed(f"writing '{output_dir}'", origin("exporters", name)):
+            exporter.export(content, directory, options)
+        events.exported(Path(output_dir), name)
 
 
 def export_safetensors(

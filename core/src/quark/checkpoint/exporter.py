@@ -19,6 +19,7 @@ from quark.planning.decoder_blocks import Block
 __all__ = [
     "AnnouncesTensors",
     "BlockStream",
+    "EncodingStream",
     "ExportOptions",
     "Exporter",
     "ResumableExporter",
@@ -97,6 +98,18 @@ class BlockStream(Protocol):
         Args:
             content: The final content of the run: plan and configuration no longer name algorithms that changed nothing.
         """
+
+
+@runtime_checkable
+class EncodingStream(BlockStream, Protocol):
+    """A stream that takes codes of weights from their quantizers, as `quark.modules.packed_layers.stored_tensors` does.
+
+    Attributes:
+        encodes: Whether it does so for all weights. Layers then may have float weights, where their quantizers say so
+            (`quark.modules.QuantizerModule.is_deferred`): rounded values that nobody reads are not computed.
+    """
+
+    encodes: bool
 
 
 @runtime_checkable

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from quark.checkpoint.layout_reader import LayoutReader
-from quark.errors import AmbiguousNameError, CheckpointError
+from quark.errors import CheckpointError
 from quark.hf.json_files import read_json
 from quark.plugins import exporters
 from quark.plugins.attribution import attributed, origin
@@ -42,26 +42,19 @@ def layout_for(block: Mapping[str, Any], path: Path) -> str:
         CheckpointError: No registered layout fits, or the one that fits has no reader.
         AmbiguousNameError: (a ValueError) Several layouts fit equally well.
     """
+    name = exporters().fitting_one(block, "reader", path)
+    if name is not None:
+        return name
     names = exporters().fitting(block)
-    if not names:
-        methods = sorted({method for record in exporters() if record.reader is not None for method in record.quant_methods})
-        raise CheckpointError(
-            f"'{path}' has a quantization_config of quant_method {block.get('quant_method')!r}, which no installed layout reads. Installed "
-            f"ones read {', '.join(map(repr, methods)) or 'none'}: install the distribution that brings it, or load it with transformers. "
-            f"{catalog().missing((exporters().kind.distribution,))}".rstrip()
-        )
-    readable = [name for name in names if exporters().get(name).reader is not None]
-    if not readable:
+    if names:
         source = exporters().source(names[0])
         can = "writes it and" if exporters().get(names[0]).exporter is not None else "makes float checkpoints of it and"
         raise CheckpointError(f"'{path}' is of the layout '{names[0]}' of {source}, which {can} cannot read it")
-    if len(readable) > 1:
-        who = " and ".join(f"'{name}' of {exporters().source(name)}" for name in readable)
-        raise AmbiguousNameError(
-            f"'{path}' can be read as the layouts {who}: leave one out with QUARK_DISABLED_PLUGINS, or tell them apart "
-            "with ExporterRecord(marks=...)"
-        )
-    return readable[0]
+    raise CheckpointError(
+        f"'{path}' has a quantization_config of quant_method {block.get('quant_method')!r}, which no installed layout reads. Installed "
+        f"ones read {exporters().methods_with('reader')}: install the distribution that brings it, or load it with transformers. "
+        f"{catalog().missing((exporters().kind.distribution,))}".rstrip()
+    )
 
 
 def reader_of(name: str) -> LayoutReader:

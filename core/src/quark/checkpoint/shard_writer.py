@@ -112,10 +112,12 @@ class ShardWriter:
                     )
                 self._files.append(os.open(directory / name, os.O_RDWR))
                 stack.callback(os.close, self._files[-1])
-            # While one part is written, the next is computed: at most two are in memory.
+            # While one part is written, the next is computed: at most two are in memory. Nothing waits for the disk meanwhile.
             self._thread = stack.enter_context(ThreadPoolExecutor(max_workers=1))
+            self._storing_thread = stack.enter_context(ThreadPoolExecutor(max_workers=1))
             self._closing = stack.pop_all()
         self._pending: Future[None] | None = None
+        self._storing: Future[None] | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -127,21 +129,27 @@ class ShardWriter:
         """Return whether a tensor of that full name was announced."""
         return name in self._layout.places
 
-    def write(self, part: Part) -> None:
-        """Compute a part and start writing it to its places in the files; the writing may continue in the background."""
+    def write(self, part: Part, *, checksums: bool = True) -> None:
+        """Compute a part and start writing it to its places in the files; the writing may continue in the background.
+
+        Args:
+            part: The part.
+            checksums: Whether `when_stored` is going to ask for those of this part, if it is going to ask at all.
+        """
         places = self._layout.places
         tensors = [(name, _checked(name, tensor, places[name].meta)) for name, tensor in _in_order(part)]
         self._wait()
         self._unwritten.difference_update(part.meta)
-        self._pending = self._thread.submit(self._write_all, tensors)
+        self._pending = self._thread.submit(self._write_all, tensors, checksums and self._with_checksums)
 
     def when_stored(self, then: Callable[[Mapping[str, str]], None]) -> None:
         """Call ``then`` when all parts that have been written are on the disk: in the background, with the checksums of their tensors.
 
         Checksums of parts that an earlier call has got are left out. An error of ``then`` is raised by the next method that is called.
         """
-        self._wait()
-        self._pending = self._thread.submit(self._store, then)
+        self._wait(for_disk=True)
+        checksums, self._checksums = self._checksums, {}
+        self._storing = self._storing_thread.submit(self._store, checksums, then)
 
     def adopt(self, checksums: Mapping[str, str]) -> list[str]:
         """Count tensors as written whose bytes in the files have these checksums, and return the names of the others.
@@ -176,27 +184,30 @@ class ShardWriter:
         Raises:
             RuntimeError: An announced tensor has not been written.
         """
-        self._wait()
+        self._wait(for_disk=True)
         if self._unwritten:
             raise RuntimeError(f"{len(self._unwritten)} announced tensor(s) were not written: {folded(sorted(self._unwritten))}")
         index = self._layout.index()
         if index is not None:
             (self._directory / INDEX).write_text(index, encoding="utf-8")
 
-    def _wait(self) -> None:
+    def _wait(self, *, for_disk: bool = False) -> None:
+        """Wait until nothing is being written any more, or, ``for_disk``, until `_store` is through; raises what went wrong there."""
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.result()
+        if self._storing is not None and (for_disk or self._storing.done()):
+            storing, self._storing = self._storing, None
+            storing.result()
 
-    def _write_all(self, tensors: Sequence[tuple[str, Tensor]]) -> None:
+    def _write_all(self, tensors: Sequence[tuple[str, Tensor]], checksums: bool) -> None:
         for name, tensor in tensors:
             place, data = self._layout.places[name], memoryview(tensor.numpy().data)
             _write_at(self._files[place.file], data, place.offset)
-            if self._with_checksums:
+            if checksums:
                 self._checksums[name] = _checksum([data])
 
-    def _store(self, then: Callable[[Mapping[str, str]], None]) -> None:
-        checksums, self._checksums = self._checksums, {}
+    def _store(self, checksums: Mapping[str, str], then: Callable[[Mapping[str, str]], None]) -> None:
         for number in {self._layout.places[name].file for name in checksums}:
             os.fdatasync(self._files[number])
         then(checksums)

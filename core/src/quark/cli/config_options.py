@@ -1,4 +1,4 @@
-"""Options of the command line that say what each layer of a model gets, and the configuration that follows."""
+"""Options of the command line that say what each layer of a model gets, in which memory; and the configuration that follows."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import attrs
 import typer
 
 from quark.cli.given_options import given_algorithm_options, given_options
+from quark.cli.sizes import size_in_bytes
 from quark.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -58,8 +59,16 @@ ShareFused = Annotated[
     ),
 ]
 Strict = Annotated[bool, typer.Option("--strict", help="A pattern that matches no layer is an error, not a warning.")]
-TrustRemoteCode = Annotated[
-    bool, typer.Option("--trust-remote-code", help="Run the code that comes with the checkpoint; without, one that needs it is refused.")
+ActivationMemory = Annotated[
+    str | None,
+    typer.Option(
+        help="Memory that activations of waiting calibration samples may take, such as 8GB, beyond which each block is passed twice; half "
+        "of what is free by default."
+    ),
+]
+SpillDirectory = Annotated[
+    str | None,
+    typer.Option(help="Directory for files with what samples keep in front of a block, as far as it is more than --activation-memory."),
 ]
 
 
@@ -79,6 +88,8 @@ class ConfigOptions:
     separate_kv_scales: bool
     calibrate_all_experts: bool
     share_fused_scales: bool
+    activation_memory: str | None
+    spill_directory: str | None
     strict: bool
 
     @property
@@ -112,7 +123,12 @@ class ConfigOptions:
             exclude_layers=[*template.exclude_layers_name, *self.exclude] if self.exclude else None,
         )
         return attrs.evolve(
-            config, separate_kv_scales=self.separate_kv_scales, calibrate_all_experts=self.calibrate_all_experts, strict=self.strict
+            config,
+            separate_kv_scales=self.separate_kv_scales,
+            calibrate_all_experts=self.calibrate_all_experts,
+            activation_memory=None if self.activation_memory is None else size_in_bytes(self.activation_memory, "--activation-memory"),
+            spill_directory=self.spill_directory,
+            strict=self.strict,
         )
 
 
@@ -129,6 +145,8 @@ def config_options(
     separate_kv_scales: SeparateKv = False,
     calibrate_all_experts: AllExperts = False,
     share_fused_scales: ShareFused = False,
+    activation_memory: ActivationMemory = None,
+    spill_directory: SpillDirectory = None,
     strict: Strict = False,
 ) -> ConfigOptions:
     """Return what was asked of each layer."""
@@ -145,6 +163,8 @@ def config_options(
         separate_kv_scales=separate_kv_scales,
         calibrate_all_experts=calibrate_all_experts,
         share_fused_scales=share_fused_scales,
+        activation_memory=activation_memory,
+        spill_directory=spill_directory,
         strict=strict,
     )
 

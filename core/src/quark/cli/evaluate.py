@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,6 +10,7 @@ import attrs
 import typer
 
 from quark.cli.evaluation_text import result_lines, task_lines
+from quark.cli.event_lines import print_result, with_event_lines
 from quark.cli.given_options import given_options
 from quark.cli.quantize import TrustRemoteCode
 from quark.cli.task_options import Backend, BatchSize, ChatTemplate, NumFewshot, TaskPath, Tasks, task_options, task_scores
@@ -40,7 +40,7 @@ _TOKENS_AT_A_TIME = 2048  # tokens of a batch: enough for good utilization, few 
 
 def register(app: typer.Typer) -> None:
     """Add the command to the program."""
-    app.command("evaluate")(evaluate)
+    app.command("evaluate")(with_event_lines("evaluate", evaluate))
 
 
 def evaluate(
@@ -69,7 +69,7 @@ def evaluate(
     device: Annotated[str, typer.Option(help="Torch device to work on.")] = "cpu",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16, or auto: as the checkpoint says.")] = "auto",
     trust_remote_code: TrustRemoteCode = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines: what happens, and the result on the last line.")] = False,
 ) -> None:
     """Print the perplexity of MODEL on a text; with --reference also the KL divergence from it; with --tasks its scores in tasks."""
     # Torch and transformers are imported here, not above: `quark --help` and the listings do without them.
@@ -89,7 +89,7 @@ def evaluate(
         result |= _measured((model, reference), windows, metric or [], where, by_block)
     result["seconds"] = round(time.perf_counter() - started, 3)
     lines = task_lines if tasks is not None else result_lines
-    typer.echo(json.dumps(result) if as_json else "\n".join(lines(result)))
+    print_result(result) if as_json else typer.echo("\n".join(lines(result)))
 
 
 def _measured(

@@ -78,18 +78,20 @@ def export_choices(
 
 @attrs.frozen
 class WritingChoices:
-    """What was asked of the output directory; attributes as the options of these names."""
+    """What was asked of the output directory; attributes as the options of these names, and the selection that the report draws."""
 
     resume: bool
     restart: bool
     report: str
     no_report: bool
+    selection: dict[str, Any] | None = None
 
     def arguments(self, started: float) -> dict[str, Any]:
         """Return these arguments of `quark.runs.quantize_checkpoint`; ``started`` is when the program began (`time.perf_counter`)."""
         from quark.runs import ReportOptions
 
-        report = None if self.no_report else ReportOptions(self.report, shlex.join(["quark", *sys.argv[1:]]), started)
+        command = shlex.join(["quark", *sys.argv[1:]])
+        report = None if self.no_report else ReportOptions(self.report, command, started, self.selection)
         return {"resume": self.resume, "restart": self.restart, "report": report}
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 from collections.abc import Callable, Iterator
@@ -15,6 +14,7 @@ import typer
 
 from quark.cli.calibration_options import CalibrationChoices, calibration_choices
 from quark.cli.config_options import ConfigOptions, config_options
+from quark.cli.event_lines import print_result, with_event_lines
 from quark.cli.export_choices import ExportChoices, WritingChoices, export_choices, writing_choices
 from quark.cli.option_groups import with_groups
 from quark.cli.selection import SelectionOptions, selection_options
@@ -43,13 +43,18 @@ Deterministic = Annotated[
     ),
 ]
 
+AsJson = Annotated[
+    bool, typer.Option("--json", help="Print JSON lines: what happens, and the result on the last line; a plan is one JSON value.")
+]
+
 GROUPS: dict[str, Callable[..., Any]] = {"config": config_options, "calibration": calibration_choices, "export": export_choices}
 """Groups of options that a plan has as well: name of the argument → what reads it."""
 
 
 def register(app: typer.Typer) -> None:
     """Add the command to the program."""
-    app.command("quantize")(with_groups(quantize, **GROUPS, writing=writing_choices, selection=selection_options))
+    grouped = with_groups(quantize, **GROUPS, writing=writing_choices, selection=selection_options)
+    app.command("quantize")(with_event_lines("quantize", grouped))
 
 
 def quantize(
@@ -66,7 +71,7 @@ def quantize(
     deterministic: Deterministic = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Print what `quark plan` prints, and stop.")] = False,
     probe: Probe = True,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Quantize the checkpoint MODEL and write the result to OUT.
 
@@ -92,6 +97,7 @@ def quantize(
     if selection is not None:
         chosen = selection.run(model, quant_config, config.named_layers, data, device, dtype, is_quiet=as_json)
         quant_config = chosen.config
+        writing = attrs.evolve(writing, selection=chosen.to_dict())
     if dry_run:
         own = quant_config
         print_planned(model, out, lambda _: own, calibration, export, probe=probe, as_json=as_json, chosen=chosen, **where)
@@ -139,6 +145,6 @@ def _print_result(out: Path, scheme: str, layers: int, seconds: float, as_json: 
     size = sum(f.stat().st_size for f in out.iterdir() if f.is_file())
     if as_json:
         facts = {"out": str(out), "scheme": scheme, "layers": layers, "bytes": size, "seconds": round(seconds, 3)}
-        typer.echo(json.dumps(facts if chosen is None else facts | {"selection": chosen.to_dict()}))
+        print_result(facts if chosen is None else facts | {"selection": chosen.to_dict()})
     else:
         typer.echo(f"{out}: {layers} layers in {scheme}, {size / 1e6:.1f} MB, {seconds:.1f} s")

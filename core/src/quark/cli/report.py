@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from quark.cli.calibration_options import calibration_batches
+from quark.cli.event_lines import print_result, with_event_lines
 
 __all__ = ["register", "report"]
 
 
 def register(app: typer.Typer) -> None:
     """Add the command to the program."""
-    app.command("report")(report)
+    app.command("report")(with_event_lines("report", report))
 
 
 def report(
@@ -32,7 +32,7 @@ def report(
     to: Annotated[
         Path | None, typer.Option(help="Directory for the two files; by default OUT itself, where they replace earlier ones.")
     ] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the findings as JSON.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON lines: what happens, and the findings on the last line.")] = False,
 ) -> None:
     """Write the report of the export OUT, quark_report.html and quark_report.json, and print its findings."""
     # Torch and transformers are imported here, not above: `quark --help` and the listings do without them.
@@ -50,7 +50,10 @@ def report(
     target = to or out
     target.mkdir(parents=True, exist_ok=True)
     write_contents(contents, target)
-    typer.echo(json.dumps(contents["flags"], indent=2) if as_json else "\n".join([*_lines(contents), f"{target / REPORT_FILES[1]}"]))
+    if as_json:
+        print_result({"out": str(target), "flags": contents["flags"]})
+    else:
+        typer.echo("\n".join([*_lines(contents), f"{target / REPORT_FILES[1]}"]))
 
 
 def _lines(contents: dict[str, Any]) -> list[str]:

@@ -14,6 +14,7 @@ from quark.evaluate.metrics import TokenMetrics
 from quark.evaluate.perplexity import log_likelihood, perplexity_of
 from quark.evaluate.statistics import Mean, mean_over, percentile
 from quark.evaluate.windows import Windows
+from quark.events import running
 
 __all__ = ["Comparison", "Predictions", "compare", "kl_divergence"]
 
@@ -152,8 +153,9 @@ def compare(model: nn.Module, reference: nn.Module, token_batches: Iterable[Tens
         NonFiniteError: A logit is NaN or Inf.
     """
     predictions = Predictions(TokenMetrics.of(metrics, has_reference=True))
-    with evaluating(model, reference):
-        for windows in windows_of(token_batches):
+    with running("evaluate", source=type(model).__name__) as events, evaluating(model, reference):
+        events.phase("evaluate")
+        for windows in events.batches(windows_of(token_batches), of=token_batches):
             logits, targets, index = next_token_logits(model, windows)
             predictions.add(logits, next_token_logits(reference, windows)[0], targets, index, windows.words)
     return predictions.comparison()

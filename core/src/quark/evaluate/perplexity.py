@@ -14,6 +14,7 @@ from quark.evaluate.logits import evaluating, in_chunks, log_probabilities, next
 from quark.evaluate.metrics import TokenMetrics
 from quark.evaluate.statistics import Mean, mean_over
 from quark.evaluate.windows import Windows
+from quark.events import running
 
 __all__ = ["Likelihood", "Scores", "likelihood", "log_likelihood", "perplexity", "perplexity_of"]
 
@@ -91,8 +92,9 @@ def likelihood(model: nn.Module, token_batches: Iterable[Tensor | Windows], metr
     The other arguments and the errors are those of `perplexity`; an unknown metric is an UnknownNameError.
     """
     scores = Scores(TokenMetrics.of(metrics, has_reference=False))
-    with evaluating(model):
-        for windows in windows_of(token_batches):
+    with running("evaluate", source=type(model).__name__) as events, evaluating(model):
+        events.phase("evaluate")
+        for windows in events.batches(windows_of(token_batches), of=token_batches):
             scores.add(*next_token_logits(model, windows), windows.words)
     return scores.likelihood()
 

@@ -40,9 +40,13 @@ def model_config(path: Path, *, trust_remote_code: bool = False) -> Any:
         what = "there is no such directory" if not path.is_dir() else "it has no config.json"
         raise CheckpointError(f"'{path}' is not a checkpoint in Hugging Face form: {what}")
     file = path / "config.json"
-    _refuse_endless(read_json(file), file)
+    values = read_json(file)
+    _refuse_endless(values, file)
+    model_type = values.get("model_type")
+    if model_type is not None and not isinstance(model_type, str):
+        raise CheckpointError(f"'{file}' says model_type = {model_type!r} where a name is expected: it is damaged, fetch it again")
     with known_to_transformers(file):
-        if not trust_remote_code and read_json(file).get("model_type") not in CONFIG_MAPPING:
+        if not trust_remote_code and model_type not in CONFIG_MAPPING:
             refuse_code(file)
         with reading(file, "it is damaged, or of a model that this release of transformers does not know"):
             config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from quark.errors import AmbiguousNameError, CheckpointError, ConfigError
+from quark.errors import CheckpointError, ConfigError
 from quark.hf.dequantizer import FloatTensor
 from quark.hf.file_tensors import FileTensors
 from quark.hf.json_files import read_json
@@ -84,18 +84,14 @@ def _layout_of(directory: Path) -> tuple[str, Mapping[str, Any]] | None:
     block = _block(read_json(path))
     if block is None:
         return None
-    names = [name for name in exporters().fitting(block) if exporters().get(name).dequantizer is not None]
-    if not names:
-        methods = sorted({method for record in exporters() if record.dequantizer is not None for method in record.quant_methods})
+    name = exporters().fitting_one(block, "dequantizer", path)
+    if name is None:
         raise ConfigError(
             f"'{directory}' is quantized already, by the quant_method {block.get('quant_method')!r}, which no installed layout "
-            f"dequantizes; those that can be quantized anew are {', '.join(map(repr, methods)) or 'none'}. Give the float checkpoint. "
+            f"dequantizes; those that can be quantized anew are {exporters().methods_with('dequantizer')}. Give the float checkpoint. "
             f"{catalog().missing((exporters().kind.distribution,))}".rstrip()
         )
-    if len(names) > 1:
-        who = " and ".join(f"'{name}' of {exporters().source(name)}" for name in names)
-        raise AmbiguousNameError(f"'{directory}' can be dequantized by {who}: leave one out with QUARK_DISABLED_PLUGINS")
-    return names[0], block
+    return name, block
 
 
 def _block(config: Any) -> Mapping[str, Any] | None:

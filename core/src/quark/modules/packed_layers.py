@@ -220,7 +220,7 @@ def stored_tensors(name: str, module: QuantizerModule, values: Tensor, order: st
     Args:
         name: Full name, for messages.
         module: The quantizer, which has the scales.
-        values: Values on the quantizer's grid.
+        values: Values on the quantizer's grid; float ones where the quantizer says so (``is_deferred``).
         order: Order of 4-bit codes in a word.
 
     Raises:
@@ -230,8 +230,8 @@ def stored_tensors(name: str, module: QuantizerModule, values: Tensor, order: st
     quantizer, qparams = module.quantizer, module.qparams
     assert qparams is not None
     names = [level.dtype.name for level in levels(quantizer.spec)]
-    codes = quantizer.codes_of(values.detach(), qparams)
-    complaint = codes_error(quantizer, qparams, values.detach(), codes, order)
+    codes = module.codes_of(values.detach())
+    complaint = codes_error(quantizer, qparams, values.detach(), codes, order, is_rounded=not module.is_deferred)
     if complaint is not None and complaint != LOSSY:
         raise ConfigError(
             f"'{name}' cannot be stored as {' → '.join(names)}: it {complaint}. It was changed after it was quantized, or by a broken "

@@ -26,7 +26,11 @@ class QuantizerModule(nn.Module):
     Attributes:
         quantizer: The `quark.quantizers.TensorQuantizer` that does the arithmetic.
         scale, zero_point, outer_scale: Buffers, None until `set_qparams`, or where the format has none.
+        is_deferred: Whether the scales are those of a weight that is still float: its codes are those of its values, rounded to nearest.
+            No forward may run before the weight is rounded.
     """
+
+    is_deferred: bool
 
     scale: Tensor | None
     zero_point: Tensor | None
@@ -34,6 +38,7 @@ class QuantizerModule(nn.Module):
 
     def __init__(self, spec: TensorSpec, *, activation: bool) -> None:
         super().__init__()
+        self.is_deferred = False
         self.quantizer = quantizer_for(spec, activation=activation)
         for name in _BUFFERS:
             self.register_buffer(name, None)
@@ -43,12 +48,18 @@ class QuantizerModule(nn.Module):
         """The scales; None before `set_qparams`."""
         return None if self.scale is None else QParams(self.scale, self.zero_point, self.outer_scale)
 
-    def set_qparams(self, qparams: QParams) -> None:
-        """Set the scales, which replace earlier ones."""
+    def set_qparams(self, qparams: QParams, *, is_deferred: bool = False) -> None:
+        """Set the scales, which replace earlier ones, and the attribute ``is_deferred``."""
+        self.is_deferred = is_deferred
         for name in _BUFFERS:
             setattr(self, name, None)
         for name, value in qparams.items():
             setattr(self, name, value.detach())
+
+    def codes_of(self, weight: Tensor) -> Tensor:
+        """Return the codes of a weight that is rounded, or, where ``is_deferred``, float; the scales are set."""
+        assert self.qparams is not None
+        return (self.quantizer.quantize if self.is_deferred else self.quantizer.codes_of)(weight, self.qparams)
 
     def forward(self, x: Tensor) -> Tensor:
         """Return ``x`` fake-quantized, in its dtype and shape. Raises CalibrationError where a static scale is not set.

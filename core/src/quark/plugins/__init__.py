@@ -6,15 +6,14 @@ A plugin author needs `hookimpl`, the record classes, and the manual in `quark.p
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quark.lazy import LazyRef, Reference
 from quark.plugins.api_version import API_VERSION
 from quark.plugins.capabilities import CAPABILITIES
-from quark.plugins.catalog import Catalog, using
+from quark.plugins.catalog import Catalog, emit, is_heard, listening, using
 from quark.plugins.catalog import catalog as _catalog
 from quark.plugins.discovery import Source
-from quark.plugins.events import Event
 from quark.plugins.failures import PluginFailure, PluginWarning
 from quark.plugins.hookspecs import QuarkHooks, hookimpl
 from quark.plugins.options import Option
@@ -45,15 +44,34 @@ from quark.plugins.registries import (
 )
 from quark.plugins.registry import Registry
 
+if TYPE_CHECKING:
+    from quark.plugins.events import (
+        BatchFinished,
+        BlockFinished,
+        BlockStarted,
+        Event,
+        Exported,
+        PhaseStarted,
+        RunFailed,
+        RunFinished,
+        RunPlanned,
+        RunStarted,
+        Warned,
+    )
+
 __all__ = [
     "API_VERSION",
     "CAPABILITIES",
     "AlgorithmRecord",
     "AlgorithmRegistry",
+    "BatchFinished",
+    "BlockFinished",
+    "BlockStarted",
     "Catalog",
     "DatasetRecord",
     "DatasetRegistry",
     "Event",
+    "Exported",
     "ExporterRecord",
     "ExporterRegistry",
     "FormatRecord",
@@ -66,11 +84,16 @@ __all__ = [
     "ObserverRecord",
     "ObserverRegistry",
     "Option",
+    "PhaseStarted",
     "PluginFailure",
     "PluginWarning",
     "QuarkHooks",
     "Record",
     "Registry",
+    "RunFailed",
+    "RunFinished",
+    "RunPlanned",
+    "RunStarted",
     "SchemeRecord",
     "SchemeRegistry",
     "SelectorRecord",
@@ -78,6 +101,7 @@ __all__ = [
     "Source",
     "TemplateRecord",
     "TemplateRegistry",
+    "Warned",
     "algorithms",
     "datasets",
     "documented_modules",
@@ -87,7 +111,9 @@ __all__ = [
     "exporters",
     "formats",
     "hookimpl",
+    "is_heard",
     "layer_types",
+    "listening",
     "metrics",
     "observers",
     "schemes",
@@ -162,6 +188,10 @@ def documented_modules() -> dict[str, dict[str, Reference]]:
     return _catalog().exports.modules()
 
 
-def emit(event: Event) -> None:
-    """Pass an event to every plugin that implements the event hook."""
-    _catalog().emit(event)
+def __getattr__(name: str) -> Any:
+    # Classes of events are made when a run, or a listener, asks for them: no listing does.
+    if name in __all__:
+        from quark.plugins import events
+
+        return getattr(events, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

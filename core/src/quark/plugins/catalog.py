@@ -6,17 +6,16 @@ import os
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from quark.lazy import Reference
-from quark.log import get_logger
 from quark.plugins import core_plugin
 from quark.plugins.collection import Collection, Registered
 from quark.plugins.discovery import CORE, Candidate, Settings, Source, discover
-from quark.plugins.events import Event
 from quark.plugins.exports import Exports
 from quark.plugins.failures import PluginFailure, warn_once
 from quark.plugins.kinds import BUILT_IN, KINDS, Kind
+from quark.plugins.listeners import Listener, Listeners
 from quark.plugins.registries import (
     AlgorithmRegistry,
     DatasetRegistry,
@@ -32,7 +31,10 @@ from quark.plugins.registries import (
 from quark.plugins.registry import Registry
 from quark.version import VERSION
 
-__all__ = ["Catalog", "catalog", "using"]
+if TYPE_CHECKING:
+    from quark.plugins.events import Event
+
+__all__ = ["Catalog", "catalog", "emit", "is_heard", "listening", "using"]
 
 
 class Catalog:
@@ -50,7 +52,6 @@ class Catalog:
         settings = settings or Settings()
         candidates = tuple(candidates)
         self.left_out: dict[Source, str] = {c.source: variable for c in candidates if (variable := settings.left_out_by(c.source))}
-        self._silenced: set[Source] = set()  # listeners that have raised
         self._installed = frozenset(c.source.distribution for c in candidates)
         self._collection = Collection(strict=settings.strict)
         self.formats = FormatRegistry(*self._view("formats"))
@@ -106,16 +107,14 @@ class Catalog:
         sentences += [f"{variable} leaves out {source}." for source, variable in self.left_out.items()]
         return " ".join(sentences)
 
+    @property
+    def listeners(self) -> Listeners:
+        """The event hooks of the plugins."""
+        return self._collection.listeners
+
     def emit(self, event: Event) -> None:
-        """Pass an event to every listener; the first error of each listener is logged, later ones are ignored."""
-        for source, listener in self._collection.listeners:
-            try:
-                listener(event)
-            except (Exception, SystemExit):
-                if source not in self._silenced:
-                    self._silenced.add(source)
-                    message = "%s raised in quark_on_event for '%s'; this is ignored, and so is what it raises from now on"
-                    get_logger().warning(message, source, event.name, exc_info=True)
+        """Pass an event to the plugins that listen."""
+        self.listeners.emit(event)
 
 
 _lock = threading.RLock()
@@ -146,3 +145,39 @@ def using(other: Catalog) -> Iterator[Catalog]:
         yield other
     finally:
         _current = before
+
+
+_program = Listeners()
+"""Listeners of the running program, beside those of plugins."""
+
+
+@contextmanager
+def listening(listener: Listener, name: str = "a listener") -> Iterator[None]:
+    """Let a function hear the events of the runs inside a ``with`` block.
+
+    Args:
+        listener: Is called with each `Event`, in the thread that works, between two pieces of work.
+        name: Whose it is, for the message where it raises.
+
+    Example:
+        >>> from quark.plugins import RunFinished, emit, listening
+        >>> with listening(lambda event: print(event.name)):
+        ...     emit(RunFinished(task="quantize", elapsed=3.5))
+        run_finished
+    """
+    _program.add(name, listener)
+    try:
+        yield
+    finally:
+        _program.remove(listener)
+
+
+def is_heard() -> bool:
+    """Return whether anybody listens."""
+    return bool(_program) or bool(catalog().listeners)
+
+
+def emit(event: Event) -> None:
+    """Pass an event to the listeners of the program, then to the plugins of this process; none can do harm."""
+    _program.emit(event)
+    catalog().emit(event)

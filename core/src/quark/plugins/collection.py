@@ -13,10 +13,10 @@ from quark.errors import PluginError
 from quark.names import closest
 from quark.plugins.api_version import ApiRange, as_api_range
 from quark.plugins.discovery import Candidate, Source
-from quark.plugins.events import Event
 from quark.plugins.failures import PluginFailure, leave_out
 from quark.plugins.hookspecs import PROJECT, QuarkHooks
 from quark.plugins.kinds import KINDS, Kind
+from quark.plugins.listeners import Listener, Listeners
 from quark.plugins.records import Record
 
 __all__ = ["API_ATTRIBUTE", "EVENT_HOOK", "MOST_FAILURES", "MOST_RECORDS", "Collection", "Registered"]
@@ -120,7 +120,7 @@ class Collection:
     strict: bool = False
     records: dict[str, list[Registered]] = attrs.field(factory=lambda: {kind.plural: [] for kind in KINDS})
     failures: list[PluginFailure] = attrs.field(factory=list)
-    listeners: list[tuple[Source, Callable[[Event], object]]] = attrs.field(factory=list)
+    listeners: Listeners = attrs.field(factory=Listeners)
     sources: list[Source] = attrs.field(factory=list)
     _manager: _Manager = attrs.field(factory=_Manager, init=False, repr=False)
 
@@ -157,7 +157,7 @@ class Collection:
             return
         self.sources.append(source)
         if EVENT_HOOK in implementations:
-            self.listeners.append((source, _listener(implementations[EVENT_HOOK])))
+            self.listeners.add(source, _listener(implementations[EVENT_HOOK]))
         for kind in KINDS:
             if kind.hook in implementations:
                 self._collect(kind, implementations[kind.hook].function, source, api)
@@ -226,7 +226,7 @@ class Collection:
         self.failures.append(failure)
 
 
-def _listener(implementation: pluggy.HookImpl) -> Callable[[Event], object]:
+def _listener(implementation: pluggy.HookImpl) -> Listener:
     """Return the implementation as a function of the event, which its signature may lack."""
     return implementation.function if implementation.argnames else lambda _: implementation.function()
 

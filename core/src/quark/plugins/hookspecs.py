@@ -18,10 +18,10 @@ In the examples a comment names the file that each part belongs to. The classes 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 import pluggy
 
-from quark.plugins.events import Event
 from quark.plugins.records import (
     AlgorithmRecord,
     DatasetRecord,
@@ -34,6 +34,9 @@ from quark.plugins.records import (
     SelectorRecord,
     TemplateRecord,
 )
+
+if TYPE_CHECKING:
+    from quark.plugins.events import Event
 
 __all__ = ["PROJECT", "QuarkHooks", "hookimpl", "hookspec"]
 
@@ -319,19 +322,25 @@ class QuarkHooks:
 
     @hookspec
     def quark_on_event(self, event: Event) -> None:
-        """Hear that something happened, such as ``block_finished``.
+        """Hear what happens in a run: it started, a block is finished, something was exported, it failed.
 
-        Called in the process that works, between two pieces of work: return quickly. The first exception is logged, others are forgotten.
+        Called in the process that works (of several, in the first), between two pieces of work: return quickly, and write nothing to
+        stdout, where it would spoil ``--json``. What it raises is logged once, and ignored.
 
         Args:
-            event: What happened; see `Event`. An implementation may leave the argument out.
+            event: An instance of `Event`: which class, and ``event.name``, say what happened. Ignore events of other names, since later
+                versions may add some. An implementation may leave the argument out.
 
         Example::
 
             # acme_quant/plugin.py
+            import logging
+
             from quark.plugins import hookimpl
 
             @hookimpl
             def quark_on_event(event):
-                print(f"acme heard of {event.name}")
+                if event.name == "block_finished" and event.seconds_left is not None:
+                    left = f"{event.block} of {event.total}, {event.seconds_left:.0f} s left"
+                    logging.getLogger("acme_quant").info(left)
         """

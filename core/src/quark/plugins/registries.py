@@ -7,8 +7,10 @@ leaves that reference empty, and PluginError where the reference leads nowhere o
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
+from quark.errors import AmbiguousNameError
 from quark.plugins.records import (
     AlgorithmRecord,
     DatasetRecord,
@@ -144,6 +146,31 @@ class ExporterRegistry(Registry[ExporterRecord]):
         fitting = {name: record for name in self.names() if (record := self.get(name)).fits(block)}
         most = max((len(record.marks) for record in fitting.values()), default=0)
         return [name for name, record in fitting.items() if len(record.marks) == most]
+
+    def fitting_one(self, block: Mapping[str, Any], part: Literal["reader", "dequantizer"], path: Path) -> str | None:
+        """Return the name of the layout that fits a ``quantization_config`` and has that part; None where none has.
+
+        Args:
+            block: The ``quantization_config``.
+            part: Field of the record.
+            path: Where the block is from, for messages.
+
+        Raises:
+            AmbiguousNameError: (a ValueError) Several layouts fit equally well.
+        """
+        names = [name for name in self.fitting(block) if getattr(self.get(name), part) is not None]
+        if len(names) > 1:
+            who = " and ".join(f"'{name}' of {self.source(name)}" for name in names)
+            raise AmbiguousNameError(
+                f"'{path}' can be read as the layouts {who}: leave one out with QUARK_DISABLED_PLUGINS, or tell them apart with "
+                "ExporterRecord(marks=...)"
+            )
+        return names[0] if names else None
+
+    def methods_with(self, part: Literal["reader", "dequantizer"]) -> str:
+        """Return the ``quant_method`` values of layouts that have that part, as a list in words."""
+        methods = sorted({method for record in self if getattr(record, part) is not None for method in record.quant_methods})
+        return ", ".join(map(repr, methods)) or "none"
 
 
 class SelectorRegistry(Registry[SelectorRecord]):

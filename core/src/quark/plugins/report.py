@@ -75,6 +75,7 @@ def record_report(catalog: Catalog, kind: str, name: str) -> dict[str, Any]:
 
 def _plugin(source: Source, status: str, catalog: Catalog) -> dict[str, Any]:
     counts = {kind: sum(c.source == source for c in registry.claims()) for kind, registry in catalog.registries.items()}
+    counts["listeners"] = catalog.listeners.of(source)
     return attrs.asdict(source) | {"status": status, "provides": {kind: n for kind, n in counts.items() if n}}
 
 

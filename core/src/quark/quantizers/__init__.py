@@ -4,7 +4,7 @@ from quark.quantizers.build import canonicalize, format_of, level_quantizer, num
 from quark.quantizers.finite import cast_finite
 from quark.quantizers.granularity import Granularity, PerBlock, PerChannel, PerGroup, PerTensor, PerToken, granularity_of
 from quark.quantizers.multi_level import MultiLevelQuantizer
-from quark.quantizers.number_format import NumberFormat
+from quark.quantizers.number_format import NumberFormat, Spacing
 from quark.quantizers.observer import Observer
 from quark.quantizers.packing import Packing
 from quark.quantizers.qparams import QParams
@@ -28,6 +28,7 @@ __all__ = [
     "PerToken",
     "QParams",
     "RoundedGrid",
+    "Spacing",
     "TensorQuantizer",
     "WeightGrid",
     "canonicalize",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+import torch
 from torch import Tensor
 
 from quark.config.layer import TensorSpec
@@ -95,6 +96,10 @@ class MultiLevelQuantizer(ABC):
 
     def codes_of(self, values: Tensor, qparams: QParams) -> Tensor:
         return self.quantize(values, qparams)
+
+    def recovers_codes(self, dtype: torch.dtype, qparams: QParams) -> bool:
+        """Return False, unless a subclass knows better."""
+        return False
 
     @abstractmethod
     def dequantize(self, codes: Tensor, qparams: QParams) -> Tensor: ...

@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from typing import TYPE_CHECKING
 
+import attrs
 import torch
 from torch import Tensor
 
@@ -18,10 +19,25 @@ from quark.quantizers.qparams import QParams
 if TYPE_CHECKING:
     from quark.quantizers.tensor_quantizer import TensorQuantizer
 
-__all__ = ["SMALLEST_SCALE", "NumberFormat"]
+__all__ = ["SMALLEST_SCALE", "NumberFormat", "Spacing"]
 
 SMALLEST_SCALE = float(torch.finfo(torch.float32).tiny)
 """Smallest scale that `NumberFormat.qparams` gives, float32's smallest normal number: the scale of a group of zeros must not be 0."""
+
+
+@attrs.frozen
+class Spacing:
+    """How the values of a format lie, in units of the scale.
+
+    Attributes:
+        smallest: The smallest distance of two neighbours.
+        largest: Magnitude that no rounded value exceeds, saturated or not.
+        steps: Largest magnitude of a value in units of its distance to the next smaller one.
+    """
+
+    smallest: float
+    largest: float
+    steps: int
 
 
 class NumberFormat(ABC):
@@ -76,6 +92,14 @@ class NumberFormat(ABC):
     def codes(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
         """Return codes of scaled values: `round_`, then `encode`. May overwrite ``t``. Formats override it where one step does both."""
         return self.encode(self.round_(t, zero))
+
+    def write_codes(self, t: Tensor, zero: Tensor | None, out: Tensor) -> None:
+        """Write `codes` to ``out``, of ``t``'s shape, in ``storage_dtype``. Formats override it where that saves a pass."""
+        out.copy_(self.codes(t, zero))
+
+    def writes_codes_of(self, dtype: torch.dtype) -> bool:
+        """Return whether `write_codes` takes scaled values in that dtype, where they are the same as in float32."""
+        return dtype is torch.float32
 
     def qparams(self, low: Tensor, high: Tensor, spec: QTensorConfig) -> QParams:
         """Return scales, and zero points, of ranges ``[low, high]``, float32, of any shape; the shape stays."""
@@ -141,6 +165,13 @@ class NumberFormat(ABC):
         are powers of two they are the same.
         """
         return False
+
+    def spacing(self, spec: QTensorConfig) -> Spacing | None:
+        """Return how the values lie, by which it is known that codes survive a cast of values to 16 bits; None where that is not known.
+
+        Without it, codes that are stored are always made of rounded values, which takes twice as long.
+        """
+        return None
 
     def subscales(self, t: Tensor) -> Tensor | None:
         """Return factors, one for each scaled value in ``t``, by which bits that neighbours share make their scale finer; None for none.

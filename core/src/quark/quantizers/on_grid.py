@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from quark.quantizers.qparams import QParams
+from quark.quantizers.sampled_rows import qparams_of_rows, sample_of_rows
 from quark.quantizers.tensor_quantizer import TensorQuantizer
 
 __all__ = ["LOSSY", "SAMPLE", "codes_error", "grid_error", "off_grid", "same_bits", "scale_values_error", "scales_error"]
@@ -37,7 +38,9 @@ def grid_error(quantizer: TensorQuantizer, qparams: QParams | None, values: Tens
 
 
 @torch.no_grad()
-def codes_error(quantizer: TensorQuantizer, qparams: QParams, values: Tensor, codes: Tensor, order: str) -> str | None:
+def codes_error(
+    quantizer: TensorQuantizer, qparams: QParams, values: Tensor, codes: Tensor, order: str, *, is_rounded: bool = True
+) -> str | None:
     """Return why values and their codes disagree, why the scales are unusable, or `LOSSY`; None where all is well.
 
     Checks every scale, and a `SAMPLE` of the codes.
@@ -48,10 +51,15 @@ def codes_error(quantizer: TensorQuantizer, qparams: QParams, values: Tensor, co
         values: A weight ``[O, I]``, or of any other shape.
         codes: The codes of all values.
         order: Order of 4-bit codes in a word.
+        is_rounded: Whether the values are rounded; else their sample is.
     """
     if (wrong := scales_error(quantizer, qparams, tuple(values.shape))) is not None or values.numel() == 0:
         return wrong
-    values, codes, qparams = _sampled(quantizer, values, codes, qparams)
+    rows = sample_of_rows(quantizer.granularity, tuple(values.shape), SAMPLE)
+    if rows is not None:
+        values, codes, qparams = values[rows], codes[rows], qparams_of_rows(quantizer.granularity, tuple(values.shape), qparams, rows)
+    if not is_rounded:
+        values = quantizer.fake_quantize(values, qparams)
     if (wrong := off_grid(values, quantizer.dequantize(codes, qparams))) is not None:
         return wrong
     unpacked, _ = quantizer.unpack(quantizer.pack(codes, qparams, order=order), tuple(codes.shape), order=order)
@@ -117,22 +125,3 @@ def _are_usable(scales: Tensor) -> bool:
 @lru_cache(maxsize=1024)
 def _scale_shapes(quantizer: TensorQuantizer, shape: tuple[int, ...]) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in quantizer.empty_qparams(shape, "cpu").items()}
-
-
-def _sampled(quantizer: TensorQuantizer, values: Tensor, codes: Tensor, qparams: QParams) -> tuple[Tensor, Tensor, QParams]:
-    """Return some rows of a matrix, their codes and their scales; other tensors as they are."""
-    count = max(1, SAMPLE // max(1, values.shape[-1]))
-    if values.ndim != 2 or count >= values.shape[0]:
-        return values, codes, qparams
-    granularity, shape = quantizer.granularity, tuple(values.shape)
-    if (high := granularity.rows_per_scale) > 1:
-        rows = slice(0, max(high, count // high * high))
-    else:
-        rows = slice(None, None, -(-shape[0] // count))
-
-    def part(tensor: Tensor) -> Tensor:
-        return granularity.reduce_scale(granularity.expand_scale(tensor, shape)[rows])
-
-    zero, outer = qparams.zero_point, qparams.outer_scale
-    outer = outer if outer is None or outer.ndim == 0 else outer[rows]
-    return values[rows], codes[rows], QParams(part(qparams.scale), None if zero is None else part(zero), outer)

@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import attrs
+import torch
 from torch import Tensor
 
 from quark.quantizers.finite import cast_finite
@@ -100,6 +101,9 @@ class ProgressiveQuantizer(MultiLevelQuantizer):
         # Values of the second level are not on the first level's grid, so the first level must not round them again.
         first, second = _by_level(qparams)
         return self.second_level.codes_of(values if values.is_meta else values.float() / first.scale, second)
+
+    def recovers_codes(self, dtype: torch.dtype, qparams: QParams) -> bool:
+        return self.second_level.recovers_codes(dtype, qparams)
 
     def dequantize(self, codes: Tensor, qparams: QParams) -> Tensor:
         first, second = _by_level(qparams)

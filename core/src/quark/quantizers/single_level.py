@@ -20,14 +20,18 @@ from quark.quantizers.number_format import NumberFormat
 from quark.quantizers.observer import Observer
 from quark.quantizers.parts import CHUNK_ELEMENTS, in_parts
 from quark.quantizers.qparams import QParams
+from quark.quantizers.scratch import scratch
 
 __all__ = ["TILE_ELEMENTS", "SingleLevelQuantizer", "Tile"]
 
 TILE_ELEMENTS = 1 << 17
 """Float32 elements of a tile: 512 KiB, which the second-level caches of current processors hold together with its source."""
 
-Tile = tuple[Tensor, Tensor, Tensor, Tensor | None]
-"""Source and result ``[rows, elements]``, scales ``[rows, 1]``, and zero points or None."""
+MOST_STEPS = 256
+"""Steps from 0 to a value up to which float32 arithmetic is exact enough for `SingleLevelQuantizer.recovers_codes`."""
+
+Tile = tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]
+"""Source and result ``[rows, elements]``; scales ``[rows, 1]``, what takes a value to its scale, and zero points or None."""
 
 
 @attrs.frozen(eq=False)
@@ -98,6 +102,11 @@ class SingleLevelQuantizer:
         if x.numel() == 0:
             zeros = torch.zeros(self.granularity.scale_shape(tuple(x.shape)), dtype=torch.float32, device=x.device)
             return self.format.qparams(zeros, zeros, self.spec)
+        if self.granularity.is_local and not self.is_float and x.numel() > CHUNK_ELEMENTS:
+            return in_parts(x, x, self.granularity.scale_shape(tuple(x.shape)), lambda part, _: self._observed(part))
+        return self._observed(x)
+
+    def _observed(self, x: Tensor) -> QParams:
         observer = self.observer()
         observer.observe(x)
         return self.qparams_from(observer)
@@ -110,7 +119,7 @@ class SingleLevelQuantizer:
         return result, in_parts(x, result, self.granularity.scale_shape(tuple(x.shape)), self._round_part)
 
     def _round_part(self, x: Tensor, out: Tensor) -> QParams:
-        qparams = self.find_qparams(x)
+        qparams = self._observed(x)
         self.fake_quantize(x, qparams, out=out)
         return qparams
 
@@ -129,9 +138,10 @@ class SingleLevelQuantizer:
 
     def _rounded(self, x: Tensor, qparams: QParams, result: Tensor, *, rescale: bool) -> Tensor:
         def work(tiles: Sequence[Tile]) -> None:
-            scratch = self._scratch(tiles)
-            for source, place, scale, zero in tiles:
-                t = self.format.round_(self._scaled(source, scale, scratch), zero)
+            for source, place, scale, factor, zero in tiles:
+                # A result in float32 is its own room for scaled values: one tile less in the caches.
+                has_room = place.dtype is torch.float32 and place.is_contiguous() and place.storage_offset() % 2 == 0
+                t = self.format.round_(self._scaled(source, factor, place if has_room else _room(source)), zero)
                 if zero is not None:
                     t.sub_(zero)
                 torch.mul(t, scale if rescale else 1.0, out=place)
@@ -146,15 +156,29 @@ class SingleLevelQuantizer:
         if x.is_meta:
             return result
 
+        is_narrow = x.dtype is not torch.float32 and self.format.writes_codes_of(x.dtype) and self.format.by_reciprocal(self.spec)
+        dtype = x.dtype if is_narrow and _are_powers_of_two(qparams) else torch.float32
+
         def work(tiles: Sequence[Tile]) -> None:
-            scratch = self._scratch(tiles)
-            for source, place, scale, zero in tiles:
-                place.copy_(self.format.codes(self._scaled(source, scale, scratch), zero))
+            for source, place, _, factor, zero in tiles:
+                room = scratch(source.shape, dtype, source.device, "scaled values")
+                self.format.write_codes(self._scaled(source, factor.to(dtype), room), zero, place)
 
         return self._filled(x, result, qparams, work)
 
     def codes_of(self, values: Tensor, qparams: QParams) -> Tensor:
         return self.quantize(values, qparams)
+
+    def recovers_codes(self, dtype: torch.dtype, qparams: QParams) -> bool:
+        spacing = self.format.spacing(self.spec)
+        has_real_zero = qparams.zero_point is not None and qparams.zero_point.is_floating_point()
+        if self.is_float or spacing is None or has_real_zero or qparams.scale.numel() == 0:
+            return False
+        limits, outer = torch.finfo(dtype), 1.0 if qparams.outer_scale is None else qparams.outer_scale.float()
+        low, high = (float(end) for end in torch.aminmax(qparams.scale.float() * outer))
+        # A value of at most 1 / eps steps, normal and finite, is cast by less than half a step, and float32 adds next to nothing.
+        is_fine = spacing.steps <= min(1 / limits.eps, MOST_STEPS)
+        return is_fine and low * spacing.smallest >= limits.tiny and high * spacing.largest <= limits.max
 
     def dequantize(self, codes: Tensor, qparams: QParams) -> Tensor:
         if self.is_float:
@@ -162,7 +186,7 @@ class SingleLevelQuantizer:
         result = torch.empty(codes.shape, dtype=torch.float32, device=codes.device)
 
         def work(tiles: Sequence[Tile]) -> None:
-            for source, place, scale, zero in tiles:
+            for source, place, scale, _, zero in tiles:
                 t = self.format.decode(source)
                 torch.mul(t if zero is None else t - zero, scale, out=place)
 
@@ -195,20 +219,10 @@ class SingleLevelQuantizer:
         parallel_map(work, [tiles[i : i + count] for i in range(0, len(tiles), count)], x.device)
         return self._home(rows, result)
 
-    def _scratch(self, tiles: Sequence[Tile]) -> Tensor:
-        """Return room for the float32 values of one tile at a time: fresh memory for each would cost more than the arithmetic."""
-        source = tiles[0][0]
-        return torch.empty(max(tile[0].numel() for tile in tiles), dtype=torch.float32, device=source.device)
-
-    def _scaled(self, source: Tensor, scale: Tensor, scratch: Tensor) -> Tensor:
-        """Return the scaled values of one tile, float32, in ``scratch``."""
-        t = scratch[: source.numel()].view(source.shape)
-        # A float32 scale with as many dimensions makes the arithmetic float32 for 16-bit sources too.
-        if self.format.by_reciprocal(self.spec):
-            torch.mul(source, 1 / scale, out=t)
-        else:
-            torch.div(source, scale, out=t)
-        return t
+    def _scaled(self, source: Tensor, factor: Tensor, out: Tensor) -> Tensor:
+        """Return ``out``, which holds the scaled values of one tile, float32."""
+        # A float32 factor with as many dimensions makes the arithmetic float32 for 16-bit sources too.
+        return torch.mul(source, factor, out=out) if self.format.by_reciprocal(self.spec) else torch.div(source, factor, out=out)
 
     def _home(self, rows: Tensor, result: Tensor) -> Tensor:
         """Return ``result``, into which ``rows`` are copied where they are no view of it."""
@@ -224,6 +238,7 @@ class SingleLevelQuantizer:
         scale = qparams.scale.reshape(-1, 1).float()
         if qparams.outer_scale is not None:
             scale = scale * qparams.outer_scale
+        factor = 1 / scale if self.format.by_reciprocal(self.spec) else scale
         zero = None if qparams.zero_point is None else qparams.zero_point.reshape(-1, 1)
         count, length = rows.shape
         size = TILE_ELEMENTS if x.device.type == "cpu" else x.numel()
@@ -233,4 +248,16 @@ class SingleLevelQuantizer:
             # One row that is longer than a tile (per tensor) is cut along its length.
             for left in range(0, length, size):
                 place = slice(left, left + size)
-                yield rows[part, place], target[part, place], scale[part], None if zero is None else zero[part]
+                yield rows[part, place], target[part, place], scale[part], factor[part], None if zero is None else zero[part]
+
+
+def _are_powers_of_two(qparams: QParams) -> bool:
+    """Return whether all scales are powers of two, with which scaled values have the mantissas of the tensor."""
+    if qparams.outer_scale is not None or qparams.scale.dtype is not torch.float32:
+        return False
+    return not bool((qparams.scale.contiguous().view(torch.int32) & 0x7FFFFF).any())
+
+
+def _room(tile: Tensor) -> Tensor:
+    """Return room for the scaled values of a tile."""
+    return scratch(tile.shape, torch.float32, tile.device, "scaled values")

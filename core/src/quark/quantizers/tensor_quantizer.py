@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from quark.config.layer import TensorSpec
@@ -107,6 +108,12 @@ class TensorQuantizer(Protocol):
 
     def codes_of(self, values: Tensor, qparams: QParams) -> Tensor:
         """Return the codes of values that `fake_quantize` returned under the same ``qparams``: the inverse of `dequantize`."""
+
+    def recovers_codes(self, dtype: torch.dtype, qparams: QParams) -> bool:
+        """Return whether `codes_of` values in that dtype is known to be `quantize` of what they were rounded from.
+
+        Codes of a float tensor can then be stored without its rounded values.
+        """
 
     def dequantize(self, codes: Tensor, qparams: QParams) -> Tensor:
         """Return float32 values of codes."""

@@ -123,6 +123,9 @@ class TwoLevelQuantizer(MultiLevelQuantizer):
     def codes_of(self, values: Tensor, qparams: QParams) -> Tensor:
         return self.element_level.codes_of(values, qparams)
 
+    def recovers_codes(self, dtype: torch.dtype, qparams: QParams) -> bool:
+        return qparams.outer_scale is not None and self.element_level.recovers_codes(dtype, qparams)
+
     def dequantize(self, codes: Tensor, qparams: QParams) -> Tensor:
         return self.element_level.dequantize(codes, qparams)
 

@@ -16,7 +16,6 @@ from typing import Any
 
 import attrs
 import torch
-import transformers
 
 from quark.calibration.figures import decibels
 from quark.calibration.phases import PHASES
@@ -55,6 +54,7 @@ class Facts:
         hashes_weights: Whether large files are hashed too.
         is_probed: Whether the machine's limits are measured.
         command: What was run, for the record.
+        selection: The selection of schemes that the run follows, as of `quark.selection.SelectionResult.to_dict`; None where there is none.
     """
 
     samples: int = 0
@@ -65,6 +65,7 @@ class Facts:
     hashes_weights: bool = False
     is_probed: bool = True
     command: str = ""
+    selection: Mapping[str, Any] | None = None
 
 
 def contents_of(content: CheckpointContent, report: CalibrationReport, directory: Path, facts: Facts) -> dict[str, Any]:
@@ -106,6 +107,7 @@ def contents_of(content: CheckpointContent, report: CalibrationReport, directory
         "depth": _depth(report),
         "histograms": _histograms(report),
         "experts": {"tokens": report.tokens},
+        "selection": None if facts.selection is None else dict(facts.selection),
         "files": files_of(directory, hashes_weights=facts.hashes_weights),
     }
     contents["time"] = _time(report, contents, facts)
@@ -178,7 +180,7 @@ def _versions(content: CheckpointContent) -> dict[str, str]:
     return {
         "quark": VERSION,
         "torch": torch.__version__,
-        "transformers": transformers.__version__,
+        "transformers": metadata.version("transformers"),
         "python": platform.python_version(),
         **others,
     }

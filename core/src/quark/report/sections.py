@@ -1,4 +1,4 @@
-"""Sections of the page, in the order in which they are read: findings, errors, worst layers, sizes, experts, time, settings and files."""
+"""Sections of the page, in the order in which they are read: findings, layers, choice of schemes, sizes, time, settings and others."""
 
 from __future__ import annotations
 
@@ -12,6 +12,8 @@ from quark.names import folded
 from quark.report.flags import AMBER, RED
 from quark.report.heat_map import expert_cells, heat_map, ratio_cells
 from quark.report.plots import block_errors, depth_curve, gains, histogram_plot, size_bars, time_by_block
+from quark.report.section_parts import figure_text, heading, legend_key
+from quark.report.selection import selection_section
 from quark.report.svg import Markup, tag
 from quark.report.tables import folded_table, table
 from quark.report.units import amount, bits, decibel_text, plural, seconds_text, share, size_text
@@ -26,6 +28,7 @@ def sections(report: Report) -> list[tuple[str, str, Markup]]:
     made = (
         ("flags", "Findings", _flags(report)),
         ("layers", "Layers", _layers(report)),
+        ("selection", "Choice of schemes", selection_section(report)),
         ("gain", "Gain of the algorithm", _gain(report)),
         ("depth", "Depth", _depth(report)),
         ("transforms", "Transforms", _transforms(report)),
@@ -69,10 +72,6 @@ def _calibration(report: Report) -> str:
     return f"{data['tokens']:,} calibration tokens" if data["samples"] else "without calibration data"
 
 
-def _head(key: str, title: str, lead: str) -> list[Markup]:
-    return [tag("h2", title, id=f"{key}-heading"), tag("p", lead, class_="lead")]
-
-
 def _flags(report: Report) -> list[Markup]:
     items = [_flag(flag) for flag in report["flags"]]
     if not items:
@@ -89,7 +88,7 @@ def _flags(report: Report) -> list[Markup]:
     rows = [[name.replace("_", " "), f"{value:g}"] for name, value in report["thresholds"].items()]
     lead = "What a threshold was crossed by, and what to do about it. Whether the model is good enough, quark evaluate tells."
     return [
-        *_head("flags", "Findings", lead),
+        *heading("flags", "Findings", lead),
         tag("ul", *items, class_="flags"),
         folded_table("Thresholds", "When a finding is shown.", ["Threshold", "Value"], rows),
     ]
@@ -143,7 +142,7 @@ def _layers(report: Report) -> list[Markup]:
     lead = (
         "10 log10 of the energy of the weights (or outputs) ÷ that of their rounding error: 20 dB is a hundredth of error, 10 dB a tenth."
     )
-    return [*_head("layers", "Error of each layer", lead), *content, _layer_table(report)]
+    return [*heading("layers", "Error of each layer", lead), *content, _layer_table(report)]
 
 
 def _layer_table(report: Report) -> Markup:
@@ -166,18 +165,14 @@ def _layer_table(report: Report) -> Markup:
         [
             layer["name"],
             layer["quantized_to"] + (f", by {layer['algorithm']}" if layer["algorithm"] else ""),
-            _figure(layer["bits"], ".2f"),
-            *(_figure(layer.get(key), ".1f") for key in ("snr_db", "output_snr_db", "nearest_snr_db", "peak_to_rms", "scale_ratio")),
-            *(_figure(layer.get(key), form) for key, form in (("tokens", ",d"), ("damping", ".3g"), ("dead", "d"))),
+            figure_text(layer["bits"], ".2f"),
+            *(figure_text(layer.get(key), ".1f") for key in ("snr_db", "output_snr_db", "nearest_snr_db", "peak_to_rms", "scale_ratio")),
+            *(figure_text(layer.get(key), form) for key, form in (("tokens", ",d"), ("damping", ".3g"), ("dead", "d"))),
             layer.get("to_nearest_because") or "",
         ]
         for layer in order
     ]
     return folded_table("Table of all layers", "Layers, the lowest ratio of weights first.", heads, rows, text=2)
-
-
-def _figure(value: float | None, form: str) -> str:
-    return "–" if value is None else format(value, form)
 
 
 def _gain(report: Report) -> list[Markup]:
@@ -191,12 +186,15 @@ def _gain(report: Report) -> list[Markup]:
     cells = [[kind, str(count), f"{before:.1f}", f"{after:.1f}", f"{after - before:+.1f}"] for kind, before, after, count in rows]
     heads = ["Kind of layer", "Layers", "To nearest dB", "Algorithm dB", "Gain dB"]
     legend = tag(
-        "ul", _key("dot before", "rounded to nearest", round_=True), _key("dot after", "in the result", round_=True), class_="legend"
+        "ul",
+        legend_key("dot before", "rounded to nearest", round_=True),
+        legend_key("dot after", "in the result", round_=True),
+        class_="legend",
     )
     lead = "Outputs on tokens that the algorithm has not seen, with weights rounded to nearest and as they are in the result."
     plot = gains(rows)
     return [
-        *_head("gain", "What the algorithm gains", lead),
+        *heading("gain", "What the algorithm gains", lead),
         legend,
         plot,
         folded_table("Table of gains", "Medians by kind of layer.", heads, cells),
@@ -208,7 +206,7 @@ def _depth(report: Report) -> list[Markup]:
     lead = (
         "The residual stream of the quantized model against that of the float model, on the same tokens. Errors of early blocks stay in it."
     )
-    head = _head("depth", "Error through depth", lead)
+    head = heading("depth", "Error through depth", lead)
     if not rows:
         how = (
             report["depth"].get("reason")
@@ -226,7 +224,7 @@ def _transforms(report: Report) -> list[Markup]:
     known = [t for t in report["transforms"] if t["snr_before_db"] is not None and t["snr_after_db"] is not None]
     blocks = [t for t in known if not t["whole_model"]]
     lead = "Output error of each block, rounded to nearest, before and after the transforms; a transform that does not help is undone."
-    legend = tag("ul", _key("p-solve", "after"), _key("p-report", "before"), class_="legend")
+    legend = tag("ul", legend_key("p-solve", "after"), legend_key("p-report", "before"), class_="legend")
     plot = [legend, block_errors(blocks)] if len(blocks) > 1 else []
     rows = [
         [
@@ -239,7 +237,7 @@ def _transforms(report: Report) -> list[Markup]:
         for t in report["transforms"]
     ]
     heads = ["Where", "Before", "After", "Applied", "Reason"]
-    return [*_head("transforms", "Transforms", lead), *plot, folded_table("Table of transforms", "Output errors as ratios.", heads, rows)]
+    return [*heading("transforms", "Transforms", lead), *plot, folded_table("Table of transforms", "Output errors as ratios.", heads, rows)]
 
 
 def _worst(report: Report) -> list[Markup]:
@@ -254,7 +252,7 @@ def _worst(report: Report) -> list[Markup]:
                 note = f"{decibel_text(ratio.get(entry['layer']))}" if what == "weight" else "values that the layer reads"
                 plot = histogram_plot(f"plot-{what}-{i}", of.capitalize(), entry[what])
                 plots.append(tag("div", tag("h3", entry["layer"]), tag("p", f"{what}, {note}", class_="note"), plot))
-    legend = tag("ul", _key("float-area", "float"), _key("rounded-area", "rounded"), class_="legend")
+    legend = tag("ul", legend_key("float-area", "float"), legend_key("rounded-area", "rounded"), class_="legend")
     lead = "Values of the layers with the lowest ratio, on a logarithmic axis: long tails cost the values in the middle their precision."
     rows = [
         [
@@ -271,7 +269,7 @@ def _worst(report: Report) -> list[Markup]:
     ]
     heads = ["Layer", "Tensor", "Lowest", "Highest", "Values", "Bins in use"]
     listed = folded_table("Table of ranges", "Ranges of the histograms; counts are in quark_report.json.", heads, rows, text=2)
-    return [*_head("worst", "Worst layers", lead), legend, tag("div", *plots, class_="multiples"), listed]
+    return [*heading("worst", "Worst layers", lead), legend, tag("div", *plots, class_="multiples"), listed]
 
 
 def _experts(report: Report) -> list[Markup]:
@@ -283,7 +281,7 @@ def _experts(report: Report) -> list[Markup]:
     lead = f"From {min(tokens.values()):,} to {max(tokens.values()):,} tokens. An expert that few tokens reach is rounded for those few."
     plot = heat_map("plot-experts", title, "Rows are mixtures, columns are experts.", cells, _tokens, "expert", least_range=2)
     rows = [[name, f"{count:,}"] for name, count in sorted(tokens.items(), key=lambda item: item[1])]
-    return [*_head("experts", "Experts", lead), plot, folded_table("Table of experts", "Fewest tokens first.", ["Layer", "Tokens"], rows)]
+    return [*heading("experts", "Experts", lead), plot, folded_table("Table of experts", "Fewest tokens first.", ["Layer", "Tokens"], rows)]
 
 
 def _tokens(log2: float) -> str:
@@ -303,21 +301,21 @@ def _sizes(report: Report) -> list[Markup]:
             amount(k["weights"]),
             size_text(k["float_bytes"]),
             "–" if k["stored_bytes"] is None else size_text(k["stored_bytes"]),
-            _figure(k["bits"], ".2f"),
+            figure_text(k["bits"], ".2f"),
         ]
         for k in kinds
     ]
     total = "" if sizes["stored_bytes"] is None else f" In all {size_text(sizes['float_bytes'])} became {size_text(sizes['stored_bytes'])}."
     legend = tag(
         "ul",
-        _key("bar-float", "float model"),
-        _key("bar", "stored, quantized"),
-        _key("bar plain", "stored, not quantized"),
+        legend_key("bar-float", "float model"),
+        legend_key("bar", "stored, quantized"),
+        legend_key("bar plain", "stored, not quantized"),
         class_="legend",
     )
     heads = ["Kind of layer", "Layers", "Weights", "Float", "Stored", "Bits"]
     lead = f"Bytes of the tensors, scales and zero points included.{total}"
-    return [*_head("sizes", "Sizes", lead), legend, size_bars(kinds), folded_table("Table of sizes", "By kind of layer.", heads, rows)]
+    return [*heading("sizes", "Sizes", lead), legend, size_bars(kinds), folded_table("Table of sizes", "By kind of layer.", heads, rows)]
 
 
 def _time(report: Report) -> list[Markup]:
@@ -327,7 +325,7 @@ def _time(report: Report) -> list[Markup]:
         return []
     spent = {phase: sum(row["seconds"].get(phase, 0.0) for row in rows) for phase in PHASES}
     used = [phase for phase, seconds in spent.items() if seconds > 1e-4 * sum(spent.values())]
-    legend = tag("ul", *(_key(f"p-{phase}", phase) for phase in used), class_="legend")
+    legend = tag("ul", *(legend_key(f"p-{phase}", phase) for phase in used), class_="legend")
     cells = [[p["phase"], seconds_text(p["seconds"]), _moved(p), share(p["share_of_limit"])] for p in time["phases"] if p["phase"] in used]
     probe = report["machine"]["probe"]
     speeds = f" Its limits: {probe['copy_bytes_per_second'] / 1e9:.1f} GB/s copied, {probe['flops'] / 1e9:.0f} GFLOP/s." if probe else ""
@@ -336,7 +334,7 @@ def _time(report: Report) -> list[Markup]:
     lead = f"{seconds_text(time['seconds'])} in all. " if time["seconds"] else ""
     blocks = [[row["block"], *(seconds_text(row["seconds"].get(p, 0.0)) for p in used)] for row in rows]
     return [
-        *_head("time", "Time", f"{lead}Where the run spent it, block by block."),
+        *heading("time", "Time", f"{lead}Where the run spent it, block by block."),
         legend,
         time_by_block(rows),
         table(caption, heads, cells),
@@ -351,7 +349,7 @@ def _moved(phase: Mapping[str, Any]) -> str:
 
 def _settings(report: Report) -> list[Markup]:
     return [
-        *_head("settings", "Settings and files", "What was asked for, what it was made with, and what lies in the directory."),
+        *heading("settings", "Settings and files", "What was asked for, what it was made with, and what lies in the directory."),
         *_setting_tables(report),
     ]
 
@@ -375,9 +373,3 @@ def _setting_tables(report: Report) -> Iterator[Markup]:
         yield tag("details", tag("summary", "Remarks of the plan"), tag("ul", *(tag("li", note) for note in settings["notes"])))
     listed = [[f["name"], size_text(f["bytes"]), tag("code", f["sha256"] or "not computed: --report full")] for f in report["files"]]
     yield folded_table("Files", "SHA-256 of the files beside this one.", ["File", "Size", "SHA-256"], listed)
-
-
-def _key(class_: str, name: str, *, round_: bool = False) -> Markup:
-    """Return an entry of a legend."""
-    shape = tag("circle", cx=7, cy=7, r=5, class_=class_) if round_ else tag("rect", width=14, height=14, rx=3, class_=class_)
-    return tag("li", tag("svg", shape, viewBox="0 0 14 14", class_="plot", aria_hidden="true"), name)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import html
 import math
 from collections.abc import Iterable, Sequence
+from typing import Any
 
-__all__ = ["Markup", "figure", "joined", "nice_ticks", "number", "path", "tag", "text"]
+__all__ = ["Markup", "drawing", "figure", "joined", "nice_ticks", "number", "path", "picture", "tag", "text"]
 
 
 class Markup(str):
@@ -61,7 +62,7 @@ def path(points: Sequence[tuple[float, float]], class_: str, *, closed: bool = F
 
 
 def figure(name: str, title: str, description: str, width: float, height: float, *content: str, least: int | None = None) -> Markup:
-    """Return a plot.
+    """Return a plot in a box that scrolls.
 
     Args:
         name: Id of the plot, unique in the page.
@@ -72,7 +73,14 @@ def figure(name: str, title: str, description: str, width: float, height: float,
         content: What is drawn.
         least: Width in pixels below which it is scrolled and not made smaller; None for 0.85 of ``width``.
     """
-    drawing = tag(
+    style = f"min-width:{least or round(0.85 * width)}px;max-width:{number(max(width, 320))}px"
+    drawn = drawing(name, title, description, width, height, *content, style=style)
+    return tag("div", drawn, class_="scroll", tabindex="0", role="group", aria_label=f"Plot: {title}")
+
+
+def drawing(name: str, title: str, description: str, width: float, height: float, *content: str, **attributes: object) -> Markup:
+    """Return a plot alone; arguments as of `figure`, and further attributes of the element."""
+    return tag(
         "svg",
         tag("title", title, id=f"{name}-title"),
         tag("desc", description, id=f"{name}-desc"),
@@ -82,10 +90,17 @@ def figure(name: str, title: str, description: str, width: float, height: float,
         role="img",
         aria_labelledby=f"{name}-title",
         aria_describedby=f"{name}-desc",
-        style=f"min-width:{least or round(0.85 * width)}px;max-width:{number(max(width, 320))}px",
         class_="plot",
+        **attributes,
     )
-    return tag("div", drawing, class_="scroll", tabindex="0", role="group", aria_label=f"Plot: {title}")
+
+
+def picture(style: str, *plot: Any) -> str:
+    """Return a plot as a file of its own, with a style sheet; ``plot`` are the arguments of `drawing`."""
+    name, title, description, width, height, *content = plot
+    rules = tag("style", Markup(style))
+    own = {"xmlns": "http://www.w3.org/2000/svg", "font-family": "system-ui, sans-serif", "style": "background:var(--page)"}
+    return f"{drawing(name, title, description, width, height, rules, *content, **own)}\n"
 
 
 def nice_ticks(low: float, high: float, count: int = 5) -> list[float]:

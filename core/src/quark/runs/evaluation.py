@@ -25,13 +25,14 @@ from quark.evaluate.comparison import Predictions
 from quark.evaluate.logits import evaluating, next_token_logits
 from quark.evaluate.metrics import TokenMetrics
 from quark.evaluate.perplexity import Scores
+from quark.events import RunEvents, running
 from quark.hf.dtype_and_device import torch_device, torch_dtype
 from quark.hf.model_config import model_config
 from quark.hf.shards import check_shards
 from quark.hf.skeleton import skeleton
 from quark.hf.stored_tensors import StoredTensors
 from quark.planning.decoder_blocks import decoder_blocks
-from quark.planning.family import weight_converters_of
+from quark.planning.family import architecture_of, weight_converters_of
 from quark.planning.plan import make_plan
 from quark.runs.source import BlockSource, CheckpointSource
 
@@ -76,7 +77,10 @@ def likelihood_by_block(
     """
     scores = Scores(TokenMetrics.of(metrics, has_reference=False))
     windows = list(batches)
-    with _before_the_head(checkpoint, windows, device, dtype, trust_remote_code) as predict:
+    with (
+        running("evaluate", source=str(checkpoint)) as events,
+        _before_the_head(checkpoint, windows, device, dtype, trust_remote_code, events) as predict,
+    ):
         for number, batch in enumerate(windows):
             logits, targets, index = predict(number)
             scores.add(logits, targets, index, batch.words)
@@ -100,8 +104,10 @@ def compare_by_block(
     predictions = Predictions(TokenMetrics.of(metrics, has_reference=True))
     windows = list(batches)
     with ExitStack() as stack:
+        events = stack.enter_context(running("evaluate", source=str(checkpoint)))
         predict, expect = (
-            stack.enter_context(_before_the_head(path, windows, device, dtype, trust_remote_code)) for path in (checkpoint, reference)
+            stack.enter_context(_before_the_head(path, windows, device, dtype, trust_remote_code, events))
+            for path in (checkpoint, reference)
         )
         for number, batch in enumerate(windows):
             logits, targets, index = predict(number)
@@ -110,18 +116,23 @@ def compare_by_block(
 
 
 @contextmanager
-def _before_the_head(path: Path, windows: Sequence[Windows], device: str, dtype: str, trust_remote_code: bool) -> Iterator[Any]:
+def _before_the_head(
+    path: Path, windows: Sequence[Windows], device: str, dtype: str, trust_remote_code: bool, events: RunEvents
+) -> Iterator[Any]:
     """Bring the forwards of all windows behind the last block, and yield what lets the one of a number predict its tokens."""
+    events.phase("plan")
     model, source = _opened(path, device, dtype, trust_remote_code)
     blocks = source.blocks
     calls = [_WindowCall(windows=batch) for batch in windows]
     with evaluating(model), without_cache(model), LockStep(model, [b.module for b in blocks], calls, to_the_end=False) as steps:
+        events.phase("load")
         source.source.load(None)
         steps.advance(-1)
-        for i, block in enumerate(blocks):
+        for i, block in enumerate(events.blocks(blocks)):
             source.source.load(block)
             steps.advance(i)
             source.source.release(block)
+        events.phase("evaluate")
         waiting: dict[int, Forward] = {forward.number: forward for forward in steps.at_entry(len(blocks))}
 
         def predict(number: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -150,6 +161,6 @@ def _opened(path: Path, device: str, dtype: str, trust_remote_code: bool) -> tup
         return quantized.model, _Blocks(quantized.blocks, quantized)
     model = skeleton(path, dtype, target, trust_remote_code=trust_remote_code)
     stored = CheckpointSource(model, StoredTensors(model, check_shards(path), path, weight_converters_of(model)), target)
-    plan = make_plan(model, QConfig(global_quant_config=QLayerConfig()))
+    plan = make_plan(model, QConfig(global_quant_config=QLayerConfig()), architecture_of(model))
     stored.prepare(plan)
     return model, _Blocks(decoder_blocks(model, plan.architecture), stored)

@@ -16,6 +16,7 @@ from quark.checkpoint.content import CheckpointContent
 from quark.checkpoint.reader import import_model_from_safetensors, packed_content
 from quark.config.model import QConfig
 from quark.errors import ConfigError
+from quark.events import RunEvents, running
 from quark.hf.shards import check_shards
 from quark.hf.skeleton import skeleton
 from quark.hf.stored_tensors import StoredTensors
@@ -46,6 +47,13 @@ def export_report(directory: Path, float_model: Path | None = None, samples: Ite
         CheckpointError: The export or the float checkpoint cannot be read, or the two are of different models.
         ConfigError: Samples are given without a float checkpoint.
     """
+    with running("report", source=str(directory)) as events:
+        return _report(directory, float_model, samples, events)
+
+
+def _report(directory: Path, float_model: Path | None, samples: Iterable[Any] | None, events: RunEvents) -> dict[str, Any]:
+    """Return what `export_report` returns, and tell what is done for it."""
+    events.phase("plan")
     earlier = read_report(directory)
     if float_model is None and samples is not None:
         raise ConfigError("hidden states are compared with those of the float model: give its directory too")
@@ -53,9 +61,11 @@ def export_report(directory: Path, float_model: Path | None = None, samples: Ite
         return with_flags(earlier)
     content, report = packed_content(directory), CalibrationReport()
     if float_model is not None and not _is_transformed(content.config):
-        _measure(_opened(float_model, content), content.model, report)
+        _measure(_opened(float_model, content), content.model, report, events)
+    events.phase("report")
     contents = contents_of(content, report, directory, Facts(is_probed=False))
     if float_model is not None and samples is not None:
+        events.phase("compare")
         source = _opened(float_model, content)
         quantized = import_model_from_safetensors(None, directory, device="cpu")
         hidden = hidden_errors(source, source.model, quantized, calls(samples, model=source.model))
@@ -93,14 +103,15 @@ def _is_transformed(config: QConfig) -> bool:
 
 
 @torch.no_grad()
-def _measure(source: CheckpointSource, quantized: nn.Module, report: CalibrationReport) -> None:
+def _measure(source: CheckpointSource, quantized: nn.Module, report: CalibrationReport, events: RunEvents) -> None:
     """Compare the weights of all layers with those of the float checkpoint, block by block."""
     figures = LayerFigures(report.weights, report.histograms)
     names = [n for n, m in quantized.named_modules() if isinstance(m, PackedLayer | QuantizedLayer)]
     blocks = decoder_blocks(source.model, architecture_of(source.model))
+    events.phase("load")
     source.load(None)
     left = set(names)
-    for block in blocks:
+    for block in events.blocks(blocks):
         source.load(block)
         inside = [n for n in names if block.owns(n)]
         _compare(source.model, quantized, inside, figures)

@@ -18,6 +18,7 @@ from quark.checkpoint.export import exporter_of, exporting
 from quark.checkpoint.exporter import Exporter, ExportOptions, ResumableExporter, ResumableStream, StreamingExporter
 from quark.config.model import QConfig
 from quark.errors import ConfigError, UnsupportedError
+from quark.events import SILENT, RunEvents, running
 from quark.hf.dtype_and_device import torch_device, torch_dtype
 from quark.hf.quantized_source import float_tensors_of
 from quark.hf.shards import Shard, check_shards
@@ -31,7 +32,7 @@ from quark.plugins.attribution import attributed, origin
 from quark.ranks import ALONE, Ranks
 from quark.runs.identity import RunIdentity
 from quark.runs.journal import Journal
-from quark.runs.run import Data, Run, plan_run
+from quark.runs.run import Data, Run, plan_run, settings_told
 from quark.runs.run_report import ReportOptions, write_run_report
 from quark.runs.shared_output import directory_of_first, is_divided, opened_sink, sink_of_other
 from quark.runs.sink import InPlaceSink, JournaledSink
@@ -93,9 +94,14 @@ def quantize_checkpoint(
         NonFiniteError: A weight or an activation holds NaN or Inf.
         PluginError: A plugin raised an error, or returned what cannot be built on; names plugin, version, algorithm and layer.
     """
-    output = Output.of(Path(out), exporter, options or ExportOptions(), resume=resume, restart=restart, ranks=ranks)
-    opened = functools.partial(opened_checkpoint, Path(source), device, dtype, weight_converters, trust_remote_code=trust_remote_code)
-    return _quantize(opened, output, config, data, weight_converters, report)
+    told = {"source": str(source), "out": str(out), **settings_told(config)}
+    with running("quantize", speaks=ranks.is_first, **told) as events:
+        events.phase("plan")
+        output = Output.of(Path(out), exporter, options or ExportOptions(), resume=resume, restart=restart, ranks=ranks)
+        opened = functools.partial(opened_checkpoint, Path(source), device, dtype, weight_converters, trust_remote_code=trust_remote_code)
+        plan = _quantize(opened, output, config, data, weight_converters, report, events)
+        events.exported(output.path, exporter)
+    return plan
 
 
 def _quantize(
@@ -105,12 +111,13 @@ def _quantize(
     data: Data,
     converters: Sequence[WeightConverter] | None,
     report: ReportOptions | None,
+    events: RunEvents = SILENT,
 ) -> QuantPlan:
     """Quantize the checkpoint that ``opened`` opens, as its algorithms and exporter allow; arguments as of `quantize_checkpoint`."""
     shards, tensors = opened()
     run = plan_run(tensors.model, config)
     output.refuse_to_resume(run)
-    run = run.with_data(tensors.model, data, tensors.device, output.ranks)
+    run = run.with_data(tensors.model, data, tensors.device, output.ranks, events)
     tensors.prepare(run.plan)
     output = attrs.evolve(output, describe=_describer(report, run, lambda: opened()[1], str(tensors.device)))
     with closing(tensors):
@@ -213,6 +220,7 @@ def _describer(report: ReportOptions | None, run: Run, opened: Callable[[], Chec
 
     def describe(content: CheckpointContent, directory: Path) -> None:
         if report is not None:
+            run.events.phase("report")
             write_run_report(report, run, content, directory, opened, device)
 
     return describe
@@ -275,11 +283,13 @@ def quantize_with_journal(
 def _whole(run: Run, tensors: CheckpointSource, output: Output) -> QuantPlan:
     """Read the whole model, quantize it in memory, then write it; of several ranks, the first does."""
     model = tensors.model
+    run.events.phase("load")
     tensors.load_all()
     refuse_non_finite(model, run.plan.quantized)
     content = run.quantize(model, InPlaceSink(model))
     if not run.ranks.is_first:
         return content.plan
+    run.events.phase("write")
     with output.built() as directory:
         with attributed(f"writing '{output.path}'", origin("exporters", output.exporter)):
             output.writer.export(content, directory, output.options)

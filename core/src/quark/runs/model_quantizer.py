@@ -14,13 +14,14 @@ from quark.config.enums import QuantizationMode
 from quark.config.model import QConfig
 from quark.environment import refuse_rival
 from quark.errors import ConfigError, UnsupportedError
+from quark.events import running
 from quark.hf.quantized_source import is_quantized_source
 from quark.log import get_logger
 from quark.planning.one_layer import as_model, put_back
 from quark.planning.plan import QuantPlan
 from quark.runs.fit_model import refuse_no_model, refuse_unfit
 from quark.runs.from_disk import quantize_checkpoint
-from quark.runs.run import Data, plan_run
+from quark.runs.run import Data, plan_run, settings_told
 from quark.runs.sink import InPlaceSink
 
 __all__ = ["M", "ModelQuantizer"]
@@ -90,11 +91,13 @@ class ModelQuantizer:
                 "quark.runs.quantize_checkpoint, which has one block in memory at a time"
             )
         whole = as_model(model)
-        run = plan_run(whole, self.config).with_data(whole, dataloader, device)
-        refuse_unfit(whole, run.plan.quantized)
-        refuse_non_finite(whole, run.plan.quantized)
-        run.quantize(whole, InPlaceSink(whole))
-        put_back(whole, model)
+        with running("quantize", source=type(model).__name__, **settings_told(self.config)) as events:
+            events.phase("plan")
+            run = plan_run(whole, self.config).with_data(whole, dataloader, device, events=events)
+            refuse_unfit(whole, run.plan.quantized)
+            refuse_non_finite(whole, run.plan.quantized)
+            run.quantize(whole, InPlaceSink(whole))
+            put_back(whole, model)
         return model
 
     def direct_quantize_checkpoint(

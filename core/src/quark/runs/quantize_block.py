@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from types import MappingProxyType
 from typing import Any
@@ -11,7 +11,7 @@ import attrs
 import torch
 from torch import nn
 
-from quark.algorithms import Rounding, Transform, Tuning
+from quark.algorithms import Rounding, RoundToNearest, Transform, Tuning
 from quark.calibration.activation_scales import ActivationScales
 from quark.calibration.attention import install
 from quark.calibration.batches import Call
@@ -22,10 +22,12 @@ from quark.calibration.figures import InputSample
 from quark.calibration.input_groups import InputGroups
 from quark.calibration.lockstep import BlockRun, LockStep, without_cache
 from quark.calibration.observation import counting
+from quark.calibration.phases import PhaseClock
 from quark.calibration.report import CalibrationReport
 from quark.calibration.rounding_without_data import round_to_nearest, round_without_statistics
 from quark.calibration.spilled_inputs import SpilledInputs
 from quark.calibration.two_passes import TwoPasses
+from quark.events import SILENT, RunEvents
 from quark.modules import QuantizedLayer, quantized_class
 from quark.modules.experts import showing_all
 from quark.planning.decoder_blocks import Block, decoder_blocks
@@ -33,6 +35,7 @@ from quark.planning.family import text_config
 from quark.planning.plan import QuantPlan
 from quark.planning.plan_row import PlanRow
 from quark.ranks import ALONE, Ranks
+from quark.runs.block_events import BlockEvents
 from quark.runs.block_figures import RunFigures
 from quark.runs.memory import FreedMemory, tokens_in
 from quark.runs.sink import BlockResult, BlockSink
@@ -40,7 +43,6 @@ from quark.runs.source import BlockSource, InMemorySource
 
 __all__ = [
     "BlockPipeline",
-    "Progress",
     "finish_layers",
     "pass_finished_block",
     "quantize_block",
@@ -49,9 +51,6 @@ __all__ = [
     "start_transforms",
 ]
 
-Progress = Callable[[int, int, str], None]
-"""Called after each block with: blocks done, blocks in all, the block's name."""
-
 
 def quantize_blocks(
     model: nn.Module,
@@ -59,7 +58,7 @@ def quantize_blocks(
     calls: Sequence[Call],
     rounding: Rounding,
     sink: BlockSink,
-    progress: Progress = lambda *_: None,
+    events: RunEvents = SILENT,
     source: BlockSource | None = None,
     *,
     two_passes: bool = False,
@@ -78,7 +77,7 @@ def quantize_blocks(
         calls: Calibration forwards; may be empty where nothing in the plan is static and no algorithm needs statistics.
         rounding: Chooses codes.
         sink: Takes finished layers.
-        progress: Called after every block.
+        events: Hears of every block.
         source: Has the tensors of the blocks, where ``model`` does not have them itself; what lies outside the blocks has been loaded.
         two_passes: Whether a rounding that needs statistics works between two passes of each block, which takes less memory.
         transforms: From `start_transforms`. They change each block before it is rounded, in this order; those that need statistics cost
@@ -93,7 +92,7 @@ def quantize_blocks(
     groups = InputGroups(plan.architecture, plan.config.shared_scale_groups)
     freed, report = FreedMemory(1) if rounding.needs or tunings else FreedMemory(), CalibrationReport()
     wants_float = any(kind.wants_float for kind in rounding.needs) or any(t.wants_float for t in tunings.values())
-    figures = RunFigures(report, tokens_in(calls), 1 + wants_float)
+    figures = RunFigures(report, tokens_in(calls), 1 + wants_float, PhaseClock(changed=events.phase))
     source = source or InMemorySource()
     pipeline = BlockPipeline(model, plan, rounding, transforms, tunings, source, sink, two_passes, ranks, groups, freed, report, figures)
     layers = quantized_layers(model, outside)
@@ -103,13 +102,14 @@ def quantize_blocks(
         is_calibrated = plan.calibrated or pipeline.is_sequential or any(t.needs for t in transforms)
         has_forwards = is_calibrated and (scales or None in finished)
         steps = stack.enter_context(_forwards(pipeline, blocks, calls, scales, spilled)) if has_forwards else None
+        told = BlockEvents(events, report, blocks, finished, sink, steps is not None)
         for i, (block, rows, result) in enumerate(zip(blocks, rows_of, finished, strict=True)):
             block_run = None if steps is None else steps.at(i)
-            if result is not None:
-                pass_finished_block(pipeline, block, rows, block_run, result)
-            elif block_run is not None or sink.wants(block):
-                quantize_block(pipeline, block, rows, block_run)
-            progress(i + 1, len(blocks), block.name)
+            with told.block(i, rows):
+                if result is not None:
+                    pass_finished_block(pipeline, block, rows, block_run, result)
+                elif block_run is not None or sink.wants(block):
+                    quantize_block(pipeline, block, rows, block_run)
     finish_layers(pipeline, layers, scales)
     with figures.clock.phase("write"):
         sink.end_block(None, BlockResult())
@@ -310,8 +310,8 @@ def _calibrated(
     if block_run is not None:
         with scales.watching(model):
             block_run.enter()
-    if pipeline.is_sequential:
-        return set(), {}
+    if pipeline.is_sequential or type(rounding) is RoundToNearest:
+        return set(), {}  # the others are rounded to nearest when all scales are set
     with figures.clock.phase("solve"):
         return round_without_statistics(rounding, block, layers, pipeline.input_groups.siblings, report), {}
 
@@ -356,7 +356,8 @@ def finish_layers(
     with pipeline.figures.clock.phase("solve"):
         scales.finish()
         install(pipeline.model, scales.inside)
-        round_to_nearest({n: layer for n, layer in layers.items() if n not in rounded}, pipeline.input_groups.siblings)
+        others = {n: layer for n, layer in layers.items() if n not in rounded}
+        round_to_nearest(others, pipeline.input_groups.siblings, defers=not pipeline.sink.needs_values)
         for layer in layers.values():
             if layer.bias_quantizer is not None:
                 values, qparams = layer.bias_quantizer.quantizer.round_to_nearest(layer.bias.data)  # type: ignore[arg-type]

@@ -19,6 +19,7 @@ from quark.calibration.transform_validation import TransformValidation, validate
 from quark.checkpoint.content import CheckpointContent, set_results
 from quark.config.model import QConfig
 from quark.errors import ConfigError, UnsupportedError
+from quark.events import SILENT, RunEvents
 from quark.hf.attention_switch import refuse_unswitchable, switch_attention
 from quark.log import get_logger
 from quark.planning.decoder_blocks import decoder_blocks, owners, rows_by_block
@@ -28,16 +29,26 @@ from quark.planning.plan import QuantPlan, has_static_scale, make_plan
 from quark.planning.plan_row import PlanRow
 from quark.planning.plan_text import plan_lines, warning_lines
 from quark.plugins.attribution import attributed
+from quark.plugins.events import RunPlanned
 from quark.ranks import ALONE, Ranks
 from quark.runs.excluded_schemes import refuse_excluded_schemes
 from quark.runs.memory import SHARE, free_bytes, held_bytes, held_probabilities, tokens_in
-from quark.runs.progress import reporting
 from quark.runs.quantize_block import quantize_blocks, start_transforms
 from quark.runs.selected_algorithms import Algorithms, algorithms_of, own_settings
 from quark.runs.sink import BlockSink
 from quark.runs.source import BlockSource, InMemorySource
 
-__all__ = ["TWO_PASSES", "Data", "Run", "StartedRun", "held_by_forwards", "needs_two_passes", "plan_run", "switch_attention_of"]
+__all__ = [
+    "TWO_PASSES",
+    "Data",
+    "Run",
+    "StartedRun",
+    "held_by_forwards",
+    "needs_two_passes",
+    "plan_run",
+    "settings_told",
+    "switch_attention_of",
+]
 
 Data = Iterable[Any] | Callable[[str], Iterable[Any] | None] | None
 """Calibration data (see `quark.calibration.batches.calls`), or what gives them: it is called with what needs them, if anything does."""
@@ -58,6 +69,7 @@ class Run:
         data: Calibration forwards, of all ranks; empty where nothing needs any.
         two_passes: Whether each block is passed twice, for want of memory.
         ranks: The processes that share the run. Each has the same model, configuration and data.
+        events: Tells listeners what the run does.
     """
 
     plan: QuantPlan
@@ -65,6 +77,7 @@ class Run:
     data: Sequence[Call] = ()
     two_passes: bool = False
     ranks: Ranks = ALONE
+    events: RunEvents = SILENT
 
     @property
     def needs_data(self) -> str:
@@ -78,7 +91,7 @@ class Run:
         return self.algorithms.works_by_block
 
     @attributed("planning the run")
-    def with_data(self, model: nn.Module, data: Data, device: torch.device, ranks: Ranks = ALONE) -> Run:
+    def with_data(self, model: nn.Module, data: Data, device: torch.device, ranks: Ranks = ALONE, events: RunEvents = SILENT) -> Run:
         """Return the run with its data and its memory mode, and log its plan. Nothing is changed.
 
         Args:
@@ -86,6 +99,7 @@ class Run:
             data: Calibration data, read where something needs them.
             device: Where the forwards run.
             ranks: The processes that share the run.
+            events: Tells listeners what the run does.
 
         Raises:
             CalibrationError: Data are needed, and there are none.
@@ -96,6 +110,8 @@ class Run:
             refuse_unswitchable(model, [a.name for a in plan.attentions])
         is_validated = any(isinstance(t, ValidatedTransform) for t in self.algorithms.transforms.values())
         if callable(data) and not isinstance(data, Iterable):
+            if self.needs_data:
+                events.phase("data")
             data = data(self.needs_data) if self.needs_data else None
         is_read = self.needs_data or (is_validated and data is not None)
         batches = calls(data, wanted_by=self.needs_data, model=model) if is_read else []
@@ -113,7 +129,15 @@ class Run:
         warned = warning_lines(plan)
         for line in plan_lines(plan):
             (get_logger().warning if line in warned else get_logger().info)(line)
-        return attrs.evolve(self, plan=plan, data=batches, two_passes=two_passes, ranks=ranks)
+        run = attrs.evolve(self, plan=plan, data=batches, two_passes=two_passes, ranks=ranks, events=events)
+        run.tell_plan(len(decoder_blocks(model, plan.architecture)))
+        return run
+
+    def tell_plan(self, blocks: int) -> None:
+        """Tell listeners what is planned for so many blocks."""
+        layers, samples, tokens = len(self.plan.quantized), len(self.data), tokens_in(self.data)
+        size = {"blocks": blocks, "layers": layers, "samples": samples, "tokens": tokens}
+        self.events.tell(RunPlanned, **size, two_passes=self.two_passes, processes=self.ranks.size)
 
     def in_memory_mode(self, two_passes: bool) -> Run:
         """Return the run with that memory mode in place of the one that fits the memory that is free now."""
@@ -136,7 +160,10 @@ class Run:
         """
         source = source or InMemorySource()
         spilled = _spilled(self.plan.config)
+        self.events.phase("load")
         source.load(None)
+        if any(isinstance(t, ValidatedTransform) for t in self.algorithms.transforms.values()):
+            self.events.phase("validate")
         validations = validate_transforms(model, self.plan, self.algorithms.transforms, self.data, source, self.ranks)
         run = self._without(model, [name for name, validation in validations.items() if not validation.is_accepted])
         transforms = start_transforms(model, run.plan, run.algorithms.checked_transforms(run.plan.config))
@@ -150,7 +177,7 @@ class Run:
         run = plan_run(model, attrs.evolve(self.plan.config, algo_config=settings or None))
         notes = [*([TWO_PASSES] if self.two_passes else []), *(f"left out, since it would do no good: {name}" for name in names)]
         plan = attrs.evolve(run.plan, notes=(*run.plan.notes, *notes))
-        return attrs.evolve(run, plan=plan, data=self.data, two_passes=self.two_passes, ranks=self.ranks)
+        return attrs.evolve(run, plan=plan, data=self.data, two_passes=self.two_passes, ranks=self.ranks, events=self.events)
 
     def without_idle(self, names: Sequence[str]) -> QuantPlan:
         """Return the plan without those transforms that have changed no block, with a warning; one that also rounds stays."""
@@ -202,21 +229,20 @@ class StartedRun:
         """
         run, model, plan = self.run, self.model, self.plan
         switch_attention_of(model, plan)
-        with reporting(len(run.data)) as progress:
-            report = quantize_blocks(
-                model,
-                plan,
-                run.data,
-                run.algorithms.checked_rounding(),
-                sink,
-                progress,
-                self.source,
-                two_passes=run.two_passes,
-                transforms=self.transforms,
-                spilled=self.spilled,
-                ranks=run.ranks,
-                tunings=run.algorithms.checked_tunings(),
-            )
+        report = quantize_blocks(
+            model,
+            plan,
+            run.data,
+            run.algorithms.checked_rounding(),
+            sink,
+            run.events,
+            self.source,
+            two_passes=run.two_passes,
+            transforms=self.transforms,
+            spilled=self.spilled,
+            ranks=run.ranks,
+            tunings=run.algorithms.checked_tunings(),
+        )
         plan = run.without_idle([name for i, name in enumerate(run.algorithms.transforms) if i not in report.applied])
         report.validated = {name: metrics for name, validation in self.validations.items() if (metrics := validation.metrics())}
         content = CheckpointContent(model, plan.config, plan)
@@ -224,7 +250,6 @@ class StartedRun:
         set_results(content)
         model.quark_report = report  # type: ignore[assignment]
         report.log()
-        get_logger().info("Model quantization has been completed.")
         return content
 
 
@@ -244,6 +269,7 @@ def plan_run(model: nn.Module, config: QConfig) -> Run:
         UnsupportedError: An algorithm cannot run.
     """
     config = config.copied()
+    _refuse_no_spill_directory(config)
     if config.algo_config is not None:
         config.algo_config = [own_settings(settings) for settings in config.algo_config]
     algorithms = algorithms_of(config)
@@ -317,6 +343,11 @@ def _block_of(row: PlanRow, blocks: Collection[str]) -> str | None:
     return next((name for name in owners(row.name) if name in blocks), None)
 
 
+def settings_told(config: QConfig) -> dict[str, Any]:
+    """Return what listeners are told of a configuration when a run begins, as fields of `quark.plugins.RunStarted`."""
+    return {"scheme": config.scheme, "algorithms": tuple(str(settings.name) for settings in config.algo_config or ())}
+
+
 def switch_attention_of(model: nn.Module, plan: QuantPlan) -> None:
     """Exchange the attention of the modules of which the plan quantizes something."""
     if plan.attentions:
@@ -353,7 +384,11 @@ def _spilled(config: QConfig) -> SpilledInputs | None:
     """Return what holds block inputs beyond the memory that they may take."""
     if config.spill_directory is None:
         return None
-    if not (directory := Path(config.spill_directory)).is_dir():
-        raise ConfigError(f"spill_directory='{directory}' is not a directory: make it, or give one on a disk with room for activations")
     allowed = _allowed(config, torch.device("cpu"))
-    return None if allowed is None else SpilledInputs(directory, allowed)
+    return None if allowed is None else SpilledInputs(Path(config.spill_directory), allowed)
+
+
+def _refuse_no_spill_directory(config: QConfig) -> None:
+    directory = config.spill_directory
+    if directory is not None and not Path(directory).is_dir():
+        raise ConfigError(f"spill_directory='{directory}' is not a directory: make it, or give one on a disk with room for activations")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -36,11 +36,14 @@ class ReportOptions:
         level: One of `LEVELS`.
         command: What was run, for the record.
         started: When the run began, as `time.perf_counter` gives it.
+        selection: The selection of schemes that the configuration comes from (`quark.selection.SelectionResult.to_dict`), which the report
+            then draws; None where there is none.
     """
 
     level: str = attrs.field(default="standard")
     command: str = ""
     started: float = attrs.field(factory=time.perf_counter)
+    selection: Mapping[str, Any] | None = None
 
     @level.validator
     def _check(self, _: Any, level: str) -> None:
@@ -72,6 +75,7 @@ def write_run_report(
         device=device,
         hashes_weights=is_full or bool(run.data),
         command=options.command,
+        selection=options.selection,
     )
     try:
         if is_full and run.data and not any("hidden" in row for row in report.blocks.values()):

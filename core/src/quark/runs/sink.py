@@ -9,7 +9,7 @@ import attrs
 from torch import nn
 
 from quark.checkpoint.content import CheckpointContent
-from quark.checkpoint.exporter import BlockStream, ResumableStream
+from quark.checkpoint.exporter import BlockStream, EncodingStream, ResumableStream
 from quark.log import get_logger
 from quark.modules import QuantizedLayer
 from quark.names import folded
@@ -33,7 +33,14 @@ class BlockResult:
 
 
 class BlockSink(Protocol):
-    """Accepts the finished layers of one block after another."""
+    """Accepts the finished layers of one block after another.
+
+    Attributes:
+        needs_values: Whether weights have to be rounded when they are accepted. Else some may be float, with the scales that they are to
+            be rounded to (`quark.modules.QuantizerModule.is_deferred`).
+    """
+
+    needs_values: bool
 
     def finished(self, block: Block) -> BlockResult | None:
         """Return the result of a block that an interrupted run has finished, and that is not to be quantized again; else None.
@@ -59,6 +66,8 @@ class BlockSink(Protocol):
 
 class InPlaceSink:
     """Replaces float layers by quantized layers inside the model."""
+
+    needs_values = True
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
@@ -97,6 +106,7 @@ class CheckpointSink(InPlaceSink):
     def __init__(self, model: nn.Module, stream: BlockStream) -> None:
         super().__init__(model)
         self._stream = stream
+        self.needs_values = not (isinstance(stream, EncodingStream) and stream.encodes)
 
     def end_block(self, block: Block | None, result: BlockResult) -> None:
         """Write the block to the export."""

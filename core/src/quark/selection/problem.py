@@ -10,6 +10,7 @@ from torch import nn
 from quark.calibration.batches import Call
 from quark.config.architecture import Architecture
 from quark.errors import ConfigError
+from quark.events import SILENT, RunEvents
 from quark.planning.decoder_blocks import Block, decoder_blocks
 from quark.runs.source import BlockSource
 from quark.selection.budget import Budget
@@ -36,6 +37,7 @@ class SelectionProblem:
         other_bytes: Bytes of all other tensors of the checkpoint.
         budget: What may be spent.
         data: Calibration forwards.
+        events: Hears how far a selector is that takes long: `quark.events.RunEvents.blocks`, `quark.events.RunEvents.batches`.
     """
 
     model: nn.Module
@@ -47,6 +49,7 @@ class SelectionProblem:
     other_bytes: int
     budget: Budget
     data: Sequence[Call] = ()
+    events: RunEvents = SILENT
 
     @property
     def blocks(self) -> list[Block]:

@@ -12,6 +12,7 @@ from torch import nn
 
 from quark.calibration.batches import calls
 from quark.config.model import QConfig
+from quark.events import running
 from quark.hf.dtype_and_device import torch_device
 from quark.hf.shards import check_shards
 from quark.hf.skeleton import skeleton
@@ -90,22 +91,26 @@ def select_schemes(
         >>> result = select_schemes("Llama-3-8B", ["fp8", "mxfp4"], Budget(bits=5), batches)   # doctest: +SKIP
         >>> result.bits, result.config.layer_quant_config                                     # doctest: +SKIP
     """
-    offered = candidates_of(candidates, runtime)
-    name, chooser = selector_of(selector, selector_options) if selector is None or isinstance(selector, str) else (None, selector)
-    source: BlockSource = InMemorySource() if isinstance(model, nn.Module) else _checkpoint(Path(model), device, dtype)
-    whole = source.model if isinstance(source, CheckpointSource) else model
-    assert isinstance(whole, nn.Module)
-    base = template_of(whole).get_config(scheme=base_scheme(candidates)) if base is None else base
-    rows = _planned(whole, source, base)
-    problem = problem_of(whole, source, rows, base, fixed, offered, budget)
-    problem.refuse_unreachable()
-    read = data(_WANTED_BY) if callable(data) and not isinstance(data, Iterable) else data
-    problem = attrs.evolve(problem, data=calls(read, wanted_by=_WANTED_BY, model=whole))
-    started = time.perf_counter()
-    selection = _selected(problem, chooser, name)
-    seconds = time.perf_counter() - started
-    chosen = {layer: offered[selection.choices[group.name]] for group in problem.groups for layer in group.layers}
-    return SelectionResult(configuration(base, rows, chosen, fixed), selection, problem, name, seconds)
+    with running("select", source=type(model).__name__ if isinstance(model, nn.Module) else str(model)) as events:
+        events.phase("plan")
+        offered = candidates_of(candidates, runtime)
+        name, chooser = selector_of(selector, selector_options) if selector is None or isinstance(selector, str) else (None, selector)
+        source: BlockSource = InMemorySource() if isinstance(model, nn.Module) else _checkpoint(Path(model), device, dtype)
+        whole = source.model if isinstance(source, CheckpointSource) else model
+        assert isinstance(whole, nn.Module)
+        base = template_of(whole).get_config(scheme=base_scheme(candidates)) if base is None else base
+        rows = _planned(whole, source, base)
+        problem = problem_of(whole, source, rows, base, fixed, offered, budget)
+        problem.refuse_unreachable()
+        events.phase("data")
+        read = data(_WANTED_BY) if callable(data) and not isinstance(data, Iterable) else data
+        problem = attrs.evolve(problem, data=calls(read, wanted_by=_WANTED_BY, model=whole), events=events)
+        events.phase("select")
+        started = time.perf_counter()
+        selection = _selected(problem, chooser, name)
+        seconds = time.perf_counter() - started
+        chosen = {layer: offered[selection.choices[group.name]] for group in problem.groups for layer in group.layers}
+        return SelectionResult(configuration(base, rows, chosen, fixed), selection, problem, name, seconds)
 
 
 def _selected(problem: SelectionProblem, chooser: SchemeSelector, name: str | None) -> Selection:

@@ -61,6 +61,8 @@ class _LeaveFloat:
 class _Discard:
     """A sink that lets the model keep its float layers."""
 
+    needs_values = True
+
     def finished(self, block: Any) -> None:
         """Return None: every block is transformed."""
 

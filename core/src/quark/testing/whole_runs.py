@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,13 +16,13 @@ from quark.checkpoint import ExportOptions, import_model_from_safetensors
 from quark.checkpoint.export import export_with
 from quark.config.model import QConfig
 from quark.hf.loading import load_model
-from quark.planning.decoder_blocks import Block
 from quark.plugins import exporters
 from quark.ranks import Ranks
 from quark.runs import ModelQuantizer, quantize_checkpoint
 from quark.runs.run import plan_run
-from quark.runs.sink import BlockResult, InPlaceSink, JournaledSink
+from quark.runs.sink import InPlaceSink
 from quark.testing.check import NotApplicableError, require
+from quark.testing.interrupted_runs import interrupted_behind
 from quark.testing.small_models import batches, logits, saved, small_model
 from quark.testing.threads import in_threads
 
@@ -91,36 +90,12 @@ def require_same_after_resume(config: QConfig) -> None:
         source = saved(Path(temporary) / "float")
         whole, resumed = Path(temporary) / "whole", Path(temporary) / "resumed"
         quantize_checkpoint(source, whole, config, batches(), exporter=layout)
-        with _failing_behind_the_first_block():
+        with interrupted_behind(1):
             quantize_checkpoint(source, resumed, config, batches(), exporter=layout)
         quantize_checkpoint(source, resumed, config, batches(), exporter=layout, resume=True)
         one, other = contents(whole), contents(resumed)
         different = sorted(name for name in {*one, *other} if one.get(name) != other.get(name))
         require(not different, f"gives another {different[0] if different else ''} when its run is resumed behind the first block")
-
-
-class _StoppedError(Exception):
-    """Ends a run for `require_same_after_resume`."""
-
-
-@contextmanager
-def _failing_behind_the_first_block() -> Iterator[None]:
-    """Let the run of the body fail when the second block is finished, and end quietly."""
-    end_block, count = JournaledSink.end_block, 0
-
-    def failing(sink: JournaledSink, block: Block | None, result: BlockResult) -> None:
-        nonlocal count
-        count += 1
-        if count > 1:
-            raise _StoppedError
-        end_block(sink, block, result)
-
-    JournaledSink.end_block = failing  # type: ignore[assignment, method-assign]
-    try:
-        with suppress(_StoppedError):
-            yield
-    finally:
-        JournaledSink.end_block = end_block  # type: ignore[method-assign]
 
 
 def require_same_by_two_ranks(config: QConfig) -> None:

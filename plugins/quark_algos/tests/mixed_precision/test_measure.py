@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import attrs
 import pytest
 import torch
 
+from quark.algorithms import RoundingTask, RoundToNearest
 from quark.errors import UnsupportedError
 from quark.evaluate import compare
 from quark.selection import FLOAT
@@ -95,6 +98,24 @@ def test_a_float_layer_loses_nothing() -> None:
         losses = losses_of(problem, sensitivity, 64)
         assert {own[FLOAT] for own in losses.values()} == {0.0}
         assert all(own["mxfp4"] > 0 for own in losses.values())
+
+
+def test_fisher_rounds_each_layer_once_where_there_is_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    problem = problem_of("fp8", "mxfp4")
+    layers = sum(len(group.layers) for group in problem.groups)
+    rounded: list[str] = []
+    plain = RoundToNearest.round
+
+    def counted(self: RoundToNearest, task: RoundingTask) -> Any:
+        rounded.extend(task.layers)
+        return plain(self, task)
+
+    monkeypatch.setattr(RoundToNearest, "round", counted)
+    kept = divergences(problem, problem.data)
+    assert len(rounded) == 2 * layers
+    rounded.clear()
+    assert divergences(problem, problem.data, room=0) == kept
+    assert len(rounded) == 2 * layers * len(problem.data)
 
 
 def test_the_fisher_sensitivity_needs_embeddings() -> None:

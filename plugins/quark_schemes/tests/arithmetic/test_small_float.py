@@ -51,3 +51,11 @@ def test_nan_gets_its_code_or_that_of_the_largest_value(shape: FloatShape, round
     nan = torch.tensor([0x7F800001, 0x7FC00000, 0x7FFFFFFF], dtype=torch.int32).view(torch.float32)
     expected = shape.nan_codes[0] if shape.nan_codes else (1 << (shape.bits - 1)) - 1
     assert encode_small(nan, shape, rounding).tolist() == [expected] * 3
+
+
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+def test_every_bfloat16_has_the_code_that_it_has_in_float32(shape: FloatShape) -> None:
+    values = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int16).view(torch.bfloat16)
+    room = torch.empty(values.shape, dtype=torch.uint8)
+    assert torch.equal(encode_small(values, shape, RoundType.half_even, room), encode_small(values.float(), shape, RoundType.half_even))
+    assert torch.equal(room, encode_small(values, shape, RoundType.half_even))

@@ -19,7 +19,13 @@ from quark.testing.settings_checks import processor_of, settings_of
 from quark.testing.small_models import coarse_scheme, logits, quantized, run_config, scheme_with_inputs, small_model
 from quark.testing.subject import Subject, find_subject
 from quark.testing.transformed_models import distance, float64_logits, named_parts, transformed
-from quark.testing.whole_runs import readable_layout, require_reload, require_same_by_two_ranks, require_same_from_disk
+from quark.testing.whole_runs import (
+    readable_layout,
+    require_reload,
+    require_same_after_resume,
+    require_same_by_two_ranks,
+    require_same_from_disk,
+)
 
 TOLERANCE = 1e-9
 """Far above float64 rounding in two blocks, far below the effect of a scale."""
@@ -195,6 +201,18 @@ def reloads_to_the_same_logits(subject: Subject) -> None:
 def streams_to_the_same_bytes(subject: Subject) -> None:
     """A checkpoint that is quantized from disk, block by block where it ``works_by_block``, has the bytes of one made in memory."""
     require_same_from_disk(run_config(_schemes()[-1], _settings(subject)))
+
+
+@check("transform")
+def resumes_to_the_same_bytes(subject: Subject) -> None:
+    """A run that fails between two blocks and is resumed writes the bytes of one that does not: what goes on to the next block is learned.
+
+    What a transform at work keeps from one block to the next is what its `learned()` gives and its `recall()` takes; the blocks that are
+    finished do not pass it again.
+    """
+    if not processor_of(subject).works_by_block:
+        raise NotApplicableError("it changes the whole model before a block is written: its runs start from the beginning")
+    require_same_after_resume(run_config(_schemes()[0], _settings(subject)))
 
 
 @check("transform")

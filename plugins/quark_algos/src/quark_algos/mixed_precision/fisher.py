@@ -24,10 +24,34 @@ from quark.calibration.batches import Call
 from quark.calibration.lockstep import without_cache
 from quark.calibration.pause_points import tokens_of
 from quark.errors import UnsupportedError
+from quark.runs.memory import SHARE, free_bytes
 from quark.selection import Candidate, SelectionProblem
 from quark_algos.mixed_precision.quantized_form import QuantizedForm
 
 __all__ = ["divergences"]
+
+
+class _Forms:
+    """Layers in the schemes of candidates, kept from batch to batch while there is room for them.
+
+    Args:
+        room: Bytes of rounded weights that may be kept; None keeps all. Layers beyond it are rounded for each batch.
+    """
+
+    def __init__(self, room: int | None) -> None:
+        self._room = room
+        self._forms: dict[tuple[str, str], QuantizedForm] = {}
+
+    def of(self, name: str, module: nn.Module, candidate: Candidate) -> QuantizedForm:
+        """Return a layer in the scheme of a candidate."""
+        form = self._forms.get((name, candidate.name))
+        if form is None:
+            form = QuantizedForm(name, module, candidate)
+            size = sum(p.nbytes for p in module.parameters())
+            if self._room is None or size <= self._room:
+                self._forms[name, candidate.name] = form
+                self._room = None if self._room is None else self._room - size
+        return form
 
 
 @attrs.define(eq=False)
@@ -39,12 +63,14 @@ class _Layer:
         module: The float layer.
         candidates: That quantize it.
         squares: ``Σ_t (g_tᵀ δy_t)²`` so far, by candidate.
+        forms: Has the layer in the schemes of the candidates.
     """
 
     name: str
     module: nn.Module
     candidates: Sequence[Candidate]
     squares: dict[str, float]
+    forms: _Forms
 
     @torch.no_grad()
     def add(self, x: Tensor, y: Tensor, gradient: Tensor, call: Call) -> None:
@@ -52,12 +78,11 @@ class _Layer:
         y, gradient = tokens_of(y, call).float(), tokens_of(gradient, call).float()
         x = tokens_of(x, call)
         for candidate in self.candidates:
-            # Made anew for each batch: the rounded weights of all layers together would be another model in memory.
-            error = QuantizedForm(self.name, self.module, candidate)(x).float() - y
+            error = self.forms.of(self.name, self.module, candidate)(x).float() - y
             self.squares[candidate.name] += float((gradient * error).sum(-1).square().sum())
 
 
-def divergences(problem: SelectionProblem, calls: Sequence[Call], seed: int = 0) -> dict[str, dict[str, float]]:
+def divergences(problem: SelectionProblem, calls: Sequence[Call], seed: int = 0, room: int | None = None) -> dict[str, dict[str, float]]:
     """Return the predicted KL divergence in nats per token by full name of layer, then by candidate that quantizes it.
 
     All tensors of the model are in memory while this works, and the activations of one batch; the model is left as it was.
@@ -66,6 +91,8 @@ def divergences(problem: SelectionProblem, calls: Sequence[Call], seed: int = 0)
         problem: Has the model.
         calls: The batches.
         seed: Of the tokens that are drawn.
+        room: Bytes that the rounded weights of all candidates may take from batch to batch; None is half of what is free then. Layers that
+            find no room are rounded again for each batch.
 
     Raises:
         UnsupportedError: The model has no input embeddings, from which a backward pass begins.
@@ -73,20 +100,27 @@ def divergences(problem: SelectionProblem, calls: Sequence[Call], seed: int = 0)
     problem.source.load(None)
     for block in problem.blocks:
         problem.source.load(block)
+    forms = _Forms(_room(problem.model) if room is None else room)
     layers = [
-        _Layer(name, problem.model.get_submodule(name), own, {one.name: 0.0 for one in own})
+        _Layer(name, problem.model.get_submodule(name), own, {one.name: 0.0 for one in own}, forms)
         for group in problem.groups
         for own in [[c for c in (problem.candidates[n] for n in problem.sizes[group.name]) if not c.is_float]]
         for name in group.layers
     ]
     generator, tokens, current = torch.Generator().manual_seed(seed), 0, _Current()
     with _graph(problem.model), _watched(layers, current), without_cache(problem.model):
-        for call in calls:
+        for call in problem.events.batches(calls, of=calls):
             current.call = call
             tokens += _backward(problem.model, call, generator)
     for block in problem.blocks:
         problem.source.release(block)
     return {layer.name: {name: value / (2 * max(1, tokens)) for name, value in layer.squares.items()} for layer in layers}
+
+
+def _room(model: nn.Module) -> int | None:
+    """Return the bytes that rounded weights may take beside a model that is in memory; None where it is not known what is free."""
+    free = free_bytes(next(model.parameters()).device)
+    return None if free is None else int(SHARE * free)
 
 
 @attrs.define(eq=False)

@@ -34,7 +34,7 @@ def streamed(
     blocks = problem.blocks
     with without_cache(problem.model), LockStep(problem.model, [b.module for b in blocks], calls, to_the_end=to_the_end) as steps:
         steps.advance(-1)
-        for i, block in enumerate(blocks):
+        for i, block in enumerate(problem.events.blocks(blocks)):
             problem.source.load(block)
             inside = {name: problem.model.get_submodule(name) for name in layers if block.owns(name)}
             with _replaced(inside, replacement):

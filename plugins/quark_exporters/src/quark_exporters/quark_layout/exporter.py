@@ -20,7 +20,7 @@ from quark.config.model import QConfig
 from quark.errors import UnsupportedError
 from quark.log import get_logger
 from quark.planning.decoder_blocks import Block
-from quark_exporters.quark_layout.layout import is_tied_apart, quantized_parts
+from quark_exporters.quark_layout.layout import holds_values, is_tied_apart, quantized_parts
 from quark_exporters.quark_layout.quantization_config import quantization_config
 from quark_exporters.quark_layout.written_block import read_block
 from quark_exporters.region import WHOLE, Region
@@ -85,6 +85,7 @@ class _Stream:
         self._directory = directory
         self._writer = writer
         self._written: list[str] = []
+        self.encodes = not holds_values(options)
 
     def write(self, block: Block | None) -> None:
         """As `quark.checkpoint.BlockStream.write`."""
@@ -96,7 +97,7 @@ class _Stream:
         for part in quantized_parts(self._content.model, self._content.plan, self._options, region):
             # A tied parameter was announced once, under the first of its names.
             if all(name in self._writer for name in part.meta):
-                self._writer.write(part)
+                self._writer.write(part, checksums=block is not None)
 
     def when_stored(self, then: Callable[[Mapping[str, str]], None]) -> None:
         """As `quark.checkpoint.ResumableStream.when_stored`."""

@@ -19,7 +19,7 @@ from quark.quantizers import QParams
 from quark_exporters.quark_layout.tensor_names import checkpoint_name, probabilities_name, state_name
 from quark_exporters.region import WHOLE, Region
 
-__all__ = ["attention_quantizers", "is_tied_apart", "output_quantizers", "quantized_parts"]
+__all__ = ["attention_quantizers", "holds_values", "is_tied_apart", "output_quantizers", "quantized_parts"]
 
 
 def quantized_parts(model: nn.Module, plan: QuantPlan, options: ExportOptions, region: Region = WHOLE) -> list[Part]:
@@ -121,7 +121,7 @@ def _meta(name: str, layer: QuantizedLayer, options: ExportOptions, output: Quan
             yield checkpoint_name(name, slot, ""), layer.as_stored(tensor.detach()).to("meta")
             continue
         packed = packed_meta(quantizer.quantizer, tuple(tensor.shape), options.pack_method)
-        packed[""] = layer.as_stored(tensor.detach().to("meta") if _holds_values(options) else packed[""])
+        packed[""] = layer.as_stored(tensor.detach().to("meta") if holds_values(options) else packed[""])
         yield from ((checkpoint_name(name, slot, suffix), t) for suffix, t in packed.items() if _is_stored(suffix, quantizer, options))
     for slot, module in ((Slot.input_tensors, layer.input_quantizer), (Slot.output_tensors, output)):
         for suffix, t in _activation(module, None, options).items():
@@ -139,7 +139,7 @@ def _tensors(
         if quantizer is None or quantizer.qparams is None:
             yield checkpoint_name(name, slot, ""), layer.as_stored(tensor)
             continue
-        if _holds_values(options):
+        if holds_values(options):
             packed = {"": tensor.detach(), **quantizer.quantizer.pack_qparams(quantizer.qparams, order=options.pack_method)}
         else:
             packed = stored_tensors(f"{name}.{slot}", quantizer, tensor, options.pack_method)
@@ -150,7 +150,7 @@ def _tensors(
             yield checkpoint_name(name, slot, suffix), t
 
 
-def _holds_values(options: ExportOptions) -> bool:
+def holds_values(options: ExportOptions) -> bool:
     """Return whether rounded values are stored, and not their codes."""
     return options.weight_format == "fake_quantized"
 

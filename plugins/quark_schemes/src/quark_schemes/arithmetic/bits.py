@@ -5,10 +5,13 @@ Source: the checkpoints of AMD Quark 0.13; AutoAWQ for the order of 4-bit codes 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
 from quark.errors import ConfigError
+from quark.parallel import parallel_map, row_slices
 
 __all__ = [
     "ORDERS",
@@ -27,6 +30,8 @@ __all__ = [
 ]
 
 ORDERS = ("reorder", "order")
+_PART = 1 << 18
+"""Codes that are packed by one thread at a time: less than the second-level cache."""
 _WORD = 8
 _BYTES = {"order": ((0, 1), (2, 3), (4, 5), (6, 7)), "reorder": ((0, 2), (4, 6), (1, 3), (5, 7))}
 """Elements in the low and the high nibble of each byte of a word."""
@@ -63,16 +68,28 @@ def pack_nibbles_across(codes: Tensor, order: str) -> Tensor:
     Rows are combined as they lie, and only the words, an eighth as many, change places.
     """
     check_order(order)
-    rows = codes.view(torch.uint8).bitwise_and(0xF)
+    rows = codes.view(torch.uint8)
     if codes.shape[0] % _WORD:
         rows = torch.nn.functional.pad(rows, (0, 0, 0, -codes.shape[0] % _WORD))
     rows = rows.reshape(-1, _WORD, codes.shape[1])
-    words: Tensor | None = None
-    for byte, (low, high) in enumerate(_BYTES[order]):
-        part = rows[:, high].bitwise_left_shift(4).bitwise_or_(rows[:, low]).to(torch.int32)
-        words = part if words is None else words.bitwise_or_(part.bitwise_left_shift_(8 * byte))
-    assert words is not None
+    words = torch.empty(rows.shape[0], rows.shape[2], dtype=torch.int32, device=codes.device)
+    _by_parts(lambda part: _combined(rows[part].bitwise_and(0xF), order, words[part]), rows.shape[0], _WORD * codes.shape[1], codes.device)
     return words.t().contiguous()
+
+
+def _combined(nibbles: Tensor, order: str, out: Tensor) -> None:
+    """Write the words of nibbles ``[n, 8, I]``, one of each of eight rows, to ``out [n, I]``."""
+    for byte, (low, high) in enumerate(_BYTES[order]):
+        pair = nibbles[:, high].bitwise_left_shift(4).bitwise_or_(nibbles[:, low])
+        if byte == 0:
+            out.copy_(pair)
+        else:
+            out.bitwise_or_(pair.to(torch.int32).bitwise_left_shift_(8 * byte))
+
+
+def _by_parts(work: Callable[[slice], object], rows: int, length: int, device: torch.device) -> None:
+    """Call ``work`` on slices of rows of that length, in several threads: temporaries of a slice stay in the caches."""
+    parallel_map(work, row_slices(rows, length, _PART if device.type == "cpu" else rows * length), device)
 
 
 def unpack_nibbles(words: Tensor, order: str, length: int, *, signed: bool) -> Tensor:
@@ -97,8 +114,16 @@ def _pairs(nibbles: Tensor, order: str) -> Tensor:
 def pack_two(codes: Tensor) -> Tensor:
     """Pack two 4-bit codes to a byte along the last axis, the even one in the low nibble: ``[…, K] → […, ceil(K / 2)]`` uint8."""
     # Two bytes as one little-endian number: the odd code lies eight bits above the even one, and belongs four above.
-    pairs = _whole(codes, 2).contiguous().view(torch.int16).bitwise_and(0x0F0F)
-    return pairs.bitwise_or_(pairs.bitwise_right_shift(4)).to(torch.uint8)
+    pairs = _whole(codes, 2).contiguous().view(torch.int16)
+    packed = torch.empty(pairs.shape, dtype=torch.uint8, device=codes.device)
+    flat, target = pairs.view(-1), packed.view(-1)
+
+    def pack(part: slice) -> None:
+        masked = flat[part].bitwise_and(0x0F0F)
+        target[part] = masked.bitwise_right_shift(4).bitwise_or_(masked)
+
+    _by_parts(pack, flat.numel(), 1, codes.device)
+    return packed
 
 
 def unpack_two(data: Tensor, length: int) -> Tensor:

@@ -51,20 +51,25 @@ def _spacing_exponent(t: Tensor, shape: FloatShape) -> Tensor:
     return t.view(torch.int32).bitwise_and(_EXPONENT).clamp_(min=smallest)
 
 
-def encode_small(t: Tensor, shape: FloatShape, rounding: RoundType | None = None) -> Tensor:
-    """Return codes, uint8, of float32 values; ``t`` is not changed.
+def encode_small(t: Tensor, shape: FloatShape, rounding: RoundType | None = None, out: Tensor | None = None) -> Tensor:
+    """Return codes, uint8, of float32 or bfloat16 values; ``t`` is not changed.
 
     Args:
         t: Values, any shape. NaN gets the first code of NaN, or, in a format without one, the code of the largest value.
         shape: The format.
         rounding: How `round_small_` rounds the values first; None where they are values of the format, of which −0 keeps its sign.
+        out: Gets the codes where it is given; contiguous, of the same shape.
     """
     # The upper half of a float32 decides its code, once its last bit says whether the lower half is anything but 0 (round to odd): it has
-    # more mantissa bits than the format and its ties.
-    bits = t.contiguous().view(torch.int32)
-    upper = bits.bitwise_and(0xFFFF).add_(0xFFFF).bitwise_or_(bits).bitwise_right_shift_(16)
-    table = _code_table(shape, rounding, t.device)
-    return torch.index_select(table, 0, upper.add_(1 << 15).reshape(-1)).reshape(t.shape)
+    # more mantissa bits than the format and its ties. A bfloat16 is such an upper half.
+    if t.dtype is torch.bfloat16:
+        upper = t.contiguous().view(torch.int16).to(torch.int32)
+    else:
+        bits = t.contiguous().view(torch.int32)
+        upper = bits.bitwise_and(0xFFFF).add_(0xFFFF).bitwise_or_(bits).bitwise_right_shift_(16)
+    result = torch.empty(t.shape, dtype=torch.uint8, device=t.device) if out is None else out
+    torch.index_select(_code_table(shape, rounding, t.device), 0, upper.add_(1 << 15).view(-1), out=result.view(-1))
+    return result
 
 
 def decode_small(codes: Tensor, shape: FloatShape) -> Tensor:

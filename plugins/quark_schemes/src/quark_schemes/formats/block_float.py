@@ -16,7 +16,7 @@ from quark.config.enums import Dtype, QSchemeType, RoundType
 from quark.config.layer import TensorSpec
 from quark.config.tensor import QTensorConfig
 from quark.errors import ConfigError
-from quark.quantizers import NumberFormat, Packing, QParams
+from quark.quantizers import NumberFormat, Packing, QParams, Spacing
 from quark_schemes.arithmetic.shared_exponent import MODES, shared_exponent_scale
 from quark_schemes.arithmetic.whole_numbers import WHOLE_ROUNDINGS
 from quark_schemes.packing.shared_exponents import SharedExponentPacking
@@ -82,6 +82,9 @@ class BlockFloat(NumberFormat):
 
     def max_magnitude(self, spec: QTensorConfig) -> float:
         return float(self.high)
+
+    def spacing(self, spec: QTensorConfig) -> Spacing | None:
+        return Spacing(smallest=0.5, largest=-self.low, steps=-self.low)
 
     def qparams(self, low: Tensor, high: Tensor, spec: QTensorConfig) -> QParams:
         amax = torch.maximum(-low, high)

@@ -12,7 +12,7 @@ from torch import Tensor
 from quark.config.enums import RoundType, ZeroPointType
 from quark.config.layer import TensorSpec
 from quark.config.tensor import QTensorConfig
-from quark.quantizers import NumberFormat, Packing, QParams
+from quark.quantizers import NumberFormat, Packing, QParams, Spacing
 from quark_schemes.arithmetic.whole_numbers import WHOLE_ROUNDINGS
 from quark_schemes.packing.integers import IntegerPacking
 from quark_schemes.scale_formats import SMALLEST_SCALE, scale_error, scale_format_of, with_outer_scale
@@ -63,6 +63,10 @@ class IntegerFormat(NumberFormat):
     def max_magnitude(self, spec: QTensorConfig) -> float:
         return (self.high - self.low) / 2
 
+    def spacing(self, spec: QTensorConfig) -> Spacing:
+        steps = self.high - self.low if spec.symmetric is False or not self.signed else -self.low
+        return Spacing(smallest=1.0, largest=float(steps), steps=steps)
+
     def qparams(self, low: Tensor, high: Tensor, spec: QTensorConfig) -> QParams:
         if spec.zero_point_type is ZeroPointType.float32 and not spec.symmetric:
             return self._real_zero_point(low, high, spec)
@@ -91,6 +95,10 @@ class IntegerFormat(NumberFormat):
             if zero is not None:
                 t.add_(zero)
         return t.clamp_(self.low, self.high)
+
+    def write_codes(self, t: Tensor, zero: Tensor | None, out: Tensor) -> None:
+        # Torch converts to int8 much faster than to uint8; codes below 128 are the same bytes in both.
+        (out.view(torch.int8) if out.dtype is torch.uint8 and self.high < 128 else out).copy_(self.round_(t, zero))
 
     def encode(self, t: Tensor) -> Tensor:
         return t.to(self.storage_dtype)

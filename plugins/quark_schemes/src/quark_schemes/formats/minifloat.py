@@ -9,7 +9,7 @@ from torch import Tensor
 from quark.config.enums import QSchemeType, RoundType
 from quark.config.layer import TensorSpec
 from quark.config.tensor import QTensorConfig
-from quark.quantizers import NumberFormat, Packing, QParams
+from quark.quantizers import NumberFormat, Packing, QParams, Spacing
 from quark_schemes.arithmetic.float_shapes import E2M1, E2M3, E3M2, E4M3, E5M2, E5M3, FloatShape
 from quark_schemes.arithmetic.shared_exponent import MODES, shared_exponent_scale
 from quark_schemes.arithmetic.small_float import decode_small, encode_small, round_small_
@@ -74,6 +74,9 @@ class MiniFloat(NumberFormat):
     def max_magnitude(self, spec: QTensorConfig) -> float:
         return self.shape.largest
 
+    def spacing(self, spec: QTensorConfig) -> Spacing:
+        return Spacing(self.shape.smallest, self.shape.largest, 2 << self.shape.mantissa_bits)
+
     def qparams(self, low: Tensor, high: Tensor, spec: QTensorConfig) -> QParams:
         amax = torch.maximum(-low, high)
         if spec.scale_format == "e8m0":
@@ -96,6 +99,18 @@ class MiniFloat(NumberFormat):
         if self.rounding is RoundType.half_even:
             return t.clamp_(-self.shape.largest, self.shape.largest).to(self.torch_dtype)
         return self.encode(self.round_(t, zero))
+
+    def write_codes(self, t: Tensor, zero: Tensor | None, out: Tensor) -> None:
+        if self.torch_dtype is not None and self.rounding is RoundType.half_even:
+            out.copy_(t.clamp_(-self.shape.largest, self.shape.largest))
+        elif self.torch_dtype is None and out.is_contiguous():
+            encode_small(t, self.shape, self.rounding, out)
+        else:
+            out.copy_(self.codes(t, zero))
+
+    def writes_codes_of(self, dtype: torch.dtype) -> bool:
+        # Numbers too small for bfloat16 become 0, which rounding towards −∞ tells from small negative ones.
+        return dtype is torch.float32 or (dtype is torch.bfloat16 and self.torch_dtype is None and self.rounding is RoundType.half_even)
 
     def decode(self, codes: Tensor) -> Tensor:
         return decode_small(codes.view(torch.uint8), self.shape)

@@ -14,6 +14,7 @@ from quark.config.enums import QSchemeType
 from quark.config.tensor import QTensorConfig
 from quark.errors import CalibrationError
 from quark.quantizers import TILE_ELEMENTS, Granularity, Observer, PerTensor
+from quark.quantizers.scratch import scratch
 from quark_schemes.observers.options import options_error
 
 __all__ = [
@@ -76,20 +77,24 @@ def _row_ranges(rows: Tensor, *, symmetric: bool) -> tuple[Tensor, Tensor]:
     """Return the smallest and largest value of each row, ``[rows, elements] → [rows]``, float32; if ``symmetric``, ∓ the largest magnitude.
 
     On CPUs two reductions are much faster than one fused reduction, and faster in float32 than in 16 bits: tiles are converted while in
-    cache.
+    cache. Without their sign, 16-bit floats are in the order of their bits as whole numbers, NaN last, and those are faster still.
     """
     low, high = (torch.empty(rows.shape[0], dtype=torch.float32, device=rows.device) for _ in range(2))
     step = max(1, TILE_ELEMENTS // rows.shape[1])
     for top in range(0, rows.shape[0], step):
         part = slice(top, top + step)
-        tile = rows[part].float()
+        tile = rows[part]
+        if symmetric and rows.dtype.itemsize == 2:
+            magnitude = torch.bitwise_and(tile.view(torch.int16), 0x7FFF, out=scratch(tile.shape, torch.int16, tile.device, "magnitudes"))
+            high[part] = magnitude.amax(1).view(rows.dtype)
+            continue
+        room = scratch(tile.shape, torch.float32, tile.device, "magnitudes")
         if symmetric:
-            # A converted tile is a copy and may be overwritten; a float32 tile is a view of the caller's tensor.
-            magnitude = tile.abs() if rows.dtype is torch.float32 else tile.abs_()
-            torch.amax(magnitude, dim=1, out=high[part])
+            torch.amax(torch.abs(tile, out=room), dim=1, out=high[part])
         else:
-            torch.amin(tile, dim=1, out=low[part])
-            torch.amax(tile, dim=1, out=high[part])
+            converted = tile if rows.dtype is torch.float32 else room.copy_(tile)
+            torch.amin(converted, dim=1, out=low[part])
+            torch.amax(converted, dim=1, out=high[part])
     return (-high if symmetric else low), high
 
 

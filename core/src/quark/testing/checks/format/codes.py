@@ -55,11 +55,14 @@ def decodes_what_it_encodes(subject: Subject) -> None:
 
 @check("format")
 def gives_the_codes_of_rounded_values(subject: Subject) -> None:
-    """``codes(t)`` gives the codes that ``encode(round_(t))`` gives."""
+    """``codes(t)`` gives, and ``write_codes`` writes, the codes that ``encode(round_(t))`` gives."""
     for case in cases(subject):
         t = numbers(case, beyond=4)
         one, other = case.format.codes(t.clone()), case.format.encode(case.format.round_(t.clone()))
         require(same_bits(one, other), f"gives other codes in one step than by rounding first ({case})")
+        written = torch.empty_like(other)
+        case.format.write_codes(t.clone(), None, written)
+        require(same_bits(written, other), f"writes other codes in one step than by rounding first ({case})")
 
 
 @check("format")

@@ -8,7 +8,7 @@ from torch import Tensor
 from quark.config.enums import ScaleType
 from quark.quantizers import QParams
 from quark.testing.check import NotApplicableError, check, require
-from quark.testing.checks.format.cases import Case, cases, weight_cases
+from quark.testing.checks.format.cases import Case, cases, same_bits, weight_cases
 from quark.testing.example_specs import SHAPE
 from quark.testing.subject import Subject
 
@@ -93,6 +93,23 @@ def simulates_what_it_exports(subject: Subject) -> None:
             read, scales = case.quantizer.unpack(case.quantizer.pack(codes, qparams), SHAPE)
             loaded = case.quantizer.dequantize(read, scales).to(dtype)
             require(torch.equal(loaded, values), f"has other values after export and loading than before, in {dtype} ({case})")
+
+
+@check("format")
+def knows_which_codes_survive(subject: Subject) -> None:
+    """Where ``spacing`` says that codes survive a cast of the values, codes of a tensor are the codes of its rounded values."""
+    found = 0
+    for case in weight_cases(subject):
+        for dtype in (torch.float32, torch.bfloat16, torch.float16):
+            for x in (_data(1).to(dtype), torch.rand(SHAPE, generator=torch.Generator().manual_seed(2)).to(dtype)):
+                values, qparams = case.quantizer.round_to_nearest(x)
+                if not case.quantizer.recovers_codes(dtype, qparams):
+                    continue
+                found += 1
+                same = same_bits(case.quantizer.quantize(x, qparams), case.quantizer.codes_of(values, qparams))
+                require(same, f"has a spacing by which codes survive a cast to {dtype}, and they do not ({case})")
+    if not found:
+        raise NotApplicableError("the format has no spacing")
 
 
 @check("format")

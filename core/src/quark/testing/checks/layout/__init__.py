@@ -12,15 +12,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quark.checkpoint import ExportOptions, ResumableExporter, StreamingExporter
+from quark.checkpoint import AnnouncesTensors, CheckpointContent, ExportOptions, ResumableExporter, StreamingExporter
 from quark.checkpoint.content import content_of
 from quark.checkpoint.destination import COMPANIONS
 from quark.checkpoint.export import export_options, export_with, exporter_of
+from quark.checkpoint.shard_layout import ShardLayout
 from quark.errors import ConfigError, QuarkError, UnsupportedError
 from quark.plugins import exporters
+from quark.runs.run import plan_run
+from quark.runs.skeleton import quantized_skeleton
 from quark.testing.check import NotApplicableError, check, require
 from quark.testing.resumed_runs import require_same_when_resumed
-from quark.testing.small_models import fitting_schemes, quantized, run_config
+from quark.testing.small_models import fitting_schemes, quantized, run_config, small_model
 from quark.testing.stored_files import failing_open, largest_file, stored_tensors, wrong_index
 from quark.testing.subject import Subject
 from quark.testing.transformed_models import named_parts
@@ -218,6 +221,30 @@ def writes_the_same_from_disk(subject: Subject) -> None:
     scheme = first_stored(subject)
     for options in (None, ExportOptions(max_shard_bytes=SHARD)):
         require_same_from_disk(run_config(scheme), subject.lookup_name, options)
+
+
+@check("layout")
+def announces_what_it_writes(subject: Subject) -> None:
+    """What it announces (`AnnouncesTensors`) are the tensors that it writes, and the sizes of the files that follow, in shards too."""
+    exporter = exporter_of(subject.lookup_name)
+    if not isinstance(exporter, AnnouncesTensors):
+        raise NotApplicableError("it does not announce its tensors: a plan does not tell the size of its files")
+    config = run_config(first_stored(subject))
+    floats, model = small_model(), quantized(config)
+    run = plan_run(floats, config)
+    content = CheckpointContent(floats, run.plan.config, run.plan)
+    for options in (ExportOptions(), ExportOptions(max_shard_bytes=SHARD)):
+        parts = list(exporter.announced(content, quantized_skeleton(floats, run.plan), options))
+        announced = {name: tuple(tensor.shape) for part in parts for name, tensor in part.items()}
+        with temporary() as parent:
+            export_with(subject.lookup_name, model, parent / "out", options)
+            written = {name: tensor.shape for name, tensor in stored_tensors(parent / "out").items()}
+            sizes = {path.name: path.stat().st_size for path in (parent / "out").iterdir()}
+        other = sorted(name for name in {*announced, *written} if announced.get(name) != written.get(name))
+        require(not other, f"does not write '{other[0] if other else ''}' as it announces it")
+        foreseen = ShardLayout.of(parts, options.max_shard_bytes).file_sizes()
+        wrong = sorted(file for file, size in foreseen.items() if sizes.get(file) != size)
+        require(not wrong, f"announces tensors that make '{wrong[0] if wrong else ''}' another size than it has")
 
 
 @check("layout", needs="resumable", level="optional")

@@ -1,0 +1,51 @@
+"""Results of benchmarks: what was measured, against which floor, on which machine and when; one file holds all runs, the newest last."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+
+@attrs.frozen
+class Measurement:
+    """One figure of a run.
+
+    Attributes:
+        benchmark: Which benchmark.
+        case: What was measured.
+        value: The figure: how many times the floor, or seconds beyond it.
+        unit: ``"×"`` or ``"s"``.
+        floor: What it is measured against, in the same run.
+        bar: The most that it may be; None where it is held to none.
+    """
+
+    benchmark: str
+    case: str
+    value: float
+    unit: str
+    floor: str
+    bar: float | None = None
+
+
+def add_run(path: Path, measured: Sequence[Measurement]) -> None:
+    """Add a run to a file of results, which need not be there yet; versions and the machine are looked up."""
+    # Imported here: the benchmark of start-up measures other processes, and need not have torch in its own.
+    import torch
+
+    from quark.report.machine import machine
+    from quark.version import VERSION
+
+    results: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"runs": []}
+    run = {
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": {"quark": VERSION, "torch": str(torch.__version__)},
+        "machine": machine("cpu"),
+        "measurements": [attrs.asdict(one) | {"value": round(one.value, 3)} for one in measured],
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({"runs": [*results["runs"], run]}, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -1,0 +1,36 @@
+"""AWQ, then GPTQ, on calibration text: ``python examples/calibrated.py OUT [MODEL TEXT]``. Without MODEL, the tiny model and its text."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from quark.data import read_samples, token_sequences
+from quark.hf.loading import load_model
+from quark.hf.tokenizer import load_tokenizer
+from quark.testing.tiny import held_out_text, tiny_model_dir
+from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors
+
+__all__ = ["main"]
+
+
+def main(out: Path, source: Path | None = None, text: Path | None = None, count: int = 16, length: int = 128) -> dict[str, float]:
+    """Quantize, export, and return the output error of each layer on held-out tokens, as a share of that of round-to-nearest."""
+    source = source or tiny_model_dir()
+    tokenizer = load_tokenizer(source)
+    samples = iter([held_out_text()]) if text is None else read_samples(text)
+    batches = token_sequences(tokenizer, samples, count, length)
+
+    model = load_model(source)
+    template = LLMTemplate.get(model.config.model_type)
+    config = template.get_config(scheme="int4_wo_64", algorithm=["awq", "gptq"])
+    model = ModelQuantizer(config).quantize_model(model, batches)  # AWQ moves scale, then GPTQ chooses codes
+    export_safetensors(model, out)
+    report = model.quark_report  # what was measured on the way
+    return {name: metrics["held_out_error"] for name, metrics in report.layers.items() if "held_out_error" in metrics}
+
+
+if __name__ == "__main__":
+    shares = main(*map(Path, sys.argv[1:]))
+    for name, share in sorted(shares.items(), key=lambda item: -item[1])[:5]:
+        print(f"{name}: {share:.2f} of the error of round-to-nearest")

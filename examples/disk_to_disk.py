@@ -1,0 +1,36 @@
+"""From a checkpoint to a checkpoint, one block in memory at a time: ``python examples/disk_to_disk.py OUT [MODEL]``.
+
+This is what ``quark quantize`` does. A run that is killed goes on with the blocks that it has finished when it is started again.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from quark.hf.model_config import model_config
+from quark.plugins import Event, listening
+from quark.runs import ReportOptions, quantize_checkpoint
+from quark.testing.tiny import tiny_model_dir
+from quark.torch import LLMTemplate
+
+__all__ = ["main"]
+
+
+def main(out: Path, source: Path | None = None) -> list[str]:
+    """Quantize to MXFP4 weights, and return a line for each block."""
+    source, lines = source or tiny_model_dir(), list[str]()
+
+    def hear(event: Event) -> None:
+        if event.name == "block_finished":
+            facts = event.to_dict()
+            lines.append(f"{facts['block']}: {facts['seconds']:.1f} s, {facts['seconds_left']:.0f} s left")
+
+    config = LLMTemplate.get(model_config(source).model_type).get_config(scheme="mxfp4_weight_only")
+    with listening(hear):
+        quantize_checkpoint(source, out, config, report=ReportOptions(), resume=True)
+    return lines
+
+
+if __name__ == "__main__":
+    print("\n".join(main(*map(Path, sys.argv[1:]))))

@@ -1,0 +1,32 @@
+"""Let each layer have the scheme that costs least under a budget: ``python examples/mixed_precision.py OUT [MODEL TEXT]``.
+
+OUT gets a report, quark_report.html, with the curve of sizes and losses, and a map of which layers got what.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from quark.data import read_samples, token_sequences
+from quark.hf.tokenizer import load_tokenizer
+from quark.runs import ReportOptions, quantize_checkpoint
+from quark.selection import Budget, select_schemes
+from quark.testing.tiny import held_out_text, tiny_model_dir
+
+__all__ = ["main"]
+
+
+def main(out: Path, source: Path | None = None, text: Path | None = None, count: int = 8, length: int = 128) -> dict[str, int]:
+    """Choose among FP8, MXFP4 and float for 6 bits, quantize by the choice, and return how many groups of layers got each scheme."""
+    source = source or tiny_model_dir()
+    samples = iter([held_out_text()]) if text is None else read_samples(text)
+    batches = token_sequences(load_tokenizer(source), samples, count, length)
+    result = select_schemes(source, ["fp8", "mxfp4", "bf16"], Budget(bits=6), batches)
+    quantize_checkpoint(source, out, result.config, batches, report=ReportOptions(selection=result.to_dict()))
+    chosen = list(result.selection.choices.values())
+    return {name: chosen.count(name) for name in sorted(set(chosen))}
+
+
+if __name__ == "__main__":
+    print(main(*map(Path, sys.argv[1:])))
