@@ -80,22 +80,18 @@ def quantize_blocks(
         events: Hears of every block.
         source: Has the tensors of the blocks, where ``model`` does not have them itself; what lies outside the blocks has been loaded.
         two_passes: Whether a rounding that needs statistics works between two passes of each block, which takes less memory.
-        transforms: From `start_transforms`. They change each block before it is rounded, in this order; those that need statistics cost
-            one more pass of each block.
+        transforms: From `start_transforms`, in order; those that need statistics cost one more pass of each block before it is rounded.
         spilled: Holds what forwards keep while they wait at a block; None leaves it in memory.
         ranks: The processes that share the run: each has its part of the calls. Without calls, each has the blocks that its sink wants.
         tunings: By name, in order. They change each block when it is rounded; of one process only.
     """
     blocks = decoder_blocks(model, plan.architecture)
     rows_of = [[r for r in plan.quantized if b.owns(r.name)] for b in blocks]
-    outside = [r for r in plan.quantized if not any(b.owns(r.name) for b in blocks)]
-    groups = InputGroups(plan.architecture, plan.config.shared_scale_groups)
+    groups, source = InputGroups(plan.architecture, plan.config.shared_scale_groups), source or InMemorySource()
     freed, report = FreedMemory(1) if rounding.needs or tunings else FreedMemory(), CalibrationReport()
-    wants_float = any(kind.wants_float for kind in rounding.needs) or any(t.wants_float for t in tunings.values())
-    figures = RunFigures(report, tokens_in(calls), 1 + wants_float, PhaseClock(changed=events.phase))
-    source = source or InMemorySource()
+    figures = RunFigures(report, tokens_in(calls), _streams(rounding, tunings), PhaseClock(changed=events.phase))
     pipeline = BlockPipeline(model, plan, rounding, transforms, tunings, source, sink, two_passes, ranks, groups, freed, report, figures)
-    layers = quantized_layers(model, outside)
+    layers = quantized_layers(model, [r for r in plan.quantized if not any(b.owns(r.name) for b in blocks)])
     scales = ActivationScales(layers, (), plan.config, plan.architecture, ranks)
     finished = ranks.broadcast([sink.finished(b) for b in blocks])
     with ExitStack() as stack:
@@ -116,6 +112,11 @@ def quantize_blocks(
     figures.end_block(None, 0, 0, {})
     report.join_with(ranks, [b.name or "model" for b in blocks])
     return report
+
+
+def _streams(rounding: Rounding, tunings: Mapping[str, Tuning]) -> int:
+    """Return how many forwards each sample has: two where something compares with the float model."""
+    return 1 + (any(kind.wants_float for kind in rounding.needs) or any(t.wants_float for t in tunings.values()))
 
 
 @attrs.frozen(eq=False)
