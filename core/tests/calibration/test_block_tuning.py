@@ -20,7 +20,7 @@ from quark.testing import tiny
 from quark.torch import LLMTemplate
 
 Quantized = Callable[..., nn.Module]
-KIND = "tuning"
+KIND = "block_tuning"
 IDS = [torch.arange(3, 35)[None], torch.arange(40, 72)[None]]
 FIRST = "model.layers.0"
 

@@ -227,7 +227,7 @@ def test_formats_that_declare_zero_points_have_them(record: FormatRecord) -> Non
 def test_algorithms_that_declare_calibration_need_statistics(record: AlgorithmRecord) -> None:
     processor = quark.algorithms().load_processor(record.name)
     settings = quark.algorithms().load_config(record.name).for_architecture(quark.templates().load_architecture("llama"))
-    needs_data = record.kind == "tuning" or bool(processor(settings).needs)
+    needs_data = record.kind == "block_tuning" or bool(processor(settings).needs)
     assert needs_data == ("calibration" in record.capabilities)
 
 

@@ -2,10 +2,10 @@
 
 import pytest
 
-from quark.testing import RoundingConformance, SelectorConformance, TransformConformance, TuningConformance
+from quark.testing import BlockTuningConformance, RoundingConformance, SelectorConformance, TransformConformance
 from quark_algos.plugin import quark_register_algorithms, quark_register_selectors
 
-_BASES = {"rounding": RoundingConformance, "transform": TransformConformance, "tuning": TuningConformance}
+_BASES = {"rounding": RoundingConformance, "transform": TransformConformance, "block_tuning": BlockTuningConformance}
 # Its published steps take minutes over all checks.
 _MARKS = {"autoround": {"pytestmark": pytest.mark.slow}}
 globals().update(

@@ -100,7 +100,7 @@ class BlockTuning:
     def _tune(self, name: str, tuning: Tuning) -> None:
         block = self._rounded_block(tuning)
         state, before = _State.of(block), self._error(block, self._outputs)
-        with self._clock.phase("tuning"):
+        with self._clock.phase("tune"):
             metrics = {self._full(layer): dict(values) for layer, values in tuning.tune(block).items()}
         outputs = self._computed()
         validation = validated([before], [self._error(block, outputs)])

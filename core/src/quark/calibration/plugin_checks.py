@@ -39,7 +39,7 @@ __all__ = ["CheckedRounding", "CheckedRun", "CheckedTransform", "CheckedTuning",
 _MEMBERS = {
     "rounding": ("needs", "applies_to", "round"),
     "transform": ("works_by_block", "needs", "start", "rounding"),
-    "tuning": ("wants_float", "tune"),
+    "block_tuning": ("wants_float", "tune"),
 }
 _RUN_MEMBERS = ("apply_global", "apply")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_state_dict_hooks", "_load_state_dict_pre_hooks")
@@ -50,7 +50,7 @@ def refuse_strange(algorithm: Any, kind: str, whose: Origin) -> None:
 
     Args:
         algorithm: A rounding, a transform or a tuning.
-        kind: ``"rounding"``, ``"transform"`` or ``"tuning"``, as its record says.
+        kind: ``"rounding"``, ``"transform"`` or ``"block_tuning"``, as its record says.
         whose: The plugin it comes from.
 
     Raises:
@@ -58,7 +58,7 @@ def refuse_strange(algorithm: Any, kind: str, whose: Origin) -> None:
     """
     if (complaint := lacking(algorithm, _MEMBERS[kind])) is not None:
         raise whose.error(f"makes {described(algorithm)}, which {complaint}: a {kind} has {', '.join(_MEMBERS[kind])}")
-    if kind == "tuning":
+    if kind == "block_tuning":
         return
     needs = algorithm.needs
     if not isinstance(needs, Sequence) or isinstance(needs, str):

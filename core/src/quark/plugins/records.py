@@ -150,7 +150,7 @@ class AlgorithmRecord(Record):
     """An algorithm.
 
     Attributes:
-        kind: ``"transform"`` (changes weights, keeps the function), ``"rounding"`` (chooses codes) or ``"tuning"`` (changes what a
+        kind: ``"transform"`` (changes weights, keeps the function), ``"rounding"`` (chooses codes) or ``"block_tuning"`` (changes what a
             rounding has chosen, by the output of the whole block).
         config: Reference to its `quark.config.algorithm.AlgoConfig` class.
         processor: Reference to the class that does the work; None while a distribution brings the configuration only.
@@ -170,7 +170,7 @@ class AlgorithmRecord(Record):
             only roundings have.
     """
 
-    kind: str = attrs.field(validator=attrs.validators.in_(("transform", "rounding", "tuning")))
+    kind: str = attrs.field(validator=attrs.validators.in_(("transform", "rounding", "block_tuning")))
     config: Reference = attrs.field(
         converter=as_reference, metadata=class_reference("quark.config.algorithm:AlgoConfig", options=settings_options, name="name.default")
     )

@@ -100,10 +100,10 @@ def algorithms_of(config: QConfig) -> Algorithms:
         raise ConfigError(
             f"'{roundings[0]}' and '{roundings[1]}' both choose the codes of weights: a run has one such algorithm. Name one of them"
         )
-    order_of = {kind: in_order({n: r for n, r in records.items() if r.kind == kind}) for kind in ("transform", "tuning")}
+    order_of = {kind: in_order({n: r for n, r in records.items() if r.kind == kind}) for kind in ("transform", "block_tuning")}
     made = {settings.name: _processor(own_settings(settings)) for settings in config.algo_config or []}
     transforms: dict[str, Transform] = {name: made[name] for name in order_of["transform"]}
-    tunings: dict[str, Tuning] = {name: made[name] for name in order_of["tuning"]}
+    tunings: dict[str, Tuning] = {name: made[name] for name in order_of["block_tuning"]}
     if roundings:
         return Algorithms(transforms, made[roundings[0]], roundings[0], tunings)
     for name, transform in transforms.items():

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from quark.testing.catalogue import all_checks
     from quark.testing.check import Check, CheckFailedError, NotApplicableError
     from quark.testing.classes import (
+        BlockTuningConformance,
         Conformance,
         DatasetConformance,
         DistributionConformance,
@@ -28,12 +29,12 @@ if TYPE_CHECKING:
         SelectorConformance,
         TemplateConformance,
         TransformConformance,
-        TuningConformance,
     )
     from quark.testing.runner import Result, run_check, run_checks
     from quark.testing.subject import Subject, find_subject, subjects
 
 __all__ = [
+    "BlockTuningConformance",
     "Check",
     "CheckFailedError",
     "Conformance",
@@ -52,7 +53,6 @@ __all__ = [
     "Subject",
     "TemplateConformance",
     "TransformConformance",
-    "TuningConformance",
     "all_checks",
     "find_subject",
     "run_check",

@@ -27,6 +27,7 @@ from quark.testing.runner import Result, run_check
 from quark.testing.subject import KINDS, find_subject
 
 __all__ = [
+    "BlockTuningConformance",
     "Conformance",
     "DatasetConformance",
     "DistributionConformance",
@@ -40,7 +41,6 @@ __all__ = [
     "SelectorConformance",
     "TemplateConformance",
     "TransformConformance",
-    "TuningConformance",
     "raise_for",
 ]
 
@@ -157,10 +157,10 @@ class TransformConformance(Conformance):
     kind = "transform"
 
 
-class TuningConformance(Conformance):
+class BlockTuningConformance(Conformance):
     """Every check of a tuning."""
 
-    kind = "tuning"
+    kind = "block_tuning"
 
 
 class TemplateConformance(Conformance):

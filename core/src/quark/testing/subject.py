@@ -22,7 +22,7 @@ _REGISTRIES = {
     "scheme": "schemes",
     "rounding": "algorithms",
     "transform": "algorithms",
-    "tuning": "algorithms",
+    "block_tuning": "algorithms",
     "template": "templates",
     "layout": "exporters",
     "selector": "selectors",

@@ -55,7 +55,7 @@ def quark_register_algorithms() -> Iterator[AlgorithmRecord]:
             "quark.torch.algorithm.awq.auto_smooth:AutoSmoothQuantProcessor": f"{_PROCESSORS}:AutoSmoothQuantProcessor",
         },
     )
-    yield from _rounding()
+    yield from (*_rounding(), *_tuning())
     yield AlgorithmRecord(
         name="rotation",
         aliases=("quarot",),
@@ -73,8 +73,6 @@ def quark_register_algorithms() -> Iterator[AlgorithmRecord]:
             "quark.torch.algorithm.rotation.rotation:RotationProcessor": f"{_PROCESSORS}:RotationProcessor",
         },
     )
-
-    yield from _tuning()
 
 
 @hookimpl
@@ -132,7 +130,7 @@ def _tuning() -> Iterator[AlgorithmRecord]:
     yield AlgorithmRecord(
         name="tuning",
         summary="tunes codes, scales and norms of each rounded block to give what the float model's block gives",
-        kind="tuning",
+        kind="block_tuning",
         role="block_tuning",
         processor="quark_algos.tuning.block:TuneBlock",
         config="quark_algos.tuning.config:TuningConfig",
@@ -141,7 +139,7 @@ def _tuning() -> Iterator[AlgorithmRecord]:
     yield AlgorithmRecord(
         name="autoround",
         summary="AutoRound: rounding offsets and clipping by signed gradients of each block's error, from round-to-nearest",
-        kind="tuning",
+        kind="block_tuning",
         role="block_tuning",
         processor="quark_algos.tuning.block:AutoRound",
         config="quark_algos.tuning.config:AutoRoundConfig",

@@ -57,42 +57,42 @@ def _different(one: nn.Module, other: nn.Module) -> list[str]:
     return [name for name, parameter in one.named_parameters() if not torch.equal(parameter, parameters[name])]
 
 
-@check("tuning")
+@check("block_tuning")
 def is_made_of_its_settings(subject: Subject) -> None:
     """The processor, called with settings, gives an object with the members of a tuning."""
-    refuse_strange(processor_of(subject), "tuning", origin("algorithms", subject.lookup_name))
+    refuse_strange(processor_of(subject), "block_tuning", origin("algorithms", subject.lookup_name))
 
 
-@check("tuning")
+@check("block_tuning")
 def default_settings_are_valid(subject: Subject) -> None:
     """There are settings without a user's choices, under the record's name; each option accepts its own default."""
     settings_checks.default_is_valid(subject)
 
 
-@check("tuning")
+@check("block_tuning")
 def settings_survive_json(subject: Subject) -> None:
     """Settings, also changed ones, are read back from their JSON form as they were."""
     settings_checks.survive_json(subject)
 
 
-@check("tuning")
+@check("block_tuning")
 def refuses_unknown_settings(subject: Subject) -> None:
     """Settings with a key that the algorithm does not have are refused."""
     settings_checks.refuses_unknown_keys(subject)
 
 
-@check("tuning", level="advisory")
+@check("block_tuning", level="advisory")
 def describes_its_settings(subject: Subject) -> None:
     """Each option has a line of help, which listings show."""
     settings_checks.options_have_help(subject)
 
 
-@check("tuning")
+@check("block_tuning")
 def has_a_place_among_the_others(subject: Subject) -> None:
     """Its ``role``, ``before`` and ``after`` give an order with each other registered tuning."""
     record: AlgorithmRecord = subject.record  # type: ignore[assignment]
     for other in algorithms():
-        if other.kind != "tuning" or other.name == record.name or (record.role is not None and other.role == record.role):
+        if other.kind != "block_tuning" or other.name == record.name or (record.role is not None and other.role == record.role):
             continue
         try:
             in_order({record.name: record, other.name: other})
@@ -100,7 +100,7 @@ def has_a_place_among_the_others(subject: Subject) -> None:
             require(False, f"has no place in a run with '{other.name}': {error}")
 
 
-@check("tuning", level="advisory")
+@check("block_tuning", level="advisory")
 def changes_something(subject: Subject) -> None:
     """It changes the small model, behind round-to-nearest, for at least one scheme, to a smaller error on held-out tokens."""
     schemes = _schemes()
@@ -108,7 +108,7 @@ def changes_something(subject: Subject) -> None:
     require(changed, f"leaves {' and '.join(schemes)} as they are, or its changes are taken back: other checks show little of it")
 
 
-@check("tuning")
+@check("block_tuning")
 def tunes_every_format(subject: Subject) -> None:
     """Of each kind of weights, it leaves codes and scales that stand for the weights, and finite parameters: a run with it finishes."""
     for scheme in fitting_schemes():
@@ -118,7 +118,7 @@ def tunes_every_format(subject: Subject) -> None:
             require(False, f"stops a run in {scheme}: {error}")
 
 
-@check("tuning")
+@check("block_tuning")
 def does_no_harm(subject: Subject) -> None:
     """Logits are as near to the float model's as without it, or nearer, to a factor of 1.5."""
     for scheme in _schemes():
@@ -126,7 +126,7 @@ def does_no_harm(subject: Subject) -> None:
         require(ratio <= HARM, f"makes logits {ratio:.3g} times as wrong as without it ({scheme})")
 
 
-@check("tuning")
+@check("block_tuning")
 def composes_with_roundings(subject: Subject) -> None:
     """A run with it and each registered rounding finishes, and comes as near the float model's logits as that rounding alone."""
     scheme = coarse_scheme()
@@ -135,7 +135,7 @@ def composes_with_roundings(subject: Subject) -> None:
         require(ratio <= HARM, f"makes logits {ratio:.3g} times as wrong behind the rounding '{rounding.name}' as that does alone")
 
 
-@check("tuning")
+@check("block_tuning")
 def is_deterministic(subject: Subject) -> None:
     """Two runs give the same parameters, to the bit."""
     config = run_config(coarse_scheme(), _settings(subject))
@@ -143,19 +143,19 @@ def is_deterministic(subject: Subject) -> None:
     require(not different, f"changes '{different[0] if different else ''}' differently the second time")
 
 
-@check("tuning")
+@check("block_tuning")
 def reloads_to_the_same_logits(subject: Subject) -> None:
     """What is exported after it reads back to the same logits, to the bit."""
     require_reload(quantized(run_config(coarse_scheme(), _settings(subject))), readable_layout())
 
 
-@check("tuning")
+@check("block_tuning")
 def streams_to_the_same_bytes(subject: Subject) -> None:
     """A checkpoint that is quantized from disk, one block in memory at a time, has the bytes of one that is quantized in memory."""
     require_same_from_disk(run_config(_schemes()[-1], _settings(subject)))
 
 
-@check("tuning")
+@check("block_tuning")
 def resumes_to_the_same_bytes(subject: Subject) -> None:
     """A run from disk that is interrupted behind a block and resumed has the bytes of one that was not."""
     require_same_after_resume(run_config(coarse_scheme(), _settings(subject)))

@@ -60,7 +60,7 @@ class Nudges:
 
 
 def record_of(processor: Any = Nudges, config: type[AlgoConfig] = Settings, name: str = "mutant_tuning", **fields: Any) -> AlgorithmRecord:
-    return AlgorithmRecord(name=name, kind="tuning", config=ObjectRef(config), processor=ObjectRef(processor), **fields)
+    return AlgorithmRecord(name=name, kind="block_tuning", config=ObjectRef(config), processor=ObjectRef(processor), **fields)
 
 
 class SaysNothingOfFloat:
@@ -140,7 +140,7 @@ HEALTHY = (record_of(),)
 
 
 def _mutant(check: str, about: str, processor: Any = Nudges, config: type[AlgoConfig] = Settings) -> Mutant:
-    return Mutant(f"tuning:{check}", about, (record_of(processor, config),))
+    return Mutant(f"block_tuning:{check}", about, (record_of(processor, config),))
 
 
 MUTANTS = (
@@ -150,7 +150,7 @@ MUTANTS = (
     _mutant("refuses_unknown_settings", "takes every key", config=taking_every_key(Settings)),
     _mutant("describes_its_settings", "says nothing of its options", config=saying_nothing(Settings)),
     Mutant(
-        "tuning:has_a_place_among_the_others",
+        "block_tuning:has_a_place_among_the_others",
         "goes before what goes before it",
         (record_of(before=("mutant_other",)), record_of(name="mutant_other", before=("mutant_tuning",))),
     ),
