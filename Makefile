@@ -96,7 +96,7 @@ bars: install  ## from disk to disk: memory by layers, throughput beside a copy,
 	$(BIN)/python -m benchmarks.disk_to_disk copy
 	$(BIN)/python -m benchmarks.disk_to_disk large
 
-clients: install  ## load exports in transformers, vLLM and AMD Quark (VLLM_PYTHON=, AMDQ_PYTHON=: interpreters that have them)
+clients: install  ## load exports in transformers, onnxruntime, vLLM, llama.cpp, AMD Quark (VLLM_PYTHON=, LLAMA_PYTHON=, AMDQ_PYTHON=, ORT_PYTHON=)
 	$(BIN)/python -m pytest -m clients tests/clients $(PYTEST_ARGS)
 
 # playwright drives the browser of the system: apt-get install chromium. axe-core comes from npm, and is left out where that is not there.

@@ -216,6 +216,97 @@ def record_spec(out: Path, name: str, spec: Any, seed: int) -> str:
     return "recorded"
 
 
+def layer_cases() -> Iterator[tuple[str, torch.nn.Module, Tensor, dict[str, Any]]]:
+    """Name of a recording, a float layer, its input, and the reference's spec of each of its tensors, for layers that are not linear."""
+    from quark.torch.quantization.config import config as reference
+
+    int8 = reference.Int8PerTensorSpec()
+    fp8 = reference.FP8E4M3PerTensorSpec()
+    rows = reference.Int8PerChannelSpec(ch_axis=0, symmetric=True)
+    columns = reference.Int8PerChannelSpec(ch_axis=1, symmetric=True)
+    groups = reference.Int4PerGroupSpec(ch_axis=1, group_size=16)
+    tokens = reference.FP8E4M3PerChannelSpec(ch_axis=1, is_dynamic=True)
+    blocks = {static: reference.OCP_MXFP4Spec(ch_axis=1, is_dynamic=not static) for static in (True, False)}
+    nn, pictures, ids = torch.nn, torch.randn(2, 32, 5, 5), torch.arange(12).view(3, 4)
+    pictures[:, 3] *= 10  # an outlier channel
+    everything = {"weight": rows, "input_tensors": int8, "output_tensors": int8, "bias": int8}
+    yield "conv2d-int8", nn.Conv2d(32, 16, 3, padding=1), pictures, everything
+    yield "conv2d-grouped-fp8", nn.Conv2d(32, 16, 3, groups=2), pictures, {"weight": fp8, "input_tensors": fp8}
+    yield "conv2d-int4-group", nn.Conv2d(32, 16, 3, stride=2), pictures, {"weight": groups}
+    yield "conv2d-mxfp4", nn.Conv2d(32, 16, 3), pictures, {"weight": blocks[True], "input_tensors": blocks[False]}
+    yield "conv2d-input-channels", nn.Conv2d(32, 16, 3), pictures, {"weight": int8, "input_tensors": columns}
+    yield "conv2d-dynamic", nn.Conv2d(32, 16, 3), pictures, {"weight": fp8, "input_tensors": tokens}
+    yield "conv_transpose2d-int8", nn.ConvTranspose2d(32, 16, 3, stride=2, groups=2), pictures, {"weight": int8, "input_tensors": int8}
+    yield "conv_transpose2d-outputs", nn.ConvTranspose2d(32, 16, 3), pictures, {"weight": columns}
+    yield "embedding-int8", nn.Embedding(16, 32), ids, {"weight": rows}
+    yield "embedding_bag-int4", nn.EmbeddingBag(16, 32), ids, {"weight": groups}
+
+
+@torch.no_grad()
+def record_layer(out: Path, name: str, seed: int) -> str:
+    """A float layer, its input, and what the reference's quantized layer makes of its weight, its input, and in all."""
+    from quark.torch import ModelQuantizer
+    from quark.torch.quantization.config.config import QConfig, QLayerConfig
+
+    (out / "layers").mkdir(parents=True, exist_ok=True)
+    torch.manual_seed(seed)
+    layer, x, specs = next((layer, x, specs) for case, layer, x, specs in layer_cases() if case == name)
+    tensors = {"x": x, **{f"state.{key}": tensor.clone() for key, tensor in layer.state_dict().items()}}
+    own = QLayerConfig(**{slot: spec.to_quantization_spec() for slot, spec in specs.items()})
+    quantizer = ModelQuantizer(QConfig(global_quant_config=QLayerConfig(), layer_type_quant_config={type(layer): own}))
+    if isinstance(layer, torch.nn.Embedding | torch.nn.EmbeddingBag):  # which the reference knows by name alone
+        quantizer = ModelQuantizer(QConfig(global_quant_config=QLayerConfig(), layer_quant_config={"0": own}))
+    model = quantizer.freeze(quantizer.quantize_model(torch.nn.Sequential(layer), [x]))
+    tensors |= {"y": model(x), "qdq.weight": model[0].weight}
+    if (input_quantizer := model[0]._input_quantizer) is not None:
+        tensors["qdq.input"] = input_quantizer(x.clone())
+    if "bias" in specs:
+        tensors["qdq.bias"] = model[0].bias
+    _save(tensors, out / "layers" / f"{name}.safetensors")
+    return "recorded"
+
+
+OBSERVERS = {
+    "percentile": "PerTensorPercentileObserver",
+    "mse": "PerTensorMSEObserver",
+    "histogram": "PerTensorHistogramObserver",
+    "histogram_pro": "PerTensorHistogramObserverPro",
+    "power_of_two": "PerTensorPowOf2MinMaxObserver",
+    "power_of_two_mse": "PerTensorPowOf2MinMSEObserver",
+}
+"""Observers of static activations, which see one batch after another, by the name of their recording; symmetric int8."""
+
+
+def activation_batches(seed: int) -> list[Tensor]:
+    """Three batches of activations, the first with outliers: the reference's bins grow without bound where a later one is wider."""
+    generator = torch.Generator().manual_seed(seed + 3)
+    batches = [torch.randn(4, 32, 8, generator=generator) for _ in range(3)]
+    batches[0].view(-1)[::257] *= 10
+    return batches
+
+
+@torch.no_grad()
+def record_observer(out: Path, name: str, seed: int) -> str:
+    """Batches of activations, and the scale that an observer which has seen them gives."""
+    from quark.torch.quantization.config.config import QTensorConfig
+    from quark.torch.quantization.config.type import Dtype, QSchemeType, RoundType, ScaleType
+    from quark.torch.quantization.observer import observer as reference
+
+    (out / "observers").mkdir(parents=True, exist_ok=True)
+    batches, cls = activation_batches(seed), getattr(reference, OBSERVERS[name])
+    settings = {"symmetric": True, "scale_type": ScaleType.float, "round_method": RoundType.half_even, "is_dynamic": False}
+    observer = cls(QTensorConfig(dtype=Dtype.int8, observer_cls=cls, qscheme=QSchemeType.per_tensor, **settings))
+    try:
+        for batch in batches:
+            observer(batch.clone())
+        scale, _ = observer._calculate_qparams()
+    except Exception as error:  # as in `_export`
+        return f"not recorded, the reference raises {type(error).__name__}"
+    tensors = {f"batch.{i}": batch for i, batch in enumerate(batches)} | {"scale": torch.as_tensor(scale).float().reshape(())}
+    _save(tensors, out / "observers" / f"{name}.safetensors")
+    return "recorded"
+
+
 def _save(tensors: dict[str, Tensor], path: Path) -> None:
     save_file({name: tensor.detach().clone().contiguous() for name, tensor in tensors.items()}, path)
 
@@ -264,7 +355,9 @@ def main() -> int:
     """Record, then write the manifest or compare; 1 if something differs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("out", type=Path, help="folder for the recordings")
-    parser.add_argument("--only", nargs="+", metavar="NAME", help="inputs, schemes, specs/NAME; without it, everything")
+    parser.add_argument(
+        "--only", nargs="+", metavar="NAME", help="inputs, schemes, specs/NAME, layers/NAME, observers/NAME; without it, everything"
+    )
     parser.add_argument("--compare", type=Path, metavar="FOLDER", help="stored golden files to compare with")
     parser.add_argument("--seed", type=int, default=0)
     arguments = parser.parse_args()
@@ -280,6 +373,8 @@ def main() -> int:
     jobs: dict[str, Callable[[], str]] = {"inputs": lambda: record_inputs(out, seed)}
     jobs |= {scheme: lambda scheme=scheme: record_scheme(out, scheme, seed) for scheme in SCHEMES}
     jobs |= {f"specs/{name}": lambda name=name, spec=spec: record_spec(out, name, spec, seed) for name, spec in tensor_specs()}
+    jobs |= {f"layers/{name}": lambda name=name: record_layer(out, name, seed) for name, *_ in layer_cases()}
+    jobs |= {f"observers/{name}": lambda name=name: record_observer(out, name, seed) for name in OBSERVERS}
     wanted = arguments.only or list(jobs)
     if unknown := sorted(set(wanted) - jobs.keys()):
         parser.error(f"nothing is called {', '.join(unknown)}: choose from {', '.join(jobs)}")

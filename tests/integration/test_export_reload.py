@@ -20,6 +20,8 @@ from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
 from quark.config.tensor import QTensorConfig
 from quark.errors import CheckpointError, ConfigError, OutputError, UnknownNameError
+from quark.plugins import Catalog, using
+from quark.plugins.discovery import discover
 from quark.testing.tiny import calibration_batches, tiny_model, tiny_model_dir, tiny_tokenizer
 from quark.torch import LLMTemplate, ModelExporter, ModelQuantizer, export_safetensors, import_model_from_safetensors
 
@@ -322,7 +324,8 @@ def test_formats_of_plugins_that_are_not_installed_say_what_to_install(export: s
         "onnx": lambda: exporter.export_onnx_model(model, IDS),
         "awq": lambda: exporter.export_safetensors_model(model, custom_mode="awq"),
     }
-    with pytest.raises(UnknownNameError, match=f"install a distribution that registers '{export}'"):
+    others = tuple(candidate for candidate in discover() if candidate.source.distribution != "quark-exporters")
+    with using(Catalog(others)), pytest.raises(UnknownNameError, match=f"install a distribution that registers '{export}'"):
         calls[export]()
     assert not (tmp_path / "out").exists()
 

@@ -6,10 +6,10 @@ import pytest
 
 from quark.errors import CheckpointError, ConfigError
 from quark.testing.tiny import tiny_model, tiny_tokenizer
-from quark.torch import LLMTemplate, ModelExporter, ModelQuantizer
+from quark.torch import LLMTemplate, ModelExporter, ModelQuantizer, export_gguf
 
 
-def test_the_older_exporter_class_writes_gguf_files_with_the_tokenizer_of_that_path(tmp_path: Path) -> None:
+def test_the_older_exporter_class_and_the_function_write_gguf_files_with_the_tokenizer_of_that_path(tmp_path: Path) -> None:
     reader = pytest.importorskip("gguf", reason="the extra quark-exporters[gguf] is not installed").GGUFReader
     tiny_tokenizer().save_pretrained(tmp_path / "tokenizer")
     exporter, model = (
@@ -22,3 +22,7 @@ def test_the_older_exporter_class_writes_gguf_files_with_the_tokenizer_of_that_p
         exporter.export_gguf_model(model, str(tmp_path), "llama")
     exporter.export_gguf_model(model, str(tmp_path / "tokenizer" / "tokenizer.json"), "llama")
     assert reader(tmp_path / "out" / "model.gguf").get_field("tokenizer.ggml.model").contents() == "gpt2"
+    export_gguf(model, tmp_path / "function", "llama", tmp_path / "tokenizer")
+    export_gguf(model, tmp_path / "own tokenizer")
+    written = [(tmp_path / name / "model.gguf").read_bytes() for name in ("out", "function", "own tokenizer")]
+    assert written[0] == written[1] == written[2]

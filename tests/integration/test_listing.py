@@ -23,6 +23,7 @@ KINDS = [
     "layer_types",
     "datasets",
     "metrics",
+    "graph_ops",
 ]
 
 

@@ -71,3 +71,9 @@ def test_only_rounded_values_are_warned_of(weight_format: str, tmp_path: Path, c
     ModelExporter(config, tmp_path / "out").export_safetensors_model(quantized("int4_wo_64"))
     warned = [r for r in caplog.records if r.levelno == logging.WARNING and "would take the values for codes" in r.getMessage()]
     assert len(warned) == (weight_format == "fake_quantized")
+
+
+def test_merge_groups_of_weights_that_are_rounded_are_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    config = ExporterConfig(json_export_config=JsonExporterConfig(weight_merge_groups=[["*q_proj", "*k_proj", "*v_proj"]]))
+    ModelExporter(config, tmp_path / "out").export_safetensors_model(quantized("int4_wo_64"))
+    assert "Set shared_scale_groups in the QConfig" in caplog.text

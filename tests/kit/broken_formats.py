@@ -44,9 +44,7 @@ class Plain(NumberFormat):
 
     def round_(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
         t.round_()
-        if zero is not None:
-            t.add_(zero)
-        return t.clamp_(-8, 7)
+        return (t if zero is None else t.add_(zero)).clamp_(-8, 7)
 
     def encode(self, t: Tensor) -> Tensor:
         return t.to(torch.int8)
@@ -205,11 +203,6 @@ class DecodesElse(Plain):
 class OtherCodes(Plain):
     def codes(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
         return super().codes(t.mul_(0.99), zero)
-
-
-class WritesOtherCodes(Plain):
-    def write_codes(self, t: Tensor, zero: Tensor | None, out: Tensor) -> None:
-        super().write_codes(t.mul_(0.99), zero, out)
 
 
 class EncodesInPlace(Plain):

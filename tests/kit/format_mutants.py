@@ -75,7 +75,9 @@ MUTANTS = (
     mutant("decodes_what_it_encodes", "decodes its largest code to another value", broken_formats.DecodesElse()),
     mutant("decodes_what_it_encodes", "leaves numbers beyond the range without a code", broken_formats.DoesNotSaturate()),
     mutant("gives_the_codes_of_rounded_values", "rounds otherwise in one step", broken_formats.OtherCodes()),
-    mutant("gives_the_codes_of_rounded_values", "writes other codes than it gives", broken_formats.WritesOtherCodes()),
+    mutant(
+        "gives_the_codes_of_rounded_values", "writes other codes than it gives", with_fields(write_codes=lambda t, zero, out: out.fill_(0))
+    ),
     mutant("leaves_values_and_codes_as_they_are", "writes into the values", broken_formats.EncodesInPlace()),
     mutant("packs_without_loss", "loses the last code of a row", with_packing(broken_formats.LosesTheLast())),
     mutant("packs_without_loss", "loses the lowest code", with_packing(broken_formats.LosesTheLowest())),

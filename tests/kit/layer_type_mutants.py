@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from typing import Any, Self
 
+import attrs
 import torch
 from torch import Tensor, nn
 
-from quark.config.layer import QLayerConfig
+from quark.config.layer import QLayerConfig, TensorSpec
+from quark.config.slot import Slot
+from quark.config.tensor import QTensorConfig
 from quark.lazy import ObjectRef
-from quark.modules import QuantizedLayer
+from quark.modules import QuantizedConvolution, QuantizedLayer
+from quark.modules.layer_shape import LayerShape
 from quark.plugins import LayerTypeRecord
+from quark.quantizers import TensorQuantizer
 
 from .mutant import Mutant
 
@@ -28,6 +33,18 @@ class Gained(nn.Linear):
     def forward(self, x: Tensor) -> Tensor:
         y: Tensor = super().forward(x) * self.gain + self.offset
         return y
+
+
+class OwnTransposed(nn.ConvTranspose1d):
+    """A class of transposed convolutions that nobody else claims."""
+
+
+class OwnEmbedding(nn.Embedding):
+    """A class of embeddings that nobody else claims."""
+
+
+TRANSPOSED = {"layer": ObjectRef(OwnTransposed), "planned_as": None, "transposed": True}
+LOOKUP = {"layer": ObjectRef(OwnEmbedding), "planned_as": None, "lookup": True}
 
 
 class QuantGained(QuantizedLayer, Gained):  # type: ignore[misc]
@@ -110,6 +127,27 @@ class LosesGain(QuantGained):
         return {}
 
 
+class ByInput(QuantizedLayer, OwnTransposed):  # type: ignore[misc]
+    """Has scales of axis 0 of the weight as torch keeps it: the input channels of a transposed convolution."""
+
+
+class ForgetsGroups(QuantizedConvolution, OwnTransposed):  # type: ignore[misc]
+    """Takes the weight of all groups for one matrix."""
+
+    @classmethod
+    def quantizer_of(cls, slot: Slot, spec: TensorSpec, shape: LayerShape) -> TensorQuantizer:
+        return super().quantizer_of(slot, spec, attrs.evolve(shape, groups=1))
+
+
+class ByFeature(QuantizedLayer, OwnEmbedding):  # type: ignore[misc]
+    """Has scales of features where those of tokens are asked for."""
+
+    @classmethod
+    def quantizer_of(cls, slot: Slot, spec: TensorSpec, shape: LayerShape) -> TensorQuantizer:
+        own = spec.set(ch_axis=1) if isinstance(spec, QTensorConfig) and spec.ch_axis == 0 else spec
+        return super().quantizer_of(slot, own, shape)
+
+
 def record_of(quantized: type[QuantizedLayer] | None = QuantGained, **fields: Any) -> LayerTypeRecord:
     usual = {"name": "mutant_layer", "layer": ObjectRef(Gained), "quantized": quantized and ObjectRef(quantized), "planned_as": "linear"}
     return LayerTypeRecord(**(usual | fields))
@@ -131,6 +169,9 @@ MUTANTS = (
     mutant("keeps_dtype_and_device", "makes float32 of 16-bit weights", AlwaysFloat32),
     mutant("keeps_dtype_and_device", "makes data up", LeavesMeta),
     mutant("has_the_layout_it_says", "says that its weight is transposed", transposed=True),
+    mutant("has_a_scale_for_each_output", "has scales of input channels", ByInput, **TRANSPOSED),
+    mutant("has_a_scale_for_each_output", "forgets the groups", ForgetsGroups, **TRANSPOSED),
+    mutant("has_a_scale_for_each_output", "has scales of features", ByFeature, **LOOKUP),
     mutant("saves_what_the_float_layer_loads", "saves a tensor under another name", RenamesState),
     mutant("applies_its_quantizers", "does not quantize its input", IgnoresInput),
     mutant("applies_its_quantizers", "does not quantize its output", IgnoresOutput),

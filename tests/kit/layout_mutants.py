@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from quark.checkpoint import BlockStream, CheckpointContent, ExportOptions, FloatTensor, ResumableStream, StoredConfig
+from quark.checkpoint.inspection import RuntimeSupport
 from quark.errors import UnsupportedError
 from quark.lazy import ObjectRef
 from quark.plugins import ExporterRecord
@@ -309,13 +310,33 @@ class ForgetsSizes(Plain):
         changed_json(out / "config.json", lambda data: data.update(max_position_embeddings=1))
 
 
+class ChecksNothing(Plain):
+    def check(self, content: CheckpointContent, skeleton: nn.Module, options: ExportOptions) -> None:
+        pass
+
+    def export(self, content: CheckpointContent, out: Path, options: ExportOptions) -> None:
+        if "fp4" in str(content.config):
+            raise UnsupportedError("it has no place for fp4")
+        super().export(content, out, options)
+
+
 class WithoutTokenizer(Plain):
     def export(self, content: CheckpointContent, out: Path, options: ExportOptions) -> None:
         super().export(content, out, options)
         (out / "tokenizer.json").unlink(missing_ok=True)
 
 
-HEALTHY = (record_of(Resuming),)
+class SaysNothing:
+    def support(self, facts: Any) -> Iterator[RuntimeSupport]:
+        yield RuntimeSupport("acme", "a runtime", {})
+
+
+class SaysYes:
+    def support(self, facts: Any) -> Iterator[RuntimeSupport]:
+        yield RuntimeSupport("acme", "a runtime", {"a kernel": "all layers"})
+
+
+HEALTHY = (record_of(Resuming, inspector=ObjectRef(SaysYes)),)
 
 
 def _mutant(check: str, about: str, exporter: Any = Streaming, **fields: Any) -> Mutant:
@@ -325,6 +346,7 @@ def _mutant(check: str, about: str, exporter: Any = Streaming, **fields: Any) ->
 MUTANTS = (
     _mutant("stores_or_refuses_every_scheme", "raises KeyError", WithoutWords),
     _mutant("stores_or_refuses_every_scheme", "refuses after it has written", RefusesLate),
+    _mutant("stores_or_refuses_every_scheme", "says nothing when it is asked, and refuses when it writes", ChecksNothing),
     _mutant("writes_sound_files", "leaves a tensor out of the index", LiesInTheIndex),
     _mutant("writes_sound_files", "writes a wrong total size", WrongTotal),
     _mutant("writes_sound_files", "writes files that are too short", TooShort),
@@ -354,8 +376,10 @@ MUTANTS = (
     _mutant("is_recognized", "is read by a method of another layout", Plain, quant_methods=("quark",)),
     _mutant("reloads_to_the_same_logits", "halves the head", HalvesTheHead),
     _mutant("reloads_to_the_same_logits", "says that codes lie in another order", ForgetsTheOrder),
+    _mutant("keeps_codes_and_rounds_scales", "halves the head", HalvesTheHead, capabilities={"rounds_scales", "streaming"}),
     _mutant("dequantizes_what_it_wrote", "dequantizes without the scales", dequantizer=ObjectRef(ForgetsTheScales)),
     _mutant("dequantizes_what_it_wrote", "dequantizes to other names", dequantizer=ObjectRef(RenamesWhatItMakes)),
+    _mutant("is_inspected", "has nothing to say", inspector=ObjectRef(SaysNothing)),
     _mutant("transformers_reads_it", "has a reader that fails in transformers", reader=ObjectRef(FailsInTransformers)),
     _mutant("honours_or_refuses_common_options", "ignores the format of weights", IgnoresTheFormat),
     _mutant("keeps_the_configuration", "changes a size of the model", ForgetsSizes),

@@ -7,10 +7,12 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from third_party.gained import GainedTranspose, QuantGainedTranspose, QuantScaledEmbedding, ScaledEmbedding
 from third_party.gated import Gated, QuantGated
 from torch import nn
 
 import quark
+from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
 from quark.errors import ConfigError
 from quark.modules import counts_as
@@ -69,6 +71,34 @@ def test_a_rounding_of_linear_layers_rounds_it(third_party: Catalog) -> None:
     model = ModelQuantizer(config(algo_config=[settings])).quantize_model(Model(), DATA)
     assert {row.name: row.algorithm for row in model.quark_plan.quantized} == {"up": "gptq", "down": "gptq"}
     assert set(model.quark_report.layers) == {"up", "down"}
+
+
+class Drawing(nn.Module):
+    """A token becomes a picture: layers of a third party that are not linear."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.embed, self.up = ScaledEmbedding(16, 32), GainedTranspose(32, 6, 3, groups=2)
+
+    def forward(self, ids: torch.Tensor) -> torch.Tensor:
+        y: torch.Tensor = self.up(self.embed(ids).transpose(1, 2).unflatten(2, (2, 2)))
+        return y
+
+
+def test_convolutions_and_embeddings_of_a_third_party_are_quantized_and_read_back(third_party: Catalog, tmp_path: Path) -> None:
+    layer = QLayerConfig(weight=documented_object("Int8PerChannelSpec")(ch_axis=0, symmetric=True))
+    asked = QConfig(global_quant_config=layer, layer_type_quant_config={nn.Embedding: layer})
+    plan = ModelQuantizer(asked).plan(Drawing())
+    assert [(row.layer_type, row.shape) for row in plan.quantized] == [("embedding", (16, 32)), ("conv_transpose2d", (6, 16, 3, 3))]
+    ids = torch.arange(8).view(2, 4)
+    model = ModelQuantizer(asked).quantize_model(Drawing())
+    assert (type(model.embed), type(model.up)) == (QuantScaledEmbedding, QuantGainedTranspose)
+    assert (model.embed.weight_quantizer.scale.shape, model.up.weight_quantizer.scale.shape) == ((16,), (6,))
+    export_safetensors(model, tmp_path / "out")
+    again = Drawing()
+    again.up.gain.data.fill_(torch.nan)
+    assert torch.equal(import_model_from_safetensors(again, tmp_path / "out", device="cpu")(ids), model(ids))
 
 
 class _Rival:

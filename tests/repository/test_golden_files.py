@@ -38,7 +38,7 @@ def test_the_manifest_names_the_reference_and_what_it_ran_with(manifest: dict, s
 
 def test_the_script_records_every_scheme_that_is_stored(manifest: dict, script: ModuleType) -> None:
     folders = {name.partition("/")[0] for name in manifest["sha256"] if "/" in name}
-    assert folders == {*script.SCHEMES, "specs"}
+    assert folders == {*script.SCHEMES, "specs", "layers", "observers"}
 
 
 def test_the_script_makes_the_stored_model_tokens_and_inputs(manifest: dict, script: ModuleType) -> None:

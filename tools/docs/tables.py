@@ -42,11 +42,15 @@ _COLUMNS: dict[str, dict[str, str]] = {
     "layer_types": {"layer type": "name", "layer": "layer", "quantized": "quantized", "planned as": "planned_as", "summary": "summary"},
     "datasets": {"dataset": "name", "files": "suffixes", "downloaded": "is_online", "summary": "summary"},
     "metrics": {"metric": "name", "reference model": "needs_reference", "summary": "summary"},
+    "graph_ops": {"operator": "name", "operators of torch": "operators", "modules": "modules", "moves values": "moves_values"},
 }
 """For each kind: the title of a column, and the key of `quark.plugins.report.kind_report` that it shows. The first is the name."""
-_YES = ("needs_calibration", "kv_cache", "exporter", "reader", "dequantizer", "is_online", "needs_reference")
+_YES = ("needs_calibration", "kv_cache", "exporter", "reader", "dequantizer", "is_online", "needs_reference", "moves_values")
 """Keys of which only matters whether there is a value."""
-_CODE = ("name", "class_name", "decoder_blocks", "exclude_layers_name", "quant_methods", "layer", "quantized", "suffixes")
+_CODE = (
+    *("name", "class_name", "decoder_blocks", "exclude_layers_name", "quant_methods", "layer", "quantized", "suffixes"),
+    *("operators", "modules"),
+)
 """Keys whose values are written as code."""
 
 

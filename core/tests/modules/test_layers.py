@@ -72,7 +72,7 @@ PLANNED = [record.name for record in layer_types() if record.quantized is not No
 @pytest.mark.parametrize("kind", [layer_types().load_layer(name) for name in PLANNED], ids=lambda k: k.__name__)
 def test_a_packed_layer_of_every_type_becomes_the_layer_that_was_packed(kind: type[nn.Module]) -> None:
     torch.manual_seed(0)
-    layer = kind(8, 16, 3) if issubclass(kind, nn.Conv2d | nn.ConvTranspose2d) else kind(8, 16)
+    layer = kind(8, 16, 3, groups=2) if issubclass(kind, nn.modules.conv._ConvNd) else kind(8, 16)
     made = quantized_class(layer).from_float(layer, QLayerConfig(weight=INT8))
     assert made.weight_quantizer is not None
     values, qparams = made.weight_quantizer.quantizer.round_to_nearest(layer.weight.data)

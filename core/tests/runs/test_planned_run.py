@@ -13,7 +13,10 @@ import torch
 import quark
 from quark.checkpoint.export import export_options
 from quark.errors import CheckpointError
-from quark.runs import quantize_checkpoint
+from quark.hf.loading import load_model
+from quark.runs import ModelQuantizer, quantize_checkpoint
+from quark.runs.block_probe import BlockSeconds
+from quark.runs.estimate_text import planned_lines
 from quark.runs.planned_run import plan
 from quark.runs.workload import Calibration
 from quark.testing.tiny import calibration_batches, tiny_model_dir, tiny_template
@@ -114,15 +117,45 @@ def test_a_budget_for_activations_decides_the_memory_mode() -> None:
     assert (planned.estimate.work.forwards, free.estimate.work.forwards) == (2, 0)
 
 
-def test_the_measured_machine_gives_seconds_and_leaves_the_random_numbers_alone() -> None:
+def test_a_measured_block_gives_seconds_by_phase_and_leaves_the_random_numbers_alone() -> None:
     torch.manual_seed(0)
     before = torch.get_rng_state()
-    config = tiny_template().get_config(scheme="int4_wo_64", algorithm="gptq")
-    planned = plan(tiny_model_dir(), config, calibration=Calibration(2, 32))
+    config = tiny_template().get_config(scheme="int4_wo_64", algorithm=["awq", "gptq"])
+    found = plan(tiny_model_dir(), config, calibration=Calibration(2, 32)).estimate
+    assert found is not None
+    assert found.block is not None
+    assert {"reading", "transforms", "forwards", "statistics", "rounding", "writing"} <= set(found.seconds)
+    assert all(seconds > 0 for seconds in found.seconds.values())
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_the_seconds_of_a_block_grow_with_the_tokens() -> None:
+    block = BlockSeconds({"solve": 0.5, "forward": 0.25}, {"solve": 0.0, "forward": 2.0**-10}, 100)
+    assert block.of(1024) == {"solve": 0.5, "forward": 1.25}
+
+
+def test_of_a_block_that_is_too_large_the_rates_of_the_machine_give_the_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("quark.runs.block_probe._LARGEST", 0)
+    planned = plan(tiny_model_dir(), tiny_template().get_config(scheme="int4_wo_64", algorithm="gptq"), calibration=Calibration(2, 32))
     assert planned.estimate is not None
+    assert planned.estimate.block is None
     assert set(planned.estimate.seconds) == {"reading", "forwards", "statistics", "solver", "rounding and packing", "writing"}
     assert all(seconds > 0 for seconds in planned.estimate.seconds.values())
-    assert torch.equal(before, torch.get_rng_state())
+    assert "transforms not counted" in " ".join(planned_lines(planned))
+
+
+def test_a_model_in_memory_has_the_estimate_of_its_checkpoint() -> None:
+    config, size = tiny_template().get_config(scheme="mxfp4", algorithm="gptq"), Calibration(4, 64)
+    model = load_model(tiny_model_dir(), "auto")
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    own = ModelQuantizer(config).estimate(model, size)
+    planned = plan(tiny_model_dir(), config, calibration=size, probing=False).estimate
+    assert planned is not None
+    assert own.output == planned.output
+    assert own.work.flops == planned.work.flops
+    assert own.seconds["rounding"] > 0
+    assert own.memory["rounded weights"] == sum(t.nbytes for n, t in before.items() if "proj" in n)
+    assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
 
 
 def test_it_is_a_function_of_the_package() -> None:

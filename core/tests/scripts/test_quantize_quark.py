@@ -12,6 +12,7 @@ import pytest
 from safetensors.torch import load_file
 
 from quark.errors import ConfigError, UnsupportedError
+from quark.plugins import Catalog, using
 from quark.runs import quantize_checkpoint
 from quark.scripts.arguments import argument_parser, check_arguments
 from quark.scripts.quantize_quark import main, with_group_size
@@ -98,7 +99,6 @@ def test_a_group_size_that_a_scheme_does_not_have_is_refused(scheme: str, size: 
         (["--params_save"], UnsupportedError, "use --model_export hf_format"),
         (["--params_load"], UnsupportedError, "use --model_reload"),
         (["--evaluation_dataset", "wikitext_gpt_oss_20b"], UnsupportedError, "quark evaluate --text"),
-        (["--model_export", "onnx"], UnsupportedError, "needs an exporter 'onnx', which no installed plugin brings"),
         (["--custom_mode", "awq"], UnsupportedError, "needs an exporter of that name"),
         (["--file2file_quantization", "--model_export", "gguf"], ConfigError, "--file2file_quantization writes a checkpoint"),
         (["--quant_algo_config_file", "awq", "/nowhere.json"], ConfigError, "there is no file '/nowhere.json'"),
@@ -107,6 +107,12 @@ def test_a_group_size_that_a_scheme_does_not_have_is_refused(scheme: str, size: 
 def test_flags_that_are_not_offered_are_refused_before_any_work(flags: list[str], error: type[Exception], says: str) -> None:
     args = argument_parser().parse_args(["--model_dir", "/nowhere", "--quant_scheme", "fp8", *flags])
     with pytest.raises(error, match=says):
+        check_arguments(args)
+
+
+def test_exporters_that_are_not_installed_are_refused() -> None:
+    args = argument_parser().parse_args(["--model_dir", "/nowhere", "--quant_scheme", "fp8", "--model_export", "onnx"])
+    with using(Catalog(())), pytest.raises(UnsupportedError, match="needs an exporter 'onnx', which no installed plugin brings"):
         check_arguments(args)
 
 

@@ -1,7 +1,13 @@
 """Every layout that this distribution writes passes the conformance suite."""
 
+import pytest
+
 from quark.testing import LayoutConformance
 from quark_exporters.plugin import quark_register_exporters
 
+SLOW = {"onnx"}
+"""Layouts that take seconds for each export, since a model is traced."""
 WRITTEN = [record.name for record in quark_register_exporters() if record.exporter is not None]
-globals().update({f"Test_{name}": type(f"Test_{name}", (LayoutConformance,), {"subject": name}) for name in WRITTEN})
+for name in WRITTEN:
+    marks = [pytest.mark.slow, pytest.mark.timeout(3600)] if name in SLOW else []
+    globals()[f"Test_{name}"] = type(f"Test_{name}", (LayoutConformance,), {"subject": name, "pytestmark": marks})

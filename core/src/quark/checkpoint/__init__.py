@@ -6,6 +6,7 @@ from quark.checkpoint.export import ModelExporter, export_safetensors
 from quark.checkpoint.exporter import (
     AnnouncesTensors,
     BlockStream,
+    ChecksModels,
     EncodingStream,
     Exporter,
     ExportOptions,
@@ -25,6 +26,7 @@ __all__ = [
     "AnnouncesTensors",
     "BlockStream",
     "CheckpointContent",
+    "ChecksModels",
     "Dequantizer",
     "EncodingStream",
     "ExportOptions",

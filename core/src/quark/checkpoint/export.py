@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -12,64 +11,23 @@ from typing import Any
 from torch import nn
 
 from quark.checkpoint.atomic_directory import Leftover, building
+from quark.checkpoint.chosen_exporter import export_options, exporter_of, exporter_options
 from quark.checkpoint.content import content_of
 from quark.checkpoint.destination import REPORT_FILES, refuse_used_directory
-from quark.checkpoint.exporter import Exporter, ExportOptions, Tokenizer
-from quark.config.export import ExporterConfig, JsonExporterConfig
+from quark.checkpoint.exporter import ExportOptions, Tokenizer
+from quark.checkpoint.storable import refuse_unstorable
+from quark.config.export import ExporterConfig, JsonExporterConfig, OnnxExporterConfig
 from quark.config.model import QConfig
-from quark.errors import CheckpointError, ConfigError, UnknownNameError
+from quark.errors import CheckpointError, ConfigError, UnsupportedError
 from quark.events import running
 from quark.hf.tokenizer import load_tokenizer
+from quark.log import get_logger
 from quark.planning.one_layer import as_model
+from quark.planning.plan import QuantPlan
 from quark.plugins import exporters
 from quark.plugins.attribution import attributed, origin
-from quark.plugins.options import Option, called, checked, options_of
 
 __all__ = ["ModelExporter", "export_options", "export_safetensors", "export_with", "exporter_of", "exporter_options", "exporting"]
-
-
-def exporter_of(name: str, options: ExportOptions | None = None) -> Exporter:
-    """Return the registered exporter of that name, created with its own options.
-
-    Raises:
-        UnknownNameError: No exporter has that name.
-        ConfigError: (a ValueError) The exporter has no such option, or refuses its value.
-        PluginError: The registered class cannot be called, or has no method ``export``.
-    """
-    own = {} if options is None else options.own
-    try:
-        kind = exporters().load_exporter(name)
-    except UnknownNameError as error:
-        fix = f"Exporters come with plugins: install a distribution that registers '{name}' in its hook quark_register_exporters"
-        raise UnknownNameError(f"{error} {fix}", kind=error.kind, name=error.name, known=error.known) from None
-    whose = origin("exporters", name)
-    with attributed("being made", whose):
-        exporter: Exporter = called(str(whose), kind, checked(f"the exporter '{name}'", exporters().options(name), own)) if own else kind()
-    if not callable(getattr(exporter, "export", None)):
-        raise whose.error("has no method 'export'")
-    return exporter
-
-
-def exporter_options(name: str) -> tuple[Option, ...]:
-    """Return the options of an export: those specific to the exporter, then the fields of `ExportOptions`, common to all exporters."""
-    own = exporters().options(name)
-    return (*own, *options_of(ExportOptions, without=("own", "tokenizer", *(option.name for option in own))))
-
-
-def export_options(name: str, chosen: Mapping[str, Any], tokenizer: Tokenizer | None = None) -> ExportOptions:
-    """Return the options for an exporter from one mapping of its own and the common options.
-
-    Raises:
-        ConfigError: (a ValueError) There is no such option, or a value cannot be used; the message lists the options.
-    """
-    whose, own = f"the exporter '{name}'", {option.name for option in exporters().options(name)}
-    values = checked(whose, exporter_options(name), chosen)
-    common = {key: value for key, value in values.items() if key not in own}
-    JsonExporterConfig(**{key: value for key, value in common.items() if key in ("weight_format", "pack_method")})  # refuses others
-    make = functools.partial(ExportOptions, own={key: values[key] for key in values if key in own}, tokenizer=tokenizer)
-    options: ExportOptions = called(whose, make, common)
-    exporter_of(name, options)  # the exporter refuses a bad value here, before any work
-    return options
 
 
 @contextmanager
@@ -96,18 +54,33 @@ def export_with(name: str, model: nn.Module, output_dir: str | Path, options: Ex
         UnknownNameError: No exporter has that name.
         OutputError: The directory is in use, or cannot be written.
         ConfigError: The model has not been quantized.
+        UnsupportedError: The layout cannot hold the model; the message names those that can. Or the model was quantized in FX graph mode,
+            and the exporter writes layers.
         PluginError: The exporter is broken.
     """
     options = options or ExportOptions()
     exporter = exporter_of(name, options)
     refuse_used_directory(Path(output_dir), overwrite=options.overwrite)
     content = content_of(as_model(model))
+    _refuse_graph(name, content.plan)
+    refuse_unstorable(name, exporter, content, content.model, options)
     with running("export", source=type(model).__name__, out=str(output_dir)) as events:
         events.phase("write")
         place = exporting(name, Path(output_dir), overwrite=options.overwrite)
         with place as directory, attributed(f"writing '{output_dir}'", origin("exporters", name)):
             exporter.export(content, directory, options)
         events.exported(Path(output_dir), name)
+
+
+def _refuse_graph(name: str, plan: object) -> None:
+    """Raise UnsupportedError if a model was quantized in FX graph mode and the exporter of that name writes layers."""
+    if isinstance(plan, QuantPlan) or "graphs" in exporters().get(name).capabilities:
+        return
+    able = [record.name for record in exporters() if "graphs" in record.capabilities]
+    raise UnsupportedError(
+        f"the exporter '{name}' writes layers, and this model was quantized in FX graph mode: use the exporter "
+        f"{' or '.join(able) or 'of another plugin'}, or torch.export.export"
+    )
 
 
 def export_safetensors(
@@ -174,6 +147,12 @@ class ModelExporter:
             kwargs: Arguments of older releases of AMD Quark; without effect.
         """
         json_config = self.config.json_export_config
+        if json_config.weight_merge_groups:
+            get_logger(__name__).warning(
+                "weight_merge_groups is without effect: to give one scale to weights that are quantized already, an export would have to "
+                "round them again. Set shared_scale_groups in the QConfig (--share-fused-scales), so that they are rounded to one from "
+                "the start."
+            )
         options = ExportOptions(
             weight_format=json_config.weight_format,
             pack_method=json_config.pack_method,
@@ -187,14 +166,45 @@ class ModelExporter:
     export_quark_model = export_safetensors_model
 
     def export_onnx_model(
-        self, model: nn.Module, input_args: Any, input_names: Iterable[str] = (), output_names: Iterable[str] = ()
+        self,
+        model: nn.Module,
+        input_args: Any = None,
+        input_names: Iterable[str] = (),
+        output_names: Iterable[str] = (),
+        verbose: bool = False,
+        opset_version: int | None = None,
+        do_constant_folding: bool = True,
+        operator_export_type: Any = None,
+        uint4_int4_flag: bool = False,
     ) -> None:
         """Write an ONNX file with the exporter that is registered as ``onnx``.
 
+        Args:
+            model: A quantized model.
+            input_args: Example inputs: a tensor, a tuple of arguments or a mapping of named ones. None is token ids, for transformers
+                models.
+            input_names: Names of the inputs, in order; empty takes those of the configuration, or of the model's forward.
+            output_names: Names of the outputs, likewise.
+            verbose: Whether torch prints what it does.
+            opset_version: Version of ONNX's operators; None takes that of the configuration, or the exporter's own.
+            do_constant_folding: Part of AMD Quark's public API; without effect: constants are always folded.
+            operator_export_type: Likewise: operators are ONNX's own, and functions made of them.
+            uint4_int4_flag: Likewise: codes of 4 bits are always stored in 4 bits.
+
         Raises:
             UnknownNameError: No installed plugin registers one.
+            UnsupportedError: The model cannot be traced, or a quantizer has no form in ONNX.
         """
-        export_with("onnx", model, self.export_dir)
+        configured = self.config.onnx_export_config or OnnxExporterConfig()
+        own = {
+            "input_names": tuple(input_names) or tuple(configured.input_names),
+            "output_names": tuple(output_names) or tuple(configured.output_names),
+            "verbose": verbose or configured.verbose,
+            "opset": opset_version or configured.opset_version,
+        }
+        own = {name: value for name, value in own.items() if value}
+        weight_format = self.config.json_export_config.weight_format
+        export_with("onnx", model, self.export_dir, ExportOptions(own=own, input_args=input_args, weight_format=weight_format))
 
     def export_gguf_model(self, model: nn.Module, tokenizer_path: str, model_type: str) -> None:
         """Write a GGUF file with the exporter that is registered as ``gguf``.

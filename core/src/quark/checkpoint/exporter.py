@@ -19,6 +19,7 @@ from quark.planning.decoder_blocks import Block
 __all__ = [
     "AnnouncesTensors",
     "BlockStream",
+    "ChecksModels",
     "EncodingStream",
     "ExportOptions",
     "Exporter",
@@ -52,6 +53,8 @@ class ExportOptions:
         own: Options specific to the exporter, by name: keyword arguments of its class.
         overwrite: Whether an earlier export in the same place is replaced when the new one is complete.
         tokenizer: Written beside the weights; anything with ``save_pretrained(directory)``. None copies the files beside the source model.
+        input_args: Example inputs for exporters that trace the model: a tensor, a tuple of arguments or a mapping of named ones. None is
+            token ids, for transformers models.
     """
 
     weight_format: str = "real_quantized"
@@ -63,6 +66,7 @@ class ExportOptions:
     own: Mapping[str, Any] = attrs.field(factory=dict)
     overwrite: bool = False
     tokenizer: Tokenizer | None = None
+    input_args: Any = None
 
 
 class Exporter(Protocol):
@@ -146,6 +150,23 @@ class AnnouncesTensors(Protocol):
             content: The content with the float model.
             skeleton: As of `StreamingExporter.stream`.
             options: As for `Exporter.export`.
+        """
+
+
+@runtime_checkable
+class ChecksModels(Protocol):
+    """An exporter that says before any work whether its layout can hold a model; `quark plan` shows what it says."""
+
+    def check(self, content: CheckpointContent, skeleton: nn.Module, options: ExportOptions) -> None:
+        """Check a model, without a look at weights.
+
+        Args:
+            content: The content with the float model, or with the quantized one.
+            skeleton: As of `StreamingExporter.stream`; or the quantized model.
+            options: As for `Exporter.export`.
+
+        Raises:
+            UnsupportedError: The layout cannot express this model or these options.
         """
 
 

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import attrs
 from torch import nn
 
 from quark.checkpoint.provenance import refuse_unreadable
 from quark.checkpoint.restorers import restorers_of
+from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
 from quark.config.slot import Slot
 from quark.hf.attention_switch import switch_attention
 from quark.hf.quark_loader import is_stored_beside_weight
 from quark.modules import counts_as
 from quark.modules.attention import PROBABILITIES, STORED_STATES
+from quark.modules.packed import Packed
 from quark.modules.packed_layers import PackedLayer, PackedScales
 from quark.modules.packed_quantizer import PackedQuantizer, ScalesOf, packed_scales
 from quark.planning.attention import AttentionRow, attention_rows
@@ -23,11 +25,22 @@ from quark.planning.mixtures import separate_experts
 from quark.planning.plan import QuantPlan, plan_rows, refuse_misfits
 from quark.planning.precedence import layer_config_for
 
-__all__ = ["pack_model"]
+__all__ = ["PackLayer", "pack_model"]
 
 
-def pack_model(model: nn.Module, quant_config: QConfig, pack_method: str = "reorder") -> QuantPlan:
-    """Replace every layer that the configuration quantizes by a `PackedLayer`, in place, and return the plan.
+PackLayer = Callable[[nn.Module, QLayerConfig, str], Packed]
+"""Returns the module that holds the stored tensors of a layer: of the float layer, its quantization, and its full name."""
+
+
+def pack_model(
+    model: nn.Module,
+    quant_config: QConfig,
+    pack_method: str = "reorder",
+    *,
+    pack_layer: PackLayer | None = None,
+    states_with_attention: bool = False,
+) -> QuantPlan:
+    """Replace every layer that the configuration quantizes by a `Packed` one, in place, and return the plan.
 
     Attention modules get quantizers, and restorers run for algorithms that run with the model.
 
@@ -35,6 +48,9 @@ def pack_model(model: nn.Module, quant_config: QConfig, pack_method: str = "reor
         model: A float model, with weights on any device; they are not used.
         quant_config: The configuration of the checkpoint.
         pack_method: Order of 4-bit codes in a word.
+        pack_layer: Makes the packed layers; None makes a `PackedLayer`, whose tensors are named and packed as number formats say.
+        states_with_attention: Whether scales of keys and values are stored with every attention module, as ``k_scale``, and not with the
+            projections where these are apart.
 
     Returns:
         The plan of the float model, as it was when the checkpoint was made.
@@ -63,8 +79,12 @@ def pack_model(model: nn.Module, quant_config: QConfig, pack_method: str = "reor
             # Attention quantizes this output and not the layer, though its scales are stored with the layer.
             own = attrs.evolve(config, output_tensors=None) if name in in_attention else config
             holds_values = quant_config.weight_format == "fake_quantized"
-            model.set_submodule(name, PackedLayer(layer, own, pack_method, name, holds_values, is_stored_beside_weight))
-    _map_attention(model, attentions, pack_method, eager=quant_config.softmax_quant_spec is not None)
+            if pack_layer is not None:
+                model.set_submodule(name, pack_layer(layer, own, name))
+            else:
+                model.set_submodule(name, PackedLayer(layer, own, pack_method, name, holds_values, is_stored_beside_weight))
+    stored = [attrs.evolve(row, fused=True) for row in attentions] if states_with_attention else attentions
+    _map_attention(model, stored, pack_method, eager=quant_config.softmax_quant_spec is not None)
     return QuantPlan(rows, quant_config, architecture, attentions=attentions)
 
 

@@ -236,6 +236,8 @@ def place(model: nn.Module, target_path: str, name: str, tensor: Tensor, path: P
         old = target._parameters.get(leaf) if leaf in target._parameters else target._buffers[leaf]
     except (AttributeError, KeyError):
         raise CheckpointError(f"'{path}' holds '{name}', for which the model has no place: the export is of another model") from None
+    if old is not None and old.numel() == tensor.numel() == 1:
+        tensor = tensor.reshape(old.shape)  # tools store one number in the shape [] or [1]
     if old is None or old.shape != tensor.shape:
         expected = "nothing" if old is None else list(old.shape)
         raise CheckpointError(

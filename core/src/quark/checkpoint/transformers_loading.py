@@ -17,7 +17,10 @@ from quark.hf.internals import source_of
 from quark.hf.unpacking import unpack_all
 from quark.plugins import exporters
 
-__all__ = ["register_layouts"]
+__all__ = ["is_read_here", "register_layouts"]
+
+_IMPORTS_QUARK = "quark"
+"""The method for which transformers has a quantizer that imports this package."""
 
 
 def register_layouts() -> list[str]:
@@ -38,6 +41,17 @@ def register_layouts() -> list[str]:
             register_quantizer(method)(_quantizer_class())
             registered.append(method)
     return registered
+
+
+def is_read_here(method: str) -> bool:
+    """Return whether ``from_pretrained`` calls the reader of a layout for checkpoints of that method, after `register_layouts`.
+
+    For other methods that it knows, transformers has readers of its own.
+    """
+    from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING
+
+    quantizer = AUTO_QUANTIZER_MAPPING.get(method)
+    return method == _IMPORTS_QUARK or (quantizer is not None and quantizer.__module__ == __name__)
 
 
 def _config_class(method: str) -> type[Any]:

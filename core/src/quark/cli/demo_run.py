@@ -28,6 +28,7 @@ from quark.planning.family import model_type_of
 from quark.planning.plan_row import PlanRow
 from quark.plugins import schemes
 from quark.runs import ModelQuantizer
+from quark.runs.run import plan_run
 from quark.templates import LLMTemplate
 from quark.testing import tiny
 from quark.torch import export_safetensors, import_model_from_safetensors
@@ -121,7 +122,7 @@ class Bench:
                 model = tiny.tiny_model(DTYPE)
                 config = LLMTemplate.get(str(model_type_of(model.config))).get_config(scheme=scheme, kv_cache_scheme=cache)
                 quantizer = ModelQuantizer(config)
-                layers = tuple(r for r in quantizer.plan(model).quantized if r.config is not None and r.config.weight is not None)
+                layers = tuple(r for r in plan_run(model, config).plan.quantized if r.config is not None and r.config.weight is not None)
                 planned = True
                 return self._carry_out(name, model, quantizer, layers, folder), layers
         except QuarkError as error:

@@ -25,7 +25,7 @@ def program() -> typer.Typer:
     # Imported here: importing typer takes longer than a whole listing, and listings do not need it.
     import typer
 
-    from quark.cli import check, demo, evaluate, new_plugin, plan, quantize, report
+    from quark.cli import check, demo, evaluate, inspect, new_plugin, plan, quantize, report
 
     app = typer.Typer(
         name="quark",
@@ -41,7 +41,7 @@ def program() -> typer.Typer:
     def options(version: bool = version) -> None:
         """Read the options of the program itself."""
 
-    for command in (quantize, plan, evaluate, report, demo, new_plugin, check, listing):
+    for command in (quantize, plan, evaluate, report, inspect, demo, new_plugin, check, listing):
         command.register(app)
     return app
 

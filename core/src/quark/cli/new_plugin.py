@@ -34,6 +34,7 @@ def new_plugin(
     layer_type: Annotated[bool, typer.Option("--layer-type", help=_SUMMARIES["layer_type"])] = False,
     dataset: Annotated[bool, typer.Option("--dataset", help=_SUMMARIES["dataset"])] = False,
     metric: Annotated[bool, typer.Option("--metric", help=_SUMMARIES["metric"])] = False,
+    graph_op: Annotated[bool, typer.Option("--graph-op", help=_SUMMARIES["graph_op"])] = False,
 ) -> None:
     """Write a distribution with a plugin of each chosen kind: typed code, conformance tests, a README, files for CI."""
     chosen = {
@@ -49,6 +50,7 @@ def new_plugin(
         "layer_type": layer_type,
         "dataset": dataset,
         "metric": metric,
+        "graph_op": graph_op,
     }
     out = new_distribution(name, [kind for kind, is_chosen in chosen.items() if is_chosen], directory)
     steps = [f"cd {out}", "pip install -e '.[test]'", "pytest"]

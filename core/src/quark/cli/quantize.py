@@ -29,7 +29,7 @@ __all__ = ["GROUPS", "TrustRemoteCode", "quantize", "register"]
 
 Output = Annotated[Path | None, typer.Argument(help="Directory to write; must not exist or be empty.")]
 Probe = Annotated[
-    bool, typer.Option("--probe/--no-probe", help="Measure this machine for a plan's estimate of the time, in less than two seconds.")
+    bool, typer.Option("--probe/--no-probe", help="Measure this machine for a plan's estimate of the time, in a few seconds.")
 ]
 TrustRemoteCode = Annotated[
     bool, typer.Option("--trust-remote-code", help="Run the code that comes with the checkpoint; without, one that needs it is refused.")

@@ -93,7 +93,7 @@ class QConfig:
         attention_post_rope: The same for the queries of quantized attention (``softmax_quant_spec``).
         shared_scale_groups: Groups of name suffixes that share one global scale.
         softmax_quant_spec: Of the attention probabilities.
-        quant_mode: Only eager mode is offered.
+        quant_mode: Whether layers are quantized (eager mode), or operators in the graph of a model (`quark.graph`).
         quant_flow: Part of AMD Quark's signature; every flow is the same pipeline.
         gpu_resident_blocks: Part of AMD Quark's signature; without effect.
         sync_moe_expert_input_amax: Experts share the range of their input.

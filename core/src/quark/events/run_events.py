@@ -179,7 +179,7 @@ class _Warnings(logging.Handler):
         self._events = events
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Tell of one record."""
+        """Pass one record on."""
         self._events.tell(Warned, message=record.getMessage(), level=record.levelname, logger=record.name)
 
 

@@ -1,9 +1,16 @@
 """Quantized modules."""
 
+from quark.modules.convolutions import (
+    QuantConv1d,
+    QuantConv2d,
+    QuantConv3d,
+    QuantConvTranspose1d,
+    QuantConvTranspose2d,
+    QuantConvTranspose3d,
+    QuantizedConvolution,
+)
 from quark.modules.layers import (
     QuantConv1D,
-    QuantConv2d,
-    QuantConvTranspose2d,
     QuantEmbedding,
     QuantEmbeddingBag,
     QuantizedLayer,
@@ -13,17 +20,23 @@ from quark.modules.layers import (
     linear_weight,
     quantized_class,
 )
-from quark.modules.quantizer_module import QuantizerModule
+from quark.modules.quantizer_module import QuantizerModule, RoundedParameter
 
 __all__ = [
     "QuantConv1D",
+    "QuantConv1d",
     "QuantConv2d",
+    "QuantConv3d",
+    "QuantConvTranspose1d",
     "QuantConvTranspose2d",
+    "QuantConvTranspose3d",
     "QuantEmbedding",
     "QuantEmbeddingBag",
     "QuantLinear",
+    "QuantizedConvolution",
     "QuantizedLayer",
     "QuantizerModule",
+    "RoundedParameter",
     "counts_as",
     "is_quantized",
     "linear_weight",

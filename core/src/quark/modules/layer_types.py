@@ -17,7 +17,12 @@ from quark.plugins import LayerTypeRecord, Registry, layer_types
 if TYPE_CHECKING:
     from quark.modules.layers import QuantizedLayer
 
-__all__ = ["LayerType", "is_lookup", "layer_type_of", "layer_type_of_class", "planned_names"]
+__all__ = ["LayerType", "is_by_name", "is_lookup", "layer_type_of", "layer_type_of_class", "planned_names"]
+
+_HARMLESS = {"__init__", "__module__", "__doc__", "__qualname__", "__annotations__", "__firstlineno__", "__static_attributes__"} | {
+    "__constants__", "__annotate_func__", "__annotations_cache__", "reset_parameters", "extra_repr", "__repr__"
+}  # fmt: skip
+"""What a subclass may define anew without computing something else."""
 
 
 @attrs.frozen(eq=False)
@@ -47,13 +52,28 @@ class LayerType:
 def layer_type_of(layer: nn.Module) -> LayerType | None:
     """Return the layer type of a float layer; None where the layer cannot be quantized.
 
-    It is the layer type registered for exactly the layer's class, or that of ``nn.Linear`` for a subclass that computes the same
-    (`quark.modules.linear_forms`).
+    It is the layer type registered for exactly the layer's class, or for the nearest class that it derives from and overrides nothing of.
+    A subclass of ``nn.Linear`` may override what it likes, as long as it computes the same (`quark.modules.linear_forms`).
     """
-    layer_type = layer_type_of_class(type(layer))
-    if layer_type is None and isinstance(layer, nn.Linear) and is_verbatim_linear(layer):
-        return layer_type_of_class(nn.Linear)
+    layer_type = layer_type_of_class(type(layer)) or _inherited(layer)
     return None if layer_type is None or layer_type.record.quantized is None else layer_type
+
+
+def _inherited(layer: nn.Module) -> LayerType | None:
+    """Return the layer type of the nearest registered base class of a layer that computes what that class does."""
+    for base in type(layer).__mro__[1:]:
+        layer_type = layer_type_of_class(base)
+        if layer_type is not None:
+            is_same = is_verbatim_linear(layer) if base is nn.Linear else _overrides_nothing(type(layer), base)
+            return layer_type if is_same else None
+    return None
+
+
+def _overrides_nothing(layer_class: type[nn.Module], base: type[nn.Module]) -> bool:
+    """Return whether a class computes with its base's own code and parameters."""
+    own = layer_class.__mro__[: layer_class.__mro__.index(base)]
+    names = {name for cls in own for name in vars(cls)} - _HARMLESS
+    return not any(hasattr(base, name) for name in names) and not names & {"weight", "bias"}
 
 
 def layer_type_of_class(layer_class: type[Any]) -> LayerType | None:
@@ -68,6 +88,12 @@ def is_lookup(layer_class: type[Any]) -> bool:
     """Return whether layers of that class take indices as input, as embeddings do."""
     layer_type = layer_type_of_class(layer_class)
     return layer_type is not None and layer_type.record.lookup
+
+
+def is_by_name(layer_class: type[Any]) -> bool:
+    """Return whether layers of that class are quantized only where a pattern or a type names them."""
+    layer_type = layer_type_of_class(layer_class)
+    return layer_type is not None and layer_type.record.by_name
 
 
 def planned_names() -> list[str]:

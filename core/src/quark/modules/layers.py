@@ -1,4 +1,7 @@
-"""Quantized layers: the float layer's own class, with its weight rounded and its inputs and outputs fake-quantized."""
+"""Quantized layers: the float layer's own class, with its weight rounded and its inputs and outputs fake-quantized.
+
+Convolutions are in `quark.modules.convolutions`.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,15 @@ from typing import Any, Self
 from torch import Tensor, nn
 
 from quark.config.layer import QLayerConfig, TensorSpec
-from quark.config.slot import PARAMETERS, Slot
+from quark.config.slot import ACTIVATIONS, PARAMETERS, Slot
 from quark.errors import ConfigError
+from quark.modules.layer_shape import LayerShape
 from quark.modules.layer_types import layer_type_of, layer_type_of_class
 from quark.modules.quantizer_module import QuantizerModule
+from quark.quantizers import TensorQuantizer, quantizer_for
 
 __all__ = [
     "QuantConv1D",
-    "QuantConv2d",
-    "QuantConvTranspose2d",
     "QuantEmbedding",
     "QuantEmbeddingBag",
     "QuantLinear",
@@ -28,15 +31,11 @@ __all__ = [
 ]
 
 
-def _quantizer(spec: TensorSpec | None, *, activation: bool) -> QuantizerModule | None:
-    return None if spec is None else QuantizerModule(spec, activation=activation)
-
-
 class QuantizedLayer(nn.Module):
     """Base of quantized layers, which derive from it and from their float class.
 
     ``weight`` and ``bias`` hold values on the grid of their quantizers, in the model's dtype, so that the float class's forward applies and
-    the codes can be recovered exactly.
+    the codes can be recovered exactly; a weight that is only stored may still be float (`QuantizerModule.is_deferred`).
 
     Attributes:
         layer_config: The spec of each tensor.
@@ -61,11 +60,29 @@ class QuantizedLayer(nn.Module):
         quantized.layer_config = config
         quantized.planned_as = counts_as(layer)
         has_bias = getattr(layer, "bias", None) is not None
-        quantized.weight_quantizer = _quantizer(config.weight, activation=False)
-        quantized.bias_quantizer = _quantizer(config.bias if has_bias else None, activation=False)
-        quantized.input_quantizer = _quantizer(config.input_tensors, activation=True)
-        quantized.output_quantizer = _quantizer(config.output_tensors, activation=True)
+        shape = LayerShape.of(layer)
+        for slot in (*PARAMETERS, *ACTIVATIONS):
+            spec = getattr(config, slot) if slot is not Slot.bias or has_bias else None
+            module = None
+            if spec is not None:
+                quantizer = cls.quantizer_of(slot, spec, shape)
+                module = QuantizerModule(spec, activation=slot.is_activation, quantizer=quantizer)
+            setattr(quantized, slot.quantizer_attribute, module)
         return quantized
+
+    @classmethod
+    def quantizer_of(cls, slot: Slot, spec: TensorSpec, shape: LayerShape) -> TensorQuantizer:
+        """Return the quantizer of one tensor of a layer.
+
+        A layer type whose channels lie elsewhere than a linear layer's, which has the output channels of a weight first, its input
+        channels last, and the features of activations last, gives quantizers that look through a view (`quark.quantizers.viewed`).
+
+        Args:
+            slot: The tensor.
+            spec: Its quantization.
+            shape: The shapes of the layer.
+        """
+        return quantizer_for(spec, activation=slot.is_activation)
 
     def other_state(self) -> dict[str, Tensor]:
         """Return parameters and persistent buffers by name, except weight, bias and quantizer buffers; they are never quantized."""
@@ -125,20 +142,12 @@ class QuantConv1D(QuantLinear):
         super()._load_from_state_dict(own, prefix, *args)
 
 
-class QuantConv2d(QuantizedLayer, nn.Conv2d):  # type: ignore[misc]
-    """A quantized ``nn.Conv2d``."""
-
-
-class QuantConvTranspose2d(QuantizedLayer, nn.ConvTranspose2d):  # type: ignore[misc]
-    """A quantized ``nn.ConvTranspose2d``; axis 0 of its weight is the input channels, as in torch."""
-
-
 class QuantEmbedding(QuantizedLayer, nn.Embedding):  # type: ignore[misc]
-    """A quantized ``nn.Embedding``; only its weight can be quantized, since its input is indices."""
+    """A quantized ``nn.Embedding``: channel 0 of its weight is the token. Its input is indices, which are not quantized."""
 
 
 class QuantEmbeddingBag(QuantizedLayer, nn.EmbeddingBag):  # type: ignore[misc]
-    """A quantized ``nn.EmbeddingBag``; only its weight can be quantized."""
+    """A quantized ``nn.EmbeddingBag``: channel 0 of its weight is the token. Its input is indices, which are not quantized."""
 
 
 def counts_as(layer: nn.Module) -> type[nn.Module] | None:
@@ -161,15 +170,18 @@ def quantized_class(layer: nn.Module) -> type[QuantizedLayer]:
 
 
 def is_transposed(layer: nn.Module) -> bool:
-    """Return whether the class of a float layer stores its weight as ``[in, out]``."""
-    layer_type = layer_type_of_class(type(layer))
+    """Return whether the class of a float layer stores its weight as ``[in, out / groups, …]``."""
+    layer_type = layer_type_of_class(type(layer)) or layer_type_of(layer)
     return layer_type is not None and layer_type.record.transposed
 
 
 def linear_weight(layer: nn.Module) -> Tensor:
-    """Return a view of a float layer's weight as its quantized class has it: ``[out, in]`` for a linear layer, however it is stored."""
+    """Return a view of a float layer's weight as its quantized class has it: ``[out, in]`` for a linear layer, however it is stored.
+
+    Weights of other ranks, those of convolutions, are as the float class has them.
+    """
     weight: Tensor = layer.weight  # type: ignore[assignment]
-    return weight.detach().t() if is_transposed(layer) else weight
+    return weight.detach().t() if weight.ndim == 2 and is_transposed(layer) else weight
 
 
 def is_quantized(module: nn.Module) -> bool:

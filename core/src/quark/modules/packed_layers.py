@@ -17,16 +17,17 @@ from torch import Tensor, nn
 from quark.config.layer import QLayerConfig, TensorSpec, levels
 from quark.config.slot import ACTIVATIONS, PARAMETERS, Slot
 from quark.errors import CheckpointError, ConfigError
+from quark.modules.layer_shape import LayerShape
 from quark.modules.layers import QuantizedLayer, linear_weight, quantized_class
 from quark.modules.packed import Packed
 from quark.modules.quantizer_module import QuantizerModule
 from quark.modules.stored_scales import refuse_bad_scales
 from quark.plugins.attribution import origin
-from quark.quantizers import cast_finite, quantizer_for
+from quark.quantizers import cast_finite
 from quark.quantizers.on_grid import LOSSY, codes_error
 from quark.quantizers.tensor_quantizer import TensorQuantizer
 
-__all__ = ["PackedLayer", "PackedScales", "packed_meta", "stored_tensors"]
+__all__ = ["PackedLayer", "PackedScales", "checked_codes", "packed_meta", "stored_tensors", "without_weights"]
 
 
 class PackedScales(nn.Module):
@@ -77,7 +78,7 @@ class PackedLayer(Packed):
         super().__init__()
         weight = linear_weight(layer)
         bias: Tensor | None = getattr(layer, "bias", None)
-        self._float = (_without_weights(layer),)  # in a tuple, so that its parameters are not this module's
+        self._float = (without_weights(layer),)  # in a tuple, so that its parameters are not this module's
         self.layer_config = config
         self.order = order
         self._name = name
@@ -86,13 +87,15 @@ class PackedLayer(Packed):
         self.weight_shape, self.dtype = tuple(weight.shape), weight.dtype
         self._bias_shape = () if bias is None else tuple(bias.shape)  # packed codes do not determine the number of elements
         self._flat: dict[str, tuple[Slot, str]] = {}
-        self._as_stored = quantized_class(layer).as_stored
+        kind = quantized_class(layer)
+        self._as_stored = kind.as_stored
+        self._quantizer_of, self._shapes = kind.quantizer_of, LayerShape.of(layer)
         self._register(Slot.weight, config.weight, weight)
         self._register(Slot.bias, config.bias, bias)
         for slot in ACTIVATIONS:
             spec = getattr(config, slot)
             if spec is not None:
-                self._register_scales(slot, spec, (1,))
+                self._register_scales(slot, spec)
         self._others = [n for n in (*layer._parameters, *layer._buffers) if n not in PARAMETERS]
         self._register_others(layer)
         self._ready: QuantizedLayer | None = None
@@ -113,7 +116,7 @@ class PackedLayer(Packed):
         if tensor is None:
             self.register_parameter(slot, None)
             return
-        packed = {} if spec is None else packed_meta(quantizer_for(spec, activation=False), tuple(tensor.shape), self.order)
+        packed = {} if spec is None else packed_meta(self._quantizer_of(slot, spec, self._shapes), tuple(tensor.shape), self.order)
         codes = packed.pop("", None)
         if codes is None or self._holds_values:
             stored = torch.empty_like(self._as_stored(tensor), device="meta")
@@ -123,10 +126,11 @@ class PackedLayer(Packed):
         if packed:
             self._store(slot, spec, packed)
 
-    def _register_scales(self, slot: Slot, spec: TensorSpec, shape: tuple[int, ...]) -> None:
-        quantizer = quantizer_for(spec, activation=True)
+    def _register_scales(self, slot: Slot, spec: TensorSpec) -> None:
+        quantizer = self._quantizer_of(slot, spec, self._shapes)
         if not (quantizer.is_dynamic or quantizer.is_float):
-            self._store(slot, spec, quantizer.pack_qparams(quantizer.empty_qparams(shape, "meta"), order=self.order))
+            empty = quantizer.empty_qparams(self._shapes.of_slot(slot), "meta")
+            self._store(slot, spec, quantizer.pack_qparams(empty, order=self.order))
 
     def _store(self, slot: Slot, spec: TensorSpec | None, scales: dict[str, Tensor]) -> None:
         inside = {suffix: t for suffix, t in scales.items() if not self._is_beside_weight(suffix)}
@@ -162,7 +166,7 @@ class PackedLayer(Packed):
         for slot in ACTIVATIONS:
             target, stored = getattr(quantized, slot.quantizer_attribute), self._stored(slot)
             if target is not None and stored:
-                qparams = target.quantizer.unpack_qparams(stored, (1,), order=self.order)
+                qparams = target.quantizer.unpack_qparams(stored, self._shapes.of_slot(slot), order=self.order)
                 refuse_bad_scales(qparams, f"the {slot.label} of '{self._name}'", activation=True)
                 target.set_qparams(qparams)
         for name in self._others:
@@ -204,7 +208,7 @@ class PackedLayer(Packed):
         return f"{type(self._float[0]).__name__}, weight {list(self.weight_shape)}"
 
 
-def _without_weights(layer: nn.Module) -> nn.Module:
+def without_weights(layer: nn.Module) -> nn.Module:
     """Return a shallow copy on the meta device: a packed layer must not keep the float weights of the model alive."""
     shell = copy.copy(layer)
     shell._parameters = {
@@ -229,14 +233,7 @@ def stored_tensors(name: str, module: QuantizerModule, values: Tensor, order: st
     """
     quantizer, qparams = module.quantizer, module.qparams
     assert qparams is not None
-    names = [level.dtype.name for level in levels(quantizer.spec)]
-    codes = module.codes_of(values.detach())
-    complaint = codes_error(quantizer, qparams, values.detach(), codes, order, is_rounded=not module.is_deferred)
-    if complaint is not None and complaint != LOSSY:
-        raise ConfigError(
-            f"'{name}' cannot be stored as {' → '.join(names)}: it {complaint}. It was changed after it was quantized, or by a broken "
-            "plugin: quantize the model again"
-        )
+    codes, complaint = _codes_and_complaint(name, module, values, order)
     tensors = quantizer.pack(codes, qparams, order=order)
     announced = packed_meta(quantizer, tuple(values.shape), order)
     if any(n in announced and (t.shape, t.dtype) != (announced[n].shape, announced[n].dtype) for n, t in tensors.items()):
@@ -244,6 +241,35 @@ def stored_tensors(name: str, module: QuantizerModule, values: Tensor, order: st
     if complaint is not None:
         raise origin("formats", quantizer.stored_level.format.name).error(f"{complaint} (at '{name}')")
     return tensors
+
+
+def checked_codes(name: str, module: QuantizerModule, values: Tensor) -> Tensor:
+    """Return the codes of a quantized tensor. A sample of them is checked.
+
+    Args:
+        name: Full name, for messages.
+        module: The quantizer, which has the scales.
+        values: Values on the quantizer's grid.
+
+    Raises:
+        ConfigError: The values are not on the grid, since they were changed after rounding.
+    """
+    return _codes_and_complaint(name, module, values, "reorder")[0]
+
+
+def _codes_and_complaint(name: str, module: QuantizerModule, values: Tensor, order: str) -> tuple[Tensor, str | None]:
+    """Return the codes of values on a grid, and what is wrong with how their format packs them; None where nothing is."""
+    quantizer, qparams = module.quantizer, module.qparams
+    assert qparams is not None
+    codes = module.codes_of(values.detach())
+    complaint = codes_error(quantizer, qparams, values.detach(), codes, order, is_rounded=not module.is_deferred)
+    if complaint is not None and complaint != LOSSY:
+        names = [level.dtype.name for level in levels(quantizer.spec)]
+        raise ConfigError(
+            f"'{name}' cannot be stored as {' → '.join(names)}: it {complaint}. It was changed after it was quantized, or by a broken "
+            "plugin: quantize the model again"
+        )
+    return codes, complaint
 
 
 def packed_meta(quantizer: TensorQuantizer, shape: tuple[int, ...], order: str) -> dict[str, Tensor]:

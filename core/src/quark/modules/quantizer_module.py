@@ -9,9 +9,10 @@ from torch import Tensor, nn
 
 from quark.config.layer import TensorSpec, levels
 from quark.errors import CalibrationError
-from quark.quantizers import QParams, quantizer_for
+from quark.modules.exported_quantizer import exported
+from quark.quantizers import QParams, TensorQuantizer, quantizer_for
 
-__all__ = ["QuantizerModule"]
+__all__ = ["QuantizerModule", "RoundedParameter"]
 
 _BUFFERS = ("scale", "zero_point", "outer_scale")
 
@@ -22,6 +23,7 @@ class QuantizerModule(nn.Module):
     Args:
         spec: The tensor's quantization.
         activation: Whether the tensor is an activation, which decides the channel axis.
+        quantizer: A quantizer of that spec that sees the tensor as its layer type says; None is that of the spec alone.
 
     Attributes:
         quantizer: The `quark.quantizers.TensorQuantizer` that does the arithmetic.
@@ -36,10 +38,10 @@ class QuantizerModule(nn.Module):
     zero_point: Tensor | None
     outer_scale: Tensor | None
 
-    def __init__(self, spec: TensorSpec, *, activation: bool) -> None:
+    def __init__(self, spec: TensorSpec, *, activation: bool, quantizer: TensorQuantizer | None = None) -> None:
         super().__init__()
         self.is_deferred = False
-        self.quantizer = quantizer_for(spec, activation=activation)
+        self.quantizer = quantizer_for(spec, activation=activation) if quantizer is None else quantizer
         for name in _BUFFERS:
             self.register_buffer(name, None)
 
@@ -66,19 +68,17 @@ class QuantizerModule(nn.Module):
 
         Gradients pass straight through: that of ``x`` is that of the result.
         """
-        with torch.no_grad():
-            values = self._fake_quantized(x)
-        return _StraightThrough.apply(x, values) if x.requires_grad and torch.is_grad_enabled() else values
-
-    def _fake_quantized(self, x: Tensor) -> Tensor:
-        if self.quantizer.is_dynamic or self.quantizer.is_float:
-            return self.quantizer.fake_quantize(x)
-        qparams = self.qparams
-        if qparams is None:
+        is_static = not (self.quantizer.is_dynamic or self.quantizer.is_float)
+        qparams = self.qparams if is_static else None
+        if is_static and qparams is None:
             raise CalibrationError(
                 f"a static {_formats(self.quantizer.spec)} quantizer has no scales yet: quantize the model with calibration data"
             )
-        return self.quantizer.fake_quantize(x, qparams)
+        if torch.compiler.is_exporting():
+            return exported(x, self.quantizer, qparams)
+        with torch.no_grad():
+            values = self.quantizer.fake_quantize(x, qparams)
+        return _StraightThrough.apply(x, values) if x.requires_grad and torch.is_grad_enabled() else values
 
     def extra_repr(self) -> str:
         """Return format, static or dynamic, and granularity, for ``repr``."""
@@ -95,6 +95,17 @@ class _StraightThrough(torch.autograd.Function):
     @staticmethod
     def backward(_: Any, gradient: Tensor) -> tuple[Tensor, None]:
         return gradient, None
+
+
+class RoundedParameter(QuantizerModule):
+    """The quantizer of a parameter that has the values of its grid already, so that there is nothing to do when it is called.
+
+    It is called in graphs, for what reads them, such as an exporter, which finds the scales here.
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return ``x``."""
+        return x
 
 
 def _formats(spec: TensorSpec) -> str:

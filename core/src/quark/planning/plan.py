@@ -13,8 +13,9 @@ from quark.config.layer import QLayerConfig, TensorSpec, levels
 from quark.config.model import QConfig
 from quark.config.slot import ACTIVATIONS, Slot
 from quark.errors import ConfigError
+from quark.modules.layer_shape import LayerShape
 from quark.modules.layer_types import layer_type_of
-from quark.modules.layers import is_quantized, linear_weight
+from quark.modules.layers import is_quantized
 from quark.names import folded
 from quark.planning.attention import (
     AttentionRow,
@@ -64,8 +65,8 @@ class QuantPlan:
 
     @property
     def excluded(self) -> tuple[str, ...]:
-        """Full names of the layers whose weight and input stay float, embeddings apart."""
-        return tuple(r.name for r in self.rows if (r.config is None or r.config.weight is None) and not r.is_lookup)
+        """Full names of the layers whose weight and input stay float, embeddings and others that are quantized by name apart."""
+        return tuple(r.name for r in self.rows if (r.config is None or r.config.weight is None) and not r.is_by_name)
 
     @property
     def calibrated(self) -> tuple[PlanRow | AttentionRow, ...]:
@@ -147,8 +148,16 @@ def _rows(modules: dict[str, nn.Module], config: QConfig, inside: str) -> Iterat
         weight: Any = module.weight
         owner = first_owner.setdefault(id(weight), name)
         resolved = layer_config_for(config, name, layer_type.planned_as, has_cache=name.startswith(inside))
-        shape, tied_to = tuple(linear_weight(module).shape), None if owner == name else owner
-        yield PlanRow(name, layer_type.planned_name, shape, resolved.config, resolved.reason, tied_to)
+        shape = LayerShape.of(module)
+        yield PlanRow(
+            name,
+            layer_type.planned_name,
+            shape.weight,
+            resolved.config,
+            resolved.reason,
+            tied_to=None if owner == name else owner,
+            groups=shape.groups,
+        )
 
 
 def refuse_misfits(rows: tuple[PlanRow, ...]) -> None:
@@ -171,7 +180,7 @@ def _misfits(rows: tuple[PlanRow, ...], scheme: str | None) -> Iterator[str]:
         slots: dict[str, list[str]] = {}
         for slot in Slot:
             spec = None if row.config is None else getattr(row.config, slot)
-            if spec is not None and (error := _shape_error(row, slot, spec)) is not None:
+            if spec is not None and (error := row.shape_error(slot, spec)) is not None:
                 slots.setdefault(error, []).append(slot)
         for error, failing in slots.items():
             rows_of.setdefault((tuple(failing), error), []).append(row)
@@ -189,17 +198,6 @@ def _fix(misfits: Sequence[PlanRow], scheme: str | None) -> str:
     return " ".join(fixes) or "Exclude these layers, or give them another scheme."
 
 
-def _shape_error(row: PlanRow, slot: Slot, spec: Any) -> str | None:
-    # Weights are [out, in, …]; of activations only the number of features is known before a run.
-    shapes = {
-        Slot.weight: row.shape,
-        Slot.input_tensors: (1, *row.shape[1:2]),
-        Slot.output_tensors: (1, *row.shape[:1]),
-        Slot.bias: row.shape[:1],
-    }
-    return quantizer_for(spec, activation=slot.is_activation).shape_error(shapes[slot])
-
-
 def _refuse_broken_plugins(rows: tuple[PlanRow, ...], attentions: Sequence[AttentionRow]) -> None:
     """Run the self-check of every planned format and observer; raises PluginError where one fails."""
     specs = [(getattr(r.config, slot), slot.is_activation) for r in rows if r.config is not None for slot in Slot]
@@ -211,7 +209,7 @@ def _refuse_broken_plugins(rows: tuple[PlanRow, ...], attentions: Sequence[Atten
 
 
 def _fits(row: PlanRow, layer: QLayerConfig) -> bool:
-    return all((spec := getattr(layer, slot)) is None or _shape_error(row, slot, spec) is None for slot in Slot)
+    return all((spec := getattr(layer, slot)) is None or row.shape_error(slot, spec) is None for slot in Slot)
 
 
 def _fitting_schemes(bad: Sequence[PlanRow]) -> list[str]:
@@ -238,9 +236,35 @@ def _notes(rows: tuple[PlanRow, ...], model: nn.Module, architecture: Architectu
         yield (
             f"{len(fused)} fused matrices of experts stay float: {folded(fused)}. They are excluded, or of a form that cannot be separated"
         )
+    yield from _notes_of_types(rows)
+    owners = {row.name: row for row in rows}
     for row in rows:
-        if row.tied_to is not None and row.config is not None and row.config.weight is not None:
-            yield (
-                f"'{row.name}' shares its weight with '{row.tied_to}' and will be quantized: it gets its own weight, '{row.tied_to}' stays "
-                "float. vLLM cannot load a quantized output head; exclude it unless that is intended"
-            )
+        if row.tied_to is not None and (row.has_quantized_weight or owners[row.tied_to].has_quantized_weight):
+            yield _untied(row, owners[row.tied_to])
+
+
+def _notes_of_types(rows: Sequence[PlanRow]) -> Iterator[str]:
+    """Yield what the axes of a spec mean in layers that are not linear."""
+    quantized = [row for row in rows if row.has_quantized_weight]
+    if kernels := [row.name for row in quantized if len(row.shape) > 2]:
+        yield (
+            f"of {len(kernels)} convolution(s), channel 0 of a weight is the output channels, also where it is transposed, and groups run "
+            f"along the input channels of a kernel position; channel 1 of activations is the channels: {folded(kernels)}"
+        )
+    if lookups := [row.name for row in quantized if row.is_lookup]:
+        yield (
+            f"of {len(lookups)} embedding(s), channel 0 of a weight is the token; their inputs are indices, which are not quantized: "
+            f"{folded(lookups)}"
+        )
+
+
+def _untied(row: PlanRow, owner: PlanRow) -> str:
+    """Return the note that a layer and the owner of its weight are no longer tied, since at least one of them is quantized."""
+    if not row.has_quantized_weight:
+        return f"'{owner.name}' will be quantized and '{row.name}', which shares its weight, stays float: each gets its own weight"
+    if owner.has_quantized_weight:
+        return f"'{row.name}' shares its weight with '{owner.name}' and both will be quantized: each gets its own codes, and its own weight"
+    return (
+        f"'{row.name}' shares its weight with '{owner.name}' and will be quantized: it gets its own weight, '{owner.name}' stays "
+        "float. vLLM cannot load a quantized output head; exclude it unless that is intended"
+    )

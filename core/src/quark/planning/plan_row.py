@@ -7,8 +7,12 @@ from functools import lru_cache
 import attrs
 from torch import nn
 
-from quark.config.layer import QLayerConfig
+from quark.config.layer import QLayerConfig, TensorSpec
+from quark.config.slot import Slot
+from quark.modules.layer_shape import LayerShape
+from quark.modules.layers import QuantizedLayer
 from quark.plugins import LayerTypeRecord, Registry, layer_types
+from quark.quantizers import TensorQuantizer, quantizer_for
 
 __all__ = ["PlanRow"]
 
@@ -20,11 +24,12 @@ class PlanRow:
     Attributes:
         name: Full module name.
         layer_type: Name of the registered layer type as which the layer is planned: ``"linear"`` for all linear layers.
-        shape: Shape of the weight; ``[out, in]`` for a linear layer, however it is stored.
+        shape: Shape of the weight with its output channels first, however it is stored; see `LayerShape`.
         config: How the layer is quantized; None where it stays float.
         reason: The rule that decided this.
         algorithm: Name of the algorithm that chooses the weight's codes; None where they are rounded to nearest.
         tied_to: Full name of the module whose parameter this one shares; None where it shares none.
+        groups: Of a convolution.
     """
 
     name: str
@@ -34,6 +39,7 @@ class PlanRow:
     reason: str
     tied_to: str | None = None
     algorithm: str | None = None
+    groups: int = 1
 
     @property
     def is_linear(self) -> bool:
@@ -42,9 +48,36 @@ class PlanRow:
         return _is_linear(registry, registry.revision, self.layer_type)
 
     @property
+    def has_quantized_weight(self) -> bool:
+        """Whether the weight is quantized."""
+        return self.config is not None and self.config.weight is not None
+
+    @property
     def is_lookup(self) -> bool:
         """Whether the layer's input is indices, as an embedding's is."""
         return layer_types().get(self.layer_type).lookup
+
+    @property
+    def is_by_name(self) -> bool:
+        """Whether the layer is quantized only where a pattern or a type names it: a configuration need not exclude it."""
+        return layer_types().get(self.layer_type).by_name
+
+    @property
+    def shapes(self) -> LayerShape:
+        """The shapes of the layer's tensors."""
+        record = layer_types().get(self.layer_type)
+        return LayerShape(self.shape, self.groups, record.transposed, record.lookup)
+
+    def quantizer(self, slot: Slot, spec: TensorSpec) -> TensorQuantizer:
+        """Return the quantizer of one of its tensors for some spec, as its layer type gives it."""
+        if self.is_linear:
+            return quantizer_for(spec, activation=slot.is_activation)
+        quantized: type[QuantizedLayer] = layer_types().load_quantized(self.layer_type)
+        return quantized.quantizer_of(slot, spec, self.shapes)
+
+    def shape_error(self, slot: Slot, spec: TensorSpec) -> str | None:
+        """Return why one of its tensors cannot be quantized by some spec; None where it can."""
+        return self.quantizer(slot, spec).shape_error(self.shapes.of_slot(slot))
 
     @property
     def quantized_to(self) -> QLayerConfig:

@@ -8,6 +8,7 @@ from quark.config.describe import describe_activation, describe_layer
 from quark.modules.attention import KEY, QUERY, VALUE
 from quark.names import fold_names, without_numbers
 from quark.planning.plan import QuantPlan
+from quark.planning.plan_row import PlanRow
 
 __all__ = ["plan_lines", "warning_lines"]
 
@@ -32,17 +33,20 @@ def _rule_lines(plan: QuantPlan) -> Iterator[str]:
         yield f"  {field} matches: {', '.join(f'{rule.rule} {rule.layers}' for rule in rules[:_MOST_RULES])}{more}"
 
 
+def _shape(row: PlanRow) -> str:
+    """Return the shape of a weight with its output channels first, and the type and groups of a layer that is not linear."""
+    shape = "×".join(map(str, row.shape))
+    groups = f" in {row.groups} groups" if row.groups > 1 else ""
+    return shape if row.is_linear else f"{row.layer_type} {shape}{groups}"
+
+
 def plan_lines(plan: QuantPlan) -> list[str]:
     """Return the plan as aligned lines of text."""
-    grouped: dict[tuple[str, str, str, tuple[int, ...]], list[str]] = {}
+    grouped: dict[tuple[str, str, str, str], list[str]] = {}
     for row in plan.rows:
         what = describe_layer(row.config) + (f", by {row.algorithm}" if row.algorithm else "")
-        grouped.setdefault((without_numbers(row.name), what, row.reason, row.shape), []).append(row.name)
-    table = [
-        (pattern, "×".join(map(str, shape)), what, reason)
-        for (_, what, reason, shape), names in grouped.items()
-        for pattern in fold_names(names)
-    ]
+        grouped.setdefault((without_numbers(row.name), what, row.reason, _shape(row)), []).append(row.name)
+    table = [(pattern, shape, what, reason) for (_, what, reason, shape), names in grouped.items() for pattern in fold_names(names)]
     widths = [max((len(line[i]) for line in table), default=0) for i in range(3)]
     lines = [f"  {n:<{widths[0]}}  {s:<{widths[1]}}  {w:<{widths[2]}}  ({r})" for n, s, w, r in table]
     weights = sum(1 for r in plan.quantized if r.config is not None and r.config.weight is not None)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
 import attrs
 from torch import nn
 
 from quark.config.layer import QLayerConfig
 from quark.config.model import QConfig
-from quark.modules.layer_types import is_lookup
+from quark.modules.layer_types import is_by_name, is_lookup
 from quark.names import matches
 
-__all__ = ["Resolution", "first_match", "layer_config_for"]
+__all__ = ["Resolution", "first_match", "layer_config_for", "resolution"]
 
 
 @attrs.frozen
@@ -30,8 +32,8 @@ def layer_config_for(config: QConfig, name: str, planned_as: type[nn.Module], ha
     """Return the quantization of the layer ``name`` and the rule that decided it.
 
     Precedence: ``exclude``, then ``layer_quant_config`` (first matching pattern), then ``layer_type_quant_config`` (exact type), then
-    ``global_quant_config``, which never applies to embeddings. A match in ``kv_cache_quant_config`` adds its output quantization to the
-    result, even to an excluded layer.
+    ``global_quant_config``, which never applies to embeddings and other types that are quantized by name. A match in
+    ``kv_cache_quant_config`` adds its output quantization to the result, even to an excluded layer.
 
     Args:
         config: Of the whole model.
@@ -42,8 +44,9 @@ def layer_config_for(config: QConfig, name: str, planned_as: type[nn.Module], ha
     """
     base = _without_cache(config, name, planned_as)
     if is_lookup(planned_as) and base.config is not None:
-        # The input is indices, which cannot be quantized: only the weight of a scheme for linear layers applies.
-        return Resolution(_or_float(QLayerConfig(weight=base.config.weight)), base.reason)
+        # The input is indices, which cannot be quantized, and there is no bias: what else a scheme for linear layers says applies.
+        own = QLayerConfig(weight=base.config.weight, output_tensors=base.config.output_tensors)
+        return Resolution(_or_float(own), base.reason)
     pattern = first_match(name, config.kv_cache_quant_config)
     output = config.kv_cache_quant_config[pattern].output_tensors if pattern is not None else None
     if pattern is None or output is None:
@@ -58,15 +61,40 @@ def layer_config_for(config: QConfig, name: str, planned_as: type[nn.Module], ha
 
 
 def _without_cache(config: QConfig, name: str, planned_as: type[nn.Module]) -> Resolution:
-    if (pattern := first_match(name, config.exclude)) is not None:
+    def is_type(key: type | str) -> bool:
+        return key is planned_as or key == planned_as.__name__
+
+    unless_named = ""
+    if is_by_name(planned_as):
+        unless_named = "embeddings stay float unless named" if is_lookup(planned_as) else f"{planned_as.__name__} stays float unless named"
+    return resolution(config, (name,), is_type, planned_as.__name__, unless_named)
+
+
+def resolution(
+    config: QConfig, names: Sequence[str], is_type: Callable[[type | str], bool], type_name: str, unless_named: str = ""
+) -> Resolution:
+    """Return the quantization of a layer, or an operator of a graph, by the rules that do not concern the KV cache.
+
+    Args:
+        config: Of the whole model.
+        names: The full name, and others by which patterns may name it.
+        is_type: Whether a key of ``layer_type_quant_config`` is its type.
+        type_name: Its type, for the reason.
+        unless_named: Why the global configuration does not apply to it; empty where it does.
+    """
+
+    def match(patterns: object) -> str | None:
+        return next((pattern for name in names if (pattern := first_match(name, patterns)) is not None), None)
+
+    if (pattern := match(config.exclude)) is not None:
         return Resolution(None, f"excluded: {pattern}")
-    if (pattern := first_match(name, config.layer_quant_config)) is not None:
+    if (pattern := match(config.layer_quant_config)) is not None:
         return Resolution(_or_float(config.layer_quant_config[pattern]), f"pattern: {pattern}")
     for key, layer in config.layer_type_quant_config.items():
-        if key is planned_as or key == planned_as.__name__:
-            return Resolution(_or_float(layer), f"type: {planned_as.__name__}")
-    if is_lookup(planned_as):
-        return Resolution(None, "embeddings stay float unless named")
+        if is_type(key):
+            return Resolution(_or_float(layer), f"type: {type_name}")
+    if unless_named:
+        return Resolution(None, unless_named)
     return Resolution(_or_float(config.global_quant_config), "global")
 
 

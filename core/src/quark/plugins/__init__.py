@@ -15,6 +15,7 @@ from quark.plugins.catalog import Catalog, emit, is_heard, listening, using
 from quark.plugins.catalog import catalog as _catalog
 from quark.plugins.discovery import Source
 from quark.plugins.failures import PluginFailure, PluginWarning
+from quark.plugins.graph_op_record import GraphOpRecord
 from quark.plugins.hookspecs import QuarkHooks, hookimpl
 from quark.plugins.options import Option
 from quark.plugins.records import (
@@ -35,6 +36,7 @@ from quark.plugins.registries import (
     DatasetRegistry,
     ExporterRegistry,
     FormatRegistry,
+    GraphOpRegistry,
     LayerTypeRegistry,
     MetricRegistry,
     ObserverRegistry,
@@ -76,6 +78,8 @@ __all__ = [
     "ExporterRegistry",
     "FormatRecord",
     "FormatRegistry",
+    "GraphOpRecord",
+    "GraphOpRegistry",
     "LayerTypeRecord",
     "LayerTypeRegistry",
     "LazyRef",
@@ -110,6 +114,7 @@ __all__ = [
     "emit",
     "exporters",
     "formats",
+    "graph_ops",
     "hookimpl",
     "is_heard",
     "layer_types",
@@ -171,6 +176,11 @@ def datasets() -> DatasetRegistry:
 def metrics() -> MetricRegistry:
     """Return all metrics."""
     return _catalog().metrics
+
+
+def graph_ops() -> GraphOpRegistry:
+    """Return all operators that FX graph mode quantizes."""
+    return _catalog().graph_ops
 
 
 def documented_object(name: str) -> Any:

@@ -16,7 +16,9 @@ __all__ = ["CAPABILITIES", "unknown_capability"]
 CAPABILITIES: Mapping[str, str] = MappingProxyType(
     {
         "calibration": "algorithms: it measures the inputs of layers, so a run needs calibration data",
+        "graphs": "exporters: it writes models quantized in FX graph mode, which have operators in the place of layers",
         "resumable": "exporters: a run that was killed goes on from the decoder blocks that it has written",
+        "rounds_scales": "exporters: it stores scales in another form than that in which they were found, which rounds some of them",
         "streaming": "exporters: it writes one decoder block at a time, so the model need not fit in memory",
         "tokenizer_inside": "exporters: it writes the tokenizer into its own file, and not beside the weights",
         "zero_point": "formats: it has zero points, so a range may be asymmetric",

@@ -21,6 +21,7 @@ from quark.plugins.registries import (
     DatasetRegistry,
     ExporterRegistry,
     FormatRegistry,
+    GraphOpRegistry,
     LayerTypeRegistry,
     MetricRegistry,
     ObserverRegistry,
@@ -64,6 +65,7 @@ class Catalog:
         self.layer_types = LayerTypeRegistry(*self._view("layer_types"))
         self.datasets = DatasetRegistry(*self._view("datasets"))
         self.metrics = MetricRegistry(*self._view("metrics"))
+        self.graph_ops = GraphOpRegistry(*self._view("graph_ops"))
         self.registries: dict[str, Registry[Any]] = {kind.plural: getattr(self, kind.plural) for kind in KINDS}
         self.exports = Exports(self.registries, self.failures, self.missing)
         self._collection.add_plugin(core_plugin, Source(CORE, VERSION, core_plugin.__name__, "core"))

@@ -1,13 +1,15 @@
-"""What quark-core registers: layer types of torch and transformers, sources of text, metrics. Nothing heavy is imported."""
+"""What quark-core registers: layer types, operators of graphs, sources of text, metrics. Nothing heavy is imported."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from quark.plugins.graph_op_record import GraphOpRecord
+from quark.plugins.graph_ops import operators_of_torch
 from quark.plugins.hookspecs import hookimpl
 from quark.plugins.records import DatasetRecord, LayerTypeRecord, MetricRecord
 
-__all__ = ["quark_register_datasets", "quark_register_layer_types", "quark_register_metrics"]
+__all__ = ["quark_register_datasets", "quark_register_graph_ops", "quark_register_layer_types", "quark_register_metrics"]
 
 
 @hookimpl
@@ -15,15 +17,21 @@ def quark_register_layer_types() -> Iterator[LayerTypeRecord]:
     """Yield the layer types of torch, and of transformers where it has a linear layer of its own."""
     yield _of_torch("linear", "Linear")
     yield LayerTypeRecord(
-        name="conv1d",
+        name="transformers_conv1d",
         layer="transformers.pytorch_utils:Conv1D",
         quantized="quark.modules.layers:QuantConv1D",
         planned_as="linear",
         transposed=True,
         summary="the linear layer of GPT-2: x @ weight + bias",
     )
-    yield _of_torch("conv2d", "Conv2d")
-    yield _of_torch("conv_transpose2d", "ConvTranspose2d")
+    # AMD Quark's global configuration reaches those of two dimensions. Those of one are depthwise in language models, and no runtime
+    # has quantized ones; those of three embed patches.
+    yield _convolution("conv1d", "Conv1d", by_name=True)
+    yield _convolution("conv2d", "Conv2d")
+    yield _convolution("conv3d", "Conv3d", by_name=True)
+    yield _convolution("conv_transpose1d", "ConvTranspose1d", transposed=True, by_name=True)
+    yield _convolution("conv_transpose2d", "ConvTranspose2d", transposed=True)
+    yield _convolution("conv_transpose3d", "ConvTranspose3d", transposed=True, by_name=True)
     yield _of_torch("embedding", "Embedding", lookup=True)
     yield _of_torch("embedding_bag", "EmbeddingBag", lookup=True)
     yield LayerTypeRecord(
@@ -59,6 +67,12 @@ def quark_register_metrics() -> Iterator[MetricRecord]:
     )
 
 
+@hookimpl
+def quark_register_graph_ops() -> Iterator[GraphOpRecord]:
+    """Yield the operators of torch that FX graph mode quantizes."""
+    yield from operators_of_torch()
+
+
 def _files(name: str, suffixes: tuple[str, ...], summary: str) -> DatasetRecord:
     module = "quark.data.files"
     return DatasetRecord(name=name, samples=f"{module}:{name}", example=f"{module}:write_{name}", suffixes=suffixes, summary=summary)
@@ -71,3 +85,14 @@ def _online(name: str, summary: str) -> DatasetRecord:
 def _of_torch(name: str, layer: str, *, lookup: bool = False) -> LayerTypeRecord:
     quantized = f"quark.modules.layers:Quant{layer}"
     return LayerTypeRecord(name=name, layer=f"torch.nn:{layer}", quantized=quantized, lookup=lookup, summary=f"torch.nn.{layer}")
+
+
+def _convolution(name: str, layer: str, *, transposed: bool = False, by_name: bool = False) -> LayerTypeRecord:
+    return LayerTypeRecord(
+        name=name,
+        layer=f"torch.nn:{layer}",
+        quantized=f"quark.modules.convolutions:Quant{layer}",
+        transposed=transposed,
+        by_name=by_name,
+        summary=f"torch.nn.{layer}",
+    )

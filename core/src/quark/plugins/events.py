@@ -140,7 +140,8 @@ class BlockFinished(Event):
             works on.
         seconds: How long it took.
         seconds_left: How long the other blocks will take at the rate so far; None as long as that is not known.
-        phases: Seconds by phase, as of `PhaseStarted`; of the first block also those of the forwards until they reach it.
+        phases: Seconds by phase, as of `PhaseStarted`, as the report of the run has them: since the figures of the block before were taken,
+            which is before that is written; of the first block also those of the forwards until they reach it.
         figures: What is known of it: ``bytes`` of its float tensors, ``layers`` that were quantized, ``snr_db``, the median of the
             signal-to-noise ratios of their weights, and the layer with the lowest, ``worst`` and ``worst_snr_db``.
     """

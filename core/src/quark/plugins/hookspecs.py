@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 
 import pluggy
 
+from quark.plugins.graph_op_record import GraphOpRecord
 from quark.plugins.records import (
     AlgorithmRecord,
     DatasetRecord,
@@ -200,7 +201,8 @@ class QuarkHooks:
         Each record points at a class with the protocol `quark.checkpoint.Exporter` that writes the layout; keyword arguments of the class
         are the exporter's options (``--exporter-option level=9``). ``reader`` names a class with the protocol
         `quark.checkpoint.LayoutReader`, ``dequantizer`` one with the protocol `quark.checkpoint.Dequantizer`, by which a checkpoint of the
-        layout can be the source of a run, and ``quant_methods`` the checkpoints that both are for.
+        layout can be the source of a run, and ``quant_methods`` the checkpoints that both are for. ``inspector`` names a class with the
+        protocol `quark.checkpoint.inspection.Inspector`, which says what runtimes make of a checkpoint (``quark inspect``).
 
         Example::
 
@@ -318,6 +320,22 @@ class QuarkHooks:
             # acme_quant/margin.py
             def margin(log_q, targets, log_p=None):
                 return log_q.amax(-1)
+        """
+
+    @hookspec
+    def quark_register_graph_ops(self) -> Iterable[GraphOpRecord]:  # type: ignore[empty-body]
+        """Return the operators of a plugin that FX graph mode quantizes. Core registers those of torch through this hook too.
+
+        Each record names an operator as torch's schemas do, and which of its arguments are activations, weight and bias.
+
+        Example::
+
+            # acme_quant/plugin.py
+            from quark.plugins import GraphOpRecord, hookimpl
+
+            @hookimpl
+            def quark_register_graph_ops():
+                yield GraphOpRecord(name="acme_mish", summary="x · tanh(softplus(x))", operators=("aten::mish",), modules=("Mish",))
         """
 
     @hookspec

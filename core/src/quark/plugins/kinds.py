@@ -5,6 +5,7 @@ from __future__ import annotations
 import attrs
 
 from quark.plugins.discovery import CORE
+from quark.plugins.graph_op_record import GraphOpRecord
 from quark.plugins.records import (
     AlgorithmRecord,
     DatasetRecord,
@@ -55,6 +56,7 @@ KINDS = (
     Kind("layer type", "layer_types", LayerTypeRecord, CORE),
     Kind("dataset", "datasets", DatasetRecord, CORE),
     Kind("metric", "metrics", MetricRecord, CORE),
+    Kind("graph op", "graph_ops", GraphOpRecord, CORE),
 )
 BUILT_IN = tuple(dict.fromkeys(kind.distribution for kind in KINDS if kind.distribution != CORE))
 """Distributions that a complete installation has beside the core."""

@@ -226,13 +226,16 @@ class ExporterRecord(Record):
         reader: Reference to a class with the protocol `quark.checkpoint.LayoutReader`; None where nothing here loads what it writes.
         dequantizer: Reference to a class with the protocol `quark.checkpoint.Dequantizer`; None where a checkpoint of this layout cannot
             be quantized anew.
+        inspector: Reference to a class with the protocol `quark.checkpoint.inspection.Inspector`, which says what runtimes make of a
+            checkpoint of this layout; None where nobody has written down their rules. It needs a reader.
         quant_methods: Values of ``quant_method`` in checkpoints of this layout.
         marks: Further keys of ``quantization_config`` with the values that they have in checkpoints of this layout.
         files: Patterns (``fnmatch``) of file names that the exporter writes beside ``config.json`` and safetensors files. With
             ``overwrite`` an earlier export is replaced only if nothing else lies in its directory.
 
     Raises:
-        ValueError: As `Record` does; or there is a reader or a dequantizer and no quant_methods, or none of the three classes.
+        ValueError: As `Record` does; or there is a reader or a dequantizer and no quant_methods, an inspector and no reader, or no class
+            that writes or reads.
     """
 
     exporter: Reference | None = attrs.field(
@@ -242,6 +245,7 @@ class ExporterRecord(Record):
         default=None, converter=as_optional_reference, metadata=function_reference("configuration", "prepare", "place_of")
     )
     dequantizer: Reference | None = attrs.field(default=None, converter=as_optional_reference, metadata=function_reference("float_tensors"))
+    inspector: Reference | None = attrs.field(default=None, converter=as_optional_reference, metadata=function_reference("support"))
     quant_methods: tuple[str, ...] = attrs.field(default=(), converter=as_strings)
     marks: Mapping[str, str] = attrs.field(factory=dict, converter=as_marks, hash=False)
     files: tuple[str, ...] = attrs.field(default=(), converter=as_strings)
@@ -249,6 +253,8 @@ class ExporterRecord(Record):
     def __attrs_post_init__(self) -> None:
         if self.exporter is None and self.reader is None and self.dequantizer is None:
             raise ValueError(f"the layout '{self.name}' has neither exporter nor reader nor dequantizer: name one of them")
+        if self.inspector is not None and self.reader is None:
+            raise ValueError(f"the layout '{self.name}' has an inspector, which gets what a reader makes: name a reader too")
         if (self.reader is not None or self.dequantizer is not None) and not self.quant_methods:
             raise ValueError("a layout with a reader or a dequantizer says in quant_methods which checkpoints it reads")
 
@@ -261,8 +267,8 @@ class ExporterRecord(Record):
 class LayerTypeRecord(Record):
     """A class of float layers, and the class that they become when they are quantized.
 
-    The class is matched exactly, since a subclass may compute something else. Its module is never imported for that: a layer of the class
-    can only be there if somebody has imported it.
+    The class is matched exactly, or by a subclass that overrides nothing, since any other may compute something else. Its module is never
+    imported for that: a layer of the class can only be there if somebody has imported it.
 
     Attributes:
         layer: Reference to the float class, a ``torch.nn.Module`` with a parameter ``weight``, and perhaps ``bias``.
@@ -270,8 +276,10 @@ class LayerTypeRecord(Record):
             ``torch.nn.Linear`` that compute the same.
         planned_as: Name of the layer type by which configurations, plans and algorithms know such layers; None is their own. A layer that
             is planned as ``"linear"`` is rounded by whatever rounds linear layers.
-        transposed: Whether the float class keeps its weight ``[in, out]``; channels, groups and scales are those of ``[out, in]``.
-        lookup: Whether its input is indices. Such layers are quantized only where a pattern or a type names them, and only their weight.
+        transposed: Whether the float class keeps its weight ``[in, out / groups, …]``, input channels first, where ``groups`` is an
+            attribute of the layer or 1; channels, groups and scales are those of ``[out, in / groups, …]``.
+        lookup: Whether its input is indices, which are not quantized; ``by_name`` is then implied.
+        by_name: Whether such layers are quantized only where a pattern or a type names them, and not by a global configuration.
     """
 
     layer: Reference = attrs.field(converter=as_reference, metadata=class_reference("torch.nn:Module"))
@@ -281,6 +289,12 @@ class LayerTypeRecord(Record):
     planned_as: str | None = attrs.field(default=None, validator=attrs.validators.optional(check_name))
     transposed: bool = False
     lookup: bool = False
+    by_name: bool = attrs.field(default=attrs.Factory(lambda self: self.lookup, takes_self=True))
+
+    @by_name.validator
+    def _check_by_name(self, _: Any, by_name: bool) -> None:
+        if self.lookup and not by_name:
+            raise ValueError(f"'{self.name}' takes indices (lookup), and such layers are quantized only by name: leave by_name out")
 
 
 @attrs.frozen(kw_only=True)

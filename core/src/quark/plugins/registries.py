@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from quark.errors import AmbiguousNameError
+from quark.plugins.graph_op_record import GraphOpRecord
 from quark.plugins.records import (
     AlgorithmRecord,
     DatasetRecord,
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
 
     from quark.algorithms import Rounding, Transform
     from quark.checkpoint import Exporter, LayoutReader
+    from quark.checkpoint.inspection import Inspector
     from quark.checkpoint.restorers import Restorer
     from quark.config.algorithm import AlgoConfig
     from quark.config.architecture import Architecture
@@ -45,6 +47,7 @@ __all__ = [
     "DatasetRegistry",
     "ExporterRegistry",
     "FormatRegistry",
+    "GraphOpRegistry",
     "LayerTypeRegistry",
     "MetricRegistry",
     "ObserverRegistry",
@@ -141,6 +144,11 @@ class ExporterRegistry(Registry[ExporterRecord]):
         dequantizer: Callable[[], Dequantizer] = self._load(name, "dequantizer")
         return dequantizer
 
+    def load_inspector(self, name: str) -> Callable[[], Inspector]:
+        """Return the class, or function, that makes the inspector of checkpoints of the layout."""
+        inspector: Callable[[], Inspector] = self._load(name, "inspector")
+        return inspector
+
     def fitting(self, block: Mapping[str, Any]) -> list[str]:
         """Return the names of the layouts that fit a ``quantization_config``; of several, those with the most marks."""
         fitting = {name: record for name in self.names() if (record := self.get(name)).fits(block)}
@@ -217,3 +225,12 @@ class MetricRegistry(Registry[MetricRecord]):
         """Return the function that gives a value for each token."""
         metric: Callable[[Tensor, Tensor, Tensor | None], Tensor] = self._load(name, "metric")
         return metric
+
+
+class GraphOpRegistry(Registry[GraphOpRecord]):
+    """Operators of FX graph mode by name."""
+
+    def load_example(self, name: str) -> Callable[[str], tuple[nn.Module, tuple[object, ...]]]:
+        """Return the function that gives, for the name of an operator, a module with it and arguments of the module."""
+        example: Callable[[str], tuple[nn.Module, tuple[object, ...]]] = self._load(name, "example")
+        return example

@@ -11,12 +11,15 @@ from quark.quantizers.qparams import QParams
 from quark.quantizers.rounded_grid import RoundedGrid
 from quark.quantizers.single_level import TILE_ELEMENTS
 from quark.quantizers.tensor_quantizer import TensorQuantizer
+from quark.quantizers.viewed import ChannelsLast, KernelMatrix, TensorView, ViewedQuantizer, output_first_shape, viewed
 from quark.quantizers.weight_grid import GroupScales, WeightGrid
 
 __all__ = [
     "TILE_ELEMENTS",
+    "ChannelsLast",
     "Granularity",
     "GroupScales",
+    "KernelMatrix",
     "MultiLevelQuantizer",
     "NumberFormat",
     "Observer",
@@ -30,6 +33,8 @@ __all__ = [
     "RoundedGrid",
     "Spacing",
     "TensorQuantizer",
+    "TensorView",
+    "ViewedQuantizer",
     "WeightGrid",
     "canonicalize",
     "cast_finite",
@@ -38,6 +43,8 @@ __all__ = [
     "level_quantizer",
     "number_format",
     "observer_class",
+    "output_first_shape",
     "packed_dtype",
     "quantizer_for",
+    "viewed",
 ]

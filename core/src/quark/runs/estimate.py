@@ -17,6 +17,7 @@ from quark.checkpoint.exporter import AnnouncesTensors, Exporter, ExportOptions,
 from quark.checkpoint.shard_layout import ShardLayout
 from quark.planning.decoder_blocks import decoder_blocks, rows_by_block
 from quark.planning.family import text_config
+from quark.runs.block_probe import BlockSeconds
 from quark.runs.memory import held_bytes
 from quark.runs.probe import Machine
 from quark.runs.run import Run, held_by_forwards
@@ -30,6 +31,8 @@ _ROUNDING_COPIES = 4
 """Copies of a weight in float32 that rounding it to nearest, its codes and its packing hold at a time."""
 _SOLVER_COPIES, _FACTOR_COPIES = 6, 4
 """Copies in float32 of the stacked weight, and of the sum ``Σ x xᵀ``, that a rounding with statistics holds at a time."""
+_NAMES = {"load": "loading", "forward": "forwards", "solve": "rounding", "write": "writing"}
+"""What phases of a run are called in an estimate, where that is not their name."""
 _FREED = 64 << 20
 """Freed memory that a run returns late."""
 
@@ -79,6 +82,8 @@ class Estimate:
         work: FLOPs.
         seconds: By what the time goes to; empty where the machine was not measured.
         machine: The rates that the seconds come from.
+        block: What a block takes, where one was measured: the seconds come from it, and else from the rates of the machine, which say
+            nothing of transforms.
     """
 
     output: Output | None
@@ -86,6 +91,7 @@ class Estimate:
     work: Workload
     seconds: Mapping[str, float] = attrs.field(factory=dict)
     machine: Machine | None = None
+    block: BlockSeconds | None = None
 
     @property
     def peak_bytes(self) -> int:
@@ -112,6 +118,7 @@ class Estimate:
             "work": {**work, "flops": self.work.flops},
             "seconds": {**self.seconds, "total": sum(self.seconds.values())} if self.seconds else None,
             "machine": self.machine and attrs.asdict(self.machine),
+            "block": self.block and attrs.asdict(self.block),
         }
 
 
@@ -122,6 +129,9 @@ def estimate(
     exporter: Exporter,
     options: ExportOptions,
     machine: Machine | None = None,
+    block: BlockSeconds | None = None,
+    *,
+    in_memory: bool = False,
 ) -> Estimate:
     """Estimate a run.
 
@@ -132,6 +142,8 @@ def estimate(
         exporter: Writes the result.
         options: Of the export.
         machine: From `quark.runs.probe.probe`; None leaves the time open.
+        block: From `quark.runs.block_probe.measured_block`; without one, the time follows from the rates of the machine.
+        in_memory: Whether the model is loaded: it is part of what the program holds, and rounded weights come beside it.
     """
     parts = None
     if isinstance(exporter, AnnouncesTensors):
@@ -141,9 +153,12 @@ def estimate(
     work = workload_of(model, run, calibration)
     is_streamed = isinstance(exporter, StreamingExporter) and run.works_by_block
     written = sorted((sum(t.nbytes for t in part.values()) for part in parts or ()), reverse=True)[:2]
-    memory = _memory(model, run, calibration, work, sum(written), is_streamed=is_streamed)
-    seconds = {} if machine is None else _seconds(model, work, 0 if output is None else output.bytes, machine)
-    return Estimate(output, memory, work, seconds, machine)
+    memory = _memory(model, run, calibration, work, sum(written), is_streamed=is_streamed, in_memory=in_memory)
+    size = 0 if output is None else output.bytes
+    seconds: dict[str, float] = {}
+    if machine is not None:
+        seconds = _seconds(model, work, size, machine) if block is None else _of_blocks(model, run, calibration, work, size, machine, block)
+    return Estimate(output, memory, work, seconds, machine, block)
 
 
 def output_of(model: nn.Module, run: Run, parts: Iterable[Mapping[str, Tensor]], max_shard_bytes: int) -> Output:
@@ -160,14 +175,19 @@ def output_of(model: nn.Module, run: Run, parts: Iterable[Mapping[str, Tensor]],
     return Output(ShardLayout.of(parts, max_shard_bytes).file_sizes(), 8 * inside, sum(quantized.values()), 8 * total, weights)
 
 
-def _memory(model: nn.Module, run: Run, calibration: Calibration, work: Workload, written: int, *, is_streamed: bool) -> dict[str, int]:
+def _memory(
+    model: nn.Module, run: Run, calibration: Calibration, work: Workload, written: int, *, is_streamed: bool, in_memory: bool
+) -> dict[str, int]:
     blocks = decoder_blocks(model, run.plan.architecture)
     in_blocks = {id(p) for b in blocks for p in b.module.parameters()}
     outside = sum(p.nbytes for p in model.parameters() if id(p) not in in_blocks)
     sizes = [sum(p.nbytes for p in b.module.parameters()) for b in blocks]
     largest = max((math.prod(r.shape) for r in run.plan.quantized), default=0)
     memory = {_PROGRAM: resident_bytes()}
-    if is_streamed and any(b.name for b in blocks):
+    if in_memory:
+        quantized = {r.name for r in run.plan.quantized if r.config is not None and r.config.weight is not None}
+        memory |= {"rounded weights": sum(p.nbytes for n, p in model.named_parameters() if n.rpartition(".")[0] in quantized)}
+    elif is_streamed and any(b.name for b in blocks):
         memory |= {"weights outside the blocks": outside, "one block": max(sizes, default=0), "freed memory": _FREED}
     else:
         memory |= {"the whole model": outside + sum(sizes)}
@@ -207,6 +227,20 @@ def _seconds(model: nn.Module, work: Workload, written: int, machine: Machine) -
         "writing": written / machine.read,
     }
     return {name: value for name, value in seconds.items() if value}
+
+
+def _of_blocks(
+    model: nn.Module, run: Run, calibration: Calibration, work: Workload, written: int, machine: Machine, block: BlockSeconds
+) -> dict[str, float]:
+    """Return the seconds of all blocks by phase, as one was measured, and of what lies outside them; no less than products take."""
+    in_blocks = sum(p.nbytes for b in decoder_blocks(model, run.plan.architecture) for p in b.module.parameters())
+    stored = sum(p.nbytes for p in model.parameters())
+    tokens = calibration.tokens if run.needs_data else 0
+    seconds = {"reading": stored / machine.read, **{name: value * in_blocks / block.size for name, value in block.of(tokens).items()}}
+    seconds["write"] = seconds.get("write", 0.0) + written / machine.read
+    for name, least in (("forward", work.forward / machine.products), ("statistics", work.statistics / 2 / machine.products32)):
+        seconds[name] = max(seconds.get(name, 0.0), least)
+    return {_NAMES.get(name, name): value for name, value in seconds.items() if value}
 
 
 def resident_bytes() -> int:

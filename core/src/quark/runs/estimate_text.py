@@ -50,7 +50,8 @@ def _work(estimate: Estimate) -> Iterator[str]:
 def _time(estimate: Estimate) -> Iterator[str]:
     if estimate.seconds:
         total = sum(estimate.seconds.values())
-        yield f"  time: {_duration(total)} on this machine, as measured in a moment: {_parts(estimate.seconds, _duration)}"
+        how = "by rates of this machine, transforms not counted" if estimate.block is None else "on this machine, by a run on one block"
+        yield f"  time: {_duration(total)} {how}: {_parts(estimate.seconds, _duration)}"
 
 
 def _parts(parts: Mapping[str, float], form: Callable[[float], str]) -> str:

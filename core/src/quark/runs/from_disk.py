@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Self
 
 import attrs
+from torch import nn
 
 from quark.calibration.finite import refuse_non_finite
 from quark.checkpoint.atomic_directory import Leftover, finished_blocks, refuse_unfinished_run
@@ -16,6 +17,7 @@ from quark.checkpoint.content import CheckpointContent
 from quark.checkpoint.destination import refuse_used_directory
 from quark.checkpoint.export import exporter_of, exporting
 from quark.checkpoint.exporter import Exporter, ExportOptions, ResumableExporter, ResumableStream, StreamingExporter
+from quark.checkpoint.storable import refuse_unstorable
 from quark.config.model import QConfig
 from quark.errors import ConfigError, UnsupportedError
 from quark.events import SILENT, RunEvents, running
@@ -32,8 +34,9 @@ from quark.plugins.attribution import attributed, origin
 from quark.ranks import ALONE, Ranks
 from quark.runs.identity import RunIdentity
 from quark.runs.journal import Journal
-from quark.runs.run import Data, Run, plan_run, settings_told
+from quark.runs.run import Data, Run, plan_run
 from quark.runs.run_report import ReportOptions, write_run_report
+from quark.runs.selected_algorithms import settings_told
 from quark.runs.shared_output import directory_of_first, is_divided, opened_sink, sink_of_other
 from quark.runs.sink import InPlaceSink, JournaledSink
 from quark.runs.skeleton import quantized_skeleton
@@ -117,6 +120,7 @@ def _quantize(
     shards, tensors = opened()
     run = plan_run(tensors.model, config)
     output.refuse_to_resume(run)
+    output.refuse_unstorable(tensors.model, run.plan)
     run = run.with_data(tensors.model, data, tensors.device, output.ranks, events)
     tensors.prepare(run.plan)
     output = attrs.evolve(output, describe=_describer(report, run, lambda: opened()[1], str(tensors.device)))
@@ -181,6 +185,11 @@ class Output:
         with self.built() as directory:
             self.ranks.broadcast(str(directory.absolute()))
             yield directory
+
+    def refuse_unstorable(self, model: nn.Module, plan: QuantPlan) -> None:
+        """Raise UnsupportedError if the layout cannot hold the model, which is on the meta device, as it is planned."""
+        content = CheckpointContent(model, plan.config, plan)
+        refuse_unstorable(self.exporter, self.writer, content, quantized_skeleton(model, plan), self.options)
 
     def refuse_to_resume(self, run: Run) -> None:
         """Raise UnsupportedError if finished blocks of an earlier run are to be used, and the run keeps no journal of any."""

@@ -2,27 +2,36 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
+from torch import fx, nn
 
 from quark.calibration.finite import refuse_non_finite
+from quark.checkpoint.export import exporter_of
+from quark.checkpoint.exporter import ExportOptions
 from quark.config.enums import QuantizationMode
 from quark.config.model import QConfig
 from quark.environment import refuse_rival
 from quark.errors import ConfigError, UnsupportedError
 from quark.events import running
+from quark.graph import GraphPlan, plan_graph, quantize_graph
 from quark.hf.quantized_source import is_quantized_source
 from quark.log import get_logger
 from quark.planning.one_layer import as_model, put_back
 from quark.planning.plan import QuantPlan
+from quark.runs.block_probe import measured_block
+from quark.runs.estimate import Estimate, estimate
 from quark.runs.fit_model import refuse_no_model, refuse_unfit
 from quark.runs.from_disk import quantize_checkpoint
-from quark.runs.run import Data, plan_run, settings_told
+from quark.runs.probe import probe
+from quark.runs.run import Data, needs_two_passes, plan_run
+from quark.runs.selected_algorithms import settings_told
 from quark.runs.sink import InPlaceSink
+from quark.runs.workload import Calibration
 
 __all__ = ["M", "ModelQuantizer"]
 
@@ -46,18 +55,61 @@ class ModelQuantizer:
         refuse_rival()
         if not isinstance(config, QConfig):
             raise ConfigError(f"ModelQuantizer is given a QConfig, not a {type(config).__name__}: see LLMTemplate.get(…).get_config(…)")
-        if config.quant_mode is not QuantizationMode.eager_mode:
-            raise UnsupportedError("only quant_mode=QuantizationMode.eager_mode is offered: FX graph mode is not part of this framework")
         self.config = config
         self.multi_device = multi_device
 
-    def plan(self, model: nn.Module) -> QuantPlan:
+    def plan(self, model: nn.Module) -> QuantPlan | GraphPlan:
         """Return what would be done to ``model``, and why; meta tensors will do. Raises ConfigError with all that is wrong.
 
-        Fused experts that are to be quantized are taken apart for it; the model computes what it did.
+        Fused experts that are to be quantized are taken apart for it; the model computes what it did. In FX graph mode the model is a
+        graph module, as of `quark.graph.plan_graph`.
         """
         refuse_no_model(model)
+        if self.config.quant_mode is QuantizationMode.fx_graph_mode:
+            return plan_graph(model, self.config)
         return plan_run(as_model(model), self.config).plan
+
+    def estimate(
+        self,
+        model: nn.Module,
+        calibration: Calibration = Calibration(),  # noqa: B008 - frozen
+        *,
+        exporter: str = "safetensors",
+        options: ExportOptions | None = None,
+        probing: bool = True,
+    ) -> Estimate:
+        """Return what `quantize_model` and an export of ``model`` would write and need, as ``quark plan`` tells it of a checkpoint.
+
+        Args:
+            model: As of `plan`; it is not changed.
+            calibration: The size of the calibration data, if any are needed.
+            exporter: Name of the exporter.
+            options: Of the export.
+            probing: Whether the speed of this machine is measured, in a few seconds, for an estimate of the time.
+
+        Raises:
+            ConfigError: As `plan` raises it; also UnknownNameError for the exporter.
+
+        Example:
+            >>> from quark.testing.tiny import tiny_model, tiny_template
+            >>> estimate = ModelQuantizer(tiny_template().get_config("int4_wo_64")).estimate(tiny_model(), probing=False)
+            >>> round(estimate.output.bits_per_quantized_weight, 2)
+            4.56
+        """
+        refuse_no_model(model)
+        whole = as_model(model)
+        in_memory = not any(p.is_meta for p in whole.parameters())
+        device = next((p.device for p in whole.parameters() if not p.is_meta), torch.device("cpu"))
+        twin = copy.deepcopy(whole, {id(p): nn.Parameter(p.detach().to("meta"), requires_grad=False) for p in whole.parameters()})
+        run, own = plan_run(twin, self.config), options or ExportOptions()
+        writer = exporter_of(exporter, own)
+        if needs_two_passes(twin, run.plan, run.algorithms.rounding, calibration.calls(), device):
+            run = run.in_memory_mode(two_passes=True)
+        machine = block = None
+        if probing:
+            machine = probe(run, device, next((p.dtype for p in twin.parameters()), torch.float32), None)
+            block = measured_block(twin, run, calibration.length, writer, own, device)
+        return estimate(twin, run, calibration, writer, own, machine, block, in_memory=in_memory)
 
     def quantize_model(self, model: M, dataloader: Data = None) -> M:
         """Quantize ``model`` in place, block by block, and return it.
@@ -72,6 +124,8 @@ class ModelQuantizer:
             dataloader: Calibration data (see `quark.calibration.batches.calls`), or a function that gives them: it is called with what
                 needs them. Read only where something does, such as activations with static scales.
 
+        In FX graph mode (``quant_mode``) operators are quantized, and everything is as `quark.graph.quantize_graph` says.
+
         Returns:
             The same object, its layers replaced, with the attributes ``quant_config``, ``quark_plan`` and ``quark_quantized``.
 
@@ -84,6 +138,9 @@ class ModelQuantizer:
                 model whose attention cannot be exchanged.
         """
         refuse_no_model(model)
+        if self.config.quant_mode is QuantizationMode.fx_graph_mode:
+            with running("quantize", source=type(model).__name__, **settings_told(self.config)):
+                return quantize_graph(model, self.config, dataloader)  # type: ignore[return-value]  # what is captured is a graph module
         device = next((p.device for p in model.parameters()), torch.device("cpu"))
         if device.type == "meta" and all(p.is_meta for p in model.parameters()):
             raise ConfigError(
@@ -93,7 +150,13 @@ class ModelQuantizer:
         whole = as_model(model)
         with running("quantize", source=type(model).__name__, **settings_told(self.config)) as events:
             events.phase("plan")
-            run = plan_run(whole, self.config).with_data(whole, dataloader, device, events=events)
+            run = plan_run(whole, self.config)
+            if isinstance(model, fx.GraphModule) and not run.plan.rows:
+                raise ConfigError(
+                    "this graph has operators and no layers, which eager mode quantizes: set quant_mode=QuantizationMode.fx_graph_mode in "
+                    "the configuration, or quantize the model that was captured"
+                )
+            run = run.with_data(whole, dataloader, device, events=events)
             refuse_unfit(whole, run.plan.quantized)
             refuse_non_finite(whole, run.plan.quantized)
             run.quantize(whole, InPlaceSink(whole))
@@ -138,6 +201,10 @@ class ModelQuantizer:
             raise UnsupportedError(
                 f"excluded layers of '{pretrained_model_path}' cannot stay as they are stored: what is written has no place for codes and "
                 "scales of two layouts. Leave keep_excluded_layers_as_original_model_state out, and they are written dequantized"
+            )
+        if self.config.quant_mode is QuantizationMode.fx_graph_mode:
+            raise UnsupportedError(
+                "a checkpoint is quantized layer by layer, in eager mode: for FX graph mode load the model and use quantize_model"
             )
         wanted = device if device is not None else next(iter(legacy_device_args), None)
         several = isinstance(wanted, Sequence) and not isinstance(wanted, str)

@@ -11,8 +11,10 @@ import attrs
 import torch
 from torch import nn
 
+from quark.checkpoint.content import CheckpointContent
 from quark.checkpoint.export import exporter_of
 from quark.checkpoint.exporter import Exporter, ExportOptions
+from quark.checkpoint.storable import refuse_unstorable
 from quark.config.model import QConfig
 from quark.environment import refuse_rival
 from quark.errors import CheckpointError, QuarkError
@@ -25,10 +27,12 @@ from quark.hf.stored_tensors import StoredTensors
 from quark.hf.tokenizer import load_tokenizer
 from quark.planning.family import template_of, weight_converters_of
 from quark.planning.plan import QuantPlan
+from quark.runs.block_probe import measured_block
 from quark.runs.estimate import Estimate, estimate
 from quark.runs.memory import collecting_later, free_bytes
 from quark.runs.probe import probe
 from quark.runs.run import TWO_PASSES, Run, needs_two_passes, plan_run
+from quark.runs.skeleton import quantized_skeleton
 from quark.runs.workload import Calibration
 
 __all__ = ["PlannedRun", "Refusal", "plan"]
@@ -110,7 +114,7 @@ def plan(
         exporter: Likewise.
         options: Likewise.
         trust_remote_code: As of `quark.runs.quantize_checkpoint`.
-        probing: Whether the speed of this machine is measured, in less than two seconds, for an estimate of the time.
+        probing: Whether the speed of this machine is measured, in a few seconds, for an estimate of the time.
 
     Example:
         >>> from quark.testing.tiny import tiny_model_dir
@@ -137,7 +141,11 @@ def plan(
         numbers = None
         if writer is not None:
             with refusals:
-                numbers = estimate(model, run, calibration, writer, options or ExportOptions(), machine)
+                own = options or ExportOptions()
+                content = CheckpointContent(model, run.plan.config, run.plan)
+                refuse_unstorable(exporter, writer, content, quantized_skeleton(model, run.plan), own)
+                block = measured_block(model, run, calibration.length, writer, own, target) if probing else None
+                numbers = estimate(model, run, calibration, writer, own, machine, block)
     return PlannedRun(run.plan, numbers, refusals.all(), run.needs_data, tuple(_warnings(numbers, target)))
 
 

@@ -88,8 +88,8 @@ def quantize_blocks(
     blocks = decoder_blocks(model, plan.architecture)
     rows_of = [[r for r in plan.quantized if b.owns(r.name)] for b in blocks]
     groups, source = InputGroups(plan.architecture, plan.config.shared_scale_groups), source or InMemorySource()
-    freed, report = FreedMemory(1) if rounding.needs or tunings else FreedMemory(), CalibrationReport()
-    figures = RunFigures(report, tokens_in(calls), _streams(rounding, tunings), PhaseClock(changed=events.phase))
+    freed, figures = FreedMemory(1) if rounding.needs or tunings else FreedMemory(), _figures(calls, rounding, tunings, events)
+    report = figures.report
     pipeline = BlockPipeline(model, plan, rounding, transforms, tunings, source, sink, two_passes, ranks, groups, freed, report, figures)
     layers = quantized_layers(model, [r for r in plan.quantized if not any(b.owns(r.name) for b in blocks)])
     scales = ActivationScales(layers, (), plan.config, plan.architecture, ranks)
@@ -100,8 +100,8 @@ def quantize_blocks(
         steps = stack.enter_context(_forwards(pipeline, blocks, calls, scales, spilled)) if has_forwards else None
         told = BlockEvents(events, report, blocks, finished, sink, steps is not None)
         for i, (block, rows, result) in enumerate(zip(blocks, rows_of, finished, strict=True)):
-            block_run = None if steps is None else steps.at(i)
             with told.block(i, rows):
+                block_run = None if steps is None else steps.at(i)
                 if result is not None:
                     pass_finished_block(pipeline, block, rows, block_run, result)
                 elif block_run is not None or sink.wants(block):
@@ -114,9 +114,10 @@ def quantize_blocks(
     return report
 
 
-def _streams(rounding: Rounding, tunings: Mapping[str, Tuning]) -> int:
-    """Return how many forwards each sample has: two where something compares with the float model."""
-    return 1 + (any(kind.wants_float for kind in rounding.needs) or any(t.wants_float for t in tunings.values()))
+def _figures(calls: Sequence[Call], rounding: Rounding, tunings: Mapping[str, Tuning], events: RunEvents) -> RunFigures:
+    """Return what collects the figures of a run in a new report; its clock says when another phase begins."""
+    streams = 1 + (any(kind.wants_float for kind in rounding.needs) or any(t.wants_float for t in tunings.values()))
+    return RunFigures(CalibrationReport(), tokens_in(calls), streams, PhaseClock(changed=events.phase))
 
 
 @attrs.frozen(eq=False)

@@ -22,7 +22,7 @@ from quark.errors import ConfigError, UnsupportedError
 from quark.events import SILENT, RunEvents
 from quark.hf.attention_switch import refuse_unswitchable, switch_attention
 from quark.log import get_logger
-from quark.planning.decoder_blocks import decoder_blocks, owners, rows_by_block
+from quark.planning.decoder_blocks import decoder_blocks, rows_by_block
 from quark.planning.family import architecture_of
 from quark.planning.mixtures import separate_experts
 from quark.planning.plan import QuantPlan, has_static_scale, make_plan
@@ -34,6 +34,7 @@ from quark.ranks import ALONE, Ranks
 from quark.runs.excluded_schemes import refuse_excluded_schemes
 from quark.runs.memory import SHARE, free_bytes, held_bytes, held_probabilities, tokens_in
 from quark.runs.quantize_block import quantize_blocks, start_transforms
+from quark.runs.rounded_rows import block_of, is_rounded_by, rounded_to_nearest_by_type
 from quark.runs.selected_algorithms import Algorithms, algorithms_of, own_settings
 from quark.runs.sink import BlockSink
 from quark.runs.source import BlockSource, InMemorySource
@@ -46,7 +47,6 @@ __all__ = [
     "held_by_forwards",
     "needs_two_passes",
     "plan_run",
-    "settings_told",
     "switch_attention_of",
 ]
 
@@ -290,15 +290,19 @@ def plan_run(model: nn.Module, config: QConfig) -> Run:
         return Run(plan, algorithms)
     blocks = {b.name for b in decoder_blocks(model, plan.architecture)}
     rows = tuple(
-        attrs.evolve(r, algorithm=algorithms.rounding_name) if _is_rounded_by(algorithms.rounding, r, blocks) else r for r in plan.rows
+        attrs.evolve(r, algorithm=algorithms.rounding_name) if is_rounded_by(algorithms.rounding, r, blocks) else r for r in plan.rows
     )
+    others = rounded_to_nearest_by_type(algorithms.rounding, rows, blocks)
     if not any(r.algorithm for r in rows):
+        of_types = f" (it rounds linear layers, and here are {others})" if others else ""
         raise ConfigError(
-            f"the algorithm '{algorithms.rounding_name}' matches no layer of this model: the names in its configuration are relative to a "
-            f"decoder block, and a layer here is '{plan.rows[-1].name if plan.rows else '(none)'}'"
+            f"the algorithm '{algorithms.rounding_name}' matches no layer of this model{of_types}: the names in its configuration are "
+            f"relative to a decoder block, and a layer here is '{plan.rows[-1].name if plan.rows else '(none)'}'"
         )
     refuse_excluded_schemes(algorithms.rounding_name, rows)
-    return Run(attrs.evolve(plan, rows=rows, warnings=(*plan.warnings, *_unmatched(algorithms, rows, blocks))), algorithms)
+    by_type = [f"'{algorithms.rounding_name}' rounds linear layers; rounded to nearest are {others}"] if others else []
+    warnings = (*plan.warnings, *_unmatched(algorithms, rows, blocks))
+    return Run(attrs.evolve(plan, rows=rows, notes=(*plan.notes, *by_type), warnings=warnings), algorithms)
 
 
 def _note(name: str) -> str:
@@ -320,7 +324,7 @@ def _resolved(model: nn.Module, plan: QuantPlan, algorithms: Algorithms) -> tupl
 def _unmatched(algorithms: Algorithms, rows: Sequence[PlanRow], blocks: Collection[str]) -> Iterator[str]:
     """Yield what the settings of the rounding name and the model does not have."""
     if isinstance(algorithms.rounding, NamesLayers):
-        names = [r.name.removeprefix(f"{block}.") for r in rows if (block := _block_of(r, blocks)) is not None]
+        names = [r.name.removeprefix(f"{block}.") for r in rows if (block := block_of(r, blocks)) is not None]
         unmatched = algorithms.rounding.unmatched(names)
         if unmatched:
             left = sum(1 for r in rows if r.config is not None and r.config.weight is not None and not r.algorithm)
@@ -328,24 +332,6 @@ def _unmatched(algorithms: Algorithms, rows: Sequence[PlanRow], blocks: Collecti
                 f"'{algorithms.rounding_name}' names layers that no decoder block has: {', '.join(unmatched)}. {left} quantized layers are "
                 f"rounded to nearest; a layer here is '{names[-1] if names else '(none)'}'"
             )
-
-
-def _is_rounded_by(rounding: Rounding, row: PlanRow, blocks: Collection[str]) -> bool:
-    """Return whether the rounding chooses the codes of a layer."""
-    if row.config is None or row.config.weight is None or not row.is_linear:
-        return False
-    block = _block_of(row, blocks)
-    return block is not None and rounding.applies_to(row.name.removeprefix(f"{block}."))
-
-
-def _block_of(row: PlanRow, blocks: Collection[str]) -> str | None:
-    """Return the full name of the decoder block that a layer lies in."""
-    return next((name for name in owners(row.name) if name in blocks), None)
-
-
-def settings_told(config: QConfig) -> dict[str, Any]:
-    """Return what listeners are told of a configuration when a run begins, as fields of `quark.plugins.RunStarted`."""
-    return {"scheme": config.scheme, "algorithms": tuple(str(settings.name) for settings in config.algo_config or ())}
 
 
 def switch_attention_of(model: nn.Module, plan: QuantPlan) -> None:

@@ -16,7 +16,7 @@ from quark.plugins import AlgorithmRecord, algorithms
 from quark.plugins.attribution import attributed, origin
 from quark.templates.algorithms import algo_config_from_dict
 
-__all__ = ["Algorithms", "algorithms_of", "in_order", "own_settings"]
+__all__ = ["Algorithms", "algorithms_of", "in_order", "own_settings", "settings_told"]
 
 
 @attrs.frozen(eq=False)
@@ -205,3 +205,8 @@ def _processor(settings: AlgoConfig) -> Any:
         algorithm = processor(settings)
         refuse_strange(algorithm, algorithms().get(settings.name).kind, whose)
     return algorithm
+
+
+def settings_told(config: QConfig) -> dict[str, Any]:
+    """Return what listeners hear about a configuration when a run begins, as fields of `quark.plugins.RunStarted`."""
+    return {"scheme": config.scheme, "algorithms": tuple(str(settings.name) for settings in config.algo_config or ())}

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from quark.calibration.attention import attention_quantizers, install
+from quark.config.slot import Slot
 from quark.modules import QuantizedLayer, QuantizerModule, quantized_class
 from quark.modules.attention import PROBABILITIES
 from quark.planning.plan import QuantPlan
@@ -80,18 +81,10 @@ def _copied(module: _M) -> _M:
 
 
 def _give_scales(layer: QuantizedLayer, row: PlanRow) -> None:
-    bias = layer.bias.shape if layer.bias_quantizer is not None else ()
-    # Of activations only the number of features is known: axis 1 of a weight for the input, axis 0 for the output.
-    shapes = {
-        "weight": row.shape,
-        "bias": tuple(bias),  # type: ignore[arg-type]
-        "input": (1, *row.shape[1:2]),
-        "output": (1, *row.shape[:1]),
-    }
-    for slot, shape in shapes.items():
-        quantizer: QuantizerModule | None = getattr(layer, f"{slot}_quantizer")
+    for slot in Slot:
+        quantizer: QuantizerModule | None = getattr(layer, slot.quantizer_attribute)
         if quantizer is not None:
-            _give_scale(quantizer, shape)
+            _give_scale(quantizer, row.shapes.of_slot(slot))
 
 
 def _give_scale(module: QuantizerModule, shape: tuple[int, ...]) -> None:

@@ -25,7 +25,7 @@ from quark.plugins.attribution import attributed
 from quark.runs.run import Data
 from quark.runs.source import BlockSource, CheckpointSource, InMemorySource
 from quark.selection.budget import Budget
-from quark.selection.candidates import candidates_of
+from quark.selection.candidates import Candidate, candidates_of
 from quark.selection.configuration import configuration
 from quark.selection.problem import SelectionProblem
 from quark.selection.problem_of_model import problem_of
@@ -95,9 +95,7 @@ def select_schemes(
         events.phase("plan")
         offered = candidates_of(candidates, runtime)
         name, chooser = selector_of(selector, selector_options) if selector is None or isinstance(selector, str) else (None, selector)
-        source: BlockSource = InMemorySource() if isinstance(model, nn.Module) else _checkpoint(Path(model), device, dtype)
-        whole = source.model if isinstance(source, CheckpointSource) else model
-        assert isinstance(whole, nn.Module)
+        whole, source = (model, InMemorySource()) if isinstance(model, nn.Module) else _checkpoint(Path(model), device, dtype)
         base = template_of(whole).get_config(scheme=base_scheme(candidates)) if base is None else base
         rows = _planned(whole, source, base)
         problem = problem_of(whole, source, rows, base, fixed, offered, budget)
@@ -108,9 +106,13 @@ def select_schemes(
         events.phase("select")
         started = time.perf_counter()
         selection = _selected(problem, chooser, name)
-        seconds = time.perf_counter() - started
-        chosen = {layer: offered[selection.choices[group.name]] for group in problem.groups for layer in group.layers}
-        return SelectionResult(configuration(base, rows, chosen, fixed), selection, problem, name, seconds)
+        config = configuration(base, rows, _by_layer(problem, selection), fixed)
+        return SelectionResult(config, selection, problem, name, time.perf_counter() - started)
+
+
+def _by_layer(problem: SelectionProblem, selection: Selection) -> dict[str, Candidate]:
+    """Return the candidate of each layer."""
+    return {layer: problem.candidates[selection.choices[group.name]] for group in problem.groups for layer in group.layers}
 
 
 def _selected(problem: SelectionProblem, chooser: SchemeSelector, name: str | None) -> Selection:
@@ -130,7 +132,7 @@ def _planned(model: nn.Module, source: BlockSource, base: QConfig) -> tuple[Plan
     return rows
 
 
-def _checkpoint(path: Path, device: str, dtype: str) -> CheckpointSource:
+def _checkpoint(path: Path, device: str, dtype: str) -> tuple[nn.Module, BlockSource]:
     shards, target = check_shards(path), torch_device(device)
     model = skeleton(path, dtype, target)
-    return CheckpointSource(model, StoredTensors(model, shards, path, weight_converters_of(model)), target)
+    return model, CheckpointSource(model, StoredTensors(model, shards, path, weight_converters_of(model)), target)

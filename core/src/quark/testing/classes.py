@@ -32,6 +32,7 @@ __all__ = [
     "DatasetConformance",
     "DistributionConformance",
     "FormatConformance",
+    "GraphOpConformance",
     "LayerTypeConformance",
     "LayoutConformance",
     "MetricConformance",
@@ -197,6 +198,12 @@ class MetricConformance(Conformance):
     """Every check of a metric."""
 
     kind = "metric"
+
+
+class GraphOpConformance(Conformance):
+    """Every check of an operator of FX graph mode."""
+
+    kind = "graph_op"
 
 
 class DistributionConformance(Conformance):

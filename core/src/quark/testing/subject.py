@@ -29,6 +29,7 @@ _REGISTRIES = {
     "layer_type": "layer_types",
     "dataset": "datasets",
     "metric": "metrics",
+    "graph_op": "graph_ops",
 }
 KINDS = (*_REGISTRIES, "distribution")
 """Kinds of subjects, in the order in which they are checked."""

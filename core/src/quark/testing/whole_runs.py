@@ -43,15 +43,15 @@ def contents(directory: Path) -> dict[str, bytes]:
 
 
 def readable_layout() -> str:
-    """Return the name of a registered layout that streams and is read back.
+    """Return the name of a registered layout that streams and is read back; one that keeps all values and can be resumed, if there is one.
 
     Raises:
         NotApplicableError: There is none.
     """
-    found = [record.name for record in exporters() if record.reader is not None and "streaming" in record.capabilities]
+    found = [record for record in exporters() if record.reader is not None and "streaming" in record.capabilities]
     if not found:
         raise NotApplicableError("no registered checkpoint layout streams and is read back: install quark-exporters")
-    return found[0]
+    return max(found, key=lambda record: ("resumable" in record.capabilities, "rounds_scales" not in record.capabilities)).name
 
 
 def require_same_from_disk(config: QConfig, layout: str | None = None, options: ExportOptions | None = None) -> None:

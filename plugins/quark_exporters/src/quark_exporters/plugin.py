@@ -10,6 +10,8 @@ __all__ = ["QUARK_API", "quark_register_exporters"]
 
 QUARK_API = (1, 1)
 
+_INSPECTOR = "quark_exporters.runtimes.inspector:RuntimeInspector"
+
 
 @hookimpl
 def quark_register_exporters() -> Iterator[ExporterRecord]:
@@ -21,6 +23,7 @@ def quark_register_exporters() -> Iterator[ExporterRecord]:
         exporter="quark_exporters.quark_layout.exporter:SafetensorsExporter",
         reader="quark_exporters.quark_layout.reader:QuarkReader",
         dequantizer="quark_exporters.quark_layout.dequantizer:QuarkDequantizer",
+        inspector=_INSPECTOR,
         quant_methods=("quark",),
         capabilities={"streaming", "resumable"},
     )
@@ -32,10 +35,31 @@ def quark_register_exporters() -> Iterator[ExporterRecord]:
         capabilities={"streaming", "tokenizer_inside"},
     )
     yield ExporterRecord(
+        name="onnx",
+        summary="an ONNX file, run by onnxruntime",
+        exporter="quark_exporters.onnx_layout.exporter:OnnxExporter",
+        files=("*.onnx", "*.onnx.data"),
+        capabilities={"graphs"},
+    )
+    yield ExporterRecord(
+        name="awq",
+        summary="INT4 weights in the layout of AutoAWQ (gemm), read by vLLM, SGLang and transformers",
+        exporter="quark_exporters.awq.exporter:AwqExporter",
+        reader="quark_exporters.awq.reader:AwqReader",
+        dequantizer="quark_exporters.awq.dequantizer:AwqDequantizer",
+        inspector=_INSPECTOR,
+        quant_methods=("awq",),
+        capabilities={"rounds_scales", "streaming"},
+    )
+    yield ExporterRecord(
         name="fp8",
-        summary="FP8 with a scale for each block, row or tensor, as of DeepSeek-V3; read as a source",
+        summary="FP8 with one scale or a scale for each block, as of DeepSeek-V3, read by vLLM, SGLang and transformers",
+        exporter="quark_exporters.fp8.exporter:Fp8Exporter",
+        reader="quark_exporters.fp8.reader:Fp8Reader",
         dequantizer="quark_exporters.fp8.dequantizer:Fp8Dequantizer",
+        inspector=_INSPECTOR,
         quant_methods=("fp8", "fbgemm_fp8"),
+        capabilities={"streaming"},
     )
     yield ExporterRecord(
         name="mxfp4",
@@ -45,7 +69,12 @@ def quark_register_exporters() -> Iterator[ExporterRecord]:
     )
     yield ExporterRecord(
         name="compressed_tensors",
-        summary="packed integers, integers and FP8 of compressed-tensors; read as a source",
+        aliases=("compressed-tensors",),
+        summary="the layout of compressed-tensors, read by vLLM: INT4, INT8, FP8, NVFP4 and MXFP4",
+        exporter="quark_exporters.compressed_tensors.exporter:CompressedTensorsExporter",
+        reader="quark_exporters.compressed_tensors.reader:CompressedTensorsReader",
         dequantizer="quark_exporters.compressed_tensors.dequantizer:CompressedTensorsDequantizer",
+        inspector=_INSPECTOR,
         quant_methods=("compressed-tensors",),
+        capabilities={"rounds_scales", "streaming"},
     )

@@ -84,7 +84,7 @@ def test_a_shape_that_contradicts_the_words_is_refused_when_it_is_read() -> None
     ("quantization", "kind", "message"),
     [
         (block(INT4 | {"num_bits": 3}), UnsupportedError, "'a' holds packed codes of 3 bits"),
-        (block(INT4, format="nvfp4-pack-quantized"), UnsupportedError, "the format 'nvfp4-pack-quantized'"),
+        (block(INT4, format="mxfp6-pack-quantized"), UnsupportedError, "the format 'mxfp6-pack-quantized'"),
         (block(INT4, sparsity_config={"format": "sparse-24-bitmask"}), UnsupportedError, "stored as sparse"),
         (block(INT4, transform_config={"config_groups": {"u": {}}}), UnsupportedError, "has transforms"),
         (block(INT4 | {"symmetric": False}), CheckpointError, r"no 'a\.weight_zero_point'"),

@@ -118,6 +118,13 @@ def test_algorithms_get_powers_of_two_from_observers_of_powers_of_two() -> None:
     assert torch.equal(scale, quantizer.find_qparams(weight).scale)
 
 
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("name", [*TENSOR, *CHANNEL, *GROUP, *ONCE])
+def test_a_float64_tensor_has_the_range_of_the_same_values_in_float32(name: str, symmetric: bool) -> None:
+    x = heavy_tailed()
+    assert same(seen(name, x.double(), symmetric=symmetric), seen(name, x, symmetric=symmetric))
+
+
 def test_the_observer_of_casts_refuses_formats_with_scales() -> None:
     problem = quantizer_of("PlaceholderObserver").shape_error((8, 8))
     assert problem is not None

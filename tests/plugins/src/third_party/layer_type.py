@@ -1,4 +1,4 @@
-"""A layer type: `third_party.gated.Gated`, which is quantized by every scheme and rounded by whatever rounds linear layers."""
+"""Layer types: a gated linear layer, a convolution with a gain, and an embedding with a factor."""
 
 from __future__ import annotations
 
@@ -9,11 +9,27 @@ from quark.plugins import LayerTypeRecord, hookimpl
 
 @hookimpl
 def quark_register_layer_types() -> Iterator[LayerTypeRecord]:
-    """The gated linear layer."""
+    """Yield a layer type for each kind of layer that core quantizes."""
     yield LayerTypeRecord(
         name="gated",
         summary="a linear layer with a gain for each output",
         layer="third_party.gated:Gated",
         quantized="third_party.gated:QuantGated",
         planned_as="linear",
+    )
+    yield LayerTypeRecord(
+        name="gained_transpose",
+        summary="a transposed convolution with a gain for each output",
+        layer="third_party.gained:GainedTranspose",
+        quantized="third_party.gained:QuantGainedTranspose",
+        planned_as="conv_transpose2d",
+        transposed=True,
+    )
+    yield LayerTypeRecord(
+        name="scaled_embedding",
+        summary="an embedding times a factor",
+        layer="third_party.gained:ScaledEmbedding",
+        quantized="third_party.gained:QuantScaledEmbedding",
+        planned_as="embedding",
+        lookup=True,
     )

@@ -49,10 +49,9 @@ def _record(subject: Subject) -> LayerTypeRecord:
     return subject.record
 
 
-def _float_layer(subject: Subject) -> nn.Module:
+def _float_layer(subject: Subject, *, groups: int = 1) -> nn.Module:
     """A float layer with values in all its tensors, in evaluation mode."""
-    layer_class = subject.catalog.layer_types.load_layer(subject.lookup_name)
-    layer = _made(layer_class)
+    layer = _made(subject.catalog.layer_types.load_layer(subject.lookup_name), groups)
     with torch.no_grad():
         for tensor in (*layer.parameters(), *layer.buffers()):
             if tensor.is_floating_point():
@@ -61,15 +60,16 @@ def _float_layer(subject: Subject) -> nn.Module:
     return result
 
 
-def _made(layer_class: type[nn.Module]) -> nn.Module:
+def _made(layer_class: type[nn.Module], groups: int = 1) -> nn.Module:
     """A layer made with a size for each argument without a default; with ``*args``, with as many sizes as it takes."""
+    named = {} if groups == 1 else {"groups": groups}
     parameters = inspect.signature(layer_class).parameters.values()
     needed = sum(p.default is p.empty and p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
     most = len(_SIZES) if any(p.kind is p.VAR_POSITIONAL for p in parameters) else needed
     torch.manual_seed(0)
     for count in range(needed, most + 1):
         try:
-            return layer_class(*_SIZES[:count])
+            return layer_class(*_SIZES[:count], **named)
         except Exception as error:  # of any kind, since any class may be registered
             reason = f"{type(error).__name__}: {error}"
     raise NotApplicableError(f"no layer can be made by {layer_class.__name__}{_SIZES[:needed]}: {reason}")
@@ -87,6 +87,7 @@ def _inputs() -> Iterator[Tensor]:
     """Inputs to try: values of both sizes in every place where channels may be, then indices."""
     for size in _SIZES[:2]:
         yield from (torch.randn(2, 5, size), torch.randn(5, size), torch.randn(2, size, 8, 8), torch.randn(2, size, 8))
+        yield torch.randn(2, size, 4, 4, 4)
     yield torch.arange(10).view(2, 5)
 
 
@@ -96,6 +97,14 @@ def _input(layer: nn.Module) -> Tensor:
         if _takes(layer, x):
             return x
     raise NotApplicableError("the float layer takes none of the inputs that were tried: values or indices of the usual shapes")
+
+
+def _grouped_layers(subject: Subject) -> Iterator[nn.Module]:
+    """The float layer in float64, and, where its class has groups, one with two of them."""
+    yield _float_layer(subject).double()
+    layer_class = subject.catalog.layer_types.load_layer(subject.lookup_name)
+    if "groups" in inspect.signature(layer_class).parameters:
+        yield _float_layer(subject, groups=2).double()
 
 
 def _wide_input(subject: Subject) -> Tensor:
@@ -213,6 +222,39 @@ def has_the_layout_it_says(subject: Subject) -> None:
     require(
         bool(changed[0]) and not bool(changed[1:].any()), "has a weight of which a row is not that of one output: rounding takes it for one"
     )
+
+
+@check("layer_type")
+def has_a_scale_for_each_output(subject: Subject) -> None:
+    """With ``ch_axis=0`` its weight has a scale for each output, also with ``groups``; that of a lookup for each token."""
+    spec = _int8(is_dynamic=False).set(qscheme="per_channel", ch_axis=0)
+    for layer in _grouped_layers(subject):
+        x = _input(layer.float())
+        x = x.double() if x.is_floating_point() else x
+        quantized: Any = _quantized(subject, QLayerConfig(weight=spec), layer.double())
+        before, after = _with_one_scale_doubled(quantized)
+        if not _record(subject).lookup:
+            before, after = (_outputs(quantized, values, x) for values in (before, after))
+        count, scales = before.shape[0], quantized.weight_quantizer.scale.numel()
+        require(scales == count, f"has {scales} scales where {count} are wanted")
+        changed = (before != after).any(1)
+        require(bool(changed[1]) and int(changed.sum()) == 1, "has scales of channels of its weight that are not those of its outputs")
+
+
+def _with_one_scale_doubled(quantized: Any) -> tuple[Tensor, Tensor]:
+    """The rounded weight of a layer, and the values of its codes when its second scale is doubled."""
+    quantizer, weight = quantized.weight_quantizer.quantizer, quantized.weight.detach()
+    values, qparams = quantizer.round_to_nearest(weight)
+    quantized.weight_quantizer.set_qparams(qparams)
+    codes, doubled = quantizer.codes_of(values, qparams), qparams.map(torch.clone)
+    doubled.scale.view(-1)[1:2] *= 2
+    return quantizer.dequantize(codes, qparams).double(), quantizer.dequantize(codes, doubled).double()
+
+
+def _outputs(quantized: Any, weight: Tensor, x: Tensor) -> Tensor:
+    """The output for some weight as ``[channels, values]``: channels are last in a linear layer, else before the kernel's axes."""
+    quantized.weight = nn.Parameter(weight, requires_grad=False)
+    return _output(quantized, x).movedim(1 - weight.ndim, 0).flatten(1)
 
 
 @check("layer_type")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +13,40 @@ from quark.checkpoint.export import ModelExporter, export_with
 __all__ = ["export_gguf", "export_onnx"]
 
 
-def export_onnx(model: nn.Module, output_dir: str | Path, input_args: Any = None, **options: Any) -> None:
-    """Write an ONNX file with the exporter that is registered as ``onnx``.
+def export_onnx(
+    model: nn.Module,
+    output_dir: str | Path,
+    input_args: Any = None,
+    opset_version: int | None = None,
+    input_names: Iterable[str] = (),
+    output_names: Iterable[str] = (),
+    verbose: bool = False,
+    do_constant_folding: bool = True,
+    operator_export_type: Any = None,
+    uint4_int4_flag: bool = False,
+    dynamo: bool = True,
+) -> None:
+    """Write ``quark_model.onnx`` with the exporter that is registered as ``onnx``.
 
     Args:
         model: A quantized model.
         output_dir: A directory that does not exist or is empty.
-        input_args: Part of AMD Quark's public API; without effect.
-        options: As ``input_args``.
+        input_args: As of `ModelExporter.export_onnx_model`, like all others but the last.
+        opset_version: Likewise.
+        input_names: Likewise.
+        output_names: Likewise.
+        verbose: Likewise.
+        do_constant_folding: Part of AMD Quark's public API; without effect.
+        operator_export_type: Likewise.
+        uint4_int4_flag: Likewise.
+        dynamo: Likewise: models are always traced by `torch.export`.
 
     Raises:
         UnknownNameError: No installed plugin registers one.
+        UnsupportedError: The model cannot be traced, or a quantizer has no form in ONNX.
     """
-    export_with("onnx", model, output_dir)
+    exporter = ModelExporter(export_dir=output_dir)
+    exporter.export_onnx_model(model, input_args, input_names, output_names, verbose, opset_version)
 
 
 def export_gguf(model: nn.Module, output_dir: str | Path, model_type: str = "", tokenizer_path: str | Path | None = None) -> None:

@@ -1,1 +1,1 @@
-"""Checkpoints of compressed-tensors, as llm-compressor writes them: read as sources."""
+"""The exporter ``compressed_tensors``: checkpoints as llm-compressor writes them."""

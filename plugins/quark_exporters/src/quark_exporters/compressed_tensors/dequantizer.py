@@ -1,17 +1,7 @@
-"""CompressedTensorsDequantizer: weights of compressed-tensors in the formats ``pack-quantized``, ``int-quantized`` and ``float-quantized``.
+"""CompressedTensorsDequantizer: float weights of checkpoints of compressed-tensors, also of those that are read in no other way.
 
-======================  =================================================================================================================
-tensor of a layer       contents
-======================  =================================================================================================================
-``weight_packed``       int32 ``[O, I · bits / 32]``: codes + 2^(bits - 1), the first in the lowest bits (``pack-quantized``)
-``weight``              int8 or FP8 codes ``[O, I]`` (the other formats)
-``weight_scale``        one, ``[O, 1]``, ``[O, groups]``, or one for each block of rows and columns
-``weight_zero_point``   as the scales; packed along O where the weight is packed; only where codes are asymmetric
-``weight_shape``        ``[O, I]`` as two numbers
-``weight_g_idx``        ``[I]``: group of each column, where columns were grouped by their activations
-======================  =================================================================================================================
-
-Source: compressed-tensors 0.20, ``compressors``.
+`quark_exporters.compressed_tensors.storage` has the tensors of a layer. Here are further packed integers of 1 and 2 bits, and columns that
+were grouped by their activations: ``weight_g_idx`` ``[I]`` is the group of each. Source: compressed-tensors 0.20, ``compressors``.
 """
 
 from __future__ import annotations
@@ -25,7 +15,9 @@ from torch import Tensor
 
 from quark.checkpoint import FloatTensor
 from quark.errors import CheckpointError
+from quark_exporters.cache_scales import cache_scales
 from quark_exporters.compressed_tensors.scheme import WeightArguments, refuse_other_transforms, weight_arguments
+from quark_exporters.e2m1 import e2m1_values
 from quark_exporters.scale_blocks import ScaleBlocks
 
 __all__ = ["CompressedTensorsDequantizer"]
@@ -43,7 +35,9 @@ class CompressedTensorsDequantizer:
         refuse_other_transforms(block)
         for name, tensor in stored.items():
             layer, _, leaf = name.rpartition(".")
-            if leaf == "weight_packed":
+            if leaf == "weight_packed" and tensor.dtype is torch.uint8:
+                yield _fp4(layer, stored)
+            elif leaf == "weight_packed":
                 yield _packed(layer, stored, weight_arguments(block, layer))
             elif leaf == "weight" and tensor.dtype in _CODES and f"{layer}.weight_scale" in stored:
                 yield _unpacked(layer, stored, weight_arguments(block, layer))
@@ -109,6 +103,22 @@ def _unpacked(layer: str, stored: Mapping[str, Tensor], arguments: WeightArgumen
     )
 
 
+def _fp4(layer: str, stored: Mapping[str, Tensor]) -> FloatTensor:
+    packed, scale, outer = (f"{layer}.{leaf}" for leaf in ("weight_packed", "weight_scale", "weight_global_scale"))
+    _expect(scale, stored)
+    rows, columns = stored[packed].shape[0], 2 * stored[packed].shape[-1]
+    blocks = ScaleBlocks.of(packed, (rows, columns), tuple(stored[scale].shape))
+
+    def make(tensors: Mapping[str, Tensor], dtype: torch.dtype) -> Tensor:
+        scales = tensors[scale]
+        if outer in tensors:  # a divisor, which becomes a factor as it does for a model that is loaded
+            scales = scales.float() * (1.0 / tensors[outer].float())
+        return blocks.values(e2m1_values(tensors[packed]), scales, None, dtype)
+
+    sources = (packed, scale, *([outer] if outer in stored else ()))
+    return FloatTensor(name=f"{layer}.weight", shape=(rows, columns), sources=sources, make=make, left_out=_beside(layer, stored))
+
+
 def _unpack(words: Tensor, bits: int) -> Tensor:
     """Return the codes in words ``[rows, n]`` as int8 ``[rows, n · 32 / bits]``, signed."""
     if bits == _WORD // 4:
@@ -119,7 +129,7 @@ def _unpack(words: Tensor, bits: int) -> Tensor:
 
 
 def _beside(layer: str, stored: Mapping[str, Tensor]) -> tuple[str, ...]:
-    return tuple(name for leaf in _BESIDE if (name := f"{layer}.{leaf}") in stored)
+    return (*(name for leaf in _BESIDE if (name := f"{layer}.{leaf}") in stored), *cache_scales(layer, stored))
 
 
 def _expect(name: str, stored: Mapping[str, Tensor]) -> None:

@@ -11,9 +11,18 @@ import attrs
 from quark.config.json_values import value_of
 from quark.errors import ConfigError, UnsupportedError
 
-__all__ = ["WeightArguments", "refuse_other_transforms", "weight_arguments"]
+__all__ = ["WeightArguments", "group_of", "refuse_other_transforms", "weight_arguments"]
 
-_READ = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized", "mixed-precision", "dense")
+_READ = (
+    "pack-quantized",
+    "int-quantized",
+    "float-quantized",
+    "naive-quantized",
+    "nvfp4-pack-quantized",
+    "mxfp4-pack-quantized",
+    "mixed-precision",
+    "dense",
+)
 _ENDLESS = re.compile(r"[*+}][^()]*\)[*+{]")
 """A repetition of a group that ends in a repetition: matching such a regular expression can take exponential time."""
 
@@ -65,8 +74,8 @@ def refuse_other_transforms(block: Mapping[str, Any]) -> None:
         )
 
 
-def weight_arguments(block: Mapping[str, Any], layer: str) -> WeightArguments:
-    """Return what a checkpoint says of the weight of one layer: the group whose targets name it, or else one for its type.
+def group_of(block: Mapping[str, Any], layer: str) -> Mapping[str, Any]:
+    """Return the entry of ``config_groups`` with the weight of one layer: the one whose targets name it, or else one for its type.
 
     Args:
         block: The ``quantization_config``.
@@ -78,9 +87,15 @@ def weight_arguments(block: Mapping[str, Any], layer: str) -> WeightArguments:
     groups = [group for group in value_of(block, "config_groups", Mapping, {}).values() if isinstance(group, Mapping)]
     named = [group for group in groups if any(_names(str(target), layer) for target in value_of(group, "targets", list, []))]
     by_type = [group for group in groups if any(str(target).isidentifier() for target in value_of(group, "targets", list, []))]
-    weights = next((group["weights"] for group in (*named, *by_type) if isinstance(group.get("weights"), Mapping)), None)
-    if weights is None:
+    group = next((group for group in (*named, *by_type) if isinstance(group.get("weights"), Mapping)), None)
+    if group is None:
         raise ConfigError(f"no group of quantization_config is about '{layer}', which has scales: the checkpoint is damaged")
+    return group
+
+
+def weight_arguments(block: Mapping[str, Any], layer: str) -> WeightArguments:
+    """Return what a checkpoint says of the weight of one layer; arguments and errors as of `group_of`."""
+    weights: Mapping[str, Any] = group_of(block, layer)["weights"]
     size, block_shape = weights.get("group_size"), weights.get("block_structure")
     is_block = isinstance(block_shape, list) and len(block_shape) == 2 and all(isinstance(n, int) and n > 0 for n in block_shape)
     return WeightArguments(

@@ -1,1 +1,1 @@
-"""FP8 checkpoints as DeepSeek, Qwen, Mistral and FBGEMM store them: read as sources."""
+"""The exporter ``fp8``: FP8 weights as DeepSeek-V3 stores them."""

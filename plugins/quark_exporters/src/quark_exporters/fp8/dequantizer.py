@@ -14,9 +14,10 @@ from torch import Tensor
 
 from quark.checkpoint import FloatTensor
 from quark.errors import CheckpointError, ConfigError
+from quark_exporters.cache_scales import cache_scales
 from quark_exporters.scale_blocks import ScaleBlocks
 
-__all__ = ["CODES", "Fp8Dequantizer"]
+__all__ = ["CODES", "Fp8Dequantizer", "block_size"]
 
 CODES = (torch.float8_e4m3fn, torch.float8_e5m2)
 """Dtypes of FP8 codes."""
@@ -29,7 +30,7 @@ class Fp8Dequantizer:
 
     def float_tensors(self, block: Mapping[str, Any], stored: Mapping[str, Tensor]) -> Iterator[FloatTensor]:
         """As `quark.checkpoint.Dequantizer.float_tensors`."""
-        size = _block_size(block)
+        size = block_size(block)
         for name, tensor in stored.items():
             scale = next((name + suffix for suffix in _SCALES if name + suffix in stored), None)
             if tensor.dtype in CODES and scale is not None:
@@ -47,11 +48,16 @@ def _float_tensor(name: str, scale: str, size: tuple[int, int] | None, stored: M
         shape=tuple(stored[name].shape),
         sources=(name, scale),
         make=lambda tensors, dtype: blocks.values(tensors[name], tensors[scale], None, dtype),
-        left_out=tuple(stem + suffix for suffix in _ACTIVATION_SCALES if stem + suffix in stored),
+        left_out=(*(stem + suffix for suffix in _ACTIVATION_SCALES if stem + suffix in stored), *cache_scales(stem[:-1], stored)),
     )
 
 
-def _block_size(block: Mapping[str, Any]) -> tuple[int, int] | None:
+def block_size(block: Mapping[str, Any]) -> tuple[int, int] | None:
+    """Return rows and columns of the blocks that share a scale, as a ``quantization_config`` says; None where it says none.
+
+    Raises:
+        ConfigError: It says something else.
+    """
     size = block.get("weight_block_size")
     if size is None:
         return None

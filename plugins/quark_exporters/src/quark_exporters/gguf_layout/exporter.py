@@ -57,17 +57,27 @@ class GgufExporter:
             stream.write(None)
             stream.finish(content)
 
+    def check(self, content: CheckpointContent, skeleton: nn.Module, options: ExportOptions) -> None:
+        """As `quark.checkpoint.ChecksModels.check`."""
+        tensors = self._tensors(content, options)
+        _refuse_algorithms(content)
+        tensors.refuse_codes_without_a_type(skeleton)
+
+    def _tensors(self, content: CheckpointContent, options: ExportOptions) -> TensorWriter:
+        gguf, config = _gguf(), _text_config(content.model)
+        family = family_of(config)
+        architecture = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == family.architecture)
+        names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
+        return TensorWriter(family, config, names, options.weight_format == "real_quantized", self._float_type)
+
     @contextmanager
     def stream(self, content: CheckpointContent, skeleton: nn.Module, out: Path, options: ExportOptions) -> Iterator[BlockStream]:
         """As `quark.checkpoint.StreamingExporter.stream`."""
         gguf = _gguf()
-        config = _text_config(content.model)
-        family = family_of(config)
-        _refuse_and_warn(content)
-        architecture = next(number for number, name in gguf.MODEL_ARCH_NAMES.items() if name == family.architecture)
-        names = gguf.get_tensor_name_map(architecture, config.num_hidden_layers)
-        tensors = TensorWriter(family, config, names, options.weight_format == "real_quantized", self._float_type)
-        tensors.refuse_codes_without_a_type(skeleton)
+        self.check(content, skeleton, options)
+        _warn_of_activations(content)
+        tensors = self._tensors(content, options)
+        config, family = tensors.config, tensors.family
         factors = rotary_factors(config)
         extra = [] if factors is None else [floats("rope_freqs.weight", factors)]
         regions = _regions(content)
@@ -137,12 +147,15 @@ def _regions(content: CheckpointContent) -> list[Region]:
     return [Region()] if names == ("",) else [*map(Region, names), Region(without=names)]
 
 
-def _refuse_and_warn(content: CheckpointContent) -> None:
+def _refuse_algorithms(content: CheckpointContent) -> None:
     if names := [a.name for a in content.config.algo_config or () if a.runs_with_model()]:
         raise UnsupportedError(
             f"the algorithm {', '.join(names)} runs with this model, and llama.cpp does not know it: leave it out, or "
             "export it as safetensors"
         )
+
+
+def _warn_of_activations(content: CheckpointContent) -> None:
     layers = [row.config for row in content.plan.quantized if row.config is not None]
     if any(layer.input_tensors is not None or layer.output_tensors is not None for layer in layers) or content.plan.attentions:
         get_logger(__name__).warning(

@@ -14,13 +14,13 @@ from torch import Tensor
 
 from quark.checkpoint import FloatTensor
 from quark.errors import CheckpointError
+from quark_exporters.e2m1 import e2m1_values
 
 __all__ = ["Mxfp4Dequantizer"]
 
 _BLOCKS, _SCALES = "_blocks", "_scales"
 _BYTES = 16
 """Bytes of a block of 32 codes."""
-_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 _BIAS, _NAN = 127, 255
 
 
@@ -51,12 +51,10 @@ def _maker(blocks: str, scales: str) -> Any:
 def _values(blocks: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
     """Return the values, ``[experts, I, O]``, one expert at a time."""
     experts, rows, groups, _ = blocks.shape
-    grid = torch.tensor(_E2M1, device=blocks.device)
     values = torch.empty(experts, groups * 2 * _BYTES, rows, dtype=dtype, device=blocks.device)
     for expert in range(experts):
         exponents = scales[expert].int() - _BIAS
         powers = torch.exp2(exponents.float()).masked_fill_(scales[expert] == _NAN, torch.nan)
-        halves = torch.stack((blocks[expert] & 0xF, blocks[expert] >> 4), dim=-1)
-        matrix = grid[halves.view(rows, groups, 2 * _BYTES).int()].mul_(powers.unsqueeze(-1))
+        matrix = e2m1_values(blocks[expert]).mul_(powers.unsqueeze(-1))
         values[expert] = matrix.view(rows, -1).t()
     return values

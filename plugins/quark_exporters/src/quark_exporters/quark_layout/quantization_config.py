@@ -11,7 +11,6 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 import attrs
-from torch import nn
 
 from quark.checkpoint.content import CheckpointContent
 from quark.checkpoint.exporter import ExportOptions
@@ -26,6 +25,7 @@ from quark.planning.plan import QuantPlan
 from quark.planning.plan_row import PlanRow
 from quark.planning.precedence import layer_config_for
 from quark.plugins import layer_types
+from quark_exporters.float_layers import is_float, routers
 
 __all__ = ["quantization_config", "read_quantization_config"]
 
@@ -52,12 +52,12 @@ def quantization_config(content: CheckpointContent, options: ExportOptions) -> d
     queries = {a.query_layer for a in plan.attentions if a.key_layer is None and a.value_layer is None}
     rows = [row for row in plan.quantized if row.name not in queries and _feeds_cache(row.name, config, options)]
     cache = {row.name: row.config for row in rows if row.config is not None}
-    excluded = [row.name for row in plan.rows if _is_float(row)]
+    excluded = [row.name for row in plan.rows if is_float(row)]
     bare = attrs.evolve(config, exclude=[], layer_quant_config={}, layer_type_quant_config={}, kv_cache_quant_config={})
     layers = {
         row.name: row.config
         for row in plan.quantized
-        if row.config is not None and not _is_float(row) and row.config != _without_patterns(bare, row)
+        if row.config is not None and not is_float(row) and row.config != _without_patterns(bare, row)
     }
     block = JsonExporterConfig(
         kv_cache_group=sorted(name for name, layer in cache.items() if layer.output_tensors is not None),
@@ -67,7 +67,7 @@ def quantization_config(content: CheckpointContent, options: ExportOptions) -> d
     )
     exact = attrs.evolve(
         bare,
-        exclude=[*excluded, *_routers(model, config, plan)],
+        exclude=[*excluded, *routers(model, config, plan)],
         # Excluded layers whose outputs enter the cache are among them: vLLM looks for the group's names there.
         layer_quant_config={**_queries_as_one(layers, plan), **{name: layer for name, layer in cache.items() if name in excluded}},
         kv_cache_quant_config={name: layer for name, layer in cache.items() if layer.output_tensors is not None},
@@ -80,7 +80,7 @@ def _queries_as_one(layers: dict[str, QLayerConfig], plan: QuantPlan) -> dict[st
 
     No other pattern is written, so that nothing competes with it; excluded layers stay excluded.
     """
-    queries = {row.name: row.config for row in plan.quantized if fnmatchcase(row.name, _VLLM_QUERIES) and not _is_float(row)}
+    queries = {row.name: row.config for row in plan.quantized if fnmatchcase(row.name, _VLLM_QUERIES) and not is_float(row)}
     first = next(iter(queries.values()), None)
     if first is None or first.output_tensors is None or any(layers.get(name) != first for name in queries):
         return layers
@@ -95,21 +95,3 @@ def _feeds_cache(name: str, config: QConfig, options: ExportOptions) -> bool:
 def _without_patterns(config: QConfig, row: PlanRow) -> QLayerConfig | None:
     """Return what a configuration without patterns gives the layer of a row."""
     return layer_config_for(config, row.name, layer_types().load_layer(row.layer_type)).config
-
-
-def _is_float(row: PlanRow) -> bool:
-    """Return whether the layer is listed as excluded: its weight and input are float, its output may still enter a quantized cache."""
-    has_no_codes = row.config is None or attrs.evolve(row.config, output_tensors=None) == QLayerConfig()
-    return has_no_codes and not row.is_lookup
-
-
-def _routers(model: nn.Module, config: QConfig, plan: QuantPlan) -> list[str]:
-    """Return modules that are excluded and have a weight, but are no linear layers here: runtimes may implement them as linear layers."""
-    known = {row.name for row in plan.rows}
-    return [
-        name
-        for name, module in model.named_modules()
-        if name not in known
-        and isinstance(module._parameters.get("weight"), nn.Parameter)
-        and any(fnmatchcase(name, p) for p in config.exclude)
-    ]

@@ -6,9 +6,9 @@ from collections.abc import Iterable
 
 from quark.config.slot import Slot
 from quark.hf.quark_loader import is_stored_beside_weight
-from quark.modules.attention import PROBABILITIES, STORED_STATES
+from quark.modules.attention import PROBABILITIES
 
-__all__ = ["attention_attribute", "checkpoint_name", "has_probabilities", "packed_attribute", "probabilities_name", "state_name"]
+__all__ = ["attention_attribute", "checkpoint_name", "has_probabilities", "packed_attribute", "probabilities_name"]
 
 _PROBABILITIES = "prob_output_"
 
@@ -23,11 +23,6 @@ def checkpoint_name(layer: str, slot: Slot, suffix: str) -> str:
 def probabilities_name(attention: str, suffix: str) -> str:
     """Return the full name of a tensor of attention probabilities: ``….self_attn`` + scale → ``….self_attn.prob_output_scale``."""
     return f"{attention}.{_PROBABILITIES}{suffix}"
-
-
-def state_name(attention: str, state: str, suffix: str) -> str:
-    """Return the full name of a tensor of queries, keys or values of a fused projection: ``….self_attn`` + keys + scale → ``….k_scale``."""
-    return f"{attention}.{STORED_STATES[state]}_{suffix}"
 
 
 def attention_attribute(name: str) -> str:

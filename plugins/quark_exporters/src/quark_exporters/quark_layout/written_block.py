@@ -15,8 +15,9 @@ from quark.modules.attention import PROBABILITIES
 from quark.modules.packed_layers import packed_meta
 from quark.planning.plan import QuantPlan
 from quark.quantizers import cast_finite
-from quark_exporters.quark_layout.layout import attention_quantizers, output_quantizers
-from quark_exporters.quark_layout.tensor_names import checkpoint_name, probabilities_name, state_name
+from quark_exporters.model_tensors import attention_quantizers, state_name
+from quark_exporters.quark_layout.layout import output_quantizers
+from quark_exporters.quark_layout.tensor_names import checkpoint_name, probabilities_name
 from quark_exporters.region import Region
 
 __all__ = ["WrittenTensors", "read_block"]

@@ -83,7 +83,7 @@ def _row_ranges(rows: Tensor, *, symmetric: bool) -> tuple[Tensor, Tensor]:
     step = max(1, TILE_ELEMENTS // rows.shape[1])
     for top in range(0, rows.shape[0], step):
         part = slice(top, top + step)
-        tile = rows[part]
+        tile = rows[part].float() if rows.dtype is torch.float64 else rows[part]
         if symmetric and rows.dtype.itemsize == 2:
             magnitude = torch.bitwise_and(tile.view(torch.int16), 0x7FFF, out=scratch(tile.shape, torch.int16, tile.device, "magnitudes"))
             high[part] = magnitude.amax(1).view(rows.dtype)

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from quark.checkpoint import AnnouncesTensors, CheckpointContent, ExportOptions, ResumableExporter, StreamingExporter
+from quark.checkpoint import AnnouncesTensors, CheckpointContent, ChecksModels, ExportOptions, ResumableExporter, StreamingExporter
 from quark.checkpoint.content import content_of
 from quark.checkpoint.destination import COMPANIONS
 from quark.checkpoint.export import export_options, export_with, exporter_of
@@ -82,7 +82,10 @@ def first_stored(subject: Subject) -> str:
 
 @check("layout")
 def stores_or_refuses_every_scheme(subject: Subject) -> None:
-    """It stores at least one registered scheme, and refuses what it cannot store with a reason, before it writes a file."""
+    """It stores at least one registered scheme, and refuses what it cannot store with a reason, before it writes a file.
+
+    Where it has the method ``check``, that refuses the same: a plan shows it.
+    """
     stored = 0
     for scheme in fitting_schemes():
         model = quantized(run_config(scheme))
@@ -93,6 +96,7 @@ def stores_or_refuses_every_scheme(subject: Subject) -> None:
                 require(str(error).strip(), f"refuses the scheme '{scheme}' without a word")
                 files = sorted(contents(out))
                 require(not files, f"has written '{files[0] if files else ''}' before it refuses the scheme '{scheme}'")
+                require(_refuses_in_a_check(subject, model), f"refuses the scheme '{scheme}' when it writes, and not in its method check")
                 continue
             except QuarkError:
                 raise
@@ -101,6 +105,18 @@ def stores_or_refuses_every_scheme(subject: Subject) -> None:
                 require(False, f"raises {kind} for the scheme '{scheme}' ({error}): UnsupportedError with a reason is wanted")
             stored += 1
     require(stored, f"stores none of the schemes {', '.join(fitting_schemes())}")
+
+
+def _refuses_in_a_check(subject: Subject, model: Any) -> bool:
+    """Return whether an exporter with the method ``check`` refuses a model there; True where it has none."""
+    exporter = exporter_of(subject.lookup_name)
+    if not isinstance(exporter, ChecksModels):
+        return True
+    try:
+        exporter.check(content_of(model), model, ExportOptions())
+    except REFUSALS:
+        return True
+    return False
 
 
 @check("layout")

@@ -11,9 +11,10 @@ from torch import nn
 
 from quark.checkpoint import ExportOptions, ReadsOwnFiles
 from quark.checkpoint.export import export_with
+from quark.checkpoint.inspection import inspect_checkpoint
 from quark.checkpoint.layouts import quantization_block, reader_of
 from quark.checkpoint.reader import import_model_from_safetensors
-from quark.checkpoint.transformers_loading import register_layouts
+from quark.checkpoint.transformers_loading import is_read_here, register_layouts
 from quark.hf.dequantized_tensors import DequantizedTensors
 from quark.hf.file_tensors import FileTensors
 from quark.hf.loading import load_model
@@ -58,12 +59,39 @@ def is_recognized(subject: Subject) -> None:
 
 @check("layout")
 def reloads_to_the_same_logits(subject: Subject) -> None:
-    """What it wrote is read back to a model with the same logits, to the bit, in every scheme that it stores, and in 16 bits."""
+    """What it wrote is read back to a model with the same logits, to the bit, in every scheme that it stores, and in 16 bits.
+
+    A layout with the capability ``rounds_scales`` does so once its scales are rounded: with a model that was read.
+    """
     _with_reader(subject)
     names = stored_schemes(subject)
     for scheme in names:
-        require_reload(quantized(run_config(scheme)), subject.lookup_name)
-    require_reload(quantized(run_config(names[0]), torch.bfloat16), subject.lookup_name)
+        require_reload(_with_scales_as_stored(subject, quantized(run_config(scheme))), subject.lookup_name)
+    model = quantized(run_config(names[0]), torch.bfloat16)
+    require_reload(_with_scales_as_stored(subject, model), subject.lookup_name)
+
+
+@check("layout", needs="rounds_scales", level="optional")
+def keeps_codes_and_rounds_scales(subject: Subject) -> None:
+    """Of the weights that are read back each is off by no more than a scale that is rounded to 8 bits, in every scheme that it stores."""
+    _with_reader(subject)
+    for scheme in stored_schemes(subject):
+        model = quantized(run_config(scheme))
+        one, other = model.state_dict(), _reread(subject, model).state_dict()
+        for name in (name for name in one if name.endswith(".weight") and name in other):
+            near = torch.allclose(one[name], other[name], rtol=2.0**-8, atol=0)
+            require(near, f"reads '{name}' of a checkpoint in '{scheme}' as a weight of other codes than were written")
+
+
+def _reread(subject: Subject, model: nn.Module) -> nn.Module:
+    with temporary() as parent:
+        export_with(subject.lookup_name, model, parent / "out")
+        return import_model_from_safetensors(None, parent / "out", device="cpu")
+
+
+def _with_scales_as_stored(subject: Subject, model: nn.Module) -> nn.Module:
+    """Return a model whose scales the layout keeps to the bit: itself, or where the layout rounds them, as it is read back."""
+    return _reread(subject, model) if "rounds_scales" in subject.record.capabilities else model  # type: ignore[union-attr]
 
 
 @check("layout")
@@ -88,20 +116,39 @@ def dequantizes_what_it_wrote(subject: Subject) -> None:
 
 
 @check("layout")
+def is_inspected(subject: Subject) -> None:
+    """Its inspector finds nothing missing in what it wrote, and says for each runtime what computes its layers, or why it refuses them."""
+    if subject.record.inspector is None:  # type: ignore[union-attr]
+        raise NotApplicableError("its record names no inspector")
+    for scheme in stored_schemes(subject):
+        with temporary() as parent:
+            export_with(subject.lookup_name, quantized(run_config(scheme)), parent / "out")
+            inspection = inspect_checkpoint(parent / "out")
+        require(not inspection.damage, f"takes its own checkpoint in '{scheme}' for damaged: {inspection.damage[:1]}")
+        require(inspection.runtimes, f"says of no runtime what it makes of a checkpoint in '{scheme}'")
+        for support in inspection.runtimes:
+            said = support.methods or support.refusals
+            require(said, f"says neither what computes a checkpoint in '{scheme}' in {support.runtime} nor why nothing does")
+
+
+@check("layout")
 def transformers_reads_it(subject: Subject) -> None:
-    """``from_pretrained`` of transformers gives the same logits too, where the reader does not read files of its own."""
+    """``from_pretrained`` of transformers gives the same logits too, where it calls the reader: not for files or methods of its own."""
     _with_reader(subject)
     if isinstance(reader_of(subject.lookup_name), ReadsOwnFiles):
         raise NotApplicableError("its reader reads files of its own, which transformers cannot")
     register_layouts()
-    require_reload(stored_model(subject), subject.lookup_name, _from_pretrained)
+    if not any(map(is_read_here, subject.record.quant_methods)):  # type: ignore[union-attr]
+        raise NotApplicableError("transformers has a reader of its own for this quant_method, and does not call this one")
+    model = _with_scales_as_stored(subject, stored_model(subject))
+    require_reload(model, subject.lookup_name, _from_pretrained)
 
 
 @check("layout")
 def honours_or_refuses_common_options(subject: Subject) -> None:
     """With each common option, it is read back to the same logits; or it refuses the option with a reason."""
     _with_reader(subject)
-    model = stored_model(subject)
+    model = _with_scales_as_stored(subject, stored_model(subject))
     given = ({"pack_method": "order"}, {"weight_format": "fake_quantized"}, {"max_shard_bytes": 20_000}, {"zero_points": False})
     for fields in given:
         options = ExportOptions(**fields)

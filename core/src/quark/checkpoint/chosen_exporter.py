@@ -1,0 +1,60 @@
+"""The exporter that is asked for by name, and its options."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from typing import Any
+
+from quark.checkpoint.exporter import Exporter, ExportOptions, Tokenizer
+from quark.config.export import JsonExporterConfig
+from quark.errors import UnknownNameError
+from quark.plugins import exporters
+from quark.plugins.attribution import attributed, origin
+from quark.plugins.options import Option, called, checked, options_of
+
+__all__ = ["export_options", "exporter_of", "exporter_options"]
+
+
+def exporter_of(name: str, options: ExportOptions | None = None) -> Exporter:
+    """Return the registered exporter of that name, created with its own options.
+
+    Raises:
+        UnknownNameError: No exporter has that name.
+        ConfigError: (a ValueError) The exporter has no such option, or refuses its value.
+        PluginError: The registered class cannot be called, or has no method ``export``.
+    """
+    own = {} if options is None else options.own
+    try:
+        kind = exporters().load_exporter(name)
+    except UnknownNameError as error:
+        fix = f"Exporters come with plugins: install a distribution that registers '{name}' in its hook quark_register_exporters"
+        raise UnknownNameError(f"{error} {fix}", kind=error.kind, name=error.name, known=error.known) from None
+    whose = origin("exporters", name)
+    with attributed("being made", whose):
+        exporter: Exporter = called(str(whose), kind, checked(f"the exporter '{name}'", exporters().options(name), own)) if own else kind()
+    if not callable(getattr(exporter, "export", None)):
+        raise whose.error("has no method 'export'")
+    return exporter
+
+
+def exporter_options(name: str) -> tuple[Option, ...]:
+    """Return the options of an export: those specific to the exporter, then the fields of `ExportOptions`, common to all exporters."""
+    own = exporters().options(name)
+    return (*own, *options_of(ExportOptions, without=("own", "tokenizer", "input_args", *(option.name for option in own))))
+
+
+def export_options(name: str, chosen: Mapping[str, Any], tokenizer: Tokenizer | None = None) -> ExportOptions:
+    """Return the options for an exporter from one mapping of its own and the common options.
+
+    Raises:
+        ConfigError: (a ValueError) There is no such option, or a value cannot be used; the message lists the options.
+    """
+    whose, own = f"the exporter '{name}'", {option.name for option in exporters().options(name)}
+    values = checked(whose, exporter_options(name), chosen)
+    common = {key: value for key, value in values.items() if key not in own}
+    JsonExporterConfig(**{key: value for key, value in common.items() if key in ("weight_format", "pack_method")})  # refuses others
+    make = functools.partial(ExportOptions, own={key: values[key] for key in values if key in own}, tokenizer=tokenizer)
+    options: ExportOptions = called(whose, make, common)
+    exporter_of(name, options)  # the exporter refuses a bad value here, before any work
+    return options

@@ -1,0 +1,186 @@
+"""Inspection of a checkpoint: whether it is whole, and which runtimes would load it, without running any of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+import attrs
+import torch
+from safetensors import safe_open
+from torch import Tensor, nn
+
+from quark.checkpoint.layout_reader import LayoutReader
+from quark.checkpoint.layouts import layout_for, quantization_block, reader_of
+from quark.checkpoint.reader import fill_zero_points, place, prepared, tie
+from quark.checkpoint.restorers import restorers_of
+from quark.checkpoint.shard_layout import NAMES
+from quark.config.model import QConfig
+from quark.errors import CheckpointError, QuarkError
+from quark.hf.placing import without_source
+from quark.hf.shards import Shard, check_shards
+from quark.hf.skeleton import empty_model
+from quark.names import folded
+from quark.planning.plan import QuantPlan
+from quark.plugins import exporters
+from quark.plugins.attribution import attributed, origin
+
+_DTYPES = {name: dtype for dtype, name in NAMES.items()}
+
+__all__ = ["CheckpointFacts", "Inspection", "Inspector", "RuntimeSupport", "inspect_checkpoint"]
+
+
+@attrs.frozen
+class RuntimeSupport:
+    """What one runtime would do with a checkpoint.
+
+    Attributes:
+        runtime: Its name.
+        summary: What it is.
+        methods: What computes quantized layers there → the names of these layers, folded.
+        refusals: Why it would not load the checkpoint, or would compute something else; empty where it would load it.
+        notes: What else there is to know.
+    """
+
+    runtime: str
+    summary: str
+    methods: Mapping[str, str]
+    refusals: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def loads(self) -> bool:
+        """Whether it would load the checkpoint and compute what it says."""
+        return not self.refusals
+
+
+@attrs.frozen(eq=False)
+class CheckpointFacts:
+    """A checkpoint as an `Inspector` gets it; no weight has been read.
+
+    Attributes:
+        directory: The checkpoint.
+        layout: Name of its layout.
+        block: Its ``quantization_config``.
+        config: What the layout's reader makes of that.
+        plan: What each layer of the model has.
+        heads: Names of the output heads.
+    """
+
+    directory: Path
+    layout: str
+    block: Mapping[str, Any]
+    config: QConfig
+    plan: QuantPlan
+    heads: frozenset[str]
+
+    def number(self, name: str) -> float | None:
+        """Return the number in a stored tensor that has one element; None where there is no such tensor."""
+        for shard in check_shards(self.directory):
+            if name in shard.tensors:
+                with safe_open(shard.path, framework="pt") as file:
+                    tensor = file.get_tensor(name)
+                return float(tensor.float()) if tensor.numel() == 1 else None
+        return None
+
+
+class Inspector(Protocol):
+    """Says what runtimes make of checkpoints in a layout; third parties name such a class as ``inspector`` of an `ExporterRecord`."""
+
+    def support(self, facts: CheckpointFacts) -> Iterable[RuntimeSupport]:
+        """Yield what each runtime would do."""
+
+
+@attrs.frozen
+class Inspection:
+    """What is known of a checkpoint.
+
+    Attributes:
+        layout: Name of its layout.
+        damage: What is missing, or does not fit the model; empty where it is whole.
+        runtimes: What each runtime would do with it; empty where it is damaged, or nobody has written down their rules.
+    """
+
+    layout: str
+    damage: tuple[str, ...] = ()
+    runtimes: tuple[RuntimeSupport, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the inspection in JSON form."""
+        runtimes = [attrs.asdict(support) | {"loads": support.loads} for support in self.runtimes]
+        return {"layout": self.layout, "damage": list(self.damage), "runtimes": runtimes}
+
+
+@attributed("inspecting a checkpoint")
+def inspect_checkpoint(directory: str | Path, *, trust_remote_code: bool = False) -> Inspection:
+    """Return whether a checkpoint is whole, and what runtimes would do with it. Scales are read, and weights are not.
+
+    Args:
+        directory: A quantized checkpoint in a layout that an installed plugin reads.
+        trust_remote_code: Whether code that comes with the checkpoint may run.
+
+    Raises:
+        CheckpointError: It is no quantized checkpoint, or no installed layout reads it.
+        UnsupportedError: No reader here knows what it is made of.
+    """
+    path = Path(directory)
+    block = quantization_block(path)
+    layout = layout_for(block, path / "config.json")
+    reader, shards = reader_of(layout), check_shards(path)
+    stored = reader.configuration(block, path)
+    model: Any = empty_model(path, None, trust_remote_code=trust_remote_code)
+    plan = prepared(reader, model, stored, path, origin("exporters", layout))
+    heads = {name for name, module in model.named_modules() if module is model.get_output_embeddings()} or {"lm_head"}
+    damage = (*_misfits(model, _placed_by(reader, model, stored.config), shards, path), *_bad_scales(shards))
+    if damage or exporters().get(layout).inspector is None:
+        return Inspection(layout, damage)
+    with attributed("inspecting a checkpoint", origin("exporters", layout)):
+        facts = CheckpointFacts(path, layout, block, stored.config, plan, frozenset(heads))
+        runtimes = tuple(exporters().load_inspector(layout)().support(facts))
+    return Inspection(layout, (), runtimes)
+
+
+def _placed_by(reader: LayoutReader, model: nn.Module, config: QConfig) -> Callable[[str, Tensor], str]:
+    """Return the function that gives the path of a stored tensor in the prepared model."""
+    restorers = restorers_of(config)
+
+    def place_of(name: str, tensor: Tensor) -> str:
+        for restorer in restorers:
+            name = restorer.place_of(name, tensor)
+        return reader.place_of(model, name)
+
+    return place_of
+
+
+def _misfits(model: nn.Module, place_of: Callable[[str, Tensor], str], shards: Iterable[Shard], directory: Path) -> Iterator[str]:
+    """Yield what of the stored tensors has no place in the prepared model, or another shape there, and what is missing."""
+    found: set[str] = set()
+    for path, name, dtype, shape in ((s.path, name, *kind) for s in shards for name, kind in s.tensors.items()):
+        if dtype not in _DTYPES:
+            yield f"'{name}' in '{path}' is of the dtype {dtype}, which no model has"
+            continue
+        tensor = torch.empty(shape, dtype=_DTYPES[dtype], device="meta")
+        try:
+            found.add(place(model, place_of(name, tensor), name, tensor, path))
+        except CheckpointError as error:
+            yield str(error)
+    found |= fill_zero_points(model, found)
+    tie(model, found)
+    try:
+        missing = list(without_source(model.state_dict(keep_vars=True), found))
+    except QuarkError as error:
+        yield str(error)
+        return
+    if missing:
+        yield f"'{directory}' lacks {len(missing)} tensor(s): {folded(missing)}"
+
+
+def _bad_scales(shards: Iterable[Shard]) -> Iterator[str]:
+    """Yield the scales that are not finite."""
+    for shard in shards:
+        with safe_open(shard.path, framework="pt") as file:
+            for name in (name for name in shard.tensors if "scale" in name.rpartition(".")[2]):
+                scale = file.get_tensor(name)
+                if scale.is_floating_point() and not bool(torch.isfinite(scale.float()).all()):
+                    yield f"'{name}' holds scales that are NaN or infinite"

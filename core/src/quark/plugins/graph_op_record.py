@@ -1,0 +1,73 @@
+"""GraphOpRecord: what FX graph mode has to know of an operator to quantize it."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import attrs
+
+from quark.lazy import Reference, as_optional_reference
+from quark.plugins.record_fields import as_strings, check_name, function_reference
+from quark.plugins.records import Record
+
+__all__ = ["GraphOpRecord"]
+
+_OPERATOR = re.compile(r"\w+::\w+")
+
+
+def _check_operators(_: Any, attribute: Any, values: tuple[str, ...]) -> None:
+    if not values:
+        raise ValueError(f"{attribute.name} is empty: name an operator of torch, such as 'aten::add'")
+    for value in values:
+        if not _OPERATOR.fullmatch(value):
+            raise ValueError(f"{attribute.name} holds {value!r}: write 'namespace::name', as torch's schemas do, without the overload")
+
+
+@attrs.frozen(kw_only=True)
+class GraphOpRecord(Record):
+    """An operator in the graph of a model, and which of its tensors FX graph mode quantizes.
+
+    Tensors are named as the operator's schema names its arguments (``torch.ops.aten.linear.default._schema``).
+
+    Attributes:
+        operators: Full names without overloads, such as ``("aten::add",)``. Operators that write to their first argument, such as
+            ``aten::add_``, are replaced by the ones that do not before records are looked up.
+        modules: Names of the module classes that are this one operator, such as ``("Conv2d",)``: ``layer_type_quant_config`` may name it so
+            too, and the operator in such a module is called by the module's name.
+        inputs: Arguments that are activations; empty where every tensor is one but ``weight`` and ``bias``.
+        layer_type: Name of the registered layer type (`LayerTypeRecord`) that computes the same; its weight, and activations with scales of
+            channels or groups, are then quantized as in eager mode. None where there is none.
+        weight: Argument that is the weight of such a layer; None where there is none.
+        bias: Argument that is its bias.
+        moves_values: Whether each output value is one of the inputs' values, or 0, as with ``cat`` and ``relu``: inputs and outputs then
+            share a quantizer, where it has one static scale.
+        continues: Whether the operator is computed together with the one in front of it, as with ``relu``: if nothing else reads the
+            tensor between the two, that one is not quantized.
+        example: Reference to a function that is called with the record's name and returns a module and a tuple of its arguments, whose
+            graph has this operator; for the conformance suite.
+
+    Raises:
+        ValueError: As `Record` does; or an operator is not written as torch writes it; or one of weight and layer type is missing.
+    """
+
+    operators: tuple[str, ...] = attrs.field(converter=as_strings, validator=_check_operators)
+    modules: tuple[str, ...] = attrs.field(default=(), converter=as_strings)
+    inputs: tuple[str, ...] = attrs.field(default=(), converter=as_strings)
+    layer_type: str | None = attrs.field(default=None, validator=attrs.validators.optional(check_name))
+    weight: str | None = None
+    bias: str | None = None
+    moves_values: bool = False
+    continues: bool = False
+    example: Reference | None = attrs.field(default=None, converter=as_optional_reference, metadata=function_reference())
+
+    def __attrs_post_init__(self) -> None:
+        if (self.weight is None) != (self.layer_type is None) or (self.bias is not None and self.weight is None):
+            raise ValueError(f"the operator '{self.name}' needs both or none of weight and layer_type, and a bias only beside a weight")
+        if self.weight is not None and self.moves_values:
+            raise ValueError(f"the operator '{self.name}' has a weight, so that it does not just move values: leave one of the two out")
+
+    @property
+    def type_names(self) -> tuple[str, ...]:
+        """What ``layer_type_quant_config`` may call it."""
+        return (self.name, *self.aliases, *self.modules)

@@ -1,0 +1,156 @@
+"""A measurement of one block: the run itself on one small block of random weights, at two sizes of data, by phase."""
+
+from __future__ import annotations
+
+import copy
+import logging
+import tempfile
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch
+from torch import nn
+
+from quark.calibration.batches import Call
+from quark.checkpoint.content import CheckpointContent
+from quark.checkpoint.exporter import Exporter, ExportOptions, StreamingExporter
+from quark.errors import QuarkError
+from quark.log import get_logger
+from quark.planning.decoder_blocks import Block, decoder_blocks
+from quark.runs.run import Run, StartedRun, plan_run
+from quark.runs.sink import CheckpointSink, InPlaceSink
+from quark.runs.skeleton import quantized_skeleton
+
+__all__ = ["BlockSeconds", "measured_block"]
+
+_LARGEST = 32 << 20
+"""Bytes of a block beyond which a run on it would take longer than people wait for a plan."""
+_VOCABULARY = 256
+_BY_TOKEN = ("transforms", "forward", "statistics")
+"""Phases whose time grows with the data; what others take otherwise is noise."""
+_FEW, _MORE = 2, 6
+"""Sequences of the two runs that are compared."""
+_SHORTEST, _LONGEST = 128, 512
+
+
+@attrs.frozen
+class BlockSeconds:
+    """What one block takes.
+
+    Attributes:
+        fixed: Seconds by phase (`quark.calibration.phases.PHASES`), without data.
+        per_token: Seconds by phase for each calibration token.
+        size: Bytes of the block's float tensors.
+    """
+
+    fixed: Mapping[str, float]
+    per_token: Mapping[str, float]
+    size: int
+
+    def of(self, tokens: int) -> dict[str, float]:
+        """Return the seconds of one block by phase."""
+        return {name: fixed + tokens * self.per_token[name] for name, fixed in self.fixed.items()}
+
+
+def measured_block(
+    model: nn.Module, run: Run, length: int, exporter: Exporter, options: ExportOptions, device: torch.device
+) -> BlockSeconds | None:
+    """Return what the first block takes; None where it is too large for a measurement in a few seconds, or not like most others.
+
+    Args:
+        model: Of the plan, on the meta device but for buffers that no checkpoint holds; not changed.
+        run: With its memory mode.
+        length: Tokens of a calibration sequence.
+        exporter: Writes the result; one that streams writes to a temporary directory here.
+        options: Of the export.
+        device: Where the run would work.
+    """
+    blocks = decoder_blocks(model, run.plan.architecture)
+    sizes = [sum(p.nbytes for p in block.module.parameters()) for block in blocks]
+    if not blocks or not blocks[0].name or sizes[0] > _LARGEST or 2 * sizes.count(sizes[0]) < len(sizes):
+        return None
+    length = min(max(length, _SHORTEST), _LONGEST)
+    try:
+        with _silently():
+            small = _of_one_block(model, blocks[0], device)
+            if small is None:
+                return None
+            times = [_seconds(small, run, count, length, exporter, options, device) for count in (1, _FEW, _MORE)]
+    except (QuarkError, ValueError, RuntimeError, TypeError, AttributeError, LookupError, NotImplementedError):
+        return None  # a model class that does not run with one block: rates of the machine have to do
+    _, few, more = times  # the first run warms up
+    pairs = {name: (few.get(name, 0.0), more.get(name, 0.0)) for name in dict.fromkeys([*few, *more])}
+    slopes = {name: max(0.0, b - a) / ((_MORE - _FEW) * length) if name in _BY_TOKEN else 0.0 for name, (a, b) in pairs.items()}
+    fixed = {name: max(0.0, min(pair) - _FEW * length * slopes[name]) for name, pair in pairs.items()}
+    return BlockSeconds(fixed, slopes, sizes[0])
+
+
+def _of_one_block(model: nn.Module, block: Block, device: torch.device) -> nn.Module | None:
+    """Return a copy of the model with one block, a small vocabulary and random weights; None where what else it has is large."""
+    container = model.get_submodule(block.name.rpartition(".")[0])
+    one: Any = copy.deepcopy(model, {id(container): nn.ModuleList([copy.deepcopy(block.module)])})
+    one.config.num_hidden_layers = 1
+    embeddings, head = one.get_input_embeddings(), one.get_output_embeddings()
+    width, dtype = embeddings.weight.shape[1], embeddings.weight.dtype
+    one.set_input_embeddings(nn.Embedding(_VOCABULARY, width, device="meta", dtype=dtype))
+    if head is not None:
+        one.set_output_embeddings(nn.Linear(head.weight.shape[1], _VOCABULARY, bias=False, device="meta", dtype=head.weight.dtype))
+    if sum(p.nbytes for p in one.parameters()) > 2 * _LARGEST:
+        return None
+    generator = torch.Generator().manual_seed(0)
+    for module in one.modules():
+        for name, parameter in list(module.named_parameters(recurse=False)):
+            values = torch.randn(parameter.shape, generator=generator)
+            # Norms of uneven channels, as models have them: an equalization that finds nothing to equalize takes longer.
+            values = values.exp() if parameter.ndim == 1 else 0.02 * values
+            setattr(module, name, nn.Parameter(values.to(device, parameter.dtype), requires_grad=False))
+        for name, buffer in list(module.named_buffers(recurse=False)):
+            module._buffers[name] = torch.zeros_like(buffer, device=device) if buffer.is_meta else buffer.to(device)
+    return one if isinstance(one, nn.Module) else None
+
+
+def _seconds(
+    small: nn.Module, run: Run, count: int, length: int, exporter: Exporter, options: ExportOptions, device: torch.device
+) -> dict[str, float]:
+    """Return the seconds by phase of a run on a copy of the model, with so many sequences."""
+    model: Any = copy.deepcopy(small)
+    generator = torch.Generator().manual_seed(count)
+    ids = [torch.randint(_VOCABULARY, (1, length), generator=generator).to(device) for _ in range(count if run.needs_data else 0)]
+    config = attrs.evolve(run.plan.config, strict=False, spill_directory=None)
+    own = attrs.evolve(plan_run(model, config), data=[Call((x,)) for x in ids]).in_memory_mode(run.two_passes)
+    began = time.perf_counter()
+    started = own.start(model)
+    before = time.perf_counter() - began
+    if isinstance(exporter, StreamingExporter) and own.works_by_block:
+        _streamed(started, exporter, options)
+    else:
+        started.quantize(InPlaceSink(model))
+    seconds: dict[str, float] = dict(model.quark_report.seconds)
+    if own.algorithms.transforms:
+        seconds["transforms"] = seconds.get("transforms", 0.0) + before
+    return seconds
+
+
+def _streamed(started: StartedRun, exporter: StreamingExporter, options: ExportOptions) -> None:
+    content = CheckpointContent(started.model, started.plan.config, started.plan)
+    with (
+        tempfile.TemporaryDirectory() as directory,
+        exporter.stream(content, quantized_skeleton(started.model, started.plan), Path(directory), options) as stream,
+    ):
+        started.quantize(CheckpointSink(started.model, stream))
+
+
+@contextmanager
+def _silently() -> Iterator[None]:
+    """Keep what the small runs log to themselves: it is not of the model that is planned."""
+    logger = get_logger()
+    level = logger.level
+    logger.setLevel(logging.CRITICAL + 1)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)

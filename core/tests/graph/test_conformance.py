@@ -1,0 +1,17 @@
+"""The core's own operators keep the contracts of the plugin API: the conformance suite, a test class for each."""
+
+from __future__ import annotations
+
+from quark.plugins.catalog import catalog
+from quark.testing import GraphOpConformance, subjects
+
+globals().update(
+    {
+        f"Test_{subject.name}": type(f"Test_{subject.name}", (GraphOpConformance,), {"subject": subject.name, "__module__": __name__})
+        for subject in subjects(catalog(), "quark-core", ["graph_op"])
+    }
+)
+
+
+def test_operators_have_classes() -> None:
+    assert {"Test_conv2d", "Test_cat", "Test_softmax"} <= globals().keys()

@@ -1,0 +1,1 @@
+"""The exporter ``awq``: 4-bit weights as AutoAWQ stores them."""

@@ -1,0 +1,175 @@
+"""Tensor specs as ``QuantizationArgs`` of compressed-tensors, and back. Source: compressed-tensors 0.20, ``quantization/quant_args.py``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from quark.config.enums import ZeroPointType
+from quark.config.json_values import value_of
+from quark.config.layer import QLayerConfig, TensorSpec
+from quark.config.tensor import QTensorConfig
+from quark.errors import ConfigError, UnsupportedError
+from quark.quantizers import canonicalize
+
+__all__ = ["arguments_of", "format_of", "spec_of"]
+
+_INTEGERS = {"int4": 4, "uint4": 4, "int8": 8, "uint8": 8}
+_STRATEGIES = {"per_tensor": "tensor", "per_channel": "channel", "per_group": "group", "per_block": "block"}
+_QSCHEMES = {strategy: qscheme for qscheme, strategy in _STRATEGIES.items()} | {"token": "per_channel", "tensor_group": "per_group"}
+_OBSERVERS = {"per_tensor": "PerTensorMinMaxObserver", "per_channel": "PerChannelMinMaxObserver", "per_group": "PerGroupMinMaxObserver"}
+_FP4_GROUPS = {"group": 32, "tensor_group": 16}
+"""Strategy → the one size of its groups of FP4: MXFP4, NVFP4."""
+
+
+def arguments_of(spec: TensorSpec, *, activation: bool) -> dict[str, Any]:
+    """Return the arguments by which compressed-tensors quantizes a tensor like a spec does.
+
+    Args:
+        spec: Of a weight or an input.
+        activation: Whether it is of an input.
+
+    Raises:
+        UnsupportedError: There are none; the message is the reason, without the name of a layer.
+    """
+    specs = canonicalize(spec)
+    first, names = specs[0], " → ".join(level.dtype.name for level in specs)
+    if first.dtype.name == "fp4":
+        return _fp4_arguments(specs, names)
+    if len(specs) > 1 or first.dtype.name not in (*_INTEGERS, "fp8_e4m3"):
+        raise UnsupportedError(f"compressed-tensors has no format for {names}")
+    if first.scale_format not in (None, "float32"):
+        raise UnsupportedError(f"compressed-tensors keeps scales of {names} as floating-point numbers, and these are {first.scale_format}")
+    if first.zero_point_type is ZeroPointType.float32 and first.symmetric is False:
+        raise UnsupportedError("compressed-tensors has whole zero points, and these are real numbers (zero_point_type=float32)")
+    is_integer = first.dtype.name in _INTEGERS
+    if not first.symmetric and (not is_integer or (activation and not first.is_dynamic)):
+        raise UnsupportedError(f"zero points of {'static inputs' if is_integer else names} are not written")
+    if first.symmetric and first.dtype.name.startswith("u"):
+        raise UnsupportedError(f"compressed-tensors has no unsigned codes without zero points, as {names} with symmetric=True asks for")
+    return {
+        "num_bits": _INTEGERS.get(first.dtype.name, 8),
+        "type": "int" if is_integer else "float",
+        "symmetric": bool(first.symmetric),
+        "dynamic": bool(first.is_dynamic),
+        **_strategy_of(first, activation=activation),
+    }
+
+
+def _strategy_of(spec: QTensorConfig, *, activation: bool) -> dict[str, Any]:
+    qscheme = None if spec.qscheme is None else spec.qscheme.name
+    if qscheme == "per_channel" and (activation or spec.ch_axis not in (0, -2)):
+        if activation and spec.is_dynamic and spec.ch_axis in (1, -2):
+            return {"strategy": "token"}
+        raise UnsupportedError(
+            f"compressed-tensors has no scales per channel of axis {spec.ch_axis} for {'inputs' if activation else 'weights'}"
+        )
+    if qscheme not in _STRATEGIES:
+        raise UnsupportedError(f"compressed-tensors has no strategy for the qscheme {qscheme}")
+    strategy: dict[str, Any] = {"strategy": _STRATEGIES[qscheme]}
+    if qscheme == "per_group":
+        return {"strategy": "channel"} if spec.group_size == -1 and not activation else strategy | {"group_size": spec.group_size}
+    return strategy if spec.block_size is None else strategy | {"block_structure": list(spec.block_size)}
+
+
+def _fp4_arguments(specs: tuple[QTensorConfig, ...], names: str) -> dict[str, Any]:
+    """Return the arguments of MXFP4 or NVFP4."""
+    first = specs[0]
+    shared = {"num_bits": 4, "type": "float", "symmetric": True, "group_size": first.group_size}
+    if len(specs) == 1 and (first.scale_format, first.group_size) == ("e8m0", 32):
+        return {**shared, "strategy": "group", "dynamic": bool(first.is_dynamic), "scale_dtype": "torch.uint8"}
+    if len(specs) == 2 and (specs[1].dtype.name, first.group_size) == ("fp8_e4m3", 16) and not specs[1].is_dynamic:
+        return {
+            **shared,
+            "strategy": "tensor_group",
+            "dynamic": "local" if first.is_dynamic else False,
+            "scale_dtype": "torch.float8_e4m3fn",
+        }
+    scales = specs[1].dtype.name if len(specs) > 1 else first.scale_format
+    raise UnsupportedError(
+        f"compressed-tensors has FP4 in groups of 32 with scales in E8M0 (MXFP4), and of 16 with scales in E4M3 under one for the tensor "
+        f"(NVFP4); {names} is in groups of {first.group_size} with scales in {scales}"
+    )
+
+
+def format_of(config: QLayerConfig) -> str:
+    """Return the name of the compressed-tensors format in which the weight of a layer is stored.
+
+    Raises:
+        UnsupportedError: There is none for its weight and input together.
+    """
+    if config.weight is None:
+        raise UnsupportedError("its input is quantized and its weight is not")
+    weight = arguments_of(config.weight, activation=False)
+    inputs = None if config.input_tensors is None else arguments_of(config.input_tensors, activation=True)
+    if weight["dynamic"]:
+        raise UnsupportedError("the scales of its weight are dynamic")
+    if weight["type"] == "float" and weight["num_bits"] == 4:
+        is_nvfp4 = weight["strategy"] == "tensor_group"
+        if inputs is not None and (inputs["num_bits"], inputs["strategy"]) != (4, weight["strategy"]):
+            kind = "NVFP4" if is_nvfp4 else "MXFP4"
+            raise UnsupportedError(f"weights in {kind} go with inputs in {kind} or in floating point, and not with {_named(inputs)}")
+        return "nvfp4-pack-quantized" if is_nvfp4 else "mxfp4-pack-quantized"
+    if inputs is not None and inputs["type"] != weight["type"]:
+        raise UnsupportedError(f"weights of {_named(weight)} with inputs of {_named(inputs)} are in no format of compressed-tensors")
+    if weight["type"] == "float":
+        return "float-quantized"
+    if inputs is not None:
+        return "int-quantized"
+    if weight["strategy"] in ("tensor", "block"):
+        raise UnsupportedError(f"packed integers have a scale for each group or channel, and not for the {weight['strategy']}")
+    return "pack-quantized"
+
+
+def _named(arguments: Mapping[str, Any]) -> str:
+    return f"{arguments['type']}{arguments['num_bits']} ({arguments['strategy']})"
+
+
+def spec_of(arguments: Mapping[str, Any], *, activation: bool) -> TensorSpec:
+    """Return the spec that quantizes a tensor as arguments of compressed-tensors say.
+
+    Raises:
+        ConfigError: A value is of another type than it has.
+        UnsupportedError: No number format here is what they ask for.
+    """
+    bits, kind = value_of(arguments, "num_bits", int, 8), value_of(arguments, "type", str, "int")
+    symmetric, dynamic = value_of(arguments, "symmetric", bool, True), bool(arguments.get("dynamic"))
+    size, block = arguments.get("group_size"), arguments.get("block_structure")
+    strategy = arguments.get("strategy") or ("tensor" if size is None else "channel" if size == -1 else "group")
+    if strategy not in _QSCHEMES:
+        raise UnsupportedError(f"the strategy {strategy!r} of compressed-tensors is not read")
+    if (kind, bits) == ("float", 4):
+        return _fp4_spec(strategy, size, is_dynamic=dynamic)
+    names = {("float", 8): "fp8_e4m3", ("int", bits): f"{'' if symmetric else 'u'}int{bits}"}
+    if (kind, bits) not in names or (kind == "int" and bits not in (4, 8)):
+        raise UnsupportedError(f"codes of the type {kind!r} and {bits} bits of compressed-tensors are not read")
+    qscheme = _QSCHEMES[strategy]
+    if qscheme == "per_group" and (not isinstance(size, int) or size < 1):
+        raise ConfigError(f"quantization_config says group_size={size!r} for the strategy {strategy!r}, and a positive number is expected")
+    return QTensorConfig(
+        dtype=names[kind, bits],
+        observer_cls=_OBSERVERS.get(qscheme, "PerBlockMXObserver" if qscheme == "per_block" else None),
+        qscheme=qscheme,
+        is_dynamic=dynamic,
+        symmetric=symmetric,
+        ch_axis={"token": 1, "channel": 0, "group": -1}.get(strategy),
+        group_size=size if qscheme == "per_group" else None,
+        block_size=block if strategy == "block" else None,
+        scale_type="float",
+        round_method="half_even",
+        zero_point_type="int32",
+    )
+
+
+def _fp4_spec(strategy: str, size: object, *, is_dynamic: bool) -> TensorSpec:
+    if _FP4_GROUPS.get(strategy) != size:
+        raise UnsupportedError(
+            f"FP4 of compressed-tensors is read as MXFP4 and NVFP4, and not with strategy={strategy!r}, group_size={size!r}"
+        )
+    fields: dict[str, Any] = {"dtype": "fp4", "qscheme": "per_group", "ch_axis": -1, "group_size": size, "is_dynamic": is_dynamic}
+    fields |= {"observer_cls": "PerBlockMXObserver", "round_method": "half_even", "zero_point_type": "int32"}
+    if strategy == "group":
+        return QTensorConfig(**fields, scale_type="float", scale_format="e8m0", scale_calculation_mode="even")
+    scales: dict[str, Any] = {"dtype": "fp8_e4m3", "qscheme": "per_tensor", "symmetric": True, "is_dynamic": False, "is_scale_quant": True}
+    scales |= {"observer_cls": "PerTensorMinMaxObserver", "round_method": "half_even", "zero_point_type": "int32", "scale_type": "float32"}
+    return [QTensorConfig(**fields, scale_type="float32", scale_format="float32"), QTensorConfig(**scales)]

@@ -1,0 +1,55 @@
+"""CompressedTensorsExporter: a checkpoint that the package compressed-tensors, vLLM and transformers read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from quark.checkpoint.content import CheckpointContent
+from quark.checkpoint.exporter import ExportOptions
+from quark.config.layer import QLayerConfig
+from quark_exporters.compressed_tensors.arguments import arguments_of, format_of
+from quark_exporters.compressed_tensors.storage import CompressedTensorsStorage
+from quark_exporters.storage_exporter import StorageExporter, coded_rows, float_names
+
+__all__ = ["CACHE", "CompressedTensorsExporter"]
+
+CACHE = {"num_bits": 8, "type": "float", "strategy": "tensor", "dynamic": False, "symmetric": True}
+"""Arguments of a cache in FP8."""
+
+
+class CompressedTensorsExporter(StorageExporter):
+    """Writes the layout of compressed-tensors; `quark_exporters.compressed_tensors.reader` reads it. Source: compressed-tensors 0.20."""
+
+    layout = "compressed_tensors"
+    storage = CompressedTensorsStorage()
+
+    def quantization_config(self, content: CheckpointContent, options: ExportOptions) -> dict[str, Any]:
+        """As `DirectoryExporter.quantization_config`."""
+        groups: list[tuple[QLayerConfig, list[str]]] = []
+        for name, config in coded_rows(content.plan).items():
+            names = next((names for known, names in groups if known == config), None)
+            groups.append((config, [name])) if names is None else names.append(name)
+        # The largest group names the type of its layers: readers look for exact names first.
+        largest = max(range(len(groups)), key=lambda i: len(groups[i][1]), default=0)
+        entries = {f"group_{i}": _group(config, ["Linear"] if i == largest else names) for i, (config, names) in enumerate(groups)}
+        formats = {entry["format"] for entry in entries.values()}
+        return {
+            "quant_method": "compressed-tensors",
+            "config_groups": entries,
+            "format": formats.pop() if len(formats) == 1 else "mixed-precision",
+            "ignore": float_names(content),
+            "kv_cache_scheme": dict(CACHE) if any(row.states for row in content.plan.attentions) else None,
+            "quantization_status": "compressed",
+            "global_compression_ratio": None,
+        }
+
+
+def _group(config: QLayerConfig, targets: list[str]) -> dict[str, Any]:
+    assert config.weight is not None
+    return {
+        "targets": targets,
+        "weights": arguments_of(config.weight, activation=False),
+        "input_activations": None if config.input_tensors is None else arguments_of(config.input_tensors, activation=True),
+        "output_activations": None,
+        "format": format_of(config),
+    }

@@ -1,0 +1,149 @@
+"""CompressedTensorsStorage: tensors of a layer in the formats of compressed-tensors 0.20 (``compressors``).
+
+==========================  ===========================================================================================================
+tensor                      contents
+==========================  ===========================================================================================================
+``weight_packed``           int32 ``[O, I · bits / 32]``: codes from 0, the first in the lowest bits (``pack-quantized``); or uint8
+                            ``[O, I / 2]``: two FP4 codes, the first in the low half (``mxfp4-pack-quantized``, ``nvfp4-pack-quantized``)
+``weight``                  int8 or FP8 codes ``[O, I]`` (``int-quantized``, ``float-quantized``)
+``weight_scale``            ``[1]``, ``[O, 1]``, ``[O, groups]`` or ``[O / rows, I / columns]``: float32, E8M0 (uint8) or E4M3
+``weight_zero_point``       as the scales, int8; packed along O where the weight is packed
+``weight_shape``            ``[O, I]`` as two numbers (``pack-quantized``)
+``weight_global_scale``     ``[1]``: what E4M3 scales are *divided* by
+``input_scale``             ``[1]``: of a static input; ``input_global_scale`` of NVFP4, likewise a divisor
+==========================  ===========================================================================================================
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from quark.config.layer import QLayerConfig
+from quark.errors import CheckpointError, UnsupportedError
+from quark.quantizers import QParams, TensorQuantizer, quantizer_for
+from quark_exporters.compressed_tensors.arguments import arguments_of, format_of
+from quark_exporters.layer_storage import CodedLayer
+from quark_exporters.words import packed_words, unpacked_words
+
+__all__ = ["CompressedTensorsStorage"]
+
+
+class CompressedTensorsStorage:
+    """As `quark_exporters.layer_storage.LayerStorage`."""
+
+    def why_not(self, config: QLayerConfig, shape: tuple[int, ...]) -> str | None:
+        """As `quark_exporters.layer_storage.LayerStorage.why_not`."""
+        try:
+            format_of(config)
+        except UnsupportedError as error:
+            return str(error)
+        return None
+
+    def stored(self, layer: CodedLayer) -> dict[str, Tensor]:
+        """As `quark_exporters.layer_storage.LayerStorage.stored`."""
+        kind, quantizer = format_of(layer.config), _quantizer(layer.config)
+        tensors = self._integers(layer, kind, quantizer) if "int" in _type(layer.config) else _floats(layer, kind, quantizer)
+        if layer.input is not None:
+            is_nvfp4 = kind.startswith("nvfp4")
+            name = "input_global_scale" if is_nvfp4 else "input_scale"
+            tensors[name] = _reciprocal(layer.input.scale) if is_nvfp4 else layer.input.scale.reshape(1)
+        return tensors
+
+    def _integers(self, layer: CodedLayer, kind: str, quantizer: TensorQuantizer) -> dict[str, Tensor]:
+        bits = int(quantizer.stored_level.format.bits)
+        shift = 0 if layer.codes.dtype is torch.uint8 else 2 ** (bits - 1)
+        codes = (layer.codes.to(torch.int16) + shift).to(torch.uint8)
+        scale = _as_matrix(layer.qparams.scale, layer.config)
+        zeros = None
+        if layer.qparams.zero_point is not None:
+            zeros = (_as_matrix(layer.qparams.zero_point, layer.config) + shift).to(torch.uint8)
+        if kind == "int-quantized":
+            tensors = {"weight": _signed(codes, bits), "weight_scale": scale}
+            return tensors if zeros is None else {**tensors, "weight_zero_point": _signed(zeros, bits)}
+        shape = torch.tensor(layer.codes.shape, dtype=torch.int64, device=codes.device)
+        tensors = {"weight_packed": packed_words(codes, bits), "weight_scale": scale, "weight_shape": shape}
+        if zeros is not None:
+            tensors["weight_zero_point"] = packed_words(zeros.t(), bits).t().contiguous()
+        return tensors
+
+    def restored(self, config: QLayerConfig, shape: tuple[int, ...], tensors: Mapping[str, Tensor]) -> CodedLayer:
+        """As `quark_exporters.layer_storage.LayerStorage.restored`.
+
+        Raises:
+            CheckpointError: The stored shape is another one.
+        """
+        kind, quantizer = format_of(config), _quantizer(config)
+        scale_shape = quantizer.granularity.scale_shape(shape)
+        if "int" not in _type(config):
+            own = {"": tensors["weight" if "weight" in tensors else "weight_packed"], "scale": tensors["weight_scale"].reshape(scale_shape)}
+            if "weight_global_scale" in tensors:
+                own["scale_2"] = _reciprocal(tensors["weight_global_scale"]).reshape(())
+            elif own["scale"].dtype is not torch.uint8:
+                own["scale"] = own["scale"].float()
+            codes, qparams = quantizer.unpack(own, shape)
+            return CodedLayer(config, codes, qparams, _input(tensors))
+        if "weight_shape" in tensors and tensors["weight_shape"].tolist() != list(shape):
+            raise CheckpointError(
+                f"'weight_shape' says {tensors['weight_shape'].tolist()} of a weight {list(shape)}: the checkpoint is damaged"
+            )
+        codes, zeros = _integer_codes(kind, int(quantizer.stored_level.format.bits), shape, tensors)
+        scale = tensors["weight_scale"].float().reshape(scale_shape)
+        is_unsigned = quantizer.stored_level.format.storage_dtype is torch.uint8
+        half = 0 if is_unsigned else 2 ** (int(quantizer.stored_level.format.bits) - 1)
+        codes = (codes.to(torch.int16) - half).to(quantizer.stored_level.format.storage_dtype)
+        zero_point = None if zeros is None else (zeros.to(torch.int32) - half).reshape(scale_shape)
+        return CodedLayer(config, codes, QParams(scale, zero_point), _input(tensors))
+
+
+def _floats(layer: CodedLayer, kind: str, quantizer: TensorQuantizer) -> dict[str, Tensor]:
+    own = quantizer.pack(layer.codes, layer.qparams)
+    if kind == "float-quantized":
+        return {"weight": own[""], "weight_scale": _as_matrix(own["scale"], layer.config).float()}
+    tensors = {"weight_packed": own[""], "weight_scale": own["scale"]}
+    return {**tensors, "weight_global_scale": _reciprocal(own["scale_2"])} if "scale_2" in own else tensors
+
+
+def _integer_codes(kind: str, bits: int, shape: tuple[int, ...], tensors: Mapping[str, Tensor]) -> tuple[Tensor, Tensor | None]:
+    """Return codes and zero points from 0, uint8; zero points None where there are none."""
+    zeros = tensors.get("weight_zero_point")
+    if kind == "int-quantized":
+        return _unsigned(tensors["weight"], bits), None if zeros is None else _unsigned(zeros, bits)
+    codes = unpacked_words(tensors["weight_packed"], bits, shape[1])
+    return codes, None if zeros is None else unpacked_words(zeros.t(), bits, shape[0]).t()
+
+
+def _quantizer(config: QLayerConfig) -> TensorQuantizer:
+    assert config.weight is not None
+    return quantizer_for(config.weight, activation=False)
+
+
+def _type(config: QLayerConfig) -> str:
+    assert config.weight is not None
+    return str(arguments_of(config.weight, activation=False)["type"])
+
+
+def _as_matrix(scale: Tensor, config: QLayerConfig) -> Tensor:
+    """Return scales with an axis for rows and one for columns; one alone is ``[1]``."""
+    return scale.reshape(1) if scale.ndim == 0 else scale.unsqueeze(1) if scale.ndim == 1 else scale
+
+
+def _reciprocal(scale: Tensor) -> Tensor:
+    """Return what is divided by in place of a factor, or a factor in place of what is divided by; ``[1]``, float32."""
+    return (1.0 / scale.float()).reshape(1)
+
+
+def _input(tensors: Mapping[str, Tensor]) -> QParams | None:
+    if "input_global_scale" in tensors:
+        return QParams(_reciprocal(tensors["input_global_scale"]))
+    return QParams(tensors["input_scale"].float()) if "input_scale" in tensors else None
+
+
+def _signed(codes: Tensor, bits: int) -> Tensor:
+    return (codes.to(torch.int16) - 2 ** (bits - 1)).to(torch.int8)
+
+
+def _unsigned(codes: Tensor, bits: int) -> Tensor:
+    return (codes.to(torch.int16) + 2 ** (bits - 1)).to(torch.uint8)

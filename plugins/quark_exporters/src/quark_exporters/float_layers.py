@@ -1,0 +1,33 @@
+"""Which layers of a quantized model stay float, by the names under which runtimes look for them in a list of exclusions."""
+
+from __future__ import annotations
+
+from fnmatch import fnmatchcase
+
+import attrs
+from torch import nn
+
+from quark.config.layer import QLayerConfig
+from quark.config.model import QConfig
+from quark.planning.plan import QuantPlan
+from quark.planning.plan_row import PlanRow
+
+__all__ = ["is_float", "routers"]
+
+
+def is_float(row: PlanRow) -> bool:
+    """Return whether the layer is listed as excluded: its weight and input are float, its output may still enter a quantized cache."""
+    has_no_codes = row.config is None or attrs.evolve(row.config, output_tensors=None) == QLayerConfig()
+    return has_no_codes and not row.is_by_name
+
+
+def routers(model: nn.Module, config: QConfig, plan: QuantPlan) -> list[str]:
+    """Return modules that are excluded and have a weight, but are no linear layers here: runtimes may implement them as linear layers."""
+    known = {row.name for row in plan.rows}
+    return [
+        name
+        for name, module in model.named_modules()
+        if name not in known
+        and isinstance(module._parameters.get("weight"), nn.Parameter)
+        and any(fnmatchcase(name, p) for p in config.exclude)
+    ]

@@ -1,0 +1,128 @@
+"""How ONNX holds the codes of a number format: as numbers of one of its types, or as places in a table of values."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import lru_cache
+
+import attrs
+import onnx_ir as ir
+import torch
+from torch import Tensor
+
+from quark.quantizers import NumberFormat
+
+__all__ = ["INTEGERS", "StoredCodes", "native_type", "stored_codes", "stored_type", "whole_ends"]
+
+INTEGERS = (ir.DataType.INT4, ir.DataType.UINT4, ir.DataType.INT8, ir.DataType.UINT8, ir.DataType.INT16, ir.DataType.UINT16)
+"""Types of ONNX for integers of 4, 8 and 16 bits."""
+
+_FLOATS = {torch.float8_e4m3fn: ir.DataType.FLOAT8E4M3FN, torch.float8_e5m2: ir.DataType.FLOAT8E5M2}
+_STEP_BITS = 24
+"""Values are looked for among the multiples of a power of two down to 2^-24."""
+
+
+@attrs.frozen(eq=False)
+class StoredCodes:
+    """Codes of a weight in a file.
+
+    Attributes:
+        type: ONNX's type of the stored numbers.
+        step: What a stored number is multiplied with, besides the scale: a power of two.
+        table: Values of the stored numbers 0, 1, … where they are places in a table; else None.
+        stored: Returns the stored numbers of codes.
+    """
+
+    type: ir.DataType
+    stored: Callable[[Tensor], Tensor]
+    step: float = 1.0
+    table: Tensor | None = None
+
+
+def native_type(number_format: NumberFormat) -> ir.DataType | None:
+    """Return the type to which ``QuantizeLinear`` rounds exactly as a format does: half to even, saturating at the type's ends; or None."""
+    if (kind := _FLOATS.get(number_format.storage_dtype)) is not None:
+        largest = torch.finfo(number_format.storage_dtype).max
+        probe = torch.cat([torch.linspace(-2 * largest, 2 * largest, 4001), torch.logspace(-30, 10, 4001, base=2.0)])
+        expected = probe.clamp(-largest, largest).to(number_format.storage_dtype).float()
+        return kind if torch.equal(number_format.round_(probe.clone()), expected) else None
+    ends = whole_ends(number_format)
+    return next((t for t in INTEGERS if (t.min, t.max) == ends), None)
+
+
+@lru_cache(maxsize=64)
+def whole_ends(number_format: NumberFormat) -> tuple[int, int] | None:
+    """Return the smallest and the largest code of a format that rounds to whole numbers, half to even, and saturates; else None."""
+    ends = _ends(number_format)
+    if ends is None:
+        return None
+    probe = torch.arange(4 * (ends[0] - 2), 4 * (ends[1] + 2) + 1) / 4
+    return ends if torch.equal(number_format.round_(probe.clone()), probe.round().clamp(*ends)) else None
+
+
+@lru_cache(maxsize=64)
+def stored_codes(number_format: NumberFormat) -> StoredCodes | None:
+    """Return how a file holds the codes of a format; None where it has no way."""
+    if number_format.storage_dtype in _FLOATS:
+        return StoredCodes(_FLOATS[number_format.storage_dtype], lambda codes: codes)
+    ends = _ends(number_format)
+    if ends is not None:
+        return StoredCodes(next(t for t in INTEGERS if t.min <= ends[0] and ends[1] <= t.max), lambda codes: codes)
+    multiples, table = _multiples(number_format), _table(number_format)
+    if table is not None and table.type == ir.DataType.UINT4:
+        return table
+    return multiples if table is None or (multiples is not None and multiples.type == ir.DataType.INT8) else table
+
+
+def stored_type(values: Tensor, opset: int) -> tuple[ir.DataType, torch.dtype]:
+    """Return the narrowest floating-point type that holds float32 values exactly, and its dtype in torch."""
+    candidates = [
+        (ir.DataType.FLOAT8E4M3FN, torch.float8_e4m3fn),
+        *([(ir.DataType.FLOAT8E8M0, torch.float8_e8m0fnu)] if opset >= _E8M0 else []),
+        (ir.DataType.BFLOAT16, torch.bfloat16),
+        (ir.DataType.FLOAT16, torch.float16),
+    ]
+    return next((c for c in candidates if torch.equal(values.to(c[1]).float(), values)), (ir.DataType.FLOAT, torch.float32))
+
+
+_E8M0 = 24
+"""The first opset that casts from powers of two in a byte."""
+
+
+def _ends(number_format: NumberFormat) -> tuple[int, int] | None:
+    """Return the smallest and the largest code of a format whose codes are whole numbers that stand for themselves; else None."""
+    dtype = number_format.storage_dtype
+    if dtype.is_floating_point or number_format.is_cast:
+        return None
+    low, high = (int(code) for code in number_format.codes(torch.tensor([-1e30, 1e30])))
+    if not low <= 0 < high:
+        return None
+    codes = torch.arange(low, high + 1).to(dtype)
+    is_whole = torch.equal(number_format.decode(codes), codes.float()) and torch.equal(number_format.codes(codes.float()), codes)
+    return (low, high) if is_whole else None
+
+
+def _table(number_format: NumberFormat) -> StoredCodes | None:
+    """Return codes of up to 8 bits as places in a table of their values."""
+    if number_format.storage_dtype is not torch.uint8 or number_format.is_cast:
+        return None
+    kind = ir.DataType.UINT4 if number_format.bits <= ir.DataType.UINT4.bitwidth else ir.DataType.UINT8
+    table = number_format.decode(torch.arange(1 << math.ceil(number_format.bits), dtype=torch.uint8))
+    return StoredCodes(kind, lambda codes: codes, table=table)
+
+
+def _multiples(number_format: NumberFormat) -> StoredCodes | None:
+    """Return codes as whole multiples of a power of two, in 8 or 16 bits."""
+    largest = float(number_format.round_(torch.full((32,), 1e30)).max())
+    if number_format.is_cast or not math.isfinite(largest):
+        return None
+    probe = torch.cat([torch.linspace(-largest, largest, 1 << 14), torch.logspace(-30, 10, 1 << 12, base=2.0)])
+    # Neighbours that are equal share what neighbours share.
+    values = number_format.decode(number_format.codes(probe.repeat_interleave(2)))
+    steps = (2.0**-shift for shift in range(_STEP_BITS))
+    step = next((step for step in steps if bool(((values / step) % 1 == 0).all())), None)
+    if step is None or largest / step > ir.DataType.INT16.max:
+        return None
+    kind, dtype = (ir.DataType.INT8, torch.int8) if largest / step <= ir.DataType.INT8.max else (ir.DataType.INT16, torch.int16)
+    return StoredCodes(kind, lambda codes: (number_format.decode(codes) / step).to(dtype), step)

@@ -1,0 +1,119 @@
+"""Example inputs with which a model is traced, and which of their axes may vary in the file."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor, fx, nn
+
+from quark.errors import UnsupportedError
+
+__all__ = ["ExampleInputs", "example_inputs"]
+
+_TOKENS = (2, 8)
+"""Sequences and tokens of the example: an axis of length 1 would be taken for one that cannot vary."""
+
+_BATCH, _SEQUENCE = torch.export.Dim("batch"), torch.export.Dim("sequence")
+
+
+@attrs.frozen(eq=False)
+class ExampleInputs:
+    """What a model is traced with.
+
+    Attributes:
+        module: What is traced: the model, or of a transformers model what returns its logits alone.
+        args, kwargs: Its arguments.
+        names: Names of the inputs in the file; empty leaves those of the module's forward.
+        output_names: Names of the outputs; empty leaves the tracer's.
+        dynamic_shapes: As of `torch.export.export`.
+    """
+
+    module: nn.Module
+    args: tuple[Any, ...]
+    kwargs: Mapping[str, Any] = attrs.field(factory=dict)
+    names: tuple[str, ...] = ()
+    output_names: tuple[str, ...] = ()
+    dynamic_shapes: Any = None
+
+
+def example_inputs(model: Any, given: Any = None) -> ExampleInputs:
+    """Return what a model is traced with.
+
+    Of a transformers model, batch and length may vary in the file, and the cache is left out. A graph module keeps the axes that vary in
+    it. Other models have the shapes that are given.
+
+    Args:
+        model: The model.
+        given: A tensor, a tuple of arguments, or a mapping of named ones; None makes token ids for a transformers model.
+
+    Raises:
+        UnsupportedError: The model is not of transformers, and nothing is given.
+    """
+    args, kwargs = _split(given)
+    if not hasattr(getattr(model, "config", None), "get_text_config"):
+        if not args and not kwargs:
+            raise UnsupportedError(
+                f"a {type(model).__name__} is traced with example inputs, which only transformers models have by default: give input_args "
+                "of export_onnx or of ModelExporter.export_onnx_model"
+            )
+        return ExampleInputs(model, args, kwargs, dynamic_shapes=_axes_of_graph(model, args, kwargs))
+    if not args and not kwargs:
+        args = (torch.zeros(_TOKENS, dtype=torch.int64),)
+    parameters = list(inspect.signature(model.forward).parameters)
+    names = (*parameters[: len(args)], *kwargs)
+    arguments = [_varying(value) for value in (*args, *kwargs.values())]
+    fixed = {"use_cache": False} if "use_cache" in parameters else {}
+    module = _Logits(model, names, fixed).train(model.training)
+    return ExampleInputs(module, tuple(arguments), {}, names, ("logits",), {"inputs": tuple(map(_axes_of, arguments))})
+
+
+def _axes_of_graph(model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    """Return the axes of the inputs that vary in a graph, where each input is one tensor; None where shapes are those that are given."""
+    if not isinstance(model, fx.GraphModule):
+        return None
+    shapes = [getattr(node.meta.get("val"), "shape", ()) for node in model.graph.nodes if node.op == "placeholder"]
+    axes = [{axis: torch.export.Dim.AUTO for axis, size in enumerate(shape) if isinstance(size, torch.SymInt)} for shape in shapes]
+    if len(axes) != len(args) + len(kwargs) or not any(axes) or kwargs:
+        return None
+    return tuple(axes)
+
+
+class _Logits(nn.Module):
+    """Returns the logits of a transformers model, or what it has in their place."""
+
+    def __init__(self, model: nn.Module, names: tuple[str, ...], fixed: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.model = model
+        self._names = names
+        self._fixed = fixed
+
+    def forward(self, *inputs: Any) -> Any:
+        output = self.model(**dict(zip(self._names, inputs, strict=True)), **self._fixed)
+        return output.logits if hasattr(output, "logits") else output[0]
+
+
+def _split(given: Any) -> tuple[tuple[Any, ...], Mapping[str, Any]]:
+    if given is None:
+        return (), {}
+    if isinstance(given, Mapping):
+        return (), dict(given)
+    return (given if isinstance(given, tuple) else tuple(given) if isinstance(given, list) else (given,)), {}
+
+
+def _varying(value: Any) -> Any:
+    """Return an input with at least two entries in each axis that may vary."""
+    for axis in _axes_of(value) or {}:
+        if value.shape[axis] == 1:
+            value = value.repeat_interleave(2, axis)
+    return value
+
+
+def _axes_of(value: Any) -> dict[int, Any] | None:
+    """Return the axes that may vary: those of token ids and masks ``[batch, sequence]``, and of any other tensor the first."""
+    if not isinstance(value, Tensor) or not value.ndim:
+        return None
+    return {0: _BATCH, 1: _SEQUENCE} if value.ndim == len(_TOKENS) else {0: _BATCH}

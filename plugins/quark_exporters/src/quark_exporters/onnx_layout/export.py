@@ -1,0 +1,134 @@
+"""`export_onnx`: one ONNX file of a module, quantized or not."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import onnx_ir as ir
+import onnx_ir.passes.common
+import torch
+from torch import nn
+
+from quark.errors import ConfigError, QuarkError, UnsupportedError
+from quark_exporters.onnx_layout.exporter import OPSET
+from quark_exporters.onnx_layout.lowering import lower
+from quark_exporters.onnx_layout.traced import traced_form
+
+__all__ = ["DATA_SUFFIX", "LARGEST", "export_onnx"]
+
+DATA_SUFFIX = ".data"
+"""What is appended to the name of a file for the file with its tensors."""
+
+LARGEST = 1 << 30
+"""Models with more bytes of tensors have them in a second file: protobuf ends at 2 GiB, and a half leaves room for everything else."""
+
+
+def export_onnx(
+    module: nn.Module,
+    args: tuple[Any, ...],
+    path: str | Path,
+    *,
+    kwargs: Mapping[str, Any] | None = None,
+    opset: int = OPSET,
+    input_names: Sequence[str] = (),
+    output_names: Sequence[str] = (),
+    dynamic_shapes: Any = None,
+    weight_format: str = "real_quantized",
+    metadata: Mapping[str, str] | None = None,
+    verbose: bool = False,
+) -> None:
+    """Write an ONNX file of a module: its quantizers become QuantizeLinear and DequantizeLinear, or functions of the domain ``quark``.
+
+    A quantizer is a `quark.modules.QuantizerModule`, wherever it is called. What it makes of a parameter or a buffer is stored as codes; so
+    are weights and biases of quantized layers. Where the tensors take more than 1 GiB, they lie beside the file, in ``<path>.data``.
+
+    Args:
+        module: On any device; it is traced by `torch.export`, and not changed.
+        args: Arguments of a forward.
+        path: The file. One that is there is replaced when the new one is complete.
+        kwargs: Further arguments of a forward, by name.
+        opset: Version of ONNX's operators, 21 or later.
+        input_names: Names of the inputs, in order; the rest keep those of the forward.
+        output_names: Names of the outputs, in order.
+        dynamic_shapes: Which axes of the inputs may vary, as for `torch.export.export`; None fixes them all.
+        weight_format: ``"real_quantized"`` stores codes, ``"fake_quantized"`` the rounded values.
+        metadata: Properties of the file.
+        verbose: Whether torch prints what it does.
+
+    Raises:
+        ConfigError: (a ValueError) The opset is out of range.
+        UnsupportedError: `torch.export` cannot trace the module, or a quantizer has no form in ONNX.
+    """
+    if opset < OPSET:
+        raise ConfigError(f"opset={opset}: quantized models need {OPSET} or later, which has integers of 4 bits and scales of blocks")
+    with traced_form(module) as quantizers, torch.no_grad():
+        program = _traced(module, args, kwargs, opset, input_names, output_names, dynamic_shapes, verbose=verbose)
+    model = program.model
+    ir.passes.common.ClearMetadataAndDocStringPass()(model)  # where in which file of this machine each node was traced
+    lower(model, quantizers, opset, stores_codes=weight_format == "real_quantized")
+    model.metadata_props.update(metadata or {})
+    _save(model, Path(path))
+
+
+def _traced(
+    module: nn.Module,
+    args: tuple[Any, ...],
+    kwargs: Mapping[str, Any] | None,
+    opset: int,
+    input_names: Sequence[str],
+    output_names: Sequence[str],
+    dynamic_shapes: Any,
+    *,
+    verbose: bool,
+) -> Any:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's own, of its own code
+            return torch.onnx.export(
+                module,
+                args,
+                kwargs=dict(kwargs or {}),
+                dynamo=True,
+                opset_version=opset,
+                input_names=input_names or None,
+                output_names=output_names or None,
+                dynamic_shapes=dynamic_shapes,
+                verbose=verbose,
+            )
+    except Exception as error:  # of many kinds: the module's own code runs
+        reason = str(error.__cause__ or error).strip().split("\n")[0]
+        raise UnsupportedError(
+            f"torch.export cannot trace this {type(module).__name__} ({type(error).__name__}: {reason}): a graph has no control flow that "
+            "depends on data. verbose=True prints where it fails"
+        ) from error
+
+
+@contextmanager
+def _own_errors() -> Iterator[None]:
+    """Raise the error of ours, or of the system, with which a tensor could not be made or written, in place of those around it."""
+    try:
+        yield
+    except Exception as error:
+        causes = [error]
+        while (cause := causes[-1].__cause__) is not None and isinstance(cause, Exception):
+            causes.append(cause)
+        raise next((cause for cause in causes if isinstance(cause, QuarkError | OSError)), error) from None
+
+
+def _save(model: ir.Model, path: Path) -> None:
+    """Write the file, and the one with its tensors where they are large; both get their names when they are complete."""
+    size = sum(value.const_value.nbytes for value in model.graph.initializers.values() if value.const_value is not None)
+    with TemporaryDirectory(dir=path.parent, prefix=".onnx-") as directory:
+        unfinished = Path(directory) / path.name
+        data = path.name + DATA_SUFFIX if size > LARGEST else None
+        with _own_errors():
+            ir.save(model, unfinished, external_data=data)
+        if data is not None:
+            os.replace(Path(directory) / data, path.parent / data)
+        os.replace(unfinished, path)

@@ -1,0 +1,128 @@
+"""OnnxExporter: one ONNX file, ``quark_model.onnx``."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from quark.checkpoint.companions import save_companions
+from quark.checkpoint.content import CheckpointContent
+from quark.checkpoint.exporter import ExportOptions
+from quark.config.layer import levels
+from quark.errors import ConfigError, MissingPluginError, UnsupportedError
+from quark.log import get_logger
+from quark.modules import QuantizedLayer, QuantizerModule, RoundedParameter
+from quark.modules.experts import SeparateExperts
+from quark.names import folded
+from quark.quantizers import TensorQuantizer
+from quark_exporters.onnx_layout.example_inputs import ExampleInputs, example_inputs
+
+__all__ = ["FILE", "OPSET", "OnnxExporter"]
+
+FILE = "quark_model.onnx"
+"""Name of the file; tensors of a large model lie beside it, in ``quark_model.onnx.data``."""
+
+OPSET = 21
+"""The first version of ONNX's operators that has integers of 4 bits and scales of blocks."""
+
+
+class OnnxExporter:
+    """Writes an ONNX file: weights as codes, activations rounded by QuantizeLinear and DequantizeLinear or by functions in the file.
+
+    The whole model is traced and has to be in memory; codes are computed while they are written, one tensor at a time.
+
+    Args:
+        opset: Version of ONNX's operators, 21 or later.
+        input_names: Names of the inputs, in order; empty leaves those of the model's forward.
+        output_names: Names of the outputs, in order; empty leaves ``logits``, or the exporter's numbers.
+        verbose: Whether torch prints what it does.
+    """
+
+    def __init__(
+        self, opset: int = OPSET, input_names: Sequence[str] = (), output_names: Sequence[str] = (), verbose: bool = False
+    ) -> None:
+        if opset < OPSET:
+            raise ConfigError(f"opset={opset}: quantized models need {OPSET} or later, which has integers of 4 bits and scales of blocks")
+        self._opset = opset
+        self._input_names, self._output_names = tuple(input_names), tuple(output_names)
+        self._verbose = verbose
+
+    def check(self, content: CheckpointContent, skeleton: nn.Module, options: ExportOptions) -> None:
+        """As `quark.checkpoint.ChecksModels.check`; all that has no form in ONNX is named at once."""
+        _refuse_missing_packages()
+        self._inputs(content.model, options)
+        if mixtures := [name for name, module in skeleton.named_modules() if isinstance(module, SeparateExperts)]:
+            raise UnsupportedError(
+                f"which expert runs depends on the data, and a graph of ONNX is the same for all: {folded(mixtures)} cannot be traced. "
+                "Export the model as safetensors"
+            )
+        self._refuse_inexpressible(skeleton)
+
+    def export(self, content: CheckpointContent, out: Path, options: ExportOptions) -> None:
+        """As `quark.checkpoint.Exporter.export`."""
+        self.check(content, content.model, options)
+        _warn_of_bfloat16(content.model)
+        from quark_exporters.onnx_layout.export import export_onnx
+
+        inputs = self._inputs(content.model, options)
+        export_onnx(
+            inputs.module,
+            inputs.args,
+            out / FILE,
+            kwargs=inputs.kwargs,
+            opset=self._opset,
+            input_names=self._input_names or inputs.names,
+            output_names=self._output_names or inputs.output_names,
+            dynamic_shapes=inputs.dynamic_shapes,
+            weight_format=options.weight_format,
+            metadata={"quark.quantization_config": json.dumps(content.config.to_dict())},
+            verbose=self._verbose,
+        )
+        save_companions(content.model, out, options.tokenizer)
+
+    def _inputs(self, model: nn.Module, options: ExportOptions) -> ExampleInputs:
+        return example_inputs(model, options.input_args)
+
+    def _refuse_inexpressible(self, skeleton: nn.Module) -> None:
+        from quark_exporters.onnx_layout.trial import reason_against
+
+        parameters = {
+            id(q)
+            for layer in skeleton.modules()
+            if isinstance(layer, QuantizedLayer)
+            for q in (layer.weight_quantizer, layer.bias_quantizer)
+        }
+        reasons: dict[str, list[str]] = {}
+        for name, module in skeleton.named_modules():
+            if isinstance(module, QuantizerModule):
+                is_activation = not (id(module) in parameters or isinstance(module, RoundedParameter))
+                reason = reason_against(module.quantizer, self._opset, activation=is_activation)
+                if reason is not None:
+                    reasons.setdefault(f"{_formats(module.quantizer)} {reason}", []).append(name)
+        if reasons:
+            what = "; ".join(f"{reason} ({folded(names)})" for reason, names in reasons.items())
+            raise UnsupportedError(f"ONNX has no form for some quantizers of this model: {what}")
+
+
+def _formats(quantizer: TensorQuantizer) -> str:
+    return " → ".join(level.dtype.name for level in levels(quantizer.spec))
+
+
+def _warn_of_bfloat16(model: nn.Module) -> None:
+    if any(parameter.dtype is torch.bfloat16 for parameter in model.parameters()):
+        get_logger(__name__).warning(
+            "This model is in bfloat16, in which onnxruntime does not compute on CPUs: for a file that runs there, quantize it in float32."
+        )
+
+
+def _refuse_missing_packages() -> None:
+    try:
+        for package in ("onnx", "onnx_ir", "onnxscript"):
+            import_module(package)
+    except ImportError as error:
+        raise MissingPluginError(f"ONNX files are written with the package {package}: pip install 'quark-exporters[onnx]'") from error

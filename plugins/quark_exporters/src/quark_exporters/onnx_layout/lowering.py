@@ -1,0 +1,124 @@
+"""From nodes ``FakeQuantize`` of a traced model to what the file has in their place."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import onnx_ir as ir
+import torch
+from torch import Tensor
+
+from quark.errors import UnsupportedError
+from quark.names import folded
+from quark.quantizers import QParams
+from quark_exporters.onnx_layout.activations import quantized_activation
+from quark_exporters.onnx_layout.ops import FLOAT, Library, Ops, as_tensor
+from quark_exporters.onnx_layout.traced import DOMAIN, FAKE_QUANTIZE, TracedQuantizer
+from quark_exporters.onnx_layout.weights import quantized_weight
+
+__all__ = ["lower", "lowered"]
+
+
+def lower(model: ir.Model, quantizers: Sequence[TracedQuantizer], opset: int, *, stores_codes: bool = True) -> None:
+    """Replace every node ``FakeQuantize`` of a model, in place: of an initializer by stored codes, of an activation by rounding.
+
+    Args:
+        model: The traced model.
+        quantizers: What the nodes stand for.
+        opset: Version of ONNX's operators in the model.
+        stores_codes: Whether weights are stored as codes; else as the values that they are rounded to.
+
+    Raises:
+        UnsupportedError: Some quantizer has no form in ONNX; the message has the reasons.
+    """
+    library = Library(opset)
+    reasons: dict[str, list[str]] = {}
+    for node in list(model.graph.all_nodes()):
+        if (node.domain, node.op_type) != (DOMAIN, FAKE_QUANTIZE):
+            continue
+        traced = quantizers[node.attributes["index"].as_int()]
+        ops = Ops(library)
+        try:
+            output = _of_node(ops, traced, node, stores_codes=stores_codes)
+        except UnsupportedError as error:
+            reasons.setdefault(str(error), []).append(traced.name)
+            continue
+        _replace(model.graph, node, ops, output)
+    if reasons:
+        raise UnsupportedError("; ".join(f"{folded(names)} {reason}" for reason, names in reasons.items()))
+    for name in [name for name, value in model.graph.initializers.items() if not value.uses() and not value.is_graph_output()]:
+        del model.graph.initializers[name]
+    model.functions.update(library.functions)
+    model.graph.opset_imports.pop(DOMAIN, None)
+    if library.functions:
+        model.graph.opset_imports[DOMAIN] = 1
+
+
+def lowered(ops: Ops, traced: TracedQuantizer, x: ir.Value, weight: Tensor | None, qparams: QParams | None, dtype: ir.DataType) -> ir.Value:
+    """Add the nodes that stand for a quantizer, and return their output, in ``dtype``.
+
+    Args:
+        ops: Takes the nodes.
+        traced: The quantizer.
+        x: Its input.
+        weight: The value of ``x`` where that is constant; None for an activation.
+        qparams: Its scales; None where they are found at run time.
+        dtype: Of ``x``.
+    """
+    if weight is not None:
+        if qparams is None:
+            qparams = QParams(torch.ones(())) if traced.quantizer.is_float else traced.quantizer.find_qparams(weight)
+        values = quantized_weight(ops, traced, weight, qparams)
+    else:
+        columns = None if x.shape is None or not isinstance(x.shape[-1], int) else x.shape[-1]
+        values = quantized_activation(ops, traced.quantizer, x if dtype == FLOAT else ops.cast(x, FLOAT), qparams, columns)
+    if dtype == ir.DataType.FLOAT16:  # rounding may go up, beyond the range; so it is in the model
+        limit = torch.finfo(torch.float16).max
+        values = ops("Clip", values, ops.constant(-limit), ops.constant(limit))
+    return values if dtype == FLOAT else ops.cast(values, dtype)
+
+
+def _of_node(ops: Ops, traced: TracedQuantizer, node: ir.Node, *, stores_codes: bool) -> ir.Value:
+    x, *scales = node.inputs
+    assert x is not None
+    found = [None if value is None else _constant(value) for value in scales]
+    qparams = None if not found or found[0] is None else QParams(found[0], *found[1:])
+    weight = _constant(x) if x.is_initializer() else None
+    dtype = node.outputs[0].dtype
+    assert dtype is not None
+    if weight is not None and not stores_codes:
+        if traced.is_rounded:
+            return x
+        return ops.initializer(f"{traced.name}.rounded", as_tensor(traced.quantizer.fake_quantize(weight, qparams), dtype))
+    return lowered(ops, traced, x, weight, qparams, dtype)
+
+
+def _constant(value: ir.Value) -> Tensor:
+    """Return the tensor of an initializer, without a copy where it comes from the model."""
+    stored = value.const_value
+    if stored is None:
+        raise UnsupportedError("has scales that are computed in the model, for which there is no form in ONNX")
+    tensor = getattr(stored, "raw", None)
+    return tensor.detach() if isinstance(tensor, Tensor) else torch.from_numpy(stored.numpy().copy())
+
+
+def _replace(graph: ir.Graph, node: ir.Node, ops: Ops, output: ir.Value) -> None:
+    """Put the nodes in the place of one, whichever branch of ``graph`` it is in."""
+    old, place = node.outputs[0], node.graph
+    assert place is not None
+    for value in ops.initializers:
+        value.name = _unused(graph, value.name or "codes")
+        graph.register_initializer(value)
+    place.insert_before(node, ops.nodes)
+    if not output.is_initializer():
+        output.shape, output.type = old.shape, old.type
+    ir.convenience.replace_all_uses_with(old, output, replace_graph_outputs=True)
+    place.remove(node, safe=True)
+
+
+def _unused(graph: ir.Graph, name: str) -> str:
+    """Return the name, with a number where a quantizer is called several times and the name is taken."""
+    number, free = 1, name
+    while free in graph.initializers:
+        number, free = number + 1, f"{name}.{number}"
+    return free

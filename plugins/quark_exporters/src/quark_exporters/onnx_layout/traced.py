@@ -1,0 +1,88 @@
+"""The form of a quantized model that is traced: every quantizer leaves one node ``FakeQuantize``, which says which quantizer it was.
+
+What such a node becomes in the file is decided after tracing (`quark_exporters.onnx_layout.lowering`), where it is known what is constant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cache, partial
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor, nn
+
+from quark.modules import QuantizedLayer, QuantizerModule, RoundedParameter
+from quark.quantizers import TensorQuantizer
+
+__all__ = ["DOMAIN", "FAKE_QUANTIZE", "TracedQuantizer", "traced_form"]
+
+DOMAIN = "quark"
+"""Domain of the nodes ``FakeQuantize`` while a model is traced, and of the functions in the file."""
+
+FAKE_QUANTIZE = "FakeQuantize"
+"""Type of the nodes; inputs: the tensor, scale, zero point and outer scale, as of `quark.quantizers.QParams`."""
+
+
+@attrs.frozen(eq=False)
+class TracedQuantizer:
+    """A quantizer that a node stands for.
+
+    Attributes:
+        name: Full name of the tensor, for messages.
+        quantizer: Does the arithmetic.
+        is_rounded: Whether the tensor holds rounded values already, as weights of quantized layers do.
+    """
+
+    name: str
+    quantizer: TensorQuantizer
+    is_rounded: bool = False
+
+
+@contextmanager
+def traced_form(model: nn.Module) -> Iterator[list[TracedQuantizer]]:
+    """Yield the quantizers of a model, in whose forward each is a node while the body runs; the node's attribute ``index`` counts them."""
+    quantizers: list[TracedQuantizer] = []
+    modules = [(name, module) for name, module in model.named_modules() if isinstance(module, QuantizerModule)]
+    layers = [layer for layer in model.modules() if isinstance(layer, QuantizedLayer)]
+    of_parameters = {id(q) for layer in layers for q in (layer.weight_quantizer, layer.bias_quantizer)}
+    for index, (name, module) in enumerate(modules):
+        is_rounded = id(module) in of_parameters or isinstance(module, RoundedParameter)
+        quantizers.append(TracedQuantizer(name, module.quantizer, is_rounded))
+        module.forward = partial(_node, module, index)  # type: ignore[method-assign]
+    classes = [(layer, type(layer)) for layer in layers]
+    for layer, layer_class in classes:
+        layer.__class__ = _with_quantized_parameters(layer_class)  # type: ignore[arg-type]  # classes are hashed by identity
+    try:
+        yield quantizers
+    finally:
+        for _, module in modules:
+            del module.forward
+        for layer, layer_class in classes:
+            layer.__class__ = layer_class
+
+
+def _node(module: QuantizerModule, index: int, x: Tensor) -> Tensor:
+    """Return what the node ``FakeQuantize`` puts out: a tensor as ``x``."""
+    scales = (module.scale, module.zero_point, module.outer_scale)
+    output: Tensor = torch.onnx.ops.symbolic(
+        f"{DOMAIN}::{FAKE_QUANTIZE}", (x, *scales), {"index": index}, dtype=x.dtype, shape=x.shape, version=1
+    )
+    return output
+
+
+# Layers read their parameters as attributes; a property of the class goes before what nn.Module finds in its dictionaries.
+@cache
+def _with_quantized_parameters(layer_class: type[QuantizedLayer]) -> type[QuantizedLayer]:
+    """Return a subclass whose weight and bias pass their quantizers when they are read."""
+
+    def reader(name: str) -> property:
+        def read(layer: Any) -> Any:
+            parameter, quantizer = layer._parameters[name], getattr(layer, f"{name}_quantizer")
+            return parameter if parameter is None or quantizer is None else quantizer(parameter)
+
+        return property(read)
+
+    return type(layer_class.__name__, (layer_class,), {"weight": reader("weight"), "bias": reader("bias")})

@@ -1,0 +1,168 @@
+"""A quantized weight in ONNX: its codes as an initializer, and DequantizeLinear or a function that gives its values.
+
+Values are exactly those of the model in memory. Codes are computed when the file is written, one tensor at a time.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import onnx_ir as ir
+import torch
+from torch import Tensor
+
+from quark.errors import ConfigError, UnsupportedError
+from quark.quantizers import PerChannel, PerGroup, PerTensor, PerToken, QParams, TensorQuantizer
+from quark.quantizers.on_grid import LOSSY, codes_error
+from quark.quantizers.progressive import ProgressiveQuantizer
+from quark.quantizers.single_level import SingleLevelQuantizer
+from quark.quantizers.two_level import TwoLevelQuantizer
+from quark.quantizers.viewed import KernelMatrix, ViewedQuantizer
+from quark_exporters.onnx_layout.codes import StoredCodes, stored_codes, stored_type
+from quark_exporters.onnx_layout.ops import FLOAT, FLOAT_TYPES, Ops, as_tensor
+from quark_exporters.onnx_layout.traced import TracedQuantizer
+
+__all__ = ["quantized_weight"]
+
+
+def quantized_weight(ops: Ops, traced: TracedQuantizer, weight: Tensor, qparams: QParams) -> ir.Value:
+    """Add the nodes that give a weight from its codes, float32, and return their output.
+
+    Args:
+        ops: Takes the nodes and the initializers.
+        traced: The quantizer.
+        weight: The weight, rounded or not as ``traced`` says; it is read when the file is written.
+        qparams: Its scales.
+
+    Raises:
+        UnsupportedError: There is no such form. The message is a reason without its subject.
+    """
+    quantizer = traced.quantizer
+    level = quantizer.stored_level
+    if quantizer.is_float:
+        kind = FLOAT_TYPES[level.format.storage_dtype]
+        cast = ir.LazyTensor(lambda: as_tensor(weight.to(level.format.storage_dtype), kind), dtype=kind, shape=ir.Shape(weight.shape))
+        return ops.cast(ops.initializer(f"{traced.name}.codes", cast), FLOAT)
+    inner = quantizer.inner if isinstance(quantizer, ViewedQuantizer) else quantizer
+    if not isinstance(inner, SingleLevelQuantizer | TwoLevelQuantizer | ProgressiveQuantizer):
+        raise UnsupportedError(f"has a quantizer of a kind of its own, {type(quantizer).__name__}, for which there is no form in ONNX")
+    codes = stored_codes(level.format)
+    if codes is None:
+        raise UnsupportedError(f"is in {level.format.name}, whose codes ONNX has no type for")
+    scale, where = _of_axis(quantizer, qparams.scale.float(), tuple(weight.shape))
+    if codes.type.is_floating_point() and len(weight.shape) > 1 and where.get("axis", 0) == 0:
+        scale, where = _in_blocks(scale, tuple(weight.shape))
+    zero = None if qparams.zero_point is None else _of_axis(quantizer, qparams.zero_point, tuple(weight.shape))[0]
+    outer = None if qparams.outer_scale is None else ops.constant(qparams.outer_scale.float())
+    stored = ops.initializer(f"{traced.name}.codes", _lazy(traced, weight, qparams, codes))
+    scales = _scales(ops, traced.name, scale * codes.step)
+    if outer is not None and isinstance(quantizer, TwoLevelQuantizer):
+        scales = ops("Mul", scales, outer)
+    if codes.table is not None or (zero is not None and zero.is_floating_point()):
+        values = _by_function(ops, stored, scales, zero, codes.table, where)
+    else:
+        zeros = () if zero is None else (ops.initializer(f"{traced.name}.zero_points", as_tensor(zero, codes.type)),)
+        values = ops("DequantizeLinear", stored, scales, *zeros, **where)
+    return ops("Mul", values, outer) if outer is not None and isinstance(quantizer, ProgressiveQuantizer) else values
+
+
+def _of_axis(quantizer: TensorQuantizer, scale: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, dict[str, Any]]:
+    """Return scales, or zero points, as DequantizeLinear has them, and its attributes."""
+    granularity = quantizer.granularity
+    if isinstance(granularity, PerTensor):
+        return scale, {}
+    if isinstance(granularity, PerChannel):
+        return scale, {"axis": _channel_axis(quantizer, granularity.axis) % len(shape)}
+    if isinstance(quantizer, ViewedQuantizer):
+        raise UnsupportedError(f"has scales of {granularity} along the channels of a convolution, for which there is no form in ONNX")
+    if isinstance(granularity, PerGroup | PerToken):
+        scale = scale.reshape(*shape[:-1], -1)
+    elif len(shape) == 2:
+        scale = granularity.expand_scale(scale, shape)
+    else:
+        raise UnsupportedError(f"has scales of {granularity}, for which there is no form in ONNX")
+    return scale.contiguous(), {"axis": len(shape) - 1, "block_size": shape[-1] // scale.shape[-1]}
+
+
+def _channel_axis(quantizer: TensorQuantizer, axis: int) -> int:
+    """Return the axis of a weight, as it is stored, that is one of the quantizer's."""
+    view = quantizer.view if isinstance(quantizer, ViewedQuantizer) else None
+    if not (isinstance(view, KernelMatrix) and view.is_transposed):
+        return axis
+    if view.groups > 1:
+        raise UnsupportedError("has scales per channel of a transposed convolution with groups, for which there is no form in ONNX")
+    return 1 - axis
+
+
+def _scales(ops: Ops, name: str, scale: Tensor) -> ir.Value:
+    """Return scales, float32, from an initializer of the narrowest type that holds them exactly."""
+    kind, dtype = stored_type(scale, ops.library.opset) if scale.ndim > 1 else (FLOAT, torch.float32)
+    value = ops.initializer(f"{name}.scales", as_tensor(scale.to(dtype), kind))
+    return value if kind == FLOAT else ops.cast(value, FLOAT)
+
+
+def _by_function(
+    ops: Ops, stored: ir.Value, scales: ir.Value, zero: Tensor | None, table: Tensor | None, where: dict[str, Any]
+) -> ir.Value:
+    if where.get("axis", 0) != 0 and "block_size" not in where:
+        raise UnsupportedError("has scales per channel of an axis that is not the first, in a format that DequantizeLinear lacks")
+    if table is not None:
+        name = ops.library.define("DequantizeTable", ("codes", "table", "scale"), _dequantize_table, _TABLE)
+        return ops.call(name, stored, ops.constant(table), scales)
+    assert zero is not None
+    name = ops.library.define("DequantizeShifted", ("codes", "zero_point", "scale"), _dequantize_shifted, _SHIFTED)
+    return ops.call(name, stored, ops.constant(zero.float()), scales)
+
+
+_TABLE = "table[codes] * scale; scale has the shape of codes, with one element along the last axis for each run of equal length."
+_SHIFTED = "(codes - zero_point) * scale, with real zero points; shapes as of DequantizeTable."
+
+
+def _dequantize_table(ops: Ops, codes: ir.Value, table: ir.Value, scale: ir.Value) -> ir.Value:
+    places = ops.cast(codes, ir.DataType.INT32)
+    blocks = ops("Reshape", ops("Gather", table, places), _runs(ops, scale))
+    return ops("Reshape", ops("Mul", blocks, ops("Unsqueeze", scale, ops.constant([-1]))), ops("Shape", places))
+
+
+def _dequantize_shifted(ops: Ops, codes: ir.Value, zero: ir.Value, scale: ir.Value) -> ir.Value:
+    whole = ops.cast(codes, FLOAT)
+    blocks = ops("Sub", ops("Reshape", whole, _runs(ops, scale)), ops("Unsqueeze", zero, ops.constant([-1])))
+    return ops("Reshape", ops("Mul", blocks, ops("Unsqueeze", scale, ops.constant([-1]))), ops("Shape", whole))
+
+
+def _in_blocks(scale: Tensor, shape: tuple[int, ...]) -> tuple[Tensor, dict[str, Any]]:
+    """Return scales of a tensor or of its first axis as scales of whole rows.
+
+    onnxruntime 1.31 takes every product of two dequantized matrices for one of integers, unless their scales are those of blocks, and then
+    refuses 8-bit floats.
+    """
+    per_row = scale.reshape(-1, *[1] * (len(shape) - 1)).expand(*shape[:-1], 1)
+    return per_row.contiguous(), {"axis": len(shape) - 1, "block_size": shape[-1]}
+
+
+def _runs(ops: Ops, scale: ir.Value) -> ir.Value:
+    """Return the shape in which the numbers of one scale are along an axis of their own."""
+    return ops("Concat", ops("Shape", scale), ops.constant([-1]), axis=0)
+
+
+def _lazy(traced: TracedQuantizer, weight: Tensor, qparams: QParams, codes: StoredCodes) -> ir.LazyTensor:
+    make: Any = partial(_stored, traced, weight, qparams, codes)
+    return ir.LazyTensor(make, dtype=codes.type, shape=ir.Shape(weight.shape))
+
+
+@torch.no_grad()
+def _stored(traced: TracedQuantizer, weight: Tensor, qparams: QParams, codes: StoredCodes) -> ir.Tensor[Any]:
+    """Return the stored numbers of a weight.
+
+    Raises:
+        ConfigError: The weight is not on its grid.
+    """
+    quantizer = traced.quantizer
+    found = quantizer.codes_of(weight, qparams) if traced.is_rounded else quantizer.quantize(weight, qparams)
+    complaint = codes_error(quantizer, qparams, weight, found, "order") if traced.is_rounded else None
+    if complaint not in (None, LOSSY):
+        raise ConfigError(
+            f"'{traced.name}' cannot be stored as codes: it {complaint}. It was changed after it was quantized: quantize the model again"
+        )
+    return as_tensor(codes.stored(found), codes.type)

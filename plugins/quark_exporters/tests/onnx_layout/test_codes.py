@@ -1,0 +1,73 @@
+"""What ONNX has for the codes of each number format is known from the format itself."""
+
+import onnx_ir as ir
+import pytest
+import torch
+
+from quark.config.enums import RoundType
+from quark.quantizers import number_format
+from quark_exporters.onnx_layout.codes import native_type, stored_codes, stored_type
+
+INT4, UINT4, INT8, UINT8, INT16 = (ir.DataType[name] for name in ("INT4", "UINT4", "INT8", "UINT8", "INT16"))
+E4M3, E5M2 = ir.DataType.FLOAT8E4M3FN, ir.DataType.FLOAT8E5M2
+
+
+@pytest.mark.parametrize(
+    ("name", "rounds_to", "stored_as"),
+    [
+        ("int4", INT4, INT4),
+        ("uint4", UINT4, UINT4),
+        ("int8", INT8, INT8),
+        ("uint8", UINT8, UINT8),
+        ("int16", INT16, INT16),
+        ("fp8_e4m3", E4M3, E4M3),
+        ("fp8_e5m2", E5M2, E5M2),
+        ("bfp16", INT8, INT8),
+        ("int3", None, INT4),  # QuantizeLinear would saturate at 7, and not at 3
+        ("mx", None, INT8),  # likewise at -128, and not at -127
+        ("fp4", None, UINT4),
+        ("fp6_e2m3", None, INT8),
+        ("fp6_e3m2", None, UINT8),
+        ("mx6", None, INT8),
+        ("mx9", None, INT16),
+    ],
+)
+def test_types_of_formats(name: str, rounds_to: ir.DataType | None, stored_as: ir.DataType) -> None:
+    codes = stored_codes(number_format(name))
+    assert codes is not None
+    assert (native_type(number_format(name)), codes.type) == (rounds_to, stored_as)
+
+
+@pytest.mark.parametrize("name", ["int3", "mx", "fp4", "fp6_e2m3", "fp6_e3m2", "mx6", "mx9", "fp8_e5m2"])
+def test_stored_numbers_stand_for_the_values_of_codes(name: str) -> None:
+    of = number_format(name)
+    codes = of.codes(torch.randn(64, 32, generator=torch.Generator().manual_seed(0)) * 3)
+    held = stored_codes(of)
+    assert held is not None
+    stored = held.stored(codes)
+    values = stored.float() * held.step if held.table is None else held.table[stored.int()]
+    assert torch.equal(values, of.decode(codes))
+
+
+@pytest.mark.parametrize("rounding", [RoundType.floor, RoundType.round])
+@pytest.mark.parametrize("name", ["int8", "fp8_e4m3"])
+def test_quantize_linear_is_not_taken_for_another_rounding(name: str, rounding: RoundType) -> None:
+    from attrs import evolve
+
+    assert native_type(evolve(number_format(name), rounding=rounding)) is None  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(
+    ("values", "opset", "kind"),
+    [
+        ([0.5, 448.0], 21, "FLOAT8E4M3FN"),
+        ([2.0**-100, 2.0**100], 21, "BFLOAT16"),
+        ([2.0**-100, 2.0**100], 24, "FLOAT8E8M0"),
+        ([1.0009765625, 2.0], 21, "FLOAT16"),
+        ([0.1, 0.2], 21, "FLOAT"),
+    ],
+)
+def test_scales_are_stored_in_the_narrowest_type_that_has_them(values: list[float], opset: int, kind: str) -> None:
+    found, dtype = stored_type(torch.tensor(values), opset)
+    assert found.name == kind
+    assert torch.equal(torch.tensor(values).to(dtype).float(), torch.tensor(values))

@@ -1,0 +1,189 @@
+"""What vLLM and SGLang would do with our checkpoints, and with broken ones."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+import quark
+from quark.checkpoint.export import export_with
+from quark.checkpoint.inspection import Inspection, RuntimeSupport, inspect_checkpoint
+from quark.config.layer import QLayerConfig
+from quark.testing.small_models import quantized, run_config
+from quark.testing.tiny import tiny_model
+from quark.torch import LLMTemplate, ModelQuantizer
+from quark_exporters.runtimes.rules import rule_for, rules
+
+LOADED_BY: dict[tuple[str, str], set[str]] = {
+    ("safetensors", "int4_wo_64"): {"vllm_cuda", "vllm_rocm", "vllm_cpu"},
+    ("safetensors", "ptpc_fp8"): {"vllm_cuda", "vllm_rocm", "vllm_cpu", "sglang"},
+    ("safetensors", "mxfp4"): {"vllm_cuda", "vllm_rocm", "sglang"},
+    ("safetensors", "amdfp4"): set(),
+    ("compressed_tensors", "int4_wo_per_channel"): {"vllm_cuda", "vllm_rocm", "vllm_cpu", "sglang"},
+    ("compressed_tensors", "int8"): {"vllm_cuda", "vllm_rocm", "vllm_cpu", "sglang"},
+    ("awq", "int4_wo_32"): {"vllm_cuda", "vllm_rocm", "vllm_cpu", "sglang"},
+    ("fp8", "fp8"): {"vllm_cuda", "vllm_rocm", "sglang"},
+}
+"""What section 5 of the rules' sources says; CPUs have been run."""
+
+
+def exported(config: Any, directory: Path, layout: str = "safetensors") -> Path:
+    export_with(layout, quantized(config), directory / "out")
+    return directory / "out"
+
+
+def support_of(inspection: Inspection, runtime: str = "vllm_cuda") -> RuntimeSupport:
+    return next(support for support in inspection.runtimes if support.runtime == runtime)
+
+
+@pytest.mark.parametrize(("layout", "scheme"), LOADED_BY)
+def test_runtimes_load_what_their_rules_say(layout: str, scheme: str, tmp_path: Path) -> None:
+    inspection = inspect_checkpoint(exported(run_config(scheme), tmp_path, layout))
+    assert (inspection.layout, inspection.damage) == (layout, ())
+    assert {support.runtime for support in inspection.runtimes if support.loads} == LOADED_BY[layout, scheme]
+    assert {support.runtime for support in inspection.runtimes} == set(rules().runtimes)
+
+
+METHODS = {
+    ("safetensors", "int8"): "QuarkW8A8Int8",
+    ("safetensors", "mxfp4_fp8"): "QuarkW4A8_MXFP4_FP8",
+    ("safetensors", "nvfp4"): "QuarkNVFP4",
+    ("safetensors", "int4_wo_per_channel"): None,
+    ("safetensors", "int4_wa_64"): None,
+    ("compressed_tensors", "nvfp4"): "CompressedTensorsW4A4Fp4",
+    ("compressed_tensors", "mxfp4_weight_only"): "CompressedTensorsW4A4Mxfp4",
+    ("compressed_tensors", "fp8"): "CompressedTensorsW8A8Fp8",
+    ("awq", "uint4_wo_128"): "AutoAWQMarlinLinearMethod",
+}
+
+
+@pytest.mark.parametrize(("layout", "scheme"), METHODS)
+def test_the_first_rule_that_fits_names_the_method(layout: str, scheme: str) -> None:
+    rule = rule_for(layout, quark.schemes().load_config(scheme)())
+    assert (None if rule is None else rule.method) == METHODS[layout, scheme]
+
+
+def test_every_rule_is_of_known_runtimes_and_layouts() -> None:
+    known = {record.name for record in quark.exporters() if record.inspector is not None}
+    for rule in rules().rules:
+        assert rule.layout in known
+        assert {*rule.on, *rule.refused} <= rules().runtimes.keys()
+        assert not {*rule.on} & {*rule.refused}
+
+
+def head(config: Any) -> Any:
+    config.exclude = []
+    return config
+
+
+def without_scales_in_common(_: Any) -> Any:
+    return run_config("nvfp4")
+
+
+def parts_apart(config: Any) -> Any:
+    config.layer_quant_config = {"*up_proj": quark.schemes().load_config("ptpc_fp8")()}
+    return config
+
+
+def part_float(config: Any) -> Any:
+    config.layer_quant_config = {"*k_proj": QLayerConfig()}
+    return config
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (head, r"the output head is quantized.*\(lm_head\)"),
+        (parts_apart, "parts of gate_up_proj.*in several ways"),
+        (part_float, "parts of qkv_proj.*in several ways"),
+        (without_scales_in_common, "different scales over the whole tensor"),
+    ],
+)
+def test_what_runtimes_fuse_or_leave_float_is_said(change: Callable[[Any], Any], message: str, tmp_path: Path) -> None:
+    support = support_of(inspect_checkpoint(exported(change(run_config("int4_wo_32")), tmp_path)))
+    assert not support.loads
+    assert [reason for reason in support.refusals if re.search(message, reason)]
+
+
+def test_a_head_that_is_tied_to_the_embedding_is_not_missing(tmp_path: Path) -> None:
+    model = ModelQuantizer(LLMTemplate.get("llama").get_config(scheme="int4_wo_64")).quantize_model(tiny_model())
+    assert model.config.tie_word_embeddings
+    for layout in ("safetensors", "awq"):
+        export_with(layout, model, tmp_path / layout)
+        assert inspect_checkpoint(tmp_path / layout).damage == ()
+
+
+def test_a_cache_has_a_note(tmp_path: Path) -> None:
+    config = LLMTemplate.get("llama").get_config(scheme="ptpc_fp8", kv_cache_scheme="fp8")
+    support = support_of(inspect_checkpoint(exported(config, tmp_path)))
+    assert support.loads
+    assert "kv_cache_dtype=fp8" in support.notes[0]
+
+
+def changed_block(directory: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+    path = directory / "config.json"
+    config = json.loads(path.read_text())
+    change(config["quantization_config"])
+    path.write_text(json.dumps(config))
+
+
+def test_configurations_of_others_are_read_as_runtimes_read_them(tmp_path: Path) -> None:
+    out = exported(run_config("int4_wo_32", exclude=("*o_proj",)), tmp_path)
+    assert support_of(inspect_checkpoint(out)).loads
+    changed_block(out, lambda block: block.update(exclude=["lm_head", "*o_proj"]))
+    assert any("by a pattern alone" in reason for reason in support_of(inspect_checkpoint(out)).refusals)
+    changed_block(out, lambda block: block.pop("export"))
+    assert any("has no export" in reason for reason in support_of(inspect_checkpoint(out)).refusals)
+
+
+def changed_tensors(directory: Path, change: Callable[[dict[str, Tensor]], Any]) -> None:
+    tensors = load_file(directory / "model.safetensors")
+    change(tensors)
+    save_file(tensors, directory / "model.safetensors", {"format": "pt"})
+
+
+NAME = "model.layers.1.mlp.up_proj"
+
+
+@pytest.mark.parametrize("layout", ["safetensors", "compressed_tensors", "awq"])
+@pytest.mark.parametrize("damage", ["missing", "shape", "nan", "strange"])
+def test_damage_is_named(layout: str, damage: str, tmp_path: Path) -> None:
+    out = exported(run_config("uint4_wo_32"), tmp_path, layout)
+    scale = f"{NAME}.scales" if layout == "awq" else f"{NAME}.weight_scale"
+
+    def change(tensors: dict[str, Tensor]) -> None:
+        own = tensors.pop(scale)
+        if damage == "strange":
+            tensors["model.layers.7.mlp.up_proj.weight"] = torch.ones(2, 2)
+        if damage != "missing":
+            tensors[scale] = {"shape": own[:1].clone(), "nan": own * torch.nan}.get(damage, own)
+
+    changed_tensors(out, change)
+    inspection = inspect_checkpoint(out)
+    wanted = {"missing": "lacks 1 tensor", "shape": "has the shape", "nan": "NaN", "strange": "no place"}[damage]
+    assert [what for what in inspection.damage if wanted in what]
+    assert inspection.runtimes == ()
+
+
+def test_the_program_prints_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from quark.cli.inspect import inspect
+    from quark.errors import CheckpointError
+
+    out = exported(run_config("int4_wo_32"), tmp_path)
+    inspect(out)
+    printed = capsys.readouterr().out
+    assert "vllm_cpu (vLLM 0.32 on CPUs): loads it" in printed
+    assert "sglang (SGLang on AMD and NVIDIA GPUs): does not load it" in printed
+    inspect(out, as_json=True)
+    assert json.loads(capsys.readouterr().out)["runtimes"][0]["loads"] is True
+    changed_tensors(out, lambda tensors: tensors.pop(f"{NAME}.weight_scale"))
+    with pytest.raises(CheckpointError, match="is damaged"):
+        inspect(out)

@@ -1,0 +1,104 @@
+"""llama.cpp loads GGUF exports, splits text into the same tokens, and computes what our own simulation computes.
+
+Run with ``make clients LLAMA_PYTHON=/path/to/python`` of an environment with llama-cpp-python and numpy; quark need not be installed there.
+
+llama.cpp multiplies codes with inputs that it rounds to Q8_0 first: 8 bits, a scale for each 32. How much that changes the logits is
+measured on the simulation, with inputs in INT8 and groups of 32.
+"""
+
+import os
+import subprocess
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
+
+from quark.checkpoint import ExportOptions
+from quark.checkpoint.export import export_with
+from quark.config.tensor import QTensorConfig
+from quark.modules import QuantizedLayer, QuantizerModule
+from quark.testing.tiny import calibration_batches, held_out_text, tiny_model, tiny_tokenizer
+from quark.torch import LLMTemplate, ModelQuantizer
+
+pytestmark = [pytest.mark.clients, pytest.mark.timeout(600)]
+Q8_0 = QTensorConfig(
+    dtype="int8",
+    qscheme="per_group",
+    is_dynamic=True,
+    symmetric=True,
+    observer_cls="PerGroupMinMaxObserver",
+    ch_axis=-1,
+    group_size=32,
+)
+FARTHER = 2.0
+"""How much farther from the model without rounded inputs llama.cpp may be than the simulation with them: both round as often and as
+coarsely, so that 1 is expected."""
+SURE = 4 * 2**0.5
+"""Choices are compared where the best token leads by that many times the root mean square of the differences that rounded inputs make: a
+difference of two logits has √2 times their error."""
+# use_extra_bufts repacks weights for AMX and the like, where the CPU has it, and changes how inputs are rounded.
+CODE = """
+import sys, numpy as np, llama_cpp
+from llama_cpp import Llama
+defaults = llama_cpp.llama_model_default_params
+def without_repacking():
+    parameters = defaults()
+    parameters.use_extra_bufts = False
+    return parameters
+llama_cpp.llama_model_default_params = llama_cpp.llama_cpp.llama_model_default_params = without_repacking
+model = Llama(sys.argv[1], n_ctx=256, logits_all=True, verbose=False, n_threads=2)
+np.save(sys.argv[4], np.array(model.tokenize(open(sys.argv[2]).read().encode(), add_bos=False, special=True)))
+ids = np.load(sys.argv[3]).tolist()
+model.eval(ids)
+np.save(sys.argv[5], np.array(model.scores[: len(ids)]))
+"""
+
+
+def interpreter() -> str:
+    python = os.environ.get("LLAMA_PYTHON")
+    if not python:
+        pytest.skip("LLAMA_PYTHON names no interpreter with llama-cpp-python")
+    return python
+
+
+@pytest.mark.parametrize("scheme", ["int4_wo_32", "int4_wo_64", "uint4_wo_32", "mxfp4_weight_only", "int8"])
+def test_llama_cpp_computes_what_our_simulation_computes(scheme: str, tmp_path: Path) -> None:
+    python, text = interpreter(), held_out_text()[:400]
+    model = ModelQuantizer(LLMTemplate.get("llama").get_config(scheme=scheme)).quantize_model(tiny_model(), calibration_batches(2, 128))
+    export_with("gguf", model, tmp_path / "out", ExportOptions(own={"float_type": "f32"}, tokenizer=tiny_tokenizer()))
+    ids = tiny_tokenizer()(text)["input_ids"][:128]
+    (tmp_path / "text").write_text(text, encoding="utf-8")
+    np.save(tmp_path / "ids.npy", np.array(ids))
+    files = ("out/model.gguf", "text", "ids.npy", "tokens.npy", "logits.npy")
+    command = [python, "-c", CODE, *(str(tmp_path / name) for name in files)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert np.load(tmp_path / "tokens.npy").tolist() == tiny_tokenizer()(text)["input_ids"]
+    found = torch.from_numpy(np.load(tmp_path / "logits.npy")).float()
+    # With the scales of the file, which are rounded to float16.
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out", gguf_file="model.gguf", dtype=torch.float32).eval()
+    exact, coarse = logits(loaded, ids), logits(with_rounded_inputs(loaded, model), ids)
+    error = (coarse - exact).square().mean().sqrt()
+    assert float((found - exact).square().mean().sqrt()) <= FARTHER * float(error)
+    best, second = exact.topk(2, dim=-1).values.T
+    sure = best - second > SURE * error
+    assert sure.sum() > len(sure) / 4
+    assert torch.equal(found.argmax(-1)[sure], exact.argmax(-1)[sure])
+
+
+def logits(model: nn.Module, ids: list[int]) -> Tensor:
+    with torch.no_grad():
+        result: Tensor = model(torch.tensor([ids])).logits[0].float()
+    return result
+
+
+def with_rounded_inputs(loaded: nn.Module, quantized: nn.Module) -> nn.Module:
+    """The model of a file, in which the inputs of the layers that are quantized are rounded."""
+    for name, layer in quantized.named_modules():
+        if isinstance(layer, QuantizedLayer):
+            rounding = QuantizerModule(Q8_0, activation=True)
+            loaded.get_submodule(name).register_forward_pre_hook(lambda _, args, rounding=rounding: (rounding(args[0]), *args[1:]))
+    return loaded

@@ -1,0 +1,45 @@
+"""What a layout cannot hold is in the plan, and refuses a run before it asks for data; the message names the layouts that can."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from quark.errors import UnsupportedError
+from quark.runs import quantize_checkpoint
+from quark.runs.planned_run import plan
+from quark.testing.small_models import run_config, saved
+
+CANNOT = [("awq", "ptpc_fp8"), ("fp8", "mxfp4"), ("compressed_tensors", "mxfp4_fp8"), ("gguf", "ptpc_fp8")]
+
+
+@pytest.mark.parametrize(("layout", "scheme"), CANNOT)
+def test_a_plan_says_what_the_layout_cannot_hold(layout: str, scheme: str, tmp_path: Path) -> None:
+    if layout == "gguf":
+        pytest.importorskip("gguf")
+    planned = plan(saved(tmp_path / "float"), run_config(scheme), exporter=layout, probing=False)
+    (refusal,) = [refusal for refusal in planned.refusals if refusal.kind == "UnsupportedError"]
+    assert "model.layers.{0-1}.self_attn.q_proj" in refusal.message
+    assert "Layouts that hold this model: " in refusal.message
+    assert "safetensors" in refusal.message.rpartition("Layouts that hold")[2]
+    assert planned.plan is not None
+
+
+def test_a_plan_that_a_layout_holds_has_its_files(tmp_path: Path) -> None:
+    planned = plan(saved(tmp_path / "float"), run_config("int4_wo_64"), exporter="awq", probing=False)
+    assert planned.refusals == ()
+    assert planned.estimate is not None
+    assert planned.estimate.output is not None
+    # Codes, and for each group of 64 a scale in 16 bits and a zero point in 4.
+    assert planned.estimate.output.bits_per_quantized_weight == pytest.approx(4 + (16 + 4) / 64)
+
+
+def test_a_run_is_refused_before_data_are_asked_for(tmp_path: Path) -> None:
+    def data(_: Any) -> Any:
+        raise AssertionError("data were asked for")
+
+    with pytest.raises(UnsupportedError, match="the layout 'awq' cannot hold this model"):
+        quantize_checkpoint(saved(tmp_path / "float"), tmp_path / "out", run_config("int8"), data, exporter="awq")
+    assert not (tmp_path / "out").exists()
