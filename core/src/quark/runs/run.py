@@ -10,7 +10,7 @@ import attrs
 import torch
 from torch import nn
 
-from quark.algorithms import NamesLayers, ResolvesForModel, Rounding, ValidatedTransform
+from quark.algorithms import NamesLayers, ResolvesForModel, ValidatedTransform
 from quark.calibration.batches import Call, calls
 from quark.calibration.block_transforms import StartedTransform
 from quark.calibration.sample_grid import SampleGrid
