@@ -20,7 +20,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -70,10 +70,16 @@ def measure(args: argparse.Namespace, algorithm: str, scheme: str) -> dict[str, 
 def _quantize(args: argparse.Namespace, algorithm: str, scheme: str, model: torch.nn.Module, calib: Tensor) -> float:
     """Quantize ``model`` in place; returns the wall time."""
     config = LLMTemplate.get(model.config.model_type).get_config(scheme=scheme, algorithm=_names(algorithm) or None)
-    config.algo_config = [attrs.evolve(a, preset=args.preset, **json.loads(args.options)) for a in config.algo_config or []] or None
+    options = {"preset": args.preset, **json.loads(args.options)}
+    config.algo_config = [_with_options(settings, options) for settings in config.algo_config or []] or None
     start = time.perf_counter()
     ModelQuantizer(config).quantize_model(model, list(calib.split(1)))
     return time.perf_counter() - start
+
+
+def _with_options(settings: Any, options: Mapping[str, Any]) -> Any:
+    """Return the settings of an algorithm with those of the options that it has."""
+    return attrs.evolve(settings, **{name: value for name, value in options.items() if hasattr(settings, name)})
 
 
 def _names(algorithm: str) -> list[str]:
@@ -109,7 +115,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--runs", default=RUNS, help="ALGORITHM/SCHEME,…; algorithms joined by +, none for round-to-nearest; or: table")
     parser.add_argument("--preset", default="best")
     parser.add_argument("--dtype", default="float32")
-    parser.add_argument("--options", default="{}", help="further fields of the algorithm's settings, as JSON")
+    parser.add_argument("--options", default="{}", help="further fields of the algorithms' settings, as JSON")
     parser.add_argument("--busy", type=int, default=0, metavar="N", help="measure beside N busy processes too, in alternation")
     parser.add_argument("--repeats", type=int, default=1, help="times to quantize; the median counts")
     parser.add_argument("--no-quality", action="store_true", help="time and memory only")

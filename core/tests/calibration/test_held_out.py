@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from quark.calibration.held_out import FEWEST_SEQUENCES, LEAST_SHARE, MOST_SHARE, Sequences, held_out
+from quark.calibration.held_out import FEWEST_SEQUENCES, LEAST_SHARE, MOST_SHARE, ONE_IN, Sequences, held_out, held_out_ends
 
 ROWS = torch.arange(16 * 32).reshape(16, 32)
 
@@ -90,3 +90,11 @@ def test_where_nothing_can_be_held_out_nothing_is() -> None:
 def test_one_image_of_four_is_better_than_none() -> None:
     images = torch.randn(4, 3, 4, 4, generator=torch.Generator().manual_seed(0))
     assert int(held_out([Sequences(images)])[0].sum()) == 1
+
+
+@given(st.lists(st.integers(1, 70), min_size=1, max_size=5))
+def test_of_each_sequence_the_last_sixteenth_is_held_out_for_tunings(lengths: list[int]) -> None:
+    rows = torch.repeat_interleave(torch.arange(len(lengths)), torch.tensor(lengths))
+    flags = held_out_ends(rows).split(lengths)
+    assert [int(own.sum()) for own in flags] == [length // ONE_IN for length in lengths]
+    assert all(bool(own.sort().values.equal(own)) for own in flags)  # the last ones

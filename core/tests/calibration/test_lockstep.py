@@ -172,3 +172,38 @@ def test_what_does_not_belong_to_the_state_of_a_block_is_refused() -> None:
         for call in (block_run.enter, lambda: block_run.release([]), lambda: block_run.replay(lambda *_: None, [])):
             with pytest.raises(RuntimeError, match="at a block whose state is 'left': it has to be 'entry'"):
                 call()
+
+
+def test_forwards_rehearse_a_block_compute_it_with_gradients_and_leave_with_what_they_have() -> None:
+    model = Model(2)
+    weight = torch.ones((), requires_grad=True)
+    rehearsed: dict[int, float] = {}
+    left: list[float] = []
+    with LockStep(model, list(model.blocks), [Call((torch.full((1,), float(n)),)) for n in range(2)]) as steps:
+        model.blocks[1].register_forward_pre_hook(lambda _, args: left.append(float(args[0])))
+        steps.advance(-1)
+        run = steps.at(0)
+        run.rehearse(lambda forward, output: rehearsed.__setitem__(forward.number, float(output)))
+        assert run.state == "left"
+        run.end_rehearsal()
+        assert (run.state, rehearsed, left) == ("entry", {0: 1.0, 1: 2.0}, [])
+        outputs = run.replay(lambda _, output: output * weight, run.forwards, with_gradients=True)
+        sum(outputs.values()).backward()  # type: ignore[union-attr]
+        assert float(weight.grad) == 3.0  # type: ignore[arg-type]
+        run.leave({forward: torch.full((1,), 10.0 + forward.number) for forward in run.forwards})
+        assert run.state == "left"
+        computed = len(model.log)
+        steps.advance(1)
+    assert left == [10.0, 11.0]
+    assert [name for name, _ in model.log[computed:]] == ["1", "1"]  # the first block was not computed again
+
+
+def test_what_released_forwards_compute_can_be_kept() -> None:
+    model = Model(2)
+    kept: list[tuple[int, float]] = []
+    with LockStep(model, list(model.blocks), [Call((torch.full((1,), float(n)),)) for n in range(2)], with_float=True) as steps:
+        steps.advance(-1)
+        run = steps.at(0)
+        run.release([f for f in run.forwards if f.is_float], lambda forward, output: kept.append((forward.number, float(output))))
+        assert kept == [(0, 1.0), (1, 2.0)]
+        assert [f.is_float for f in run.forwards] == [False, False]

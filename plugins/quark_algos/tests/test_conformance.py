@@ -1,10 +1,19 @@
 """Every algorithm and selector that this distribution registers passes the conformance suite."""
 
-from quark.testing import RoundingConformance, SelectorConformance, TransformConformance
+import pytest
+
+from quark.testing import BlockTuningConformance, RoundingConformance, SelectorConformance, TransformConformance
 from quark_algos.plugin import quark_register_algorithms, quark_register_selectors
 
-_BASES = {"rounding": RoundingConformance, "transform": TransformConformance}
-globals().update({f"Test_{r.name}": type(f"Test_{r.name}", (_BASES[r.kind],), {"subject": r.name}) for r in quark_register_algorithms()})
+_BASES = {"rounding": RoundingConformance, "transform": TransformConformance, "block_tuning": BlockTuningConformance}
+# Its published steps take minutes over all checks.
+_MARKS = {"autoround": {"pytestmark": pytest.mark.slow}}
+globals().update(
+    {
+        f"Test_{r.name}": type(f"Test_{r.name}", (_BASES[r.kind],), {"subject": r.name, **_MARKS.get(r.name, {})})
+        for r in quark_register_algorithms()
+    }
+)
 globals().update(
     {f"Test_{r.name}": type(f"Test_{r.name}", (SelectorConformance,), {"subject": r.name}) for r in quark_register_selectors()}
 )

@@ -1,4 +1,4 @@
-"""What changes weights: the protocols Transform and Rounding, the statistics they may ask for, and round-to-nearest, the default."""
+"""What changes weights: the protocols Transform, Rounding and Tuning, statistics they may ask for, and round-to-nearest, the default."""
 
 from quark.algorithms.rounding import HeldOut, Metrics, NamesLayers, Rounding, RoundingTask, RoundToNearest
 from quark.algorithms.stacked_weights import StackedWeights, float_weight, weight_quantizer
@@ -14,6 +14,7 @@ from quark.algorithms.transform import (
     ValidatedTransform,
     input_is_transformed,
 )
+from quark.algorithms.tuning import RoundedBlock, Sample, Tuning
 from quark.algorithms.validation import OutputError, Validation, is_worse, validated
 from quark.compat.callable_module import make_callable
 from quark.plugins import algorithms
@@ -33,12 +34,15 @@ __all__ = [
     "ResolvedSettings",
     "ResolvesForModel",
     "RoundToNearest",
+    "RoundedBlock",
     "Rounding",
     "RoundingTask",
+    "Sample",
     "StackedWeights",
     "Statistic",
     "Transform",
     "TransformRun",
+    "Tuning",
     "ValidatedRun",
     "ValidatedTransform",
     "Validation",

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from quark.errors import ConfigError
 from quark.modules import QuantizedLayer, QuantizerModule
-from quark.quantizers import GroupScales, WeightGrid
+from quark.quantizers import GroupScales, RoundedGrid, WeightGrid
 
 __all__ = ["StackedWeights", "float_weight", "weight_quantizer"]
 
@@ -38,6 +38,14 @@ class StackedWeights:
         """Return what the weights may become. Scales that span rows or layers are those of `wt` as it is now, changes included."""
         quantizers = [weight_quantizer(layer).quantizer for layer in self._layers.values()]
         return WeightGrid(quantizers, self.rows, self.wt, shared=self._shares_scale)
+
+    def rounded_grid(self) -> RoundedGrid:
+        """Return the grid of weights that are rounded already, with the scales that the layers have."""
+        modules = [weight_quantizer(layer) for layer in self._layers.values()]
+        qparams = [module.qparams for module in modules]
+        if any(q is None for q in qparams):
+            raise ConfigError(f"the weights of {', '.join(self._layers)} are not rounded yet: use grid()")
+        return RoundedGrid([module.quantizer for module in modules], self.rows, self.wt, qparams)  # type: ignore[arg-type]
 
     def keep(self, grid: WeightGrid, qt: Tensor, scales: GroupScales) -> None:
         """Give the layers their rounded weights and their scales.

@@ -11,6 +11,7 @@ from torch import nn
 
 from quark.algorithms import Rounding
 from quark.calibration.activation_scales import ActivationScales
+from quark.calibration.block_tuning import BlockTuning
 from quark.calibration.figures import InputSample
 from quark.calibration.input_groups import InputGroups
 from quark.calibration.input_statistics import Collector
@@ -40,6 +41,7 @@ class BlockCalibration(ABC):
         input_groups: Tells which layers share an input; that of the run, which learns from block to block.
         scales: Of the block's activations.
         clock: Counts the time of statistics and of the rounding.
+        tuning: Tunes the block when it is rounded, before the forwards leave it; None where nothing does.
 
     Attributes:
         taken: Full names of the layers that the rounding applies to; others are rounded to nearest.
@@ -57,6 +59,7 @@ class BlockCalibration(ABC):
     _input_groups: InputGroups
     _scales: ActivationScales
     _clock: PhaseClock = attrs.field(factory=PhaseClock)
+    _tuning: BlockTuning | None = None
     _prefix: str = attrs.field(init=False)
     _routed: tuple[str, ...] = attrs.field(init=False)
     taken: set[str] = attrs.field(init=False)

@@ -101,9 +101,24 @@ class BlockRounding(BlockCalibration):
                 else:
                     stack.enter_context(replaced_forward(module, partial(experts.passed, module.forward)))
             stack.enter_context(calibrating(self._block.module, inside_block(self._scales.inside, self._prefix), self._attention))
-            self._block_run.enter(stand_in)
+            if self._tuning is None:
+                self._block_run.enter(stand_in)
+            else:
+                self._tuning.rehearse(stand_in)
             while (waiting := self._first_waiting()) is not None:
                 self._step(waiting)
+            if self._tuning is not None:
+                self._block_run.end_rehearsal()
+                self._finish_unreached()
+                self._tuning.work()
+
+    def _finish_unreached(self) -> None:
+        """Finish the layers that no token has reached; forwards that come again, behind other layers, may reach them."""
+        self._scales.finish()
+        unreached = {n: p.quantized for n, p in self._pause_points.items() if n not in self.rounded}
+        self.rounded |= round_to_nearest(unreached, self._input_groups.siblings)
+        for pause_point in self._pause_points.values():
+            pause_point.done()
 
     def _first_waiting(self) -> _Waiting | None:
         """Return the first place where forwards of any rank wait; None where none is inside the block any more."""

@@ -1,10 +1,11 @@
 """Which calibration tokens are held out: what an algorithm decides is validated on tokens that it has not seen.
 
-There are two rules, for two kinds of decisions:
+There are three rules, for three kinds of decisions:
 
 - `held_out`, for transforms, which compare whole outputs of a block: whole sequences, an eighth to a quarter of all tokens, never padding.
   The choice depends on the contents of the sequences alone, neither on their order nor on how they are split into batches.
 - `held_out_tokens`, for roundings, which compare the outputs of one layer: one token in sixteen, at most 128, the first ones of each input.
+- `held_out_ends`, for tunings, which compare whole outputs of a block, and fit so much that every sequence counts: the end of each.
 
 How two errors on such tokens are compared is said in `quark.algorithms.validation`.
 """
@@ -29,6 +30,7 @@ __all__ = [
     "TOKENS_PER_CHANNEL",
     "Sequences",
     "held_out",
+    "held_out_ends",
     "held_out_tokens",
 ]
 
@@ -142,3 +144,17 @@ def held_out_tokens(tokens: int) -> int:
     """
     count = min(MOST_TOKENS, tokens // ONE_IN)
     return count if count >= FEWEST_TOKENS else 0
+
+
+def held_out_ends(rows: Tensor) -> Tensor:
+    """Return which tokens of a call are held out for a tuning, bool, ``[tokens]``: of each sequence the last one in sixteen, or none.
+
+    Whole sequences are not: a quarter of the data less costs a tuning more than their independence is worth.
+
+    Args:
+        rows: Number of the sequence of each token, ``[tokens]``, in ascending order.
+    """
+    counts = torch.bincount(rows)
+    ends = counts.cumsum(0)[rows]
+    from_the_end = ends - torch.arange(len(rows), device=rows.device)  # the last token has 1
+    return from_the_end <= (counts // ONE_IN)[rows]

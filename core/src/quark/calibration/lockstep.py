@@ -6,7 +6,7 @@ sample needs one forward in all, whatever the number of blocks and of pauses ins
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from types import TracebackType
 from typing import Any, Literal, Self, TypeVar, cast
@@ -200,7 +200,8 @@ class BlockRun:
     Its states, in this order:
 
     - ``"entry"``: every forward waits in front of the block, with its own arguments. `replay` lets forwards compute the block and wait
-      here again, as often as wanted; `release` lets some go through it ahead of the others; `enter` lets all in.
+      here again, as often as wanted; `release` lets some go through it ahead of the others; `enter` lets all in; `rehearse` lets all in,
+      and they come back; `leave` lets all go on with outputs that they have computed before.
     - ``"inside"``: forwards are in the middle of the block, stopped by `LockStep.stop`, such as at layers that are not rounded yet.
       `stopped` says where each waits, and `go_on` lets them run on.
     - ``"left"``: no forward is inside. They wait at the next block, or have ended.
@@ -217,12 +218,15 @@ class BlockRun:
         self._index = index
         self._has_entered = False
         self._keep: Callable[[Forward, Any], None] | None = None
+        self._keep_on_leaving: Callable[[Forward, Any], None] | None = None
+        self._has_gradients = False
+        self._outputs: dict[Forward | None, Any] = {}
         self._stand_in: Callable[..., Any] | None = None
 
     @property
     def state(self) -> Literal["entry", "inside", "left"]:
         """Where the forwards are."""
-        return "entry" if not self._has_entered else "inside" if self._steps.stopped else "left"
+        return "entry" if not self._has_entered else "inside" if self.stopped else "left"
 
     @property
     def forwards(self) -> list[Forward]:
@@ -244,24 +248,56 @@ class BlockRun:
         """Whether tokens of any call of any rank are held out."""
         return self._steps.holds_out
 
-    def replay(self, keep: Callable[[Forward, Any], T], forwards: Iterable[Forward]) -> dict[Forward, T]:
+    def replay(self, keep: Callable[[Forward, Any], T], forwards: Iterable[Forward], *, with_gradients: bool = False) -> dict[Forward, T]:
         """Let forwards compute the block, each with its own arguments, and wait at the entry again.
 
         Args:
             keep: Called in each forward with the block's output; its results are returned.
             forwards: Some of `forwards`, in the order in which they run.
+            with_gradients: Whether autograd records what the block computes.
         """
         self._expect("entry", "replayed")
         results: dict[Forward, T] = {}
-        self._keep = lambda forward, output: results.__setitem__(forward, keep(forward, output))
+        self._keep, self._has_gradients = lambda forward, output: results.__setitem__(forward, keep(forward, output)), with_gradients
         self._steps.go_on(list(forwards))
-        self._keep = None
+        self._keep, self._has_gradients = None, False
         return results
 
-    def release(self, forwards: Iterable[Forward]) -> None:
-        """Let forwards go through the block, and wait at the next one, while the others stay at the entry."""
+    def release(self, forwards: Iterable[Forward], keep: Callable[[Forward, Any], None] | None = None) -> None:
+        """Let forwards go through the block, and wait at the next one, while the others stay at the entry.
+
+        Args:
+            forwards: Some of `forwards`.
+            keep: Called in each with the block's output.
+        """
         self._expect("entry", "released")
+        self._keep_on_leaving = keep
         self._steps.go_on(list(forwards))
+        self._keep_on_leaving = None
+
+    def rehearse(self, keep: Callable[[Forward, Any], None], stand_in: Callable[..., Any] | None = None) -> None:
+        """Let all forwards into the block, where they may stop; behind its end they wait at the entry again, as they did before.
+
+        The state is ``"inside"`` until none is stopped in the block any more; then `end_rehearsal` makes it ``"entry"``.
+
+        Args:
+            keep: Called in each forward with the block's output.
+            stand_in: As of `enter`; `replay` then calls it too.
+        """
+        self._expect("entry", "let in")
+        self._has_entered, self._stand_in, self._keep = True, stand_in, keep
+        self._steps.go_on(self.forwards)
+
+    def end_rehearsal(self) -> None:
+        """End a rehearsal, after which every forward waits at the entry as before."""
+        self._expect("left", "led back")
+        self._has_entered, self._keep = False, None
+
+    def leave(self, outputs: Mapping[Forward, Any]) -> None:
+        """Let all forwards leave the block, each with an output that a rehearsal or a replay has computed."""
+        self._expect("entry", "let out")
+        self._has_entered, self._outputs = True, dict(outputs)
+        self._steps.advance(self._index)
 
     def enter(self, stand_in: Callable[..., Any] | None = None) -> None:
         """Let all forwards into the block.
@@ -286,11 +322,19 @@ class BlockRun:
         """Run in each forward in place of the block's own forward, which is ``plain``."""
         current = current_forward()
         while current is not None and self._keep is not None:
-            current.rehearsal = self
-            output = plain(*args, **kwargs)
+            current.rehearsal = None if self._has_entered else self
+            with torch.set_grad_enabled(self._has_gradients):
+                self._keep(current, self._plain(plain, *args, **kwargs))
             current.rehearsal = None
-            self._keep(current, output)
             self._steps.stop(_ENTRY)
+        if current in self._outputs:
+            return self._outputs.pop(current)
+        output = self._plain(plain, *args, **kwargs)
+        if current is not None and self._keep_on_leaving is not None:
+            self._keep_on_leaving(current, output)
+        return output
+
+    def _plain(self, plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         return plain(*args, **kwargs) if self._stand_in is None else self._stand_in(plain, *args, **kwargs)
 
     def _expect(self, state: str, what: str) -> None:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 __all__ = ["PHASES", "PhaseClock"]
 
-PHASES = ("load", "transforms", "forward", "statistics", "solve", "write", "report")
+PHASES = ("load", "transforms", "forward", "statistics", "solve", "tune", "write", "report")
 """The phases of a block, in the order in which a report shows them; ``report`` is the time that measuring for the report takes."""
 
 

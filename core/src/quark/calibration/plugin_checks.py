@@ -15,7 +15,18 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from quark.algorithms import BlockContext, LearnsFromBlocks, Metrics, Rounding, RoundingTask, Statistic, Transform, TransformRun
+from quark.algorithms import (
+    BlockContext,
+    LearnsFromBlocks,
+    Metrics,
+    RoundedBlock,
+    Rounding,
+    RoundingTask,
+    Statistic,
+    Transform,
+    TransformRun,
+    Tuning,
+)
 from quark.calibration.finite import is_finite
 from quark.modules import QuantizedLayer
 from quark.planning.plan import QuantPlan
@@ -23,11 +34,12 @@ from quark.plugins.attribution import Origin, attributed
 from quark.plugins.expected import described, lacking
 from quark.quantizers.on_grid import grid_error
 
-__all__ = ["CheckedRounding", "CheckedRun", "CheckedTransform", "checked_metrics", "refuse_strange"]
+__all__ = ["CheckedRounding", "CheckedRun", "CheckedTransform", "CheckedTuning", "checked_metrics", "refuse_strange"]
 
 _MEMBERS = {
     "rounding": ("needs", "applies_to", "round"),
     "transform": ("works_by_block", "needs", "start", "rounding"),
+    "block_tuning": ("wants_float", "tune"),
 }
 _RUN_MEMBERS = ("apply_global", "apply")
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_state_dict_hooks", "_load_state_dict_pre_hooks")
@@ -37,8 +49,8 @@ def refuse_strange(algorithm: Any, kind: str, whose: Origin) -> None:
     """Check that the object that an algorithm's processor has returned has all members that the pipeline uses.
 
     Args:
-        algorithm: A rounding or a transform.
-        kind: ``"rounding"`` or ``"transform"``, as its record says.
+        algorithm: A rounding, a transform or a tuning.
+        kind: ``"rounding"``, ``"transform"`` or ``"block_tuning"``, as its record says.
         whose: The plugin it comes from.
 
     Raises:
@@ -46,6 +58,8 @@ def refuse_strange(algorithm: Any, kind: str, whose: Origin) -> None:
     """
     if (complaint := lacking(algorithm, _MEMBERS[kind])) is not None:
         raise whose.error(f"makes {described(algorithm)}, which {complaint}: a {kind} has {', '.join(_MEMBERS[kind])}")
+    if kind == "block_tuning":
+        return
     needs = algorithm.needs
     if not isinstance(needs, Sequence) or isinstance(needs, str):
         raise whose.error(f"has needs={needs!r} where a sequence of statistics is wanted, such as ()")
@@ -88,6 +102,37 @@ class CheckedRounding:
         return checked_metrics(report, set(task.layers), self._whose)
 
 
+class CheckedTuning:
+    """A tuning with checked results: as of a rounding; and the block's float parameters finite, and otherwise as they were.
+
+    Args:
+        tuning: The tuning to check.
+        whose: The plugin it comes from.
+    """
+
+    def __init__(self, tuning: Tuning, whose: Origin) -> None:
+        self._tuning = tuning
+        self._whose = whose
+        self.wants_float = tuning.wants_float
+
+    def tune(self, block: RoundedBlock) -> Mapping[str, Metrics]:
+        """Tune a block and return metrics, as `quark.algorithms.Tuning.tune`.
+
+        Raises:
+            PluginError: The tuning leaves the block in a wrong state, or raised an exception.
+        """
+        before = {name: _LayerState.of(layer, is_tuned=True) for name, layer in block.layers.items()}
+        with attributed(f"tuning '{block.name}'", self._whose):
+            report = self._tuning.tune(block)
+        for name, layer in block.layers.items():
+            if (complaint := before[name].complaint(layer)) is not None:
+                raise self._whose.error(f"has tuned '{block.name}', in which '{name}' now {complaint}")
+        for name, parameter in block.parameters.items():
+            if not _is_finite(parameter):
+                raise self._whose.error(f"has tuned '{block.name}', in which '{name}' now holds NaN or Inf")
+        return checked_metrics(report, {"", *block.layers}, self._whose)
+
+
 @attrs.frozen(eq=False)
 class _LayerState:
     """The state of a layer before it is rounded: members that must stay, and the weight, which must be replaced."""
@@ -96,12 +141,13 @@ class _LayerState:
     bias: Tensor | None
     members: Mapping[str, tuple[str, ...]]
     hooks: tuple[Any, ...]
+    is_tuned: bool = False
 
     @classmethod
-    def of(cls, layer: QuantizedLayer) -> _LayerState:
-        bias = getattr(layer, "bias", None)
+    def of(cls, layer: QuantizedLayer, *, is_tuned: bool = False) -> _LayerState:
+        bias = None if is_tuned else getattr(layer, "bias", None)
         bias_copy = None if bias is None else bias.detach().clone()
-        return cls(layer.weight, bias_copy, _members(layer), _hooks(layer))  # type: ignore[arg-type]
+        return cls(layer.weight, bias_copy, _members(layer), _hooks(layer), is_tuned)  # type: ignore[arg-type]
 
     def complaint(self, layer: QuantizedLayer) -> str | None:
         """Return the error in the layer after it was rounded, as a predicate; None where there is none."""
@@ -119,7 +165,7 @@ class _LayerState:
         for fact in ("shape", "dtype", "device"):
             if getattr(weight, fact) != getattr(self.weight, fact):
                 return f"has a weight of {fact} {getattr(weight, fact)} where {getattr(self.weight, fact)} is wanted"
-        if weight.numel() and weight.data_ptr() == self.weight.data_ptr():
+        if not self.is_tuned and weight.numel() and weight.data_ptr() == self.weight.data_ptr():
             return "still has its old parameter: write rounded values to a new one, since other modules may share the old one"
         if self.bias is not None and not _same(layer.bias, self.bias):
             return "has another bias: a rounding changes only weights"

@@ -27,6 +27,8 @@ class CalibrationReport:
         layers: Metrics of each layer that calibrated rounding has rounded: ``tokens``, and the algorithm's metrics (damping, errors, …).
         tokens: The number of tokens that reached each layer of an expert.
         transformed: Metrics that transforms report for layers and blocks.
+        tuned: Metrics of layers and blocks, each by name of the tuning that reports them: of a block ``error_before``, ``error_after``,
+            and whether it was ``applied``.
         validated: Validation of transforms of the whole model, by name: errors before and after, and whether the transform was applied.
         applied: Positions, in the order of the run, of the transforms that have changed any block.
         unreached: Layers that calibrated rounding applies to and that no token reached; they are rounded to nearest.
@@ -41,6 +43,7 @@ class CalibrationReport:
     tokens: dict[str, int] = attrs.field(factory=dict)
     unreached: list[str] = attrs.field(factory=list)
     transformed: dict[str, dict[str, Any]] = attrs.field(factory=dict)
+    tuned: dict[str, dict[str, Any]] = attrs.field(factory=dict)
     validated: dict[str, dict[str, Any]] = attrs.field(factory=dict)
     applied: set[int] = attrs.field(factory=set)
     weights: dict[str, dict[str, Any]] = attrs.field(factory=dict)
@@ -57,6 +60,10 @@ class CalibrationReport:
         self.transformed |= metrics
         self.applied.update(applied)
 
+    def add_tuned(self, metrics: Mapping[str, dict[str, Any]]) -> None:
+        """Add the tunings' metrics for a block."""
+        self.tuned |= metrics
+
     def count(self, tokens: Mapping[str, int]) -> None:
         """Add the token counts of one block's experts."""
         self.tokens |= tokens
@@ -71,6 +78,7 @@ class CalibrationReport:
             self.layers |= other.layers
             self.tokens |= other.tokens
             self.transformed |= other.transformed
+            self.tuned |= other.tuned
             self.applied |= other.applied
             self.unreached += [name for name in other.unreached if name not in self.unreached]
             # Of what all ranks have worked on, each keeps its own figures: those of its samples and its time.
@@ -144,6 +152,7 @@ class CalibrationReport:
         """Add the report of another block."""
         self.add(other.layers)
         self.add_transformed(other.transformed, other.applied)
+        self.add_tuned(other.tuned)
         self.count(other.tokens)
         self.missed(other.unreached)
         self.validated |= other.validated
@@ -165,6 +174,7 @@ class CalibrationReport:
             "expert_tokens": self.tokens,
             "unreached": self.unreached,
             "transformed": self.transformed,
+            "tuned": self.tuned,
             "validated": self.validated,
             "applied": sorted(self.applied),
             "weights": self.weights,

@@ -52,7 +52,10 @@ class TwoPasses(BlockCalibration):
             self._scales.finish()
             self._round()
             self._is_finished = True
-            self._block_run.enter()
+            if self._tuning is None:
+                self._block_run.enter()
+            else:
+                self._tuning.work()
 
     def _pass(self, forwards: Sequence[Forward]) -> None:
         """Lead forwards of the quantized model through the float block, and those of the float model on to the next one."""

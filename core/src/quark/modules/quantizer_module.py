@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
@@ -62,7 +64,10 @@ class QuantizerModule(nn.Module):
         return (self.quantizer.quantize if self.is_deferred else self.quantizer.codes_of)(weight, self.qparams)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return ``x`` fake-quantized, in its dtype and shape. Raises CalibrationError where a static scale is not set."""
+        """Return ``x`` fake-quantized, in its dtype and shape. Raises CalibrationError where a static scale is not set.
+
+        Gradients pass straight through: that of ``x`` is that of the result.
+        """
         is_static = not (self.quantizer.is_dynamic or self.quantizer.is_float)
         qparams = self.qparams if is_static else None
         if is_static and qparams is None:
@@ -72,11 +77,24 @@ class QuantizerModule(nn.Module):
         if torch.compiler.is_exporting():
             return exported(x, self.quantizer, qparams)
         with torch.no_grad():
-            return self.quantizer.fake_quantize(x, qparams)
+            values = self.quantizer.fake_quantize(x, qparams)
+        return _StraightThrough.apply(x, values) if x.requires_grad and torch.is_grad_enabled() else values
 
     def extra_repr(self) -> str:
         """Return format, static or dynamic, and granularity, for ``repr``."""
         return f"{_formats(self.quantizer.spec)}, {'dynamic' if self.quantizer.is_dynamic else 'static'}, {self.quantizer.granularity}"
+
+
+class _StraightThrough(torch.autograd.Function):
+    """Returns its second argument, with the gradient of its first: the straight-through estimator."""
+
+    @staticmethod
+    def forward(_: Any, x: Tensor, values: Tensor) -> Tensor:
+        return values
+
+    @staticmethod
+    def backward(_: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        return gradient, None
 
 
 class RoundedParameter(QuantizerModule):

@@ -150,26 +150,27 @@ class AlgorithmRecord(Record):
     """An algorithm.
 
     Attributes:
-        kind: ``"transform"`` (changes weights, keeps the function) or ``"rounding"`` (chooses codes).
+        kind: ``"transform"`` (changes weights, keeps the function), ``"rounding"`` (chooses codes) or ``"block_tuning"`` (changes what a
+            rounding has chosen, by the output of the whole block).
         config: Reference to its `quark.config.algorithm.AlgoConfig` class.
         processor: Reference to the class that does the work; None while a distribution brings the configuration only.
         restorer: Reference to a class with the protocol `quark.checkpoint.restorers.Restorer`, which is made with the settings: it puts
             back what the algorithm leaves in a model beside weights. None where it leaves nothing.
-        role: What a transform does to a model, in a word, such as ``"equalization"``. Transforms of one role exclude each other: a run has
-            at most one of each. None for one that goes with every other.
-        before: Algorithms, or roles of algorithms, that a transform has to precede in a run that has them too.
-        after: Algorithms, or roles of algorithms, that a transform has to follow in a run that has them too.
+        role: What a transform or a tuning does to a model, in a word, such as ``"equalization"``. Algorithms of one role exclude each
+            other: a run has at most one of each. None for one that goes with every other.
+        before: Algorithms of the same kind, or roles of such, that a transform or a tuning has to precede in a run that has them too.
+        after: Algorithms of the same kind, or roles of such, that it has to follow in a run that has them too.
         excluded_schemes: Schemes whose weights a rounding cannot round, each with the reason. A run that would round such weights by it is
             refused with that reason, whatever the options of the scheme.
         worst_ratio: How many times the output error of round-to-nearest that of a rounding may be on other tokens, at least 1; see the
             check ``rounding:is_no_worse_than_round_to_nearest``.
 
     Raises:
-        ValueError: As `Record` does; or a rounding has a role or a place in the order, which only transforms have; or a transform has what
+        ValueError: As `Record` does; or a rounding has a role or a place in the order, of which a run has one; or another kind has what
             only roundings have.
     """
 
-    kind: str = attrs.field(validator=attrs.validators.in_(("transform", "rounding")))
+    kind: str = attrs.field(validator=attrs.validators.in_(("transform", "rounding", "block_tuning")))
     config: Reference = attrs.field(
         converter=as_reference, metadata=class_reference("quark.config.algorithm:AlgoConfig", options=settings_options, name="name.default")
     )
@@ -185,9 +186,9 @@ class AlgorithmRecord(Record):
 
     def __attrs_post_init__(self) -> None:
         if self.kind == "rounding" and (self.role or self.before or self.after):
-            raise ValueError(f"role, before and after order transforms, and '{self.name}' is a rounding: leave them out")
-        if self.kind == "transform" and (self.excluded_schemes or self.worst_ratio != 1):
-            raise ValueError(f"excluded_schemes and worst_ratio are of roundings, and '{self.name}' is a transform: leave them out")
+            raise ValueError(f"role, before and after order transforms and tunings, and '{self.name}' is a rounding: leave them out")
+        if self.kind != "rounding" and (self.excluded_schemes or self.worst_ratio != 1):
+            raise ValueError(f"excluded_schemes and worst_ratio are of roundings, and '{self.name}' is a {self.kind}: leave them out")
         own = {self.name, *self.aliases, *filter(None, [self.role])}
         if itself := own & {*self.before, *self.after}:
             raise ValueError(f"'{self.name}' cannot go before or after '{min(itself)}', which is itself or its own role: leave that out")

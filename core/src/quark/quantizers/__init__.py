@@ -8,6 +8,7 @@ from quark.quantizers.number_format import NumberFormat, Spacing
 from quark.quantizers.observer import Observer
 from quark.quantizers.packing import Packing
 from quark.quantizers.qparams import QParams
+from quark.quantizers.rounded_grid import RoundedGrid
 from quark.quantizers.single_level import TILE_ELEMENTS
 from quark.quantizers.tensor_quantizer import TensorQuantizer
 from quark.quantizers.viewed import ChannelsLast, KernelMatrix, TensorView, ViewedQuantizer, output_first_shape, viewed
@@ -29,6 +30,7 @@ __all__ = [
     "PerTensor",
     "PerToken",
     "QParams",
+    "RoundedGrid",
     "Spacing",
     "TensorQuantizer",
     "TensorView",

@@ -207,10 +207,10 @@ def _memory(
 def _activations(model: nn.Module, run: Run, calibration: Calibration) -> int:
     """Return the bytes of the activations of forwards that wait inside a block, or, without statistics, between two."""
     data = calibration.calls()
-    streams = 2 if any(kind.wants_float for kind in run.algorithms.rounding.needs) else 1
+    streams = run.algorithms.streams
     hidden = getattr(text_config(model), "hidden_size", None) or 0
     size = next((p.element_size() for p in model.parameters()), 4)
-    waiting = 0 if run.two_passes else held_by_forwards(model, run.plan, run.algorithms.rounding, data)
+    waiting = 0 if run.two_passes else held_by_forwards(model, run.plan, run.algorithms, data)
     blocks = decoder_blocks(model, run.plan.architecture)
     running = held_bytes(blocks, rows_by_block(blocks, run.plan.quantized), model, calibration.length, streams)
     return max(waiting, running) + 2 * calibration.tokens * hidden * size * streams

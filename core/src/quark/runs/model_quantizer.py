@@ -103,7 +103,7 @@ class ModelQuantizer:
         twin = copy.deepcopy(whole, {id(p): nn.Parameter(p.detach().to("meta"), requires_grad=False) for p in whole.parameters()})
         run, own = plan_run(twin, self.config), options or ExportOptions()
         writer = exporter_of(exporter, own)
-        if needs_two_passes(twin, run.plan, run.algorithms.rounding, calibration.calls(), device):
+        if needs_two_passes(twin, run.plan, run.algorithms, calibration.calls(), device):
             run = run.in_memory_mode(two_passes=True)
         machine = block = None
         if probing:

@@ -232,7 +232,7 @@ def _run(model: nn.Module, config: QConfig | str | Callable[[nn.Module], QConfig
 
 def _with_passes(model: nn.Module, run: Run, calibration: Calibration, device: torch.device) -> Run:
     """Return the run with its memory mode, as data of that size decide it."""
-    if not needs_two_passes(model, run.plan, run.algorithms.rounding, calibration.calls(), device):
+    if not needs_two_passes(model, run.plan, run.algorithms, calibration.calls(), device):
         return run
     return attrs.evolve(run, two_passes=True, plan=attrs.evolve(run.plan, notes=(*run.plan.notes, TWO_PASSES)))
 

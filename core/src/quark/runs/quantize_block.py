@@ -11,12 +11,13 @@ import attrs
 import torch
 from torch import nn
 
-from quark.algorithms import Rounding, RoundToNearest, Transform
+from quark.algorithms import Rounding, RoundToNearest, Transform, Tuning
 from quark.calibration.activation_scales import ActivationScales
 from quark.calibration.attention import install
 from quark.calibration.batches import Call
 from quark.calibration.block_rounding import BlockRounding
 from quark.calibration.block_transforms import BlockTransforms, StartedTransform
+from quark.calibration.block_tuning import BlockTuning
 from quark.calibration.figures import InputSample
 from quark.calibration.input_groups import InputGroups
 from quark.calibration.lockstep import BlockRun, LockStep, without_cache
@@ -64,6 +65,7 @@ def quantize_blocks(
     transforms: Sequence[StartedTransform] = (),
     spilled: SpilledInputs | None = None,
     ranks: Ranks = ALONE,
+    tunings: Mapping[str, Tuning] = MappingProxyType({}),
 ) -> CalibrationReport:
     """Quantize ``model`` by ``plan``, block by block; layers outside the blocks come last, and are rounded to nearest.
 
@@ -78,26 +80,25 @@ def quantize_blocks(
         events: Hears of every block.
         source: Has the tensors of the blocks, where ``model`` does not have them itself; what lies outside the blocks has been loaded.
         two_passes: Whether a rounding that needs statistics works between two passes of each block, which takes less memory.
-        transforms: From `start_transforms`. They change each block before it is rounded, in this order; those that need statistics cost
-            one more pass of each block.
+        transforms: From `start_transforms`, in order; those that need statistics cost one more pass of each block before it is rounded.
         spilled: Holds what forwards keep while they wait at a block; None leaves it in memory.
         ranks: The processes that share the run: each has its part of the calls. Without calls, each has the blocks that its sink wants.
+        tunings: By name, in order. They change each block when it is rounded; of one process only.
     """
     blocks = decoder_blocks(model, plan.architecture)
     rows_of = [[r for r in plan.quantized if b.owns(r.name)] for b in blocks]
-    outside = [r for r in plan.quantized if not any(b.owns(r.name) for b in blocks)]
-    groups = InputGroups(plan.architecture, plan.config.shared_scale_groups)
-    freed, figures = FreedMemory(1) if rounding.needs else FreedMemory(), _figures(calls, rounding, events)
-    source = source or InMemorySource()
-    pipeline = BlockPipeline(model, plan, rounding, transforms, source, sink, two_passes, ranks, groups, freed, figures.report, figures)
-    layers = quantized_layers(model, outside)
+    groups, source = InputGroups(plan.architecture, plan.config.shared_scale_groups), source or InMemorySource()
+    freed, figures = FreedMemory(1) if rounding.needs or tunings else FreedMemory(), _figures(calls, rounding, tunings, events)
+    report = figures.report
+    pipeline = BlockPipeline(model, plan, rounding, transforms, tunings, source, sink, two_passes, ranks, groups, freed, report, figures)
+    layers = quantized_layers(model, [r for r in plan.quantized if not any(b.owns(r.name) for b in blocks)])
     scales = ActivationScales(layers, (), plan.config, plan.architecture, ranks)
     finished = ranks.broadcast([sink.finished(b) for b in blocks])
     with ExitStack() as stack:
-        is_calibrated = plan.calibrated or rounding.needs or any(t.needs for t in transforms)
+        is_calibrated = plan.calibrated or pipeline.is_sequential or any(t.needs for t in transforms)
         has_forwards = is_calibrated and (scales or None in finished)
         steps = stack.enter_context(_forwards(pipeline, blocks, calls, scales, spilled)) if has_forwards else None
-        told = BlockEvents(events, figures.report, blocks, finished, sink, steps is not None)
+        told = BlockEvents(events, report, blocks, finished, sink, steps is not None)
         for i, (block, rows, result) in enumerate(zip(blocks, rows_of, finished, strict=True)):
             with told.block(i, rows):
                 block_run = None if steps is None else steps.at(i)
@@ -109,13 +110,13 @@ def quantize_blocks(
     with figures.clock.phase("write"):
         sink.end_block(None, BlockResult())
     figures.end_block(None, 0, 0, {})
-    figures.report.join_with(ranks, [b.name or "model" for b in blocks])
-    return figures.report
+    report.join_with(ranks, [b.name or "model" for b in blocks])
+    return report
 
 
-def _figures(calls: Sequence[Call], rounding: Rounding, events: RunEvents) -> RunFigures:
+def _figures(calls: Sequence[Call], rounding: Rounding, tunings: Mapping[str, Tuning], events: RunEvents) -> RunFigures:
     """Return what collects the figures of a run in a new report; its clock says when another phase begins."""
-    streams = 1 + any(kind.wants_float for kind in rounding.needs)
+    streams = 1 + (any(kind.wants_float for kind in rounding.needs) or any(t.wants_float for t in tunings.values()))
     return RunFigures(CalibrationReport(), tokens_in(calls), streams, PhaseClock(changed=events.phase))
 
 
@@ -128,6 +129,7 @@ class BlockPipeline:
         plan: What each layer gets.
         rounding: Chooses codes.
         transforms: In order, started with the model; they have changed what lies outside the blocks.
+        tunings: By name, in order.
         source: Has the tensors of a block.
         sink: Takes finished layers.
         two_passes: As of `quantize_blocks`.
@@ -142,6 +144,7 @@ class BlockPipeline:
     plan: QuantPlan
     rounding: Rounding
     transforms: Sequence[StartedTransform]
+    tunings: Mapping[str, Tuning]
     source: BlockSource
     sink: BlockSink
     two_passes: bool
@@ -150,6 +153,11 @@ class BlockPipeline:
     freed: FreedMemory
     report: CalibrationReport
     figures: RunFigures
+
+    @property
+    def is_sequential(self) -> bool:
+        """Whether forwards pass a block with rounded weights; else with float ones, since nothing depends on what they show."""
+        return bool(self.rounding.needs or self.tunings)
 
     def learned(self) -> dict[str, Any]:
         """Return what goes from block to block, as JSON values."""
@@ -259,16 +267,16 @@ def pass_finished_block(
     pipeline.recall(finished.learned)
     if block_run is None:
         return
-    model, plan, rounding = pipeline.model, pipeline.plan, pipeline.rounding
+    model, plan = pipeline.model, pipeline.plan
     pipeline.source.load(block)
     size = sum(p.nbytes for p in block.module.parameters())
-    floats = [f for f in block_run.forwards if f.is_float or not rounding.needs]
+    floats = [f for f in block_run.forwards if f.is_float or not pipeline.is_sequential]
     has_floats = pipeline.ranks.any(bool(floats))
     again = [t for t in pipeline.transforms if has_floats or not t.needs]
     if again:
         BlockTransforms(block_run, block, rows, again, plan.architecture, text_config(model)).apply()
     block_run.release(floats)
-    if rounding.needs:
+    if pipeline.is_sequential:
         layers = quantized_layers(model, rows)
         attentions = [a for a in plan.attentions if block.owns(a.name)]
         scales = ActivationScales(layers, attentions, plan.config, plan.architecture, pipeline.ranks)
@@ -290,22 +298,34 @@ def _calibrated(
 ) -> tuple[set[str], Mapping[str, InputSample]]:
     """Lead the forwards through a block and round what the rounding applies to; returns these layers' names, and samples of inputs."""
     model, rounding, figures = pipeline.model, pipeline.rounding, pipeline.figures
-    if block_run is not None and rounding.needs:
+    if block_run is not None and pipeline.is_sequential:
         calibrated = TwoPasses if pipeline.two_passes else BlockRounding
         pairs = {name: (model.get_submodule(name), layer) for name, layer in layers.items()}
-        work = calibrated(block_run, block, pairs, rounding, pipeline.input_groups, scales, figures.clock)
+        tuning = _tuning(pipeline, block, pairs, block_run)
+        work = calibrated(block_run, block, pairs, rounding, pipeline.input_groups, scales, figures.clock, tuning)
         work.work()
         report.add(work.metrics)
+        report.add_tuned({} if tuning is None else tuning.metrics)
         report.missed(n for n in layers if n in work.taken and n not in work.metrics)
         figures.flops = work.flops
         return work.rounded, work.inputs
     if block_run is not None:
         with scales.watching(model):
             block_run.enter()
-    if rounding.needs or type(rounding) is RoundToNearest:
+    if pipeline.is_sequential or type(rounding) is RoundToNearest:
         return set(), {}  # the others are rounded to nearest when all scales are set
     with figures.clock.phase("solve"):
         return round_without_statistics(rounding, block, layers, pipeline.input_groups.siblings, report), {}
+
+
+def _tuning(
+    pipeline: BlockPipeline, block: Block, layers: Mapping[str, tuple[nn.Module, QuantizedLayer]], block_run: BlockRun
+) -> BlockTuning | None:
+    """Return what tunes a block, which has the outputs of the float block; None where nothing does."""
+    if not pipeline.tunings or not layers:
+        return None
+    keeps_floats = any(kind.wants_float for kind in pipeline.rounding.needs)
+    return BlockTuning(block_run, block, layers, pipeline.tunings, keeps_floats=keeps_floats, clock=pipeline.figures.clock)
 
 
 def _of_all_ranks(tokens: Mapping[str, int], ranks: Ranks) -> dict[str, int]:

@@ -10,7 +10,7 @@ import attrs
 import torch
 from torch import nn
 
-from quark.algorithms import NamesLayers, ResolvesForModel, Rounding, ValidatedTransform
+from quark.algorithms import NamesLayers, ResolvesForModel, ValidatedTransform
 from quark.calibration.batches import Call, calls
 from quark.calibration.block_transforms import StartedTransform
 from quark.calibration.sample_grid import SampleGrid
@@ -18,7 +18,7 @@ from quark.calibration.spilled_inputs import SpilledInputs
 from quark.calibration.transform_validation import TransformValidation, validate_transforms
 from quark.checkpoint.content import CheckpointContent, set_results
 from quark.config.model import QConfig
-from quark.errors import ConfigError
+from quark.errors import ConfigError, UnsupportedError
 from quark.events import SILENT, RunEvents
 from quark.hf.attention_switch import refuse_unswitchable, switch_attention
 from quark.log import get_logger
@@ -117,7 +117,13 @@ class Run:
         batches = calls(data, wanted_by=self.needs_data, model=model) if is_read else []
         # In a deterministic run the mode does not depend on how many ranks share the samples.
         held = batches if ranks.is_deterministic else batches[SampleGrid(len(batches), ranks).own]
-        two_passes = ranks.any(needs_two_passes(model, plan, self.algorithms.rounding, held, device))
+        if ranks.size > 1 and self.algorithms.tunings:
+            name = next(iter(self.algorithms.tunings))
+            raise UnsupportedError(
+                f"'{name}' tunes each block on all calibration samples in turn, and {ranks.size} processes share them: run one process, or "
+                "leave the algorithm out"
+            )
+        two_passes = ranks.any(needs_two_passes(model, plan, self.algorithms, held, device))
         if two_passes:
             plan = attrs.evolve(plan, notes=(*plan.notes, TWO_PASSES))
         warned = warning_lines(plan)
@@ -235,6 +241,7 @@ class StartedRun:
             transforms=self.transforms,
             spilled=self.spilled,
             ranks=run.ranks,
+            tunings=run.algorithms.checked_tunings(),
         )
         plan = run.without_idle([name for i, name in enumerate(run.algorithms.transforms) if i not in report.applied])
         report.validated = {name: metrics for name, validation in self.validations.items() if (metrics := validation.metrics())}
@@ -275,6 +282,7 @@ def plan_run(model: nn.Module, config: QConfig) -> Run:
             "register a template for it, or leave the algorithm out"
         )
     notes = [_note(name) for name in names]
+    notes += [f"after rounding, each block is tuned by {name} to give what the float block gives" for name in algorithms.tunings]
     if notes and plan.architecture is not None and plan.architecture.decoder_blocks is None:
         notes.append(f"no decoder blocks are known of '{plan.architecture.model_type}': the whole model is changed as one block")
     plan, algorithms = _resolved(model, attrs.evolve(plan, notes=(*plan.notes, *notes)), algorithms)
@@ -332,20 +340,19 @@ def switch_attention_of(model: nn.Module, plan: QuantPlan) -> None:
         switch_attention(model, [a.name for a in plan.attentions], eager=plan.config.softmax_quant_spec is not None)
 
 
-def needs_two_passes(model: nn.Module, plan: QuantPlan, rounding: Rounding, data: Sequence[Call], device: torch.device) -> bool:
+def needs_two_passes(model: nn.Module, plan: QuantPlan, algorithms: Algorithms, data: Sequence[Call], device: torch.device) -> bool:
     """Return whether forwards that wait inside a block would hold more than the configuration, or the machine, allows."""
-    held = held_by_forwards(model, plan, rounding, data)
+    held = held_by_forwards(model, plan, algorithms, data)
     allowed = _allowed(plan.config, device)
     return allowed is not None and held > allowed
 
 
-def held_by_forwards(model: nn.Module, plan: QuantPlan, rounding: Rounding, data: Sequence[Call]) -> int:
+def held_by_forwards(model: nn.Module, plan: QuantPlan, algorithms: Algorithms, data: Sequence[Call]) -> int:
     """Return an estimate of the bytes that forwards hold while they wait inside a block; 0 where none waits there."""
-    if not rounding.needs:
+    if not algorithms.is_sequential:
         return 0
     blocks = decoder_blocks(model, plan.architecture)
-    streams = 2 if any(kind.wants_float for kind in rounding.needs) else 1
-    held = held_bytes(blocks, rows_by_block(blocks, plan.quantized), model, tokens_in(data), streams)
+    held = held_bytes(blocks, rows_by_block(blocks, plan.quantized), model, tokens_in(data), algorithms.streams)
     if any(has_static_scale(a.probabilities) for a in plan.attentions):
         held += held_probabilities(model, data)
     return held

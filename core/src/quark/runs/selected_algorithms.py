@@ -1,4 +1,4 @@
-"""The algorithms of one run: transforms in the order in which they are applied, and one rounding, made from the settings in a QConfig."""
+"""The algorithms of one run, made from the settings in a QConfig: transforms and tunings, each in their order, and one rounding."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from typing import Any
 
 import attrs
 
-from quark.algorithms import Rounding, RoundToNearest, Transform
-from quark.calibration.plugin_checks import CheckedRounding, CheckedTransform, refuse_strange
+from quark.algorithms import Rounding, RoundToNearest, Transform, Tuning
+from quark.calibration.plugin_checks import CheckedRounding, CheckedTransform, CheckedTuning, refuse_strange
 from quark.config.algorithm import AlgoConfig, StoredAlgoConfig
 from quark.config.model import QConfig
 from quark.errors import ConfigError, UnsupportedError
@@ -27,11 +27,24 @@ class Algorithms:
         transforms: By the names in their settings, in the order in which they are applied.
         rounding: Chooses codes.
         rounding_name: Name of the algorithm that the rounding comes from; None for round-to-nearest.
+        tunings: By the names in their settings, in the order in which they are applied.
     """
 
     transforms: Mapping[str, Transform] = attrs.field(factory=dict)
     rounding: Rounding = attrs.field(factory=RoundToNearest)
     rounding_name: str | None = None
+    tunings: Mapping[str, Tuning] = attrs.field(factory=dict)
+
+    @property
+    def is_sequential(self) -> bool:
+        """Whether a block is rounded while calibration forwards are in it, which then pass it with rounded weights."""
+        return bool(self.rounding.needs or self.tunings)
+
+    @property
+    def streams(self) -> int:
+        """Forwards of each calibration sample: two where something compares with the float model."""
+        wants_float = [*(kind.wants_float for kind in self.rounding.needs), *(t.wants_float for t in self.tunings.values())]
+        return 1 + any(wants_float)
 
     @property
     def works_by_block(self) -> bool:
@@ -44,7 +57,7 @@ class Algorithms:
         names = [name for name, transform in self.transforms.items() if transform.needs]
         if self.rounding.needs and self.rounding_name not in names:
             names.append(self.rounding_name or type(self.rounding).__name__)
-        return names
+        return [*names, *self.tunings]
 
     def with_settings(self, settings: AlgoConfig) -> Algorithms:
         """Return the same with the transform of that name made anew from other settings."""
@@ -55,6 +68,10 @@ class Algorithms:
         if self.rounding_name is None:
             return self.rounding
         return CheckedRounding(self.rounding, origin("algorithms", self.rounding_name))
+
+    def checked_tunings(self) -> dict[str, Tuning]:
+        """Return the tunings with their results checked."""
+        return {name: CheckedTuning(tuning, origin("algorithms", name)) for name, tuning in self.tunings.items()}
 
     def checked_transforms(self, config: QConfig) -> list[Transform]:
         """Return the transforms with their results checked; ``config`` has their settings."""
@@ -83,22 +100,23 @@ def algorithms_of(config: QConfig) -> Algorithms:
         raise ConfigError(
             f"'{roundings[0]}' and '{roundings[1]}' both choose the codes of weights: a run has one such algorithm. Name one of them"
         )
-    order = in_order({name: record for name, record in records.items() if record.kind == "transform"})
+    order_of = {kind: in_order({n: r for n, r in records.items() if r.kind == kind}) for kind in ("transform", "block_tuning")}
     made = {settings.name: _processor(own_settings(settings)) for settings in config.algo_config or []}
-    transforms: dict[str, Transform] = {name: made[name] for name in order}
+    transforms: dict[str, Transform] = {name: made[name] for name in order_of["transform"]}
+    tunings: dict[str, Tuning] = {name: made[name] for name in order_of["block_tuning"]}
     if roundings:
-        return Algorithms(transforms, made[roundings[0]], roundings[0])
+        return Algorithms(transforms, made[roundings[0]], roundings[0], tunings)
     for name, transform in transforms.items():
         if (rounding := transform.rounding()) is not None:
-            return Algorithms(transforms, rounding, name)
-    return Algorithms(transforms)
+            return Algorithms(transforms, rounding, name, tunings)
+    return Algorithms(transforms, tunings=tunings)
 
 
 def in_order(records: Mapping[str, AlgorithmRecord]) -> list[str]:
-    """Return the names of transforms so that each comes after all it has to follow; where that leaves a choice, as they were named.
+    """Return names of transforms, or of tunings, so that each comes after all it has to follow; ties as they were named.
 
     Args:
-        records: Of the transforms, by the names in their settings.
+        records: Of these algorithms, by the names in their settings.
 
     Raises:
         ConfigError: Two have one role; or some each have to go before another, in a circle.
@@ -180,7 +198,7 @@ def _source(name: str) -> str:
 
 
 def _processor(settings: AlgoConfig) -> Any:
-    """Return the transform or the rounding of some settings, checked for what the pipeline asks of it."""
+    """Return the transform, the rounding or the tuning of some settings, checked for what the pipeline asks of it."""
     whose = origin("algorithms", settings.name)
     processor = algorithms().load_processor(settings.name)
     with attributed("being made of its settings", whose):

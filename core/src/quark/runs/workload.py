@@ -92,7 +92,7 @@ def workload_of(model: nn.Module, run: Run, calibration: Calibration) -> Workloa
         return Workload(rounded=rounded)
     blocks = decoder_blocks(model, run.plan.architecture)
     share = _tokens_of_experts(model, run)
-    streams = 2 if any(kind.wants_float for kind in run.algorithms.rounding.needs) else 1
+    streams = run.algorithms.streams
     floats = 1 if any(t.needs for t in run.algorithms.transforms.values()) else 0
     forwards = streams * (2 if run.two_passes else 1) + floats
     rows_of = rows_by_block(blocks, run.plan.rows)

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from quark.testing.catalogue import all_checks
     from quark.testing.check import Check, CheckFailedError, NotApplicableError
     from quark.testing.classes import (
+        BlockTuningConformance,
         Conformance,
         DatasetConformance,
         DistributionConformance,
@@ -34,6 +35,7 @@ if TYPE_CHECKING:
     from quark.testing.subject import Subject, find_subject, subjects
 
 __all__ = [
+    "BlockTuningConformance",
     "Check",
     "CheckFailedError",
     "Conformance",

@@ -27,6 +27,7 @@ from quark.testing.runner import Result, run_check
 from quark.testing.subject import KINDS, find_subject
 
 __all__ = [
+    "BlockTuningConformance",
     "Conformance",
     "DatasetConformance",
     "DistributionConformance",
@@ -155,6 +156,12 @@ class TransformConformance(Conformance):
     """Every check of a transform."""
 
     kind = "transform"
+
+
+class BlockTuningConformance(Conformance):
+    """Every check of a tuning."""
+
+    kind = "block_tuning"
 
 
 class TemplateConformance(Conformance):

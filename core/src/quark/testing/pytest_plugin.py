@@ -42,7 +42,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         action="append",
         default=[],
         metavar="KIND",
-        help="only subjects of this kind: format, observer, scheme, rounding, transform, template, layout, layer_type, distribution",
+        help="only subjects of this kind: format, observer, scheme, rounding, transform, block_tuning, template, layout …",
     )
 
 

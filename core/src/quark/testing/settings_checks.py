@@ -1,4 +1,4 @@
-"""What holds for the settings of every algorithm, rounding or transform; the checks of both kinds ask it here."""
+"""What holds for the settings of every algorithm, rounding, transform or tuning; the checks of these kinds ask it here."""
 
 from __future__ import annotations
 

@@ -22,6 +22,7 @@ _REGISTRIES = {
     "scheme": "schemes",
     "rounding": "algorithms",
     "transform": "algorithms",
+    "block_tuning": "algorithms",
     "template": "templates",
     "layout": "exporters",
     "selector": "selectors",
@@ -124,14 +125,14 @@ def find_subject(catalog: Catalog, kind: str, name: str) -> Subject:
 
     Raises:
         UnknownNameError, AmbiguousNameError: As `quark.plugins.Registry.get`.
-        ConfigError: The algorithm of that name is of the other kind.
+        ConfigError: The algorithm of that name is of another kind.
     """
     if kind == "distribution":
         return next(subjects(catalog, name, [kind]))
     registry = catalog.registries[_REGISTRIES[kind]]
     record, source = registry.get(name), registry.source(name)
     if not _is_of(kind, record):
-        why = "nothing here writes that layout" if isinstance(record, ExporterRecord) else "it is registered as the other kind of algorithm"
+        why = "nothing here writes that layout" if isinstance(record, ExporterRecord) else "it is registered as another kind of algorithm"
         raise ConfigError(f"'{record.name}' is no {kind} to check: {why}")
     return Subject(kind, record.name, source.distribution, source.version, record, catalog)
 

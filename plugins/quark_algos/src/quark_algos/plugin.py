@@ -1,4 +1,4 @@
-"""Registers four transforms, three roundings and a selector."""
+"""Registers four transforms, three roundings, two tunings and a selector."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _PROCESSORS = "quark_algos.processors"
 
 @hookimpl
 def quark_register_algorithms() -> Iterator[AlgorithmRecord]:
-    """Yield the records of equalization, rotation and Hessian-based rounding."""
+    """Yield the records of equalization, rotation, Hessian-based rounding and block tuning."""
     yield AlgorithmRecord(
         name="awq",
         summary="AWQ: scales that protect the channels with large activations, searched by the outputs",
@@ -55,7 +55,7 @@ def quark_register_algorithms() -> Iterator[AlgorithmRecord]:
             "quark.torch.algorithm.awq.auto_smooth:AutoSmoothQuantProcessor": f"{_PROCESSORS}:AutoSmoothQuantProcessor",
         },
     )
-    yield from _rounding()
+    yield from (*_rounding(), *_tuning())
     yield AlgorithmRecord(
         name="rotation",
         aliases=("quarot",),
@@ -123,4 +123,25 @@ def _rounding() -> Iterator[AlgorithmRecord]:
             "QronosConfig": "quark_algos.gptq.config:QronosConfig",
             "quark.torch.algorithm.qronos.qronos:QronosProcessor": f"{_PROCESSORS}:QronosProcessor",
         },
+    )
+
+
+def _tuning() -> Iterator[AlgorithmRecord]:
+    yield AlgorithmRecord(
+        name="tuning",
+        summary="tunes codes, scales and norms of each rounded block to give what the float model's block gives",
+        kind="block_tuning",
+        role="block_tuning",
+        processor="quark_algos.tuning.block:TuneBlock",
+        config="quark_algos.tuning.config:TuningConfig",
+        capabilities={"calibration"},
+    )
+    yield AlgorithmRecord(
+        name="autoround",
+        summary="AutoRound: rounding offsets and clipping by signed gradients of each block's error, from round-to-nearest",
+        kind="block_tuning",
+        role="block_tuning",
+        processor="quark_algos.tuning.block:AutoRound",
+        config="quark_algos.tuning.config:AutoRoundConfig",
+        capabilities={"calibration"},
     )

@@ -1,0 +1,85 @@
+"""Tuning: change codes, scales, norms and biases of a rounded block, so that its output comes nearer to the float block's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+import attrs
+import torch
+from torch import Tensor, nn
+
+from quark.algorithms.rounding import Metrics
+from quark.algorithms.stacked_weights import StackedWeights
+from quark.modules import QuantizedLayer
+
+__all__ = ["RoundedBlock", "Sample", "Tuning"]
+
+
+@attrs.frozen(eq=False)
+class Sample:
+    """One calibration call at a block: what the block's output should be.
+
+    Attributes:
+        number: Of the call.
+        target: Output of the float block for its tokens, without padding, ``[tokens, channels]``, in the model's dtype.
+        is_held_out: Which of these tokens nothing may be fitted to, bool, ``[tokens]``.
+    """
+
+    number: int
+    target: Tensor
+    is_held_out: Tensor
+
+
+@attrs.frozen(eq=False)
+class RoundedBlock:
+    """One block whose weights are rounded and whose activations have their scales. Names are relative to it.
+
+    Attributes:
+        name: Full name of the block.
+        layers: Its linear layers with rounded weights, in order. `weights` gives their codes and grids, and takes others.
+        float_weights: Their weights before rounding, ``[out, in]``.
+        parameters: Its float parameters: norm weights and biases of any layer that stay float. Their values may be changed in place.
+        samples: Calibration calls, in order. Each has its held-out tokens at its end, if any.
+        output: Computes the block's output for a sample as it is now, ``[tokens, channels]``, with gradients where they are enabled. They
+            pass straight through the rounding of activations. The second argument is the dtype of products, such as ``torch.bfloat16``;
+            None is the model's own.
+        substituted: Returns a context in which tensors stand in for parameters, by name (``"mlp.up_proj.weight"``): they may be results of
+            a computation that gradients go through, and of another dtype.
+        weights: Returns the rounded weights of one layer as a matrix with their grid.
+    """
+
+    name: str
+    layers: Mapping[str, QuantizedLayer]
+    float_weights: Mapping[str, Tensor]
+    parameters: Mapping[str, nn.Parameter]
+    samples: Sequence[Sample]
+    output: Callable[[Sample, torch.dtype | None], Tensor]
+    substituted: Callable[[Mapping[str, Tensor]], AbstractContextManager[None]]
+
+    def weights(self, layer: str) -> StackedWeights:
+        """Return the rounded weight of a layer as `StackedWeights`, whose ``keep`` gives the layer other codes and scales."""
+        return StackedWeights({layer: self.layers[layer]})
+
+
+class Tuning(Protocol):
+    """Changes what a rounding has chosen, by the output of the whole block.
+
+    A run has any number of tunings, each applied to a block when all of its weights are rounded and before calibration goes on to the next
+    block. Which one goes before another, its record says (`quark.plugins.AlgorithmRecord`).
+
+    Attributes:
+        wants_float: Whether targets are what the float model computes, for which each call has a second forward; else they are what the
+            float block computes of the quantized model's hidden states.
+    """
+
+    wants_float: bool
+
+    def tune(self, block: RoundedBlock) -> Mapping[str, Metrics]:
+        """Change codes and scales of the layers' weights, and values of the float parameters; return metrics, by name of a layer or ``""``.
+
+        Nothing else of the block may change. The pipeline compares the error of the block's output on held-out tokens before and after,
+        and takes the change back where the error did not get smaller. The result must not depend on any state of the program, such as
+        random numbers that nobody has seeded.
+        """

@@ -1,0 +1,209 @@
+"""Apply the tunings of a run to one block that has been rounded: targets, outputs with gradients, validation on held-out tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor, nn
+
+from quark.algorithms import OutputError, RoundedBlock, Sample, Tuning, validated
+from quark.calibration.held_out import held_out_ends
+from quark.calibration.lockstep import BlockRun, Forward
+from quark.calibration.output_error import tensor_of
+from quark.calibration.pause_points import tokens_of
+from quark.calibration.phases import PhaseClock
+from quark.modules import QuantizedLayer
+from quark.modules.layers import linear_weight
+from quark.planning.decoder_blocks import Block
+from quark.quantizers import QParams
+
+__all__ = ["BlockTuning"]
+
+
+class BlockTuning:
+    """Tunes one block while calibration forwards wait at its entry.
+
+    Args:
+        block_run: The forwards; those of the float model go on to the next block.
+        block: The block, its weights float.
+        layers: All its layers that are quantized, by full name: the float layer and the quantized one.
+        tunings: By name, in order.
+        keeps_floats: Whether forwards of the float model have to stay until the block is rounded, since the rounding compares with them.
+        clock: Counts the time of the tunings.
+
+    Attributes:
+        metrics: By full name of a layer or of the block, and by name of a tuning: what it reports, and of the block its validation.
+    """
+
+    def __init__(
+        self,
+        block_run: BlockRun,
+        block: Block,
+        layers: Mapping[str, tuple[nn.Module, QuantizedLayer]],
+        tunings: Mapping[str, Tuning],
+        *,
+        keeps_floats: bool,
+        clock: PhaseClock,
+    ) -> None:
+        self._block_run = block_run
+        self._block = block
+        self._layers = layers
+        self._tunings = tunings
+        self._clock = clock
+        self.metrics: dict[str, dict[str, Any]] = {}
+        self._forwards = {f.number: f for f in block_run.forwards if not f.is_float}
+        self._samples: dict[bool, dict[int, Sample]] = {True: {}, False: {}}
+        self._outputs: dict[Forward, Any] = {}
+        with clock.phase("forward"):
+            if not all(tuning.wants_float for tuning in tunings.values()):
+                block_run.replay(self._see_target, self._forwards.values())
+            if not keeps_floats:
+                self._release_floats()
+
+    def _release_floats(self) -> None:
+        self._block_run.release([f for f in self._block_run.forwards if f.is_float], self._see_target)
+
+    def _see_target(self, forward: Forward, output: Any) -> None:
+        """Keep what the float block computes in a forward as the target of its call."""
+        stream = tensor_of(output).detach()
+        length = stream.shape[-2] if stream.ndim > 2 else stream[..., 0].numel()
+        rows = (torch.arange(stream[..., 0].numel(), device=stream.device) // length).view(*stream.shape[:-1], 1)
+        held_out = held_out_ends(tokens_of(rows, forward.call).squeeze(-1))
+        self._samples[forward.is_float][forward.number] = Sample(forward.number, tokens_of(stream, forward.call).clone(), held_out)
+
+    def rehearse(self, stand_in: Callable[..., Any] | None) -> None:
+        """Let the forwards into the block while it is rounded, and keep what they compute; see `BlockRun.rehearse`."""
+        self._block_run.rehearse(self._see_output, stand_in)
+
+    def _see_output(self, forward: Forward, output: Any) -> None:
+        if not forward.is_float:
+            self._outputs[forward] = output
+
+    def work(self) -> None:
+        """Apply the tunings one after another, and let the forwards leave the block; all its layers are finished."""
+        with self._clock.phase("forward"):
+            self._release_floats()
+        if not self._outputs:
+            self._outputs = self._computed()
+        for name, tuning in self._tunings.items():
+            self._tune(name, tuning)
+        self._block_run.leave(self._outputs)
+
+    def _computed(self) -> dict[Forward, Any]:
+        with self._clock.phase("forward"):
+            return self._block_run.replay(lambda _, output: output, self._forwards.values())
+
+    def _tune(self, name: str, tuning: Tuning) -> None:
+        block = self._rounded_block(tuning)
+        state, before = _State.of(block), self._error(block, self._outputs)
+        with self._clock.phase("tune"):
+            metrics = {self._full(layer): dict(values) for layer, values in tuning.tune(block).items()}
+        outputs = self._computed()
+        validation = validated([before], [self._error(block, outputs)])
+        if validation.is_improvement:
+            self._outputs = outputs
+        else:
+            state.restore(block)
+        metrics.setdefault(self._block.name, {}).update(applied=validation.is_improvement, **validation.metrics())
+        for layer, values in metrics.items():
+            self.metrics.setdefault(layer, {})[name] = values
+
+    def _full(self, name: str) -> str:
+        return f"{self._block.prefix}{name}" if name else self._block.name
+
+    def _rounded_block(self, tuning: Tuning) -> RoundedBlock:
+        prefix = self._block.prefix
+        chosen = {n: pair for n, pair in self._layers.items() if _is_linear(pair[1])}
+        samples = self._samples[tuning.wants_float]
+        return RoundedBlock(
+            self._block.name,
+            {n.removeprefix(prefix): quantized for n, (_, quantized) in chosen.items()},
+            {n.removeprefix(prefix): linear_weight(layer).detach() for n, (layer, _) in chosen.items()},
+            self._parameters(),
+            [samples[number] for number in sorted(samples)],
+            self._output,
+            self._substituted,
+        )
+
+    def _parameters(self) -> dict[str, nn.Parameter]:
+        """Return the vectors among the block's parameters that stay float, as the finished block has them."""
+        quantized = {n.removeprefix(self._block.prefix): layer for n, (_, layer) in self._layers.items()}
+        found = {}
+        for name, parameter in self._block.module.named_parameters():
+            owner, _, attribute = name.rpartition(".")
+            layer = quantized.get(owner)
+            if parameter.ndim == 1 and (layer is None or layer.bias_quantizer is None):
+                found[name] = parameter if layer is None else getattr(layer, attribute)
+        return found
+
+    def _output(self, sample: Sample, dtype: torch.dtype | None = None) -> Tensor:
+        """See `RoundedBlock.output`."""
+        forward = self._forwards[sample.number]
+        gradients = torch.is_grad_enabled()
+        device = sample.target.device.type
+        with torch.autocast(device, dtype, enabled=dtype is not None, cache_enabled=False):
+            outputs = self._block_run.replay(_tokens, [forward], with_gradients=gradients)
+        torch.set_grad_enabled(gradients)
+        return outputs[forward]
+
+    @contextmanager
+    def _substituted(self, tensors: Mapping[str, Tensor]) -> Iterator[None]:
+        """See `RoundedBlock.substituted`."""
+        quantized = {n.removeprefix(self._block.prefix): layer for n, (_, layer) in self._layers.items()}
+        places = []
+        for name, tensor in tensors.items():
+            owner, _, attribute = name.rpartition(".")
+            module: nn.Module = quantized[owner] if owner in quantized else self._block.module.get_submodule(owner)
+            places.append((module, attribute, module._parameters.pop(attribute)))
+            module.__dict__[attribute] = tensor
+        try:
+            yield
+        finally:
+            for module, attribute, parameter in places:
+                del module.__dict__[attribute]
+                module._parameters[attribute] = parameter
+
+    def _error(self, block: RoundedBlock, outputs: Mapping[Forward, Any]) -> OutputError:
+        """Return the output error on held-out tokens; on all tokens where none are held out."""
+        is_held_out = any(bool(sample.is_held_out.any()) for sample in block.samples)
+        errors = []
+        for sample in block.samples:
+            output = _tokens(self._forwards[sample.number], outputs[self._forwards[sample.number]])
+            chosen = sample.is_held_out if is_held_out else torch.ones_like(sample.is_held_out)
+            errors.append(OutputError.of(output[chosen], sample.target[chosen], is_held_out=is_held_out))
+        return OutputError.joined(errors)
+
+
+def _tokens(forward: Forward, output: Any) -> Tensor:
+    return tokens_of(tensor_of(output), forward.call)
+
+
+def _is_linear(layer: QuantizedLayer) -> bool:
+    module = layer.weight_quantizer
+    return layer.planned_as is nn.Linear and module is not None and not module.quantizer.is_float
+
+
+@attrs.frozen(eq=False)
+class _State:
+    """Weights, scales and float parameters of a block as they were before it was tuned."""
+
+    weights: Mapping[str, tuple[nn.Parameter, QParams | None]]
+    parameters: Mapping[str, Tensor]
+
+    @classmethod
+    def of(cls, block: RoundedBlock) -> _State:
+        weights = {n: (layer.weight, layer.weight_quantizer.qparams) for n, layer in block.layers.items()}  # type: ignore[union-attr]
+        return cls(weights, {n: p.detach().clone() for n, p in block.parameters.items()})  # type: ignore[arg-type]
+
+    @torch.no_grad()
+    def restore(self, block: RoundedBlock) -> None:
+        for name, (weight, qparams) in self.weights.items():
+            block.layers[name].weight = weight
+            if qparams is not None:
+                block.layers[name].weight_quantizer.set_qparams(qparams)  # type: ignore[union-attr]
+        for name, values in self.parameters.items():
+            block.parameters[name].copy_(values)

@@ -1,0 +1,184 @@
+"""What a tuning sees of a block, and what becomes of what it changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from quark.algorithms import Metrics, RoundedBlock, RoundToNearest, Tuning
+from quark.calibration.batches import calls
+from quark.errors import PluginError, UnsupportedError
+from quark.ranks import Ranks
+from quark.runs.quantize_block import quantize_blocks
+from quark.runs.run import plan_run
+from quark.runs.sink import InPlaceSink
+from quark.testing import tiny
+from quark.torch import LLMTemplate
+
+Quantized = Callable[..., nn.Module]
+KIND = "block_tuning"
+IDS = [torch.arange(3, 35)[None], torch.arange(40, 72)[None]]
+FIRST = "model.layers.0"
+
+
+class Sees:
+    """Keeps the blocks that it is shown, and what they give."""
+
+    wants_float = False
+
+    def __init__(self) -> None:
+        self.blocks: list[RoundedBlock] = []
+        self.outputs: list[torch.Tensor] = []
+
+    @torch.no_grad()
+    def tune(self, block: RoundedBlock) -> Mapping[str, Metrics]:
+        self.blocks.append(block)
+        self.outputs.append(torch.cat([block.output(sample, None) for sample in block.samples]))
+        return {"": {"seen": len(block.samples)}}
+
+
+def run(tuning: Tuning, *, two_passes: bool = False, scheme: str = "int4_wo_32") -> tuple[Any, Any]:
+    """The tiny model and its report, rounded to nearest and tuned."""
+    model: Any = tiny.tiny_model()
+    plan = plan_run(model, LLMTemplate.get("llama").get_config(scheme=scheme)).plan
+    sink, data = InPlaceSink(model), calls(IDS, model=model)
+    return model, quantize_blocks(model, plan, data, RoundToNearest(), sink, two_passes=two_passes, tunings={"test": tuning})
+
+
+def hidden_states(model: Any, block: int) -> torch.Tensor:
+    """What a block gives, ``[tokens, channels]``."""
+    seen: list[torch.Tensor] = []
+    handle = model.model.layers[block].register_forward_hook(lambda *a: seen.append((a[2] if torch.is_tensor(a[2]) else a[2][0])[0]))
+    with torch.no_grad():
+        for ids in IDS:
+            model(ids)
+    handle.remove()
+    return torch.cat(seen)
+
+
+@pytest.mark.parametrize("two_passes", [False, True])
+def test_targets_are_those_of_the_float_model_and_outputs_those_of_the_rounded_one(two_passes: bool) -> None:
+    tuning = Sees()
+    tuning.wants_float = True
+    model, report = run(tuning, two_passes=two_passes)
+    plain = tiny.tiny_model()
+    assert [block.name for block in tuning.blocks] == [f"model.layers.{i}" for i in range(len(model.model.layers))]
+    for number, block in enumerate(tuning.blocks):
+        target = torch.cat([sample.target for sample in block.samples])
+        torch.testing.assert_close(target, hidden_states(plain, number))
+        torch.testing.assert_close(tuning.outputs[number], hidden_states(model, number))
+    assert report.tuned[FIRST]["test"]["seen"] == 2
+    assert report.tuned[FIRST]["test"]["applied"] is False  # nothing was changed
+    assert [int(s.is_held_out.sum()) for s in tuning.blocks[0].samples] == [2, 2]
+
+
+def test_targets_may_be_those_of_the_float_block_behind_rounded_ones() -> None:
+    tuning = Sees()
+    run(tuning)
+    plain: Any = tiny.tiny_model()
+    first, second = (torch.cat([s.target for s in block.samples]) for block in tuning.blocks[:2])
+    torch.testing.assert_close(first, hidden_states(plain, 0))
+    assert float((second - hidden_states(plain, 1)).abs().max()) > 1e-3  # of another input
+
+
+@pytest.mark.parametrize("scheme", ["int4_wo_32", "int8"])
+def test_gradients_reach_every_weight_through_quantized_activations(scheme: str) -> None:
+    norms: dict[str, float] = {}
+
+    class Differentiates(Sees):
+        def tune(self, block: RoundedBlock) -> Mapping[str, Metrics]:
+            tensors = {f"{name}.weight": layer.weight.detach().bfloat16().requires_grad_() for name, layer in block.layers.items()}
+            tensors |= {name: parameter.detach().clone().requires_grad_() for name, parameter in block.parameters.items()}
+            with torch.enable_grad(), block.substituted(tensors):
+                output = block.output(block.samples[0], torch.bfloat16)
+                (output.float() - block.samples[0].target).square().sum().backward()
+            norms.update({f"{block.name}.{name}": float(tensor.grad.norm()) for name, tensor in tensors.items() if tensor.grad is not None})
+            return {}
+
+    model, _ = run(Differentiates(), scheme=scheme)
+    expected = [name for name, p in model.model.layers.named_parameters() if p.ndim < 3]
+    assert sorted(norms) == sorted(f"model.layers.{name}" for name in expected)
+    assert all(norm > 0 for norm in norms.values())
+    assert not torch.is_grad_enabled() or all(not p.requires_grad or p.grad is None for p in model.parameters())
+
+
+class Scales(Sees):
+    """Multiplies the norms by a factor."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+
+    @torch.no_grad()
+    def tune(self, block: RoundedBlock) -> Mapping[str, Metrics]:
+        for parameter in block.parameters.values():
+            parameter.mul_(self.factor)
+        return {}
+
+
+def test_what_makes_the_output_worse_is_taken_back() -> None:
+    model, report = run(Scales(1.5))
+    plain = tiny.tiny_model()
+    assert all(metrics["test"]["applied"] is False for metrics in report.tuned.values())
+    norms = {name: p for name, p in model.named_parameters() if p.ndim == 1}
+    assert all(torch.equal(p, plain.get_parameter(name)) for name, p in norms.items())
+
+
+class Sizes(Sees):
+    """Gives the first norm the size at which the error on held-out tokens is smallest, which a tuning must not look at."""
+
+    @torch.no_grad()
+    def tune(self, block: RoundedBlock) -> Mapping[str, Metrics]:
+        norm = next(iter(block.parameters.values()))
+        errors, values = {}, norm.clone()
+        for factor in (1.0, 0.98, 1.02, 0.95, 1.05):
+            norm.copy_(values * factor)
+            errors[factor] = sum(float((block.output(s, None) - s.target)[s.is_held_out].square().sum()) for s in block.samples)
+        best = min(errors, key=errors.__getitem__)
+        norm.copy_(values * best)
+        return {"": {"factor": best}}
+
+
+def test_what_makes_the_output_better_is_kept_and_reported() -> None:
+    model, report = run(Sizes())
+    plain = tiny.tiny_model()
+    applied = {name: metrics["test"] for name, metrics in report.tuned.items() if metrics["test"]["applied"]}
+    assert applied
+    for name, metrics in applied.items():
+        norms = [next(p for n, p in m.get_submodule(name).named_parameters() if p.ndim == 1) for m in (model, plain)]
+        torch.testing.assert_close(norms[0], norms[1] * metrics["factor"])
+        assert metrics["error_after"] < metrics["error_before"]
+    assert type(report).from_dict(report.to_dict()).tuned == report.tuned
+
+
+class BreaksNorms(Scales):
+    def __init__(self) -> None:
+        super().__init__(float("nan"))
+
+
+class BreaksWeights(Sees):
+    def tune(self, block: RoundedBlock) -> Mapping[str, Metrics]:
+        for layer in block.layers.values():
+            layer.weight = nn.Parameter(torch.randn_like(layer.weight), requires_grad=False)
+        return {}
+
+
+@pytest.mark.parametrize(
+    ("mutant", "message"),
+    [(BreaksNorms, r"now holds NaN or Inf"), (BreaksWeights, r"'self_attn.q_proj' now holds values that no codes stand for")],
+)
+def test_a_broken_tuning_ends_the_run_with_its_name(quantized: Quantized, mutant: Any, message: str) -> None:
+    with pytest.raises(PluginError, match=rf"'breaking' of .*broken-quant 0\.3.* has tuned '{FIRST}', in which .*{message}"):
+        quantized(mutant)
+
+
+def test_several_processes_are_refused_before_any_work() -> None:
+    config = LLMTemplate.get("llama").get_config(scheme="int4_wo_32", algorithm=["tuning"])
+    model = tiny.tiny_model()
+    planned = plan_run(model, config)
+    with pytest.raises(UnsupportedError, match="'tuning' tunes each block on all calibration samples in turn, and 2 processes share them"):
+        planned.with_data(model, IDS, torch.device("cpu"), Ranks(size=2))

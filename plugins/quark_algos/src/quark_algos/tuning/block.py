@@ -1,0 +1,195 @@
+"""TuneBlock and AutoRound: gradient descent on what a rounding has made of a block, by the error of the block's output."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor, nn
+
+from quark.algorithms import Metrics, RoundedBlock, Sample
+from quark_algos.tuning.adam import Adam
+from quark_algos.tuning.config import AutoRoundConfig, TuningConfig
+from quark_algos.tuning.layer import TunedLayer
+from quark_algos.tuning.offsets import OffsetLayer
+
+__all__ = ["AutoRound", "TuneBlock"]
+
+
+class TuneBlock:
+    """The algorithm ``tuning``.
+
+    Metrics of a block: ``epochs``, ``first_loss`` and ``last_loss`` (mean relative squared error of the output over the first and the last
+    epoch), ``codes`` (share of codes that differ from those of the rounding).
+
+    Args:
+        settings: A `TuningConfig`.
+    """
+
+    def __init__(self, settings: TuningConfig) -> None:
+        self._settings = settings
+        self.wants_float = settings.target == "model"
+
+    @torch.no_grad()
+    def tune(self, block: RoundedBlock) -> Mapping[str, Metrics]:
+        """As `quark.algorithms.Tuning.tune`."""
+        settings = self._settings
+        samples = _fitted(block, is_relative=True)
+        if not samples:
+            return {}
+        names = block.layers if settings.rounding or settings.scales else ()
+        layers = {name: TunedLayer(block.weights(name), block.float_weights[name], settings) for name in names}
+        vectors = {name: _Vector(parameter) for name, parameter in block.parameters.items() if settings.norms}
+        state = _BlockState(layers, vectors, settings.compute_dtype)
+        errors: list[tuple[float, float]] = []
+        generator = torch.Generator().manual_seed(0)
+        for epoch in range(settings.epochs):
+            steps = torch.randperm(len(samples), generator=generator).split(settings.batch_size)
+            losses = []
+            for number, batch in enumerate(steps):
+                losses += [state.backward(block, samples[i], len(batch)) for i in batch.tolist()]
+                decay = 1 - (epoch + number / len(steps)) / settings.epochs
+                state.step(settings.lr * decay, settings.scale_lr * decay, settings.norm_lr * decay)
+            errors.append((_mean([loss for loss, _ in losses]), _mean([held_out for _, held_out in losses])))
+            if _does_harm([held_out for _, held_out in errors], settings.patience):
+                break
+        codes = state.write(block, state.current())
+        return {"": {"epochs": len(errors), "first_loss": errors[0][0], "last_loss": errors[-1][0], "codes": codes}}
+
+
+class AutoRound:
+    """The algorithm ``autoround``. Metrics of a block: ``first_loss``, ``best_loss`` (mean squared error of the output), ``codes``.
+
+    Args:
+        settings: An `AutoRoundConfig`.
+    """
+
+    wants_float = True
+
+    def __init__(self, settings: AutoRoundConfig) -> None:
+        self._settings = settings
+
+    @torch.no_grad()
+    def tune(self, block: RoundedBlock) -> Mapping[str, Metrics]:
+        """As `quark.algorithms.Tuning.tune`; the block gets the codes and scales of the step with the smallest loss, as published."""
+        settings = self._settings
+        samples = _fitted(block, is_relative=False)
+        if not samples:
+            return {}
+        layers = {name: OffsetLayer(block.weights(name), block.float_weights[name], settings) for name in block.layers}
+        state = _BlockState(layers, {}, settings.compute_dtype)
+        lr = settings.lr or 1 / settings.iters
+        generator = torch.Generator().manual_seed(0)
+        losses: list[float] = []
+        best = state.current()
+        for step in range(settings.iters):
+            batch = torch.randperm(len(samples), generator=generator)[: settings.batch_size].tolist()
+            loss = _mean([state.backward(block, samples[i], len(batch))[0] for i in batch])
+            if not losses or loss < min(losses):
+                best = state.current()
+            losses.append(loss)
+            decay = 1 - step / settings.iters
+            state.step(lr * decay, (settings.minmax_lr or lr) * decay, 0.0)
+        return {"": {"first_loss": losses[0], "best_loss": min(losses), "codes": state.write(block, best)}}
+
+
+@attrs.frozen(eq=False)
+class _Fitted:
+    """A sample with the weight of each token in the loss."""
+
+    sample: Sample
+    weight: Tensor
+
+
+def _fitted(block: RoundedBlock, *, is_relative: bool) -> list[_Fitted]:
+    """Return the samples of a block that have tokens to fit to.
+
+    Args:
+        block: The block.
+        is_relative: Whether the error of each token counts relative to its squared norm: the norm before the next block divides each by
+            its own size, and without weights the few tokens with massive activations would outweigh all others.
+    """
+    fitted = []
+    for sample in block.samples:
+        if bool((~sample.is_held_out).any()):
+            size = sample.target.float().square()
+            tiny = torch.finfo(torch.float32).tiny
+            weight = 1 / size.sum(-1).clamp(min=tiny) if is_relative else size.new_full((len(size),), 1 / size.shape[-1])
+            fitted.append(_Fitted(sample, weight))
+    return fitted
+
+
+class _BlockState:
+    """What is tuned of a block: its layers, and vectors such as norm weights."""
+
+    def __init__(self, layers: Mapping[str, TunedLayer | OffsetLayer], vectors: Mapping[str, _Vector], compute_dtype: str) -> None:
+        self._layers = layers
+        self._vectors = vectors
+        self._tensors: dict[str, Tensor] = {}
+        self._dtype: torch.dtype | None = None if compute_dtype == "float32" else getattr(torch, compute_dtype)
+
+    def backward(self, block: RoundedBlock, fitted: _Fitted, share: int) -> tuple[float, float]:
+        """Add the gradient of a sample's loss ÷ ``share``; returns the loss, and the error of held-out tokens."""
+        if not self._tensors:
+            self._tensors = {f"{name}.weight": layer.weight() for name, layer in self._layers.items()}
+            self._tensors |= {name: vector.leaf() for name, vector in self._vectors.items()}
+        sample = fitted.sample
+        with torch.enable_grad(), block.substituted(self._tensors):
+            output = block.output(sample, self._dtype)
+            errors = (output.float() - sample.target.float()).square().sum(-1) * fitted.weight
+            loss = errors[~sample.is_held_out].mean()
+            (loss / share).backward()
+        held_out = errors.detach()[sample.is_held_out]
+        return float(loss.detach()), float(held_out.mean()) if len(held_out) else float(loss.detach())
+
+    def step(self, lr: float, scale_lr: float, vector_lr: float) -> None:
+        """Make one step against the gradients."""
+        for layer in self._layers.values():
+            layer.update(lr, scale_lr)
+        for vector in self._vectors.values():
+            vector.update(vector_lr)
+        self._tensors = {}
+
+    def current(self) -> tuple[list[Any], list[Tensor]]:
+        """Return what `write` needs to go back to the block of now."""
+        return [layer.state() for layer in self._layers.values()], [vector.value() for vector in self._vectors.values()]
+
+    def write(self, block: RoundedBlock, state: tuple[Sequence[Any], Sequence[Tensor]]) -> float:
+        """Give the block the codes, scales and vectors of a state; returns the share of codes that are not those of the rounding."""
+        layers, vectors = state
+        changed = sum(layer.write(own) for layer, own in zip(self._layers.values(), layers, strict=True))
+        for name, values in zip(self._vectors, vectors, strict=True):
+            block.parameters[name].copy_(values)
+        return changed / max(1, sum(layer.leaf.numel() for layer in self._layers.values()))
+
+
+class _Vector:
+    """A norm weight or a bias while it is tuned, in units of its mean magnitude."""
+
+    def __init__(self, parameter: nn.Parameter) -> None:
+        self._first = parameter.detach().clone()
+        self._unit = self._first.float().abs().mean()
+        self._moved = Adam(torch.zeros_like(self._first, dtype=torch.float32))
+        self._leaf = self._first
+
+    def value(self) -> Tensor:
+        return (self._first + self._unit * self._moved.value).to(self._first.dtype)
+
+    def leaf(self) -> Tensor:
+        self._leaf = self.value().requires_grad_()
+        return self._leaf
+
+    def update(self, lr: float) -> None:
+        if self._leaf.grad is not None:
+            self._moved.step(self._unit * self._leaf.grad.float(), lr)
+
+
+def _does_harm(errors: Sequence[float], patience: int) -> bool:
+    """Return whether the last epochs, so many of them, had larger errors than the first one."""
+    return len(errors) > patience and min(errors[-patience:]) > errors[0]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)

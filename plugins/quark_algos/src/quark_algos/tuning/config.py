@@ -1,0 +1,77 @@
+"""Settings of the algorithms that tune a rounded block by its output: tuning and autoround."""
+
+from __future__ import annotations
+
+import attrs
+from attrs import validators
+
+from quark.config.algorithm import AlgoConfig
+from quark.config.dataclass_view import with_dataclass_view
+from quark_algos.fields import positive
+
+__all__ = ["DTYPES", "TARGETS", "AutoRoundConfig", "TuningConfig"]
+
+DTYPES = ("bfloat16", "float32")
+"""Dtypes in which products are computed while a block is tuned."""
+TARGETS = ("model", "block")
+"""What a tuned block is to give: what the float model's does, or what its own float weights give of the quantized model's hidden states."""
+
+
+@with_dataclass_view
+@attrs.define(kw_only=True)
+class TuningConfig(AlgoConfig):
+    """Tuning: few steps of gradient descent from the solution of a rounding; works behind GPTQ, AWQ, round-to-nearest and others.
+
+    Attributes:
+        epochs: Passes over the calibration samples.
+        batch_size: Calibration batches for each step.
+        rounding: Tune which of two neighbouring values each weight gets.
+        scales: Tune the scales of weights, where the format stores them finely enough.
+        norms: Tune norm weights and biases.
+        lr: Step of the rounding, in distances of two neighbouring values; it falls to 0 linearly, as the next two do.
+        scale_lr: Step of scales, relative.
+        norm_lr: Step of norm weights and biases, relative to their mean magnitude.
+        margin: How far from the threshold between two values a weight begins at least, in their distances; 0 to 0.5.
+        target: ``"model"`` for the hidden states of the float model, ``"block"`` for what the float block gives of the quantized model's.
+        compute_dtype: Dtype of products while a block is tuned: ``"bfloat16"`` or ``"float32"``.
+        patience: After so many epochs in a row with a larger error on held-out tokens than in the first one, it stops.
+    """
+
+    name: str = "tuning"
+    epochs: int = attrs.field(default=6, validator=positive)
+    batch_size: int = attrs.field(default=1, validator=positive)
+    rounding: bool = True
+    scales: bool = True
+    norms: bool = True
+    lr: float = attrs.field(default=0.01, validator=positive)
+    scale_lr: float = attrs.field(default=2e-3, validator=positive)
+    norm_lr: float = attrs.field(default=2e-3, validator=positive)
+    margin: float = attrs.field(default=0.1, validator=[validators.ge(0), validators.le(0.5)])
+    target: str = attrs.field(default="model", validator=validators.in_(TARGETS))
+    compute_dtype: str = attrs.field(default="bfloat16", validator=validators.in_(DTYPES))
+    patience: int = attrs.field(default=3, validator=positive)
+
+
+@with_dataclass_view
+@attrs.define(kw_only=True)
+class AutoRoundConfig(AlgoConfig):
+    """AutoRound as published: rounding offsets and clipping by signed gradient descent, from round-to-nearest (arXiv 2309.05516).
+
+    Inputs are those of the quantized model and targets those of the float model, as by the package ``auto-round``.
+
+    Attributes:
+        iters: Steps for each block.
+        lr: First step of rounding offsets, in distances of two neighbouring values, which falls to 0 linearly; None is 1 / iters.
+        minmax_lr: First step of the ranges' factors; None is ``lr``.
+        enable_minmax_tuning: Tune by how much the range of each group is narrowed, where the format stores scales finely enough.
+        batch_size: Calibration batches for each step.
+        compute_dtype: Dtype of products while a block is tuned: ``"bfloat16"`` or ``"float32"``.
+    """
+
+    name: str = "autoround"
+    iters: int = attrs.field(default=200, validator=positive)
+    lr: float | None = attrs.field(default=None, validator=validators.optional(positive))
+    minmax_lr: float | None = attrs.field(default=None, validator=validators.optional(positive))
+    enable_minmax_tuning: bool = True
+    batch_size: int = attrs.field(default=8, validator=positive)
+    compute_dtype: str = attrs.field(default="bfloat16", validator=validators.in_(DTYPES))

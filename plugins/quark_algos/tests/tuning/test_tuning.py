@@ -1,0 +1,104 @@
+"""Tuning lowers the error of blocks and of the model behind other roundings, and changes only what it is told to."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from quark.algorithms import weight_quantizer
+from quark.config.algorithm import AlgoConfig
+from quark.testing import tiny
+from quark.torch import LLMTemplate, ModelQuantizer
+from quark_algos.gptq.config import GPTQConfig
+from quark_algos.tuning.config import TuningConfig
+
+from ..runs import float_model, layers, off_grid, quantized
+
+
+@cache
+def data() -> list[Tensor]:
+    """Eight sequences to calibrate on, and four that no run sees."""
+    return list(torch.cat(tiny.calibration_batches(12, 128)).split(1))
+
+
+def run(*algorithms: AlgoConfig, scheme: str = "int4_wo_64") -> Any:
+    config = LLMTemplate.get("llama").get_config(scheme=scheme)
+    config.algo_config = list(algorithms) or None
+    return ModelQuantizer(config).quantize_model(tiny.tiny_model(), data()[:8])
+
+
+@cache
+def behind_gptq() -> Any:
+    return run(GPTQConfig()), run(GPTQConfig(), TuningConfig())
+
+
+@torch.no_grad()
+def divergence(model: nn.Module) -> float:
+    """Mean KL divergence from the float model on unseen sequences."""
+    plain, total = float_model(), 0.0
+    for ids in data()[8:]:
+        log_p, log_q = (torch.log_softmax(m(ids).logits[0], -1) for m in (plain, model))
+        total += float((log_p.exp() * (log_p - log_q)).sum(-1).mean())
+    return total / 4
+
+
+def test_blocks_and_the_model_come_nearer_to_the_float_ones_than_by_gptq_alone() -> None:
+    gptq, tuned = behind_gptq()
+    applied = [metrics["tuning"] for metrics in tuned.quark_report.tuned.values() if metrics["tuning"]["applied"]]
+    assert applied
+    for metrics in applied:
+        assert metrics["held_out"]
+        assert metrics["error_after"] < metrics["error_before"]
+        assert metrics["last_loss"] < metrics["first_loss"]
+        assert 0 < metrics["codes"] < 0.2
+    assert divergence(tuned) < divergence(gptq)
+
+
+def test_what_it_leaves_lies_on_the_grids() -> None:
+    assert [name for name, layer in layers(behind_gptq()[1]).items() if off_grid(layer)] == []
+
+
+@pytest.mark.parametrize("part", ["rounding", "scales", "norms"])
+def test_each_part_can_be_tuned_alone(part: str) -> None:
+    alone = {name: name == part for name in ("rounding", "scales", "norms")}
+    model, plain = run(TuningConfig(**alone, epochs=3)), run()
+    changed = set()
+    for name, layer in layers(model).items():
+        other = layers(plain)[name]
+        scales, others = weight_quantizer(layer).scale, weight_quantizer(other).scale
+        codes, before = (weight_quantizer(one).quantizer.codes_of(one.weight, weight_quantizer(one).qparams) for one in (layer, other))
+        changed |= {"scales"} if not torch.equal(scales, others) else set()
+        changed |= {"rounding"} if not torch.equal(codes, before) else set()
+    norms = [name for name, p in model.named_parameters() if p.ndim == 1 and not torch.equal(p, plain.get_parameter(name))]
+    changed |= {"norms"} if norms else set()
+    assert changed == {part}
+
+
+def test_the_second_run_gives_the_same_bits() -> None:
+    first, second = (run(TuningConfig(epochs=2), scheme="int8").state_dict() for _ in range(2))
+    assert all(torch.equal(tensor, second[name]) for name, tensor in first.items())
+
+
+@pytest.mark.parametrize("scheme", ["mxfp4", "nvfp4"])
+def test_schemes_that_quantize_activations_are_tuned_through_these(scheme: str) -> None:
+    model = run(GPTQConfig(), TuningConfig(epochs=4), scheme=scheme)
+    applied = [metrics["tuning"] for metrics in model.quark_report.tuned.values() if metrics["tuning"]["applied"]]
+    assert applied
+    assert sum(m["error_after"] for m in applied) < 0.97 * sum(m["error_before"] for m in applied)
+
+
+def test_settings_are_refused_where_they_mean_nothing() -> None:
+    for wrong in ({"epochs": 0}, {"target": "layer"}, {"margin": 0.6}, {"compute_dtype": "int8"}, {"lr": 0.0}):
+        with pytest.raises(ValueError, match=next(iter(wrong))):
+            TuningConfig(**wrong)
+
+
+def test_it_is_chosen_by_name_beside_others() -> None:
+    config = LLMTemplate.get("llama").get_config(scheme="int4_wo_64", algorithm=["awq", "gptq", "tuning"])
+    assert [settings.name for settings in config.algo_config or []] == ["awq", "gptq", "tuning"]
+    model = quantized(TuningConfig(epochs=1))
+    assert any("tuned by tuning" in note for note in model.quark_plan.notes)

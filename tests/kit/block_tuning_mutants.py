@@ -1,0 +1,166 @@
+"""Tunings with one thing wrong each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor, nn
+
+from quark.algorithms import Metrics, RoundedBlock
+from quark.config.algorithm import AlgoConfig
+from quark.lazy import ObjectRef
+from quark.plugins import AlgorithmRecord
+
+from .broken_settings import forgetting_all, requiring_one, saying_nothing, taking_every_key
+from .mutant import Mutant
+
+__all__ = ["HEALTHY", "MUTANTS"]
+
+
+@attrs.define(kw_only=True)
+class Settings(AlgoConfig):
+    """Settings of the healthy tuning.
+
+    Attributes:
+        step: Relative change of a norm that is tried.
+    """
+
+    name: str = "mutant_tuning"
+    step: float = 0.03
+
+
+def error(block: RoundedBlock) -> float:
+    squares = [(block.output(sample, None) - sample.target).square().sum(1)[~sample.is_held_out] for sample in block.samples]
+    return float(torch.cat(squares).mean())
+
+
+class Nudges:
+    """Makes each norm a little larger or smaller where that helps: the healthy tuning from which the mutants differ in one thing."""
+
+    wants_float = False
+
+    def __init__(self, settings: Settings) -> None:
+        self.factors = [1 - settings.step, 1 + settings.step]
+
+    @torch.no_grad()
+    def tune(self, block: RoundedBlock) -> Mapping[str, Metrics]:
+        for parameter in block.parameters.values():
+            best, values = error(block), parameter.clone()
+            for factor in self.factors:
+                before = parameter.clone()
+                parameter.copy_(values * factor)
+                if (tried := error(block)) < best:
+                    best = tried
+                else:
+                    parameter.copy_(before)
+        return {}
+
+
+def record_of(processor: Any = Nudges, config: type[AlgoConfig] = Settings, name: str = "mutant_tuning", **fields: Any) -> AlgorithmRecord:
+    return AlgorithmRecord(name=name, kind="block_tuning", config=ObjectRef(config), processor=ObjectRef(processor), **fields)
+
+
+class SaysNothingOfFloat:
+    def __init__(self, settings: Settings) -> None:
+        pass
+
+    def tune(self, block: RoundedBlock) -> Mapping[str, Metrics]:
+        return {}
+
+
+class DoesNothing(Nudges):
+    def tune(self, block: RoundedBlock) -> Mapping[str, Metrics]:
+        return {}
+
+
+class LeavesTheGrid(Nudges):
+    @torch.no_grad()
+    def tune(self, block: RoundedBlock) -> Mapping[str, Metrics]:
+        for name, layer in block.layers.items():
+            layer.weight = nn.Parameter(block.float_weights[name].clone(), requires_grad=False)
+        return {}
+
+
+class LeavesNan(Nudges):
+    @torch.no_grad()
+    def tune(self, block: RoundedBlock) -> Mapping[str, Metrics]:
+        for parameter in block.parameters.values():
+            parameter.fill_(torch.nan)
+        return {}
+
+
+class MovesItsTargets(Nudges):
+    """Spoils the block, and makes what that gives the target by which the pipeline validates it."""
+
+    @torch.no_grad()
+    def tune(self, block: RoundedBlock) -> Mapping[str, Metrics]:
+        for parameter in block.parameters.values():
+            parameter.mul_(0.2)
+        for sample in block.samples:
+            sample.target.copy_(block.output(sample, None))
+        return {}
+
+
+class Counts(Nudges):
+    """Goes by how many blocks it has tuned in this process, or since it was made."""
+
+    tuned = 0
+    of_its_own = False
+
+    def tune(self, block: RoundedBlock) -> Mapping[str, Metrics]:
+        owner = self if self.of_its_own else Counts
+        owner.tuned += 1
+        self.factors = [1 - 0.01 * (1 + owner.tuned % 5), 1 + 0.01 * (1 + owner.tuned % 5)]
+        return super().tune(block)
+
+
+class CountsItsBlocks(Counts):
+    of_its_own = True
+
+
+class ChangesProducts(Nudges):
+    """Makes a layer multiply its output, which no checkpoint holds."""
+
+    def tune(self, block: RoundedBlock) -> Mapping[str, Metrics]:
+        layer: Any = next(iter(block.layers.values()))
+        product = layer.product
+
+        def larger(x: Tensor) -> Tensor:
+            output: Tensor = product(x) * 1.001
+            return output
+
+        object.__setattr__(layer, "product", larger)
+        return super().tune(block)
+
+
+HEALTHY = (record_of(),)
+
+
+def _mutant(check: str, about: str, processor: Any = Nudges, config: type[AlgoConfig] = Settings) -> Mutant:
+    return Mutant(f"block_tuning:{check}", about, (record_of(processor, config),))
+
+
+MUTANTS = (
+    _mutant("is_made_of_its_settings", "does not say whether it wants the float model", SaysNothingOfFloat),
+    _mutant("default_settings_are_valid", "has settings that cannot be made without arguments", config=requiring_one(Settings)),
+    _mutant("settings_survive_json", "forgets its settings in JSON", config=forgetting_all(Settings)),
+    _mutant("refuses_unknown_settings", "takes every key", config=taking_every_key(Settings)),
+    _mutant("describes_its_settings", "says nothing of its options", config=saying_nothing(Settings)),
+    Mutant(
+        "block_tuning:has_a_place_among_the_others",
+        "goes before what goes before it",
+        (record_of(before=("mutant_other",)), record_of(name="mutant_other", before=("mutant_tuning",))),
+    ),
+    _mutant("changes_something", "does nothing", DoesNothing),
+    _mutant("tunes_every_format", "leaves float weights", LeavesTheGrid),
+    _mutant("tunes_every_format", "leaves NaN", LeavesNan),
+    _mutant("does_no_harm", "moves the targets that it is validated by", MovesItsTargets),
+    _mutant("composes_with_roundings", "moves the targets that it is validated by", MovesItsTargets),
+    _mutant("is_deterministic", "goes by what it has done before", Counts),
+    _mutant("reloads_to_the_same_logits", "changes what layers compute", ChangesProducts),
+    _mutant("streams_to_the_same_bytes", "goes by what it has done before", Counts),
+    _mutant("resumes_to_the_same_bytes", "counts the blocks of its process", CountsItsBlocks),
+)
