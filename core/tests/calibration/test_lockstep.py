@@ -1,11 +1,13 @@
 """Forwards in lock-step: one pass per block and sample, in block order, whatever the forward's own code does."""
 
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
 
 from quark.calibration.batches import Call
-from quark.calibration.lockstep import LockStep, without_cache
+from quark.calibration.lockstep import Forward, LockStep, without_cache
 
 
 class Counting(nn.Module):
@@ -141,6 +143,23 @@ def test_forwards_replay_a_block_with_their_own_arguments_and_are_at_its_entry_a
         assert block_run.state == "left"
         assert steps.finished == 3
     assert [name for name, _ in model.log] == ["0"] * 3 + ["1"] * (3 + 1 + 3), "each output is computed once more when it counts"
+
+
+def test_forwards_outlive_a_replay_that_fails() -> None:
+    model = Model(2)
+
+    def fail(forward: Forward, _: Any) -> None:
+        raise ArithmeticError(forward.number)
+
+    with LockStep(model, list(model.blocks), [Call((torch.full((1,), float(n)),)) for n in range(3)]) as steps:
+        steps.advance(-1)
+        block_run = steps.at(0)
+        with pytest.raises(ArithmeticError, match=r"^0$"):
+            block_run.replay(fail, block_run.forwards)
+        assert len(block_run.replay(lambda _, output: output, block_run.forwards)) == 3
+        block_run.enter()
+        steps.at(1).enter()
+        assert steps.finished == 3
 
 
 def test_a_stand_in_is_called_in_place_of_the_block_and_may_pause_it() -> None:

@@ -97,7 +97,7 @@ def test_what_no_export_writes_is_never_deleted(name: str, words: str, tmp_path:
     assert contents(out) == before
 
 
-@pytest.mark.parametrize("config", ["{}", '{"quantization_config": {"quant_method": "awq"}}', "[]", "{", '{"quantization_config": null}'])
+@pytest.mark.parametrize("config", ["{}", '{"quantization_config": {"quant_method": "gptq"}}', "[]", "{", '{"quantization_config": null}'])
 def test_checkpoints_of_others_are_never_replaced(config: str, tmp_path: Path) -> None:
     out = tmp_path / "out"
     out.mkdir()

@@ -137,6 +137,7 @@ def test_every_file_is_formatted_and_free_of_lint(kinds: list[str], name: str, t
     tool("ruff", "check", "--no-cache", "--extend-select", strict, *ignored, "src", where=directory)
 
 
+@pytest.mark.slow  # half a minute, most of it for types of torch
 def test_it_passes_mypy_in_strict_mode(everything: Path, request: pytest.FixtureRequest) -> None:
     cache = request.config.cache.mkdir("mypy-new-plugin") if getattr(request.config, "cache", None) else everything / ".mypy_cache"
     tool("mypy", "--strict", "--cache-dir", cache, where=everything)

@@ -40,7 +40,7 @@ def test_the_ratio_of_weights_is_that_of_the_two_checkpoints(scheme: str) -> Non
     assert len(layers) == 21
     for layer in layers:
         weight, other = floats[f"{layer['name']}.weight"], rounded[f"{layer['name']}.weight"]
-        # Layers above 65,536 elements are sampled: 1,024 runs of 64 neighbours.
+        # Layers above 65,536 elements are sampled: rows, spread evenly.
         assert layer["snr_db"] == pytest.approx(ratio(weight, weight.float() - other.float()), abs=0.2), layer["name"]
         assert layer["weights"] == weight.numel()
 
@@ -142,7 +142,9 @@ def test_histograms_are_of_the_worst_layers_and_count_what_was_sampled() -> None
     weights = {layer["name"]: layer["weights"] for layer in report["layers"]}
     assert [names[entry["layer"]] for entry in report["histograms"]] == ratios
     for entry in report["histograms"]:
-        assert sum(entry["weight"]["float"]) == sum(entry["weight"]["rounded"]) == min(weights[entry["layer"]], 1 << 16)
+        count, size = sum(entry["weight"]["float"]), weights[entry["layer"]]
+        assert count == sum(entry["weight"]["rounded"])
+        assert (count == size) if size <= 1 << 16 else (1 << 16) / 3 <= count <= 1 << 16
         assert entry["input"] is not None
 
 

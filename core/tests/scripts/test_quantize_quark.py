@@ -99,7 +99,7 @@ def test_a_group_size_that_a_scheme_does_not_have_is_refused(scheme: str, size: 
         (["--params_save"], UnsupportedError, "use --model_export hf_format"),
         (["--params_load"], UnsupportedError, "use --model_reload"),
         (["--evaluation_dataset", "wikitext_gpt_oss_20b"], UnsupportedError, "quark evaluate --text"),
-        (["--custom_mode", "awq"], UnsupportedError, "needs an exporter of that name"),
+        (["--custom_mode", "nowhere"], UnsupportedError, "needs an exporter of that name"),
         (["--file2file_quantization", "--model_export", "gguf"], ConfigError, "--file2file_quantization writes a checkpoint"),
         (["--quant_algo_config_file", "awq", "/nowhere.json"], ConfigError, "there is no file '/nowhere.json'"),
     ],

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import logging
-from types import SimpleNamespace
+import sys
+from importlib.metadata import EntryPoint
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import attrs
@@ -14,7 +16,8 @@ from quark.config.architecture import Architecture
 from quark.config.layer import QLayerConfig
 from quark.config.tensor import QTensorConfig
 from quark.errors import ConfigError, UnknownNameError, UnsupportedError
-from quark.plugins import AlgorithmRecord, algorithms, templates
+from quark.plugins import AlgorithmRecord, Catalog, algorithms, hookimpl, templates, using
+from quark.plugins.discovery import Candidate, Source, discover
 from quark.templates import LLMTemplate, template_for
 
 A8 = QTensorConfig(dtype="fp8_e4m3", qscheme="per_tensor", is_dynamic=False)
@@ -23,6 +26,11 @@ A8 = QTensorConfig(dtype="fp8_e4m3", qscheme="per_tensor", is_dynamic=False)
 @attrs.define(kw_only=True)
 class PassingConfig(AlgoConfig):
     name: str = "passing"
+
+
+@attrs.define(kw_only=True)
+class OtherConfig(AlgoConfig):
+    name: str = "other"
 
 
 def dtype_of(layer: QLayerConfig | None) -> str | None:
@@ -44,6 +52,21 @@ def test_a_template_has_the_algorithms_that_are_registered_now() -> None:
     finally:
         algorithms().unregister("passing")
     assert "passing" not in LLMTemplate.get("llama").algorithm_configs
+
+
+def test_a_template_has_the_algorithms_of_the_plugins_in_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("passing", "other"):  # as many records in both
+        module = ModuleType(f"acme_{name}")
+        record = AlgorithmRecord(name=name, kind="rounding", config=f"{__name__}:{name.capitalize()}Config")
+
+        def quark_register_algorithms(*, records: Any = (record,)) -> Any:
+            return records
+
+        vars(module)["quark_register_algorithms"] = hookimpl(quark_register_algorithms)
+        monkeypatch.setitem(sys.modules, module.__name__, module)
+        plugin = Candidate(Source(f"acme-{name}", "1", module.__name__, name), EntryPoint(name, module.__name__, "quark"))
+        with using(Catalog((*discover(), plugin))):
+            assert name in LLMTemplate.get("llama").algorithm_configs
 
 
 def test_an_unknown_model_type_names_the_closest_and_how_to_make_one() -> None:

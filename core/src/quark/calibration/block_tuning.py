@@ -99,6 +99,8 @@ class BlockTuning:
 
     def _tune(self, name: str, tuning: Tuning) -> None:
         block = self._rounded_block(tuning)
+        if not block.samples:
+            return  # no forward passes the block, as those without images pass none of cross-attention
         state, before = _State.of(block), self._error(block, self._outputs)
         with self._clock.phase("tune"):
             metrics = {self._full(layer): dict(values) for layer, values in tuning.tune(block).items()}
@@ -145,10 +147,11 @@ class BlockTuning:
         forward = self._forwards[sample.number]
         gradients = torch.is_grad_enabled()
         device = sample.target.device.type
-        with torch.autocast(device, dtype, enabled=dtype is not None, cache_enabled=False):
-            outputs = self._block_run.replay(_tokens, [forward], with_gradients=gradients)
-        torch.set_grad_enabled(gradients)
-        return outputs[forward]
+        try:
+            with torch.autocast(device, dtype, enabled=dtype is not None, cache_enabled=False):
+                return self._block_run.replay(_tokens, [forward], with_gradients=gradients)[forward]
+        finally:
+            torch.set_grad_enabled(gradients)
 
     @contextmanager
     def _substituted(self, tensors: Mapping[str, Tensor]) -> Iterator[None]:

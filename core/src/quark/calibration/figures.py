@@ -87,10 +87,7 @@ class LayerFigures:
                 continue
             weight = linear_weight(floats[name]).detach()
             with one_thread(weight.device):
-                if layer.weight_quantizer.is_deferred:
-                    values, rounded_values = _rounded_rows(weight, layer.weight_quantizer, self._sample)
-                else:
-                    values, rounded_values = _sampled(weight, self._sample), _sampled(layer.weight.detach(), self._sample)  # type: ignore[operator]
+                values, rounded_values = _compared(weight, layer, layer.weight_quantizer, self._sample)
                 figures = weight_figures(values, rounded_values) | {"scale_ratio": _scale_ratio(layer.weight_quantizer.qparams)}
                 if name in inputs:
                     figures["input_peak_to_rms"] = inputs[name].peak_to_rms
@@ -166,14 +163,22 @@ def _scale_ratio(qparams: QParams | None) -> float | None:
     return float(scale.max()) / median if median > 0 else None
 
 
-def _rounded_rows(weight: Tensor, module: QuantizerModule, most: int | None) -> tuple[Tensor, Tensor]:
-    """Return whole rows of a float weight, about ``most`` elements, and the same elements rounded to nearest; float32, ``[n]``."""
+def _compared(weight: Tensor, layer: QuantizedLayer, module: QuantizerModule, most: int | None) -> tuple[Tensor, Tensor]:
+    """Return elements of a float weight, about ``most``, and the same elements rounded; float32, ``[n]``.
+
+    They are whole rows where that is possible, so that they can be rounded here where the layer has the scales alone, and are the same.
+    """
     quantizer, qparams, shape = module.quantizer, module.qparams, tuple(weight.shape)
     assert qparams is not None
     rows = None if most is None else sample_of_rows(quantizer.granularity, shape, most)
-    if rows is not None:
-        weight, qparams = weight[rows], qparams_of_rows(quantizer.granularity, shape, qparams, rows)
-    return weight.float().reshape(-1), quantizer.fake_quantize(weight, qparams).float().reshape(-1)
+    part = weight if rows is None else weight[rows]
+    if module.is_deferred:
+        qparams = qparams if rows is None else qparams_of_rows(quantizer.granularity, shape, qparams, rows)
+        return part.float().reshape(-1), quantizer.fake_quantize(part, qparams).float().reshape(-1)
+    rounded: Tensor = layer.weight.detach()  # type: ignore[operator]
+    if rows is not None and rounded.shape == weight.shape:
+        return part.float().reshape(-1), rounded[rows].float().reshape(-1)
+    return _sampled(weight, most), _sampled(rounded, most)
 
 
 def _sampled(tensor: Tensor, most: int | None) -> Tensor:

@@ -220,6 +220,7 @@ class BlockRun:
         self._keep: Callable[[Forward, Any], None] | None = None
         self._keep_on_leaving: Callable[[Forward, Any], None] | None = None
         self._has_gradients = False
+        self._failure: Exception | None = None
         self._outputs: dict[Forward | None, Any] = {}
         self._stand_in: Callable[..., Any] | None = None
 
@@ -255,12 +256,18 @@ class BlockRun:
             keep: Called in each forward with the block's output; its results are returned.
             forwards: Some of `forwards`, in the order in which they run.
             with_gradients: Whether autograd records what the block computes.
+
+        Raises:
+            Exception: What the block or ``keep`` has raised in the first forward that it failed in; all wait at the entry again.
         """
         self._expect("entry", "replayed")
         results: dict[Forward, T] = {}
         self._keep, self._has_gradients = lambda forward, output: results.__setitem__(forward, keep(forward, output)), with_gradients
         self._steps.go_on(list(forwards))
         self._keep, self._has_gradients = None, False
+        if self._failure is not None:
+            failure, self._failure = self._failure, None
+            raise failure
         return results
 
     def release(self, forwards: Iterable[Forward], keep: Callable[[Forward, Any], None] | None = None) -> None:
@@ -324,7 +331,12 @@ class BlockRun:
         while current is not None and self._keep is not None:
             current.rehearsal = None if self._has_entered else self
             with torch.set_grad_enabled(self._has_gradients):
-                self._keep(current, self._plain(plain, *args, **kwargs))
+                try:
+                    self._keep(current, self._plain(plain, *args, **kwargs))
+                except Exception as error:
+                    if self._has_entered:
+                        raise
+                    self._failure = self._failure or error
             current.rehearsal = None
             self._steps.stop(_ENTRY)
         if current in self._outputs:

@@ -89,7 +89,7 @@ class LLMTemplate:
         ['lm_head']
     """
 
-    _made: ClassVar[dict[str, tuple[tuple[TemplateRecord, tuple[int, int]], LLMTemplate]]] = {}
+    _made: ClassVar[dict[str, tuple[tuple[TemplateRecord, object, tuple[int, int]], LLMTemplate]]] = {}
 
     def __init__(
         self,
@@ -196,7 +196,8 @@ class LLMTemplate:
             raise cls._no_template(model_type) from error
         if isinstance(record, RunTimeTemplate):
             return cast("LLMTemplate", record.template)
-        source = (record, algorithms().revision)  # a template has settings of every registered algorithm
+        registry = algorithms()
+        source = (record, registry, registry.revision)  # a template has settings of every registered algorithm
         cached = cls._made.get(record.name)
         if cached is None or cached[0] != source:
             cached = cls._made[record.name] = (source, cls.from_architecture(templates().load_architecture(model_type)))

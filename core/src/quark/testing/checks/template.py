@@ -328,9 +328,12 @@ def every_algorithm_fits_or_says_why_not(subject: Subject) -> None:
 
 
 def _fitting(facts: Architecture) -> Iterator[tuple[str, AlgoConfig]]:
-    """Each algorithm that does not refuse the family, with its settings; one that derives none says nothing of the family."""
+    """Each algorithm that does not refuse the family, with its settings; one that derives none says nothing of the family.
+
+    Tunings are left out: they take what the others have made of a block, and ask nothing of the family.
+    """
     for record in algorithms():
-        if record.processor is not None and refusal(record.name, facts) is None:
+        if record.processor is not None and record.kind != "block_tuning" and refusal(record.name, facts) is None:
             settings = derived_config(record.name, facts)
             if settings is not None:
                 yield record.name, settings

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from quark.algorithms import Metrics, RoundedBlock, Sample
+from quark.log import get_logger
 from quark_algos.tuning.adam import Adam
 from quark_algos.tuning.config import AutoRoundConfig, TuningConfig
 from quark_algos.tuning.layer import TunedLayer
@@ -136,13 +137,25 @@ class _BlockState:
             self._tensors = {f"{name}.weight": layer.weight() for name, layer in self._layers.items()}
             self._tensors |= {name: vector.leaf() for name, vector in self._vectors.items()}
         sample = fitted.sample
-        with torch.enable_grad(), block.substituted(self._tensors):
-            output = block.output(sample, self._dtype)
+        with torch.enable_grad():
+            output = self._output(block, sample)
             errors = (output.float() - sample.target.float()).square().sum(-1) * fitted.weight
             loss = errors[~sample.is_held_out].mean()
             (loss / share).backward()
         held_out = errors.detach()[sample.is_held_out]
         return float(loss.detach()), float(held_out.mean()) if len(held_out) else float(loss.detach())
+
+    def _output(self, block: RoundedBlock, sample: Sample) -> Tensor:
+        """Return a block's output; in the model's dtype from the first time on that its code does not run in the one of the settings."""
+        if self._dtype is not None:
+            try:
+                with block.substituted(self._tensors):
+                    return block.output(sample, self._dtype)
+            except RuntimeError as error:  # such as writing bfloat16 products into a float32 buffer, which autocast does not cast
+                get_logger(__name__).info(f"A block is tuned in the model's dtype, since it does not run in {self._dtype}: {error}")
+                self._dtype = None
+        with block.substituted({name: tensor.to(sample.target.dtype) for name, tensor in self._tensors.items()}):
+            return block.output(sample, None)
 
     def step(self, lr: float, scale_lr: float, vector_lr: float) -> None:
         """Make one step against the gradients."""
