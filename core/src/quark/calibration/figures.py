@@ -169,10 +169,10 @@ def _compared(weight: Tensor, layer: QuantizedLayer, module: QuantizerModule, mo
     They are whole rows where that is possible, so that they can be rounded here where the layer has the scales alone, and are the same.
     """
     quantizer, qparams, shape = module.quantizer, module.qparams, tuple(weight.shape)
-    assert qparams is not None
     rows = None if most is None else sample_of_rows(quantizer.granularity, shape, most)
     part = weight if rows is None else weight[rows]
     if module.is_deferred:
+        assert qparams is not None
         qparams = qparams if rows is None else qparams_of_rows(quantizer.granularity, shape, qparams, rows)
         return part.float().reshape(-1), quantizer.fake_quantize(part, qparams).float().reshape(-1)
     rounded: Tensor = layer.weight.detach()  # type: ignore[operator]
