@@ -1,7 +1,7 @@
 """Calibrated rounding on a real model: time against one forward, perplexity, divergence, memory.
 
     python -m benchmarks.calibrated MODEL TEXT_DIR [--runs gptq/int4_wo_64,qronos/mxfp4|table] [--preset best|reference] [--dtype bfloat16]
-                                    [--busy 1] [--repeats 3] [--no-quality]
+                                    [--busy 1] [--repeats 3] [--no-quality] [--out docs/data/calibrated.json]
 
 Protocol: that of `benchmarks.perplexity`. `ratio` is the whole of quantize_model ÷ one float forward over the calibration tokens, the
 faster of two, in the same process; `peak` is the growth of resident memory over the loaded model ÷ one block's weights, second moments and
@@ -9,6 +9,9 @@ activations in float32. One process and one JSON line for each run, so that timi
 
 With ``--busy N`` each quantization is followed by the same one beside N processes that compute without end: `busy_ratio` is the median of
 their times ÷ that of the quiet ones. The project's bar is 2 for one busy process on two cores.
+
+``--out`` adds the accuracy of each run to a file, by algorithm and scheme: the documentation's tables of measured accuracy are held to
+`docs/data/calibrated.json`.
 """
 
 from __future__ import annotations
@@ -34,6 +37,7 @@ from quark.evaluate import compare
 from quark.hf.loading import load_model
 from quark.hf.tokenizer import load_tokenizer
 from quark.torch import LLMTemplate, ModelQuantizer
+from quark.version import VERSION
 
 RUNS = "gptq/int4_wo_64,gptaq/int4_wo_64,qronos/int4_wo_64"
 TABLE = [f"{a}/{s}" for s in ("int4_wo_64", "uint4_wo_64", "mxfp4", "nvfp4", "mxfp6_e3m2") for a in ("none", "gptq", "gptaq", "qronos")]
@@ -119,16 +123,30 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--busy", type=int, default=0, metavar="N", help="measure beside N busy processes too, in alternation")
     parser.add_argument("--repeats", type=int, default=1, help="times to quantize; the median counts")
     parser.add_argument("--no-quality", action="store_true", help="time and memory only")
+    parser.add_argument("--out", type=Path, help="file of figures to which the accuracy of each run is added")
     args = parser.parse_args(arguments)
     logging.getLogger("quark").setLevel(logging.ERROR)
     runs = TABLE if args.runs == "table" else args.runs.split(",")
     if len(runs) == 1:
-        print(json.dumps(measure(args, *runs[0].split("/"))), flush=True)
+        found = measure(args, *runs[0].split("/"))
+        print(json.dumps(found), flush=True)
+        if args.out:
+            add_accuracy(args, found)
         return
     given = arguments if arguments is not None else sys.argv[1:]
     lines = [_in_own_process([*given, "--runs", run]) for run in runs]
     if not args.no_quality:
         print("\n".join(_table([json.loads(line) for line in lines if line])))
+
+
+def add_accuracy(args: argparse.Namespace, found: Mapping[str, Any]) -> None:
+    """Add the accuracy of one run to the file of figures, by algorithm and scheme."""
+    data: dict[str, Any] = json.loads(args.out.read_text(encoding="utf-8")) if args.out.exists() else {"accuracy": {}}
+    data |= {"command": "python -m benchmarks.calibrated SMOLLM2_135M TEXT_DIR --runs RUN,… --out docs/data/calibrated.json"}
+    data |= {"model": f"SmolLM2-135M, {args.dtype}", "preset": args.preset, "quark": VERSION, "torch": str(torch.__version__)}
+    row = data["accuracy"].setdefault(found["algorithm"], {})
+    row[found["scheme"]] = {name: found[name] for name in ("perplexity", "mean_kl", "top1")}
+    args.out.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
 
 
 def _in_own_process(arguments: list[str]) -> str:
