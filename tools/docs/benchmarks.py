@@ -13,6 +13,7 @@ from tools.docs.tables import cell, markdown_table
 
 __all__ = ["RESULTS", "page"]
 
+_TITLES = {"×": "floor ×", "perplexity": "perplexity", "nats": "KL, nats", "GiB": "GiB"}
 RESULTS = ROOT / "docs/data/benchmarks.json"
 
 
@@ -45,18 +46,19 @@ def _by_benchmark(run: Mapping[str, Any]) -> dict[str, list[Mapping[str, Any]]]:
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> str:
     cells = [[cell(row["case"]), _value(row["value"], row["unit"]), _bar(row)] for row in rows]
-    return markdown_table(["case", "floor ×" if all(row["unit"] == "×" for row in rows) else "measured", "bar"], cells)
+    return markdown_table(["case", _TITLES.get(rows[0]["unit"], "measured"), "bar"], cells)
 
 
 def _value(value: float, unit: str) -> str:
-    return f"{value:.2f}×" if unit == "×" else f"{value:+.2f} s"
+    plain = {"×": f"{value:.2f}×", "s": f"{value:+.2f} s"}
+    return plain.get(unit, f"{value:.3f}" if unit == "nats" else f"{value:.2f}")
 
 
 def _bar(row: Mapping[str, Any]) -> str:
     """Return the bar, and whether it is met."""
     if row["bar"] is None:
         return ""
-    return f"{row['bar']:g} {'s' if row['unit'] == 's' else '×'}, {'met' if row['value'] <= row['bar'] else 'missed'}"
+    return f"{row['bar']:g} {row['unit']}, {'met' if row['value'] <= row['bar'] else 'missed'}"
 
 
 def _history(runs: Sequence[Mapping[str, Any]]) -> str:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import quark
-from quark.checkpoint.export import export_options
+from quark.checkpoint.chosen_exporter import export_options
 from quark.errors import CheckpointError
 from quark.hf.loading import load_model
 from quark.runs import ModelQuantizer, quantize_checkpoint

@@ -13,9 +13,10 @@ from torch import nn
 
 from quark.calibration.finite import refuse_non_finite
 from quark.checkpoint.atomic_directory import Leftover, finished_blocks, refuse_unfinished_run
+from quark.checkpoint.chosen_exporter import exporter_of
 from quark.checkpoint.content import CheckpointContent
 from quark.checkpoint.destination import refuse_used_directory
-from quark.checkpoint.export import exporter_of, exporting
+from quark.checkpoint.export import exporting
 from quark.checkpoint.exporter import Exporter, ExportOptions, ResumableExporter, ResumableStream, StreamingExporter
 from quark.checkpoint.storable import refuse_unstorable
 from quark.config.model import QConfig
