@@ -88,6 +88,7 @@ def test_every_scheme_can_be_rotated(scheme: str) -> None:
     assert error(model) < 2 * error(plain) < 0.04
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("names", LISTS, ids="+".join)
 @pytest.mark.parametrize("scheme", SOME)
 def test_algorithms_compose_and_each_does_its_work(names: tuple[str, ...], scheme: str) -> None:
