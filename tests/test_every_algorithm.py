@@ -55,8 +55,7 @@ class Bench:
 
 @cache
 def bench(tokens: int, blocks: int) -> Bench:
-    model = tiny.tiny_model()
-    model.model.layers = model.model.layers[:blocks]  # type: ignore[union-attr, index]
+    model = tiny.tiny_model(blocks=blocks)
     text = torch.tensor(tiny.tiny_tokenizer()(tiny.held_out_text(), verbose=False)["input_ids"])
     evaluation = text[: 16 * LENGTH].view(16, LENGTH)
     assert len(text) >= tokens + evaluation.numel(), "tests and calibration use different text"

@@ -40,11 +40,7 @@ def config(algorithm: Any, scheme: str = "int4_wo_128", **changes: Any) -> QConf
 
 
 def float_model(blocks: int = BLOCKS) -> nn.Module:
-    """The first blocks of the tiny model."""
-    model: Any = tiny.tiny_model()
-    del model.model.layers[blocks:]
-    model.config.num_hidden_layers = blocks
-    return model  # type: ignore[no-any-return]
+    return tiny.tiny_model(blocks=blocks)
 
 
 def quantized(algorithm: Any, scheme: str = "int4_wo_128", *, blocks: int = BLOCKS, **changes: Any) -> nn.Module:
