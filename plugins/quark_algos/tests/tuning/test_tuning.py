@@ -16,7 +16,7 @@ from quark.torch import LLMTemplate, ModelQuantizer
 from quark_algos.gptq.config import GPTQConfig
 from quark_algos.tuning.config import TuningConfig
 
-from ..runs import float_model, layers, off_grid, quantized
+from ..runs import BLOCKS, float_model, layers, off_grid, quantized
 
 
 @cache
@@ -25,15 +25,15 @@ def data() -> list[Tensor]:
     return list(torch.cat(tiny.calibration_batches(12, 128)).split(1))
 
 
-def run(*algorithms: AlgoConfig, scheme: str = "int4_wo_64") -> Any:
+def run(*algorithms: AlgoConfig, scheme: str = "int4_wo_64", blocks: int = 1) -> Any:
     config = LLMTemplate.get("llama").get_config(scheme=scheme)
     config.algo_config = list(algorithms) or None
-    return ModelQuantizer(config).quantize_model(tiny.tiny_model(), data()[:8])
+    return ModelQuantizer(config).quantize_model(tiny.tiny_model(blocks=blocks), data()[:8])
 
 
 @cache
 def behind_gptq() -> Any:
-    return run(GPTQConfig()), run(GPTQConfig(), TuningConfig())
+    return run(GPTQConfig(), blocks=BLOCKS), run(GPTQConfig(), TuningConfig(), blocks=BLOCKS)
 
 
 @torch.no_grad()
