@@ -37,7 +37,7 @@ def tunings_section(report: Mapping[str, Any]) -> list[Markup]:
     rows = report.get("tunings", [])
     if not rows:
         return []
-    lead = "Output error of each rounded block on held-out tokens before and after it was tuned; where it did not fall, the block is as it was rounded."
+    lead = "Output error of each rounded block before and after it was tuned; where it did not fall, the block is as it was rounded."
     content = heading("tunings", "Tuning", lead)
     for number, tuning in enumerate(dict.fromkeys(t["tuning"] for t in rows)):
         content += _plot(f"plot-tuning-{number}", tuning, "rounded as in the checkpoint", [t for t in rows if t["tuning"] == tuning])

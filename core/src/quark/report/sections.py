@@ -9,11 +9,11 @@ from typing import Any
 
 from quark.calibration.phases import PHASES
 from quark.names import folded
+from quark.report.changes import transforms_section, tunings_section
 from quark.report.flags import AMBER, RED
 from quark.report.heat_map import expert_cells, heat_map, ratio_cells
 from quark.report.plots import depth_curve, gains, histogram_plot, size_bars, time_by_block
 from quark.report.section_parts import figure_text, heading, legend_key
-from quark.report.changes import transforms_section, tunings_section
 from quark.report.selection import selection_section
 from quark.report.svg import Markup, tag
 from quark.report.tables import folded_table, table
