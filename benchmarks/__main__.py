@@ -10,6 +10,7 @@ startup                listing every scheme, and importing ``quark.torch``
 formats                fake-quantize, quantize, pack … of every number format; with --amd-quark, its fake-quantize beside ours
 layers                 peak memory from disk to disk by the number of layers
 copy                   rounding to nearest from disk to disk, beside loading and saving the same shards
+evaluate               peak memory of a comparison of two checkpoints, by block and in memory
 rtn         --model    rounding to nearest from load to finished export, beside a copy
 calibrated  and --text GPTQ, AWQ, Qronos: time in forwards, alone and beside a busy process
 ranks       and --text two processes of one core beside one
@@ -65,6 +66,7 @@ BENCHMARKS: dict[str, tuple[str, Arguments]] = {
     "formats": ("formats:main", lambda args: ["--reference", args.amd_quark] if args.amd_quark else []),
     "layers": ("disk_to_disk:measurements", lambda args: ["layers"]),
     "copy": ("disk_to_disk:measurements", lambda args: ["copy", "--layers", "4", "--runs", "3"]),
+    "evaluate": ("disk_to_disk:measurements", lambda args: ["evaluate"]),
     "rtn": ("rtn:main", _with_model("--runs", "3")),
     "calibrated": ("calibrated:main", _with_text("--runs", INT4, "--busy", "1", "--no-quality")),
     "ranks": (
