@@ -7,7 +7,8 @@
 
 ``layers``: the peak resident memory of GPTQ on SmolLM2's shape may grow by less than 10 % when the number of layers is multiplied by 4.
 ``copy``: a file is quantized at 0.5 or more of the throughput at which safetensors loads and saves the same shards, in alternation. A copy
-whose bytes are on the disk when it ends, as those of a run are, is printed beside it.
+whose bytes are on the disk when it ends, as those of a run are, is printed beside it; and, for each scheme, the least that any program
+takes that ends in this way: loading and saving the finished shards ("shards of …"), and waiting for the disk.
 ``large``: an 8B model, 16 GB, is quantized under 4 GiB; its copy through safetensors would hold a shard of 5 GB at a time.
 ``evaluate``: peak memory of comparing a quantized checkpoint with its float one, both models in memory and block by block (no bar).
 
@@ -151,12 +152,20 @@ def quantizing(source: Path, scheme: str) -> Callable[[Path], None]:
     return quantized
 
 
+def saving(source: Path, scheme: str, directory: Path) -> Callable[[Path], None]:
+    """Return what loads and saves the shards that a scheme makes of a checkpoint, and waits until they are on the disk."""
+    quantizing(source, scheme)(directory)
+    return copying(directory, to_the_disk=True)
+
+
 def copy(args: argparse.Namespace, directory: Path) -> list[Measurement]:
     """Time of quantizing, in units of the time of loading and saving the same shards."""
     source = write_random_llama(directory / "source", args.shape, args.layers)
 
     actions = {"copy": copying(source), "copy to the disk": copying(source, to_the_disk=True)}
-    actions |= {scheme: quantizing(source, scheme) for scheme in args.schemes.split(",")}
+    schemes = args.schemes.split(",")
+    for scheme in schemes:
+        actions |= {scheme: quantizing(source, scheme), f"shards of {scheme}": saving(source, scheme, directory / scheme)}
     taken: dict[str, list[tuple[float, float]]] = {name: [] for name in actions}
     for run in range(args.runs + 1):
         for name, action in actions.items():
@@ -169,8 +178,8 @@ def copy(args: argparse.Namespace, directory: Path) -> list[Measurement]:
     for name, times in taken.items():
         share = statistics.median(floor / wall for (floor, _), (wall, _) in zip(taken["copy"], times, strict=True))
         wall, processor = (statistics.median(t[i] for t in times) for i in (0, 1))
-        print(f"{name:20s} {wall:7.2f} s, {processor:7.2f} s of processors, {_size(source) / wall / 1e9:5.2f} GB/s {share:5.2f}× a copy")
-        bar = None if name == "copy to the disk" else 1 / SHARE_OF_COPY
+        print(f"{name:26s} {wall:7.2f} s, {processor:7.2f} s of processors, {_size(source) / wall / 1e9:5.2f} GB/s {share:5.2f}× a copy")
+        bar = 1 / SHARE_OF_COPY if name in schemes else None
         floor = "loading and saving the same shards"
         found += [Measurement("disk to disk: time", f"{name} ({args.shape})", 1 / share, "×", floor, bar)] if name != "copy" else []
     print(f"bar {SHARE_OF_COPY}×")

@@ -70,6 +70,7 @@ def mixture() -> dict[str, Any]:
     report["transforms"] = [
         {"name": EVIL, "whole_model": False, "applied": False, "reason": EVIL, "snr_before_db": 1.0, "snr_after_db": 2.0}
     ] * 2
+    report["tunings"] = [{"name": EVIL, "tuning": EVIL, "applied": True, "snr_before_db": 1.0, "snr_after_db": 2.0, "codes": 0.01}] * 2
     return with_flags(report)
 
 
@@ -104,7 +105,7 @@ def test_every_plot_has_a_name_a_description_and_a_table(name: str) -> None:
     plots = [(attributes, around) for tag, attributes, around in parsed.elements if tag == "svg" and attributes.get("role") == "img"]
     wanted = {"plot-weights", "plot-sizes", "plot-time", "plot-weight-0"}
     wanted |= {"plot-depth", "plot-gain", "plot-outputs", "plot-transforms"} if "gptaq" in name else set()
-    wanted |= {"plot-experts", "plot-gain", "plot-outputs", "plot-transforms"} if name == "mixture" else set()
+    wanted |= {"plot-experts", "plot-gain", "plot-outputs", "plot-transforms", "plot-tuning-0"} if name == "mixture" else set()
     assert wanted <= {str(attributes["id"]) for attributes, _ in plots}
     for attributes, around in plots:
         assert {"aria-labelledby", "aria-describedby", "viewbox"} <= attributes.keys()

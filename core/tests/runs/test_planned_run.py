@@ -144,6 +144,18 @@ def test_of_a_block_that_is_too_large_the_rates_of_the_machine_give_the_seconds(
     assert "transforms not counted" in " ".join(planned_lines(planned))
 
 
+def test_why_a_block_cannot_be_measured_stands_in_the_log(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    def fails(*_: object) -> None:
+        raise AttributeError("its rotary embedding is elsewhere")
+
+    monkeypatch.setattr("quark.runs.block_probe._seconds", fails)
+    with caplog.at_level("DEBUG", "quark"):
+        planned = plan(tiny_model_dir(), "int4_wo_64")
+    assert planned.estimate is not None
+    assert planned.estimate.block is None
+    assert "AttributeError: its rotary embedding is elsewhere" in caplog.text
+
+
 def test_a_model_in_memory_has_the_estimate_of_its_checkpoint() -> None:
     config, size = tiny_template().get_config(scheme="mxfp4", algorithm="gptq"), Calibration(4, 64)
     model = load_model(tiny_model_dir(), "auto")

@@ -102,6 +102,7 @@ class ShardWriter:
         self._unwritten = set(layout.places)
         self._with_checksums = checksums
         self._checksums: dict[str, str] = {}
+        self._written_to: set[int] = set()
         self._files: list[int] = []
         with ExitStack() as stack:
             for name, header in layout.headers.items():
@@ -140,6 +141,7 @@ class ShardWriter:
         tensors = [(name, _checked(name, tensor, places[name].meta)) for name, tensor in _in_order(part)]
         self._wait()
         self._unwritten.difference_update(part.meta)
+        self._written_to.update(places[name].file for name in part.meta)
         self._pending = self._thread.submit(self._write_all, tensors, checksums and self._with_checksums)
 
     def when_stored(self, then: Callable[[Mapping[str, str]], None]) -> None:
@@ -149,7 +151,8 @@ class ShardWriter:
         """
         self._wait(for_disk=True)
         checksums, self._checksums = self._checksums, {}
-        self._storing = self._storing_thread.submit(self._store, checksums, then)
+        files, self._written_to = self._written_to, set()
+        self._storing = self._storing_thread.submit(self._store, files, checksums, then)
 
     def adopt(self, checksums: Mapping[str, str]) -> list[str]:
         """Count tensors as written whose bytes in the files have these checksums, and return the names of the others.
@@ -207,8 +210,8 @@ class ShardWriter:
             if checksums:
                 self._checksums[name] = _checksum([data])
 
-    def _store(self, checksums: Mapping[str, str], then: Callable[[Mapping[str, str]], None]) -> None:
-        for number in {self._layout.places[name].file for name in checksums}:
+    def _store(self, files: Iterable[int], checksums: Mapping[str, str], then: Callable[[Mapping[str, str]], None]) -> None:
+        for number in sorted(files):
             os.fdatasync(self._files[number])
         then(checksums)
 

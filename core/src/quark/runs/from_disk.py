@@ -285,6 +285,7 @@ def quantize_with_journal(
                 raise origin("exporters", output.exporter).error("has a method 'reopen', and its method 'stream' gives no ResumableStream")
             journal = journal or Journal.begin(directory, identity, two_passes=run.two_passes)
             sink = JournaledSink(model, stream, journal, decoder_blocks(model, started.plan.architecture))
+            sink.begin()
             content = started.quantize(sink)
         output.describe(content, directory)
     return content.plan
