@@ -247,6 +247,7 @@ def _parser() -> argparse.ArgumentParser:
 def measurements(arguments: list[str]) -> list[Measurement]:
     """Return what the arguments ask for, measured; it is printed too."""
     args = _parser().parse_args(arguments)
+    logging.getLogger("quark").setLevel(logging.ERROR)
     load = f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors" if hasattr(os, "getloadavg") else ""
     print(f"{platform.machine()}, torch {torch.__version__}, {torch.get_num_threads()} threads, {load}")
     with tempfile.TemporaryDirectory(dir=args.directory) as directory:
@@ -256,8 +257,8 @@ def measurements(arguments: list[str]) -> list[Measurement]:
 
 def main(arguments: list[str] | None = None) -> None:
     args = _parser().parse_args(arguments)
-    logging.getLogger("quark").setLevel(logging.ERROR)
     if args.bar is None:
+        logging.getLogger("quark").setLevel(logging.ERROR)
         args.work(args)
         return
     found = measurements(sys.argv[1:] if arguments is None else arguments)
