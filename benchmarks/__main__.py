@@ -10,6 +10,7 @@ startup                listing every scheme, and importing ``quark.torch``
 formats                fake-quantize, quantize, pack … of every number format; with --amd-quark, its fake-quantize beside ours
 layers                 peak memory from disk to disk by the number of layers
 copy                   rounding to nearest from disk to disk, beside loading and saving the same shards
+evaluate               peak memory of a comparison of two checkpoints, by block and in memory
 rtn         --model    rounding to nearest from load to finished export, beside a copy
 calibrated  and --text GPTQ, AWQ, Qronos: time in forwards, alone and beside a busy process
 ranks       and --text two processes of one core beside one
@@ -64,7 +65,8 @@ BENCHMARKS: dict[str, tuple[str, Arguments]] = {
     "startup": ("startup:main", lambda args: []),
     "formats": ("formats:main", lambda args: ["--reference", args.amd_quark] if args.amd_quark else []),
     "layers": ("disk_to_disk:measurements", lambda args: ["layers"]),
-    "copy": ("disk_to_disk:measurements", lambda args: ["copy", "--layers", "4", "--runs", "3"]),
+    "copy": ("disk_to_disk:measurements", lambda args: ["copy", "--runs", "3"]),
+    "evaluate": ("disk_to_disk:measurements", lambda args: ["evaluate"]),
     "rtn": ("rtn:main", _with_model("--runs", "3")),
     "calibrated": ("calibrated:main", _with_text("--runs", INT4, "--busy", "1", "--no-quality")),
     "ranks": (
@@ -109,7 +111,7 @@ def main(arguments: list[str] | None = None) -> None:
         module, _, function = place.partition(":")
         try:
             measured += getattr(importlib.import_module(f"benchmarks.{module}"), function)(given)
-        except Exception:
+        except (Exception, SystemExit):
             traceback.print_exc()
             failed.append(name)
         print(f"== {name} took {time.perf_counter() - start:.0f} s", flush=True)

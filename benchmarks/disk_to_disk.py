@@ -3,12 +3,14 @@
     python -m benchmarks.disk_to_disk layers [--layers 15] [--samples 8] [--length 512]
     python -m benchmarks.disk_to_disk copy [--shape 1b] [--schemes fp8,int4_wo_128,mxfp4_weight_only] [--runs 5]
     python -m benchmarks.disk_to_disk large [--shape 8b] [--scheme mxfp4_weight_only]
+    python -m benchmarks.disk_to_disk evaluate [--shape 1b] [--scheme mxfp4_weight_only]
 
 ``layers``: the peak resident memory of GPTQ on SmolLM2's shape may grow by less than 10 % when the number of layers is multiplied by 4.
 ``copy``: a file is quantized at 0.5 or more of the throughput at which safetensors loads and saves the same shards, in alternation. A copy
 whose bytes are on the disk when it ends, as those of a run are, is printed beside it; and, for each scheme, the least that any program
 takes that ends in this way: loading and saving the finished shards ("shards of …"), and waiting for the disk.
 ``large``: an 8B model, 16 GB, is quantized under 4 GiB; its copy through safetensors would hold a shard of 5 GB at a time.
+``evaluate``: peak memory of comparing a quantized checkpoint with its float one, both models in memory and block by block (no bar).
 
 Peaks are the high-water mark of a fresh process (VmHWM, Linux), pages of mapped files included. ``--directory`` is where checkpoints are
 written: `large` needs 21 GB there. The exit status is 1 where a bar is missed.
@@ -64,9 +66,47 @@ def child(args: argparse.Namespace) -> None:
     print(json.dumps({"imported": imported, "peak": _status("VmHWM"), "seconds": time.perf_counter() - start}))
 
 
+def comparing(args: argparse.Namespace) -> None:
+    """Compare a quantized checkpoint with its float one in this process, and print what it took as JSON."""
+    import transformers.models.llama.modeling_llama  # noqa: F401 - counted with the imports
+
+    from quark.checkpoint.transformers_loading import register_layouts
+    from quark.evaluate import Windows, compare
+    from quark.hf.loading import load_model
+    from quark.runs.evaluation import compare_by_block
+
+    register_layouts()
+    tokens = torch.randint(3, 40_000, (4, 65), generator=torch.Generator().manual_seed(0))
+    windows = list(Windows(tokens, torch.ones(len(tokens), dtype=torch.int64)).split(4))
+    imported, start = _status("VmRSS"), time.perf_counter()
+    if args.by_block:
+        found = compare_by_block(args.out, args.source, windows)
+    else:
+        found = compare(load_model(args.out), load_model(args.source), windows)
+    took = {"imported": imported, "peak": _status("VmHWM"), "seconds": time.perf_counter() - start}
+    print(json.dumps(took | {"kl": found.mean_kl}))
+
+
+def evaluate(args: argparse.Namespace, directory: Path) -> list[Measurement]:
+    """Peak memory of a comparison, block by block and with both models in memory."""
+    source = write_random_llama(directory / "source", args.shape, args.layers)
+    measured(source, directory / "out", args.scheme)
+    runs = {}
+    for name, more in {"in memory": [], "by block": ["--by-block"]}.items():
+        runs[name] = run = in_fresh_process("comparing", str(source), str(directory / "out"), args.scheme, *more)
+        print(f"{name}: peak {run['peak'] / 2**20:.0f} MiB, of which imports are {run['imported'] / 2**20:.0f}; KL {run['kl']:.9g}")
+    case, floor = f"{args.shape} and {args.scheme}, by block", "both models in memory"
+    return [Measurement("evaluation: peak memory", case, runs["by block"]["peak"] / runs["in memory"]["peak"], "×", floor)]
+
+
 def measured(source: Path, out: Path, scheme: str, *more: str) -> dict[str, Any]:
     """What `child` prints, run in a fresh process."""
-    command = [sys.executable, "-m", "benchmarks.disk_to_disk", "child", str(source), str(out), scheme, *more]
+    return in_fresh_process("child", str(source), str(out), scheme, *more)
+
+
+def in_fresh_process(kind: str, *arguments: str) -> dict[str, Any]:
+    """What this program prints in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.disk_to_disk", kind, *arguments]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return result
@@ -188,17 +228,26 @@ def _parser() -> argparse.ArgumentParser:
     kind.add_argument("--shape", choices=SHAPES, default="8b")
     kind.add_argument("--layers", type=int)
     kind.add_argument("--scheme", default="mxfp4_weight_only")
-    kind = kinds.add_parser("child", parents=[calibrated])
-    kind.set_defaults(bar=None)
-    for name in ("source", "out", "scheme"):
-        kind.add_argument(name)
-    kind.add_argument("--algorithm")
+    kind = kinds.add_parser("evaluate")
+    kind.set_defaults(bar=evaluate)
+    kind.add_argument("--shape", choices=SHAPES, default="1b")
+    kind.add_argument("--layers", type=int)
+    kind.add_argument("--scheme", default="mxfp4_weight_only")
+    # What a fresh process does.
+    for name, work in (("child", child), ("comparing", comparing)):
+        kind = kinds.add_parser(name, parents=[calibrated])
+        kind.set_defaults(bar=None, work=work)
+        for argument, of in (("source", Path), ("out", Path), ("scheme", str)):
+            kind.add_argument(argument, type=of)
+        kind.add_argument("--algorithm")
+        kind.add_argument("--by-block", action="store_true")
     return parser
 
 
 def measurements(arguments: list[str]) -> list[Measurement]:
     """Return what the arguments ask for, measured; it is printed too."""
     args = _parser().parse_args(arguments)
+    logging.getLogger("quark").setLevel(logging.ERROR)
     load = f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors" if hasattr(os, "getloadavg") else ""
     print(f"{platform.machine()}, torch {torch.__version__}, {torch.get_num_threads()} threads, {load}")
     with tempfile.TemporaryDirectory(dir=args.directory) as directory:
@@ -208,9 +257,9 @@ def measurements(arguments: list[str]) -> list[Measurement]:
 
 def main(arguments: list[str] | None = None) -> None:
     args = _parser().parse_args(arguments)
-    logging.getLogger("quark").setLevel(logging.ERROR)
     if args.bar is None:
-        child(args)
+        logging.getLogger("quark").setLevel(logging.ERROR)
+        args.work(args)
         return
     found = measurements(sys.argv[1:] if arguments is None else arguments)
     sys.exit(0 if all(one.is_met for one in found) else 1)

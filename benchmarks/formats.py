@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import ctypes
 import json
+import os
 import statistics
 import subprocess
 import time
@@ -108,7 +109,10 @@ class Reference:
 
     def __init__(self, python: str, threads: int, cases: dict[str, tuple[str, dict[str, object]]]) -> None:
         arguments = [python, "-c", REFERENCE, json.dumps(cases), str(SIDE), str(threads)]
-        self._process = subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        others = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}  # it would bring this quark there
+        self._process = subprocess.Popen(
+            arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True, env=others
+        )
         while self._line() != "ready":
             pass
 

@@ -9,8 +9,9 @@ model is then quantized in --dtype, rounded to nearest, with the same text for s
 dtype on other sequences of 512 tokens: --windows from foldoc.txt (character 3,500,000 on) and as many from devil.txt (character 20,000 on).
 
 Each set of candidates is measured at each size of --bits: what is chosen by each sensitivity, and ``ends``, the heuristic: the larger
-candidates from the first and the last block inwards, as many groups as the budget allows. Every scheme of a set and of --uniform is
-measured alone. One JSON line for each row, then ratios; ``--out`` writes the rows to a file, of which the documentation makes its table.
+candidates from the first and the last block inwards, as many groups as the budget allows, with all candidates and without the largest
+ones. Every scheme of a set and of --uniform is measured alone. One JSON line for each row, then ratios. ``--out`` writes the rows to a
+file, of which the documentation makes its table; rows that it has already are kept, so that a measurement that was cut off goes on.
 """
 
 from __future__ import annotations
@@ -20,7 +21,8 @@ import json
 import logging
 import re
 import time
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ import torch
 
 from benchmarks.perplexity import sequences
 from benchmarks.results import Measurement
+from quark.errors import ConfigError
 from quark.evaluate import compare
 from quark.hf.loading import load_model
 from quark.hf.tokenizer import load_tokenizer
@@ -117,34 +120,56 @@ class Measured:
     def choose(self, candidates: Sequence[str], bits: float, selector: Any) -> SelectionResult:
         return select_schemes(self.model, candidates, Budget(bits=bits), self.calib, selector=selector)
 
-    def row(self, choice: str, candidates: Sequence[str], target: float, result: SelectionResult) -> dict[str, Any]:
-        """Return what was chosen, its size, and its divergence; it is printed too."""
+    def row(self, row: Mapping[str, Any], result: SelectionResult) -> dict[str, Any]:
+        """Return the row with what was chosen, its size, and its divergence; it is printed too."""
         model = load_model(self.model, self.dtype)
         ModelQuantizer(result.config).quantize_model(model, self.calib)
         found = compare(model, self.reference, self.evaluation)
-        counts = {name: sum(1 for one in result.selection.choices.values() if one == name) for name in result.problem.candidates}
-        row = {"candidates": list(candidates), "target": round(target, 3), "choice": choice, "bits": round(result.bits, 3)}
-        row |= {"megabytes": round(result.total_bytes / 1e6, 2), "kl": round(found.mean_kl, 4), "kl_error": round(found.mean_kl_error, 4)}
-        row |= {"perplexity": round(found.perplexity, 2), "groups": {name: count for name, count in counts.items() if count}}
-        row |= {"predicted": None if result.loss is None else round(result.loss, 4)}
-        print(json.dumps(row), flush=True)
+        counts = Counter(result.selection.choices.values())
+        figures = {"bits": round(result.bits, 3), "megabytes": round(result.total_bytes / 1e6, 2), "kl": round(found.mean_kl, 4)}
+        figures |= {"kl_error": round(found.mean_kl_error, 4), "perplexity": round(found.perplexity, 2)}
+        loss = None if result.loss is None else round(result.loss, 4)
+        print(json.dumps(row := {**row, **figures, "groups": dict(counts), "predicted": loss}), flush=True)
         return row
 
 
-def measured_rows(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return a row for each scheme alone, and for each choice from each set of candidates at each size."""
-    measured, sets = Measured(args), [names.split(",") for names in args.sets.split("/")]
+def wanted_rows(args: argparse.Namespace) -> Iterator[tuple[dict[str, Any], Sequence[str], float, Any]]:
+    """Yield what names a row, the candidates and the size that are chosen from, and what chooses: each scheme alone, then each set."""
+    sets = [names.split(",") for names in args.sets.split("/")]
     named = [name for names in sets for name in names] + list(filter(None, args.uniform.split(",")))
-    alone = [name for name in dict.fromkeys(named) if name != "bf16"]
-    # A float candidate beside it makes every size reachable.
-    rows = [measured.row(UNIFORM_CHOICE, [name], 0, measured.choose([name, "bf16"], 16, Uniform(name))) for name in alone]
-    selectors = {ENDS: Ends()} | {name: Predicting(name) for name in args.sensitivities.split(",")}
+    for name in dict.fromkeys(name for name in named if name != "bf16"):
+        # A float candidate beside it makes every size reachable.
+        yield {"choice": UNIFORM_CHOICE, "candidates": [name], "target": 0.0, "from": [name]}, [name, "bf16"], 16.0, Uniform(name)
+    predicting = {name: Predicting(name) for name in args.sensitivities.split(",")}
     for names in sets:
         for bits in map(float, args.bits.split(",")):
-            smallest = min(row["bits"] for row in rows if row["choice"] == UNIFORM_CHOICE and row["candidates"][0] in names)
-            if bits >= smallest:
-                rows += [measured.row(name, names, bits, measured.choose(names, bits, one)) for name, one in selectors.items()]
+            row = {"candidates": names, "target": round(bits, 3)}
+            for some in (names[i:] for i in range(len(names) - 1)):
+                yield {"choice": ENDS, **row, "from": some}, some, bits, Ends()
+            for name, selector in predicting.items():
+                yield {"choice": name, **row, "from": names}, names, bits, selector
+
+
+def measured_rows(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return a row for each scheme alone, and for each choice from each set of candidates at each size that they reach."""
+    measured = Measured(args)
+    rows: list[dict[str, Any]] = json.loads(args.out.read_text(encoding="utf-8"))["rows"] if args.out and args.out.exists() else []
+    for row, names, bits, selector in wanted_rows(args):
+        if not any(row.items() <= one.items() for one in rows):
+            try:
+                rows.append(measured.row(row, measured.choose(names, bits, selector)))
+            except ConfigError as error:
+                print(f"{row}: {error}", flush=True)  # a size that these candidates do not reach
+            if args.out:
+                write(args, rows)
     return rows
+
+
+def write(args: argparse.Namespace, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write the rows to the file, with what was measured."""
+    data = {"command": "python -m benchmarks.mixed_precision SMOLLM2_135M TEXT_DIR --out docs/data/mixed_precision.json"}
+    data |= {"model": f"SmolLM2-135M, {args.dtype}", "quark": VERSION, "torch": str(torch.__version__)}
+    args.out.write_text(json.dumps({**data, "predictions": 2 * args.windows * 511, "rows": rows}, indent=1) + "\n", encoding="utf-8")
 
 
 def best_alone(rows: Sequence[dict[str, Any]], bits: float) -> dict[str, Any] | None:
@@ -153,12 +178,17 @@ def best_alone(rows: Sequence[dict[str, Any]], bits: float) -> dict[str, Any] | 
     return min(fitting, key=lambda row: row["kl"], default=None)
 
 
+def is_heuristic(row: Mapping[str, Any], chosen: Mapping[str, Any]) -> bool:
+    """Return whether a row is that of the heuristic for the candidates and the size of another row."""
+    return (row["choice"], row["candidates"], row["target"]) == (ENDS, chosen["candidates"], chosen["target"])
+
+
 def measurements(rows: Sequence[dict[str, Any]]) -> list[Measurement]:
     """Return the divergence of each choice ÷ that of the best scheme of at most its size, and ÷ that of ``ends``."""
     found = []
     for row in (row for row in rows if row["choice"] not in (UNIFORM_CHOICE, ENDS)):
         alone = best_alone(rows, row["target"])
-        ends = next(r for r in rows if (r["choice"], r["candidates"], r["target"]) == (ENDS, row["candidates"], row["target"]))
+        ends = min((r for r in rows if is_heuristic(r, row)), key=lambda r: r["kl"])
         case = f"{', '.join(row['candidates'])}, {row['target']:g} bits, by {row['choice']}"
         if alone is not None:
             found.append(Measurement("mixed precision: divergence", case, row["kl"] / alone["kl"], "×", "best one scheme of that size", 1))
@@ -170,7 +200,7 @@ def main(arguments: list[str] | None = None) -> list[Measurement]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("text", type=Path)
-    parser.add_argument("--sets", default=SETS, help="candidates, sets of them parted by /")
+    parser.add_argument("--sets", default=SETS, help="candidates, the largest first; sets of them parted by /")
     parser.add_argument("--bits", default=BITS)
     parser.add_argument("--sensitivities", default="fisher", help="of fisher, output, kl")
     parser.add_argument("--uniform", default=UNIFORM, help="further schemes, each alone, to compare with")
@@ -181,11 +211,6 @@ def main(arguments: list[str] | None = None) -> list[Measurement]:
     logging.getLogger("quark").setLevel(logging.ERROR)
     start = time.perf_counter()
     rows = measured_rows(args)
-    if args.out:
-        data = {"command": "python -m benchmarks.mixed_precision SMOLLM2_135M TEXT_DIR --out docs/data/mixed_precision.json"}
-        data |= {"model": f"SmolLM2-135M, {args.dtype}", "quark": VERSION, "torch": str(torch.__version__)}
-        data |= {"predictions": 2 * args.windows * 511, "rows": rows}
-        args.out.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
     for one in measurements(rows):
         print(f"{one.value:5.2f}× the divergence of the {one.floor}: {one.case}")
     print(f"{time.perf_counter() - start:.0f} s in all")

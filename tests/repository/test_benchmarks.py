@@ -24,7 +24,7 @@ def test_one_that_fails_or_lacks_a_model_does_not_lose_the_figures_of_the_others
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def failing(arguments: list[str]) -> list[Measurement]:
-        raise OSError("no space")
+        raise SystemExit("its interpreter ended")
 
     monkeypatch.setattr("benchmarks.startup.main", lambda arguments: [Measurement("start-up", "one", 2, "×", "import x", 3)])
     monkeypatch.setattr("benchmarks.formats.main", failing)

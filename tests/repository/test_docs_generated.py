@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
 from pathlib import Path
 from xml.etree import ElementTree
@@ -11,6 +12,7 @@ import attrs
 import pytest
 
 import quark.plugins
+from benchmarks.mixed_precision import best_alone
 from benchmarks.results import Measurement, add_run
 from quark.cli.main import program
 from quark.plugins import QuarkHooks, formats
@@ -161,7 +163,7 @@ def test_choices_of_mixed_precision_diverge_less_than_any_one_scheme_of_their_si
     for row, ends in mixed.choices(rows):
         assert row["bits"] <= row["target"]
         assert row["kl"] < ends["kl"]
-        best = mixed.alone(rows, row["target"], row["candidates"])
+        best = best_alone([one for one in rows if one["candidates"][0] in row["candidates"]], row["target"])
         assert best is not None
         assert row["kl"] < best["kl"]
         compared += 1
@@ -170,8 +172,17 @@ def test_choices_of_mixed_precision_diverge_less_than_any_one_scheme_of_their_si
 
 def test_the_page_of_benchmarks_has_every_figure_of_the_last_run_and_a_line_for_each_run(tmp_path: Path) -> None:
     path = tmp_path / "benchmarks.json"
+    path.write_text('{"runs": []}', encoding="utf-8")
+    assert benchmarks.page(path) == "No run has been recorded yet."
     add_run(path, [Measurement("start-up", "a|b", 2.0, "×", "import x", 3.0)])
     add_run(path, [Measurement("start-up", "a|b", 4.0, "×", "import x", 3.0), Measurement("start-up", "c", 0.25, "s", "import x", 0.3)])
+    add_run(
+        path, [Measurement("accuracy", "x", 33.9, "perplexity", "float", 33.8), Measurement("divergence", "x", 0.1234, "nats", "float")]
+    )
+    assert "| x | 33.90 | 33.8 perplexity, missed |" in benchmarks.page(path)
+    assert "| case | KL, nats |" in benchmarks.page(path)
+    runs = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps({"runs": runs["runs"][:-1]}), encoding="utf-8")
     text = benchmarks.page(path)
     assert "| a\\|b | 4.00× | 3 ×, missed |" in text
     assert "| c | +0.25 s | 0.3 s, met |" in text

@@ -20,6 +20,8 @@ RESULTS = ROOT / "docs/data/benchmarks.json"
 def page(path: Path = RESULTS) -> str:
     """Return when and on what was measured, a table for each benchmark of the last run, and a line for each earlier run."""
     runs = json.loads(path.read_text(encoding="utf-8"))["runs"]
+    if not runs:
+        return "No run has been recorded yet."
     last = runs[-1]
     parts = [f"Last run: {last['created'][:10]}, {_machine(last)}."]
     for name, rows in _by_benchmark(last).items():

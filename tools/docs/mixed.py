@@ -6,10 +6,11 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from benchmarks.mixed_precision import best_alone, is_heuristic
 from tools.docs.sections import ROOT
 from tools.docs.tables import code, markdown_table
 
-__all__ = ["alone", "choices", "measured", "table"]
+__all__ = ["choices", "measured", "table"]
 
 Row = dict[str, Any]
 
@@ -20,16 +21,9 @@ def measured() -> dict[str, Any]:
     return data
 
 
-def alone(rows: Sequence[Row], bits: float, names: Sequence[str] | None = None) -> Row | None:
-    """Return the row of the scheme with the smallest divergence of those that take at most so many bits; ``names`` are looked at only."""
-    fitting = [row for row in rows if row["choice"] == "uniform" and row["bits"] <= bits]
-    return min((r for r in fitting if names is None or r["candidates"][0] in names), key=lambda row: row["kl"], default=None)
-
-
 def choices(rows: Sequence[Row]) -> list[tuple[Row, Row]]:
-    """Return each choice by predicted losses, with the choice of the heuristic from the same candidates at the same size."""
-    ends = {(tuple(row["candidates"]), row["target"]): row for row in rows if row["choice"] == "ends"}
-    return [(row, ends[tuple(row["candidates"]), row["target"]]) for row in rows if row["choice"] == "fisher"]
+    """Return each choice by predicted losses, with the best one of the heuristic from the same candidates at the same size."""
+    return [(row, min((r for r in rows if is_heuristic(r, row)), key=lambda r: r["kl"])) for row in rows if row["choice"] == "fisher"]
 
 
 def table() -> str:
@@ -37,7 +31,7 @@ def table() -> str:
     rows = measured()["rows"]
     cells = []
     for row, ends in choices(rows):
-        best = alone(rows, row["target"])
+        best = best_alone(rows, row["target"])
         one = "" if best is None else f"{best['kl']:.3f} ({code(best['candidates'][0])}, {best['bits']:g})"
         names = ", ".join(map(code, row["candidates"]))
         cells.append([names, f"{row['target']:g}", one, f"{ends['kl']:.3f}", f"**{row['kl']:.3f}**", f"{row['perplexity']:.1f}"])
