@@ -17,6 +17,7 @@
 ``{{ outcomes }}``        what a check can end in
 ``{{ benchmarks }}``      the page of benchmarks
 ``{{ measured }}``        the table of measured accuracy
+``{{ mixed }}``           the tables of measured choices of mixed precision
 ``{{ picture NAME: caption }}``  a drawing of `tools.docs.pictures`
 ========================  ==========================================================================
 """
@@ -26,7 +27,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from tools.docs import benchmarks, client_results, command_line, conformance, events, manual, measured, pictures, sections, tables
+from tools.docs import benchmarks, client_results, command_line, conformance, events, manual, measured, mixed, pictures, sections, tables
 
 __all__ = ["MARK", "expand"]
 
@@ -49,6 +50,7 @@ _GENERATORS: dict[str, Callable[[str, str], str]] = {
     "outcomes": lambda _, __: conformance.outcomes(),
     "benchmarks": lambda _, __: benchmarks.page(),
     "measured": lambda _, __: measured.table(),
+    "mixed": lambda _, __: mixed.table(),
     "picture": lambda text, _: pictures.figure(*text.split(": ", 1)),
 }
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from quark.report import read_report
-from quark.report.schema import report_schema
+from quark.report.schema import report_schema, violations
 from quark.runs import ReportOptions, quantize_checkpoint
 from quark.runs.export_report import export_report
 from quark.testing.tiny import calibration_batches, tiny_model, tiny_model_dir
@@ -190,3 +190,13 @@ def test_a_report_of_a_mixture_knows_its_experts(tmp_path: Path) -> None:
     again = export_report(tmp_path / "out", tmp_path / "float")
     assert [layer["snr_db"] for layer in again["layers"]] == [layer["snr_db"] for layer in report["layers"]]
     assert again["sizes"] == report["sizes"]
+
+
+def test_blocks_that_were_tuned_have_their_errors_before_and_after() -> None:
+    report = contents("int4_wo_64", "tuning")
+    assert [(row["name"], row["tuning"]) for row in report["tunings"]] == [(block, "tuning") for block in report["model"]["blocks"]]
+    assert any(row["applied"] for row in report["tunings"])
+    for row in report["tunings"]:
+        assert row["snr_after_db"] == pytest.approx(-10 * math.log10(row["error_after"]))
+        assert (row["snr_after_db"] > row["snr_before_db"]) or not row["applied"]
+    assert list(violations(report)) == []

@@ -104,6 +104,7 @@ def contents_of(content: CheckpointContent, report: CalibrationReport, directory
         "sizes": sizes,
         "layers": [_layer(row, report, blocks, bits.get(row.name)) for row in plan.rows if row.config is not None],
         "transforms": list(_transforms(report)),
+        "tunings": list(_tunings(report)),
         "depth": _depth(report),
         "histograms": _histograms(report),
         "experts": {"tokens": report.tokens},
@@ -211,8 +212,20 @@ def _transforms(report: CalibrationReport) -> Iterator[dict[str, Any]]:
         for name, metrics in metrics_of.items():
             if "error_before" not in metrics and "applied" not in metrics:
                 continue  # the scales of a single mapping
-            ratios = {f"snr_{when}_db": decibels(1.0, metrics.get(f"error_{when}") or 0.0) for when in ("before", "after")}
-            yield {"name": name, "whole_model": of_whole, **metrics, **ratios}
+            yield {"name": name, "whole_model": of_whole, **metrics, **_ratios(metrics)}
+
+
+def _tunings(report: CalibrationReport) -> Iterator[dict[str, Any]]:
+    """Yield the comparison of each block before and after each tuning, with what the tuning itself reports of the block."""
+    for name, of_block in report.tuned.items():
+        for tuning, metrics in of_block.items():
+            if "error_before" in metrics:
+                yield {"name": name, "tuning": tuning, **metrics, **_ratios(metrics)}
+
+
+def _ratios(metrics: Mapping[str, Any]) -> dict[str, float | None]:
+    """Return the output errors of a block before and after a change as signal-to-noise ratios in dB."""
+    return {f"snr_{when}_db": decibels(1.0, metrics.get(f"error_{when}") or 0.0) for when in ("before", "after")}
 
 
 def _depth(report: CalibrationReport) -> dict[str, Any]:

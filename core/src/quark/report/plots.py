@@ -30,12 +30,19 @@ def depth_curve(rows: Sequence[Mapping[str, Any]]) -> Markup:
     return _lines("plot-depth", title, said, [("hidden states", values)], names, limits=((DEPTH_AMBER, "amber"), (DEPTH_RED, "red")))
 
 
-def block_errors(rows: Sequence[Mapping[str, Any]]) -> Markup:
-    """Return the signal-to-noise ratio of each block's output, rounded to nearest, before and after the transforms."""
+def block_errors(name: str, changes: str, rounded: str, rows: Sequence[Mapping[str, Any]]) -> Markup:
+    """Return the signal-to-noise ratio of each block's output before and after a change.
+
+    Args:
+        name: Id of the plot.
+        changes: What has changed the blocks, such as "transforms".
+        rounded: How their weights are rounded, such as "rounded to nearest".
+        rows: One for each block.
+    """
     pair: list[LineOf] = [("after", [r["snr_after_db"] for r in rows]), ("before", [r["snr_before_db"] for r in rows])]
-    title = "Signal-to-noise ratio of each block's output before and after transforms"
-    said = "Each block is rounded to nearest, and its output on held-out tokens is compared with that of the float block."
-    return _lines("plot-transforms", title, said, pair, [str(r["name"]) for r in rows])
+    title = f"Signal-to-noise ratio of each block's output before and after {changes}"
+    said = f"Each block is {rounded}, and its output on held-out tokens is compared with that of the float block."
+    return _lines(name, title, said, pair, [str(r["name"]) for r in rows])
 
 
 def _lines(

@@ -9,9 +9,10 @@ from typing import Any
 
 from quark.calibration.phases import PHASES
 from quark.names import folded
+from quark.report.changes import transforms_section, tunings_section
 from quark.report.flags import AMBER, RED
 from quark.report.heat_map import expert_cells, heat_map, ratio_cells
-from quark.report.plots import block_errors, depth_curve, gains, histogram_plot, size_bars, time_by_block
+from quark.report.plots import depth_curve, gains, histogram_plot, size_bars, time_by_block
 from quark.report.section_parts import figure_text, heading, legend_key
 from quark.report.selection import selection_section
 from quark.report.svg import Markup, tag
@@ -31,7 +32,8 @@ def sections(report: Report) -> list[tuple[str, str, Markup]]:
         ("selection", "Choice of schemes", selection_section(report)),
         ("gain", "Gain of the algorithm", _gain(report)),
         ("depth", "Depth", _depth(report)),
-        ("transforms", "Transforms", _transforms(report)),
+        ("transforms", "Transforms", transforms_section(report)),
+        ("tunings", "Tuning", tunings_section(report)),
         ("worst", "Worst layers", _worst(report)),
         ("experts", "Experts", _experts(report)),
         ("sizes", "Sizes", _sizes(report)),
@@ -216,28 +218,6 @@ def _depth(report: Report) -> list[Markup]:
     cells = [[row["block"], f"{row['snr_db']:.2f}", f"{row['relative_error']:.3g}", f"{row['tokens']:,}"] for row in rows]
     heads = ["Block", "Ratio dB", "Relative squared error", "Tokens"]
     return [*head, depth_curve(rows), folded_table("Table of blocks", "Hidden states after each block.", heads, cells)]
-
-
-def _transforms(report: Report) -> list[Markup]:
-    if not report["transforms"]:
-        return []
-    known = [t for t in report["transforms"] if t["snr_before_db"] is not None and t["snr_after_db"] is not None]
-    blocks = [t for t in known if not t["whole_model"]]
-    lead = "Output error of each block, rounded to nearest, before and after the transforms; a transform that does not help is undone."
-    legend = tag("ul", legend_key("p-solve", "after"), legend_key("p-report", "before"), class_="legend")
-    plot = [legend, block_errors(blocks)] if len(blocks) > 1 else []
-    rows = [
-        [
-            t["name"],
-            decibel_text(t["snr_before_db"]),
-            decibel_text(t["snr_after_db"]),
-            "yes" if t.get("applied") else "no",
-            str(t.get("reason") or ""),
-        ]
-        for t in report["transforms"]
-    ]
-    heads = ["Where", "Before", "After", "Applied", "Reason"]
-    return [*heading("transforms", "Transforms", lead), *plot, folded_table("Table of transforms", "Output errors as ratios.", heads, rows)]
 
 
 def _worst(report: Report) -> list[Markup]:

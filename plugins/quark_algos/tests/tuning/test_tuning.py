@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import cache
 from typing import Any
 
@@ -9,14 +10,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from quark.algorithms import weight_quantizer
+from quark.algorithms import RoundedBlock, Sample, weight_quantizer
 from quark.config.algorithm import AlgoConfig
 from quark.testing import tiny
 from quark.torch import LLMTemplate, ModelQuantizer
 from quark_algos.gptq.config import GPTQConfig
+from quark_algos.tuning.block import TuneBlock
 from quark_algos.tuning.config import TuningConfig
 
-from ..runs import float_model, layers, off_grid, quantized
+from ..runs import BLOCKS, float_model, layers, off_grid, quantized
 
 
 @cache
@@ -25,15 +27,15 @@ def data() -> list[Tensor]:
     return list(torch.cat(tiny.calibration_batches(12, 128)).split(1))
 
 
-def run(*algorithms: AlgoConfig, scheme: str = "int4_wo_64") -> Any:
+def run(*algorithms: AlgoConfig, scheme: str = "int4_wo_64", blocks: int = 1) -> Any:
     config = LLMTemplate.get("llama").get_config(scheme=scheme)
     config.algo_config = list(algorithms) or None
-    return ModelQuantizer(config).quantize_model(tiny.tiny_model(), data()[:8])
+    return ModelQuantizer(config).quantize_model(tiny.tiny_model(blocks=blocks), data()[:8])
 
 
 @cache
 def behind_gptq() -> Any:
-    return run(GPTQConfig()), run(GPTQConfig(), TuningConfig())
+    return run(GPTQConfig(), blocks=BLOCKS), run(GPTQConfig(), TuningConfig(), blocks=BLOCKS)
 
 
 @torch.no_grad()
@@ -65,7 +67,7 @@ def test_what_it_leaves_lies_on_the_grids() -> None:
 @pytest.mark.parametrize("part", ["rounding", "scales", "norms"])
 def test_each_part_can_be_tuned_alone(part: str) -> None:
     alone = {name: name == part for name in ("rounding", "scales", "norms")}
-    model, plain = run(TuningConfig(**alone, epochs=3)), run()
+    model, plain = run(TuningConfig(**alone, epochs=3), blocks=BLOCKS), run(blocks=BLOCKS)
     changed = set()
     for name, layer in layers(model).items():
         other = layers(plain)[name]
@@ -89,6 +91,20 @@ def test_schemes_that_quantize_activations_are_tuned_through_these(scheme: str) 
     applied = [metrics["tuning"] for metrics in model.quark_report.tuned.values() if metrics["tuning"]["applied"]]
     assert applied
     assert sum(m["error_after"] for m in applied) < 0.97 * sum(m["error_before"] for m in applied)
+
+
+def test_a_block_without_memory_is_not_tried_again_in_a_larger_dtype() -> None:
+    dtypes = []
+
+    def output(_: Sample, dtype: torch.dtype | None) -> Tensor:
+        dtypes.append(dtype)
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    sample = Sample(0, torch.ones(4, 8), torch.zeros(4, dtype=torch.bool))
+    block = RoundedBlock("block", {}, {}, {}, [sample], output, lambda _: nullcontext())
+    with pytest.raises(torch.OutOfMemoryError):
+        TuneBlock(TuningConfig()).tune(block)
+    assert dtypes == [torch.bfloat16]
 
 
 def test_settings_are_refused_where_they_mean_nothing() -> None:

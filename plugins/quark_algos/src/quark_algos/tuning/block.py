@@ -151,6 +151,8 @@ class _BlockState:
             try:
                 with block.substituted(self._tensors):
                     return block.output(sample, self._dtype)
+            except torch.OutOfMemoryError:  # a RuntimeError too; the model's dtype would need more
+                raise
             except RuntimeError as error:  # such as writing bfloat16 products into a float32 buffer, which autocast does not cast
                 get_logger(__name__).info(f"A block is tuned in the model's dtype, since it does not run in {self._dtype}: {error}")
                 self._dtype = None
