@@ -67,7 +67,7 @@ def test_what_it_leaves_lies_on_the_grids() -> None:
 @pytest.mark.parametrize("part", ["rounding", "scales", "norms"])
 def test_each_part_can_be_tuned_alone(part: str) -> None:
     alone = {name: name == part for name in ("rounding", "scales", "norms")}
-    model, plain = run(TuningConfig(**alone, epochs=3)), run()
+    model, plain = run(TuningConfig(**alone, epochs=3), blocks=BLOCKS), run(blocks=BLOCKS)
     changed = set()
     for name, layer in layers(model).items():
         other = layers(plain)[name]
