@@ -2,9 +2,10 @@
 
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -12,6 +13,30 @@ from hypothesis import settings
 # How long an example takes says more about the machine than about the law it is an example of.
 settings.register_profile("quark", deadline=None)
 settings.load_profile("quark")
+
+
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Leave every n-th combination of the parameters of a test marked ``one_in(n)`` in the suite; the others are slow.
+
+    With n values of one parameter each value of the others is combined with one of them, in turn.
+    """
+    marker = item.get_closest_marker("one_in")
+    if marker is not None and sum(_positions(item)) % marker.args[0]:
+        item.add_marker(pytest.mark.slow)
+
+
+def _positions(item: Any) -> Iterator[int]:
+    """Yield the position of each parameter of a test in the list of its values; several that are given together are one."""
+    fixtures = dict(item.callspec.indices)
+    for mark in item.iter_markers("parametrize"):
+        names, values = mark.args
+        together = [name.strip() for name in names.split(",")] if isinstance(names, str) else list(names)
+        own = [item.callspec.params[name] for name in together]
+        for name in together:
+            del fixtures[name]
+        rows = ([value] if len(together) == 1 else value for value in values)
+        yield next(number for number, row in enumerate(rows) if all(one is other for one, other in zip(row, own, strict=True)))
+    yield from fixtures.values()
 
 
 @pytest.fixture(scope="session")

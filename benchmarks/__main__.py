@@ -1,39 +1,125 @@
-"""Run the benchmarks that need nothing but this repository, and add what they measure to a file of results.
+"""Run the benchmarks that the project's bars are held to, and add what they measure to a file of results.
 
-    python -m benchmarks [--results docs/data/benchmarks.json] [--only startup,formats] [--runs N] [--model MODEL]
+    python -m benchmarks [--results docs/data/benchmarks.json] [--only startup,formats] [--model MODEL] [--text TEXT_DIR]
+                         [--amd-quark PYTHON] [--llm-compressor PYTHON]
 
-With ``--model``, a float checkpoint in Hugging Face form, round-to-nearest is measured too, beside a copy of the checkpoint. The page
-*Benchmarks* of the documentation is made from the file.
+==========  =========  ====================================================================================================
+benchmark   needs      measures
+==========  =========  ====================================================================================================
+startup                listing every scheme, and importing ``quark.torch``
+formats                fake-quantize, quantize, pack … of every number format; with --amd-quark, its fake-quantize beside ours
+layers                 peak memory from disk to disk by the number of layers
+copy                   rounding to nearest from disk to disk, beside loading and saving the same shards
+evaluate               peak memory of a comparison of two checkpoints, by block and in memory
+rtn         --model    rounding to nearest from load to finished export, beside a copy
+calibrated  and --text GPTQ, AWQ, Qronos: time in forwards, alone and beside a busy process
+ranks       and --text two processes of one core beside one
+mixed       and --text divergence of chosen schemes beside that of one scheme of the same size, and of a heuristic
+tuning      and --text accuracy of a tuned model, and its time
+peers       and --text the same work in AMD Quark and llm-compressor, where their interpreters are given
+==========  =========  ====================================================================================================
+
+``--only tuned`` measures the accuracy of tuned models in MXFP4, NVFP4 and INT8 as well, ``--only large`` an 8B model (21 GB of disk);
+these and ``evaluate`` run only where they are named. One that fails is reported, and the others go on. The page *Benchmarks* of the
+documentation is made from the file.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
+import sys
+import time
+import traceback
+from collections.abc import Callable
 from pathlib import Path
 
-from benchmarks import formats, startup
 from benchmarks.results import Measurement, add_run
+
+INT4 = "gptq/int4_wo_64,awq/int4_wo_64,awq+gptq/int4_wo_64,qronos/int4_wo_64"
+TUNED = "awq+gptq+tuning/mxfp4,awq+gptq+tuning/nvfp4,rotation+smoothquant+gptq+tuning/int8"
+MIXED = ["--sets", "fp8,mxfp6_e2m3,mxfp4_mxfp6_e2m3", "--bits", "5.125,6.25", "--uniform", "nvfp4,int4_wo_32,uint4_wo_32"]
+Arguments = Callable[[argparse.Namespace], list[str] | None]
+"""From what was given to the arguments of a benchmark; None where something that it needs was not given."""
+
+
+def _with_model(*more: str) -> Arguments:
+    return lambda args: [args.model, *more] if args.model else None
+
+
+def _with_text(*more: str) -> Arguments:
+    return lambda args: [args.model, args.text, *more] if args.model and args.text else None
+
+
+def _ranks(args: argparse.Namespace) -> list[str] | None:
+    return [args.model, f"{args.text}/foldoc.txt", "--repeats", "1", "--calls", "8"] if args.model and args.text else None
+
+
+def _peers(args: argparse.Namespace) -> list[str] | None:
+    given = {"--amd-quark": args.amd_quark, "--llm-compressor": args.llm_compressor}
+    flags = [text for flag, python in given.items() if python for text in (flag, python)]
+    return [args.model, args.text, *flags] if args.model and args.text and flags else None
+
+
+BENCHMARKS: dict[str, tuple[str, Arguments]] = {
+    "startup": ("startup:main", lambda args: ["--runs", "5"]),
+    "formats": ("formats:main", lambda args: ["--reference", args.amd_quark] if args.amd_quark else []),
+    "layers": ("disk_to_disk:measurements", lambda args: ["layers", "--layers", "8"]),
+    "copy": ("disk_to_disk:measurements", lambda args: ["copy", "--runs", "2"]),
+    "evaluate": ("disk_to_disk:measurements", lambda args: ["evaluate"]),
+    "rtn": ("rtn:main", _with_model("--runs", "3")),
+    "calibrated": ("calibrated:main", _with_text("--runs", INT4, "--busy", "1", "--no-quality")),
+    "ranks": (
+        "shared_run:main",
+        lambda args: [args.model, f"{args.text}/foldoc.txt", "--repeats", "1", "--calls", "8"] if args.model and args.text else None,
+    ),
+    "mixed": ("mixed_precision:main", _with_text(*MIXED)),
+    "tuning": ("calibrated:main", _with_text("--runs", "awq+gptq+tuning/int4_wo_64")),
+    "peers": ("peers:main", _peers),
+    "tuned": ("calibrated:main", _with_text("--runs", TUNED)),
+    "large": ("disk_to_disk:measurements", lambda args: ["large"]),
+}
+"""Function of each benchmark, and what it is given."""
+LONG = ("evaluate", "tuned", "large")
+"""Benchmarks that run only where they are named."""
+
+
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--results", type=Path, help="file to which the run is added")
+    parser.add_argument("--only", default=",".join(name for name in BENCHMARKS if name not in LONG), help=f"of {', '.join(BENCHMARKS)}")
+    parser.add_argument("--model", help="directory of a float checkpoint; the bars of accuracy are those of SmolLM2-135M")
+    parser.add_argument("--text", help="directory with foldoc.txt and devil.txt (Debian's dict-foldoc and dict-devil)")
+    parser.add_argument("--amd-quark", metavar="PYTHON", help="interpreter of an environment with amd-quark")
+    parser.add_argument("--llm-compressor", metavar="PYTHON", help="interpreter of an environment with llmcompressor")
+    return parser
 
 
 def main(arguments: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--results", type=Path, help="file to which the run is added")
-    parser.add_argument("--only", default="startup,formats", help="of startup, formats")
-    parser.add_argument("--runs", help="how often each case is timed; by default as each benchmark has it")
-    parser.add_argument("--model", help="directory of a float checkpoint")
-    args = parser.parse_args(arguments)
-    more = ["--runs", args.runs] if args.runs else []
-    mains = {"startup": startup.main, "formats": formats.main}
+    args = parser().parse_args(arguments)
     measured: list[Measurement] = []
+    failed: list[str] = []
     for name in args.only.split(","):
-        measured += mains[name](more)
-    if args.model:
-        from benchmarks import rtn
-
-        measured += rtn.main([args.model, *more])
+        place, of = BENCHMARKS[name]
+        given = of(args)
+        if given is None:
+            print(f"== {name} is left out: it needs more than was given (--help says what)", flush=True)
+            continue
+        print(f"== {name}", flush=True)
+        start = time.perf_counter()
+        module, _, function = place.partition(":")
+        try:
+            measured += getattr(importlib.import_module(f"benchmarks.{module}"), function)(given)
+        except (Exception, SystemExit):
+            traceback.print_exc()
+            failed.append(name)
+        print(f"== {name} took {time.perf_counter() - start:.0f} s", flush=True)
     if args.results:
         add_run(args.results, measured)
         print(f"Added {len(measured)} measurements to {args.results}.")
+    if failed:
+        sys.exit(f"failed: {', '.join(failed)}")
 
 
 if __name__ == "__main__":

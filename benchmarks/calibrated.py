@@ -1,7 +1,7 @@
 """Calibrated rounding on a real model: time against one forward, perplexity, divergence, memory.
 
     python -m benchmarks.calibrated MODEL TEXT_DIR [--runs gptq/int4_wo_64,qronos/mxfp4|table] [--preset best|reference] [--dtype bfloat16]
-                                    [--busy 1] [--repeats 3] [--no-quality]
+                                    [--busy 1] [--repeats 3] [--no-quality] [--out docs/data/calibrated.json]
 
 Protocol: that of `benchmarks.perplexity`. `ratio` is the whole of quantize_model ÷ one float forward over the calibration tokens, the
 faster of two, in the same process; `peak` is the growth of resident memory over the loaded model ÷ one block's weights, second moments and
@@ -9,6 +9,9 @@ activations in float32. One process and one JSON line for each run, so that timi
 
 With ``--busy N`` each quantization is followed by the same one beside N processes that compute without end: `busy_ratio` is the median of
 their times ÷ that of the quiet ones. The project's bar is 2 for one busy process on two cores.
+
+``--out`` adds the accuracy of each run to a file, by algorithm and scheme: the documentation's tables of measured accuracy are held to
+`docs/data/calibrated.json`.
 """
 
 from __future__ import annotations
@@ -20,7 +23,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +33,19 @@ from torch import Tensor
 
 from benchmarks.busy import busy_loops
 from benchmarks.perplexity import forward_seconds, sequences
+from benchmarks.results import Measurement
 from quark.evaluate import compare
 from quark.hf.loading import load_model
 from quark.hf.tokenizer import load_tokenizer
 from quark.torch import LLMTemplate, ModelQuantizer
+from quark.version import VERSION
 
+FORWARDS = {"gptq": 2.0, "awq": 3.2, "awq+gptq": 3.5, "qronos": 3.8, "awq+gptq+tuning": 15.0}
+"""Most float forwards that a run at int4_wo_64 may take."""
+BUSY = 2.0
+"""Most times that a run may take as long beside one busy process as alone, on two cores."""
+ACCURACY = {"int4_wo_64": (33.8, 0.14), "mxfp4": (48.0, None), "nvfp4": (36.5, None), "int8": (32.5, None)}
+"""Largest perplexity and divergence of tuned SmolLM2-135M by scheme."""
 RUNS = "gptq/int4_wo_64,gptaq/int4_wo_64,qronos/int4_wo_64"
 TABLE = [f"{a}/{s}" for s in ("int4_wo_64", "uint4_wo_64", "mxfp4", "nvfp4", "mxfp6_e3m2") for a in ("none", "gptq", "gptaq", "qronos")]
 
@@ -108,7 +119,24 @@ def _allowed_bytes(model: torch.nn.Module, tokens: int) -> float:
     return 4.0 * (weights + sum(k * k for k in inputs) + tokens * (sum(inputs) + sum(outputs)))
 
 
-def main(arguments: list[str] | None = None) -> None:
+def measurements(results: Sequence[Mapping[str, Any]]) -> list[Measurement]:
+    """Return the figures of some runs that are held to a bar, or belong beside one."""
+    found = []
+    for one in results:
+        algorithm, scheme, case = one["algorithm"], one["scheme"], f"{one['algorithm']}, {one['scheme']}"
+        forwards = FORWARDS.get(algorithm) if scheme == "int4_wo_64" else None
+        found.append(Measurement("calibrated rounding", case, one["ratio"], "×", "one float forward over the calibration tokens", forwards))
+        if "busy_ratio" in one:
+            bar = BUSY if algorithm in FORWARDS else None
+            found.append(Measurement("calibrated rounding: beside a busy process", case, one["busy_ratio"], "×", "the same run alone", bar))
+        if "perplexity" in one:
+            bars = ACCURACY.get(scheme, (None, None)) if "tuning" in algorithm else (None, None)
+            found.append(Measurement("accuracy: perplexity", case, one["perplexity"], "perplexity", "the float model", bars[0]))
+            found.append(Measurement("accuracy: divergence", case, one["mean_kl"], "nats", "the float model", bars[1]))
+    return found
+
+
+def main(arguments: list[str] | None = None) -> list[Measurement]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("text", type=Path)
@@ -119,16 +147,31 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--busy", type=int, default=0, metavar="N", help="measure beside N busy processes too, in alternation")
     parser.add_argument("--repeats", type=int, default=1, help="times to quantize; the median counts")
     parser.add_argument("--no-quality", action="store_true", help="time and memory only")
+    parser.add_argument("--out", type=Path, help="file of figures to which the accuracy of each run is added")
     args = parser.parse_args(arguments)
     logging.getLogger("quark").setLevel(logging.ERROR)
     runs = TABLE if args.runs == "table" else args.runs.split(",")
     if len(runs) == 1:
-        print(json.dumps(measure(args, *runs[0].split("/"))), flush=True)
-        return
+        found = measure(args, *runs[0].split("/"))
+        print(json.dumps(found), flush=True)
+        if args.out:
+            add_accuracy(args, found)
+        return measurements([found])
     given = arguments if arguments is not None else sys.argv[1:]
-    lines = [_in_own_process([*given, "--runs", run]) for run in runs]
+    results = [json.loads(line) for line in [_in_own_process([*given, "--runs", run]) for run in runs] if line]
     if not args.no_quality:
-        print("\n".join(_table([json.loads(line) for line in lines if line])))
+        print("\n".join(_table(results)))
+    return measurements(results)
+
+
+def add_accuracy(args: argparse.Namespace, found: Mapping[str, Any]) -> None:
+    """Add the accuracy of one run to the file of figures, by algorithm and scheme."""
+    data: dict[str, Any] = json.loads(args.out.read_text(encoding="utf-8")) if args.out.exists() else {"accuracy": {}}
+    data |= {"command": "python -m benchmarks.calibrated SMOLLM2_135M TEXT_DIR --runs RUN,… --out docs/data/calibrated.json"}
+    data |= {"model": f"SmolLM2-135M, {args.dtype}", "preset": args.preset, "quark": VERSION, "torch": str(torch.__version__)}
+    row = data["accuracy"].setdefault(found["algorithm"], {})
+    row[found["scheme"]] = {name: found[name] for name in ("perplexity", "mean_kl", "top1")}
+    args.out.write_text(json.dumps(data, indent=1) + "\n", encoding="utf-8")
 
 
 def _in_own_process(arguments: list[str]) -> str:

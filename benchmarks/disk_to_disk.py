@@ -3,11 +3,14 @@
     python -m benchmarks.disk_to_disk layers [--layers 15] [--samples 8] [--length 512]
     python -m benchmarks.disk_to_disk copy [--shape 1b] [--schemes fp8,int4_wo_128,mxfp4_weight_only] [--runs 5]
     python -m benchmarks.disk_to_disk large [--shape 8b] [--scheme mxfp4_weight_only]
+    python -m benchmarks.disk_to_disk evaluate [--shape 1b] [--scheme mxfp4_weight_only]
 
 ``layers``: the peak resident memory of GPTQ on SmolLM2's shape may grow by less than 10 % when the number of layers is multiplied by 4.
 ``copy``: a file is quantized at 0.5 or more of the throughput at which safetensors loads and saves the same shards, in alternation. A copy
-whose bytes are on the disk when it ends, as those of a run are, is printed beside it.
+whose bytes are on the disk when it ends, as those of a run are, is printed beside it; and, for each scheme, the least that any program
+takes that ends in this way: loading and saving the finished shards ("shards of …"), and waiting for the disk.
 ``large``: an 8B model, 16 GB, is quantized under 4 GiB; its copy through safetensors would hold a shard of 5 GB at a time.
+``evaluate``: peak memory of comparing a quantized checkpoint with its float one, both models in memory and block by block (no bar).
 
 Peaks are the high-water mark of a fresh process (VmHWM, Linux), pages of mapped files included. ``--directory`` is where checkpoints are
 written: `large` needs 21 GB there. The exit status is 1 where a bar is missed.
@@ -33,6 +36,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from benchmarks.random_llama import SHAPES, write_random_llama
+from benchmarks.results import Measurement
 from benchmarks.rtn import seconds, weights_only
 from quark.runs import quantize_checkpoint
 from quark.torch import LLMTemplate
@@ -62,15 +66,53 @@ def child(args: argparse.Namespace) -> None:
     print(json.dumps({"imported": imported, "peak": _status("VmHWM"), "seconds": time.perf_counter() - start}))
 
 
+def comparing(args: argparse.Namespace) -> None:
+    """Compare a quantized checkpoint with its float one in this process, and print what it took as JSON."""
+    import transformers.models.llama.modeling_llama  # noqa: F401 - counted with the imports
+
+    from quark.checkpoint.transformers_loading import register_layouts
+    from quark.evaluate import Windows, compare
+    from quark.hf.loading import load_model
+    from quark.runs.evaluation import compare_by_block
+
+    register_layouts()
+    tokens = torch.randint(3, 40_000, (4, 65), generator=torch.Generator().manual_seed(0))
+    windows = list(Windows(tokens, torch.ones(len(tokens), dtype=torch.int64)).split(4))
+    imported, start = _status("VmRSS"), time.perf_counter()
+    if args.by_block:
+        found = compare_by_block(args.out, args.source, windows)
+    else:
+        found = compare(load_model(args.out), load_model(args.source), windows)
+    took = {"imported": imported, "peak": _status("VmHWM"), "seconds": time.perf_counter() - start}
+    print(json.dumps(took | {"kl": found.mean_kl}))
+
+
+def evaluate(args: argparse.Namespace, directory: Path) -> list[Measurement]:
+    """Peak memory of a comparison, block by block and with both models in memory."""
+    source = write_random_llama(directory / "source", args.shape, args.layers)
+    measured(source, directory / "out", args.scheme)
+    runs = {}
+    for name, more in {"in memory": [], "by block": ["--by-block"]}.items():
+        runs[name] = run = in_fresh_process("comparing", str(source), str(directory / "out"), args.scheme, *more)
+        print(f"{name}: peak {run['peak'] / 2**20:.0f} MiB, of which imports are {run['imported'] / 2**20:.0f}; KL {run['kl']:.9g}")
+    case, floor = f"{args.shape} and {args.scheme}, by block", "both models in memory"
+    return [Measurement("evaluation: peak memory", case, runs["by block"]["peak"] / runs["in memory"]["peak"], "×", floor)]
+
+
 def measured(source: Path, out: Path, scheme: str, *more: str) -> dict[str, Any]:
     """What `child` prints, run in a fresh process."""
-    command = [sys.executable, "-m", "benchmarks.disk_to_disk", "child", str(source), str(out), scheme, *more]
+    return in_fresh_process("child", str(source), str(out), scheme, *more)
+
+
+def in_fresh_process(kind: str, *arguments: str) -> dict[str, Any]:
+    """What this program prints in a process of its own."""
+    command = [sys.executable, "-m", "benchmarks.disk_to_disk", kind, *arguments]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return result
 
 
-def layers(args: argparse.Namespace, directory: Path) -> bool:
+def layers(args: argparse.Namespace, directory: Path) -> list[Measurement]:
     """Peak memory at a number of layers, and at four times that number."""
     peaks = []
     for count in (args.layers, 4 * args.layers):
@@ -83,7 +125,8 @@ def layers(args: argparse.Namespace, directory: Path) -> bool:
             f"{run['imported'] / 2**20:.0f}; {run['seconds']:.0f} s"
         )
     print(f"growth {peaks[1] / peaks[0] - 1:.1%}, bar below {GROWTH - 1:.0%}")
-    return bool(peaks[1] < GROWTH * peaks[0])
+    case = f"GPTQ of {4 * args.layers} layers"
+    return [Measurement("disk to disk: peak memory", case, peaks[1] / peaks[0], "×", f"GPTQ of {args.layers} layers", GROWTH)]
 
 
 def copying(source: Path, *, to_the_disk: bool = False) -> Callable[[Path], None]:
@@ -109,12 +152,20 @@ def quantizing(source: Path, scheme: str) -> Callable[[Path], None]:
     return quantized
 
 
-def copy(args: argparse.Namespace, directory: Path) -> bool:
+def saving(source: Path, scheme: str, directory: Path) -> Callable[[Path], None]:
+    """Return what loads and saves the shards that a scheme makes of a checkpoint, and waits until they are on the disk."""
+    quantizing(source, scheme)(directory)
+    return copying(directory, to_the_disk=True)
+
+
+def copy(args: argparse.Namespace, directory: Path) -> list[Measurement]:
     """Time of quantizing, in units of the time of loading and saving the same shards."""
     source = write_random_llama(directory / "source", args.shape, args.layers)
 
     actions = {"copy": copying(source), "copy to the disk": copying(source, to_the_disk=True)}
-    actions |= {scheme: quantizing(source, scheme) for scheme in args.schemes.split(",")}
+    schemes = args.schemes.split(",")
+    for scheme in schemes:
+        actions |= {scheme: quantizing(source, scheme), f"shards of {scheme}": saving(source, scheme, directory / scheme)}
     taken: dict[str, list[tuple[float, float]]] = {name: [] for name in actions}
     for run in range(args.runs + 1):
         for name, action in actions.items():
@@ -123,17 +174,19 @@ def copy(args: argparse.Namespace, directory: Path) -> bool:
             if run:  # the first round warms caches
                 taken[name].append((wall, time.process_time() - before))
     print(f"{args.shape}, {_size(source) / 1e9:.1f} GB, medians of {args.runs}; throughput in units of the copy's in the same round")
-    reached = True
+    found = []
     for name, times in taken.items():
         share = statistics.median(floor / wall for (floor, _), (wall, _) in zip(taken["copy"], times, strict=True))
         wall, processor = (statistics.median(t[i] for t in times) for i in (0, 1))
-        print(f"{name:20s} {wall:7.2f} s, {processor:7.2f} s of processors, {_size(source) / wall / 1e9:5.2f} GB/s {share:5.2f}× a copy")
-        reached &= share >= SHARE_OF_COPY or name == "copy to the disk"
+        print(f"{name:26s} {wall:7.2f} s, {processor:7.2f} s of processors, {_size(source) / wall / 1e9:5.2f} GB/s {share:5.2f}× a copy")
+        bar = 1 / SHARE_OF_COPY if name in schemes else None
+        floor = "loading and saving the same shards"
+        found += [Measurement("disk to disk: time", f"{name} ({args.shape})", 1 / share, "×", floor, bar)] if name != "copy" else []
     print(f"bar {SHARE_OF_COPY}×")
-    return reached
+    return found
 
 
-def large(args: argparse.Namespace, directory: Path) -> bool:
+def large(args: argparse.Namespace, directory: Path) -> list[Measurement]:
     """Peak memory and throughput on a model that is larger than its limit of memory."""
     source = write_random_llama(directory / "source", args.shape, args.layers)
     run = measured(source, directory / "out", args.scheme)
@@ -142,7 +195,11 @@ def large(args: argparse.Namespace, directory: Path) -> bool:
         f"{args.shape}, {sizes} as {args.scheme}: peak {run['peak'] / 2**30:.2f} GiB, "
         f"bar {RESIDENT / 2**30:.0f}; {run['seconds']:.0f} s, {_size(source) / run['seconds'] / 1e9:.2f} GB/s"
     )
-    return bool(run["peak"] < RESIDENT)
+    bar = RESIDENT / 2**30
+    case = f"{args.shape} as {args.scheme}"
+    return [
+        Measurement("disk to disk: a large model", case, run["peak"] / 2**30, "GiB", f"a checkpoint of {_size(source) / 1e9:.0f} GB", bar)
+    ]
 
 
 def _size(directory: Path) -> int:
@@ -171,25 +228,41 @@ def _parser() -> argparse.ArgumentParser:
     kind.add_argument("--shape", choices=SHAPES, default="8b")
     kind.add_argument("--layers", type=int)
     kind.add_argument("--scheme", default="mxfp4_weight_only")
-    kind = kinds.add_parser("child", parents=[calibrated])
-    kind.set_defaults(bar=None)
-    for name in ("source", "out", "scheme"):
-        kind.add_argument(name)
-    kind.add_argument("--algorithm")
+    kind = kinds.add_parser("evaluate")
+    kind.set_defaults(bar=evaluate)
+    kind.add_argument("--shape", choices=SHAPES, default="1b")
+    kind.add_argument("--layers", type=int)
+    kind.add_argument("--scheme", default="mxfp4_weight_only")
+    # What a fresh process does.
+    for name, work in (("child", child), ("comparing", comparing)):
+        kind = kinds.add_parser(name, parents=[calibrated])
+        kind.set_defaults(bar=None, work=work)
+        for argument, of in (("source", Path), ("out", Path), ("scheme", str)):
+            kind.add_argument(argument, type=of)
+        kind.add_argument("--algorithm")
+        kind.add_argument("--by-block", action="store_true")
     return parser
+
+
+def measurements(arguments: list[str]) -> list[Measurement]:
+    """Return what the arguments ask for, measured; it is printed too."""
+    args = _parser().parse_args(arguments)
+    logging.getLogger("quark").setLevel(logging.ERROR)
+    load = f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors" if hasattr(os, "getloadavg") else ""
+    print(f"{platform.machine()}, torch {torch.__version__}, {torch.get_num_threads()} threads, {load}")
+    with tempfile.TemporaryDirectory(dir=args.directory) as directory:
+        found: list[Measurement] = args.bar(args, Path(directory))
+    return found
 
 
 def main(arguments: list[str] | None = None) -> None:
     args = _parser().parse_args(arguments)
-    logging.getLogger("quark").setLevel(logging.ERROR)
     if args.bar is None:
-        child(args)
+        logging.getLogger("quark").setLevel(logging.ERROR)
+        args.work(args)
         return
-    load = f"load {os.getloadavg()[0]:.1f} on {os.cpu_count()} processors" if hasattr(os, "getloadavg") else ""
-    print(f"{platform.machine()}, torch {torch.__version__}, {torch.get_num_threads()} threads, {load}")
-    with tempfile.TemporaryDirectory(dir=args.directory) as directory:
-        reached = args.bar(args, Path(directory))
-    sys.exit(0 if reached else 1)
+    found = measurements(sys.argv[1:] if arguments is None else arguments)
+    sys.exit(0 if all(one.is_met for one in found) else 1)
 
 
 if __name__ == "__main__":

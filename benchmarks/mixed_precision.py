@@ -1,16 +1,17 @@
 """Automatic mixed precision on a real model: divergence and perplexity at equal size, beside uniform schemes and a heuristic.
 
-    python -m benchmarks.mixed_precision MODEL TEXT_DIR [--pairs fp8,mxfp4/int8,int4_wo_64,bf16] [--bits 5,6] [--dtype float32]
-                                         [--sensitivities fisher,output] [--uniform mxfp6_e2m3,int4_wo_32] [--windows 4]
+    python -m benchmarks.mixed_precision MODEL TEXT_DIR [--sets fp8,mxfp6_e2m3,mxfp4/ptpc_fp8,uint4_wo_32,uint4_wo_64] [--bits 5,6]
+                                         [--uniform nvfp4,mx6] [--sensitivities fisher,output] [--dtype bfloat16] [--windows 2]
+                                         [--out docs/data/mixed_precision.json]
 
 Choices are made from the checkpoint in its own dtype, on 8 sequences of 512 tokens from TEXT_DIR/foldoc.txt, character 200,000 on. The
-model is then quantized in --dtype, with the same text for static scales, and compared with the float model of that dtype on other
-sequences of 512 tokens: --windows from foldoc.txt (character 3,500,000 on) and as many from devil.txt (character 20,000 on).
+model is then quantized in --dtype, rounded to nearest, with the same text for static scales, and compared with the float model of that
+dtype on other sequences of 512 tokens: --windows from foldoc.txt (character 3,500,000 on) and as many from devil.txt (character 20,000 on).
 
-A choice is also made from each set of candidates at the size that each scheme of --uniform takes alone: those rows compare at equal size.
-
-``ends`` is the heuristic: the larger candidates from the first and the last block inwards, as many groups as the budget allows. One JSON
-line for each row, then a table.
+Each set of candidates is measured at each size of --bits: what is chosen by each sensitivity, and ``ends``, the heuristic: the larger
+candidates from the first and the last block inwards, as many groups as the budget allows, with all candidates and without the largest
+ones. Every scheme of a set and of --uniform is measured alone. One JSON line for each row, then ratios. ``--out`` writes the rows to a
+file, of which the documentation makes its table; rows that it has already are kept, so that a measurement that was cut off goes on.
 """
 
 from __future__ import annotations
@@ -20,18 +21,29 @@ import json
 import logging
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks.perplexity import sequences
+from benchmarks.results import Measurement
+from quark.errors import ConfigError
 from quark.evaluate import compare
 from quark.hf.loading import load_model
 from quark.hf.tokenizer import load_tokenizer
-from quark.selection import FLOAT, Budget, Selection, SelectionProblem, SelectionResult, select_schemes
+from quark.selection import Budget, Selection, SelectionProblem, SelectionResult, select_schemes
 from quark.torch import ModelQuantizer
+from quark.version import VERSION
+from quark_algos.mixed_precision import MixedPrecision
+from quark_algos.mixed_precision.sensitivities import Losses, losses_of
+
+SETS = "fp8,mxfp6_e2m3,mxfp4_mxfp6_e2m3/fp8,mxfp6_e2m3,mxfp4/ptpc_fp8,uint4_wo_32,uint4_wo_64/bf16,uint4_wo_32,uint4_wo_64"
+BITS = "4.5,5,5.125,5.5,6,6.25,7"
+UNIFORM = "mxfp4_weight_only,nvfp4,int4_wo_64,int4_wo_32,mx6,mxfp6_e3m2"
+UNIFORM_CHOICE, ENDS = "uniform", "ends"
 
 
 class Uniform:
@@ -55,9 +67,22 @@ class Ends:
             larger = [
                 one for one in problem.sizes[group.name] if problem.bytes_of({**choices, group.name: one}) <= (problem.most_bytes or 0)
             ]
-            fitting = [one for one in larger if one != FLOAT or len(problem.candidates) == 2]
-            choices[group.name] = max(fitting, key=lambda one: problem.sizes[group.name][one])
+            choices[group.name] = max(larger, key=lambda one: problem.sizes[group.name][one])
         return Selection(choices)
+
+
+class Predicting:
+    """The selector of this project, with losses that are predicted once for each set of candidates."""
+
+    def __init__(self, sensitivity: str) -> None:
+        self._own = MixedPrecision(sensitivity=sensitivity, measured=0, points=2)
+        self._losses: dict[tuple[str, ...], Losses] = {}
+
+    def select(self, problem: SelectionProblem) -> Selection:
+        names = tuple(problem.candidates)
+        if names not in self._losses:
+            self._losses[names] = losses_of(problem, self._own.sensitivity, self._own.tokens)
+        return self._own.select_by(problem, self._losses[names])
 
 
 def _block(name: str) -> int:
@@ -81,72 +106,114 @@ class Remembered(torch.nn.Module):
 
 
 class Measured:
-    """Quantizes by a configuration and compares, once for each configuration."""
+    """Quantizes by a configuration and compares."""
 
-    def __init__(self, model: Path, text: Path, dtype: str, windows: int) -> None:
-        self.model, self.dtype = model, dtype
-        tokenizer = load_tokenizer(model)
-        self.calib = list(sequences(tokenizer, text / "foldoc.txt", 200_000, 8, 512).split(1))
-        rows = [sequences(tokenizer, text / f, at, windows, 512) for f, at in (("foldoc.txt", 3_500_000), ("devil.txt", 20_000))]
-        self.evaluation = list(torch.cat(rows).split(1))
-        self.reference = Remembered(load_model(model, dtype))
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.model, self.dtype = args.model, args.dtype
+        tokenizer = load_tokenizer(args.model)
+        self.calib = list(sequences(tokenizer, args.text / "foldoc.txt", 200_000, 8, 512).split(1))
+        places = (("foldoc.txt", 3_500_000), ("devil.txt", 20_000))
+        self.evaluation = list(torch.cat([sequences(tokenizer, args.text / f, at, args.windows, 512) for f, at in places]).split(1))
+        self.reference = Remembered(load_model(args.model, args.dtype))
 
-    def choose(self, candidates: Sequence[str], bits: float, selector: Any, **options: Any) -> SelectionResult:
-        return select_schemes(self.model, candidates, Budget(bits=bits), self.calib, selector=selector, selector_options=options)
+    def choose(self, candidates: Sequence[str], bits: float, selector: Any) -> SelectionResult:
+        return select_schemes(self.model, candidates, Budget(bits=bits), self.calib, selector=selector)
 
-    def row(self, what: str, candidates: Sequence[str], target: float, result: SelectionResult) -> dict[str, Any]:
+    def row(self, row: Mapping[str, Any], result: SelectionResult) -> dict[str, Any]:
+        """Return the row with what was chosen, its size, and its divergence; it is printed too."""
         model = load_model(self.model, self.dtype)
         ModelQuantizer(result.config).quantize_model(model, self.calib)
         found = compare(model, self.reference, self.evaluation)
-        counts = {name: sum(1 for one in result.selection.choices.values() if one == name) for name in result.problem.candidates}
-        row = {"candidates": ",".join(candidates), "target": target, "choice": what, "bits": round(result.bits, 3)}
-        row |= {"megabytes": round(result.total_bytes / 1e6, 2), "kl": round(found.mean_kl, 4), "kl_error": found.mean_kl_error}
-        row |= {"perplexity": round(found.perplexity, 3), "groups": counts, "seconds": round(result.seconds, 1)}
-        row |= {"predicted": result.loss, "notes": list(result.selection.notes)}
-        print(json.dumps(row), flush=True)
+        counts = Counter(result.selection.choices.values())
+        figures = {"bits": round(result.bits, 3), "megabytes": round(result.total_bytes / 1e6, 2), "kl": round(found.mean_kl, 4)}
+        figures |= {"kl_error": round(found.mean_kl_error, 4), "perplexity": round(found.perplexity, 2)}
+        loss = None if result.loss is None else round(result.loss, 4)
+        print(json.dumps(row := {**row, **figures, "groups": dict(counts), "predicted": loss}), flush=True)
         return row
 
 
-def rows_of(measured: Measured, pair: Sequence[str], bits: Sequence[float], sensitivities: Sequence[str]) -> Iterator[dict[str, Any]]:
-    for scheme in (name for name in pair if name != "bf16"):
-        # The budget of a uniform choice is what it takes: a float candidate makes every size reachable.
-        result = measured.choose([scheme, "bf16"], 16.0, Uniform(scheme))
-        yield measured.row(f"uniform {scheme}", pair, round(result.bits, 2), result)
-    for target in bits:
-        yield measured.row("ends", pair, round(target, 3), measured.choose(pair, target, Ends()))
-        for sensitivity in sensitivities:
-            result = measured.choose(pair, target, "mixed_precision", sensitivity=sensitivity)
-            yield measured.row(sensitivity, pair, round(target, 3), result)
+def wanted_rows(args: argparse.Namespace) -> Iterator[tuple[dict[str, Any], Sequence[str], float, Any]]:
+    """Yield what names a row, the candidates and the size that are chosen from, and what chooses: each scheme alone, then each set."""
+    sets = [names.split(",") for names in args.sets.split("/")]
+    named = [name for names in sets for name in names] + list(filter(None, args.uniform.split(",")))
+    for name in dict.fromkeys(name for name in named if name != "bf16"):
+        # A float candidate beside it makes every size reachable.
+        yield {"choice": UNIFORM_CHOICE, "candidates": [name], "target": 0.0, "from": [name]}, [name, "bf16"], 16.0, Uniform(name)
+    predicting = {name: Predicting(name) for name in args.sensitivities.split(",")}
+    for names in sets:
+        for bits in map(float, args.bits.split(",")):
+            row = {"candidates": names, "target": round(bits, 3)}
+            for some in (names[i:] for i in range(len(names) - 1)):
+                yield {"choice": ENDS, **row, "from": some}, some, bits, Ends()
+            for name, selector in predicting.items():
+                yield {"choice": name, **row, "from": names}, names, bits, selector
 
 
-def main(arguments: list[str] | None = None) -> None:
+def measured_rows(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return a row for each scheme alone, and for each choice from each set of candidates at each size that they reach."""
+    measured = Measured(args)
+    rows: list[dict[str, Any]] = json.loads(args.out.read_text(encoding="utf-8"))["rows"] if args.out and args.out.exists() else []
+    for row, names, bits, selector in wanted_rows(args):
+        if not any(row.items() <= one.items() for one in rows):
+            try:
+                rows.append(measured.row(row, measured.choose(names, bits, selector)))
+            except ConfigError as error:
+                print(f"{row}: {error}", flush=True)  # a size that these candidates do not reach
+            if args.out:
+                write(args, rows)
+    return rows
+
+
+def write(args: argparse.Namespace, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Write the rows to the file, with what was measured."""
+    data = {"command": "python -m benchmarks.mixed_precision SMOLLM2_135M TEXT_DIR --out docs/data/mixed_precision.json"}
+    data |= {"model": f"SmolLM2-135M, {args.dtype}", "quark": VERSION, "torch": str(torch.__version__)}
+    args.out.write_text(json.dumps({**data, "predictions": 2 * args.windows * 511, "rows": rows}, indent=1) + "\n", encoding="utf-8")
+
+
+def best_alone(rows: Sequence[dict[str, Any]], bits: float) -> dict[str, Any] | None:
+    """Return the row of the scheme with the smallest divergence of those that take at most so many bits alone."""
+    fitting = [row for row in rows if row["choice"] == UNIFORM_CHOICE and row["bits"] <= bits]
+    return min(fitting, key=lambda row: row["kl"], default=None)
+
+
+def is_heuristic(row: Mapping[str, Any], chosen: Mapping[str, Any]) -> bool:
+    """Return whether a row is that of the heuristic for the candidates and the size of another row."""
+    return (row["choice"], row["candidates"], row["target"]) == (ENDS, chosen["candidates"], chosen["target"])
+
+
+def measurements(rows: Sequence[dict[str, Any]]) -> list[Measurement]:
+    """Return the divergence of each choice ÷ that of the best scheme of at most its size, and ÷ that of ``ends``."""
+    found = []
+    for row in (row for row in rows if row["choice"] not in (UNIFORM_CHOICE, ENDS)):
+        alone = best_alone(rows, row["target"])
+        ends = min((r for r in rows if is_heuristic(r, row)), key=lambda r: r["kl"])
+        case = f"{', '.join(row['candidates'])}, {row['target']:g} bits, by {row['choice']}"
+        if alone is not None:
+            found.append(Measurement("mixed precision: divergence", case, row["kl"] / alone["kl"], "×", "best one scheme of that size", 1))
+        found.append(Measurement("mixed precision: heuristic", case, row["kl"] / ends["kl"], "×", "first and last blocks larger", 1))
+    return found
+
+
+def main(arguments: list[str] | None = None) -> list[Measurement]:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("text", type=Path)
-    parser.add_argument("--pairs", default="fp8,mxfp4/int8,int4_wo_64,bf16", help="candidates, sets of them parted by /")
-    parser.add_argument("--bits", default="5,6")
-    parser.add_argument("--sensitivities", default="fisher,output", help="of fisher, output, kl")
-    parser.add_argument("--uniform", default="", help="further schemes, each alone, to compare with")
-    parser.add_argument("--dtype", default="float32", help="of the model that is quantized and compared")
-    parser.add_argument("--windows", type=int, default=4, help="sequences of 512 tokens from each of two texts to compare on")
+    parser.add_argument("--sets", default=SETS, help="candidates, the largest first; sets of them parted by /")
+    parser.add_argument("--bits", default=BITS)
+    parser.add_argument("--sensitivities", default="fisher", help="of fisher, output, kl")
+    parser.add_argument("--uniform", default=UNIFORM, help="further schemes, each alone, to compare with")
+    parser.add_argument("--dtype", default="bfloat16", help="of the model that is quantized and compared")
+    parser.add_argument("--windows", type=int, default=2, help="sequences of 512 tokens from each of two texts to compare on")
+    parser.add_argument("--out", type=Path, help="file for the rows")
     args = parser.parse_args(arguments)
     logging.getLogger("quark").setLevel(logging.ERROR)
     start = time.perf_counter()
-    measured, rows = Measured(args.model, args.text, args.dtype, args.windows), []
-    bits = [float(b) for b in filter(None, args.bits.split(","))]
-    for scheme in filter(None, args.uniform.split(",")):
-        result = measured.choose([scheme, "bf16"], 16.0, Uniform(scheme))
-        rows.append(measured.row(f"uniform {scheme}", [scheme], round(result.bits, 2), result))
-        bits.append(result.bits)
-    for pair in args.pairs.split("/"):
-        rows += rows_of(measured, pair.split(","), bits, args.sensitivities.split(","))
-    titles = ("candidates", "target bits", "choice", "bits", "MB", "KL", "±", "perplexity", "seconds to choose")
-    print("", f"| {' | '.join(titles)} |", "|---" * len(titles) + "|", sep="\n")
-    for r in rows:
-        error = f"{r['kl_error']:.4f}"
-        cells = [r["candidates"], r["target"], r["choice"], r["bits"], r["megabytes"], r["kl"], error, r["perplexity"], r["seconds"]]
-        print("|", " | ".join(map(str, cells)), "|")
-    print(f"\n{time.perf_counter() - start:.0f} s in all")
+    rows = measured_rows(args)
+    for one in measurements(rows):
+        print(f"{one.value:5.2f}× the divergence of the {one.floor}: {one.case}")
+    print(f"{time.perf_counter() - start:.0f} s in all")
+    return measurements(rows)
 
 
 if __name__ == "__main__":

@@ -18,8 +18,8 @@ class Measurement:
     Attributes:
         benchmark: Which benchmark.
         case: What was measured.
-        value: The figure: how many times the floor, or seconds beyond it.
-        unit: ``"×"`` or ``"s"``.
+        value: The figure: how many times the floor, seconds beyond it, or a measure of accuracy.
+        unit: ``"×"``, ``"s"``, ``"perplexity"``, ``"nats"``, or ``"GiB"``.
         floor: What it is measured against, in the same run.
         bar: The most that it may be; None where it is held to none.
     """
@@ -30,6 +30,11 @@ class Measurement:
     unit: str
     floor: str
     bar: float | None = None
+
+    @property
+    def is_met(self) -> bool:
+        """Whether the bar, if there is one, is met."""
+        return self.bar is None or self.value <= self.bar
 
 
 def add_run(path: Path, measured: Sequence[Measurement]) -> None:

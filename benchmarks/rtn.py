@@ -49,6 +49,8 @@ def from_disk(source: Path, out: Path, config_of: Callable[[str], QConfig]) -> N
     quantize_checkpoint(source, out, config_of(model_config(source).model_type))
 
 
+BAR = 3.0
+"""Of the route through memory, in copies."""
 ROUTES = {"memory": in_memory, "disk": from_disk}
 
 
@@ -96,7 +98,10 @@ def main(arguments: list[str] | None = None) -> list[Measurement]:
     for name, values in taken.items():
         if name != "copy":
             case = f"{name.replace(' ', ', from ')} ({args.model.name})"
-            measured.append(Measurement("round-to-nearest", case, statistics.median(values) / floor, "×", "a copy through safetensors"))
+            bar = BAR if name.endswith(" memory") else None
+            measured.append(
+                Measurement("round-to-nearest", case, statistics.median(values) / floor, "×", "a copy through safetensors", bar)
+            )
         print(f"{name:26s} {statistics.median(values):7.2f} s   {statistics.median(values) / floor:5.2f}× a copy")
     return measured
 

@@ -21,7 +21,12 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.results import Measurement
+
 __all__ = ["main"]
+
+BAR = 0.6
+"""Most wall time of two processes, in units of that of one, on two idle cores."""
 
 
 def work(args: argparse.Namespace) -> None:
@@ -46,18 +51,19 @@ def work(args: argparse.Namespace) -> None:
         print(json.dumps({"wall": max(s[0] for s in seconds), "cpu": max(s[1] for s in seconds)}))
 
 
-def measured(ranks: int) -> dict[str, float]:
+def measured(ranks: int, arguments: list[str]) -> dict[str, float]:
     """Return the seconds of a run by so many processes."""
     many = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)] if ranks > 1 else []
     with tempfile.TemporaryDirectory() as directory:
-        command = [sys.executable, *many, "-m", "benchmarks.shared_run", *sys.argv[1:], "--out", f"{directory}/out"]
+        command = [sys.executable, *many, "-m", "benchmarks.shared_run", *arguments, "--out", f"{directory}/out"]
         output = subprocess.run(command, check=True, capture_output=True, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"}).stdout
     seconds: dict[str, float] = json.loads(output.splitlines()[-1])
     return seconds
 
 
-def main() -> None:
+def main(arguments: list[str] | None = None) -> list[Measurement]:
     """Measure, and print a JSON line for each run and one for the ratios."""
+    given = sys.argv[1:] if arguments is None else arguments
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", type=Path)
     parser.add_argument("text", type=Path)
@@ -69,14 +75,14 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--deterministic", action="store_true")
     parser.add_argument("--out", type=Path, help=argparse.SUPPRESS)
-    args = parser.parse_args()
+    args = parser.parse_args(given)
     if args.out is not None:
         work(args)
-        return
+        return []
     runs: dict[int, list[dict[str, float]]] = {1: [], args.ranks: []}
     for _ in range(args.repeats):
         for ranks, each in runs.items():
-            each.append(measured(ranks))
+            each.append(measured(ranks, given))
             print(
                 json.dumps({"ranks": ranks, "load": round(os.getloadavg()[0], 1), **{k: round(s, 1) for k, s in each[-1].items()}}),
                 flush=True,
@@ -85,6 +91,8 @@ def main() -> None:
         {kind: statistics.median(run[kind] for run in each) for kind in ("wall", "cpu")} for each in (runs[1], runs[args.ranks])
     )
     print(json.dumps({"ratio": {kind: round(several[kind] / one[kind], 3) for kind in one}}))
+    case, floor = f"{args.algorithm}, {args.ranks} processes of one core", "one process of one core"
+    return [Measurement("several processes", case, several["wall"] / one["wall"], "×", floor, BAR)]
 
 
 if __name__ == "__main__":

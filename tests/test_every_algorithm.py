@@ -55,8 +55,7 @@ class Bench:
 
 @cache
 def bench(tokens: int, blocks: int) -> Bench:
-    model = tiny.tiny_model()
-    model.model.layers = model.model.layers[:blocks]  # type: ignore[union-attr, index]
+    model = tiny.tiny_model(blocks=blocks)
     text = torch.tensor(tiny.tiny_tokenizer()(tiny.held_out_text(), verbose=False)["input_ids"])
     evaluation = text[: 16 * LENGTH].view(16, LENGTH)
     assert len(text) >= tokens + evaluation.numel(), "tests and calibration use different text"
@@ -77,6 +76,7 @@ def settings_of(algorithm: str, preset: str = "best") -> AlgoConfig:
     return attrs.evolve(found[0], preset=preset)  # type: ignore[call-arg]
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("algorithm", ALGORITHMS)
 @pytest.mark.parametrize("scheme", SCHEMES)
 def test_outputs_on_other_tokens_are_no_worse_than_with_rounding_to_nearest(scheme: str, algorithm: str) -> None:

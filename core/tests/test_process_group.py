@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import time
-from functools import cache
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -32,9 +32,18 @@ RUNS: dict[str, tuple[str, ...]] = {
     "static": ("--scheme", "fp8", "--algorithm", "smoothquant", "--kv-cache", "fp8", *CALIBRATED),
     "rotation": ("--scheme", "int4_wo_64", "--algorithm", "rotation", *CALIBRATED),
 }
-FAILING = """
-import os, signal, sys, time
+PLAIN = """
 from quark.cli.main import main
+
+try:
+    main()
+except SystemExit as stop:  # which torchrun takes for a failure in a process that it has forked, whatever its code
+    if stop.code:
+        raise
+"""
+FAILING = (
+    """
+import os, signal, sys, time
 from quark.runs import quantize_block as module
 
 how, rank, log = sys.argv[1:4]
@@ -51,108 +60,134 @@ def failing(pipeline, block, *rest):
     return plain(pipeline, block, *rest)
 
 module.quantize_block = failing
-main()
 """
+    + PLAIN
+)
 
 
-def started(ranks: int, *command: str, restarts: int = 0) -> subprocess.CompletedProcess[str]:
-    """Run a module or a script by so many processes of one thread each."""
-    many = (
-        ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks), "--max-restarts", str(restarts)]
-        if ranks > 1
-        else []
-    )
+class Processes:
+    """Runs of scripts by one process or several, forked from a program that has imported what they need (`forked_processes`)."""
+
+    def __init__(self, program: subprocess.Popen[str], directory: Path) -> None:
+        self._program = program
+        self._output = directory / "output"
+        self._directory = directory
+        self._contents: dict[tuple[int, str], dict[str, bytes]] = {}
+
+    def run(self, ranks: int, script: str, *arguments: object, restarts: int = 0) -> tuple[int, str]:
+        """Return the exit code of a script, and what all its processes said."""
+        assert self._program.stdin is not None
+        assert self._program.stdout is not None
+        file = self._directory / "script.py"
+        file.write_text(script)
+        job = {"ranks": ranks, "restarts": restarts, "script": str(file), "arguments": [*map(str, arguments)], "output": str(self._output)}
+        self._program.stdin.write(json.dumps(job) + "\n")
+        self._program.stdin.flush()
+        return int(self._program.stdout.readline()), self._output.read_text()
+
+    def quantize(self, ranks: int, name: str, out: Path, *more: str, report: str | None = "--no-report") -> dict[str, bytes]:
+        """Quantize the tiny model, and return the contents of the checkpoint."""
+        code, said = self.run(ranks, PLAIN, "quantize", tiny_model_dir(), out, *RUNS[name], *([report] if report else []), *more)
+        assert code == 0, said[-3000:]
+        return contents(out)
+
+    def checkpoint(self, ranks: int, name: str) -> dict[str, bytes]:
+        """The contents of the checkpoint that so many processes write, quantized once."""
+        if (ranks, name) not in self._contents:
+            self._contents[ranks, name] = self.quantize(ranks, name, self._directory / f"{name} by {ranks}")
+        return self._contents[ranks, name]
+
+    def fail(self, how: str, rank: int, directory: Path) -> tuple[str, float, Path]:
+        """Run two processes of which one fails in the middle.
+
+        Returns what they said, how many seconds later all had stopped, and where the output would have been.
+        """
+        log, out = directory / "failed_at", directory / "place" / "out"
+        out.parent.mkdir()
+        code, said = self.run(2, FAILING, how, rank, log, "quantize", tiny_model_dir(), out, *RUNS["gptq"])
+        seconds = time.time() - float(log.read_text())
+        assert code != 0
+        assert not out.exists()
+        (partial,) = out.parent.iterdir()
+        assert finished_blocks(partial) == 1, "block 0 stays for --resume"
+        return said, seconds, out
+
+
+@pytest.fixture(scope="module")
+def processes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
+    command = [sys.executable, str(Path(__file__).with_name("forked_processes.py"))]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    return subprocess.run([sys.executable, *many, *command], env=environment, capture_output=True, text=True, timeout=280, check=False)
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment) as program:
+        yield Processes(program, tmp_path_factory.mktemp("processes"))
+        assert program.stdin is not None
+        program.stdin.close()
 
 
-@cache
-def by_one(name: str, directory: Path) -> dict[str, bytes]:
-    return quantized(1, name, directory / "one")
+def different(one: dict[str, bytes], other: dict[str, bytes]) -> list[str]:
+    """The names of files that are not in both with the same bytes."""
+    return sorted(name for name in {*one, *other} if one.get(name) != other.get(name))
 
 
-def quantized(ranks: int, name: str, out: Path, *more: str) -> dict[str, bytes]:
-    process = started(ranks, "-m", "quark", "quantize", str(tiny_model_dir()), str(out), *RUNS[name], "--no-report", *more)
+def test_two_processes_write_the_bytes_of_one(processes: Processes) -> None:
+    many = processes.checkpoint(2, "gptq")
+    assert not different(many, processes.checkpoint(1, "gptq"))
+    assert len([name for name in many if name.endswith(".safetensors")]) > 2, "several files, to which both write"
+
+
+def test_so_they_do_as_programs_that_torchrun_starts_and_the_first_alone_writes_the_report(processes: Processes, tmp_path: Path) -> None:
+    out = tmp_path / "many"
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = [*torchrun, "-m", "quark", "quantize", str(tiny_model_dir()), str(out), *RUNS["rtn"]]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=280, check=False)
     assert process.returncode == 0, process.stderr[-3000:]
-    return contents(out)
-
-
-def assert_same(name: str, ranks: int, directory: Path) -> None:
-    one, many = by_one(name, directory), quantized(ranks, name, directory / "many")
-    assert sorted(one) == sorted(many)
-    assert [file for file in one if one[file] != many[file]] == []
-
-
-@pytest.mark.parametrize("name", ["rtn", "gptq"])
-def test_two_processes_write_the_bytes_of_one(name: str, tmp_path: Path) -> None:
-    assert_same(name, 2, tmp_path)
-    assert len(list((tmp_path / "many").glob("model-*.safetensors"))) > 2, "several files, to which both write"
+    many = contents(out)
+    report = json.loads(many.pop("quark_report.json"))
+    assert many.pop("quark_report.html")
+    assert not different(many, processes.checkpoint(1, "rtn"))
+    names = [block["block"] for block in report["time"]["blocks"]]
+    assert names == [*report["model"]["blocks"], OUTSIDE], "blocks of both ranks, in order"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize("name", RUNS)
-def test_processes_write_the_bytes_of_one(name: str, ranks: int, tmp_path: Path) -> None:
-    assert_same(name, ranks, tmp_path)
+def test_processes_write_the_bytes_of_one(name: str, ranks: int, processes: Processes) -> None:
+    assert not different(processes.checkpoint(ranks, name), processes.checkpoint(1, name))
 
 
-def failed(how: str, rank: int, directory: Path) -> tuple[str, float]:
-    """Run two processes of which one fails in the middle; returns what they said, and how many seconds later all had stopped."""
-    script, log, place = directory / "failing.py", directory / "failed_at", directory / "place"
-    script.write_text(FAILING)
-    place.mkdir()
-    process = started(2, str(script), how, str(rank), str(log), "quantize", str(tiny_model_dir()), str(place / "out"), *RUNS["gptq"])
-    assert process.returncode != 0
-    assert not (place / "out").exists()
-    (partial,) = place.iterdir()
-    assert finished_blocks(partial) == 1, "block 0 stays for --resume"
-    return process.stderr, time.time() - float(log.read_text())
-
-
-def test_an_error_of_one_process_stops_all_and_the_first_says_which_and_why(tmp_path: Path) -> None:
-    said, seconds = failed("raise", 1, tmp_path)
+def test_an_error_of_one_process_stops_all_the_first_says_which_and_why_and_one_process_goes_on(
+    processes: Processes, tmp_path: Path
+) -> None:
+    said, seconds, out = processes.fail("raise", 1, tmp_path)
     assert "quark (rank 1): ValueError: disk on fire" in said
     assert "quark: rank 1 of 2 has stopped: ValueError: disk on fire" in said
     assert seconds < 60
+    assert not different(processes.quantize(1, "gptq", out, "--resume"), processes.checkpoint(2, "gptq"))
 
 
-def test_a_process_that_is_killed_stops_all(tmp_path: Path) -> None:
-    said, seconds = failed("kill", 1, tmp_path)
+def test_a_process_that_is_killed_stops_all(processes: Processes, tmp_path: Path) -> None:
+    said, seconds, _ = processes.fail("kill", 1, tmp_path)
     assert "exitcode: -9" in said
     assert seconds < 60
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("how", ["raise", "kill"])
-def test_so_it_is_where_the_first_process_fails(how: str, tmp_path: Path) -> None:
-    said, seconds = failed(how, 0, tmp_path)
+def test_so_it_is_where_the_first_process_fails(how: str, processes: Processes, tmp_path: Path) -> None:
+    said, seconds, _ = processes.fail(how, 0, tmp_path)
     assert ("exitcode: -9" if how == "kill" else "quark: ValueError: disk on fire") in said
     assert seconds < 60
 
 
 @pytest.mark.slow
-def test_torchrun_starts_all_again_where_it_is_told_to(tmp_path: Path) -> None:
-    script, out = tmp_path / "failing.py", tmp_path / "many"
-    script.write_text(FAILING)
-    command = [str(script), "kill", "0", str(tmp_path / "failed_at"), "quantize", str(tiny_model_dir()), str(out), *RUNS["gptq"]]
-    process = started(2, *command, "--resume", "--no-report", restarts=1)
-    assert process.returncode == 0, process.stderr[-3000:]
-    assert (tmp_path / "failed_at").exists()
-    assert contents(out) == by_one("gptq", tmp_path)
-
-
-def test_one_process_goes_on_from_what_two_have_left_and_the_first_alone_writes_the_report(tmp_path: Path) -> None:
-    failed("raise", 1, tmp_path)
-    out = tmp_path / "place" / "out"
-    process = started(1, "-m", "quark", "quantize", str(tiny_model_dir()), str(out), *RUNS["gptq"], "--resume")
-    assert process.returncode == 0, process.stderr[-3000:]
-    many = quantized(2, "gptq", tmp_path / "many")
-    assert {name: data for name, data in contents(out).items() if not name.startswith("quark_report")} == many
-    reported = started(2, "-m", "quark", "quantize", str(tiny_model_dir()), str(tmp_path / "reported"), *RUNS["rtn"])
-    assert reported.returncode == 0, reported.stderr[-3000:]
-    report = json.loads((tmp_path / "reported" / "quark_report.json").read_text())
-    names = [block["block"] for block in report["time"]["blocks"]]
-    assert names == [*report["model"]["blocks"], OUTSIDE], "blocks of both ranks, in order"
+def test_torchrun_starts_all_again_where_it_is_told_to(processes: Processes, tmp_path: Path) -> None:
+    out, log = tmp_path / "many", tmp_path / "failed_at"
+    command = ["kill", "0", log, "quantize", tiny_model_dir(), out, *RUNS["gptq"], "--resume", "--no-report"]
+    code, said = processes.run(2, FAILING, *command, restarts=1)
+    assert code == 0, said[-3000:]
+    assert log.exists()
+    assert not different(contents(out), processes.checkpoint(1, "gptq"))
 
 
 def test_a_process_that_torchrun_has_not_started_is_alone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,20 +8,22 @@ measured on the simulation, with inputs in INT8 and groups of 32.
 
 import os
 import subprocess
+from functools import cache
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import AutoModelForCausalLM
 
+import quark
 from quark.checkpoint import ExportOptions
-from quark.checkpoint.export import export_with
 from quark.config.tensor import QTensorConfig
 from quark.modules import QuantizedLayer, QuantizerModule
-from quark.testing.tiny import calibration_batches, held_out_text, tiny_model, tiny_tokenizer
-from quark.torch import LLMTemplate, ModelQuantizer
+from quark.testing.tiny import held_out_text, tiny_tokenizer
+
+from .results import Results, compared, logits_of, quantized_tiny_model, text_ids, why_not_exported
 
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(600)]
 Q8_0 = QTensorConfig(
@@ -55,6 +57,12 @@ ids = np.load(sys.argv[3]).tolist()
 model.eval(ids)
 np.save(sys.argv[5], np.array(model.scores[: len(ids)]))
 """
+LOADED = (
+    *("int4_wa_64", "int4_wo_128", "int4_wo_32", "int4_wo_64", "int4_wo_per_channel", "int8"),
+    *("mxfp4", "mxfp4_fp8", "mxfp4_mxfp6_e2m3", "mxfp4_weight_only"),
+    *("uint4_wo_128", "uint4_wo_32", "uint4_wo_64", "uint4_wo_per_channel"),
+)
+"""Schemes whose weights GGML has a type for. How their inputs are quantized is not in the file."""
 
 
 def interpreter() -> str:
@@ -64,12 +72,15 @@ def interpreter() -> str:
     return python
 
 
-@pytest.mark.parametrize("scheme", ["int4_wo_32", "int4_wo_64", "uint4_wo_32", "mxfp4_weight_only", "int8"])
-def test_llama_cpp_computes_what_our_simulation_computes(scheme: str, tmp_path: Path) -> None:
-    python, text = interpreter(), held_out_text()[:400]
-    model = ModelQuantizer(LLMTemplate.get("llama").get_config(scheme=scheme)).quantize_model(tiny_model(), calibration_batches(2, 128))
-    export_with("gguf", model, tmp_path / "out", ExportOptions(own={"float_type": "f32"}, tokenizer=tiny_tokenizer()))
-    ids = tiny_tokenizer()(text)["input_ids"][:128]
+@pytest.mark.parametrize("scheme", quark.schemes().names())
+def test_llama_cpp_computes_what_our_simulation_computes(scheme: str, tmp_path: Path, results: Results) -> None:
+    python, text, ids = interpreter(), held_out_text()[:400], text_ids()
+    model = quantized_tiny_model(scheme)
+    reason = why_not_exported("gguf", model, tmp_path / "out", ExportOptions(own={"float_type": "f32"}, tokenizer=tiny_tokenizer()))
+    assert (reason is None) == (scheme in LOADED), reason
+    if reason is not None:
+        results.add("llama.cpp", "gguf", scheme, {"llama-cpp-python": version_of(python)}, refused=reason, by="exporter")
+        return
     (tmp_path / "text").write_text(text, encoding="utf-8")
     np.save(tmp_path / "ids.npy", np.array(ids))
     files = ("out/model.gguf", "text", "ids.npy", "tokens.npy", "logits.npy")
@@ -80,7 +91,9 @@ def test_llama_cpp_computes_what_our_simulation_computes(scheme: str, tmp_path: 
     found = torch.from_numpy(np.load(tmp_path / "logits.npy")).float()
     # With the scales of the file, which are rounded to float16.
     loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "out", gguf_file="model.gguf", dtype=torch.float32).eval()
-    exact, coarse = logits(loaded, ids), logits(with_rounded_inputs(loaded, model), ids)
+    exact, coarse = logits_of(loaded, ids), logits_of(with_rounded_inputs(loaded, model), ids)
+    note = {"note": "weights alone"} if quark.schemes().load_config(scheme)().input_tensors is not None else {}
+    results.add("llama.cpp", "gguf", scheme, {"llama-cpp-python": version_of(python)}, **compared(found, exact), **note)
     error = (coarse - exact).square().mean().sqrt()
     assert float((found - exact).square().mean().sqrt()) <= FARTHER * float(error)
     best, second = exact.topk(2, dim=-1).values.T
@@ -89,10 +102,10 @@ def test_llama_cpp_computes_what_our_simulation_computes(scheme: str, tmp_path: 
     assert torch.equal(found.argmax(-1)[sure], exact.argmax(-1)[sure])
 
 
-def logits(model: nn.Module, ids: list[int]) -> Tensor:
-    with torch.no_grad():
-        result: Tensor = model(torch.tensor([ids])).logits[0].float()
-    return result
+@cache
+def version_of(python: str) -> str:
+    command = [python, "-c", "from importlib.metadata import version; print(version('llama-cpp-python'))"]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=True).stdout.strip()
 
 
 def with_rounded_inputs(loaded: nn.Module, quantized: nn.Module) -> nn.Module:

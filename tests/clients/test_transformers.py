@@ -1,7 +1,9 @@
 """transformers loads our exports through its own loader, in a process of its own, and computes what the model in memory computed."""
 
-import subprocess
+import os
 import sys
+from collections.abc import Iterator
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -9,29 +11,43 @@ import torch
 from safetensors.torch import load_file
 
 import quark
-from quark.testing.tiny import calibration_batches, tiny_model, tiny_tokenizer
-from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors
+from quark.testing.tiny import tiny_tokenizer
+from quark.torch import export_safetensors
 
-pytestmark = pytest.mark.clients
+from .client_process import ClientProcess, client_process
+from .results import Results, compared, logits_of, quantized_tiny_model, text_ids
+
+pytestmark = [pytest.mark.clients, pytest.mark.timeout(600)]
 CODE = """
-import sys, torch
+import torch
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, AutoTokenizer
-model = AutoModelForCausalLM.from_pretrained(sys.argv[1], dtype="auto")
-ids = AutoTokenizer.from_pretrained(sys.argv[1])("And God said, Let there be", return_tensors="pt")["input_ids"]
-with torch.no_grad():
-    save_file({"ids": ids, "logits": model(ids).logits.contiguous()}, sys.argv[2])
+def serve(folder, ids):
+    assert AutoTokenizer.from_pretrained(folder)("And God said")["input_ids"]
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto")
+    with torch.no_grad():
+        save_file({"logits": model(torch.tensor([ids])).logits[0].float().contiguous()}, folder + "/found")
 """
+
+
+@pytest.fixture(scope="module")
+def transformers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ClientProcess]:
+    folder = tmp_path_factory.mktemp("transformers")
+    with client_process(sys.executable, CODE, folder, PYTHONPATH=os.environ.get("PYTHONPATH", "")) as client:
+        yield client
 
 
 @pytest.mark.parametrize("cache", [None, "fp8"])
 @pytest.mark.parametrize("scheme", quark.schemes().names())
-def test_a_fresh_process_gives_the_same_logits(scheme: str, cache: str | None, tmp_path: Path) -> None:
-    config = LLMTemplate.get("llama").get_config(scheme=scheme, kv_cache_scheme=cache)
-    model = ModelQuantizer(config).quantize_model(tiny_model(torch.bfloat16), calibration_batches(2, 128))
-    export_safetensors(model, tmp_path / "out")
-    tiny_tokenizer().save_pretrained(tmp_path / "out")
-    subprocess.run([sys.executable, "-c", CODE, str(tmp_path / "out"), str(tmp_path / "result")], check=True, capture_output=True)
-    result = load_file(tmp_path / "result")
-    with torch.no_grad():
-        assert torch.equal(result["logits"], model(result["ids"]).logits)
+def test_another_process_gives_the_same_logits(
+    scheme: str, cache: str | None, transformers: ClientProcess, tmp_path: Path, results: Results
+) -> None:
+    model, ids, out = quantized_tiny_model(scheme, torch.bfloat16, cache), text_ids(), tmp_path / "out"
+    export_safetensors(model, out)
+    tiny_tokenizer().save_pretrained(out)
+    transformers.ask(folder=str(out), ids=ids)
+    found, expected = load_file(out / "found")["logits"], logits_of(model, ids)
+    if cache is None:
+        versions = {package: version(package) for package in ("transformers", "torch")}
+        results.add("transformers", "safetensors", scheme, versions, **compared(found, expected))
+    assert torch.equal(found, expected)

@@ -1,11 +1,7 @@
 """vLLM loads our exports with its strict check for missing tensors, and computes what our own simulation computes.
 
 Run with ``make clients VLLM_PYTHON=/path/to/python`` of an environment with vLLM; quark need not be installed there.
-
-vLLM continues some texts, and gives its log-probabilities of every token at every position. They are compared with those of our simulation
-over the same tokens (teacher forcing), in which what vLLM's CPU kernels are known to do otherwise is built in (`vllm_on_cpu`). Kernels and
-simulation round at the same places in other orders, and quantized activations amplify such differences: at the edge of a step, the last bit
-of a bfloat16 decides which code is taken. How much is measured on the simulation alone, in bfloat16 and in float32.
+`vllm_comparison` says how results are compared.
 """
 
 from pathlib import Path
@@ -14,26 +10,20 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor, nn
+from torch import nn
 from transformers import AutoModelForCausalLM, Phi3Config, Qwen3Config
 
 from quark.selection import FLOAT, Budget, select_schemes
 from quark.testing.tiny import calibration_batches, tiny_model, tiny_tokenizer
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors
 
-from .vllm_on_cpu import generate, run, simulated, toward_zero
+from .client_process import ClientError, ClientProcess
+from .results import quantized_tiny_model
+from .vllm_comparison import dtype_for, is_computed_by_vllm
+from .vllm_on_cpu import generate, run, toward_zero
 
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(1600)]
-FARTHER = 2.0
-"""How much farther from the simulation in float32 vLLM may be than the simulation in bfloat16, in Kullback-Leibler divergence.
-
-1 is expected, since both round as often and as coarsely; the mean is over about 95 positions. Seen are 0.06 (in float16) to 1. Against a
-simulation that rounds the cache to nearest, which vLLM's CPU kernel does not, the ratio is 2.3 (ptpc_fp8) to 13 (int4_wo_128)."""
-SURE = 4 * 2**0.5
-"""Choices are compared where the best token leads by that many times the root mean square of the differences between the simulation in
-bfloat16 and in float32: a difference of two log-probabilities has √2 times their error, and four times that is beyond 95 positions."""
-DTYPES = {"int4_wo_128": torch.float16, "uint4_wo_64": torch.float16, "int8": torch.bfloat16, "ptpc_fp8": torch.bfloat16}
-"""The dtype in which vLLM runs. In bfloat16 its 4-bit kernel for CPUs with AMX would round the activations too."""
+SCHEMES = ("int4_wo_128", "uint4_wo_64", "int8", "ptpc_fp8")
 _ATTEND_TO_ONE = """
 import sys, torch
 from safetensors.torch import load_file, save_file
@@ -67,67 +57,50 @@ def test_vllm_on_a_cpu_rounds_what_it_caches_toward_zero(tmp_path: Path) -> None
     assert torch.equal(load_file(tmp_path / "out")["cached"], toward_zero(value))
 
 
-@pytest.mark.parametrize("cache", ["auto", "fp8"])
-@pytest.mark.parametrize("scheme", DTYPES)
-def test_vllm_computes_what_our_simulation_computes(scheme: str, cache: str, tmp_path: Path) -> None:
-    config = LLMTemplate.get("llama").get_config(scheme=scheme, kv_cache_scheme="fp8" if cache == "fp8" else None)
-    export(ModelQuantizer(config).quantize_model(tiny_model(torch.bfloat16), calibration_batches(2, 128)), tmp_path / "out")
-    is_computed_by_vllm(tmp_path / "out", cache, DTYPES[scheme])
+@pytest.mark.parametrize("scheme", SCHEMES)
+def test_vllm_computes_what_our_simulation_computes_with_a_cache_in_fp8(scheme: str, vllm: ClientProcess, tmp_path: Path) -> None:
+    """Without one: `test_vllm_layouts`."""
+    export(quantized_tiny_model(scheme, torch.bfloat16, "fp8"), tmp_path / "out")
+    is_computed_by_vllm(vllm, tmp_path / "out", "fp8", dtype_for(scheme))
 
 
 @pytest.mark.xfail(
     torch.cpu._is_amx_tile_supported(),
+    raises=ClientError,
     reason="vLLM 0.32's 4-bit kernel for CPUs with AMX asserts a name of zero points (w_zp_name), which symmetric weights have not",
     strict=True,
 )
-def test_vllm_loads_symmetric_4_bit_weights_in_bfloat16(tmp_path: Path) -> None:
+def test_vllm_loads_symmetric_4_bit_weights_in_bfloat16(vllm: ClientProcess, tmp_path: Path) -> None:
     export(ModelQuantizer(LLMTemplate.get("llama").get_config("int4_wo_128")).quantize_model(tiny_model(torch.bfloat16)), tmp_path / "out")
-    generate(tmp_path / "out", "auto", torch.bfloat16)
+    generate(vllm, tmp_path / "out", "auto", torch.bfloat16)
 
 
-def test_a_scheme_for_each_layer_is_what_was_selected(tmp_path: Path) -> None:
+def test_a_scheme_for_each_layer_is_what_was_selected(vllm: ClientProcess, tmp_path: Path) -> None:
     names, data = ("ptpc_fp8", "int8", "bf16"), calibration_batches(4, 64)
     options = {"points": 3, "measured": 0}
     result = select_schemes(tiny_model(torch.bfloat16), names, Budget(bits=10), data, selector_options=options)
     assert len({FLOAT, *result.selection.choices.values()}) == len(set(result.selection.choices.values())) > 1
     export(ModelQuantizer(result.config).quantize_model(tiny_model(torch.bfloat16), data), tmp_path / "out")
-    is_computed_by_vllm(tmp_path / "out", "auto", torch.bfloat16)
+    is_computed_by_vllm(vllm, tmp_path / "out", "auto", torch.bfloat16)
 
 
-def test_keys_behind_a_norm_have_the_scale_of_what_is_cached(tmp_path: Path) -> None:
+def test_keys_behind_a_norm_have_the_scale_of_what_is_cached(vllm: ClientProcess, tmp_path: Path) -> None:
     """The norm makes keys ten times as large; cached with the scale of what the projection gives, nearly all of them would saturate."""
     config = LLMTemplate.get("qwen3").get_config(scheme="int8", kv_cache_scheme="fp8")
     export(ModelQuantizer(config).quantize_model(with_norms_of_heads(), calibration_batches(2, 128)), tmp_path / "out")
-    is_computed_by_vllm(tmp_path / "out", "fp8", torch.bfloat16)
+    is_computed_by_vllm(vllm, tmp_path / "out", "fp8", torch.bfloat16)
 
 
-def test_keys_and_values_of_a_fused_projection_have_the_scales_of_what_is_cached(tmp_path: Path) -> None:
+def test_keys_and_values_of_a_fused_projection_have_the_scales_of_what_is_cached(vllm: ClientProcess, tmp_path: Path) -> None:
     config = LLMTemplate.get("phi3").get_config(scheme="uint4_wo_64", kv_cache_scheme="fp8")
     config.separate_kv_scales = True
     export(ModelQuantizer(config).quantize_model(with_fused_projections(), calibration_batches(2, 128)), tmp_path / "out")
-    is_computed_by_vllm(tmp_path / "out", "fp8", torch.float16)
+    is_computed_by_vllm(vllm, tmp_path / "out", "fp8", torch.float16)
 
 
 def export(model: nn.Module, out: Path) -> None:
     export_safetensors(model, out)
     tiny_tokenizer().save_pretrained(out)
-
-
-def is_computed_by_vllm(directory: Path, cache: str, dtype: torch.dtype) -> None:
-    """Compare vLLM with the simulation of an export, over texts that vLLM continues; ``dtype`` is that of vLLM's activations."""
-    texts = generate(directory, cache, dtype)
-    exact, coarse = (simulated(directory, texts, precision, dtype) for precision in (torch.float32, torch.bfloat16))
-    distance, of_bfloat16 = divergence(texts.logprobs, exact), divergence(coarse, exact)
-    assert distance <= FARTHER * of_bfloat16
-    best, second = exact.topk(2, dim=-1).values.T
-    sure = best - second > SURE * (coarse - exact).square().mean().sqrt()
-    assert sure.sum() > len(sure) / 4
-    assert torch.equal(texts.logprobs.argmax(-1)[sure], exact.argmax(-1)[sure])
-
-
-def divergence(logprobs: Tensor, reference: Tensor) -> float:
-    """Return the Kullback-Leibler divergence of log-probabilities from others, in nats, mean over positions."""
-    return float((logprobs.exp() * (logprobs - reference)).sum(-1).mean())
 
 
 def with_norms_of_heads() -> nn.Module:

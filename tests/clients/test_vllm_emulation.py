@@ -9,14 +9,10 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-from collections.abc import Iterator
-from importlib.metadata import distribution
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
 import torch
-from packaging.requirements import Requirement
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
@@ -25,10 +21,9 @@ from quark.quantizers import TensorQuantizer, quantizer_for
 from quark.testing.tiny import calibration_batches, tiny_model, tiny_tokenizer
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
 
+from .shown_packages import shown_packages
+
 pytestmark = pytest.mark.clients
-OURS = ("quark-core", "quark-schemes", "quark-algos", "quark-templates", "quark-exporters")
-NEEDED = ("pluggy", "importlib-metadata")
-"""What finding plugins needs and vLLM does not bring."""
 GENERATE = """
 import json, sys
 def main():
@@ -74,35 +69,12 @@ def run(script: str, folder: Path, *arguments: str) -> str:
     if not python:
         pytest.skip("VLLM_PYTHON names no interpreter with vLLM")
     (folder / "script.py").write_text(script)
-    environ = {**os.environ, "PYTHONPATH": str(shown(folder / "site")), "HF_HUB_OFFLINE": "1"}
+    environ = {**os.environ, "PYTHONPATH": str(shown_packages(folder / "site")), "HF_HUB_OFFLINE": "1"}
     environ |= {"VLLM_LOGGING_LEVEL": "ERROR", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CACHE_ROOT": str(folder / "cache")}
     command = [python, str(folder / "script.py"), *arguments]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=500, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
     return done.stdout
-
-
-def shown(site: Path) -> Path:
-    """A folder that holds links to our packages and to their metadata, which announces plugins."""
-    site.mkdir()
-    for name in {*OURS, *(name for root in NEEDED for name in required(root))}:
-        found = distribution(name)
-        metadata = next(Path(str(found.locate_file(f))).parent for f in found.files or () if f.name == "METADATA")
-        (site / metadata.name).symlink_to(metadata)
-        package = (found.read_text("top_level.txt") or name.replace("-", "_")).split()[0]
-        spec = find_spec(package)
-        assert spec is not None
-        assert spec.submodule_search_locations
-        (site / package).symlink_to(spec.submodule_search_locations[0])
-    return site
-
-
-def required(name: str) -> Iterator[str]:
-    """A distribution and all that it needs, here."""
-    yield name
-    for requirement in map(Requirement, distribution(name).requires or ()):
-        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
-            yield from required(requirement.name)
 
 
 def activations(scheme: str) -> TensorQuantizer:

@@ -1,36 +1,61 @@
-"""vLLM loads the layouts of AutoAWQ and of compressed-tensors that we write, and computes what our own simulation computes.
+"""vLLM loads, of every scheme in every layout, what `quark inspect` says that it loads on CPUs, and computes what our simulation computes.
 
-Run with ``make clients VLLM_PYTHON=/path/to/python``; `test_vllm` says how results are compared. FP8 with one scale, NVFP4 and MXFP4 have
-no kernel for CPUs in vLLM 0.32: `quark inspect` says so, and which GPUs have one.
+Run with ``make clients VLLM_PYTHON=/path/to/python``; `vllm_comparison` says how results are compared.
 """
 
+import re
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
-from quark.checkpoint.export import export_with
-from quark.testing.tiny import calibration_batches, tiny_model, tiny_tokenizer
-from quark.torch import LLMTemplate, ModelQuantizer
+import quark
+from quark.checkpoint.inspection import inspect_checkpoint
+from quark.testing.tiny import tiny_tokenizer
+from quark.torch import import_model_from_safetensors
 
-from .test_vllm import is_computed_by_vllm
+from .client_process import ClientError, ClientProcess
+from .results import Results, compared, logits_of, quantized_tiny_model, why_not_exported
+from .vllm_comparison import dtype_for, is_computed_by_vllm
+from .vllm_on_cpu import Texts, generate
 
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(1600)]
-CASES = [
-    ("awq", "int4_wo_128", torch.float16),
-    ("awq", "uint4_wo_64", torch.float16),
-    ("compressed_tensors", "int4_wo_128", torch.float16),
-    ("compressed_tensors", "uint4_wo_64", torch.float16),
-    ("compressed_tensors", "int8", torch.bfloat16),
-    ("compressed_tensors", "ptpc_fp8", torch.bfloat16),
-]
+CLIENT, LAYOUTS = "vLLM on a CPU", ("safetensors", "compressed_tensors", "awq", "fp8")
 
 
-@pytest.mark.parametrize(("layout", "scheme", "dtype"), CASES)
-def test_vllm_computes_what_our_simulation_computes(layout: str, scheme: str, dtype: torch.dtype, tmp_path: Path) -> None:
-    cache = "fp8" if layout == "compressed_tensors" else None
-    config = LLMTemplate.get("llama").get_config(scheme=scheme, kv_cache_scheme=cache)
-    model = ModelQuantizer(config).quantize_model(tiny_model(torch.bfloat16), calibration_batches(2, 128))
-    export_with(layout, model, tmp_path / "out")
-    tiny_tokenizer().save_pretrained(tmp_path / "out")
-    is_computed_by_vllm(tmp_path / "out", cache or "auto", dtype)
+@pytest.mark.parametrize("scheme", quark.schemes().names())
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_vllm_loads_what_inspection_says(
+    layout: str, scheme: str, tmp_path: Path, results: Results, request: pytest.FixtureRequest, versions: dict[str, str]
+) -> None:
+    out, dtype = tmp_path / "out", dtype_for(scheme)
+    if (reason := why_not_exported(layout, quantized_tiny_model(scheme, torch.bfloat16), out)) is not None:
+        results.add(CLIENT, layout, scheme, versions, refused=reason, by="exporter")
+        return
+    tiny_tokenizer().save_pretrained(out)
+    (support,) = [one for one in inspect_checkpoint(out).runtimes if one.runtime == "vllm_cpu"]
+    needs_quark = any("with a package quark" in method for method in support.methods)
+    vllm: ClientProcess = request.getfixturevalue("vllm_with_quark" if needs_quark else "vllm")
+    if not support.loads:
+        with pytest.raises(ClientError) as refusal:
+            generate(vllm, out, "auto", dtype)
+        words = re.split(r"\. |; | Reasons:", " ".join(str(refusal.value).split()))[0]
+        results.add(CLIENT, layout, scheme, versions, refused=words, by="client")
+        return
+    texts = is_computed_by_vllm(vllm, out, "auto", dtype)
+    note = {"note": "with quark beside it"} if needs_quark else {}
+    results.add(CLIENT, layout, scheme, versions, **compared(*of_the_last_text(texts, out)), **note)
+
+
+@pytest.fixture(scope="module")
+def versions(vllm: ClientProcess) -> dict[str, str]:
+    found: dict[str, str] = vllm.ask(folder=None, cache="", dtype="", out="", prompts=[])
+    return found
+
+
+def of_the_last_text(texts: Texts, directory: Path) -> tuple[Tensor, Tensor]:
+    """Return vLLM's log-probabilities over the text that it was given, and those of the checkpoint's model in float32 as it is."""
+    tokens = texts.tokens[-1].tolist()
+    model = import_model_from_safetensors(None, directory).float()
+    return texts.logprobs[1 - len(tokens) :], logits_of(model, tokens)[:-1].log_softmax(-1)

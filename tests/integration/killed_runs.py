@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import transformers  # noqa: F401 - imported once, and not in every fork
+import transformers.models.llama.modeling_llama  # noqa: F401 - imported once, and not in every fork
 
 from quark.calibration.report import CalibrationReport
 from quark.checkpoint import ExportOptions

@@ -22,8 +22,11 @@ evaluate.register(app)  # a program of one command would take its name for an ar
 
 @pytest.fixture(scope="module")
 def shown(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
-    out = tmp_path_factory.mktemp("demo") / "out"
-    done = CliRunner().invoke(app, ["demo", "--out", str(out), "--json"], catch_exceptions=False)
+    """Rows of the demo on fewer tokens than it takes by default, and where its checkpoints are."""
+    out, few = tmp_path_factory.mktemp("demo") / "out", Bench.bundled(count=8, length=64, new_tokens=2)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Bench, "bundled", lambda: few)
+        done = CliRunner().invoke(app, ["demo", "--out", str(out), "--json"], catch_exceptions=False)
     assert done.exit_code == 0, done.stdout
     return json.loads(done.stdout), out
 

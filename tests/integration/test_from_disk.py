@@ -18,6 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from quark.algorithms import Hessian, RoundToNearest
 from quark.checkpoint import CheckpointContent, ExportOptions
 from quark.checkpoint.export import export_with
+from quark.checkpoint.shard_writer import Part, ShardWriter
 from quark.config.model import QConfig
 from quark.errors import CalibrationError, CheckpointError, ConfigError, NonFiniteError, OutputError, UnsupportedError
 from quark.hf.loading import load_model
@@ -306,3 +307,26 @@ def test_peak_memory_does_not_grow_with_the_number_of_layers(tmp_path: Path) -> 
     # Nine more layers are 42 MB; a model in memory would add all of them, and one that lets no block go twice as much.
     assert added > 40e6
     assert int(done.stdout.split()[-1]) * 1024 < added / 2
+
+
+@pytest.mark.parametrize("head", [False, True], ids=["float head", "quantized head"])
+def test_what_stays_float_outside_the_blocks_is_written_first_and_once(head: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    written: list[list[str]] = []
+
+    class Recorded(ShardWriter):
+        def write(self, part: Part, **options: Any) -> None:
+            written.append(list(part.meta))
+            super().write(part, **options)
+
+        def write_beside(self, part: Part) -> None:
+            written.append(list(part.meta))
+            super().write_beside(part)
+
+    monkeypatch.setattr("quark_exporters.directory_exporter.ShardWriter", Recorded)
+    source = checkpoint(tmp_path / "in", "llama", tie_word_embeddings=False)
+    quantize_checkpoint(source, tmp_path / "out", config("llama", scheme="int4_wo_32", exclude_layers=[] if head else ["lm_head"]))
+    first, names = {"model.embed_tokens.weight", "model.norm.weight"}, [name for part in written for name in part]
+    assert set(written[0]) == (first if head else first | {"lm_head.weight"})
+    assert len(names) == len(set(names))
+    assert set(names) == set(load_file(tmp_path / "out" / "model.safetensors"))
+    assert any(name.startswith("lm_head") for name in written[-1]) == head

@@ -22,7 +22,7 @@ from tools.fuzz.mutations import DAMAGES, damage, damaged
 from tools.fuzz.routes import REFUSED, RESULT, ROUTES, ending, run
 from tools.fuzz.sources import FILES, SIZES, TEXT, build
 
-CASES = 6
+CASES = 3
 
 
 @pytest.fixture(scope="module")

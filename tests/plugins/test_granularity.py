@@ -67,7 +67,7 @@ def test_the_format_s_own_capability_is_listed(third_party: Catalog) -> None:
 def test_a_model_is_exported_and_reads_back_to_the_bit(algorithm: str | list[str] | None, tmp_path: Path) -> None:
     config = LLMTemplate.get("llama").get_config(scheme=SCHEME, algorithm=algorithm)
     tokens = calibration_batches(4, 64)
-    model: Any = ModelQuantizer(config).quantize_model(tiny_model(), tokens)
+    model: Any = ModelQuantizer(config).quantize_model(tiny_model(blocks=1), tokens)
     layer = model.get_submodule(LAYER)
     assert layer.weight_quantizer.qparams.scale.shape == (layer.weight.shape[0], layer.weight.shape[1] // 32)
     export_safetensors(model, tmp_path / "out")
@@ -79,10 +79,10 @@ def test_a_model_is_exported_and_reads_back_to_the_bit(algorithm: str | list[str
 def test_gptq_comes_nearer_to_the_float_model_than_round_to_nearest() -> None:
     def logits(algorithm: str | None) -> torch.Tensor:
         config = LLMTemplate.get("llama").get_config(scheme=SCHEME, algorithm=algorithm)
-        model: Any = ModelQuantizer(config).quantize_model(tiny_model(), calibration_batches(6, 64))
+        model: Any = ModelQuantizer(config).quantize_model(tiny_model(blocks=1), calibration_batches(6, 64))
         return model(calibration_batches(6, 64)[-1]).logits  # type: ignore[no-any-return]
 
     with torch.no_grad():
-        expected = tiny_model()(calibration_batches(6, 64)[-1]).logits
+        expected = tiny_model(blocks=1)(calibration_batches(6, 64)[-1]).logits
         nearest, calibrated = (float((logits(algorithm) - expected).norm()) for algorithm in (None, "gptq"))
     assert calibrated < nearest

@@ -31,7 +31,7 @@ def test_values_are_the_nearest_and_halfway_the_even_code() -> None:
 def test_a_model_is_exported_and_reads_back_to_the_bit(algorithm: str | None, tmp_path: Path) -> None:
     config = LLMTemplate.get("llama").get_config(scheme=SCHEME, algorithm=algorithm)
     tokens = calibration_batches(2, 32)
-    model = ModelQuantizer(config).quantize_model(tiny_model(), tokens)
+    model = ModelQuantizer(config).quantize_model(tiny_model(blocks=1), tokens)
     export_safetensors(model, tmp_path / "out")
     loaded = import_model_from_safetensors(None, tmp_path / "out", device="cpu")
     with torch.no_grad():

@@ -35,7 +35,7 @@ def weights() -> Tensor:
 
 def quantized(algorithm: str | list[str] | None) -> Any:
     config = LLMTemplate.get("llama").get_config(scheme=SCHEME, algorithm=algorithm)
-    return ModelQuantizer(config).quantize_model(tiny_model(), calibration_batches(4, 64))
+    return ModelQuantizer(config).quantize_model(tiny_model(blocks=1), calibration_batches(4, 64))
 
 
 def test_a_spec_of_the_format_gets_the_quantizer() -> None:
@@ -87,6 +87,6 @@ def test_an_outer_scale_for_parts_of_a_row_is_refused_before_any_work() -> None:
 def test_gptq_comes_nearer_to_the_float_model_than_round_to_nearest() -> None:
     tokens = calibration_batches(6, 64)[-1]
     with torch.no_grad():
-        expected = tiny_model()(tokens).logits
+        expected = tiny_model(blocks=1)(tokens).logits
         nearest, calibrated = (float((quantized(a)(tokens).logits - expected).norm()) for a in (None, "gptq"))
     assert calibrated < nearest

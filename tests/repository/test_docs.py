@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import re
 import shlex
+import shutil
 import sys
 import tomllib
 import types
@@ -15,13 +16,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
+import torch
 
 from quark.cli import listing
 from quark.cli.main import program
 from quark.plugins import Catalog, Source, using
 from quark.plugins.discovery import Candidate, discover
 from quark.testing.catalogue import all_checks, checks_of
-from quark.testing.tiny import held_out_text, tiny_model_dir
+from quark.testing.tiny import held_out_text, tiny_model, tiny_model_dir
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
@@ -65,6 +67,15 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
         del sys.modules[name]
 
 
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of the first block of the tiny model, for commands that take one."""
+    directory = tmp_path_factory.mktemp("model") / "tiny"
+    shutil.copytree(tiny_model_dir(), directory, ignore=shutil.ignore_patterns("*.safetensors", "config.json"))
+    tiny_model(torch.bfloat16, blocks=1).save_pretrained(directory)  # type: ignore[operator]
+    return directory
+
+
 def install(page: Path, folder: Path, stack: ExitStack) -> None:
     """Write the files of a page's distribution, or of the tutorial's, and have its plugin be there as if it were installed."""
     files = {block.title: block.code for block in blocks(page) if block.title}
@@ -87,12 +98,12 @@ def install(page: Path, folder: Path, stack: ExitStack) -> None:
 
 
 @pytest.mark.parametrize("page", RUNNABLE, ids=named)
-def test_the_code_and_the_commands_of_a_page_run_in_order(page: Path, workplace: Path) -> None:
+def test_the_code_and_the_commands_of_a_page_run_in_order(page: Path, workplace: Path, model: Path) -> None:
     module = types.ModuleType("page")
     with ExitStack() as stack:
         install(page, workplace, stack)
         for block in blocks(page):
-            code = block.code.replace("path/to/model", str(tiny_model_dir()))
+            code = block.code.replace("path/to/model", str(model))
             if not block.is_run or block.title:
                 continue
             if block.language == "python":

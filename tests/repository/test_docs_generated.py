@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import re
 from pathlib import Path
 from xml.etree import ElementTree
@@ -11,13 +12,14 @@ import attrs
 import pytest
 
 import quark.plugins
+from benchmarks.mixed_precision import SETS, best_alone
 from benchmarks.results import Measurement, add_run
 from quark.cli.main import program
 from quark.plugins import QuarkHooks, formats
 from quark.plugins.catalog import catalog
 from quark.plugins.events import EVENTS
 from quark.plugins.kinds import KINDS
-from tools.docs import api, benchmarks, command_line, events, manual, marks, measured, pictures, sections, tables
+from tools.docs import api, benchmarks, command_line, events, manual, marks, measured, mixed, pictures, sections, tables
 from tools.docs.pictures.formats import values_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -138,17 +140,51 @@ def test_measured_accuracy_is_of_schemes_that_there_are_and_says_which_are_missi
     assert {name for name in names if f"`{name}`" not in table} == set(re.findall(r"`(\w+)`", missing))
 
 
-def test_measured_accuracy_agrees_with_the_table_of_the_algorithms() -> None:
-    calibrated = measured.calibrated()
-    assert {"GPTQ", "GPTAQ", "Qronos"} <= calibrated.keys()
-    nearest = measured.round_to_nearest()["perplexity"]["int4_wo_64"]
-    assert calibrated["round-to-nearest"]["int4_wo_64"] == pytest.approx(nearest, rel=0.01)
+def test_the_figures_of_the_algorithms_are_those_that_were_measured() -> None:
+    """The table "By scheme" of their README, and the figures of round-to-nearest in both files."""
+    accuracy, nearest = measured.calibrated(), measured.round_to_nearest()["perplexity"]
+    readme = (sections.ROOT / "plugins/quark_algos/README.md").read_text(encoding="utf-8")
+    lines = re.search(r"^(\| \| int4_wo_64 .*?)(?:\n\n)", readme, flags=re.MULTILINE | re.DOTALL)
+    assert lines is not None
+    titles, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[1].splitlines()]
+    names = {"round-to-nearest": "none", "GPTQ": "gptq", "GPTAQ": "gptaq", "Qronos": "qronos"}
+    assert [row[0] for row in rows] == list(names)
+    for row in rows:
+        figures = [accuracy[names[row[0]]].get(scheme) for scheme in titles[1:]]
+        assert row[1:] == ["" if one is None else f"{one['perplexity']:.2f}, {one['mean_kl']:.3f}" for one in figures]
+    assert len(titles) > 5
+    for scheme in titles[1:]:
+        assert accuracy["none"][scheme]["perplexity"] == pytest.approx(nearest[scheme], rel=1e-3), scheme
+
+
+def test_choices_of_mixed_precision_diverge_less_than_any_one_scheme_of_their_size_and_than_the_heuristic() -> None:
+    rows = mixed.measured()["rows"]
+    compared = 0
+    for row, ends in mixed.choices(rows):
+        assert row["bits"] <= row["target"]
+        assert row["kl"] < ends["kl"]
+        # Of the first set, which has a scheme of every size, than any scheme at all.
+        of_all = row["candidates"] == SETS.split("/")[0].split(",")
+        best = best_alone([one for one in rows if of_all or one["candidates"][0] in row["candidates"]], row["target"])
+        assert best is not None
+        assert row["kl"] < best["kl"]
+        compared += 1
+    assert compared > 15
 
 
 def test_the_page_of_benchmarks_has_every_figure_of_the_last_run_and_a_line_for_each_run(tmp_path: Path) -> None:
     path = tmp_path / "benchmarks.json"
+    path.write_text('{"runs": []}', encoding="utf-8")
+    assert benchmarks.page(path) == "No run has been recorded yet."
     add_run(path, [Measurement("start-up", "a|b", 2.0, "×", "import x", 3.0)])
     add_run(path, [Measurement("start-up", "a|b", 4.0, "×", "import x", 3.0), Measurement("start-up", "c", 0.25, "s", "import x", 0.3)])
+    add_run(
+        path, [Measurement("accuracy", "x", 33.9, "perplexity", "float", 33.8), Measurement("divergence", "x", 0.1234, "nats", "float")]
+    )
+    assert "| x | 33.90 | 33.8 perplexity, missed |" in benchmarks.page(path)
+    assert "| case | KL, nats |" in benchmarks.page(path)
+    runs = json.loads(path.read_text(encoding="utf-8"))
+    path.write_text(json.dumps({"runs": runs["runs"][:-1]}), encoding="utf-8")
     text = benchmarks.page(path)
     assert "| a\\|b | 4.00× | 3 ×, missed |" in text
     assert "| c | +0.25 s | 0.3 s, met |" in text

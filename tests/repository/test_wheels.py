@@ -118,13 +118,29 @@ def test_the_core_wheel_is_code_alone(wheels: dict[str, Path]) -> None:
     assert wheels["core"].stat().st_size < 1_000_000
 
 
+MAIN_JOB = """
+import sys
+import quark, quark_schemes
+from quark.cli.main import main
+from quark.testing.tiny import tiny_model_dir
+
+def program(*arguments):
+    sys.argv = ["quark", *map(str, arguments)]
+    try:
+        main()
+    except SystemExit as stop:
+        if stop.code:
+            raise
+
+print(quark.__file__, quark_schemes.__file__)
+program("plugins", "--json")
+program("quantize", tiny_model_dir(), "out", "--scheme", "int4_wo_32")
+program("evaluate", "out", "--reference", tiny_model_dir(), "--limit", "2", "--json")
+"""
+
+
 def test_wheels_alone_do_the_main_job(installed: Path, tmp_path: Path) -> None:
-    where = run(installed, "-c", "import quark, quark_schemes; print(quark.__file__, quark_schemes.__file__)", cwd=tmp_path).stdout
+    where, _, rest = run(installed, "-c", MAIN_JOB, cwd=tmp_path).stdout.partition("\n")
     assert str(ROOT) not in where
-    quark = ["-c", "from quark.cli.main import main; main()"]
-    plugins = run(installed, *quark, "plugins", "--json", cwd=tmp_path).stdout
-    assert all(f'"{name}"' in plugins for name in ("quark-schemes", "quark-algos", "quark-templates", "quark-exporters"))
-    model = run(installed, "-c", "from quark.testing.tiny import tiny_model_dir; print(tiny_model_dir())", cwd=tmp_path).stdout.strip()
-    run(installed, *quark, "quantize", model, "out", "--scheme", "int4_wo_32", cwd=tmp_path)
-    metrics = run(installed, *quark, "evaluate", "out", "--reference", model, "--limit", "2", "--json", cwd=tmp_path).stdout
-    assert '"perplexity"' in metrics
+    assert all(f'"{name}"' in rest for name in ("quark-schemes", "quark-algos", "quark-templates", "quark-exporters"))
+    assert '"perplexity"' in rest

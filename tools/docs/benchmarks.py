@@ -13,12 +13,15 @@ from tools.docs.tables import cell, markdown_table
 
 __all__ = ["RESULTS", "page"]
 
+_TITLES = {"×": "floor ×", "perplexity": "perplexity", "nats": "KL, nats", "GiB": "GiB"}
 RESULTS = ROOT / "docs/data/benchmarks.json"
 
 
 def page(path: Path = RESULTS) -> str:
     """Return when and on what was measured, a table for each benchmark of the last run, and a line for each earlier run."""
     runs = json.loads(path.read_text(encoding="utf-8"))["runs"]
+    if not runs:
+        return "No run has been recorded yet."
     last = runs[-1]
     parts = [f"Last run: {last['created'][:10]}, {_machine(last)}."]
     for name, rows in _by_benchmark(last).items():
@@ -45,18 +48,19 @@ def _by_benchmark(run: Mapping[str, Any]) -> dict[str, list[Mapping[str, Any]]]:
 
 def _table(rows: Sequence[Mapping[str, Any]]) -> str:
     cells = [[cell(row["case"]), _value(row["value"], row["unit"]), _bar(row)] for row in rows]
-    return markdown_table(["case", "floor ×" if all(row["unit"] == "×" for row in rows) else "measured", "bar"], cells)
+    return markdown_table(["case", _TITLES.get(rows[0]["unit"], "measured"), "bar"], cells)
 
 
 def _value(value: float, unit: str) -> str:
-    return f"{value:.2f}×" if unit == "×" else f"{value:+.2f} s"
+    plain = {"×": f"{value:.2f}×", "s": f"{value:+.2f} s"}
+    return plain.get(unit, f"{value:.3f}" if unit == "nats" else f"{value:.2f}")
 
 
 def _bar(row: Mapping[str, Any]) -> str:
     """Return the bar, and whether it is met."""
     if row["bar"] is None:
         return ""
-    return f"{row['bar']:g} {'s' if row['unit'] == 's' else '×'}, {'met' if row['value'] <= row['bar'] else 'missed'}"
+    return f"{row['bar']:g} {row['unit']}, {'met' if row['value'] <= row['bar'] else 'missed'}"
 
 
 def _history(runs: Sequence[Mapping[str, Any]]) -> str:

@@ -1,9 +1,8 @@
-"""Measured accuracy: perplexities that `tools.docs.measure` has stored, and those in the README of the algorithms, which owns them."""
+"""Measured accuracy: what `tools.docs.measure` has stored for round-to-nearest, and `benchmarks.calibrated` for the algorithms."""
 
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,14 +25,10 @@ def schemes() -> dict[str, dict[str, Any]]:
     return {row["name"]: row for row in kind_report(catalog(), "schemes")["schemes"]}
 
 
-def calibrated() -> dict[str, dict[str, float]]:
-    """Return the perplexity of each algorithm by scheme, from the table of ``plugins/quark_algos/README.md`` whose columns are schemes."""
-    text = (ROOT / "plugins/quark_algos/README.md").read_text(encoding="utf-8")
-    lines = re.search(r"^(\| \| int4_wo_64 .*?)(?:\n\n)", text, flags=re.MULTILINE | re.DOTALL)
-    if lines is None:
-        raise ValueError("plugins/quark_algos/README.md has no table with a column for each scheme")
-    titles, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[1].splitlines()]
-    return {row[0]: {scheme: float(text.split(",")[0]) for scheme, text in zip(titles[1:], row[1:], strict=True)} for row in rows}
+def calibrated() -> dict[str, dict[str, dict[str, float]]]:
+    """Return what `benchmarks.calibrated` has stored: perplexity and mean divergence by algorithm, ``"none"`` for none, then by scheme."""
+    data: dict[str, Any] = json.loads((ROOT / "docs/data/calibrated.json").read_text(encoding="utf-8"))
+    return dict(data["accuracy"])
 
 
 def table() -> str:

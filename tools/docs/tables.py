@@ -8,7 +8,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from quark.checkpoint.export import exporter_options
+from quark.checkpoint.chosen_exporter import exporter_options
 from quark.evaluate import PROTOCOLS
 from quark.plugins import CAPABILITIES
 from quark.plugins.catalog import catalog

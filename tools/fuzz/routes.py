@@ -62,6 +62,7 @@ def ending(route: str, directory: Path, out: Path, code: int, said: str) -> str:
     last = "\n".join(said.splitlines()[said.splitlines().index(sentences[-1]) :]) if sentences else said.strip()
     if code != 2 or not sentences or "--debug" in last:
         return f"exit code {code}: {last}"
-    if left:
-        return f"left behind {left}"
+    unnamed = [name for name in left if not (name.endswith(".partial") and name in said)]  # finished blocks stay, and it is said where
+    if unnamed:
+        return f"left behind {unnamed}"
     return REFUSED if str(directory) in last or "layer" in last else f"no file is named: {last}"

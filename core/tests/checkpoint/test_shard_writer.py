@@ -1,7 +1,9 @@
 """Streamed safetensors are what the safetensors library reads, in one file or several."""
 
 import json
+import os
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from threading import Event
 
@@ -148,10 +150,24 @@ def test_sizes_of_files_are_known_before_they_are_written(limit: int, tmp_path: 
 
 def stored(writer: ShardWriter) -> dict[str, str]:
     """The checksums of what has been written, when it is on the disk."""
-    checksums: list[Mapping[str, str]] = []
-    writer.when_stored(checksums.append)
-    writer.when_stored(lambda _: None)  # waits for the first
-    return dict(checksums[0])
+    checksums: Future[Mapping[str, str]] = Future()
+    writer.when_stored(checksums.set_result)
+    return dict(checksums.result(60))
+
+
+def test_parts_without_checksums_are_on_the_disk_too_when_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced: list[int] = []
+    monkeypatch.setattr("os.fdatasync", lambda file: synced.append(os.fstat(file).st_ino))
+    tensors = {name: torch.ones(40) for name in "abc"}
+    with opened([part({name: t}).meta for name, t in tensors.items()], tmp_path, 200) as writer:
+        writer.write(part({"a": tensors["a"]}), checksums=False)
+        writer.write(part({"c": tensors["c"]}))
+        assert stored(writer).keys() == {"c"}
+        one, two, three = (path.stat().st_ino for path in sorted(tmp_path.iterdir()))
+        assert synced == [one, three]
+        writer.write(part({"b": tensors["b"]}))
+        stored(writer)
+    assert synced[2:] == [two]
 
 
 def test_files_that_are_opened_again_keep_what_is_in_them(tmp_path: Path) -> None:

@@ -92,9 +92,11 @@ def test_bad_options_are_refused_first(options: TaskOptions, backend: str, says:
 
 
 @pytest.mark.parametrize(
-    "flags", [["--batch-size", "0"], ["--batch-size", "many"], ["--limit", "0"], ["--num-fewshot", "-1"]], ids=" ".join
+    "flags",
+    [["--batch-size", "0"], ["--batch-size", "many"], ["--limit", "0"], ["--num-fewshot", "-1"], ["--backend-option", "max_model_len=9"]],
+    ids=" ".join,
 )
-def test_numbers_out_of_range_are_refused(flags: list[str]) -> None:
+def test_options_that_do_not_fit_are_refused(flags: list[str]) -> None:
     app = typer.Typer()
     evaluate.register(app)
     app.command("other")(lambda: None)
@@ -138,3 +140,18 @@ def test_vllm_gets_the_checkpoint_and_its_arguments(monkeypatch: pytest.MonkeyPa
     assert asked["model"] == "vllm"
     assert asked["model_args"] == {"pretrained": "path/to/q", "tensor_parallel_size": 2}
     assert asked["batch_size"] == "auto"
+
+
+def test_the_command_passes_options_to_the_engine(monkeypatch: pytest.MonkeyPatch) -> None:
+    engine: dict[str, object] = {}
+    monkeypatch.setattr("quark.evaluate.tasks.prepare_tasks", lambda options, backend: None)
+    monkeypatch.setattr(
+        "quark.evaluate.tasks.evaluate_tasks", lambda model, tokenizer, options, manager, **given: engine.update(given) or {}
+    )
+    app = typer.Typer()
+    evaluate.register(app)
+    app.command("other")(lambda: None)
+    options = ["--backend-option", "max_model_len=256", "--backend-option", "enforce_eager=true"]
+    command = ["evaluate", str(tiny_model_dir()), "--tasks", "a", "--backend", "vllm", *options]
+    assert CliRunner().invoke(app, command, catch_exceptions=False).exit_code == 0
+    assert engine == {"dtype": "auto", "max_model_len": 256, "enforce_eager": True}

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import quark
-from quark.checkpoint.export import export_options
+from quark.checkpoint.chosen_exporter import export_options
 from quark.errors import CheckpointError
 from quark.hf.loading import load_model
 from quark.runs import ModelQuantizer, quantize_checkpoint
@@ -142,6 +142,18 @@ def test_of_a_block_that_is_too_large_the_rates_of_the_machine_give_the_seconds(
     assert set(planned.estimate.seconds) == {"reading", "forwards", "statistics", "solver", "rounding and packing", "writing"}
     assert all(seconds > 0 for seconds in planned.estimate.seconds.values())
     assert "transforms not counted" in " ".join(planned_lines(planned))
+
+
+def test_why_a_block_cannot_be_measured_stands_in_the_log(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    def fails(*_: object) -> None:
+        raise AttributeError("its rotary embedding is elsewhere")
+
+    monkeypatch.setattr("quark.runs.block_probe._seconds", fails)
+    with caplog.at_level("DEBUG", "quark"):
+        planned = plan(tiny_model_dir(), "int4_wo_64")
+    assert planned.estimate is not None
+    assert planned.estimate.block is None
+    assert "AttributeError: its rotary embedding is elsewhere" in caplog.text
 
 
 def test_a_model_in_memory_has_the_estimate_of_its_checkpoint() -> None:

@@ -29,11 +29,13 @@ PATHS = {
     ],
     "quark.torch.quantization.api": ["ModelQuantizer"],
     "quark.torch.utils": ["TPDeviceManager", "setattr_recursive"],
+    "quark.torch.utils.device": ["TPDeviceManager"],
     "quark.torch.utils.llm": [
         "check_compatibility_before_quantization",
         "get_calib_dataloader",
         "get_model",
         "get_tokenizer",
+        "maybe_save_preprocessors",
         "prepare_for_moe_quant",
         "preprocess_for_quantization",
         "revert_model_patching",

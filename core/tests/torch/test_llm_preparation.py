@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +24,7 @@ from quark.torch.utils.llm import (
     get_model_type,
     get_tokenizer,
     get_wikitext2,
+    maybe_save_preprocessors,
     preprocess_for_quantization,
     save_model,
 )
@@ -52,6 +54,15 @@ def test_what_a_script_cannot_have_is_refused(tmp_path: Path, monkeypatch: pytes
             function(None)
     with pytest.raises(UnsupportedError, match="quark evaluate --backend vllm"):
         TPDeviceManager.tp_mesh_init()
+
+
+def test_a_tokenizer_and_a_processor_are_copied_beside_an_export(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    shutil.copytree(tiny_model_dir(), source / "inner")
+    (source / "inner" / "preprocessor_config.json").write_text("{}", encoding="utf-8")
+    maybe_save_preprocessors(source, tmp_path / "a" / "out", "inner")
+    copied = {path.name for path in (tmp_path / "a" / "out").iterdir()}
+    assert copied == {"generation_config.json", "preprocessor_config.json", "tokenizer.json", "tokenizer_config.json"}
 
 
 def test_the_tokenizer_can_pad() -> None:

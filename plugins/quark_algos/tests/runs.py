@@ -16,13 +16,14 @@ from quark.torch import LLMTemplate, ModelQuantizer
 from quark_algos.gptq.config import QronosConfig
 
 QRONOS = QronosConfig(inside_layer_modules=[], model_decoder_layers="")
-TOKENS, LAYERS = 512, 21
+BLOCKS = 2
+TOKENS, LAYERS = 512, 7 * BLOCKS
 
 
 @cache
 def float_model(dtype: torch.dtype = torch.float32) -> nn.Module:
-    """To be copied, not changed."""
-    return tiny.tiny_model(dtype)
+    """The first blocks of the tiny model; to be copied, not changed."""
+    return tiny.tiny_model(dtype, BLOCKS)
 
 
 @cache
@@ -42,6 +43,17 @@ def quantized(settings: AlgoConfig | None, scheme: str = "int4_wo_64", batches: 
     config = LLMTemplate.get("llama").get_config(scheme=scheme)
     config.algo_config = [settings] if settings else None
     return ModelQuantizer(config).quantize_model(copy.deepcopy(float_model(dtype)), data() if batches is None else batches)
+
+
+def quantized_once(settings: AlgoConfig, scheme: str = "int4_wo_64") -> Any:
+    """As `quantized`, by the first run with these settings; not to be changed."""
+    key = f"{scheme} {settings!r}"
+    if key not in _QUANTIZED:
+        _QUANTIZED[key] = quantized(settings, scheme)
+    return _QUANTIZED[key]
+
+
+_QUANTIZED: dict[str, Any] = {}
 
 
 @cache

@@ -21,6 +21,7 @@ from .caches import eight_bit_cache
 from .own_forms import IDS, logits, model_of
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("model_type", sorted(OWN_FORMS))
 @pytest.mark.parametrize("scheme", ["int4_wo_32", "fp8", "mxfp4"])
 def test_experts_are_quantized_one_by_one_and_read_back_to_the_bit(model_type: str, scheme: str, tmp_path: Path) -> None:

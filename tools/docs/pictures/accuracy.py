@@ -13,6 +13,7 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 70, 20, 56, 54
 _SIZE = 11
 _BELOW = 0.9
 """Where the scale begins, as a share of the float model's perplexity."""
+_ROUNDINGS = {"gptq": "GPTQ", "gptaq": "GPTAQ", "qronos": "Qronos"}
 Rectangle = tuple[float, float, float, float]
 
 
@@ -22,8 +23,12 @@ def accuracy_against_bits() -> Drawing:
     facts = measured.schemes()
     nearest = {name: value for name, value in measured.round_to_nearest()["perplexity"].items() if name in facts}
     reference = measured.round_to_nearest()["perplexity"]["float"]
-    calibrated = measured.calibrated()
-    best = {scheme: min((row[scheme], name) for name, row in calibrated.items()) for scheme in calibrated["GPTQ"] if scheme in nearest}
+    calibrated = {name: measured.calibrated().get(key, {}) for key, name in _ROUNDINGS.items()}
+    best = {
+        scheme: min((row[scheme]["perplexity"], name) for name, row in calibrated.items() if scheme in row)
+        for scheme in calibrated["GPTQ"]
+        if scheme in nearest
+    }
     bits = {name: facts[name]["effective_bits"] for name in nearest}
     columns = sorted(set(bits.values()))
     top = max(nearest.values()) * 1.15

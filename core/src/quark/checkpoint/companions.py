@@ -14,7 +14,7 @@ from quark.errors import OutputError
 from quark.hf.custom_code import code_of
 from quark.hf.internals import source_of
 
-__all__ = ["save_companions"]
+__all__ = ["copy_companions", "save_companions"]
 
 
 def save_companions(model: nn.Module, directory: Path, tokenizer: Tokenizer | None = None) -> None:
@@ -39,8 +39,19 @@ def save_companions(model: nn.Module, directory: Path, tokenizer: Tokenizer | No
     if generation is not None:
         generation.save_pretrained(directory)
     source = Path(source_of(config))
-    for name in (*COMPANIONS, *(code_of(source) if source.name else [])):
-        if source.name and (source / name).is_file() and not (directory / name).exists():
+    if source.name:
+        copy_companions(source, directory)
+
+
+def copy_companions(source: Path, directory: Path) -> None:
+    """Copy what lies beside the weights of a checkpoint: tokenizer, processor, settings, and the code that configs name.
+
+    Args:
+        source: Directory of the checkpoint.
+        directory: Where to; files that are there stay.
+    """
+    for name in (*COMPANIONS, *code_of(source)):
+        if (source / name).is_file() and not (directory / name).exists():
             shutil.copyfile(source / name, directory / name)
 
 

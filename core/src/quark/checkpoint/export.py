@@ -11,7 +11,7 @@ from typing import Any
 from torch import nn
 
 from quark.checkpoint.atomic_directory import Leftover, building
-from quark.checkpoint.chosen_exporter import export_options, exporter_of, exporter_options
+from quark.checkpoint.chosen_exporter import exporter_of
 from quark.checkpoint.content import content_of
 from quark.checkpoint.destination import REPORT_FILES, refuse_used_directory
 from quark.checkpoint.exporter import ExportOptions, Tokenizer
@@ -27,7 +27,7 @@ from quark.planning.plan import QuantPlan
 from quark.plugins import exporters
 from quark.plugins.attribution import attributed, origin
 
-__all__ = ["ModelExporter", "export_options", "export_safetensors", "export_with", "exporter_of", "exporter_options", "exporting"]
+__all__ = ["ModelExporter", "export_safetensors", "export_with", "exporting"]
 
 
 @contextmanager

@@ -20,6 +20,7 @@ __all__ = [
     "AnnouncesTensors",
     "BlockStream",
     "ChecksModels",
+    "EarlyStream",
     "EncodingStream",
     "ExportOptions",
     "Exporter",
@@ -114,6 +115,17 @@ class EncodingStream(BlockStream, Protocol):
     """
 
     encodes: bool
+
+
+@runtime_checkable
+class EarlyStream(BlockStream, Protocol):
+    """A stream that is told when the tensors outside the blocks whose layers stay float have their final values: before the first block.
+
+    They are often the largest of a model, and can be on the disk long before the last block is finished.
+    """
+
+    def write_float(self) -> None:
+        """Begin to write the tensors outside the blocks that belong to no quantized layer; called once, before any block is written."""
 
 
 @runtime_checkable

@@ -86,20 +86,21 @@ class Refusal:
 
 @attrs.frozen(eq=False)
 class Bench:
-    """The float model, and the tokens for calibration and evaluation of every scheme."""
+    """The float model, the tokens for calibration and evaluation of every scheme, and how many tokens each model goes on for."""
 
     tokenizer: Any
     reference: nn.Module
     windows: Tensor
     calibration: list[Tensor]
+    new_tokens: int
 
     @classmethod
-    def bundled(cls, count: int = 16, length: int = 256) -> Bench:
+    def bundled(cls, count: int = 16, length: int = 256, new_tokens: int = 24) -> Bench:
         """Return the bundled model with ``count`` windows of ``length`` tokens for evaluation, and other tokens for calibration."""
         tokenizer = tiny.tiny_tokenizer()
         windows = token_windows(tokenizer, tiny.held_out_text(), length, limit=count)
         with quiet():
-            return cls(tokenizer, tiny.tiny_model(DTYPE), windows, tiny.calibration_batches(8, 128))
+            return cls(tokenizer, tiny.tiny_model(DTYPE), windows, tiny.calibration_batches(8, 128), new_tokens)
 
     def jobs(self) -> list[tuple[str, str | None]]:
         """Return scheme and cache scheme of each run: every registered scheme, and the first that supports a KV cache again with one."""
@@ -146,7 +147,7 @@ class Bench:
     def _words(self, model: Any) -> str:
         prompt = self.tokenizer(PROMPT, return_tensors="pt")
         with evaluating(model):
-            tokens = model.generate(**prompt, do_sample=False, max_new_tokens=24)[0, prompt["input_ids"].shape[1] :]
+            tokens = model.generate(**prompt, do_sample=False, max_new_tokens=self.new_tokens)[0, prompt["input_ids"].shape[1] :]
         return " ".join(str(self.tokenizer.decode(tokens)).split())
 
 

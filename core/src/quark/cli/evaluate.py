@@ -13,7 +13,7 @@ from quark.cli.evaluation_text import result_lines, task_lines
 from quark.cli.event_lines import print_result, with_event_lines
 from quark.cli.given_options import given_options
 from quark.cli.quantize import TrustRemoteCode
-from quark.cli.task_options import Backend, BatchSize, ChatTemplate, NumFewshot, TaskPath, Tasks, task_options, task_scores
+from quark.cli.task_options import Backend, BackendOptions, BatchSize, ChatTemplate, NumFewshot, TaskPath, Tasks, task_options, task_scores
 from quark.errors import CheckpointError, ConfigError, NonFiniteError
 
 if TYPE_CHECKING:
@@ -66,6 +66,7 @@ def evaluate(
     batch_size: BatchSize = "1",
     apply_chat_template: ChatTemplate = False,
     backend: Backend = "transformers",
+    backend_option: BackendOptions = None,
     device: Annotated[str, typer.Option(help="Torch device to work on.")] = "cpu",
     dtype: Annotated[str, typer.Option(help="float32, bfloat16, float16, or auto: as the checkpoint says.")] = "auto",
     trust_remote_code: TrustRemoteCode = False,
@@ -77,9 +78,8 @@ def evaluate(
 
     started = time.perf_counter()
     if tasks is not None:
-        result = task_scores(
-            model, task_options(tasks, task_path, num_fewshot, limit, batch_size, apply_chat_template), backend, device, dtype
-        )
+        options = task_options(tasks, task_path, num_fewshot, limit, batch_size, apply_chat_template)
+        result = task_scores(model, options, backend, given_options("--backend-option", backend_option), device, dtype)
     else:
         chosen = protocol_of(protocol, seq_len=seq_len, stride=stride, bos=bos, score_from=score_from)
         chosen = _within_context(chosen, model, trust_remote_code, is_default=seq_len is None)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,7 +14,7 @@ from quark.errors import ConfigError
 if TYPE_CHECKING:
     from quark.evaluate.tasks import TaskOptions
 
-__all__ = ["Backend", "BatchSize", "ChatTemplate", "NumFewshot", "TaskPath", "Tasks", "task_options", "task_scores"]
+__all__ = ["Backend", "BackendOptions", "BatchSize", "ChatTemplate", "NumFewshot", "TaskPath", "Tasks", "task_options", "task_scores"]
 
 Tasks = Annotated[str | None, typer.Option(help="Tasks of lm-evaluation-harness, separated by commas, in place of a text.")]
 TaskPath = Annotated[Path | None, typer.Option(help="Directory of task files of your own.")]
@@ -21,6 +22,10 @@ NumFewshot = Annotated[int | None, typer.Option(help="Examples in the context of
 BatchSize = Annotated[str, typer.Option(help="Questions at a time, or auto.")]
 ChatTemplate = Annotated[bool, typer.Option("--apply-chat-template", help="Put questions as chats.")]
 Backend = Annotated[str, typer.Option(help="What runs the model in tasks: transformers, or vllm where it is installed.")]
+BackendOptions = Annotated[
+    list[str] | None,
+    typer.Option("--backend-option", help="KEY=VALUE for the engine of vllm, such as max_model_len=4096 or enforce_eager=true."),
+]
 
 
 def task_options(tasks: str, task_path: Path | None, fewshot: int | None, limit: int | None, batch: str, chat: bool) -> TaskOptions:
@@ -45,18 +50,26 @@ def task_options(tasks: str, task_path: Path | None, fewshot: int | None, limit:
     )
 
 
-def task_scores(model: Path, options: TaskOptions, backend: str, device: str, dtype: str) -> dict[str, Any]:
-    """Return the scores of a checkpoint, float or quantized, as plain data."""
+def task_scores(
+    model: Path, options: TaskOptions, backend: str, backend_options: Mapping[str, Any], device: str, dtype: str
+) -> dict[str, Any]:
+    """Return the scores of a checkpoint, float or quantized, as plain data.
+
+    Raises:
+        ConfigError: There are options for a backend that takes none, or the checkpoint has no tokenizer.
+    """
     from quark.checkpoint.transformers_loading import register_layouts
     from quark.evaluate.tasks import evaluate_tasks, prepare_tasks
     from quark.hf.loading import load_model
     from quark.hf.model_config import model_config
     from quark.hf.tokenizer import load_tokenizer
 
+    if backend_options and backend != "vllm":
+        raise ConfigError("--backend-option is for the engine of --backend vllm: leave it out, or name that backend")
     model_config(model)
     manager = prepare_tasks(options, backend)
     if backend == "vllm":
-        scores = evaluate_tasks(model, None, options, manager, dtype=dtype)
+        scores = evaluate_tasks(model, None, options, manager, **{"dtype": dtype, **backend_options})
     else:
         tokenizer = load_tokenizer(model)
         if tokenizer is None:

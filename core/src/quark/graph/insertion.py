@@ -10,7 +10,7 @@ from torch import Tensor, fx, nn
 from quark.calibration.batches import Call
 from quark.calibration.finite import is_finite
 from quark.config.slot import Slot
-from quark.errors import CalibrationError, NonFiniteError
+from quark.errors import CalibrationError, NonFiniteError, QuarkError
 from quark.graph.placement import Point
 from quark.graph.tensors import add_module, free_path
 from quark.modules import QuantizerModule
@@ -92,6 +92,8 @@ def observe(model: fx.GraphModule, paths: Iterable[str], calls: Sequence[Call]) 
         for number, call in enumerate(calls):
             try:
                 call.run(model)
+            except QuarkError:
+                raise  # names its own cause and fix
             except Exception as error:
                 raise CalibrationError(
                     f"the graph cannot be called with calibration batch {number} ({type(error).__name__}: {error}). Its inputs "

@@ -80,8 +80,10 @@ def measured_block(
             if small is None:
                 return None
             times = [_seconds(small, run, count, length, exporter, options, device) for count in (1, _FEW, _MORE)]
-    except (QuarkError, ValueError, RuntimeError, TypeError, AttributeError, LookupError, NotImplementedError):
-        return None  # a model class that does not run with one block: rates of the machine have to do
+    except (QuarkError, ValueError, RuntimeError, TypeError, AttributeError, LookupError) as error:
+        # A model class that does not run with one block: rates of the machine have to do.
+        get_logger(__name__).debug(f"One block cannot be run alone, for its time ({type(error).__name__}: {error}).")
+        return None
     _, few, more = times  # the first run warms up
     pairs = {name: (few.get(name, 0.0), more.get(name, 0.0)) for name in dict.fromkeys([*few, *more])}
     slopes = {name: max(0.0, b - a) / ((_MORE - _FEW) * length) if name in _BY_TOKEN else 0.0 for name, (a, b) in pairs.items()}

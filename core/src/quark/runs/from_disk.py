@@ -13,9 +13,10 @@ from torch import nn
 
 from quark.calibration.finite import refuse_non_finite
 from quark.checkpoint.atomic_directory import Leftover, finished_blocks, refuse_unfinished_run
+from quark.checkpoint.chosen_exporter import exporter_of
 from quark.checkpoint.content import CheckpointContent
 from quark.checkpoint.destination import refuse_used_directory
-from quark.checkpoint.export import exporter_of, exporting
+from quark.checkpoint.export import exporting
 from quark.checkpoint.exporter import Exporter, ExportOptions, ResumableExporter, ResumableStream, StreamingExporter
 from quark.checkpoint.storable import refuse_unstorable
 from quark.config.model import QConfig
@@ -284,6 +285,7 @@ def quantize_with_journal(
                 raise origin("exporters", output.exporter).error("has a method 'reopen', and its method 'stream' gives no ResumableStream")
             journal = journal or Journal.begin(directory, identity, two_passes=run.two_passes)
             sink = JournaledSink(model, stream, journal, decoder_blocks(model, started.plan.architecture))
+            sink.begin()
             content = started.quantize(sink)
         output.describe(content, directory)
     return content.plan

@@ -11,7 +11,7 @@ import torch
 from torch import fx, nn
 
 from quark.calibration.finite import refuse_non_finite
-from quark.checkpoint.export import exporter_of
+from quark.checkpoint.chosen_exporter import exporter_of
 from quark.checkpoint.exporter import ExportOptions
 from quark.config.enums import QuantizationMode
 from quark.config.model import QConfig

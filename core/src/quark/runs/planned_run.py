@@ -11,8 +11,8 @@ import attrs
 import torch
 from torch import nn
 
+from quark.checkpoint.chosen_exporter import exporter_of
 from quark.checkpoint.content import CheckpointContent
-from quark.checkpoint.export import exporter_of
 from quark.checkpoint.exporter import Exporter, ExportOptions
 from quark.checkpoint.storable import refuse_unstorable
 from quark.config.model import QConfig

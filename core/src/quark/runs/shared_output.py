@@ -62,7 +62,9 @@ def opened_sink(
         with writer.stream(content, quantized_skeleton(model, started.plan), directory, options) as stream:
             ranks.barrier()  # the files are there now
             is_shared = is_divided and isinstance(writer, SharedExporter)
-            yield _SharedSink(started, stream) if is_shared else CheckpointSink(model, stream)  # type: ignore[arg-type]
+            sink = _SharedSink(started, stream) if is_shared else CheckpointSink(model, stream)  # type: ignore[arg-type]
+            sink.begin()
+            yield sink
         return
     ranks.barrier()
     if not is_divided:

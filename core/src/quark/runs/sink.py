@@ -9,7 +9,7 @@ import attrs
 from torch import nn
 
 from quark.checkpoint.content import CheckpointContent
-from quark.checkpoint.exporter import BlockStream, EncodingStream, ResumableStream
+from quark.checkpoint.exporter import BlockStream, EarlyStream, EncodingStream, ResumableStream
 from quark.log import get_logger
 from quark.modules import QuantizedLayer
 from quark.names import folded
@@ -107,6 +107,11 @@ class CheckpointSink(InPlaceSink):
         super().__init__(model)
         self._stream = stream
         self.needs_values = not (isinstance(stream, EncodingStream) and stream.encodes)
+
+    def begin(self) -> None:
+        """Begin with the tensors that are final before the first block, if the export takes them so early; on one rank only."""
+        if isinstance(self._stream, EarlyStream):
+            self._stream.write_float()
 
     def end_block(self, block: Block | None, result: BlockResult) -> None:
         """Write the block to the export."""

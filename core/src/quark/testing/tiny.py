@@ -6,6 +6,7 @@ transformers is imported inside the functions: paths and text do without it.
 from __future__ import annotations
 
 import json
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -38,12 +39,21 @@ def tiny_model_dir() -> Path:
     return directory
 
 
-def tiny_model(dtype: torch.dtype = torch.float32) -> nn.Module:
-    """Return a fresh copy of the model, in evaluation mode on the CPU."""
+def tiny_model(dtype: torch.dtype = torch.float32, blocks: int | None = None) -> nn.Module:
+    """Return a fresh copy of the model, in evaluation mode on the CPU.
+
+    Args:
+        dtype: Of its parameters.
+        blocks: How many of its decoder blocks it keeps, from the first; None for all three.
+    """
     from transformers import AutoModelForCausalLM
 
-    model: nn.Module = AutoModelForCausalLM.from_pretrained(tiny_model_dir(), dtype=dtype, local_files_only=True)
-    return model.eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(tiny_model_dir(), dtype=dtype, local_files_only=True)
+    if blocks is not None:
+        del model.model.layers[blocks:]
+        model.config.num_hidden_layers = blocks
+    whole: nn.Module = model.eval()
+    return whole
 
 
 def tiny_template() -> LLMTemplate:
@@ -69,7 +79,12 @@ def calibration_batches(n: int = 8, length: int = 128) -> list[Tensor]:
     Raises:
         ConfigError: The text does not have so many tokens.
     """
-    tokens = torch.tensor(tiny_tokenizer()(held_out_text(), verbose=False)["input_ids"])
+    tokens = _held_out_tokens()
     if n < 1 or length < 1 or n * length > len(tokens):
         raise ConfigError(f"{n} sequences of {length} tokens are more than the {len(tokens)} tokens of the held-out text")
-    return [row[None] for row in tokens[len(tokens) - n * length :].split(length)]
+    return [row[None].clone() for row in tokens[len(tokens) - n * length :].split(length)]
+
+
+@cache
+def _held_out_tokens() -> Tensor:
+    return torch.tensor(tiny_tokenizer()(held_out_text(), verbose=False)["input_ids"])

@@ -33,6 +33,7 @@ __all__ = [
     "require_same_after_resume",
     "require_same_by_two_ranks",
     "require_same_from_disk",
+    "require_same_logits",
     "shared_report",
 ]
 
@@ -150,8 +151,19 @@ def require_reload(
     with tempfile.TemporaryDirectory() as temporary:
         out = Path(temporary) / "out"
         export_with(layout, model, out, options)
-        again = import_model_from_safetensors(None, out, device="cpu") if read is None else read(out)
-        one, other = logits(model), logits(again)
-        difference = float((one.float() - other.float()).abs().max())
-        how = "" if options is None else f" ({options})"
-        require(torch.equal(one, other), f"gives logits that differ by up to {difference:.3g} after its export is read back{how}")
+        require_same_logits(model, out, read, "" if options is None else f" ({options})")
+
+
+def require_same_logits(model: nn.Module, directory: Path, read: Callable[[Path], nn.Module] | None = None, how: str = "") -> None:
+    """Require that an export, read back, gives the logits of the quantized model to the bit.
+
+    Args:
+        model: The quantized model.
+        directory: Of its export.
+        read: Reads the checkpoint; None for quark's own reader.
+        how: It was exported, for the message.
+    """
+    again = import_model_from_safetensors(None, directory, device="cpu") if read is None else read(directory)
+    one, other = logits(model), logits(again)
+    difference = float((one.float() - other.float()).abs().max())
+    require(torch.equal(one, other), f"gives logits that differ by up to {difference:.3g} after its export is read back{how}")

@@ -30,7 +30,7 @@ from ..runs import layers
 SCHEMES = [n for n in quark.schemes().names() if quark.schemes().load_config(n)().weight is not None]
 NAMES = ["awq", "smoothquant", "autosmoothquant"]
 DATA = tiny.calibration_batches(4, 96)
-BLOCKS = 3
+BLOCKS = 2
 
 
 def config(algorithm: Any, scheme: str = "int4_wo_128", **changes: Any) -> QConfig:
@@ -39,8 +39,12 @@ def config(algorithm: Any, scheme: str = "int4_wo_128", **changes: Any) -> QConf
     return made
 
 
-def quantized(algorithm: Any, scheme: str = "int4_wo_128", **changes: Any) -> nn.Module:
-    return ModelQuantizer(config(algorithm, scheme, **changes)).quantize_model(tiny.tiny_model(), DATA)
+def float_model(blocks: int = BLOCKS) -> nn.Module:
+    return tiny.tiny_model(blocks=blocks)
+
+
+def quantized(algorithm: Any, scheme: str = "int4_wo_128", *, blocks: int = BLOCKS, **changes: Any) -> nn.Module:
+    return ModelQuantizer(config(algorithm, scheme, **changes)).quantize_model(float_model(blocks), DATA)
 
 
 def validated(model: nn.Module) -> dict[str, Any]:
@@ -65,15 +69,15 @@ def logits(model: nn.Module, ids: Tensor = DATA[0]) -> Tensor:
 def error(model: nn.Module) -> float:
     """On tokens that were not calibrated on."""
     text = torch.tensor(tiny.tiny_tokenizer()(tiny.held_out_text(), verbose=False)["input_ids"])[-2048:].view(16, 128)
-    return float((logits(model, text) - logits(tiny.tiny_model(), text)).square().mean())
+    return float((logits(model, text) - logits(float_model(), text)).square().mean())
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
 @pytest.mark.parametrize("name", NAMES)
-def test_every_scheme_can_be_smoothed_and_no_block_is_left_worse(name: str, scheme: str) -> None:
-    model = quantized(name, scheme)
+def test_every_scheme_can_be_smoothed_and_the_block_is_not_left_worse(name: str, scheme: str) -> None:
+    model = quantized(name, scheme, blocks=1)
     assert torch.isfinite(logits(model)).all()
-    assert len(validated(model)) == BLOCKS, "scale was moved in every block"
+    assert len(validated(model)) == 1, "scale was moved in the block"
     for metrics in validated(model).values():
         assert metrics["applied"] == (metrics["error_after"] < metrics["error_before"] - metrics["standard_error"])
         assert metrics["tokens"] == 4 * 96 // 8
@@ -129,9 +133,9 @@ def test_which_mappings_were_probed_and_refused_goes_through_json_to_another_pro
 def test_where_inputs_are_rounded_too_more_of_their_range_goes_into_the_weights() -> None:
     """Inputs of down projections have outliers: one scale for all of them makes those costly, and weights alone do not notice."""
     made = config("autosmoothquant", "int8", preset="reference")
-    both = ModelQuantizer(made).quantize_model(tiny.tiny_model(), DATA)
+    both = ModelQuantizer(made).quantize_model(float_model(), DATA)
     made.global_quant_config = attrs.evolve(made.global_quant_config, input_tensors=None)
-    weights_only = ModelQuantizer(made).quantize_model(tiny.tiny_model(), DATA)
+    weights_only = ModelQuantizer(made).quantize_model(float_model(), DATA)
     for i in range(BLOCKS):
         name = f"model.layers.{i}.mlp.up_proj"
         assert scales(both)[name] > 1.2 * scales(weights_only)[name]
@@ -184,7 +188,7 @@ def test_a_rounding_of_its_own_stays_where_its_scales_are_taken_back(caplog: pyt
     assert any("only its rounding is in the result" in r.message for r in caplog.records)
 
 
-SEQUENCES = tiny.calibration_batches(8, 128)
+SEQUENCES = tiny.calibration_batches(8, 64)
 
 
 @pytest.mark.parametrize(("name", "scheme"), [("smoothquant", "int8"), ("awq", "int4_wo_128")])
@@ -193,12 +197,12 @@ def test_what_is_applied_does_not_depend_on_the_order_of_samples_nor_on_batches(
     made = config(name, scheme)
     orders = [SEQUENCES[i + 1 :] + SEQUENCES[: i + 1] for i in range(8)]
     first, *others = (
-        ModelQuantizer(made).quantize_model(tiny.tiny_model(), data)
+        ModelQuantizer(made).quantize_model(float_model(), data)
         for data in (*orders, torch.cat(SEQUENCES), list(torch.cat(SEQUENCES[::-1]).split(4)))
     )
     for other in others:
         assert applied(other) == applied(first)
-        assert [f["tokens"] for f in validated(other).values()] == [2 * 128] * 3
+        assert [f["tokens"] for f in validated(other).values()] == [2 * 64] * BLOCKS
         assert all(f["held_out"] for f in validated(other).values())
 
 
@@ -212,21 +216,21 @@ def test_one_call_of_all_sequences_is_divided_too() -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(EqualizationRun, "apply", remember)
-        ModelQuantizer(made).quantize_model(tiny.tiny_model(), torch.cat(SEQUENCES))
-    assert shown == [6 * 128] * 3
+        ModelQuantizer(made).quantize_model(float_model(), torch.cat(SEQUENCES))
+    assert shown == [6 * 64] * BLOCKS
 
 
 @pytest.mark.parametrize("index", [0, 2])
 def test_a_sample_that_is_padding_alone_changes_nothing(index: int) -> None:
     samples: list[Any] = [{"input_ids": ids, "attention_mask": torch.ones_like(ids)} for ids in DATA[:2]]
-    expected = validated(ModelQuantizer(config("awq")).quantize_model(tiny.tiny_model(), samples))
+    expected = validated(ModelQuantizer(config("awq")).quantize_model(float_model(), samples))
     samples.insert(index, {"input_ids": DATA[2], "attention_mask": torch.zeros_like(DATA[2])})
-    assert validated(ModelQuantizer(config("awq")).quantize_model(tiny.tiny_model(), samples)) == expected
+    assert validated(ModelQuantizer(config("awq")).quantize_model(float_model(), samples)) == expected
 
 
 def test_where_nothing_could_be_held_out_that_is_said(caplog: pytest.LogCaptureFixture) -> None:
-    model = ModelQuantizer(config("awq")).quantize_model(tiny.tiny_model(), [torch.tensor([[5, 6, 7]])])
-    assert [f["held_out"] for f in validated(model).values()] == [False] * 3
+    model = ModelQuantizer(config("awq")).quantize_model(float_model(), [torch.tensor([[5, 6, 7]])])
+    assert [f["held_out"] for f in validated(model).values()] == [False] * BLOCKS
     assert any("none could be held out" in r.message for r in caplog.records)
 
 
@@ -234,7 +238,7 @@ def test_a_model_without_any_of_the_mappings_is_reported(caplog: pytest.LogCaptu
     made = config(None, "int8")
     made.algo_config = [user_mapping("module.self_attn.v_proj.weight.shape == module.self_attn.o_proj.weight.shape")]
     made.algo_config = [attrs.evolve(made.algo_config[0], scaling_layers=made.algo_config[0].scaling_layers[:1])]
-    model = ModelQuantizer(made).quantize_model(tiny.tiny_model(), DATA)
+    model = ModelQuantizer(made).quantize_model(float_model(), DATA)
     assert {f["reason"] for f in model.quark_report.transformed.values()} == {"no mapping of this block can be scaled"}
     assert any("has left every block as it was" in r.message for r in caplog.records)
     assert model.quant_config.algo_config is None
@@ -257,7 +261,7 @@ def test_algorithms_that_exclude_each_other_are_refused_before_any_work(names: l
 
 def test_without_data_the_error_names_the_algorithm() -> None:
     with pytest.raises(CalibrationError, match="needed by the algorithm 'awq'"):
-        ModelQuantizer(config("awq")).quantize_model(tiny.tiny_model())
+        ModelQuantizer(config("awq")).quantize_model(float_model())
 
 
 def test_exports_reload_to_the_same_logits(tmp_path: Path) -> None:
@@ -291,7 +295,7 @@ def test_user_mappings_are_the_only_ones_and_keep_their_conditions() -> None:
     for operator, expected in (("==", {"mlp.up_proj"}), ("!=", {"mlp.up_proj", "self_attn.v_proj"})):
         made = config(None, "int8")
         made.algo_config = [user_mapping(shape.format(operator))]
-        found = ModelQuantizer(made).quantize_model(tiny.tiny_model(), DATA).quark_report.transformed
+        found = ModelQuantizer(made).quantize_model(float_model(), DATA).quark_report.transformed
         assert {n.split(".", 3)[3] for n, f in found.items() if "scale_max" in f} == expected
 
 
@@ -305,4 +309,4 @@ def test_an_entry_without_layers_is_refused() -> None:
     made = config(None)
     made.algo_config = [AWQConfig(scaling_layers=[{"prev_op": "mlp.up_proj"}])]
     with pytest.raises(ConfigError, match="names its 'prev_op' and its 'layers'"):
-        ModelQuantizer(made).quantize_model(tiny.tiny_model(), DATA)
+        ModelQuantizer(made).quantize_model(float_model(), DATA)

@@ -24,7 +24,7 @@ from quark_algos.gptq.damping import damped
 from quark_algos.gptq.rounding import ColumnRounding
 from quark_algos.scale_search import search
 
-from ..runs import LAYERS, QRONOS, TOKENS, error, layers, off_grid, quantized, same, to_nearest
+from ..runs import BLOCKS, LAYERS, QRONOS, TOKENS, error, layers, off_grid, quantized, quantized_once, same, to_nearest
 
 
 def scale(layer: QuantizedLayer) -> Tensor:
@@ -37,7 +37,7 @@ def scale(layer: QuantizedLayer) -> Tensor:
 @pytest.mark.parametrize("preset", ["best", "reference"])
 @pytest.mark.parametrize("settings", [GPTQConfig(), GPTAQConfig(), QRONOS], ids=lambda s: s.name)
 def test_each_preset_rounds_all_layers_and_tells_how(settings: AlgoConfig, preset: str) -> None:
-    model = quantized(attrs.evolve(settings, preset=preset))  # type: ignore[call-arg]
+    model = quantized_once(attrs.evolve(settings, preset=preset))  # type: ignore[call-arg]
     metrics = model.quark_report.layers
     assert len(metrics) == LAYERS
     assert json.loads(json.dumps(metrics)) == metrics
@@ -93,7 +93,7 @@ def test_fresh_scales_work_with_other_formats(scheme: str) -> None:
 
 def test_layers_that_share_an_outer_scale_keep_sharing_it() -> None:
     model = quantized(GPTQConfig(), "nvfp4")
-    for i in range(3):
+    for i in range(BLOCKS):
         found = []
         for name in ("q", "k", "v"):
             quantizer = layers(model)[f"model.layers.{i}.self_attn.{name}_proj"].weight_quantizer
@@ -120,17 +120,17 @@ def test_the_size_of_blocks_does_not_matter() -> None:
 def test_float64_is_asked_for_and_as_good() -> None:
     assert list(ColumnRounding(GPTQConfig(float64=True)).needs) == [Hessian64]
     other = quantized(GPTQConfig(float64=True))
-    alike(quantized(GPTQConfig()), other)
+    alike(quantized_once(GPTQConfig()), other)
     assert all(layer.weight.dtype is torch.float32 for layer in layers(other).values())
 
 
 def test_without_its_share_the_correction_leaves_gptq_and_with_it_something_else() -> None:
-    plain = quantized(GPTQConfig())
+    plain = quantized_once(GPTQConfig())
     assert same(quantized(GPTAQConfig(alpha=0.0)), plain)
     assert same(quantized(attrs.evolve(QRONOS, correction_share=0.0)), plain)
-    assert not same(quantized(GPTAQConfig()), plain)
-    assert not same(quantized(GPTAQConfig()), quantized(GPTAQConfig(alpha=0.5)))
-    assert not same(quantized(QRONOS), plain)
+    assert not same(quantized_once(GPTAQConfig()), plain)
+    assert not same(quantized_once(GPTAQConfig()), quantized_once(GPTAQConfig(alpha=0.5)))
+    assert not same(quantized_once(QRONOS), plain)
 
 
 def test_scales_that_are_refitted_never_expect_a_larger_error_of_the_same_inputs() -> None:
@@ -236,7 +236,7 @@ def test_scales_that_span_rows_come_back_to_them_and_their_codes_are_better(spec
 
 def test_a_correction_that_is_held_back_altogether_leaves_gptq() -> None:
     """Its damping is one of its own: that of the rounding stays what it was."""
-    plain = quantized(GPTQConfig())
+    plain = quantized_once(GPTQConfig())
     assert same(quantized(attrs.evolve(QRONOS, correction_share=1.0, correction_damping=1e12)), plain)
     assert same(quantized(GPTAQConfig(alpha=1.0, correction_damping=1e12)), plain)
 
@@ -246,7 +246,7 @@ def test_a_correction_that_is_held_back_altogether_leaves_gptq() -> None:
 )
 def test_single_choices_go_before_the_preset(choice: dict[str, Any]) -> None:
     model = quantized(GPTQConfig(**choice))
-    assert not same(model, quantized(GPTQConfig()))
+    assert not same(model, quantized_once(GPTQConfig()))
     assert error(model) < error(to_nearest())
     assert not off_grid(model)
 

@@ -18,7 +18,7 @@ from quark.config.model import QConfig
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
 from quark_algos.gptq.config import GPTAQConfig, GPTQConfig
 
-from ..runs import LAYERS, QRONOS, data, error, float_model, layers, off_grid, quantized, to_nearest
+from ..runs import BLOCKS, LAYERS, QRONOS, data, error, float_model, layers, off_grid, quantized, to_nearest
 
 
 def test_a_bfloat16_model_stays_one() -> None:
@@ -148,7 +148,7 @@ def test_names_that_no_layer_has_are_told_of_before_any_work() -> None:
     config.algo_config = [GPTQConfig(inside_layer_modules=names)]
     (warning,) = ModelQuantizer(config).plan(float_model()).warnings
     assert warning.startswith(
-        "'gptq' names layers that no decoder block has: block_sparse_moe.experts.*.w1. 18 quantized layers are rounded"
+        f"'gptq' names layers that no decoder block has: block_sparse_moe.experts.*.w1. {LAYERS - BLOCKS} quantized layers are rounded"
     )
     for found in (names[:1], []):
         config.algo_config = [GPTQConfig(inside_layer_modules=found)]

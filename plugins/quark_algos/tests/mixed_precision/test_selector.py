@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import attrs
 import pytest
 
 from quark.errors import ConfigError
 from quark.plugins import selectors
-from quark.selection import selector_of
+from quark.selection import Budget, selector_of
 from quark_algos.mixed_precision import MixedPrecision, measured_kl
+from quark_algos.mixed_precision.curve import loss_of
+from quark_algos.mixed_precision.sensitivities import losses_of
 
 from .problems import chosen, problem_of
 
@@ -52,6 +55,19 @@ def test_it_diverges_less_than_the_first_and_last_layers_in_the_larger_scheme() 
             ends[name] = "fp8"
     own, heuristic, uniform = measured_kl(problem, [result.selection.choices, ends, dict.fromkeys(names, "mxfp4")], 512)
     assert own < heuristic < uniform
+
+
+def test_at_the_size_of_a_candidate_the_choice_is_not_predicted_to_be_worse_than_that_candidate_alone() -> None:
+    problem = problem_of("fp8", "mxfp6_e2m3", "mxfp4")
+    losses = losses_of(problem, "fisher", 256)
+    selector, predicted = MixedPrecision(measured=0, points=2), {}
+    for name in problem.candidates:
+        alone = dict.fromkeys(problem.sizes, name)
+        budget = Budget(size=problem.bytes_of(alone) + problem.other_bytes)
+        selection = selector.select_by(attrs.evolve(problem, budget=budget), losses)
+        predicted[name] = (loss_of(losses, selection.choices), loss_of(losses, alone))
+    assert all(choice <= alone for choice, alone in predicted.values())
+    assert predicted["fp8"][0] < predicted["mxfp6_e2m3"][0] < predicted["mxfp4"][0]
 
 
 def test_the_curve_goes_from_the_smallest_to_the_largest_with_falling_losses() -> None:

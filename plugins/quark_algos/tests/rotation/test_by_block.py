@@ -83,8 +83,9 @@ def most_blocks(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return counts
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("is_tied", [True, False], ids=["tied", "untied"])
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize("options", [*OPTIONS.values()], ids=OPTIONS)
 def test_the_bytes_are_those_of_a_run_in_memory(options: dict[str, Any], is_tied: bool, most_blocks: list[int], tmp_path: Path) -> None:
     source = model_dir(tmp_path / "float", is_tied=is_tied)
     config = rotated("reference", **options)
@@ -95,6 +96,7 @@ def test_the_bytes_are_those_of_a_run_in_memory(options: dict[str, Any], is_tied
     assert max(most_blocks) == 1
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("preset", ["best", "reference"])
 @pytest.mark.parametrize("algorithms", [(), ("gptq",), ("smoothquant",), ("awq", "gptq")], ids=str)
 def test_so_they_are_with_validation_and_other_algorithms(

@@ -65,6 +65,7 @@ def inputs_of_down() -> Tensor:
 CASES = [("fp8", ()), ("int8", ("gptq",)), ("mxfp4", ("smoothquant",)), ("int4_wo_32", ("awq", "gptq"))]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("scheme", "algorithms"), CASES, ids=str)
 @pytest.mark.parametrize("size", [None, 32])
 def test_a_model_with_r4_reloads_to_the_last_bit_by_both_readers(

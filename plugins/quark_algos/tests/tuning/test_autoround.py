@@ -22,7 +22,7 @@ from ..runs import layers, off_grid
 def run(*settings: tuple[str, Any], scheme: str = "int4_wo_64") -> Any:
     config = LLMTemplate.get("llama").get_config(scheme=scheme)
     config.algo_config = [AutoRoundConfig(**dict(settings))] if settings else None
-    return ModelQuantizer(config).quantize_model(tiny.tiny_model(), tiny.calibration_batches(6, 128))
+    return ModelQuantizer(config).quantize_model(tiny.tiny_model(blocks=1), tiny.calibration_batches(6, 128))
 
 
 def codes(layer: Any) -> torch.Tensor:

@@ -18,7 +18,7 @@ from quark_algos.gptq.config import GPTQConfig
 from quark_algos.tuning.block import TuneBlock
 from quark_algos.tuning.config import TuningConfig
 
-from ..runs import float_model, layers, off_grid, quantized
+from ..runs import BLOCKS, float_model, layers, off_grid, quantized
 
 
 @cache
@@ -27,15 +27,15 @@ def data() -> list[Tensor]:
     return list(torch.cat(tiny.calibration_batches(12, 128)).split(1))
 
 
-def run(*algorithms: AlgoConfig, scheme: str = "int4_wo_64") -> Any:
+def run(*algorithms: AlgoConfig, scheme: str = "int4_wo_64", blocks: int = 1) -> Any:
     config = LLMTemplate.get("llama").get_config(scheme=scheme)
     config.algo_config = list(algorithms) or None
-    return ModelQuantizer(config).quantize_model(tiny.tiny_model(), data()[:8])
+    return ModelQuantizer(config).quantize_model(tiny.tiny_model(blocks=blocks), data()[:8])
 
 
 @cache
 def behind_gptq() -> Any:
-    return run(GPTQConfig()), run(GPTQConfig(), TuningConfig())
+    return run(GPTQConfig(), blocks=BLOCKS), run(GPTQConfig(), TuningConfig(), blocks=BLOCKS)
 
 
 @torch.no_grad()
@@ -67,7 +67,7 @@ def test_what_it_leaves_lies_on_the_grids() -> None:
 @pytest.mark.parametrize("part", ["rounding", "scales", "norms"])
 def test_each_part_can_be_tuned_alone(part: str) -> None:
     alone = {name: name == part for name in ("rounding", "scales", "norms")}
-    model, plain = run(TuningConfig(**alone, epochs=3)), run()
+    model, plain = run(TuningConfig(**alone, epochs=3), blocks=BLOCKS), run(blocks=BLOCKS)
     changed = set()
     for name, layer in layers(model).items():
         other = layers(plain)[name]

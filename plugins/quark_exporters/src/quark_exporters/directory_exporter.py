@@ -17,7 +17,7 @@ from quark.checkpoint.content import CheckpointContent
 from quark.checkpoint.exporter import ExportOptions, SharedStream
 from quark.checkpoint.shard_layout import ShardLayout
 from quark.checkpoint.shard_writer import Part, ShardWriter, create_shards
-from quark.planning.decoder_blocks import Block
+from quark.planning.decoder_blocks import Block, decoder_blocks
 from quark.planning.plan import QuantPlan
 from quark_exporters.model_tensors import holds_values, is_tied_apart
 from quark_exporters.region import WHOLE, Region
@@ -26,7 +26,7 @@ __all__ = ["DirectoryExporter", "DirectoryStream"]
 
 
 class DirectoryStream:
-    """An export that has begun, as `quark.checkpoint.SharedStream` and `quark.checkpoint.EncodingStream`."""
+    """An export that has begun, as `SharedStream`, `EncodingStream` and `EarlyStream` of `quark.checkpoint`."""
 
     def __init__(
         self, exporter: DirectoryExporter, content: CheckpointContent, options: ExportOptions, directory: Path, writer: ShardWriter
@@ -37,7 +37,21 @@ class DirectoryStream:
         self._directory = directory
         self._writer = writer
         self._written: list[str] = []
+        self._early: set[str] = set()
         self.encodes = not holds_values(options)
+
+    def write_float(self) -> None:
+        """As `quark.checkpoint.EarlyStream.write_float`."""
+        model, plan = self._content.model, self._content.plan
+        inside = [block.name for block in decoder_blocks(model, plan.architecture)]
+        if "" in inside:
+            return
+        outside = Region(without=(*inside, *(row.name for row in plan.quantized)))
+        parts = [p for p in self._exporter.parts(model, plan, self._options, outside) if all(name in self._writer for name in p.meta)]
+        self._early = {name for part in parts for name in part.meta}
+        if parts:
+            meta = {name: tensor for part in parts for name, tensor in part.meta.items()}
+            self._writer.write_beside(Part(meta, lambda: {name: t for part in parts for name, t in part.make().items()}))
 
     def write(self, block: Block | None) -> None:
         """As `quark.checkpoint.BlockStream.write`."""
@@ -48,7 +62,7 @@ class DirectoryStream:
             self._written.append(block.name)
         for part in self._exporter.parts(self._content.model, self._content.plan, self._options, region):
             # A tied parameter was announced once, under the first of its names.
-            if all(name in self._writer for name in part.meta):
+            if not self._early.issuperset(part.meta) and all(name in self._writer for name in part.meta):
                 self._writer.write(part, checksums=block is not None)
 
     def when_stored(self, then: Callable[[Mapping[str, str]], None]) -> None:

@@ -16,7 +16,16 @@ from quark.runs.selected_algorithms import in_order
 from quark.testing import settings_checks
 from quark.testing.check import check, require
 from quark.testing.settings_checks import processor_of, settings_of
-from quark.testing.small_models import coarse_scheme, fitting_schemes, logits, quantized, run_config, scheme_with_inputs, small_model
+from quark.testing.small_models import (
+    batches,
+    coarse_scheme,
+    fitting_schemes,
+    logits,
+    quantized,
+    run_config,
+    scheme_with_inputs,
+    small_model,
+)
 from quark.testing.subject import Subject, find_subject
 from quark.testing.whole_runs import readable_layout, require_reload, require_same_after_resume, require_same_from_disk
 
@@ -113,7 +122,7 @@ def tunes_every_format(subject: Subject) -> None:
     """Of each kind of weights, it leaves codes and scales that stand for the weights, and finite parameters: a run with it finishes."""
     for scheme in fitting_schemes():
         try:
-            quantized(run_config(scheme, _settings(subject)))
+            quantized(run_config(scheme, _settings(subject)), data=batches(2, 16))
         except QuarkError as error:
             require(False, f"stops a run in {scheme}: {error}")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import tempfile
 from collections.abc import Iterator
 from fnmatch import fnmatchcase
+from itertools import zip_longest
 from pathlib import Path
 
 import torch
@@ -355,14 +356,14 @@ def _planned(subject: Subject, name: str, settings: AlgoConfig) -> None:
 
 @check("template")
 def every_algorithm_runs(subject: Subject) -> None:
-    """Each algorithm that fits quantizes the model, whose logits stay finite."""
-    for name, settings in _fitting(facts_of(subject)):
+    """Each algorithm that fits quantizes the model, whose logits stay finite; one of each role in a run."""
+    for together in _runs_of_all(subject):
         model, config = example_of(subject), coarse_config(subject)
-        config.algo_config = [settings]
+        config.algo_config = together
         model = ModelQuantizer(config).quantize_model(model, list(IDS.split(1)))
         with torch.no_grad():
             finite = bool(model(input_ids=IDS).logits.isfinite().all())
-        require(finite, f"gives logits that are not finite with '{name}'")
+        require(finite, f"gives logits that are not finite with {' and '.join(repr(settings.name) for settings in together)}")
 
 
 @check("template")
@@ -372,7 +373,7 @@ def quantizes_and_reloads(subject: Subject) -> None:
     model, config = example_of(subject), coarse_config(subject)
     with torch.no_grad():
         before: Tensor = model(input_ids=IDS).logits
-    config.algo_config = _one_of_each(subject) or None
+    config.algo_config = next(iter(_runs_of_all(subject)), None)
     model = ModelQuantizer(config).quantize_model(model, list(IDS.split(1)))
     with torch.no_grad():
         expected: Tensor = model(input_ids=IDS).logits
@@ -384,11 +385,11 @@ def quantizes_and_reloads(subject: Subject) -> None:
         require(torch.equal(again(input_ids=IDS).logits, expected), "gives other logits after its export is read back")
 
 
-def _one_of_each(subject: Subject) -> list[AlgoConfig]:
-    """Settings of the first rounding that fits, and of the first transform of each role."""
-    facts = facts_of(subject)
-    chosen: dict[object, AlgoConfig] = {}
-    for name, settings in _fitting(facts):
+def _runs_of_all(subject: Subject) -> list[list[AlgoConfig]]:
+    """Settings of all algorithms that fit, in as few runs as hold them: of the first of each kind and role, then of the second ones."""
+    by_role: dict[object, list[AlgoConfig]] = {}
+    for name, settings in _fitting(facts_of(subject)):
         record = algorithms().get(name)
-        chosen.setdefault((record.kind, record.role), settings)
-    return list(chosen.values())
+        role = name if record.kind == "transform" and record.role is None else record.role
+        by_role.setdefault((record.kind, role), []).append(settings)
+    return [[settings for settings in together if settings is not None] for together in zip_longest(*by_role.values())]

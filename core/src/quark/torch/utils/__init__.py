@@ -4,19 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from quark.compat.not_offered import not_offered
+from quark.torch.utils.device import TPDeviceManager
 
 __all__ = ["TPDeviceManager", "getattr_recursive", "setattr_recursive"]
-
-
-class TPDeviceManager:
-    """AMD Quark's tensor parallelism for evaluation, which is not offered: vLLM has it."""
-
-    tp_mesh_init = staticmethod(not_offered("tensor-parallel evaluation", "evaluate the export with quark evaluate --backend vllm"))
-
-    @staticmethod
-    def tp_cleanup() -> None:
-        """Do nothing: nothing was set up."""
 
 
 def getattr_recursive(obj: Any, path: str) -> Any:

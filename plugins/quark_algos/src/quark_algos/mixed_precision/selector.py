@@ -57,7 +57,10 @@ class MixedPrecision:
 
     def select(self, problem: SelectionProblem) -> Selection:
         """As `quark.selection.SchemeSelector.select`."""
-        losses = losses_of(problem, self.sensitivity, self.tokens)
+        return self.select_by(problem, losses_of(problem, self.sensitivity, self.tokens))
+
+    def select_by(self, problem: SelectionProblem, losses: Losses) -> Selection:
+        """Return the selection that follows from predicted losses, which serve every budget of a problem."""
         curve = pareto_curve(losses, problem.sizes, self.points)
         if problem.most_bytes is not None:
             choices = best_choice(losses, problem.sizes, problem.most_bytes)

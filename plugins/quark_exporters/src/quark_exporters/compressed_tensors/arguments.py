@@ -148,7 +148,7 @@ def spec_of(arguments: Mapping[str, Any], *, activation: bool) -> TensorSpec:
         raise ConfigError(f"quantization_config says group_size={size!r} for the strategy {strategy!r}, and a positive number is expected")
     return QTensorConfig(
         dtype=names[kind, bits],
-        observer_cls=_OBSERVERS.get(qscheme, "PerBlockMXObserver" if qscheme == "per_block" else None),
+        observer_cls=_OBSERVERS.get(qscheme),
         qscheme=qscheme,
         is_dynamic=dynamic,
         symmetric=symmetric,

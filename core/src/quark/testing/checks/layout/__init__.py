@@ -13,9 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from quark.checkpoint import AnnouncesTensors, CheckpointContent, ChecksModels, ExportOptions, ResumableExporter, StreamingExporter
+from quark.checkpoint.chosen_exporter import export_options, exporter_of
 from quark.checkpoint.content import content_of
 from quark.checkpoint.destination import COMPANIONS
-from quark.checkpoint.export import export_options, export_with, exporter_of
+from quark.checkpoint.export import export_with
 from quark.checkpoint.shard_layout import ShardLayout
 from quark.errors import ConfigError, QuarkError, UnsupportedError
 from quark.plugins import exporters
@@ -44,23 +45,26 @@ def temporary() -> Iterator[Path]:
         yield Path(name)
 
 
-def stored_schemes(subject: Subject) -> list[str]:
-    """Return schemes that the layout stores, one for each way in which codes and scales are kept; those that it refuses are left out.
+def stored_exports(subject: Subject) -> Iterator[tuple[str, nn.Module, Path]]:
+    """Yield schemes that the layout stores, one for each way in which codes and scales are kept; those that it refuses are left out.
+
+    With each come the small model in that scheme, and the directory of its export, which is there until the next one.
 
     Raises:
         CheckFailedError: It refuses all.
     """
-    found, reasons = [], []
+    stored, reasons = 0, []
     for scheme in fitting_schemes():
+        model = quantized(run_config(scheme))
         with temporary() as parent:
             try:
-                export_with(subject.lookup_name, quantized(run_config(scheme)), parent / "out")
+                export_with(subject.lookup_name, model, parent / "out")
             except REFUSALS as error:
                 reasons.append(str(error))
                 continue
-        found.append(scheme)
-    require(found, f"stores none of the schemes {', '.join(fitting_schemes())}: {reasons[0] if reasons else ''}")
-    return found
+            stored += 1
+            yield scheme, model, parent / "out"
+    require(stored, f"stores none of the schemes {', '.join(fitting_schemes())}: {reasons[0] if reasons else ''}")
 
 
 def stored_model(subject: Subject, dtype: torch.dtype = torch.float32) -> Any:

@@ -23,10 +23,10 @@ from quark.hf.shards import check_shards
 from quark.plugins import exporters
 from quark.runs import ModelQuantizer
 from quark.testing.check import NotApplicableError, check, require
-from quark.testing.checks.layout import REFUSALS, first_stored, stored_model, stored_schemes, temporary
+from quark.testing.checks.layout import REFUSALS, first_stored, stored_exports, stored_model, temporary
 from quark.testing.small_models import batches, quantized, run_config, saved
 from quark.testing.subject import Subject
-from quark.testing.whole_runs import require_reload
+from quark.testing.whole_runs import require_reload, require_same_logits
 
 WRITTEN = {"quantization_config", "dtype", "torch_dtype", "transformers_version", "architectures", "_name_or_path"}
 """Keys of config.json that an export sets by itself."""
@@ -64,10 +64,14 @@ def reloads_to_the_same_logits(subject: Subject) -> None:
     A layout with the capability ``rounds_scales`` does so once its scales are rounded: with a model that was read.
     """
     _with_reader(subject)
-    names = stored_schemes(subject)
-    for scheme in names:
-        require_reload(_with_scales_as_stored(subject, quantized(run_config(scheme))), subject.lookup_name)
-    model = quantized(run_config(names[0]), torch.bfloat16)
+    schemes = []
+    for scheme, model, out in stored_exports(subject):
+        schemes.append(scheme)
+        if _rounds_scales(subject):
+            require_reload(import_model_from_safetensors(None, out, device="cpu"), subject.lookup_name)
+        else:
+            require_same_logits(model, out)
+    model = quantized(run_config(schemes[0]), torch.bfloat16)
     require_reload(_with_scales_as_stored(subject, model), subject.lookup_name)
 
 
@@ -75,23 +79,24 @@ def reloads_to_the_same_logits(subject: Subject) -> None:
 def keeps_codes_and_rounds_scales(subject: Subject) -> None:
     """Of the weights that are read back each is off by no more than a scale that is rounded to 8 bits, in every scheme that it stores."""
     _with_reader(subject)
-    for scheme in stored_schemes(subject):
-        model = quantized(run_config(scheme))
-        one, other = model.state_dict(), _reread(subject, model).state_dict()
+    for scheme, model, out in stored_exports(subject):
+        one, other = model.state_dict(), import_model_from_safetensors(None, out, device="cpu").state_dict()
         for name in (name for name in one if name.endswith(".weight") and name in other):
             near = torch.allclose(one[name], other[name], rtol=2.0**-8, atol=0)
             require(near, f"reads '{name}' of a checkpoint in '{scheme}' as a weight of other codes than were written")
 
 
-def _reread(subject: Subject, model: nn.Module) -> nn.Module:
-    with temporary() as parent:
-        export_with(subject.lookup_name, model, parent / "out")
-        return import_model_from_safetensors(None, parent / "out", device="cpu")
+def _rounds_scales(subject: Subject) -> bool:
+    return "rounds_scales" in subject.record.capabilities  # type: ignore[union-attr]
 
 
 def _with_scales_as_stored(subject: Subject, model: nn.Module) -> nn.Module:
     """Return a model whose scales the layout keeps to the bit: itself, or where the layout rounds them, as it is read back."""
-    return _reread(subject, model) if "rounds_scales" in subject.record.capabilities else model  # type: ignore[union-attr]
+    if not _rounds_scales(subject):
+        return model
+    with temporary() as parent:
+        export_with(subject.lookup_name, model, parent / "out")
+        return import_model_from_safetensors(None, parent / "out", device="cpu")
 
 
 @check("layout")
@@ -100,19 +105,17 @@ def dequantizes_what_it_wrote(subject: Subject) -> None:
     _with_reader(subject)
     if subject.record.dequantizer is None:  # type: ignore[union-attr]
         raise NotApplicableError("its record names no dequantizer")
-    for scheme in stored_schemes(subject):
-        with temporary() as parent:
-            export_with(subject.lookup_name, quantized(run_config(scheme)), parent / "out")
-            shards = check_shards(parent / "out")
-            tensors = DequantizedTensors(FileTensors(shards), float_tensors_of(parent / "out", shards) or (), parent / "out")
-            loaded = import_model_from_safetensors(None, parent / "out", device="cpu").state_dict()
-            with tensors.reading(torch.device("cpu")) as read:
-                for name in tensors.meta:
-                    weight = loaded.get(name)
-                    same = weight is None or torch.equal(read(name, weight.dtype).to(weight.dtype), weight)
-                    require(same, f"makes '{name}' of a checkpoint in '{scheme}' that is not the weight of the model that is read")
-            missing = [n for n, t in quantized(run_config(scheme)).state_dict().items() if n.endswith(".weight") and n not in tensors.meta]
-            require(not missing, f"does not make '{missing[0] if missing else ''}' of a checkpoint in '{scheme}'")
+    for scheme, model, out in stored_exports(subject):
+        shards = check_shards(out)
+        tensors = DequantizedTensors(FileTensors(shards), float_tensors_of(out, shards) or (), out)
+        loaded = import_model_from_safetensors(None, out, device="cpu").state_dict()
+        with tensors.reading(torch.device("cpu")) as read:
+            for name in tensors.meta:
+                weight = loaded.get(name)
+                same = weight is None or torch.equal(read(name, weight.dtype).to(weight.dtype), weight)
+                require(same, f"makes '{name}' of a checkpoint in '{scheme}' that is not the weight of the model that is read")
+        missing = [name for name in model.state_dict() if name.endswith(".weight") and name not in tensors.meta]
+        require(not missing, f"does not make '{missing[0] if missing else ''}' of a checkpoint in '{scheme}'")
 
 
 @check("layout")
@@ -120,10 +123,8 @@ def is_inspected(subject: Subject) -> None:
     """Its inspector finds nothing missing in what it wrote, and says for each runtime what computes its layers, or why it refuses them."""
     if subject.record.inspector is None:  # type: ignore[union-attr]
         raise NotApplicableError("its record names no inspector")
-    for scheme in stored_schemes(subject):
-        with temporary() as parent:
-            export_with(subject.lookup_name, quantized(run_config(scheme)), parent / "out")
-            inspection = inspect_checkpoint(parent / "out")
+    for scheme, _, out in stored_exports(subject):
+        inspection = inspect_checkpoint(out)
         require(not inspection.damage, f"takes its own checkpoint in '{scheme}' for damaged: {inspection.damage[:1]}")
         require(inspection.runtimes, f"says of no runtime what it makes of a checkpoint in '{scheme}'")
         for support in inspection.runtimes:

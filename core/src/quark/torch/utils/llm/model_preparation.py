@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from quark.checkpoint.companions import copy_companions
 from quark.checkpoint.transformers_loading import register_layouts
 from quark.errors import CheckpointError, UnsupportedError
 from quark.hf.loading import load_model
@@ -24,6 +25,7 @@ __all__ = [
     "get_model_type",
     "get_tokenizer",
     "local_checkpoint",
+    "maybe_save_preprocessors",
     "prepare_for_moe_quant",
     "preprocess_for_quantization",
     "revert_model_patching",
@@ -165,6 +167,22 @@ def save_model(model: nn.Module, tokenizer: Any, save_dir: str | Path) -> None:
     saved.save_pretrained(save_dir)
     if tokenizer is not None:
         tokenizer.save_pretrained(save_dir)
+
+
+def maybe_save_preprocessors(
+    src_name_or_path: str | Path, dest_dir: str | Path, src_subfolder: str = "", trust_remote_code: bool = False
+) -> None:
+    """Copy the tokenizer and the processor of a checkpoint, as far as it has them, into a directory, which is created.
+
+    Args:
+        src_name_or_path: Directory of the checkpoint, or its name on the Hub.
+        dest_dir: Where to; files that are there stay.
+        src_subfolder: Of the checkpoint, that has them.
+        trust_remote_code: Without effect: files are copied, and none is run.
+    """
+    directory = Path(dest_dir)
+    directory.mkdir(parents=True, exist_ok=True)
+    copy_companions(Path(local_checkpoint(src_name_or_path)) / src_subfolder, directory)
 
 
 def set_seed(seed: int) -> None:

@@ -1,0 +1,98 @@
+"""What clients make of exports, in numbers, and the file that keeps it; `tools.docs.client_results` makes tables of it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import attrs
+import torch
+from torch import Tensor, nn
+
+from quark.checkpoint.export import export_with
+from quark.checkpoint.exporter import ExportOptions
+from quark.errors import UnsupportedError
+from quark.testing.tiny import calibration_batches, held_out_text, tiny_model, tiny_tokenizer
+from quark.torch import LLMTemplate, ModelQuantizer
+
+__all__ = ["SHARE", "Results", "compared", "logits_of", "quantized_tiny_model", "text_ids", "why_not_exported"]
+
+SHARE = 0.05
+"""Share of what quantization changes in the logits by which a client may differ that computes with the same codes and scales: sums in
+another order move some values over the edge of a step, and where inputs are quantized the layers after them amplify that."""
+_NAMES = re.compile(r" \([^()]*\b(?:model\.|lm_head)[^()]*\)")
+"""The layers that a message is about."""
+
+
+@attrs.frozen
+class Results:
+    """The results of one session, added to a file of earlier ones.
+
+    Attributes:
+        path: The file, JSON; None keeps nothing.
+    """
+
+    path: Path | None
+
+    def add(self, client: str, layout: str, scheme: str, versions: Mapping[str, str], **result: Any) -> None:
+        """Keep one result; those that other versions of the client gave are dropped.
+
+        Args:
+            client: Such as ``"llama.cpp"``.
+            layout: Name of the exporter.
+            scheme: Name of the scheme.
+            versions: Package → its version, of what the client consists of.
+            **result: ``error`` and ``greedy``, as `compared` gives them, or ``refused``: the reason; ``by``: who refuses.
+        """
+        if self.path is None:
+            return
+        clients = json.loads(self.path.read_text(encoding="utf-8")) if self.path.exists() else {}
+        own = clients.get(client, {})
+        if own.get("versions") != dict(versions):
+            own = {"versions": dict(versions), "results": {}}
+        own["results"].setdefault(layout, {})[scheme] = result
+        self.path.write_text(json.dumps(clients | {client: own}, indent=1, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def compared(logits: Tensor, reference: Tensor) -> dict[str, float]:
+    """Return how far logits ``[positions, vocabulary]`` are from others over the same text, in two figures of two and three digits.
+
+    ``error`` is ``‖a − b‖ / ‖b‖`` of logits without their mean over the vocabulary, which decides nothing, so that log-probabilities give
+    the same number; ``greedy`` is the share of positions where the most likely token is the same.
+    """
+    centred, expected = (x.double() - x.double().mean(-1, keepdim=True) for x in (logits, reference))
+    error = float((centred - expected).norm() / expected.norm())
+    greedy = float((logits.argmax(-1) == reference.argmax(-1)).double().mean())
+    return {"error": float(f"{error:.2g}"), "greedy": float(f"{greedy:.3g}")}
+
+
+def text_ids() -> list[int]:
+    """Return the tokens of the text that every client reads: 128 of held-out text."""
+    ids: list[int] = tiny_tokenizer()(held_out_text()[:400])["input_ids"]
+    return ids[:128]
+
+
+def logits_of(model: nn.Module, ids: list[int]) -> Tensor:
+    """Return logits ``[positions, vocabulary]`` of a text, float32."""
+    with torch.no_grad():
+        result: Tensor = model(torch.tensor([ids])).logits[0].float()
+    return result
+
+
+def quantized_tiny_model(scheme: str, dtype: torch.dtype = torch.float32, kv_cache_scheme: str | None = None) -> nn.Module:
+    """Return the tiny model in a scheme, rounded to nearest, calibrated on two samples."""
+    config = LLMTemplate.get("llama").get_config(scheme=scheme, kv_cache_scheme=kv_cache_scheme)
+    return ModelQuantizer(config).quantize_model(tiny_model(dtype), calibration_batches(2, 128))
+
+
+def why_not_exported(layout: str, model: nn.Module, out: Path, options: ExportOptions | None = None) -> str | None:
+    """Export a model; return None, or why the layout cannot hold it, in a few words without names of layers."""
+    try:
+        export_with(layout, model, out, options)
+    except UnsupportedError as error:
+        text = _NAMES.sub("", str(error)).removeprefix(f"the layout '{layout}' cannot hold this model: ")
+        return re.split(r"\. |; ", text)[0]
+    return None

@@ -1,0 +1,39 @@
+"""Our packages, shown to an interpreter in which they are not installed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.metadata import distribution
+from importlib.util import find_spec
+from pathlib import Path
+
+from packaging.requirements import Requirement
+
+__all__ = ["shown_packages"]
+
+_OURS = ("quark-core", "quark-schemes", "quark-algos", "quark-templates", "quark-exporters")
+_NEEDED = ("pluggy", "importlib-metadata")
+"""What finding plugins needs and vLLM does not bring."""
+
+
+def shown_packages(site: Path) -> Path:
+    """Return a new folder that holds links to our packages and to their metadata, which announces plugins."""
+    site.mkdir()
+    for name in {*_OURS, *(name for root in _NEEDED for name in _required(root))}:
+        found = distribution(name)
+        metadata = next(Path(str(found.locate_file(f))).parent for f in found.files or () if f.name == "METADATA")
+        (site / metadata.name).symlink_to(metadata)
+        package = (found.read_text("top_level.txt") or name.replace("-", "_")).split()[0]
+        spec = find_spec(package)
+        assert spec is not None
+        assert spec.submodule_search_locations
+        (site / package).symlink_to(spec.submodule_search_locations[0])
+    return site
+
+
+def _required(name: str) -> Iterator[str]:
+    """Yield a distribution and all that it needs, here."""
+    yield name
+    for requirement in map(Requirement, distribution(name).requires or ()):
+        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+            yield from _required(requirement.name)
