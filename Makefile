@@ -96,8 +96,9 @@ bars: install  ## from disk to disk: memory by layers, throughput beside a copy,
 	$(BIN)/python -m benchmarks.disk_to_disk copy
 	$(BIN)/python -m benchmarks.disk_to_disk large
 
-clients: install  ## load exports in transformers, onnxruntime, vLLM, llama.cpp, AMD Quark (VLLM_PYTHON=, LLAMA_PYTHON=, AMDQ_PYTHON=, ORT_PYTHON=)
-	$(BIN)/python -m pytest -m clients tests/clients $(PYTEST_ARGS)
+clients: install  ## load exports in transformers, onnxruntime, vLLM, llama.cpp, AMD Quark, and write the README's table (VLLM_PYTHON=, LLAMA_PYTHON=, AMDQ_PYTHON=, ORT_PYTHON=)
+	CLIENTS_RESULTS=docs/data/clients.json $(BIN)/python -m pytest -m clients tests/clients $(PYTEST_ARGS)
+	$(BIN)/python -m tools.docs.client_results
 
 # playwright drives the browser of the system: apt-get install chromium. axe-core comes from npm, and is left out where that is not there.
 browser: install  ## open the page of a report in headless Chromium (CHROMIUM=: its program)

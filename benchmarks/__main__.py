@@ -20,8 +20,8 @@ peers       and --text the same work in AMD Quark and llm-compressor, where thei
 ==========  =========  ====================================================================================================
 
 ``--only tuned`` measures the accuracy of tuned models in MXFP4, NVFP4 and INT8 as well, ``--only large`` an 8B model (21 GB of disk);
-neither runs unless it is named. One that fails is reported, and the others go on. The page *Benchmarks* of the documentation is made from
-the file.
+these and ``evaluate`` run only where they are named. One that fails is reported, and the others go on. The page *Benchmarks* of the
+documentation is made from the file.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from benchmarks.results import Measurement, add_run
 
 INT4 = "gptq/int4_wo_64,awq/int4_wo_64,awq+gptq/int4_wo_64,qronos/int4_wo_64"
 TUNED = "awq+gptq+tuning/mxfp4,awq+gptq+tuning/nvfp4,rotation+smoothquant+gptq+tuning/int8"
-MIXED = ["--sets", "fp8,mxfp6_e2m3,mxfp4_mxfp6_e2m3", "--bits", "4.5,5.125,6.25", "--uniform", "nvfp4,int4_wo_32,uint4_wo_32"]
+MIXED = ["--sets", "fp8,mxfp6_e2m3,mxfp4_mxfp6_e2m3", "--bits", "5.125,6.25", "--uniform", "nvfp4,int4_wo_32,uint4_wo_32"]
 Arguments = Callable[[argparse.Namespace], list[str] | None]
 """From what was given to the arguments of a benchmark; None where something that it needs was not given."""
 
@@ -52,7 +52,7 @@ def _with_text(*more: str) -> Arguments:
 
 
 def _ranks(args: argparse.Namespace) -> list[str] | None:
-    return [args.model, f"{args.text}/foldoc.txt", "--repeats", "1"] if args.model and args.text else None
+    return [args.model, f"{args.text}/foldoc.txt", "--repeats", "1", "--calls", "8"] if args.model and args.text else None
 
 
 def _peers(args: argparse.Namespace) -> list[str] | None:
@@ -62,16 +62,16 @@ def _peers(args: argparse.Namespace) -> list[str] | None:
 
 
 BENCHMARKS: dict[str, tuple[str, Arguments]] = {
-    "startup": ("startup:main", lambda args: []),
+    "startup": ("startup:main", lambda args: ["--runs", "5"]),
     "formats": ("formats:main", lambda args: ["--reference", args.amd_quark] if args.amd_quark else []),
-    "layers": ("disk_to_disk:measurements", lambda args: ["layers"]),
-    "copy": ("disk_to_disk:measurements", lambda args: ["copy", "--runs", "3"]),
+    "layers": ("disk_to_disk:measurements", lambda args: ["layers", "--layers", "8"]),
+    "copy": ("disk_to_disk:measurements", lambda args: ["copy", "--runs", "2"]),
     "evaluate": ("disk_to_disk:measurements", lambda args: ["evaluate"]),
     "rtn": ("rtn:main", _with_model("--runs", "3")),
     "calibrated": ("calibrated:main", _with_text("--runs", INT4, "--busy", "1", "--no-quality")),
     "ranks": (
         "shared_run:main",
-        lambda args: [args.model, f"{args.text}/foldoc.txt", "--repeats", "1"] if args.model and args.text else None,
+        lambda args: [args.model, f"{args.text}/foldoc.txt", "--repeats", "1", "--calls", "8"] if args.model and args.text else None,
     ),
     "mixed": ("mixed_precision:main", _with_text(*MIXED)),
     "tuning": ("calibrated:main", _with_text("--runs", "awq+gptq+tuning/int4_wo_64")),
@@ -80,7 +80,7 @@ BENCHMARKS: dict[str, tuple[str, Arguments]] = {
     "large": ("disk_to_disk:measurements", lambda args: ["large"]),
 }
 """Function of each benchmark, and what it is given."""
-LONG = ("tuned", "large")
+LONG = ("evaluate", "tuned", "large")
 """Benchmarks that run only where they are named."""
 
 

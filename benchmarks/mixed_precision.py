@@ -34,7 +34,7 @@ from quark.errors import ConfigError
 from quark.evaluate import compare
 from quark.hf.loading import load_model
 from quark.hf.tokenizer import load_tokenizer
-from quark.selection import FLOAT, Budget, Selection, SelectionProblem, SelectionResult, select_schemes
+from quark.selection import Budget, Selection, SelectionProblem, SelectionResult, select_schemes
 from quark.torch import ModelQuantizer
 from quark.version import VERSION
 from quark_algos.mixed_precision import MixedPrecision
@@ -67,8 +67,7 @@ class Ends:
             larger = [
                 one for one in problem.sizes[group.name] if problem.bytes_of({**choices, group.name: one}) <= (problem.most_bytes or 0)
             ]
-            fitting = [one for one in larger if one != FLOAT or len(problem.candidates) == 2]
-            choices[group.name] = max(fitting, key=lambda one: problem.sizes[group.name][one])
+            choices[group.name] = max(larger, key=lambda one: problem.sizes[group.name][one])
         return Selection(choices)
 
 

@@ -4,7 +4,8 @@
 
 Run it in an environment of its own that has ``llmcompressor==0.14.0.1``; torch and transformers come with it. It writes a folder for each
 scheme, with ``config.json``, ``model.safetensors`` and ``expected.safetensors``: ``ids``, and ``logits`` of the model that transformers has
-loaded, in float32; in bfloat16 where weights are FP4, which the packages decompress to nothing else. ``MANIFEST.json`` has versions and hashes, which the tests hold the files to. Everything is computed on a CPU.
+loaded, in float32; in bfloat16 where weights are FP4, which the packages decompress to nothing else. ``MANIFEST.json`` has versions and
+hashes, which the tests hold the files to. Everything is computed on a CPU.
 """
 
 from __future__ import annotations
@@ -54,7 +55,11 @@ def record(scheme: str, out: Path) -> None:
         small_model().save_pretrained(directory)
         model = AutoModelForCausalLM.from_pretrained(directory, dtype="auto")
         recipe = QuantizationModifier(targets="Linear", scheme=scheme, ignore=["lm_head"])
-        calibration = {"dataset": data, "processor": tokenizer(), "num_calibration_samples": len(ids), "max_seq_length": 32} if scheme in CALIBRATED else {}
+        calibration = (
+            {"dataset": data, "processor": tokenizer(), "num_calibration_samples": len(ids), "max_seq_length": 32}
+            if scheme in CALIBRATED
+            else {}
+        )
         oneshot(model=model, recipe=recipe, **calibration)
         model.save_pretrained(out, save_compressed=True)
     del model

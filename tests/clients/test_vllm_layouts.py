@@ -3,6 +3,7 @@
 Run with ``make clients VLLM_PYTHON=/path/to/python``; `vllm_comparison` says how results are compared.
 """
 
+import re
 from pathlib import Path
 
 import pytest
@@ -39,7 +40,8 @@ def test_vllm_loads_what_inspection_says(
     if not support.loads:
         with pytest.raises(ClientError) as refusal:
             generate(vllm, out, "auto", dtype)
-        results.add(CLIENT, layout, scheme, versions, refused=" ".join(str(refusal.value).split())[:160], by="client")
+        words = re.split(r"\. |; | Reasons:", " ".join(str(refusal.value).split()))[0]
+        results.add(CLIENT, layout, scheme, versions, refused=words, by="client")
         return
     texts = is_computed_by_vllm(vllm, out, "auto", dtype)
     note = {"note": "with quark beside it"} if needs_quark else {}

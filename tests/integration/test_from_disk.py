@@ -18,7 +18,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from quark.algorithms import Hessian, RoundToNearest
 from quark.checkpoint import CheckpointContent, ExportOptions
 from quark.checkpoint.export import export_with
-from quark.checkpoint.shard_writer import ShardWriter
+from quark.checkpoint.shard_writer import Part, ShardWriter
 from quark.config.model import QConfig
 from quark.errors import CalibrationError, CheckpointError, ConfigError, NonFiniteError, OutputError, UnsupportedError
 from quark.hf.loading import load_model
@@ -312,8 +312,17 @@ def test_peak_memory_does_not_grow_with_the_number_of_layers(tmp_path: Path) -> 
 @pytest.mark.parametrize("head", [False, True], ids=["float head", "quantized head"])
 def test_what_stays_float_outside_the_blocks_is_written_first_and_once(head: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     written: list[list[str]] = []
-    write = ShardWriter.write
-    monkeypatch.setattr(ShardWriter, "write", lambda self, part, **options: (written.append(list(part.meta)), write(self, part, **options)))
+
+    class Recorded(ShardWriter):
+        def write(self, part: Part, **options: Any) -> None:
+            written.append(list(part.meta))
+            super().write(part, **options)
+
+        def write_beside(self, part: Part) -> None:
+            written.append(list(part.meta))
+            super().write_beside(part)
+
+    monkeypatch.setattr("quark_exporters.directory_exporter.ShardWriter", Recorded)
     source = checkpoint(tmp_path / "in", "llama", tie_word_embeddings=False)
     quantize_checkpoint(source, tmp_path / "out", config("llama", scheme="int4_wo_32", exclude_layers=[] if head else ["lm_head"]))
     first, names = {"model.embed_tokens.weight", "model.norm.weight"}, [name for part in written for name in part]

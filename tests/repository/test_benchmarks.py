@@ -39,7 +39,7 @@ def test_arguments_are_passed_on() -> None:
     args = bench.parser().parse_args(["--model", "m", "--text", "t", "--amd-quark", "python"])
     assert bench.BENCHMARKS["peers"][1](args) == ["m", "t", "--amd-quark", "python"]
     assert bench.BENCHMARKS["formats"][1](args) == ["--reference", "python"]
-    assert bench.BENCHMARKS["ranks"][1](args) == ["m", "t/foldoc.txt", "--repeats", "1"]
+    assert bench.BENCHMARKS["ranks"][1](args) == ["m", "t/foldoc.txt", "--repeats", "1", "--calls", "8"]
     assert bench.BENCHMARKS["mixed"][1](bench.parser().parse_args(["--model", "m"])) is None
 
 

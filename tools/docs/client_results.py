@@ -31,11 +31,10 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
     "compressed-tensors": ("compressed_tensors",),
 }
 """Client → the layouts that it reads, the first of which a cell of the README is about where it loads."""
-_MEANING = (
-    "A cell has the relative error of the client's logits, `‖client − model‖ / ‖model‖` without their mean over the vocabulary, and the share "
-    "of positions at which both choose the same token, on 128 tokens of held-out text and the model of `make demo`; `model` is the quantized "
-    "one in memory. Runtimes round activations themselves and sum in other orders, so that inputs near the edge of a step get another code."
-)
+_MEANING = """\
+A cell has the relative error of the client's logits, `‖client − model‖ / ‖model‖` without their mean over the vocabulary, and the share of
+positions at which both choose the same token, on 128 tokens of held-out text and the model of `make demo`; `model` is the quantized one in
+memory. Runtimes round activations themselves and sum in other orders, so that inputs near the edge of a step get another code."""
 
 
 def client_results() -> dict[str, Any]:
@@ -58,7 +57,7 @@ def readme_table(data: Mapping[str, Any] | None = None) -> str:
         cells = tuple(_cell(_results(data, client, scheme), layouts[0], reasons) for client, layouts in COLUMNS.items())
         by_cells.setdefault(cells, []).append(scheme)
     rows = [[", ".join(code(name) for name in names), *cells] for cells, names in by_cells.items()]
-    return _page(data, markdown_table(["scheme", *COLUMNS], rows), reasons)
+    return _page(data, markdown_table(["scheme", *COLUMNS], rows), reasons, folds=True)
 
 
 def reference_table(data: Mapping[str, Any] | None = None) -> str:
@@ -107,20 +106,22 @@ def _cell(results: Mapping[str, Any], first: str, reasons: _Reasons) -> str:
     loaded = {layout: result for layout, result in results.items() if result is not None and "error" in result}
     if loaded:
         layout, result = next(iter(loaded.items()))
-        more = [*([f"as {code(layout)}"] if layout != first else []), *([cell(result["note"])] if "note" in result else [])]
+        more = [*([f"as {code(layout)}"] if layout != first else []), *([result["note"]] if "note" in result else [])]
         figures = f"{result['error']:g}, {math.floor(100 * result['greedy'])} %".replace("e-0", "e-")
         return figures + (f" ({'; '.join(more)})" if more else "")
     refused = next((result for result in results.values() if result is not None), None)
     return "not run" if refused is None else f"refused: {reasons.number(refused['refused'])}"
 
 
-def _page(data: Mapping[str, Any], table: str, reasons: _Reasons) -> str:
-    named = {client: own.get("versions", {}) for client, own in data.items()}
-    versions = "; ".join(
-        f"{client}: {', '.join(f'{package} {version}' for package, version in named[client].items())}" for client in COLUMNS if named.get(client)
-    )
-    refusals = f"\n\nRefused, by the exporter before any work or by the client:\n\n{reasons.text()}" if reasons.numbers else ""
-    return f"{_MEANING}\n\nVersions: {versions}.\n\n{table}{refusals}\n"
+def _page(data: Mapping[str, Any], table: str, reasons: _Reasons, *, folds: bool = False) -> str:
+    """Return meaning, versions, table and reasons; where it ``folds``, the reasons are shown when they are asked for."""
+    versions = {client: data[client]["versions"] for client in COLUMNS if client in data}
+    named = [f"- {client}: {', '.join(f'{package} {number}' for package, number in own.items())}" for client, own in versions.items()]
+    title = "Refused, by the exporter before any work or by the client:"
+    refusals = [title, reasons.text()] if reasons.numbers else []
+    if folds and reasons.numbers:
+        refusals = [f"<details><summary>{title}</summary>", reasons.text(), "</details>"]
+    return "\n\n".join([_MEANING, table, *refusals, "Versions:", "\n".join(named)]) + "\n"
 
 
 if __name__ == "__main__":

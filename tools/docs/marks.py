@@ -4,6 +4,7 @@
 ``{{ table KIND }}``      the records of a kind, such as ``schemes``
 ``{{ options KIND }}``    the options of each of these records
 ``{{ clients }}``         which program loads checkpoints of which scheme
+``{{ client_results }}``  what these programs have computed, as `make clients` has measured it
 ``{{ protocols }}``       how perplexity may be measured
 ``{{ capabilities }}``    what records may declare that they can do
 ``{{ hook NAME }}``       what the docstring of a hook says, with its example
@@ -26,7 +27,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from tools.docs import benchmarks, command_line, conformance, events, manual, measured, mixed, pictures, sections, tables
+from tools.docs import benchmarks, client_results, command_line, conformance, events, manual, measured, mixed, pictures, sections, tables
 
 __all__ = ["MARK", "expand"]
 
@@ -36,6 +37,7 @@ _GENERATORS: dict[str, Callable[[str, str], str]] = {
     "table": lambda kind, _: tables.table_of(kind),
     "options": lambda kind, _: tables.options_of(kind),
     "clients": lambda _, __: tables.clients(),
+    "client_results": lambda _, __: client_results.reference_table(),
     "protocols": lambda _, __: tables.protocols(),
     "capabilities": lambda _, __: tables.capabilities(),
     "hook": lambda name, _: manual.hook(name),

@@ -3,6 +3,7 @@
 import json
 import os
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future
 from pathlib import Path
 from threading import Event
 
@@ -149,10 +150,9 @@ def test_sizes_of_files_are_known_before_they_are_written(limit: int, tmp_path: 
 
 def stored(writer: ShardWriter) -> dict[str, str]:
     """The checksums of what has been written, when it is on the disk."""
-    checksums: list[Mapping[str, str]] = []
-    writer.when_stored(checksums.append)
-    writer.when_stored(lambda _: None)  # waits for the first
-    return dict(checksums[0])
+    checksums: Future[Mapping[str, str]] = Future()
+    writer.when_stored(checksums.set_result)
+    return dict(checksums.result(60))
 
 
 def test_parts_without_checksums_are_on_the_disk_too_when_it_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,7 +23,7 @@ def accuracy_against_bits() -> Drawing:
     facts = measured.schemes()
     nearest = {name: value for name, value in measured.round_to_nearest()["perplexity"].items() if name in facts}
     reference = measured.round_to_nearest()["perplexity"]["float"]
-    calibrated = {name: measured.calibrated()[key] for key, name in _ROUNDINGS.items()}
+    calibrated = {name: measured.calibrated().get(key, {}) for key, name in _ROUNDINGS.items()}
     best = {
         scheme: min((row[scheme]["perplexity"], name) for name, row in calibrated.items() if scheme in row)
         for scheme in calibrated["GPTQ"]

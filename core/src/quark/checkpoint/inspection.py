@@ -18,7 +18,7 @@ from quark.checkpoint.restorers import restorers_of
 from quark.checkpoint.shard_layout import NAMES
 from quark.config.model import QConfig
 from quark.errors import CheckpointError, QuarkError
-from quark.hf.placing import without_source
+from quark.hf.placing import left_out_by, without_source
 from quark.hf.shards import Shard, check_shards
 from quark.hf.skeleton import empty_model
 from quark.names import folded
@@ -156,7 +156,8 @@ def _placed_by(reader: LayoutReader, model: nn.Module, config: QConfig) -> Calla
 def _misfits(model: nn.Module, place_of: Callable[[str, Tensor], str], shards: Iterable[Shard], directory: Path) -> Iterator[str]:
     """Yield what of the stored tensors has no place in the prepared model, or another shape there, and what is missing."""
     found: set[str] = set()
-    for path, name, dtype, shape in ((s.path, name, *kind) for s in shards for name, kind in s.tensors.items()):
+    is_left_out = left_out_by(model)
+    for path, name, dtype, shape in ((s.path, name, *kind) for s in shards for name, kind in s.tensors.items() if not is_left_out(name)):
         if dtype not in _DTYPES:
             yield f"'{name}' in '{path}' is of the dtype {dtype}, which no model has"
             continue

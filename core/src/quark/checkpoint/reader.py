@@ -18,7 +18,7 @@ from quark.checkpoint.restorers import missing_algorithms, restorers_of
 from quark.config.model import QConfig
 from quark.environment import refuse_rival
 from quark.errors import AmbiguousNameError, CheckpointError, ConfigError, QuarkError, UnknownNameError, UnsupportedError
-from quark.hf.placing import put_tensor, without_source
+from quark.hf.placing import left_out_by, put_tensor, without_source
 from quark.hf.shards import check_shards
 from quark.hf.skeleton import empty_model
 from quark.hf.unpacking import unpack_all
@@ -203,9 +203,11 @@ def _naming(file: Path) -> Iterator[None]:
 
 def _load(model: nn.Module, reader: LayoutReader, tensors: Iterable[tuple[Path, str, Tensor]], config: QConfig) -> set[str]:
     """Put all tensors, each given with its file, into the model, and return their paths in the model."""
-    restorers, missing = restorers_of(config), missing_algorithms(config)
+    restorers, missing, is_left_out = restorers_of(config), missing_algorithms(config), left_out_by(model)
     loaded = set()
     for path, name, tensor in tensors:
+        if is_left_out(name):
+            continue
         restored = name
         for restorer in restorers:
             restored = restorer.place_of(restored, tensor)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import shutil
-import zlib
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
@@ -21,6 +21,7 @@ import attrs
 import torch
 from torch import Tensor
 
+from quark.checkpoint.checksum import ROW, checksum
 from quark.checkpoint.shard_layout import ShardLayout
 from quark.errors import OutputError
 from quark.hf.shards import INDEX
@@ -28,8 +29,10 @@ from quark.names import folded
 
 __all__ = ["Part", "ShardWriter", "create_shards", "write_shards"]
 
-_CHUNK = 16 << 20
-"""Bytes that are read at once for a checksum."""
+_CHUNK = 4096 * ROW
+"""Bytes that are read or written at once."""
+_LAG = 2
+"""How many times `ShardWriter.when_stored` may wait for the disk before the caller does."""
 
 
 @attrs.frozen(eq=False)
@@ -118,7 +121,7 @@ class ShardWriter:
             self._storing_thread = stack.enter_context(ThreadPoolExecutor(max_workers=1))
             self._closing = stack.pop_all()
         self._pending: Future[None] | None = None
-        self._storing: Future[None] | None = None
+        self._storing: deque[Future[None]] = deque()
 
     def __enter__(self) -> Self:
         return self
@@ -137,22 +140,32 @@ class ShardWriter:
             part: The part.
             checksums: Whether `when_stored` is going to ask for those of this part, if it is going to ask at all.
         """
+        tensors = self._made(part)
+        self._wait()
+        self._pending = self._thread.submit(self._write_all, tensors, self._checksums if checksums and self._with_checksums else None)
+
+    def write_beside(self, part: Part) -> None:
+        """Start writing a part whose tensors stay in memory anyway, while other parts are computed and written; it has no checksums."""
+        self._storing.append(self._storing_thread.submit(self._write_all, self._made(part), None))
+
+    def _made(self, part: Part) -> list[tuple[str, Tensor]]:
+        """Compute a part, and count it as written."""
         places = self._layout.places
         tensors = [(name, _checked(name, tensor, places[name].meta)) for name, tensor in _in_order(part)]
-        self._wait()
         self._unwritten.difference_update(part.meta)
         self._written_to.update(places[name].file for name in part.meta)
-        self._pending = self._thread.submit(self._write_all, tensors, checksums and self._with_checksums)
+        return tensors
 
     def when_stored(self, then: Callable[[Mapping[str, str]], None]) -> None:
         """Call ``then`` when all parts that have been written are on the disk: in the background, with the checksums of their tensors.
 
         Checksums of parts that an earlier call has got are left out. An error of ``then`` is raised by the next method that is called.
         """
-        self._wait(for_disk=True)
+        while len(self._storing) >= _LAG:
+            self._storing.popleft().result()
         checksums, self._checksums = self._checksums, {}
         files, self._written_to = self._written_to, set()
-        self._storing = self._storing_thread.submit(self._store, files, checksums, then)
+        self._storing.append(self._storing_thread.submit(self._store, self._pending, files, checksums, then))
 
     def adopt(self, checksums: Mapping[str, str]) -> list[str]:
         """Count tensors as written whose bytes in the files have these checksums, and return the names of the others.
@@ -195,43 +208,41 @@ class ShardWriter:
             (self._directory / INDEX).write_text(index, encoding="utf-8")
 
     def _wait(self, *, for_disk: bool = False) -> None:
-        """Wait until nothing is being written any more, or, ``for_disk``, until `_store` is through; raises what went wrong there."""
+        """Wait until no part is being written any more, or, ``for_disk``, until all is stored; raises what went wrong there."""
         pending, self._pending = self._pending, None
         if pending is not None:
             pending.result()
-        if self._storing is not None and (for_disk or self._storing.done()):
-            storing, self._storing = self._storing, None
-            storing.result()
+        while self._storing and (for_disk or self._storing[0].done()):
+            self._storing.popleft().result()
 
-    def _write_all(self, tensors: Sequence[tuple[str, Tensor]], checksums: bool) -> None:
+    def _write_all(self, tensors: Sequence[tuple[str, Tensor]], checksums: dict[str, str] | None) -> None:
         for name, tensor in tensors:
             place, data = self._layout.places[name], memoryview(tensor.numpy().data)
             _write_at(self._files[place.file], data, place.offset)
-            if checksums:
-                self._checksums[name] = _checksum([data])
+            if checksums is not None:
+                checksums[name] = checksum([tensor])
 
-    def _store(self, files: Iterable[int], checksums: Mapping[str, str], then: Callable[[Mapping[str, str]], None]) -> None:
+    def _store(
+        self,
+        written: Future[None] | None,
+        files: Iterable[int],
+        checksums: Mapping[str, str],
+        then: Callable[[Mapping[str, str]], None],
+    ) -> None:
+        if written is not None:
+            written.result()
         for number in sorted(files):
             os.fdatasync(self._files[number])
         then(checksums)
 
     def _checksum_of(self, name: str) -> str:
-        return _checksum(self._bytes_of(name))
+        return checksum(torch.frombuffer(bytearray(data), dtype=torch.uint8) for data in self._bytes_of(name) if data)
 
     def _bytes_of(self, name: str) -> Iterator[bytes]:
         """Yield the bytes of a tensor in chunks; fewer where the file ends early."""
         place = self._layout.places[name]
         for start in range(0, place.size, _CHUNK):
             yield os.pread(self._files[place.file], min(_CHUNK, place.size - start), place.offset + start)
-
-
-def _checksum(chunks: Iterable[bytes | memoryview]) -> str:
-    """Return the CRC-32 of some bytes and their number: damage is to be found, not forgery, at a fraction of the time of writing."""
-    value = size = 0
-    for chunk in chunks:
-        value = zlib.crc32(chunk, value)
-        size += len(chunk)
-    return f"crc32:{value:08x}:{size}"
 
 
 def _header_of(path: Path, length: int) -> bytes | None:
@@ -259,7 +270,7 @@ def _checked(name: str, tensor: Tensor, expected: Tensor) -> Tensor:
 
 
 def _write_at(file: int, data: memoryview, offset: int) -> None:
-    """Write all of ``data``; a single ``pwrite`` may write less than its argument."""
+    """Write all of ``data``, a part at a time: of those that write to one file, each waits while another writes."""
     done = 0
     while done < data.nbytes:
-        done += os.pwrite(file, data[done:], offset + done)
+        done += os.pwrite(file, data[done : done + _CHUNK], offset + done)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from torch import Tensor, nn
 
-__all__ = ["owners_of", "put_tensor", "without_source"]
+__all__ = ["left_out_by", "owners_of", "put_tensor", "without_source"]
 
 
 def owners_of(model: nn.Module) -> dict[int, list[tuple[nn.Module, str]]]:
@@ -39,3 +40,9 @@ def without_source(state: Mapping[str, Tensor], names: Iterable[str]) -> Iterato
     """
     have = {id(state[name]) for name in names if name in state}
     return (name for name, tensor in state.items() if id(tensor) not in have)
+
+
+def left_out_by(model: nn.Module) -> Callable[[str], bool]:
+    """Return whether the class of a model leaves out a stored tensor of some name, such as the layers of DeepSeek-V3 that predict ahead."""
+    patterns = [re.compile(pattern) for pattern in getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()]
+    return lambda name: any(pattern.search(name) for pattern in patterns)

@@ -8,7 +8,6 @@ such as fusing experts that are stored one by one, so that the result equals tha
 from __future__ import annotations
 
 import copy
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,7 @@ from quark.hf.converted_tensors import ConvertedTensors
 from quark.hf.dequantized_tensors import DequantizedTensors
 from quark.hf.dequantizer import FloatTensor
 from quark.hf.file_tensors import FileTensors
-from quark.hf.placing import without_source
+from quark.hf.placing import left_out_by, without_source
 from quark.hf.shards import Shard, refuse_codes
 from quark.hf.weight_converters import WeightConverter
 from quark.log import get_logger
@@ -219,8 +218,8 @@ def _converted(
 
 def _warn_unused(names: Sequence[str], model: Any, directory: Path) -> None:
     """Log a warning about stored tensors that the model does not have and that its class does not list as expected."""
-    ignored = [re.compile(p) for p in getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()]
-    left_out = [name for name in names if not any(p.search(name) for p in ignored)]
+    is_expected = left_out_by(model)
+    left_out = [name for name in names if not is_expected(name)]
     if left_out:
         get_logger(__name__).warning(
             f"'{directory}' holds {len(left_out)} tensor(s) that a {type(model).__name__} has no place for: {folded(left_out)}. "

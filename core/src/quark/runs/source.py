@@ -149,9 +149,12 @@ class CheckpointSource:
         self._ahead.stop()
 
     def _read(self, name: str | None) -> list[tuple[str, Tensor]]:
-        """Return the tensors of a block by name; their pages are in memory, also where a tensor is a view of a mapped file."""
+        """Return the tensors of a block by name; their pages are in memory, also where a tensor is a view of a mapped file.
+
+        Of the tensors outside the blocks, for which a run waits when it begins, pages come when they are needed.
+        """
         tensors = list(self._stored.read(self._recipes.get(name, ()), self._dtype_of, self._device))
-        for _, tensor in tensors:
+        for _, tensor in tensors if name is not None else ():
             if tensor.device.type == "cpu" and tensor.is_contiguous() and tensor.numel():
                 tensor.view(-1).view(torch.uint8)[::PAGE].sum()
         return tensors

@@ -50,9 +50,8 @@ class DirectoryStream:
         parts = [p for p in self._exporter.parts(model, plan, self._options, outside) if all(name in self._writer for name in p.meta)]
         self._early = {name for part in parts for name in part.meta}
         if parts:
-            # One part, for which the first block waits: they are in memory all the time.
-            whole = Part({k: v for p in parts for k, v in p.meta.items()}, lambda: {k: v for p in parts for k, v in p.make().items()})
-            self._writer.write(whole, checksums=False)
+            meta = {name: tensor for part in parts for name, tensor in part.meta.items()}
+            self._writer.write_beside(Part(meta, lambda: {name: t for part in parts for name, t in part.make().items()}))
 
     def write(self, block: Block | None) -> None:
         """As `quark.checkpoint.BlockStream.write`."""

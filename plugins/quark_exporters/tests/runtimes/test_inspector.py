@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
+from transformers import MixtralConfig, MixtralForCausalLM
 
 import quark
 from quark.checkpoint.export import export_with
@@ -111,6 +112,43 @@ def test_what_runtimes_fuse_or_leave_float_is_said(change: Callable[[Any], Any],
     support = support_of(inspect_checkpoint(exported(change(run_config("int4_wo_32")), tmp_path)))
     assert not support.loads
     assert [reason for reason in support.refusals if re.search(message, reason)]
+
+
+EXPERTS = {
+    ("safetensors", "int4_wo_32"): ("QuarkW4A16Int4MoEMethod", {"vllm_cuda", "vllm_rocm"}),
+    ("safetensors", "mxfp4_fp8"): ("QuarkOCP_MX_MoEMethod", {"vllm_cuda", "vllm_rocm"}),
+    ("safetensors", "ptpc_fp8"): ("QuarkW8A8Fp8MoEMethod", {"vllm_cuda", "vllm_rocm", "sglang"}),
+    ("compressed_tensors", "uint4_wo_64"): ("CompressedTensorsWNA16MoEMethod", {"vllm_cuda", "vllm_rocm", "sglang"}),
+    ("awq", "uint4_wo_32"): ("AutoAWQMoEMethod", {"vllm_cuda", "sglang"}),
+}
+"""Method of experts, and the runtimes that load a mixture whose attention is quantized likewise."""
+
+
+def mixture(config: Any) -> nn.Module:
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 96, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = MixtralForCausalLM(MixtralConfig(**sizes, num_key_value_heads=2, num_local_experts=2, num_experts_per_tok=1)).eval()
+    return ModelQuantizer(config).quantize_model(model, [torch.arange(64).reshape(2, 32)])
+
+
+@pytest.mark.parametrize(("layout", "scheme"), EXPERTS)
+def test_experts_have_methods_of_their_own(layout: str, scheme: str, tmp_path: Path) -> None:
+    config = LLMTemplate.get("mixtral").get_config(scheme)
+    method, loaded_by = EXPERTS[layout, scheme]
+    export_with(layout, mixture(config), tmp_path / "out")
+    support = support_of(inspect_checkpoint(tmp_path / "out"))
+    (named,) = [name for name, layers in support.methods.items() if ".experts." in layers]
+    assert named.partition(":")[0] == method
+    assert any(".experts." not in layers for layers in support.methods.values())
+    assert {one.runtime for one in inspect_checkpoint(tmp_path / "out").runtimes if one.loads} >= loaded_by - {"sglang"}
+
+
+def test_experts_of_a_mixture_are_quantized_alike(tmp_path: Path) -> None:
+    config = LLMTemplate.get("mixtral").get_config("int4_wo_32")
+    config.layer_quant_config = {"*experts.1.*": quark.schemes().load_config("ptpc_fp8")()}
+    export_with("safetensors", mixture(config), tmp_path / "out")
+    support = support_of(inspect_checkpoint(tmp_path / "out"))
+    assert [reason for reason in support.refusals if re.search(r"experts of model\.layers\.0\.mlp.*in several ways", reason)]
 
 
 def test_a_head_that_is_tied_to_the_embedding_is_not_missing(tmp_path: Path) -> None:

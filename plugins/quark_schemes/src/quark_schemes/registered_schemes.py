@@ -7,10 +7,12 @@ from quark.plugins import SchemeRecord
 __all__ = ["SCHEMES"]
 
 _CLASSES = "quark_schemes.schemes.classes:"
-_EVERYWHERE = ("transformers", "vLLM (CPU, CUDA, ROCm)")
-_ON_GPU = ("transformers", "vLLM (CUDA, ROCm)")
-_EMULATED = ("transformers", "vLLM (emulated)")
-_TRANSFORMERS = ("transformers",)
+_ANYWHERE = ("transformers", "onnxruntime")
+_GGUF = "llama.cpp"
+_GGUF_WEIGHTS = "llama.cpp (weights alone)"
+_EVERYWHERE = (*_ANYWHERE, "vLLM (CPU, CUDA, ROCm)")
+_ON_GPU = (*_ANYWHERE, "vLLM (CUDA, ROCm)")
+_EMULATED = (*_ANYWHERE, "vLLM (emulated)")
 
 
 def _classes(*names: str) -> dict[str, str]:
@@ -22,28 +24,28 @@ SCHEMES: tuple[SchemeRecord, ...] = (
         name="int4_wo_32",
         summary="symmetric INT4 weights, groups of 32",
         config="quark_schemes.schemes.integer:int4_wo_32",
-        clients=_EVERYWHERE,
+        clients=(*_EVERYWHERE, _GGUF),
         exports=_classes("Int4WeightOnlyScheme"),
     ),
     SchemeRecord(
         name="uint4_wo_32",
         summary="asymmetric UINT4 weights, groups of 32",
         config="quark_schemes.schemes.integer:uint4_wo_32",
-        clients=_EVERYWHERE,
+        clients=(*_EVERYWHERE, _GGUF),
         exports=_classes("Uint4WeightOnlyScheme"),
     ),
     SchemeRecord(
         name="int4_wo_64",
         summary="symmetric INT4 weights, groups of 64",
         config="quark_schemes.schemes.integer:int4_wo_64",
-        clients=_EVERYWHERE,
+        clients=(*_EVERYWHERE, _GGUF),
         exports=_classes("Int4WeightOnlyScheme"),
     ),
     SchemeRecord(
         name="uint4_wo_64",
         summary="asymmetric UINT4 weights, groups of 64",
         config="quark_schemes.schemes.integer:uint4_wo_64",
-        clients=_EVERYWHERE,
+        clients=(*_EVERYWHERE, _GGUF),
         exports=_classes("Uint4WeightOnlyScheme"),
     ),
     SchemeRecord(
@@ -51,7 +53,7 @@ SCHEMES: tuple[SchemeRecord, ...] = (
         aliases=("w_int4_per_group_sym",),
         summary="symmetric INT4 weights, groups of 128",
         config="quark_schemes.schemes.integer:int4_wo_128",
-        clients=_EVERYWHERE,
+        clients=(*_EVERYWHERE, _GGUF),
         exports=_classes("Int4WeightOnlyScheme"),
     ),
     SchemeRecord(
@@ -59,28 +61,28 @@ SCHEMES: tuple[SchemeRecord, ...] = (
         aliases=("w_uint4_per_group_asym",),
         summary="asymmetric UINT4 weights, groups of 128",
         config="quark_schemes.schemes.integer:uint4_wo_128",
-        clients=_EVERYWHERE,
+        clients=(*_EVERYWHERE, _GGUF),
         exports=_classes("Uint4WeightOnlyScheme"),
     ),
     SchemeRecord(
         name="int4_wo_per_channel",
         summary="symmetric INT4 weights, a scale per channel",
         config="quark_schemes.schemes.integer:int4_wo_per_channel",
-        clients=_TRANSFORMERS,
+        clients=(*_ANYWHERE, _GGUF),
         exports=_classes("Int4WeightOnlyPerChannelScheme"),
     ),
     SchemeRecord(
         name="uint4_wo_per_channel",
         summary="asymmetric UINT4 weights, a scale per channel",
         config="quark_schemes.schemes.integer:uint4_wo_per_channel",
-        clients=_TRANSFORMERS,
+        clients=(*_ANYWHERE, _GGUF),
         exports=_classes("Uint4WeightOnlyPerChannelScheme"),
     ),
     SchemeRecord(
         name="int4_wa_64",
         summary="INT4 weights, dynamic INT4 activations, groups of 64",
         config="quark_schemes.schemes.integer:int4_wa_64",
-        clients=_TRANSFORMERS,
+        clients=(*_ANYWHERE, _GGUF_WEIGHTS),
         exports=_classes("Int4WeightAndActivationScheme"),
     ),
     SchemeRecord(
@@ -88,7 +90,7 @@ SCHEMES: tuple[SchemeRecord, ...] = (
         aliases=("w_int8_a_int8_per_tensor_sym",),
         summary="INT8 weights and static activations, one scale each",
         config="quark_schemes.schemes.integer:int8",
-        clients=_EVERYWHERE,
+        clients=(*_EVERYWHERE, _GGUF_WEIGHTS),
         exports=_classes("Int8Scheme"),
     ),
     SchemeRecord(
@@ -113,14 +115,14 @@ SCHEMES: tuple[SchemeRecord, ...] = (
         aliases=("w_mxfp4_a_mxfp4",),
         summary="MXFP4 weights and dynamic activations",
         config="quark_schemes.schemes.microscaling:mxfp4",
-        clients=(*_ON_GPU, "SGLang (ROCm)"),
+        clients=(*_ON_GPU, "SGLang (ROCm)", _GGUF_WEIGHTS),
         exports=_classes("MXFP4Scheme"),
     ),
     SchemeRecord(
         name="mxfp4_weight_only",
         summary="MXFP4 weights",
         config="quark_schemes.schemes.microscaling:mxfp4_weight_only",
-        clients=_ON_GPU,
+        clients=(*_ON_GPU, _GGUF),
         exports=_classes("MXFP4WeightOnlyScheme"),
     ),
     SchemeRecord(
@@ -143,28 +145,28 @@ SCHEMES: tuple[SchemeRecord, ...] = (
         name="mxfp4_mxfp6_e2m3",
         summary="MXFP4 weights, dynamic MXFP6 activations of E2M3 elements",
         config="quark_schemes.schemes.microscaling:mxfp4_mxfp6_e2m3",
-        clients=_EMULATED,
+        clients=(*_EMULATED, _GGUF_WEIGHTS),
         exports=_classes("MXFP4_MXFP6E2M3Scheme"),
     ),
     SchemeRecord(
         name="mxfp4_fp8",
         summary="MXFP4 weights, static E4M3 activations",
         config="quark_schemes.schemes.microscaling:mxfp4_fp8",
-        clients=_EMULATED,
+        clients=(*_EMULATED, _GGUF_WEIGHTS),
         exports=_classes("MXFP4_FP8Scheme"),
     ),
     SchemeRecord(
         name="amdfp4",
         summary="FP4 weights and dynamic activations, groups of 16, E5M3 scales",
         config="quark_schemes.schemes.two_level:amdfp4",
-        clients=_TRANSFORMERS,
+        clients=_ANYWHERE,
         exports=_classes("AmdFP4Scheme"),
     ),
     SchemeRecord(
         name="amdfp4_g32",
         summary="FP4 weights and dynamic activations, groups of 32, E5M3 scales",
         config="quark_schemes.schemes.two_level:amdfp4_g32",
-        clients=_TRANSFORMERS,
+        clients=_ANYWHERE,
         exports=_classes("AmdFP4Scheme"),
     ),
     SchemeRecord(
@@ -180,21 +182,21 @@ SCHEMES: tuple[SchemeRecord, ...] = (
         name="amdfp4_global16",
         summary="FP4 weights and activations, groups of 16, E5M3 scales under one more scale",
         config="quark_schemes.schemes.two_level:amdfp4_global16",
-        clients=_TRANSFORMERS,
+        clients=_ANYWHERE,
         exports=_classes("AmdFP4GlobalScaleScheme"),
     ),
     SchemeRecord(
         name="amdfp4_global32",
         summary="FP4 weights and activations, groups of 32, E5M3 scales under one more scale",
         config="quark_schemes.schemes.two_level:amdfp4_global32",
-        clients=_TRANSFORMERS,
+        clients=_ANYWHERE,
         exports=_classes("AmdFP4GlobalScaleScheme"),
     ),
     SchemeRecord(
         name="int4_fp8",
         summary="weights first in E4M3, from there in INT4 per channel; dynamic E4M3 activations",
         config="quark_schemes.schemes.two_level:int4_fp8",
-        clients=_TRANSFORMERS,
+        clients=_ANYWHERE,
         exports=_classes("INT4_FP8Scheme"),
     ),
     SchemeRecord(
@@ -202,7 +204,7 @@ SCHEMES: tuple[SchemeRecord, ...] = (
         aliases=("w_bfp16_a_bfp16",),
         summary="BFP16 weights and activations, blocks of 8",
         config="quark_schemes.schemes.block_float:bfp16",
-        clients=_TRANSFORMERS,
+        clients=_ANYWHERE,
         exports=_classes("BFP16Scheme"),
     ),
     SchemeRecord(
@@ -210,14 +212,14 @@ SCHEMES: tuple[SchemeRecord, ...] = (
         aliases=("w_mx6_a_mx6",),
         summary="MX6 weights and activations; option block_size (16)",
         config="quark_schemes.schemes.block_float:mx6",
-        clients=_TRANSFORMERS,
+        clients=_ANYWHERE,
         exports=_classes("MX6Scheme"),
     ),
     SchemeRecord(
         name="mx9",
         summary="MX9 weights and activations; option block_size (16)",
         config="quark_schemes.schemes.block_float:mx9",
-        clients=_TRANSFORMERS,
+        clients=_ANYWHERE,
         exports=_classes("MX9Scheme"),
     ),
 )

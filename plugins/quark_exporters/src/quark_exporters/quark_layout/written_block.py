@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Protocol
 
 import torch
@@ -12,6 +13,7 @@ from quark.checkpoint.exporter import ExportOptions
 from quark.config.slot import PARAMETERS, Slot
 from quark.modules import QuantizedLayer, QuantizerModule
 from quark.modules.attention import PROBABILITIES
+from quark.modules.layer_shape import LayerShape
 from quark.modules.packed_layers import packed_meta
 from quark.planning.plan import QuantPlan
 from quark.quantizers import cast_finite
@@ -56,16 +58,18 @@ def read_block(model: nn.Module, plan: QuantPlan, options: ExportOptions, region
     for name, layer in layers.items():
         for slot in PARAMETERS:
             _read_parameter(name, layer, slot, options, written)
+        shapes = LayerShape.of(layer)
         for slot, quantizer in ((Slot.input_tensors, layer.input_quantizer), (Slot.output_tensors, outputs.get(name))):
-            _read_scales(quantizer, lambda suffix, n=name, s=slot: checkpoint_name(n, s, suffix), options, written)  # type: ignore[misc]
+            name_of = partial(checkpoint_name, name, slot)
+            _read_scales(quantizer, name_of, options, written, shapes.of_slot(slot))
     for name, quantizer in attention.items():
         owner, _, attribute = name.rpartition(".")
         if attribute == PROBABILITIES:
-            _read_scales(quantizer, lambda suffix, o=owner: probabilities_name(o, suffix), options, written)  # type: ignore[misc]
+            _read_scales(quantizer, partial(probabilities_name, owner), options, written)
     for row in plan.attentions:
         for state in row.states if row.fused else ():
             if f"{row.name}.{state}" in attention:
-                _read_scales(attention[f"{row.name}.{state}"], lambda s, r=row, t=state: state_name(r.name, t, s), options, written)  # type: ignore[misc]
+                _read_scales(attention[f"{row.name}.{state}"], partial(state_name, row.name, state), options, written)
 
 
 def _read_parameter(name: str, layer: QuantizedLayer, slot: Slot, options: ExportOptions, written: WrittenTensors) -> None:
@@ -92,10 +96,16 @@ def _read_parameter(name: str, layer: QuantizedLayer, slot: Slot, options: Expor
     layer._parameters[slot] = nn.Parameter(values, requires_grad=False)
 
 
-def _read_scales(quantizer: QuantizerModule | None, name_of: Callable[[str], str], options: ExportOptions, written: WrittenTensors) -> None:
-    """Set the scales of a static activation."""
+def _read_scales(
+    quantizer: QuantizerModule | None,
+    name_of: Callable[[str], str],
+    options: ExportOptions,
+    written: WrittenTensors,
+    shape: tuple[int, ...] = (1,),
+) -> None:
+    """Set the scales of a static activation; ``shape`` is that of a batch of one, with the channels that may have a scale each."""
     if quantizer is None or quantizer.quantizer.is_dynamic or quantizer.quantizer.is_float:
         return
-    suffixes = quantizer.quantizer.pack_qparams(quantizer.quantizer.empty_qparams((1,), "meta"), order=options.pack_method)
+    suffixes = quantizer.quantizer.pack_qparams(quantizer.quantizer.empty_qparams(shape, "meta"), order=options.pack_method)
     stored: Mapping[str, Tensor] = {suffix: written.read(name_of(suffix)) for suffix in suffixes if name_of(suffix) in written}
-    quantizer.set_qparams(quantizer.quantizer.unpack_qparams(dict(stored), (1,), order=options.pack_method))
+    quantizer.set_qparams(quantizer.quantizer.unpack_qparams(dict(stored), shape, order=options.pack_method))

@@ -15,6 +15,7 @@ from quark_exporters.runtimes.rules import Rule, rule_for, rules
 __all__ = ["RuntimeInspector"]
 
 _QUARK = "safetensors"
+_EXPERTS = ".experts."
 _Reasons = dict[str, list[str]]
 
 
@@ -31,7 +32,10 @@ class RuntimeInspector:
         for fused, parts in _fused(rows):
             for reason in _disagreements(facts, fused, {part: rows[part] for part in parts}):
                 common.setdefault(reason, []).extend(parts)
-        found = {name: rule_for(facts.layout, config) for name, config in coded.items()}
+        found = {name: rule_for(facts.layout, config, experts=_EXPERTS in name) for name, config in coded.items()}
+        for mixture, parts in _mixtures(rows):
+            if any(_of_weight(rows[part]) != _of_weight(rows[parts[0]]) for part in parts):
+                common.setdefault(f"experts of {mixture}, which they compute as one layer, are quantized in several ways", []).extend(parts)
         for runtime, summary in rules().runtimes.items():
             yield _support(runtime, summary, found, {reason: list(names) for reason, names in common.items()}, facts)
 
@@ -102,11 +106,19 @@ def _other_layers(facts: CheckpointFacts, coded: Mapping[str, QLayerConfig]) -> 
 def _fused(rows: Mapping[str, PlanRow]) -> Iterator[tuple[str, list[str]]]:
     """Yield each layer that runtimes fuse, and the names of its parts."""
     for fused, parts in rules().fused.items():
-        for name in (name for name in rows if name.rpartition(".")[2] == parts[0] and ".experts." not in name):
+        for name in (name for name in rows if name.rpartition(".")[2] == parts[0] and _EXPERTS not in name):
             owner = name.rpartition(".")[0]
             names = [f"{owner}.{part}" for part in parts]
             if all(part in rows for part in names):
                 yield f"{owner}.{fused}", names
+
+
+def _mixtures(rows: Mapping[str, PlanRow]) -> Iterator[tuple[str, list[str]]]:
+    """Yield each mixture of experts, and the names of the layers that its experts have."""
+    mixtures: dict[str, list[str]] = {}
+    for name in (name for name in rows if _EXPERTS in name):
+        mixtures.setdefault(name.partition(_EXPERTS)[0], []).append(name)
+    yield from mixtures.items()
 
 
 def _disagreements(facts: CheckpointFacts, fused: str, parts: Mapping[str, PlanRow]) -> Iterator[str]:

@@ -26,6 +26,7 @@ class Rule:
         weight, input: Patterns of the tensors: a table, a list of tables for as many levels, ``"none"`` for float, ``"any"``.
         on: Runtime → the kernels it chooses from, and what they need.
         refused: Runtime → why it has none.
+        experts: Whether it is about the experts of a mixture, which runtimes compute as one layer, by methods of their own.
     """
 
     layout: str
@@ -34,6 +35,7 @@ class Rule:
     input: Any
     on: Mapping[str, str]
     refused: Mapping[str, str] = attrs.field(factory=dict)
+    experts: bool = False
 
     def fits(self, config: QLayerConfig) -> bool:
         """Return whether the rule is about layers that are so quantized."""
@@ -62,9 +64,10 @@ def rules() -> Rules:
     return Rules(content["runtimes"], content["fused"], tuple(Rule(**rule) for rule in content["rules"]))
 
 
-def rule_for(layout: str, config: QLayerConfig) -> Rule | None:
-    """Return the first rule that fits a layer in a layout; None where none does."""
-    return next((rule for rule in rules().rules if rule.layout == layout and rule.fits(config)), None)
+def rule_for(layout: str, config: QLayerConfig, *, experts: bool = False) -> Rule | None:
+    """Return the first rule that fits a layer in a layout, or an expert of a mixture; None where none does."""
+    own = (rule for rule in rules().rules if rule.layout == layout and rule.experts == experts)
+    return next((rule for rule in own if rule.fits(config)), None)
 
 
 def _fits(pattern: Any, spec: TensorSpec | None) -> bool:

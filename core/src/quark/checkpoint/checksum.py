@@ -1,0 +1,41 @@
+"""Checksums of tensors in files: damage is to be found, not forgery, at a fraction of the time of writing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+from quark.parallel import one_thread
+
+__all__ = ["ROW", "checksum"]
+
+ROW = 4096
+"""Bytes that have one factor."""
+
+
+def checksum(chunks: Iterable[Tensor]) -> str:
+    """Return a checksum of some bytes, and their number.
+
+    It is the sum of all words of 8 bytes modulo 2^64, those of row i of 4096 bytes times 2i + 1: any change of one word changes it, and so
+    do rows that are zero, missing or exchanged, unless the sums of their words agree.
+
+    Args:
+        chunks: Of bytes, each uint8 ``[n]``; all but the last have whole rows.
+    """
+    value = size = 0
+    with one_thread():
+        for chunk in chunks:
+            whole = len(chunk) // ROW * ROW
+            rest = torch.nn.functional.pad(chunk[whole:], (0, -len(chunk) % ROW))
+            value += _weighted(chunk[:whole], size // ROW) + _weighted(rest, (size + whole) // ROW)
+            size += len(chunk)
+    return f"sum64:{value % 2**64:016x}:{size}"
+
+
+def _weighted(data: Tensor, row: int) -> int:
+    """Return the sum over whole rows, the first of which has that number; int64 arithmetic wraps around."""
+    aligned = data.clone() if data.storage_offset() % 8 or data.data_ptr() % 8 else data
+    sums = aligned.view(torch.int64).view(-1, ROW // 8).sum(1)
+    return int((sums * torch.arange(2 * row + 1, 2 * (row + len(sums)) + 1, 2)).sum())
