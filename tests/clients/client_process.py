@@ -76,7 +76,7 @@ class ClientProcess:
         """End the process."""
         if self._process is not None:
             self._process.terminate()
-            self._process.wait(timeout=60)
+            self._process.communicate(timeout=60)
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from quark.errors import UnsupportedError
 from quark.testing.tiny import calibration_batches, held_out_text, tiny_model, tiny_tokenizer
 from quark.torch import LLMTemplate, ModelQuantizer
 
-__all__ = ["SHARE", "Results", "compared", "logits_of", "quantized_tiny_model", "text_ids", "why_not_exported"]
+__all__ = ["SHARE", "Results", "changed_by_rounding", "compared", "logits_of", "quantized_tiny_model", "text_ids", "why_not_exported"]
 
 SHARE = 0.05
 """Share of what quantization changes in the logits by which a client may differ that computes with the same codes and scales: sums in
@@ -96,3 +97,19 @@ def why_not_exported(layout: str, model: nn.Module, out: Path, options: ExportOp
         text = _NAMES.sub("", str(error)).removeprefix(f"the layout '{layout}' cannot hold this model: ")
         return re.split(r"\. |; ", text)[0]
     return None
+
+
+def changed_by_rounding(model: nn.Module, ids: list[int]) -> float:
+    """Return the norm of the largest change of logits in four draws, where what norms give is off by ``2 ** -20``, relative.
+
+    That is eight times the rounding of float32, as much as sums of some hundred numbers in another order differ. Weights hardly notice;
+    inputs near the edge of a step get another code, and all of what follows is quantized anew.
+    """
+    expected, changes = logits_of(model, ids), []
+    for seed in range(4):
+        nudged, source = deepcopy(model), torch.Generator().manual_seed(seed)
+        for name, parameter in nudged.named_parameters():
+            if "norm" in name:
+                parameter.data.mul_(1 + 2.0**-20 * torch.randn(parameter.shape, generator=source))
+        changes.append(float((logits_of(nudged, ids) - expected).norm()))
+    return max(changes)
