@@ -43,7 +43,7 @@ docs: install  ## the site of docs/ in site/, warnings are errors; tests of its 
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
 	$(PYTEST) $(DOCUMENTS) $(PYTEST_ARGS)
 
-slow: install  ## the tests that take minutes: every algorithm with every scheme
+slow: install  ## the tests that take minutes: every algorithm and every family with every scheme
 	$(PYTEST) -m slow --timeout 3600 $(PYTEST_ARGS)
 
 mutants: install  ## break the code on purpose, and see that a test notices each change (NAMES=: only those)

@@ -44,14 +44,19 @@ except SystemExit as stop:  # which torchrun takes for a failure in a process th
 FAILING = (
     """
 import os, signal, sys, time
+from pathlib import Path
+from quark.checkpoint.atomic_directory import finished_blocks
 from quark.runs import quantize_block as module
 
 how, rank, log = sys.argv[1:4]
 del sys.argv[1:4]
+place = Path(sys.argv[3]).parent
 plain = module.quantize_block
 
 def failing(pipeline, block, *rest):
     if block.name.endswith("1") and os.environ["RANK"] == rank and os.environ["TORCHELASTIC_RESTART_COUNT"] == "0":
+        while not any(map(finished_blocks, place.glob(".*.partial"))):  # the first process may still be storing block 0
+            time.sleep(0.01)
         with open(log, "w") as file:
             file.write(str(time.time()))
         if how == "kill":

@@ -19,7 +19,7 @@ from quark.torch import LLMTemplate, ModelQuantizer
 from quark_algos.gptq.config import GPTAQConfig, GPTQConfig, QronosConfig
 from quark_algos.gptq.damping import SingularError, factor
 
-from .runs import QRONOS, quantized, same
+from .runs import QRONOS, quantized, quantized_once, same
 
 README = (Path(__file__).resolve().parents[1] / "README.md").read_text(encoding="utf-8")
 FIRST, OWN = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
@@ -82,12 +82,12 @@ def test_the_preset_best_is_what_the_readme_says_it_is() -> None:
     least, correction = number("λ of ", " of the mean diagonal at least"), number("a λ of its own, ", ",")
     share = number("for Qronos a share of ")
     for settings in (GPTQConfig(), GPTAQConfig(), QRONOS):
-        assert {f["damping"] for f in quantized(settings).quark_report.layers.values()} == {least}
+        assert {f["damping"] for f in quantized_once(settings).quark_report.layers.values()} == {least}
     corrected = (attrs.evolve(s, correction_damping=correction) for s in (GPTAQConfig(), QRONOS))
-    assert all(same(quantized(s), quantized(c)) for s, c in zip((GPTAQConfig(), QRONOS), corrected, strict=True))
-    assert not same(quantized(QRONOS), quantized(attrs.evolve(QRONOS, correction_damping=100 * correction)))
-    assert same(quantized(QRONOS), quantized(attrs.evolve(QRONOS, correction_share=share)))
-    assert not same(quantized(QRONOS), quantized(attrs.evolve(QRONOS, correction_share=share / 10)))
+    assert all(same(quantized_once(s), quantized(c)) for s, c in zip((GPTAQConfig(), QRONOS), corrected, strict=True))
+    assert not same(quantized_once(QRONOS), quantized(attrs.evolve(QRONOS, correction_damping=100 * correction)))
+    assert same(quantized_once(QRONOS), quantized(attrs.evolve(QRONOS, correction_share=share)))
+    assert not same(quantized_once(QRONOS), quantized(attrs.evolve(QRONOS, correction_share=share / 10)))
 
 
 def test_a_hopeless_moment_is_tried_as_often_as_the_readme_says() -> None:
