@@ -38,12 +38,12 @@ class TuningConfig(AlgoConfig):
     """
 
     name: str = "tuning"
-    epochs: int = attrs.field(default=6, validator=positive)
+    epochs: int = attrs.field(default=4, validator=positive)
     batch_size: int = attrs.field(default=1, validator=positive)
     rounding: bool = True
     scales: bool = True
     norms: bool = True
-    lr: float = attrs.field(default=0.01, validator=positive)
+    lr: float = attrs.field(default=0.015, validator=positive)
     scale_lr: float = attrs.field(default=2e-3, validator=positive)
     norm_lr: float = attrs.field(default=2e-3, validator=positive)
     margin: float = attrs.field(default=0.1, validator=[validators.ge(0), validators.le(0.5)])

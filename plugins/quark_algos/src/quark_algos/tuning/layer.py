@@ -36,7 +36,7 @@ class TunedLayer:
         self._is_chosen = settings.rounding
         self._middle = self._as_leaf(self._qt)
         if settings.rounding:
-            w = float_weight.t().float()
+            w = float_weight.t().float().contiguous()
             self._other_qt = self._grid.neighbours(self._qt, w)
             step = self._other_qt - self._qt
             u = torch.where(step != 0, (w - self._qt) / step, 0).clamp_(0, 0.5 - settings.margin).sub_(0.5)  # negative: q
