@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from quark.errors import UnsupportedError
+from quark.plugins import ExporterRecord, exporters
 from quark.runs import quantize_checkpoint
 from quark.runs.planned_run import plan
 from quark.testing.small_models import run_config, saved
@@ -43,3 +44,14 @@ def test_a_run_is_refused_before_data_are_asked_for(tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="the layout 'awq' cannot hold this model"):
         quantize_checkpoint(saved(tmp_path / "float"), tmp_path / "out", run_config("int8"), data, exporter="awq")
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("record", [one for one in exporters() if one.exporter is not None], ids=lambda one: one.name)
+def test_a_plan_holds_one_block_or_says_that_it_holds_the_whole_model(record: ExporterRecord, tmp_path: Path) -> None:
+    for package in {"gguf": ("gguf",), "onnx": ("onnx", "onnxscript")}.get(record.name, ()):
+        pytest.importorskip(package)
+    scheme = "ptpc_fp8" if record.name == "safetensors" else "fp8" if record.name == "fp8" else "int4_wo_32"
+    planned = plan(saved(tmp_path / "float"), run_config(scheme), exporter=record.name, probing=False)
+    assert planned.estimate is not None
+    assert ("one block" in planned.estimate.memory) == ("streaming" in record.capabilities)
+    assert ("the whole model" in planned.estimate.memory) == ("streaming" not in record.capabilities)
