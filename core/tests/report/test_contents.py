@@ -194,7 +194,7 @@ def test_a_report_of_a_mixture_knows_its_experts(tmp_path: Path) -> None:
 
 def test_blocks_that_were_tuned_have_their_errors_before_and_after() -> None:
     report = contents("int4_wo_64", "tuning")
-    assert [(row["name"], row["tuning"]) for row in report["tunings"]] == [(block, "tuning") for block in report["model"]["blocks"]]
+    assert [(row["name"], row["algorithm"]) for row in report["tunings"]] == [(block, "tuning") for block in report["model"]["blocks"]]
     assert any(row["applied"] for row in report["tunings"])
     for row in report["tunings"]:
         assert row["snr_after_db"] == pytest.approx(-10 * math.log10(row["error_after"]))

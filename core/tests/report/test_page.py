@@ -71,7 +71,7 @@ def mixture() -> dict[str, Any]:
     report["transforms"] = [
         {"name": EVIL, "whole_model": False, "applied": False, "reason": EVIL, "snr_before_db": 1.0, "snr_after_db": 2.0}
     ] * 2
-    report["tunings"] = [{"name": EVIL, "tuning": EVIL, "applied": True, "snr_before_db": 1.0, "snr_after_db": 2.0, "codes": 0.01}] * 2
+    report["tunings"] = [{"name": EVIL, "algorithm": EVIL, "applied": True, "snr_before_db": 1.0, "snr_after_db": 2.0, "codes": 0.01}] * 2
     return with_flags(report)
 
 

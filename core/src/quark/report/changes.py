@@ -39,9 +39,9 @@ def tunings_section(report: Mapping[str, Any]) -> list[Markup]:
         return []
     lead = "Output error of each rounded block before and after it was tuned; where it did not fall, the block is as it was rounded."
     content = heading("tunings", "Tuning", lead)
-    for number, tuning in enumerate(dict.fromkeys(t["tuning"] for t in rows)):
-        content += _plot(f"plot-tuning-{number}", tuning, "rounded as in the checkpoint", [t for t in rows if t["tuning"] == tuning])
-    cells = [[t["name"], *_before_and_after(t), t["tuning"], _loss(t), share(t["codes"]) if "codes" in t else "–"] for t in rows]
+    for number, tuning in enumerate(dict.fromkeys(t["algorithm"] for t in rows)):
+        content += _plot(f"plot-tuning-{number}", tuning, "rounded as in the checkpoint", [t for t in rows if t["algorithm"] == tuning])
+    cells = [[t["name"], *_before_and_after(t), t["algorithm"], _loss(t), share(t["codes"]) if "codes" in t else "–"] for t in rows]
     heads = ["Block", "Before", "After", "Kept", "Tuning", "Loss", "Codes"]
     return [*content, folded_table("Table of tunings", "Output errors as ratios; last loss ÷ first; share of codes changed.", heads, cells)]
 

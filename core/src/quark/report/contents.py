@@ -220,7 +220,7 @@ def _tunings(report: CalibrationReport) -> Iterator[dict[str, Any]]:
     for name, of_block in report.tuned.items():
         for tuning, metrics in of_block.items():
             if "error_before" in metrics:
-                yield {"name": name, "tuning": tuning, **metrics, **_ratios(metrics)}
+                yield {"name": name, "algorithm": tuning, **metrics, **_ratios(metrics)}
 
 
 def _ratios(metrics: Mapping[str, Any]) -> dict[str, float | None]:
