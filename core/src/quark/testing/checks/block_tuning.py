@@ -2,62 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 from torch import nn
 
 from quark.calibration.plugin_checks import refuse_strange
-from quark.config.algorithm import AlgoConfig
 from quark.errors import ConfigError, QuarkError
 from quark.plugins import AlgorithmRecord, algorithms
 from quark.plugins.attribution import origin
 from quark.runs.selected_algorithms import in_order
 from quark.testing import settings_checks
+from quark.testing.algorithm_runs import HARM, logit_error, others, schemes, valid_settings
 from quark.testing.check import check, require
-from quark.testing.settings_checks import processor_of, settings_of
-from quark.testing.small_models import (
-    batches,
-    coarse_scheme,
-    fitting_schemes,
-    logits,
-    quantized,
-    run_config,
-    scheme_with_inputs,
-    small_model,
-)
-from quark.testing.subject import Subject, find_subject
+from quark.testing.settings_checks import processor_of
+from quark.testing.small_models import batches, coarse_scheme, fitting_schemes, quantized, run_config
+from quark.testing.subject import Subject
 from quark.testing.whole_runs import readable_layout, require_reload, require_same_after_resume, require_same_from_disk
-
-HARM = 1.5
-"""How much larger than without it the error of logits may be after a tuning: it rests on a few tokens of a model of random weights."""
-
-
-def _schemes() -> list[str]:
-    """A scheme of coarse weights, and one that quantizes inputs as well."""
-    other = scheme_with_inputs()
-    return [coarse_scheme(), *([] if other is None else [other])]
-
-
-def _settings(subject: Subject) -> AlgoConfig:
-    processor_of(subject)
-    return settings_of(subject)
-
-
-def _roundings(subject: Subject) -> Iterator[AlgoConfig]:
-    """Settings of the registered roundings for the small model."""
-    for record in algorithms():
-        if record.kind != "rounding" or record.processor is None:
-            continue
-        try:
-            yield settings_of(find_subject(subject.catalog, "rounding", record.name))
-        except QuarkError:  # it does not fit the small model, or is broken, which is not what is checked here
-            continue
-
-
-def _error(scheme: str, *settings: AlgoConfig) -> float:
-    """Mean squared error of a logit after a run."""
-    return float((logits(quantized(run_config(scheme, *settings))) - logits(small_model())).square().mean())
 
 
 def _different(one: nn.Module, other: nn.Module) -> list[str]:
@@ -112,9 +71,8 @@ def has_a_place_among_the_others(subject: Subject) -> None:
 @check("block_tuning", level="advisory")
 def changes_something(subject: Subject) -> None:
     """It changes the small model, behind round-to-nearest, for at least one scheme, to a smaller error on held-out tokens."""
-    schemes = _schemes()
-    changed = any(_different(quantized(run_config(s, _settings(subject))), quantized(run_config(s))) for s in schemes)
-    require(changed, f"leaves {' and '.join(schemes)} as they are, or its changes are taken back: other checks show little of it")
+    changed = any(_different(quantized(run_config(s, valid_settings(subject))), quantized(run_config(s))) for s in schemes())
+    require(changed, f"leaves {' and '.join(schemes())} as they are, or its changes are taken back: other checks show little of it")
 
 
 @check("block_tuning")
@@ -122,7 +80,7 @@ def tunes_every_format(subject: Subject) -> None:
     """Of each kind of weights, it leaves codes and scales that stand for the weights, and finite parameters: a run with it finishes."""
     for scheme in fitting_schemes():
         try:
-            quantized(run_config(scheme, _settings(subject)), data=batches(2, 16))
+            quantized(run_config(scheme, valid_settings(subject)), data=batches(2, 16))
         except QuarkError as error:
             require(False, f"stops a run in {scheme}: {error}")
 
@@ -130,8 +88,8 @@ def tunes_every_format(subject: Subject) -> None:
 @check("block_tuning")
 def does_no_harm(subject: Subject) -> None:
     """Logits are as near to the float model's as without it, or nearer, to a factor of 1.5."""
-    for scheme in _schemes():
-        ratio = _error(scheme, _settings(subject)) / _error(scheme)
+    for scheme in schemes():
+        ratio = logit_error(scheme, valid_settings(subject)) / logit_error(scheme)
         require(ratio <= HARM, f"makes logits {ratio:.3g} times as wrong as without it ({scheme})")
 
 
@@ -139,15 +97,15 @@ def does_no_harm(subject: Subject) -> None:
 def composes_with_roundings(subject: Subject) -> None:
     """A run with it and each registered rounding finishes, and comes as near the float model's logits as that rounding alone."""
     scheme = coarse_scheme()
-    for rounding in _roundings(subject):
-        ratio = _error(scheme, rounding, _settings(subject)) / _error(scheme, rounding)
+    for _, rounding in others(subject, "rounding"):
+        ratio = logit_error(scheme, rounding, valid_settings(subject)) / logit_error(scheme, rounding)
         require(ratio <= HARM, f"makes logits {ratio:.3g} times as wrong behind the rounding '{rounding.name}' as that does alone")
 
 
 @check("block_tuning")
 def is_deterministic(subject: Subject) -> None:
     """Two runs give the same parameters, to the bit."""
-    config = run_config(coarse_scheme(), _settings(subject))
+    config = run_config(coarse_scheme(), valid_settings(subject))
     different = _different(quantized(config), quantized(config))
     require(not different, f"changes '{different[0] if different else ''}' differently the second time")
 
@@ -155,16 +113,16 @@ def is_deterministic(subject: Subject) -> None:
 @check("block_tuning")
 def reloads_to_the_same_logits(subject: Subject) -> None:
     """What is exported after it reads back to the same logits, to the bit."""
-    require_reload(quantized(run_config(coarse_scheme(), _settings(subject))), readable_layout())
+    require_reload(quantized(run_config(coarse_scheme(), valid_settings(subject))), readable_layout())
 
 
 @check("block_tuning")
 def streams_to_the_same_bytes(subject: Subject) -> None:
     """A checkpoint that is quantized from disk, one block in memory at a time, has the bytes of one that is quantized in memory."""
-    require_same_from_disk(run_config(_schemes()[-1], _settings(subject)))
+    require_same_from_disk(run_config(schemes()[-1], valid_settings(subject)))
 
 
 @check("block_tuning")
 def resumes_to_the_same_bytes(subject: Subject) -> None:
     """A run from disk that is interrupted behind a block and resumed has the bytes of one that was not."""
-    require_same_after_resume(run_config(coarse_scheme(), _settings(subject)))
+    require_same_after_resume(run_config(coarse_scheme(), valid_settings(subject)))

@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 
 from quark.algorithms import RoundToNearest
 from quark.calibration.plugin_checks import refuse_strange
 from quark.config.algorithm import AlgoConfig
-from quark.errors import ConfigError, QuarkError
-from quark.plugins import AlgorithmRecord, algorithms
+from quark.errors import ConfigError
+from quark.plugins import AlgorithmRecord
 from quark.plugins.attribution import origin
 from quark.runs.selected_algorithms import in_order
 from quark.testing import settings_checks
+from quark.testing.algorithm_runs import HARM, logit_error, others, schemes, valid_settings
 from quark.testing.check import NotApplicableError, check, require
 from quark.testing.settings_checks import processor_of, settings_of
-from quark.testing.small_models import coarse_scheme, logits, quantized, run_config, scheme_with_inputs, small_model
-from quark.testing.subject import Subject, find_subject
+from quark.testing.small_models import quantized, run_config
+from quark.testing.subject import Subject
 from quark.testing.transformed_models import distance, float64_logits, named_parts, transformed
 from quark.testing.whole_runs import (
     readable_layout,
@@ -29,36 +28,6 @@ from quark.testing.whole_runs import (
 
 TOLERANCE = 1e-9
 """Far above float64 rounding in two blocks, far below the effect of a scale."""
-HARM = 1.5
-"""How much larger than without it the error of logits may be after a transform: it rests on a few tokens of a model of random weights."""
-
-
-def _schemes() -> list[str]:
-    """A scheme of coarse weights, and one that quantizes inputs as well."""
-    other = scheme_with_inputs()
-    return [coarse_scheme(), *([] if other is None else [other])]
-
-
-def _settings(subject: Subject) -> AlgoConfig:
-    processor_of(subject)
-    return settings_of(subject)
-
-
-def _others(subject: Subject, kind: str) -> Iterator[tuple[AlgorithmRecord, AlgoConfig]]:
-    """Other registered algorithms of a kind that may be in a run with this transform, with settings for the small model."""
-    for record in algorithms():
-        excluded = record.role is not None and record.role == subject.record.role  # type: ignore[union-attr]
-        if record.kind != kind or record.name == subject.name or excluded or record.processor is None:
-            continue
-        try:
-            yield record, settings_of(find_subject(subject.catalog, kind, record.name))
-        except QuarkError:  # it does not fit the small model, or is broken, which is not what is checked here
-            continue
-
-
-def _error(scheme: str, *settings: AlgoConfig) -> float:
-    """Mean squared error of a logit after a run."""
-    return float((logits(quantized(run_config(scheme, *settings))) - logits(small_model())).square().mean())
 
 
 def _keeps_function(scheme: str, *settings: AlgoConfig, exclude: tuple[str, ...] = ()) -> None:
@@ -104,7 +73,7 @@ def has_a_place_among_the_others(subject: Subject) -> None:
     """Its ``role``, ``before`` and ``after`` give an order with each other registered transform, and with all that go together."""
     record: AlgorithmRecord = subject.record  # type: ignore[assignment]
     together = {record.name: record}
-    for other, _ in _others(subject, "transform"):
+    for other, _ in others(subject, "transform"):
         try:
             in_order({record.name: record, other.name: other})
         except ConfigError as error:
@@ -116,29 +85,29 @@ def has_a_place_among_the_others(subject: Subject) -> None:
 @check("transform", level="advisory")
 def changes_something(subject: Subject) -> None:
     """It changes parameters of the small model, which has channels of large activations, on the way to at least one scheme."""
-    changed = any(transformed(scheme, _settings(subject)).changed for scheme in _schemes())
-    require(changed, f"leaves every parameter as it is on the way to {' and to '.join(_schemes())}: other checks show little of it")
+    changed = any(transformed(scheme, valid_settings(subject)).changed for scheme in schemes())
+    require(changed, f"leaves every parameter as it is on the way to {' and to '.join(schemes())}: other checks show little of it")
 
 
 @check("transform")
 def keeps_the_function(subject: Subject) -> None:
     """In float64 the changed model gives the logits that it gave before, to rounding."""
-    for scheme in _schemes():
-        _keeps_function(scheme, _settings(subject))
+    for scheme in schemes():
+        _keeps_function(scheme, valid_settings(subject))
 
 
 @check("transform")
 def keeps_the_function_with_layers_excluded(subject: Subject) -> None:
     """It does so too where some layers of each block stay float, whatever the scale or rotation that would pass through them."""
     for exclude in (("*.q_proj",), ("*.o_proj", "*.down_proj"), ("*.layers.0.*",)):
-        _keeps_function(_schemes()[0], _settings(subject), exclude=exclude)
+        _keeps_function(schemes()[0], valid_settings(subject), exclude=exclude)
 
 
 @check("transform")
 def leaves_nothing_behind(subject: Subject) -> None:
     """Modules, parameters, buffers and hooks of the model are what they were, but for what its restorer puts back in a loaded model."""
-    for scheme in _schemes():
-        result = transformed(scheme, _settings(subject))
+    for scheme in schemes():
+        result = transformed(scheme, valid_settings(subject))
         runs = any(one.name == settings_of(subject).name and one.runs_with_model() for one in result.settings)
         if runs:
             has_restorer = subject.record.restorer is not None  # type: ignore[union-attr]
@@ -153,8 +122,8 @@ def leaves_nothing_behind(subject: Subject) -> None:
 @check("transform")
 def is_deterministic(subject: Subject) -> None:
     """Two runs give the same parameters, to the bit."""
-    scheme = _schemes()[0]
-    first, second = (dict(transformed(scheme, _settings(subject)).model.named_parameters()) for _ in range(2))
+    scheme = schemes()[0]
+    first, second = (dict(transformed(scheme, valid_settings(subject)).model.named_parameters()) for _ in range(2))
     different = [name for name, parameter in first.items() if name not in second or not torch.equal(parameter, second[name])]
     require(not different, f"changes '{different[0] if different else ''}' differently the second time")
 
@@ -162,10 +131,10 @@ def is_deterministic(subject: Subject) -> None:
 @check("transform")
 def composes_with_other_transforms(subject: Subject) -> None:
     """With each registered transform of another role it keeps the function, and the order in which they are named does not matter."""
-    scheme = _schemes()[-1]
-    for _, other in _others(subject, "transform"):
-        _keeps_function(scheme, _settings(subject), other)
-        own = _settings(subject)
+    scheme = schemes()[-1]
+    for _, other in others(subject, "transform"):
+        _keeps_function(scheme, valid_settings(subject), other)
+        own = valid_settings(subject)
         one, reverse = (dict(transformed(scheme, *pair).model.named_parameters()) for pair in ((own, other), (other, own)))
         same = one.keys() == reverse.keys() and all(torch.equal(p, reverse[name]) for name, p in one.items())
         order = "its record says with before= or after= which goes first"
@@ -175,32 +144,32 @@ def composes_with_other_transforms(subject: Subject) -> None:
 @check("transform")
 def composes_with_roundings(subject: Subject) -> None:
     """A run with it and each registered rounding finishes, and comes as near the float model's logits as round-to-nearest alone."""
-    scheme = _schemes()[0]
-    nearest = _error(scheme)
-    for record, rounding in _others(subject, "rounding"):
-        ratio = _error(scheme, _settings(subject), rounding) / nearest
+    scheme = schemes()[0]
+    nearest = logit_error(scheme)
+    for record, rounding in others(subject, "rounding"):
+        ratio = logit_error(scheme, valid_settings(subject), rounding) / nearest
         require(ratio <= HARM, f"makes logits {ratio:.3g} times as wrong, together with the rounding '{record.name}', as round-to-nearest")
 
 
 @check("transform")
 def does_no_harm(subject: Subject) -> None:
     """Weights rounded to nearest after it lose no more than without it: what does harm it takes back, or is left out by its validation."""
-    for scheme in _schemes():
-        ratio = _error(scheme, _settings(subject)) / _error(scheme)
+    for scheme in schemes():
+        ratio = logit_error(scheme, valid_settings(subject)) / logit_error(scheme)
         require(ratio <= HARM, f"makes logits {ratio:.3g} times as wrong as without it ({scheme})")
 
 
 @check("transform")
 def reloads_to_the_same_logits(subject: Subject) -> None:
     """What is exported after it, with what runs with the model, reads back to the same logits, to the bit."""
-    for scheme in _schemes():
-        require_reload(quantized(run_config(scheme, _settings(subject))), readable_layout())
+    for scheme in schemes():
+        require_reload(quantized(run_config(scheme, valid_settings(subject))), readable_layout())
 
 
 @check("transform")
 def streams_to_the_same_bytes(subject: Subject) -> None:
     """A checkpoint that is quantized from disk, block by block where it ``works_by_block``, has the bytes of one made in memory."""
-    require_same_from_disk(run_config(_schemes()[-1], _settings(subject)))
+    require_same_from_disk(run_config(schemes()[-1], valid_settings(subject)))
 
 
 @check("transform")
@@ -212,13 +181,13 @@ def resumes_to_the_same_bytes(subject: Subject) -> None:
     """
     if not processor_of(subject).works_by_block:
         raise NotApplicableError("it changes the whole model before a block is written: its runs start from the beginning")
-    require_same_after_resume(run_config(_schemes()[0], _settings(subject)))
+    require_same_after_resume(run_config(schemes()[0], valid_settings(subject)))
 
 
 @check("transform")
 def is_the_same_on_two_ranks(subject: Subject) -> None:
     """Two processes that share a deterministic run, each with half of the data, change weights as one does, to the bit."""
-    require_same_by_two_ranks(run_config(_schemes()[-1], _settings(subject)))
+    require_same_by_two_ranks(run_config(schemes()[-1], valid_settings(subject)))
 
 
 @check("transform")
