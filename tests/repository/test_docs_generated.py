@@ -19,7 +19,7 @@ from quark.plugins import QuarkHooks, formats
 from quark.plugins.catalog import catalog
 from quark.plugins.events import EVENTS
 from quark.plugins.kinds import KINDS
-from tools.docs import api, benchmarks, command_line, events, manual, marks, measured, mixed, pictures, sections, tables
+from tools.docs import api, benchmark_page, command_line, events, manual, marks, measured, mixed, pictures, sections, tables
 from tools.docs.pictures.formats import values_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -175,17 +175,17 @@ def test_choices_of_mixed_precision_diverge_less_than_any_one_scheme_of_their_si
 def test_the_page_of_benchmarks_has_every_figure_of_the_last_run_and_a_line_for_each_run(tmp_path: Path) -> None:
     path = tmp_path / "benchmarks.json"
     path.write_text('{"runs": []}', encoding="utf-8")
-    assert benchmarks.page(path) == "No run has been recorded yet."
+    assert benchmark_page.page(path) == "No run has been recorded yet."
     add_run(path, [Measurement("start-up", "a|b", 2.0, "×", "import x", 3.0)])
     add_run(path, [Measurement("start-up", "a|b", 4.0, "×", "import x", 3.0), Measurement("start-up", "c", 0.25, "s", "import x", 0.3)])
     add_run(
         path, [Measurement("accuracy", "x", 33.9, "perplexity", "float", 33.8), Measurement("divergence", "x", 0.1234, "nats", "float")]
     )
-    assert "| x | 33.90 | 33.8 perplexity, missed |" in benchmarks.page(path)
-    assert "| case | KL, nats |" in benchmarks.page(path)
+    assert "| x | 33.90 | 33.8 perplexity, missed |" in benchmark_page.page(path)
+    assert "| case | KL, nats |" in benchmark_page.page(path)
     runs = json.loads(path.read_text(encoding="utf-8"))
     path.write_text(json.dumps({"runs": runs["runs"][:-1]}), encoding="utf-8")
-    text = benchmarks.page(path)
+    text = benchmark_page.page(path)
     assert "| a\\|b | 4.00× | 3 ×, missed |" in text
     assert "| c | +0.25 s | 0.3 s, met |" in text
     assert [line.split("|")[-2].strip() for line in text.splitlines()[-2:]] == ["4.00", "2.00"]

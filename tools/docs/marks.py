@@ -27,7 +27,19 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
-from tools.docs import benchmarks, client_results, command_line, conformance, events, manual, measured, mixed, pictures, sections, tables
+from tools.docs import (
+    benchmark_page,
+    client_results,
+    command_line,
+    conformance,
+    events,
+    manual,
+    measured,
+    mixed,
+    pictures,
+    sections,
+    tables,
+)
 
 __all__ = ["MARK", "expand"]
 
@@ -48,7 +60,7 @@ _GENERATORS: dict[str, Callable[[str, str], str]] = {
     "file": lambda path, _: sections.python_file(path),
     "conformance": lambda _, __: conformance.checks(),
     "outcomes": lambda _, __: conformance.outcomes(),
-    "benchmarks": lambda _, __: benchmarks.page(),
+    "benchmarks": lambda _, __: benchmark_page.page(),
     "measured": lambda _, __: measured.table(),
     "mixed": lambda _, __: mixed.table(),
     "picture": lambda text, _: pictures.figure(*text.split(": ", 1)),
