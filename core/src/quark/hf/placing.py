@@ -43,6 +43,17 @@ def without_source(state: Mapping[str, Tensor], names: Iterable[str]) -> Iterato
 
 
 def left_out_by(model: nn.Module) -> Callable[[str], bool]:
-    """Return whether the class of a model leaves out a stored tensor of some name, such as the layers of DeepSeek-V3 that predict ahead."""
+    """Return whether the class of a model leaves out a stored tensor of some name, such as the layers of DeepSeek-V3 that predict ahead.
+
+    The patterns of a class are for tensors that the model does not have, and fit others too: GPT-2's ``attn.bias`` is found in
+    ``c_attn.bias``. What belongs to a module that stores tensors is never left out.
+    """
     patterns = [re.compile(pattern) for pattern in getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()]
-    return lambda name: any(pattern.search(name) for pattern in patterns)
+    storing = {name for name, module in model.named_modules() if patterns and _stores(module)}
+    return lambda name: name.rpartition(".")[0] not in storing and any(pattern.search(name) for pattern in patterns)
+
+
+def _stores(module: nn.Module) -> bool:
+    """Return whether a module has a tensor of its own in its state."""
+    buffers = {leaf: buffer for leaf, buffer in module._buffers.items() if leaf not in module._non_persistent_buffers_set}
+    return any(tensor is not None for tensor in (*module._parameters.values(), *buffers.values()))
