@@ -14,7 +14,7 @@ class Attention(nn.Module):
 
 
 class Model(nn.Module):
-    _keys_to_ignore_on_load_unexpected = [r"attn.bias", r"layers\.61.*"]  # noqa: RUF012 - as classes of transformers have it
+    _keys_to_ignore_on_load_unexpected = [r"attn.bias", r"layers\.61.*"]
 
     def __init__(self) -> None:
         super().__init__()
