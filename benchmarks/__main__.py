@@ -69,10 +69,7 @@ BENCHMARKS: dict[str, tuple[str, Arguments]] = {
     "evaluate": ("disk_to_disk:measurements", lambda args: ["evaluate"]),
     "rtn": ("rtn:main", _with_model("--runs", "3")),
     "calibrated": ("calibrated:main", _with_text("--runs", INT4, "--busy", "1", "--no-quality")),
-    "ranks": (
-        "shared_run:main",
-        lambda args: [args.model, f"{args.text}/foldoc.txt", "--repeats", "1", "--calls", "8"] if args.model and args.text else None,
-    ),
+    "ranks": ("shared_run:main", _ranks),
     "mixed": ("mixed_precision:main", _with_text(*MIXED)),
     "tuning": ("calibrated:main", _with_text("--runs", "awq+gptq+tuning/int4_wo_64")),
     "peers": ("peers:main", _peers),
