@@ -3,7 +3,7 @@
 import json
 import os
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from threading import Event
 
@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from quark.checkpoint import shard_writer
 from quark.checkpoint.shard_layout import NAMES, ShardLayout
 from quark.checkpoint.shard_writer import Part, ShardWriter, create_shards, write_shards
 from quark.errors import OutputError, UnsupportedError
@@ -168,6 +169,36 @@ def test_parts_without_checksums_are_on_the_disk_too_when_it_says_so(tmp_path: P
         writer.write(part({"b": tensors["b"]}))
         stored(writer)
     assert synced[2:] == [two]
+
+
+def test_what_counts_as_written_waits_for_a_part_that_is_written_beside_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    may_write, write_at = Event(), shard_writer._write_at
+
+    def write_late(file: int, data: memoryview, offset: int) -> None:
+        may_write.wait(60)
+        write_at(file, data, offset)
+
+    with opened([part({"a": torch.ones(40)}).meta], tmp_path) as writer, ThreadPoolExecutor(1) as thread:
+        monkeypatch.setattr(shard_writer, "_write_at", write_late)
+        writer.write_beside(part({"a": torch.ones(40)}))
+        written = thread.submit(writer.written)
+        with pytest.raises(TimeoutError):
+            written.result(0.2)
+        may_write.set()
+        assert written.result(60) == {"a"}
+        assert torch.equal(writer.read("a"), torch.ones(40))
+        writer.finish()
+
+
+def test_what_goes_wrong_beside_the_others_is_raised_at_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise OSError("no space")
+
+    with opened([part({"a": torch.ones(40)}).meta], tmp_path) as writer:
+        monkeypatch.setattr(shard_writer, "_write_at", fail)
+        writer.write_beside(part({"a": torch.ones(40)}))
+        with pytest.raises(OSError, match="no space"):
+            writer.finish()
 
 
 def test_files_that_are_opened_again_keep_what_is_in_them(tmp_path: Path) -> None:

@@ -145,7 +145,10 @@ class ShardWriter:
         self._pending = self._thread.submit(self._write_all, tensors, self._checksums if checksums and self._with_checksums else None)
 
     def write_beside(self, part: Part) -> None:
-        """Start writing a part whose tensors stay in memory anyway, while other parts are computed and written; it has no checksums."""
+        """Start writing a part whose tensors stay in memory anyway, while other parts are computed and written; it has no checksums.
+
+        What goes wrong is raised by a method that is called later, by `finish` at the latest.
+        """
         self._storing.append(self._storing_thread.submit(self._write_all, self._made(part), None))
 
     def _made(self, part: Part) -> list[tuple[str, Tensor]]:
@@ -187,7 +190,7 @@ class ShardWriter:
 
     def written(self) -> set[str]:
         """Return the names of the tensors that are in the files, after waiting for those that are being written."""
-        self._wait()
+        self._wait(for_disk=True)
         return set(self._layout.places) - self._unwritten
 
     def count_as_written(self, names: Iterable[str]) -> None:
