@@ -1,11 +1,16 @@
-"""The same work in other programs, each in an environment of its own: time beside one forward of the float model there, and perplexity.
+"""The same work in other programs, each in an environment of its own: time and memory beside a forward of the float model, and accuracy.
 
-    python -m benchmarks.peers MODEL TEXT_DIR [--amd-quark PYTHON] [--llm-compressor PYTHON] [--works nearest,gptq] [--limit 900]
+    python -m benchmarks.peers MODEL TEXT_DIR [--auto-round PYTHON] [--llm-compressor PYTHON] [--amd-quark PYTHON]
+                               [--runs gptq/int4_wo_64,autoround/int3_wo_64,…] [--programs quark,auto-round] [--limit 900] [--out FILE]
 
-The work is INT4 weights in groups of 64, symmetric, rounded to nearest or by GPTQ, in float32, calibrated and evaluated on the tokens of
-`benchmarks.calibrated`. Each program is asked through its own public API (`peer_programs/`), with the tokens from a file: quark by the
-script that asks AMD Quark, since it offers that API. Programs alternate. The floor is a forward over the calibration tokens in the same
-process. A program that takes longer than --limit seconds, or fails, is reported and left out.
+A run is ALGORITHM/SCHEME; each program that has the algorithm does it in float32 at its default settings, with the token embedding and
+``lm_head`` left in float and every other linear layer quantized, on the tokens of `benchmarks.calibrated`. Each is asked through its own
+public API (`peer_programs/`), with the tokens from a file: quark by the script that asks AMD Quark, since it offers that API. All measure
+by the same code. The floor is a forward over the calibration tokens in the same process, both in processor time.
+
+``--out`` keeps results one by one, and a run that the file has already is not done again: a measurement that was cut off goes on where it
+was. Take rows out to measure them again. The documentation's tables are made from `docs/data/peers.json`. A program that takes longer than
+--limit seconds, or fails, is reported and left out.
 """
 
 from __future__ import annotations
@@ -16,67 +21,154 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import attrs
 import torch
 from safetensors.torch import save_file
+from torch import Tensor
 
 from benchmarks.calibrated import FORWARDS
-from benchmarks.perplexity import sequences
+from benchmarks.peer_programs.measuring import log_probabilities
 from benchmarks.results import Measurement
+from quark.hf.loading import load_model
 from quark.hf.tokenizer import load_tokenizer
 
-PROGRAMS = Path(__file__).with_name("peer_programs")
+PLACES = {"calibration": (("foldoc.txt", 200_000),), "evaluation": (("foldoc.txt", 3_500_000), ("devil.txt", 20_000))}
+"""Files and characters from which 8 windows of 512 tokens are taken, as by `benchmarks.calibrated`."""
+RUNS = "none/int4_wo_64,gptq/int4_wo_64"
+OURS = "quark"
+Row = dict[str, Any]
 
 
-def run(python: str, program: str, arguments: list[str], limit: float) -> dict[str, Any] | None:
+@attrs.frozen
+class Program:
+    """A program that quantizes.
+
+    Attributes:
+        script: Of `peer_programs/`.
+        algorithms: That it is asked for, in the words of quark.
+    """
+
+    script: str
+    algorithms: tuple[str, ...]
+
+
+PROGRAMS = {
+    OURS: Program("amd_quark", ("none", "gptq", "awq", "awq+gptq", "awq+qronos", "awq+gptq+tuning", "qronos", "autoround")),
+    "AMD Quark": Program("amd_quark", ("none", "gptq", "awq", "qronos", "autoround")),
+    "llm-compressor": Program("llm_compressor", ("none", "gptq", "awq", "awq+gptq", "autoround")),
+    "auto-round": Program("intel_auto_round", ("autoround",)),
+}
+
+
+def run(python: str, script: str, arguments: list[str], limit: float) -> Row | None:
     """Return what a program prints of its work; None where it fails or takes too long."""
     others = {name: value for name, value in os.environ.items() if python == sys.executable or name != "PYTHONPATH"}
-    command = [python, str(PROGRAMS / f"{program}.py"), *arguments]
+    command = [python, str(Path(__file__).with_name("peer_programs") / f"{script}.py"), *arguments]
     try:
         done = subprocess.run(command, check=True, capture_output=True, text=True, timeout=limit, env=others)
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:
-        reason = (error.stderr or b"")[-1000:] if isinstance(error, subprocess.CalledProcessError) else f"more than {limit:g} s"
-        print(f"{python} {' '.join(arguments[1:2])}: {reason!s}", flush=True)
+        reason = (error.stderr or "")[-2000:] if isinstance(error, subprocess.CalledProcessError) else f"more than {limit:g} s"
+        print(f"{python} {' '.join(arguments[1:3])}: {reason!s}", flush=True)
         return None
-    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return found
+    result: Row = json.loads(done.stdout.strip().splitlines()[-1])
+    return result
+
+
+def windows(tokenizer: Any, path: Path, start: int) -> Tensor:
+    """Return 8 windows of 512 tokens, ``[8, 512]``, from character ``start`` on; each begins with what the tokenizer begins a text with."""
+    text = path.read_text(encoding="utf-8", errors="replace")[start : start + 8 * 512 * 8]
+    begin = torch.tensor(tokenizer("")["input_ids"], dtype=torch.int64)
+    tokens = torch.tensor(tokenizer(text, add_special_tokens=False)["input_ids"], dtype=torch.int64)
+    rows = tokens[: 8 * (512 - len(begin))].view(8, -1)
+    return torch.cat([begin.expand(8, -1), rows], dim=1)
 
 
 def main(arguments: list[str] | None = None) -> list[Measurement]:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("model", type=Path)
-    parser.add_argument("text", type=Path)
-    parser.add_argument("--amd-quark", metavar="PYTHON", help="interpreter of an environment with amd-quark")
-    parser.add_argument("--llm-compressor", metavar="PYTHON", help="interpreter of an environment with llmcompressor")
-    parser.add_argument("--works", default="nearest,gptq")
-    parser.add_argument("--limit", type=float, default=900, help="seconds that one work of one program may take")
-    args = parser.parse_args(arguments)
-    programs = {"quark": (sys.executable, "amd_quark"), "AMD Quark": (args.amd_quark, "amd_quark")}
-    programs |= {"llm-compressor": (args.llm_compressor, "llm_compressor")}
-    tokenizer, found = load_tokenizer(args.model), []
+    args = parser().parse_args(arguments)
+    pythons = {OURS: sys.executable, "AMD Quark": args.amd_quark, "llm-compressor": args.llm_compressor, "auto-round": args.auto_round}
+    tokenizer = load_tokenizer(args.model)
+    rows = stored(args.out)["rows"] if args.out else []
     with tempfile.TemporaryDirectory() as directory:
-        tokens = {"calibration": sequences(tokenizer, args.text / "foldoc.txt", 200_000, 8, 512)}
-        places = (("foldoc.txt", 3_500_000), ("devil.txt", 20_000))
-        tokens["evaluation"] = torch.cat([sequences(tokenizer, args.text / f, at, 8, 512) for f, at in places])
-        save_file({name: rows.contiguous() for name, rows in tokens.items()}, f"{directory}/tokens.safetensors")
-        for work in args.works.split(","):
-            for name, (python, program) in programs.items():
-                one = run(python, program, [str(args.model), work, f"{directory}/tokens.safetensors"], args.limit) if python else None
-                if one is not None:
-                    print(json.dumps({"program": name, "work": work} | one), flush=True)
-                    found += measurements(f"{name} {one['version']}, {work}, INT4 in groups of 64", work, name, one)
-    return found
+        file = f"{directory}/tokens.safetensors"
+        tensors = {name: torch.cat([windows(tokenizer, args.text / f, at) for f, at in places]) for name, places in PLACES.items()}
+        model = load_model(args.model, "float32")
+        reference = {f"reference.{index}": log_probabilities(model, row) for index, row in enumerate(tensors["evaluation"])}
+        save_file(tensors | reference, file)
+        del model, reference
+        for one, name in asked(args, pythons):
+            algorithm, scheme = one.split("/")
+            key = {"model": args.model.name, "program": name, "algorithm": algorithm, "scheme": scheme}
+            if any(key.items() <= row.items() for row in rows):
+                continue
+            result = run(pythons[name], PROGRAMS[name].script, [str(args.model), algorithm, scheme, file], args.limit)
+            if result is not None:
+                rows.append(key | result)
+                print(json.dumps(rows[-1]), flush=True)
+                if args.out:
+                    keep(args.out, rows[-1])
+    return measurements([row for row in rows if row["model"] == args.model.name])
 
 
-def measurements(case: str, work: str, name: str, one: dict[str, Any]) -> list[Measurement]:
-    """Return the figures of one work of one program; ours are held to the bar of `benchmarks.calibrated`."""
-    bar = FORWARDS.get(work) if name == "quark" else None
-    return [
-        Measurement("programs side by side: time", case, one["seconds"] / one["forward"], "×", "one float forward, same process", bar),
-        Measurement("programs side by side: perplexity", case, one["perplexity"], "perplexity", "the same tokens"),
-    ]
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path, help="directory of a float checkpoint; its name is that of the model in results")
+    parser.add_argument("text", type=Path)
+    for name in ("auto-round", "llm-compressor", "amd-quark"):
+        parser.add_argument(f"--{name}", metavar="PYTHON", help=f"interpreter of an environment with {name.replace('llm-c', 'llmc')}")
+    parser.add_argument("--runs", default=RUNS, help="ALGORITHM/SCHEME,…; algorithms joined by +, none for round-to-nearest")
+    parser.add_argument("--programs", default=",".join(PROGRAMS), help="of those whose interpreter is given; by default all")
+    parser.add_argument("--limit", type=float, default=900, help="seconds that one run of one program may take")
+    parser.add_argument("--out", type=Path, help="file of results, which are kept one by one")
+    return parser
+
+
+def asked(args: argparse.Namespace, pythons: dict[str, str | None]) -> Iterator[tuple[str, str]]:
+    """Yield each run with each program that has its algorithm, programs in alternation."""
+    for one in args.runs.split(","):
+        for name in args.programs.split(","):
+            if pythons[name] and one.split("/")[0] in PROGRAMS[name].algorithms:
+                yield one, name
+
+
+def stored(path: Path) -> dict[str, Any]:
+    """Return what a file of results has; no rows where there is no file."""
+    data: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {"rows": []}
+    return data
+
+
+def keep(path: Path, row: Row) -> None:
+    """Add a row to a file of results, which another measurement may have added to meanwhile."""
+    command = "python -m benchmarks.peers MODEL TEXT_DIR --runs RUN,… --out docs/data/peers.json"
+    rows = [*stored(path)["rows"], {name: round(value, 4) if isinstance(value, float) else value for name, value in row.items()}]
+    path.write_text(json.dumps({"command": command, "torch": str(torch.__version__), "rows": rows}, indent=1) + "\n", encoding="utf-8")
+
+
+def measurements(rows: Sequence[Row]) -> list[Measurement]:
+    """Return the figures of some runs of one model; ours are held to the bars of `benchmarks.calibrated`, and to those of `bars`."""
+    measured = []
+    for row in rows:
+        case = "{program} {version}, {algorithm}, {scheme}".format(**row)
+        time, perplexity = bars(row, rows)
+        measured += [
+            Measurement("programs side by side: time", case, row["cpu"] / row["forward_cpu"], "×", "one float forward, same process", time),
+            Measurement("programs side by side: perplexity", case, row["perplexity"], "perplexity", "the same tokens", perplexity),
+        ]
+    return measured
+
+
+def bars(row: Row, rows: Sequence[Row]) -> tuple[float | None, float | None]:
+    """Return the most forwards and perplexity that a run may have: tuning takes a fifth of auto-round's time, and is better."""
+    if row["program"] != OURS:
+        return None, None
+    rival = next((r for r in rows if r["program"] == "auto-round" and r["scheme"] == row["scheme"]), None)
+    if rival is None or not row["algorithm"].endswith("+tuning"):
+        return FORWARDS.get(row["algorithm"]) if row["scheme"] == "int4_wo_64" else None, None
+    return rival["cpu"] / rival["forward_cpu"] / 5, rival["perplexity"]
 
 
 if __name__ == "__main__":

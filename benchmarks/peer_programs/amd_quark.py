@@ -1,4 +1,4 @@
-"""Quantize through the API that AMD Quark and quark share: ``python amd_quark.py MODEL WORK TOKENS`` (`measuring.measured`)."""
+"""Quantize through the API that AMD Quark and quark share: ``python amd_quark.py MODEL ALGORITHM SCHEME TOKENS`` (`measuring.measured`)."""
 
 from __future__ import annotations
 
@@ -9,14 +9,21 @@ from measuring import measured
 from torch import Tensor, nn
 
 from quark.torch import LLMTemplate, ModelQuantizer
+from quark.torch.quantization.config.config import Int2PerGroupSpec, Int3PerGroupSpec, QLayerConfig
+
+GROUPS = {"int3_wo_64": Int3PerGroupSpec, "int2_wo_64": Int2PerGroupSpec}
+"""Schemes that neither program has by a name: integers in groups of 64, symmetric, as in int4_wo_64."""
 
 
-def main(path: str, work: str, tokens: str) -> None:
+def main(path: str, algorithm: str, scheme: str, tokens: str) -> None:
     def quantize(model: nn.Module, calibration: Tensor) -> nn.Module:
         template = LLMTemplate.get(model.config.model_type)
-        quantizer = ModelQuantizer(template.get_config(scheme="int4_wo_64", algorithm=None if work == "nearest" else work))
+        quantizer = ModelQuantizer(template.get_config(scheme=scheme, algorithm=[] if algorithm == "none" else algorithm.split("+")))
         return quantizer.freeze(quantizer.quantize_model(model, list(calibration.split(1))))
 
+    for name, spec in GROUPS.items():
+        weights = spec(ch_axis=-1, group_size=64, is_dynamic=False).to_quantization_spec()
+        LLMTemplate.register_scheme(name, config=QLayerConfig(weight=weights))
     try:
         of = version("amd-quark")
     except PackageNotFoundError:

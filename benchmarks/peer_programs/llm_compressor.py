@@ -1,4 +1,4 @@
-"""Quantize by llm-compressor: ``python llm_compressor.py MODEL WORK TOKENS`` (`measuring.measured`)."""
+"""Quantize by llm-compressor: ``python llm_compressor.py MODEL ALGORITHM SCHEME TOKENS`` (`measuring.measured`)."""
 
 from __future__ import annotations
 
@@ -6,20 +6,38 @@ import sys
 from importlib.metadata import version
 
 import torch
+from compressed_tensors.quantization import QuantizationScheme, preset_name_to_scheme
 from datasets import Dataset
 from llmcompressor import oneshot
+from llmcompressor.modifiers.autoround import AutoRoundModifier
 from llmcompressor.modifiers.gptq import GPTQModifier
 from llmcompressor.modifiers.quantization import QuantizationModifier
+from llmcompressor.modifiers.transform.awq import AWQModifier
 from measuring import measured
 from torch import Tensor, nn
 
-WORKS = {"nearest": QuantizationModifier, "gptq": GPTQModifier}
-WEIGHTS = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": 64}
+ROUNDINGS = {"none": QuantizationModifier, "awq": QuantizationModifier, "gptq": GPTQModifier, "autoround": AutoRoundModifier}
+"""What chooses the codes, by the last of an algorithm's names; AWQ goes before it."""
+WEIGHTS = {
+    "int4_wo_64": {"num_bits": 4, "strategy": "group", "group_size": 64},
+    "int3_wo_64": {"num_bits": 3, "strategy": "group", "group_size": 64},
+    "int2_wo_64": {"num_bits": 2, "strategy": "group", "group_size": 64},
+    "int4_wo_per_channel": {"num_bits": 4, "strategy": "channel"},
+}
+"""Integers, symmetric; other schemes are llm-compressor's own of that name."""
 
 
-def main(path: str, work: str, tokens: str) -> None:
+def scheme_of(name: str) -> QuantizationScheme:
+    if name in WEIGHTS:
+        return QuantizationScheme(targets=["Linear"], weights={"type": "int", "symmetric": True, **WEIGHTS[name]})
+    return preset_name_to_scheme(name.upper(), ["Linear"])
+
+
+def main(path: str, algorithm: str, scheme: str, tokens: str) -> None:
     def quantize(model: nn.Module, calibration: Tensor) -> nn.Module:
-        recipe = WORKS[work](config_groups={"group": {"targets": ["Linear"], "weights": WEIGHTS}}, ignore=["lm_head"])
+        names = algorithm.split("+")
+        recipe = [AWQModifier()] if names[0] == "awq" else []
+        recipe += [ROUNDINGS[names[-1]](config_groups={"group": scheme_of(scheme)}, ignore=["lm_head"])]
         data = Dataset.from_dict({"input_ids": calibration.tolist(), "attention_mask": torch.ones_like(calibration).tolist()})
         oneshot(model=model, dataset=data, recipe=recipe, max_seq_length=calibration.shape[1], num_calibration_samples=len(data))
         return model

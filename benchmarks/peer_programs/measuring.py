@@ -1,52 +1,91 @@
-"""What every program measures of a model, whichever environment it runs in: the time of a forward, and perplexity."""
+"""What every program measures of a model, whichever environment it runs in: time, memory, perplexity, divergence from the float model."""
 
 from __future__ import annotations
 
 import json
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
+from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 
 def measured(version: str, path: str, tokens: str, quantize: Callable[[nn.Module, Tensor], nn.Module]) -> None:
-    """Load a model, quantize it, and print a line of JSON: the version, seconds of both, of a forward, and the perplexity.
+    """Load a model, quantize it, and print a line of JSON: the version, what quantization and a forward took, and `accuracy`.
+
+    ``seconds`` and ``cpu`` are wall and processor time of quantization, ``forward`` and ``forward_cpu`` those of the float model over the
+    calibration tokens, ``peak`` the bytes by which resident memory grew beyond the loaded model.
 
     Args:
         version: Of the program.
         path: Directory of the float checkpoint.
-        tokens: File with the tensors ``calibration`` and ``evaluation``, ``[sequences, length]``.
+        tokens: File with the tensors ``calibration`` and ``evaluation``, ``[sequences, length]``, and those for `accuracy`.
         quantize: Returns the quantized model for a model and the calibration tokens.
     """
-    rows = load_file(tokens)
+    with safe_open(tokens, framework="pt") as file:
+        calibration = file.get_tensor("calibration")
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
-    forward = forward_seconds(model, rows["calibration"])
-    start = time.perf_counter()
-    model = quantize(model, rows["calibration"])
-    seconds = time.perf_counter() - start
-    found = {"version": version, "seconds": seconds, "forward": forward, "perplexity": perplexity(model, rows["evaluation"])}
-    print(json.dumps(found))
+    seconds, cpu = forward_seconds(model, calibration)
+    result: dict[str, str | float] = {"version": version, "forward": seconds, "forward_cpu": cpu}
+    before = resident()
+    wall, cpu = time.perf_counter(), time.process_time()
+    model = quantize(model, calibration)
+    result |= {"seconds": time.perf_counter() - wall, "cpu": time.process_time() - cpu, "peak": peak() - before}
+    print(json.dumps(result | accuracy(model, tokens)))
 
 
 @torch.no_grad()
-def forward_seconds(model: nn.Module, rows: Tensor) -> float:
-    """Return the wall time of a forward over all rows, one at a time."""
+def forward_seconds(model: nn.Module, rows: Tensor) -> tuple[float, float]:
+    """Return wall and processor time of a forward over all rows, one at a time."""
     model(rows[:1])
-    start = time.perf_counter()
+    wall, cpu = time.perf_counter(), time.process_time()
     for row in rows:
         model(row[None])
-    return time.perf_counter() - start
+    return time.perf_counter() - wall, time.process_time() - cpu
+
+
+def resident() -> int:
+    """Return the bytes of resident memory, and begin a new `peak` from them."""
+    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
+    return peak()
+
+
+def peak() -> int:
+    """Return the most bytes of resident memory since `resident` was called."""
+    lines = Path("/proc/self/status").read_text(encoding="ascii").splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
 
 
 @torch.no_grad()
-def perplexity(model: nn.Module, rows: Tensor) -> float:
-    """Return the perplexity of next tokens over the rows."""
-    total = 0.0
-    for row in rows:
-        logits = model(row[None]).logits[0, :-1].float()
-        total += float(torch.nn.functional.cross_entropy(logits, row[1:], reduction="sum"))
-    return math.exp(total / rows[:, 1:].numel())
+def log_probabilities(model: nn.Module, row: Tensor) -> Tensor:
+    """Return the logarithms of the probabilities of all next tokens of a sequence, ``[length - 1, vocabulary]``."""
+    logits: Tensor = model(row[None, :-1]).logits[0]
+    return logits.float().log_softmax(-1)
+
+
+@torch.no_grad()
+def accuracy(model: nn.Module, tokens: str) -> Mapping[str, float]:
+    """Return ``perplexity`` of next tokens, ``float_perplexity`` of the reference, ``mean_kl`` in nats and ``top1`` agreement, 0 to 1.
+
+    The figures are those of `quark.evaluate.compare`, which an environment of another program does not have.
+
+    Args:
+        model: The quantized model.
+        tokens: File with the tensors ``evaluation``, and ``reference.N``: the `log_probabilities` of the float model for its row N.
+    """
+    nats = float_nats = kl = agreeing = 0.0
+    with safe_open(tokens, framework="pt") as file:
+        rows = file.get_tensor("evaluation")
+        for index, row in enumerate(rows):
+            log_q, log_p = log_probabilities(model, row), file.get_tensor(f"reference.{index}")
+            nats -= float(log_q.gather(1, row[1:, None]).sum(dtype=torch.float64))
+            float_nats -= float(log_p.gather(1, row[1:, None]).sum(dtype=torch.float64))
+            kl += float(log_p.exp().mul_(log_p - log_q).sum(dtype=torch.float64))
+            agreeing += float((log_q.argmax(-1) == log_p.argmax(-1)).sum())
+    count = rows[:, 1:].numel()
+    perplexities = {"perplexity": math.exp(nats / count), "float_perplexity": math.exp(float_nats / count)}
+    return perplexities | {"mean_kl": kl / count, "top1": agreeing / count}

@@ -4,14 +4,21 @@ from __future__ import annotations
 
 import importlib
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from benchmarks import __main__ as bench
-from benchmarks import calibrated, mixed_precision
+from benchmarks import calibrated, mixed_precision, peers
+from benchmarks.peer_programs import measuring
+from benchmarks.perplexity import sequences
 from benchmarks.results import Measurement
+from quark.evaluate import compare
+from quark.testing.tiny import tiny_model
 
 
 @pytest.mark.parametrize("name", bench.BENCHMARKS)
@@ -64,3 +71,81 @@ def test_a_choice_is_compared_with_the_best_scheme_of_at_most_its_size_and_with_
     alone = [row("uniform", [name], 0, kl, bits) for name, kl, bits in (("a", 0.1, 8), ("b", 0.4, 5), ("c", 0.5, 4))]
     rows = [*alone, row("ends", ["a", "c"], 5, 0.8), row("fisher", ["a", "c"], 5, 0.2)]
     assert [(one.value, one.bar) for one in mixed_precision.measurements(rows)] == [(0.5, 1), (0.25, 1)]
+
+
+def test_what_other_programs_measure_of_a_model_is_what_quark_measures(tmp_path: Path) -> None:
+    model, reference = tiny_model(), tiny_model()
+    tokens = torch.randint(model.config.vocab_size, (3, 24), generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.01)
+    float_model = {f"reference.{index}": measuring.log_probabilities(reference, row) for index, row in enumerate(tokens)}
+    save_file({"evaluation": tokens, **float_model}, tmp_path / "tokens")
+    figures = measuring.accuracy(model, str(tmp_path / "tokens"))
+    expected = compare(model, reference, [tokens])
+    assert figures == pytest.approx(
+        {
+            "perplexity": expected.perplexity,
+            "float_perplexity": expected.reference_perplexity,
+            "mean_kl": expected.mean_kl,
+            "top1": expected.top1_agreement,
+        },
+        rel=1e-5,
+    )
+
+
+def test_windows_of_tokens_are_those_of_the_other_benchmarks_behind_the_tokens_that_begin_a_text(tmp_path: Path) -> None:
+    class Tokenizer:
+        begin: list[int] = []
+
+        def __call__(self, text: str, add_special_tokens: bool = True, return_tensors: str | None = None) -> dict[str, Any]:
+            tokens = [*self.begin * add_special_tokens, *map(ord, text)]
+            return {"input_ids": torch.tensor([tokens]) if return_tensors else tokens}
+
+    (tmp_path / "text.txt").write_text("".join(chr(97 + i % 23) for i in range(40_000)), encoding="utf-8")
+    tokenizer = Tokenizer()
+    plain = peers.windows(tokenizer, tmp_path / "text.txt", 7)
+    assert torch.equal(plain, sequences(tokenizer, tmp_path / "text.txt", 7, 8, 512))
+    tokenizer.begin = [2]
+    begun = peers.windows(tokenizer, tmp_path / "text.txt", 7)
+    assert begun.shape == plain.shape
+    assert (begun[:, 0] == 2).all()
+    assert torch.equal(begun[:, 1:].flatten(), plain.flatten()[: 8 * 511])
+
+
+def peer_row(program: str, algorithm: str, cpu: float, perplexity: float) -> dict[str, Any]:
+    figures = {"version": "1", "cpu": cpu, "forward_cpu": 2.0, "perplexity": perplexity}
+    return {"model": "m", "program": program, "algorithm": algorithm, "scheme": "int4_wo_64", **figures}
+
+
+def test_runs_of_other_programs_are_kept_one_by_one_and_not_done_again(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    done = []
+
+    def fake(python: str, script: str, arguments: list[str], limit: float) -> dict[str, Any] | None:
+        done.append((python, script, *arguments[1:3]))
+        return None if script == "llm_compressor" else {"version": "1", "cpu": 4.0, "forward_cpu": 2.0, "perplexity": 40.0}
+
+    monkeypatch.setattr(peers, "run", fake)
+    monkeypatch.setattr(peers, "load_tokenizer", lambda path: None)
+    monkeypatch.setattr(peers, "windows", lambda *_: torch.zeros(1, 4, dtype=torch.int64))
+    monkeypatch.setattr(peers, "load_model", lambda *_: tiny_model(blocks=1))
+    out = tmp_path / "peers.json"
+    command = ["m", str(tmp_path), "--llm-compressor", "other", "--auto-round", "round", "--out", str(out)]
+    peers.main([*command, "--runs", "gptq/int4_wo_64,autoround/mxfp4", "--programs", "quark,llm-compressor,auto-round"])
+    ours = [(sys.executable, "amd_quark", "gptq", "int4_wo_64"), (sys.executable, "amd_quark", "autoround", "mxfp4")]
+    theirs = [("other", "llm_compressor", "gptq", "int4_wo_64"), ("other", "llm_compressor", "autoround", "mxfp4")]
+    assert done == [ours[0], theirs[0], ours[1], theirs[1], ("round", "intel_auto_round", "autoround", "mxfp4")]
+    done.clear()
+    peers.main([*command, "--runs", "gptq/int4_wo_64,autoround/mxfp4", "--programs", "quark,llm-compressor,auto-round"])
+    assert done == theirs
+    rows = json.loads(out.read_text(encoding="utf-8"))["rows"]
+    assert [(row["program"], row["algorithm"], row["scheme"]) for row in rows] == [
+        ("quark", "gptq", "int4_wo_64"),
+        ("quark", "autoround", "mxfp4"),
+        ("auto-round", "autoround", "mxfp4"),
+    ]
+
+
+def test_tuning_is_held_to_the_perplexity_of_auto_round_in_a_fifth_of_its_time() -> None:
+    rows = [peer_row("quark", "awq+gptq+tuning", 60, 34), peer_row("auto-round", "autoround", 200, 35), peer_row("quark", "gptq", 3, 40)]
+    assert [(one.value, one.bar) for one in peers.measurements(rows)] == [(30, 20), (34, 35), (100, None), (35, None), (1.5, 2), (40, None)]

@@ -18,6 +18,7 @@
 ``{{ benchmarks }}``      the page of benchmarks
 ``{{ measured }}``        the table of measured accuracy
 ``{{ mixed }}``           the tables of measured choices of mixed precision
+``{{ peers }}``           the tables of the same work in several programs
 ``{{ picture NAME: caption }}``  a drawing of `tools.docs.pictures`
 ========================  ==========================================================================
 """
@@ -36,6 +37,7 @@ from tools.docs import (
     manual,
     measured,
     mixed,
+    peers,
     pictures,
     sections,
     tables,
@@ -63,6 +65,7 @@ _GENERATORS: dict[str, Callable[[str, str], str]] = {
     "benchmarks": lambda _, __: benchmark_page.page(),
     "measured": lambda _, __: measured.table(),
     "mixed": lambda _, __: mixed.table(),
+    "peers": lambda _, __: peers.table(),
     "picture": lambda text, _: pictures.figure(*text.split(": ", 1)),
 }
 

@@ -1,0 +1,55 @@
+"""The same work in several programs, which `benchmarks.peers` has stored, as tables."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from benchmarks.peers import OURS
+from tools.docs.sections import ROOT
+from tools.docs.tables import code, markdown_table
+
+__all__ = ["best", "cost", "measured", "table"]
+
+Row = dict[str, Any]
+
+
+def measured() -> list[Row]:
+    """Return what the measurement has stored: a row for each algorithm of a program with a scheme on a model."""
+    rows: list[Row] = json.loads((ROOT / "docs/data/peers.json").read_text(encoding="utf-8"))["rows"]
+    return rows
+
+
+def cost(row: Row) -> float:
+    """Return the processor time of quantization in forwards of the float model over the calibration tokens."""
+    return float(row["cpu"] / row["forward_cpu"])
+
+
+def best(rows: Sequence[Row], scheme: str, *, ours: bool) -> Row:
+    """Return the row of the lowest perplexity with a scheme, of quark or of the other programs."""
+    return min((row for row in rows if row["scheme"] == scheme and (row["program"] == OURS) == ours), key=lambda row: row["perplexity"])
+
+
+def table() -> str:
+    """Return a table for each model: schemes in the order in which they were measured, the programs by perplexity."""
+    rows = measured()
+    parts = []
+    for model in dict.fromkeys(row["model"] for row in rows):
+        of_model = [row for row in rows if row["model"] == model]
+        schemes = list(dict.fromkeys(row["scheme"] for row in of_model))
+        ordered = sorted(of_model, key=lambda row: (schemes.index(row["scheme"]), row["perplexity"]))
+        titles = ["scheme", "program", "algorithm", "perplexity", "KL", "top-1", "forwards", "memory, MiB"]
+        parts += [
+            f"### {model}, perplexity {of_model[0]['float_perplexity']:.2f} in float",
+            markdown_table(titles, list(map(_cells, ordered))),
+        ]
+    versions = {row["program"]: row["version"] for row in rows}
+    return "\n\n".join([*parts, f"Versions: {', '.join(f'{name} {version}' for name, version in versions.items())}."])
+
+
+def _cells(row: Row) -> list[str]:
+    name = f"**{row['program']}**" if row["program"] == OURS else row["program"]
+    algorithm = "round-to-nearest" if row["algorithm"] == "none" else code(row["algorithm"])
+    figures = [f"{row['perplexity']:.2f}", f"{row['mean_kl']:.3f}", f"{row['top1']:.3f}", f"{cost(row):.1f}"]
+    return [code(row["scheme"]), name, algorithm, *figures, "" if row["peak"] is None else f"{row['peak'] / 2**20:.0f}"]
