@@ -33,7 +33,7 @@ def main(path: str, algorithm: str, scheme: str, tokens: str) -> None:
             model, AutoTokenizer.from_pretrained(path), dataset=data, seqlen=length, nsamples=count, device_map="cpu", **SCHEMES[scheme]
         )
         quantized: nn.Module = tuner.quantize()[0]
-        return quantized
+        return quantized.float()  # it gives bfloat16; evaluated in the dtype of the others
 
     measured(version("auto-round"), path, tokens, quantize)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -35,7 +35,8 @@ def measured(version: str, path: str, tokens: str, quantize: Callable[[nn.Module
     wall, cpu = time.perf_counter(), time.process_time()
     model = quantize(model, calibration)
     result |= {"seconds": time.perf_counter() - wall, "cpu": time.process_time() - cpu, "peak": peak() - before}
-    print(json.dumps(result | accuracy(model, tokens)))
+    result |= accuracy(model, tokens)
+    print(json.dumps(result))
 
 
 @torch.no_grad()
@@ -68,7 +69,7 @@ def log_probabilities(model: nn.Module, row: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def accuracy(model: nn.Module, tokens: str) -> Mapping[str, float]:
+def accuracy(model: nn.Module, tokens: str) -> dict[str, float]:
     """Return ``perplexity`` of next tokens, ``float_perplexity`` of the reference, ``mean_kl`` in nats and ``top1`` agreement, 0 to 1.
 
     The figures are those of `quark.evaluate.compare`, which an environment of another program does not have.

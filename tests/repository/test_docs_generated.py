@@ -19,7 +19,7 @@ from quark.plugins import QuarkHooks, formats
 from quark.plugins.catalog import catalog
 from quark.plugins.events import EVENTS
 from quark.plugins.kinds import KINDS
-from tools.docs import api, benchmark_page, command_line, events, manual, marks, measured, mixed, pictures, sections, tables
+from tools.docs import api, benchmark_page, command_line, events, manual, marks, measured, mixed, peers, pictures, sections, tables
 from tools.docs.pictures.formats import values_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -170,6 +170,30 @@ def test_choices_of_mixed_precision_diverge_less_than_any_one_scheme_of_their_si
         assert row["kl"] < best["kl"]
         compared += 1
     assert compared > 15
+
+
+def test_the_figures_beside_other_programs_are_of_the_same_tokens_and_in_the_table() -> None:
+    rows = peers.measured()
+    table = peers.table()
+    for row in rows:
+        first = next(one for one in rows if one["model"] == row["model"])
+        assert row["float_perplexity"] == pytest.approx(first["float_perplexity"], rel=1e-4)
+        assert row["float_perplexity"] * 0.99 < row["perplexity"]
+        assert row["mean_kl"] > 0
+        assert 0 < row["top1"] < 1
+        assert f"{row['perplexity']:.2f} | {row['mean_kl']:.3f} | {row['top1']:.3f} | {peers.cost(row):.1f} |" in table
+    keys = [(row["model"], row["program"], row["algorithm"], row["scheme"]) for row in rows]
+    assert len(set(keys)) == len(keys)
+    assert {"quark", "auto-round", "llm-compressor"} <= {row["program"] for row in rows}
+
+
+@pytest.mark.parametrize("scheme", ["int4_wo_64", "int3_wo_64"])
+def test_tuning_is_better_than_every_other_program_and_takes_a_fifth_of_the_time_of_auto_round(scheme: str) -> None:
+    rows = [row for row in peers.measured() if row["model"] == "SmolLM2-135M"]
+    ours, theirs = (peers.best(rows, scheme, ours=ours) for ours in (True, False))
+    assert ours["perplexity"] < theirs["perplexity"]
+    (auto_round,) = (row for row in rows if row["scheme"] == scheme and row["program"] == "auto-round")
+    assert peers.cost(ours) <= peers.cost(auto_round) / 5
 
 
 def test_the_page_of_benchmarks_has_every_figure_of_the_last_run_and_a_line_for_each_run(tmp_path: Path) -> None:
