@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from typing import Any
 
 from benchmarks.peers import OURS
 from tools.docs.sections import ROOT
 from tools.docs.tables import code, markdown_table
 
-__all__ = ["best", "cost", "measured", "table"]
+__all__ = ["cost", "measured", "table"]
 
 Row = dict[str, Any]
 
@@ -24,11 +23,6 @@ def measured() -> list[Row]:
 def cost(row: Row) -> float:
     """Return the processor time of quantization in forwards of the float model over the calibration tokens."""
     return float(row["cpu"] / row["forward_cpu"])
-
-
-def best(rows: Sequence[Row], scheme: str, *, ours: bool) -> Row:
-    """Return the row of the lowest perplexity with a scheme, of quark or of the other programs."""
-    return min((row for row in rows if row["scheme"] == scheme and (row["program"] == OURS) == ours), key=lambda row: row["perplexity"])
 
 
 def table() -> str:
