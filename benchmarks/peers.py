@@ -5,7 +5,7 @@
 
 A run is ALGORITHM/SCHEME; each program that has the algorithm does it in float32 at its default settings, with the token embedding and
 ``lm_head`` left in float and every other linear layer quantized, on the tokens of `benchmarks.calibrated`. Each is asked through its own
-public API (`peer_programs/`), with the tokens from a file: quark by the script that asks AMD Quark, since it offers that API. All measure
+public API (`peer_programs/`), with the tokens from files: quark by the script that asks AMD Quark, since it offers that API. All measure
 by the same code. The floor is a forward over the calibration tokens in the same process, both in processor time.
 
 ``--out`` keeps results one by one, and a run that the file has already is not done again: a measurement that was cut off goes on where it
@@ -21,7 +21,7 @@ import os
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -87,24 +87,26 @@ def windows(tokenizer: Any, path: Path, start: int) -> Tensor:
     return torch.cat([begin.expand(8, -1), rows], dim=1)
 
 
+def write_tokens(model: Path, text: Path, directory: str) -> None:
+    """Write what every program reads: the tokens, and what the float model predicts for them, a file for each window."""
+    tokenizer, float_model = load_tokenizer(model), load_model(model, "float32")
+    tokens = {name: torch.cat([windows(tokenizer, text / file, at) for file, at in places]) for name, places in PLACES.items()}
+    save_file(tokens, f"{directory}/tokens.safetensors")
+    for index, row in enumerate(tokens["evaluation"]):
+        save_file({"log_probabilities": log_probabilities(float_model, row)}, f"{directory}/reference-{index}.safetensors")
+
+
 def main(arguments: list[str] | None = None) -> list[Measurement]:
     args = parser().parse_args(arguments)
     pythons = {OURS: sys.executable, "AMD Quark": args.amd_quark, "llm-compressor": args.llm_compressor, "auto-round": args.auto_round}
-    tokenizer = load_tokenizer(args.model)
     rows = stored(args.out)["rows"] if args.out else []
+    keys = [key for key in asked(args, pythons) if not any(key.items() <= row.items() for row in rows)]
     with tempfile.TemporaryDirectory() as directory:
-        file = f"{directory}/tokens.safetensors"
-        tensors = {name: torch.cat([windows(tokenizer, args.text / f, at) for f, at in places]) for name, places in PLACES.items()}
-        model = load_model(args.model, "float32")
-        reference = {f"reference.{index}": log_probabilities(model, row) for index, row in enumerate(tensors["evaluation"])}
-        save_file(tensors | reference, file)
-        del model, reference
-        for one, name in asked(args, pythons):
-            algorithm, scheme = one.split("/")
-            key = {"model": args.model.name, "program": name, "algorithm": algorithm, "scheme": scheme}
-            if any(key.items() <= row.items() for row in rows):
-                continue
-            result = run(pythons[name], PROGRAMS[name].script, [str(args.model), algorithm, scheme, file], args.limit)
+        if keys:
+            write_tokens(args.model, args.text, directory)
+        for key in keys:
+            python, script = pythons[key["program"]], PROGRAMS[key["program"]].script
+            result = run(python, script, [str(args.model), key["algorithm"], key["scheme"], directory], args.limit)
             if result is not None:
                 rows.append(key | result)
                 print(json.dumps(rows[-1]), flush=True)
@@ -119,7 +121,7 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("model", type=Path, help="directory of a float checkpoint; its name is that of the model in results")
     parser.add_argument("text", type=Path)
     for name in ("auto-round", "llm-compressor", "amd-quark"):
-        parser.add_argument(f"--{name}", metavar="PYTHON", help=f"interpreter of an environment with {name.replace('llm-c', 'llmc')}")
+        parser.add_argument(f"--{name}", metavar="PYTHON", help=f"interpreter of an environment with {name}")
     parser.add_argument("--runs", default=RUNS, help="ALGORITHM/SCHEME,…; algorithms joined by +, none for round-to-nearest")
     parser.add_argument("--programs", default=",".join(PROGRAMS), help="of those whose interpreter is given; by default all")
     parser.add_argument("--limit", type=float, default=900, help="seconds that one run of one program may take")
@@ -127,12 +129,13 @@ def parser() -> argparse.ArgumentParser:
     return parser
 
 
-def asked(args: argparse.Namespace, pythons: dict[str, str | None]) -> Iterator[tuple[str, str]]:
-    """Yield each run with each program that has its algorithm, programs in alternation."""
+def asked(args: argparse.Namespace, pythons: Mapping[str, str | None]) -> Iterator[dict[str, str]]:
+    """Yield what identifies each run of each program that has its algorithm and whose interpreter is known, programs in alternation."""
     for one in args.runs.split(","):
+        algorithm, scheme = one.split("/")
         for name in args.programs.split(","):
-            if pythons[name] and one.split("/")[0] in PROGRAMS[name].algorithms:
-                yield one, name
+            if pythons[name] and algorithm in PROGRAMS[name].algorithms:
+                yield {"model": args.model.name, "program": name, "algorithm": algorithm, "scheme": scheme}
 
 
 def stored(path: Path) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from safetensors import safe_open
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
@@ -23,11 +23,11 @@ def measured(version: str, path: str, tokens: str, quantize: Callable[[nn.Module
     Args:
         version: Of the program.
         path: Directory of the float checkpoint.
-        tokens: File with the tensors ``calibration`` and ``evaluation``, ``[sequences, length]``, and those for `accuracy`.
+        tokens: Directory that `benchmarks.peers` has written: ``tokens.safetensors`` with ``calibration`` and ``evaluation``,
+            ``[sequences, length]``, and for row N of the latter the `log_probabilities` of the float model, ``reference-N.safetensors``.
         quantize: Returns the quantized model for a model and the calibration tokens.
     """
-    with safe_open(tokens, framework="pt") as file:
-        calibration = file.get_tensor("calibration")
+    calibration = load_file(f"{tokens}/tokens.safetensors")["calibration"]
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
     seconds, cpu = forward_seconds(model, calibration)
     result: dict[str, str | float] = {"version": version, "forward": seconds, "forward_cpu": cpu}
@@ -76,17 +76,16 @@ def accuracy(model: nn.Module, tokens: str) -> dict[str, float]:
 
     Args:
         model: The quantized model.
-        tokens: File with the tensors ``evaluation``, and ``reference.N``: the `log_probabilities` of the float model for its row N.
+        tokens: As for `measured`.
     """
     nats = float_nats = kl = agreeing = 0.0
-    with safe_open(tokens, framework="pt") as file:
-        rows = file.get_tensor("evaluation")
-        for index, row in enumerate(rows):
-            log_q, log_p = log_probabilities(model, row), file.get_tensor(f"reference.{index}")
-            nats -= float(log_q.gather(1, row[1:, None]).sum(dtype=torch.float64))
-            float_nats -= float(log_p.gather(1, row[1:, None]).sum(dtype=torch.float64))
-            kl += float(log_p.exp().mul_(log_p - log_q).sum(dtype=torch.float64))
-            agreeing += float((log_q.argmax(-1) == log_p.argmax(-1)).sum())
+    rows = load_file(f"{tokens}/tokens.safetensors")["evaluation"]
+    for index, row in enumerate(rows):
+        log_q, log_p = log_probabilities(model, row), load_file(f"{tokens}/reference-{index}.safetensors")["log_probabilities"]
+        nats -= float(log_q.gather(1, row[1:, None]).sum(dtype=torch.float64))
+        float_nats -= float(log_p.gather(1, row[1:, None]).sum(dtype=torch.float64))
+        kl += float(log_p.exp().mul_(log_p - log_q).sum(dtype=torch.float64))
+        agreeing += float((log_q.argmax(-1) == log_p.argmax(-1)).sum())
     count = rows[:, 1:].numel()
     perplexities = {"perplexity": math.exp(nats / count), "float_perplexity": math.exp(float_nats / count)}
     return perplexities | {"mean_kl": kl / count, "top1": agreeing / count}

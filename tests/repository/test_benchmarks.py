@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from benchmarks import __main__ as bench
 from benchmarks import calibrated, mixed_precision, peers
@@ -73,16 +72,18 @@ def test_a_choice_is_compared_with_the_best_scheme_of_at_most_its_size_and_with_
     assert [(one.value, one.bar) for one in mixed_precision.measurements(rows)] == [(0.5, 1), (0.25, 1)]
 
 
-def test_what_other_programs_measure_of_a_model_is_what_quark_measures(tmp_path: Path) -> None:
+def test_what_other_programs_measure_of_a_model_is_what_quark_measures(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     model, reference = tiny_model(), tiny_model()
-    tokens = torch.randint(200, (3, 24), generator=torch.Generator().manual_seed(0))
+    tokens = torch.randint(200, (2, 24), generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(1.01)
-    float_model = {f"reference.{index}": measuring.log_probabilities(reference, row) for index, row in enumerate(tokens)}
-    save_file({"evaluation": tokens, **float_model}, tmp_path / "tokens")
-    figures = measuring.accuracy(model, str(tmp_path / "tokens"))
-    expected = compare(model, reference, [tokens])
+    monkeypatch.setattr(peers, "load_tokenizer", lambda path: None)
+    monkeypatch.setattr(peers, "load_model", lambda *_: reference)
+    monkeypatch.setattr(peers, "windows", lambda *_: tokens)
+    peers.write_tokens(Path("model"), Path("texts"), str(tmp_path))
+    figures = measuring.accuracy(model, str(tmp_path))
+    expected = compare(model, reference, [tokens, tokens])
     assert figures == pytest.approx(
         {
             "perplexity": expected.perplexity,
