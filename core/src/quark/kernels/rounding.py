@@ -8,7 +8,6 @@ where a run fits into a tile and no other run has its scale.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import attrs
@@ -19,6 +18,7 @@ from torch import Tensor
 
 from quark.kernels.arithmetic import bits_of, bounded, float_of
 from quark.kernels.device_code import DeviceCode, DeviceFunction
+from quark.kernels.devices import launching_on
 from quark.kernels.runs import Runs
 
 __all__ = ["LONGEST_RUN", "TILE", "Finding", "launch", "round_runs"]
@@ -48,10 +48,7 @@ def _extremes(x, is_inside, IS_SYMMETRIC: tl.constexpr):
 @triton.jit
 def _relative_scales(high, outer, ROUND: tl.constexpr, P: tl.constexpr, LARGEST: tl.constexpr, IN_ONE_DIVISION: tl.constexpr):
     """Return scales for magnitudes up to ``high``, in units of the outer scale and in a format of their own: of two-level quantizers."""
-    if IN_ONE_DIVISION:
-        relative = tl.div_rn(high, outer * LARGEST)
-    else:
-        relative = tl.div_rn(tl.div_rn(high, LARGEST), outer)
+    relative = tl.div_rn(high, outer * LARGEST) if IN_ONE_DIVISION else tl.div_rn(tl.div_rn(high, LARGEST), outer)
     scale = ROUND(relative, None, P)
     return tl.where(scale == 0, 1.0, scale)
 
@@ -176,7 +173,7 @@ def launch(
     count = x.numel() // runs.length
     grid = (triton.cdiv(count, rows) * triton.cdiv(runs.length, columns),)
     limit = float("inf") if out is None or encode else torch.finfo(out.dtype).max
-    with _on(x.device):
+    with launching_on(x.device):
         round_runs[grid](
             x,
             out,
@@ -201,8 +198,3 @@ def launch(
             num_warps=min(max(rows * columns // 512, 4), MOST_WARPS),
             enable_fp_fusion=False,
         )
-
-
-def _on(device: torch.device) -> AbstractContextManager[Any]:
-    """Return a context in which kernels are launched on that device: Triton takes the current one, whatever its arguments lie on."""
-    return nullcontext() if device.type == "cpu" else torch.get_device_module(device).device(device)

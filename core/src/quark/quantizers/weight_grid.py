@@ -7,15 +7,16 @@ layers: an input channel, a column of the weight, is then contiguous in memory. 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import attrs
 import torch
 from torch import Tensor
 
+from quark.quantizers.column_rounder import ColumnRounder
 from quark.quantizers.finite import cast_finite
 from quark.quantizers.granularity import PerGroup
+from quark.quantizers.group_scales import GroupScales
 from quark.quantizers.observer import Observer
 from quark.quantizers.qparams import QParams
 from quark.quantizers.tensor_quantizer import TensorQuantizer
@@ -26,63 +27,6 @@ ALL = slice(None)
 """All rows of the stacked layers."""
 _PROBES = 4097
 """Values between the largest and its negative that `WeightGrid.gap` rounds: enough to tell neighbours of formats up to 12 bits apart."""
-
-
-@attrs.frozen(eq=False)
-class GroupScales:
-    """Scales of groups of input channels, for every row (output channel).
-
-    Attributes:
-        scale: What codes are multiplied by, float32, outer scales included: ``[groups, N]``, or ``[K, N]`` where elements differ.
-        inverse: Its reciprocal, for formats that multiply by it; else None.
-        zero: Zero points, ``[groups, N]``, or None.
-        stored: As `QParams.scale` holds them, ``[groups, N]``.
-    """
-
-    scale: Tensor
-    inverse: Tensor | None
-    zero: Tensor | None
-    stored: Tensor
-
-    def at(self, group: int) -> GroupScales:
-        """Return the scales of one group, each ``[N]``."""
-        return self.map(lambda x: x[group])
-
-    def of_rows(self, rows: slice) -> GroupScales:
-        """Return the scales of some rows."""
-        return self.map(lambda x: x[:, rows])
-
-    def expanded(self, size: int) -> GroupScales:
-        """Return one row for each input channel of groups of that size."""
-        return self.map(lambda x: x.repeat_interleave(size, 0))
-
-    def where(self, better: Tensor, other: GroupScales) -> GroupScales:
-        """Return ``torch.where(better, other, self)`` for every field; ``better`` is ``[groups, N]``; neither may differ within groups."""
-        return _with_all([self, other], lambda parts: torch.where(better, parts[1], parts[0]))
-
-    @staticmethod
-    def joined(parts: Sequence[GroupScales]) -> GroupScales:
-        """Concatenate the scales of consecutive groups."""
-        return _with_all(parts, torch.cat)
-
-    @staticmethod
-    def beside(parts: Sequence[GroupScales]) -> GroupScales:
-        """Concatenate the scales of the same groups for consecutive rows."""
-        return _with_all(parts, lambda fields: torch.cat(fields, 1))
-
-    def map(self, change: Callable[[Tensor], Tensor]) -> GroupScales:
-        """Return the same with ``change`` applied to every tensor."""
-        return _with_all([self], lambda parts: change(parts[0]))
-
-
-def _with_all(parts: Sequence[GroupScales], change: Callable[[Any], Tensor]) -> GroupScales:
-    """Group scales whose fields are ``change`` of the list of that field in all parts; a field that is None stays None."""
-
-    def changed(name: str) -> Any:
-        fields = [getattr(p, name) for p in parts]
-        return None if fields[0] is None else change(fields)
-
-    return GroupScales(**{a.name: changed(a.name) for a in attrs.fields(GroupScales)})
 
 
 class WeightGrid:
@@ -165,30 +109,16 @@ class WeightGrid:
             return t
         return self._round(t, scales)
 
-    def rounder(self, scales: GroupScales, order: Tensor | None = None) -> Callable[..., Tensor]:
-        """Return a function of ``(t [N], number, out)`` that rounds the input channel of that number into ``out``, by default ``t``.
-
-        It does what `round_` does with the scales of that channel; they are looked up once for a loop over all channels.
+    def rounder(self, scales: GroupScales, order: Tensor | None = None, first: int | None = None) -> ColumnRounder:
+        """Return what rounds one input channel after another: it does what `round_` does with the scales of each.
 
         Args:
             scales: Of all groups, or of all channels (`with_subscales`).
             order: A permutation of the channels ``[K]``: number k then means channel ``order[k]``.
+            first: With scales of some channels alone, one row for each: the number of the first of them.
         """
-        size = self.columns // scales.scale.shape[0]
-        groups = ((torch.arange(self.columns) if order is None else order) // size).tolist()
-        scale, inverse, zero = (_views(x, groups) for x in (scales.scale, scales.inverse, scales.zero))
-        assert scale is not None
-        round_element = self._element_format.round_
-        divide, factor = (torch.div, scale) if inverse is None else (torch.mul, inverse)
-
-        def round_symmetric(t: Tensor, k: int, out: Tensor | None = None) -> Tensor:
-            return round_element(divide(t, factor[k], out=t if out is None else out)).mul_(scale[k])
-
-        def round_asymmetric(t: Tensor, k: int, out: Tensor | None = None) -> Tensor:
-            assert zero is not None
-            return round_element(divide(t, factor[k], out=t if out is None else out), zero[k]).sub_(zero[k]).mul_(scale[k])
-
-        return round_symmetric if zero is None else round_asymmetric
+        size = self.columns // scales.scale.shape[0] if first is None else 1
+        return ColumnRounder(self._element_format, self._level.spec, scales, size, order, first or 0)
 
     def _round(self, t: Tensor, scales: GroupScales) -> Tensor:
         if scales.inverse is None:
@@ -324,11 +254,3 @@ class WeightGrid:
     def _group_scales(self, stored: Tensor, zero: Tensor | None, outer: Tensor | None) -> GroupScales:
         scale = stored.float() if outer is None else stored.float() * outer
         return GroupScales(scale, 1 / scale if self._by_reciprocal else None, zero, stored)
-
-
-def _views(x: Tensor | None, rows: list[int]) -> list[Tensor] | None:
-    """Return views of some rows of ``x``, in that order."""
-    if x is None:
-        return None
-    views = x.unbind(0)
-    return [views[i] for i in rows]

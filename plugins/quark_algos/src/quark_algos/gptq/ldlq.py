@@ -13,8 +13,9 @@ import attrs
 import torch
 from torch import Tensor
 
+from quark.kernels import DeviceCode, uses_kernels
 from quark.parallel import one_thread, parallel_map, row_slices
-from quark.quantizers import GroupScales, WeightGrid
+from quark.quantizers import ColumnRounder, GroupScales, WeightGrid
 from quark_algos.gptq.damping import Factor
 
 __all__ = ["BLOCK", "FEW", "SLICE", "Chooser", "Rounder", "Swept", "descend", "ldlq", "ldlq_by_rows", "ldlq_choosing"]
@@ -25,6 +26,9 @@ FEW = 16
 """Columns between two products inside a block."""
 SLICE = 4096
 """Rows of a weight that one thread sweeps over: with fewer, threads would mostly wait for each other to call operations from Python."""
+
+MOST_COLUMNS = 256
+"""Columns of the largest block that a kernel takes: its part of 8 rows is held in registers, 64 of each thread."""
 
 Rounder = Callable[[Tensor, int, Tensor], Tensor]
 """Rounds ``t [N]``, the column of that number, into the third argument, and returns it: as `WeightGrid.rounder` does."""
@@ -147,13 +151,8 @@ def ldlq_choosing(
         found.append(scales)
         spread.append(grid.with_subscales(base, scales) if grid.has_subscales else scales.expanded(grid.group))
         with one_thread(wt.device):
-            _round_block(base, part, factor, _from(spread[-1], grid, start), done, start)
+            _round_block(base, part, factor, grid.rounder(spread[-1], first=start), done, start)
     return done, GroupScales.joined(found), GroupScales.joined(spread)
-
-
-def _from(scales: GroupScales, grid: WeightGrid, start: int) -> Rounder:
-    """Return a rounder of the columns from ``start`` on; ``scales`` have a row for each column."""
-    return lambda t, k, out: grid.round_(out.copy_(t), scales.at(k - start))
 
 
 def _weight(part: Tensor, done: Swept, start: int) -> Tensor:
@@ -172,6 +171,9 @@ def _begun(part: Tensor, factor: Factor, done: Swept, start: int) -> Tensor:
 def _round_block(base: Tensor, part: Tensor, factor: Factor, rounded: Rounder, done: Swept, start: int) -> None:
     """Round the columns from ``start`` on. ``base [block, N]`` is ``part`` as `_begun` returns it, and is overwritten."""
     a, e = factor.a, done.e[start : start + part.shape[0]]  # [block, N]
+    if (code := _device_code(rounded, base)) is not None:
+        _round_block_by_kernel(code, rounded, base, part, factor, done, start)
+        return
     q = torch.empty_like(base)
     e.zero_()  # so that a product may include columns that are not rounded yet: views of those that are would cost more than it does
     inside = a[start : start + len(part), start : start + len(part)].t().contiguous()  # [block, block], row k: what column k takes of e
@@ -192,6 +194,30 @@ def _round_block(base: Tensor, part: Tensor, factor: Factor, rounded: Rounder, d
             torch.sub(weight, rounded(t, k, value), out=error)
     done.q[done.places(start, start + len(part))] = q
     done.loss.add_(torch.mv(base.sub_(q).square_().t(), factor.pivots[start : start + len(part)]))
+
+
+def _device_code(rounded: Rounder, base: Tensor) -> DeviceCode | None:
+    """Return the arithmetic of which a kernel is made that rounds the block ``base``; None where torch's operations round it."""
+    if not uses_kernels(base.device) or not isinstance(rounded, ColumnRounder) or base.dtype is not torch.float32:
+        return None
+    return rounded.device_code if len(base) <= MOST_COLUMNS else None
+
+
+def _round_block_by_kernel(
+    code: DeviceCode, rounder: ColumnRounder, base: Tensor, part: Tensor, factor: Factor, done: Swept, start: int
+) -> None:
+    """Do what `_round_block` does, by one kernel."""
+    from quark_algos.gptq.column_kernel import Feedback, round_columns
+
+    block = slice(start, start + len(part))
+    feedback = Feedback(
+        of_errors=factor.a[block, block],
+        causal=None if done.causal is None else done.causal[block, block],
+        t=None if done.t is None else done.t[block],
+        pivots=factor.pivots[block],
+        loss=done.loss,
+    )
+    round_columns(code, rounder, base, part, feedback, start, done.q, done.e[block])
 
 
 def descend(done: Swept, h: Tensor, rounded: Rounder) -> bool:
@@ -220,6 +246,12 @@ def _descend_block(done: Swept, weights: Tensor, rounded: Rounder, start: int) -
     q = done.q[done.places(start, stop)].clone()
     base = torch.addmm(q, weights[:, start:stop].t(), e)
     change = torch.empty_like(base)  # of E
+    if (code := _device_code(rounded, base)) is not None:
+        from quark_algos.gptq.column_kernel import Feedback, round_columns
+
+        round_columns(code, rounded, base, q, Feedback(of_errors=weights[start:stop, start:stop]), start, done.q, change)
+        e[start:stop] += change
+        return bool(change.any())
     for few in range(start, stop, FEW):
         last = min(few + FEW, stop)
         if few > start:

@@ -1,0 +1,174 @@
+"""One kernel that rounds a block of columns, each in view of the errors of those before it: the inner loop of `quark_algos.gptq.ldlq`.
+
+A program has a few rows of the weight. Their part of the block stays in registers: column after column is taken out of it and rounded, and
+its error is added to all columns behind it at once. So every row takes one pass over memory, and nothing is launched for a column. Sums
+have the same terms as those of torch's operations, added in the order of columns by fused multiply-adds: results differ by that alone.
+"""
+
+from __future__ import annotations
+
+import attrs
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from quark.kernels import DeviceCode
+from quark.kernels.devices import launching_on
+from quark.quantizers import ColumnRounder
+
+__all__ = ["Feedback", "round_columns"]
+
+ROWS = 8
+"""Rows of a program: 32 bytes of a column, a sector of memory. It is one warp, so that sums over the block need no barrier."""
+
+
+@triton.jit
+def _taken(tile, is_now):
+    """Return one column ``[ROWS]`` of a tile ``[BLOCK, ROWS]``; other columns count as 0, whatever they hold."""
+    return tl.sum(tl.where(is_now[:, None], tile, 0.0), 0)
+
+
+@triton.jit(do_not_specialize=["columns", "start", "first"])
+def _round_columns(
+    base_ptr,  # [columns, rows]: what is to be rounded, but for the feedback inside of the block
+    weight_ptr,  # [columns, rows]: what errors are against
+    feedback_ptr,  # [columns, columns], row k: what the columns behind k take of its error
+    causal_ptr,  # [columns, columns], row k: what they take of its value t; or None
+    t_ptr,  # [columns, rows], written; with causal
+    factor_ptr,  # scales or their inverses [groups, rows]
+    scale_ptr,
+    zero_ptr,
+    order_ptr,  # channels of the columns, or None
+    q_ptr,  # [channels, rows], written
+    e_ptr,  # [columns, rows], written
+    pivots_ptr,  # [columns]; or None
+    loss_ptr,  # [rows], added to; with pivots
+    columns,
+    rows,
+    start,  # number of the first column
+    first,  # channel with which scales begin
+    size,  # channels of a group
+    base_stride,
+    weight_stride,
+    feedback_stride,
+    causal_stride,
+    t_stride,
+    scale_stride,
+    q_stride,
+    e_stride,
+    ROUND: tl.constexpr,
+    P: tl.constexpr,
+    BY_RECIPROCAL: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """Round the columns of a block in sequence: ``t_k = base_k + Σ_{j<k} e_j feedback_jk``."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    is_row = row < rows
+    column = tl.arange(0, BLOCK)
+    is_column = column < columns
+    place = column[:, None] * base_stride + row[None, :]
+    tile = tl.load(base_ptr + place, mask=is_column[:, None] & is_row[None, :], other=0.0)
+    added = tl.zeros_like(tile)
+    loss = tl.zeros([ROWS], tl.float32)
+    for k in range(columns):
+        channel = tl.cast(start, tl.int64) + k
+        if order_ptr is not None:
+            channel = tl.load(order_ptr + channel)
+        scales = (channel - first) // size * scale_stride + row
+        scale = tl.load(scale_ptr + scales, mask=is_row, other=1.0)
+        factor = tl.load(factor_ptr + scales, mask=is_row, other=1.0)
+        weight = tl.load(weight_ptr + k * weight_stride + row, mask=is_row, other=0.0)
+        feedback = tl.load(feedback_ptr + k * feedback_stride + column, mask=is_column, other=0.0)
+        t = _taken(tile, column == k)
+        if causal_ptr is not None:
+            causal = tl.load(causal_ptr + k * causal_stride + column, mask=is_column, other=0.0)
+            more = _taken(added, column == k)
+            t = t + more
+            weight = weight + more
+            added = tl.fma(tl.broadcast_to(causal[:, None], tile.shape), tl.broadcast_to(t[None, :], tile.shape), added)
+            tl.store(t_ptr + k * t_stride + row, t, mask=is_row)
+        zero = None
+        if zero_ptr is not None:
+            zero = tl.load(zero_ptr + scales, mask=is_row, other=0).to(tl.float32)
+        q = ROUND(t * factor if BY_RECIPROCAL else tl.div_rn(t, factor), zero, P)
+        if zero_ptr is not None:
+            q = q - zero
+        q = q * scale
+        error = weight - q
+        tl.store(q_ptr + channel * q_stride + row, q, mask=is_row)
+        tl.store(e_ptr + k * e_stride + row, error, mask=is_row)
+        # Columns up to k are done: what is added to them is never read.
+        tile = tl.fma(tl.broadcast_to(feedback[:, None], tile.shape), tl.broadcast_to(error[None, :], tile.shape), tile)
+        if pivots_ptr is not None:
+            loss += (t - q) * (t - q) * tl.load(pivots_ptr + k)
+    if pivots_ptr is not None:
+        loss += tl.load(loss_ptr + row, mask=is_row, other=0.0)
+        tl.store(loss_ptr + row, loss, mask=is_row)
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Feedback:
+    """What the columns of a block take of those before them.
+
+    Attributes:
+        of_errors: ``[columns, columns]``, row k: the factors of the error of column k.
+        causal: Likewise of its value t; None for none.
+        t: Gets these values ``[columns, N]``; with ``causal``.
+        pivots: ``[columns]``, factors of ``(t_k − q_k)²`` in ``loss [N]``, to which they are added; None for no loss.
+        loss: As said.
+    """
+
+    of_errors: Tensor
+    causal: Tensor | None = None
+    t: Tensor | None = None
+    pivots: Tensor | None = None
+    loss: Tensor | None = None
+
+
+def round_columns(
+    code: DeviceCode, rounder: ColumnRounder, base: Tensor, weight: Tensor, feedback: Feedback, start: int, q: Tensor, e: Tensor
+) -> None:
+    """Round a block of columns; all tensors are float32 on one device, with rows next to each other in memory.
+
+    Args:
+        code: The arithmetic of the number format.
+        rounder: Its scales and the order of channels.
+        base: ``[columns, N]``: what is rounded, but for what columns of the block add to each other.
+        weight: ``[columns, N]``: what errors are against.
+        feedback: What they add.
+        start: Number of the first column.
+        q: Gets the values ``[K, N]``, in the rows of their channels.
+        e: Gets the errors ``[columns, N]``.
+    """
+    columns, rows = base.shape
+    scales = rounder.scales.map(Tensor.contiguous)
+    matrices = (feedback.of_errors, feedback.causal, feedback.t)
+    assert all(x is None or x.stride(1) == 1 for x in (base, weight, q, e, *matrices))
+    with launching_on(base.device):
+        _round_columns[(triton.cdiv(rows, ROWS),)](
+            base,
+            weight,
+            *matrices,
+            scales.scale if scales.inverse is None else scales.inverse,
+            scales.scale,
+            scales.zero,
+            rounder.order,
+            q,
+            e,
+            feedback.pivots,
+            feedback.loss,
+            columns,
+            rows,
+            start,
+            rounder.first,
+            rounder.size,
+            *(0 if x is None else x.stride(0) for x in (base, weight, *matrices, scales.scale, q, e)),
+            ROUND=code.round,
+            P=code.parameters,
+            BY_RECIPROCAL=scales.inverse is not None,
+            BLOCK=triton.next_power_of_2(columns),
+            ROWS=ROWS,
+            num_warps=1,
+            enable_fp_fusion=False,
+        )
