@@ -64,7 +64,7 @@ def _scales(low, high, P: tl.constexpr):
 @triton.jit
 def _zeros(low, scale, P: tl.constexpr):
     if P.zero == "real":
-        zero = tl.div_rn(-low, scale)
+        zero = tl.div_rn(low, -scale)  # Triton's -x is 0 - x, which has no −0
     else:
         zero = bounded(P.low - round_whole(tl.div_rn(tl.where(low > 0, 0.0, low), scale)), P.low, P.high)
     return zero
