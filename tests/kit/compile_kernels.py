@@ -7,6 +7,7 @@ Triton has its own compiler and assembler: all that a GPU is needed for is to ru
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
@@ -22,7 +23,7 @@ from triton.backends.compiler import GPUTarget
 from triton.runtime.jit import JITFunction
 
 import quark
-from quark.quantizers import WeightGrid, quantizer_for
+from quark.quantizers import QParams, WeightGrid, quantizer_for
 from quark_algos.gptq.damping import factor
 from quark_algos.gptq.ldlq import ldlq
 
@@ -78,20 +79,19 @@ def cases() -> Iterator[tuple[str, Callable[[], object]]]:
     x = weight.bfloat16()
     for scheme in ("int4_wo_32", "uint4_wo_32", "mxfp4", "nvfp4", "fp8", "int8"):
         quantizer = quantizer_for(quark.schemes().load_config(scheme)().weight, activation=False)
-        yield f"{scheme}: found", lambda q=quantizer: q.round_to_nearest(x)
-        yield f"{scheme}: codes", lambda q=quantizer: q.quantize(x, q.find_qparams(x))
+        scales = QParams(torch.ones(quantizer.granularity.scale_shape(tuple(x.shape))))
+        yield f"{scheme}: found", functools.partial(quantizer.round_to_nearest, x)
+        yield f"{scheme}: given", functools.partial(quantizer.fake_quantize, x, scales)
+        yield f"{scheme}: codes", functools.partial(quantizer.quantize, x, scales)
+    wt, found = weight.t().contiguous(), factor(torch.eye(256), 0.01)
     for scheme in ("int4_wo_32", "uint4_wo_32", "mxfp4"):
         quantizer = quantizer_for(quark.schemes().load_config(scheme)().weight, activation=False)
-        os.environ["QUARK_KERNELS"] = ""
-        grid = WeightGrid([quantizer], [64], weight.t().contiguous())
-        scales = grid.scales(weight.t())
-        os.environ["QUARK_KERNELS"] = "cpu"
-        found = factor(torch.eye(256), 0.01)
+        low, high = torch.full((8, 64), -1.0), torch.ones(8, 64)
+        grid = WeightGrid([quantizer], [64], wt)
+        scales = grid.scales_of_ranges(low, high)
         for order, causal in ((None, None), (torch.arange(256), torch.zeros(256, 256))):
-            yield (
-                f"{scheme}: columns",
-                lambda g=grid, s=scales, o=order, c=causal: ldlq(weight.t().contiguous(), found, g.rounder(s, o), 128, o, c),
-            )
+            sweep = functools.partial(ldlq, wt, found, grid.rounder(scales, order), 128, order, causal)
+            yield f"{scheme}: columns", sweep
 
 
 if __name__ == "__main__":

@@ -107,7 +107,7 @@ def round_runs(
         if outer_ptr is not None:
             scale = scale * tl.load(outer_ptr)
         if zero_ptr is not None:
-            zero = zero[:, None]
+            zero = zero[:, None]  # type: ignore[index]
         t = x * tl.div_rn(1.0, scale)[:, None] if BY_RECIPROCAL else tl.div_rn(x, scale[:, None])
         t = ROUND(t, zero, P)
         if ENCODE is not None:

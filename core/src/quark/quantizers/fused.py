@@ -88,6 +88,7 @@ class FusedRounding:
         shape = self.level.granularity.scale_shape(tuple(x.shape))
         is_symmetric = self.level.spec.symmetric is not False
         if under is None:
+            assert self.code.scales is not None
             finding = Finding(scales=self.code.scales, zeros=self.code.zeros, parameters=self.code.parameters, is_symmetric=is_symmetric)
             dtypes = _dtypes(self.level)
             scale, zero = (None if dtype is None else torch.empty(shape, dtype=dtype, device=x.device) for dtype in dtypes)

@@ -116,7 +116,7 @@ def test_the_kernel_does_the_work(kernels: Kernels, monkeypatch: pytest.MonkeyPa
     from quark_algos.gptq import column_kernel
 
     launched: list[int] = []
-    monkeypatch.setattr(column_kernel, "round_columns", lambda code, rounder, base, *_: launched.append(len(base)))
+    monkeypatch.setattr(column_kernel, "round_columns", lambda rounder, base, *_: launched.append(len(base)))
     s = setting(3, K=K)
     grid, scales = grid_for(SPECS["int4"], s.wt.float())
     with kernels.on() as device:

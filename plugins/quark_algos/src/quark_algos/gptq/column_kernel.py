@@ -12,7 +12,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from quark.kernels import DeviceCode
 from quark.kernels.devices import launching_on
 from quark.quantizers import ColumnRounder
 
@@ -126,14 +125,11 @@ class Feedback:
     loss: Tensor | None = None
 
 
-def round_columns(
-    code: DeviceCode, rounder: ColumnRounder, base: Tensor, weight: Tensor, feedback: Feedback, start: int, q: Tensor, e: Tensor
-) -> None:
+def round_columns(rounder: ColumnRounder, base: Tensor, weight: Tensor, feedback: Feedback, start: int, q: Tensor, e: Tensor) -> None:
     """Round a block of columns; all tensors are float32 on one device, with rows next to each other in memory.
 
     Args:
-        code: The arithmetic of the number format.
-        rounder: Its scales and the order of channels.
+        rounder: The scales and the order of channels; its format has device code.
         base: ``[columns, N]``: what is rounded, but for what columns of the block add to each other.
         weight: ``[columns, N]``: what errors are against.
         feedback: What they add.
@@ -141,6 +137,8 @@ def round_columns(
         q: Gets the values ``[K, N]``, in the rows of their channels.
         e: Gets the errors ``[columns, N]``.
     """
+    code = rounder.device_code
+    assert code is not None
     columns, rows = base.shape
     scales = rounder.scales.map(Tensor.contiguous)
     matrices = (feedback.of_errors, feedback.causal, feedback.t)

@@ -171,8 +171,8 @@ def _begun(part: Tensor, factor: Factor, done: Swept, start: int) -> Tensor:
 def _round_block(base: Tensor, part: Tensor, factor: Factor, rounded: Rounder, done: Swept, start: int) -> None:
     """Round the columns from ``start`` on. ``base [block, N]`` is ``part`` as `_begun` returns it, and is overwritten."""
     a, e = factor.a, done.e[start : start + part.shape[0]]  # [block, N]
-    if (code := _device_code(rounded, base)) is not None:
-        _round_block_by_kernel(code, rounded, base, part, factor, done, start)
+    if (rounder := _rounder_of_kernel(rounded, base)) is not None:
+        _round_block_by_kernel(rounder, base, part, factor, done, start)
         return
     q = torch.empty_like(base)
     e.zero_()  # so that a product may include columns that are not rounded yet: views of those that are would cost more than it does
@@ -196,16 +196,14 @@ def _round_block(base: Tensor, part: Tensor, factor: Factor, rounded: Rounder, d
     done.loss.add_(torch.mv(base.sub_(q).square_().t(), factor.pivots[start : start + len(part)]))
 
 
-def _device_code(rounded: Rounder, base: Tensor) -> DeviceCode | None:
-    """Return the arithmetic of which a kernel is made that rounds the block ``base``; None where torch's operations round it."""
+def _rounder_of_kernel(rounded: Rounder, base: Tensor) -> ColumnRounder | None:
+    """Return ``rounded`` if a kernel rounds the block ``base`` with it; None where torch's operations do."""
     if not uses_kernels(base.device) or not isinstance(rounded, ColumnRounder) or base.dtype is not torch.float32:
         return None
-    return rounded.device_code if len(base) <= MOST_COLUMNS else None
+    return rounded if len(base) <= MOST_COLUMNS and rounded.device_code is not None else None
 
 
-def _round_block_by_kernel(
-    code: DeviceCode, rounder: ColumnRounder, base: Tensor, part: Tensor, factor: Factor, done: Swept, start: int
-) -> None:
+def _round_block_by_kernel(rounder: ColumnRounder, base: Tensor, part: Tensor, factor: Factor, done: Swept, start: int) -> None:
     """Do what `_round_block` does, by one kernel."""
     from quark_algos.gptq.column_kernel import Feedback, round_columns
 
@@ -217,7 +215,7 @@ def _round_block_by_kernel(
         pivots=factor.pivots[block],
         loss=done.loss,
     )
-    round_columns(code, rounder, base, part, feedback, start, done.q, done.e[block])
+    round_columns(rounder, base, part, feedback, start, done.q, done.e[block])
 
 
 def descend(done: Swept, h: Tensor, rounded: Rounder) -> bool:
@@ -246,10 +244,10 @@ def _descend_block(done: Swept, weights: Tensor, rounded: Rounder, start: int) -
     q = done.q[done.places(start, stop)].clone()
     base = torch.addmm(q, weights[:, start:stop].t(), e)
     change = torch.empty_like(base)  # of E
-    if (code := _device_code(rounded, base)) is not None:
+    if (rounder := _rounder_of_kernel(rounded, base)) is not None:
         from quark_algos.gptq.column_kernel import Feedback, round_columns
 
-        round_columns(code, rounded, base, q, Feedback(of_errors=weights[start:stop, start:stop]), start, done.q, change)
+        round_columns(rounder, base, q, Feedback(of_errors=weights[start:stop, start:stop]), start, done.q, change)
         e[start:stop] += change
         return bool(change.any())
     for few in range(start, stop, FEW):
