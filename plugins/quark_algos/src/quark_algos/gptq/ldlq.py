@@ -13,7 +13,7 @@ import attrs
 import torch
 from torch import Tensor
 
-from quark.kernels import DeviceCode, uses_kernels
+from quark.kernels import uses_kernels
 from quark.parallel import one_thread, parallel_map, row_slices
 from quark.quantizers import ColumnRounder, GroupScales, WeightGrid
 from quark_algos.gptq.damping import Factor
