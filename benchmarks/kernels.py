@@ -1,4 +1,4 @@
-"""Bandwidth of the kernels on a GPU: rounding and encoding of a bfloat16 tensor beside a copy of as many bytes, and the column loop.
+"""Bandwidth of the kernels on a GPU: rounding, encoding and packing of a bfloat16 tensor beside a copy of as many bytes, and the column loop.
 
     python -m benchmarks.kernels [--runs 50] [--side 8192]
 
@@ -21,6 +21,7 @@ from quark.kernels import uses_kernels
 from quark.quantizers import WeightGrid, quantizer_for
 from quark_algos.gptq.damping import factor
 from quark_algos.gptq.ldlq import ldlq
+from quark_schemes.arithmetic.bits import pack_nibbles, pack_nibbles_across
 
 SCHEMES = ("int4_wo_32", "int4_wo_128", "uint4_wo_128", "mxfp4", "mxfp6_e3m2", "nvfp4", "fp8", "ptpc_fp8", "int8")
 BAR = 1 / 0.70
@@ -66,6 +67,18 @@ def elementwise(side: int, runs: int, device: torch.device) -> list[Measurement]
     return found
 
 
+def packing(side: int, runs: int, device: torch.device) -> list[Measurement]:
+    codes = torch.randint(0, 16, (side, 2 * side), device=device, dtype=torch.uint8)
+    source, target = (torch.empty(codes.nbytes * 3 // 4, dtype=torch.uint8, device=device) for _ in range(2))
+    floor = seconds(lambda: target.copy_(source), runs)
+    found = []
+    for name, pack in {"nibbles across rows": pack_nibbles_across, "nibbles along rows": pack_nibbles}.items():
+        taken = seconds(lambda p=pack: p(codes, "reorder"), runs)  # type: ignore[misc]
+        print(f"{name:33} {codes.nbytes * 1.5 / taken / 1e9:7.0f} GB/s, {floor / taken:5.2f} of a copy", flush=True)
+        found.append(Measurement("kernels: packing", name, taken / floor, "×", "a copy of as many bytes on the GPU", BAR))
+    return found
+
+
 def columns(runs: int, device: torch.device) -> list[Measurement]:
     wt = torch.randn(COLUMNS, ROWS, device=device)
     inputs = torch.randn(2 * COLUMNS, COLUMNS, device=device)
@@ -90,7 +103,7 @@ def main(arguments: list[str] | None = None) -> list[Measurement]:
     device = torch.device("cuda")
     torch.manual_seed(0)
     print(f"{torch.cuda.get_device_name(device)}, torch {torch.__version__}, {args.side} × {args.side} bfloat16, medians of {args.runs}")
-    return [*elementwise(args.side, args.runs, device), *columns(args.runs, device)]
+    return [*elementwise(args.side, args.runs, device), *packing(args.side, args.runs, device), *columns(args.runs, device)]
 
 
 if __name__ == "__main__":

@@ -26,6 +26,7 @@ import quark
 from quark.quantizers import QParams, WeightGrid, quantizer_for
 from quark_algos.gptq.damping import factor
 from quark_algos.gptq.ldlq import ldlq
+from quark_schemes.arithmetic.bits import pack_nibbles, pack_nibbles_across, pack_two
 
 
 class AbsentDriver:
@@ -73,7 +74,7 @@ def compiled(target: GPUTarget) -> Iterator[Compiled]:
 
 
 def cases() -> Iterator[tuple[str, Callable[[], object]]]:
-    """Yield what launches a kernel: rounding in bfloat16 by several schemes, codes, and the columns of a block."""
+    """Yield what launches a kernel: rounding in bfloat16 by several schemes, codes, packing, and the columns of a block."""
     torch.manual_seed(0)
     weight = torch.randn(64, 256)
     x = weight.bfloat16()
@@ -83,6 +84,10 @@ def cases() -> Iterator[tuple[str, Callable[[], object]]]:
         yield f"{scheme}: found", functools.partial(quantizer.round_to_nearest, x)
         yield f"{scheme}: given", functools.partial(quantizer.fake_quantize, x, scales)
         yield f"{scheme}: codes", functools.partial(quantizer.quantize, x, scales)
+    codes = torch.randint(0, 16, (64, 256), dtype=torch.uint8)
+    yield "along rows: packed", functools.partial(pack_nibbles, codes, "reorder")
+    yield "across rows: packed", functools.partial(pack_nibbles_across, codes, "reorder")
+    yield "pairs: packed", functools.partial(pack_two, codes)
     wt, found = weight.t().contiguous(), factor(torch.eye(256), 0.01)
     for scheme in ("int4_wo_32", "uint4_wo_32", "mxfp4"):
         quantizer = quantizer_for(quark.schemes().load_config(scheme)().weight, activation=False)
