@@ -1,4 +1,4 @@
-"""One kernel that packs codes into words and bytes, along a row or across rows: `quark_schemes.arithmetic.bits` in one read and one write."""
+"""One kernel that packs codes, along a row or across rows: `quark_schemes.arithmetic.bits` in one read and one write."""
 
 from __future__ import annotations
 
