@@ -54,6 +54,31 @@ def _relative_scales(high, outer, ROUND: tl.constexpr, P: tl.constexpr, LARGEST:
 
 
 @triton.jit
+def _rounded(
+    x,
+    scale,
+    zero,
+    ROUND: tl.constexpr,
+    ENCODE: tl.constexpr,
+    P: tl.constexpr,
+    BY_RECIPROCAL: tl.constexpr,
+    LIMIT: tl.constexpr,
+):
+    """Return the values of ``x`` under its scales, float32, or the codes of these."""
+    t = x * tl.div_rn(1.0, scale) if BY_RECIPROCAL else tl.div_rn(x, scale)
+    t = ROUND(t, zero, P)
+    if ENCODE is not None:
+        result = ENCODE(t, P)
+    else:
+        if zero is not None:
+            t = t - zero
+        result = t * scale
+        if LIMIT is not None:
+            result = bounded(result, -LIMIT, LIMIT)
+    return result
+
+
+@triton.jit
 def round_runs(
     x_ptr,  # the tensor, contiguous
     out_ptr,  # its values or codes, contiguous; may be x; None to find scales alone
@@ -108,17 +133,8 @@ def round_runs(
             scale = scale * tl.load(outer_ptr)
         if zero_ptr is not None:
             zero = zero[:, None]  # type: ignore[index]
-        t = x * tl.div_rn(1.0, scale)[:, None] if BY_RECIPROCAL else tl.div_rn(x, scale[:, None])
-        t = ROUND(t, zero, P)
-        if ENCODE is not None:
-            tl.store(out_ptr + place, ENCODE(t, P).to(out_ptr.dtype.element_ty), mask=is_inside)
-        else:
-            if zero_ptr is not None:
-                t = t - zero
-            t = t * scale[:, None]
-            if LIMIT is not None:
-                t = bounded(t, -LIMIT, LIMIT)
-            tl.store(out_ptr + place, t.to(out_ptr.dtype.element_ty), mask=is_inside)
+        result = _rounded(x, scale[:, None], zero, ROUND, ENCODE, P, BY_RECIPROCAL, LIMIT)
+        tl.store(out_ptr + place, result.to(out_ptr.dtype.element_ty), mask=is_inside)
 
 
 @attrs.frozen(kw_only=True)

@@ -27,9 +27,24 @@ def _taken(tile, is_now):
     return tl.sum(tl.where(is_now[:, None], tile, 0.0), 0)
 
 
+@triton.jit
+def _plus_outer_product(tile, of_columns, of_rows):
+    """Return ``tile`` plus the product of a value of each column and one of each row, rounded once."""
+    return tl.fma(tl.broadcast_to(of_columns[:, None], tile.shape), tl.broadcast_to(of_rows[None, :], tile.shape), tile)
+
+
+@triton.jit
+def _on_grid(t, factor, scale, zero, ROUND: tl.constexpr, P: tl.constexpr, BY_RECIPROCAL: tl.constexpr):
+    """Return the values of the grid for one column."""
+    q = ROUND(t * factor if BY_RECIPROCAL else tl.div_rn(t, factor), zero, P)
+    if zero is not None:
+        q = q - zero
+    return q * scale
+
+
 @triton.jit(do_not_specialize=["columns", "start", "first"])
 def _round_columns(
-    base_ptr,  # [columns, rows]: what is to be rounded, but for the feedback inside of the block
+    base_ptr,  # [columns, rows], as all tensors contiguous: what is to be rounded, but for the feedback inside of the block
     weight_ptr,  # [columns, rows]: what errors are against
     feedback_ptr,  # [columns, columns], row k: what the columns behind k take of its error
     causal_ptr,  # [columns, columns], row k: what they take of its value t; or None
@@ -47,14 +62,6 @@ def _round_columns(
     start,  # number of the first column
     first,  # channel with which scales begin
     size,  # channels of a group
-    base_stride,
-    weight_stride,
-    feedback_stride,
-    causal_stride,
-    t_stride,
-    scale_stride,
-    q_stride,
-    e_stride,
     ROUND: tl.constexpr,
     P: tl.constexpr,
     BY_RECIPROCAL: tl.constexpr,
@@ -66,44 +73,36 @@ def _round_columns(
     is_row = row < rows
     column = tl.arange(0, BLOCK)
     is_column = column < columns
-    place = column[:, None] * base_stride + row[None, :]
-    tile = tl.load(base_ptr + place, mask=is_column[:, None] & is_row[None, :], other=0.0)
-    added = tl.zeros_like(tile)
-    loss = tl.zeros([ROWS], tl.float32)
+    tile = tl.load(base_ptr + column[:, None] * rows + row[None, :], mask=is_column[:, None] & is_row[None, :], other=0.0)
+    added, loss = tl.zeros_like(tile), tl.zeros([ROWS], tl.float32)
     for k in range(columns):
         channel = tl.cast(start, tl.int64) + k
         if order_ptr is not None:
             channel = tl.load(order_ptr + channel)
-        scales = (channel - first) // size * scale_stride + row
-        scale = tl.load(scale_ptr + scales, mask=is_row, other=1.0)
-        factor = tl.load(factor_ptr + scales, mask=is_row, other=1.0)
-        weight = tl.load(weight_ptr + k * weight_stride + row, mask=is_row, other=0.0)
-        feedback = tl.load(feedback_ptr + k * feedback_stride + column, mask=is_column, other=0.0)
+        group = (channel - first) // size * rows + row
+        scale = tl.load(scale_ptr + group, mask=is_row, other=1.0)
+        factor = tl.load(factor_ptr + group, mask=is_row, other=1.0)
+        weight = tl.load(weight_ptr + k * rows + row, mask=is_row, other=0.0)
+        feedback = tl.load(feedback_ptr + k * columns + column, mask=is_column, other=0.0)
         t = _taken(tile, column == k)
         if causal_ptr is not None:
-            causal = tl.load(causal_ptr + k * causal_stride + column, mask=is_column, other=0.0)
             more = _taken(added, column == k)
-            t = t + more
-            weight = weight + more
-            added = tl.fma(tl.broadcast_to(causal[:, None], tile.shape), tl.broadcast_to(t[None, :], tile.shape), added)
-            tl.store(t_ptr + k * t_stride + row, t, mask=is_row)
+            t, weight = t + more, weight + more
+            causal = tl.load(causal_ptr + k * columns + column, mask=is_column, other=0.0)
+            added = _plus_outer_product(added, causal, t)
+            tl.store(t_ptr + k * rows + row, t, mask=is_row)
         zero = None
         if zero_ptr is not None:
-            zero = tl.load(zero_ptr + scales, mask=is_row, other=0).to(tl.float32)
-        q = ROUND(t * factor if BY_RECIPROCAL else tl.div_rn(t, factor), zero, P)
-        if zero_ptr is not None:
-            q = q - zero
-        q = q * scale
+            zero = tl.load(zero_ptr + group, mask=is_row, other=0).to(tl.float32)
+        q = _on_grid(t, factor, scale, zero, ROUND, P, BY_RECIPROCAL)
         error = weight - q
-        tl.store(q_ptr + channel * q_stride + row, q, mask=is_row)
-        tl.store(e_ptr + k * e_stride + row, error, mask=is_row)
-        # Columns up to k are done: what is added to them is never read.
-        tile = tl.fma(tl.broadcast_to(feedback[:, None], tile.shape), tl.broadcast_to(error[None, :], tile.shape), tile)
+        tl.store(q_ptr + channel * rows + row, q, mask=is_row)
+        tl.store(e_ptr + k * rows + row, error, mask=is_row)
+        tile = _plus_outer_product(tile, feedback, error)  # columns up to k are done: what is added to them is never read
         if pivots_ptr is not None:
             loss += (t - q) * (t - q) * tl.load(pivots_ptr + k)
     if pivots_ptr is not None:
-        loss += tl.load(loss_ptr + row, mask=is_row, other=0.0)
-        tl.store(loss_ptr + row, loss, mask=is_row)
+        tl.store(loss_ptr + row, loss + tl.load(loss_ptr + row, mask=is_row, other=0.0), mask=is_row)
 
 
 @attrs.frozen(kw_only=True, eq=False)
@@ -126,7 +125,7 @@ class Feedback:
 
 
 def round_columns(rounder: ColumnRounder, base: Tensor, weight: Tensor, feedback: Feedback, start: int, q: Tensor, e: Tensor) -> None:
-    """Round a block of columns; all tensors are float32 on one device, with rows next to each other in memory.
+    """Round a block of columns; all tensors are float32 on one device, and those that are written are contiguous.
 
     Args:
         rounder: The scales and the order of channels; its format has device code.
@@ -141,13 +140,15 @@ def round_columns(rounder: ColumnRounder, base: Tensor, weight: Tensor, feedback
     assert code is not None
     columns, rows = base.shape
     scales = rounder.scales.map(Tensor.contiguous)
-    matrices = (feedback.of_errors, feedback.causal, feedback.t)
-    assert all(x is None or x.stride(1) == 1 for x in (base, weight, q, e, *matrices))
+    of_errors, causal = (None if x is None else x.contiguous() for x in (feedback.of_errors, feedback.causal))
+    assert all(x is None or x.is_contiguous() for x in (q, e, feedback.t))
     with launching_on(base.device):
         _round_columns[(triton.cdiv(rows, ROWS),)](
-            base,
-            weight,
-            *matrices,
+            base.contiguous(),
+            weight.contiguous(),
+            of_errors,
+            causal,
+            feedback.t,
             scales.scale if scales.inverse is None else scales.inverse,
             scales.scale,
             scales.zero,
@@ -161,7 +162,6 @@ def round_columns(rounder: ColumnRounder, base: Tensor, weight: Tensor, feedback
             start,
             rounder.first,
             rounder.size,
-            *(0 if x is None else x.stride(0) for x in (base, weight, *matrices, scales.scale, q, e)),
             ROUND=code.round,
             P=code.parameters,
             BY_RECIPROCAL=scales.inverse is not None,
