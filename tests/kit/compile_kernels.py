@@ -80,7 +80,8 @@ def cases() -> Iterator[tuple[str, Callable[[], object]]]:
     x = weight.bfloat16()
     for scheme in ("int4_wo_32", "uint4_wo_32", "mxfp4", "nvfp4", "fp8", "int8"):
         quantizer = quantizer_for(quark.schemes().load_config(scheme)().weight, activation=False)
-        scales = QParams(torch.ones(quantizer.granularity.scale_shape(tuple(x.shape))))
+        outer = torch.ones(()) if len(quantizer.levels) > 1 else None
+        scales = QParams(torch.ones(quantizer.granularity.scale_shape(tuple(x.shape))), None, outer)
         yield f"{scheme}: found", functools.partial(quantizer.round_to_nearest, x)
         yield f"{scheme}: given", functools.partial(quantizer.fake_quantize, x, scales)
         yield f"{scheme}: codes", functools.partial(quantizer.quantize, x, scales)
