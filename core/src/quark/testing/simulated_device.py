@@ -1,16 +1,16 @@
 """A simulated accelerator: a torch device of its own, whose tensors have real values that the CPU computes.
 
-Code that works on an accelerator can be run without one: models move to the device ``"simulated"``, and everything computes there, autograd
-and autocast included. The device is a stand-in of a GPU in what goes wrong on one:
+Code that works on an accelerator can be run without one: models move to the device ``"simulated"``, and everything computes there,
+autograd and autocast included. The device is a stand-in of a GPU in what goes wrong on one:
 
-- an operator that mixes tensors of the device with tensors of the CPU raises, as on a GPU (a CPU tensor without dimensions may be an operand
-  of an elementwise operator);
-- what makes the host wait for the device is counted with the place in the code: values that Python reads, shapes that depend on values, and
-  copies between host and device;
+- an operator that mixes tensors of the device with tensors of the CPU raises, as on a GPU (a CPU tensor without dimensions may be an
+  operand of an elementwise operator);
+- what makes the host wait for the device is counted with the place in the code: values that Python reads, shapes that depend on values,
+  and copies between host and device;
 - the bytes of tensors that are alive, and their peak, are counted.
 
-Results equal those of the CPU bit for bit where the code computes the same. What is not simulated: streams, memory inside of an operator, the
-kernels and orders of sums of a GPU. `torch` keeps the device until the process ends; importing this module makes no device.
+Results equal those of the CPU bit for bit where the code computes the same. What is not simulated: streams, memory inside of an operator,
+the kernels of a GPU and the order of their sums. torch keeps the device until the process ends; importing this module makes none.
 """
 
 from __future__ import annotations
@@ -22,12 +22,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import attrs
 import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
+
+from quark import from_device
 
 __all__ = ["CAPACITY", "NAME", "SimulatedDevice", "SimulatedTensor", "Wait", "simulated_device"]
 
@@ -41,7 +43,7 @@ _LOWER_PRECISION = ("addbmm", "addmm", "baddbmm", "bmm", "linear", "matmul", "mm
 """Operators that autocast computes in the lower precision: those of its list for CPUs that language models use."""
 _MOVING = ("copy_", "_to_copy", "index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "set_", "lift_fresh")
 """Operators that take tensors of both devices: copies, and indices, which are moved to the device."""
-_CHECKED = ("_linalg_check_errors", "_linalg_eigh", "_linalg_svd", "linalg_eig", "histc")
+_CHECKED = ("_linalg_check_errors", "_linalg_eigh", "_linalg_svd", "linalg_eig")
 """Operators that read values to check them, in their kernels for GPUs."""
 
 WaitKind = Literal["value", "shape", "to host", "from host"]
@@ -52,8 +54,8 @@ class Wait:
     """One time that the host waits for the device.
 
     Attributes:
-        kind: ``"value"``: Python reads a value, as ``float(x)`` and ``bool(x)`` do; ``"shape"``: a result's shape depends on values, as that
-            of ``x[mask]`` does; ``"to host"`` and ``"from host"``: a copy that is not ``non_blocking``.
+        kind: ``"value"``: Python reads a value, as ``float(x)`` and ``bool(x)`` do; ``"shape"``: a result's shape depends on values, as
+            that of ``x[mask]`` does; ``"to host"`` and ``"from host"``: a copy that is not ``non_blocking``.
         place: File, line and function outside of torch that asked for it, ``"gptq/damping.py:90 damped"``.
         operator: Such as ``"aten::_local_scalar_dense"``.
     """
@@ -189,8 +191,8 @@ class SimulatedTensor(Tensor):
 class _Backend:
     """The device as torch sees it, and its memory."""
 
-    record: SimulatedDevice = SimulatedDevice()
-    sizes: dict[int, int] = {}  # noqa: RUF012  (one device in a process)
+    record: ClassVar[SimulatedDevice] = SimulatedDevice()
+    sizes: ClassVar[dict[int, int]] = {}
 
     @classmethod
     def see(cls, inside: Tensor) -> None:
@@ -310,7 +312,7 @@ def _dispatched(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         if made is None:
             return x if to_cpu or x.is_meta else SimulatedTensor(x)
         if made.shape != x.shape or made.stride() != x.stride():
-            raise NotImplementedError(f"{func} changes the shape of a tensor in place, which the simulated device does not do")
+            made.data = SimulatedTensor(x)  # an operator has given it the size of its result
         return made
 
     if to_cpu and any(result is x.inside for x in own):
@@ -346,9 +348,8 @@ def _refuse_mixed(func: Any, name: str, tensors: Sequence[Tensor], args: Any, kw
         of_cpu = [x for x in of_cpu if x.dim() or any(x is c for c in changed)]
     if of_cpu:
         shapes = ", ".join(f"{x.device.type}{list(x.shape)}" for x in tensors)
-        raise RuntimeError(
-            f"Expected all tensors to be on the same device, but found at least two devices, {NAME}:0 and cpu! ({func}: {shapes}; {_place()})"
-        )
+        found = f"Expected all tensors to be on the same device, but found at least two devices, {NAME}:0 and cpu!"
+        raise RuntimeError(f"{found} ({func}: {shapes}; {_place()})")
 
 
 def _count_waits(func: Any, name: str, args: Any, kwargs: Mapping[str, Any]) -> None:
@@ -363,7 +364,7 @@ def _count_waits(func: Any, name: str, args: Any, kwargs: Mapping[str, Any]) -> 
         kind = _indexed(args, is_written="put" in name)
     elif torch.Tag.dynamic_output_shape in func.tags:
         kind = "shape"
-    elif torch.Tag.data_dependent_output in func.tags or name in _CHECKED:
+    elif torch.Tag.data_dependent_output in func.tags or name in _CHECKED or (name == "histc" and args[2:3] == args[3:4]):
         kind = "value"
     if kind is not None:
         _Backend.record.waits.append(Wait(kind, _place(), func._schema.name))
@@ -385,15 +386,16 @@ def _indexed(args: Any, *, is_written: bool) -> WaitKind | None:
     return "from host" if any(x.device.type == "cpu" for x in indices) else None
 
 
-_TORCH = str(Path(torch.__file__).parent)
+_PASSED_OVER = (str(Path(torch.__file__).parent), str(Path(from_device.__file__)), __file__, "<")
+"""What the names of files begin with whose functions are not the place that asks for something."""
 
 
 def _place() -> str:
-    """Return the innermost place outside of torch and this file: the last two parts of its path, its line and its function."""
+    """Return the innermost place outside of torch and of this file: the last two parts of its path, its line and its function."""
     frame = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
-        if file != __file__ and not file.startswith((_TORCH, "<")) and not file.endswith("contextlib.py"):
+        if not file.startswith(_PASSED_OVER) and not file.endswith("contextlib.py"):
             path = Path(file)
             return f"{path.parent.name}/{path.name}:{frame.f_lineno} {frame.f_code.co_name}"
         frame = frame.f_back  # type: ignore[assignment]
