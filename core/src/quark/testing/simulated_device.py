@@ -41,6 +41,8 @@ _ALIGNED = 512
 """Bytes that memory is given out in, as by torch's allocator for GPUs."""
 _LOWER_PRECISION = ("addbmm", "addmm", "baddbmm", "bmm", "linear", "matmul", "mm", "scaled_dot_product_attention")
 """Operators that autocast computes in the lower precision: those of its list for CPUs that language models use."""
+_WHOLE = ("silu_backward",)
+"""Operators of which CPUs and GPUs have kernels, and torch composes others for all other devices, with other last bits."""
 _MOVING = ("copy_", "_to_copy", "index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "set_", "lift_fresh")
 """Operators that take tensors of both devices: copies, and indices, which are moved to the device."""
 _CHECKED = ("_linalg_check_errors", "_linalg_eigh", "_linalg_svd", "linalg_eig")
@@ -258,6 +260,8 @@ def _register() -> tuple[torch.library.Library, ...]:
     made.impl("empty.memory_format", _empty, "PrivateUse1")
     made.impl("empty_strided", _empty_strided, "PrivateUse1")
     made.impl("_copy_from", _copy_from, "PrivateUse1")
+    for name in _WHOLE:
+        made.impl(name, partial(_run, getattr(torch.ops.aten, name).default), "PrivateUse1")
     for name in _LOWER_PRECISION:
         made.impl(name, partial(_in_lower_precision, getattr(torch.ops.aten, name).default), "AutocastPrivateUse1")
     others = torch.library.Library("_", "IMPL", "AutocastPrivateUse1")
@@ -276,6 +280,11 @@ def _empty_strided(size: Sequence[int], stride: Sequence[int], *, dtype: Any = N
 def _copy_from(source: Tensor, target: Tensor, non_blocking: bool = False) -> Tensor:
     """Copy where torch calls no dispatcher of tensors: in `torch.tensor`."""
     return _dispatched(torch.ops.aten.copy_.default, (target, source, non_blocking), {})
+
+
+def _run(operator: Any, *args: Any, **kwargs: Any) -> Any:
+    """Return what an operator returns."""
+    return _dispatched(operator, args, kwargs)
 
 
 def _in_lower_precision(operator: Any, *args: Any, **kwargs: Any) -> Any:
