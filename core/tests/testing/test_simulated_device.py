@@ -161,6 +161,6 @@ def test_a_tensor_says_its_values_and_is_no_array(device: SimulatedDevice) -> No
     assert isinstance(there, SimulatedTensor)
     assert "SimulatedTensor(tensor([" in repr(there)
     assert f"{torch.ones((), device=NAME):.2f}" == "1.00"
-    with pytest.raises(TypeError, match="cannot|can't"):
+    with pytest.raises(TypeError, match="can't convert"):
         there.numpy()
     assert there.numpy(force=True).shape == (2,)

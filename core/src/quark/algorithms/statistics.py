@@ -357,7 +357,7 @@ class _Products:
                 _add_product(self._sum[rows, start:], a[:, rows], b[:, start:])
 
         columns, device = len(self._sum), self._sum.device
-        strips = row_slices(columns, 1, _STRIP if device.type == "cpu" else -(-columns // _FEW_STRIPS))
+        strips = row_slices(columns, 1, _STRIP if device.type == "cpu" else max(_STRIP, -(-columns // _FEW_STRIPS)))
         work: list[Callable[[], Tensor | None]] = [partial(add_to, rows) for rows in strips]
         if self._also is not None:
             work += [partial(self._also, a) for a, _ in batches]

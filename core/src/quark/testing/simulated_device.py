@@ -27,9 +27,9 @@ from typing import Any, ClassVar, Literal
 import attrs
 import torch
 from torch import Tensor
-from torch.utils import _pytree as pytree
 
 from quark import from_device
+from quark.errors import UnsupportedError
 
 __all__ = ["CAPACITY", "NAME", "SimulatedDevice", "SimulatedTensor", "Wait", "simulated_device"]
 
@@ -110,7 +110,11 @@ class SimulatedDevice:
 
 @contextmanager
 def simulated_device() -> Iterator[SimulatedDevice]:
-    """Yield the record of a fresh device ``"simulated"``; tensors may be on it while the body runs, and after."""
+    """Yield the record of a fresh device ``"simulated"``; tensors may be on it while the body runs, and after.
+
+    Raises:
+        UnsupportedError: A package has registered a device of its own with torch, which has a place for one.
+    """
     _register()
     record = SimulatedDevice(bytes=sum(_Backend.sizes.values()))
     record.peak = record.bytes
@@ -255,6 +259,8 @@ def _register() -> tuple[torch.library.Library, ...]:
     """Make the device known to torch, once in a process; what is returned has to be kept."""
     from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
+    if (taken := torch._C._get_privateuse1_backend_name()) != "privateuseone":
+        raise UnsupportedError(f"there is no room for a simulated device in this process: torch has one place, and '{taken}' has it")
     _setup_privateuseone_for_python_backend(NAME, _Backend())
     made = torch.library.Library("aten", "IMPL")
     made.impl("empty.memory_format", _empty, "PrivateUse1")
@@ -295,18 +301,18 @@ def _in_lower_precision(operator: Any, *args: Any, **kwargs: Any) -> Any:
         return x.to(dtype) if x.is_floating_point() and x.dtype is not torch.float64 and x.device.type == NAME else x
 
     with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)):
-        cast_args, cast_kwargs = pytree.tree_map_only(Tensor, cast, (args, kwargs))
-        return operator(*cast_args, **cast_kwargs)
+        return operator(*_map(cast, args), **{key: _map(cast, value) for key, value in kwargs.items()})
 
 
 def _dispatched(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     """Return what an operator returns, computed on the CPU; refuse what no GPU computes, and count what waits."""
-    tensors = [x for x in pytree.tree_leaves((args, kwargs)) if isinstance(x, Tensor)]
+    tensors: list[Tensor] = []
+    _map(tensors.append, (args, tuple(kwargs.values())))
     own = [x for x in tensors if isinstance(x, SimulatedTensor)]
     name = func._schema.name.removeprefix("aten::")
     _refuse_mixed(func, name, tensors, args, kwargs)
     _count_waits(func, name, args, kwargs)
-    args, kwargs = pytree.tree_map_only(SimulatedTensor, lambda x: x.inside, (args, kwargs))
+    args, kwargs = _map(_inside, args), {key: _map(_inside, value) for key, value in kwargs.items()}
     to_cpu = False
     if kwargs.get("device") is not None:
         to_cpu = torch.device(kwargs["device"]).type == "cpu"
@@ -328,7 +334,18 @@ def _dispatched(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         return result.clone()
     if name == "copy_" and not isinstance(result, SimulatedTensor) and id(result) not in known:
         return result  # to a tensor of the CPU
-    return pytree.tree_map_only(Tensor, wrapped, result)
+    return _map(wrapped, result)
+
+
+def _map(function: Callable[[Tensor], Any], value: Any) -> Any:
+    """Return a value with what a function makes of the tensors in it, which are by themselves, in lists or in tuples."""
+    if isinstance(value, Tensor):
+        return function(value)
+    return type(value)([_map(function, item) for item in value]) if type(value) in (list, tuple) else value
+
+
+def _inside(x: Tensor) -> Tensor:
+    return x.inside if isinstance(x, SimulatedTensor) else x
 
 
 def _product_in(a: Tensor, b: Tensor, out_dtype: torch.dtype) -> Tensor:
