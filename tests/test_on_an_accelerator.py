@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -155,6 +157,14 @@ def test_so_is_one_in_16_bits_up_to_the_precision_of_its_products() -> None:
     assert errors[1] == pytest.approx(errors[0], rel=0.05)
 
 
+def saved(model: Any, directory: Path) -> Path:
+    """The model as a checkpoint, which says that its attention is written out."""
+    model.save_pretrained(directory)
+    path = directory / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"attn_implementation": "eager", "_attn_implementation": "eager"}))
+    return directory
+
+
 def files(directory: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in directory.iterdir() if path.is_file()}
 
@@ -167,7 +177,7 @@ def test_a_checkpoint_is_quantized_block_by_block_on_the_device_to_the_same_byte
     scheme: str, algorithms: tuple[str, ...], tmp_path: Path
 ) -> None:
     model = llama(blocks=2)
-    model.save_pretrained(tmp_path / "float")
+    saved(model, tmp_path / "float")
     plan = config(model, scheme, algorithms)
     for device, name in (("cpu", "one"), (NAME, "other")):
         with simulated_device():
@@ -176,6 +186,7 @@ def test_a_checkpoint_is_quantized_block_by_block_on_the_device_to_the_same_byte
 
 
 def run_from_disk(directory: Path, plan: QConfig, data: list[Tensor], out: str) -> SimulatedDevice:
+    gc.collect()
     with simulated_device() as device:
         before = device.bytes
         quantize_checkpoint(directory, directory.with_name(f"{directory.name}-{out}"), plan, data, device=NAME)
@@ -192,8 +203,7 @@ def test_the_memory_of_the_device_does_not_grow_with_the_number_of_blocks(
     peaks = []
     for blocks in (2, 4):
         model = llama(blocks=blocks)
-        directory = tmp_path / str(blocks)
-        model.save_pretrained(directory)
+        directory = saved(model, tmp_path / str(blocks))
         peaks.append(run_from_disk(directory, config(model, "int4_wo_32", algorithms), tokens(), "out").peak)
     size = sum(p.nbytes for p in model.model.layers[0].parameters())
     assert peaks[1] - peaks[0] < size / 10  # of two more blocks
@@ -211,14 +221,13 @@ def waits(hidden: int, samples: int, epochs: int, algorithms: Sequence[str], sch
         return {place: count for place, count in device.counted().items() if not place.startswith("transformers/")}
 
 
-PER_LAYER = {"gptq": 12, "awq+gptq": 30}
+PER_LAYER = {"gptq": 9, "awq+gptq": 24}
 """How often the host may wait for each layer: for a figure or a decision of the layer, of its Hessian, of its mapping, of the block."""
 
 
 @pytest.mark.parametrize("scheme", ["int4_wo_32", "int8"])
 @pytest.mark.parametrize("algorithm", PER_LAYER)
 def test_the_host_waits_a_few_times_for_a_layer_however_many_columns_groups_and_samples_there_are(algorithm: str, scheme: str) -> None:
-    small = waits(64, 2, 1, ALGORITHMS[algorithm], scheme)
-    large = waits(128, 4, 1, ALGORITHMS[algorithm], scheme)
-    assert large == small
-    assert sum(small.values()) <= PER_LAYER[algorithm] * 7
+    for hidden, samples in ((64, 2), (128, 4)):
+        found = waits(hidden, samples, 1, ALGORITHMS[algorithm], scheme)
+        assert sum(found.values()) <= PER_LAYER[algorithm] * 7, found

@@ -111,7 +111,7 @@ def is_deterministic(subject: Subject) -> None:
     require(not different, f"changes '{different[0] if different else ''}' differently the second time")
 
 
-@check("block_tuning")
+@check("block_tuning", level="advisory")
 def works_on_an_accelerator(subject: Subject) -> None:
     """A run on a model of an accelerator, here a simulated one, finishes, leaves all tensors there, and is as good as on a CPU."""
     for scheme in schemes():

@@ -288,7 +288,7 @@ def does_not_depend_on_the_memory_layout(subject: Subject) -> None:
     _for_each(subject, equal, "gives another range for a tensor that is not contiguous than for a copy that is")
 
 
-@check("observer")
+@check("observer", level="advisory")
 def works_on_an_accelerator(subject: Subject) -> None:
     """Of tensors on an accelerator, here a simulated one, it gives the range that it gives on a CPU, and gives it there."""
     for example in _examples(subject):

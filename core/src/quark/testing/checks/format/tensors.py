@@ -113,7 +113,7 @@ def knows_which_codes_survive(subject: Subject) -> None:
         raise NotApplicableError("the format has no spacing")
 
 
-@check("format")
+@check("format", level="advisory")
 def works_on_an_accelerator(subject: Subject) -> None:
     """Values, codes and packed codes of a tensor on an accelerator, here a simulated one, are those of a CPU, to the bit, and lie there."""
     for case in weight_cases(subject):

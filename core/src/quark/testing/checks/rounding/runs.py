@@ -62,7 +62,7 @@ def leaves_other_layers_to_round_to_nearest(subject: Subject) -> None:
             require(same, f"changes '{row.name}', to which it does not apply")
 
 
-@check("rounding")
+@check("rounding", level="advisory")
 def works_on_an_accelerator(subject: Subject) -> None:
     """A run on a model of an accelerator, here a simulated one, finishes, leaves all tensors there, and is as good as on a CPU."""
     for scheme in _schemes(subject):
