@@ -231,3 +231,8 @@ def test_the_host_waits_a_few_times_for_a_layer_however_many_columns_groups_and_
     for hidden, samples in ((64, 2), (128, 4)):
         found = waits(hidden, samples, 1, ALGORITHMS[algorithm], scheme)
         assert sum(found.values()) <= PER_LAYER[algorithm] * 7, found
+
+
+def test_the_host_waits_no_more_often_for_a_block_that_is_tuned_in_more_steps_but_once_for_each_epoch() -> None:
+    short, long = (sum(waits(64, 2, epochs, ALGORITHMS["gptq+tuning"], "int4_wo_32").values()) for epochs in (2, 4))
+    assert long - short <= 2
