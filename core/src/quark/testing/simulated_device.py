@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
+from types import FrameType
 from typing import Any, ClassVar, Literal
 
 import attrs
@@ -45,6 +46,7 @@ _WHOLE = ("silu_backward",)
 """Operators of which CPUs and GPUs have kernels, and torch composes others for all other devices, with other last bits."""
 _MOVING = ("copy_", "_to_copy", "index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "set_", "lift_fresh")
 """Operators that take tensors of both devices: copies, and indices, which are moved to the device."""
+_AUTOCAST: Any = getattr(torch._C.DispatchKey, "AutocastPrivateUse1")  # noqa: B009  (its type stub does not have all)
 _CHECKED = ("_linalg_check_errors", "_linalg_eigh", "_linalg_svd", "linalg_eig")
 """Operators that read values to check them, in their kernels for GPUs."""
 
@@ -120,7 +122,9 @@ def simulated_device() -> Iterator[SimulatedDevice]:
     record.peak = record.bytes
     before, _Backend.record = _Backend.record, record
     try:
-        yield record
+        # Autograd starts threads for the devices that it knows when it is first used, and may have been used before.
+        with torch.autograd.set_multithreading_enabled(False):
+            yield record
     finally:
         _Backend.record = before
 
@@ -129,7 +133,7 @@ class SimulatedTensor(Tensor):
     """A tensor on the device; ``inside`` has its values, on the CPU."""
 
     inside: Tensor
-    __torch_function__ = torch._C._disabled_torch_function_impl
+    __torch_function__ = torch._C._disabled_torch_function_impl  # type: ignore[assignment]
 
     @staticmethod
     def __new__(cls, inside: Tensor) -> SimulatedTensor:
@@ -147,13 +151,13 @@ class SimulatedTensor(Tensor):
         return made
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
         """Run an operator on the values, and wrap its results."""
         return _dispatched(func, args, kwargs or {})
 
-    def __repr__(self, *, tensor_contents: Any = None) -> str:
+    def __repr__(self, *, tensor_contents: Any = None) -> str:  # type: ignore[override]
         """Return the values, and where they are."""
-        return f"SimulatedTensor({self.detach().inside!r})"
+        return f"SimulatedTensor({self.inside!r})"
 
     def __format__(self, spec: str) -> str:
         """Format a number, as of any other tensor."""
@@ -179,10 +183,10 @@ class SimulatedTensor(Tensor):
 
     def data_ptr(self) -> int:
         """Return the address of the values."""
-        return self.detach().inside.data_ptr()
+        return self.inside.data_ptr()
 
     @property
-    def data(self) -> Tensor:  # type: ignore[override]
+    def data(self) -> Tensor:
         """The tensor without its history; what is set takes the place of shape and values."""
         return self.detach()
 
@@ -300,7 +304,7 @@ def _in_lower_precision(operator: Any, *args: Any, **kwargs: Any) -> Any:
     def cast(x: Tensor) -> Tensor:
         return x.to(dtype) if x.is_floating_point() and x.dtype is not torch.float64 and x.device.type == NAME else x
 
-    with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.AutocastPrivateUse1)):
+    with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(_AUTOCAST)):
         return operator(*_map(cast, args), **{key: _map(cast, value) for key, value in kwargs.items()})
 
 
@@ -418,11 +422,11 @@ _PASSED_OVER = (str(Path(torch.__file__).parent), str(Path(from_device.__file__)
 
 def _place() -> str:
     """Return the innermost place outside of torch and of this file: the last two parts of its path, its line and its function."""
-    frame = sys._getframe(1)
+    frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         file = frame.f_code.co_filename
         if not file.startswith(_PASSED_OVER) and not file.endswith("contextlib.py"):
             path = Path(file)
             return f"{path.parent.name}/{path.name}:{frame.f_lineno} {frame.f_code.co_name}"
-        frame = frame.f_back  # type: ignore[assignment]
+        frame = frame.f_back
     return "autograd"

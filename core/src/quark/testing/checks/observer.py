@@ -295,7 +295,7 @@ def works_on_an_accelerator(subject: Subject) -> None:
         with accelerator() as device:
             ranges = _seen(example, _data().to(device.name)).range()
             require(all(end.device.type == device.name for end in ranges), f"gives a range on another device than the tensor's ({example})")
-            found = tuple(end.cpu() for end in ranges)
+            found = ranges[0].cpu(), ranges[1].cpu()
         require(_close(found, _seen(example, _data()).range()), f"gives another range on an accelerator ({example})")
 
 
