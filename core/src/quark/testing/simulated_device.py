@@ -15,27 +15,22 @@ the kernels of a GPU and the order of their sums. torch keeps the device until t
 
 from __future__ import annotations
 
-import sys
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
-from pathlib import Path
-from types import FrameType
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import attrs
 import torch
 from torch import Tensor
 
-from quark import from_device
 from quark.errors import UnsupportedError
+from quark.testing.device_rules import NAME, Wait, WaitKind, refuse_mixed, wait_of
 
 __all__ = ["CAPACITY", "NAME", "SimulatedDevice", "SimulatedTensor", "Wait", "simulated_device"]
 
-NAME = "simulated"
-"""Name of the device."""
 CAPACITY = 1 << 34
 """Bytes of memory that the device says it has."""
 _ALIGNED = 512
@@ -44,29 +39,7 @@ _LOWER_PRECISION = ("addbmm", "addmm", "baddbmm", "bmm", "linear", "matmul", "mm
 """Operators that autocast computes in the lower precision: those of its list for CPUs that language models use."""
 _WHOLE = ("silu_backward",)
 """Operators of which CPUs and GPUs have kernels, and torch composes others for all other devices, with other last bits."""
-_MOVING = ("copy_", "_to_copy", "index", "index_put", "index_put_", "_index_put_impl_", "_unsafe_index", "set_", "lift_fresh")
-"""Operators that take tensors of both devices: copies, and indices, which are moved to the device."""
 _AUTOCAST: Any = getattr(torch._C.DispatchKey, "AutocastPrivateUse1")  # noqa: B009  (its type stub does not have all)
-_CHECKED = ("_linalg_check_errors", "_linalg_eigh", "_linalg_svd", "linalg_eig")
-"""Operators that read values to check them, in their kernels for GPUs."""
-
-WaitKind = Literal["value", "shape", "to host", "from host"]
-
-
-@attrs.frozen
-class Wait:
-    """One time that the host waits for the device.
-
-    Attributes:
-        kind: ``"value"``: Python reads a value, as ``float(x)`` and ``bool(x)`` do; ``"shape"``: a result's shape depends on values, as
-            that of ``x[mask]`` does; ``"to host"`` and ``"from host"``: a copy that is not ``non_blocking``.
-        place: File, line and function outside of torch that asked for it, ``"gptq/damping.py:90 damped"``.
-        operator: Such as ``"aten::_local_scalar_dense"``.
-    """
-
-    kind: WaitKind
-    place: str
-    operator: str
 
 
 @attrs.define(eq=False)
@@ -314,8 +287,9 @@ def _dispatched(func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
     _map(tensors.append, (args, tuple(kwargs.values())))
     own = [x for x in tensors if isinstance(x, SimulatedTensor)]
     name = func._schema.name.removeprefix("aten::")
-    _refuse_mixed(func, name, tensors, args, kwargs)
-    _count_waits(func, name, args, kwargs)
+    refuse_mixed(func, name, tensors, args, kwargs)
+    if (wait := wait_of(func, name, args, kwargs)) is not None:
+        _Backend.record.waits.append(wait)
     args, kwargs = _map(_inside, args), {key: _map(_inside, value) for key, value in kwargs.items()}
     to_cpu = False
     if kwargs.get("device") is not None:
@@ -359,74 +333,3 @@ def _product_in(a: Tensor, b: Tensor, out_dtype: torch.dtype) -> Tensor:
 
 _KERNELS: dict[str, Callable[..., Any]] = {"aten.mm.dtype": _product_in}
 """Operators that have kernels for GPUs alone."""
-
-
-def _refuse_mixed(func: Any, name: str, tensors: Sequence[Tensor], args: Any, kwargs: Mapping[str, Any]) -> None:
-    """Raise RuntimeError, as torch does, where tensors of both devices meet that must be of one."""
-    generator = kwargs.get("generator")
-    if generator is not None and generator.device.type != NAME:
-        raise RuntimeError(f"Expected a '{NAME}' device type for generator but found '{generator.device.type}' ({func}, {_place()})")
-    of_cpu = [x for x in tensors if x.device.type == "cpu"]
-    if name in _MOVING:
-        values = args[2:3] if "index_put" in name else ()
-        of_cpu = [x for x in values if isinstance(x, Tensor) and x.device.type == "cpu" and x.dim()]
-        if name != "copy_" and isinstance(args[0], Tensor) and args[0].device.type == "cpu" and "index" in name:
-            of_cpu.append(args[0])
-    elif torch.Tag.pointwise in func.tags or name in ("masked_fill", "masked_fill_", "where", "fill_", "lerp_"):
-        written = {i for i, a in enumerate(func._schema.arguments) if a.alias_info is not None and a.alias_info.is_write}
-        changed = [args[i] for i in written if i < len(args)]
-        of_cpu = [x for x in of_cpu if x.dim() or any(x is c for c in changed)]
-    if of_cpu:
-        shapes = ", ".join(f"{x.device.type}{list(x.shape)}" for x in tensors)
-        found = f"Expected all tensors to be on the same device, but found at least two devices, {NAME}:0 and cpu!"
-        raise RuntimeError(f"{found} ({func}: {shapes}; {_place()})")
-
-
-def _count_waits(func: Any, name: str, args: Any, kwargs: Mapping[str, Any]) -> None:
-    """Add to the record what makes the host wait."""
-    kind: WaitKind | None = None
-    if name == "copy_":
-        kind = _copied(args[0], args[1], kwargs.get("non_blocking", args[2] if len(args) > 2 else False))
-    elif name == "_to_copy":
-        target = kwargs.get("device")
-        kind = "to host" if target is not None and torch.device(target).type == "cpu" and not kwargs.get("non_blocking") else None
-    elif "index" in name and name in _MOVING:
-        kind = _indexed(args, is_written="put" in name)
-    elif torch.Tag.dynamic_output_shape in func.tags:
-        kind = "shape"
-    elif torch.Tag.data_dependent_output in func.tags or name in _CHECKED or (name == "histc" and args[2:3] == args[3:4]):
-        kind = "value"
-    if kind is not None:
-        _Backend.record.waits.append(Wait(kind, _place(), func._schema.name))
-
-
-def _copied(target: Tensor, source: Tensor, non_blocking: bool) -> WaitKind | None:
-    is_own, from_own = (isinstance(x, SimulatedTensor) for x in (target, source))
-    if is_own is from_own or not source.numel() or non_blocking:
-        return None
-    return "from host" if is_own else "to host"
-
-
-def _indexed(args: Any, *, is_written: bool) -> WaitKind | None:
-    """Return how indexing waits: for the shape of what a mask chooses, or for indices that come from the host."""
-    indices = [x for x in args[1] if isinstance(x, Tensor)]
-    if any(x.dtype in (torch.bool, torch.uint8) for x in indices):
-        is_filled = is_written and len(indices) == 1 and args[2].numel() == 1  # then torch fills in place of indexing
-        return None if is_filled else "shape"
-    return "from host" if any(x.device.type == "cpu" for x in indices) else None
-
-
-_PASSED_OVER = (str(Path(torch.__file__).parent), str(Path(from_device.__file__)), __file__, "<")
-"""What the names of files begin with whose functions are not the place that asks for something."""
-
-
-def _place() -> str:
-    """Return the innermost place outside of torch and of this file: the last two parts of its path, its line and its function."""
-    frame: FrameType | None = sys._getframe(1)
-    while frame is not None:
-        file = frame.f_code.co_filename
-        if not file.startswith(_PASSED_OVER) and not file.endswith("contextlib.py"):
-            path = Path(file)
-            return f"{path.parent.name}/{path.name}:{frame.f_lineno} {frame.f_code.co_name}"
-        frame = frame.f_back
-    return "autograd"
