@@ -14,7 +14,7 @@ DOCUMENTS = tests/repository/test_doctests.py tests/repository/test_layout.py te
 	examples/acme_quant/tests/test_readme.py plugins/quark_algos/tests/test_readme.py plugins/quark_templates/tests/test_readme.py
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
 
-.PHONY: help install demo test coverage docs slow mutants lint types imports check fuzz wheels tasks kernels lowest newest bench bars clients browser clean
+.PHONY: help install demo test coverage docs slow mutants lint types imports check fuzz wheels tasks kernels lowest newest bench bars accelerator clients browser clean
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## /  \1\t/' | expand -t 14
@@ -105,6 +105,9 @@ bars: install  ## from disk to disk: memory by layers, throughput beside a copy,
 	$(BIN)/python -m benchmarks.disk_to_disk layers
 	$(BIN)/python -m benchmarks.disk_to_disk copy
 	$(BIN)/python -m benchmarks.disk_to_disk large
+
+accelerator: install  ## a random Llama-3-8B quantized on a GPU, from disk, by seconds and memory (18 GB of disk; ACCELERATOR_ARGS=: such as --device cpu --shape tiny)
+	$(BIN)/python -m benchmarks.accelerator $(ACCELERATOR_ARGS)
 
 clients: install  ## load exports in transformers, onnxruntime, vLLM, llama.cpp, AMD Quark, and write the README's table (VLLM_PYTHON=, LLAMA_PYTHON=, AMDQ_PYTHON=, ORT_PYTHON=)
 	CLIENTS_RESULTS=docs/data/clients.json $(BIN)/python -m pytest -m clients tests/clients $(PYTEST_ARGS)

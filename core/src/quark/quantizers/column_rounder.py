@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -25,6 +25,7 @@ class ColumnRounder:
         size: Input channels in a row that share a row of ``scales``.
         order: A permutation of the channels ``[K]``: number k then means channel ``order[k]``.
         first: The channel with which ``scales`` begin.
+        order_on_host: ``order`` as a list; without, it is read from its device.
     """
 
     def __init__(
@@ -35,6 +36,7 @@ class ColumnRounder:
         size: int,
         order: Tensor | None = None,
         first: int = 0,
+        order_on_host: Sequence[int] | None = None,
     ) -> None:
         self._format = element_format
         self._spec = spec
@@ -42,6 +44,7 @@ class ColumnRounder:
         self.size = size
         self.order = order
         self.first = first
+        self._order_on_host = order_on_host
         self._round: Callable[[Tensor, int, Tensor | None], Tensor] | None = None
 
     @property
@@ -58,8 +61,10 @@ class ColumnRounder:
     def _with_views(self) -> Callable[[Tensor, int, Tensor | None], Tensor]:
         """Return what rounds; scales are looked up once for a loop over all channels."""
         count = self.size * self.scales.scale.shape[0]
-        channels = torch.arange(count) + self.first if self.order is None else self.order
-        groups = ((channels - self.first) // self.size).tolist()
+        own: Sequence[int] = range(self.first, self.first + count)
+        if self.order is not None:
+            own = self.order.tolist() if self._order_on_host is None else self._order_on_host
+        groups = [(channel - self.first) // self.size for channel in own]
         scale, inverse, zero = (_views(x, groups) for x in (self.scales.scale, self.scales.inverse, self.scales.zero))
         assert scale is not None
         first, round_element = self.first, self._format.round_

@@ -13,6 +13,7 @@ import attrs
 import torch
 from torch import Tensor
 
+from quark.from_device import numbers
 from quark.quantizers.column_rounder import ColumnRounder
 from quark.quantizers.finite import cast_finite
 from quark.quantizers.granularity import PerGroup
@@ -27,6 +28,8 @@ ALL = slice(None)
 """All rows of the stacked layers."""
 _PROBES = 4097
 """Values between the largest and its negative that `WeightGrid.gap` rounds: enough to tell neighbours of formats up to 12 bits apart."""
+_RANGES = (1.0, 1.3, 1.7, 3.1, 23.0)
+"""Ends of ranges that make scales of different mantissas, unless these are powers of two."""
 
 
 class WeightGrid:
@@ -43,6 +46,7 @@ class WeightGrid:
         group: Input channels in a row that share a scale; K where there is one scale for each row, tensor or block of rows.
         fixed: The scales of round-to-nearest, where scales span rows or groups and so cannot be found group by group; else None.
         spans: Where they do, the number of the scale, from 0 on, that each group of each row has, ``[groups, N]``; else None.
+        number_of_spans: How many of these scales there are; 0 where none span rows or groups.
     """
 
     def __init__(self, quantizers: Sequence[TensorQuantizer], rows: Sequence[int], weight: Tensor, *, shared: bool = False) -> None:
@@ -58,6 +62,7 @@ class WeightGrid:
         group = self._level.granularity.columns_per_scale(self.columns)
         self.group = self.columns if group is None else group
         self.spans: Tensor | None = None
+        self.number_of_spans = 0
         self._span_ranges: list[tuple[Tensor, Tensor]] = []
         self._span_numbers: list[Tensor] = []
         self.fixed = self._fixed_scales(weight, common) if group is None else None
@@ -109,16 +114,19 @@ class WeightGrid:
             return t
         return self._round(t, scales)
 
-    def rounder(self, scales: GroupScales, order: Tensor | None = None, first: int | None = None) -> ColumnRounder:
+    def rounder(
+        self, scales: GroupScales, order: Tensor | None = None, first: int | None = None, order_on_host: Sequence[int] | None = None
+    ) -> ColumnRounder:
         """Return what rounds one input channel after another: it does what `round_` does with the scales of each.
 
         Args:
             scales: Of all groups, or of all channels (`with_subscales`).
             order: A permutation of the channels ``[K]``: number k then means channel ``order[k]``.
             first: With scales of some channels alone, one row for each: the number of the first of them.
+            order_on_host: ``order`` as a list, for whoever has it already: it is read from its device else.
         """
         size = self.columns // scales.scale.shape[0] if first is None else 1
-        return ColumnRounder(self._element_format, self._level.spec, scales, size, order, first or 0)
+        return ColumnRounder(self._element_format, self._level.spec, scales, size, order, first or 0, order_on_host)
 
     def _round(self, t: Tensor, scales: GroupScales) -> Tensor:
         if scales.inverse is None:
@@ -148,14 +156,23 @@ class WeightGrid:
         """
         layers = []
         limit = torch.finfo(dtype).max
+        low, high = numbers(*torch.aminmax(qt))
+        is_beyond = max(-low, high) > limit
         for index, (quantizer, qparams) in enumerate(zip(self._quantizers, self.qparams(scales), strict=True)):
             values = qt[:, self._slice(index)].t().contiguous()
-            is_beyond = bool((values.abs() > limit).any())
             # Two multiplications may differ from one by their product in the last bit; and a value that is cut off has another code.
             if is_beyond or not quantizer.has_one_product:
                 values = quantizer.dequantize(quantizer.codes_of(values.clamp_(-limit, limit), qparams), qparams)
             layers.append((cast_finite(values, dtype), qparams))
         return layers
+
+    @property
+    def has_powers_of_two(self) -> bool:
+        """Whether scales are powers of two, as `scales_of_ranges` returns them; of scales below others, before these multiply them."""
+        high = torch.tensor(_RANGES)
+        outer = None if self._outer is None else torch.ones(())
+        scale = self._quantizers[0].scales_from_ranges(-high, high, outer, observed=False).scale
+        return bool((torch.frexp(scale.float())[0] == 0.5).all())
 
     @property
     def max_magnitude(self) -> float:
@@ -205,6 +222,7 @@ class WeightGrid:
             count = start + low.numel()
             self._span_ranges.append((low, high))
             self._span_numbers.append(torch.arange(start, count, device=low.device).view(low.shape))
+        self.number_of_spans = count
         self.spans = self._spread(self._span_numbers)
         self.group = self.columns // self.spans.shape[0]
         return self._spanning_scales(torch.ones(count, device=weight.device), observed=True)
@@ -227,7 +245,7 @@ class WeightGrid:
         parts = []
         for index, ((low, high), number) in enumerate(zip(self._span_ranges, self._span_numbers, strict=True)):
             outer = None if self._outers is None else self._outers[index]
-            each = factor[number]
+            each = factor.take(number)
             parts.append(self._quantizers[index].scales_from_ranges(low * each, high * each, outer, observed=observed))
         zeros = [q.zero_point for q in parts if q.zero_point is not None]
         return self._group_scales(self._spread([q.scale for q in parts]), self._spread(zeros) if zeros else None, self._outer)

@@ -119,11 +119,16 @@ def ldlq_by_rows(
     block: int = BLOCK,
     order: Tensor | None = None,
     causal: Tensor | None = None,
+    order_on_host: Sequence[int] | None = None,
 ) -> Swept:
-    """Run `ldlq` under the ``scales`` that `WeightGrid.with_subscales` returns, slices of many rows in threads of their own."""
+    """Run `ldlq` under the ``scales`` that `WeightGrid.with_subscales` returns, slices of many rows in threads of their own.
+
+    ``order_on_host`` is ``order`` as a list, for whoever has it already: it is read from the device else.
+    """
 
     def sweep(rows: slice) -> Swept:
-        return ldlq(wt[:, rows], factor, grid.rounder(scales.of_rows(rows), order), block, order, causal)
+        rounded = grid.rounder(scales.of_rows(rows), order, order_on_host=order_on_host)
+        return ldlq(wt[:, rows], factor, rounded, block, order, causal)
 
     slices = row_slices(wt.shape[1], 1, SLICE) if wt.device.type == "cpu" else [slice(0, wt.shape[1])]
     return Swept.beside(parallel_map(sweep, slices, wt.device))
@@ -218,7 +223,7 @@ def _round_block_by_kernel(rounder: ColumnRounder, base: Tensor, part: Tensor, f
     round_columns(rounder, base, part, feedback, start, done.q, done.e[block])
 
 
-def descend(done: Swept, h: Tensor, rounded: Rounder) -> bool:
+def descend(done: Swept, h: Tensor, rounded: Rounder) -> Tensor:
     """Make one sweep of coordinate descent, in place: each column goes to the best value the grid has, all others being as they are.
 
     ``q_k ← nearest(q_k + (E H)_k / H_kk)``; the objective ``tr(E H Eᵀ)`` never grows.
@@ -229,15 +234,15 @@ def descend(done: Swept, h: Tensor, rounded: Rounder) -> bool:
         rounded: As `WeightGrid.rounder` returns it, for the same order.
 
     Returns:
-        Whether anything has changed.
+        Whether anything has changed, bool, without dimensions.
     """
     weights = h / h.diagonal()  # [K, K], column k by H_kk
     with one_thread(done.e.device):
         changed = [_descend_block(done, weights, rounded, start) for start in range(0, done.e.shape[0], BLOCK)]
-    return any(changed)
+    return torch.stack(changed).any()
 
 
-def _descend_block(done: Swept, weights: Tensor, rounded: Rounder, start: int) -> bool:
+def _descend_block(done: Swept, weights: Tensor, rounded: Rounder, start: int) -> Tensor:
     """Run `descend` for the columns of a block that begins at ``start``; ``weights [K, K]`` is H, each column divided by its diagonal."""
     e = done.e
     stop = min(start + BLOCK, e.shape[0])
@@ -249,7 +254,7 @@ def _descend_block(done: Swept, weights: Tensor, rounded: Rounder, start: int) -
 
         round_columns(rounder, base, q, Feedback(of_errors=weights[start:stop, start:stop]), start, done.q, change)
         e[start:stop] += change
-        return bool(change.any())
+        return change.any()
     for few in range(start, stop, FEW):
         last = min(few + FEW, stop)
         if few > start:
@@ -262,4 +267,4 @@ def _descend_block(done: Swept, weights: Tensor, rounded: Rounder, start: int) -
             q[k - start] = t
     e[start:stop] += change
     done.q[done.places(start, stop)] = q
-    return bool(change.any())
+    return change.any()
