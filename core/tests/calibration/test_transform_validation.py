@@ -114,7 +114,7 @@ def test_the_validation_does_not_depend_on_the_order_of_samples_nor_on_batches()
 
 def test_only_calls_with_held_out_tokens_are_run() -> None:
     model, count = tiny.tiny_model(), [0]
-    model.model.layers[0].register_forward_pre_hook(lambda *_: count.__setitem__(0, count[0] + 1))
+    model.model.layers[0].mlp.register_forward_pre_hook(lambda *_: count.__setitem__(0, count[0] + 1))
     validate_transforms(model, plan_of(model, "ptpc_fp8"), {"turned": Turned()}, calls(MANY))
     float_, rounded, changed = 2, 2, 2
     assert count == [float_ + rounded + changed]

@@ -59,6 +59,15 @@ class Rotate:
             )
         self._settings = settings
 
+    @property
+    def settings(self) -> RotationConfig:
+        """The settings."""
+        return self._settings
+
+    def alternatives(self) -> Mapping[str, Rotate]:
+        """Return rotations with some of R1, R2 and the online ones; none for the preset "reference", which applies all."""
+        return {} if self._settings.preset == "reference" else {name: Rotate(part) for name, part in self._settings.parts().items()}
+
     def resolve_for_model(self, model: nn.Module, plan: QuantPlan) -> ResolvedSettings:
         """Name the layers whose inputs are rotated, and omit R3 where it changes nothing; see `quark.algorithms.ResolvesForModel`."""
         requested, shapes = self._settings, {row.name: row.shape for row in plan.rows}
@@ -165,17 +174,22 @@ class RotationRun:
         if self._r1 is not None:
             facts, stream = (block.architecture, None) if user is None else (user.facts, user.blocks[block.name].resolve(block.module))
             folding.block(block.module, facts, self._r1, stream)
-        metrics = self._rotate_inputs(block)
         if not self._settings.r2:
-            return metrics | {block.name: {"r1": self._settings.r1, "r2": False}}
+            return {block.name: {"r1": self._settings.r1, "r2": False}}
         value = block.architecture.attention_value
         width = None if value is None else int(getattr(block.module.get_submodule(value), "out_features", 0))
         reason = self._rotate_values(block, width)
         metrics_of_block: Metrics = {"r1": self._settings.r1, "r2": reason is None, **({} if reason is None else {"r2_reason": reason})}
-        return metrics | {block.name: metrics_of_block}
+        return {block.name: metrics_of_block}
 
-    def _rotate_inputs(self, block: BlockContext) -> dict[str, Metrics]:
-        """Rotate the inputs of the block's layers (R4, R1 online); return the rotation size by full name of the layer."""
+    @torch.no_grad()
+    def finish(self, block: BlockContext) -> Mapping[str, Metrics]:
+        """Rotate the inputs of the block's layers (R4, R1 online); return the rotation size by full name of the layer.
+
+        Equalization has moved scale into these layers by then. A single channel of enormous values would dominate all channels of a rotated
+        input: SmoothQuant's scale ``(max|x| / max|w|)^½`` about minimizes the product of the norms of the input and of the weight, which is
+        what counts once both are rotated.
+        """
         prefix = f"{block.name}." if block.name else ""
         inside = {name: rotation for name, rotation in self._online.items() if name.startswith(prefix)}
         for name, rotation in inside.items():
