@@ -194,8 +194,8 @@ class ValidatedTransform(Transform, Protocol):
     """A transform of the whole model, which cannot be taken back block by block, and is tried on copies of the blocks first.
 
     Each block's copy is changed by a run that was started for that, a `ValidatedRun`, and by the transforms that follow in the run, such as
-    an equalization. Its output error on held-out tokens is compared with that of a copy that only the latter have changed. `accepts` decides
-    by the result.
+    an equalization. Its output error on held-out tokens is compared with that of a copy that only the latter have changed. `accepts`
+    decides by the result.
     """
 
     def start(self, model: nn.Module, plan: QuantPlan) -> ValidatedRun:

@@ -84,8 +84,8 @@ def validate_transforms(
 
     What follows in the run is seen: the transforms behind it that are not validated themselves change the copies of the blocks too, with
     and without it. The cost is one float forward of the calls with held-out tokens, of all calls where a transform behind it needs
-    statistics, and for each block and candidate what these transforms cost and the forwards of a rounded copy of the block. Where no token is
-    held out, all calls are used.
+    statistics; and for each block and candidate what these transforms cost, and the forwards of a rounded copy of the block. Where no
+    token is held out, all calls are used.
 
     Args:
         model: The float model, with the tensors outside its blocks in memory.
