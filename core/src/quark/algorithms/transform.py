@@ -205,7 +205,7 @@ class ValidatedTransform(Transform, Protocol):
         """Return whether to apply it.
 
         Args:
-            validation: The error of blocks rounded to nearest before and after, the mean over blocks; None where there are no data.
+            validation: The error of quantized blocks before and after, the mean over blocks; None where there are no data.
         """
 
 

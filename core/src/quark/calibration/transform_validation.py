@@ -48,8 +48,8 @@ class TransformValidation:
     """Whether a transform of the whole model is applied, and why.
 
     Attributes:
-        validation: The output error of blocks rounded to nearest before and after the transform, relative per token, averaged over blocks;
-            None without calibration data or quantized layers in a block.
+        validation: The output error of quantized blocks before and after the transform, relative per token, averaged over blocks; None
+            without calibration data or quantized layers in a block.
         is_accepted: Whether the transform, or the chosen part of it, is applied.
         chosen: Name of the alternative that is applied in place of the whole; None for the whole.
         settings: Settings of that alternative.

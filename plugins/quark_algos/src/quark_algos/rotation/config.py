@@ -77,7 +77,8 @@ class RotationConfig(AlgoConfig):
         trainable: Learn the rotations; not supported.
         train_smooth: Learn equalization scales as well; not supported.
         smooth_positions: Mappings of ``train_smooth``; not used.
-        preset: ``"best"`` omits rotations that do not reduce the error on held-out tokens; ``"reference"`` applies them and warns.
+        preset: ``"best"`` omits those of R1, R2 and the online rotations that do not reduce the error on held-out tokens; ``"reference"``
+            applies all and warns.
         random: Accepted from configurations before 0.12.
     """
 

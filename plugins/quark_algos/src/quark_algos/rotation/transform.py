@@ -36,9 +36,10 @@ class Rotate:
     layers that read the residual stream (``online_r1_rotation``). Source: QuaRot, arXiv 2404.00456; SpinQuant, arXiv 2405.16406.
 
     Whether a rotation reduces the error depends on the format: block formats such as MXFP4 profit from blocks of similar values, which a
-    rotation of the full width mixes. A rotation cannot be undone block by block, so copies of the blocks are rotated first. If that does
-    not reduce the output error on held-out tokens, the preset ``"best"`` omits the rotation and ``"reference"`` applies it; both log the
-    errors. Without calibration data there is no validation, and a warning says so.
+    rotation of the full width mixes. A rotation cannot be undone block by block, so copies of the blocks are rotated first, with R1, R2 and
+    the online rotations in all combinations, and with what follows in the run. The preset ``"best"`` uses the one with the smallest output
+    error on held-out tokens, or none; ``"reference"`` applies all and logs the errors where they do not fall. Without calibration data
+    there is no validation, and a warning says so.
 
     Args:
         settings: A `RotationConfig`.
@@ -109,8 +110,8 @@ class Rotate:
             "it is applied, since preset='reference' asks for it" if is_accepted else "it is left out; preset='reference' would apply it"
         )
         get_logger(__name__).warning(
-            f"Rotation does not reduce the output error: on {validation.tokens} held-out tokens it makes the error of blocks rounded to "
-            f"nearest {validation.factor:.2f} times as large ({errors}), so {outcome}."
+            f"Rotation does not reduce the output error: on {validation.tokens} held-out tokens it makes the error of quantized blocks "
+            f"{validation.factor:.2f} times as large ({errors}), so {outcome}."
         )
         return is_accepted
 
