@@ -66,7 +66,8 @@ class TransformValidation:
         """Return the metrics for the calibration report; empty where nothing was compared."""
         if self.validation is None:
             return {}
-        alternatives = {"chosen": self.chosen or _WHOLE, "errors": dict(self.errors)} if self.errors else {}
+        chosen = (self.chosen or _WHOLE) if self.is_accepted else _NOTHING
+        alternatives = {"chosen": chosen, "errors": dict(self.errors)} if self.errors else {}
         return {**self.validation.metrics(), "applied": self.is_accepted, **alternatives}
 
 
@@ -83,7 +84,7 @@ def validate_transforms(
     """Validate each `ValidatedTransform` on held-out calibration tokens, with its alternatives; the model is not changed.
 
     What follows in the run is seen: the transforms behind it that are not validated themselves change the copies of the blocks too, with
-    and without it. The cost is one float forward of the calls with held-out tokens, of all calls where a transform behind it needs
+    and without it. The cost is one float forward of the calls with held-out tokens, and of as many others where a transform behind it needs
     statistics; and for each block and candidate what these transforms cost, and the forwards of a rounded copy of the block. Where no
     token is held out, all calls are used.
 
@@ -181,8 +182,7 @@ def _compare(
     """Add to each candidate its output error in each block that has layers to quantize, and that a call passes."""
     assert plan.architecture is not None  # a plan with transforms has one
     blocks = decoder_blocks(model, plan.architecture)
-    held_out = [call for call in data if call.held_out is not None]
-    calls = list(data) if any(s.needs for c in candidates for s in c.started) else held_out or list(data)
+    calls = _calls(data, for_statistics=any(s.needs for c in candidates for s in c.started))
     with ExitStack() as stack:
         stack.enter_context(without_cache(model))
         stack.enter_context(torch.no_grad())
@@ -196,6 +196,14 @@ def _compare(
             _BlockComparison(steps.at(i), block, rows, plan, text_config(model), compensated).compare(candidates)
             if source is not None:
                 source.release(block)
+
+
+def _calls(data: Sequence[Call], *, for_statistics: bool) -> list[Call]:
+    """Return the calls with held-out tokens, or all where there are none; for statistics, as many others too, evenly spaced."""
+    held_out, others = ([call for call in data if (call.held_out is not None) is is_held_out] for is_held_out in (True, False))
+    if not held_out or not for_statistics:
+        return held_out or others
+    return [*held_out, *others[:: -(-len(others) // len(held_out)) or 1]]
 
 
 class _BlockComparison:
