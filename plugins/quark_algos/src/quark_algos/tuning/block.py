@@ -45,7 +45,7 @@ class TuneBlock:
         vectors = {name: _Vector(parameter) for name, parameter in block.parameters.items() if settings.norms}
         state = _BlockState(layers, vectors, settings.compute_dtype)
         errors: list[tuple[float, float]] = []
-        generator = torch.Generator().manual_seed(0)
+        generator = torch.Generator().manual_seed(settings.seed)
         for epoch in range(settings.epochs):
             steps = torch.randperm(len(samples), generator=generator).split(settings.batch_size)
             losses = []

@@ -35,6 +35,7 @@ class TuningConfig(AlgoConfig):
         target: ``"model"`` for the hidden states of the float model, ``"block"`` for what the float block gives of the quantized model's.
         compute_dtype: Dtype of products while a block is tuned: ``"bfloat16"`` or ``"float32"``.
         patience: After so many epochs in a row with a larger error on held-out tokens than in the first one, it stops.
+        seed: Of the order of samples.
     """
 
     name: str = "tuning"
@@ -50,6 +51,7 @@ class TuningConfig(AlgoConfig):
     target: str = attrs.field(default="model", validator=validators.in_(TARGETS))
     compute_dtype: str = attrs.field(default="bfloat16", validator=validators.in_(DTYPES))
     patience: int = attrs.field(default=3, validator=positive)
+    seed: int = 0
 
 
 @with_dataclass_view
