@@ -241,7 +241,7 @@ class _BlockComparison:
 
         with block_run.standing_in(see_stream):
             outputs = block_run.replay(lambda _, output: output, block_run.forwards)
-        if self._rows and ranks.any(bool(outputs)) and not ranks.any(not all(have_stream)):
+        if configs_of(self._block.name, self._rows) and ranks.any(bool(outputs)) and not ranks.any(not all(have_stream)):
             for candidate in candidates:
                 candidate.errors.append(self._error(candidate, outputs))
         block_run.leave(outputs)
