@@ -14,7 +14,7 @@ DOCUMENTS = tests/repository/test_doctests.py tests/repository/test_layout.py te
 	examples/acme_quant/tests/test_readme.py plugins/quark_algos/tests/test_readme.py plugins/quark_templates/tests/test_readme.py
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
 
-.PHONY: help install demo test coverage docs slow mutants lint types imports check fuzz wheels tasks lowest newest bench bars clients browser clean
+.PHONY: help install demo test coverage docs slow mutants lint types imports check fuzz wheels tasks kernels lowest newest bench bars accelerator clients browser clean
 
 help:  ## list the targets
 	@grep -E '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):[^#]*## /  \1\t/' | expand -t 14
@@ -78,6 +78,16 @@ tasks:  ## the tests that need the extras: tasks of lm-evaluation-harness, Parqu
 	$(VENV)-tasks/bin/python -m pip install --quiet $(PACKAGES:%=-e %) datasets pyarrow lm-eval
 	OMP_NUM_THREADS=1 $(VENV)-tasks/bin/python -m pytest core/tests/evaluate core/tests/data $(PYTEST_ARGS)
 
+# Where there is a GPU, kernels are compiled, and measured beside a copy; else Triton's interpreter runs them on the CPU.
+KERNELS = core/tests/kernels plugins/quark_schemes/tests/kernels plugins/quark_algos/tests/gptq/test_column_kernel.py tests/integration/test_compiled_kernels.py
+kernels:  ## the Triton kernels beside torch's operations, bit for bit, and compiled for GPUs; with a GPU, their bandwidth
+	$(PYTHON) -m venv $(VENV)-kernels
+	$(VENV)-kernels/bin/python -m pip install --quiet -r requirements-dev.txt
+	$(VENV)-kernels/bin/python -m pip install --quiet $(PACKAGES:%=-e %) "triton>=3.7"
+	gpu=$$($(VENV)-kernels/bin/python -c "import torch; print(int(torch.cuda.is_available()))") && \
+	OMP_NUM_THREADS=1 TRITON_INTERPRET=$$((1 - gpu)) $(VENV)-kernels/bin/python -m pytest $(KERNELS) $(PYTEST_ARGS) && \
+	$(VENV)-kernels/bin/python -m benchmarks --only kernels
+
 # The ends of the ranges in the pyproject.toml files, each in an environment of its own.
 lowest: TEST_CONSTRAINTS := -c constraints-lowest.txt
 newest: TEST_CONSTRAINTS := --upgrade
@@ -96,6 +106,9 @@ bars: install  ## from disk to disk: memory by layers, throughput beside a copy,
 	$(BIN)/python -m benchmarks.disk_to_disk copy
 	$(BIN)/python -m benchmarks.disk_to_disk large
 
+accelerator: install  ## a random Llama-3-8B quantized on a GPU, from disk, by seconds and memory (18 GB of disk; ACCELERATOR_ARGS=: such as --device cpu --shape tiny)
+	$(BIN)/python -m benchmarks.accelerator $(ACCELERATOR_ARGS)
+
 clients: install  ## load exports in transformers, onnxruntime, vLLM, llama.cpp, AMD Quark, and write the README's table (VLLM_PYTHON=, LLAMA_PYTHON=, AMDQ_PYTHON=, ORT_PYTHON=)
 	CLIENTS_RESULTS=docs/data/clients.json $(BIN)/python -m pytest -m clients tests/clients $(PYTEST_ARGS)
 	$(BIN)/python -m tools.docs.client_results
@@ -108,4 +121,4 @@ browser: install  ## open the page of a report in headless Chromium (CHROMIUM=: 
 	QUARK_BROWSER_PYTHON=$(VENV)-browser/bin/python AXE=$$(ls $(VENV)-browser/package/axe.min.js 2>/dev/null) $(BIN)/python -m pytest -m browser tests/browser $(PYTEST_ARGS)
 
 clean:  ## remove everything that make made
-	rm -rf $(VENV) $(VENV)-wheels $(VENV)-tasks $(VENV)-lowest $(VENV)-newest $(VENV)-browser dist site demo-out .coverage coverage.xml
+	rm -rf $(VENV) $(VENV)-wheels $(VENV)-tasks $(VENV)-kernels $(VENV)-lowest $(VENV)-newest $(VENV)-browser dist site demo-out .coverage coverage.xml

@@ -39,6 +39,14 @@ def _positions(item: Any) -> Iterator[int]:
     yield from fixtures.values()
 
 
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Triton kernels on a GPU or in Triton's interpreter; see ``tests/kit/interpreted_kernels.py``."""
+    from tests.kit.interpreted_kernels import kernels_or_skip
+
+    yield from kernels_or_skip(monkeypatch)
+
+
 @pytest.fixture(scope="session")
 def load_script() -> Callable[[str], ModuleType]:
     """A function that imports a script of ``tools/``, by its path in the repository."""

@@ -8,6 +8,7 @@ benchmark   needs      measures
 ==========  =========  ====================================================================================================
 startup                listing every scheme, and importing ``quark.torch``
 formats                fake-quantize, quantize, pack … of every number format; with --amd-quark, its fake-quantize beside ours
+kernels     a GPU      rounding and encoding by kernels beside a copy of as many bytes on the GPU; the column loop
 layers                 peak memory from disk to disk by the number of layers
 copy                   rounding to nearest from disk to disk, beside loading and saving the same shards
 evaluate               peak memory of a comparison of two checkpoints, by block and in memory
@@ -64,6 +65,7 @@ def _peers(args: argparse.Namespace) -> list[str] | None:
 BENCHMARKS: dict[str, tuple[str, Arguments]] = {
     "startup": ("startup:main", lambda args: ["--runs", "5"]),
     "formats": ("formats:main", lambda args: ["--reference", args.amd_quark] if args.amd_quark else []),
+    "kernels": ("kernels:main", lambda args: []),
     "layers": ("disk_to_disk:measurements", lambda args: ["layers", "--layers", "8"]),
     "copy": ("disk_to_disk:measurements", lambda args: ["copy", "--runs", "2"]),
     "evaluate": ("disk_to_disk:measurements", lambda args: ["evaluate"]),

@@ -71,6 +71,14 @@ class SaysNothingOfFloat:
         return {}
 
 
+class OfTheCpu(Nudges):
+    @torch.no_grad()
+    def tune(self, block: RoundedBlock) -> Mapping[str, Metrics]:
+        for parameter in block.parameters.values():
+            parameter.mul_(torch.ones(parameter.shape))
+        return super().tune(block)
+
+
 class DoesNothing(Nudges):
     def tune(self, block: RoundedBlock) -> Mapping[str, Metrics]:
         return {}
@@ -160,6 +168,7 @@ MUTANTS = (
     _mutant("does_no_harm", "moves the targets that it is validated by", MovesItsTargets),
     _mutant("composes_with_roundings", "moves the targets that it is validated by", MovesItsTargets),
     _mutant("is_deterministic", "goes by what it has done before", Counts),
+    _mutant("works_on_an_accelerator", "multiplies by a tensor that it makes on the CPU", OfTheCpu),
     _mutant("reloads_to_the_same_logits", "changes what layers compute", ChangesProducts),
     _mutant("streams_to_the_same_bytes", "goes by what it has done before", Counts),
     _mutant("resumes_to_the_same_bytes", "counts the blocks of its process", CountsItsBlocks),

@@ -95,6 +95,7 @@ MUTANTS = (
     mutant("gives_usable_scales", "gives one scale for all ranges", broken_formats.ScaleOfAll()),
     mutant("gives_usable_scales", "changes the ranges", broken_formats.ChangesRanges()),
     mutant("has_scales_that_fit_the_range", "gives a quarter of the scale", broken_formats.QuarterScale()),
+    mutant("works_on_an_accelerator", "decodes by a table that lies on the CPU", broken_formats.DecodesByTable()),
     mutant("simulates_what_it_exports", "decodes its largest code to another value", broken_formats.DecodesElse()),
     mutant("simulates_what_it_exports", "stores scales with fewer bits", with_packing(broken_formats.PacksElse())),
     mutant("knows_which_codes_survive", "has a spacing, and shrinks what it rounds", broken_formats.Creeps()),

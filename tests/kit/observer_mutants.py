@@ -67,6 +67,12 @@ class ServesNothing(PlainObserver):
         return "it serves nothing"
 
 
+class GivesOnTheCpu(PlainObserver):
+    def range(self) -> tuple[Tensor, Tensor]:
+        low, high = super().range()
+        return low.cpu(), high.cpu()
+
+
 class GivesDoubles(PlainObserver):
     def range(self) -> tuple[Tensor, Tensor]:
         low, high = super().range()
@@ -283,6 +289,7 @@ MUTANTS = (
     mutant("extremes_are_extremes", "clips a hundredth", NearlyExtremes),
     mutant("serves_hard_tensors", "divides by zero for zeros", FailsForZeros),
     mutant("does_not_depend_on_the_memory_layout", "reads strided tensors wrongly", ReadsStorage),
+    mutant("works_on_an_accelerator", "gives ranges on the CPU", GivesOnTheCpu),
     mutant("keeps_no_graph", "does not detach", KeepsGraph),
     mutant("reaches_not_far_beyond_the_data", "gives twenty times the range", FarTooWide),
     mutant("reaches_some_of_the_data", "gives an empty range", Empty),

@@ -55,6 +55,12 @@ class Plain:
         """Do what is wrong with a rounded layer."""
 
 
+class OfTheCpu(Plain):
+    def change(self, layer: QuantizedLayer) -> None:
+        weight = layer.weight.data
+        layer.weight = nn.Parameter(weight * torch.ones(weight.shape), requires_grad=False)
+
+
 def record_of(processor: Any = Plain, config: type[AlgoConfig] = Settings, **fields: Any) -> AlgorithmRecord:
     return AlgorithmRecord(name="mutant_rounding", kind="rounding", config=ObjectRef(config), processor=ObjectRef(processor), **fields)
 
@@ -367,6 +373,7 @@ MUTANTS = (
     _mutant("survives_odd_layers", "divides by the size of weights", DividesByWeights),
     _mutant("quantizes_a_model", "knows one block", FirstBlockAlone),
     _mutant("leaves_other_layers_to_round_to_nearest", "applies to other layers each time that it is made", WithTail),
+    _mutant("works_on_an_accelerator", "multiplies by a tensor that it makes on the CPU", OfTheCpu),
     _mutant("reloads_to_the_same_logits", "leaves a hook that no checkpoint holds", ScalesOutputs),
     _mutant("is_the_same_on_two_ranks", "rounds to zero on all ranks but the first", ByRank),
     _mutant("resumes_to_the_same_bytes", "rounds by how many blocks it has seen", RemembersBlocks),

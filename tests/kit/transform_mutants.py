@@ -77,6 +77,13 @@ class NeedsText(Moves):
     needs = ("AbsMax",)
 
 
+class OfTheCpu(Moves):
+    def move(self, norm: nn.Module, readers: list[nn.Module], block: BlockContext) -> None:
+        factors = torch.full((norm.weight.numel(),), self.factor)  # type: ignore[operator]
+        for module, by in ((norm, 1 / factors), *((reader, factors) for reader in readers)):
+            module.weight = nn.Parameter(module.weight * by, requires_grad=False)  # type: ignore[operator]
+
+
 class DoesNothing(Moves):
     def move(self, norm: nn.Module, readers: list[nn.Module], block: BlockContext) -> None:
         pass
@@ -279,6 +286,7 @@ MUTANTS = (
     _mutant("composes_with_other_transforms", "says nothing of its place, which matters", before=()),
     _mutant("composes_with_roundings", "makes some channels large", Harms),
     _mutant("does_no_harm", "makes some channels large", Harms),
+    _mutant("works_on_an_accelerator", "multiplies by factors that it makes on the CPU", OfTheCpu),
     _mutant("reloads_to_the_same_logits", "has a restorer that restores nothing", Runs, RunSettings, restorer=ObjectRef(RestoresNothing)),
     _mutant("streams_to_the_same_bytes", "looks at weights of other blocks", LooksAhead),
     _mutant("resumes_to_the_same_bytes", "keeps to itself what goes on to the next block", CountsBlocks),

@@ -30,6 +30,19 @@ def test_rows_are_as_many_as_scales_and_lead_back(granularity: Granularity) -> N
     assert torch.equal(granularity.restore(rows, shape), x)
 
 
+@pytest.mark.parametrize("granularity", CASES, ids=repr)
+def test_runs_say_where_the_scale_of_each_element_is(granularity: Granularity) -> None:
+    shape, _ = CASES[granularity]
+    elements = torch.arange(torch.Size(shape).numel())
+    rows = granularity.rows(elements.reshape(shape))
+    runs = granularity.runs(shape)
+    assert runs is not None
+    run = elements // runs.length
+    number = run // runs.span * runs.period + run % runs.period
+    assert all(bool((number[row] == i).all()) for i, row in enumerate(rows))
+    assert runs.have_own_scales == torch.equal(number, run)
+
+
 MATRICES = [
     PerTensor(),
     PerChannel(0),

@@ -48,10 +48,10 @@ class HeldOut:
             error += (self.reference.float() - x) @ weight.t()
         return error.square_().sum(1)
 
-    def output_energy(self, weight: Tensor) -> float:
-        """Return the squared sum of all outputs for a weight ``[N, K]``, on the inputs of the float model if they are known."""
+    def output_energy(self, weight: Tensor) -> Tensor:
+        """Return the squared sum of all outputs for a weight ``[N, K]``, on the inputs of the float model if they are known; a scalar."""
         x = self.x if self.reference is None else self.reference
-        return float((x.float() @ weight.float().t()).square_().sum())
+        return (x.float() @ weight.float().t()).square_().sum()
 
 
 @attrs.frozen(eq=False)

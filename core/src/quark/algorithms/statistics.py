@@ -164,7 +164,7 @@ class Hessian(_Moment):
     def accumulate(self, x: Tensor, reference: Tensor | None) -> None:
         # Copied, since layers may change their input in place before the product is computed.
         with coarsely(x.numel(), x.device):
-            x = x.float() if x.is_cuda and x.dtype not in _HALVES else x if x.is_cuda else x.to(torch.float32, copy=True)
+            x = x.to(torch.float32, copy=True) if x.device.type == "cpu" else x if x.dtype in _HALVES else x.float()
         self._products.add(x, x)
 
     @property
@@ -195,10 +195,10 @@ class Hessian(_Moment):
         diagonal = h.diagonal().double() / self.tokens
         squares = diagonal.square().sum()
         fourth, of_channels = self._fourth() / self.tokens
-        alive = diagonal[diagonal > 0]
-        entries = torch.stack(
-            [(torch.linalg.matrix_norm(h).double() / self.tokens).square() - squares, (alive - alive.mean()).square().sum()]
-        )
+        alive = diagonal > 0
+        mean = torch.where(alive, diagonal, 0).sum() / alive.sum()
+        spread = torch.where(alive, diagonal - mean, 0).square().sum()
+        entries = torch.stack([(torch.linalg.matrix_norm(h).double() / self.tokens).square() - squares, spread])
         variance = torch.stack([fourth - of_channels - entries[0], of_channels - squares]) / (self.tokens - 1)
         shares = torch.where(entries > 0, variance.clamp(min=0) / entries, 1.0).clamp(max=1).nan_to_num(1.0)
         off_diagonal, along = shares.tolist()
@@ -225,7 +225,7 @@ class CrossMoment(_Moment):
 
     def accumulate(self, x: Tensor, reference: Tensor | None) -> None:
         if reference is not None:
-            self._products.add(reference.float() - x.float(), x.to(torch.float32, copy=not x.is_cuda))
+            self._products.add(reference.float() - x.float(), x.to(torch.float32, copy=x.device.type == "cpu"))
 
     @property
     def flops(self) -> int:
@@ -305,7 +305,7 @@ class _Products:
     def add(self, a: Tensor, b: Tensor) -> None:
         """Add the product of ``a, b [tokens, K]``, which are kept without a copy and must not be changed."""
         self._waiting.append((a, b))
-        if a.is_cuda or sum(len(tokens) for tokens, _ in self._waiting) >= _WAITING:
+        if a.device.type != "cpu" or sum(len(tokens) for tokens, _ in self._waiting) >= _WAITING:
             self._sum_up()
 
     def merge(self, other: _Products) -> None:
@@ -357,7 +357,7 @@ class _Products:
                 _add_product(self._sum[rows, start:], a[:, rows], b[:, start:])
 
         columns, device = len(self._sum), self._sum.device
-        strips = row_slices(columns, 1, _STRIP if device.type == "cpu" else -(-columns // _FEW_STRIPS))
+        strips = row_slices(columns, 1, _STRIP if device.type == "cpu" else max(_STRIP, -(-columns // _FEW_STRIPS)))
         work: list[Callable[[], Tensor | None]] = [partial(add_to, rows) for rows in strips]
         if self._also is not None:
             work += [partial(self._also, a) for a, _ in batches]

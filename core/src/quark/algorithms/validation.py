@@ -20,6 +20,8 @@ import attrs
 import torch
 from torch import Tensor
 
+from quark.from_device import numbers
+
 __all__ = ["OutputError", "Validation", "is_worse", "standard_error", "validated"]
 
 _TINY = torch.finfo(torch.float32).tiny
@@ -116,8 +118,8 @@ def validated(before: Sequence[OutputError], after: Sequence[OutputError]) -> Va
     if tokens == 0:
         return Validation(math.nan, math.nan, math.nan, 0, is_held_out=False)
     first, second = (torch.stack([error.relative for error in errors]).mean(0) for errors in (before, after))
-    error = standard_error(second - first)
-    return Validation(float(first.mean()), float(second.mean()), error, tokens, is_held_out=all(e.is_held_out for e in before))
+    mean, mean_after, deviation = numbers(first.mean(), second.mean(), _deviation(second - first))
+    return Validation(mean, mean_after, deviation / tokens**0.5, tokens, is_held_out=all(e.is_held_out for e in before))
 
 
 def is_worse(errors: Tensor, others: Tensor) -> bool:
@@ -125,12 +127,16 @@ def is_worse(errors: Tensor, others: Tensor) -> bool:
 
     Errors that are not finite are always worse.
     """
-    if not bool(torch.isfinite(errors).all()):
-        return True
     difference = errors.double() - others.double()
-    return float(difference.mean()) > standard_error(difference)
+    is_finite, mean, deviation = numbers(torch.isfinite(errors).all(), difference.mean(), _deviation(difference))
+    return not is_finite or mean > deviation / len(difference) ** 0.5
 
 
 def standard_error(differences: Tensor) -> float:
     """Return the standard error of the mean of ``differences [tokens]``, float64; infinite for fewer than two tokens."""
-    return float(differences.std()) / len(differences) ** 0.5 if len(differences) > 1 else math.inf
+    return float(_deviation(differences)) / len(differences) ** 0.5
+
+
+def _deviation(differences: Tensor) -> Tensor:
+    """Return the standard deviation of ``differences [tokens]``; infinite for fewer than two tokens."""
+    return differences.std() if len(differences) > 1 else differences.new_full((), math.inf)

@@ -144,4 +144,4 @@ def _with_held_out(parsed: Sequence[Call]) -> list[Call]:
 
 
 def _moved(value: Any, device: torch.device) -> Any:
-    return value.to(device) if isinstance(value, Tensor) else value
+    return value.to(device, non_blocking=True) if isinstance(value, Tensor) else value

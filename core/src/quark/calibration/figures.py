@@ -5,8 +5,9 @@ Every figure is a JSON value. Of a large weight a sample of elements is measured
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -43,19 +44,26 @@ class InputSample:
     Attributes:
         values: In float, ``[n]``.
         rounded: The same values as the layer reads them, ``[n]``; None where the input is not quantized.
-        peak_to_rms: Largest magnitude of the whole tensor ÷ its root mean square.
+        extent: Squared sum, smallest and largest value of the whole tensor, float32, ``[3]``.
+        elements: Of the whole tensor.
     """
 
     values: Tensor
     rounded: Tensor | None
-    peak_to_rms: float
+    extent: Tensor
+    elements: int
 
     @classmethod
     def of(cls, x: Tensor, rounded: Tensor | None) -> InputSample:
         """Return a sample of ``x [tokens, K]`` and of its rounded values, of the same shape or None."""
         with one_thread(x.device):
             kept = None if rounded is None else _sampled(rounded, _INPUT_SAMPLE)
-            return cls(_sampled(x, _INPUT_SAMPLE), kept, _peak_to_rms(x.float()))
+            return cls(_sampled(x, _INPUT_SAMPLE), kept, _extent(x.float()), x.numel())
+
+    @property
+    def peak_to_rms(self) -> float:
+        """Largest magnitude of the whole tensor ÷ its root mean square."""
+        return _peak_to_rms(self.elements, *self.extent.tolist())
 
 
 class LayerFigures:
@@ -82,29 +90,47 @@ class LayerFigures:
             layers: The quantized layers with their rounded weights, by the same names; those whose weight stays float are left out.
             inputs: Samples of inputs, by the same names; of some layers or none.
         """
+        compared: dict[str, tuple[Tensor, Tensor]] = {}
+        sums: list[Tensor] = []
         for name, layer in layers.items():
             if layer.weight_quantizer is None:
                 continue
             weight = linear_weight(floats[name]).detach()
             with one_thread(weight.device):
-                values, rounded_values = _compared(weight, layer, layer.weight_quantizer, self._sample)
-                figures = weight_figures(values, rounded_values) | {"scale_ratio": _scale_ratio(layer.weight_quantizer.qparams)}
-                if name in inputs:
-                    figures["input_peak_to_rms"] = inputs[name].peak_to_rms
-                self._weights[name] = figures
-                self._keep_histograms(name, values, rounded_values, inputs.get(name))
+                compared[name] = _compared(weight, layer, layer.weight_quantizer, self._sample)
+                sums += [_sums(*compared[name]), _scale_sizes(layer.weight_quantizer.qparams, weight.device)]
+                sums += [inputs[name].extent] if name in inputs else []
+        if not compared:
+            return
+        rows = iter(_on_host(sums))
+        for name, (values, _) in compared.items():
+            figures = _figures(values.numel(), *next(rows)) | {"scale_ratio": _scale_ratio(*next(rows))}
+            if name in inputs:
+                figures["input_peak_to_rms"] = _peak_to_rms(inputs[name].elements, *next(rows))
+            self._weights[name] = figures
+            self._enter(name)
+        self._fill_histograms(compared, inputs)
 
-    def _keep_histograms(self, name: str, values: Tensor, rounded: Tensor, sample: InputSample | None) -> None:
-        """Keep the histograms of a layer if it is among the worst so far."""
+    def _enter(self, name: str) -> None:
+        """Make room for the histograms of a layer if it is among the worst so far."""
         order = {n: _rank(self._weights[n]["snr_db"]) for n in (*self._histograms, name)}
         best = max(order, key=lambda n: order[n])
         if len(self._histograms) == WORST:
             if best == name:
                 return
             del self._histograms[best]
-        self._histograms[name] = {"weight": histogram(values, rounded)}
-        if sample is not None:
-            self._histograms[name]["input"] = histogram(sample.values, sample.rounded)
+        self._histograms[name] = {}
+
+    def _fill_histograms(self, compared: Mapping[str, tuple[Tensor, Tensor]], inputs: Mapping[str, InputSample]) -> None:
+        """Compute the histograms of those of these layers that are still among the worst."""
+        pairs: dict[tuple[str, str], tuple[Tensor, Tensor | None]] = {}
+        for name in (n for n in compared if n in self._histograms):
+            pairs[name, "weight"] = compared[name]
+            if name in inputs:
+                pairs[name, "input"] = inputs[name].values, inputs[name].rounded
+        if pairs:
+            for (name, what), made in zip(pairs, _histograms(list(pairs.values())), strict=True):
+                self._histograms[name][what] = made
 
 
 def keep_worst(histograms: dict[str, dict[str, Any]], weights: Mapping[str, Mapping[str, Any]]) -> None:
@@ -120,8 +146,12 @@ def weight_figures(values: Tensor, rounded: Tensor) -> dict[str, Any]:
     Returns:
         ``snr_db``: 10 log10(‖W‖² ÷ ‖W − Q‖²), as `decibels`; ``peak_to_rms``: largest magnitude ÷ root mean square; ``elements``: how many.
     """
-    signal, noise = float(values.square().sum()), float((values - rounded).square_().sum())
-    return {"snr_db": decibels(signal, noise), "peak_to_rms": _peak_to_rms(values, signal), "elements": values.numel()}
+    return _figures(values.numel(), *_sums(values, rounded).tolist())
+
+
+def _figures(elements: int, signal: float, low: float, high: float, noise: float) -> dict[str, Any]:
+    """Return the figures of `weight_figures` from `_sums`."""
+    return {"snr_db": decibels(signal, noise), "peak_to_rms": _peak_to_rms(elements, signal, low, high), "elements": elements}
 
 
 def decibels(signal: float, noise: float) -> float | None:
@@ -141,26 +171,54 @@ def histogram(values: Tensor, rounded: Tensor | None) -> dict[str, Any]:
     Returns:
         ``low`` and ``high``, the ends of the range; ``float``, a list of counts; ``rounded``, likewise, or None.
     """
-    both = values if rounded is None else torch.cat([values.float(), rounded.float()])
-    low, high = (float(end) for end in torch.aminmax(both.float()))
-    high = high if high > low else low + 1.0
-    counts = [None if x is None else [int(c) for c in torch.histc(x.float(), BINS, low, high)] for x in (values, rounded)]
-    return {"low": low, "high": high, "float": counts[0], "rounded": counts[1]}
+    return _histograms([(values, rounded)])[0]
 
 
-def _peak_to_rms(values: Tensor, square_sum: float | None = None) -> float:
-    total = float(values.square().sum()) if square_sum is None else square_sum
-    rms = math.sqrt(total / max(values.numel(), 1))
-    low, high = torch.aminmax(values)
-    return max(-float(low), float(high)) / rms if rms > 0 else 0.0
+def _histograms(pairs: Sequence[tuple[Tensor, Tensor | None]]) -> list[dict[str, Any]]:
+    """Return `histogram` of each pair; the host waits for the device twice."""
+    both = [values if rounded is None else torch.cat([values.float(), rounded.float()]) for values, rounded in pairs]
+    ranges = [(low, high if high > low else low + 1.0) for low, high in _on_host([torch.stack(torch.aminmax(x.float())) for x in both])]
+    known = [[x for x in pair if x is not None] for pair in pairs]
+    counts = [torch.histc(x.float(), BINS, *ends) for parts, ends in zip(known, ranges, strict=True) for x in parts]
+    rows = iter([[int(count) for count in row] for row in _on_host(counts)])
+    found = []
+    for (_, rounded), (low, high) in zip(pairs, ranges, strict=True):
+        found.append({"low": low, "high": high, "float": next(rows), "rounded": None if rounded is None else next(rows)})
+    return found
 
 
-def _scale_ratio(qparams: QParams | None) -> float | None:
+def _on_host(vectors: Sequence[Tensor]) -> list[list[float]]:
+    """Return the values of float32 vectors, of which there is one at least; the host waits for the device once."""
+    values: list[float] = torch.cat(list(vectors)).tolist()
+    ends = list(itertools.accumulate(len(vector) for vector in vectors))
+    return [values[end - len(vector) : end] for end, vector in zip(ends, vectors, strict=True)]
+
+
+def _extent(values: Tensor) -> Tensor:
+    """Return the squared sum, the smallest and the largest of values, float32, ``[3]``."""
+    return torch.stack([values.square().sum(), *torch.aminmax(values)])
+
+
+def _sums(values: Tensor, rounded: Tensor) -> Tensor:
+    """Return `_extent` of values, and the squared sum of their rounding errors, ``[4]``."""
+    return torch.cat([_extent(values), (values - rounded).square_().sum()[None]])
+
+
+def _peak_to_rms(elements: int, square_sum: float, low: float, high: float) -> float:
+    rms = math.sqrt(square_sum / max(elements, 1))
+    return max(-low, high) / rms if rms > 0 else 0.0
+
+
+def _scale_sizes(qparams: QParams | None, device: torch.device) -> Tensor:
+    """Return the largest and the median scale, float32, ``[2]``; zeros where there is one scale at most."""
     if qparams is None or qparams.scale.numel() < 2:
-        return None
+        return torch.zeros(2, device=device)
     scale = qparams.scale.detach().float().abs()
-    median = float(_sampled(scale, _INPUT_SAMPLE).median())
-    return float(scale.max()) / median if median > 0 else None
+    return torch.stack([scale.max(), _sampled(scale, _INPUT_SAMPLE).median()])
+
+
+def _scale_ratio(largest: float, median: float) -> float | None:
+    return largest / median if median > 0 else None
 
 
 def _compared(weight: Tensor, layer: QuantizedLayer, module: QuantizerModule, most: int | None) -> tuple[Tensor, Tensor]:

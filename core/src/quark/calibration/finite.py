@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 
 import torch
 from torch import Tensor, nn
 
 from quark.errors import NonFiniteError
+from quark.from_device import numbers
 from quark.names import folded
 from quark.planning.plan_row import PlanRow
 
@@ -20,12 +22,14 @@ def refuse_non_finite(model: nn.Module, rows: Iterable[PlanRow]) -> None:
     Raises:
         NonFiniteError: A tensor holds NaN or Inf; the message names all such tensors.
     """
-    names = []
-    for row in rows:
-        layer = model.get_submodule(row.name)
-        for name, parameter in layer.named_parameters(recurse=False):
-            if not parameter.is_meta and not is_finite(parameter.data):
-                names.append(f"{row.name}.{name}")
+    tensors = {
+        f"{row.name}.{name}": parameter.data
+        for row in rows
+        for name, parameter in model.get_submodule(row.name).named_parameters(recurse=False)
+        if not parameter.is_meta
+    }
+    sums = numbers(*(_sum(x) for x in tensors.values())) if tensors else []
+    names = [n for (n, x), total in zip(tensors.items(), sums, strict=True) if not (math.isfinite(total) or bool(torch.isfinite(x).all()))]
     if names:
         raise NonFiniteError(
             f"NaN or Inf in {len(names)} tensor(s): {folded(names)}. Nothing has been changed. The checkpoint is damaged or comes "
@@ -39,6 +43,9 @@ def is_finite(x: Tensor) -> bool:
 
     The tensor is read once: NaN and Inf survive a sum. A sum may also overflow by itself, so the elements are tested if it is not finite.
     """
+    return bool(torch.isfinite(_sum(x))) or bool(torch.isfinite(x).all())
+
+
+def _sum(x: Tensor) -> Tensor:
     # Sums accumulate in float32 for any result dtype; bfloat16 has the same range, and a result in bfloat16 is twice as fast.
-    total = x.sum() if x.dtype is torch.bfloat16 else x.sum(dtype=torch.float32)
-    return bool(torch.isfinite(total)) or bool(torch.isfinite(x).all())
+    return x.sum() if x.dtype is torch.bfloat16 else x.sum(dtype=torch.float32)

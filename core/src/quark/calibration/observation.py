@@ -80,7 +80,7 @@ class Observation:
         except CalibrationError as error:
             fix = "Give data that uses it" + (", or exclude it" if self.slot == "input_tensors" else "")
             raise CalibrationError(f"no calibration batch reached '{self.owner}': its static scale is not known. {fix}") from error
-        if not (torch.isfinite(low).all() and torch.isfinite(high).all()):
+        if not bool(torch.isfinite(low).all() & torch.isfinite(high).all()):
             raise NonFiniteError(
                 f"the {self.tensor} holds NaN or Inf during calibration: the model overflows there (float16?), or weights or data are bad. "
                 "Layers of earlier blocks are quantized already: load the model again before the next attempt",

@@ -91,7 +91,10 @@ def tokens_of(x: Tensor, call: Call, *, held_out: bool | None = None) -> Tensor:
         return flat
     mask = _laid_out(chosen, x.shape[:-1])
     if mask is not None:
-        return flat if bool(mask.all()) else flat[mask.to(flat.device)]
+        if bool(mask.all()):
+            return flat
+        rows = mask.nonzero().squeeze(1)  # on the host, which has the mask: a device would have to be asked how many there are
+        return flat.index_select(0, rows.to(flat.device, non_blocking=True))
     is_held_out = call.held_out is not None and not bool(_chosen(call, False).any())  # type: ignore[union-attr]
     return flat if held_out in (None, is_held_out) else flat[:0]
 

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from quark.algorithms import HeldOut, Rounding, RoundingTask, RoundToNearest, float_weight, is_worse, weight_quantizer
 from quark.calibration.figures import decibels
 from quark.errors import RoundingError
+from quark.from_device import numbers
 
 __all__ = ["REASON", "round_validated"]
 
@@ -54,9 +55,11 @@ def _validate(task: RoundingTask, weights: Mapping[str, nn.Parameter], held_out:
     errors = _output_error(task, weights, held_out)
     _to_nearest(task, weights)
     nearest = _output_error(task, weights, held_out)
-    ratio = float(errors.sum() / nearest.sum().clamp(min=torch.finfo(torch.float32).tiny))
-    signal = sum(held_out.output_energy(weight.data) for name, weight in weights.items() if name in task.layers)
-    to_nearest = decibels(signal, float(nearest.sum()))
+    of_layers = [held_out.output_energy(weights[name].data) for name in task.layers]
+    least = nearest.sum().clamp(min=torch.finfo(torch.float32).tiny)
+    ratio, noise, noise_of_nearest, *energies = numbers(errors.sum() / least, errors.sum(), nearest.sum(), *of_layers)
+    signal = sum(energies)
+    to_nearest = decibels(signal, noise_of_nearest)
     if is_worse(errors, nearest):
         reason = f"{ratio:.3g} times the error on held-out tokens"
         return {"held_out_error": ratio, "output_snr_db": to_nearest, "nearest_snr_db": to_nearest, REASON: reason}
@@ -64,7 +67,7 @@ def _validate(task: RoundingTask, weights: Mapping[str, nn.Parameter], held_out:
         task.layers[name].weight = weight
         if qparams is not None:
             quantizers[name].set_qparams(qparams)
-    return {"held_out_error": ratio, "output_snr_db": decibels(signal, float(errors.sum())), "nearest_snr_db": to_nearest}
+    return {"held_out_error": ratio, "output_snr_db": decibels(signal, noise), "nearest_snr_db": to_nearest}
 
 
 def _output_error(task: RoundingTask, weights: Mapping[str, nn.Parameter], held_out: HeldOut) -> Tensor:

@@ -6,6 +6,7 @@ the way back. Views copy nothing where the axis that is grouped is the last one.
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 
 import attrs
@@ -14,6 +15,7 @@ from torch import Tensor
 from quark.config.enums import QSchemeType
 from quark.config.tensor import QTensorConfig
 from quark.errors import ConfigError
+from quark.kernels import Runs
 
 __all__ = ["Granularity", "PerBlock", "PerChannel", "PerGroup", "PerTensor", "PerToken", "granularity_of"]
 
@@ -63,6 +65,13 @@ class Granularity(ABC):
         """
         return 1
 
+    def runs(self, shape: tuple[int, ...]) -> Runs | None:
+        """Return how elements that share a scale lie in a tensor of that shape, by which kernels find the scale of an element.
+
+        None where scales follow no such rule: the tensor is then rounded by torch's operations.
+        """
+        return None
+
     def shape_error(self, shape: tuple[int, ...]) -> str | None:
         """Say why a tensor of that shape cannot be quantized so; None where it can."""
         return None
@@ -92,6 +101,9 @@ class PerTensor(Granularity):
     def reduce_scale(self, expanded: Tensor) -> Tensor:
         return expanded[0, 0]
 
+    def runs(self, shape: tuple[int, ...]) -> Runs:
+        return Runs(math.prod(shape))
+
 
 @attrs.frozen
 class PerChannel(Granularity):
@@ -118,6 +130,10 @@ class PerChannel(Granularity):
 
     def columns_per_scale(self, columns: int) -> int | None:
         return columns if self.axis in (0, -2) else None
+
+    def runs(self, shape: tuple[int, ...]) -> Runs:
+        axis = self.axis % len(shape)
+        return Runs(math.prod(shape[axis + 1 :]), period=shape[axis], span=math.prod(shape[: axis + 1]))
 
     def shape_error(self, shape: tuple[int, ...]) -> str | None:
         return None if -len(shape) <= self.axis < len(shape) else f"has no axis {self.axis}"
@@ -147,6 +163,9 @@ class PerToken(Granularity):
     def columns_per_scale(self, columns: int) -> int | None:
         return columns
 
+    def runs(self, shape: tuple[int, ...]) -> Runs:
+        return Runs(shape[-1])
+
 
 @attrs.frozen
 class PerGroup(Granularity):
@@ -175,6 +194,9 @@ class PerGroup(Granularity):
 
     def columns_per_scale(self, columns: int) -> int | None:
         return self._size(columns)
+
+    def runs(self, shape: tuple[int, ...]) -> Runs:
+        return Runs(self._size(shape[-1]))
 
     def shape_error(self, shape: tuple[int, ...]) -> str | None:
         size = self._size(shape[-1])
@@ -207,6 +229,10 @@ class PerBlock(Granularity):
 
     def reduce_scale(self, expanded: Tensor) -> Tensor:
         return expanded[:: self.size[0]]
+
+    def runs(self, shape: tuple[int, ...]) -> Runs:
+        rows, columns = self.size
+        return Runs(columns, period=shape[-1] // columns, span=shape[-1] // columns * rows)
 
     def shape_error(self, shape: tuple[int, ...]) -> str | None:
         fits = len(shape) == 2 and shape[0] % self.size[0] == 0 and shape[1] % self.size[1] == 0

@@ -12,6 +12,7 @@ from torch import Tensor
 from quark.config.enums import RoundType, ScaleType
 from quark.config.layer import TensorSpec
 from quark.config.tensor import QTensorConfig
+from quark.kernels import DeviceCode
 from quark.quantizers.granularity import Granularity, granularity_of
 from quark.quantizers.packing import AS_THEY_ARE, Packing
 from quark.quantizers.qparams import QParams
@@ -170,6 +171,13 @@ class NumberFormat(ABC):
         """Return how the values lie, by which it is known that codes survive a cast of values to 16 bits; None where that is not known.
 
         Without it, codes that are stored are always made of rounded values, which takes twice as long.
+        """
+        return None
+
+    def device_code(self, spec: QTensorConfig) -> DeviceCode | None:
+        """Return the arithmetic of this format as Triton functions, of which kernels for GPUs are made; None leaves it to torch.
+
+        It is asked for where kernels are used alone, so that only then Triton is imported. ``spec`` is canonical, of one level.
         """
         return None
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from quark.config.tensor import QTensorConfig
 from quark.parallel import parallel_map
 from quark.quantizers.finite import keep_finite_
+from quark.quantizers.fused import fused_rounding
 from quark.quantizers.granularity import Granularity, PerTensor
 from quark.quantizers.number_format import NumberFormat
 from quark.quantizers.observer import Observer
@@ -102,6 +103,8 @@ class SingleLevelQuantizer:
         if x.numel() == 0:
             zeros = torch.zeros(self.granularity.scale_shape(tuple(x.shape)), dtype=torch.float32, device=x.device)
             return self.format.qparams(zeros, zeros, self.spec)
+        if (fused := fused_rounding(self, x)) is not None and fused.finds_scales:
+            return fused.found(x)
         if self.granularity.is_local and not self.is_float and x.numel() > CHUNK_ELEMENTS:
             return in_parts(x, x, self.granularity.scale_shape(tuple(x.shape)), lambda part, _: self._observed(part))
         return self._observed(x)
@@ -112,6 +115,9 @@ class SingleLevelQuantizer:
         return self.qparams_from(observer)
 
     def round_to_nearest(self, x: Tensor, *, out: Tensor | None = None) -> tuple[Tensor, QParams]:
+        if (fused := fused_rounding(self, x)) is not None and fused.finds_scales:
+            result = torch.empty_like(x, memory_format=torch.contiguous_format) if out is None else out
+            return result, fused.found(x, result)
         if self.is_float or not self.granularity.is_local or x.numel() == 0 or not (out is None or out.is_contiguous()):
             qparams = self.find_qparams(x)
             return self.fake_quantize(x, qparams, out=out), qparams
@@ -130,6 +136,8 @@ class SingleLevelQuantizer:
         if qparams is None:
             return self.round_to_nearest(x, out=out)[0]
         result = torch.empty_like(x, memory_format=torch.contiguous_format) if out is None else out
+        if (fused := fused_rounding(self, x)) is not None:
+            return fused.rounded(x, qparams, result)
         return self._rounded(x, qparams, result, rescale=True)
 
     def in_scales(self, x: Tensor, qparams: QParams) -> Tensor:
@@ -155,6 +163,8 @@ class SingleLevelQuantizer:
         result = torch.empty(x.shape, dtype=self.format.storage_dtype, device=x.device)
         if x.is_meta:
             return result
+        if (fused := fused_rounding(self, x)) is not None and fused.encodes:
+            return fused.codes(x, qparams, result)
 
         is_narrow = x.dtype is not torch.float32 and self.format.writes_codes_of(x.dtype) and self.format.by_reciprocal(self.spec)
         dtype = x.dtype if is_narrow and _are_powers_of_two(qparams) else torch.float32

@@ -10,6 +10,7 @@ import attrs
 import torch
 from torch import Tensor
 
+from quark.quantizers.fused import FusedRounding, RelativeScales, device_code, fused_rounding
 from quark.quantizers.granularity import PerTensor
 from quark.quantizers.multi_level import MultiLevelQuantizer
 from quark.quantizers.observer import Observer
@@ -105,6 +106,9 @@ class TwoLevelQuantizer(MultiLevelQuantizer):
 
     def _round_under(self, outer: Tensor, x: Tensor, out: Tensor | None) -> tuple[Tensor, QParams]:
         """Return ``x`` rounded under an outer scale, and its scales."""
+        if (fused := self._fused(x)) is not None:
+            result = torch.empty_like(x, memory_format=torch.contiguous_format) if out is None else out
+            return result, fused.found(x, result, self._relative(outer))
         if not self.granularity.is_local or x.numel() == 0 or not (out is None or out.is_contiguous()):
             qparams = self._block_qparams(x, outer)
             return self.element_level.fake_quantize(x, qparams, out=out), qparams
@@ -151,6 +155,8 @@ class TwoLevelQuantizer(MultiLevelQuantizer):
         """Block scales of ``x`` relative to ``outer``, and ``outer``."""
         if x.numel() == 0:
             return QParams(torch.ones(self.granularity.scale_shape(tuple(x.shape)), device=x.device), None, outer)
+        if (fused := self._fused(x)) is not None:
+            return fused.found(x, under=self._relative(outer))
         observer = self.element_level.observer()
         observer.observe(x)
         low, high = observer.range()
@@ -158,6 +164,15 @@ class TwoLevelQuantizer(MultiLevelQuantizer):
             return attrs.evolve(self.scales_from_ranges(low, high, outer), outer_scale=outer)
         # AMD Quark finds scales of activations first and makes them relative then, in two divisions; those of weights take one.
         return QParams(self._stored(torch.maximum(-low, high) / _max_magnitude(self.element_level) / outer), None, outer)
+
+    def _fused(self, x: Tensor) -> FusedRounding | None:
+        """Return the kernel that finds relative scales and rounds in one pass; None where there is none."""
+        fused = fused_rounding(self.element_level, x)
+        return fused if fused is not None and fused.finds_scales and device_code(self.scale_level) is not None else None
+
+    def _relative(self, outer: Tensor) -> RelativeScales:
+        """Return how the kernel finds scales relative to ``outer``: as `_block_qparams`."""
+        return RelativeScales(self.scale_level, outer, _max_magnitude(self.element_level), not self._keeps_outer_only)
 
     def _stored(self, relative: Tensor) -> Tensor:
         scale = self.scale_level.format.round_(relative)

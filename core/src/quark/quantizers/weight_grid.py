@@ -7,15 +7,17 @@ layers: an input channel, a column of the weight, is then contiguous in memory. 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import attrs
 import torch
 from torch import Tensor
 
+from quark.from_device import numbers
+from quark.quantizers.column_rounder import ColumnRounder
 from quark.quantizers.finite import cast_finite
 from quark.quantizers.granularity import PerGroup
+from quark.quantizers.group_scales import GroupScales
 from quark.quantizers.observer import Observer
 from quark.quantizers.qparams import QParams
 from quark.quantizers.tensor_quantizer import TensorQuantizer
@@ -26,63 +28,8 @@ ALL = slice(None)
 """All rows of the stacked layers."""
 _PROBES = 4097
 """Values between the largest and its negative that `WeightGrid.gap` rounds: enough to tell neighbours of formats up to 12 bits apart."""
-
-
-@attrs.frozen(eq=False)
-class GroupScales:
-    """Scales of groups of input channels, for every row (output channel).
-
-    Attributes:
-        scale: What codes are multiplied by, float32, outer scales included: ``[groups, N]``, or ``[K, N]`` where elements differ.
-        inverse: Its reciprocal, for formats that multiply by it; else None.
-        zero: Zero points, ``[groups, N]``, or None.
-        stored: As `QParams.scale` holds them, ``[groups, N]``.
-    """
-
-    scale: Tensor
-    inverse: Tensor | None
-    zero: Tensor | None
-    stored: Tensor
-
-    def at(self, group: int) -> GroupScales:
-        """Return the scales of one group, each ``[N]``."""
-        return self.map(lambda x: x[group])
-
-    def of_rows(self, rows: slice) -> GroupScales:
-        """Return the scales of some rows."""
-        return self.map(lambda x: x[:, rows])
-
-    def expanded(self, size: int) -> GroupScales:
-        """Return one row for each input channel of groups of that size."""
-        return self.map(lambda x: x.repeat_interleave(size, 0))
-
-    def where(self, better: Tensor, other: GroupScales) -> GroupScales:
-        """Return ``torch.where(better, other, self)`` for every field; ``better`` is ``[groups, N]``; neither may differ within groups."""
-        return _with_all([self, other], lambda parts: torch.where(better, parts[1], parts[0]))
-
-    @staticmethod
-    def joined(parts: Sequence[GroupScales]) -> GroupScales:
-        """Concatenate the scales of consecutive groups."""
-        return _with_all(parts, torch.cat)
-
-    @staticmethod
-    def beside(parts: Sequence[GroupScales]) -> GroupScales:
-        """Concatenate the scales of the same groups for consecutive rows."""
-        return _with_all(parts, lambda fields: torch.cat(fields, 1))
-
-    def map(self, change: Callable[[Tensor], Tensor]) -> GroupScales:
-        """Return the same with ``change`` applied to every tensor."""
-        return _with_all([self], lambda parts: change(parts[0]))
-
-
-def _with_all(parts: Sequence[GroupScales], change: Callable[[Any], Tensor]) -> GroupScales:
-    """Group scales whose fields are ``change`` of the list of that field in all parts; a field that is None stays None."""
-
-    def changed(name: str) -> Any:
-        fields = [getattr(p, name) for p in parts]
-        return None if fields[0] is None else change(fields)
-
-    return GroupScales(**{a.name: changed(a.name) for a in attrs.fields(GroupScales)})
+_RANGES = (1.0, 1.3, 1.7, 3.1, 23.0)
+"""Ends of ranges that make scales of different mantissas, unless these are powers of two."""
 
 
 class WeightGrid:
@@ -99,6 +46,7 @@ class WeightGrid:
         group: Input channels in a row that share a scale; K where there is one scale for each row, tensor or block of rows.
         fixed: The scales of round-to-nearest, where scales span rows or groups and so cannot be found group by group; else None.
         spans: Where they do, the number of the scale, from 0 on, that each group of each row has, ``[groups, N]``; else None.
+        number_of_spans: How many of these scales there are; 0 where none span rows or groups.
     """
 
     def __init__(self, quantizers: Sequence[TensorQuantizer], rows: Sequence[int], weight: Tensor, *, shared: bool = False) -> None:
@@ -114,6 +62,7 @@ class WeightGrid:
         group = self._level.granularity.columns_per_scale(self.columns)
         self.group = self.columns if group is None else group
         self.spans: Tensor | None = None
+        self.number_of_spans = 0
         self._span_ranges: list[tuple[Tensor, Tensor]] = []
         self._span_numbers: list[Tensor] = []
         self.fixed = self._fixed_scales(weight, common) if group is None else None
@@ -165,30 +114,19 @@ class WeightGrid:
             return t
         return self._round(t, scales)
 
-    def rounder(self, scales: GroupScales, order: Tensor | None = None) -> Callable[..., Tensor]:
-        """Return a function of ``(t [N], number, out)`` that rounds the input channel of that number into ``out``, by default ``t``.
-
-        It does what `round_` does with the scales of that channel; they are looked up once for a loop over all channels.
+    def rounder(
+        self, scales: GroupScales, order: Tensor | None = None, first: int | None = None, order_on_host: Sequence[int] | None = None
+    ) -> ColumnRounder:
+        """Return what rounds one input channel after another: it does what `round_` does with the scales of each.
 
         Args:
             scales: Of all groups, or of all channels (`with_subscales`).
             order: A permutation of the channels ``[K]``: number k then means channel ``order[k]``.
+            first: With scales of some channels alone, one row for each: the number of the first of them.
+            order_on_host: ``order`` as a list, for whoever has it already: it is read from its device else.
         """
-        size = self.columns // scales.scale.shape[0]
-        groups = ((torch.arange(self.columns) if order is None else order) // size).tolist()
-        scale, inverse, zero = (_views(x, groups) for x in (scales.scale, scales.inverse, scales.zero))
-        assert scale is not None
-        round_element = self._element_format.round_
-        divide, factor = (torch.div, scale) if inverse is None else (torch.mul, inverse)
-
-        def round_symmetric(t: Tensor, k: int, out: Tensor | None = None) -> Tensor:
-            return round_element(divide(t, factor[k], out=t if out is None else out)).mul_(scale[k])
-
-        def round_asymmetric(t: Tensor, k: int, out: Tensor | None = None) -> Tensor:
-            assert zero is not None
-            return round_element(divide(t, factor[k], out=t if out is None else out), zero[k]).sub_(zero[k]).mul_(scale[k])
-
-        return round_symmetric if zero is None else round_asymmetric
+        size = self.columns // scales.scale.shape[0] if first is None else 1
+        return ColumnRounder(self._element_format, self._level.spec, scales, size, order, first or 0, order_on_host)
 
     def _round(self, t: Tensor, scales: GroupScales) -> Tensor:
         if scales.inverse is None:
@@ -218,14 +156,23 @@ class WeightGrid:
         """
         layers = []
         limit = torch.finfo(dtype).max
+        low, high = numbers(*torch.aminmax(qt))
+        is_beyond = max(-low, high) > limit
         for index, (quantizer, qparams) in enumerate(zip(self._quantizers, self.qparams(scales), strict=True)):
             values = qt[:, self._slice(index)].t().contiguous()
-            is_beyond = bool((values.abs() > limit).any())
             # Two multiplications may differ from one by their product in the last bit; and a value that is cut off has another code.
             if is_beyond or not quantizer.has_one_product:
                 values = quantizer.dequantize(quantizer.codes_of(values.clamp_(-limit, limit), qparams), qparams)
             layers.append((cast_finite(values, dtype), qparams))
         return layers
+
+    @property
+    def has_powers_of_two(self) -> bool:
+        """Whether scales are powers of two, as `scales_of_ranges` returns them; of scales below others, before these multiply them."""
+        high = torch.tensor(_RANGES)
+        outer = None if self._outer is None else torch.ones(())
+        scale = self._quantizers[0].scales_from_ranges(-high, high, outer, observed=False).scale
+        return bool((torch.frexp(scale.float())[0] == 0.5).all())
 
     @property
     def max_magnitude(self) -> float:
@@ -275,6 +222,7 @@ class WeightGrid:
             count = start + low.numel()
             self._span_ranges.append((low, high))
             self._span_numbers.append(torch.arange(start, count, device=low.device).view(low.shape))
+        self.number_of_spans = count
         self.spans = self._spread(self._span_numbers)
         self.group = self.columns // self.spans.shape[0]
         return self._spanning_scales(torch.ones(count, device=weight.device), observed=True)
@@ -297,7 +245,7 @@ class WeightGrid:
         parts = []
         for index, ((low, high), number) in enumerate(zip(self._span_ranges, self._span_numbers, strict=True)):
             outer = None if self._outers is None else self._outers[index]
-            each = factor[number]
+            each = factor.take(number)
             parts.append(self._quantizers[index].scales_from_ranges(low * each, high * each, outer, observed=observed))
         zeros = [q.zero_point for q in parts if q.zero_point is not None]
         return self._group_scales(self._spread([q.scale for q in parts]), self._spread(zeros) if zeros else None, self._outer)
@@ -324,11 +272,3 @@ class WeightGrid:
     def _group_scales(self, stored: Tensor, zero: Tensor | None, outer: Tensor | None) -> GroupScales:
         scale = stored.float() if outer is None else stored.float() * outer
         return GroupScales(scale, 1 / scale if self._by_reciprocal else None, zero, stored)
-
-
-def _views(x: Tensor | None, rows: list[int]) -> list[Tensor] | None:
-    """Return views of some rows of ``x``, in that order."""
-    if x is None:
-        return None
-    views = x.unbind(0)
-    return [views[i] for i in rows]

@@ -56,8 +56,8 @@ def machine(device: str = "cpu") -> dict[str, Any]:
 def _seconds(work: Any, device: str) -> float:
     started = time.perf_counter()
     work()
-    if device.startswith("cuda"):
-        torch.cuda.synchronize()
+    if torch.device(device).type != "cpu":
+        torch.get_device_module(device).synchronize()
     return max(time.perf_counter() - started, 1e-9)
 
 

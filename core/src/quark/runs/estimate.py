@@ -27,6 +27,8 @@ from quark.runs.workload import Calibration, Workload, statistics_bytes, workloa
 __all__ = ["Estimate", "Output", "estimate", "output_of", "resident_bytes"]
 
 _PROGRAM = "the program and its modules"
+_OF_HOST = (_PROGRAM, "freed memory", "files being written")
+"""What lies in the memory of the host, whatever the device of a run."""
 _ROUNDING_COPIES = 4
 """Copies of a weight in float32 that rounding it to nearest, its codes and its packing hold at a time."""
 _SOLVER_COPIES, _FACTOR_COPIES = 6, 4
@@ -84,6 +86,7 @@ class Estimate:
         machine: The rates that the seconds come from.
         block: What a block takes, where one was measured: the seconds come from it, and else from the rates of the machine, which say
             nothing of transforms.
+        device: That the run works on.
     """
 
     output: Output | None
@@ -92,11 +95,17 @@ class Estimate:
     seconds: Mapping[str, float] = attrs.field(factory=dict)
     machine: Machine | None = None
     block: BlockSeconds | None = None
+    device: str = "cpu"
 
     @property
     def peak_bytes(self) -> int:
-        """The peak of the memory of the run."""
+        """The peak of the memory of the run, on the host and on the device together."""
         return sum(self.memory.values())
+
+    @property
+    def device_bytes(self) -> int:
+        """The peak of the memory of the device, where that is not the host's: then 0."""
+        return 0 if self.device == "cpu" else sum(size for name, size in self.memory.items() if name not in _OF_HOST)
 
     @property
     def memory_of_program(self) -> int:
@@ -115,6 +124,7 @@ class Estimate:
         return {
             "output": output,
             "memory": {**self.memory, "peak": self.peak_bytes},
+            "device": {"name": self.device, "bytes": self.device_bytes},
             "work": {**work, "flops": self.work.flops},
             "seconds": {**self.seconds, "total": sum(self.seconds.values())} if self.seconds else None,
             "machine": self.machine and attrs.asdict(self.machine),

@@ -36,7 +36,8 @@ def _output(estimate: Estimate) -> Iterator[str]:
 
 
 def _memory(estimate: Estimate) -> Iterator[str]:
-    yield f"  memory: {_size(estimate.peak_bytes)} at the peak: {_parts(estimate.memory, _size)}"
+    of_device = f", {_size(estimate.device_bytes)} of it on {estimate.device}" if estimate.device_bytes else ""
+    yield f"  memory: {_size(estimate.peak_bytes)} at the peak{of_device}: {_parts(estimate.memory, _size)}"
 
 
 def _work(estimate: Estimate) -> Iterator[str]:

@@ -86,9 +86,13 @@ def held_probabilities(model: nn.Module, calls: Iterable[Call]) -> int:
 
 
 def free_bytes(device: torch.device) -> int | None:
-    """Return the free memory of a device; None where it is not known."""
-    if device.type == "cuda":
-        return int(torch.cuda.mem_get_info(device)[0])
+    """Return the free memory of a device, with what torch keeps of it for later; None where it is not known."""
+    if device.type not in ("cpu", "meta"):
+        module = torch.get_device_module(device)
+        if not hasattr(module, "mem_get_info"):
+            return None
+        kept = module.memory_reserved(device) - module.memory_allocated(device) if hasattr(module, "memory_reserved") else 0
+        return int(module.mem_get_info(device)[0]) + int(kept)
     try:
         lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
     except OSError:

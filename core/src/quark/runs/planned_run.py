@@ -145,7 +145,7 @@ def plan(
                 content = CheckpointContent(model, run.plan.config, run.plan)
                 refuse_unstorable(exporter, writer, content, quantized_skeleton(model, run.plan), own)
                 block = measured_block(model, run, calibration.length, writer, own, target) if probing else None
-                numbers = estimate(model, run, calibration, writer, own, machine, block)
+                numbers = attrs.evolve(estimate(model, run, calibration, writer, own, machine, block), device=str(target))
     return PlannedRun(run.plan, numbers, refusals.all(), run.needs_data, tuple(_warnings(numbers, target)))
 
 
@@ -246,9 +246,14 @@ def _refuse_no_tokenizer(path: Path, run: Run, *, trust_remote_code: bool) -> No
 
 
 def _warnings(numbers: Estimate | None, device: torch.device) -> Iterator[str]:
-    free = free_bytes(_CPU)
-    if numbers is not None and device.type == "cpu" and free is not None and numbers.peak_bytes > free + numbers.memory_of_program:
+    free = free_bytes(device)
+    if numbers is None or free is None:
+        return
+    of_host = device.type == "cpu"
+    needed, there = (numbers.peak_bytes, free + numbers.memory_of_program) if of_host else (numbers.device_bytes, free)
+    if needed > there:
+        where, others = ("here", "a machine") if of_host else (f"on {device}", "a device")
         yield (
-            f"the run is estimated to need {numbers.peak_bytes / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free here: give fewer "
-            "calibration tokens (--num-calib, --seq-len), or take a machine with more memory"
+            f"the run is estimated to need {needed / 1e9:.1f} GB, and {free / 1e9:.1f} GB are free {where}: give fewer "
+            f"calibration tokens (--num-calib, --seq-len), or take {others} with more memory"
         )

@@ -78,8 +78,8 @@ def _seconds(work: Callable[[], object], device: torch.device) -> float:
     while len(times) < 2 or (len(times) < 5 and time.perf_counter() - begin < _SECONDS):
         started = time.perf_counter()
         work()
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        if device.type != "cpu":
+            torch.get_device_module(device).synchronize(device)
         times.append(time.perf_counter() - started)
         if times[0] > _SECONDS:
             break

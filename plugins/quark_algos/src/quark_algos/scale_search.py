@@ -15,7 +15,7 @@ from torch import Tensor
 from quark.parallel import parallel_map, row_slices
 from quark.quantizers import GroupScales, WeightGrid
 
-__all__ = ["COARSE", "FINE", "NARROWEST", "PATIENCE", "PIECE", "POWERS", "STEP", "WIDEST", "search", "stretched"]
+__all__ = ["COARSE", "FINE", "LARGE_PIECE", "NARROWEST", "PATIENCE", "PIECE", "POWERS", "STEP", "WIDEST", "search", "stretched"]
 
 STEP = 0.075
 COARSE = tuple(1 - i * STEP for i in range(7))
@@ -32,6 +32,8 @@ WIDEST = 256
 """Groups of more channels than this are compared by H's diagonal alone: whole blocks of H would cost more than the column loop."""
 PIECE = 1 << 17
 """Weights that a thread works on at a time, so that they stay in its cache."""
+LARGE_PIECE = 1 << 26
+"""Weights that are worked on at a time on devices other than the CPU, 256 MiB in float32."""
 
 
 def stretched(grid: WeightGrid) -> tuple[float, ...]:
@@ -51,17 +53,17 @@ def search(wt: Tensor, grid: WeightGrid, h: Tensor | None) -> GroupScales:
     weights = None if h is None else _weights(h, grid.group)
     if grid.spans is not None:
         return _search_spanning(wt, grid, grid.spans, weights)
-    factors = stretched(grid)
+    factors, in_powers = stretched(grid), grid.has_powers_of_two
 
     def search_rows(rows: slice) -> GroupScales:
-        return _search_rows(wt[:, rows].contiguous(), rows, grid, weights, factors)
+        return _search_rows(wt[:, rows].contiguous(), rows, grid, weights, POWERS[1:] if in_powers else (*COARSE[1:], *factors), in_powers)
 
     return GroupScales.beside(parallel_map(search_rows, _pieces(wt), wt.device))
 
 
 def _pieces(wt: Tensor) -> list[slice]:
     """Return the slices of rows that threads work on."""
-    return row_slices(wt.shape[1], wt.shape[0], PIECE)
+    return row_slices(wt.shape[1], wt.shape[0], PIECE if wt.device.type == "cpu" else LARGE_PIECE)
 
 
 class _Best:
@@ -77,15 +79,18 @@ class _Best:
         self.factor = torch.ones_like(like)
         self.least = loss(self.factor)
 
-    def attempt(self, factor: Tensor) -> Tensor:
-        """Take the factors that are better than the best so far; returns which are, bool."""
+    def attempt(self, factor: Tensor, where: Tensor | None = None) -> Tensor:
+        """Take the factors that are better than the best so far, none unless ``where`` holds; returns which are, bool."""
         loss = self._loss(factor)
-        better = loss < self.least
+        better = loss < self.least if where is None else (loss < self.least) & where
         self.least, self.factor = torch.where(better, loss, self.least), torch.where(better, factor, self.factor)
         return better
 
 
-def _search_rows(w: Tensor, rows: slice, grid: WeightGrid, weights: Tensor | None, stretched: tuple[float, ...]) -> GroupScales:
+def _search_rows(
+    w: Tensor, rows: slice, grid: WeightGrid, weights: Tensor | None, factors: tuple[float, ...], in_powers: bool
+) -> GroupScales:
+    """Return the best scales of some rows: by the best of ``factors``, and by others near it unless scales are powers of two."""
     low, high = grid.ranges(w, rows)
     scratch = torch.empty_like(w)
 
@@ -93,8 +98,7 @@ def _search_rows(w: Tensor, rows: slice, grid: WeightGrid, weights: Tensor | Non
         return grid.scales_of_ranges(low * factor, high * factor, rows)
 
     best = _Best(lambda factor: _loss(w, grid, scales_of(factor), weights, scratch), low)
-    in_powers = _is_power_of_two(scales_of(best.factor).scale)
-    for factor in POWERS[1:] if in_powers else (*COARSE[1:], *stretched):
+    for factor in factors:
         best.attempt(torch.full_like(low, factor))
     centre = best.factor
     for step in () if in_powers else FINE:
@@ -115,13 +119,15 @@ def _search_spanning(wt: Tensor, grid: WeightGrid, spans: Tensor, weights: Tenso
         parts = parallel_map(loss_of_rows, _pieces(wt), wt.device)
         return torch.zeros_like(factor).index_add_(0, spans.flatten(), torch.cat(parts, 1).flatten())
 
-    best = _Best(loss_of, wt.new_ones(int(spans.max()) + 1))
+    best = _Best(loss_of, wt.new_ones(grid.number_of_spans))
     for factor in stretched(grid):
         best.attempt(torch.full_like(best.factor, factor))
-    factor, failures = 1.0, 0
-    while failures < PATIENCE and factor > NARROWEST:
+    factor, failures = 1.0, torch.zeros((), dtype=torch.int32, device=wt.device)
+    # Only where an answer costs no more than a search: elsewhere all factors are tried, and those after the end not taken.
+    while factor > NARROWEST and not (wt.device.type == "cpu" and int(failures) >= PATIENCE):
         factor *= 1 - STEP
-        failures = 0 if bool(best.attempt(torch.full_like(best.factor, factor)).any()) else failures + 1
+        better = best.attempt(torch.full_like(best.factor, factor), failures < PATIENCE)
+        failures = torch.where(better.any(), 0, failures + 1)
     return grid.spanning(best.factor)
 
 
@@ -141,7 +147,3 @@ def _weights(h: Tensor, group: int) -> Tensor:
         return h.diagonal().reshape(-1, group)
     blocks = h.reshape(h.shape[0] // group, group, -1, group)
     return torch.diagonal(blocks, dim1=0, dim2=2).permute(2, 0, 1).contiguous()
-
-
-def _is_power_of_two(scale: Tensor) -> bool:
-    return bool((torch.frexp(scale)[0] == 0.5).all())

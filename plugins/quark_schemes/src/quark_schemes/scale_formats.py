@@ -23,6 +23,7 @@ __all__ = [
     "PlainScales",
     "PowerOfTwoScales",
     "ScaleFormat",
+    "ScaleRounding",
     "SmallFloatScales",
     "scale_error",
     "scale_format_of",
@@ -33,8 +34,29 @@ SMALLEST_SCALE = 2.0**-23
 """Smallest scale of integers, float32's machine epsilon, as in AMD Quark: smaller tensors become 0."""
 
 
+@attrs.frozen
+class ScaleRounding:
+    """How scales are rounded, as data that `quark_schemes.kernels.scales.rounded_scale` reads; nothing set: they are not.
+
+    Attributes:
+        mode: ``"ceil"`` or ``"floor"``, to powers of two.
+        shape: To a small float.
+        dtype: To ``"float16"`` or ``"bfloat16"``, and not below ``smallest``.
+    """
+
+    mode: str | None = None
+    shape: FloatShape | None = None
+    dtype: str | None = None
+    smallest: float = 0.0
+
+
 class ScaleFormat(ABC):
-    """A number format of scales. The three methods accept any shape."""
+    """A number format of scales. Methods accept any shape."""
+
+    @property
+    @abstractmethod
+    def rounding(self) -> ScaleRounding:
+        """What `round` does, for kernels."""
 
     @abstractmethod
     def round(self, ideal: Tensor) -> Tensor:
@@ -55,6 +77,12 @@ class PlainScales(ScaleFormat):
 
     dtype: torch.dtype
 
+    @property
+    def rounding(self) -> ScaleRounding:
+        if self.dtype is torch.float32:
+            return ScaleRounding()
+        return ScaleRounding(dtype=str(self.dtype).removeprefix("torch."), smallest=torch.finfo(self.dtype).tiny)
+
     def round(self, ideal: Tensor) -> Tensor:
         return ideal if self.dtype is torch.float32 else ideal.clamp(min=torch.finfo(self.dtype).tiny).to(self.dtype)
 
@@ -70,6 +98,10 @@ class PowerOfTwoScales(ScaleFormat):
 
     mode: str
     stored: torch.dtype
+
+    @property
+    def rounding(self) -> ScaleRounding:
+        return ScaleRounding(mode=self.mode)
 
     def round(self, ideal: Tensor) -> Tensor:
         return shared_exponent_scale(ideal, self.mode, 0, 0)
@@ -87,6 +119,10 @@ class SmallFloatScales(ScaleFormat):
 
     shape: FloatShape
     stored: torch.dtype = torch.uint8
+
+    @property
+    def rounding(self) -> ScaleRounding:
+        return ScaleRounding(shape=self.shape)
 
     def round(self, ideal: Tensor) -> Tensor:
         rounded = round_small_(ideal.clone(), self.shape).clamp_(min=self.shape.smallest)

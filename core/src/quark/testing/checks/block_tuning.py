@@ -11,6 +11,7 @@ from quark.plugins import AlgorithmRecord, algorithms
 from quark.plugins.attribution import origin
 from quark.runs.selected_algorithms import in_order
 from quark.testing import settings_checks
+from quark.testing.accelerator_runs import require_run_on_accelerator
 from quark.testing.algorithm_runs import HARM, logit_error, others, schemes, valid_settings
 from quark.testing.check import check, require
 from quark.testing.settings_checks import processor_of
@@ -108,6 +109,13 @@ def is_deterministic(subject: Subject) -> None:
     config = run_config(coarse_scheme(), valid_settings(subject))
     different = _different(quantized(config), quantized(config))
     require(not different, f"changes '{different[0] if different else ''}' differently the second time")
+
+
+@check("block_tuning", level="advisory")
+def works_on_an_accelerator(subject: Subject) -> None:
+    """A run on a model of an accelerator, here a simulated one, finishes, leaves all tensors there, and is as good as on a CPU."""
+    for scheme in schemes():
+        require_run_on_accelerator(scheme, valid_settings(subject))
 
 
 @check("block_tuning")

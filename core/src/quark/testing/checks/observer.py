@@ -10,6 +10,7 @@ from torch import Tensor
 from quark.errors import CalibrationError, ConfigError, QuarkError
 from quark.plugins.options import observer_options
 from quark.quantizers import Observer
+from quark.testing.accelerator_runs import accelerator
 from quark.testing.check import NotApplicableError, check, require
 from quark.testing.example_specs import SHAPE, Example, examples, odd_specs, registered_formats
 from quark.testing.subject import Subject
@@ -285,6 +286,17 @@ def does_not_depend_on_the_memory_layout(subject: Subject) -> None:
         return _same(_seen(example, wide[:, ::2]).range(), _seen(example, _data()).range())
 
     _for_each(subject, equal, "gives another range for a tensor that is not contiguous than for a copy that is")
+
+
+@check("observer", level="advisory")
+def works_on_an_accelerator(subject: Subject) -> None:
+    """Of tensors on an accelerator, here a simulated one, it gives the range that it gives on a CPU, and gives it there."""
+    for example in _examples(subject):
+        with accelerator() as device:
+            ranges = _seen(example, _data().to(device.name)).range()
+            require(all(end.device.type == device.name for end in ranges), f"gives a range on another device than the tensor's ({example})")
+            found = ranges[0].cpu(), ranges[1].cpu()
+        require(_close(found, _seen(example, _data()).range()), f"gives another range on an accelerator ({example})")
 
 
 @check("observer")

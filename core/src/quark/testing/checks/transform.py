@@ -12,6 +12,7 @@ from quark.plugins import AlgorithmRecord
 from quark.plugins.attribution import origin
 from quark.runs.selected_algorithms import in_order
 from quark.testing import settings_checks
+from quark.testing.accelerator_runs import require_run_on_accelerator
 from quark.testing.algorithm_runs import HARM, logit_error, others, schemes, valid_settings
 from quark.testing.check import NotApplicableError, check, require
 from quark.testing.settings_checks import processor_of, settings_of
@@ -157,6 +158,13 @@ def does_no_harm(subject: Subject) -> None:
     for scheme in schemes():
         ratio = logit_error(scheme, valid_settings(subject)) / logit_error(scheme)
         require(ratio <= HARM, f"makes logits {ratio:.3g} times as wrong as without it ({scheme})")
+
+
+@check("transform", level="advisory")
+def works_on_an_accelerator(subject: Subject) -> None:
+    """A run on a model of an accelerator, here a simulated one, finishes, leaves all tensors there, and is as good as on a CPU."""
+    for scheme in schemes():
+        require_run_on_accelerator(scheme, valid_settings(subject))
 
 
 @check("transform")

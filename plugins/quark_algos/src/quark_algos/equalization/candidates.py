@@ -72,8 +72,5 @@ def _is_known(x: Tensor) -> Tensor:
 
 def _normalized(s: Tensor, known: Tensor) -> Tensor:
     s = torch.where(known, s.clamp_min(SMALLEST), torch.ones_like(s))
-    if not bool(known.any()):
-        return s
-    live = s[:, known]
-    centre = (live.amax(1) * live.amin(1)).sqrt()
+    centre = (torch.where(known, s, 0).amax(1) * torch.where(known, s, torch.inf).amin(1)).sqrt()
     return torch.where(known, s / centre[:, None], s)

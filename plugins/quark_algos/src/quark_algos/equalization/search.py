@@ -9,6 +9,7 @@ import attrs
 import torch
 from torch import Tensor
 
+from quark.from_device import numbers
 from quark.parallel import coarsely, parallel_map
 from quark.quantizers import WeightGrid
 from quark_algos.equalization.candidates import by_activations, by_both, relative_weights
@@ -173,15 +174,16 @@ class _Losses:
         for gram in self._grams:
             gram.prepare()
 
-    def __call__(self, s: Tensor, *, exact: bool) -> float:
-        """Return the loss of scales ``[K]``."""
+    def __call__(self, s: Tensor, *, exact: bool) -> Tensor:
+        """Return the loss of scales ``[K]``, float64, without dimensions."""
         deltas = [a.error(s) for a in self._activations]
         if self._by_row:
             each = zip(self._parts, deltas, strict=True)
-            return sum(float(self._rows(part, part.error(s), delta, exact=exact).sqrt().sum()) for part, delta in each)
-        total = sum(float(_loss(part.quadratic, part.error(s), exact=exact)) for part in self._parts)
+            rows = [self._rows(part, part.error(s), delta, exact=exact).sqrt().sum().double() for part, delta in each]
+            return torch.stack(rows).sum()
+        total = torch.stack([_loss(part.quadratic, part.error(s), exact=exact).double() for part in self._parts]).sum()
         for gram, part, delta in zip(self._grams, self._parts, deltas, strict=False):  # empty without activations
-            total += float(_loss(gram, delta.t(), exact=exact)) * part.tokens / len(delta)
+            total = total + _loss(gram, delta.t(), exact=exact).double() * part.tokens / len(delta)
         return total
 
     def _rows(self, part: Part, error: Tensor, delta: Tensor, *, exact: bool) -> Tensor:
@@ -208,8 +210,10 @@ def _search(forms: Tensor, channels: Channels, losses: _Losses, *, exhaustive: b
 
     def attempt(candidates: Iterable[tuple[int, int]]) -> None:
         new = [(form, r) for form, r in sorted(set(candidates)) if tried[form, r].isnan()]
+        if not new:
+            return
         losses_of_new = parallel_map(lambda at: losses(channels.expand_scale(forms[at]), exact=False), new, forms.device)
-        for at, loss in zip(new, losses_of_new, strict=True):
+        for at, loss in zip(new, numbers(*losses_of_new), strict=True):
             tried[at] = loss
 
     stride = 1 if exhaustive else _STRIDE
@@ -220,7 +224,8 @@ def _search(forms: Tensor, channels: Channels, losses: _Losses, *, exhaustive: b
         attempt((form, r) for r in (max(best - stride, 0), min(best + stride, last)))
     form, best = divmod(_least(tried), last + 1)
     ones = torch.ones_like(forms[0, 0])
-    plain, loss = parallel_map(lambda s: losses(channels.expand_scale(s), exact=True), [ones, forms[form, best]], forms.device)
+    exact = parallel_map(lambda s: losses(channels.expand_scale(s), exact=True), [ones, forms[form, best]], forms.device)
+    plain, loss = numbers(*exact)
     return Choice(forms[form, best].clone(), loss, plain, tried) if loss < plain else Choice(ones, plain, plain, tried)
 
 

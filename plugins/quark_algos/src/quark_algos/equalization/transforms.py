@@ -27,6 +27,7 @@ from quark.algorithms import (
 from quark.config.algorithm import AlgoConfig
 from quark.config.architecture import Architecture
 from quark.config.layer import QLayerConfig, levels
+from quark.from_device import numbers
 from quark.log import get_logger
 from quark.modules.layers import linear_weight
 from quark.planning.plan import QuantPlan
@@ -210,10 +211,11 @@ class EqualizationRun:
         metrics = dict(skipped)
         for modules in (m for m in mappings if not rotated[m.name]):
             scale = self._transform.scale(modules, block)
-            if scale is not None and not bool((scale == 1).all()):
+            smallest, largest = (1.0, 1.0) if scale is None else numbers(scale.min(), scale.max())
+            if scale is not None and not smallest == largest == 1:
                 saved.append(SavedParameters.of(modules))
                 fold(modules, scale)
-                metrics[f"{block.name}.{modules.name}".lstrip(".")] = {"scale_min": float(scale.min()), "scale_max": float(scale.max())}
+                metrics[f"{block.name}.{modules.name}".lstrip(".")] = {"scale_min": smallest, "scale_max": largest}
         if not saved:
             return metrics | {block.name: {"applied": False, "reason": "no mapping of this block can be scaled"}}
         if before is None or block.output_error is None:

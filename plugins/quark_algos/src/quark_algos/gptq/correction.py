@@ -12,6 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from quark.from_device import numbers
 from quark_algos.gptq.damping import Factor
 
 __all__ = ["causal_matrix", "corrected", "correction", "share_for"]
@@ -41,8 +42,8 @@ def share_for(wt: Tensor, step: Tensor, x: Tensor, reference: Tensor, most: floa
         most: The largest strength.
     """
     error, change = (reference - x) @ wt, x @ step  # [n, N]
-    size = float(change.square().sum())
-    return min(max(float((error * change).sum()) / size, 0.0), most) if size > 0 else most
+    size, common = numbers(change.square().sum(), (error * change).sum())
+    return min(max(common / size, 0.0), most) if size > 0 else most
 
 
 def corrected(wt: Tensor, d: Tensor, factor: Factor, alpha: float) -> Tensor:

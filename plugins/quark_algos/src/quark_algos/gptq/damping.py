@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from quark.errors import NonFiniteError, RoundingError
+from quark.from_device import numbers
 
 __all__ = ["ATTEMPTS", "NONE", "PANEL", "Damped", "Factor", "SingularError", "damped", "factor", "largest_eigenvalue", "shrunk"]
 
@@ -81,24 +82,15 @@ def shrunk(h: Tensor, shrinkage: tuple[float, float]) -> Tensor:
 
 
 def damped(h: Tensor, share: float, shrinkage: tuple[float, float] = NONE) -> Damped:
-    """Shrink ``h [K, K]``, and add ``share`` of its mean diagonal to the diagonal; a copy is returned.
-
-    Raises:
-        NonFiniteError: ``h`` holds NaN or Inf.
-    """
+    """Shrink ``h [K, K]``, and add ``share`` of its mean diagonal to the diagonal; a copy is returned."""
     diagonal = h.diagonal()
-    if not bool(torch.isfinite(diagonal).all()):
-        raise NonFiniteError(
-            "the Hessian of a layer's inputs holds NaN or Inf: activations overflow during calibration. Use another dtype, "
-            "or look at the data",
-            tensor="input",
-        )
     dead = diagonal <= 0
     made = h.clone() if shrinkage == NONE else shrunk(h, shrinkage)
-    alive = diagonal[~dead]
-    mean = float(alive.mean()) if alive.numel() else 1.0
-    made.diagonal().add_(share * mean)
-    made.diagonal()[dead] = mean
+    number_alive = (~dead).sum()
+    mean = torch.where(number_alive > 0, torch.where(dead, 0, diagonal).sum() / number_alive, 1)
+    own = made.diagonal()
+    own.add_(mean.double() * share)
+    own.copy_(torch.where(dead, mean, own))
     return Damped(made, share, dead)
 
 
@@ -121,7 +113,15 @@ def factor(h: Tensor, share: float, order: Tensor | None = None, shrinkage: tupl
         exact = permuted.double() if attempt == ATTEMPTS else permuted
         ready = attrs.evolve(damped(exact, share, shrinkage), attempts=attempt)
         # H = R Rᵀ with R upper triangular is the Cholesky factor of H with rows and columns reversed, reversed again.
-        if (lower := _cholesky(ready.h.flip(0, 1))) is not None:
+        lower, failed = _cholesky(ready.h.flip(0, 1))
+        is_finite, has_failed = numbers(torch.isfinite(h.diagonal()).all(), failed)
+        if not is_finite:
+            raise NonFiniteError(
+                "the Hessian of a layer's inputs holds NaN or Inf: activations overflow during calibration. Use another dtype, "
+                "or look at the data",
+                tensor="input",
+            )
+        if not has_failed:
             r = lower.flip(0, 1)  # [K, K]
             root = r.diagonal().clone()
             found = Factor(r.div_(root), root.square_(), ready)
@@ -133,35 +133,35 @@ def factor(h: Tensor, share: float, order: Tensor | None = None, shrinkage: tupl
     )
 
 
-def _cholesky(h: Tensor) -> Tensor | None:
-    """Return the lower triangular ``L [K, K]`` with ``L Lᵀ = h``, or None where ``h`` is not positive definite; ``h`` is used up.
+def _cholesky(h: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the lower triangular ``L [K, K]`` with ``L Lᵀ = h``, and a number that is 0 where ``h`` is positive definite; it is used up.
 
-    By panels, so that nearly all of the work is matrix products: on CPUs LAPACK takes more than twice as long.
+    On CPUs by panels, so that nearly all of the work is matrix products: LAPACK takes more than twice as long.
     """
-    size = PANEL if h.device.type == "cpu" else h.shape[0]
-    for start in range(0, h.shape[0], size):
-        stop = min(start + size, h.shape[0])
+    if h.device.type != "cpu":
+        return torch.linalg.cholesky_ex(h)
+    failed = torch.zeros((), dtype=torch.int32)
+    for start in range(0, h.shape[0], PANEL):
+        stop = min(start + PANEL, h.shape[0])
         corner, failed = torch.linalg.cholesky_ex(h[start:stop, start:stop])
         if bool(failed):
-            return None
+            break
         h[start:stop, start:stop] = corner
         h[start:stop, stop:] = 0
         if stop == h.shape[0]:
             break
         below = h[stop:, start:stop]
         below.copy_(torch.linalg.solve_triangular(corner, below.mT, upper=False).mT)
-        for left in range(stop, h.shape[0], 2 * size):  # of the remaining square, the lower half
-            right = min(left + 2 * size, h.shape[0])
+        for left in range(stop, h.shape[0], 2 * PANEL):  # of the remaining square, the lower half
+            right = min(left + 2 * PANEL, h.shape[0])
             h[left:, left:right].addmm_(below[left - stop :], below[left - stop : right - stop].mT, alpha=-1)
-    return h
+    return h, failed
 
 
 def largest_eigenvalue(h: Tensor, steps: int = 30) -> float:
     """Return the largest eigenvalue of a positive semidefinite ``h [K, K]``, from below, by power iteration from the diagonal."""
     v = h.diagonal().clone()
-    value = 0.0
     for _ in range(steps):
         v = v / v.norm().clamp(min=torch.finfo(h.dtype).tiny)
         v = h @ v
-        value = float(v.norm())
-    return value
+    return float(v.norm())

@@ -13,8 +13,9 @@ import attrs
 import torch
 from torch import Tensor
 
+from quark.kernels import uses_kernels
 from quark.parallel import one_thread, parallel_map, row_slices
-from quark.quantizers import GroupScales, WeightGrid
+from quark.quantizers import ColumnRounder, GroupScales, WeightGrid
 from quark_algos.gptq.damping import Factor
 
 __all__ = ["BLOCK", "FEW", "SLICE", "Chooser", "Rounder", "Swept", "descend", "ldlq", "ldlq_by_rows", "ldlq_choosing"]
@@ -25,6 +26,9 @@ FEW = 16
 """Columns between two products inside a block."""
 SLICE = 4096
 """Rows of a weight that one thread sweeps over: with fewer, threads would mostly wait for each other to call operations from Python."""
+
+MOST_COLUMNS = 256
+"""Columns of the largest block that a kernel takes: its part of 8 rows is held in registers, 64 of each thread."""
 
 Rounder = Callable[[Tensor, int, Tensor], Tensor]
 """Rounds ``t [N]``, the column of that number, into the third argument, and returns it: as `WeightGrid.rounder` does."""
@@ -115,11 +119,16 @@ def ldlq_by_rows(
     block: int = BLOCK,
     order: Tensor | None = None,
     causal: Tensor | None = None,
+    order_on_host: Sequence[int] | None = None,
 ) -> Swept:
-    """Run `ldlq` under the ``scales`` that `WeightGrid.with_subscales` returns, slices of many rows in threads of their own."""
+    """Run `ldlq` under the ``scales`` that `WeightGrid.with_subscales` returns, slices of many rows in threads of their own.
+
+    ``order_on_host`` is ``order`` as a list, for whoever has it already: it is read from the device else.
+    """
 
     def sweep(rows: slice) -> Swept:
-        return ldlq(wt[:, rows], factor, grid.rounder(scales.of_rows(rows), order), block, order, causal)
+        rounded = grid.rounder(scales.of_rows(rows), order, order_on_host=order_on_host)
+        return ldlq(wt[:, rows], factor, rounded, block, order, causal)
 
     slices = row_slices(wt.shape[1], 1, SLICE) if wt.device.type == "cpu" else [slice(0, wt.shape[1])]
     return Swept.beside(parallel_map(sweep, slices, wt.device))
@@ -147,13 +156,8 @@ def ldlq_choosing(
         found.append(scales)
         spread.append(grid.with_subscales(base, scales) if grid.has_subscales else scales.expanded(grid.group))
         with one_thread(wt.device):
-            _round_block(base, part, factor, _from(spread[-1], grid, start), done, start)
+            _round_block(base, part, factor, grid.rounder(spread[-1], first=start), done, start)
     return done, GroupScales.joined(found), GroupScales.joined(spread)
-
-
-def _from(scales: GroupScales, grid: WeightGrid, start: int) -> Rounder:
-    """Return a rounder of the columns from ``start`` on; ``scales`` have a row for each column."""
-    return lambda t, k, out: grid.round_(out.copy_(t), scales.at(k - start))
 
 
 def _weight(part: Tensor, done: Swept, start: int) -> Tensor:
@@ -172,6 +176,9 @@ def _begun(part: Tensor, factor: Factor, done: Swept, start: int) -> Tensor:
 def _round_block(base: Tensor, part: Tensor, factor: Factor, rounded: Rounder, done: Swept, start: int) -> None:
     """Round the columns from ``start`` on. ``base [block, N]`` is ``part`` as `_begun` returns it, and is overwritten."""
     a, e = factor.a, done.e[start : start + part.shape[0]]  # [block, N]
+    if (rounder := _rounder_of_kernel(rounded, base)) is not None:
+        _round_block_by_kernel(rounder, base, part, factor, done, start)
+        return
     q = torch.empty_like(base)
     e.zero_()  # so that a product may include columns that are not rounded yet: views of those that are would cost more than it does
     inside = a[start : start + len(part), start : start + len(part)].t().contiguous()  # [block, block], row k: what column k takes of e
@@ -194,7 +201,29 @@ def _round_block(base: Tensor, part: Tensor, factor: Factor, rounded: Rounder, d
     done.loss.add_(torch.mv(base.sub_(q).square_().t(), factor.pivots[start : start + len(part)]))
 
 
-def descend(done: Swept, h: Tensor, rounded: Rounder) -> bool:
+def _rounder_of_kernel(rounded: Rounder, base: Tensor) -> ColumnRounder | None:
+    """Return ``rounded`` if a kernel rounds the block ``base`` with it; None where torch's operations do."""
+    if not uses_kernels(base.device) or not isinstance(rounded, ColumnRounder) or base.dtype is not torch.float32:
+        return None
+    return rounded if len(base) <= MOST_COLUMNS and rounded.device_code is not None else None
+
+
+def _round_block_by_kernel(rounder: ColumnRounder, base: Tensor, part: Tensor, factor: Factor, done: Swept, start: int) -> None:
+    """Do what `_round_block` does, by one kernel."""
+    from quark_algos.gptq.column_kernel import Feedback, round_columns
+
+    block = slice(start, start + len(part))
+    feedback = Feedback(
+        of_errors=factor.a[block, block],
+        causal=None if done.causal is None else done.causal[block, block],
+        t=None if done.t is None else done.t[block],
+        pivots=factor.pivots[block],
+        loss=done.loss,
+    )
+    round_columns(rounder, base, part, feedback, start, done.q, done.e[block])
+
+
+def descend(done: Swept, h: Tensor, rounded: Rounder) -> Tensor:
     """Make one sweep of coordinate descent, in place: each column goes to the best value the grid has, all others being as they are.
 
     ``q_k ← nearest(q_k + (E H)_k / H_kk)``; the objective ``tr(E H Eᵀ)`` never grows.
@@ -205,21 +234,27 @@ def descend(done: Swept, h: Tensor, rounded: Rounder) -> bool:
         rounded: As `WeightGrid.rounder` returns it, for the same order.
 
     Returns:
-        Whether anything has changed.
+        Whether anything has changed, bool, without dimensions.
     """
     weights = h / h.diagonal()  # [K, K], column k by H_kk
     with one_thread(done.e.device):
         changed = [_descend_block(done, weights, rounded, start) for start in range(0, done.e.shape[0], BLOCK)]
-    return any(changed)
+    return torch.stack(changed).any()
 
 
-def _descend_block(done: Swept, weights: Tensor, rounded: Rounder, start: int) -> bool:
+def _descend_block(done: Swept, weights: Tensor, rounded: Rounder, start: int) -> Tensor:
     """Run `descend` for the columns of a block that begins at ``start``; ``weights [K, K]`` is H, each column divided by its diagonal."""
     e = done.e
     stop = min(start + BLOCK, e.shape[0])
     q = done.q[done.places(start, stop)].clone()
     base = torch.addmm(q, weights[:, start:stop].t(), e)
     change = torch.empty_like(base)  # of E
+    if (rounder := _rounder_of_kernel(rounded, base)) is not None:
+        from quark_algos.gptq.column_kernel import Feedback, round_columns
+
+        round_columns(rounder, base, q, Feedback(of_errors=weights[start:stop, start:stop]), start, done.q, change)
+        e[start:stop] += change
+        return change.any()
     for few in range(start, stop, FEW):
         last = min(few + FEW, stop)
         if few > start:
@@ -232,4 +267,4 @@ def _descend_block(done: Swept, weights: Tensor, rounded: Rounder, start: int) -
             q[k - start] = t
     e[start:stop] += change
     done.q[done.places(start, stop)] = q
-    return bool(change.any())
+    return change.any()

@@ -13,6 +13,7 @@ from torch import Tensor
 from quark.algorithms import CrossMoment, Hessian, Hessian64, Metrics, RoundingTask, Statistic
 from quark.config.algorithm import AlgoConfig
 from quark.errors import NonFiniteError
+from quark.from_device import numbers
 from quark.names import folded
 from quark.parallel import coarsely
 from quark.quantizers import GroupScales, WeightGrid
@@ -93,7 +94,9 @@ class ColumnRounding:
         weights.keep(grid, torch.cat(q, 1), GroupScales.beside(scales))
         metrics = solver.metrics | {"few_tokens": few_tokens} | ({} if share is None else {"correction_share": share})
         losses = weights.by_layer(torch.cat(loss))
-        return {name: metrics | {"output_mse": float(loss.mean()) / max(hessian.tokens, 1)} for name, loss in losses.items()}
+        dead, *means = numbers(solver.dead.sum(), *(loss.mean() for loss in losses.values()))
+        tokens = max(hessian.tokens, 1)
+        return {name: metrics | {"dead": int(dead), "output_mse": mean / tokens} for name, mean in zip(losses, means, strict=True)}
 
     def _fitting(self, hessian: Hessian) -> Recipe:
         """Return the recipe for this Hessian, with damping by the largest eigenvalue converted to percdamp."""
@@ -112,6 +115,7 @@ class _Prepared:
     Attributes:
         recipe: The recipe.
         perm: act_order as a permutation of the input channels, ``[K]``; None without act_order.
+        perm_on_host: The same as a list.
         factor: Factor of the damped H, channels in the order ``perm``; float32.
         dead: Mask of the input channels that are always 0, ``[K]``, not permuted.
         shrinkage: Result of `Hessian.shrinkage`; `NONE` if the recipe does not shrink H.
@@ -119,20 +123,16 @@ class _Prepared:
 
     recipe: Recipe
     perm: Tensor | None
+    perm_on_host: list[int] | None
     factor: Factor
     dead: Tensor
     shrinkage: tuple[float, float]
 
     @property
     def metrics(self) -> dict[str, Any]:
-        """Metrics that all layers with this Hessian share."""
+        """Metrics that all layers with this Hessian share, but for ``dead``, which is on the device."""
         damped_hessian = self.factor.damped
-        return {
-            "damping": damped_hessian.damping,
-            "shrinkage": self.shrinkage[0],
-            "attempts": damped_hessian.attempts,
-            "dead": int(self.dead.sum()),
-        }
+        return {"damping": damped_hessian.damping, "shrinkage": self.shrinkage[0], "attempts": damped_hessian.attempts}
 
 
 def _prepared(hessian: Hessian, recipe: Recipe) -> _Prepared:
@@ -142,7 +142,7 @@ def _prepared(hessian: Hessian, recipe: Recipe) -> _Prepared:
     shrinkage = hessian.shrinkage() if recipe.is_careful else NONE
     perm = torch.argsort(h.diagonal(), descending=True, stable=True) if recipe.act_order and recipe.static_groups else None
     float32_factor = factor(h, recipe.percdamp, perm, shrinkage).to(torch.float32)
-    return _Prepared(recipe, perm, float32_factor, h.diagonal() <= 0, shrinkage)
+    return _Prepared(recipe, perm, None if perm is None else perm.tolist(), float32_factor, h.diagonal() <= 0, shrinkage)
 
 
 def _corrected(wt: Tensor, task: RoundingTask, hessian: Hessian, prepared: _Prepared) -> tuple[Tensor, Tensor | None, float | None]:
@@ -179,7 +179,7 @@ def _rounded(wt: Tensor, h: Tensor, grid: WeightGrid, prepared: _Prepared, causa
     if recipe.static_groups or grid.fixed is not None or grid.group == grid.columns:
         scales = _scales(wt, search_h, grid, recipe)
         each = grid.with_subscales(wt, scales)
-        swept = ldlq_by_rows(wt, prepared.factor, grid, each, recipe.block, prepared.perm, causal)
+        swept = ldlq_by_rows(wt, prepared.factor, grid, each, recipe.block, prepared.perm, causal, prepared.perm_on_host)
         for _ in range(recipe.refits if grid.can_be_refitted else 0):
             swept, scales = _refitted(h, grid, prepared, swept, scales)
         each = grid.with_subscales(wt, scales)
@@ -191,7 +191,8 @@ def _rounded(wt: Tensor, h: Tensor, grid: WeightGrid, prepared: _Prepared, causa
 
         swept, scales, each = ldlq_choosing(wt, prepared.factor, grid, choose, causal)
     for _ in range(recipe.passes):
-        if not descend(swept, prepared.factor.damped.h, grid.rounder(each, prepared.perm)):
+        has_changed = descend(swept, prepared.factor.damped.h, grid.rounder(each, prepared.perm, order_on_host=prepared.perm_on_host))
+        if wt.device.type == "cpu" and not bool(has_changed):  # elsewhere a sweep that changes nothing costs less than the answer
             break
     return swept, scales
 
@@ -204,7 +205,7 @@ def _refitted(h: Tensor, grid: WeightGrid, prepared: _Prepared, swept: Swept, sc
     factors = refit(swept.q, e, damped(h, recipe.percdamp, prepared.shrinkage).h, grid.group)
     high = scales.scale * factors * grid.max_magnitude
     fitted = grid.scales_of_ranges(-high, high)
-    again = ldlq_by_rows(swept.q + e, prepared.factor, grid, fitted, recipe.block, prepared.perm)
+    again = ldlq_by_rows(swept.q + e, prepared.factor, grid, fitted, recipe.block, prepared.perm, None, prepared.perm_on_host)
     better = again.loss < swept.loss  # [N]
     return swept.where(better, again), scales.where(better.expand_as(scales.scale), fitted)
 

@@ -53,7 +53,7 @@ class TuneBlock:
                 losses += [state.backward(block, samples[i], len(batch)) for i in batch.tolist()]
                 decay = 1 - (epoch + number / len(steps)) / settings.epochs
                 state.step(settings.lr * decay, settings.scale_lr * decay, settings.norm_lr * decay)
-            errors.append((_mean([loss for loss, _ in losses]), _mean([held_out for _, held_out in losses])))
+            errors.append(_means(losses))
             if _does_harm([held_out for _, held_out in errors], settings.patience):
                 break
         codes = state.write(block, state.current())
@@ -87,7 +87,7 @@ class AutoRound:
         best = state.current()
         for step in range(settings.iters):
             batch = torch.randperm(len(samples), generator=generator)[: settings.batch_size].tolist()
-            loss = _mean([state.backward(block, samples[i], len(batch))[0] for i in batch])
+            loss, _ = _means([state.backward(block, samples[i], len(batch)) for i in batch])
             if not losses or loss < min(losses):
                 best = state.current()
             losses.append(loss)
@@ -98,10 +98,12 @@ class AutoRound:
 
 @attrs.frozen(eq=False)
 class _Fitted:
-    """A sample with the weight of each token in the loss."""
+    """A sample with the weight of each token in the loss, and the places of those to fit to and of those held out."""
 
     sample: Sample
     weight: Tensor
+    own: Tensor
+    held_out: Tensor
 
 
 def _fitted(block: RoundedBlock, *, is_relative: bool) -> list[_Fitted]:
@@ -114,11 +116,12 @@ def _fitted(block: RoundedBlock, *, is_relative: bool) -> list[_Fitted]:
     """
     fitted = []
     for sample in block.samples:
-        if bool((~sample.is_held_out).any()):
+        own, held_out = (mask.nonzero().squeeze(1) for mask in (~sample.is_held_out, sample.is_held_out))
+        if len(own):
             size = sample.target.float().square()
             tiny = torch.finfo(torch.float32).tiny
             weight = 1 / size.sum(-1).clamp(min=tiny) if is_relative else size.new_full((len(size),), 1 / size.shape[-1])
-            fitted.append(_Fitted(sample, weight))
+            fitted.append(_Fitted(sample, weight, own, held_out))
     return fitted
 
 
@@ -131,8 +134,8 @@ class _BlockState:
         self._tensors: dict[str, Tensor] = {}
         self._dtype: torch.dtype | None = None if compute_dtype == "float32" else getattr(torch, compute_dtype)
 
-    def backward(self, block: RoundedBlock, fitted: _Fitted, share: int) -> tuple[float, float]:
-        """Add the gradient of a sample's loss ÷ ``share``; returns the loss, and the error of held-out tokens."""
+    def backward(self, block: RoundedBlock, fitted: _Fitted, share: int) -> Tensor:
+        """Add the gradient of a sample's loss ÷ ``share``; returns the loss, and the error of held-out tokens, ``[2]``."""
         if not self._tensors:
             self._tensors = {f"{name}.weight": layer.weight() for name, layer in self._layers.items()}
             self._tensors |= {name: vector.leaf() for name, vector in self._vectors.items()}
@@ -140,10 +143,10 @@ class _BlockState:
         with torch.enable_grad():
             output = self._output(block, sample)
             errors = (output.float() - sample.target.float()).square().sum(-1) * fitted.weight
-            loss = errors[~sample.is_held_out].mean()
+            loss = errors.index_select(0, fitted.own).mean()
             (loss / share).backward()
-        held_out = errors.detach()[sample.is_held_out]
-        return float(loss.detach()), float(held_out.mean()) if len(held_out) else float(loss.detach())
+        held_out = errors.detach().index_select(0, fitted.held_out)
+        return torch.stack([loss.detach(), held_out.mean() if len(held_out) else loss.detach()])
 
     def _output(self, block: RoundedBlock, sample: Sample) -> Tensor:
         """Return a block's output; in the model's dtype from the first time on that its code does not run in the one of the settings."""
@@ -206,5 +209,7 @@ def _does_harm(errors: Sequence[float], patience: int) -> bool:
     return len(errors) > patience and min(errors[-patience:]) > errors[0]
 
 
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values)
+def _means(losses: Sequence[Tensor]) -> tuple[float, float]:
+    """Return the mean of each column of vectors ``[2]``; the host waits for the device once."""
+    first, second = zip(*torch.stack(list(losses)).tolist(), strict=True)
+    return sum(first) / len(first), sum(second) / len(second)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from quark.errors import ConfigError
+from quark.kernels import uses_kernels
 from quark.parallel import parallel_map, row_slices
 
 __all__ = [
@@ -51,6 +52,10 @@ def pack_nibbles(codes: Tensor, order: str) -> Tensor:
         order: ``"order"`` puts element *k* of a word in its bits 4k…4k+3; ``"reorder"`` puts elements 0 2 4 6 1 3 5 7 there.
     """
     check_order(order)
+    if uses_kernels(codes.device):
+        from quark_schemes.kernels.packing import NIBBLES, REORDERED_NIBBLES, packed
+
+        return packed(codes, REORDERED_NIBBLES if order == "reorder" else NIBBLES)
     length = codes.shape[-1]
     nibbles = codes.view(torch.uint8).bitwise_and(0xF)
     if length % _WORD:
@@ -68,6 +73,10 @@ def pack_nibbles_across(codes: Tensor, order: str) -> Tensor:
     Rows are combined as they lie, and only the words, an eighth as many, change places.
     """
     check_order(order)
+    if uses_kernels(codes.device):
+        from quark_schemes.kernels.packing import NIBBLES, REORDERED_NIBBLES, packed_across
+
+        return packed_across(codes, REORDERED_NIBBLES if order == "reorder" else NIBBLES)
     rows = codes.view(torch.uint8)
     if codes.shape[0] % _WORD:
         rows = torch.nn.functional.pad(rows, (0, 0, 0, -codes.shape[0] % _WORD))
@@ -113,17 +122,21 @@ def _pairs(nibbles: Tensor, order: str) -> Tensor:
 
 def pack_two(codes: Tensor) -> Tensor:
     """Pack two 4-bit codes to a byte along the last axis, the even one in the low nibble: ``[…, K] → […, ceil(K / 2)]`` uint8."""
+    if uses_kernels(codes.device):
+        from quark_schemes.kernels.packing import PAIRS, packed
+
+        return packed(codes, PAIRS)
     # Two bytes as one little-endian number: the odd code lies eight bits above the even one, and belongs four above.
     pairs = _whole(codes, 2).contiguous().view(torch.int16)
-    packed = torch.empty(pairs.shape, dtype=torch.uint8, device=codes.device)
-    flat, target = pairs.view(-1), packed.view(-1)
+    result = torch.empty(pairs.shape, dtype=torch.uint8, device=codes.device)
+    flat, target = pairs.view(-1), result.view(-1)
 
     def pack(part: slice) -> None:
         masked = flat[part].bitwise_and(0x0F0F)
         target[part] = masked.bitwise_right_shift(4).bitwise_or_(masked)
 
     _by_parts(pack, flat.numel(), 1, codes.device)
-    return packed
+    return result
 
 
 def unpack_two(data: Tensor, length: int) -> Tensor:
@@ -146,13 +159,17 @@ def pack_bits(codes: Tensor, bits: int) -> Tensor:
 
     Two bits: four codes to a byte, the first in the highest bits. Others: as many codes as make whole bytes, little endian.
     """
+    if bits == 2 and uses_kernels(codes.device):
+        from quark_schemes.kernels.packing import TWO_BITS, packed
+
+        return packed(codes, TWO_BITS)
     unsigned = _whole(codes.view(torch.uint8), _PERIODS[bits]).bitwise_and((1 << bits) - 1)
     if bits == 2:
         a, b, c, d = unsigned.reshape(*codes.shape[:-1], -1, 4).unbind(-1)
         return (a << 6) | (b << 4) | (c << 2) | d
     period = _PERIODS[bits]
     parts = unsigned.reshape(*codes.shape[:-1], -1, period).unbind(-1)
-    packed = []
+    values = []
     for byte in range(period * bits // 8):
         first = byte * 8 // bits
         value: Tensor | None = None
@@ -162,8 +179,8 @@ def pack_bits(codes: Tensor, bits: int) -> Tensor:
             part = parts[i] << shift if shift >= 0 else parts[i] >> -shift
             value = part if value is None else value.bitwise_or_(part)
         assert value is not None
-        packed.append(value)
-    return torch.stack(packed, dim=-1).reshape(*codes.shape[:-1], -1)
+        values.append(value)
+    return torch.stack(values, dim=-1).reshape(*codes.shape[:-1], -1)
 
 
 def unpack_bits(data: Tensor, bits: int, length: int, *, signed: bool) -> Tensor:

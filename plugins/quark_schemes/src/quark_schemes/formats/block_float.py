@@ -16,6 +16,7 @@ from quark.config.enums import Dtype, QSchemeType, RoundType
 from quark.config.layer import TensorSpec
 from quark.config.tensor import QTensorConfig
 from quark.errors import ConfigError
+from quark.kernels import DeviceCode
 from quark.quantizers import NumberFormat, Packing, QParams, Spacing
 from quark_schemes.arithmetic.shared_exponent import MODES, shared_exponent_scale
 from quark_schemes.arithmetic.whole_numbers import WHOLE_ROUNDINGS
@@ -80,6 +81,16 @@ class BlockFloat(NumberFormat):
     def by_reciprocal(self, spec: QTensorConfig) -> bool:
         return True  # exact: scales are powers of two, none so small that its reciprocal overflows
 
+    def device_code(self, spec: QTensorConfig) -> DeviceCode | None:
+        if self.rounding is not RoundType.half_even:
+            return None
+        from quark_schemes.kernels.block_float import device_code
+
+        return device_code(self.low, self.high, self.fraction_bits, self._mode(spec), self.even_bits, self.grows)
+
+    def _mode(self, spec: QTensorConfig) -> str:
+        return (spec.scale_calculation_mode or self.modes[0]) if self.modes else "floor"
+
     def max_magnitude(self, spec: QTensorConfig) -> float:
         return float(self.high)
 
@@ -88,7 +99,7 @@ class BlockFloat(NumberFormat):
 
     def qparams(self, low: Tensor, high: Tensor, spec: QTensorConfig) -> QParams:
         amax = torch.maximum(-low, high)
-        mode = (spec.scale_calculation_mode or self.modes[0]) if self.modes else "floor"
+        mode = self._mode(spec)
         # In units of the mantissa's last place the largest value is 2^fraction_bits, or more.
         scale = shared_exponent_scale(amax, mode, self.even_bits, 0, self.high / (1 << self.fraction_bits))
         scale = (scale * 2.0**-self.fraction_bits).clamp(min=_SMALLEST)

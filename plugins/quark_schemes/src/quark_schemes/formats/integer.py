@@ -12,6 +12,7 @@ from torch import Tensor
 from quark.config.enums import RoundType, ZeroPointType
 from quark.config.layer import TensorSpec
 from quark.config.tensor import QTensorConfig
+from quark.kernels import DeviceCode
 from quark.quantizers import NumberFormat, Packing, QParams, Spacing
 from quark_schemes.arithmetic.whole_numbers import WHOLE_ROUNDINGS
 from quark_schemes.packing.integers import IntegerPacking
@@ -59,6 +60,14 @@ class IntegerFormat(NumberFormat):
 
     def by_reciprocal(self, spec: QTensorConfig) -> bool:
         return True
+
+    def device_code(self, spec: QTensorConfig) -> DeviceCode | None:
+        if self.rounding is not RoundType.half_even:
+            return None
+        from quark_schemes.kernels.integer import device_code
+
+        zero = "none" if spec.symmetric else "real" if spec.zero_point_type is ZeroPointType.float32 else "whole"
+        return device_code(self.low, self.high, zero, scale_format_of(spec).rounding)
 
     def max_magnitude(self, spec: QTensorConfig) -> float:
         return (self.high - self.low) / 2

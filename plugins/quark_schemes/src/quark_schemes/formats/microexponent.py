@@ -15,6 +15,7 @@ from torch import Tensor
 
 from quark.config.enums import RoundType
 from quark.config.tensor import QTensorConfig
+from quark.kernels import DeviceCode
 from quark.quantizers import Packing
 from quark_schemes.arithmetic.whole_numbers import WHOLE_ROUNDINGS
 from quark_schemes.formats.block_float import BlockFloat
@@ -51,6 +52,9 @@ class Microexponent(BlockFloat):
         if spec.group_size is None or spec.group_size % (2 * PAIR_BITS):
             return f"{self.name} has blocks of a multiple of 16, not {spec.group_size}: use 16 or 32"
         return super().spec_error(spec)
+
+    def device_code(self, spec: QTensorConfig) -> DeviceCode | None:
+        return None  # neighbours decide together; `element_format` has device code
 
     def round_(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
         halved = self._halved(t)

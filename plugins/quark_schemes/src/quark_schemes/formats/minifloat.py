@@ -9,6 +9,7 @@ from torch import Tensor
 from quark.config.enums import QSchemeType, RoundType
 from quark.config.layer import TensorSpec
 from quark.config.tensor import QTensorConfig
+from quark.kernels import DeviceCode
 from quark.quantizers import NumberFormat, Packing, QParams, Spacing
 from quark_schemes.arithmetic.float_shapes import E2M1, E2M3, E3M2, E4M3, E5M2, E5M3, FloatShape
 from quark_schemes.arithmetic.shared_exponent import MODES, shared_exponent_scale
@@ -70,6 +71,14 @@ class MiniFloat(NumberFormat):
 
     def by_reciprocal(self, spec: QTensorConfig) -> bool:
         return spec.scale_format == "e8m0"
+
+    def device_code(self, spec: QTensorConfig) -> DeviceCode | None:
+        if self.rounding is not RoundType.half_even:
+            return None
+        from quark_schemes.kernels.minifloat import device_code
+
+        mode = (spec.scale_calculation_mode or "even") if spec.scale_format == "e8m0" else None
+        return device_code(self.shape, mode, scale_format_of(spec).rounding)
 
     def max_magnitude(self, spec: QTensorConfig) -> float:
         return self.shape.largest

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from quark.config.enums import ScaleType
 from quark.quantizers import QParams
+from quark.testing.accelerator_runs import accelerator
 from quark.testing.check import NotApplicableError, check, require
 from quark.testing.checks.format.cases import Case, cases, same_bits, weight_cases
 from quark.testing.example_specs import SHAPE
@@ -110,6 +111,30 @@ def knows_which_codes_survive(subject: Subject) -> None:
                 require(same, f"has a spacing by which codes survive a cast to {dtype}, and they do not ({case})")
     if not found:
         raise NotApplicableError("the format has no spacing")
+
+
+@check("format", level="advisory")
+def works_on_an_accelerator(subject: Subject) -> None:
+    """Values, codes and packed codes of a tensor on an accelerator, here a simulated one, are those of a CPU, to the bit, and lie there."""
+    for case in weight_cases(subject):
+        with accelerator() as device:
+            results = [_all_of(case, _data().to(place)) for place in (device.name, "cpu")]
+            found, expected = ({name: x for name, x in result.items() if x is not None} for result in results)
+            elsewhere = [name for name, x in found.items() if x.device.type != device.name]
+            require(not elsewhere, f"leaves {' and '.join(elsewhere)} on another device than the tensor ({case})")
+            different = [name for name, x in found.items() if not same_bits(x.cpu(), expected[name])]
+        require(not different, f"gives other {' and '.join(different)} on an accelerator ({case})")
+
+
+def _all_of(case: Case, x: Tensor) -> dict[str, Tensor | None]:
+    """Return all that is made of a weight, by name."""
+    values, qparams = case.quantizer.round_to_nearest(x)
+    codes = case.quantizer.codes_of(values, qparams)
+    packed = case.quantizer.pack(codes, qparams, order="reorder")
+    unpacked, _ = case.quantizer.unpack(packed, tuple(codes.shape), order="reorder")
+    stored = dict(packed.items()) if hasattr(packed, "items") else {}
+    values_of_codes = case.quantizer.dequantize(codes, qparams)
+    return {"values": values, "codes": codes, "unpacked codes": unpacked, "values of codes": values_of_codes, **stored}
 
 
 @check("format")

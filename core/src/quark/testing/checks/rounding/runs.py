@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from quark.algorithms import Rounding
+from quark.testing.accelerator_runs import require_run_on_accelerator
 from quark.testing.check import NotApplicableError, check, require
 from quark.testing.settings_checks import processor_of, settings_of
 from quark.testing.small_models import coarse_scheme, logits, quantized, run_config, scheme_with_inputs, small_model
@@ -59,6 +60,13 @@ def leaves_other_layers_to_round_to_nearest(subject: Subject) -> None:
         if not applies:
             same = torch.equal(model.get_submodule(row.name).weight, nearest.get_submodule(row.name).weight)
             require(same, f"changes '{row.name}', to which it does not apply")
+
+
+@check("rounding", level="advisory")
+def works_on_an_accelerator(subject: Subject) -> None:
+    """A run on a model of an accelerator, here a simulated one, finishes, leaves all tensors there, and is as good as on a CPU."""
+    for scheme in _schemes(subject):
+        require_run_on_accelerator(scheme, settings_of(subject))
 
 
 @check("rounding")

@@ -1,0 +1,22 @@
+"""Numbers from a device: each time that the host reads one, it waits until everything before it is computed."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+__all__ = ["numbers"]
+
+
+def numbers(*tensors: Tensor) -> list[float]:
+    """Return the values of tensors without dimensions, at least one, all of one device; the host waits for it once.
+
+    Args:
+        tensors: Of any real dtype; those of truth values become 0 and 1.
+
+    Example:
+        >>> numbers(torch.tensor(2), torch.tensor(0.5), torch.tensor(True))
+        [2.0, 0.5, 1.0]
+    """
+    values: list[float] = torch.stack([tensor.detach().to(torch.float64) for tensor in tensors]).tolist()
+    return values

@@ -1,0 +1,172 @@
+"""One kernel that rounds a block of columns, each in view of the errors of those before it: the inner loop of `quark_algos.gptq.ldlq`.
+
+A program has a few rows of the weight. Their part of the block stays in registers: column after column is taken out of it and rounded, and
+its error is added to all columns behind it at once. So every row takes one pass over memory, and nothing is launched for a column. Sums
+have the same terms as those of torch's operations, added in the order of columns by fused multiply-adds: results differ by that alone.
+"""
+
+from __future__ import annotations
+
+import attrs
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from quark.kernels.devices import launching_on
+from quark.quantizers import ColumnRounder
+
+__all__ = ["Feedback", "round_columns"]
+
+ROWS = 8
+"""Rows of a program: 32 bytes of a column, a sector of memory. It is one warp, so that sums over the block need no barrier."""
+
+
+@triton.jit
+def _taken(tile, is_now):
+    """Return one column ``[ROWS]`` of a tile ``[BLOCK, ROWS]``; other columns count as 0, whatever they hold."""
+    return tl.sum(tl.where(is_now[:, None], tile, 0.0), 0)
+
+
+@triton.jit
+def _plus_outer_product(tile, of_columns, of_rows):
+    """Return ``tile`` plus the product of a value of each column and one of each row, rounded once."""
+    return tl.fma(tl.broadcast_to(of_columns[:, None], tile.shape), tl.broadcast_to(of_rows[None, :], tile.shape), tile)
+
+
+@triton.jit
+def _on_grid(t, factor, scale, zero, ROUND: tl.constexpr, P: tl.constexpr, BY_RECIPROCAL: tl.constexpr):
+    """Return the values of the grid for one column."""
+    q = ROUND(t * factor if BY_RECIPROCAL else tl.div_rn(t, factor), zero, P)
+    if zero is not None:
+        q = q - zero
+    return q * scale
+
+
+@triton.jit(do_not_specialize=["columns", "start", "first"])
+def _round_columns(
+    base_ptr,  # [columns, rows], as all tensors contiguous: what is to be rounded, but for the feedback inside of the block
+    weight_ptr,  # [columns, rows]: what errors are against
+    feedback_ptr,  # [columns, columns], row k: what the columns behind k take of its error
+    causal_ptr,  # [columns, columns], row k: what they take of its value t; or None
+    t_ptr,  # [columns, rows], written; with causal
+    factor_ptr,  # scales or their inverses [groups, rows]
+    scale_ptr,
+    zero_ptr,
+    order_ptr,  # channels of the columns, or None
+    q_ptr,  # [channels, rows], written
+    e_ptr,  # [columns, rows], written
+    pivots_ptr,  # [columns]; or None
+    loss_ptr,  # [rows], added to; with pivots
+    columns,
+    rows,
+    start,  # number of the first column
+    first,  # channel with which scales begin
+    size,  # channels of a group
+    ROUND: tl.constexpr,
+    P: tl.constexpr,
+    BY_RECIPROCAL: tl.constexpr,
+    BLOCK: tl.constexpr,
+    ROWS: tl.constexpr,
+):
+    """Round the columns of a block in sequence: ``t_k = base_k + Σ_{j<k} e_j feedback_jk``."""
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    is_row = row < rows
+    column = tl.arange(0, BLOCK)
+    is_column = column < columns
+    tile = tl.load(base_ptr + column[:, None] * rows + row[None, :], mask=is_column[:, None] & is_row[None, :], other=0.0)
+    added, loss = tl.zeros_like(tile), tl.zeros([ROWS], tl.float32)
+    for k in range(columns):
+        channel = tl.cast(start, tl.int64) + k
+        if order_ptr is not None:
+            channel = tl.load(order_ptr + channel)
+        group = (channel - first) // size * rows + row
+        scale = tl.load(scale_ptr + group, mask=is_row, other=1.0)
+        factor = tl.load(factor_ptr + group, mask=is_row, other=1.0)
+        weight = tl.load(weight_ptr + k * rows + row, mask=is_row, other=0.0)
+        feedback = tl.load(feedback_ptr + k * columns + column, mask=is_column, other=0.0)
+        t = _taken(tile, column == k)
+        if causal_ptr is not None:
+            more = _taken(added, column == k)
+            t, weight = t + more, weight + more
+            causal = tl.load(causal_ptr + k * columns + column, mask=is_column, other=0.0)
+            added = _plus_outer_product(added, causal, t)
+            tl.store(t_ptr + k * rows + row, t, mask=is_row)
+        zero = None
+        if zero_ptr is not None:
+            zero = tl.load(zero_ptr + group, mask=is_row, other=0).to(tl.float32)
+        q = _on_grid(t, factor, scale, zero, ROUND, P, BY_RECIPROCAL)
+        error = weight - q
+        tl.store(q_ptr + channel * rows + row, q, mask=is_row)
+        tl.store(e_ptr + k * rows + row, error, mask=is_row)
+        tile = _plus_outer_product(tile, feedback, error)  # columns up to k are done: what is added to them is never read
+        if pivots_ptr is not None:
+            loss += (t - q) * (t - q) * tl.load(pivots_ptr + k)
+    if pivots_ptr is not None:
+        tl.store(loss_ptr + row, loss + tl.load(loss_ptr + row, mask=is_row, other=0.0), mask=is_row)
+
+
+@attrs.frozen(kw_only=True, eq=False)
+class Feedback:
+    """What the columns of a block take of those before them.
+
+    Attributes:
+        of_errors: ``[columns, columns]``, row k: the factors of the error of column k.
+        causal: Likewise of its value t; None for none.
+        t: Gets these values ``[columns, N]``; with ``causal``.
+        pivots: ``[columns]``, factors of ``(t_k − q_k)²`` in ``loss [N]``, to which they are added; None for no loss.
+        loss: As said.
+    """
+
+    of_errors: Tensor
+    causal: Tensor | None = None
+    t: Tensor | None = None
+    pivots: Tensor | None = None
+    loss: Tensor | None = None
+
+
+def round_columns(rounder: ColumnRounder, base: Tensor, weight: Tensor, feedback: Feedback, start: int, q: Tensor, e: Tensor) -> None:
+    """Round a block of columns; all tensors are float32 on one device, and those that are written are contiguous.
+
+    Args:
+        rounder: The scales and the order of channels; its format has device code.
+        base: ``[columns, N]``: what is rounded, but for what columns of the block add to each other.
+        weight: ``[columns, N]``: what errors are against.
+        feedback: What they add.
+        start: Number of the first column.
+        q: Gets the values ``[K, N]``, in the rows of their channels.
+        e: Gets the errors ``[columns, N]``.
+    """
+    code = rounder.device_code
+    assert code is not None
+    columns, rows = base.shape
+    scales = rounder.scales.map(Tensor.contiguous)
+    of_errors, causal = (None if x is None else x.contiguous() for x in (feedback.of_errors, feedback.causal))
+    assert all(x is None or x.is_contiguous() for x in (q, e, feedback.t))
+    with launching_on(base.device):
+        _round_columns[(triton.cdiv(rows, ROWS),)](
+            base.contiguous(),
+            weight.contiguous(),
+            of_errors,
+            causal,
+            feedback.t,
+            scales.scale if scales.inverse is None else scales.inverse,
+            scales.scale,
+            scales.zero,
+            rounder.order,
+            q,
+            e,
+            feedback.pivots,
+            feedback.loss,
+            columns,
+            rows,
+            start,
+            rounder.first,
+            rounder.size,
+            ROUND=code.round,
+            P=code.parameters,
+            BY_RECIPROCAL=scales.inverse is not None,
+            BLOCK=triton.next_power_of_2(columns),
+            ROWS=ROWS,
+            num_warps=1,
+            enable_fp_fusion=False,
+        )

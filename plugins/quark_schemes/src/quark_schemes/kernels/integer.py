@@ -1,0 +1,82 @@
+"""Device code of `quark_schemes.formats.integer`."""
+
+from __future__ import annotations
+
+import attrs
+import triton
+import triton.language as tl
+
+from quark.kernels import DeviceCode
+from quark.kernels.arithmetic import bounded, round_whole
+from quark_schemes.kernels.scales import at_least, rounded_scale
+from quark_schemes.scale_formats import SMALLEST_SCALE, ScaleRounding
+
+__all__ = ["device_code"]
+
+
+@attrs.frozen
+class _Parameters:
+    """P of the functions of this file: bounds of codes, kind of zero points, format of scales.
+
+    Attributes:
+        zero: ``"none"``, ``"whole"`` or ``"real"``.
+    """
+
+    low: float
+    high: float
+    zero: str
+    scales: ScaleRounding
+    smallest_scale: float = SMALLEST_SCALE
+
+
+@triton.jit
+def _round(t, zero, P: tl.constexpr):
+    # A whole zero point moves codes, not ties: halfway values round to even as they do without it.
+    if P.zero == "real":
+        t = round_whole(t + zero)
+    else:
+        t = round_whole(t)
+        if zero is not None:
+            t = t + zero
+    return bounded(t, P.low, P.high)
+
+
+@triton.jit
+def _encode(t, P: tl.constexpr):
+    return t.to(tl.int32)
+
+
+@triton.jit
+def _scales(low, high, P: tl.constexpr):
+    if P.zero == "real":
+        ideal = tl.div_rn(high - low, P.high - P.low)
+        scale = rounded_scale(tl.where(ideal <= P.smallest_scale, 1.0, ideal), P.scales)
+    else:
+        low, high = tl.where(low > 0, 0.0, low), at_least(high, 0.0)
+        if P.zero == "none":
+            ideal = tl.div_rn(tl.where(-low > high, -low, high), (P.high - P.low) / 2)
+        else:
+            ideal = tl.div_rn(high - low, P.high - P.low)
+        scale = rounded_scale(at_least(ideal, P.smallest_scale), P.scales)
+    return scale
+
+
+@triton.jit
+def _zeros(low, scale, P: tl.constexpr):
+    if P.zero == "real":
+        zero = tl.div_rn(low, -scale)  # Triton's -x is 0 - x, which has no −0
+    else:
+        zero = bounded(P.low - round_whole(tl.div_rn(tl.where(low > 0, 0.0, low), scale)), P.low, P.high)
+    return zero
+
+
+def device_code(low: int, high: int, zero: str, scales: ScaleRounding) -> DeviceCode:
+    """Return the device code of an integer, rounding half to even.
+
+    Args:
+        low, high: Its smallest and largest code.
+        zero: Zero points of the spec: ``"none"``, ``"whole"`` or ``"real"``.
+        scales: The format of scales.
+    """
+    zeros = None if zero == "none" else _zeros
+    return DeviceCode(round=_round, encode=_encode, scales=_scales, zeros=zeros, parameters=_Parameters(low, high, zero, scales))

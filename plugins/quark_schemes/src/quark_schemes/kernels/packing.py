@@ -1,0 +1,114 @@
+"""One kernel that packs codes, along a row or across rows: `quark_schemes.arithmetic.bits` in one read and one write."""
+
+from __future__ import annotations
+
+import attrs
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from quark.kernels.devices import launching_on
+
+__all__ = ["NIBBLES", "PAIRS", "REORDERED_NIBBLES", "TWO_BITS", "WordLayout", "packed", "packed_across"]
+
+TILE_ROWS, TILE_WORDS = 64, 16
+"""Words of a program: across rows 64 bytes of codes are read at a time, and 64 bytes of words are written."""
+
+
+@attrs.frozen
+class WordLayout:
+    """Where the codes of a word are.
+
+    Attributes:
+        bits: Of a code.
+        codes: Of a word.
+        dtype: Of a word.
+        is_interleaved: Whether even codes come first, in the lower half: 0 2 4 6 1 3 5 7.
+        is_reversed: Whether the first code is in the highest bits.
+    """
+
+    bits: int
+    codes: int
+    dtype: torch.dtype
+    is_interleaved: bool = False
+    is_reversed: bool = False
+
+
+NIBBLES = WordLayout(4, 8, torch.int32)
+REORDERED_NIBBLES = WordLayout(4, 8, torch.int32, is_interleaved=True)
+PAIRS = WordLayout(4, 2, torch.uint8)
+TWO_BITS = WordLayout(2, 4, torch.uint8, is_reversed=True)
+
+
+@triton.jit
+def pack_words(
+    codes_ptr,  # code i of row r at r · row_stride + i · code_stride
+    words_ptr,  # [rows, words], contiguous
+    rows,
+    words,
+    count,  # codes of a row; those that a last word lacks are 0
+    row_stride,
+    code_stride,
+    BITS: tl.constexpr,
+    CODES: tl.constexpr,
+    IS_INTERLEAVED: tl.constexpr,
+    IS_REVERSED: tl.constexpr,
+    ROWS: tl.constexpr,
+    WORDS: tl.constexpr,
+):
+    """Put ``CODES`` consecutive codes of a row into each of its words."""
+    blocks = tl.cdiv(words, WORDS)
+    row = tl.program_id(0) // blocks * ROWS + tl.arange(0, ROWS)
+    word = tl.program_id(0) % blocks * WORDS + tl.arange(0, WORDS)
+    number = tl.program_id(0) % blocks * WORDS * CODES + tl.arange(0, WORDS * CODES)
+    place = row.to(tl.int64)[:, None] * row_stride + number.to(tl.int64)[None, :] * code_stride
+    is_inside = (row < rows)[:, None] & (number < count)[None, :]
+    codes = tl.load(codes_ptr + place, mask=is_inside, other=0).to(tl.int32) & ((1 << BITS) - 1)
+    code = number % CODES
+    if IS_INTERLEAVED:
+        position = code % 2 * (CODES // 2) + code // 2
+    elif IS_REVERSED:
+        position = CODES - 1 - code
+    else:
+        position = code
+    # No two codes share a bit: their sum is their union.
+    packed = tl.sum(tl.reshape(codes << (position * BITS)[None, :], [ROWS, WORDS, CODES]), 2)
+    target = row.to(tl.int64)[:, None] * words + word[None, :]
+    is_word = (row < rows)[:, None] & (word < words)[None, :]
+    tl.store(words_ptr + target, packed.to(words_ptr.dtype.element_ty), mask=is_word)
+
+
+def packed(codes: Tensor, layout: WordLayout) -> Tensor:
+    """Return codes of one byte, packed along the last axis: ``[…, K] → […, ceil(K / layout.codes)]``."""
+    length = codes.shape[-1]
+    return _launched(codes.reshape(-1, length), layout).reshape(*codes.shape[:-1], -1)
+
+
+def packed_across(codes: Tensor, layout: WordLayout) -> Tensor:
+    """Return ``packed(codes.T)`` of a matrix ``[O, I]``, which is read as it lies: ``[I, ceil(O / layout.codes)]``."""
+    return _launched(codes.t(), layout)
+
+
+def _launched(matrix: Tensor, layout: WordLayout) -> Tensor:
+    rows, count = matrix.shape
+    words = triton.cdiv(count, layout.codes)
+    result = torch.empty(rows, words, dtype=layout.dtype, device=matrix.device)
+    grid = (triton.cdiv(rows, TILE_ROWS) * triton.cdiv(words, TILE_WORDS),)
+    with launching_on(matrix.device):
+        pack_words[grid](
+            matrix,
+            result,
+            rows,
+            words,
+            count,
+            *matrix.stride(),
+            BITS=layout.bits,
+            CODES=layout.codes,
+            IS_INTERLEAVED=layout.is_interleaved,
+            IS_REVERSED=layout.is_reversed,
+            ROWS=TILE_ROWS,
+            WORDS=TILE_WORDS,
+            num_warps=8,
+        )
+    return result

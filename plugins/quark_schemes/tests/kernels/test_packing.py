@@ -1,0 +1,40 @@
+"""The kernel that packs codes gives the bytes that torch's operations give, whatever the shape."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from quark_schemes.arithmetic.bits import ORDERS, pack_bits, pack_nibbles, pack_nibbles_across, pack_two
+from tests.kit.interpreted_kernels import Kernels
+
+PACKERS: dict[str, tuple[Callable[[Tensor], Tensor], int]] = {
+    **{f"nibbles, {order}": ((lambda x, o=order: pack_nibbles(x, o)), 16) for order in ORDERS},  # type: ignore[misc]
+    **{f"nibbles across, {order}": ((lambda x, o=order: pack_nibbles_across(x, o)), 16) for order in ORDERS},  # type: ignore[misc]
+    "pairs": (pack_two, 16),
+    "two bits": (lambda x: pack_bits(x, 2), 4),
+}
+
+
+@pytest.mark.parametrize("shape", [(16, 32), (70, 150), (3, 5), (1, 1)], ids=str)
+@pytest.mark.parametrize("name", PACKERS)
+def test_bytes_are_the_same(kernels: Kernels, name: str, shape: tuple[int, int]) -> None:
+    pack, values = PACKERS[name]
+    codes = torch.randint(0, values, shape, generator=torch.Generator().manual_seed(0), dtype=torch.uint8)
+    expected = pack(codes)
+    with kernels.on() as device:
+        found = pack(codes.to(device))
+    assert found.dtype is expected.dtype
+    assert torch.equal(found.cpu(), expected)
+
+
+def test_signed_codes_keep_their_lowest_bits_alone(kernels: Kernels) -> None:
+    codes = torch.arange(-8, 8, dtype=torch.int8).reshape(2, 8)
+    expected = pack_nibbles(codes, "order")
+    with kernels.on() as device:
+        assert torch.equal(pack_nibbles(codes.to(device), "order").cpu(), expected)
+        strided = torch.zeros(8, 2, dtype=torch.int8, device=device).t().copy_(codes)
+        assert torch.equal(pack_nibbles(strided, "order").cpu(), expected)

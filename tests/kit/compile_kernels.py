@@ -1,0 +1,106 @@
+"""Compiles the kernels for GPUs that are not there, as a launch on one would, and prints what came of each as a line of JSON.
+
+    python -m tests.kit.compile_kernels [cuda:90]
+
+Triton has its own compiler and assembler: all that a GPU is needed for is to run the result.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+os.environ["QUARK_KERNELS"] = "cpu"
+
+import attrs
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime.jit import JITFunction
+
+import quark
+from quark.quantizers import QParams, WeightGrid, quantizer_for
+from quark_algos.gptq.damping import factor
+from quark_algos.gptq.ldlq import ldlq
+from quark_schemes.arithmetic.bits import pack_nibbles, pack_nibbles_across, pack_two
+
+
+class AbsentDriver:
+    """Says which GPU there is, as Triton's drivers do, and can do nothing else."""
+
+    def __init__(self, target: GPUTarget) -> None:
+        self.target = target
+
+    def get_current_target(self) -> GPUTarget:
+        return self.target
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+@attrs.frozen
+class Compiled:
+    """A kernel that was compiled, as one line of output."""
+
+    kernel: str
+    case: str
+    spills: int
+    text: str
+
+
+def compiled(target: GPUTarget) -> Iterator[Compiled]:
+    """Compile every kernel for some formats: launches compile, and do not run."""
+    triton.runtime.driver.set_active(AbsentDriver(target))
+    caught: list[Any] = []
+    launch = JITFunction.run
+
+    def warmed(self: JITFunction, *args: Any, grid: Any, warmup: bool, **kwargs: Any) -> Any:
+        caught.append((self.fn.__name__, launch(self, *args, grid=grid, warmup=True, **kwargs)))
+
+    JITFunction.run = warmed
+    for case, action in cases():
+        caught.clear()
+        action()
+        for name, kernel in caught:
+            text = kernel.asm.get("ptx") or kernel.asm["amdgcn"]
+            yield Compiled(name, case, getattr(kernel, "n_spills", None) or 0, text)
+
+
+def cases() -> Iterator[tuple[str, Callable[[], object]]]:
+    """Yield what launches a kernel: rounding in bfloat16 by several schemes, codes, packing, and the columns of a block."""
+    torch.manual_seed(0)
+    weight = torch.randn(64, 256)
+    x = weight.bfloat16()
+    for scheme in ("int4_wo_32", "uint4_wo_32", "mxfp4", "nvfp4", "fp8", "int8"):
+        quantizer = quantizer_for(quark.schemes().load_config(scheme)().weight, activation=False)
+        outer = torch.ones(()) if len(quantizer.levels) > 1 else None
+        scales = QParams(torch.ones(quantizer.granularity.scale_shape(tuple(x.shape))), None, outer)
+        yield f"{scheme}: found", functools.partial(quantizer.round_to_nearest, x)
+        yield f"{scheme}: given", functools.partial(quantizer.fake_quantize, x, scales)
+        yield f"{scheme}: codes", functools.partial(quantizer.quantize, x, scales)
+    codes = torch.randint(0, 16, (64, 256), dtype=torch.uint8)
+    yield "along rows: packed", functools.partial(pack_nibbles, codes, "reorder")
+    yield "across rows: packed", functools.partial(pack_nibbles_across, codes, "reorder")
+    yield "pairs: packed", functools.partial(pack_two, codes)
+    wt, found = weight.t().contiguous(), factor(torch.eye(256), 0.01)
+    for scheme in ("int4_wo_32", "uint4_wo_32", "mxfp4"):
+        quantizer = quantizer_for(quark.schemes().load_config(scheme)().weight, activation=False)
+        low, high = torch.full((8, 64), -1.0), torch.ones(8, 64)
+        grid = WeightGrid([quantizer], [64], wt)
+        scales = grid.scales_of_ranges(low, high)
+        for order, causal in ((None, None), (torch.arange(256), torch.zeros(256, 256))):
+            sweep = functools.partial(ldlq, wt, found, grid.rounder(scales, order), 128, order, causal)
+            yield f"{scheme}: columns", sweep
+
+
+if __name__ == "__main__":
+    backend, _, arch = (sys.argv[1:] or ["cuda:90"])[0].partition(":")
+    for one in compiled(GPUTarget(backend, int(arch) if arch.isdigit() else arch, 32 if backend == "cuda" else 64)):
+        print(json.dumps(attrs.asdict(one)), flush=True)
