@@ -20,9 +20,9 @@ tuning      and --text accuracy of a tuned model, and its time
 peers       and --text the same work in AMD Quark and llm-compressor, where their interpreters are given
 ==========  =========  ====================================================================================================
 
-``--only tuned`` measures the accuracy of tuned models in MXFP4 and NVFP4, ``--only rotated`` that of a rotated one in INT8, ``--only large``
-an 8B model (21 GB of disk); these and ``evaluate`` run only where they are named. One that fails is reported, and the others go on. The page *Benchmarks* of the
-documentation is made from the file.
+``--only tuned`` measures the accuracy of tuned models in MXFP4 and NVFP4, ``--only rotated`` that of a rotated one in INT8,
+``--only large`` an 8B model (21 GB of disk); these and ``evaluate`` run only where they are named. One that fails is reported, and the
+others go on. The page *Benchmarks* of the documentation is made from the file.
 """
 
 from __future__ import annotations
