@@ -20,9 +20,9 @@ tuning      and --text accuracy of a tuned model, and its time
 peers       and --text the same work in AMD Quark and llm-compressor, where their interpreters are given
 ==========  =========  ====================================================================================================
 
-``--only tuned`` measures the accuracy of tuned models in MXFP4, NVFP4 and INT8 as well, ``--only large`` an 8B model (21 GB of disk);
-these and ``evaluate`` run only where they are named. One that fails is reported, and the others go on. The page *Benchmarks* of the
-documentation is made from the file.
+``--only tuned`` measures the accuracy of tuned models in MXFP4 and NVFP4, ``--only rotated`` that of a rotated one in INT8,
+``--only large`` an 8B model (21 GB of disk); these and ``evaluate`` run only where they are named. One that fails is reported, and the
+others go on. The page *Benchmarks* of the documentation is made from the file.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ from pathlib import Path
 from benchmarks.results import Measurement, add_run
 
 INT4 = "gptq/int4_wo_64,awq/int4_wo_64,awq+gptq/int4_wo_64,qronos/int4_wo_64"
-TUNED = "awq+gptq+tuning/mxfp4,awq+gptq+tuning/nvfp4,rotation+smoothquant+gptq+tuning/int8"
+TUNED = "awq+gptq+tuning/mxfp4,awq+gptq+tuning/nvfp4"
+ROTATED = ["--runs", "rotation+smoothquant+gptq/int8", "--options", '{"r2": true, "r4": true}']
 MIXED = ["--sets", "fp8,mxfp6_e2m3,mxfp4_mxfp6_e2m3", "--bits", "5.125,6.25", "--uniform", "nvfp4,int4_wo_32,uint4_wo_32"]
 Arguments = Callable[[argparse.Namespace], list[str] | None]
 """From what was given to the arguments of a benchmark; None where something that it needs was not given."""
@@ -76,10 +77,11 @@ BENCHMARKS: dict[str, tuple[str, Arguments]] = {
     "tuning": ("calibrated:main", _with_text("--runs", "awq+gptq+tuning/int4_wo_64")),
     "peers": ("peers:main", _peers),
     "tuned": ("calibrated:main", _with_text("--runs", TUNED)),
+    "rotated": ("calibrated:main", _with_text(*ROTATED)),
     "large": ("disk_to_disk:measurements", lambda args: ["large"]),
 }
 """Function of each benchmark, and what it is given."""
-LONG = ("evaluate", "tuned", "large")
+LONG = ("evaluate", "tuned", "rotated", "large")
 """Benchmarks that run only where they are named."""
 
 

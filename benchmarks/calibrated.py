@@ -44,8 +44,13 @@ FORWARDS = {"gptq": 2.0, "awq": 3.2, "awq+gptq": 3.5, "qronos": 3.8, "awq+gptq+t
 """Most float forwards that a run at int4_wo_64 may take."""
 BUSY = 2.0
 """Most times that a run may take as long beside one busy process as alone, on two cores."""
-ACCURACY = {"int4_wo_64": (33.8, 0.14), "mxfp4": (48.0, None), "nvfp4": (36.5, None), "int8": (32.5, None)}
-"""Largest perplexity and divergence of tuned SmolLM2-135M by scheme."""
+ACCURACY = {
+    "awq+gptq+tuning/int4_wo_64": (33.8, 0.14),
+    "awq+gptq+tuning/mxfp4": (48.0, None),
+    "awq+gptq+tuning/nvfp4": (36.5, None),
+    "rotation+smoothquant+gptq/int8": (32.5, None),
+}
+"""Largest perplexity and divergence of SmolLM2-135M by run; of the last one with R2 and R4."""
 RUNS = "gptq/int4_wo_64,gptaq/int4_wo_64,qronos/int4_wo_64"
 TABLE = [f"{a}/{s}" for s in ("int4_wo_64", "uint4_wo_64", "mxfp4", "nvfp4", "mxfp6_e3m2") for a in ("none", "gptq", "gptaq", "qronos")]
 
@@ -130,7 +135,7 @@ def measurements(results: Sequence[Mapping[str, Any]]) -> list[Measurement]:
             bar = BUSY if algorithm in FORWARDS else None
             found.append(Measurement("calibrated rounding: beside a busy process", case, one["busy_ratio"], "×", "the same run alone", bar))
         if "perplexity" in one:
-            bars = ACCURACY.get(scheme, (None, None)) if "tuning" in algorithm else (None, None)
+            bars = ACCURACY.get(f"{algorithm}/{scheme}", (None, None))
             found.append(Measurement("accuracy: perplexity", case, one["perplexity"], "perplexity", "the float model", bars[0]))
             found.append(Measurement("accuracy: divergence", case, one["mean_kl"], "nats", "the float model", bars[1]))
     return found

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-__all__ = ["beside_a_bar", "get_logger", "writes_to_stderr"]
+__all__ = ["beside_a_bar", "get_logger", "silenced", "writes_to_stderr"]
 
 
 class _StderrUnlessConfigured(logging.Handler):
@@ -66,6 +66,18 @@ def beside_a_bar(write: Callable[[str], object], shown: str) -> Iterator[None]:
     finally:
         handler.removeFilter(is_other)
         handler.write = _to_stderr
+
+
+@contextmanager
+def silenced() -> Iterator[None]:
+    """Log no warnings while something is tried that may be done again, with the same warnings then."""
+    root = get_logger()
+    level = root.level
+    root.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        root.setLevel(level)
 
 
 def _own_handler(root: logging.Logger) -> _StderrUnlessConfigured | None:

@@ -11,10 +11,12 @@ from torch import Tensor, nn
 
 from quark.algorithms import BlockContext, Metrics, Rounding, RoundToNearest, Statistic, TransformRun, Validation, validated
 from quark.calibration.batches import calls
+from quark.calibration.plugin_checks import CheckedTransform
 from quark.calibration.report import CalibrationReport
 from quark.config.model import QConfig
 from quark.planning.family import architecture_of
 from quark.planning.plan import QuantPlan, make_plan
+from quark.plugins.attribution import origin
 from quark.runs.quantize_block import quantize_blocks, start_transforms
 from quark.runs.sink import InPlaceSink
 from quark.testing import tiny
@@ -176,3 +178,34 @@ def test_a_transform_knows_sizes_of_the_model_and_what_changes_the_input_of_a_la
     quantized(model, config("int4_wo_32"), transform)
     assert transform.asked == {"mlp.up_proj": False, "mlp.down_proj": True}
     assert transform.heads == model.config.num_key_value_heads == 2
+
+
+class Finishing(Scaling):
+    """Scales, and says when it is called."""
+
+    def __init__(self, name: str, called: list[str], needs: Sequence[type[Statistic]] = ()) -> None:
+        super().__init__(needs)
+        self.name, self.called = name, called
+
+    def apply(self, block: BlockContext) -> Mapping[str, Metrics]:
+        self.called.append(f"{self.name} applied")
+        return super().apply(block)
+
+    def finish(self, block: BlockContext) -> Mapping[str, Metrics]:
+        self.called.append(f"{self.name} finished")
+        assert not block.statistics
+        return {f"{block.name}.mlp.down_proj": {self.name: len(self.called)}}
+
+
+def test_transforms_finish_a_block_when_all_have_been_applied_the_last_first() -> None:
+    model, called = tiny.tiny_model(), list[str]()
+    plan = make_plan(model, config("int4_wo_32"), architecture_of(model))
+    one, two = Finishing("one", called), Finishing("two", called, (Inputs,))
+    whose = origin("algorithms", "smooth")
+    checked = CheckedTransform(two, whose, runs_with_model=False)
+    plain = CheckedTransform(Scaling(), whose, runs_with_model=False)
+    transforms = start_transforms(model, plan, [one, plain, checked])
+    report = quantize_blocks(model, plan, calls(IDS), RoundToNearest(), InPlaceSink(model), transforms=transforms)
+    blocks = len(model.model.layers)
+    assert called == ["one applied", "two applied", "two finished", "one finished"] * blocks
+    assert report.transformed["model.layers.0.mlp.down_proj"] == {"two": 3, "one": 4}

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
+import attrs
 import pytest
 import torch
 from torch import Tensor, nn
 
-from quark.algorithms import BlockContext, Metrics, Rounding, Statistic, ValidatedRun, Validation
+from quark.algorithms import AbsMax, BlockContext, Metrics, Rounding, Statistic, TransformRun, ValidatedRun, Validation
 from quark.calibration.batches import calls
 from quark.calibration.transform_validation import TransformValidation, validate_transforms
+from quark.config.algorithm import AlgoConfig
+from quark.log import get_logger
 from quark.planning.family import architecture_of
 from quark.planning.plan import QuantPlan, make_plan
 from quark.testing import tiny
@@ -114,7 +117,7 @@ def test_the_validation_does_not_depend_on_the_order_of_samples_nor_on_batches()
 
 def test_only_calls_with_held_out_tokens_are_run() -> None:
     model, count = tiny.tiny_model(), [0]
-    model.model.layers[0].register_forward_pre_hook(lambda *_: count.__setitem__(0, count[0] + 1))
+    model.model.layers[0].mlp.register_forward_pre_hook(lambda *_: count.__setitem__(0, count[0] + 1))
     validate_transforms(model, plan_of(model, "ptpc_fp8"), {"turned": Turned()}, calls(MANY))
     float_, rounded, changed = 2, 2, 2
     assert count == [float_ + rounded + changed]
@@ -124,3 +127,101 @@ def test_where_nothing_can_be_held_out_all_tokens_tell_and_that_is_said() -> Non
     _, found, result = compare(Turned(), data=[torch.tensor([[5, 6]])])
     assert found.tokens == 2
     assert result.metrics()["held_out"] is False
+
+
+@attrs.define(kw_only=True)
+class Named(AlgoConfig):
+    name: str = "turned"
+
+
+class InParts(Turned):
+    """Of two parts, one is named ``good``: it changes no error, and the others spoil blocks."""
+
+    def __init__(self, parts: Mapping[str, float] | None = None, spoil: float = 0.0) -> None:
+        super().__init__(spoil)
+        self.parts = parts or {}
+        self.settings = Named(name=f"spoils by {spoil}")
+
+    def alternatives(self) -> Mapping[str, InParts]:
+        return {name: InParts(spoil=spoil) for name, spoil in self.parts.items()}
+
+
+class Follower:
+    """Spoils blocks whose channels are in their own order, and remembers what it was shown."""
+
+    works_by_block = True
+    needs: ClassVar[Sequence[type[Statistic]]] = (AbsMax,)
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+
+    def start(self, model: nn.Module, plan: QuantPlan) -> TransformRun:
+        self.first = [block.input_layernorm.weight.data.clone() for block in model.model.layers]  # type: ignore[union-attr]
+        return self
+
+    def apply_global(self, model: nn.Module) -> None:
+        raise AssertionError("nothing outside the blocks is changed by a trial")
+
+    def apply(self, block: BlockContext) -> Mapping[str, Metrics]:
+        get_logger().warning("heard in the run itself")
+        statistic = block.statistic("self_attn.q_proj", AbsMax)
+        assert statistic is not None
+        assert block.output_error is not None
+        self.tokens.append(statistic.tokens)
+        norm = block.module.get_submodule("input_layernorm")
+        if torch.equal(norm.weight.data, self.first[int(block.name.rpartition(".")[2])]):  # type: ignore[arg-type]
+            block.module.get_submodule("mlp.down_proj").weight.data.mul_(1.5)  # type: ignore[operator,union-attr]
+        return {}
+
+    def rounding(self) -> Rounding | None:
+        return None
+
+
+def test_what_follows_in_the_run_is_seen_with_and_without_the_transform(caplog: pytest.LogCaptureFixture) -> None:
+    model, follower = tiny.tiny_model(), Follower()
+    for i, block in enumerate(model.model.layers):  # so that reversed channels can be told
+        block.input_layernorm.weight.data = torch.linspace(0.5, 1.5, block.input_layernorm.weight.numel()) + i
+    alone = validate_transforms(model, plan_of(model, "ptpc_fp8"), {"turned": Turned()}, calls(MANY))["turned"].validation
+    behind = validate_transforms(model, plan_of(model, "ptpc_fp8"), {"turned": Turned(), "f": follower}, calls(MANY))["turned"]
+    assert alone is not None
+    assert behind.validation is not None
+    assert behind.validation.before > 10 * alone.before
+    assert behind.validation.after == pytest.approx(alone.after, rel=1e-3)
+    assert behind.is_accepted
+    assert set(follower.tokens) == {32}, "as many as are held out, of other sequences"
+    assert not caplog.records
+
+
+def test_of_several_parts_the_one_with_the_smallest_error_is_used() -> None:
+    model, follower = tiny.tiny_model(), Follower()
+    for i, block in enumerate(model.model.layers):
+        block.input_layernorm.weight.data = torch.linspace(0.5, 1.5, block.input_layernorm.weight.numel()) + i
+    plan, data = plan_of(model, "ptpc_fp8"), calls(MANY)
+
+    def choice(transform: InParts) -> TransformValidation:
+        return validate_transforms(model, plan, {"turned": transform, "f": follower}, data)["turned"]
+
+    found = choice(InParts({"bad": 0.2, "good": 0.0, "as good": 0.0}, spoil=0.1))
+    assert (found.chosen, found.is_accepted) == ("good", True), "of two without a difference the first"
+    assert found.settings == Named(name="spoils by 0.0")
+    assert found.metrics()["chosen"] == "good"
+    assert list(found.errors) == ["bad", "good", "as good", "all"]
+    assert found.errors["good"] < found.errors["all"] < found.errors["bad"]
+    whole = choice(InParts({"bad": 0.2}))
+    assert (whole.chosen, whole.settings, whole.is_accepted) == (None, None, True)
+    none = choice(InParts({"bad": 9.0}, spoil=9.0))
+    assert (none.chosen, none.is_accepted) == (None, False)
+    assert none.metrics()["chosen"] == "nothing"
+
+
+def test_behind_a_rounding_that_compensates_only_activations_count() -> None:
+    """Of weights alone nothing is left out; of a scheme with quantized inputs the error of weights is."""
+    errors = {}
+    for scheme in ("int4_wo_32", "mxfp4"):
+        for compensated in (False, True):
+            model = tiny.tiny_model()
+            found = validate_transforms(model, plan_of(model, scheme), {"t": Turned()}, calls(MANY), compensated=compensated)["t"]
+            assert found.validation is not None
+            errors[scheme, compensated] = found.validation.before
+    assert errors["int4_wo_32", True] == errors["int4_wo_32", False]
+    assert errors["mxfp4", True] < 0.8 * errors["mxfp4", False]

@@ -5,6 +5,8 @@ from quark.algorithms.stacked_weights import StackedWeights, float_weight, weigh
 from quark.algorithms.statistics import AbsMax, AbsMean, CrossMoment, Hessian, Hessian64, Statistic
 from quark.algorithms.transform import (
     BlockContext,
+    FinishesBlocks,
+    HasAlternatives,
     LearnsFromBlocks,
     ResolvedSettings,
     ResolvesForModel,
@@ -24,6 +26,8 @@ __all__ = [
     "AbsMean",
     "BlockContext",
     "CrossMoment",
+    "FinishesBlocks",
+    "HasAlternatives",
     "HeldOut",
     "Hessian",
     "Hessian64",

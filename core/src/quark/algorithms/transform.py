@@ -18,6 +18,8 @@ from quark.planning.plan import QuantPlan
 
 __all__ = [
     "BlockContext",
+    "FinishesBlocks",
+    "HasAlternatives",
     "LearnsFromBlocks",
     "ResolvedSettings",
     "ResolvesForModel",
@@ -127,6 +129,20 @@ class TransformRun(Protocol):
 
 
 @runtime_checkable
+class FinishesBlocks(Protocol):
+    """A `TransformRun` of which a part comes behind all other transforms of a block, such as a rotation that runs with the model.
+
+    What it adds to a layer's input in `finish` is not there yet when other transforms move scale into that layer.
+    """
+
+    def finish(self, block: BlockContext) -> Mapping[str, Metrics]:
+        """Change one block once more when every transform has been applied to it; where several do, the last one first.
+
+        As `TransformRun.apply`, except that there are no statistics: those that were collected are of the block as it was before.
+        """
+
+
+@runtime_checkable
 class LearnsFromBlocks(Protocol):
     """A `TransformRun` that decides about a block by what it has learned from the blocks before.
 
@@ -177,8 +193,9 @@ class Transform(Protocol):
 class ValidatedTransform(Transform, Protocol):
     """A transform of the whole model, which cannot be taken back block by block, and is tried on copies of the blocks first.
 
-    Each block's copy is changed by a run that was started for that, a `ValidatedRun`, and its output error on held-out tokens compared
-    with that of the block itself. `accepts` decides by the result.
+    Each block's copy is changed by a run that was started for that, a `ValidatedRun`, and by the transforms that follow in the run, such as
+    an equalization. Its output error on held-out tokens is compared with that of a copy that only the latter have changed. `accepts`
+    decides by the result.
     """
 
     def start(self, model: nn.Module, plan: QuantPlan) -> ValidatedRun:
@@ -188,8 +205,23 @@ class ValidatedTransform(Transform, Protocol):
         """Return whether to apply it.
 
         Args:
-            validation: The error of blocks rounded to nearest before and after, the mean over blocks; None where there are no data.
+            validation: The error of quantized blocks before and after, the mean over blocks; None where there are no data.
         """
+
+
+@runtime_checkable
+class HasAlternatives(ValidatedTransform, Protocol):
+    """A `ValidatedTransform` of which a part may do better than the whole.
+
+    Each alternative is validated like the whole. Of two that have no difference above the standard error the first is used.
+    """
+
+    @property
+    def settings(self) -> AlgoConfig:
+        """The settings with which a run uses it, and which a checkpoint keeps."""
+
+    def alternatives(self) -> Mapping[str, HasAlternatives]:
+        """Return transforms that each do a part of what this one does, by a name for reports, the simplest first; empty for none."""
 
 
 class ValidatedRun(TransformRun, Protocol):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, Self
 
@@ -10,7 +10,7 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from quark.algorithms import BlockContext, LearnsFromBlocks, OutputError, Statistic, Transform, TransformRun
+from quark.algorithms import BlockContext, FinishesBlocks, LearnsFromBlocks, Metrics, OutputError, Statistic, Transform, TransformRun
 from quark.calibration.common_groups import common_groups
 from quark.calibration.input_groups import InputGroups
 from quark.calibration.lockstep import BlockRun, Forward, current_forward
@@ -98,16 +98,31 @@ class BlockTransforms:
         self.applied: list[int] = []
 
     def apply(self) -> None:
-        """Apply each transform in turn. Statistics are collected once, of the block as transforms without statistics have left it."""
+        """Apply each transform in turn, and let those finish that have more to do, the last one first.
+
+        Statistics are collected once, of the block as transforms without statistics have left it.
+        """
         first = next((i for i, t in enumerate(self._transforms) if t.needs), len(self._transforms))
         self._apply(range(first))
         if self._block_run is not None and self._kinds:
             self._collect(self._block_run)
         self._apply(range(first, len(self._transforms)))
+        self._statistics = {}
+        for transform in reversed(self._transforms):
+            if isinstance(transform.run, FinishesBlocks):
+                self._report(transform.run.finish(self._context()))
         self._references = None
 
     def _apply(self, positions: Sequence[int]) -> None:
-        context = BlockContext(
+        for position in positions:
+            report = self._transforms[position].run.apply(self._context())
+            self._report(report)
+            if report.get(self._block.name, {}).get("applied", True):
+                self.applied.append(position)
+
+    def _context(self) -> BlockContext:
+        """Return the block for the next transform, with what is known of it by now."""
+        return BlockContext(
             self._block.name,
             self._block.module,
             self._architecture,
@@ -117,12 +132,10 @@ class BlockTransforms:
             None if self._references is None else self._output,
             self._model_config,
         )
-        for position in positions:
-            report = self._transforms[position].run.apply(context)
-            for name, metrics in report.items():
-                self.metrics.setdefault(name, {}).update(metrics)
-            if report.get(self._block.name, {}).get("applied", True):
-                self.applied.append(position)
+
+    def _report(self, report: Mapping[str, Metrics]) -> None:
+        for name, metrics in report.items():
+            self.metrics.setdefault(name, {}).update(metrics)
 
     def _collect(self, block_run: BlockRun) -> None:
         """Let every forward compute the float block: its layers' inputs go to the statistics, its output on held-out tokens is kept."""

@@ -306,6 +306,16 @@ class BlockRun:
         self._has_entered, self._outputs = True, dict(outputs)
         self._steps.advance(self._index)
 
+    @contextmanager
+    def standing_in(self, stand_in: Callable[..., Any]) -> Iterator[None]:
+        """Let ``stand_in`` be called by `replay` in place of the block's forward, as of `enter`, while the body runs."""
+        self._expect("entry", "given another block")
+        before, self._stand_in = self._stand_in, stand_in
+        try:
+            yield
+        finally:
+            self._stand_in = before
+
     def enter(self, stand_in: Callable[..., Any] | None = None) -> None:
         """Let all forwards into the block.
 

@@ -26,9 +26,16 @@ def configs_of(block: str, rows: Sequence[PlanRow]) -> dict[str, QLayerConfig]:
 
 
 @contextmanager
-def as_rounded(block: nn.Module, configs: Mapping[str, QLayerConfig]) -> Iterator[None]:
-    """Replace the forwards of layers of a block, while the body runs, by those of copies that are rounded to nearest."""
-    copies = _rounded(block, configs)
+def as_rounded(block: nn.Module, configs: Mapping[str, QLayerConfig], *, compensated: bool = False) -> Iterator[None]:
+    """Replace the forwards of layers of a block, while the body runs, by those of copies that are rounded to nearest.
+
+    Args:
+        block: The block.
+        configs: Of its layers.
+        compensated: Whether the weights of layers with quantized inputs stay float, as what comes near to a rounding that compensates
+            its errors: it leaves little of them in the directions that inputs have, and nothing can compensate those of activations.
+    """
+    copies = _rounded(block, configs, compensated)
     with ExitStack() as stack:
         for name, quantized in copies.items():
             stack.enter_context(replaced_forward(block.get_submodule(name), _forward_through(quantized)))
@@ -40,12 +47,13 @@ def tensor_of(output: Any) -> Tensor:
     return output if isinstance(output, Tensor) else output[0]
 
 
-def _rounded(block: nn.Module, configs: Mapping[str, QLayerConfig]) -> dict[str, QuantizedLayer]:
-    """Return rounded copies of the layers in ``configs``."""
+def _rounded(block: nn.Module, configs: Mapping[str, QLayerConfig], compensated: bool) -> dict[str, QuantizedLayer]:
+    """Return rounded copies of the layers in ``configs``; see `as_rounded`."""
     nearest = RoundToNearest()
     layers = {name: block.get_submodule(name) for name in configs}
     quantized = {name: quantized_class(layer).from_float(layer, configs[name]) for name, layer in layers.items()}
-    for task in rounding_tasks(quantized, ()):
+    to_round = {name: layer for name, layer in quantized.items() if not (compensated and configs[name].input_tensors is not None)}
+    for task in rounding_tasks(to_round, ()):
         nearest.round(task)
     return quantized
 

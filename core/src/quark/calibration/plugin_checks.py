@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import attrs
@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from quark.algorithms import (
     BlockContext,
+    FinishesBlocks,
     LearnsFromBlocks,
     Metrics,
     RoundedBlock,
@@ -243,9 +244,21 @@ class CheckedRun:
             reason = "apply_global was not called before" if self._blocks is None else "it has been changed already"
             raise RuntimeError(f"the block '{block.name}' cannot be changed: {reason}")
         self._blocks.add(block.name)
+        return self._changed(block, self._run.apply)
+
+    def finish(self, block: BlockContext) -> Mapping[str, Metrics]:
+        """Change a block once more, as `quark.algorithms.FinishesBlocks`; nothing where the run has no such part.
+
+        Raises:
+            PluginError: As `apply`.
+        """
+        return self._changed(block, self._run.finish) if isinstance(self._run, FinishesBlocks) else {}
+
+    def _changed(self, block: BlockContext, change: Callable[[BlockContext], Mapping[str, Metrics]]) -> Mapping[str, Metrics]:
+        """Let the run change a block, and return its metrics; raise PluginError if it leaves the block in a wrong state."""
         before, names = _BlockState.of(block.module, set(block.configs)), block.module.state_dict().keys()
         with attributed(f"changing '{block.name}'", self._whose):
-            report = self._run.apply(block)
+            report = change(block)
         if (complaint := before.complaint(block.module, strict=not self._runs_with_model)) is not None:
             raise self._whose.error(f"has changed '{block.name}', in which {complaint}")
         if self._works_by_block and (added := sorted(block.module.state_dict().keys() ^ names)):

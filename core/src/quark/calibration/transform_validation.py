@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any, Protocol
 
@@ -11,21 +11,26 @@ import attrs
 import torch
 from torch import Tensor, nn
 
-from quark.algorithms import BlockContext, OutputError, Transform, ValidatedRun, ValidatedTransform, Validation, validated
+from quark.algorithms import HasAlternatives, OutputError, Transform, ValidatedRun, ValidatedTransform, Validation, validated
 from quark.calibration.batches import Call
-from quark.calibration.lockstep import LockStep, current_forward, without_cache
+from quark.calibration.block_transforms import BlockTransforms, StartedTransform
+from quark.calibration.lockstep import BlockRun, Forward, LockStep, without_cache
 from quark.calibration.output_error import as_rounded, configs_of, tensor_of
 from quark.calibration.pause_points import tokens_of
-from quark.config.architecture import Architecture
-from quark.config.layer import QLayerConfig
+from quark.config.algorithm import AlgoConfig
+from quark.log import silenced
 from quark.planning.decoder_blocks import Block, decoder_blocks
 from quark.planning.family import text_config
 from quark.planning.plan import QuantPlan
+from quark.planning.plan_row import PlanRow
 from quark.ranks import ALONE, Ranks
 
 __all__ = ["Arguments", "HasBlocks", "TransformValidation", "validate_transforms"]
 
 Arguments = tuple[tuple[Any, ...], dict[str, Any]]
+
+_NOTHING, _WHOLE = "nothing", "all"
+"""Names of the candidates that are always there: without the transform, and all of it."""
 
 
 class HasBlocks(Protocol):
@@ -43,17 +48,27 @@ class TransformValidation:
     """Whether a transform of the whole model is applied, and why.
 
     Attributes:
-        validation: The output error of blocks rounded to nearest before and after the transform, relative per token, averaged over blocks;
-            None without calibration data or quantized layers in a block.
-        is_accepted: Whether the transform is applied.
+        validation: The output error of quantized blocks before and after the transform, relative per token, averaged over blocks; None
+            without calibration data or quantized layers in a block.
+        is_accepted: Whether the transform, or the chosen part of it, is applied.
+        chosen: Name of the alternative that is applied in place of the whole; None for the whole.
+        settings: Settings of that alternative.
+        errors: Mean error after each alternative, by name.
     """
 
     validation: Validation | None
     is_accepted: bool
+    chosen: str | None = None
+    settings: AlgoConfig | None = None
+    errors: Mapping[str, float] = attrs.field(factory=dict)
 
     def metrics(self) -> dict[str, Any]:
         """Return the metrics for the calibration report; empty where nothing was compared."""
-        return {} if self.validation is None else {**self.validation.metrics(), "applied": self.is_accepted}
+        if self.validation is None:
+            return {}
+        chosen = (self.chosen or _WHOLE) if self.is_accepted else _NOTHING
+        alternatives = {"chosen": chosen, "errors": dict(self.errors)} if self.errors else {}
+        return {**self.validation.metrics(), "applied": self.is_accepted, **alternatives}
 
 
 def validate_transforms(
@@ -63,141 +78,211 @@ def validate_transforms(
     data: Sequence[Call],
     source: HasBlocks | None = None,
     ranks: Ranks = ALONE,
+    *,
+    compensated: bool = False,
 ) -> dict[str, TransformValidation]:
-    """Validate each `ValidatedTransform` by itself on held-out calibration tokens; the model is not changed.
+    """Validate each `ValidatedTransform` on held-out calibration tokens, with its alternatives; the model is not changed.
 
-    The cost is one float forward of the calls with held-out tokens, and for each block and transform the forwards of a rounded copy of the
-    block. Where no token is held out, all calls are used.
+    What follows in the run is seen: the transforms behind it that are not validated themselves change the copies of the blocks too, with
+    and without it. The cost is one float forward of the calls with held-out tokens, and of as many others where a transform behind it needs
+    statistics; and for each block and candidate what these transforms cost, and the forwards of a rounded copy of the block. Where no
+    token is held out, all calls are used.
 
     Args:
         model: The float model, with the tensors outside its blocks in memory.
         plan: The plan of the model.
-        transforms: Transforms by registered name; those that are no `quark.algorithms.ValidatedTransform` are not in the result.
+        transforms: Transforms by registered name, in order; those that are no `quark.algorithms.ValidatedTransform` are not in the result.
         data: Calibration samples; without any, each transform decides without a validation.
         source: Has the tensors of the blocks, each of which is in memory only while forwards are in it; None where the model has them.
         ranks: Share the samples, and come to the same result.
+        compensated: Whether the rounding of the run compensates its errors; see `quark.calibration.output_error.as_rounded`.
     """
     to_validate = {name: t for name, t in transforms.items() if isinstance(t, ValidatedTransform)}
-    validation_of = _compare(model, plan, to_validate, data, source, ranks) if to_validate and data else {}
-    return {name: TransformValidation(validation_of.get(name), t.accepts(validation_of.get(name))) for name, t in to_validate.items()}
+    if not to_validate or not data:
+        return {name: TransformValidation(None, t.accepts(None)) for name, t in to_validate.items()}
+    names = list(transforms)
+    candidates = [
+        candidate
+        for name, transform in to_validate.items()
+        for candidate in _candidates(name, transform, [transforms[n] for n in names[names.index(name) + 1 :]], model, plan)
+    ]
+    _compare(model, plan, candidates, data, source, ranks, compensated)
+    return {name: _choice([c for c in candidates if c.transform_name == name]) for name in to_validate}
+
+
+@attrs.frozen(eq=False)
+class _Candidate:
+    """What may become of a transform: it is left out, applied, or applied in part.
+
+    Attributes:
+        transform_name: Registered name of the transform.
+        name: Of the candidate.
+        transform: The transform; None where it is left out.
+        run: Started with the model whose blocks are copied.
+        followers: The transforms behind it, started likewise.
+        errors: Output error of each block.
+    """
+
+    transform_name: str
+    name: str
+    transform: ValidatedTransform | None
+    run: ValidatedRun | None
+    followers: tuple[StartedTransform, ...]
+    errors: list[OutputError] = attrs.field(factory=list)
+
+    @property
+    def started(self) -> list[StartedTransform]:
+        """All transforms of the candidate."""
+        own = [] if self.transform is None or self.run is None else [StartedTransform(self.transform.needs, self.run)]
+        return [*own, *self.followers]
+
+
+def _candidates(
+    name: str, transform: ValidatedTransform, behind: Sequence[Transform], model: nn.Module, plan: QuantPlan
+) -> Iterator[_Candidate]:
+    """Yield the candidates of a transform: without it first, all of it last."""
+    followers = [t for t in behind if not isinstance(t, ValidatedTransform)]
+    parts = transform.alternatives() if isinstance(transform, HasAlternatives) else {}
+    options: dict[str, ValidatedTransform | None] = {_NOTHING: None, **parts, _WHOLE: transform}
+    for option, one in options.items():
+        started = tuple(StartedTransform.of(t, model, plan) for t in followers)
+        yield _Candidate(name, option, one, None if one is None else one.start(model, plan), started)
+
+
+def _choice(candidates: Sequence[_Candidate]) -> TransformValidation:
+    """Return which candidate is used: each in turn replaces the one before if its error is smaller by more than the standard error."""
+    nothing, whole = candidates[0], candidates[-1]
+    assert whole.transform is not None
+    if not nothing.errors:
+        return TransformValidation(None, whole.transform.accepts(None))
+    best = nothing
+    for candidate in candidates[1:]:
+        if validated(best.errors, candidate.errors).is_improvement:
+            best = candidate
+    if best.transform is None:
+        best = whole
+    assert best.transform is not None
+    validation = validated(nothing.errors, best.errors)
+    parts = {c.name: validated(nothing.errors, c.errors).after for c in candidates[1:]} if len(candidates) > 2 else {}
+    is_accepted = best.transform.accepts(validation)
+    if best is whole or not isinstance(best.transform, HasAlternatives):
+        return TransformValidation(validation, is_accepted, errors=parts)
+    return TransformValidation(validation, is_accepted, best.name, best.transform.settings, parts)
 
 
 def _compare(
     model: nn.Module,
     plan: QuantPlan,
-    transforms: Mapping[str, ValidatedTransform],
+    candidates: Sequence[_Candidate],
     data: Sequence[Call],
     source: HasBlocks | None,
     ranks: Ranks,
-) -> dict[str, Validation]:
-    """Return the validation of each transform that could be compared in some block."""
+    compensated: bool,
+) -> None:
+    """Add to each candidate its output error in each block that has layers to quantize, and that a call passes."""
     assert plan.architecture is not None  # a plan with transforms has one
     blocks = decoder_blocks(model, plan.architecture)
-    calls = [call for call in data if call.held_out is not None]
-    runs = {name: transform.start(model, plan) for name, transform in transforms.items()}
-    comparison = _BlockComparison(runs, plan.architecture, text_config(model), held_out=bool(calls) or None, ranks=ranks)
+    calls = _calls(data, for_statistics=any(s.needs for c in candidates for s in c.started))
     with ExitStack() as stack:
         stack.enter_context(without_cache(model))
         stack.enter_context(torch.no_grad())
-        steps = stack.enter_context(LockStep(model, [b.module for b in blocks], calls or list(data), to_the_end=False, ranks=ranks))
+        stack.enter_context(silenced())
+        steps = stack.enter_context(LockStep(model, [b.module for b in blocks], calls, to_the_end=False, ranks=ranks))
         steps.advance(-1)
         for i, block in enumerate(blocks):
             if source is not None:
                 source.load(block)
-            passes = _advanced(steps, i, block)
-            comparison.compare(block, configs_of(block.name, [r for r in plan.quantized if block.owns(r.name)]), passes)
+            rows = [row for row in plan.quantized if block.owns(row.name)]
+            _BlockComparison(steps.at(i), block, rows, plan, text_config(model), compensated).compare(candidates)
             if source is not None:
                 source.release(block)
-    return comparison.validations()
 
 
-@attrs.frozen(eq=False)
-class _Pass:
-    """One forward of a block: its call, the block's arguments, and the block's output."""
-
-    call: Call
-    arguments: Arguments
-    output: Tensor
-
-
-def _advanced(steps: LockStep, index: int, block: Block) -> list[_Pass]:
-    """Let all forwards pass a block, and return their arguments and outputs."""
-    passes: list[_Pass] = []
-
-    def keep(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
-        forward = current_forward()
-        assert forward is not None
-        passes.append(_Pass(forward.call, (args, kwargs), tensor_of(output)))
-
-    hook = block.module.register_forward_hook(keep, with_kwargs=True, prepend=True)
-    try:
-        steps.advance(index)
-    finally:
-        hook.remove()
-    return passes
+def _calls(data: Sequence[Call], *, for_statistics: bool) -> list[Call]:
+    """Return the calls with held-out tokens, or all where there are none; for statistics, as many others too, evenly spaced."""
+    held_out, others = ([call for call in data if (call.held_out is not None) is is_held_out] for is_held_out in (True, False))
+    if not held_out or not for_statistics:
+        return held_out or others
+    return [*held_out, *others[:: -(-len(others) // len(held_out)) or 1]]
 
 
 class _BlockComparison:
-    """Compares each block with transformed copies of it, after all calls have passed the block.
+    """Compares transformed copies of one block, at whose entry the forwards wait; they leave it as the float model does.
 
     Args:
-        runs: Runs of the transforms by name, started with the model whose blocks are copied.
-        facts: Facts about the model family.
+        block_run: The forwards.
+        block: The block, which is not changed.
+        rows: What its layers are going to be quantized to.
+        plan: The plan of the model.
         config: The model's configuration.
-        held_out: True to compare held-out tokens, None to compare all.
-        ranks: Each compares the outputs of its own calls.
+        compensated: As of `validate_transforms`.
     """
 
-    def __init__(self, runs: Mapping[str, ValidatedRun], facts: Architecture, config: Any, held_out: bool | None, ranks: Ranks) -> None:
-        self._ranks = ranks
-        self._runs = runs
-        self._facts = facts
+    def __init__(self, block_run: BlockRun, block: Block, rows: Sequence[PlanRow], plan: QuantPlan, config: Any, compensated: bool) -> None:
+        self._block_run = block_run
+        self._block = block
+        self._rows = rows
+        self._plan = plan
         self._config = config
-        self._held_out = held_out
-        self._errors: dict[str, list[tuple[OutputError, OutputError]]] = {name: [] for name in runs}
+        self._compensated = compensated
+        self._held_out = True if block_run.holds_out else None
 
-    def compare(self, block: Block, configs: Mapping[str, QLayerConfig], passes: Sequence[_Pass]) -> None:
-        """Compute a block's output error with and without each transform, if any layer will be quantized and any call has passed the block.
+    def compare(self, candidates: Sequence[_Candidate]) -> None:
+        """Add the block's output error to each candidate, if any layer will be quantized and any call passes the block.
 
         Calls without an image pass no block of cross-attention.
         """
-        if not configs or not self._ranks.any(bool(passes)):
-            return
-        before = self._error(block.module, configs, passes, None)
-        for name, run in self._runs.items():
-            if self._ranks.any(any(_moved(one.arguments, run) is None for one in passes)):
-                continue
-            copied = _copy(block.module)
-            run.apply(BlockContext(block.name, copied, self._facts, configs, {}, model_config=self._config))
-            self._errors[name].append((before, self._error(copied, configs, passes, run)))
+        block_run, ranks = self._block_run, self._block_run.grid.ranks
+        have_stream: list[bool] = []
 
-    def validations(self) -> dict[str, Validation]:
-        """Return the validation over all blocks for each transform that was applied to a copy of any block."""
-        return {name: validated([b for b, _ in errors], [a for _, a in errors]) for name, errors in self._errors.items() if errors}
+        def see_stream(plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            have_stream.append(_moved((args, kwargs), None) is not None)
+            return plain(*args, **kwargs)
 
-    def _error(
-        self, module: nn.Module, configs: Mapping[str, QLayerConfig], passes: Sequence[_Pass], run: ValidatedRun | None
-    ) -> OutputError:
-        """Return the output error of a block rounded to nearest; that of a transformed block in the transformed model's stream."""
+        with block_run.standing_in(see_stream):
+            outputs = block_run.replay(lambda _, output: output, block_run.forwards)
+        if configs_of(self._block.name, self._rows) and ranks.any(bool(outputs)) and not ranks.any(not all(have_stream)):
+            for candidate in candidates:
+                candidate.errors.append(self._error(candidate, outputs))
+        block_run.leave(outputs)
+
+    def _error(self, candidate: _Candidate, outputs: Mapping[Forward, Any]) -> OutputError:
+        """Return the output error of a copy that a candidate's transforms have changed, rounded to nearest.
+
+        That of a transformed block is taken in the transformed model's stream, in which it gets its arguments.
+        """
+        run, copied = candidate.run, _copy(self._block.module)
+
+        def in_copy(_: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            arguments = _moved((args, kwargs), run)
+            assert arguments is not None
+            return copied.forward(*arguments[0], **arguments[1])  # hooks of the block have run
+
+        chosen = [f for f in outputs if self._held_out is None or f.call.held_out is not None]
+        with self._block_run.standing_in(in_copy):
+            block = Block(self._block.name, copied)
+            BlockTransforms(self._block_run, block, self._rows, candidate.started, self._plan.architecture, self._config).apply()
+            with as_rounded(copied, configs_of(self._block.name, self._rows), compensated=self._compensated):
+                rounded = self._block_run.replay(self._tokens, chosen)
         errors = []
-        with as_rounded(module, configs):
-            for one in passes:
-                arguments = one.arguments if run is None else _moved(one.arguments, run)
-                assert arguments is not None
-                output = tensor_of(module(*arguments[0], **arguments[1]))
-                reference = one.output if run is None else run.transformed_stream(one.output)
-                both = (tokens_of(x, one.call, held_out=self._held_out) for x in (output, reference))
-                errors.append(OutputError.of(*both, is_held_out=self._held_out is not None))
-        return OutputError.joined([error for each in self._ranks.gather(errors) for error in each])
+        for forward, tokens in rounded.items():
+            stream = tensor_of(outputs[forward])
+            reference = self._tokens(forward, stream if run is None else run.transformed_stream(stream))
+            errors.append(OutputError.of(tokens, reference, is_held_out=self._held_out is not None))
+        return OutputError.joined([error for each in self._block_run.grid.ranks.gather(errors) for error in each])
+
+    def _tokens(self, forward: Forward, output: Any) -> Tensor:
+        return tokens_of(tensor_of(output), forward.call, held_out=self._held_out)
 
 
-def _moved(arguments: Arguments, run: ValidatedRun) -> Arguments | None:
+def _moved(arguments: Arguments, run: ValidatedRun | None) -> Arguments | None:
     """Return a block's arguments with the residual stream of the transformed model; None where none of them is the stream."""
     args, kwargs = arguments
     if args and isinstance(args[0], Tensor):
-        return (run.transformed_stream(args[0]), *args[1:]), kwargs
-    if isinstance(kwargs.get("hidden_states"), Tensor):
-        return args, {**kwargs, "hidden_states": run.transformed_stream(kwargs["hidden_states"])}
+        return (args[0] if run is None else run.transformed_stream(args[0]), *args[1:]), kwargs
+    stream = kwargs.get("hidden_states")
+    if isinstance(stream, Tensor):
+        return args, {**kwargs, "hidden_states": stream if run is None else run.transformed_stream(stream)}
     return None
 
 

@@ -164,18 +164,24 @@ class Run:
         source.load(None)
         if any(isinstance(t, ValidatedTransform) for t in self.algorithms.transforms.values()):
             self.events.phase("validate")
-        validations = validate_transforms(model, self.plan, self.algorithms.transforms, self.data, source, self.ranks)
-        run = self._without(model, [name for name, validation in validations.items() if not validation.is_accepted])
+        compensated = bool(self.algorithms.rounding.needs)
+        validations = validate_transforms(
+            model, self.plan, self.algorithms.transforms, self.data, source, self.ranks, compensated=compensated
+        )
+        run = self._as_validated(model, validations)
         transforms = start_transforms(model, run.plan, run.algorithms.checked_transforms(run.plan.config))
         return StartedRun(run, model, source, transforms, validations, spilled)
 
-    def _without(self, model: nn.Module, names: Sequence[str]) -> Run:
-        """Return the run as it is without some algorithms."""
-        if not names:
+    def _as_validated(self, model: nn.Module, validations: Mapping[str, TransformValidation]) -> Run:
+        """Return the run without the transforms that were refused, and with the parts of others that do better than the whole."""
+        left_out = [name for name, validation in validations.items() if not validation.is_accepted]
+        parts = {name: v.settings for name, v in validations.items() if v.is_accepted and v.settings is not None}
+        if not left_out and not parts:
             return self
-        settings = [a for a in self.plan.config.algo_config or [] if a.name not in names]
+        settings = [parts.get(str(a.name), a) for a in self.plan.config.algo_config or [] if a.name not in left_out]
         run = plan_run(model, attrs.evolve(self.plan.config, algo_config=settings or None))
-        notes = [*([TWO_PASSES] if self.two_passes else []), *(f"left out, since it would do no good: {name}" for name in names)]
+        notes = [*([TWO_PASSES] if self.two_passes else []), *(f"left out, since it would do no good: {name}" for name in left_out)]
+        notes += [f"of {name}, only this is applied, since the rest would do no good: {validations[name].chosen}" for name in parts]
         plan = attrs.evolve(run.plan, notes=(*run.plan.notes, *notes))
         return attrs.evolve(run, plan=plan, data=self.data, two_passes=self.two_passes, ranks=self.ranks, events=self.events)
 

@@ -165,11 +165,17 @@ def test_r1_online_rotates_the_inputs_of_what_reads_the_residual_stream(tmp_path
 
 
 @pytest.mark.parametrize("algorithm", ["awq", "smoothquant"])
-def test_scale_is_not_moved_into_a_layer_whose_input_is_rotated(algorithm: str, caplog: pytest.LogCaptureFixture) -> None:
-    model = quantized(rotated("int4_wo_32", algorithm))
-    found = model.quark_report.transformed
-    assert found["model.layers.0.mlp.up_proj"]["left_out"] == "the input of mlp.down_proj is rotated while the model runs"
-    assert not [r for r in caplog.records if "is left out" in r.message]
+def test_scale_is_moved_into_a_layer_before_its_input_is_rotated(algorithm: str) -> None:
+    """Of one block, whose equalization is forced: the weight is that of the scaled layer, rotated; the same without R4, not rotated."""
+    config = rotated("int4_wo_32", algorithm, asked={"rotation_size": 32})
+    config.algo_config = [attrs.evolve(a, preset="reference") for a in config.algo_config or []]
+    found = quantized(config).quark_report.transformed
+    plain = attrs.evolve(config, algo_config=[a for a in config.algo_config if a.name != "rotation"])
+    expected = quantized(plain).quark_report.transformed
+    scales = "model.layers.0.mlp.up_proj"
+    assert found[scales] == expected[scales]
+    assert found[scales]["scale_max"] > found[scales]["scale_min"]
+    assert found["model.layers.0.mlp.down_proj"]["input_rotation"] == 32
 
 
 def test_a_rotated_block_is_shown_to_what_moves_scale_as_it_is_then() -> None:

@@ -114,3 +114,64 @@ def test_rotations_that_are_learnt_are_refused_before_any_work(field: str) -> No
 def test_a_family_that_cannot_be_rotated_says_why() -> None:
     with pytest.raises(UnsupportedError, match="cannot be rotated"):
         LLMTemplate.get("gemma2").get_config("int4_wo_128", algorithm="rotation")
+
+
+def test_parts_are_judged_apart_with_the_fewest_first() -> None:
+    parts = settings(r1=True, r2=True, r3=True, r4=True).parts()
+    assert list(parts) == ["r1", "r2", "online", "r1 + r2", "r1 + online", "r2 + online"]
+    assert [(p.r1, p.r2, p.r4) for p in parts.values()] == [
+        (True, False, False),
+        (False, True, False),
+        (False, False, True),
+        (True, True, False),
+        (True, False, True),
+        (False, True, True),
+    ]
+    assert all(p.r3 for p in parts.values()), "R3 changes no output of a block whose layers are rounded"
+    assert settings(r1=True, r4=False).parts() == {}, "the whole is the only part"
+    online = settings(r1=True, online_r1_rotation=True, r2=True, r4=True)
+    assert [(p.r1, p.r2, p.r4) for p in online.parts().values()] == [(False, True, False), (True, False, True)]
+    assert Rotate(settings(r2=True, r4=True, preset="reference")).alternatives() == {}
+
+
+def with_massive_activations() -> Any:
+    """The tiny model with one channel in the MLP of its second block whose values are enormous, as some channels of most models are."""
+    model = tiny.tiny_model()
+    up, down = (model.get_submodule(f"model.layers.1.mlp.{name}") for name in ("up_proj", "down_proj"))
+    with torch.no_grad():
+        up.weight[5] *= 3000
+        down.weight[:, 5] /= 30
+    return model
+
+
+def run_of(preset: str, *algorithms: str, **changes: object) -> Any:
+    config = LLMTemplate.get("llama").get_config("int8", algorithm=["rotation", *algorithms])
+    config.algo_config = [
+        attrs.evolve(a, preset=preset, **changes) if isinstance(a, RotationConfig) else a for a in config.algo_config or []
+    ]
+    return ModelQuantizer(config).quantize_model(with_massive_activations(), DATA)
+
+
+def test_only_the_parts_that_do_good_are_applied_and_kept_in_the_settings(tmp_path: Path) -> None:
+    model = run_of("best", "smoothquant", r2=True, r4=True)
+    found = model.quark_report.validated["rotation"]
+    assert found["applied"]
+    assert set(found["errors"]) == {"r1", "r2", "online", "r1 + r2", "r1 + online", "r2 + online", "all"}
+    chosen = found["chosen"]
+    assert found["errors"][chosen] == found["error_after"] < found["error_before"]
+    assert found["error_after"] <= min(found["errors"].values()) + found["standard_error"]
+    kept = next(a for a in model.quant_config.algo_config if isinstance(a, RotationConfig))
+    names = ["r1", "r2", "online"] if chosen == "all" else chosen.split(" + ")
+    assert (kept.r1, kept.r2, kept.r4) == tuple(name in names for name in ("r1", "r2", "online"))
+    export_safetensors(model, tmp_path / "out")
+    assert torch.equal(logits(import_model_from_safetensors(None, str(tmp_path / "out"), device="cpu")), logits(model))
+
+
+def test_scale_that_has_moved_before_makes_an_online_rotation_better() -> None:
+    """An enormous channel that a rotation spreads over all others is a part of each; SmoothQuant's scale makes it an ordinary one."""
+    exact = logits(with_massive_activations())
+    errors = []
+    for algorithms in ((), ("smoothquant",)):
+        rotated_ = logits(run_of("reference", *algorithms, r1=False, r4=True))
+        errors.append(float((rotated_ - exact).norm() / exact.norm()))
+    assert errors[1] < 0.7 * errors[0]

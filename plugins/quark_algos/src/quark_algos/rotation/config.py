@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from itertools import chain
+from collections.abc import Collection, Iterable
+from itertools import chain, combinations
 from typing import Any, Self
 
 import attrs
@@ -77,7 +77,8 @@ class RotationConfig(AlgoConfig):
         trainable: Learn the rotations; not supported.
         train_smooth: Learn equalization scales as well; not supported.
         smooth_positions: Mappings of ``train_smooth``; not used.
-        preset: ``"best"`` omits rotations that do not reduce the error on held-out tokens; ``"reference"`` applies them and warns.
+        preset: ``"best"`` omits those of R1, R2 and the online rotations that do not reduce the error on held-out tokens; ``"reference"``
+            applies all and warns.
         random: Accepted from configurations before 0.12.
     """
 
@@ -111,8 +112,25 @@ class RotationConfig(AlgoConfig):
 
     def runs_with_model(self) -> bool:
         """Return whether a rotation runs with the model: R3, R4 or R1 online."""
-        named = self.online_config is not None and bool(self.online_config.online_rotation_layers)
-        return bool(self.r3 or self.r4 or (self.r1 and self.online_r1_rotation) or named)
+        return bool(self.r3 or self.r4 or (self.r1 and self.online_r1_rotation) or _names_layers(self.online_config))
+
+    def parts(self) -> dict[str, Self]:
+        """Return settings with a part of the rotations that change the output of blocks, by their names, those with the fewest first.
+
+        R1, R2, and all rotations that run with the model but R3 are judged apart. Empty if there is but one of the three.
+        """
+        runs_with_layers = bool(self.r4 or (self.r1 and self.online_r1_rotation) or _names_layers(self.online_config))
+        folded_r1 = self.r1 and not self.online_r1_rotation
+        present = [name for name, is_on in (("r1", folded_r1), ("r2", self.r2), ("online", runs_with_layers)) if is_on]
+        subsets = chain.from_iterable(combinations(present, count) for count in range(1, len(present)))
+        return {" + ".join(subset): self._only(subset, folded_r1) for subset in subsets}
+
+    def _only(self, names: Collection[str], folded_r1: bool) -> Self:
+        r2 = self.r2 and "r2" in names
+        if "online" in names:
+            return attrs.evolve(self, r1=self.r1 if not folded_r1 else "r1" in names, r2=r2)
+        r1 = folded_r1 and "r1" in names
+        return attrs.evolve(self, r1=r1, r2=r2, r4=False, online_r1_rotation=None, online_config=None)
 
     def refused(self) -> list[str]:
         """Return the names of fields that are set but not supported."""
@@ -165,6 +183,10 @@ class QuaRotConfig(RotationConfig):
     r2: bool = True
     r3: bool = True
     r4: bool = True
+
+
+def _names_layers(online: OnlineRotationConfig | None) -> bool:
+    return online is not None and bool(online.online_rotation_layers)
 
 
 def _residual_stream(facts: Architecture) -> dict[str, list[dict[str, Any]]]:

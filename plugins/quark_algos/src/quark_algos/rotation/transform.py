@@ -36,9 +36,10 @@ class Rotate:
     layers that read the residual stream (``online_r1_rotation``). Source: QuaRot, arXiv 2404.00456; SpinQuant, arXiv 2405.16406.
 
     Whether a rotation reduces the error depends on the format: block formats such as MXFP4 profit from blocks of similar values, which a
-    rotation of the full width mixes. A rotation cannot be undone block by block, so copies of the blocks are rotated first. If that does
-    not reduce the output error on held-out tokens, the preset ``"best"`` omits the rotation and ``"reference"`` applies it; both log the
-    errors. Without calibration data there is no validation, and a warning says so.
+    rotation of the full width mixes. A rotation cannot be undone block by block, so copies of the blocks are rotated first, with R1, R2 and
+    the online rotations in all combinations, and with what follows in the run. The preset ``"best"`` uses the one with the smallest output
+    error on held-out tokens, or none; ``"reference"`` applies all and logs the errors where they do not fall. Without calibration data
+    there is no validation, and a warning says so.
 
     Args:
         settings: A `RotationConfig`.
@@ -58,6 +59,15 @@ class Rotate:
                 f"rotation with {', '.join(refused)} is not offered: rotations here are Hadamard matrices. Leave that out"
             )
         self._settings = settings
+
+    @property
+    def settings(self) -> RotationConfig:
+        """The settings."""
+        return self._settings
+
+    def alternatives(self) -> Mapping[str, Rotate]:
+        """Return rotations with some of R1, R2 and the online ones; none for the preset "reference", which applies all."""
+        return {} if self._settings.preset == "reference" else {name: Rotate(part) for name, part in self._settings.parts().items()}
 
     def resolve_for_model(self, model: nn.Module, plan: QuantPlan) -> ResolvedSettings:
         """Name the layers whose inputs are rotated, and omit R3 where it changes nothing; see `quark.algorithms.ResolvesForModel`."""
@@ -100,8 +110,8 @@ class Rotate:
             "it is applied, since preset='reference' asks for it" if is_accepted else "it is left out; preset='reference' would apply it"
         )
         get_logger(__name__).warning(
-            f"Rotation does not reduce the output error: on {validation.tokens} held-out tokens it makes the error of blocks rounded to "
-            f"nearest {validation.factor:.2f} times as large ({errors}), so {outcome}."
+            f"Rotation does not reduce the output error: on {validation.tokens} held-out tokens it makes the error of quantized blocks "
+            f"{validation.factor:.2f} times as large ({errors}), so {outcome}."
         )
         return is_accepted
 
@@ -165,17 +175,22 @@ class RotationRun:
         if self._r1 is not None:
             facts, stream = (block.architecture, None) if user is None else (user.facts, user.blocks[block.name].resolve(block.module))
             folding.block(block.module, facts, self._r1, stream)
-        metrics = self._rotate_inputs(block)
         if not self._settings.r2:
-            return metrics | {block.name: {"r1": self._settings.r1, "r2": False}}
+            return {block.name: {"r1": self._settings.r1, "r2": False}}
         value = block.architecture.attention_value
         width = None if value is None else int(getattr(block.module.get_submodule(value), "out_features", 0))
         reason = self._rotate_values(block, width)
         metrics_of_block: Metrics = {"r1": self._settings.r1, "r2": reason is None, **({} if reason is None else {"r2_reason": reason})}
-        return metrics | {block.name: metrics_of_block}
+        return {block.name: metrics_of_block}
 
-    def _rotate_inputs(self, block: BlockContext) -> dict[str, Metrics]:
-        """Rotate the inputs of the block's layers (R4, R1 online); return the rotation size by full name of the layer."""
+    @torch.no_grad()
+    def finish(self, block: BlockContext) -> Mapping[str, Metrics]:
+        """Rotate the inputs of the block's layers (R4, R1 online); return the rotation size by full name of the layer.
+
+        Equalization has moved scale into these layers by then. A single channel of enormous values would dominate all channels of a rotated
+        input: SmoothQuant's scale ``(max|x| / max|w|)^½`` about minimizes the product of the norms of the input and of the weight, which is
+        what counts once both are rotated.
+        """
         prefix = f"{block.name}." if block.name else ""
         inside = {name: rotation for name, rotation in self._online.items() if name.startswith(prefix)}
         for name, rotation in inside.items():
