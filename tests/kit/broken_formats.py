@@ -12,9 +12,7 @@ from torch import Tensor
 from quark.config.enums import RoundType
 from quark.config.layer import TensorSpec
 from quark.config.tensor import QTensorConfig
-from quark.quantizers import Granularity, NumberFormat, Packing, QParams, Spacing, TensorQuantizer
-from quark.quantizers.build import level_quantizer
-from quark.quantizers.single_level import SingleLevelQuantizer
+from quark.quantizers import Granularity, NumberFormat, Packing, QParams, Spacing
 
 _SMALLEST = float(torch.finfo(torch.float32).tiny)
 
@@ -391,16 +389,3 @@ class LeavesColumns(Plain):
 
     def round_(self, t: Tensor, zero: Tensor | None = None) -> Tensor:
         return super().round_(t, zero) if t.ndim > 1 else t
-
-
-class WritesItsSource(SingleLevelQuantizer):
-    """A quantizer that clips the tensor it is given."""
-
-    def round_to_nearest(self, x: Tensor, *, out: Tensor | None = None) -> tuple[Tensor, QParams]:
-        return super().round_to_nearest(x.clamp_(-1, 1), out=out)
-
-
-class OwnQuantizer(Plain):
-    def quantizer(self, levels: tuple[QTensorConfig, ...], *, activation: bool) -> TensorQuantizer | None:
-        usual = level_quantizer(levels[0], activation=activation)
-        return WritesItsSource(usual.spec, usual.granularity, usual.format, usual.observer_class)

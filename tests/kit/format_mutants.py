@@ -10,7 +10,7 @@ from quark.lazy import ObjectRef
 from quark.plugins import FormatRecord
 from quark.quantizers import NumberFormat, Packing
 
-from . import broken_formats
+from . import broken_formats, broken_quantizers
 from .mutant import Mutant
 
 __all__ = ["HEALTHY", "MUTANTS"]
@@ -100,7 +100,7 @@ MUTANTS = (
     mutant("simulates_what_it_exports", "stores scales with fewer bits", with_packing(broken_formats.PacksElse())),
     mutant("knows_which_codes_survive", "has a spacing, and shrinks what it rounds", broken_formats.Creeps()),
     mutant("serves_a_vector", "reads vectors backwards", with_packing(broken_formats.BreaksVectors())),
-    mutant("does_not_change_the_tensor", "clips the tensor in place", broken_formats.OwnQuantizer()),
+    mutant("does_not_change_the_tensor", "clips the tensor in place", broken_quantizers.OwnQuantizer()),
     mutant("serves_hard_tensors", "has no 0", broken_formats.NoZero()),
     mutant("keeps_broken_values_visible", "makes numbers of NaN and infinity", broken_formats.HidesInf()),
     mutant("serves_empty_tensors", "wants at least one row", broken_formats.RefusesEmpty()),
