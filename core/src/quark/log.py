@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
@@ -68,16 +69,39 @@ def beside_a_bar(write: Callable[[str], object], shown: str) -> Iterator[None]:
         handler.write = _to_stderr
 
 
+class _Silence:
+    """How many threads want no warnings, and the level of the log before the first of them did."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._threads = 0
+        self._level = logging.NOTSET
+
+    def begin(self) -> None:
+        with self._lock:
+            if self._threads == 0:
+                self._level = get_logger().level
+                get_logger().setLevel(logging.ERROR)
+            self._threads += 1
+
+    def end(self) -> None:
+        with self._lock:
+            self._threads -= 1
+            if self._threads == 0:
+                get_logger().setLevel(self._level)
+
+
+_silence = _Silence()
+
+
 @contextmanager
 def silenced() -> Iterator[None]:
-    """Log no warnings while something is tried that may be done again, with the same warnings then."""
-    root = get_logger()
-    level = root.level
-    root.setLevel(logging.ERROR)
+    """Log no warnings while something is tried that may be done again, with the same warnings then; in several threads at once too."""
+    _silence.begin()
     try:
         yield
     finally:
-        root.setLevel(level)
+        _silence.end()
 
 
 def _own_handler(root: logging.Logger) -> _StderrUnlessConfigured | None:
