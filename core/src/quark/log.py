@@ -70,18 +70,18 @@ def beside_a_bar(write: Callable[[str], object], shown: str) -> Iterator[None]:
 
 
 class _Silence:
-    """How many threads want no warnings, and the level of the log before the first of them did."""
+    """How many, in whatever threads, want no warnings, and the level of the log before the first of them did."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._threads = 0
         self._level = logging.NOTSET
 
-    def begin(self) -> None:
+    def begin(self, level: int) -> None:
         with self._lock:
             if self._threads == 0:
                 self._level = get_logger().level
-                get_logger().setLevel(logging.ERROR)
+                get_logger().setLevel(level)
             self._threads += 1
 
     def end(self) -> None:
@@ -95,9 +95,12 @@ _silence = _Silence()
 
 
 @contextmanager
-def silenced() -> Iterator[None]:
-    """Log no warnings while something is tried that may be done again, with the same warnings then; in several threads at once too."""
-    _silence.begin()
+def silenced(level: int = logging.ERROR) -> Iterator[None]:
+    """Log nothing below ``level`` while something is tried that may be done again, with the same warnings then.
+
+    In several threads at once, or inside each other, the level of the first one counts until the last one ends.
+    """
+    _silence.begin(level)
     try:
         yield
     finally:

@@ -6,8 +6,7 @@ import copy
 import logging
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from quark.calibration.batches import Call
 from quark.checkpoint.content import CheckpointContent
 from quark.checkpoint.exporter import Exporter, ExportOptions, StreamingExporter
 from quark.errors import QuarkError
-from quark.log import get_logger
+from quark.log import get_logger, silenced
 from quark.planning.decoder_blocks import Block, decoder_blocks
 from quark.runs.run import Run, StartedRun, plan_run
 from quark.runs.sink import CheckpointSink, InPlaceSink
@@ -75,7 +74,7 @@ def measured_block(
         return None
     length = min(max(length, _SHORTEST), _LONGEST)
     try:
-        with _silently():
+        with silenced(logging.CRITICAL + 1):  # what they log is not of the model that is planned
             small = _of_one_block(model, blocks[0], device)
             if small is None:
                 return None
@@ -144,15 +143,3 @@ def _streamed(started: StartedRun, exporter: StreamingExporter, options: ExportO
         exporter.stream(content, quantized_skeleton(started.model, started.plan), Path(directory), options) as stream,
     ):
         started.quantize(CheckpointSink(started.model, stream))
-
-
-@contextmanager
-def _silently() -> Iterator[None]:
-    """Keep what the small runs log to themselves: it is not of the model that is planned."""
-    logger = get_logger()
-    level = logger.level
-    logger.setLevel(logging.CRITICAL + 1)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from torch import Tensor
@@ -26,15 +26,12 @@ def accelerator() -> Iterator[SimulatedDevice]:
     Raises:
         NotApplicableError: This process has another device in its place.
     """
-    try:
-        entered = simulated_device()
-        device = entered.__enter__()
-    except UnsupportedError as error:
-        raise NotApplicableError(str(error)) from None
-    try:
+    with ExitStack() as stack:
+        try:
+            device = stack.enter_context(simulated_device())
+        except UnsupportedError as error:
+            raise NotApplicableError(str(error)) from None
         yield device
-    finally:
-        entered.__exit__(None, None, None)
 
 
 def require_run_on_accelerator(scheme: str, *settings: AlgoConfig) -> None:
