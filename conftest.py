@@ -1,6 +1,7 @@
 """What holds for every test of the repository."""
 
 import importlib.util
+import os
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -13,6 +14,25 @@ from hypothesis import settings
 # How long an example takes says more about the machine than about the law it is an example of.
 settings.register_profile("quark", deadline=None)
 settings.load_profile("quark")
+
+
+OTHER_CPU = Path(__file__).parent / "tests" / "kit" / "other_cpu"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add ``--other-cpu``: torch computes products, factorizations and sums in another order, here and in processes that tests start."""
+    parser.addoption("--other-cpu", action="store_true", help="sum in another order, as the libraries of another CPU do")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Replace the kernels of torch where ``--other-cpu`` is given."""
+    if config.getoption("--other-cpu"):
+        sys.path.insert(0, str(OTHER_CPU))
+        others = [path for path in [os.environ.get("PYTHONPATH")] if path]
+        os.environ["PYTHONPATH"] = os.pathsep.join([str(OTHER_CPU), *others])  # for processes that tests start
+        from other_cpu_kernels import install
+
+        install()
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:

@@ -34,6 +34,8 @@ ALGORITHMS: dict[str, tuple[str, ...]] = {
     "autoround": ("autoround",),
     "awq+gptq": ("awq", "gptq"),
 }
+SOLVED = ("gptaq", "qronos")
+"""Algorithms that solve systems with the factor of the Hessian: on CPUs it comes from panels, else from LAPACK, and lies otherwise in memory."""
 QUICK = {("rtn", "mx6"), ("gptq", "int8"), ("gptq", "nvfp4"), ("awq", "int8"), ("rotation", "mxfp4"), ("awq+gptq", "uint4_wo_32")} | {
     (algorithm, "int4_wo_32") for algorithm in ("gptaq", "qronos", "smoothquant", "autosmoothquant", "gptq+tuning", "autoround")
 }
@@ -119,10 +121,26 @@ def pairs() -> list[Any]:
     return [pytest.param(a, s, marks=() if (a, s) in QUICK else (pytest.mark.slow,)) for a, s in every]
 
 
+def assert_as_good_on_device(model: Any, plan: QConfig, data: list[Tensor]) -> None:
+    """The run on the device makes the error of that on the CPU, and for the most part the same error.
+
+    The last bit of a sum decides a tie, and what is rounded behind it follows. Of two roundings that had nothing in common, one would differ
+    from the other by twice the mean square error of each.
+    """
+    expected = quantized(model, plan, data)
+    with simulated_device():
+        found = quantized(copy.deepcopy(model).to(NAME), plan, data)
+    floats, *rounded = (logits(each, tokens(seed=1)) for each in (model, expected, found))
+    errors = [float((each - floats).square().mean()) for each in rounded]
+    assert errors[1] == pytest.approx(errors[0], rel=0.05)
+    assert float((rounded[1] - rounded[0]).square().mean()) < errors[0] / 4
+
+
 @pytest.mark.parametrize(("algorithm", "scheme"), pairs())
 def test_a_model_on_the_device_is_quantized_as_on_the_cpu(algorithm: str, scheme: str) -> None:
     model = llama(128 if "128" in scheme else 64)
-    assert_same_on_device(model, config(model, scheme, ALGORITHMS[algorithm]), tokens())
+    check = assert_as_good_on_device if algorithm in SOLVED else assert_same_on_device
+    check(model, config(model, scheme, ALGORITHMS[algorithm]), tokens())
 
 
 @pytest.mark.parametrize("algorithm", ["gptq", "awq", "rotation"])
@@ -147,14 +165,9 @@ def test_so_is_one_with_padding_and_one_that_is_passed_twice() -> None:
 
 def test_so_is_one_in_16_bits_up_to_the_precision_of_its_products() -> None:
     """Statistics of 16-bit inputs are sums of exact products there, in another order."""
-    model, data = llama().to(torch.bfloat16), tokens()
-    plan = config(model, "int4_wo_32", ["gptq"])
-    expected = quantized(model, plan, data)
-    with simulated_device():
-        found = quantized(copy.deepcopy(model).to(NAME), plan, data)
-    floats = logits(model, tokens(seed=1))
-    errors = [float((logits(each, tokens(seed=1)) - floats).square().mean()) for each in (expected, found)]
-    assert errors[1] == pytest.approx(errors[0], rel=0.05)
+    model = llama().to(torch.bfloat16)
+    plan, data = config(model, "int4_wo_32", ["gptq"]), tokens()
+    assert_as_good_on_device(model, plan, data)
 
 
 def saved(model: Any, directory: Path) -> Path:

@@ -17,6 +17,7 @@ import pytest
 from quark.checkpoint.atomic_directory import JOURNAL, Leftover, building, finished_blocks, refuse_unfinished_run
 from quark.checkpoint.destination import refuse_used_directory
 from quark.errors import OutputError, ResumeError
+from quark.interrupts import termination_unwinds, uninterrupted
 
 
 def test_a_complete_export_is_renamed_into_place(tmp_path: Path) -> None:
@@ -68,6 +69,15 @@ def test_a_file_in_the_way_is_refused(tmp_path: Path) -> None:
         refuse_used_directory(tmp_path / "out")
 
 
+@pytest.fixture
+def ctrl_c() -> Iterator[None]:
+    """SIGINT raises KeyboardInterrupt, also where the shell that started the tests ignores it, as it does for jobs in the background."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("ctrl_c")
 def test_a_second_interrupt_comes_when_the_first_has_been_cleaned_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*arguments: Any, **options: Any) -> None:
         signal.raise_signal(signal.SIGINT)
@@ -81,11 +91,26 @@ def test_a_second_interrupt_comes_when_the_first_has_been_cleaned_up(tmp_path: P
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+@pytest.mark.usefixtures("ctrl_c")
+def test_an_interrupt_that_is_ignored_stays_ignored(tmp_path: Path) -> None:
+    """A shell starts jobs of the background so: whoever presses Ctrl-C means another program."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with termination_unwinds(), building(tmp_path / "out") as directory:
+        signal.raise_signal(signal.SIGINT)
+        with uninterrupted():
+            signal.raise_signal(signal.SIGINT)
+        (directory / "a").write_text("x")
+    assert (tmp_path / "out" / "a").is_file()
+    assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+
+
 BUILDER = """
-import sys, time
+import signal, sys, time
 from pathlib import Path
 from quark.cli import main
 from quark.checkpoint.atomic_directory import JOURNAL, Leftover, building, finished_blocks, refuse_unfinished_run
+
+signal.signal(signal.SIGINT, signal.default_int_handler)  # whatever the shell that started the tests does with it
 
 def build():
     with building(Path(sys.argv[1])) as directory:

@@ -29,6 +29,10 @@ from quark.torch import ModelQuantizer, export_safetensors, import_model_from_sa
 _SIZES = (32, 48, 3, 1, 1)
 """Values of the first arguments of a class: two sizes that differ, a kernel size, and more."""
 _TOLERANCE = 1e-12
+"""Of outputs in float64 that are computed in two orders: 2 K u times the sum of magnitudes of the products, for K = 48 inputs and a sum of 100.
+Another allocation or other strides are another order: bits of products say nothing about a layer."""
+_SINGLE = 2.0**-15
+"""Relative error in norm of an output in float32 that is computed in another order: 2 K u = 2^-17, times 4 as the products cancel in part."""
 _QUANTIZED = 0.1
 """Relative error of an output with 8-bit tensors that would be far too large."""
 
@@ -131,6 +135,11 @@ def _close(one: Tensor, other: Tensor) -> bool:
     return one.shape == other.shape and torch.allclose(one, other, rtol=_TOLERANCE, atol=_TOLERANCE)
 
 
+def _differ(one: Tensor, other: Tensor) -> Tensor:
+    """Where two outputs in float64 differ by more than the order of their sums explains."""
+    return ~torch.isclose(one, other, rtol=_TOLERANCE, atol=_TOLERANCE)
+
+
 def _output(layer: nn.Module, x: Tensor) -> Tensor:
     with torch.no_grad():
         y: Tensor = layer(x)
@@ -218,7 +227,7 @@ def has_the_layout_it_says(subject: Subject) -> None:
     require(tuple(quantized.weight.shape[::-1]) == expected, f"has a weight {list(quantized.weight.shape)} for {expected[0]} inputs")
     before = _output(quantized, x)
     quantized.weight = nn.Parameter(torch.cat([quantized.weight[:1] + 1, quantized.weight[1:]]), requires_grad=False)
-    changed = (_output(quantized, x) != before).flatten(0, -2).any(0)
+    changed = _differ(_output(quantized, x), before).flatten(0, -2).any(0)
     require(
         bool(changed[0]) and not bool(changed[1:].any()), "has a weight of which a row is not that of one output: rounding takes it for one"
     )
@@ -237,7 +246,7 @@ def has_a_scale_for_each_output(subject: Subject) -> None:
             before, after = (_outputs(quantized, values, x) for values in (before, after))
         count, scales = before.shape[0], quantized.weight_quantizer.scale.numel()
         require(scales == count, f"has {scales} scales where {count} are wanted")
-        changed = (before != after).any(1)
+        changed = _differ(before, after).any(1)
         require(bool(changed[1]) and int(changed.sum()) == 1, "has scales of channels of its weight that are not those of its outputs")
 
 
@@ -288,7 +297,7 @@ def applies_its_quantizers(subject: Subject) -> None:
 
 @check("layer_type")
 def is_quantized_exported_and_loaded(subject: Subject) -> None:
-    """In a model, its weight is rounded, its output stays near, and after export and loading it is the same to the bit."""
+    """In a model, its weight is rounded, its output stays near, and after export and loading it computes the same."""
     if _record(subject).quantized is None:
         raise NotApplicableError("layers of this type stay float")
     model, x = _Small(_float_layer(subject)), _input(_float_layer(subject))
@@ -303,4 +312,5 @@ def is_quantized_exported_and_loaded(subject: Subject) -> None:
         require(error < _QUANTIZED, f"changes its output by {error:.0%} with an 8-bit weight")
         export_safetensors(quantized, Path(directory) / "out")
         loaded = import_model_from_safetensors(_Small(_float_layer(subject)), Path(directory) / "out", device="cpu")
-        require(torch.equal(_output(loaded, x), after), "gives another output once it is exported and loaded")
+        again = float((_output(loaded, x) - after).norm() / after.norm())
+        require(again <= _SINGLE, "gives another output once it is exported and loaded")

@@ -1,0 +1,357 @@
+"""Kernels of torch that compute products, factorizations and sums in another order, as the libraries of another CPU would.
+
+`install` replaces the kernels for CPUs of this process, in all its threads and whatever it forks; what torch composes of them (``matmul``,
+``linear``, ``einsum``, losses, gradients) follows. Each result is as exact as that of the kernel that it replaces: sums are in the same
+precision, and rounded once; integers, and what is exact, stay the same to the bit.
+
+A sum is split in two at a place that depends on its length, and on shapes, strides and alignment of what is summed. The same
+call with the same data gives the same bits, as on a real CPU; the same numbers in a transposed or an unaligned copy, in a larger batch or
+with more rows need not, as on a real CPU.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+__all__ = ["install"]
+
+_NARROW = (torch.bfloat16, torch.float16)
+_FLOATS = (*_NARROW, torch.float32, torch.float64)
+_ALIGNED = 64
+"""Bytes of a vector register, and of a line of the cache: what lies at multiples of it is read by another loop than what does not."""
+_ORIGINAL: dict[str, Any] = {}
+_KEYS = torch._C.DispatchKeySet(torch._C.DispatchKey.CPU)
+_installed: list[torch.library.Library] = []
+
+
+def install() -> None:
+    """Replace the kernels, once in a process."""
+    if _installed:
+        return
+    library = torch.library.Library("aten", "IMPL")
+    _installed.append(library)  # it takes its kernels with it
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # torch warns of replaced kernels
+        for name, kernel in _KERNELS.items():
+            _ORIGINAL[name] = torch.library.get_kernel(f"aten::{name}", "CPU")
+            library.impl(name, _guarded(kernel, name), "CPU")
+
+
+def _guarded(kernel: Callable[..., Any], name: str) -> Callable[..., Any]:
+    """A kernel that no mode of torch sees the inside of, and that leaves all but floating point to the original."""
+
+    def guarded(*args: Any, **kwargs: Any) -> Any:
+        with torch._C.DisableTorchFunction():
+            floats = args[0].dtype in _FLOATS and not any(isinstance(x, Tensor) and x.dtype not in _FLOATS for x in kwargs.values())
+            return kernel(*args, **kwargs) if floats else _original(name, *args, **kwargs)
+
+    return guarded
+
+
+def _original(name: str, *args: Any, **kwargs: Any) -> Any:
+    return _ORIGINAL[name].call_boxed(_KEYS, *args, **kwargs)
+
+
+def _split(length: int, *tensors: Tensor) -> int:
+    """Where a sum of ``length`` terms is split: within its second third, by how the tensors lie in memory."""
+    laid_out = [(tuple(x.shape), tuple(x.stride()), x.data_ptr() % _ALIGNED) for x in tensors]
+    third = max(length // 3, 1)
+    return third + hash((length, *laid_out)) % third if length > 3 else length // 2
+
+
+def _wide(x: Tensor) -> Tensor:
+    return x.float() if x.dtype in _NARROW else x
+
+
+def _into(out: Tensor, values: Tensor) -> Tensor:
+    if out.shape != values.shape:
+        out.resize_(values.shape)
+    return out.copy_(values)
+
+
+# Products
+
+
+def _product(a: Tensor, b: Tensor, name: str) -> Tensor:
+    """``a b`` in the precision of its sums, by the kernel ``mm`` or ``bmm``; K in two parts."""
+    k = a.shape[-1]
+    if k < 2 or a.dtype is not b.dtype:
+        return _original(name, _wide(a), _wide(b))
+    cut, wa, wb = _split(k, a, b), _wide(a), _wide(b)
+    product = _original(name, wa.narrow(-1, cut, k - cut), wb.narrow(-2, cut, k - cut))
+    return product.add_(_original(name, wa.narrow(-1, 0, cut), wb.narrow(-2, 0, cut)))
+
+
+def _mm(a: Tensor, b: Tensor) -> Tensor:
+    return _checked("mm", a, b) if _unusual(a, b, 2) else _product(a, b, "mm").to(a.dtype)
+
+
+def _bmm(a: Tensor, b: Tensor) -> Tensor:
+    return _checked("bmm", a, b) if _unusual(a, b, 3) else _product(a, b, "bmm").to(a.dtype)
+
+
+def _unusual(a: Tensor, b: Tensor, dim: int) -> bool:
+    """Whether the original has to say what is wrong with the operands."""
+    return not (a.dim() == b.dim() == dim and a.dtype is b.dtype and a.shape[-1] == b.shape[-2])
+
+
+def _checked(name: str, *args: Any, **kwargs: Any) -> Any:
+    return _original(name, *args, **kwargs)
+
+
+def _added(name: str) -> Callable[..., Tensor]:
+    """``beta self + alpha a b`` for the kernel ``mm`` or ``bmm``."""
+    own, dim = ("addmm", 2) if name == "mm" else ("baddbmm", 3)
+
+    def added(x: Tensor, a: Tensor, b: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+        if _unusual(a, b, dim) or x.dtype is not a.dtype:
+            return _checked(own, x, a, b, beta=beta, alpha=alpha)
+        product = _product(a, b, name).mul_(alpha)
+        return (product if beta == 0 else product.add_(_wide(x), alpha=beta)).to(a.dtype)
+
+    return added
+
+
+def _mv(a: Tensor, x: Tensor) -> Tensor:
+    if a.dim() != 2 or x.dim() != 1:
+        return _checked("mv", a, x)
+    return _mm(a, x.unsqueeze(1)).squeeze(1).clone()
+
+
+def _addmv(y: Tensor, a: Tensor, x: Tensor, *, beta: float = 1, alpha: float = 1) -> Tensor:
+    if a.dim() != 2 or x.dim() != 1 or y.dtype is not a.dtype:
+        return _checked("addmv", y, a, x, beta=beta, alpha=alpha)
+    return _added("mm")(y.reshape(-1, 1) if y.dim() else y, a, x.unsqueeze(1), beta=beta, alpha=alpha).squeeze(1).clone()
+
+
+def _dot(a: Tensor, b: Tensor) -> Tensor:
+    if a.dim() != 1 or a.shape != b.shape or a.dtype is not b.dtype:
+        return _checked("dot", a, b)
+    return _mm(a.unsqueeze(0), b.unsqueeze(1)).view(())
+
+
+def _convolution(
+    x: Tensor, weight: Tensor, bias: Tensor | None, stride: Any, padding: Any, dilation: Any, transposed: bool, output: Any, groups: int
+) -> Tensor:
+    rest = (stride, padding, dilation, transposed, output, groups)
+    made: Tensor = _original("convolution", x, weight, bias, *rest)
+    channels = weight.shape[0] if transposed else weight.shape[1]
+    if groups > 1 or channels < 2 or x.dim() != weight.dim() or x.dtype is not weight.dtype:
+        return made
+    cut, axis, wx, ww = _split(channels, x, weight), 0 if transposed else 1, _wide(x), _wide(weight)
+    parts = [
+        _original("convolution", wx.narrow(1, start, size), ww.narrow(axis, start, size), None, *rest)
+        for start, size in ((cut, channels - cut), (0, cut))
+    ]
+    values = parts[0].add_(parts[1])
+    return made.copy_(values if bias is None else values.add_(_wide(bias).view(-1, *[1] * (x.dim() - 2))))
+
+
+def _attention(
+    q: Tensor, k: Tensor, v: Tensor, dropout: float = 0.0, is_causal: bool = False, *, attn_mask: Any = None, scale: Any = None
+) -> Any:
+    """Attention over keys and values in reversed order."""
+    if is_causal:
+        allowed = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool).tril_()
+        attn_mask = torch.zeros(allowed.shape, dtype=q.dtype).masked_fill_(~allowed, -math.inf)
+    turned = attn_mask if attn_mask is None or attn_mask.shape[-1] == 1 else attn_mask.flip(-1)
+    return _original("_scaled_dot_product_flash_attention_for_cpu", q, k.flip(-2), v.flip(-2), dropout, False, attn_mask=turned, scale=scale)
+
+
+# Sums
+
+
+def _total(x: Tensor, dims: Sequence[int]) -> Tensor:
+    """The sum over some dimensions in the precision of ``x``, which keeps them: the longest in two parts."""
+    longest = max(dims, key=lambda dim: x.shape[dim])
+    length = x.shape[longest]
+    if length < 2:
+        return _original("sum.dim_IntList", x, list(dims), True)
+    cut = _split(length, x)
+    parts = [_original("sum.dim_IntList", x.narrow(longest, start, size), list(dims), True) for start, size in ((cut, length - cut), (0, cut))]
+    return parts[0].add_(parts[1])
+
+
+def _dims(x: Tensor, dim: Sequence[int] | None) -> list[int]:
+    return [d % x.dim() for d in dim] if dim else list(range(x.dim()))
+
+
+def _reduced(name: str, of: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """A reduction: what the original returns, with values that are made of sums in another order; ``of`` returns them, dimensions kept."""
+
+    def reduced(x: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        made: Tensor = _original(name, x, *args, **kwargs)
+        if x.dim() == 0 or x.numel() == 0 or made.dtype not in _FLOATS:
+            return made
+        wide = x.to(made.dtype) if made.dtype is torch.float64 else _wide(x)
+        values = of(wide, *args, **{key: value for key, value in kwargs.items() if key not in ("dtype", "out")})
+        return made if values is None else made.copy_(values.view(made.shape))
+
+    return reduced
+
+
+def _sum(x: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
+    return _total(x, _dims(x, dim))
+
+
+def _mean(x: Tensor, dim: Any = None, keepdim: bool = False) -> Tensor:
+    dims = _dims(x, dim)
+    return _total(x, dims).div_(math.prod(x.shape[d] for d in dims))
+
+
+def _vector_norm(x: Tensor, ord: float = 2, dim: Any = None, keepdim: bool = False) -> Tensor | None:  # noqa: A002  (torch's name)
+    return _total(x.square(), _dims(x, dim)).sqrt_() if ord == 2 else None
+
+
+def _variance(x: Tensor, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> Tensor:
+    dims = _dims(x, dim)
+    count, lost = math.prod(x.shape[d] for d in dims), 1 if correction is None else correction
+    return _total((x - _mean(x, dims)).square_(), dims).div_(max(count - lost, 0))
+
+
+def _deviation(x: Tensor, dim: Any = None, *, correction: Any = None, keepdim: bool = False) -> Tensor:
+    return _variance(x, dim, correction=correction).sqrt_()
+
+
+def _softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    made: Tensor = _original("_softmax", x, dim, half_to_float)
+    if x.dim() == 0 or x.numel() == 0:
+        return made
+    powers = (_wide(x) - _wide(x).amax(dim, keepdim=True)).exp_()
+    return made.copy_(powers.div_(_total(powers, [dim % x.dim()])))
+
+
+def _log_softmax(x: Tensor, dim: int, half_to_float: bool) -> Tensor:
+    made: Tensor = _original("_log_softmax", x, dim, half_to_float)
+    if x.dim() == 0 or x.numel() == 0:
+        return made
+    shifted = _wide(x) - _wide(x).amax(dim, keepdim=True)
+    return made.copy_(shifted.sub_(_total(shifted.exp(), [dim % x.dim()]).log_()))
+
+
+def _layer_norm(x: Tensor, shape: Sequence[int], weight: Tensor | None, bias: Tensor | None, eps: float) -> tuple[Tensor, Tensor, Tensor]:
+    made = _original("native_layer_norm", x, shape, weight, bias, eps)
+    wide, dims = _wide(x), list(range(x.dim() - len(shape), x.dim()))
+    mean = _mean(wide, dims)
+    rstd = _variance(wide, dims, correction=0).add_(eps).rsqrt_()
+    values = (wide - mean).mul_(rstd)
+    values = values if weight is None else values.mul_(weight)
+    return made[0].copy_(values if bias is None else values.add_(bias)), made[1].copy_(mean), made[2].copy_(rstd)
+
+
+# Factorizations
+
+
+def _cholesky(h: Tensor, *, upper: bool = False, check_errors: bool = False) -> tuple[Tensor, Tensor]:
+    """L of two blocks of columns."""
+    made, info = _original("linalg_cholesky_ex", h, upper=upper, check_errors=check_errors)
+    n = h.shape[-1]
+    if n < 2 or bool(info.any()):
+        return made, info
+    cut, lower = _split(n, h), torch.zeros_like(h)
+    source = h.mT if upper else h
+    first, failed = _original("linalg_cholesky_ex", source[..., :cut, :cut])
+    below = _original("linalg_solve_triangular", first, source[..., cut:, :cut].mT, upper=False).mT
+    last, also_failed = _original("linalg_cholesky_ex", source[..., cut:, cut:] - torch.matmul(below, below.mT))
+    if bool(failed.any()) or bool(also_failed.any()):
+        return made, info
+    lower[..., :cut, :cut], lower[..., cut:, :cut], lower[..., cut:, cut:] = first, below, last
+    return made.copy_(lower.mT if upper else lower), info
+
+
+def _solve_triangular(a: Tensor, b: Tensor, *, upper: bool, left: bool = True, unitriangular: bool = False) -> Tensor:
+    """The solution in two blocks of unknowns."""
+    named = {"upper": upper, "unitriangular": unitriangular}
+    made: Tensor = _original("linalg_solve_triangular", a, b, left=left, **named)
+    n = a.shape[-1]
+    if n < 2 or a.shape[:-2] != b.shape[:-2]:
+        return made
+    if not left:  # X A = B is Aᵀ Xᵀ = Bᵀ
+        a, b, named["upper"] = a.mT, b.mT, not upper
+    cut, solution = _split(n, a, b), torch.empty_like(b)
+    ranges = [slice(0, cut), slice(cut, n)]
+    if named["upper"]:
+        ranges.reverse()
+    one, other = ranges
+    solution[..., one, :] = _original("linalg_solve_triangular", a[..., one, one], b[..., one, :], **named)
+    right = b[..., other, :] - torch.matmul(a[..., other, one], solution[..., one, :])
+    solution[..., other, :] = _original("linalg_solve_triangular", a[..., other, other], right, **named)
+    return made.copy_(solution if left else solution.mT)
+
+
+def _cholesky_solve(b: Tensor, factor: Tensor, upper: bool) -> Tensor:
+    made: Tensor = _original("_cholesky_solve_helper", b, factor, upper)
+    lower = factor.mT if upper else factor
+    return made.copy_(_solve_triangular(lower.mT, _solve_triangular(lower, b, upper=False), upper=True))
+
+
+def _cholesky_inverse(factor: Tensor, upper: bool = False) -> Tensor:
+    made: Tensor = _original("cholesky_inverse", factor, upper)
+    lower = factor.mT if upper else factor
+    inverse = _solve_triangular(lower, torch.eye(factor.shape[-1], dtype=factor.dtype).expand(lower.shape), upper=False)
+    return made.copy_(torch.matmul(inverse.mT, inverse))
+
+
+def _eigh(h: Tensor, UPLO: str = "L", compute_v: bool = True) -> tuple[Tensor, Tensor]:  # noqa: N803  (torch's name)
+    """Eigenvalues and vectors of the matrix with rows and columns reversed: signs of vectors may be others."""
+    values, vectors = _original("_linalg_eigh", h, UPLO, compute_v)
+    own, reversed_vectors = _original("_linalg_eigh", h.flip(-2, -1), "U" if UPLO == "L" else "L", compute_v)
+    return values.copy_(own), vectors.copy_(reversed_vectors.flip(-2)) if compute_v else vectors
+
+
+def _qr(a: Tensor, mode: str = "reduced") -> tuple[Tensor, Tensor]:
+    q, r = _original("linalg_qr", a, mode)
+    other_q, other_r = _original("linalg_qr", a.double(), mode)
+    return q.copy_(other_q), r.copy_(other_r)
+
+
+def _with_out(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return lambda *args, out, **kwargs: _into(out, kernel(*args, **kwargs))
+
+
+def _in_place(kernel: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    return lambda x, *args, **kwargs: x.copy_(kernel(x, *args, **kwargs))
+
+
+_KERNELS: dict[str, Callable[..., Any]] = {
+    "mm": _mm,
+    "mm.out": _with_out(_mm),
+    "bmm": _bmm,
+    "bmm.out": _with_out(_bmm),
+    "addmm": _added("mm"),
+    "addmm.out": _with_out(_added("mm")),
+    "addmm_": _in_place(_added("mm")),
+    "baddbmm": _added("bmm"),
+    "baddbmm.out": _with_out(_added("bmm")),
+    "baddbmm_": _in_place(_added("bmm")),
+    "mv": _mv,
+    "mv.out": _with_out(_mv),
+    "addmv": _addmv,
+    "addmv.out": _with_out(_addmv),
+    "addmv_": _in_place(_addmv),
+    "dot": _dot,
+    "convolution": _convolution,
+    "_scaled_dot_product_flash_attention_for_cpu": _attention,
+    "sum.dim_IntList": _reduced("sum.dim_IntList", _sum),
+    "sum.IntList_out": _reduced("sum.IntList_out", _sum),
+    "mean.dim": _reduced("mean.dim", _mean),
+    "mean.out": _reduced("mean.out", _mean),
+    "linalg_vector_norm": _reduced("linalg_vector_norm", _vector_norm),
+    "var.correction": _reduced("var.correction", _variance),
+    "std.correction": _reduced("std.correction", _deviation),
+    "_softmax": _softmax,
+    "_log_softmax": _log_softmax,
+    "native_layer_norm": _layer_norm,
+    "linalg_cholesky_ex": _cholesky,
+    "linalg_solve_triangular": _solve_triangular,
+    "_cholesky_solve_helper": _cholesky_solve,
+    "cholesky_inverse": _cholesky_inverse,
+    "_linalg_eigh": _eigh,
+    "linalg_qr": _qr,
+}
