@@ -39,6 +39,10 @@ class TestPowers(FormatConformance):
     subject = "third_powers"
 
 
+class TestTernary(FormatConformance):
+    subject = "third_ternary"
+
+
 class TestRowScaled(FormatConformance):
     subject = "third_row_scaled"
 
@@ -49,6 +53,10 @@ class TestStrided(FormatConformance):
 
 class TestPowersScheme(SchemeConformance):
     subject = "third_powers_g32"
+
+
+class TestTernaryScheme(SchemeConformance):
+    subject = "third_ternary_g32"
 
 
 class TestRowsScheme(SchemeConformance):

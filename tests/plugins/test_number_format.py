@@ -1,4 +1,4 @@
-"""A number format of four methods is planned, rounded by GPTQ, stored and read back."""
+"""Number formats of four methods are planned, rounded by every algorithm, stored and read back."""
 
 from __future__ import annotations
 
@@ -7,12 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 
+from quark.plugins import algorithms
 from quark.quantizers import number_format, quantizer_for
 from quark.testing.tiny import calibration_batches, tiny_model
 from quark.torch import LLMTemplate, ModelQuantizer, export_safetensors, import_model_from_safetensors
 
 pytestmark = pytest.mark.usefixtures("third_party")
 SCHEME = "third_powers_g32"
+TERNARY = "third_ternary_g32"
+ALGORITHMS = algorithms().names()
 METHODS = {"max_magnitude", "round_", "encode", "decode"}
 
 
@@ -27,9 +30,9 @@ def test_values_are_the_nearest_and_halfway_the_even_code() -> None:
     assert values[-1].isnan()
 
 
-@pytest.mark.parametrize("algorithm", [None, "gptq"])
-def test_a_model_is_exported_and_reads_back_to_the_bit(algorithm: str | None, tmp_path: Path) -> None:
-    config = LLMTemplate.get("llama").get_config(scheme=SCHEME, algorithm=algorithm)
+@pytest.mark.parametrize(("scheme", "algorithm"), [(SCHEME, None), (SCHEME, "gptq"), (TERNARY, None), *((TERNARY, a) for a in ALGORITHMS)])
+def test_a_model_is_exported_and_reads_back_to_the_bit(scheme: str, algorithm: str | None, tmp_path: Path) -> None:
+    config = LLMTemplate.get("llama").get_config(scheme=scheme, algorithm=algorithm)
     tokens = calibration_batches(2, 32)
     model = ModelQuantizer(config).quantize_model(tiny_model(blocks=1), tokens)
     export_safetensors(model, tmp_path / "out")

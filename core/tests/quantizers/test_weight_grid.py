@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
 import quark
 from quark.config.tensor import QTensorConfig
-from quark.quantizers import QParams, WeightGrid, quantizer_for
+from quark.quantizers import QParams, WeightGrid, number_format, quantizer_for
 from quark.quantizers.progressive import ProgressiveQuantizer
+from quark.testing.checks.format.cases import all_values
+from quark.testing.example_specs import Example, examples
 
 ROWS = (48, 16)
 K = 256
@@ -131,3 +135,34 @@ def test_scales_that_span_rows_under_an_outer_scale_are_those_of_round_to_neares
     expected = [quantizer.find_qparams(w, observer) for w in weights()]
     assert grid.fixed is not None
     assert all(same(a, b) for a, b in zip(grid.qparams(grid.fixed), expected, strict=True))
+
+
+def formats_of_weights() -> dict[str, Example]:
+    """A spec of each registered format whose elements have scales."""
+    found = [e for e in examples(quark.formats().names()) if not e.quantizer.is_float and not e.spec.is_scale_quant]
+    return {e.quantizer.stored_level.format.element_format().name: e for e in found}
+
+
+@pytest.mark.parametrize("example", formats_of_weights().values(), ids=formats_of_weights())
+def test_the_gap_is_that_between_the_two_largest_magnitudes(example: Example) -> None:
+    element = example.quantizer.stored_level.format.element_format()
+    values = all_values(element)
+    gap = WeightGrid([example.quantizer], [sum(ROWS)], transposed(weights())).gap
+    assert values is not None
+    magnitudes = values[element.round_(values.clone()) == values].abs().unique()  # codes of fractional bits are not all used
+    expected = float(magnitudes[-1] / magnitudes[-2]) if len(magnitudes) > 2 else 1.0
+    # Of formats with more values than are probed, one that is near the largest is next.
+    assert gap == pytest.approx(expected, rel=1e-6 if len(magnitudes) < 4096 else 2**-11)
+
+
+@pytest.mark.parametrize(("top", "wanted"), [(1, 1.0), (2, 2.0), (3, 1.5)])
+def test_the_gap_of_a_format_of_few_values(top: int, wanted: float) -> None:
+    sound: Any = number_format("int4")
+
+    class Few(type(sound)):  # type: ignore[misc]
+        def round_(self, t: torch.Tensor, zero: torch.Tensor | None = None) -> torch.Tensor:
+            return t.round_().clamp_(-top, top)
+
+    grid = grid_of(quark.schemes().load_config("int4_wo_32")().weight)
+    grid._element_format = Few(name="few", bits=4, signed=True, storage_dtype=torch.int8, packing=sound.packing)
+    assert grid.gap == wanted

@@ -96,7 +96,8 @@ def _print_error(error: Exception) -> None:
     if not isinstance(error, QuarkError):
         # An unexpected error: a report of it needs the traceback.
         begin = " ".join(message.split())[:300]
-        message = f"{type(error).__name__}: {begin}. This is a defect of quark or of a plugin: run it again with --debug and report it"
+        known = "; ".join(getattr(error, "__notes__", ())) or "this is a defect of quark or of a plugin"
+        message = f"{type(error).__name__}: {begin}. {known[:1].upper()}{known[1:]}. Run it again with --debug and report it"
     text = "\n".join(map(shown, message.split("\n")))  # it may quote a plugin or a file
     whose = f" (rank {rank})" if rank else ""
     print(f"{red}quark{whose}: {text}{plain}", file=sys.stderr)

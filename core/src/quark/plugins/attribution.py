@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import dis
 from collections.abc import Iterator
 from contextlib import contextmanager
-from types import TracebackType
 
 import attrs
 
@@ -13,11 +13,13 @@ from quark.lazy import LazyRef
 from quark.plugins.catalog import catalog
 from quark.plugins.discovery import CORE, Source
 from quark.plugins.failures import leave_out
+from quark.version import VERSION
 
 __all__ = ["Origin", "attributed", "origin"]
 
 _MACHINE_ERRORS = (OSError, MemoryError)
 """Errors of the machine keep their type, so that code that handles them still recognizes them."""
+_RAISE = dis.opmap["RAISE_VARARGS"]
 _OUT_OF_MEMORY = "OutOfMemoryError"  # torch's, by its name: no torch is imported here
 
 
@@ -62,7 +64,8 @@ def attributed(doing: str, whose: Origin | None = None) -> Iterator[None]:
 
     That is the plugin in whose package the innermost frame lies, or else ``whose``. An error that is none of quark's own becomes a
     `PluginError` with the original as its cause. Quark's own errors, which plugins raise on purpose, and what the machine raises keep their
-    type and get a note. Errors of nobody's plugin pass unchanged.
+    type and get a note. So does an error that code of the core has come upon, not raised, when a plugin called it: it is a bug of
+    quark-core. Errors of nobody's plugin pass unchanged.
 
     Args:
         doing: What was going on: ``"rounding 'model.layers.0.mlp.up_proj'"``.
@@ -76,7 +79,7 @@ def attributed(doing: str, whose: Origin | None = None) -> Iterator[None]:
     except Exception as error:
         if isinstance(error, PluginError):
             raise
-        source, where = _raised_in(error.__traceback__)
+        source, where, where_in_core = _raised_in(error)
         if source is None and whose is None:
             raise
         if source is None or (whose is not None and whose.source == source):
@@ -89,23 +92,36 @@ def attributed(doing: str, whose: Origin | None = None) -> Iterator[None]:
             if not getattr(error, "__notes__", None):
                 error.add_note(f"raised by {who} while {doing}")
             raise
+        if where_in_core:
+            if not getattr(error, "__notes__", None):
+                error.add_note(f"raised by {CORE} {VERSION}{where_in_core}, called by {who}{where}, while {doing}: it is a bug of {CORE}")
+            raise
         blamed = source or (whose.source if whose is not None else Source(""))
         raise PluginError(f"{who} raised {original}{where} while {doing}. {_sentence(leave_out(blamed))}") from error
 
 
-def _raised_in(trace: TracebackType | None) -> tuple[Source | None, str]:
-    """Return the plugin in whose code the innermost frame of a traceback lies, and that place as ``" (file, line n)"``."""
+def _raised_in(error: Exception) -> tuple[Source | None, str, str]:
+    """Return the plugin in whose code the innermost frame of an error's traceback lies, and where that is, as ``" (file, line n)"``.
+
+    The second place is in the core, where its code has come upon the error when the plugin called it; else it is empty. What the core
+    raises itself is said to its caller, unless it is an assertion.
+    """
     packages = {source.module.partition(":")[0].partition(".")[0]: source for source in _plugins()}
     modules = dict(_modules_of_records())
     innermost: Source | None = None
-    where = ""
+    where = in_core = ""
+    trace = error.__traceback__
     while trace is not None:
-        module = str(trace.tb_frame.f_globals.get("__name__", ""))
+        code, module = trace.tb_frame.f_code, str(trace.tb_frame.f_globals.get("__name__", ""))
+        place = f" ({code.co_filename}, line {trace.tb_lineno})"
         source = packages.get(module.partition(".")[0]) or modules.get(module)
         if source is not None:
-            innermost, where = source, f" ({trace.tb_frame.f_code.co_filename}, line {trace.tb_lineno})"
+            innermost, where, in_core = source, place, ""
+        elif innermost is not None and module.partition(".")[0] == "quark":
+            is_said = code.co_code[trace.tb_lasti] == _RAISE and not isinstance(error, AssertionError)
+            in_core = "" if is_said else place
         trace = trace.tb_next
-    return innermost, where
+    return innermost, where, in_core
 
 
 def _plugins() -> Iterator[Source]:

@@ -181,11 +181,14 @@ class WeightGrid:
 
     @property
     def gap(self) -> float:
-        """The largest magnitude of an element ÷ the next smaller one: 1.5 in FP4, 8 / 7 in INT4, hardly more than 1 in INT8."""
+        """The largest magnitude of an element ÷ the next smaller one: 1.5 in FP4, 8 / 7 in INT4, hardly more than 1 in INT8.
+
+        It is 1 where there is none but 0 below the largest, such as in a ternary format.
+        """
         far = torch.finfo(torch.float32).max
         largest = float(self._element_format.round_(torch.tensor([-far, far])).abs().max())
         below = self._element_format.round_(torch.linspace(-largest, largest, _PROBES)).abs()
-        return largest / float(below[below < largest].max())
+        return largest / max(below[(below > 0) & (below < largest)].tolist(), default=largest)
 
     @property
     def can_be_refitted(self) -> bool:
