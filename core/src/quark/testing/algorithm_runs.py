@@ -23,10 +23,10 @@ def schemes() -> list[str]:
     return [coarse_scheme(), *([] if other is None else [other])]
 
 
-def valid_settings(subject: Subject) -> AlgoConfig:
+def valid_settings(subject: Subject, *, is_fused: bool = False) -> AlgoConfig:
     """Return the settings of an algorithm for the small model, after a check that its processor takes them."""
     processor_of(subject)
-    return settings_of(subject)
+    return settings_of(subject, is_fused=is_fused)
 
 
 def others(subject: Subject, kind: str) -> Iterator[tuple[AlgorithmRecord, AlgoConfig]]:

@@ -8,11 +8,11 @@ from typing import Any
 
 from quark.config.algorithm import AlgoConfig
 from quark.errors import QuarkError
-from quark.plugins import algorithms, templates
+from quark.plugins import algorithms
 from quark.plugins.options import Option
 from quark.templates.algorithms import algo_config_from_dict, derived_config, with_options
 from quark.testing.check import CheckFailedError, NotApplicableError, require
-from quark.testing.small_models import small_model
+from quark.testing.small_models import small_family
 from quark.testing.subject import Subject
 
 __all__ = ["default_is_valid", "options_have_help", "processor_of", "refuses_unknown_keys", "settings_of", "survive_json"]
@@ -20,15 +20,19 @@ __all__ = ["default_is_valid", "options_have_help", "processor_of", "refuses_unk
 UNKNOWN = "a_setting_that_no_algorithm_has"
 
 
-def settings_of(subject: Subject) -> AlgoConfig:
+def settings_of(subject: Subject, *, is_fused: bool = False) -> AlgoConfig:
     """Return the settings that the algorithm derives for the small model's family, or else its defaults.
+
+    Args:
+        subject: The algorithm.
+        is_fused: Whether the small model with fused projections is meant.
 
     Raises:
         NotApplicableError: It refuses that family.
         CheckFailedError: It has neither.
     """
     name = subject.lookup_name
-    architecture = templates().load_architecture(small_model().config.model_type)  # type: ignore[union-attr, arg-type]
+    architecture = small_family(is_fused=is_fused)
     if (reason := algorithms().load_config(name).refusal(architecture)) is not None:
         raise NotApplicableError(f"it does not apply to the family of the small model: {reason}")
     settings = derived_config(name, architecture)

@@ -28,6 +28,7 @@ __all__ = [
     "run_config_of",
     "saved",
     "scheme_with_inputs",
+    "small_family",
     "small_model",
 ]
 
@@ -36,40 +37,60 @@ OUTLIERS = (3, 17, 40)
 """Channels of the residual stream that norms make large, as in trained models: what equalization is for."""
 
 
-def small_model(dtype: torch.dtype = torch.float32) -> nn.Module:
+def small_model(dtype: torch.dtype = torch.float32, *, is_fused: bool = False) -> nn.Module:
     """Return a model of two decoder blocks, with grouped queries, norms far from 1 and a few channels of large activations.
+
+    Its layers have biases, and its head is the embedding's weight. The other one has fused q/k/v and gate/up projections without biases, and
+    a head of its own.
+
+    Args:
+        dtype: Of its parameters.
+        is_fused: Whether to return the one with fused projections.
 
     Raises:
         NotApplicableError: No installed template knows its family.
     """
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    if LlamaConfig.model_type not in templates():
-        raise NotApplicableError("no installed template knows the family of the small model: install quark-templates")
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=HIDDEN,
-        intermediate_size=INTERMEDIATE,
-        num_hidden_layers=BLOCKS,
-        num_attention_heads=HEADS,
-        num_key_value_heads=KV_HEADS,
-        max_position_embeddings=64,
-        pad_token_id=0,
-        bos_token_id=1,
-        eos_token_id=2,
-    )
-    generator = torch.Generator().manual_seed(0)
-    model: Any = LlamaForCausalLM(config).eval().requires_grad_(False)
-    for parameter in model.parameters():
-        if parameter.ndim == 1:
+    config, kind = _small_config(is_fused)
+    with torch.random.fork_rng(devices=[]):
+        whole: Any = kind(config).eval().requires_grad_(False)
+    generator, of_biases = torch.Generator().manual_seed(0), torch.Generator().manual_seed(5)
+    for name, parameter in whole.named_parameters():
+        if name.endswith(".bias"):
+            parameter.copy_(torch.randn(parameter.shape, generator=of_biases) * 0.1)
+        elif parameter.ndim == 1:
             parameter.copy_(0.6 + 0.8 * torch.rand(parameter.shape, generator=generator))
             parameter[list(OUTLIERS)] *= 12
         else:
             parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.7 / parameter.shape[1] ** 0.5)
-    for parameter in model.parameters():
+    for parameter in whole.parameters():
         parameter.data = parameter.data.to(dtype)  # and no buffer: those of rotary embeddings are float32 in every loaded model
-    whole: nn.Module = model
-    return whole
+    model: nn.Module = whole
+    return model
+
+
+def _small_config(is_fused: bool = False) -> tuple[Any, Any]:
+    """Return the configuration of the small model, or of that with fused projections, and the class of the model."""
+    from transformers import LlamaConfig, LlamaForCausalLM, Phi3Config, Phi3ForCausalLM
+
+    config: Any
+    kind: Any
+    config, kind = (Phi3Config, Phi3ForCausalLM) if is_fused else (LlamaConfig, LlamaForCausalLM)
+    if config.model_type not in templates():
+        raise NotApplicableError("no installed template knows the family of the small model: install quark-templates")
+    with_biases = {} if is_fused else {"attention_bias": True, "mlp_bias": True}
+    sizes = {
+        "vocab_size": VOCABULARY,
+        "hidden_size": HIDDEN,
+        "intermediate_size": INTERMEDIATE,
+        "num_hidden_layers": BLOCKS,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "max_position_embeddings": 64,
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
+    return config(**sizes, **with_biases, tie_word_embeddings=not is_fused), kind
 
 
 def batches(count: int = 4, length: int = 48, seed: int = 0) -> list[Tensor]:
@@ -136,28 +157,28 @@ def run_config_of(facts: Architecture, columns: int = 32) -> QConfig:
     return QConfig(global_quant_config=schemes().load_config(min(found)[1])(), exclude=facts.with_modules(facts.exclude_layers_name))
 
 
+def small_family(*, is_fused: bool = False) -> Architecture:
+    """Return the facts about the family of the small model, or of that with fused projections."""
+    facts: Architecture = templates().load_architecture(_small_config(is_fused)[0].model_type)
+    return facts
+
+
 def run_config(scheme: str | QLayerConfig, *algorithms: AlgoConfig, exclude: tuple[str, ...] = ()) -> QConfig:
     """Return the configuration of a run on the small model: everything in one scheme but its head, and further layers to leave out."""
     layer = schemes().load_config(scheme)() if isinstance(scheme, str) else scheme
-    head = templates().load_architecture(_family()).exclude_layers_name
+    head = small_family().exclude_layers_name
     return QConfig(global_quant_config=layer, exclude=[*head, *exclude], algo_config=list(algorithms) or None)
 
 
-def quantized(config: QConfig, dtype: torch.dtype = torch.float32, data: list[Tensor] | None = None) -> Any:
-    """Return the small model, quantized."""
-    return ModelQuantizer(config).quantize_model(small_model(dtype), batches() if data is None else data)
+def quantized(config: QConfig, dtype: torch.dtype = torch.float32, data: list[Tensor] | None = None, *, is_fused: bool = False) -> Any:
+    """Return the small model, or that with fused projections, quantized."""
+    return ModelQuantizer(config).quantize_model(small_model(dtype, is_fused=is_fused), batches() if data is None else data)
 
 
 @torch.no_grad()
 def logits(model: nn.Module, data: list[Tensor] | None = None) -> Tensor:
     """Return the model's logits, ``[tokens, vocabulary]``; by default on tokens that no calibration sees."""
     return torch.cat([model(x).logits[0] for x in (batches(4, seed=1) if data is None else data)])
-
-
-def _family() -> str:
-    from transformers import LlamaConfig
-
-    return str(LlamaConfig.model_type)
 
 
 def _bits(config: QLayerConfig) -> float:

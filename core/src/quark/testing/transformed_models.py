@@ -83,17 +83,30 @@ class _Discard:
         """Do nothing."""
 
 
-def transformed(scheme: str | QLayerConfig, *settings: AlgoConfig, exclude: tuple[str, ...] = ()) -> TransformedModel:
+def transformed(
+    scheme: str | QLayerConfig, *settings: AlgoConfig, exclude: tuple[str, ...] = (), is_fused: bool = False
+) -> TransformedModel:
     """Return the small model as the transforms of these settings leave it on the way to a scheme.
 
     Validation that comes before a run, and would leave a transform out, is left out here.
     """
-    model = small_model(torch.float64)
+    model = _with_biases(is_fused)
     data = batches()
     run = plan_run(model, run_config(scheme, *settings, exclude=exclude)).with_data(model, data, torch.device("cpu"))
     transforms = start_transforms(model, run.plan, run.algorithms.checked_transforms(run.plan.config))
     report = quantize_blocks(model, run.plan, run.data, _LeaveFloat(), _Discard(), transforms=transforms)
-    return TransformedModel(model, small_model(torch.float64), report, tuple(run.plan.config.algo_config or ()))
+    return TransformedModel(model, _with_biases(is_fused), report, tuple(run.plan.config.algo_config or ()))
+
+
+def _with_biases(is_fused: bool) -> nn.Module:
+    """Return the small model in float64, with biases in the layers of its blocks also where its family has none."""
+    model = small_model(torch.float64, is_fused=is_fused)
+    generator = torch.Generator().manual_seed(1)
+    for name, layer in model.named_modules():
+        if isinstance(layer, nn.Linear) and layer.bias is None and ".layers." in name:
+            bias = torch.randn(len(layer.weight), generator=generator, dtype=torch.float64) * 0.1
+            layer.bias = nn.Parameter(bias, requires_grad=False)
+    return model
 
 
 @torch.no_grad()
@@ -109,10 +122,10 @@ def distance(one: Tensor, other: Tensor) -> float:
 
 
 def named_parts(model: nn.Module) -> dict[str, list[str]]:
-    """Return names of all modules, parameters and buffers of a model, and of modules with hooks, once for each hook."""
+    """Return names of all modules, parameters (a tied one by each name) and buffers, and of modules with hooks, once for each hook."""
     return {
         "module": [f"{name} ({type(module).__name__})" for name, module in model.named_modules()],
-        "parameter": [f"{name} {list(p.shape)} {p.dtype}" for name, p in model.named_parameters()],
+        "parameter": [f"{name} {list(p.shape)} {p.dtype}" for name, p in model.named_parameters(remove_duplicate=False)],
         "buffer": [f"{name} {list(b.shape)} {b.dtype}" for name, b in model.named_buffers()],
         "hook": [f"of '{name}'" for name, module in model.named_modules() for kind in HOOKS for _ in getattr(module, kind) or ()],
     }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import torch
 
 from quark.algorithms import RoundToNearest
@@ -31,11 +33,11 @@ TOLERANCE = 1e-9
 """Far above float64 rounding in two blocks, far below the effect of a scale."""
 
 
-def _keeps_function(scheme: str, *settings: AlgoConfig, exclude: tuple[str, ...] = ()) -> None:
-    result = transformed(scheme, *settings, exclude=exclude)
+def _keeps_function(scheme: str, *settings: AlgoConfig, exclude: tuple[str, ...] = (), is_fused: bool = False) -> None:
+    result = transformed(scheme, *settings, exclude=exclude, is_fused=is_fused)
     error = distance(float64_logits(result.model), float64_logits(result.before))
     names = " and ".join(f"'{one.name}'" for one in settings[1:])
-    also = f", together with {names}" if names else ", with layers excluded" if exclude else ""
+    also = f", together with {names}" if names else ", with layers excluded" if exclude else ", with fused projections" if is_fused else ""
     require(error < TOLERANCE, f"changes what the model computes, by {error:.2g} of its largest logit in float64{also} ({scheme})")
 
 
@@ -92,9 +94,13 @@ def changes_something(subject: Subject) -> None:
 
 @check("transform")
 def keeps_the_function(subject: Subject) -> None:
-    """In float64 the changed model gives the logits that it gave before, to rounding."""
+    """In float64 the changed model gives the logits that it gave before, to rounding; also one of fused q/k/v and gate/up, with biases."""
     for scheme in schemes():
         _keeps_function(scheme, valid_settings(subject))
+    with suppress(NotApplicableError):  # it may refuse a family
+        fused = valid_settings(subject, is_fused=True)
+        for scheme in schemes():
+            _keeps_function(scheme, fused, is_fused=True)
 
 
 @check("transform")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,7 @@ def is_recognized(subject: Subject) -> None:
 def reloads_to_the_same_logits(subject: Subject) -> None:
     """What it wrote is read back to a model with the same logits, to the bit, in every scheme that it stores, and in 16 bits.
 
+    One model has biases and a head that is tied to its embedding; another one has fused projections and a head of its own.
     A layout with the capability ``rounds_scales`` does so once its scales are rounded: with a model that was read.
     """
     _with_reader(subject)
@@ -73,6 +75,9 @@ def reloads_to_the_same_logits(subject: Subject) -> None:
             require_same_logits(model, out)
     model = quantized(run_config(schemes[0]), torch.bfloat16)
     require_reload(_with_scales_as_stored(subject, model), subject.lookup_name)
+    with suppress(*REFUSALS):  # it may refuse a family
+        model = _with_scales_as_stored(subject, quantized(run_config(schemes[0]), is_fused=True))
+        require_reload(model, subject.lookup_name)
 
 
 @check("layout", needs="rounds_scales", level="optional")
