@@ -13,7 +13,6 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-pytest.importorskip("mkdocs", reason="the tools of requirements-dev.txt build the site")
 RESOURCES = {("script", "src"), ("link", "href"), ("img", "src"), ("iframe", "src"), ("source", "src")}
 
 
@@ -37,12 +36,17 @@ class Page(HTMLParser):
                 self.resources.append(value or "")
 
 
+def built(out: Path, config: Path = ROOT / "mkdocs.yml") -> subprocess.CompletedProcess[str]:
+    """Build the site as `make docs` does. Never with ``--quiet``: what is not shown is not counted, and nothing is strict."""
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--config-file", str(config), "--site-dir", str(out)]
+    environ = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    return subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
+
+
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("site")
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(out)]
-    environ = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
-    done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True, check=False)
+    done = built(out)
     assert done.returncode == 0, done.stderr
     return out
 
@@ -50,6 +54,20 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def pages(site: Path) -> dict[Path, Page]:
     return {path: Page(path.read_text(encoding="utf-8")) for path in sorted(site.rglob("*.html"))}
+
+
+@pytest.mark.parametrize(
+    ("body", "warns"), [("width: Columns.", False), ("width, height: Columns and rows.", True)], ids=["sound", "an_argument_that_is_none"]
+)
+def test_a_docstring_that_names_no_argument_of_its_function_stops_the_build(body: str, warns: bool, tmp_path: Path) -> None:
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "docs/index.md").write_text("# One page\n\n::: small\n", encoding="utf-8")
+    lines = ['"""A module."""', "def area(width: int) -> int:", '    """Return it.', "", "    Args:", f"        {body}", '    """']
+    (tmp_path / "small.py").write_text("\n".join([*lines, "    return width"]) + "\n", encoding="utf-8")
+    handler = f"{{python: {{paths: [{tmp_path}], options: {{docstring_style: google}}}}}}"
+    (tmp_path / "mkdocs.yml").write_text(f"site_name: one\nplugins: [{{mkdocstrings: {{handlers: {handler}}}}}]\n", encoding="utf-8")
+    done = built(tmp_path / "site", tmp_path / "mkdocs.yml")
+    assert (done.returncode != 0) == warns, done.stderr
 
 
 def test_every_page_of_the_sources_and_of_the_api_is_there(site: Path) -> None:

@@ -54,6 +54,7 @@ class Catalog:
         candidates = tuple(candidates)
         self.left_out: dict[Source, str] = {c.source: variable for c in candidates if (variable := settings.left_out_by(c.source))}
         self._installed = frozenset(c.source.distribution for c in candidates)
+        self._views: dict[object, Catalog] = {}
         self._collection = Collection(strict=settings.strict)
         self.formats = FormatRegistry(*self._view("formats"))
         self.observers = ObserverRegistry(*self._view("observers"))
@@ -84,6 +85,32 @@ class Catalog:
     def add(self, plugin: object, source: Source) -> None:
         """Add a plugin object that no distribution announces, such as a listener of the running program."""
         self._collection.add_plugin(plugin, source)
+
+    def among(self, distributions: Iterable[str]) -> Catalog:
+        """Return a catalog of what these distributions and the core bring, without importing anything again; itself where that is all.
+
+        Args:
+            distributions: Their normalized names.
+        """
+        wanted = frozenset(distributions) | {CORE}
+        mine = self._collection
+        everyone = {entry.source.distribution for entries in mine.records.values() for entry in entries}
+        if {*everyone, *(source.distribution for source in (*mine.sources, *self.left_out))} <= wanted:
+            return self
+        key = (wanted, tuple(len(part) for part in (mine.sources, mine.failures)), tuple(r.revision for r in self.registries.values()))
+        if key not in self._views:
+            view = self._views[key] = Catalog()
+            others = wanted - {CORE}
+            view.left_out = {source: variable for source, variable in self.left_out.items() if source.distribution in others}
+            view._installed = self._installed & wanted
+            for plural, entries in mine.records.items():
+                view._collection.records[plural] += [entry for entry in entries if entry.source.distribution in others]
+            view._collection.sources += [source for source in mine.sources if source.distribution in others]
+            view._collection.failures += [failure for failure in mine.failures if failure.source.distribution in wanted]
+            for whose, listener in self.listeners:
+                if getattr(whose, "distribution", None) in others:
+                    view.listeners.add(whose, listener)
+        return self._views[key]
 
     @property
     def modules(self) -> dict[str, dict[str, Reference]]:

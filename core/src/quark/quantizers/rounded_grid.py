@@ -23,7 +23,8 @@ class RoundedGrid(WeightGrid):
     """A `WeightGrid` of layers whose scales are set, outer ones too.
 
     Args:
-        quantizers, rows: As of `WeightGrid`.
+        quantizers: As of `WeightGrid`.
+        rows: As of `WeightGrid`.
         weight: The rounded weights ``[K, N]``, float32.
         qparams: The scales of each layer.
 

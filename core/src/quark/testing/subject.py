@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import attrs
+import importlib_metadata
 
 from quark.errors import ConfigError, UnknownNameError
 from quark.names import closest
 from quark.plugins import Catalog
 from quark.plugins.collection import Registered
-from quark.plugins.discovery import normalized
+from quark.plugins.discovery import CORE, normalized
+from quark.plugins.kinds import BUILT_IN
 from quark.plugins.records import AlgorithmRecord, ExporterRecord, Record
 
 __all__ = ["KINDS", "Subject", "distributions", "find_subject", "subjects"]
@@ -45,7 +48,8 @@ class Subject:
         distribution: The distribution that brings it.
         version: Of that distribution.
         record: The record; None for a distribution.
-        catalog: The plugins among which it is checked; the plugins of the process while a check runs.
+        catalog: The plugins among which it is checked, which are the plugins of the process while a check runs: for a record those of its
+            distribution, of what this one requires, and the built-in ones; for a distribution, whose names others may claim, all.
         source_directory: The directory of the distribution's ``pyproject.toml``; None where it is not known.
     """
 
@@ -105,14 +109,15 @@ def subjects(catalog: Catalog, distribution: str, kinds: Sequence[str] = KINDS, 
         )
     if unknown := [kind for kind in kinds if kind not in KINDS]:
         raise ConfigError(f"{unknown[0]!r} is no kind of subject: there are {', '.join(KINDS)}")
+    own = _among_its_own(catalog, wanted)
     for kind in (kind for kind in KINDS if kind in kinds):
         if kind == "distribution":
             yield Subject(kind, wanted, wanted, versions[wanted], None, catalog, source_directory)
             continue
-        claims: list[Registered] = list(catalog.registries[_REGISTRIES[kind]].claims())
+        claims: list[Registered] = list(own.registries[_REGISTRIES[kind]].claims())
         for claim in claims:
             if claim.source.distribution == wanted and _is_of(kind, claim.record):
-                yield Subject(kind, claim.record.name, wanted, versions[wanted], claim.record, catalog, source_directory)
+                yield Subject(kind, claim.record.name, wanted, versions[wanted], claim.record, own, source_directory)
 
 
 def find_subject(catalog: Catalog, kind: str, name: str) -> Subject:
@@ -134,7 +139,21 @@ def find_subject(catalog: Catalog, kind: str, name: str) -> Subject:
     if not _is_of(kind, record):
         why = "nothing here writes that layout" if isinstance(record, ExporterRecord) else "it is registered as another kind of algorithm"
         raise ConfigError(f"'{record.name}' is no {kind} to check: {why}")
-    return Subject(kind, record.name, source.distribution, source.version, record, catalog)
+    return Subject(kind, record.name, source.distribution, source.version, record, _among_its_own(catalog, source.distribution))
+
+
+def _among_its_own(catalog: Catalog, distribution: str) -> Catalog:
+    """Return the plugins of a distribution, of what it requires, also for an extra, and the built-in ones: strangers have no say."""
+    names, new = {*BUILT_IN, distribution}, [distribution]
+    while new and not distributions(catalog).keys() <= names | {CORE}:
+        try:
+            required = importlib_metadata.requires(new.pop()) or ()
+        except importlib_metadata.PackageNotFoundError:  # what the running program has added
+            continue
+        fresh = {normalized(re.split(r"[^\w.-]", text, maxsplit=1)[0]) for text in required} - names
+        names |= fresh
+        new += fresh
+    return catalog.among(names)
 
 
 def _is_of(kind: str, record: Record) -> bool:
