@@ -14,10 +14,12 @@ from quark.checkpoint import destination
 from quark.checkpoint.atomic_directory import building
 from quark.checkpoint.destination import COMPANIONS, REPLACED, refuse_used_directory
 from quark.checkpoint.exchange import exchange
+from quark.checkpoint.export import export_with
+from quark.checkpoint.exporter import ExportOptions
 from quark.errors import ConfigError, OutputError
 from quark.runs import quantize_checkpoint
 from quark.testing.tiny import tiny_model, tiny_model_dir
-from quark.torch import LLMTemplate, ModelExporter, ModelQuantizer, export_safetensors, import_model_from_safetensors
+from quark.torch import LLMTemplate, ModelExporter, ModelQuantizer, export_gguf, export_safetensors, import_model_from_safetensors
 
 
 def earlier(out: Path, *others: str) -> Path:
@@ -39,8 +41,8 @@ def build(out: Path, *, overwrite: bool, **files: str) -> None:
             (directory / f"{name}.json").write_text(text)
 
 
-def quantized() -> nn.Module:
-    return ModelQuantizer(LLMTemplate.get("llama").get_config(scheme="int4_wo_64")).quantize_model(tiny_model())
+def quantized(scheme: str = "int4_wo_64") -> nn.Module:
+    return ModelQuantizer(LLMTemplate.get("llama").get_config(scheme=scheme)).quantize_model(tiny_model())
 
 
 @pytest.mark.parametrize("overwrite", [False, True])
@@ -219,3 +221,49 @@ def test_a_directory_in_use_is_refused_before_any_work(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="has not been quantized"):
         export_safetensors(tiny_model(), out, overwrite=True)
     assert tiny_model_dir().is_dir()
+
+
+def test_exports_that_write_other_files_lie_in_one_directory_and_replace_their_own_alone(tmp_path: Path) -> None:
+    pytest.importorskip("gguf")
+    model, out = quantized("uint4_wo_32"), tmp_path / "out"
+    export_safetensors(model, out)
+    weights = (out / "model.safetensors").read_bytes()
+    export_gguf(model, out, "llama")
+    assert (out / "model.safetensors").read_bytes() == weights
+    with pytest.raises(OutputError, match=r"holds 'llama\.gguf'"):
+        export_gguf(model, out, "llama")
+    with pytest.raises(OutputError, match=r"holds 'config\.json'"):
+        export_safetensors(model, out)
+    (out / "model.safetensors").write_bytes(b"damaged")
+    llama = (out / "llama.gguf").read_bytes()
+    (out / "llama.gguf").write_bytes(b"mine")
+    export_safetensors(model, out, overwrite=True)
+    assert ((out / "model.safetensors").read_bytes(), (out / "llama.gguf").read_bytes()) == (weights, b"mine")
+    export_with("gguf", model, out, ExportOptions(overwrite=True, own={"file_name": "llama.gguf"}))
+    assert ((out / "model.safetensors").read_bytes(), (out / "llama.gguf").read_bytes()) == (weights, llama)
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+def test_strangers_are_in_the_way_of_every_exporter(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    (out / "runs.onnx").mkdir(parents=True)
+    for exporter in ("gguf", "onnx", "safetensors", "fp8"):
+        with pytest.raises(OutputError, match="'runs.onnx'"):
+            refuse_used_directory(out, exporter)
+    (out / "runs.onnx").rmdir()
+    (out / "config.json").touch()
+    refuse_used_directory(out, "gguf")
+    with pytest.raises(OutputError, match="config"):
+        refuse_used_directory(out, "fp8")
+    (out / "notes.md").touch()
+    with pytest.raises(OutputError, match="notes"):
+        refuse_used_directory(out, "gguf")
+
+
+def test_what_an_exporter_writes_beyond_its_record_replaces_nothing(tmp_path: Path) -> None:
+    out = earlier(tmp_path / "out")
+    before = contents(out)
+    with pytest.raises(OutputError, match=r"holds 'config\.json' of another exporter, which 'gguf' writes too"), building(out, "gguf") as directory:
+        (directory / "config.json").write_text("new")
+    assert contents(out) == before
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]

@@ -143,6 +143,29 @@ def test_it_writes_the_checkpoint_that_the_python_interface_writes(tmp_path: Pat
     assert (tmp_path / "out" / "tokenizer.json").is_file()
 
 
+def test_two_exports_lie_in_one_directory(tmp_path: Path) -> None:
+    pytest.importorskip("gguf")
+    flags = ["--quant_scheme", "uint4_wo_32", "--model_export", "hf_format", "--model_export", "gguf", "--skip_evaluation"]
+    run(*flags, "--output_dir", tmp_path / "out")
+    run(*flags[:4], "--output_dir", tmp_path / "alone", "--skip_evaluation")
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names == {path.name for path in (tmp_path / "alone").iterdir()} | {"llama.gguf"}
+    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("out", "alone")]
+    assert weights[0] == weights[1]
+
+
+def test_a_second_export_that_cannot_be_written_is_refused_before_any_work(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("quark.scripts.quantize_quark.get_model", lambda *_, **__: pytest.fail("the model is loaded"))
+    for second, says in (("gguf", "int2"), ("quark_format", "asks for the exporter 'quark' twice")):
+        with pytest.raises(SystemExit):
+            run("--quant_scheme", "int2_wo_64" if second == "gguf" else "fp8", "--model_export", "hf_format", "--model_export", second,
+                "--output_dir", tmp_path / "out")  # fmt: skip
+        assert says in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
 def test_from_disk_it_takes_calibration_data_too(tmp_path: Path, text: Path) -> None:
     flags = ["--quant_scheme", "fp8", "--kv_cache_dtype", "fp8", "--min_kv_scale", "1.0", "--file2file_quantization"]
     run(*flags, "--dataset", text, "--num_calib_data", 2, "--seq_len", 64, "--output_dir", tmp_path / "out")

@@ -64,7 +64,9 @@ class _Partial:
 
 
 @contextmanager
-def building(out: Path, *, overwrite: bool = False, leftover: Leftover = "refuse") -> Iterator[Path]:
+def building(
+    out: Path, exporter: str | None = None, *, overwrite: bool = False, leftover: Leftover = "refuse"
+) -> Iterator[Path]:
     """Yield a temporary directory beside ``out``, which is renamed to ``out`` if the body succeeds and removed if it raises.
 
     It stays if a journal beside it has finished blocks. A process that is killed leaves the directory behind; so does SIGTERM, unless the
@@ -73,6 +75,7 @@ def building(out: Path, *, overwrite: bool = False, leftover: Leftover = "refuse
 
     Args:
         out: The output directory; see `quark.checkpoint.destination.refuse_used_directory`.
+        exporter: Name of the exporter; likewise.
         overwrite: Whether an earlier export there is replaced.
         leftover: What becomes of one with finished blocks; with ``"resume"`` it is what this yields, where there is one.
 
@@ -84,7 +87,7 @@ def building(out: Path, *, overwrite: bool = False, leftover: Leftover = "refuse
     is_complete = False
     try:
         partial = _free_leftover(out, leftover)
-        refuse_used_directory(out, overwrite=overwrite)
+        refuse_used_directory(out, exporter, overwrite=overwrite)
         out.parent.mkdir(parents=True, exist_ok=True)
         with uninterrupted():
             partial = partial or _new(out)
@@ -94,7 +97,7 @@ def building(out: Path, *, overwrite: bool = False, leftover: Leftover = "refuse
         directory.mkdir(exist_ok=True)
         yield directory
         _synchronize(directory)
-        move_into_place(directory, out, overwrite=overwrite)
+        move_into_place(directory, out, exporter, overwrite=overwrite)
         is_complete = True
         _synchronize_entry(out.parent)
     except OSError as error:

@@ -1,7 +1,8 @@
-"""Checks of an output directory: it may contain files that belong beside the weights and, with ``overwrite``, an earlier export."""
+"""Checks of an output directory: it may contain files that belong beside the weights, those of other exporters, and an earlier export."""
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from quark.checkpoint.layouts import quantization_block
 from quark.errors import OutputError, QuarkError
 from quark.hf.custom_code import code_of
 from quark.plugins import exporters
+from quark.plugins.records import ExporterRecord
 
 __all__ = ["COMPANIONS", "REPLACED", "REPORT_FILES", "move_into_place", "refuse_used_directory"]
 
@@ -43,20 +45,22 @@ REPLACED = "replaced"
 _EXPORTED = re.compile(r"config\.json|model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json")
 
 
-def refuse_used_directory(out: Path, *, overwrite: bool = False) -> None:
-    """Raise unless ``out`` is free: it does not exist, is empty, or contains `COMPANIONS` alone.
+def refuse_used_directory(out: Path, exporter: str | None = None, *, overwrite: bool = False) -> None:
+    """Raise unless ``out`` is free: it does not exist, is empty, or contains only what lies beside an export (`_lies_beside`).
 
     Args:
         out: The output directory.
+        exporter: Name of the exporter that will write to it; None for any, beside whose files `COMPANIONS` alone may lie.
         overwrite: Whether ``out`` may contain an earlier export: a ``config.json`` with a ``quantization_config`` of an installed layout,
             and only files that exports write, among them the Python files that its configs name and those that these import.
 
     Raises:
         OutputError: ``out`` contains other files, or is a file.
+        UnknownNameError: There is no such exporter.
     """
     if out.exists() and not out.is_dir():
         raise OutputError(f"the output '{out}' is a file: choose a directory that does not exist yet")
-    others = sorted(path.name for path in out.iterdir() if path.name not in COMPANIONS) if out.is_dir() else []
+    others = sorted(path.name for path in out.iterdir() if not _lies_beside(path, exporter)) if out.is_dir() else []
     if not others:
         return
     if not overwrite:
@@ -66,23 +70,28 @@ def refuse_used_directory(out: Path, *, overwrite: bool = False) -> None:
         raise OutputError(f"the output directory '{out}' cannot be replaced, since {why}: choose another, or remove it first")
 
 
-def move_into_place(export: Path, out: Path, *, overwrite: bool = False) -> None:
+def move_into_place(export: Path, out: Path, exporter: str | None = None, *, overwrite: bool = False) -> None:
     """Rename a complete export to ``out``; files that `refuse_used_directory` allows stay, except the export that is replaced.
 
     Existing companions stay unchanged, except those of a replaced export of which the new export has its own version. The replaced export
     lies afterwards at ``export``, or beside it under the name `REPLACED`, and may be removed.
 
     Raises:
-        OutputError: Other files were put there meanwhile.
+        OutputError: Other files were put there meanwhile, or the exporter has written what its record does not name and another has written.
     """
-    refuse_used_directory(out, overwrite=overwrite)
+    refuse_used_directory(out, exporter, overwrite=overwrite)
     if not out.is_dir() or not any(out.iterdir()):
         export.rename(out)
         return
     replaces = overwrite and _is_export(out)
+    shared = (*COMPANIONS, *_code_of(out))
     for path in out.iterdir():
-        if path.name in COMPANIONS and not (replaces and (export / path.name).exists()):
-            shutil.copy2(path, export / path.name)
+        is_new = (export / path.name).exists()
+        if not _lies_beside(path, exporter) or (is_new and replaces and path.name in COMPANIONS):
+            continue
+        if is_new and path.name not in shared:
+            raise OutputError(f"'{out}' holds '{path.name}' of another exporter, which '{exporter}' writes too: choose another directory")
+        _keep(path, export)
     if exchange(export, out):
         return
     # Two renames: for an instant there is no export. If the process is killed then, the next run moves the earlier one back.
@@ -93,6 +102,40 @@ def move_into_place(export: Path, out: Path, *, overwrite: bool = False) -> None
     except BaseException:
         earlier.rename(out)
         raise
+
+
+def _lies_beside(path: Path, exporter: str | None) -> bool:
+    """Return whether a file stays beside an export: one of `COMPANIONS`, or of another exporter that writes other files.
+
+    Two checkpoints are in each other's way, whatever their files are called.
+    """
+    if path.name in COMPANIONS:
+        return True
+    if exporter is None or not path.is_file() or _writes(own := exporters().get(exporter), path.name):
+        return False
+    if path.name in _code_of(path.parent):
+        return not _is_checkpoint(own)
+    return any(_writes(other, path.name) and not (_is_checkpoint(own) and _is_checkpoint(other)) for other in exporters())
+
+
+def _writes(record: ExporterRecord, name: str) -> bool:
+    in_checkpoint = _is_checkpoint(record) and (name in REPORT_FILES or _EXPORTED.fullmatch(name) is not None)
+    return in_checkpoint or any(fnmatchcase(name, pattern) for pattern in record.files)
+
+
+def _is_checkpoint(record: ExporterRecord) -> bool:
+    """Return whether an exporter writes a ``config.json``, and not only the files that its record names."""
+    return bool(record.quant_methods) or not record.files
+
+
+def _keep(path: Path, export: Path) -> None:
+    """Put a file of the output directory into the one that takes its place, without a copy of its bytes where the file system can."""
+    target = export / path.name
+    target.unlink(missing_ok=True)
+    try:
+        os.link(path.resolve(), target)
+    except OSError:
+        shutil.copy2(path, target)
 
 
 def _why_not_replaceable(out: Path, names: Sequence[str]) -> str | None:

@@ -41,7 +41,7 @@ def exporting(name: str, out: Path, *, overwrite: bool = False, leftover: Leftov
         ResumeError: Finished blocks of an earlier run are in the way.
         PluginError: The exporter has written no file.
     """
-    with building(out, overwrite=overwrite, leftover=leftover) as directory:
+    with building(out, name, overwrite=overwrite, leftover=leftover) as directory:
         yield directory
         if all(path.name in REPORT_FILES for path in directory.iterdir()):
             raise origin("exporters", name).error(f"has written nothing to '{out}'")
@@ -60,7 +60,7 @@ def export_with(name: str, model: nn.Module, output_dir: str | Path, options: Ex
     """
     options = options or ExportOptions()
     exporter = exporter_of(name, options)
-    refuse_used_directory(Path(output_dir), overwrite=options.overwrite)
+    refuse_used_directory(Path(output_dir), name, overwrite=options.overwrite)
     content = content_of(as_model(model))
     _refuse_graph(name, content.plan)
     refuse_unstorable(name, exporter, content, content.model, options)
@@ -96,7 +96,8 @@ def export_safetensors(
 
     Args:
         model: The model that `ModelQuantizer.quantize_model` returned.
-        output_dir: A directory that does not exist, is empty, or contains only a tokenizer or a processor, which stays.
+        output_dir: A directory that does not exist, is empty, or contains only a tokenizer, a processor or files of exporters that write no
+            checkpoint, such as GGUF; these stay.
         custom_mode: Name of an exporter; ``"quark"`` is the Quark layout.
         weight_format: ``"real_quantized"`` or None stores codes; ``"fake_quantized"`` stores the rounded values, which
             `import_model_from_safetensors` and transformers load to the same model. Other runtimes ignore that setting, and a warning is
@@ -206,12 +207,12 @@ class ModelExporter:
         weight_format = self.config.json_export_config.weight_format
         export_with("onnx", model, self.export_dir, ExportOptions(own=own, input_args=input_args, weight_format=weight_format))
 
-    def export_gguf_model(self, model: nn.Module, tokenizer_path: str, model_type: str) -> None:
-        """Write a GGUF file with the exporter that is registered as ``gguf``.
+    def export_gguf_model(self, model: nn.Module, tokenizer_path: str | Path | None, model_type: str) -> None:
+        """Write a GGUF file with the exporter that is registered as ``gguf``: ``<model_type>.gguf``, without one ``model.gguf``.
 
         Args:
             model: A quantized model.
-            tokenizer_path: Directory of the tokenizer, or a file in it.
+            tokenizer_path: Directory of the tokenizer, or a file in it; None takes the one beside the float checkpoint.
             model_type: The model's ``config.model_type``, or empty.
 
         Raises:
@@ -222,8 +223,11 @@ class ModelExporter:
         config: Any = getattr(model, "config", None)
         if model_type and model_type != getattr(config, "model_type", model_type):
             raise ConfigError(f"model_type='{model_type}', and this model's config says '{config.model_type}': give that, or ''")
-        path = Path(tokenizer_path)
-        tokenizer = load_tokenizer(path.parent if path.is_file() else path)
-        if tokenizer is None:
-            raise CheckpointError(f"there is no tokenizer at '{path}': give the directory that has its tokenizer.json")
-        export_with("gguf", model, self.export_dir, ExportOptions(tokenizer=tokenizer))
+        tokenizer = None
+        if tokenizer_path is not None:
+            path = Path(tokenizer_path)
+            tokenizer = load_tokenizer(path.parent if path.is_file() else path)
+            if tokenizer is None:
+                raise CheckpointError(f"there is no tokenizer at '{path}': give the directory that has its tokenizer.json")
+        own = {"file_name": f"{model_type}.gguf"} if model_type else {}
+        export_with("gguf", model, self.export_dir, ExportOptions(tokenizer=tokenizer, own=own))

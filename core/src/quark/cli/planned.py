@@ -86,7 +86,7 @@ def _checked(out: Path | None, calibration: CalibrationChoices, export: ExportCh
         errors.append(error)
     try:
         if out is not None:
-            refuse_used_directory(out)
+            refuse_used_directory(out, None if options is None else export.exporter)
     except QuarkError as error:
         errors.append(error)
     try:

@@ -230,8 +230,9 @@ class ExporterRecord(Record):
             checkpoint of this layout; None where nobody has written down their rules. It needs a reader.
         quant_methods: Values of ``quant_method`` in checkpoints of this layout.
         marks: Further keys of ``quantization_config`` with the values that they have in checkpoints of this layout.
-        files: Patterns (``fnmatch``) of file names that the exporter writes beside ``config.json`` and safetensors files. With
-            ``overwrite`` an earlier export is replaced only if nothing else lies in its directory.
+        files: Patterns (``fnmatch``) of file names that the exporter writes beside ``config.json`` and safetensors files; without
+            ``quant_methods``, it writes these files alone, and such an export may lie in one directory with another. With ``overwrite`` an
+            earlier export is replaced only if nothing else lies in its directory.
 
     Raises:
         ValueError: As `Record` does; or there is a reader or a dequantizer and no quant_methods, an inspector and no reader, or no class

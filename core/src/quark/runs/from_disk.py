@@ -169,7 +169,7 @@ class Output:
             raise ConfigError("resume goes on from the finished blocks of an earlier run, and restart discards them: set one of the two")
         leftover: Leftover = "resume" if resume else "restart" if restart else "refuse"
         if ranks.is_first:  # the locks that are tried would look to the other ranks like those of another run
-            refuse_used_directory(path, overwrite=options.overwrite)
+            refuse_used_directory(path, exporter, overwrite=options.overwrite)
             refuse_unfinished_run(path, leftover)
         return cls(path, exporter, exporter_of(exporter, options), options, leftover, ranks=ranks)
 

@@ -11,7 +11,7 @@ from typing import Any
 from quark.errors import ConfigError, UnsupportedError
 from quark.plugins import exporters
 
-__all__ = ["EXPORTERS", "argument_parser", "check_arguments"]
+__all__ = ["EXPORTERS", "argument_parser", "check_arguments", "exporter_named"]
 
 _IN_VLLM = "evaluate the exported checkpoint with quark evaluate --backend vllm"
 _FROM_DISK = "use --file2file_quantization, which has one block of the model in memory"
@@ -58,6 +58,9 @@ def check_arguments(args: argparse.Namespace) -> None:
     for name in args.model_export or ():
         if EXPORTERS[name] not in exporters():
             raise UnsupportedError(f"--model_export {name} needs an exporter '{EXPORTERS[name]}', which no installed plugin brings")
+    names = [exporter_named(name, args) for name in args.model_export or ()]
+    if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
+        raise ConfigError(f"--model_export asks for the exporter '{twice[0]}' twice, whose files have the same names: ask for it once")
     if args.custom_mode not in exporters():
         raise UnsupportedError(f"--custom_mode {args.custom_mode} needs an exporter of that name, which no installed plugin brings")
     if args.quant_scheme is None and not (args.skip_quantization or args.model_reload):
@@ -67,6 +70,11 @@ def check_arguments(args: argparse.Namespace) -> None:
     for name, file in args.quant_algo_config_file or ():
         if not Path(file).is_file():
             raise ConfigError(f"--quant_algo_config_file {name}: there is no file '{file}'")
+
+
+def exporter_named(name: str, args: argparse.Namespace) -> str:
+    """Return the name of the exporter for a value of ``--model_export``: of a checkpoint, the one that ``--custom_mode`` names."""
+    return str(args.custom_mode) if EXPORTERS[name] == "quark" else EXPORTERS[name]
 
 
 def _add_model(parser: argparse.ArgumentParser) -> None:

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import attrs
 from torch import nn
 
 from quark.checkpoint import ExportOptions, export_safetensors, import_model_from_safetensors
@@ -18,16 +19,18 @@ from quark.checkpoint.export import export_with
 from quark.config.model import QConfig
 from quark.contrib.llm_eval import eval_model
 from quark.environment import refuse_rival
-from quark.errors import ConfigError, QuarkError
+from quark.errors import ConfigError, QuarkError, UnsupportedError
 from quark.hf.skeleton import meta_model
 from quark.planning.family import template_of
 from quark.plugins import schemes
 from quark.printable import shown
 from quark.runs import ModelQuantizer, quantize_checkpoint
-from quark.scripts.arguments import EXPORTERS, argument_parser, check_arguments
+from quark.runs.planned_run import plan
+from quark.scripts.arguments import EXPORTERS, argument_parser, check_arguments, exporter_named
 from quark.templates import load_quant_algo_config_from_file
+from quark.torch.export.other_forms import export_gguf
 from quark.torch.utils.llm.data_preparation import calibration_data
-from quark.torch.utils.llm.model_preparation import available_device, get_model, get_tokenizer, local_checkpoint
+from quark.torch.utils.llm.model_preparation import available_device, get_model, get_model_type, get_tokenizer, local_checkpoint
 
 __all__ = ["main", "run", "with_group_size"]
 
@@ -50,8 +53,8 @@ def run(args: argparse.Namespace) -> None:
         QuarkError: A flag cannot be followed, before any work; or as the functions of the public API raise it.
     """
     check_arguments(args)
-    if args.model_export or args.file2file_quantization:
-        refuse_used_directory(Path(args.output_dir))
+    for name in ["hf_format"] if args.file2file_quantization else args.model_export or ():
+        refuse_used_directory(Path(args.output_dir), exporter_named(name, args))
     args.model_dir = str(local_checkpoint(args.model_dir, args.revision))
     if args.file2file_quantization:
         _from_disk(args)
@@ -112,7 +115,6 @@ def _size(text: str) -> int:
 def _from_disk(args: argparse.Namespace) -> None:
     """Quantize from a checkpoint to a checkpoint."""
     config = _config(meta_model(Path(args.model_dir)), args)
-    options = ExportOptions(weight_format=args.export_weight_format, pack_method=args.pack_method, tokenizer=get_tokenizer(args.model_dir))
     quantize_checkpoint(
         args.model_dir,
         args.output_dir,
@@ -121,9 +123,13 @@ def _from_disk(args: argparse.Namespace) -> None:
         device=available_device(args.device),
         dtype=args.data_type,
         exporter=args.custom_mode,
-        options=options,
+        options=attrs.evolve(_options(args), tokenizer=get_tokenizer(args.model_dir)),
     )
     print(f"[INFO] Wrote {args.output_dir}.")
+
+
+def _options(args: argparse.Namespace) -> ExportOptions:
+    return ExportOptions(weight_format=args.export_weight_format, pack_method=args.pack_method)
 
 
 def _data(args: argparse.Namespace, wanted_by: str) -> list[Any]:
@@ -134,6 +140,10 @@ def _data(args: argparse.Namespace, wanted_by: str) -> list[Any]:
 def _quantized(args: argparse.Namespace) -> nn.Module:
     """Return the model, quantized unless that is to be skipped."""
     config = None if args.skip_quantization else _config(meta_model(Path(args.model_dir)), args)
+    for name in args.model_export or () if config is not None else ():
+        planned = plan(args.model_dir, config, exporter=exporter_named(name, args), options=_options(args), probing=False)
+        if refusals := [refusal.message for refusal in planned.refusals if refusal.kind == UnsupportedError.__name__]:
+            raise UnsupportedError(refusals[0])
     model, _ = get_model(args.model_dir, args.data_type, args.device, attn_implementation=args.model_attn_implementation)
     if config is None:
         return model
@@ -152,8 +162,10 @@ def _export(model: nn.Module, name: str, args: argparse.Namespace) -> None:
     if EXPORTERS[name] == "quark":
         export_safetensors(model, args.output_dir, args.custom_mode, args.export_weight_format, args.pack_method)
         get_tokenizer(args.model_dir).save_pretrained(args.output_dir)
+    elif name == "gguf":
+        export_gguf(model, args.output_dir, get_model_type(model), args.model_dir)
     else:
-        export_with(EXPORTERS[name], model, args.output_dir)
+        export_with(exporter_named(name, args), model, args.output_dir)
     print(f"[INFO] Wrote {args.output_dir} ({name}).")
 
 

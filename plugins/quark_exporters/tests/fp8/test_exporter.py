@@ -64,6 +64,18 @@ def test_dynamic_inputs_come_back(config: QLayerConfig, tmp_path: Path) -> None:
     assert torch.equal(logits(import_model_from_safetensors(None, tmp_path / "out", device="cpu")), logits(model))
 
 
+@pytest.mark.parametrize("layout", ["fp8", "compressed_tensors"])
+def test_a_configuration_that_is_silent_on_zero_points_has_none(layout: str, tmp_path: Path) -> None:
+    silent = QTensorConfig(dtype="fp8_e4m3", qscheme="per_tensor", observer_cls="PerTensorMinMaxObserver", is_dynamic=False)
+    stored = {}
+    for name, spec in {"silent": silent, "explicit": silent.set(symmetric=True)}.items():
+        model = quantized(run_config(QLayerConfig(weight=spec, input_tensors=spec)))
+        export_with(layout, model, tmp_path / name)
+        stored[name] = load_file(tmp_path / name / "model.safetensors"), block_of(tmp_path / name)
+    assert stored["silent"][1] == stored["explicit"][1]
+    assert all(torch.equal(tensor, stored["explicit"][0][name]) for name, tensor in stored["silent"][0].items())
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_transformers_dequantizes_blocks_to_our_values(tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM

@@ -12,7 +12,7 @@ from torch import Tensor
 import quark
 from quark.config.enums import RoundType
 from quark.config.tensor import QTensorConfig
-from quark.quantizers import NumberFormat, format_of, number_format
+from quark.quantizers import NumberFormat, canonicalize, format_of, number_format
 from quark_schemes.formats.integer import IntegerFormat
 from quark_schemes.formats.minifloat import MiniFloat
 
@@ -31,6 +31,14 @@ ORACLES = {
     "int2": ml_dtypes.int2,
     "uint2": ml_dtypes.uint2,
 }
+
+
+@pytest.mark.parametrize("name", [name for name in FLOATS if number_format(name).shape.signed])
+def test_floats_have_no_zero_point_whether_a_spec_says_so_or_not(name: str) -> None:
+    silent = QTensorConfig(dtype=name, qscheme="per_tensor", is_dynamic=False)
+    assert [level.symmetric for level in canonicalize(silent)] == [True]
+    assert canonicalize(silent) == canonicalize(silent.set(symmetric=True))
+    assert "no zero point" in str(number_format(name).spec_error(silent.set(symmetric=False)))
 
 
 def all_codes(fmt: NumberFormat) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from quark.checkpoint.export import ModelExporter, export_with
+from quark.checkpoint.export import ModelExporter
 
 __all__ = ["export_gguf", "export_onnx"]
 
@@ -30,7 +30,7 @@ def export_onnx(
 
     Args:
         model: A quantized model.
-        output_dir: A directory that does not exist or is empty.
+        output_dir: As of `quark.checkpoint.export_safetensors`; a checkpoint that lies there stays.
         input_args: As of `ModelExporter.export_onnx_model`, like all others but the last.
         opset_version: Likewise.
         input_names: Likewise.
@@ -54,14 +54,11 @@ def export_gguf(model: nn.Module, output_dir: str | Path, model_type: str = "", 
 
     Args:
         model: A quantized model.
-        output_dir: A directory that does not exist or is empty.
+        output_dir: As of `quark.checkpoint.export_safetensors`; a checkpoint that lies there stays.
         model_type: As of `ModelExporter.export_gguf_model`.
         tokenizer_path: Likewise; None takes the tokenizer beside the float checkpoint.
 
     Raises:
         UnknownNameError: No installed plugin registers one.
     """
-    if tokenizer_path is None:
-        export_with("gguf", model, output_dir)
-    else:
-        ModelExporter(export_dir=output_dir).export_gguf_model(model, str(tokenizer_path), model_type)
+    ModelExporter(export_dir=output_dir).export_gguf_model(model, tokenizer_path, model_type)

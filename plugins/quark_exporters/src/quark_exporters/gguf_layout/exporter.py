@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 __all__ = ["FILE", "GgufExporter"]
 
 FILE = "model.gguf"
-"""Name of the file."""
+"""Name of the file where none is chosen."""
 
 
 class GgufExporter:
@@ -41,11 +41,15 @@ class GgufExporter:
     Args:
         float_type: Type of matrices that are not quantized: f32, f16 or bf16; ``auto`` is the type that they have.
         tokenizer_pre: How the tokenizer splits text before merging, in llama.cpp's words; empty finds it out.
+        file_name: Name of the file.
     """
 
-    def __init__(self, float_type: str = "auto", tokenizer_pre: str = "") -> None:
+    def __init__(self, float_type: str = "auto", tokenizer_pre: str = "", file_name: str = FILE) -> None:
         if float_type not in ("auto", *FLOAT_TYPES):
             raise ConfigError(f"float_type is {float_type!r}, which is none of: auto, {', '.join(FLOAT_TYPES)}")
+        if Path(file_name).name != file_name or Path(file_name).suffix != ".gguf":
+            raise ConfigError(f"file_name is {file_name!r}, and a name without directories that ends in .gguf is expected, such as '{FILE}'")
+        self._file_name = file_name
         self._float_type = float_type
         self._tokenizer_pre = tokenizer_pre
 
@@ -88,7 +92,7 @@ class GgufExporter:
             save_companions(content.model, Path(directory), options.tokenizer)
             write_vocabulary(writer, Path(directory), config.vocab_size, self._tokenizer_pre or None)
         _announce(writer, announced)
-        writer.write_header_to_file(out / FILE)
+        writer.write_header_to_file(out / self._file_name)
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
         try:

@@ -130,7 +130,7 @@ class MxFormat(BlockFloat):
         assert isinstance(canonical, QTensorConfig)
         if spec.mx_element_dtype is self.element:
             return canonical
-        return attrs.evolve(canonical, dtype=spec.mx_element_dtype, mx_element_dtype=None, scale_format="e8m0", symmetric=None)
+        return attrs.evolve(canonical, dtype=spec.mx_element_dtype, mx_element_dtype=None, scale_format="e8m0")
 
 
 MX = MxFormat(

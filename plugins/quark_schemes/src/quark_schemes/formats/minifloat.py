@@ -50,7 +50,8 @@ class MiniFloat(NumberFormat):
         return self.torch_dtype or torch.uint8
 
     def canonicalize(self, spec: QTensorConfig) -> TensorSpec:
-        return with_outer_scale(spec)
+        # There is no zero point, whether a configuration says so or not.
+        return with_outer_scale(spec if spec.symmetric is not None else attrs.evolve(spec, symmetric=True))
 
     def for_spec(self, spec: QTensorConfig) -> MiniFloat:
         return self if spec.round_method in (None, self.rounding) else attrs.evolve(self, rounding=spec.round_method)
