@@ -180,9 +180,9 @@ def test_a_reason_in_the_facts_goes_before_what_could_be_derived() -> None:
 def test_the_error_gives_the_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quark.templates.template.require_processor", lambda name: None)
     with pytest.raises(
-        UnsupportedError, match=r"rotation.*'gemma2'.*post_attention_layernorm and post_feedforward_layernorm.*algo_configs"
+        UnsupportedError, match=r"rotation.*'gemma4'.*post_attention_layernorm and post_feedforward_layernorm.*algo_configs"
     ):
-        LLMTemplate.get("gemma2").get_config("fp8", algorithm="rotation")
+        LLMTemplate.get("gemma4").get_config("fp8", algorithm="rotation")
     config = LLMTemplate.get("llama").get_config("fp8", algorithm=["rotation", "smoothquant", "gptq"])
     assert [c.name for c in config.algo_config or ()] == ["rotation", "smooth", "gptq"]
 

@@ -6,7 +6,18 @@ from typing import Any
 
 __all__ = ["LATENT", "REFUSED", "eight_bit_cache"]
 
-LATENT = {"deepseek_v2", "deepseek_v3", "deepseek_v32", "deepseek_v4", "glm4_moe_lite", "glm_moe_dsa", "kimi_k2", "kimi_k25"}
+LATENT = {
+    "deepseek_v2",
+    "deepseek_v3",
+    "deepseek_v32",
+    "deepseek_v4",
+    "glm4_moe_lite",
+    "glm_moe_dsa",
+    "kimi_k2",
+    "kimi_k25",
+    "kimi_k3",
+    "glm5_next",
+}
 """Latent attention. Names have a ``q`` in both factors of the query projection; queries are what the second gives."""
 
 REFUSED = LATENT | {"qwen3_next"}

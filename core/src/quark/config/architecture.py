@@ -88,6 +88,8 @@ class Architecture:
         mlp_value_rows: Rows of ``mlp_value`` that are multiplied by the activated gate, such as ``"last"`` in a fused gate/up matrix.
         mlp_output_norm: In a block: the norm on the output of the MLP or mixture, such as ``"post_feedforward_layernorm"`` in Gemma 2.
         experts: In a block: the module that holds all experts, such as ``"mlp.experts"``; expert 3 is ``"mlp.experts.3"``.
+        experts_norm: In a block: the norm that feeds the experts alone, where they run beside a dense MLP with a norm of its own and the
+            router reads the residual stream by itself, such as ``"pre_feedforward_layernorm_2"`` in Gemma 4.
         expert_form: How fused experts are stored, where their class does not say it (`ExpertForm`).
         router: In a block: the layer that chooses experts, such as ``"mlp.gate"``; it stays float.
         expert_inputs: In an expert: the input group, such as ``("gate_proj", "up_proj")``.
@@ -117,8 +119,8 @@ class Architecture:
             or the layout is not `FUSED_EXPERTS`.
         algorithm_defaults: Settings by name of algorithm that replace the algorithm's defaults, as AMD Quark's templates have them, such as
             ``{"smoothquant": {"alpha": 0.8}}``.
-        unsupported: By name of algorithm, why it cannot be applied to this family, where other facts do not say it, such as
-            ``{"rotation": "its residual stream is several streams"}``.
+        unsupported: By name of algorithm, or of a part of one behind a dot, why it cannot be applied to this family, where other facts do
+            not say it, such as ``{"rotation.r1": "its residual stream is several streams"}``.
     """
 
     model_type: str
@@ -147,6 +149,7 @@ class Architecture:
     mlp_value_rows: Rows = "all"
     mlp_output_norm: str | None = None
     experts: str | None = None
+    experts_norm: str | None = None
     expert_form: ExpertForm = "interface"
     router: str | None = None
     expert_inputs: tuple[str, ...] = attrs.field(default=("gate_proj", "up_proj"), converter=_tuple)

@@ -6,7 +6,18 @@ import attrs
 
 from quark_templates.bases import DEEPSEEK_LIKE, DEEPSEEK_MOE_LIKE, GATE_UP, LANGUAGE_MODEL, MIXTURE, SPARSE_DEEPSEEK_LIKE
 
-__all__ = ["DEEPSEEK", "DEEPSEEK_V2", "DEEPSEEK_V3", "DEEPSEEK_V4", "DEEPSEEK_V32", "DEEPSEEK_VL_V2", "DOTS1", "KIMI_K2", "KIMI_K25"]
+__all__ = [
+    "DEEPSEEK",
+    "DEEPSEEK_V2",
+    "DEEPSEEK_V3",
+    "DEEPSEEK_V4",
+    "DEEPSEEK_V32",
+    "DEEPSEEK_VL_V2",
+    "DOTS1",
+    "KIMI_K2",
+    "KIMI_K3",
+    "KIMI_K25",
+]
 
 # The code comes with the checkpoints: verified on a module skeleton, after that code's names and vLLM's implementation.
 DEEPSEEK = attrs.evolve(DEEPSEEK_MOE_LIKE, model_type="deepseek", exclude_layers_name=("lm_head", "*.gate", "*.gate.linear"))
@@ -18,7 +29,7 @@ DEEPSEEK_VL_V2 = attrs.evolve(
     DEEPSEEK_MOE_LIKE,
     model_type="deepseek_vl_v2",
     exclude_layers_name=("lm_head", "model.sam_model*", "model.vision_model*", "model.projector*"),
-    unsupported={"rotation": "the marks between rows of an image enter the residual stream as parameters of no layer"},
+    unsupported={"rotation.r1": "the marks between rows of an image enter the residual stream as parameters of no layer"},
 )
 
 DOTS1 = attrs.evolve(DEEPSEEK_MOE_LIKE, model_type="dots1", key_norms="self_attn.k_norm", exclude_layers_name=("lm_head", "*mlp.gate"))
@@ -70,7 +81,7 @@ DEEPSEEK_V4 = attrs.evolve(
         ("*ffn.gate*", "*mlp.gate"),
     ),
     fused=(GATE_UP,),
-    unsupported={"rotation": "its residual stream is several streams, mixed by weights that depend on them"},
+    unsupported={"rotation.r1": "its residual stream is several streams, mixed by weights that depend on them"},
 )
 
 # AMD Quark's templates of Kimi quantize the routed experts alone. The code comes with the checkpoints and derives from DeepSeek-V3's:
@@ -102,4 +113,62 @@ KIMI_K25 = attrs.evolve(
         "*mm_projector*",
         "*vision_tower*",
     ),
+)
+
+# Blocks of Kimi's delta attention or of latent attention with a gate on its output. Each sublayer reads a mixture of what earlier blocks
+# gave, weighted by "…_res_proj". Routed experts work on fewer channels, between two projections. Gates and what they multiply are saturated
+# (SiTU), so that no scale passes an MLP. AMD Quark's template quantizes attention, the dense MLP, shared and routed experts. The code comes
+# with the checkpoints: verified on a module skeleton, after their names and the implementations of runtimes.
+KIMI_K3 = attrs.evolve(
+    DEEPSEEK_LIKE,
+    model_type="kimi_k3",
+    decoder_blocks="language_model.model.layers",
+    embeddings="language_model.model.embed_tokens",
+    final_norm="language_model.model.norm",
+    head="language_model.lm_head",
+    attention_inputs=(*DEEPSEEK_LIKE.attention_inputs, "self_attn.g_proj"),
+    mixer=(
+        "self_attn.q_proj",
+        "self_attn.k_proj",
+        "self_attn.v_proj",
+        "self_attn.f_a_proj",
+        "self_attn.f_b_proj",
+        "self_attn.b_proj",
+        "self_attn.g_proj",
+        "self_attn.o_proj",
+    ),
+    mixer_context="self_attn.f_b_proj",
+    mlp_norm=None,  # in mixtures it feeds the projection in front of the experts, not these
+    mlp_value=None,
+    experts="block_sparse_moe.experts",
+    router="block_sparse_moe.gate",
+    expert_inputs=("w1", "w3"),
+    expert_output="w2",
+    expert_value=None,
+    shared_experts=(
+        "block_sparse_moe.shared_experts.gate_proj",
+        "block_sparse_moe.shared_experts.up_proj",
+        "block_sparse_moe.shared_experts.down_proj",
+    ),
+    shared_expert_value=None,
+    inserted_embeddings="mm_projector.linear_2",
+    kv_layers_name=("*self_attn.k_proj", "*self_attn.v_proj", "*self_attn.kv_a_proj_with_mqa"),
+    q_layer_name=("*self_attn.q_proj", "*self_attn.q_a_proj", "*self_attn.q_b_proj"),
+    exclude_layers_name=(
+        "*block_sparse_moe.gate*",
+        "*block_sparse_moe.routed_expert_down_proj*",
+        "*block_sparse_moe.routed_expert_up_proj*",
+        "*lm_head*",
+        "*vision_tower*",
+        "*mm_projector*",
+        "*self_attention_res_proj*",
+        "*mlp_res_proj*",
+        "*output_attn_res_proj*",
+        "*self_attn.*_conv1d*",
+    ),
+    fused=(GATE_UP, ("w1", "w3")),
+    unsupported={
+        "rotation.r1": "its sublayers read mixtures of what earlier blocks added to the residual stream",
+        "rotation.r2": "a gate multiplies single channels of the values",
+    },
 )

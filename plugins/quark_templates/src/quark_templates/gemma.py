@@ -1,12 +1,13 @@
-"""Gemma: Llama's block with norms that multiply by 1 + weight, from Gemma 2 on with a norm before and after attention and MLP."""
+"""Gemma: Llama's block with norms that multiply by 1 + weight until Gemma 3, and from Gemma 2 on before and after attention and MLP."""
 
 from __future__ import annotations
 
 import attrs
 
+from quark.config.architecture import FUSED_EXPERTS
 from quark_templates.bases import BEHIND_VISION_TOWER, GEMMA_LIKE
 
-__all__ = ["GEMMA", "GEMMA2", "GEMMA3", "GEMMA3_TEXT"]
+__all__ = ["GEMMA", "GEMMA2", "GEMMA3", "GEMMA3_TEXT", "GEMMA4", "GEMMA4_UNIFIED"]
 
 GEMMA = attrs.evolve(GEMMA_LIKE, model_type="gemma")
 
@@ -21,3 +22,34 @@ GEMMA2 = attrs.evolve(
 GEMMA3_TEXT = attrs.evolve(GEMMA2, model_type="gemma3_text", key_norms="self_attn.k_norm", exclude_layers_name="*lm_head")
 
 GEMMA3 = attrs.evolve(GEMMA3_TEXT, **BEHIND_VISION_TOWER, model_type="gemma3")
+
+# One model of text, images and sound, without towers. Values pass a norm without a weight, so that no scale can be moved through them;
+# blocks of full attention may take their keys for values too, and later blocks the keys and values of earlier ones.
+GEMMA4_UNIFIED = attrs.evolve(
+    GEMMA3,
+    model_type="gemma4_unified",
+    attention_value=None,
+    norm_has_unit_offset=False,
+    inserted_embeddings=("model.embed_vision.multimodal_embedder.embedding_projection", "model.embed_audio.embedding_projection"),
+    exclude_layers_name=("*embed_vision*", "*vision_embedder*", "*embed_audio*", "*lm_head"),
+)
+
+# In mixtures, routed experts and a dense MLP run side by side in every block; the small models add embeddings of their own to each block.
+GEMMA4 = attrs.evolve(
+    GEMMA4_UNIFIED,
+    model_type="gemma4",
+    experts="experts",
+    experts_norm="pre_feedforward_layernorm_2",
+    router="router.proj",
+    inserted_embeddings=("model.embed_vision.embedding_projection", "model.embed_audio.embedding_projection"),
+    exclude_layers_name=(
+        "*vision_tower*",
+        "*embed_vision*",
+        "*audio_tower*",
+        "*embed_audio*",
+        "*multi_modal_projector*",
+        "*lm_head",
+        "*router.proj",
+    ),
+    weight_converters=FUSED_EXPERTS,
+)

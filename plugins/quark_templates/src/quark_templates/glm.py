@@ -6,7 +6,7 @@ import attrs
 
 from quark_templates.bases import DEEPSEEK_LIKE, DEEPSEEK_MOE_LIKE, FUSED_QKV, LANGUAGE_MODEL, LLAMA_LIKE, QKV, SPARSE_DEEPSEEK_LIKE
 
-__all__ = ["CHATGLM", "GLM", "GLM4", "GLM4V", "GLM4_MOE", "GLM4_MOE_LITE", "GLM_MOE_DSA"]
+__all__ = ["CHATGLM", "GLM", "GLM4", "GLM4V", "GLM4_MOE", "GLM4_MOE_LITE", "GLM5_NEXT", "GLM_MOE_DSA"]
 
 # The head lies inside the transformer; gate and up are one matrix. The code comes with the checkpoints: verified on a module skeleton,
 # after that code's names and vLLM's implementation.
@@ -70,4 +70,43 @@ GLM_MOE_DSA = attrs.evolve(
     kv_layers_name=("*kv_a_proj_with_mqa", "*kv_b_proj"),
     q_layer_name="*q_a_proj",
     exclude_layers_name=("*self_attn*", "*mlp.gate", "*lm_head", "*mlp.gate_proj", "*mlp.up_proj", "*mlp.down_proj"),
+)
+
+# Blocks of Kimi's delta attention or of sparse latent attention, whose indexer reads the normed input by a matrix that is no layer. Gates
+# and what they multiply are clamped, so that no scale passes an MLP. AMD Quark's template quantizes shared and routed experts
+# alone; layer 45 predicts several tokens.
+GLM5_NEXT = attrs.evolve(
+    SPARSE_DEEPSEEK_LIKE,
+    **LANGUAGE_MODEL,
+    model_type="glm5_next",
+    attention_norm=None,
+    mixer=(
+        "self_attn.q_proj",
+        "self_attn.k_proj",
+        "self_attn.v_proj",
+        "self_attn.forget_gate.f_a_proj",
+        "self_attn.forget_gate.f_b_proj",
+        "self_attn.b_proj",
+        "self_attn.g_a_proj",
+        "self_attn.g_b_proj",
+        "self_attn.o_proj",
+    ),
+    mixer_context=("self_attn.forget_gate.f_b_proj", "self_attn.g_b_proj"),
+    mlp_value=None,
+    expert_value=None,
+    shared_expert_value=None,
+    inserted_embeddings="model.visual.merger.down_proj",
+    kv_layers_name="*self_attn.kv_b_proj",
+    q_layer_name="*self_attn.q_b_proj",
+    exclude_layers_name=(
+        "*self_attn*",
+        "*mlp.gate",
+        "*mlp.gate_proj",
+        "*mlp.up_proj",
+        "*mlp.down_proj",
+        "*visual*",
+        "*lm_head*",
+        "model.language_model.layers.45.*",
+    ),
+    unsupported={"rotation.r1": "its residual stream is several streams, mixed by weights that depend on them"},
 )

@@ -102,6 +102,7 @@ REMOTE_CODE = _records(
     ("grok-1", "Grok-1", "quark_templates.grok:GROK_1"),
     ("instella", "Instella", "quark_templates.llama_variants:INSTELLA"),
     ("kimi_k2", "Kimi-K2", "quark_templates.deepseek:KIMI_K2"),
+    ("kimi_k3", "Kimi-K3", "quark_templates.deepseek:KIMI_K3"),
     ("qwen", "Qwen, the first", "quark_templates.qwen:QWEN"),
     example=None,
 )
@@ -114,11 +115,13 @@ CONVOLUTIONAL = _records(
 
 MULTIMODAL = _records(
     ("gemma3", "Gemma 3 with its vision tower", "quark_templates.gemma:GEMMA3"),
+    ("gemma4_unified", "Gemma 4, of all inputs without towers", "quark_templates.gemma:GEMMA4_UNIFIED"),
     ("glm4v", "GLM-4.1V", "quark_templates.glm:GLM4V"),
     ("internvl", "InternVL 2.5 to 3.5, as transformers has it", "quark_templates.qwen:INTERNVL"),
     ("llava", "LLaVA 1.5 and its relatives", "quark_templates.llama:LLAVA"),
     ("mistral3", "Mistral Small 3.1 and later, and Ministral 3", "quark_templates.mistral:MISTRAL3"),
     ("mllama", "Llama 3.2 Vision", "quark_templates.llama:MLLAMA"),
+    ("muse_glimmer", "Muse Glimmer", "quark_templates.muse:MUSE_GLIMMER"),
     ("qwen2_vl", "Qwen2-VL", "quark_templates.qwen:QWEN2_VL"),
     ("qwen2_5_vl", "Qwen2.5-VL", "quark_templates.qwen:QWEN2_5_VL"),
     ("qwen3_5", "Qwen3.5, dense", "quark_templates.qwen:QWEN3_5"),
@@ -131,10 +134,14 @@ MULTIMODAL = _records(
 OWN_FORMS = _records(
     ("dbrx", "DBRX", "quark_templates.dbrx:DBRX"),
     ("deepseek_v4", "DeepSeek-V4", "quark_templates.deepseek:DEEPSEEK_V4"),
+    ("gemma4", "Gemma 4, dense and mixtures of experts", "quark_templates.gemma:GEMMA4"),
+    ("glm5_next", "GLM-5.3-Flash", "quark_templates.glm:GLM5_NEXT"),
     ("kimi_k25", "Kimi-K2.5 and K2.6", "quark_templates.deepseek:KIMI_K25"),
     ("llama4", "Llama 4 with its vision tower", "quark_templates.llama:LLAMA4"),
     ("llama4_text", "Llama 4, text only", "quark_templates.llama:LLAMA4_TEXT"),
     ("minimax_m3_vl", "MiniMax-M3", "quark_templates.minimax:MINIMAX_M3_VL"),
+    ("qwen4_exp", "Qwen4", "quark_templates.qwen:QWEN4_EXP"),
+    ("qwen4_exp_text", "Qwen4, text only", "quark_templates.qwen:QWEN4_EXP_TEXT"),
 )
 """Mixtures with a form of their own, of experts, of blocks, or of names in checkpoints; some of them see."""
 

@@ -1,4 +1,4 @@
-"""Qwen, from the first to Qwen3.5, and InternVL, whose decoder is Qwen's."""
+"""Qwen, from the first to Qwen4, and InternVL, whose decoder is Qwen's."""
 
 from __future__ import annotations
 
@@ -33,6 +33,8 @@ __all__ = [
     "QWEN3_NEXT",
     "QWEN3_VL",
     "QWEN3_VL_MOE",
+    "QWEN4_EXP",
+    "QWEN4_EXP_TEXT",
 ]
 
 # The gate of the MLP is its second matrix. The code comes with the checkpoints: verified on a module skeleton, after that code's names and
@@ -163,6 +165,33 @@ QWEN3_5_MOE_TEXT = attrs.evolve(
     model_type="qwen3_5_moe_text",
     exclude_layers_name=tuple(p for p in QWEN3_5_MOE.exclude_layers_name if p != "model.visual.*"),
 )
+
+# Qwen3.5's mixtures with several residual streams, whose norms lie in the connections between them, and an indexer that chooses the tokens
+# which attention reads. Some blocks add embeddings of runs of tokens (ple).
+QWEN4_EXP = attrs.evolve(
+    QWEN3_5_MOE,
+    model_type="qwen4_exp",
+    final_norm=None,
+    attention_inputs=(*QWEN3_5_MOE.attention_inputs, "self_attn.indexer.index_qk_proj"),
+    attention_norm=None,
+    mlp_norm=None,
+    kv_layers_name=("*self_attn.k_proj", "*self_attn.v_proj"),
+    q_layer_name="*self_attn.q_proj",
+    exclude_layers_name=(
+        "lm_head",
+        "model.visual.*",
+        "mtp.*",
+        "*mlp.gate",
+        "*shared_expert_gate*",
+        "*.linear_attn.*",
+        "*.self_attn.*",
+        "*hyper_connection*",
+        "*.ple.*",
+    ),
+    algorithm_defaults={},
+    unsupported={"rotation.r1": "its residual stream is several streams, mixed by weights that depend on them"},
+)
+QWEN4_EXP_TEXT = attrs.evolve(QWEN4_EXP, **TEXT_ONLY | {"final_norm": None}, model_type="qwen4_exp_text")
 
 INTERNVL = attrs.evolve(
     LLAMA_LIKE,

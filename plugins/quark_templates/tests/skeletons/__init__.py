@@ -10,6 +10,7 @@ from .deepseek_vl_v2 import deepseek_vl_v2
 from .grok_1 import grok_1
 from .instella import instella
 from .kimi_k2 import kimi_k2
+from .kimi_k3 import kimi_k3
 from .parts import Skeleton
 from .qwen import qwen
 
@@ -20,5 +21,6 @@ SKELETONS: dict[str, Callable[[], Skeleton]] = {
     "grok-1": grok_1,
     "instella": instella,
     "kimi_k2": kimi_k2,
+    "kimi_k3": kimi_k3,
     "qwen": qwen,
 }

@@ -23,12 +23,16 @@ class LowRankAttention(Attending):
         self.o_proj = nn.Linear(HEADS * HEAD_DIM, HIDDEN, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
+        return self.o_proj(self.attended(x))
+
+    def attended(self, x: Tensor) -> Tensor:
+        """What the output projection reads."""
         query = self.q_b_proj(self.q_a_layernorm(self.q_a_proj(x)))
         compressed, rotary = self.kv_a_proj_with_mqa(x).split((RANK, ROTARY), dim=-1)
         both = self.kv_b_proj(self.kv_a_layernorm(compressed)).unflatten(-1, (HEADS, -1))
         plain, value = both.chunk(2, dim=-1)
         key = torch.cat((plain, rotary.unsqueeze(-2).expand(*plain.shape[:-1], ROTARY)), dim=-1)
-        return self.o_proj(self.attend(query, key.flatten(2), value.flatten(2), HEADS))
+        return self.attend(query, key.flatten(2), value.flatten(2), HEADS)
 
 
 class BalancedRouter(Router):

@@ -76,6 +76,7 @@ def _in_a_block(subject: Subject) -> Iterator[tuple[str, str]]:
         "mlp_value": facts.mlp_value,
         "mlp_output_norm": facts.mlp_output_norm,
         "experts": facts.experts,
+        "experts_norm": facts.experts_norm,
         "router": facts.router,
         "shared_experts": facts.shared_experts,
         "shared_expert_value": facts.shared_expert_value,

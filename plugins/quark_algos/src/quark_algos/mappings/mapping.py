@@ -105,7 +105,8 @@ def readers_of_attention_norm(facts: Architecture) -> tuple[tuple[str, ...], ...
 
 def readers_of_mlp_norm(facts: Architecture) -> tuple[tuple[str, ...], ...]:
     """Return the layers that read the norm before the MLP: of blocks with a dense MLP, and of blocks with a mixture of experts."""
-    mixture = (*facts.shared_experts[:-1], *of_experts(facts, facts.expert_inputs), *_present(facts.router, facts.shared_expert_gate))
+    routed = () if facts.experts_norm else (*of_experts(facts, facts.expert_inputs), *_present(facts.router))
+    mixture = (*facts.shared_experts[:-1], *routed, *_present(facts.shared_expert_gate))
     return tuple(readers for readers in (facts.mlp_inputs, mixture) if readers)
 
 
@@ -121,7 +122,7 @@ def writers_of_mlp(facts: Architecture) -> tuple[str, ...]:
 
 def enclosing(names: tuple[str, ...]) -> str:
     """Return the name of the innermost module around all ``names``; ``""`` is the block."""
-    first, *others = (name.split(".")[:-1] for name in names)
+    first, *others = (name.split(".")[:-1] for name in names or ("",))
     common = [part for i, part in enumerate(first) if all(other[: i + 1] == first[: i + 1] for other in others)]
     return ".".join(common)
 
@@ -146,6 +147,8 @@ def _before_mlp(facts: Architecture) -> Iterator[LayerMapping]:
     if facts.norm_has_weight and facts.mlp_norm is not None and facts.mlp_norm != facts.attention_norm:
         for readers in readers_of_mlp_norm(facts):
             yield _of_norm("norm", facts.mlp_norm, readers)
+    if facts.norm_has_weight and facts.experts_norm is not None:
+        yield _of_norm("norm", facts.experts_norm, of_experts(facts, facts.expert_inputs))
 
 
 def _inside_mlp(facts: Architecture) -> Iterator[LayerMapping]:

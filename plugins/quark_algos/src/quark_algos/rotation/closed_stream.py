@@ -9,12 +9,11 @@ import attrs
 from torch import nn
 
 from quark.config.architecture import Architecture
-from quark.errors import ConfigError, UnsupportedError
+from quark.errors import ConfigError
 from quark.names import folded
 from quark_algos.mappings.mapping import linear_layers, writers_of_attention, writers_of_mlp
 from quark_algos.mappings.resolve import input_axis, submodule
-from quark_algos.rotation.config import RotationConfig
-from quark_algos.rotation.residual_stream import Stream, matching, norms_and_readers, see_single_experts
+from quark_algos.rotation.residual_stream import Stream, check, matching, norms_and_readers, see_single_experts
 
 __all__ = ["known_in_full", "see_closed", "see_shapes"]
 
@@ -30,9 +29,7 @@ def known_in_full(facts: Architecture) -> bool:
     """
     named = {name: getattr(facts, name) for name in _STREAM}
     supposed: dict[str, Any] = {name: value or "?" for name, value in named.items()}
-    reason = facts.unsupported.get("rotation") or RotationConfig.refusal(attrs.evolve(facts, **supposed))
-    if reason is not None:
-        raise UnsupportedError(f"{facts.model_type} cannot be rotated: {reason}; leave rotation out of the algorithms")
+    check(attrs.evolve(facts, **supposed))
     return all(named.values())
 
 

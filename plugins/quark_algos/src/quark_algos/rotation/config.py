@@ -139,30 +139,50 @@ class RotationConfig(AlgoConfig):
 
     @classmethod
     def for_architecture(cls, architecture: Architecture) -> Self | None:
-        """Return settings with R1 on all writers and readers of the residual stream, and without the other rotations; None if refused."""
+        """Return settings with R1 on all writers and readers of the residual stream; with R2 where R1 is impossible; None if both are."""
         if cls.refusal(architecture) is not None:
             return None
         blocks = architecture.decoder_blocks or ""
         plain_value = architecture.attention_value if architecture.attention_value_rows == "all" else None
-        return cls(
-            scaling_layers=_residual_stream(architecture),
+        settings = cls(
+            scaling_layers={},
             backbone=blocks.rpartition(".")[0],
             model_decoder_layers=blocks,
             v_proj=plain_value or "",
             o_proj=architecture.attention_output or "",
             self_attn=enclosing(architecture.attention_inputs),
-            mlp=enclosing(next(iter(readers_of_mlp_norm(architecture)))),
+            mlp=enclosing(next(iter(readers_of_mlp_norm(architecture)), ())),
         )
+        if cls.r1_refusal(architecture) is not None:
+            return attrs.evolve(settings, r1=False, r2=True)
+        return attrs.evolve(settings, scaling_layers=_residual_stream(architecture))
 
     @classmethod
     def refusal(cls, architecture: Architecture) -> str | None:
+        """Return a reason if neither R1 nor R2 can be folded into the weights of a family."""
+        r1, r2 = cls.r1_refusal(architecture), cls.r2_refusal(architecture)
+        return None if r1 is None or r2 is None else f"r1: {r1}; r2: {r2}; r4, which runs with the model, can be asked for"
+
+    @classmethod
+    def r2_refusal(cls, architecture: Architecture) -> str | None:
+        """Return a reason if what lies between values and attention's output projection does not commute with a rotation of each head."""
+        if architecture.attention_value is None or architecture.attention_output is None:
+            return "the facts name no projection of values that reach attention's output linearly"
+        return architecture.unsupported.get("rotation") or architecture.unsupported.get("rotation.r2")
+
+    @classmethod
+    def r1_refusal(cls, architecture: Architecture) -> str | None:
         """Return a reason if an operation between the residual stream and a writer or reader does not commute with a rotation."""
         a = architecture
+        if reason := a.unsupported.get("rotation") or a.unsupported.get("rotation.r1"):
+            return reason
         if a.attention_output_norm or a.mlp_output_norm:
             named = " and ".join(name for name in (a.attention_output_norm, a.mlp_output_norm) if name)
             return f"the weights of {named} scale single channels of what is added to the residual stream, which cannot be rotated then"
         if a.embedding_norm:
             return f"the weights of {a.embedding_norm} scale single channels of the residual stream, which cannot be rotated then"
+        if a.experts_norm:
+            return "its routers read the residual stream by themselves"
         if not all((a.decoder_blocks, a.embeddings, a.final_norm, a.head, a.attention_norm, a.mlp_norm, a.attention_inputs)):
             return "not all writers and readers of its residual stream are known"
         return None

@@ -19,6 +19,7 @@ from quark.config.architecture import Architecture
 from quark.errors import ConfigError, UnsupportedError
 from quark_algos.mappings.mapping import mappings_of
 from quark_algos.mappings.resolve import ResolvedMapping, input_axis, resolve
+from quark_algos.rotation.config import RotationConfig
 from quark_algos.rotation.hadamard import Rotation
 from quark_algos.rotation.residual_stream import Reading, Stream, in_block, matching, outside_blocks
 
@@ -82,7 +83,8 @@ def values(module: nn.Module, facts: Architecture, rotation: Rotation, heads: in
     """Fold R2 into one block: rotate the values of every head, and the input channels of attention's output projection.
 
     The fold keeps the output if values reach the output projection as sums over tokens only. Gates that multiply single channels in between
-    (Qwen3-Next) are detected by a query projection wider than the output projection's input; other gates must be in the architecture.
+    (Qwen3-Next) are detected by a query projection wider than the output projection's input; of other gates the architecture has to say
+    that R2 is unsupported.
 
     Args:
         module: The block.
@@ -96,9 +98,9 @@ def values(module: nn.Module, facts: Architecture, rotation: Rotation, heads: in
     Raises:
         ConfigError: The rotation has not the width of a head.
     """
-    mapping = next((m for m in mappings_of(facts) if m.kind == "value"), None)
-    if mapping is None:
-        return "the facts name no projection of values that reach attention's output linearly"
+    if refused := RotationConfig.r2_refusal(facts):
+        return refused
+    mapping = next(m for m in mappings_of(facts) if m.kind == "value")
     resolved = resolve(mapping, module, facts, heads)
     if isinstance(resolved, str):
         return resolved

@@ -48,14 +48,17 @@ class Stream:
 
 
 def check(facts: Architecture) -> None:
-    """Check that an architecture can be rotated.
+    """Check that the residual stream of an architecture can be rotated.
 
     Raises:
-        UnsupportedError: The architecture cannot be rotated; the message gives the reason.
+        UnsupportedError: It cannot; the message gives the reason.
     """
-    reason = facts.unsupported.get("rotation") or RotationConfig.refusal(facts)
+    reason = RotationConfig.r1_refusal(facts)
     if reason is not None:
-        raise UnsupportedError(f"{facts.model_type} cannot be rotated: {reason}; leave rotation out of the algorithms")
+        raise UnsupportedError(
+            f"the residual stream of {facts.model_type} cannot be rotated: {reason}; set r1=False, which leaves r2, r3 and r4, or leave "
+            "rotation out"
+        )
 
 
 def outside_blocks(model: nn.Module, facts: Architecture) -> Stream:

@@ -14,8 +14,10 @@ from quark.config.algorithm import AlgoConfig
 from quark.config.architecture import Architecture
 from quark.errors import UnsupportedError
 from quark.log import get_logger
+from quark.modules.layers import linear_weight
 from quark.names import folded
 from quark.planning.plan import QuantPlan
+from quark_algos.mappings.resolve import submodule
 from quark_algos.rotation import fold as folding
 from quark_algos.rotation import stored
 from quark_algos.rotation.choice import block_size, online_layers, rotate_heads, rotated_attentions
@@ -70,14 +72,22 @@ class Rotate:
         return {} if self._settings.preset == "reference" else {name: Rotate(part) for name, part in self._settings.parts().items()}
 
     def resolve_for_model(self, model: nn.Module, plan: QuantPlan) -> ResolvedSettings:
-        """Name the layers whose inputs are rotated, and omit R3 where it changes nothing; see `quark.algorithms.ResolvesForModel`."""
+        """Name the layers whose inputs are rotated, and omit R1 where the family forbids it and R3 where it changes nothing.
+
+        See `quark.algorithms.ResolvesForModel`. R1 alone, or with a stream of the user's own, is not omitted: `start` refuses it.
+        """
+        assert plan.architecture is not None  # a plan with transforms has one
         requested, shapes = self._settings, {row.name: row.shape for row in plan.rows}
+        notes = []
+        impossible = None if requested.online_r1_rotation else RotationConfig.r1_refusal(plan.architecture)
+        if impossible and (requested.r2 or requested.r3 or requested.runs_with_model()) and not requested.scaling_layers:
+            requested = attrs.evolve(requested, r1=False)
+            notes.append(f"r1 is left out: {impossible}")
         names = online_layers(requested, model, plan)
         sizes = {block_size(requested, name, shapes[name][1]) for name in names}
         heads = rotated_attentions(model, plan.attentions, plan.rows) if requested.r3 else {}
         online = attrs.evolve(requested.online_config or OnlineRotationConfig(shared_parallel=False), online_rotation_layers=list(names))
         settings = attrs.evolve(requested, r3=bool(heads), r4=requested.r4 and bool(names), online_config=online if names else None)
-        notes = []
         if names:
             blocks = ", ".join(str(size) for size in sorted(sizes))
             notes.append(f"inputs of {len(names)} layers are rotated while the model runs, in blocks of {blocks}: {folded(names)}")
@@ -177,9 +187,7 @@ class RotationRun:
             folding.block(block.module, facts, self._r1, stream)
         if not self._settings.r2:
             return {block.name: {"r1": self._settings.r1, "r2": False}}
-        value = block.architecture.attention_value
-        width = None if value is None else int(getattr(block.module.get_submodule(value), "out_features", 0))
-        reason = self._rotate_values(block, width)
+        reason = self._rotate_values(block)
         metrics_of_block: Metrics = {"r1": self._settings.r1, "r2": reason is None, **({} if reason is None else {"r2_reason": reason})}
         return {block.name: metrics_of_block}
 
@@ -197,11 +205,12 @@ class RotationRun:
             rotate_input(block.module.get_submodule(name.removeprefix(prefix)), rotation)
         return {name: {"input_rotation": rotation.size} for name, rotation in inside.items()}
 
-    def _rotate_values(self, block: BlockContext, width: int | None) -> str | None:
+    def _rotate_values(self, block: BlockContext) -> str | None:
         """Fold R2 into a block; return the reason if it cannot be folded, else None."""
-        output = block.architecture.attention_output
-        if not width or output is None:
-            return "attention has no projection of values alone"
-        head = int(getattr(block.module.get_submodule(output), "in_features", 0)) // self._heads
+        refused = RotationConfig.r2_refusal(block.architecture)
+        output = submodule(block.module, block.architecture.attention_output or "")
+        if refused or output is None:
+            return refused or "the block has no attention"
+        head = linear_weight(output).shape[1] // self._heads
         rotation = Rotation.of(head, None, _SEEDS["r2"] if self._settings.random_r2 else None)
         return folding.values(block.module, block.architecture, rotation, self._heads)

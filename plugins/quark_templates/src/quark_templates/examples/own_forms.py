@@ -88,9 +88,68 @@ STREAMS: dict[str, Any] = {
     "index_head_dim": 16,
     "index_topk": 2,
 }
+SIDE_BY_SIDE: dict[str, Any] = {
+    "intermediate_size": 64,
+    "layer_types": ["sliding_attention", "full_attention"],
+    "global_head_dim": 16,
+    "sliding_window": 8,
+    "hidden_size_per_layer_input": 0,
+    "enable_moe_block": True,
+    "num_experts": EXPERTS,
+    "top_k_experts": 2,
+    "moe_intermediate_size": 32,
+}
+POOLED_SIGHT: dict[str, Any] = {**SIGHT, "num_key_value_heads": 2, "head_dim": 16, "pooling_kernel_size": 2, "position_embedding_size": 8}
+DELTA_FIRST: dict[str, Any] = {
+    **LATENT,
+    "qk_rope_head_dim": 0,
+    "layer_types": ["linear_attention", "indexed_attention"],
+    "mlp_layer_types": ["dense", "sparse"],
+    "indexer_types": ["full", "full"],
+    "linear_head_dim": 8,
+    "linear_num_heads": 4,
+    "index_n_heads": 2,
+    "index_head_dim": 16,
+    "index_topk": 8,
+    "index_kpool": 2,
+    "hc_mult": 2,
+}
+LAYERED_SIGHT: dict[str, Any] = {
+    "depth": 1,
+    "hidden_size": 32,
+    "intermediate_size": 32,
+    "num_heads": 2,
+    "patch_size": 4,
+    "out_hidden_size": 32,
+}
+RUNS_OF_TOKENS: dict[str, Any] = {
+    "layer_types": ["linear_attention", "indexed_attention"],
+    "linear_num_key_heads": 4,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "num_experts": EXPERTS,
+    "moe_intermediate_size": 32,
+    "shared_expert_intermediate_size": 32,
+    "hc_count": 2,
+    "hc_lowrank": 8,
+    "ple_layer_ids": [1],
+    "heads_per_ngram": 2,
+    "ngram_vocab_size_base": 16,
+    "make_ngram_vocab_size_divisible_by": 8,
+    "split_ngram_parts": 2,
+    "indexer_n_heads": 2,
+    "indexer_kv_heads": 1,
+    "indexer_head_dim": 8,
+    "indexer_budget": 8,
+    "indexer_compress_ratio": 2,
+    "rope_parameters": {**ROPE, "mrope_section": [2, 1, 1], "mrope_interleaved": True},
+}
 SIZES: dict[str, dict[str, Any]] = {
     "dbrx": STACKED,
     "deepseek_v4": {**TEXT, **STREAMS},
+    "gemma4": {"text_config": {**TEXT, **SIDE_BY_SIDE}, "vision_config": POOLED_SIGHT, "tie_word_embeddings": True},
+    "glm5_next": {"text_config": {**TEXT, **DELTA_FIRST}, "vision_config": {**LAYERED_SIGHT, "projection_intermediate_size": 32}},
     "kimi_k25": {
         "text_config": {**TEXT, **LATENT},
         "vision_config": {**SIGHT, "pos_emb_height": 4, "pos_emb_width": 4},
@@ -103,4 +162,6 @@ SIZES: dict[str, dict[str, Any]] = {
     },
     "llama4_text": {**TEXT, **TURNS},
     "minimax_m3_vl": {"text_config": {**TEXT, **CHOSEN_BLOCKS}, "vision_config": {**SIGHT, "image_size": 16}, "projector_hidden_size": 32},
+    "qwen4_exp": {"text_config": {**TEXT, **RUNS_OF_TOKENS}, "vision_config": {**LAYERED_SIGHT, "num_position_embeddings": 16}},
+    "qwen4_exp_text": {**TEXT, **RUNS_OF_TOKENS},
 }

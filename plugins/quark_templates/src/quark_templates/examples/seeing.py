@@ -41,13 +41,18 @@ TILES = {
 }
 SECTIONS = {"rope_parameters": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 1.0, "mrope_section": [2, 1, 1]}}
 SLIM = {**VISUAL, "fullatt_block_indexes": [0], "image_size": 16}
+WINDOWED = {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8}
+UNIFIED_SIGHT = {"patch_size": 4, "pooling_kernel_size": 2, "mm_embed_dim": 32, "mm_posemb_size": 8, "output_proj_dims": 32}
+GLIMPSES = {**SIGHT, "pos_emb_height": 4, "pos_emb_width": 4}
 PARTS: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
     "gemma3": ({}, SIGHT),
+    "gemma4_unified": ({**WINDOWED, "global_head_dim": 16}, UNIFIED_SIGHT),
     "glm4v": (SECTIONS, SLIM),
     "internvl": ({}, {**SIGHT, "image_size": [16, 16], "patch_size": [4, 4]}),
     "llava": ({}, SIGHT),
     "mistral3": ({}, SIGHT),
     "mllama": (CROSS, TILES),
+    "muse_glimmer": (WINDOWED, GLIMPSES),
     "qwen2_vl": (SECTIONS, {**VISUAL, "embed_dim": 32, "mlp_ratio": 2}),
     "qwen2_5_vl": (SECTIONS, SLIM),
     "qwen3_5": (LINEAR_FIRST, VISUAL),
@@ -59,10 +64,16 @@ PARTS: dict[str, tuple[dict[str, Any], dict[str, Any] | None]] = {
 }
 """What is special in the text config, and the vision config where there is one."""
 
+BESIDE: dict[str, dict[str, Any]] = {
+    "gemma3": {"image_token_index": 5, "mm_tokens_per_image": 4},
+    "gemma4_unified": {"audio_config": {"audio_embed_dim": 32}, "image_token_id": 5},
+    "muse_glimmer": {"out_hidden_size": 128, "projector_hidden_size": 32},
+}
+"""What is special beside these parts."""
+
 
 def sizes_of(model_type: str) -> dict[str, Any]:
     """Return the arguments of the configuration of a family."""
     text, vision = PARTS[model_type]
     sizes: dict[str, Any] = {**SIZES, **text} if vision is None else {"text_config": {**SIZES, **text}, "vision_config": vision}
-    image = {"image_token_index": 5, "mm_tokens_per_image": 4} if model_type == "gemma3" else {}
-    return {**sizes, **image}
+    return {**sizes, **BESIDE.get(model_type, {})}
