@@ -65,7 +65,9 @@ class Statements:
 
     def __init__(self, roots: Sequence[Path]) -> None:
         self.places: list[tuple[str, int]] = []
-        self.codes = {str(path): compile(self.noted(path), path, "exec", dont_inherit=True) for root in roots for path in root.rglob("*.py")}
+        self.codes = {
+            str(path): compile(self.noted(path), path, "exec", dont_inherit=True) for root in roots for path in root.rglob("*.py")
+        }
 
     def install(self) -> None:
         """Lets Python run the sources with their notes from now on, which it writes into memory of this process and its forks."""
@@ -186,7 +188,9 @@ def record_path(cache: Path, file: str) -> Path:
     return cache / (file.removesuffix(".py").replace("/", ".") + ".json")
 
 
-def measure_all(files: Sequence[str], tree: Path, cache: Path, arguments: Sequence[str], *, at_once: int) -> Iterator[tuple[str, int, float]]:
+def measure_all(
+    files: Sequence[str], tree: Path, cache: Path, arguments: Sequence[str], *, at_once: int
+) -> Iterator[tuple[str, int, float]]:
     """Measures the test files whose record is missing or out of date; yields each with the status of pytest and its seconds."""
     cache.mkdir(parents=True, exist_ok=True)
     stale = []
@@ -196,6 +200,9 @@ def measure_all(files: Sequence[str], tree: Path, cache: Path, arguments: Sequen
     if not stale:
         return
     statements = Statements([Path(folder) for folder in forks.source_folders(tree)[1:]])
-    jobs = (forks.Job(file, partial(_measure, file=file, output=record_path(cache, file), statements=statements, arguments=arguments), SECONDS) for file in stale)
+    jobs = (
+        forks.Job(file, partial(_measure, file=file, output=record_path(cache, file), statements=statements, arguments=arguments), SECONDS)
+        for file in stale
+    )
     for job, status, seconds in forks.run_all(jobs, [tree] * at_once):
         yield job.what, status, seconds

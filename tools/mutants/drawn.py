@@ -7,10 +7,10 @@
 A package is a folder directly under the sources of the core (its loose modules are one more), or a plugin distribution. Each has a share of
 the changes in proportion to its lines, and no less than a few. The same seed draws the same changes, whatever other files become.
 
-Which tests run a line is measured first, file by file, and kept in `.mutants/` until a test or what it runs changes. A change meets the tests
-of the mirrored file and then others that run its line, the quickest first. It is *noticed* if one fails or time is up; else it *survived*:
-its lines are written to `.mutants/survivors.diff`. A change that makes no difference to what the code is for is named in `equivalent.toml`,
-with the reason, and is not drawn again. The exit status is 0 if every package has the wanted score.
+Which tests run a line is measured first, file by file, and kept in `.mutants/` until a test or what it runs changes. A change meets the
+tests of the mirrored file and then others that run its line, the quickest first. It is *noticed* if one fails or time is up; else it
+*survived*: its lines are written to `.mutants/survivors.diff`. A change that makes no difference to what the code is for is named in
+`equivalent.toml`, with the reason, and is not drawn again. The exit status is 0 if every package has the wanted score.
 """
 
 from __future__ import annotations
@@ -41,7 +41,15 @@ LEAST = 6  # changes of a package
 MIRRORED = 15.0  # seconds up to which the whole mirrored test file is run
 OTHERS = 12.0  # seconds of the tests of other files
 MOST = 30  # tests of other files
-PYTEST = ("-q", "-p", "no:cacheprovider", "--no-header", "--tb=line", "-W", "ignore:Module already imported:pytest.PytestAssertRewriteWarning")
+PYTEST = (
+    "-q",
+    "-p",
+    "no:cacheprovider",
+    "--no-header",
+    "--tb=line",
+    "-W",
+    "ignore:Module already imported:pytest.PytestAssertRewriteWarning",
+)
 NOTHING_RAN = {4, 5}  # statuses of pytest: a test has another name now, or there is none
 
 
@@ -230,13 +238,17 @@ def scores(results: Sequence[Result]) -> dict[str, tuple[int, int]]:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns its exit status."""
-    parser = argparse.ArgumentParser(prog="python -m tools.mutants.drawn", description="break the code at random; say what the tests notice")
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.mutants.drawn", description="break the code at random; say what the tests notice"
+    )
     parser.add_argument("--count", type=int, default=400, help="changes over all packages (400); small packages have a few more")
     parser.add_argument("--seed", type=int, default=0, help="which of all changes are drawn (0)")
     parser.add_argument("--packages", nargs="*", default=(), metavar="NAME", help="only these packages, such as core/runs or quark_algos")
     parser.add_argument("--at-once", type=int, default=1, help="changes that are tried at the same time, each in a copy of the tree (1)")
     parser.add_argument("--again", action="store_true", help="only the changes that the last run left, as far as the code is the same")
-    parser.add_argument("--tests", nargs="*", metavar="PATH", help="folders and files of tests to measure (those of every distribution, and tests/)")
+    parser.add_argument(
+        "--tests", nargs="*", metavar="PATH", help="folders and files of tests to measure (those of every distribution, and tests/)"
+    )
     parser.add_argument("--keep-map", action="store_true", help="take the measured lines as they are, though tests have changed since")
     parser.add_argument("--json", type=Path, help="where the results are written, each with its change")
     options = parser.parse_args(arguments)
@@ -267,7 +279,8 @@ def _run(options: argparse.Namespace, pristine: Path, trees: Sequence[Path]) -> 
         results.append(result)
         before, after = changed_lines(pristine, result.mutation)
         place = f"{result.mutation.file}:{result.mutation.line}"
-        print(f"{'noticed ' if result.noticed else 'SURVIVED'} {result.seconds:4.0f} s  {place}  {before}  ->  {after}  [{result.noticed_by or result.tests}]", flush=True)
+        verdict, by = ("noticed", result.noticed_by) if result.noticed else ("SURVIVED", f"{result.tests} tests")
+        print(f"{verdict:8} {result.seconds:4.0f} s  {place}  {before}  ->  {after}  [{by}]", flush=True)
     return report(pristine, results, options.json)
 
 
@@ -289,7 +302,9 @@ def report(tree: Path, results: Sequence[Result], output: Path | None) -> int:
         output.write_text(json.dumps([attrs.asdict(result) for result in results], indent=1))
     table = scores(results)
     for package, (noticed, tried) in table.items():
-        print(f"{package:22} {noticed:4} of {tried:4} {noticed / tried:6.0%}" + ("" if noticed / tried >= SCORE else f"  below {SCORE:.0%}"))
+        print(
+            f"{package:22} {noticed:4} of {tried:4} {noticed / tried:6.0%}" + ("" if noticed / tried >= SCORE else f"  below {SCORE:.0%}")
+        )
     noticed, tried = (sum(one[place] for one in table.values()) for place in (0, 1))
     print(f"{'all':22} {noticed:4} of {tried:4} {noticed / max(tried, 1):6.0%}; what survived is in {CACHE / 'survivors.diff'}")
     return 0 if all(noticed / tried >= SCORE for noticed, tried in table.values()) else 1

@@ -9,6 +9,7 @@ import sys
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ PRELOADED = ("numpy", "hypothesis", "pytest", "torch", "transformers.models.llam
 
 @attrs.frozen
 class Job:
-    """What one fork does: its tree is prepared before and restored after it, in the parent; the fork's exit status is what `run` returns."""
+    """What one fork does: its tree is prepared before and restored after it, by the parent; its exit status is what `run` returns."""
 
     what: Any
     run: Callable[[Path], int]
@@ -91,10 +92,8 @@ def _fork(job: Job, tree: Path) -> int:
 
 def _kill_group(pid: int) -> None:
     """Ends what a fork has left running."""
-    try:
+    with suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)
-    except ProcessLookupError:
-        pass
 
 
 def quiet(output: Path) -> None:

@@ -1,4 +1,4 @@
-"""Single changes of the behaviour of Python code, each a few characters of a file replaced: another comparison, no statement, another return."""
+"""Single changes of the behaviour of Python code, each a few characters of a file: another comparison, no statement, another return."""
 
 from __future__ import annotations
 
@@ -34,7 +34,16 @@ ARITHMETIC: dict[type[ast.operator], type[ast.operator]] = {
     ast.LShift: ast.RShift,
     ast.RShift: ast.LShift,
 }
-OPPOSITES = ("min max", "any all", "amin amax", "argmin argmax", "floor ceil", "minimum maximum", "startswith endswith", "clamp_min clamp_max")
+OPPOSITES = (
+    "min max",
+    "any all",
+    "amin amax",
+    "argmin argmax",
+    "floor ceil",
+    "minimum maximum",
+    "startswith endswith",
+    "clamp_min clamp_max",
+)
 OPPOSITE = {a: b for pair in OPPOSITES for a, b in (pair.split(), pair.split()[::-1])}
 # Calls whose arguments are words for people, and methods of which nothing but such words comes.
 SPEAKING = {"warn", "warning", "info", "debug", "error", "exception", "log", "print", "say", "add_argument"}
@@ -44,7 +53,7 @@ UNTESTED = {"TYPE_CHECKING", "overload", "jit"}  # conditions and decorators of 
 
 @attrs.frozen(order=True)
 class Mutation:
-    """One change of a file: characters from `start` to `end` become `new`. `function` is the dotted name of the innermost function or class."""
+    """One change of a file: characters from `start` to `end` become `new`. `function` is the dotted name of the innermost definition."""
 
     file: str
     function: str
@@ -137,7 +146,12 @@ class _Visitor:
 
     def function(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[Mutation]:
         """Yields the changes of a function: of its defaults and its body."""
-        decorators = {name.id if isinstance(name, ast.Name) else name.attr for one in node.decorator_list for name in ast.walk(one) if isinstance(name, ast.Name | ast.Attribute)}
+        decorators = {
+            name.id if isinstance(name, ast.Name) else name.attr
+            for one in node.decorator_list
+            for name in ast.walk(one)
+            if isinstance(name, ast.Name | ast.Attribute)
+        }
         if decorators & UNTESTED or node.name in TEXT_METHODS:
             return
         self.names.append(node.name)

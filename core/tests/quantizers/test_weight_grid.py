@@ -131,3 +131,12 @@ def test_scales_that_span_rows_under_an_outer_scale_are_those_of_round_to_neares
     expected = [quantizer.find_qparams(w, observer) for w in weights()]
     assert grid.fixed is not None
     assert all(same(a, b) for a, b in zip(grid.qparams(grid.fixed), expected, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("scheme", "free"),
+    [("int4_wo_32", True), ("mxfp4", True), ("uint4_wo_32", False), ("mx6", False), ("mx9", False), ("fp8", False)],
+)
+def test_scales_may_be_chosen_where_nothing_else_depends_on_them(scheme: str, free: bool) -> None:
+    """Zero points, subscales, and other rows of the same scale each forbid it."""
+    assert grid_of(quark.schemes().load_config(scheme)().weight).can_be_refitted is free
