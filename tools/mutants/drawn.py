@@ -20,6 +20,7 @@ import difflib
 import json
 import os
 import re
+import shutil
 import sys
 import tempfile
 import tomllib
@@ -31,8 +32,9 @@ from pathlib import Path
 import attrs
 import pytest
 
-from tools.mutants import covering_tests, forks
+from tools.mutants import forks
 from tools.mutants.__main__ import HERE, ROOT, copy_of_the_tree
+from tools.mutants.covering_tests import FileRecord, measure_all, read_record, record_path
 from tools.mutants.operators import Mutation, mutations_of, one_of_each_line
 
 CACHE = ROOT / ".mutants"
@@ -41,6 +43,7 @@ LEAST = 6  # changes of a package
 MIRRORED = 15.0  # seconds up to which the whole mirrored test file is run
 OTHERS = 12.0  # seconds of the tests of other files
 MOST = 30  # tests of other files
+SECONDS = 300  # to compile
 PYTEST = (
     "-q",
     "-p",
@@ -110,12 +113,17 @@ def equivalent_changes(table: Path) -> dict[tuple[str, ...], str]:
     return {(entry["file"], entry["function"], entry["old"], entry["new"]): entry["reason"] for entry in entries}
 
 
+@attrs.frozen
 class Map:
-    """All records of test files."""
+    """The records of test files, by their paths."""
 
-    def __init__(self, cache: Path, files: Sequence[str]) -> None:
-        records = {file: covering_tests.read_record(covering_tests.record_path(cache, file)) for file in files}
-        self.records = {file: record for file, record in records.items() if record is not None}
+    records: dict[str, FileRecord]
+
+    @classmethod
+    def read(cls, cache: Path, files: Sequence[str]) -> Map:
+        """Returns the records that were measured."""
+        records = {file: read_record(record_path(cache, file)) for file in files}
+        return cls({file: record for file, record in records.items() if record is not None})
 
     def tests_of(self, mutation: Mutation) -> tuple[list[str], float]:
         """Returns the tests that meet a change, and their seconds: those of mirrored files, then the quickest of others."""
@@ -195,11 +203,17 @@ def _restore(tree: Path, mutation: Mutation, source: Path) -> None:
     os.utime(tree / mutation.file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
 
 
-def run(mutations: dict[str, list[Mutation]], tests: Map, pristine: Path, trees: Sequence[Path]) -> Iterator[Result]:
-    """Runs the tests of each change; yields what became of it. Changes are those of `pristine`, and made in `trees`, which are copies."""
+def _compile(tree: Path, tests: Sequence[str]) -> int:
+    """Lets Python and pytest keep what they compile of the sources and the tests."""
+    forks.quiet(tree.parent / "compiled.log")
+    return int(pytest.main(["--collect-only", *PYTEST, *tests]))
+
+
+def run(mutations: dict[str, list[Mutation]], tests: Map, pristine: Path, *, at_once: int) -> Iterator[Result]:
+    """Runs the tests of each change in copies of `pristine`, so many at once; yields what became of it."""
     outputs = pristine.parent / "outputs"
     outputs.mkdir()
-    jobs = []
+    jobs: list[forks.Job] = []
     for package, drawn_ones in mutations.items():
         for mutation in drawn_ones:
             names, seconds = tests.tests_of(mutation)
@@ -215,6 +229,9 @@ def run(mutations: dict[str, list[Mutation]], tests: Map, pristine: Path, trees:
                 partial(_restore, mutation=mutation, source=pristine),
             )
             jobs.append(job)
+    files = {test.partition("::")[0] for job in jobs for test in job.run.keywords["tests"]}
+    list(forks.run_all([forks.Job(None, partial(_compile, tests=sorted(files)), SECONDS)], [pristine]))
+    trees = [Path(shutil.copytree(pristine, pristine.parent / str(number))) for number in range(at_once)]
     for job, status, seconds in forks.run_all(jobs, trees):
         package, mutation, output, number = job.what
         by = "time" if status == forks.TIMEOUT else "" if status == 0 else (output.is_file() and output.read_text()) or f"status {status}"
@@ -253,12 +270,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, help="where the results are written, each with its change")
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory(prefix="mutants-") as directory:
-        trees = [copy_of_the_tree(ROOT, Path(directory).resolve() / name) for name in ("pristine", *map(str, range(options.at_once)))]
-        return _run(options, trees[0], trees[1:])
+        return _run(options, copy_of_the_tree(ROOT, Path(directory).resolve() / "pristine"))
 
 
-def _run(options: argparse.Namespace, pristine: Path, trees: Sequence[Path]) -> int:
-    """Draws, measures and runs with the copies of the tree that were made."""
+def _run(options: argparse.Namespace, pristine: Path) -> int:
+    """Draws, measures and runs with a copy of the tree."""
     files = packages_of(pristine)
     if unknown := set(options.packages) - set(files):
         raise ValueError(f"no package is named {sorted(unknown)[0]!r}; there are: {', '.join(files)}")
@@ -272,10 +288,10 @@ def _run(options: argparse.Namespace, pristine: Path, trees: Sequence[Path]) -> 
     forks.preload()
     tests = test_files(pristine, options.tests)
     if not options.keep_map:
-        for file, status, seconds in covering_tests.measure_all(tests, pristine, CACHE / "tests", PYTEST, at_once=options.at_once):
+        for file, status, seconds in measure_all(tests, pristine, CACHE / "tests", PYTEST, at_once=options.at_once):
             print(f"measured  {seconds:5.0f} s  {file}" + (f" (pytest ends with {status})" if status else ""), flush=True)
     results = []
-    for result in run(mutations, Map(CACHE / "tests", tests), pristine, trees):
+    for result in run(mutations, Map.read(CACHE / "tests", tests), pristine, at_once=options.at_once):
         results.append(result)
         before, after = changed_lines(pristine, result.mutation)
         place = f"{result.mutation.file}:{result.mutation.line}"

@@ -124,6 +124,8 @@ class _Visitor:
                 return
             case ast.If(test=ast.Compare(left=ast.Name("__name__"))):
                 return
+            case ast.AnnAssign(value=None) | ast.JoinedStr() | ast.Assign(value=ast.BinOp(op=ast.BitOr())) if not self.arguments:
+                return  # the last is a type under another name
             case ast.AnnAssign(value=None) | ast.JoinedStr():
                 return
             case ast.AnnAssign(target=target, value=value) if value is not None:
