@@ -15,7 +15,7 @@ import torch
 
 from quark.checkpoint.atomic_directory import finished_blocks
 from quark.errors import ConfigError
-from quark.process_group import ranks_of_environment
+from quark.process_group import is_one_of_many, ranks_of_environment
 from quark.ranks import ALONE
 from quark.runs.block_figures import OUTSIDE
 from quark.testing.tiny import tiny_model_dir
@@ -219,3 +219,23 @@ def test_one_gpu_for_all_processes_is_refused(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError, match="'cuda:1' would be that of all processes"), ranks_of_environment(torch.device("cuda:1")):
         pass
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, False),
+        ({"WORLD_SIZE": "2", "RANK": "1"}, True),
+        ({"WORLD_SIZE": "2"}, False),  # batch systems set it for their own purposes
+        ({"RANK": "0"}, False),
+        ({"WORLD_SIZE": "1", "RANK": "0"}, False),
+    ],
+)
+def test_a_process_is_one_of_many_if_torchrun_has_told_it_its_number(
+    environment: dict[str, str], expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("WORLD_SIZE", "RANK"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert is_one_of_many() is expected

@@ -86,7 +86,7 @@ def read_tables(tables: Sequence[Path]) -> list[Mutant]:
     mutants = [
         Mutant(entry["name"], entry["says"], tuple(entry["tests"]), tuple(Edit(**edit) for edit in entry["edits"]))
         for table in tables
-        for entry in tomllib.loads(table.read_text())["mutant"]
+        for entry in tomllib.loads(table.read_text()).get("mutant", ())
     ]
     names = [mutant.name for mutant in mutants]
     for mutant in mutants:

@@ -62,3 +62,28 @@ def test_what_is_derived_is_computed_once_for_each_function_and_arguments_and_an
     other.update(torch.full((1, 4), -3.0))
     statistic.merge(other)
     assert float(statistic.derived(_scaled_total, 2.0, 1.0)) == 25
+
+
+def test_channels_that_are_always_0_do_not_count_in_the_shrinkage_of_the_hessian() -> None:
+    """They are no part of the mean of the diagonal, from which its spread is measured."""
+    x = torch.randn(256, 8, generator=torch.Generator().manual_seed(0)) * torch.linspace(1, 2, 8)
+    with_dead = torch.cat([x, torch.zeros(256, 24)], dim=1)
+    alone, both = (Hessian(part.shape[1], CPU) for part in (x, with_dead))
+    alone.update(x)
+    both.update(with_dead)
+    assert 0 < alone.shrinkage()[1] < 1
+    assert both.shrinkage() == pytest.approx(alone.shrinkage(), rel=1e-5)
+
+
+def test_more_tokens_are_shrunk_less_and_no_tokens_wholly() -> None:
+    assert Hessian(8, CPU).shrinkage() == (1.0, 1.0)
+    generator = torch.Generator().manual_seed(0)
+    mixing = torch.randn(8, 8, generator=generator)
+    found = []
+    for tokens in (32, 2048):
+        statistic = Hessian(8, CPU)
+        statistic.update(torch.randn(tokens, 8, generator=generator) @ mixing)
+        found.append(statistic.shrinkage())
+    assert found[1][0] < found[0][0]
+    assert found[1][1] < found[0][1]
+    assert all(0 < share <= 1 for pair in found for share in pair)

@@ -182,3 +182,36 @@ def test_several_processes_are_refused_before_any_work() -> None:
     planned = plan_run(model, config)
     with pytest.raises(UnsupportedError, match="'tuning' tunes each block on all calibration samples in turn, and 2 processes share them"):
         planned.with_data(model, IDS, torch.device("cpu"), Ranks(size=2))
+
+
+class ShowsAndSizes(Sizes):
+    """Keeps the blocks as it is shown them, and then changes them."""
+
+    def tune(self, block: RoundedBlock) -> Mapping[str, Metrics]:
+        Sees.tune(self, block)
+        return super().tune(block)
+
+
+def test_the_next_block_sees_the_outputs_of_the_tuned_one() -> None:
+    tuning = ShowsAndSizes()
+    model, report = run(tuning)
+    last = len(tuning.blocks) - 1
+    assert any(report.tuned[block.name]["test"]["applied"] for block in tuning.blocks[:last])
+    plain: Any = tiny.tiny_model()
+    for number, block in enumerate(tuning.blocks):
+        tuned = model.model.layers[number]
+        model.model.layers[number] = plain.model.layers[number]
+        expected = hidden_states(model, number)  # of the float block, behind those that are tuned
+        model.model.layers[number] = tuned
+        torch.testing.assert_close(torch.cat([sample.target for sample in block.samples]), expected)
+
+
+def test_each_of_two_tunings_sees_what_the_one_before_it_has_left() -> None:
+    first, second = Sizes(), Sees()
+    model: Any = tiny.tiny_model()
+    plan = plan_run(model, LLMTemplate.get("llama").get_config(scheme="int4_wo_32")).plan
+    tunings = {"first": first, "second": second}
+    report = quantize_blocks(model, plan, calls(IDS, model=model), RoundToNearest(), InPlaceSink(model), tunings=tunings)
+    assert any(metrics["first"]["applied"] for metrics in report.tuned.values())
+    for number, output in enumerate(second.outputs):
+        torch.testing.assert_close(output, hidden_states(model, number))

@@ -148,3 +148,18 @@ def test_a_weight_that_two_calls_share_is_rounded_once_and_one_that_is_also_read
     names = [name for name, module in graph.named_modules() if isinstance(module, RoundedParameter)]
     assert names == ["layer.weight_quantizer", "linear_2.weight_quantizer"]
     assert not torch.equal(graph.get_parameter("linear_2.weight"), model.table.weight)
+
+
+def test_two_groups_that_one_operator_joins_become_one_with_all_their_members() -> None:
+    def joined(x: Tensor, y: Tensor) -> Tensor:
+        return torch.cat([torch.tanh(x).reshape(-1), (y * 1.0).reshape(-1)])
+
+    graph = quantized(Function(joined), torch.randn(2, 3), torch.full((2, 3), 40.0))
+    names = calls(graph)
+    inner = {tensor: name for tensor, name in names.items() if not tensor.startswith("args")}
+    assert len(inner) == 5, "tanh, mul, the two that reshape them, cat"
+    assert len(set(inner.values())) == 1
+    quantizer = graph.get_submodule(names["tanh"])
+    assert isinstance(quantizer, QuantizerModule)
+    assert quantizer.scale is not None
+    torch.testing.assert_close(quantizer.scale, torch.tensor(40 / 127.5), rtol=0.01, atol=0)

@@ -94,3 +94,25 @@ def test_rows_of_the_usual_granularities_are_views(granularity: Granularity) -> 
 )
 def test_shapes_that_do_not_fit_are_told(granularity: Granularity, shape: tuple[int, ...]) -> None:
     assert granularity.shape_error(shape) is not None
+
+
+@pytest.mark.parametrize(
+    ("granularity", "columns"),
+    [
+        (PerTensor(), None),
+        (PerChannel(0), 8),
+        (PerChannel(-2), 8),
+        (PerChannel(1), None),
+        (PerChannel(-1), None),
+        (PerToken(), 8),
+        (PerGroup(4), 4),
+        (PerGroup(-1), 8),
+        (PerBlock((2, 4)), None),
+    ],
+)
+def test_columns_that_share_a_scale_are_those_of_one_row(granularity: Granularity, columns: int | None) -> None:
+    """A group of input channels can be rounded by itself only where no other row has a part in its scale."""
+    assert granularity.columns_per_scale(8) == columns
+    weight = torch.arange(32.0).reshape(4, 8)
+    rows = {tuple((row // 8).unique().tolist()) for row in granularity.rows(weight)}
+    assert (columns is not None) == all(len(row) == 1 for row in rows)

@@ -99,3 +99,14 @@ def test_each_threshold_is_listed() -> None:
 
     constants = {name for name, value in vars(flags).items() if name.isupper() and isinstance(value, float)}
     assert constants == {name.upper() for name in THRESHOLDS}
+
+
+def test_the_share_of_layers_given_up_is_that_of_layers_with_an_algorithm() -> None:
+    given = report({"to_nearest_because": "worse", "algorithm": "acme"}, {"algorithm": "acme"})
+    for layer in given["layers"][:20]:
+        layer["algorithm"] = None
+    assert codes(given) == [("amber", "given_up")]
+    given["layers"][-1]["to_nearest_because"] = "failed"
+    (flag,) = flags_of(given)
+    assert (flag["level"], flag["layers"]) == ("red", ["bad.0", "bad.1"])
+    assert "2 of 2 layers" in flag["title"]

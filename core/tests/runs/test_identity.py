@@ -2,15 +2,26 @@
 
 from __future__ import annotations
 
+import shutil
+from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 
 from quark.calibration.batches import Call
-from quark.runs.identity import _identity_of_data, differences
+from quark.checkpoint.exporter import ExportOptions
+from quark.hf.conversion_ops import Chunk
+from quark.hf.weight_converters import WeightConverter
+from quark.runs.from_disk import opened_checkpoint
+from quark.runs.identity import RunIdentity, _identity_of_data, _identity_of_source, differences
+from quark.runs.run import plan_run
+from quark.testing.tiny import tiny_model_dir
+from quark.torch import LLMTemplate
 
 LEAVES = st.none() | st.booleans() | st.integers() | st.text()
 VALUES = st.recursive(LEAVES, lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner), max_leaves=8)
@@ -50,3 +61,65 @@ def test_data_that_differ_in_anything_have_another_digest(other: str) -> None:
 
 def test_the_strides_of_data_do_not_count() -> None:
     assert _identity_of_data([Call((TOKENS.expand(2, 6),))]) == _identity_of_data([Call((TOKENS.repeat(2, 1),))])
+
+
+def identity(**changes: Any) -> RunIdentity:
+    """The identity of a run on the tiny checkpoint, with some of its arguments changed."""
+    scheme, algorithm = changes.pop("scheme", "int4_wo_32"), changes.pop("algorithm", None)
+    shards, tensors = opened_checkpoint(tiny_model_dir(), dtype=changes.pop("dtype", "auto"))
+    plan = plan_run(tensors.model, LLMTemplate.get("llama").get_config(scheme=scheme, algorithm=algorithm)).plan
+    settings: dict[str, Any] = {
+        "data": [Call((TOKENS,))],
+        "exporter": "safetensors",
+        "options": ExportOptions(),
+        "converters": [],
+        "device": torch.device("cpu"),
+        "is_deterministic": False,
+    }
+    return RunIdentity.of(tensors.model, plan, shards, **(settings | changes))
+
+
+CONVERTER = WeightConverter("gate_up_proj.weight", ["gate_proj.weight", "up_proj.weight"], operations=[Chunk(dim=0)])
+CHANGES: dict[str, tuple[dict[str, Any], str]] = {
+    "scheme": ({"scheme": "int4_wo_64"}, "settings.configuration."),
+    "algorithm": ({"algorithm": ["gptq"]}, "settings.configuration."),
+    "dtype": ({"dtype": "float16"}, "settings.dtype "),
+    "data": ({"data": [Call((TOKENS + 1,))]}, "data.digest "),
+    "number of calls": ({"data": [Call((TOKENS,))] * 2}, "data.calls "),
+    "exporter": ({"exporter": "fp8"}, "settings.exporter "),
+    "common option": ({"options": ExportOptions(pack_method="order")}, "settings.exporter options.pack_method "),
+    "size of shards": ({"options": ExportOptions(max_shard_bytes=1 << 20)}, "settings.exporter options.max_shard_bytes "),
+    "zero points": ({"options": ExportOptions(zero_points=False)}, "settings.exporter options.zero_points "),
+    "own option": ({"options": ExportOptions(own={"custom": 3})}, "settings.exporter options.custom "),
+    "converter": ({"converters": [CONVERTER]}, "settings.weight converters."),
+    "device": ({"device": torch.device("meta")}, "settings.device "),
+    "order of sums": ({"is_deterministic": True}, "settings.deterministic "),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_each_setting_is_a_part_of_the_identity_under_its_name(change: str) -> None:
+    changes, name = CHANGES[change]
+    found = differences(attrs.asdict(identity()), attrs.asdict(identity(**changes)))
+    assert any(line.startswith(name) for line in found), found
+
+
+def test_what_changes_no_tensor_is_no_part_of_the_identity() -> None:
+    assert identity() == identity(options=ExportOptions(overwrite=True, tokenizer=None))
+
+
+def test_a_source_with_other_weights_or_another_configuration_is_another_run(tmp_path: Path) -> None:
+    one, other, edited = (Path(shutil.copytree(tiny_model_dir(), tmp_path / name)) for name in ("one", "other", "edited"))
+    tensors = load_file(other / "model.safetensors")
+    save_file({name: tensor + 1 for name, tensor in tensors.items()}, other / "model.safetensors", {"format": "pt"})
+    (edited / "config.json").write_text((edited / "config.json").read_text() + " ")
+    first = identity_of_source(one)
+    assert identity_of_source(one) == first
+    assert set(identity_of_source(other)) == set(first)
+    assert [name for name in first if identity_of_source(other)[name] != first[name]] == ["model.safetensors"]
+    assert identity_of_source(other)["model.safetensors"]["bytes"] == first["model.safetensors"]["bytes"]
+    assert [name for name in first if identity_of_source(edited)[name] != first[name]] == ["config.json"]
+
+
+def identity_of_source(directory: Path) -> dict[str, Any]:
+    return _identity_of_source(opened_checkpoint(directory)[0])

@@ -16,6 +16,7 @@ from quark.errors import CalibrationError, ConfigError, PluginError
 from quark.planning.plan import plan_rows
 from quark.selection import FLOAT, Budget, Selection, SelectionProblem, SelectionResult, select_schemes
 from quark.selection.picture import curve_svg
+from quark.selection.select import base_scheme
 from quark.testing.small_models import batches, run_config, small_model
 from quark.testing.tiny import calibration_batches, tiny_model, tiny_model_dir, tiny_template
 from quark.torch import ModelQuantizer, export_safetensors
@@ -153,3 +154,16 @@ def test_the_json_form_and_the_picture_say_what_was_chosen() -> None:
     assert facts["total_bytes"] == result.total_bytes
     assert QConfig.from_dict(json.loads(json.dumps(result.config.to_dict()))).layer_quant_config == result.config.layer_quant_config
     assert curve_svg(result).startswith("<svg ")
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["mxfp4", "fp8"], "mxfp4"),
+        (["bf16", "fp8"], "fp8"),
+        (["fp8", "nvfp4"], "nvfp4"),
+        (["bf16", "int4_wo_32", "nvfp4", "fp8"], "nvfp4"),
+    ],
+)
+def test_a_selection_starts_from_a_scheme_that_shares_global_scales_if_there_is_one(names: list[str], expected: str) -> None:
+    assert base_scheme(names) == expected

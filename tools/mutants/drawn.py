@@ -1,0 +1,333 @@
+"""Breaks the code in ways that nobody chose: changes drawn from all that there are, each run against the tests of its line.
+
+    python -m tools.mutants.drawn                              # 400 changes, over all packages; the score of each
+    python -m tools.mutants.drawn --packages core/runs --count 60 --seed 1
+    python -m tools.mutants.drawn --again                      # only those that the last run left
+
+A package is a folder directly under the sources of the core (its loose modules are one more), or a plugin distribution. Each has a share of
+the changes in proportion to its lines, and no less than a few. The same seed draws the same changes, whatever other files become.
+
+Which tests run a line is measured first, file by file, and kept in `.mutants/` until a test or what it runs changes. A change meets the
+tests of the mirrored file and then others that run its line, the quickest first. It is *noticed* if one fails or time is up; else it
+*survived*: its lines are written to `.mutants/survivors.diff`. A change that makes no difference to what the code is for is named in
+`equivalent.toml`, with the reason, and is not drawn again. The exit status is 0 if every package has the wanted score.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import json
+import os
+import re
+import shutil
+import sys
+import tempfile
+import tomllib
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from functools import partial
+from pathlib import Path
+
+import attrs
+import pytest
+
+from tools.mutants import forks
+from tools.mutants.__main__ import HERE, ROOT, copy_of_the_tree
+from tools.mutants.covering_tests import FileRecord, measure_all, read_record, record_path
+from tools.mutants.operators import Mutation, mutations_of, one_of_each_line
+
+CACHE = ROOT / ".mutants"
+SCORE = 0.85  # of the changes of a package that its tests have to notice
+LEAST = 6  # changes of a package
+MIRRORED = 15.0  # seconds up to which the whole mirrored test file is run
+OTHERS = 12.0  # seconds of the tests of other files
+MOST = 30  # tests of other files
+SECONDS = 300  # to compile
+PYTEST = (
+    "-q",
+    "-p",
+    "no:cacheprovider",
+    "--no-header",
+    "--tb=line",
+    "-W",
+    "ignore:Module already imported:pytest.PytestAssertRewriteWarning",
+)
+NOTHING_RAN = {4, 5}  # statuses of pytest: a test has another name now, or there is none
+
+
+@attrs.frozen
+class Result:
+    """What became of one drawn change: the test that failed, or an empty text."""
+
+    package: str
+    mutation: Mutation
+    noticed_by: str
+    seconds: float
+    tests: int
+
+    @property
+    def noticed(self) -> bool:
+        return bool(self.noticed_by)
+
+
+def packages_of(tree: Path) -> dict[str, list[str]]:
+    """Returns the source files of each package, by its name."""
+    packages: dict[str, list[str]] = defaultdict(list)
+    for path in sorted([*tree.glob("core/src/quark/**/*.py"), *tree.glob("plugins/*/src/**/*.py")]):
+        file = path.relative_to(tree)
+        loose = file.parts[0] == "core" and len(file.parts) == 4
+        name = file.parts[1] if file.parts[0] == "plugins" else "core" if loose else f"core/{file.parts[3]}"
+        packages[name].append(str(file))
+    return packages
+
+
+def drawn(tree: Path, files: dict[str, list[str]], *, count: int, seed: int, known: set[tuple[str, ...]]) -> dict[str, list[Mutation]]:
+    """Returns the changes of each package: its share of `count`, and `LEAST` where it has so many, without those that are `known`."""
+    pools: dict[str, list[Mutation]] = {}
+    for package, paths in files.items():
+        every = [mutation for path in paths for mutation in mutations_of(path, (tree / path).read_text(encoding="utf-8"))]
+        pools[package] = one_of_each_line([mutation for mutation in every if key(tree, mutation) not in known], seed)
+    lines = sum(map(len, pools.values()))
+    return {package: pool[: max(LEAST, round(count * len(pool) / lines))] for package, pool in pools.items() if pool}
+
+
+def key(tree: Path, mutation: Mutation) -> tuple[str, ...]:
+    """Returns what a change is known by in `equivalent.toml`: file, function, and its lines before and after, without indentation."""
+    before, after = changed_lines(tree, mutation)
+    return mutation.file, mutation.function, before, after
+
+
+def changed_lines(tree: Path, mutation: Mutation) -> tuple[str, str]:
+    """Returns the lines that a change touches, before and after it, in one line of text each."""
+    source = (tree / mutation.file).read_text(encoding="utf-8")
+    begin = source.rfind("\n", 0, mutation.start) + 1
+    end = source.find("\n", mutation.end) if "\n" in source[mutation.end :] else len(source)
+    before, after = source[begin:end], source[begin : mutation.start] + mutation.new + source[mutation.end : end]
+    return " ".join(before.split()), " ".join(after.split())
+
+
+def equivalent_changes(table: Path) -> dict[tuple[str, ...], str]:
+    """Returns the reason for which a change makes no difference, by its key."""
+    entries = tomllib.loads(table.read_text(encoding="utf-8")).get("equivalent", [])
+    return {(entry["file"], entry["function"], entry["old"], entry["new"]): entry["reason"] for entry in entries}
+
+
+@attrs.frozen
+class Map:
+    """The records of test files, by their paths."""
+
+    records: dict[str, FileRecord]
+
+    @classmethod
+    def read(cls, cache: Path, files: Sequence[str]) -> Map:
+        """Returns the records that were measured."""
+        records = {file: read_record(record_path(cache, file)) for file in files}
+        return cls({file: record for file, record in records.items() if record is not None})
+
+    def tests_of(self, mutation: Mutation) -> tuple[list[str], float]:
+        """Returns the tests that meet a change, and their seconds: those of mirrored files, then the quickest of others."""
+        mirrored, near, far = [], [], []
+        for file, record in self.records.items():
+            ran = record.lines.get(mutation.file, {})
+            lines = [line for line in range(mutation.line, mutation.line - 60, -1) if line in ran]
+            tests = [record.tests[test] for test in (ran[lines[0]] if lines else ())]
+            if mirrors(file, mutation.file):
+                whole = record.tests if sum(test.seconds for test in record.tests) < MIRRORED else tests
+                mirrored += whole
+            else:
+                same = Path(file).parent.name == Path(mutation.file).parent.name or _distribution(file) != "tests"
+                (near if same and _distribution(file) == _distribution(mutation.file) else far).extend(tests)
+        chosen, budget = list(mirrored), OTHERS
+        per_file: Counter[str] = Counter()
+        for test in [*sorted(near, key=lambda test: test.seconds), *sorted(far, key=lambda test: test.seconds)]:
+            file = test.name.partition("::")[0]
+            if test.seconds <= budget and per_file[file] < 4 and len(chosen) < len(mirrored) + MOST:
+                chosen.append(test)
+                per_file[file] += 1
+                budget -= test.seconds
+        return [test.name for test in chosen], sum(test.seconds for test in chosen)
+
+
+def mirrors(test: str, source: str) -> bool:
+    """Whether a test file is that of a source, or of a folder of sources: by its name, and its place in the distribution."""
+    if _distribution(test) != _distribution(source):
+        return False
+    path, name = Path(source), Path(test).stem.removeprefix("test_")
+    inside = Path(*path.parts[path.parts.index("src") + 2 :])
+    folder = Path(*Path(test).parts[Path(test).parts.index("tests") + 1 : -1])
+    return (folder == inside.parent and name == path.stem.lstrip("_")) or (folder == inside.parent.parent and name == inside.parent.name)
+
+
+def _distribution(file: str) -> str:
+    parts = Path(file).parts
+    return parts[1] if parts[0] == "plugins" else parts[0]
+
+
+class _FirstFailure:
+    """A plugin of pytest that notes the first test that fails."""
+
+    name = ""
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed and not self.name:
+            self.name = report.nodeid
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed and not self.name:
+            self.name = f"{report.nodeid} (not collected)"
+
+
+def _run_tests(tree: Path, tests: Sequence[str], output: Path) -> int:
+    """Runs the tests of a change, in a fork; writes which failed first."""
+    forks.quiet(output.with_suffix(".log"))
+    sys.dont_write_bytecode = True
+    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
+    failure = _FirstFailure()
+    arguments = ["-x", f"--basetemp={tree}/.tmp", *PYTEST]
+    status = pytest.main([*arguments, *tests], plugins=[failure])
+    if status in NOTHING_RAN:  # parameters changed with the code: functions then
+        status = pytest.main([*arguments, *dict.fromkeys(test.partition("[")[0] for test in tests)], plugins=[failure])
+    output.write_text(failure.name)
+    return 0 if status in NOTHING_RAN else int(status)
+
+
+def _write(tree: Path, mutation: Mutation) -> None:
+    path = tree / mutation.file
+    path.write_text(mutation.applied(path.read_text(encoding="utf-8")), encoding="utf-8")
+
+
+def _restore(tree: Path, mutation: Mutation, source: Path) -> None:
+    stat = (source / mutation.file).stat()
+    (tree / mutation.file).write_bytes((source / mutation.file).read_bytes())
+    os.utime(tree / mutation.file, ns=(stat.st_atime_ns, stat.st_mtime_ns))
+
+
+def _compile(tree: Path, tests: Sequence[str]) -> int:
+    """Lets Python and pytest keep what they compile of the sources and the tests."""
+    forks.quiet(tree.parent / "compiled.log")
+    return int(pytest.main(["--collect-only", *PYTEST, *tests]))
+
+
+def run(mutations: dict[str, list[Mutation]], tests: Map, pristine: Path, *, at_once: int) -> Iterator[Result]:
+    """Runs the tests of each change in copies of `pristine`, so many at once; yields what became of it."""
+    outputs = pristine.parent / "outputs"
+    outputs.mkdir()
+    jobs: list[forks.Job] = []
+    for package, drawn_ones in mutations.items():
+        for mutation in drawn_ones:
+            names, seconds = tests.tests_of(mutation)
+            if not names:
+                yield Result(package, mutation, "", 0.0, 0)
+                continue
+            output = outputs / f"{len(jobs)}.txt"
+            job = forks.Job(
+                (package, mutation, output, len(names)),
+                partial(_run_tests, tests=names, output=output),
+                30 + 3 * seconds,
+                partial(_write, mutation=mutation),
+                partial(_restore, mutation=mutation, source=pristine),
+            )
+            jobs.append(job)
+    files = {test.partition("::")[0] for job in jobs for test in job.run.keywords["tests"]}
+    list(forks.run_all([forks.Job(None, partial(_compile, tests=sorted(files)), SECONDS)], [pristine]))
+    trees = [Path(shutil.copytree(pristine, pristine.parent / str(number))) for number in range(at_once)]
+    for job, status, seconds in forks.run_all(jobs, trees):
+        package, mutation, output, number = job.what
+        by = "time" if status == forks.TIMEOUT else "" if status == 0 else (output.is_file() and output.read_text()) or f"status {status}"
+        yield Result(package, mutation, by, seconds, number)
+
+
+def diff(tree: Path, mutation: Mutation) -> str:
+    """Returns a change as a unified diff."""
+    source = (tree / mutation.file).read_text(encoding="utf-8")
+    names = f"a/{mutation.file}", f"b/{mutation.file}"
+    lines = difflib.unified_diff(source.splitlines(keepends=True), mutation.applied(source).splitlines(keepends=True), *names, n=1)
+    return "".join(lines)
+
+
+def scores(results: Sequence[Result]) -> dict[str, tuple[int, int]]:
+    """Returns how many changes of each package were noticed, and how many there were."""
+    tried = Counter(result.package for result in results)
+    noticed = Counter(result.package for result in results if result.noticed)
+    return {package: (noticed[package], tried[package]) for package in sorted(tried)}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command; returns its exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m tools.mutants.drawn", description="break the code at random; say what the tests notice"
+    )
+    parser.add_argument("--count", type=int, default=400, help="changes over all packages (400); small packages have a few more")
+    parser.add_argument("--seed", type=int, default=0, help="which of all changes are drawn (0)")
+    parser.add_argument("--packages", nargs="*", default=(), metavar="NAME", help="only these packages, such as core/runs or quark_algos")
+    parser.add_argument("--at-once", type=int, default=1, help="changes that are tried at the same time, each in a copy of the tree (1)")
+    parser.add_argument("--again", action="store_true", help="only the changes that the last run left, as far as the code is the same")
+    parser.add_argument(
+        "--tests", nargs="*", metavar="PATH", help="folders and files of tests to measure (those of every distribution, and tests/)"
+    )
+    parser.add_argument("--keep-map", action="store_true", help="take the measured lines as they are, though tests have changed since")
+    parser.add_argument("--json", type=Path, help="where the results are written, each with its change")
+    options = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory(prefix="mutants-") as directory:
+        return _run(options, copy_of_the_tree(ROOT, Path(directory).resolve() / "pristine"))
+
+
+def _run(options: argparse.Namespace, pristine: Path) -> int:
+    """Draws, measures and runs with a copy of the tree."""
+    files = packages_of(pristine)
+    if unknown := set(options.packages) - set(files):
+        raise ValueError(f"no package is named {sorted(unknown)[0]!r}; there are: {', '.join(files)}")
+    marks = equivalent_changes(HERE / "equivalent.toml")
+    mutations = drawn(pristine, files, count=options.count, seed=options.seed, known=set(marks))
+    if options.packages:
+        mutations = {package: mutations[package] for package in options.packages}
+    if options.again:
+        left = {tuple(one) for one in json.loads((CACHE / "survivors.json").read_text())}
+        mutations = {package: [one for one in found if key(pristine, one) in left] for package, found in mutations.items()}
+    forks.preload()
+    tests = test_files(pristine, options.tests)
+    if not options.keep_map:
+        for file, status, seconds in measure_all(tests, pristine, CACHE / "tests", PYTEST, at_once=options.at_once):
+            print(f"measured  {seconds:5.0f} s  {file}" + (f" (pytest ends with {status})" if status else ""), flush=True)
+    results = []
+    for result in run(mutations, Map.read(CACHE / "tests", tests), pristine, at_once=options.at_once):
+        results.append(result)
+        before, after = changed_lines(pristine, result.mutation)
+        place = f"{result.mutation.file}:{result.mutation.line}"
+        verdict, by = ("noticed", result.noticed_by) if result.noticed else ("SURVIVED", f"{result.tests} tests")
+        print(f"{verdict:8} {result.seconds:4.0f} s  {place}  {before}  ->  {after}  [{by}]", flush=True)
+    return report(pristine, results, options.json)
+
+
+def test_files(tree: Path, paths: Sequence[str] | None) -> list[str]:
+    """Returns the test files under `paths`, or those that may run a source: all but those of other programs and of the repository."""
+    roots = paths or ["core/tests", *(str(path.relative_to(tree)) for path in sorted(tree.glob("plugins/*/tests"))), "tests"]
+    found = [path for root in roots for path in ([tree / root] if (tree / root).is_file() else sorted((tree / root).rglob("test_*.py")))]
+    names = [str(path.relative_to(tree)) for path in found]
+    return [name for name in names if not re.match(r"tests/(browser|clients|repository)/", name)]
+
+
+def report(tree: Path, results: Sequence[Result], output: Path | None) -> int:
+    """Writes what survived, prints the score of each package, and returns the exit status."""
+    left = [result.mutation for result in results if not result.noticed]
+    CACHE.mkdir(exist_ok=True)
+    (CACHE / "survivors.diff").write_text("".join(diff(tree, mutation) for mutation in left), encoding="utf-8")
+    (CACHE / "survivors.json").write_text(json.dumps([key(tree, mutation) for mutation in left]))
+    if output is not None:
+        output.write_text(json.dumps([attrs.asdict(result) for result in results], indent=1))
+    table = scores(results)
+    for package, (noticed, tried) in table.items():
+        print(
+            f"{package:22} {noticed:4} of {tried:4} {noticed / tried:6.0%}" + ("" if noticed / tried >= SCORE else f"  below {SCORE:.0%}")
+        )
+    noticed, tried = (sum(one[place] for one in table.values()) for place in (0, 1))
+    print(f"{'all':22} {noticed:4} of {tried:4} {noticed / max(tried, 1):6.0%}; what survived is in {CACHE / 'survivors.diff'}")
+    return 0 if all(noticed / tried >= SCORE for noticed, tried in table.values()) else 1
+
+
+if __name__ == "__main__":
+    try:
+        sys.exit(main())
+    except ValueError as error:
+        sys.exit(f"tools.mutants.drawn: {error}")

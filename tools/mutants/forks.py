@@ -1,0 +1,105 @@
+"""Forks of one process that has imported torch, transformers and pytest already, each with a copy of the working tree to itself."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import attrs
+
+MEMORY = 8 << 30  # bytes of data: a change that fills memory must not take the machine with it
+WAITING = 4  # times its seconds of CPU that a fork may take by the clock, on a machine that does other work too
+TIMEOUT = 124  # the status of a fork that was ended
+PRELOADED = ("numpy", "hypothesis", "pytest", "torch", "transformers.models.llama.modeling_llama", "safetensors.torch", "greenlet")
+
+
+@attrs.frozen
+class Job:
+    """What one fork does: its tree is prepared before and restored after it, by the parent; its exit status is what `run` returns."""
+
+    what: Any
+    run: Callable[[Path], int]
+    seconds: float
+    prepare: Callable[[Path], None] = lambda tree: None
+    restore: Callable[[Path], None] = lambda tree: None
+
+
+def preload() -> None:
+    """Imports what nearly every test needs and no change touches."""
+    for name in PRELOADED:
+        __import__(name)
+
+
+def source_folders(tree: Path) -> list[str]:
+    """Returns the folders of `tree` that Python imports from: the tree itself and the sources of each distribution."""
+    found = [path for pattern in ("core/src", "*/src", "*/*/src", "src") for path in sorted(tree.glob(pattern)) if path.is_dir()]
+    return [str(tree), *dict.fromkeys(str(path) for path in found)]
+
+
+def run_all(jobs: Iterable[Job], trees: Sequence[Path]) -> Iterator[tuple[Job, int, float]]:
+    """Runs each job in a fork, as many at once as there are trees; yields it with its exit status and its seconds as it ends."""
+    waiting, free, running = iter(jobs), list(trees), {}
+    while True:
+        while free and (job := next(waiting, None)) is not None:
+            tree = free.pop()
+            job.prepare(tree)
+            running[_fork(job, tree)] = (job, tree, time.monotonic())
+        if not running:
+            return
+        time.sleep(0.02)
+        for pid, (job, tree, begun) in list(running.items()):
+            ended, status = os.waitpid(pid, os.WNOHANG)
+            taken = time.monotonic() - begun
+            if not ended and taken < WAITING * job.seconds:
+                continue
+            _kill_group(pid)
+            if not ended:
+                os.waitpid(pid, 0)
+            del running[pid]
+            job.restore(tree)
+            free.append(tree)
+            yield job, os.waitstatus_to_exitcode(status) if ended and not os.WIFSIGNALED(status) else TIMEOUT, taken
+
+
+def _fork(job: Job, tree: Path) -> int:
+    """Starts the fork of a job and returns its process id, which is that of its process group too."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if (pid := os.fork()) != 0:
+        return pid
+    try:
+        os.setsid()
+        limit = int(job.seconds) + 1
+        resource.setrlimit(resource.RLIMIT_CPU, (limit, limit + 5))
+        resource.setrlimit(resource.RLIMIT_DATA, (MEMORY, MEMORY))
+        os.chdir(tree)
+        sys.path[:0] = sources = source_folders(tree)
+        os.environ["PYTHONPATH"] = os.pathsep.join(sources)
+        os._exit(job.run(tree))
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(70)
+
+
+def _kill_group(pid: int) -> None:
+    """Ends what a fork has left running."""
+    with suppress(ProcessLookupError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def quiet(output: Path) -> None:
+    """Sends what this process writes to a file."""
+    file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    for stream in (1, 2):
+        os.dup2(file, stream)

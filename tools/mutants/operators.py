@@ -1,0 +1,251 @@
+"""Single changes of the behaviour of Python code, each a few characters of a file: another comparison, no statement, another return."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+from collections.abc import Iterator, Sequence
+from copy import deepcopy
+
+import attrs
+
+COMPARISONS: dict[type[ast.cmpop], tuple[type[ast.cmpop], ...]] = {
+    ast.Eq: (ast.NotEq,),
+    ast.NotEq: (ast.Eq,),
+    ast.Lt: (ast.LtE, ast.GtE),
+    ast.LtE: (ast.Lt, ast.Gt),
+    ast.Gt: (ast.GtE, ast.LtE),
+    ast.GtE: (ast.Gt, ast.Lt),
+    ast.Is: (ast.IsNot,),
+    ast.IsNot: (ast.Is,),
+    ast.In: (ast.NotIn,),
+    ast.NotIn: (ast.In,),
+}
+ARITHMETIC: dict[type[ast.operator], type[ast.operator]] = {
+    ast.Add: ast.Sub,
+    ast.Sub: ast.Add,
+    ast.Mult: ast.Div,
+    ast.Div: ast.Mult,
+    ast.FloorDiv: ast.Mult,
+    ast.Mod: ast.FloorDiv,
+    ast.Pow: ast.Mult,
+    ast.BitAnd: ast.BitOr,
+    ast.BitOr: ast.BitAnd,
+    ast.LShift: ast.RShift,
+    ast.RShift: ast.LShift,
+}
+OPPOSITES = (
+    "min max",
+    "any all",
+    "amin amax",
+    "argmin argmax",
+    "floor ceil",
+    "minimum maximum",
+    "startswith endswith",
+    "clamp_min clamp_max",
+)
+OPPOSITE = {a: b for pair in OPPOSITES for a, b in (pair.split(), pair.split()[::-1])}
+# Calls whose arguments are words for people, and methods of which nothing but such words comes.
+SPEAKING = {"warn", "warning", "info", "debug", "error", "exception", "log", "print", "say", "add_argument"}
+TEXT_METHODS = {"__repr__", "__str__"}
+UNTESTED = {"TYPE_CHECKING", "overload", "jit"}  # conditions and decorators of code that does not run here
+
+
+@attrs.frozen(order=True)
+class Mutation:
+    """One change of a file: characters from `start` to `end` become `new`. `function` is the dotted name of the innermost definition."""
+
+    file: str
+    function: str
+    line: int
+    start: int
+    end: int
+    old: str
+    new: str
+
+    def rank(self, seed: int) -> str:
+        """Returns a text that puts mutations in an order at random, which does not depend on other files, nor on lines before this one."""
+        return hashlib.sha256(f"{seed} {self.file} {self.function} {self.old} {self.new}".encode()).hexdigest()
+
+    def applied(self, source: str) -> str:
+        """Returns the source with this change."""
+        return source[: self.start] + self.new + source[self.end :]
+
+
+def mutations_of(file: str, source: str) -> list[Mutation]:
+    """Returns all changes of a file, in its order. Left out is what only types, messages and log texts are made of."""
+    return sorted(set(_Visitor(file, source).visit_body(ast.parse(source))))
+
+
+class _Visitor:
+    """Goes through the statements of a file, and knows in which function it is."""
+
+    def __init__(self, file: str, source: str) -> None:
+        self.file, self.source = file, source
+        # Columns of the parser count bytes; offsets here count characters.
+        self.lines = [line.encode() for line in source.splitlines(keepends=True)]
+        self.offsets = [0]
+        for line in self.lines:
+            self.offsets.append(self.offsets[-1] + len(line.decode()))
+        self.names: list[str] = []
+        self.arguments: list[list[str]] = []
+
+    def offset(self, line: int, column: int) -> int:
+        """Returns the position in the source of a line and column of the parser."""
+        return self.offsets[line - 1] + len(self.lines[line - 1][:column].decode())
+
+    def change(self, node: ast.expr | ast.stmt, new: str | ast.AST) -> Iterator[Mutation]:
+        """Yields the change that puts other code in the place of a node, if it is other code."""
+        start = self.offset(node.lineno, node.col_offset)
+        end = self.offset(node.end_lineno or 0, node.end_col_offset or 0)
+        old = self.source[start:end]
+        text = new if isinstance(new, str) else ast.unparse(new)
+        if isinstance(node, ast.expr) and isinstance(new, ast.BoolOp | ast.BinOp | ast.Compare | ast.UnaryOp | ast.IfExp | ast.Lambda):
+            text = f"({text})"
+        if ast.dump(ast.parse(text.strip() or "pass")) != ast.dump(ast.parse(old if isinstance(node, ast.stmt) else f"({old})")):
+            yield Mutation(self.file, ".".join(self.names), node.lineno, start, end, old, text)
+
+    def visit_body(self, node: ast.AST) -> Iterator[Mutation]:
+        """Yields the changes of everything under a node."""
+        for child in ast.iter_child_nodes(node):
+            yield from self.visit(child)
+
+    def visit(self, node: ast.AST) -> Iterator[Mutation]:
+        """Yields the changes of a node and of everything under it."""
+        match node:
+            case ast.FunctionDef() | ast.AsyncFunctionDef():
+                yield from self.function(node)
+            case ast.ClassDef():
+                self.names.append(node.name)
+                for child in node.body:
+                    yield from self.visit(child)
+                self.names.pop()
+            case ast.If(test=ast.Name("TYPE_CHECKING")) | ast.Assert() | ast.Raise() | ast.Import() | ast.ImportFrom():
+                return
+            case ast.If(test=ast.Compare(left=ast.Name("__name__"))):
+                return
+            case ast.AnnAssign(value=None) | ast.JoinedStr() | ast.Assign(value=ast.BinOp(op=ast.BitOr())) if not self.arguments:
+                return  # the last is a type under another name
+            case ast.AnnAssign(value=None) | ast.JoinedStr():
+                return
+            case ast.AnnAssign(target=target, value=value) if value is not None:
+                if not (isinstance(target, ast.Name) and target.id.isupper() and not self.names):
+                    yield from self.visit(value)
+            case ast.Expr(value=ast.Constant()):
+                return
+            case ast.stmt():
+                yield from self.statement(node)
+                yield from self.visit_body(node)
+            case ast.Call():
+                yield from self.call(node)
+            case ast.expr():
+                yield from self.expression(node)
+                yield from self.visit_body(node)
+            case _:
+                for condition in getattr(node, "ifs", ()):  # of a comprehension
+                    yield from self.change(condition, ast.UnaryOp(ast.Not(), condition))
+                yield from self.visit_body(node)
+
+    def function(self, node: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[Mutation]:
+        """Yields the changes of a function: of its defaults and its body."""
+        decorators = {
+            name.id if isinstance(name, ast.Name) else name.attr
+            for one in node.decorator_list
+            for name in ast.walk(one)
+            if isinstance(name, ast.Name | ast.Attribute)
+        }
+        if decorators & UNTESTED or node.name in TEXT_METHODS:
+            return
+        self.names.append(node.name)
+        self.arguments.append([argument.arg for argument in node.args.args if argument.arg not in {"self", "cls"}])
+        for child in [*node.args.defaults, *filter(None, node.args.kw_defaults), *node.body]:
+            yield from self.visit(child)
+        self.names.pop()
+        self.arguments.pop()
+
+    def statement(self, node: ast.stmt) -> Iterator[Mutation]:
+        """Yields the changes of a statement as a whole."""
+        match node:
+            case ast.If(test=test) | ast.While(test=test):
+                yield from self.change(test, ast.UnaryOp(ast.Not(), test))
+                if isinstance(node, ast.If):
+                    yield from self.change(test, "False")
+            case ast.Return(value=value) if value is not None and self.names:
+                yield from self.change(node, "return None")
+                for name in self.arguments[-1]:
+                    yield from self.change(node, f"return {name}")
+            case ast.Expr(value=ast.Call(func=func)) if _name(func) not in SPEAKING:
+                yield from self.change(node, "pass")
+            case ast.Assign(targets=[ast.Attribute() | ast.Subscript()]) | ast.AugAssign():
+                yield from self.change(node, "pass")
+                if isinstance(node, ast.AugAssign) and type(node.op) in ARITHMETIC:
+                    yield from self.change(node, ast.AugAssign(node.target, ARITHMETIC[type(node.op)](), node.value))
+            case ast.Break():
+                yield from self.change(node, "continue")
+            case ast.Continue():
+                yield from self.change(node, "break")
+            case _:
+                return
+
+    def expression(self, node: ast.expr) -> Iterator[Mutation]:
+        """Yields the changes of an expression as a whole, other than a call."""
+        match node:
+            case ast.Compare(ops=[op]):
+                for other in COMPARISONS[type(op)]:
+                    yield from self.change(node, ast.Compare(node.left, [other()], node.comparators))
+            case ast.BoolOp(op=op):
+                yield from self.change(node, ast.BoolOp(ast.And() if isinstance(op, ast.Or) else ast.Or(), node.values))
+            case ast.UnaryOp(op=ast.Not(), operand=operand):
+                yield from self.change(node, operand)
+            case ast.UnaryOp(op=ast.USub(), operand=operand):
+                yield from self.change(node, operand)
+            case ast.BinOp(op=op) if type(op) in ARITHMETIC:
+                yield from self.change(node, ast.BinOp(node.left, ARITHMETIC[type(op)](), node.right))
+            case ast.IfExp():
+                yield from self.change(node, ast.IfExp(node.test, node.orelse, node.body))
+            case ast.Constant(value=bool() as value):
+                yield from self.change(node, repr(not value))
+            case ast.Constant(value=int() as value):
+                yield from self.change(node, repr(value + 1))
+                if value > 0:
+                    yield from self.change(node, repr(value - 1))
+            case ast.Constant(value=float() as value):
+                yield from self.change(node, repr(value * 2 if value else 1.0))
+            case ast.Name(id=name) if name in OPPOSITE and isinstance(node.ctx, ast.Load):
+                yield from self.change(node, OPPOSITE[name])
+            case ast.Attribute(value=value, attr=name) if name in OPPOSITE and isinstance(node.ctx, ast.Load):
+                yield from self.change(node, ast.Attribute(value, OPPOSITE[name], ast.Load()))
+            case _:
+                return
+
+    def call(self, node: ast.Call) -> Iterator[Mutation]:
+        """Yields the changes of a call: two arguments exchanged, one with a keyword dropped, and those of its parts."""
+        name = _name(node.func)
+        if name in SPEAKING or name.endswith(("Error", "Warning")):
+            return
+        if name in {"isinstance", "issubclass", "cast", "TypeVar"}:
+            yield from self.visit(node.args[0])
+            return
+        if len(node.args) >= 2 and not any(isinstance(one, ast.Starred) for one in node.args[:2]):
+            other = deepcopy(node)
+            other.args[0], other.args[1] = other.args[1], other.args[0]
+            yield from self.change(node, other)
+        for position, keyword in enumerate(node.keywords):
+            if keyword.arg is not None and len(node.args) + len(node.keywords) > 1:
+                other = deepcopy(node)
+                del other.keywords[position]
+                yield from self.change(node, other)
+        yield from self.visit_body(node)
+
+
+def _name(function: ast.expr) -> str:
+    """Returns the last part of the name of what is called."""
+    return function.attr if isinstance(function, ast.Attribute) else function.id if isinstance(function, ast.Name) else ""
+
+
+def one_of_each_line(mutations: Sequence[Mutation], seed: int) -> list[Mutation]:
+    """Returns at most one mutation of each line of a file, in an order at random that is the same for the same seed."""
+    first: dict[tuple[str, int], Mutation] = {}
+    for mutation in sorted(mutations, key=lambda mutation: mutation.rank(seed)):
+        first.setdefault((mutation.file, mutation.line), mutation)
+    return list(first.values())
