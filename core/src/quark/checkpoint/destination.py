@@ -14,7 +14,7 @@ from quark.errors import OutputError, QuarkError
 from quark.hf.custom_code import code_of
 from quark.plugins import exporters
 
-__all__ = ["COMPANIONS", "REPLACED", "REPORT_FILES", "move_into_place", "refuse_used_directory"]
+__all__ = ["COMPANIONS", "OF_THE_RUN", "REPLACED", "REPORT_FILES", "RUN_FILE", "move_into_place", "refuse_used_directory"]
 
 COMPANIONS = (
     "tokenizer.json",
@@ -35,7 +35,13 @@ COMPANIONS = (
 """Files that belong to a checkpoint beside its weights, such as a tokenizer or a processor that was saved there first."""
 
 REPORT_FILES = ("quark_report.json", "quark_report.html")
-"""Files of the report of a run, which no reader of checkpoints looks at; they go with the export that they are about."""
+"""Files of the report of a run."""
+
+RUN_FILE = "quark_run.json"
+"""File that says which run has written a checkpoint (`quark.runs.journal.write_finished_run`)."""
+
+OF_THE_RUN = (*REPORT_FILES, RUN_FILE)
+"""Files about the run, which no reader of checkpoints looks at; they go with the export that they are about."""
 
 REPLACED = "replaced"
 """Name of the directory, beside that in which an export is built, to which an export that is replaced is moved."""
@@ -43,13 +49,14 @@ REPLACED = "replaced"
 _EXPORTED = re.compile(r"config\.json|model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json")
 
 
-def refuse_used_directory(out: Path, *, overwrite: bool = False) -> None:
+def refuse_used_directory(out: Path, *, overwrite: bool = False, resume: bool = False) -> None:
     """Raise unless ``out`` is free: it does not exist, is empty, or contains `COMPANIONS` alone.
 
     Args:
         out: The output directory.
         overwrite: Whether ``out`` may contain an earlier export: a ``config.json`` with a ``quantization_config`` of an installed layout,
             and only files that exports write, among them the Python files that its configs name and those that these import.
+        resume: Whether ``out`` may be the output of a run from disk: of which one, `quark.runs.journal.is_finished_run` tells.
 
     Raises:
         OutputError: ``out`` contains other files, or is a file.
@@ -57,7 +64,7 @@ def refuse_used_directory(out: Path, *, overwrite: bool = False) -> None:
     if out.exists() and not out.is_dir():
         raise OutputError(f"the output '{out}' is a file: choose a directory that does not exist yet")
     others = sorted(path.name for path in out.iterdir() if path.name not in COMPANIONS) if out.is_dir() else []
-    if not others:
+    if not others or (resume and RUN_FILE in others):
         return
     if not overwrite:
         fix = "choose another, or pass overwrite=True to replace that export" if _is_export(out) else "choose another, or remove it first"
@@ -97,7 +104,7 @@ def move_into_place(export: Path, out: Path, *, overwrite: bool = False) -> None
 
 def _why_not_replaceable(out: Path, names: Sequence[str]) -> str | None:
     patterns = [pattern for record in exporters() for pattern in record.files]
-    written = [name for name in names if name not in (*REPORT_FILES, *_code_of(out)) and not _EXPORTED.fullmatch(name)]
+    written = [name for name in names if name not in (*OF_THE_RUN, *_code_of(out)) and not _EXPORTED.fullmatch(name)]
     if unknown := [name for name in written if not any(fnmatchcase(name, p) for p in patterns)]:
         return f"it holds '{unknown[0]}', which no export writes"
     if not _is_export(out):
