@@ -13,6 +13,7 @@ from quark.config.model import QConfig
 from quark.hf.loading import load_model
 from quark.runs import ModelQuantizer, quantize_checkpoint
 from quark.testing import tiny
+from quark.testing.whole_runs import contents
 from quark.torch import LLMTemplate
 
 SCHEMES = quark.schemes().names()
@@ -33,10 +34,6 @@ def config(scheme: str, algorithm: str) -> QConfig:
     return LLMTemplate.get("llama").get_config(scheme=scheme, algorithm=list(ALGORITHMS[algorithm]))
 
 
-def files(directory: Path) -> dict[str, bytes]:
-    return {path.relative_to(directory).as_posix(): path.read_bytes() for path in directory.rglob("*") if path.is_file()}
-
-
 @pytest.mark.parametrize(("scheme", "algorithm"), pairs())
 def test_the_files_from_disk_are_those_of_the_export_from_memory(scheme: str, algorithm: str, tmp_path: Path) -> None:
     source, data = tiny.tiny_model_dir(), tiny.calibration_batches(8, 64)
@@ -45,7 +42,7 @@ def test_the_files_from_disk_are_those_of_the_export_from_memory(scheme: str, al
     export_with("safetensors", model, tmp_path / "memory")
     assert len(plan.quantized) == 21
     assert {row.algorithm or "rtn" for row in plan.quantized} == {algorithm}
-    disk, memory = files(tmp_path / "disk"), files(tmp_path / "memory")
+    disk, memory = contents(tmp_path / "disk"), contents(tmp_path / "memory")
     assert {"config.json", "model.safetensors"} <= set(disk)
     assert sorted(disk) == sorted(memory)
     assert [name for name in disk if disk[name] != memory[name]] == []

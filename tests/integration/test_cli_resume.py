@@ -61,3 +61,42 @@ def test_the_size_of_files_is_given_as_people_write_it(
     for wrong, says in ((("--max-shard-size", "big"), "such as 5GB"), (("--max-shard-size", "0"), "--max-shard-size")):
         assert run(*command(source, tmp_path / "another", *wrong), monkeypatch=monkeypatch) == 2
         assert says in capsys.readouterr().err
+
+
+def test_a_command_that_is_finished_already_says_so_and_succeeds(
+    source: Path,
+    tmp_path: Path,
+    quantized: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    out = tmp_path / "out"
+    assert run(*command(source, out), monkeypatch=monkeypatch) == 0
+    before = files(out)
+    quantized.clear()
+    capsys.readouterr()
+    assert run(*command(source, out, "--resume"), monkeypatch=monkeypatch) == 0
+    assert f"'{out}' is finished: this very run has written it" in caplog.text
+    assert f"{out}: 21 layers in int4_wo_32" in capsys.readouterr().out
+    assert quantized == []
+    assert files(out) == before
+    assert run(*command(source, out), monkeypatch=monkeypatch) == 2
+    assert "is not empty" in capsys.readouterr().err
+
+
+def test_what_another_command_has_finished_is_refused_and_the_difference_is_named(
+    source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert run(*command(source, out), monkeypatch=monkeypatch) == 0
+    before = files(out)
+    capsys.readouterr()
+    assert run("quantize", source, out, "--scheme", "int4_wo_64", "--no-report", "--resume", monkeypatch=monkeypatch) == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert f"the run that has written '{out}' is not the one that is asked for now. It differs in: settings.configuration" in told
+    assert "choose another output directory" in told.lower()
+    assert files(out) == before
+    (out / "model.safetensors").unlink()
+    assert run(*command(source, out, "--resume"), monkeypatch=monkeypatch) == 2
+    assert "'model.safetensors' has gone" in capsys.readouterr().err

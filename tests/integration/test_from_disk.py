@@ -26,6 +26,7 @@ from quark.plugins import ExporterRecord, exporters
 from quark.runs import ModelQuantizer, quantize_checkpoint
 from quark.runs.selected_algorithms import Algorithms
 from quark.testing.tiny import tiny_model_dir
+from quark.testing.whole_runs import contents
 from quark.torch import LLMTemplate
 
 DATA = [torch.arange(3, 40)[None], torch.arange(20, 50)[None]]
@@ -61,10 +62,6 @@ def checkpoint(directory: Path, family: str, **more: Any) -> Path:
     return directory
 
 
-def files(directory: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in directory.iterdir()}
-
-
 def both_ways(source: Path, tmp_path: Path, asked: QConfig, options: ExportOptions | None = None) -> tuple[Path, Path]:
     """The result from disk, and that of loading, quantizing and exporting."""
     quantize_checkpoint(source, tmp_path / "disk", asked, DATA, options=options)
@@ -96,19 +93,19 @@ CHOICES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("choice", CHOICES)
 def test_the_bytes_are_those_of_the_export_from_memory(choice: str, tmp_path: Path) -> None:
     disk, memory = both_ways(tiny_model_dir(), tmp_path, config("llama", **CHOICES[choice]))
-    assert files(disk) == files(memory)
+    assert contents(disk) == contents(memory)
 
 
 @pytest.mark.parametrize("scheme", ["int4_wo_64", "fp8"])
 def test_so_they_are_when_layers_are_rounded_in_lock_step(scheme: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("quark.runs.run.algorithms_of", lambda _: Algorithms(rounding=Calibrated()))
     disk, memory = both_ways(tiny_model_dir(), tmp_path, config("llama", scheme=scheme))
-    assert files(disk) == files(memory)
+    assert contents(disk) == contents(memory)
 
 
 def test_so_they_are_with_gptq(tmp_path: Path) -> None:
     disk, memory = both_ways(tiny_model_dir(), tmp_path, config("llama", scheme="int4_wo_64", algorithm="gptq"))
-    assert files(disk) == files(memory)
+    assert contents(disk) == contents(memory)
 
 
 def test_the_plan_that_is_returned_is_of_what_was_done_and_names_no_algorithm_that_was_left_out(
@@ -127,7 +124,7 @@ def test_the_plan_that_is_returned_is_of_what_was_done_and_names_no_algorithm_th
 @pytest.mark.parametrize("options", [ExportOptions(max_shard_bytes=200_000), ExportOptions(weight_format="fake_quantized")])
 def test_so_they_are_in_shards_and_as_rounded_values(options: ExportOptions, tmp_path: Path) -> None:
     disk, memory = both_ways(tiny_model_dir(), tmp_path, config("llama", scheme="int4_wo_64"), options)
-    assert files(disk) == files(memory)
+    assert contents(disk) == contents(memory)
 
 
 FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
@@ -160,7 +157,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 def test_so_they_are_for_other_families(case: str, scheme: str, tmp_path: Path) -> None:
     family, more = FAMILIES[case]
     disk, memory = both_ways(checkpoint(tmp_path / "source", family, **more), tmp_path, config(family, scheme=scheme))
-    assert files(disk) == files(memory)
+    assert contents(disk) == contents(memory)
 
 
 def test_tied_tensors_that_differ_in_the_checkpoint_are_both_kept(tmp_path: Path) -> None:
@@ -168,7 +165,7 @@ def test_tied_tensors_that_differ_in_the_checkpoint_are_both_kept(tmp_path: Path
     tensors = load_file(source / "model.safetensors")
     save_file(tensors | {"lm_head.weight": tensors["model.embed_tokens.weight"] + 1}, source / "model.safetensors", {"format": "pt"})
     disk, memory = both_ways(source, tmp_path, config("llama", scheme="int4_wo_32"))
-    assert files(disk) == files(memory)
+    assert contents(disk) == contents(memory)
     assert "lm_head.weight" in load_file(disk / "model.safetensors")
 
 
@@ -181,7 +178,7 @@ def test_the_documented_method_writes_the_same(tmp_path: Path) -> None:
     asked = config("llama", scheme="int4_wo_64")
     ModelQuantizer(asked).direct_quantize_checkpoint(str(tiny_model_dir()), str(tmp_path / "documented"), device="cpu")
     quantize_checkpoint(tiny_model_dir(), tmp_path / "own", asked)
-    assert files(tmp_path / "documented") == files(tmp_path / "own")
+    assert contents(tmp_path / "documented") == contents(tmp_path / "own")
 
 
 @pytest.mark.parametrize("device", ["no-such-device", ["no-such-device", "cpu"]], ids=["one", "the first of several"])

@@ -179,3 +179,28 @@ def test_an_error_in_a_late_block_says_what_is_kept(source: Path, tmp_path: Path
         quantize_checkpoint(own, tmp_path / "out", config())
     assert f"2 finished blocks are in '{partial_of(tmp_path / 'out')}'" in caplog.text
     assert not (tmp_path / "out").exists()
+
+
+def test_a_finished_output_is_left_as_it_is_and_another_runs_is_replaced_where_that_is_asked_for(
+    source: Path, tmp_path: Path, quantized: list[str]
+) -> None:
+    out = tmp_path / "out"
+    quantize_checkpoint(source, out, config("gptq"), DATA)
+    before = files(out)
+    quantized.clear()
+    for options in (ExportOptions(), ExportOptions(overwrite=True)):
+        plan = quantize_checkpoint(source, out, config("gptq"), DATA, resume=True, options=options)
+        assert {row.algorithm for row in plan.quantized} == {"gptq"}
+    assert quantized == []
+    assert files(out) == before
+    with pytest.raises(ResumeError, match=r"It differs in: data\.digest was .* or pass overwrite=True") as caught:
+        quantize_checkpoint(source, out, config("gptq"), [DATA[0], DATA[1] + 1], resume=True)
+    assert len(caught.value.differences) == 1
+    quantize_checkpoint(source, out, config(), options=ExportOptions(overwrite=True), resume=True)
+    assert len(quantized) == BLOCKS
+
+
+def test_an_export_of_which_no_run_is_known_is_refused(source: Path, tmp_path: Path) -> None:
+    export_with("safetensors", ModelQuantizer(config()).quantize_model(load_model(source)), tmp_path / "out")
+    with pytest.raises(OutputError, match="is not empty"):
+        quantize_checkpoint(source, tmp_path / "out", config(), resume=True)

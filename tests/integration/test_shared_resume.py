@@ -60,6 +60,8 @@ def test_another_number_of_ranks_goes_on_and_writes_the_bytes_of_one(
     assert len(Journal.read(partial_of(out)).finished) == 1
     shared(source, out, name, behind, resume=True)
     assert files(out) == files(tmp_path / "once")
+    shared(source, out, name, before, resume=True)  # which is finished
+    assert files(out) == files(tmp_path / "once")
     assert not list(tmp_path.glob(".*"))
 
 

@@ -106,6 +106,72 @@ def test_a_transform_that_spoils_a_block_is_named_with_the_block(quantized: Quan
     assert f"'{FIRST}'" in str(caught.value)
 
 
+class SaysNotApplied(Transform):
+    """Says that it has left every block as it was."""
+
+    def apply(self, block: BlockContext) -> Any:
+        super().apply(block)
+        return {block.name: {"applied": False}}
+
+
+def scales_a_layer(block: Any) -> None:
+    block.mlp.up_proj.weight.data.mul_(2)
+
+
+def exchanges_a_parameter(block: Any) -> None:
+    block.mlp.up_proj.weight = nn.Parameter(block.mlp.up_proj.weight + 1, requires_grad=False)
+
+
+def takes_it_back_by_half(block: Any) -> None:
+    before = block.mlp.up_proj.weight.clone()
+    block.mlp.up_proj.weight.data.mul_(2)
+    block.input_layernorm.weight.data.div_(2)
+    block.mlp.up_proj.weight.data.copy_(before)
+
+
+def takes_it_back(block: Any) -> None:
+    takes_it_back_by_half(block)
+    block.input_layernorm.weight.data.mul_(2)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "tensor"),
+    [
+        (scales_a_layer, "mlp.up_proj.weight"),
+        (exchanges_a_parameter, "mlp.up_proj.weight"),
+        (takes_it_back_by_half, "input_layernorm.weight"),
+    ],
+)
+def test_a_change_that_is_denied_is_named_with_block_and_tensor(quantized: Quantized, spoil: Callable[[Any], None], tensor: str) -> None:
+    with pytest.raises(PluginError) as caught:
+        quantized(type("Denying", (SaysNotApplied,), {"spoil": lambda self, block: spoil(block)}))
+    told = f"the algorithm 'breaking' {WHO} says applied: False of '{FIRST}', in which it has changed {tensor}: "
+    assert str(caught.value).startswith(told)
+
+
+def test_a_change_that_is_denied_before_it_is_made_is_found_too(quantized: Quantized) -> None:
+    class Late(SaysNotApplied):
+        def finish(self, block: BlockContext) -> Any:
+            scales_a_layer(block.module)
+            return {}
+
+    with pytest.raises(PluginError, match=f"says applied: False of '{FIRST}', in which it has changed mlp.up_proj.weight"):
+        quantized(Late)
+
+
+def test_what_was_taken_back_altogether_is_no_change(quantized: Quantized) -> None:
+    model = quantized(type("TakesBack", (SaysNotApplied,), {"spoil": lambda self, block: takes_it_back(block)}))
+    assert model.quant_config.algo_config is None
+
+
+def test_a_transform_that_has_changed_something_outside_the_blocks_alone_is_named_in_the_result(quantized: Quantized) -> None:
+    class Outside(SaysNotApplied):
+        def apply_global(self, model: Any) -> None:
+            model.lm_head.weight.data.mul_(2)
+
+    assert [a.name for a in quantized(Outside).quant_config.algo_config] == ["breaking"]  # type: ignore[union-attr]
+
+
 def test_hooks_are_the_business_of_a_transform_that_says_it_runs_with_the_model(quantized: Quantized) -> None:
     quantized(transforming(hangs_a_hook_on_it), runs=True)
 

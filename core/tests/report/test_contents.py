@@ -71,7 +71,7 @@ def test_sizes_are_those_of_the_files(scheme: str) -> None:
 def test_files_have_the_hashes_of_their_content() -> None:
     out = exported("int4_wo_64")
     listed = {file["name"]: file for file in contents("int4_wo_64")["files"]}
-    assert set(listed) == {path.name for path in out.iterdir()} - {"quark_report.json", "quark_report.html"}
+    assert set(listed) == {path.name for path in out.iterdir()} - {"quark_report.json", "quark_report.html", "quark_run.json"}
     for path in (out / name for name in listed):
         assert listed[path.name]["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
         assert listed[path.name]["bytes"] == path.stat().st_size

@@ -120,11 +120,11 @@ class TransformRun(Protocol):
     def apply(self, block: BlockContext) -> Mapping[str, Metrics]:
         """Change the values of one block's parameters; returns what is worth reporting, by full name of a layer or of the block.
 
-        Metrics of the block that say ``applied: False`` mean that it is as it was. A transform that says so of every block is left out of
-        the plan, and of the settings that a checkpoint keeps, with a warning.
+        Metrics of the block that say ``applied: False`` mean that it is as it was. A transform that says so of every block, and has changed
+        nothing outside them, is left out of the plan, and of the settings that a checkpoint keeps, with a warning.
 
-        The pipeline checks that all parameters are finite and have the shapes and dtypes they had; and, of algorithms whose settings do not
-        say `runs_with_model`, that modules and hooks are the same.
+        The pipeline checks that a block that is said to be as it was has the values that it had; that all parameters are finite and have
+        the shapes and dtypes they had; and, of algorithms whose settings do not say `runs_with_model`, that modules and hooks are the same.
         """
 
 

@@ -17,6 +17,7 @@ from quark.calibration.lockstep import BlockRun, Forward, current_forward
 from quark.calibration.output_error import as_rounded, configs_of, tensor_of
 from quark.calibration.pause_points import tokens_of
 from quark.calibration.sample_grid import Sums
+from quark.checkpoint.checksum import checksums
 from quark.config.architecture import Architecture
 from quark.planning.decoder_blocks import Block
 from quark.planning.plan import QuantPlan
@@ -32,15 +33,28 @@ class StartedTransform:
     Attributes:
         needs: Statistics of layers' inputs.
         run: Changes the blocks.
+        has_changed_outside: Whether it has changed what lies outside the decoder blocks.
     """
 
     needs: Sequence[type[Statistic]]
     run: TransformRun
+    has_changed_outside: bool = False
 
     @classmethod
     def of(cls, transform: Transform, model: nn.Module, plan: QuantPlan) -> Self:
         """Start a transform."""
         return cls(transform.needs, transform.start(model, plan))
+
+    def with_global_changes(self, model: nn.Module, blocks: Sequence[Block]) -> Self:
+        """Return it after it has changed what lies outside the blocks of ``model``, if anything."""
+        inside = tuple(f"{block.name}." if block.name else "" for block in blocks)
+
+        def sums() -> dict[str, str]:
+            return checksums((n, t) for n, t in (*model.named_parameters(), *model.named_buffers()) if not n.startswith(inside))
+
+        before = sums()
+        self.run.apply_global(model)
+        return attrs.evolve(self, has_changed_outside=sums() != before)
 
     def learned(self) -> Any:
         """Return what the run has learned from the blocks so far, as a JSON value; None where it learns nothing."""

@@ -29,7 +29,9 @@ from quark.algorithms import (
     Tuning,
 )
 from quark.calibration.finite import is_finite
+from quark.checkpoint.checksum import checksums
 from quark.modules import QuantizedLayer
+from quark.names import folded
 from quark.planning.plan import QuantPlan
 from quark.plugins.attribution import Origin, attributed
 from quark.plugins.expected import described, lacking
@@ -209,7 +211,8 @@ class CheckedTransform:
 class CheckedRun:
     """The run of a transform, with a checked order of calls and checked results.
 
-    All parameters must be finite and keep their names, and the model must have no additions that a checkpoint could not hold.
+    All parameters must be finite and keep their names, and the model must have no additions that a checkpoint could not hold. A block that
+    is said to be as it was must have the values that it had.
 
     Args:
         run: The run to check.
@@ -224,6 +227,7 @@ class CheckedRun:
         self._runs_with_model = runs_with_model
         self._works_by_block = works_by_block
         self._blocks: set[str] | None = None
+        self._not_applied: set[str] = set()
 
     def apply_global(self, model: nn.Module) -> None:
         """Change the model outside its blocks, as `quark.algorithms.TransformRun.apply_global`; RuntimeError on a second call."""
@@ -257,6 +261,7 @@ class CheckedRun:
     def _changed(self, block: BlockContext, change: Callable[[BlockContext], Mapping[str, Metrics]]) -> Mapping[str, Metrics]:
         """Let the run change a block, and return its metrics; raise PluginError if it leaves the block in a wrong state."""
         before, names = _BlockState.of(block.module, set(block.configs)), block.module.state_dict().keys()
+        sums = _checksums(block.module)
         with attributed(f"changing '{block.name}'", self._whose):
             report = change(block)
         if (complaint := before.complaint(block.module, strict=not self._runs_with_model)) is not None:
@@ -265,7 +270,15 @@ class CheckedRun:
             raise self._whose.error(
                 f"has added or removed '{added[0]}' in '{block.name}', and says works_by_block: files are laid out beforehand"
             )
-        return checked_metrics(report, None, self._whose)
+        report = checked_metrics(report, None, self._whose)
+        if not report.get(block.name, {}).get("applied", True):
+            self._not_applied.add(block.name)
+        if block.name in self._not_applied and (changed := [n for n, s in _checksums(block.module).items() if sums.get(n) != s]):
+            raise self._whose.error(
+                f"says applied: False of '{block.name}', in which it has changed {folded(changed)}: such a block is to have the values that "
+                "it had"
+            )
+        return report
 
     def learned(self) -> Any:
         """Return what the run has learned from blocks, as `quark.algorithms.LearnsFromBlocks.learned`; None where it learns nothing."""
@@ -342,6 +355,10 @@ def checked_metrics(report: Any, layers: set[str] | None, whose: Origin) -> Mapp
     except (TypeError, ValueError) as error:
         raise whose.error(f"reports metrics that are no JSON values ({error}): give floats, integers, strings") from error
     return report
+
+
+def _checksums(block: nn.Module) -> dict[str, str]:
+    return checksums((*block.named_parameters(), *block.named_buffers()))
 
 
 def _members(module: nn.Module) -> dict[str, tuple[str, ...]]:

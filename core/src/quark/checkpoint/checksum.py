@@ -1,4 +1,4 @@
-"""Checksums of tensors in files: damage is to be found, not forgery, at a fraction of the time of writing."""
+"""Checksums of tensors, in files and in memory: damage is to be found, not forgery, at a fraction of the time of writing."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from quark.parallel import one_thread
 
-__all__ = ["ROW", "checksum"]
+__all__ = ["ROW", "checksum", "checksums"]
 
 ROW = 4096
 """Bytes that have one factor."""
@@ -34,8 +34,13 @@ def checksum(chunks: Iterable[Tensor]) -> str:
     return f"sum64:{value % 2**64:016x}:{size}"
 
 
+def checksums(tensors: Iterable[tuple[str, Tensor]]) -> dict[str, str]:
+    """Return the checksum of each tensor's bytes, by name; of meta tensors none."""
+    return {name: checksum([t.detach().reshape(-1).view(torch.uint8)]) for name, t in tensors if not t.is_meta}
+
+
 def _weighted(data: Tensor, row: int) -> int:
     """Return the sum over whole rows, the first of which has that number; int64 arithmetic wraps around."""
     aligned = data.clone() if data.storage_offset() % 8 or data.data_ptr() % 8 else data
     sums = aligned.view(torch.int64).view(-1, ROW // 8).sum(1)
-    return int((sums * torch.arange(2 * row + 1, 2 * (row + len(sums)) + 1, 2)).sum())
+    return int((sums * torch.arange(2 * row + 1, 2 * (row + len(sums)) + 1, 2, device=sums.device)).sum())

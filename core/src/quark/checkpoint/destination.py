@@ -16,7 +16,7 @@ from quark.hf.custom_code import code_of
 from quark.plugins import exporters
 from quark.plugins.records import ExporterRecord
 
-__all__ = ["COMPANIONS", "REPLACED", "REPORT_FILES", "move_into_place", "refuse_used_directory"]
+__all__ = ["COMPANIONS", "OF_THE_RUN", "REPLACED", "REPORT_FILES", "RUN_FILE", "move_into_place", "refuse_used_directory"]
 
 COMPANIONS = (
     "tokenizer.json",
@@ -37,7 +37,13 @@ COMPANIONS = (
 """Files that belong to a checkpoint beside its weights, such as a tokenizer or a processor that was saved there first."""
 
 REPORT_FILES = ("quark_report.json", "quark_report.html")
-"""Files of the report of a run, which no reader of checkpoints looks at; they go with the export that they are about."""
+"""Files of the report of a run."""
+
+RUN_FILE = "quark_run.json"
+"""File that says which run has written a checkpoint (`quark.runs.journal.write_finished_run`)."""
+
+OF_THE_RUN = (*REPORT_FILES, RUN_FILE)
+"""Files about the run, which no reader of checkpoints looks at; they go with the export that they are about."""
 
 REPLACED = "replaced"
 """Name of the directory, beside that in which an export is built, to which an export that is replaced is moved."""
@@ -45,7 +51,7 @@ REPLACED = "replaced"
 _EXPORTED = re.compile(r"config\.json|model(-\d{5}-of-\d{5})?\.safetensors|model\.safetensors\.index\.json")
 
 
-def refuse_used_directory(out: Path, exporter: str | None = None, *, overwrite: bool = False) -> None:
+def refuse_used_directory(out: Path, exporter: str | None = None, *, overwrite: bool = False, resume: bool = False) -> None:
     """Raise unless ``out`` is free: it does not exist, is empty, or contains only what lies beside an export (`_lies_beside`).
 
     Args:
@@ -53,6 +59,7 @@ def refuse_used_directory(out: Path, exporter: str | None = None, *, overwrite: 
         exporter: Name of the exporter that will write to it; None for any, beside whose files `COMPANIONS` alone may lie.
         overwrite: Whether ``out`` may contain an earlier export: a ``config.json`` with a ``quantization_config`` of an installed layout,
             and only files that exports write, among them the Python files that its configs name and those that these import.
+        resume: Whether ``out`` may be the output of a run from disk: of which one, `quark.runs.journal.is_finished_run` tells.
 
     Raises:
         OutputError: ``out`` contains other files, or is a file.
@@ -61,7 +68,7 @@ def refuse_used_directory(out: Path, exporter: str | None = None, *, overwrite: 
     if out.exists() and not out.is_dir():
         raise OutputError(f"the output '{out}' is a file: choose a directory that does not exist yet")
     others = sorted(path.name for path in out.iterdir() if not _lies_beside(path, exporter)) if out.is_dir() else []
-    if not others:
+    if not others or (resume and RUN_FILE in others):
         return
     if not overwrite:
         fix = "choose another, or pass overwrite=True to replace that export" if _is_export(out) else "choose another, or remove it first"
@@ -119,7 +126,7 @@ def _lies_beside(path: Path, exporter: str | None) -> bool:
 
 
 def _writes(record: ExporterRecord, name: str) -> bool:
-    in_checkpoint = _is_checkpoint(record) and (name in REPORT_FILES or _EXPORTED.fullmatch(name) is not None)
+    in_checkpoint = _is_checkpoint(record) and (name in OF_THE_RUN or _EXPORTED.fullmatch(name) is not None)
     return in_checkpoint or any(fnmatchcase(name, pattern) for pattern in record.files)
 
 
@@ -140,7 +147,7 @@ def _keep(path: Path, export: Path) -> None:
 
 def _why_not_replaceable(out: Path, names: Sequence[str]) -> str | None:
     patterns = [pattern for record in exporters() for pattern in record.files]
-    written = [name for name in names if name not in (*REPORT_FILES, *_code_of(out)) and not _EXPORTED.fullmatch(name)]
+    written = [name for name in names if name not in (*OF_THE_RUN, *_code_of(out)) and not _EXPORTED.fullmatch(name)]
     if unknown := [name for name in written if not any(fnmatchcase(name, p) for p in patterns)]:
         return f"it holds '{unknown[0]}', which no export writes"
     if not _is_export(out):

@@ -13,7 +13,7 @@ from torch import nn
 from quark.checkpoint.atomic_directory import Leftover, building
 from quark.checkpoint.chosen_exporter import exporter_of
 from quark.checkpoint.content import content_of
-from quark.checkpoint.destination import REPORT_FILES, refuse_used_directory
+from quark.checkpoint.destination import OF_THE_RUN, refuse_used_directory
 from quark.checkpoint.exporter import ExportOptions, Tokenizer
 from quark.checkpoint.storable import refuse_unstorable
 from quark.config.export import ExporterConfig, JsonExporterConfig, OnnxExporterConfig
@@ -43,7 +43,7 @@ def exporting(name: str, out: Path, *, overwrite: bool = False, leftover: Leftov
     """
     with building(out, name, overwrite=overwrite, leftover=leftover) as directory:
         yield directory
-        if all(path.name in REPORT_FILES for path in directory.iterdir()):
+        if all(path.name in OF_THE_RUN for path in directory.iterdir()):
             raise origin("exporters", name).error(f"has written nothing to '{out}'")
 
 

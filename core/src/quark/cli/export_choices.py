@@ -30,7 +30,9 @@ MaxShardSize = Annotated[
 Resume = Annotated[
     bool,
     typer.Option(
-        "--resume", help="Go on from the finished blocks of an earlier run to OUT that did not end; without any, start from the beginning."
+        "--resume",
+        help="Go on from the finished blocks of an earlier run to OUT that did not end; without any, start from the beginning. If OUT is "
+        "finished, do nothing.",
     ),
 ]
 Restart = Annotated[bool, typer.Option("--restart", help="Discard the finished blocks of an earlier run to OUT that did not end.")]

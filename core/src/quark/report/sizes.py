@@ -9,7 +9,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
-from quark.checkpoint.destination import REPORT_FILES
+from quark.checkpoint.destination import OF_THE_RUN
 from quark.errors import CheckpointError
 from quark.hf.shards import check_shards
 from quark.names import without_numbers
@@ -91,7 +91,7 @@ def files_of(directory: Path, *, hashes_weights: bool) -> list[dict[str, Any]]:
         directory: The checkpoint.
         hashes_weights: Whether files above `SMALL` bytes are hashed too, which means to read all of them.
     """
-    files = sorted(p for p in directory.iterdir() if p.is_file() and p.name not in REPORT_FILES)
+    files = sorted(p for p in directory.iterdir() if p.is_file() and p.name not in OF_THE_RUN)
     sizes = {path: path.stat().st_size for path in files}
     return [{"name": p.name, "bytes": n, "sha256": _digest(p) if hashes_weights or n <= SMALL else None} for p, n in sizes.items()]
 

@@ -28,13 +28,14 @@ from quark.hf.shards import Shard, check_shards
 from quark.hf.skeleton import skeleton
 from quark.hf.stored_tensors import StoredTensors
 from quark.hf.weight_converters import WeightConverter
+from quark.log import get_logger
 from quark.planning.decoder_blocks import decoder_blocks
 from quark.planning.family import weight_converters_of
 from quark.planning.plan import QuantPlan
 from quark.plugins.attribution import attributed, origin
 from quark.ranks import ALONE, Ranks
 from quark.runs.identity import RunIdentity
-from quark.runs.journal import Journal
+from quark.runs.journal import Journal, is_finished_run, write_finished_run
 from quark.runs.run import Data, Run, plan_run
 from quark.runs.run_report import ReportOptions, write_run_report
 from quark.runs.selected_algorithms import settings_told
@@ -68,7 +69,8 @@ def quantize_checkpoint(
     """Quantize a checkpoint. The result is what loading, `ModelQuantizer.quantize_model` and an export give, byte for byte.
 
     Only what lies in no decoder block, and one block are in memory, but for exporters and transforms that need the whole model. Blocks that
-    are finished when a run is killed or fails stay, beside a journal; the same call with ``resume=True`` goes on with the next one.
+    are finished when a run is killed or fails stay, beside a journal; the same call with ``resume=True`` goes on with the next one, and
+    does nothing where ``out`` is finished.
 
     Args:
         source: Directory of a checkpoint in Hugging Face form: float, or quantized in a layout that an installed plugin dequantizes.
@@ -87,11 +89,11 @@ def quantize_checkpoint(
         ranks: The processes that share the run and its files (`quark.process_group.ranks_of_environment`).
 
     Returns:
-        What was done to each layer.
+        What was done to each layer; where nothing was left to do, what was planned.
 
     Raises:
         OutputError: ``out`` is in use, another process is writing to it, or it cannot be written.
-        ResumeError: Finished blocks lie there and nothing is said of them, or they are of another run; what differs is named.
+        ResumeError: Finished blocks lie there and nothing is said of them, or they, or ``out``, are of another run; what differs is named.
         CheckpointError: The checkpoint is damaged, incomplete, or of another model than its config.json says.
         ConfigError, UnknownNameError, UnsupportedError, CalibrationError: What is asked for is not there, does not fit, or lacks data.
         RankError: Another rank has failed.
@@ -124,17 +126,17 @@ def _quantize(
     output.refuse_unstorable(tensors.model, run.plan)
     run = run.with_data(tensors.model, data, tensors.device, output.ranks, events)
     tensors.prepare(run.plan)
-    output = attrs.evolve(output, describe=_describer(report, run, lambda: opened()[1], str(tensors.device)))
+    converters = weight_converters_of(tensors.model) if converters is None else converters
+    of_output = output.exporter, output.options
+    identity = RunIdentity.of(tensors.model, run.plan, shards, run.data, *of_output, converters, tensors.device, run.ranks.is_deterministic)
+    output = attrs.evolve(output, describe=_describer(report, run, lambda: opened()[1], str(tensors.device), identity))
     with closing(tensors):
+        if output.is_finished(identity):
+            return run.plan
         if not run.works_by_block or not isinstance(output.writer, StreamingExporter):
             return _whole(run, tensors, output)
         if is_divided(run, output.ranks) or not isinstance(output.writer, ResumableExporter):
             return _streamed(run, tensors, output, output.writer)
-        converters = weight_converters_of(tensors.model) if converters is None else converters
-        of_output = output.exporter, output.options
-        identity = RunIdentity.of(
-            tensors.model, run.plan, shards, run.data, *of_output, converters, tensors.device, run.ranks.is_deterministic
-        )
         return quantize_with_journal(run, tensors, output, output.writer, identity)
 
 
@@ -169,9 +171,18 @@ class Output:
             raise ConfigError("resume goes on from the finished blocks of an earlier run, and restart discards them: set one of the two")
         leftover: Leftover = "resume" if resume else "restart" if restart else "refuse"
         if ranks.is_first:  # the locks that are tried would look to the other ranks like those of another run
-            refuse_used_directory(path, exporter, overwrite=options.overwrite)
+            refuse_used_directory(path, exporter, overwrite=options.overwrite, resume=resume)
             refuse_unfinished_run(path, leftover)
         return cls(path, exporter, exporter_of(exporter, options), options, leftover, ranks=ranks)
+
+    def is_finished(self, identity: RunIdentity) -> bool:
+        """Return whether a run that is to be resumed, the one of that identity, has nothing left to do; raises as `is_finished_run`."""
+        if self.leftover != "resume":
+            return False
+        is_finished = self.ranks.is_first and is_finished_run(self.path, identity, overwrite=self.options.overwrite)
+        if is_finished:
+            get_logger().info(f"'{self.path}' is finished: this very run has written it, and there is nothing left to do.")
+        return self.ranks.broadcast(is_finished)
 
     def built(self) -> AbstractContextManager[Path]:
         """Return the context of the directory that the first rank writes to, which becomes the output."""
@@ -225,13 +236,16 @@ def opened_checkpoint(
     return shards, CheckpointSource(model, StoredTensors(model, shards, source, converters, float_tensors_of(source, shards)), target)
 
 
-def _describer(report: ReportOptions | None, run: Run, opened: Callable[[], CheckpointSource], device: str) -> _Describe:
-    """Return what writes the report of a run into its checkpoint, or does nothing; ``opened`` opens the float checkpoint once more."""
+def _describer(
+    report: ReportOptions | None, run: Run, opened: Callable[[], CheckpointSource], device: str, identity: RunIdentity
+) -> _Describe:
+    """Return what writes into a checkpoint which run it is of, and its report; ``opened`` opens the float checkpoint once more."""
 
     def describe(content: CheckpointContent, directory: Path) -> None:
         if report is not None:
             run.events.phase("report")
             write_run_report(report, run, content, directory, opened, device)
+        write_finished_run(directory, identity)
 
     return describe
 

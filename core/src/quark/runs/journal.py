@@ -1,5 +1,7 @@
 """Journal of a run from disk: what the run is, and what it knows of each finished block, so that a killed run can be resumed.
 
+What the run is stays in its output, so that a run that is asked for again is known to be finished.
+
 The journal is a file of JSON lines beside the directory in which the export is built: first a header (`quark.runs.identity`), then an
 entry for each finished block. A line is written and synchronized when everything that it speaks of is on the disk. Each line has its own
 checksum: a kill in the middle of a line leaves one that is not complete, which does not count.
@@ -17,10 +19,12 @@ from typing import Any, Self
 import attrs
 
 from quark.checkpoint.atomic_directory import JOURNAL
-from quark.errors import ResumeError
+from quark.checkpoint.destination import COMPANIONS, OF_THE_RUN, RUN_FILE
+from quark.errors import OutputError, ResumeError
+from quark.hf.json_files import read_json
 from quark.runs.identity import RunIdentity, differences
 
-__all__ = ["FORMAT", "FinishedBlock", "Journal"]
+__all__ = ["FORMAT", "FinishedBlock", "Journal", "is_finished_run", "write_finished_run"]
 
 FORMAT = 1
 """Version of the journal's form; one of another version is not read."""
@@ -106,16 +110,13 @@ class Journal:
         Raises:
             ResumeError: It is another; the message names what differs.
         """
-        lines = differences(self.header["run"], attrs.asdict(identity))
-        if lines:
-            more = [f"and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else []
-            raise ResumeError(
-                f"the interrupted run in '{self._path.parent}' is not the one that is asked for now. It differs in: "
-                + "; ".join([*lines[:_SHOWN], *more])
-                + ". Ask for the same again to resume it, or start from the beginning with restart=True (--restart), which discards its "
-                f"{len(self.finished)} finished block(s)",
-                differences=lines,
-            )
+        _refuse_other_run(
+            f"the interrupted run in '{self._path.parent}'",
+            self.header["run"],
+            identity,
+            "Ask for the same again to resume it, or start from the beginning with restart=True (--restart), which discards its "
+            f"{len(self.finished)} finished block(s)",
+        )
 
     def remove_later_files(self, directory: Path) -> None:
         """Remove the files of an export that were not there when the run began: they are written at its end, and may be incomplete."""
@@ -146,6 +147,38 @@ class Journal:
         finally:
             os.close(file)
         self._end += len(data)
+
+
+def write_finished_run(directory: Path, identity: RunIdentity) -> None:
+    """Write into a complete checkpoint which run it is of, and which files it has."""
+    sizes = {p.name: p.stat().st_size for p in sorted(directory.iterdir()) if p.is_file() and p.name not in (*COMPANIONS, *OF_THE_RUN)}
+    values = {"format": FORMAT, "run": attrs.asdict(identity), "files": sizes}
+    (directory / RUN_FILE).write_text(json.dumps(values, indent=1), encoding="utf-8")
+
+
+def is_finished_run(out: Path, identity: RunIdentity, *, overwrite: bool) -> bool:
+    """Return whether an output directory is of the run of that identity; False where it is free, or may be replaced.
+
+    Raises:
+        ResumeError: It is of another run; the message names what differs.
+        OutputError: A file of it has gone, or has another size.
+    """
+    if not (out / RUN_FILE).is_file():
+        return False
+    values = read_json(out / RUN_FILE)
+    if values["run"] != attrs.asdict(identity) and overwrite:
+        return False
+    fix = "choose another output directory, or pass overwrite=True to replace it"
+    _refuse_other_run(f"the run that has written '{out}'", values["run"], identity, fix[:1].upper() + fix[1:])
+    if changed := [name for name, size in values["files"].items() if not (out / name).is_file() or (out / name).stat().st_size != size]:
+        raise OutputError(f"'{out}' is of this run and was complete, and '{changed[0]}' has gone or been changed since: {fix}")
+    return True
+
+
+def _refuse_other_run(which: str, before: Mapping[str, Any], identity: RunIdentity, fix: str) -> None:
+    if lines := differences(before, attrs.asdict(identity)):
+        shown = [*lines[:_SHOWN], *([f"and {len(lines) - _SHOWN} more"] if len(lines) > _SHOWN else [])]
+        raise ResumeError(f"{which} is not the one that is asked for now. It differs in: {'; '.join(shown)}. {fix}", differences=lines)
 
 
 def _lines(data: bytes) -> tuple[list[dict[str, Any]], list[int]]:

@@ -197,9 +197,8 @@ def start_transforms(model: nn.Module, plan: QuantPlan, transforms: Sequence[Tra
     The model has all tensors outside the blocks then that the finished model has, by which the files of an export are laid out.
     """
     started = [StartedTransform.of(transform, model, plan) for transform in transforms]
-    for transform in started:
-        transform.run.apply_global(model)
-    return started
+    blocks = decoder_blocks(model, plan.architecture)
+    return [transform.with_global_changes(model, blocks) for transform in started]
 
 
 def quantize_block(pipeline: BlockPipeline, block: Block, rows: Sequence[PlanRow], block_run: BlockRun | None) -> None:

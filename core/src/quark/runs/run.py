@@ -186,7 +186,7 @@ class Run:
         return attrs.evolve(run, plan=plan, data=self.data, two_passes=self.two_passes, ranks=self.ranks, events=self.events)
 
     def without_idle(self, names: Sequence[str]) -> QuantPlan:
-        """Return the plan without those transforms that have changed no block, with a warning; one that also rounds stays."""
+        """Return the plan without those transforms that have changed nothing, with a warning; one that also rounds stays."""
         plan = self.plan
         for name in names:
             is_rounding = name == self.algorithms.rounding_name
@@ -249,7 +249,8 @@ class StartedRun:
             ranks=run.ranks,
             tunings=run.algorithms.checked_tunings(),
         )
-        plan = run.without_idle([name for i, name in enumerate(run.algorithms.transforms) if i not in report.applied])
+        started = zip(run.algorithms.transforms, self.transforms, strict=True)
+        plan = run.without_idle([n for i, (n, t) in enumerate(started) if i not in report.applied and not t.has_changed_outside])
         report.validated = {name: metrics for name, validation in self.validations.items() if (metrics := validation.metrics())}
         content = CheckpointContent(model, plan.config, plan)
         sink.finish(content)

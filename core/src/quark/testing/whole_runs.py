@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from quark.calibration.report import CalibrationReport
 from quark.checkpoint import ExportOptions, import_model_from_safetensors
+from quark.checkpoint.destination import RUN_FILE
 from quark.checkpoint.export import export_with
 from quark.config.model import QConfig
 from quark.hf.loading import load_model
@@ -39,8 +40,9 @@ __all__ = [
 
 
 def contents(directory: Path) -> dict[str, bytes]:
-    """Return every file under a directory, by its path relative to it."""
-    return {str(path.relative_to(directory)): path.read_bytes() for path in sorted(directory.rglob("*")) if path.is_file()}
+    """Return every file of an export by its path relative to it, but for that which says which run has written it."""
+    paths = [path for path in sorted(directory.rglob("*")) if path.is_file() and path.name != RUN_FILE]
+    return {str(path.relative_to(directory)): path.read_bytes() for path in paths}
 
 
 def readable_layout() -> str:

@@ -18,6 +18,7 @@ from quark.planning.family import architecture_of
 from quark.runs import ModelQuantizer, quantize_checkpoint
 from quark.runs.source import CheckpointSource
 from quark.testing import tiny
+from quark.testing.whole_runs import contents
 from quark.torch import LLMTemplate
 from quark_algos.rotation.config import RotationConfig
 from quark_algos.rotation.norm_form import form_of
@@ -58,10 +59,6 @@ def rotated(preset: str, scheme: str = "int4_wo_32", *algorithms: str, **options
 def in_memory(source: Path, out: Path, config: QConfig, data: list[Tensor] | None) -> None:
     model = AutoModelForCausalLM.from_pretrained(source, dtype="auto").eval()
     export_safetensors(ModelQuantizer(config).quantize_model(model, data), out)
-
-
-def contents(directory: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in directory.iterdir()}
 
 
 @pytest.fixture

@@ -28,6 +28,7 @@ from quark.testing.check import NotApplicableError, check, require
 from quark.testing.checks.scheme.tensors import config_of
 from quark.testing.subject import Subject
 from quark.testing.tiny import calibration_batches, tiny_model, tiny_model_dir, tiny_template
+from quark.testing.whole_runs import contents
 from quark.torch import ModelQuantizer, export_safetensors, import_model_from_safetensors
 
 _WIDTH = 128
@@ -126,9 +127,9 @@ def streams_to_the_same_bytes(subject: Subject) -> None:
     out = finished.path.with_name("streamed")
     shutil.rmtree(out, ignore_errors=True)
     quantize_checkpoint(tiny_model_dir(), out, _model_config(subject), _tokens())
-    names = sorted(path.name for path in finished.path.iterdir())
-    require(names == sorted(path.name for path in out.iterdir()), "writes other files from disk than from memory")
-    differ = [name for name in names if (finished.path / name).read_bytes() != (out / name).read_bytes()]
+    one, other = contents(finished.path), contents(out)
+    require(one.keys() == other.keys(), "writes other files from disk than from memory")
+    differ = [name for name in one if one[name] != other[name]]
     require(not differ, f"writes other bytes from disk than from memory in {', '.join(differ)}")
 
 
