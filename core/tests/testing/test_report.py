@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from xml.etree import ElementTree
 
+import attrs
+
 from quark.plugins.catalog import catalog
 from quark.testing import report
 from quark.testing.check import Check
@@ -32,6 +34,15 @@ def test_lines_say_what_failed_and_what_is_wanted() -> None:
     ]
     assert len(report.lines_of(MIXED, verbose=True)) == 6
     assert report.lines_of([result("passed")]) == ["ok      distribution 'acme-quant' of acme-quant 0.1.0: 1 passed"]
+
+
+def test_what_fails_many_checks_in_the_same_words_is_said_once() -> None:
+    others = [attrs.evolve(CHECK, name=name) for name in ("is_fast", "is_small")]
+    lost = [Result(SUBJECT, check, "failed", "cannot be loaded") for check in (CHECK, *others)]
+    lines = report.lines_of([*lost, result("failed", "is wrong")])
+    assert lines[1:] == ["        failed 3 checks: cannot be loaded", "        failed is_right: is wrong", "          wanted: It is right."]
+    assert "        failed is_fast: cannot be loaded" in report.lines_of(lost, verbose=True)
+    assert len(report.as_json("acme-quant", lost)["results"]) == 3
 
 
 def test_the_summary_and_the_badge_say_whether_it_is_conformant() -> None:
